@@ -1,0 +1,59 @@
+# Every target does the set-up it needs: a .venv in this folder with the exact
+# versions of constraints.txt. Needs only Python 3.11 or newer.
+#
+#   make test ARGS="tests/kernels -x"     arguments for pytest
+#   make bench ARGS="kernels"             arguments for python -m bench
+#   make demo PYTHON=python3.12           the Python that .venv is made from
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+NEWER := import sys; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench clean
+
+help:
+	@echo "make demo     train privately on real data; results in runs/demo"
+	@echo "make test     run the tests          (ARGS=... goes to pytest)"
+	@echo "make lint     ruff and pyright"
+	@echo "make bench    quick benchmarks       (ARGS=... goes to python -m bench)"
+	@echo "make install  only the set-up: .venv with the versions of constraints.txt"
+	@echo "make clean    remove build products and caches; keeps .venv and runs"
+
+install: $(STAMP)
+
+# The build backend goes in first and is used without isolation, so that it too has
+# the version of constraints.txt.
+$(STAMP): pyproject.toml constraints.txt
+	@$(BIN)/python -c '$(NEWER)' 2>/dev/null || $(PYTHON) -c '$(NEWER)' 2>/dev/null || \
+	  { found=$$($(PYTHON) --version 2>&1) || found="not found"; \
+	    echo "jaxdp needs Python 3.11 or newer, but '$(PYTHON)' is $$found;" \
+	    "name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(BIN)/python -c '$(NEWER)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing into $(VENV); the first time this takes a few minutes"
+	@$(PIP) install -qq -c constraints.txt setuptools
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m jaxdp.cli train --dataset digits --epsilon 2 --out runs/demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest --durations=25 $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m pyright
+
+bench: $(STAMP)
+	$(BIN)/python -m bench $(or $(ARGS),--quick)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,374 @@
+"""What each module may know: the layers of the README, enforced on the source text.
+
+The imports are read with ``ast``, so an import inside a function, under
+``TYPE_CHECKING`` or in a branch that never runs counts like any other.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A part of the package may import the parts with a lower number. Two parts with one
+# number are peers and do not import each other; modules inside one folder may.
+LAYERS = {
+    "kernels": 0,
+    "_types": 1,
+    "_validate": 1,
+    "keys": 1,
+    "noise": 1,
+    "ledger": 1,
+    "oracles": 2,
+    "accounting": 2,
+    "sampling": 2,
+    "transforms": 3,
+    "algorithms": 4,
+    "plans": 5,
+    "training": 6,
+    "metrics": 7,
+    "auditing": 7,
+    "models": 7,
+    "": 8,  # jaxdp/__init__.py, which names what is public
+    "cli": 9,
+}
+# The one exception: the vocabulary builds on itself, in this order.
+VOCABULARY = ["_validate", "_types", "keys", "noise", "ledger"]
+# What computes a release; what judges on raw data lies above it.
+LAST_RELEASE_LAYER = 6
+
+# Besides these, kernels import the standard library.
+KERNEL_LIBRARIES = {"jax", "numpy"}
+
+# Who may derive keys, and how. Everyone else is given the key that it uses.
+DERIVING = {"key", "PRNGKey", "wrap_key_data", "split", "fold_in", "clone"}
+MAY_DERIVE = {
+    "jaxdp/keys.py": DERIVING,
+    "kernels/sphere.py": {"fold_in"},  # leaf, layer, direction: all public
+    "kernels/threefry.py": {"wrap_key_data"},  # defines fold_in, written out
+    "kernels/perturb.py": {"wrap_key_data"},  # the same key, ordered after a layer
+}
+# Other generators, whose output would be no function of the keys.
+GENERATORS = ("numpy.random", "random")
+
+
+def module_name(path: str) -> str:
+    """``kernels/clip.py`` -> ``jaxdp.kernels.clip``; a package is its folder's name."""
+    parts = Path(path).with_suffix("").parts
+    if parts[0] == "kernels":
+        parts = ("jaxdp", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part(module: str) -> str:
+    """The part of the package that a module belongs to; the package itself is ''."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def bindings(tree: ast.AST, path: str) -> Iterator[tuple[int, str, str]]:
+    """Line, local name and absolute dotted name of everything imported.
+
+    ``from a import b`` gives ``a.b``, whether ``b`` is a module or a name in one.
+    """
+    package = module_name(path).split(".")
+    if Path(path).name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.asname or alias.name, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, alias.asname or alias.name, f"{prefix}.{alias.name}"
+
+
+def imports(tree: ast.AST, path: str) -> list[tuple[int, str]]:
+    """Line and absolute dotted name of everything imported."""
+    return [(line, full) for line, _, full in bindings(tree, path)]
+
+
+def aliases(tree: ast.AST, path: str) -> dict[str, str]:
+    """What each name that an import binds stands for, as a dotted name."""
+    found = {}
+    for _, bound, full in bindings(tree, path):
+        top = bound.split(".")[0]  # `import a.b` binds a
+        found[top] = full if bound == top else top
+    return found
+
+
+def uses(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every full attribute chain on an imported name."""
+    names = aliases(tree, path)
+    inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name | ast.Attribute) or id(node) in inner:
+            continue
+        chain: list[str] = []
+        root: ast.expr = node
+        while isinstance(root, ast.Attribute):
+            chain.append(root.attr)
+            root = root.value
+        if isinstance(root, ast.Name) and root.id in names:
+            yield node.lineno, ".".join([names[root.id], *reversed(chain)])
+
+
+def layer_violations(tree: ast.AST, path: str) -> Iterator[str]:
+    """Imports of a higher layer, of a peer, or of something that has no layer."""
+    own = part(module_name(path))
+    if own not in LAYERS:
+        yield f"{path}: {own!r} has no layer; give it one in tests/test_layers.py"
+        return
+    reported = set()
+    # Uses as well: after `import jaxdp.keys` one can write `jaxdp.plans`.
+    for line, name in [*imports(tree, path), *uses(tree, path)]:
+        where = f"{path}:{line}"
+        top = name.split(".")[0]
+        if top == "kernels":
+            yield f"{where}: imports {name}; the name is jaxdp.kernels"
+        if top in ("tests", "bench") and own != "cli":
+            yield f"{where}: imports {name}, which is not shipped"
+        if top != "jaxdp":
+            continue
+        other = part(name)
+        if other not in LAYERS:  # a name such as `from jaxdp import Keys`
+            other = ""
+        if own in VOCABULARY and other in VOCABULARY:
+            allowed = VOCABULARY.index(other) <= VOCABULARY.index(own)
+        else:
+            allowed = other == own or LAYERS[other] < LAYERS[own]
+        if not allowed and other not in reported:
+            reported.add(other)
+            yield (
+                f"{where}: {own or 'jaxdp'} (layer {LAYERS[own]}) imports {name} "
+                f"({other or 'the whole package'}, layer {LAYERS[other]})"
+            )
+
+
+def hidden_import_violations(tree: ast.AST, path: str) -> Iterator[str]:
+    """Imports by a computed name, which the other checks cannot read."""
+    if LAYERS.get(part(module_name(path)), 0) > LAST_RELEASE_LAYER:
+        return
+    for line, name in [*imports(tree, path), *uses(tree, path)]:
+        if name in ("importlib.import_module", "builtins.__import__"):
+            yield f"{path}:{line}: {name} hides what is imported"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in ("__import__", "exec", "eval"):
+            yield f"{path}:{node.lineno}: {node.id} hides what is imported"
+
+
+def kernel_violations(tree: ast.AST, path: str) -> Iterator[str]:
+    """Anything but jax, numpy, ``optax.tree`` and the standard library in kernels."""
+    if not path.startswith("kernels/"):
+        return
+    for line, name in imports(tree, path):
+        top = name.split(".")[0]
+        if top in KERNEL_LIBRARIES | sys.stdlib_module_names:
+            continue
+        if name == "optax" or f"{name}.".startswith(("optax.tree.", "jaxdp.kernels.")):
+            continue
+        yield f"{path}:{line}: a kernel imports {name}"
+    for line, name in uses(tree, path):
+        if name.startswith("optax") and not f"{name}.".startswith("optax.tree."):
+            yield f"{path}:{line}: a kernel uses {name}; only optax.tree"
+
+
+def deriving(name: str) -> str:
+    """The function that derives a key which a dotted name refers to, or ''."""
+    first, _, last = name.rpartition(".")
+    if first == "jax.random" and last in DERIVING:
+        return last
+    return last if first.startswith("jaxdp.kernels") and last == "fold_in" else ""
+
+
+def key_violations(tree: ast.AST, path: str) -> Iterator[str]:
+    """Keys made or derived, or randomness drawn, where that is not allowed.
+
+    A mention counts, not only a call: ``jax.vmap(jax.random.fold_in)`` folds too.
+    """
+    allowed = MAY_DERIVE.get(path, set())
+    named = [*uses(tree, path), *imports(tree, path)]
+    for line, name in named:
+        if name == "jax.random.*" or name.startswith("jax._src"):
+            yield f"{path}:{line}: import {name} hides what is used"
+        if deriving(name) and deriving(name) not in allowed:
+            yield f"{path}:{line}: {name}; keys are derived in jaxdp/keys.py"
+    for line, name in uses(tree, path):
+        if name == "jax.random":
+            yield f"{path}:{line}: jax.random is passed on or searched"
+    layer = LAYERS.get(part(module_name(path)), 0)
+    if layer <= LAST_RELEASE_LAYER:
+        for line, name in named:
+            if f"{name}.".startswith(tuple(f"{g}." for g in GENERATORS)):
+                yield f"{path}:{line}: {name}; randomness comes from jaxdp.Keys"
+    names = aliases(tree, path)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        target = ast.unparse(node.func)
+        first, _, rest = target.partition(".")
+        full = f"{names.get(first, first)}.{rest}".rstrip(".")
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if full in ("jax.random.key", "jax.random.PRNGKey") and any(
+            isinstance(a, ast.Constant) and isinstance(a.value, int) for a in arguments
+        ):
+            yield f"{path}:{node.lineno}: {ast.unparse(node)}; a constant is no key"
+
+
+CHECKS = (
+    layer_violations,
+    hidden_import_violations,
+    kernel_violations,
+    key_violations,
+)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Everything that one module, at ``path`` from the root, does and may not."""
+    tree = ast.parse(source, filename=path)
+    return [message for check in CHECKS for message in check(tree, path)]
+
+
+def sources() -> list[str]:
+    """Every module of the package, the link jaxdp/kernels not followed."""
+    own = [p.relative_to(ROOT).as_posix() for p in (ROOT / "jaxdp").rglob("*.py")]
+    kernels = [p.relative_to(ROOT).as_posix() for p in (ROOT / "kernels").rglob("*.py")]
+    own = [path for path in own if not path.startswith("jaxdp/kernels/")]
+    return sorted(own + kernels)
+
+
+@pytest.mark.parametrize("path", sources())
+def test_module_keeps_to_its_layer(path: str) -> None:
+    assert violations(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+def test_readme_shows_these_layers() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = {
+        "" if name == "jaxdp" else name: int(number)
+        for number, cell in re.findall(r"^\| (\d+) \| ([^|]*) \|", readme, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cell)
+    }
+    assert shown == LAYERS
+    assert [name for name in shown if name in VOCABULARY] == VOCABULARY
+
+
+def test_every_layer_was_read() -> None:
+    assert {"jaxdp/__init__.py", "jaxdp/_validate.py", "kernels/__init__.py"} <= set(
+        sources()
+    )
+    assert part("jaxdp.kernels.clip") == "kernels"
+    assert part("jaxdp") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "message"),
+    [
+        # upwards, however it is written
+        ("jaxdp/oracles/scalar.py", "import jaxdp.plans", "imports jaxdp.plans"),
+        ("jaxdp/oracles/scalar.py", "from jaxdp import plans", "layer 5"),
+        ("jaxdp/oracles/scalar.py", "from .. import transforms", "layer 3"),
+        ("jaxdp/oracles/scalar.py", "from ..training import fit", "layer 6"),
+        ("jaxdp/oracles/__init__.py", "from ..plans import DPZero", "layer 5"),
+        ("jaxdp/transforms/dpzero.py", "def f():\n import jaxdp.plans.dpzero", ":2:"),
+        (
+            "jaxdp/transforms/dpzero.py",
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    from jaxdp.plans import DPZero",
+            "layer 5",
+        ),
+        ("jaxdp/keys.py", "from jaxdp.sampling import FullBatch", "layer 2"),
+        # the whole package from inside it
+        ("jaxdp/training.py", "import jaxdp", "the whole package"),
+        ("jaxdp/training.py", "from jaxdp import Keys", "the whole package"),
+        ("jaxdp/__init__.py", "from jaxdp.cli import main", "layer 9"),
+        (
+            "jaxdp/oracles/scalar.py",
+            "import jaxdp.keys\nx = jaxdp.plans.DPZero",
+            "jaxdp.plans.DPZero",
+        ),
+        # peers
+        ("jaxdp/sampling.py", "from jaxdp import accounting", "layer 2"),
+        ("jaxdp/oracles/scalar.py", "from jaxdp.sampling import Batch", "layer 2"),
+        ("jaxdp/metrics/goldstein.py", "from jaxdp import models", "layer 7"),
+        ("jaxdp/keys.py", "from jaxdp import noise", "layer 1"),
+        ("jaxdp/_validate.py", "from jaxdp import _types", "layer 1"),
+        # what computes a release does not see what judges it
+        ("jaxdp/training.py", "from jaxdp.models import networks", "layer 7"),
+        ("jaxdp/plans/dpzero.py", "from jaxdp import auditing", "layer 7"),
+        ("jaxdp/sampling.py", "import jaxdp.metrics.goldstein", "layer 7"),
+        ("jaxdp/plans/dpzero.py", "__import__('jaxdp.models')", "hides"),
+        (
+            "jaxdp/training.py",
+            "from importlib import import_module as load\nload('jaxdp.models')",
+            "hides",
+        ),
+        # names that do not exist for the package
+        (
+            "jaxdp/training.py",
+            "from kernels import sphere",
+            "the name is jaxdp.kernels",
+        ),
+        ("jaxdp/training.py", "import bench.loop", "not shipped"),
+        ("jaxdp/helpers.py", "", "has no layer"),
+        # kernels
+        ("kernels/clip.py", "from jaxdp import _validate", "a kernel imports"),
+        ("kernels/clip.py", "from ..keys import Keys", "a kernel imports"),
+        ("kernels/clip.py", "import optax\noptax.global_norm(x)", "only optax.tree"),
+        ("kernels/clip.py", "from optax import tree_utils", "a kernel imports"),
+        ("kernels/clip.py", "import scipy.special", "a kernel imports"),
+        # keys
+        ("jaxdp/noise.py", "import jax\njax.random.split(k)", "jax.random.split"),
+        ("jaxdp/noise.py", "import jax\njax.vmap(jax.random.fold_in)(k)", "fold_in"),
+        ("jaxdp/noise.py", "import jax.random as jr\njr.fold_in(k, 1)", "fold_in"),
+        ("jaxdp/noise.py", "from jax import random\nrandom.split(k)", "split"),
+        ("jaxdp/noise.py", "from jax.random import key as k\nk(s)", "jax.random.key"),
+        ("jaxdp/noise.py", "from jax.random import *", "hides"),
+        ("jaxdp/noise.py", "import jax\ngetattr(jax.random, f)(k)", "passed on"),
+        ("jaxdp/training.py", "import jax\njax.random.PRNGKey(s)", "PRNGKey"),
+        ("jaxdp/models/x.py", "import jax\njax.random.wrap_key_data(x)", "wrap"),
+        ("kernels/clip.py", "import jax\njax.random.fold_in(k, 1)", "fold_in"),
+        ("kernels/sphere.py", "import jax\njax.random.split(k)", "split"),
+        ("kernels/threefry.py", "import jax\njax.random.fold_in(k, 1)", "fold_in"),
+        ("kernels/clip.py", "from . import threefry as t\nt.fold_in(k, 1)", "fold_in"),
+        ("jaxdp/noise.py", "from jaxdp.kernels.threefry import fold_in", "fold_in"),
+        ("jaxdp/keys.py", "import jax\njax.random.key(0)", "a constant is no key"),
+        ("jaxdp/keys.py", "from jax.random import key\nkey(seed=1)", "constant"),
+        ("jaxdp/noise.py", "import numpy as np\nnp.random.normal()", "jaxdp.Keys"),
+        ("jaxdp/sampling.py", "from random import shuffle", "jaxdp.Keys"),
+    ],
+)
+def test_planted_violation_is_found(path: str, source: str, message: str) -> None:
+    found = violations(path, source)
+    assert found
+    assert any(message in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("kernels/clip.py", "import math\nimport jax\nimport numpy as np\nnp.ones(3)"),
+        ("kernels/clip.py", "import optax\noptax.tree.map(f, x)"),
+        ("kernels/clip.py", "from optax import tree\nfrom jaxdp.kernels import sphere"),
+        ("kernels/perturb.py", "from .sphere import sphere\nfrom . import clip"),
+        ("kernels/sphere.py", "import jax\njax.vmap(jax.random.fold_in)(k, i)"),
+        ("jaxdp/keys.py", "import jax\njax.random.wrap_key_data(x)\njax.random.key(s)"),
+        ("jaxdp/noise.py", "import jax\nfrom jaxdp import keys\njax.random.normal(k)"),
+        ("jaxdp/oracles/scalar.py", "from jaxdp import _types, kernels, noise"),
+        ("jaxdp/oracles/scalar.py", "from .first_order import clipped"),
+        ("jaxdp/oracles/scalar.py", "import jaxdp.noise\njaxdp.noise.draw()"),
+        ("jaxdp/plans/dpzero.py", "from jaxdp import accounting, sampling, transforms"),
+        ("jaxdp/models/networks.py", "from jaxdp.training import fit"),
+        ("jaxdp/__init__.py", "from jaxdp import models\nfrom .keys import Keys"),
+        ("jaxdp/__init__.py", "import importlib\nimportlib.import_module(name)"),
+        ("jaxdp/cli.py", "import jaxdp\nimport bench\nfrom jaxdp import Keys"),
+        ("jaxdp/auditing.py", "import numpy as np\nnp.random.default_rng(0)"),
+    ],
+)
+def test_what_is_meant_is_allowed(path: str, source: str) -> None:
+    assert violations(path, source) == []
