@@ -1,0 +1,65 @@
+"""The vocabulary that the layers share: what the lower ones may read of a plan."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+
+Relation = Literal["replace_one", "zero_out", "add_or_remove"]
+
+#: ``value_fn(params, batch) -> losses (B,)``.
+ValueFn = Callable[[Any, Any], jax.Array]
+#: Predicate on a leaf's path, its keys joined by ``/``.
+PathPredicate = Callable[[str], bool]
+
+
+class Phase(NamedTuple):
+    """A static stretch of steps of one shape; a plan's phases repeat."""
+
+    name: str
+    num_steps: int
+    batch_size: int
+
+
+class Sampler(Protocol):
+    """What a batch carries of the sampler that made it: hashable, static."""
+
+    def batch_size(self, num_examples: int) -> int: ...
+
+
+class PrivatePlan(Protocol):
+    """The numbers of a plan that every transform and the loop read."""
+
+    @property
+    def num_examples(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def sampling(self) -> Sampler: ...
+    @property
+    def relation(self) -> Relation: ...
+    @property
+    def l2_clip_norm(self) -> float: ...
+    @property
+    def noise(self) -> str: ...
+    @property
+    def normalizer(self) -> float: ...
+    @property
+    def grid_bits(self) -> int | None: ...
+    @property
+    def grid_noise_std(self) -> int: ...
+    @property
+    def phases(self) -> tuple[Phase, ...]: ...
+    @property
+    def digest(self) -> str: ...
+
+
+class ZerothOrderPlan(PrivatePlan, Protocol):
+    """What the zeroth-order transforms read besides."""
+
+    @property
+    def smoothing_radius(self) -> float: ...
+    @property
+    def num_directions(self) -> int: ...
+    @property
+    def direction(self) -> str: ...

@@ -1,0 +1,79 @@
+"""Checks of arguments, each with a message that names the argument.
+
+Every check raises before anything is traced, written or spent. The value must
+be an ordinary Python (or NumPy) number: a traced value is refused, because the
+constants that decide privacy must be known when the plan is made.
+"""
+
+import math
+import numbers
+from collections.abc import Collection
+from typing import Any
+
+
+def _real(name: str, value: Any, allowed: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"{name} must be {allowed}, got {value!r} of type {type(value).__name__}"
+        )
+    return float(value)
+
+
+def positive(*, allow_inf: bool = False, **values: Any) -> None:
+    """Requires numbers > 0; finite unless ``allow_inf``."""
+    allowed = "a number > 0" + (" or infinity" if allow_inf else "")
+    for name, value in values.items():
+        x = _real(name, value, allowed)
+        if not x > 0 or (math.isinf(x) and not allow_inf):
+            raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def non_negative(**values: Any) -> None:
+    """Requires finite numbers >= 0."""
+    for name, value in values.items():
+        x = _real(name, value, "a finite number >= 0")
+        if not 0 <= x < math.inf:
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+
+
+def probability(*, allow_one: bool = False, **values: Any) -> None:
+    """Requires numbers in (0, 1), or (0, 1] with ``allow_one``."""
+    allowed = "a number in (0, 1]" if allow_one else "a number in (0, 1)"
+    for name, value in values.items():
+        x = _real(name, value, allowed)
+        if not (0 < x < 1 or (allow_one and x == 1)):
+            raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def integer(*, at_least: int = 1, at_most: int | None = None, **values: Any) -> None:
+    """Requires integers in ``[at_least, at_most]``."""
+    upper = "" if at_most is None else f" and <= {at_most}"
+    allowed = f"an integer >= {at_least}{upper}"
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(
+                f"{name} must be {allowed}, got {value!r} of type "
+                f"{type(value).__name__}"
+            )
+        if int(value) < at_least or (at_most is not None and int(value) > at_most):
+            raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def one_of(allowed: Collection[Any], **values: Any) -> None:
+    """Requires each value to be one of a closed set."""
+    for name, value in values.items():
+        if value not in allowed:
+            choices = ", ".join(repr(a) for a in allowed)
+            raise ValueError(f"{name} must be one of {choices}; got {value!r}")
+
+
+def instance(kinds: type | tuple[type, ...], **values: Any) -> None:
+    """Requires each value to be an instance of one of ``kinds``."""
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    for name, value in values.items():
+        if not isinstance(value, kinds):
+            names = " or ".join(k.__name__ for k in kinds)
+            raise TypeError(
+                f"{name} must be a {names}, got {value!r} of type "
+                f"{type(value).__name__}"
+            )

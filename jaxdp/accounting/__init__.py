@@ -1,0 +1,43 @@
+"""Events, and noise to and from (epsilon, delta).
+
+Units, stated once. ``noise_multiplier`` is always the standard deviation of the noise
+on the released sum over :func:`sensitivity`: over 2C when a record may be replaced by
+any other, over C otherwise, C being the bound on one record's contribution. What
+dp-accounting calls a noise multiplier depends on the event and the relation beside it:
+
+* A :class:`Guarantee` of *unsampled* Gaussians is relative to the sensitivity. The
+  relation is already in it, so its ``event_relation`` is always ADD_OR_REMOVE_ONE: one
+  record moves the sum by one unit.
+* A Guarantee of *sampled* Gaussians is relative to C, because an accountant has to know
+  whether a record that is drawn moves the sum by C from nothing, or by 2C from another.
+  Under ``"replace_one"`` its event holds std/C = 2 ``noise_multiplier``, with
+  REPLACE_ONE.
+
+So an event means nothing without its relation. As in dp-accounting's PLD accountant, a
+``GaussianDpEvent(m)`` under REPLACE_ONE is two Gaussians 2/m standard deviations apart.
+(Its RDP accountant takes the same event to be 1/m under every relation, which is why RDP
+never accounts such an event here.)
+
+Sequences of unsampled Gaussians are accounted by their closed form; all else by PLD
+where it supports the event, and by RDP where only that does.
+"""
+
+from jaxdp.accounting.calibration import (
+    calibrate_noise_multiplier as calibrate_noise_multiplier,
+)
+from jaxdp.accounting.calibration import calibrate_num_steps as calibrate_num_steps
+from jaxdp.accounting.consistency import self_check as self_check
+from jaxdp.accounting.events import RELATIONS as RELATIONS
+from jaxdp.accounting.events import Guarantee as Guarantee
+from jaxdp.accounting.events import full_batch_gaussian as full_batch_gaussian
+from jaxdp.accounting.events import poisson_gaussian as poisson_gaussian
+from jaxdp.accounting.events import sensitivity as sensitivity
+from jaxdp.accounting.events import (
+    truncated_poisson_gaussian as truncated_poisson_gaussian,
+)
+from jaxdp.accounting.gaussian import gaussian_delta as gaussian_delta
+from jaxdp.accounting.gaussian import gaussian_epsilon as gaussian_epsilon
+from jaxdp.accounting.gaussian import gaussian_mu as gaussian_mu
+from jaxdp.accounting.spending import Epsilon as Epsilon
+from jaxdp.accounting.spending import delta as delta
+from jaxdp.accounting.spending import epsilon as epsilon

@@ -1,0 +1,134 @@
+"""The least noise, or the most steps, within a budget."""
+
+import functools
+import math
+from collections.abc import Callable
+
+from jaxdp import _validate
+from jaxdp.accounting import spending
+from jaxdp.accounting.events import Guarantee
+from jaxdp.accounting.gaussian import gaussian_mu, raised_until, root
+
+
+def calibrate_noise_multiplier(
+    make_guarantee: Callable[[float], Guarantee], epsilon: float, delta: float
+) -> float:
+    """The least noise of a family of guarantees that stays within (epsilon, delta).
+
+    Args:
+      make_guarantee: from a noise_multiplier to its guarantee; more noise costs less.
+      epsilon: > 0.
+      delta: in (0, 1).
+
+    Returns:
+      The noise_multiplier. It never costs more than ``epsilon``, and is the least one to
+      within 1e-12 of itself for closed forms, 1e-5 for other accountants.
+
+    Raises:
+      ValueError: an argument is out of range, or no noise_multiplier costs as little (or
+        as much) as ``epsilon``.
+    """
+    _validate.positive(epsilon=epsilon)
+    target = gaussian_mu(epsilon, delta)
+
+    @functools.cache
+    def excess(log_noise: float) -> float:
+        spent = spending.epsilon(*make_guarantee(math.exp(log_noise)), delta)
+        return min(spent / epsilon, 1e6) - 1
+
+    def excess_mu(log_noise: float) -> float:
+        return min(_mu(make_guarantee(math.exp(log_noise))) / target, 1e6) - 1
+
+    # The mu of the central limit theorem is cheap, and exact for closed forms.
+    guess = 0.0
+    if excess_mu(-7.0) > 0 > excess_mu(40.0):
+        guess = root(excess_mu, -7.0, 40.0)
+    low, high = _bracket(excess, guess)
+    _, _, accountant = spending.account(*make_guarantee(math.exp(high)))
+    tolerance = 1e-15 if accountant is None else 1e-6
+    return raised_until(
+        lambda m: spending.epsilon(*make_guarantee(m), delta) <= epsilon,
+        math.exp(root(excess, low, high, tolerance)),
+        tolerance,
+    )
+
+
+def _mu(guarantee: Guarantee) -> float:
+    leaves = spending.leaves_of(*guarantee)
+    return spending.total_mu(leaves, guarantee.event_relation)
+
+
+def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
+    """Points with excess > 0 and <= 0, for a decreasing function; close to the guess."""
+    low = high = guess
+    step = 0.01
+    while excess(high) > 0 and step < 50:
+        low, high, step = high, high + step, 2 * step
+    while excess(low) <= 0 and step < 50:
+        low, high, step = low - step, low, 2 * step
+    if excess(low) <= 0 or excess(high) > 0:
+        raise ValueError(
+            "epsilon must be within reach of the noise_multiplier: at "
+            f"{math.exp(low):.3g} to {math.exp(high):.3g} the guarantee costs "
+            f"{1 + excess(low):.3g} to {1 + excess(high):.3g} times as much"
+        )
+    return low, high
+
+
+def calibrate_num_steps(
+    make_guarantee: Callable[[int], Guarantee],
+    epsilon: float,
+    delta: float,
+    *,
+    max_steps: int = 1_000_000,
+) -> int:
+    """The most steps of a family of guarantees that stay within (epsilon, delta).
+
+    Args:
+      make_guarantee: from a number of steps to its guarantee; more steps cost more.
+      epsilon: > 0.
+      delta: in (0, 1).
+      max_steps: the answer is never more than this.
+
+    Raises:
+      ValueError: an argument is out of range, or a single step costs more than
+        ``epsilon``.
+    """
+    _validate.positive(epsilon=epsilon)
+    _validate.integer(max_steps=max_steps)
+
+    def spent(steps: int) -> float:
+        return spending.epsilon(*make_guarantee(steps), delta)
+
+    first = _mu(make_guarantee(1))
+    guess = (gaussian_mu(epsilon, delta) / first) ** 2 if first else 1e3
+    affordable, excessive = 0, max_steps + 1
+    points: list[tuple[float, float]] = []
+    while excessive - affordable > 1:
+        steps = round(min(max(guess, affordable + 1), excessive - 1))
+        cost = spent(steps)
+        if cost <= epsilon:
+            affordable = steps
+        else:
+            excessive = steps
+        if 0 < cost < math.inf and len(points) < 10:
+            points.append((math.log(steps), math.log(cost)))
+            guess = _extrapolate(points, math.log(epsilon))
+        else:
+            guess = (affordable + excessive) / 2
+    if affordable == 0:
+        raise ValueError(
+            f"epsilon must be at least {spent(1):.6g}, the cost of one step at "
+            f"delta={delta!r}; got {epsilon!r}"
+        )
+    return affordable
+
+
+def _extrapolate(points: list[tuple[float, float]], log_epsilon: float) -> float:
+    """Where the line through the last two points (in logarithms) meets epsilon."""
+    x, y = points[-1]
+    slope = 0.5
+    if len(points) > 1 and x != points[-2][0]:
+        slope = (y - points[-2][1]) / (x - points[-2][0])
+    slope = min(max(slope, 0.2), 10.0)
+    return math.exp(min(x + (log_epsilon - y) / slope, 50.0))

@@ -1,0 +1,176 @@
+"""The accountants against each other, and against what is known exactly."""
+
+import functools
+import math
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy.special import ndtr
+from scipy.stats import binom
+
+from jaxdp.accounting import spending
+from jaxdp.accounting.events import Guarantee
+from jaxdp.accounting.gaussian import gaussian_epsilon, root
+
+_REPEATS = 3
+# Few, because each order costs a sum; the first has a simple formula.
+_ORDERS = [2, 4, 8, 16, 32, 64]
+
+
+def self_check(guarantee: Guarantee) -> None:
+    """Checks that the installed dp-accounting agrees with itself on a guarantee.
+
+    For each kind of event in it:
+
+    * One occurrence of a Gaussian, sampled or not, against its exact trade-off: PLD
+      agrees to 1e-6, RDP is an upper bound, and RDP's order 2 agrees to 1e-6.
+    * Three occurrences by count against a list of three: to 1e-6, but 1e-2 for PLD,
+      which rounds up once more for each entry of a list.
+
+    For a sequence of unsampled Gaussians, also the closed form against dp-accounting's.
+    Extreme multipliers are first brought into a range where this takes milliseconds.
+    Results are remembered.
+
+    Raises:
+      ValueError: no accountant supports the event under its relation.
+      RuntimeError: they disagree, so that no number of theirs can be trusted.
+    """
+    event, relation = guarantee
+    leaves = spending.leaves_of(event, relation)
+    if not leaves or any(isinstance(e, dp.NonPrivateDpEvent) for e, _ in leaves):
+        return
+    accountant = spending.choose_accountant(leaves, relation)
+    for leaf, _ in leaves:
+        check = _check_leaf if spending.is_hashable(leaf) else _check_leaf.__wrapped__
+        check(leaf, type(accountant), relation)
+    if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in leaves):
+        mu = min(spending.total_mu(leaves, relation), 100.0)
+        theirs = dp.get_epsilon_gaussian(1 / mu, 1e-5)
+        _agree("two closed forms", event, gaussian_epsilon(mu, 1e-5), theirs, 1e-9)
+
+
+@functools.lru_cache(maxsize=256)
+def _check_leaf(leaf: dp.DpEvent, kind: type, relation: dp.NeighboringRelation) -> None:
+    gaussian = spending.as_gaussian(leaf)
+    if gaussian and 0 not in gaussian:
+        moderate = _moderate(leaf)
+        _check_pld(moderate, relation)
+        if spending.supports(RdpAccountant(_ORDERS, relation), leaf):
+            _check_rdp(moderate, relation)
+        return
+    once, counted, listed = (
+        kind(neighboring_relation=relation).compose(e).get_epsilon(1e-5)
+        for e in _repeats(leaf)
+    )
+    _agree(f"{spending.NAMES[kind]}, a count and a list", leaf, counted, listed, 1e-2)
+    _require(once <= counted, "a count ignored", leaf, once, counted)
+
+
+def _check_pld(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
+    interval, at = _grid(leaf, relation)
+    once, counted, listed = (
+        PLDAccountant(relation, interval).compose(e).get_delta(at)
+        for e in _repeats(leaf)
+    )
+    exact = _exact_delta(leaf, relation, at)
+    _agree("PLD and the exact trade-off", leaf, once, exact)
+    _agree("PLD, a count and a list", leaf, counted, listed, 1e-2)
+    _require(once < counted, "PLD, a count ignored", leaf, once, counted)
+
+
+def _check_rdp(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
+    first, counted, listed = (
+        RdpAccountant(_ORDERS, relation).compose(e) for e in _repeats(leaf)
+    )
+    q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
+    order_2 = math.log1p(q**2 * math.expm1(m**-2))
+    _agree("RDP and its exact order 2", leaf, first.rdp[0], order_2)
+    _agree("RDP, a count and a list", leaf, counted.rdp[0], listed.rdp[0])
+    _agree("RDP, a count ignored", leaf, counted.rdp[0], _REPEATS * first.rdp[0])
+    _, at = _grid(leaf, relation)
+    exact, bound = _exact_delta(leaf, relation, at), first.get_delta(at)
+    _require(bound >= exact * (1 - 1e-6), "RDP below the truth", leaf, bound, exact)
+
+
+def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, float]:
+    """A coarse grid of losses, and an epsilon on it of the size of one step's loss.
+
+    On the grid PLD's discretisation is exact, so coarseness loses nothing.
+    """
+    interval = spending.loss_width(leaf, relation) / 500
+    return interval, interval * math.ceil(spending.step_mu(leaf, relation) / interval)
+
+
+def _moderate(leaf: dp.DpEvent) -> dp.DpEvent:
+    """The event with a multiplier at which tables are small and losses are not tiny."""
+    q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
+    m = min(max(m, 0.5), 1e4)
+    if isinstance(leaf, dp.PoissonSampledDpEvent):
+        return dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(m))
+    if isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):
+        return dp.TruncatedSubsampledGaussianDpEvent(
+            leaf.dataset_size, q, leaf.truncated_batch_size, m
+        )
+    return dp.GaussianDpEvent(m)
+
+
+def _repeats(leaf: dp.DpEvent) -> tuple[dp.DpEvent, dp.DpEvent, dp.DpEvent]:
+    counted = dp.SelfComposedDpEvent(leaf, _REPEATS)
+    return leaf, counted, dp.ComposedDpEvent([leaf] * _REPEATS)
+
+
+def _agree(what: str, on: Any, a: float, b: float, tolerance: float = 1e-6) -> None:
+    _require(abs(a - b) <= tolerance * max(a, b) + 1e-13, what, on, a, b)
+
+
+def _require(holds: bool, what: str, on: Any, a: float, b: float) -> None:
+    if not holds:
+        raise RuntimeError(
+            f"the installed dp-accounting contradicts itself ({what}) on {on!r}: "
+            f"{float(a)!r} against {float(b)!r}. Nothing that it accounts can be "
+            "trusted; install the version that constraints.txt names"
+        )
+
+
+def _exact_delta(
+    leaf: dp.DpEvent, relation: dp.NeighboringRelation, epsilon: float
+) -> float:
+    """The delta of one Gaussian, sampled or not, from its worst pairs of mixtures."""
+    q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
+    # Where the record takes the sum in either data set, when it is drawn.
+    pairs = [(1, 0), (0, -1)] if spending.distance(relation) == 1 else [(1, -1)]
+    deltas = [_mixture_delta(q, a / m, b / m, epsilon) for a, b in pairs]
+    if not isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):
+        return max(deltas)
+    # With probability ``full`` the others fill the batch; then a record that is drawn
+    # and ``kept`` pushes another one out.
+    size, n = leaf.truncated_batch_size, leaf.dataset_size
+    full = float(binom.sf(size - 1, n - 1, q))
+    if full == 0:
+        return max(deltas)
+    kept = float(binom.sf(size, n, q)) * size / n / full
+    pushed = _mixture_delta(kept, 2 / m, -2 / m, epsilon)
+    return (1 - full) * max(deltas) + full * pushed
+
+
+def _mixture_delta(q: float, a: float, b: float, epsilon: float) -> float:
+    """Delta of (1-q) N(0, 1) + q N(a, 1) against the same with b < a."""
+    log_stay = math.log1p(-q) if q < 1 else -math.inf
+
+    def log_density(x: float, shift: float) -> float:
+        """Relative to N(0, 1)."""
+        return float(np.logaddexp(log_stay, math.log(q) + shift * (x - shift / 2)))
+
+    def excess_loss(x: float) -> float:
+        return log_density(x, a) - log_density(x, b) - epsilon
+
+    # The loss increases with x: where it exceeds epsilon is a half-line.
+    far = 40 + a - b
+    if excess_loss(far) <= 0:
+        return 0.0
+    x = root(excess_loss, -far, far) if excess_loss(-far) < 0 else -far
+    upper, lower = ((1 - q) * ndtr(-x) + q * ndtr(shift - x) for shift in (a, b))
+    return max(float(upper - math.exp(epsilon) * lower), 0.0)

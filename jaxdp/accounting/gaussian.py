@@ -1,0 +1,90 @@
+"""The exact trade-off between epsilon and delta of a Gaussian of distance mu."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import scipy.optimize
+from scipy.special import log_ndtr, ndtri
+
+from jaxdp import _validate
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    r"""The least delta at ``epsilon`` for telling N(0, 1) from N(mu, 1).
+
+    .. math::
+      \Phi(-\varepsilon/\mu + \mu/2) - e^\varepsilon \Phi(-\varepsilon/\mu - \mu/2)
+
+    References:
+      Balle & Wang, `Improving the Gaussian Mechanism
+      <https://arxiv.org/abs/1805.06530>`_, 2018, Theorem 8.
+    """
+    if mu == 0 or epsilon == math.inf:
+        return 0.0
+    if mu == math.inf:
+        return 1.0
+    upper = log_ndtr(mu / 2 - epsilon / mu)
+    lower = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return float(-np.exp(upper) * np.expm1(min(lower - upper, 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon >= 0 at which :func:`gaussian_delta` is at most ``delta``.
+
+    Args:
+      mu: >= 0 or infinity.
+      delta: in (0, 1).
+    """
+    _validate.probability(delta=delta)
+    if not mu >= 0:
+        raise ValueError(f"mu must be a number >= 0 or infinity, got {mu!r}")
+    if mu == math.inf:
+        return math.inf
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    # There the formula's first term alone is below delta.
+    high = mu * (mu / 2 - float(ndtri(delta)) + 1e-6)
+    x = root(lambda e: gaussian_delta(mu, e) - delta, 0.0, high)
+    return raised_until(lambda e: gaussian_delta(mu, e) <= delta, x)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The largest mu with ``gaussian_delta(mu, epsilon) <= delta``.
+
+    T Gaussian sums are (epsilon, delta)-DP if and only if ``sqrt(T) / noise_multiplier``
+    is at most this.
+
+    Args:
+      epsilon: >= 0, finite.
+      delta: in (0, 1).
+    """
+    _validate.non_negative(epsilon=epsilon)
+    _validate.probability(delta=delta)
+
+    def enough(noise: float) -> bool:
+        return gaussian_delta(1 / noise, epsilon) <= delta
+
+    low = high = 1.0
+    while enough(low):
+        low /= 2
+    while not enough(high):
+        high *= 2
+    noise = root(lambda m: gaussian_delta(1 / m, epsilon) - delta, low, high)
+    return 1 / raised_until(enough, noise)
+
+
+def root(
+    f: Callable[[float], float], low: float, high: float, xtol: float = 1e-300
+) -> float:
+    """A root of ``f`` between two points of opposite sign, by default to all digits."""
+    return float(scipy.optimize.brentq(f, low, high, xtol=xtol))  # pyright: ignore[reportArgumentType]
+
+
+def raised_until(
+    enough: Callable[[float], bool], x: float, step: float = 1e-15
+) -> float:
+    """``x``, raised by as little as makes it enough: a root may lie on either side."""
+    while not enough(x):
+        x, step = x * (1 + step), 2 * step
+    return x

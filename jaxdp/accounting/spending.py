@@ -1,0 +1,246 @@
+"""The (epsilon, delta) of an event, and which accountant computes it."""
+
+import functools
+import math
+from typing import Any, Self
+
+import dp_accounting as dp
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from jaxdp import _validate
+from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
+
+#: Basic events, and how often each occurs.
+Leaves = tuple[tuple[dp.DpEvent, int], ...]
+
+#: What :class:`Epsilon` calls the accountants.
+NAMES = {PLDAccountant: "PLD", RdpAccountant: "RDP"}
+
+
+class Epsilon(float):
+    """A bound on the privacy loss: a plain number that also names who computed it.
+
+    Attributes:
+      accountant: "Gaussian closed form", "PLD", "RDP", or "no noise".
+    """
+
+    accountant: str
+
+    def __new__(cls, value: float, accountant: str) -> Self:
+        self = super().__new__(cls, value)
+        self.accountant = accountant
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (float(self), self.accountant)
+
+    def __repr__(self) -> str:
+        return f"Epsilon({float(self)!r}, accountant={self.accountant!r})"
+
+    def __str__(self) -> str:
+        return repr(float(self))
+
+
+def epsilon(
+    event: dp.DpEvent, event_relation: dp.NeighboringRelation, delta: float
+) -> Epsilon:
+    """The least epsilon known to hold at ``delta``: ``epsilon(*guarantee, delta)``.
+
+    Args:
+      event: any dp-accounting event.
+      event_relation: the relation that it is stated under.
+      delta: in (0, 1). PLD's tables stop at tails of about 1e-15 and answer infinity
+        where ``delta`` is below them.
+
+    Returns:
+      An :class:`Epsilon`; infinite without noise.
+
+    Raises:
+      ValueError: no accountant supports the event under that relation.
+    """
+    _validate.probability(delta=delta)
+    name, mu, accountant = account(event, event_relation)
+    if accountant is None:
+        return Epsilon(gaussian_epsilon(mu, delta), name)
+    return Epsilon(accountant.get_epsilon(delta), name)
+
+
+def delta(
+    event: dp.DpEvent, event_relation: dp.NeighboringRelation, epsilon: float
+) -> float:
+    """The least delta known to hold at ``epsilon``: the reverse of :func:`epsilon`.
+
+    Args:
+      event: any dp-accounting event.
+      event_relation: the relation that it is stated under.
+      epsilon: >= 0, finite.
+
+    Raises:
+      ValueError: no accountant supports the event under that relation.
+    """
+    _validate.non_negative(epsilon=epsilon)
+    _, mu, accountant = account(event, event_relation)
+    if accountant is None:
+        return gaussian_delta(mu, epsilon)
+    return float(accountant.get_delta(epsilon))
+
+
+def account(
+    event: dp.DpEvent, relation: dp.NeighboringRelation
+) -> tuple[str, float, dp.PrivacyAccountant | None]:
+    """Who accounts, and the mu of a closed form or an accountant that has composed."""
+    leaves = leaves_of(event, relation)
+    if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves):
+        return "no noise", math.inf, None
+    if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in leaves):
+        return "Gaussian closed form", total_mu(leaves, relation), None
+    compose = _composed if is_hashable(leaves) else _composed.__wrapped__
+    accountant = compose(leaves, relation)
+    return NAMES[type(accountant)], math.nan, accountant
+
+
+def leaves_of(event: Any, relation: Any) -> Leaves:
+    """The basic events of nested compositions, equal ones counted together.
+
+    An accountant composes a count much faster than a list.
+    """
+    _validate.instance(dp.DpEvent, event=event)
+    _validate.instance(dp.NeighboringRelation, event_relation=relation)
+    found: dict[str, tuple[dp.DpEvent, int]] = {}
+
+    def walk(event: dp.DpEvent, count: int) -> None:
+        if isinstance(event, dp.SelfComposedDpEvent):
+            walk(event.event, count * event.count)
+        elif isinstance(event, dp.ComposedDpEvent):
+            for part in event.events:
+                walk(part, count)
+        elif count > 0 and not isinstance(event, dp.NoOpDpEvent):
+            _, before = found.get(repr(event), (event, 0))
+            found[repr(event)] = (event, before + count)
+
+    walk(event, 1)
+    return tuple(found.values())
+
+
+def is_hashable(value: Any) -> bool:
+    """Whether results about an event can be remembered; some events hold lists."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=8)
+def _composed(leaves: Leaves, relation: dp.NeighboringRelation) -> dp.PrivacyAccountant:
+    accountant = choose_accountant(leaves, relation)
+    for leaf, count in leaves:
+        accountant.compose(leaf, count)
+    return accountant
+
+
+def choose_accountant(
+    leaves: Leaves, relation: dp.NeighboringRelation
+) -> dp.PrivacyAccountant:
+    """A fresh accountant that supports all of the leaves.
+
+    Raises:
+      ValueError: none does; the message names the events.
+    """
+    pld = PLDAccountant(relation, _interval(leaves, relation))
+    rdp = RdpAccountant(neighboring_relation=relation)
+    for accountant in (pld, rdp):
+        if all(supports(accountant, leaf) for leaf, _ in leaves):
+            return accountant
+    refused = ", ".join(repr(leaf) for leaf, _ in leaves if not supports(pld, leaf))
+    raise ValueError(
+        f"event must be one that an accountant supports under {relation.name}: PLD "
+        f"refuses {refused}, and RDP the event as a whole. Supported under every "
+        "relation are Gaussian, PoissonSampled(Gaussian), TruncatedSubsampledGaussian "
+        "and, without these, ZCDp"
+    )
+
+
+def supports(accountant: dp.PrivacyAccountant, leaf: dp.DpEvent) -> bool:
+    """Whether an accountant supports an event and reads it as this package does.
+
+    Under REPLACE_ONE, RDP takes every multiplier relative to 2C, where PLD and the
+    events' documentation say C. Sampling without replacement, which RDP alone supports,
+    is the exception: there 2C is what dp-accounting documents.
+    """
+    misread = (
+        isinstance(accountant, RdpAccountant)
+        and accountant.neighboring_relation is dp.NeighboringRelation.REPLACE_ONE
+        and not isinstance(leaf, dp.ZCDpEvent | dp.SampledWithoutReplacementDpEvent)
+    )
+    return not misread and accountant.supports(leaf)
+
+
+def distance(relation: dp.NeighboringRelation) -> int:
+    """How far one record moves the sum, in the units of the event."""
+    return 2 if relation is dp.NeighboringRelation.REPLACE_ONE else 1
+
+
+def as_gaussian(leaf: dp.DpEvent) -> tuple[float, float] | None:
+    """Sampling probability and multiplier of a Gaussian, sampled or not."""
+    match leaf:
+        case dp.GaussianDpEvent():
+            return 1.0, leaf.noise_multiplier
+        case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent(noise_multiplier=m)):
+            return leaf.sampling_probability, m
+        case dp.TruncatedSubsampledGaussianDpEvent():
+            return leaf.sampling_probability, leaf.noise_multiplier
+    return None
+
+
+def step_mu(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
+    """The mu of one occurrence of an event.
+
+    Exact for Gaussians. For sampled ones what the central limit theorem makes of many:
+    good for guesses, never for a guarantee. 0 for other events.
+    """
+    q, m = as_gaussian(leaf) or (0.0, 1.0)
+    if m == 0:
+        return math.inf
+    if isinstance(leaf, dp.GaussianDpEvent):
+        return distance(relation) / m
+    return distance(relation) * q * math.sqrt(math.expm1(min(1 / m**2, 100.0)))
+
+
+def total_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
+    """The mu of all occurrences together; see :func:`step_mu`."""
+    return math.sqrt(math.fsum(k * step_mu(leaf, relation) ** 2 for leaf, k in leaves))
+
+
+def loss_width(
+    leaf: dp.DpEvent, relation: dp.NeighboringRelation, count: int = 1
+) -> float:
+    """The range of privacy losses that PLD tabulates for an event, roughly."""
+    _, m = as_gaussian(leaf) or (0.0, 0.0)
+    if m == 0:
+        return 0.0
+    far = distance(relation)
+    if isinstance(leaf, dp.GaussianDpEvent):
+        m /= math.sqrt(count)  # PLD composes these before it tabulates.
+    elif isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):
+        far = 4
+    return far * (20 + far / m) / m
+
+
+def _interval(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
+    """The grid of PLD's losses. Each choice gives a valid bound.
+
+    1e-4, dp-accounting's default, but finer where the losses of one step are of that
+    size, which rounding up would inflate, and coarser where the table would have several
+    1e5 entries and take minutes.
+    """
+    interval = 1e-4
+    coarsest = 0.0
+    for leaf, count in leaves:
+        width = loss_width(leaf, relation, count)
+        coarsest = max(coarsest, width / 3e5)
+        loss = step_mu(leaf, relation)
+        if width and loss and not isinstance(leaf, dp.GaussianDpEvent):
+            interval = min(interval, max(loss / 5, width / 1e5))
+    return max(interval, coarsest)

@@ -1,0 +1,207 @@
+"""Randomness: one type of key, three roots, one table of roles.
+
+A :class:`Keys` holds three independent roots. The *direction* root is public: with it
+and the releases anybody can rebuild a run. The *noise* and *sampling* roots are secret;
+whoever has one can subtract the noise or undo the amplification.
+
+Randomness is a function of (root, role, step): nothing is split and carried, so that
+regenerating, replaying and resuming are the same thing. This module alone folds.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import secrets
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxdp.kernels import threefry
+
+#: Every use of a stream. A role says what is drawn; the root it is drawn from is the
+#: root of that name, and no role belongs to two roots.
+ROLES = {
+    "direction": 1,
+    "noise": 2,
+    "sampling": 3,
+}
+
+_SEED_WORDS = 8
+_spent: set[bytes] = set()
+_lock = threading.Lock()
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("direction", "noise", "sampling", "noise_words"),
+    meta_fields=("private",),
+)
+@dataclasses.dataclass(frozen=True, repr=False)
+class Keys:
+    """All the randomness of one run. Make it with ``from_entropy`` or ``insecure``.
+
+    Attributes:
+      direction: typed key, shape=(); public.
+      noise: typed key, shape=(); secret; root of float32 noise.
+      sampling: typed key, shape=(); secret.
+      noise_words: uint32 (8,); secret; 256-bit root of exact noise, read on the host.
+      private: whether the roots come from the operating system's entropy; static. A run
+        with ``insecure`` keys is reproducible and carries no privacy guarantee.
+    """
+
+    direction: jax.Array
+    noise: jax.Array
+    sampling: jax.Array
+    noise_words: jax.Array
+    private: bool
+
+    @classmethod
+    def from_entropy(cls) -> "Keys":
+        """New roots from 32 bytes of the operating system's entropy.
+
+        One such object serves one run: ``jaxdp.fit`` refuses to take it twice.
+        """
+        seed = secrets.token_bytes(32)
+
+        def root(name: str, size: int) -> np.ndarray:
+            digest = hashlib.shake_256(b"jaxdp keys 1 " + name.encode() + b":" + seed)
+            return np.frombuffer(digest.digest(size), dtype="<u4").astype(np.uint32)
+
+        names = ("direction", "noise", "sampling")
+        direction, noise, sampling = (_wrap(jnp.asarray(root(n, 8))) for n in names)
+        exact = jnp.asarray(root("exact noise", 32))
+        return cls(direction, noise, sampling, exact, private=True)
+
+    @classmethod
+    def insecure(cls, seed: int | jax.Array) -> "Keys":
+        """Reproducible roots from a seed; for tests, studies and benchmarks.
+
+        Args:
+          seed: Python integer in [0, 2**256), or an integer array, shape=(), which may be
+            traced: ``jax.vmap(Keys.insecure)(jnp.arange(n))`` gives the same roots.
+
+        Raises:
+          TypeError: not an integer. ValueError: out of range.
+        """
+        words = _seed_words(seed)
+        base = _wrap(words[:2])
+        for i in range(2, _SEED_WORDS):
+            base = threefry.fold_in(base, words[i])
+
+        def root(number: int) -> jax.Array:
+            return threefry.fold_in(base, number)
+
+        exact = jnp.concatenate(
+            [jax.random.key_data(threefry.fold_in(root(4), i)) for i in range(4)]
+        )
+        return cls(root(1), root(2), root(3), exact, private=False)
+
+    @property
+    def seed_source(self) -> str:
+        return "entropy" if self.private else "insecure"
+
+    def __repr__(self) -> str:
+        return f"Keys(seed_source={self.seed_source!r}, private={self.private})"
+
+
+def _wrap(words: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def _seed_words(seed: int | jax.Array) -> jax.Array:
+    if isinstance(seed, (bool, np.bool_)):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
+    if isinstance(seed, (int, np.integer)):
+        if not 0 <= int(seed) < 2**256:
+            raise ValueError(f"seed must be an integer in [0, 2**256), got {seed!r}")
+        parts = [(int(seed) >> (32 * i)) & 0xFFFFFFFF for i in range(_SEED_WORDS)]
+        return jnp.asarray(np.array(parts, np.uint32))
+    if not isinstance(seed, (jax.Array, np.ndarray)) or not jnp.issubdtype(
+        seed.dtype, jnp.integer
+    ):
+        raise TypeError(
+            "seed must be an integer or an integer array of shape (), got "
+            f"{seed!r} of type {type(seed).__name__}"
+        )
+    if seed.shape != ():
+        raise ValueError(
+            f"seed must have shape (), got {seed.shape}; use jax.vmap for several"
+        )
+    low = jnp.asarray(seed).astype(jnp.uint32)
+    return jnp.zeros((_SEED_WORDS,), jnp.uint32).at[0].set(low)
+
+
+def check(keys: Any) -> Keys:
+    """Returns ``keys`` if it is a :class:`Keys`.
+
+    Raises:
+      TypeError: it is anything else, such as a bare JAX key or a seed.
+    """
+    if isinstance(keys, Keys):
+        return keys
+    raise TypeError(
+        f"keys must be a jaxdp.Keys, got {type(keys).__name__}; make one with "
+        "jaxdp.Keys.from_entropy(), or jaxdp.Keys.insecure(seed) for a reproducible "
+        "run without a privacy guarantee"
+    )
+
+
+def stream(
+    root: jax.Array, role: str, step: int | jax.Array | None = None, context: int = 0
+) -> jax.Array:
+    """The key of one role, or of one step of it.
+
+    Args:
+      root: the root of that role's name, shape=().
+      role: an entry of :data:`ROLES`.
+      step: index of the step; None gives the role's own key, for :func:`at_step`.
+      context: 32 bits that separate runs of different plans (their digests).
+    """
+    key = threefry.fold_in(threefry.fold_in(root, ROLES[role]), context)
+    return key if step is None else at_step(key, step)
+
+
+def at_step(role_key: jax.Array, step: int | jax.Array) -> jax.Array:
+    """The key of step ``step`` from a role's key: ``stream`` in two halves."""
+    return threefry.fold_in(role_key, step)
+
+
+def exact_noise_secret(keys: Keys) -> bytes:
+    """The 256-bit root of the exact host samplers.
+
+    Raises:
+      ValueError: the keys are traced, so nothing can be drawn on the host.
+    """
+    if isinstance(keys.noise_words, Tracer):
+        raise ValueError(
+            "keys are traced, but exact noise is drawn on the host when the transform "
+            'is built; build it outside jit and vmap, or give the plan noise="gaussian"'
+        )
+    return np.asarray(keys.noise_words).astype("<u4").tobytes()
+
+
+def spend(keys: Keys) -> None:
+    """Marks keys from entropy as used by a run.
+
+    Raises:
+      ValueError: they have been used: the same noise would cover two runs.
+    """
+    if not keys.private:
+        return
+    mark = hashlib.sha256(exact_noise_secret(keys)).digest()
+    with _lock:
+        if mark in _spent:
+            raise ValueError(
+                "keys have already served a run; the same noise must not cover two "
+                "releases, so make new ones with jaxdp.Keys.from_entropy()"
+            )
+        _spent.add(mark)
+
+
+def words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Uniform uint32 words of a stream's key."""
+    return threefry.bits(key, shape)

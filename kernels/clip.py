@@ -1,0 +1,187 @@
+"""Bounding one record's contribution, and summing without rounding error.
+
+Every clip here is *finite-safe*: a record whose contribution holds a NaN or an
+infinity contributes zero; it neither spreads nor raises. Sums are integers on a grid of
+``2**-bits`` of the bound: exact, free of order, so that a record moves them by what
+the theorem says and not by what float32 makes of it.
+
+==========================  ================  ==============================
+contribution of a record    clipped to        on the grid
+==========================  ================  ==============================
+finite, norm <= bound       itself            rounded
+finite, norm > bound        norm = bound      rounded
+NaN or +-infinity anywhere  0                 0
+masked row                  0                 0
+bound = infinity            itself if finite  (no grid)
+==========================  ================  ==============================
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# A float32 clip can end an ulp above its bound, and float32 norms of long vectors
+# are a little low; the integers are checked exactly, this only keeps rows that
+# reach the bound from failing that check.
+_MARGIN = 1 - 2**-18
+
+
+def clip_scalar(x: jax.Array, bound: float) -> jax.Array:
+    """Clips every element to ``[-bound, bound]``; non-finite elements become 0."""
+    limit = jnp.asarray(bound, x.dtype)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), 0)
+
+
+def clip_vector(x: jax.Array, bound: float) -> jax.Array:
+    """Clips rows ``x (..., K)`` to L2 norm ``bound``; a row with a non-finite is 0.
+
+    The result may exceed the bound by rounding (a few ulps); where the bound must be
+    exact, :func:`to_grid` checks the integers.
+    """
+    return clip_tree({"": x}, bound, batch_ndim=x.ndim - 1)[""]
+
+
+def clip_tree(tree: Any, bound: float, *, batch_ndim: int = 1) -> Any:
+    """Clips each record's part of a tree to L2 norm ``bound`` over the whole tree.
+
+    Args:
+      tree: leaves ``(B, ...)`` in a floating dtype, the records in front.
+      bound: L2 bound of one record over all leaves; may be infinity.
+      batch_ndim: how many leading axes count records.
+
+    Returns:
+      Like ``tree``. A record with a NaN or an infinity in any leaf is zero in all.
+      Huge finite values do not overflow: norms are taken after scaling by the largest
+      element.
+    """
+
+    def rows(x: jax.Array) -> jax.Array:
+        """(records..., everything else)."""
+        return x.reshape(*x.shape[:batch_ndim], math.prod(x.shape[batch_ndim:]))
+
+    leaves = jax.tree.leaves(tree)
+    wide = jnp.float64 if any(x.dtype == jnp.float64 for x in leaves) else jnp.float32
+    finite = [jnp.all(jnp.isfinite(rows(x)), axis=-1) for x in leaves]
+    ok = jnp.stack(finite).all(axis=0)
+
+    def keep(x: jax.Array, per_record: jax.Array) -> jax.Array:
+        return per_record.reshape(*per_record.shape, *(1,) * (x.ndim - batch_ndim))
+
+    safe = jax.tree.map(lambda x: jnp.where(keep(x, ok), x, 0), tree)
+    peaks = [
+        jnp.max(jnp.abs(rows(x)), axis=-1, initial=0).astype(wide)
+        for x in jax.tree.leaves(safe)
+    ]
+    peak = jnp.stack(peaks).max(axis=0)
+    # The inverse of a number near the largest is subnormal, and flushed to zero on
+    # CPU (also where the source divides): the row would look like zeros and pass.
+    span = 2.0 ** (jnp.finfo(wide).maxexp * 3 // 4)
+    inverse = 1 / jnp.clip(peak, 1 / span, span)
+    squares = [
+        jnp.sum(jnp.square(rows(x).astype(wide) * inverse[..., None]), axis=-1)
+        for x in jax.tree.leaves(safe)
+    ]
+    norm = jnp.sqrt(jnp.stack(squares).sum(axis=0))
+    limit = jnp.asarray(bound, wide)
+    over = norm > limit * inverse
+    # In two factors, for their product may underflow where the result does not.
+    factor = jnp.where(over, limit, 0) / jnp.where(over, norm, 1)
+
+    def scale(x: jax.Array) -> jax.Array:
+        small = x.astype(wide) * keep(x, inverse) * keep(x, factor)
+        return jnp.where(keep(x, over), small.astype(x.dtype), x)
+
+    return jax.tree.map(scale, safe)
+
+
+def grid_bits(rows: int, noise_over_bound: float, *, exact_noise: bool = True) -> int:
+    r"""Bits k of the grid :math:`2^{-k}` of the bound such that the sum fits int32.
+
+    .. math:: k = \min(16, \lfloor\log_2((2^{31} - 1) / (\text{rows} + 8 m))\rfloor)
+
+    with m the standard deviation of the noise over the bound: the sum of ``rows``
+    contributions and eight standard deviations of noise stay below 2**31. (Beyond that
+    the sum wraps, which is still post-processing.)
+
+    Noise that is a rounded float32 (``exact_noise=False``) must besides stay below 2**20
+    units: a float32 has 24 bits, so larger noise would skip integers and leave the low
+    bits of the sum in the clear.
+
+    Raises:
+      ValueError: fewer than 8 bits would be left.
+    """
+    bits = min(16, math.floor(math.log2((2**31 - 1) / (rows + 8 * noise_over_bound))))
+    if not exact_noise and noise_over_bound > 0:
+        bits = min(bits, math.floor(math.log2(2**20 / noise_over_bound)))
+    if bits < 8:
+        raise ValueError(
+            f"{rows} records a step with noise of {noise_over_bound:.4g} times the clip "
+            f"leave {bits} bits for one contribution; at least 8 are needed, so use "
+            'smaller batches, less noise, or noise="discrete"'
+        )
+    return bits
+
+
+def _within(c: jax.Array, bits: int) -> jax.Array:
+    """Whether sum(c**2) <= 2**(2 bits) along the last axis, in exact integers.
+
+    Limbs of 16 bits in uint32. Elements must be below 2**bits <= 2**16 in size, and
+    rows not far above the bound (they come out of a float clip).
+    """
+    square = jnp.square(c.astype(jnp.uint32))
+    low, high = square & 0xFFFF, square >> 16
+    chunk = 2**16
+    if c.shape[-1] > chunk:  # 2**16 limbs of 16 bits are the most that fit.
+        pad = [(0, 0)] * (c.ndim - 1) + [(0, -c.shape[-1] % chunk)]
+        split = (*c.shape[:-1], -1, chunk)
+        low = jnp.pad(low, pad).reshape(split).sum(axis=-1, dtype=jnp.uint32)
+        high = jnp.pad(high, pad).reshape(split).sum(axis=-1, dtype=jnp.uint32)
+        high, low = high + (low >> 16), low & 0xFFFF
+    low = low.sum(axis=-1, dtype=jnp.uint32)
+    high = high.sum(axis=-1, dtype=jnp.uint32) + (low >> 16)
+    low = low & 0xFFFF
+    limit_high, limit_low = divmod(2 ** (2 * bits), 2**16)
+    return (high < limit_high) | ((high == limit_high) & (low <= limit_low))
+
+
+def to_grid(x: jax.Array, mask: jax.Array, bound: float, bits: int) -> jax.Array:
+    """Clips rows to ``bound`` and puts them on the grid: integers of norm <= 2**bits.
+
+    Args:
+      x: contributions ``(B, K)``, floating.
+      mask: ``(B,)`` bool; a False row contributes zero whatever it holds.
+      bound: L2 bound of one row; finite.
+      bits: k; one grid unit is ``bound * 2**-k``. At most 16.
+
+    Returns:
+      int32 ``(B, K)``, each row of L2 norm at most ``2**bits``: verified in integers,
+      not assumed. K = 1 rounds to nearest and reaches ``2**bits``; K > 1 rounds towards
+      zero, because rounding to nearest can lengthen a row.
+    """
+    unit = jnp.asarray(2**bits / bound, jnp.float32)
+    keep = mask[:, None]
+    if x.shape[-1] == 1:
+        clipped = clip_scalar(x.astype(jnp.float32), bound)
+        c = jnp.clip(jnp.round(clipped * unit), -(2**bits), 2**bits)
+        return jnp.where(keep, c, 0).astype(jnp.int32)
+    clipped = clip_vector(x.astype(jnp.float32), bound * _MARGIN)
+    c = jnp.trunc(clipped * unit)
+    c = jnp.clip(c, -(2**bits - 1), 2**bits - 1).astype(jnp.int32)
+    magnitude = jnp.abs(c)
+    return jnp.where(keep & _within(magnitude, bits)[:, None], c, 0)
+
+
+def grid_sum(x: jax.Array, mask: jax.Array, bound: float, bits: int) -> jax.Array:
+    """Sum over records of :func:`to_grid`: int32 ``(K,)``, exact in any order."""
+    return to_grid(x, mask, bound, bits).sum(axis=0, dtype=jnp.int32)
+
+
+def from_grid(
+    total: jax.Array, bound: float, bits: int, normalizer: float
+) -> jax.Array:
+    """float32 value of a grid sum divided by a constant: total * bound / (2**k norm)."""
+    factor = np.float32(bound / (2.0**bits * normalizer))
+    return total.astype(jnp.float32) * factor

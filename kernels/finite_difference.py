@@ -1,0 +1,221 @@
+r"""Two-point finite differences of per-record losses.
+
+.. math:: s_i = \frac{f_i(x+\lambda u) - f_i(x-\lambda u)}{2\lambda}
+
+one number per record and direction: *central*, so exact on quadratics for every
+:math:`\lambda`. With :math:`\lambda = 0` the limit :math:`u^\top\nabla f_i(x)` is taken
+by forward-mode differentiation: no cancellation, still no backpropagation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.kernels import perturb
+from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, select
+
+ValueFn = Callable[[Any, Any], jax.Array] | perturb.LazyLoss
+
+
+def _checked(losses: jax.Array, batch: Any) -> jax.Array:
+    """Losses in float32 or wider, shape (B,); else an error that names ``value_fn``."""
+    rows = num_rows(batch)
+    if losses.shape != (rows,):
+        raise ValueError(
+            "value_fn must return one loss per record: shape "
+            f"({rows},) for this batch, got {losses.shape}; jaxdp.per_record lifts a "
+            "loss of one record"
+        )
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise ValueError(f"value_fn must return floating losses, got {losses.dtype}")
+    return losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+
+
+def num_rows(batch: Any) -> int:
+    """B: the common leading axis of all leaves of a batch.
+
+    Raises:
+      ValueError: no leaves, a scalar leaf, or leaves that disagree.
+    """
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
+    if not shapes or any(not s for s in shapes) or len({s[0] for s in shapes}) != 1:
+        raise ValueError(
+            "batch must be arrays with one common leading axis of records, got shapes "
+            f"{shapes}"
+        )
+    return shapes[0][0]
+
+
+def _slope(
+    value_fn: ValueFn, params: Any, batch: Any, direction: Direction, radius: float
+) -> jax.Array:
+    """Slopes (B,) along one direction."""
+
+    def losses(scale: jax.Array, after: jax.Array | None = None) -> jax.Array:
+        values = perturb.losses_at(value_fn, params, batch, direction, scale, after)
+        return _checked(values, batch)
+
+    wide = jnp.result_type(jnp.float32, *(x.dtype for x in _floating(params)))
+    if radius == 0:
+        zero = jnp.zeros((), wide)
+        return jax.jvp(losses, (zero,), (jnp.ones((), wide),))[1]
+    plus = losses(jnp.asarray(radius, wide))
+    minus = losses(jnp.asarray(-radius, wide), plus)
+    return (plus - minus) / jnp.asarray(2 * radius, plus.dtype)
+
+
+def _floating(params: Any) -> list[jax.Array]:
+    leaves = map(jnp.asarray, jax.tree.leaves(params))
+    return [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _microbatches(batch: Any, size: int) -> Any:
+    """``(count, size, ...)`` slices; the last is padded with copies of record 0."""
+    rows = num_rows(batch)
+    count = -(-rows // size)
+
+    def split(x: jax.Array) -> jax.Array:
+        pad = jnp.broadcast_to(x[:1], (count * size - rows, *x.shape[1:]))
+        return jnp.concatenate([x, pad]).reshape(count, size, *x.shape[1:])
+
+    return jax.tree.map(split, batch)
+
+
+def _map_microbatches(
+    fn: Callable[[Any], jax.Array], batch: Any, size: int | None
+) -> jax.Array:
+    """``fn`` over slices of ``size`` records, one after the other, concatenated."""
+    rows = num_rows(batch)
+    if size is None or size >= rows:
+        return fn(batch)
+    out = jax.lax.map(fn, _microbatches(batch, size))
+    return out.reshape(-1, *out.shape[2:])[:rows]
+
+
+def sum_microbatches(
+    fn: Callable[[tuple[Any, jax.Array]], jax.Array],
+    batch: tuple[Any, jax.Array],
+    size: int | None,
+) -> jax.Array:
+    """Sum of ``fn((records, mask))`` over slices of ``size`` records.
+
+    Args:
+      fn: sums over a slice; must count masked rows as zero.
+      batch: records and their mask (B,). Padded rows are masked.
+      size: records at once; None is all.
+    """
+    records, mask = batch
+    rows = num_rows(records)
+    if size is None or size >= rows:
+        return fn(batch)
+    padded = -(-rows // size) * size
+    real = (jnp.arange(padded) < rows).reshape(-1, size)
+    slices, masks = _microbatches((records, mask), size)
+    xs = (slices, masks & real)
+    shape = jax.eval_shape(fn, jax.tree.map(lambda x: x[0], xs))
+
+    def add(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
+        return total + fn(part), None
+
+    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), xs)[0]
+
+
+def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
+    """Lifts a loss of one record, ``fn(params, record) -> ()``, to a batch by vmap."""
+    return jax.vmap(fn, in_axes=(None, 0))
+
+
+def slopes(
+    value_fn: ValueFn,
+    params: Any,
+    batch: Any,
+    rows: Direction,
+    *,
+    smoothing_radius: float,
+    microbatch_size: int | None = None,
+) -> jax.Array:
+    """Slopes of every record along every direction.
+
+    Args:
+      value_fn: ``value_fn(params, batch) -> losses (B,)``, or a ``LazyLoss``.
+      params: pytree.
+      batch: pytree with leading axis B.
+      rows: K directions (leading axis K), see :func:`jaxdp.kernels.sphere.directions`.
+      smoothing_radius: lambda >= 0, in units of the parameters; it multiplies vectors of
+        norm about sqrt(d). 0 takes the forward-mode limit.
+      microbatch_size: records evaluated at once; None is all.
+
+    Returns:
+      ``(B, K)`` in float32 (or the losses' dtype if wider); loss per unit of parameter.
+      Neither bounded nor private: rows may be NaN or infinite.
+    """
+
+    def evaluate(part: Any) -> jax.Array:
+        one = lambda d: _slope(value_fn, params, part, d, smoothing_radius)  # noqa: E731
+        if rows.scale.shape[0] == 1:
+            return one(select(rows, 0))[:, None]
+        return jax.vmap(one, out_axes=1)(rows)
+
+    return _map_microbatches(evaluate, batch, microbatch_size)
+
+
+def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
+    r"""The tree :math:`\frac1K\sum_k w_k u_k`; frozen leaves are zero.
+
+    Args:
+      weights: ``(K,)`` float32.
+      rows: K directions.
+      like: pytree that gives shapes and dtypes (sums are in float32).
+    """
+    num = rows.scale.shape[0]
+
+    def leaf(one: Direction, weight: jax.Array, name: str, x: Any) -> jax.Array:
+        if name not in one.paths:
+            return jnp.zeros(x.shape, jnp.float32)
+        return weight * leaf_direction(one, name, tuple(x.shape))
+
+    def term(one: Direction, weight: jax.Array) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: leaf(one, weight, path_str(path), x), like
+        )
+
+    if num == 1:
+        total = term(select(rows, 0), weights[0])
+    else:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+
+        def add(carry: Any, row: tuple[Direction, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, carry, term(*row)), None
+
+        total, _ = jax.lax.scan(add, zeros, (rows, weights / num))
+    return jax.tree.map(lambda t, x: t.astype(x.dtype), total, like)
+
+
+def estimates(
+    value_fn: ValueFn,
+    params: Any,
+    batch: Any,
+    rows: Direction,
+    *,
+    smoothing_radius: float,
+    microbatch_size: int | None = None,
+) -> Any:
+    r"""Per-record vector estimates :math:`\frac1K\sum_k s_{ik} u_k`.
+
+    Returns:
+      A tree like ``params`` with leading axis B, float32: B copies of the parameters, so
+      for small models. Unbiased for the gradient of the smoothed loss, up to
+      :math:`\mathbb E[uu^\top]`; neither bounded nor private.
+    """
+    table = slopes(
+        value_fn,
+        params,
+        batch,
+        rows,
+        smoothing_radius=smoothing_radius,
+        microbatch_size=microbatch_size,
+    )
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), params)
+    return jax.vmap(lambda w: combine(w, rows, like))(table.astype(jnp.float32))

@@ -1,0 +1,137 @@
+"""Perturbed parameters: ``params + scale * direction``, formed where they are used.
+
+A loss comes in one of two forms. A plain function ``value_fn(params, batch)`` gets the
+whole perturbed tree. A :class:`LazyLoss` asks for each leaf, or each layer of a
+stacked leaf, through a view ``at``, so that at most one layer of perturbed
+parameters need exist. Both see the same bits.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.kernels.sphere import Direction, leaf_direction, path_str
+
+
+class At(Protocol):
+    """``at(path, leaf, layer=None, after=None)``: the leaf as this evaluation sees it.
+
+    ``path`` is the leaf's key path joined by ``/``; ``leaf`` is the leaf itself, or its
+    slice of layer ``layer`` where the leaf was declared stacked. ``after`` is an
+    array that the perturbation must wait for (the layer's input): it orders the
+    layers, so that XLA does not form all perturbed layers at once.
+    """
+
+    def __call__(
+        self,
+        path: str,
+        leaf: jax.Array,
+        layer: int | jax.Array | None = None,
+        after: jax.Array | None = None,
+    ) -> jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class LazyLoss:
+    """A loss ``fn(params, batch, at) -> losses (B,)`` that perturbs as it goes.
+
+    Called as a plain loss it evaluates the unperturbed parameters.
+    """
+
+    fn: Callable[[Any, Any, At], jax.Array]
+
+    def __call__(self, params: Any, batch: Any) -> jax.Array:
+        return self.fn(params, batch, identity)
+
+
+def identity(
+    path: str,
+    leaf: jax.Array,
+    layer: int | jax.Array | None = None,
+    after: jax.Array | None = None,
+) -> jax.Array:
+    """The view of an unperturbed evaluation."""
+    del path, layer, after
+    return leaf
+
+
+def _zero_after(after: jax.Array) -> jax.Array:
+    """int32 zero, shape=(), that XLA cannot compute before ``after``.
+
+    It comes from the bits of one element, so a NaN in ``after`` (one record's
+    activation) cannot reach the perturbation, which every record shares.
+    """
+    first = after.reshape(-1)[:1]
+    if first.size == 0:
+        return jnp.zeros((), jnp.int32)
+    word = jax.lax.bitcast_convert_type(first, jnp.dtype(f"uint{8 * first.itemsize}"))
+    return jnp.minimum((word[0] >> 1).astype(jnp.int32) & 0x7FFFFFFF, 0)
+
+
+def _ordered(
+    direction: Direction, scale: jax.Array, after: jax.Array | None
+) -> tuple[Direction, jax.Array]:
+    """The same direction and scale, to the bit, not available before ``after``.
+
+    Without this order XLA forms every perturbed layer of both signs at once, and
+    keeps one copy of a regenerated direction alive from its first use to its last.
+    """
+    if after is None:
+        return direction, scale
+    zero = _zero_after(after)
+    data = jax.random.key_data(direction.leaf_keys) + zero.astype(jnp.uint32)
+    leaf_keys = jax.random.wrap_key_data(data, impl="threefry2x32")
+    # Added as a number, not to the bits: a bitcast would drop the tangent of scale.
+    tied = scale + zero.astype(scale.dtype)
+    return dataclasses.replace(direction, leaf_keys=leaf_keys), tied
+
+
+def view(direction: Direction, scale: jax.Array) -> At:
+    """The ``at`` of one evaluation: leaf + scale * direction.
+
+    Computed in float32 (or the leaf's own dtype if wider), then cast to the leaf's.
+    """
+
+    def at(
+        path: str,
+        leaf: jax.Array,
+        layer: int | jax.Array | None = None,
+        after: jax.Array | None = None,
+    ) -> jax.Array:
+        if path not in direction.paths:
+            return leaf
+        one, s = _ordered(direction, scale, after)
+        wide = jnp.promote_types(leaf.dtype, jnp.float32)
+        u = leaf_direction(one, path, leaf.shape, layer).astype(wide)
+        return (leaf.astype(wide) + s.astype(wide) * u).astype(leaf.dtype)
+
+    return at
+
+
+def perturb(params: Any, direction: Direction, scale: jax.Array) -> Any:
+    """``params + scale * direction`` as a tree; frozen leaves come back as they are."""
+    at = view(direction, jnp.asarray(scale))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: at(path_str(path), leaf), params
+    )
+
+
+def losses_at(
+    value_fn: Callable[[Any, Any], jax.Array] | LazyLoss,
+    params: Any,
+    batch: Any,
+    direction: Direction,
+    scale: jax.Array,
+    after: jax.Array | None = None,
+) -> jax.Array:
+    """Losses (B,) of ``params + scale * direction``, through either form of loss.
+
+    ``after``: an array that must exist before this evaluation starts.
+    """
+    direction, scale = _ordered(direction, scale, after)
+    if isinstance(value_fn, LazyLoss):
+        return value_fn.fn(params, batch, view(direction, scale))
+    return value_fn(perturb(params, direction, scale), batch)

@@ -1,0 +1,332 @@
+r"""Random directions over a pytree, regenerated instead of stored.
+
+A direction :math:`u` has :math:`\mathbb E[uu^\top]=I_d`, with :math:`d` the number
+of elements of all leaves together:
+
+==============  =============================================  ==================
+law             what it is                                     squared norm
+==============  =============================================  ==================
+``sphere``      uniform on the sphere of radius sqrt(d)        d
+``gaussian``    standard normal                                chi-square, mean d
+``rademacher``  independent signs, from packed bits            d
+``orthonormal`` K orthogonal rows of radius sqrt(d), K <= d    d
+``ball``        uniform in the ball of radius sqrt(d);         at most d
+                :math:`\mathbb E[uu^\top]=\frac d{d+2}I`
+==============  =============================================  ==================
+
+The bits of a leaf come from ``fold_in(key, hash of the leaf's path)``, so they do
+not depend on the other leaves or on their order. A leaf *declared stacked* holds
+layers along its first axis and folds in the layer index once more: a scan over
+layers can then regenerate one layer's part alone (:func:`leaf_direction`).
+
+A :class:`Direction` keeps as little as it can: the key (Gaussian), the key and one
+scale (sphere, ball), one bit an element (Rademacher, drawn once and read three
+times: both forwards and the update), everything only for orthonormal rows.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.kernels import threefry
+
+LAWS = ("sphere", "gaussian", "rademacher", "orthonormal", "ball")
+MAX_ORTHONORMAL = 64
+
+PathPredicate = Callable[[str], bool]
+
+
+def path_str(path: tuple[Any, ...]) -> str:
+    """The name of a leaf: its keys joined by ``/``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def leaf_id(path: str) -> int:
+    """32-bit identity of a leaf: a hash of its path, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("leaf_keys", "scale", "stored"),
+    meta_fields=("law", "shapes", "stacked"),
+)
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """One direction over a tree, or K of them (leading axis K on every array).
+
+    Attributes:
+      leaf_keys: typed keys, one for each leaf of ``shapes``.
+      scale: float32, shape=(): factor on the normals (sphere, ball; else 1).
+      stored: path -> packed sign words, uint32 ``(ceil(size / 32),)`` (Rademacher),
+        or path -> row, float32 (orthonormal); empty otherwise. Stacked leaves have
+        the layers in front.
+      law: name of the law; static.
+      shapes: ``((path, shape), ...)`` of the leaves that move; static. A leaf that
+        is absent is frozen.
+      stacked: paths of the leaves whose first axis counts layers; static.
+    """
+
+    leaf_keys: jax.Array
+    scale: jax.Array
+    stored: dict[str, jax.Array]
+    law: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    stacked: frozenset[str]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(path for path, _ in self.shapes)
+
+    @property
+    def dim(self) -> int:
+        """d: the number of elements that move."""
+        return sum(math.prod(shape) for _, shape in self.shapes)
+
+
+def _moving_leaves(
+    like: Any, trainable: PathPredicate | None
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    leaves = [
+        (path_str(path), tuple(leaf.shape))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(like)
+    ]
+    leaves = [(p, s) for p, s in leaves if trainable is None or trainable(p)]
+    seen: dict[int, str] = {}
+    for path, _ in leaves:
+        other = seen.setdefault(leaf_id(path), path)
+        if other != path or sum(p == path for p, _ in leaves) > 1:
+            raise ValueError(
+                f"the leaves {other!r} and {path!r} hash to the same identity and "
+                "would share random bits; rename one of them"
+            )
+    return tuple(leaves)
+
+
+def _leaf_keys(key: jax.Array, paths: tuple[str, ...]) -> jax.Array:
+    """``fold_in(key, hash of the path)`` for each leaf.
+
+    In a loop, which XLA does not fuse: the scalar chain would otherwise be compiled into
+    every kernel that draws from it.
+    """
+    ids = np.array([leaf_id(path) for path in paths], np.uint32)
+    return jax.lax.map(lambda i: threefry.fold_in(key, i), jnp.asarray(ids))
+
+
+def _draw(
+    draw: Callable[[jax.Array], jax.Array],
+    direction: Direction,
+    path: str,
+    shape: tuple[int, ...],
+    layer: int | jax.Array | None,
+) -> jax.Array:
+    """``draw`` from the key of a leaf, of one layer, or of all layers stacked."""
+    key = direction.leaf_keys[direction.paths.index(path)]
+    if path not in direction.stacked:
+        return draw(key)
+    if layer is not None:
+        return draw(threefry.fold_in(key, layer))
+    layers = jnp.arange(shape[0], dtype=jnp.uint32)
+    return jax.vmap(lambda i: draw(threefry.fold_in(key, i)))(layers)
+
+
+def _num_words(shape: tuple[int, ...]) -> int:
+    return -(-math.prod(shape) // 32)
+
+
+def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """+-1 in float32 from packed bits; element j reads word j % W, bit 31 - j // W."""
+    shift = jnp.arange(32, dtype=jnp.uint32)[:, None]
+    sign = (words[None, :] << shift) & jnp.uint32(0x80000000)
+    one = jnp.uint32(0x3F800000)
+    flat = jax.lax.bitcast_convert_type(sign | one, jnp.float32).reshape(-1)
+    size = math.prod(shape)
+    return (flat if flat.size == size else flat[:size]).reshape(shape)
+
+
+def _sum_of_squares(direction: Direction) -> jax.Array:
+    """Squared norm of the normals of all leaves: one pass, one layer at a time."""
+
+    def squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        z2 = jnp.square(threefry.normal(key, shape))
+        # Two stages keep the float32 error far below one in 1e6.
+        return jnp.sum(jnp.sum(z2, axis=-1)) if z2.ndim else z2
+
+    def leaf(path: str, shape: tuple[int, ...]) -> jax.Array:
+        if path not in direction.stacked:
+            return _draw(lambda k: squares(k, shape), direction, path, shape, None)
+
+        def layer(i: jax.Array) -> jax.Array:
+            return _draw(lambda k: squares(k, shape[1:]), direction, path, shape, i)
+
+        return jnp.sum(jax.lax.map(layer, jnp.arange(shape[0], dtype=jnp.uint32)))
+
+    zero = jnp.zeros((), jnp.float32)
+    return sum((leaf(path, shape) for path, shape in direction.shapes), zero)
+
+
+def _one(bare: Direction, key: jax.Array) -> Direction:
+    """Fills in what this law keeps: words or a scale."""
+    if bare.law == "rademacher":
+        words = {}
+        for path, shape in bare.shapes:
+            layer_shape = shape[1:] if path in bare.stacked else shape
+            count = _num_words(layer_shape)
+            draw = lambda key, count=count: threefry.stored_bits(key, count)  # noqa: E731
+            words[path] = _draw(draw, bare, path, shape, None)
+        return dataclasses.replace(bare, stored=words)
+    if bare.law in ("sphere", "ball"):
+        tiny = jnp.float32(1e-30)
+        norm = jnp.sqrt(jnp.maximum(_sum_of_squares(bare), tiny))
+        scale = jnp.float32(math.sqrt(bare.dim)) / norm
+        if bare.law == "ball":
+            radius_key = threefry.fold_in(key, leaf_id("radius of the ball"))
+            word = threefry.bits(radius_key, ()).astype(jnp.float32)
+            unit = (word + jnp.float32(1)) * jnp.float32(2**-32)
+            scale = scale * unit ** jnp.float32(1 / max(bare.dim, 1))
+        return dataclasses.replace(bare, scale=scale)
+    return bare
+
+
+def _orthonormal(rows: Direction) -> Direction:
+    """Stores K orthogonal rows of radius sqrt(d): Haar, by QR of K normal rows."""
+    normals = jax.vmap(
+        lambda one: jnp.concatenate(
+            [leaf_direction(one, p, s).reshape(-1) for p, s in one.shapes]
+        )
+    )(dataclasses.replace(rows, law="gaussian"))
+    q, r = jnp.linalg.qr(normals.T)
+    # Householder QR fixes the signs of R, not of Q: undo that, or Q is not Haar.
+    diagonal = jnp.diagonal(r)
+    q = q * jnp.where(diagonal < 0, jnp.float32(-1), jnp.float32(1))[None, :]
+    flat = q.T * jnp.float32(math.sqrt(rows.dim))
+    sizes = [math.prod(shape) for _, shape in rows.shapes]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    stored = {
+        path: flat[:, end - size : end].reshape(len(flat), *shape)
+        for (path, shape), size, end in zip(rows.shapes, sizes, ends, strict=True)
+    }
+    return dataclasses.replace(rows, stored=stored)
+
+
+def directions(
+    key: jax.Array,
+    like: Any,
+    *,
+    law: str,
+    num: int = 1,
+    trainable: PathPredicate | None = None,
+    stacked: PathPredicate | None = None,
+) -> Direction:
+    """Draws ``num`` directions over the leaves of ``like``.
+
+    Args:
+      key: typed key of this step; public. Direction k uses ``fold_in(key, k)``.
+      like: pytree of arrays or ``jax.ShapeDtypeStruct``; only shapes are read.
+      law: one of :data:`LAWS`. Always drawn in float32, whatever the dtypes.
+      num: K. Orthonormal rows need ``K <= min(d, 64)``.
+      trainable: predicate on the path; the other leaves get no direction.
+      stacked: predicate on the path: leaves whose first axis counts layers.
+
+    Returns:
+      A :class:`Direction` with leading axis K on every array.
+
+    Raises:
+      ValueError: unknown law, too many rows, two leaves with one identity.
+    """
+    if law not in LAWS:
+        raise ValueError(f"law must be one of {', '.join(LAWS)}; got {law!r}")
+    if num < 1:
+        raise ValueError(f"num must be at least 1, got {num}")
+    shapes = _moving_leaves(like, trainable)
+    layered = frozenset(
+        p for p, s in shapes if s and stacked is not None and stacked(p)
+    )
+    dim = sum(math.prod(shape) for _, shape in shapes)
+    if law == "orthonormal" and not 1 <= num <= min(dim, MAX_ORTHONORMAL):
+        raise ValueError(
+            f"num must be at most min(d, {MAX_ORTHONORMAL}) = "
+            f"{min(dim, MAX_ORTHONORMAL)} for orthonormal directions, got {num}"
+        )
+
+    def one(k: jax.Array) -> Direction:
+        one_key = threefry.fold_in(key, k)
+        leaf_keys = _leaf_keys(one_key, tuple(path for path, _ in shapes))
+        bare = Direction(leaf_keys, jnp.float32(1), {}, law, shapes, layered)
+        return _one(bare, one_key)
+
+    rows = jax.vmap(one)(jnp.arange(num, dtype=jnp.uint32))
+    return _orthonormal(rows) if law == "orthonormal" else rows
+
+
+def select(rows: Direction, k: int) -> Direction:
+    """Direction ``k`` (static) of K."""
+    return jax.tree.map(lambda a: a[k], rows)
+
+
+def leaf_direction(
+    direction: Direction,
+    path: str,
+    shape: tuple[int, ...],
+    layer: int | jax.Array | None = None,
+) -> jax.Array:
+    """The part of one direction that belongs to a leaf, or to a layer of it.
+
+    Args:
+      direction: one direction (no leading axis).
+      path: a leaf of ``direction.shapes``.
+      shape: of the leaf, or of the slice when ``layer`` is given.
+      layer: index of the layer in a leaf that was declared stacked, shape=().
+
+    Returns:
+      float32, of that shape. Behind an ``optimization_barrier`` where it comes out of
+      floating-point arithmetic: without it XLA contracts that arithmetic differently
+      in different programs, and a replay is off by an ulp. Signs are exact and need
+      none.
+    """
+    if layer is not None and path not in direction.stacked:
+        raise ValueError(
+            f"layer was given for the leaf {path!r}, which was not declared stacked; "
+            "declare it with stacked="
+        )
+    if direction.law == "rademacher" or direction.law == "orthonormal":
+        stored = direction.stored[path]
+        if layer is not None:
+            stored = jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)
+        if direction.law == "orthonormal":
+            return stored
+        if path in direction.stacked and layer is None:
+            return jax.vmap(lambda words: _signs(words, shape[1:]))(stored)
+        return _signs(stored, shape)
+    layered = path in direction.stacked and layer is None
+    layer_shape = shape[1:] if layered else shape
+    z = _draw(lambda k: threefry.normal(k, layer_shape), direction, path, shape, layer)
+    if direction.law in ("sphere", "ball"):
+        z = z * direction.scale
+    return jax.lax.optimization_barrier(z)
+
+
+def materialise(direction: Direction, like: Any) -> Any:
+    """The whole of one direction as a tree like ``like``; frozen leaves are zero."""
+
+    def leaf(path: tuple[Any, ...], x: Any) -> jax.Array:
+        name = path_str(path)
+        if name not in direction.paths:
+            return jnp.zeros(x.shape, jnp.float32)
+        return leaf_direction(direction, name, tuple(x.shape))
+
+    return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def flat(key: jax.Array, dim: int, *, law: str, num: int = 1) -> jax.Array:
+    """``num`` directions in R^dim as rows, float32 ``(num, dim)``."""
+    like = jax.ShapeDtypeStruct((dim,), jnp.float32)
+    rows = directions(key, like, law=law, num=num)
+    return jax.vmap(lambda one: materialise(one, like))(rows)
