@@ -1,0 +1,38 @@
+"""Differentially private optimisation in JAX.
+
+A private optimiser is a released sequence: at each step something that depends
+on the data is bounded, noised and let out; all else is post-processing. A *plan*
+fixes the numbers and states the guarantee, an *oracle* bounds and noises one
+query, a *transform* or an *algorithm* uses what was released.
+"""
+
+from importlib import import_module as _import_module
+from importlib import metadata as _metadata
+from types import ModuleType as _ModuleType
+
+from jaxdp import kernels as kernels
+from jaxdp import plans as plans
+from jaxdp import sampling as sampling
+from jaxdp.kernels.finite_difference import per_record as per_record
+from jaxdp.kernels.perturb import LazyLoss as LazyLoss
+from jaxdp.keys import Keys as Keys
+from jaxdp.oracles.isolation import check_isolation as check_isolation
+from jaxdp.training import FitInfo as FitInfo
+from jaxdp.training import FitResult as FitResult
+from jaxdp.training import fit as fit
+from jaxdp.training import report as report
+from jaxdp.transforms._common import public as public
+from jaxdp.transforms.dpgd import dpgd as dpgd
+from jaxdp.transforms.dpzero import dpzero as dpzero
+
+try:
+    __version__ = _metadata.version("jaxdp-optim")
+except _metadata.PackageNotFoundError:  # a checkout that was never installed
+    __version__ = "0+uninstalled"
+
+
+def __getattr__(name: str) -> _ModuleType:
+    """Loads ``jaxdp.models`` when it is first asked for: it brings flax and sklearn."""
+    if name == "models":
+        return _import_module("jaxdp.models")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

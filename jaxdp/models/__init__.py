@@ -1,0 +1,47 @@
+"""Data sets, small networks and problems with closed forms.
+
+Nothing that computes a release imports this: it is what a run is given and judged
+with, not what makes it private.
+"""
+
+from jaxdp.models._scaling import scale_by_bounds as scale_by_bounds
+from jaxdp.models.datasets import BREAST_CANCER_BOUNDS as BREAST_CANCER_BOUNDS
+from jaxdp.models.datasets import DATASETS as DATASETS
+from jaxdp.models.datasets import DIABETES_BOUNDS as DIABETES_BOUNDS
+from jaxdp.models.datasets import DIABETES_TARGET_BOUNDS as DIABETES_TARGET_BOUNDS
+from jaxdp.models.datasets import DIGITS_BOUNDS as DIGITS_BOUNDS
+from jaxdp.models.datasets import WINE_BOUNDS as WINE_BOUNDS
+from jaxdp.models.datasets import Dataset as Dataset
+from jaxdp.models.datasets import load as load
+from jaxdp.models.datasets import quadratic_data as quadratic_data
+from jaxdp.models.datasets import validation_split as validation_split
+from jaxdp.models.files import load_file as load_file
+from jaxdp.models.networks import MLP as MLP
+from jaxdp.models.networks import NETWORKS as NETWORKS
+from jaxdp.models.networks import At as At
+from jaxdp.models.networks import Network as Network
+from jaxdp.models.networks import ResidualStack as ResidualStack
+from jaxdp.models.networks import accuracy as accuracy
+from jaxdp.models.networks import identity_at as identity_at
+from jaxdp.models.networks import is_stacked as is_stacked
+from jaxdp.models.networks import linear as linear
+from jaxdp.models.networks import mean_squared_error as mean_squared_error
+from jaxdp.models.networks import mlp as mlp
+from jaxdp.models.networks import mlp_loss as mlp_loss
+from jaxdp.models.networks import mlp_outputs as mlp_outputs
+from jaxdp.models.networks import mlp_squared_error as mlp_squared_error
+from jaxdp.models.networks import network_for as network_for
+from jaxdp.models.networks import residual_stack as residual_stack
+from jaxdp.models.networks import residual_stack_loss as residual_stack_loss
+from jaxdp.models.networks import residual_stack_outputs as residual_stack_outputs
+from jaxdp.models.networks import softmax_cross_entropy as softmax_cross_entropy
+from jaxdp.models.networks import squared_error as squared_error
+from jaxdp.models.problems import HESSIANS as HESSIANS
+from jaxdp.models.problems import Problem as Problem
+from jaxdp.models.problems import centered_quadratic as centered_quadratic
+from jaxdp.models.problems import cubic as cubic
+from jaxdp.models.problems import effective_rank as effective_rank
+from jaxdp.models.problems import hessian_diagonal as hessian_diagonal
+from jaxdp.models.problems import linear_adversarial as linear_adversarial
+from jaxdp.models.problems import pseudo_huber as pseudo_huber
+from jaxdp.models.problems import quadratic as quadratic

@@ -1,0 +1,70 @@
+"""Scaling by public bounds: a function of one record, never of the others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Bounds = (
+    tuple[float | Sequence[float], float | Sequence[float]]
+    | Mapping[str, tuple[float, float]]
+)
+
+
+def scale_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
+    """Maps [low, high] to [0, 1] and clips what lies outside: record by record.
+
+    Args:
+      x: shape (..., d).
+      low: a number or shape (d,); a public constant.
+      high: likewise, above low.
+
+    Returns:
+      float32, the shape of x, within [0, 1].
+    """
+    x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
+    return np.clip((x - low) / (high - low), 0.0, 1.0).astype(np.float32)
+
+
+def bound_arrays(bounds: Bounds, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high of each column from any of the accepted forms.
+
+    Args:
+      bounds: (low, high), each a number or one number per column, or a mapping from
+        every column's name to its (low, high).
+      names: the columns.
+
+    Returns:
+      low and high, float64, shape (len(names),) each.
+
+    Raises:
+      ValueError: bounds of another form, not finite, or not low < high.
+    """
+    allowed = (
+        "(low, high), each a finite number or one per column with low < high, or a "
+        "mapping from every column's name to (low, high)"
+    )
+    if isinstance(bounds, Mapping):
+        missing = [name for name in names if name not in bounds]
+        unknown = [name for name in bounds if name not in names]
+        if missing or unknown:
+            raise ValueError(
+                "bounds must name every feature column and no other: missing "
+                f"{missing}, unknown {unknown}"
+            )
+    try:
+        ends = bounds
+        if isinstance(bounds, Mapping):
+            ends = tuple(zip(*(bounds[name] for name in names), strict=True))
+        low, high = (
+            np.broadcast_to(np.asarray(end, np.float64), (len(names),)) for end in ends
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"bounds must be {allowed}; got {bounds!r}") from error
+    bad = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high) & (low < high)))
+    if bad.size:
+        j = bad[0]
+        raise ValueError(
+            f"bounds must be {allowed}; column {names[j]!r} has ({low[j]}, {high[j]})"
+        )
+    return low, high

@@ -1,0 +1,206 @@
+"""Your own records: a CSV or NPZ file as a ``Dataset``."""
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.models import _tables
+from jaxdp.models._scaling import Bounds, bound_arrays, scale_by_bounds
+from jaxdp.models.datasets import PUBLIC_NOTE, Dataset, split_rows
+
+
+def load_file(
+    path: str | pathlib.Path,
+    *,
+    label: str | None = None,
+    task: Literal["classification", "regression"] = "classification",
+    classes: int | Sequence[str] | None = None,
+    bounds: Bounds | None = None,
+    label_bounds: tuple[float, float] | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Reads a CSV or NPZ file; all its numbers must be finite.
+
+    A CSV begins with a header line; every column but the label is a feature. An NPZ
+    holds the features as array ``x`` (records first; further axes are flattened) and
+    the labels as array ``label``.
+
+    Args:
+      path: a ``.csv`` or ``.npz`` file.
+      label: CSV: the label column's name. NPZ: the label array's name, ``"y"`` if None.
+      task: what the label is.
+      classes: the public set of classes: their number K, for labels 0 to K - 1, or
+        their names in order, for labels that are names. None reads the set from the
+        file, and the note says so: it is then assumed to be public.
+      bounds: public (low, high) of the features, each a number or one per column, or a
+        mapping from every column's name to its (low, high). Features are scaled to
+        [0, 1], values outside are clipped. None leaves features as they are.
+      label_bounds: the same for a regression target.
+      test_fraction: held-out public records, in (0, 1), rounded up.
+      seed: of the permutation that chooses them.
+
+    Returns:
+      The data set; the split depends on the number of records and the seed alone.
+
+    Raises:
+      ValueError: naming the argument (missing file, column or array), or the row and
+        column of a cell that is no finite number, or bounds that are not low < high,
+        or too few rows to split.
+    """
+    _validate.one_of(("classification", "regression"), task=task)
+    table = _tables.read(path, label)
+    num_records = len(table.features)
+    if num_records < 2:
+        raise ValueError(
+            f"path {str(path)!r} must have at least 2 rows, one to train and one to "
+            f"test, got {num_records}"
+        )
+    x, notes = _scaled_features(table, bounds)
+    class_names, num_classes, target_bounds = (), None, None
+    if task == "classification":
+        if label_bounds is not None:
+            raise ValueError("label_bounds is for task='regression' only")
+        y, class_names, num_classes = _class_labels(table, classes)
+        if classes is None:
+            notes.append("The set of labels was read from the file: it is public.")
+    else:
+        if classes is not None:
+            raise ValueError("classes is for task='classification' only")
+        y, target_bounds = _targets(table, label_bounds)
+    kept, held_out = split_rows(num_records, test_fraction, seed, "test_fraction")
+    return Dataset(
+        name=pathlib.Path(path).stem,
+        train=(x[kept], y[kept]),
+        test=(x[held_out], y[held_out]),
+        task=task,
+        num_classes=num_classes,
+        feature_names=table.feature_names,
+        class_names=class_names,
+        target_bounds=target_bounds,
+        note=" ".join([*notes, PUBLIC_NOTE]),
+    )
+
+
+def _scaled_features(
+    table: _tables.Table, bounds: Bounds | None
+) -> tuple[np.ndarray, list[str]]:
+    if bounds is None:
+        return _float32(table, table.features), ["Features as they are."]
+    low, high = bound_arrays(bounds, table.feature_names)
+    return scale_by_bounds(table.features, low, high), [
+        "Features scaled by the given bounds."
+    ]
+
+
+def _float32(table: _tables.Table, values: np.ndarray) -> np.ndarray:
+    """Casts, and refuses numbers that float32 cannot hold."""
+    bad = np.argwhere(np.abs(values) > np.finfo(np.float32).max)
+    if bad.size:
+        columns = table.feature_names if values.ndim == 2 else (table.label_name,)
+        name = columns[bad[0][1] if values.ndim == 2 else 0]
+        raise ValueError(
+            f"{table.place(bad[0][0])}, column {name!r} must fit in float32, got "
+            f"{values[tuple(bad[0])]}"
+        )
+    return values.astype(np.float32)
+
+
+def _class_labels(
+    table: _tables.Table, classes: int | Sequence[str] | None
+) -> tuple[np.ndarray, tuple[str, ...], int]:
+    """Labels as classes 0 to K - 1, the classes' names if any, and K."""
+    if isinstance(classes, str | float):
+        raise ValueError(
+            f"classes must be a number >= 2 or a sequence of names, got {classes!r}"
+        )
+    if classes is None or isinstance(classes, int):
+        if classes is not None:
+            _validate.integer(at_least=2, classes=classes)
+        numbers = _label_numbers(table, required=classes is not None)
+        if numbers is not None:
+            return _numbered_classes(table, numbers, classes)
+        classes = sorted({str(text) for text in table.labels})
+        _check_inferred(table, len(classes))
+    return _named_classes(table, tuple(classes))
+
+
+def _label_numbers(table: _tables.Table, *, required: bool) -> np.ndarray | None:
+    """Labels as float64; None if all are names and numbers are not required."""
+    numbers = [_tables.number(str(text)) for text in table.labels]
+    if not required and all(table.labels) and not any(v is not None for v in numbers):
+        return None
+    # One typing error among numbers must not quietly become a class of its own.
+    for i, value in enumerate(numbers):
+        if value is None or not math.isfinite(value):
+            raise ValueError(
+                f"{table.place(i)}, column {table.label_name!r} must be a finite "
+                f"number, got {str(table.labels[i])!r}"
+            )
+    return np.array(numbers, np.float64)
+
+
+def _numbered_classes(
+    table: _tables.Table, numbers: np.ndarray, classes: int | None
+) -> tuple[np.ndarray, tuple[str, ...], int]:
+    top = np.inf if classes is None else classes - 1
+    allowed = "an integer >= 0" if classes is None else f"an integer 0 to {top}"
+    bad = np.flatnonzero(
+        (numbers != np.round(numbers)) | (numbers < 0) | (numbers > top)
+    )
+    if bad.size:
+        raise ValueError(
+            f"{table.place(bad[0])}, column {table.label_name!r} must be {allowed} "
+            f"(a class), got {str(table.labels[bad[0]])!r}; name the classes with "
+            "classes=, or use task='regression'"
+        )
+    count = classes or max(2, int(numbers.max()) + 1)
+    if classes is None:
+        _check_inferred(table, count)
+    return numbers.astype(np.int32), (), count
+
+
+def _check_inferred(table: _tables.Table, count: int) -> None:
+    """Refuses a column that looks like a number line or an identifier."""
+    if count > max(2, len(table.labels) // 2):
+        raise ValueError(
+            f"label {table.label_name!r} would have {count} classes with only "
+            f"{len(table.labels)} rows; give classes=, or use task='regression'"
+        )
+
+
+def _named_classes(
+    table: _tables.Table, names: tuple[str, ...]
+) -> tuple[np.ndarray, tuple[str, ...], int]:
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise ValueError(
+            f"classes must be at least two different names, got {list(names)}"
+        )
+    index = {str(name): k for k, name in enumerate(names)}
+    for i, text in enumerate(table.labels):
+        if str(text) not in index:
+            raise ValueError(
+                f"{table.place(i)}, column {table.label_name!r} must be one of "
+                f"{', '.join(map(repr, index))}; got {str(text)!r}"
+            )
+    y = np.array([index[str(text)] for text in table.labels], np.int32)
+    return y, tuple(index), len(index)
+
+
+def _targets(
+    table: _tables.Table, label_bounds: tuple[float, float] | None
+) -> tuple[np.ndarray, tuple[float, float] | None]:
+    """Targets as float32, and the bounds they were scaled by."""
+    numbers = _label_numbers(table, required=True)
+    assert numbers is not None
+    if label_bounds is None:
+        return _float32(table, numbers), None
+    try:
+        (low,), (high,) = bound_arrays(label_bounds, (table.label_name,))
+    except ValueError as error:
+        raise ValueError(f"label_{error}") from error
+    return scale_by_bounds(numbers, low, high), (float(low), float(high))

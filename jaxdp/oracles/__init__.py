@@ -1,0 +1,1 @@
+"""Oracles: one bounded and noised query each. Nothing un-noised leaves this folder."""

@@ -1,0 +1,8 @@
+"""Plans: frozen numbers that couple sampling, bound, noise and accounting.
+
+A plan alone states the guarantee, and builds what runs under it.
+"""
+
+from jaxdp.plans._base import from_json as from_json
+from jaxdp.plans.dpgd import DPGD as DPGD
+from jaxdp.plans.dpzero import DPZero as DPZero

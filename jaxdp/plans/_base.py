@@ -1,0 +1,275 @@
+"""What plans of one Gaussian sum a step share: bound, grid, event, calibration."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any, ClassVar, Literal, Self
+
+import optax
+
+from jaxdp import _validate, accounting, sampling
+from jaxdp._types import Phase, Relation
+from jaxdp.kernels import clip
+from jaxdp.keys import Keys
+
+_SAMPLERS = {
+    "FullBatch": sampling.FullBatch,
+    "TruncatedPoisson": sampling.TruncatedPoisson,
+}
+_PLANS: dict[str, type["GaussianSumPlan"]] = {}
+
+Vary = Literal["noise_multiplier", "num_steps"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GaussianSumPlan:
+    """Each step releases one bounded sum of B records plus Gaussian noise.
+
+    Attributes:
+      num_examples: n, records in the data set; public.
+      num_steps: T, how many sums are released.
+      sampling: which records a step reads.
+      relation: which data sets are neighbours; no default.
+      l2_clip_norm: C, bound on one record's contribution; infinity only without noise.
+      noise_multiplier: standard deviation of the noise on the released sum over
+        ``sensitivity``; None until :meth:`calibrate` or :meth:`with_noise`.
+      delta: what :meth:`calibrate` aimed at; used by reports.
+    """
+
+    num_examples: int
+    num_steps: int
+    sampling: sampling.AnySampler
+    relation: Relation
+    l2_clip_norm: float
+    noise_multiplier: float | None = None
+    delta: float | None = None
+
+    family: ClassVar[str]
+
+    @property
+    def noise(self) -> Literal["discrete", "gaussian"]:
+        """Exact integers from the host, or float32 Gaussians rounded to the grid."""
+        return "gaussian"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _PLANS[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        _validate.integer(num_examples=self.num_examples, num_steps=self.num_steps)
+        _validate.instance(tuple(_SAMPLERS.values()), sampling=self.sampling)
+        _validate.one_of(accounting.RELATIONS, relation=self.relation)
+        _validate.positive(allow_inf=True, l2_clip_norm=self.l2_clip_norm)
+        if self.delta is not None:
+            _validate.probability(delta=self.delta)
+        if self.noise_multiplier is None:
+            return
+        _validate.non_negative(noise_multiplier=self.noise_multiplier)
+        if self.noise_multiplier > 0:
+            if math.isinf(self.l2_clip_norm):
+                raise ValueError(
+                    "l2_clip_norm must be finite when noise_multiplier > 0, got inf: "
+                    "without a bound no noise is private"
+                )
+            accounting.self_check(self._guarantee)
+        _ = self.grid_bits  # Raises if the sum cannot fit.
+
+    # Bound and noise.
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one record moves the released sum, in L2."""
+        return accounting.sensitivity(self.relation, self.l2_clip_norm)
+
+    @property
+    def normalizer(self) -> float:
+        """The constant that sums are divided by: the expected batch size."""
+        return self.sampling.expected_batch_size(self.num_examples)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on what updates the parameters."""
+        return self._noise * self.sensitivity / self.normalizer if self._noise else 0.0
+
+    @property
+    def grid_bits(self) -> int | None:
+        """k: sums are integers in units of 2**-k of the clip; None without a clip."""
+        if math.isinf(self.l2_clip_norm):
+            return None
+        rows = self.sampling.batch_size(self.num_examples)
+        exact = self.noise == "discrete"
+        return clip.grid_bits(
+            rows, self._noise * self._sensitivity_over_clip, exact_noise=exact
+        )
+
+    @property
+    def grid_noise_std(self) -> int:
+        """Standard deviation of the integer noise, rounded up."""
+        if self.grid_bits is None:
+            return 0
+        return math.ceil(self._noise * self._sensitivity_over_clip * 2**self.grid_bits)
+
+    @property
+    def _sensitivity_over_clip(self) -> float:
+        return accounting.sensitivity(self.relation, 1.0)
+
+    @property
+    def _noise(self) -> float:
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "the plan has no noise_multiplier yet: call "
+                ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
+            )
+        return self.noise_multiplier
+
+    # Accounting.
+
+    @property
+    def _guarantee(self) -> accounting.Guarantee:
+        return self._guarantee_of(self._noise, self.num_steps)
+
+    def _guarantee_of(
+        self, noise_multiplier: float, steps: int
+    ) -> accounting.Guarantee:
+        if isinstance(self.sampling, sampling.TruncatedPoisson):
+            return accounting.truncated_poisson_gaussian(
+                noise_multiplier,
+                steps,
+                sampling_prob=self.sampling.sampling_prob,
+                num_examples=self.num_examples,
+                max_batch_size=self.sampling.batch_size(self.num_examples),
+                relation=self.relation,
+            )
+        return accounting.full_batch_gaussian(noise_multiplier, steps, self.relation)
+
+    @property
+    def event(self) -> Any:
+        """The dp-accounting event of all releases together."""
+        return self._guarantee.event
+
+    @property
+    def event_relation(self) -> Any:
+        """The dp-accounting relation under which :attr:`event` is to be composed."""
+        return self._guarantee.event_relation
+
+    def epsilon(self, *, delta: float | None = None) -> accounting.Epsilon:
+        """The epsilon of the whole run at ``delta`` (default: the calibrated one).
+
+        A float that also names the accountant which computed it. Infinite without noise.
+        """
+        delta = self.delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta must be a number in (0, 1); the plan has none")
+        _validate.probability(delta=delta)
+        return accounting.epsilon(*self._guarantee, delta)
+
+    def calibrate(
+        self, *, epsilon: float, delta: float, vary: Vary = "noise_multiplier"
+    ) -> Self:
+        """A plan of at most (epsilon, delta): least noise, or with it most steps.
+
+        Args:
+          epsilon: > 0.
+          delta: in (0, 1).
+          vary: ``"noise_multiplier"``, or ``"num_steps"`` for a plan that has noise.
+        """
+        _validate.positive(epsilon=epsilon)
+        _validate.probability(delta=delta)
+        _validate.one_of(("noise_multiplier", "num_steps"), vary=vary)
+        if vary == "num_steps":
+            steps = accounting.calibrate_num_steps(
+                lambda t: self._guarantee_of(self._noise, t), epsilon, delta
+            )
+            return dataclasses.replace(self, num_steps=steps, delta=delta)
+        if math.isinf(self.l2_clip_norm):
+            raise ValueError("l2_clip_norm must be finite to calibrate noise, got inf")
+        noise = accounting.calibrate_noise_multiplier(
+            lambda m: self._guarantee_of(m, self.num_steps), epsilon, delta
+        )
+        return dataclasses.replace(self, noise_multiplier=noise, delta=delta)
+
+    def with_noise(
+        self, *, noise_multiplier: float, delta: float | None = None
+    ) -> Self:
+        """The same plan with this noise; 0 is the non-private limit."""
+        delta = self.delta if delta is None else delta
+        return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
+
+    # Structure.
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        size = self.sampling.batch_size(self.num_examples)
+        return (Phase("step", 1, size),)
+
+    def transform(
+        self, keys: Keys, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """The gradient maker that runs under this plan."""
+        raise NotImplementedError
+
+    # Text.
+
+    def to_json(self) -> str:
+        """The plan as JSON; :func:`jaxdp.plans.from_json` reads it back."""
+        fields: dict[str, Any] = {"plan": type(self).__name__}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "sampling":
+                value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
+            fields[field.name] = value
+        return json.dumps(fields, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+          ValueError: not such a text, or a plan of another class.
+        """
+        plan = from_json(text)
+        if not isinstance(plan, cls):
+            raise ValueError(
+                f"text must hold a {cls.__name__}, got a {type(plan).__name__}"
+            )
+        return plan
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the plan's numbers, in hex."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value) of every number of the plan, for tables."""
+        out = [("plan", type(self).__name__)]
+        out += [(f.name, f"{getattr(self, f.name)}") for f in dataclasses.fields(self)]
+        if self.noise_multiplier is not None:
+            out.append(("sensitivity", f"{self.sensitivity:.6g}"))
+            out.append(("noise_std", f"{self.noise_std:.6g}"))
+            if self.delta is not None:
+                spent = self.epsilon()
+                out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
+        return out
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self.rows())
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
+
+
+def from_json(text: str) -> GaussianSumPlan:
+    """The plan that ``to_json`` wrote.
+
+    Raises:
+      ValueError: not JSON of a plan, an unknown plan or sampler, or fields that are
+        missing, unknown or out of range.
+    """
+    try:
+        fields = json.loads(text)
+        kind, chosen = fields.pop("plan"), fields.pop("sampling")
+        sampler = _SAMPLERS[chosen.pop("sampler")](**chosen)
+        return _PLANS[kind](sampling=sampler, **fields)
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"text must be the JSON of a plan ({', '.join(sorted(_PLANS))}): {error!r}"
+        ) from error

@@ -1,0 +1,25 @@
+"""The plan of DP-GD, the first-order baseline."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import optax
+
+from jaxdp.keys import Keys
+from jaxdp.plans._base import GaussianSumPlan
+from jaxdp.transforms.dpgd import dpgd
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPGD(GaussianSumPlan):
+    """Clipped per-record gradients: d numbers a step (needs backpropagation).
+
+    Noise is float32 Gaussian rounded to the grid.
+    """
+
+    family: ClassVar[str] = "dpgd"
+
+    def transform(
+        self, keys: Keys, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        return dpgd(self, keys, **kwargs)

@@ -1,0 +1,1 @@
+"""Optax transformations that make or use releases."""

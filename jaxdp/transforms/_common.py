@@ -1,0 +1,147 @@
+"""What the gradient makers share: which leaves move, the horizon, integer noise."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import keys as keys_lib
+from jaxdp._types import PathPredicate, PrivatePlan
+from jaxdp.kernels import threefry
+from jaxdp.kernels.sphere import path_str
+
+#: A pytree of bools like the params, a predicate on the path, or None for all leaves.
+Trainable = Any | PathPredicate | None
+
+
+class Horizon(NamedTuple):
+    """How far a run has come. Public."""
+
+    count: jax.Array  # shape=(), dtype=int32; releases made
+    exhausted: jax.Array  # shape=(), dtype=bool; the plan allows no further release
+    digest: jax.Array  # shape=(2,), dtype=uint32; of the plan
+    private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
+
+
+def horizon(plan: PrivatePlan, keys: keys_lib.Keys) -> Horizon:
+    """The start of a run."""
+    words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
+    private = plan.grid_noise_std > 0 and keys.private  # Raises without noise.
+    return Horizon(
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), bool),
+        jnp.asarray(np.array(words, np.uint32)),
+        jnp.asarray(private),
+    )
+
+
+def advance(plan: PrivatePlan, at: Horizon) -> tuple[jax.Array, Horizon]:
+    """Whether this step may release, and the horizon after it."""
+    active = at.count < plan.num_steps
+    count = at.count + active.astype(jnp.int32)
+    return active, at._replace(count=count, exhausted=count >= plan.num_steps)
+
+
+def refuse_masked(params: Any, name: str) -> None:
+    """Raises where optax.masked or partition has taken leaves away."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    if any(isinstance(x, optax.MaskedNode) for x in leaves):
+        raise ValueError(
+            f"{name} evaluates the loss and needs the whole params, but some leaves are "
+            "masked; do not wrap it in optax.masked or optax.partition, name the leaves "
+            "that move with trainable= instead"
+        )
+
+
+def moving(params: Any, trainable: Trainable) -> PathPredicate:
+    """The predicate on paths that ``trainable`` stands for, checked against params.
+
+    Raises:
+      ValueError: no leaf moves, a tree of another structure, or a moving leaf that is
+        not real floating point (named by its path).
+    """
+    paths = {
+        path_str(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    if trainable is None:
+        chosen = frozenset(paths)
+    elif callable(trainable):
+        chosen = frozenset(p for p in paths if trainable(p))
+    else:
+        flags, structure = jax.tree.flatten(trainable)
+        if structure != jax.tree.structure(params):
+            raise ValueError(
+                "trainable must be None, a predicate on the path, or a pytree of bools "
+                f"like the params {jax.tree.structure(params)}; got {structure}"
+            )
+        chosen = frozenset(p for p, flag in zip(paths, flags, strict=True) if flag)
+    if not chosen:
+        raise ValueError(f"trainable selects none of the leaves {sorted(paths)}")
+    for path in sorted(chosen):
+        dtype = jnp.result_type(paths[path])
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"the leaf {path!r} of params has dtype {dtype}, which cannot move; "
+                "exclude it with trainable="
+            )
+    return chosen.__contains__
+
+
+def need_params(params: Any, name: str) -> Any:
+    if params is None:
+        raise ValueError(
+            f"params must be passed to update: {name} evaluates the loss at them"
+        )
+    return params
+
+
+def noise_root(plan: PrivatePlan, keys: keys_lib.Keys) -> jax.Array:
+    """The key of this plan's float32 noise; secret."""
+    return keys_lib.stream(keys.noise, "noise", context=int(plan.digest[:8], 16))
+
+
+def direction_root(keys: keys_lib.Keys) -> jax.Array:
+    """The key of all directions; public."""
+    return keys_lib.stream(keys.direction, "direction")
+
+
+def rounded_normal(
+    plan: PrivatePlan, root: jax.Array, step: jax.Array, size: int
+) -> jax.Array:
+    """int32 (size,): float32 Gaussian of the plan's std, rounded to the grid.
+
+    With integer sums round(S + Z) = S + round(Z): the release is post-processing of the
+    Gaussian mechanism. What remains is the tail of the float Gaussian (6.66 std).
+    """
+    z = threefry.wide_normal(keys_lib.at_step(root, step), (size,))
+    return jnp.round(z * jnp.float32(plan.grid_noise_std)).astype(jnp.int32)
+
+
+def zero_where_done(active: jax.Array, tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.where(active, x, jnp.zeros_like(x)), tree)
+
+
+def public(state: Any) -> Any:
+    """A state without its secret fields: what may be shown, logged or published.
+
+    Every ``NamedTuple`` that declares ``SECRET`` has those fields replaced by None.
+    """
+
+    def visit(node: Any) -> Any:
+        fields = getattr(node, "_fields", None)
+        if fields is not None:
+            secret = getattr(node, "SECRET", ())
+            shown = {
+                f: None if f in secret else visit(getattr(node, f)) for f in fields
+            }
+            return type(node)(**shown)
+        if isinstance(node, tuple | list):
+            return type(node)(visit(x) for x in node)
+        if isinstance(node, dict):
+            return {k: visit(v) for k, v in node.items()}
+        return node
+
+    return visit(state)

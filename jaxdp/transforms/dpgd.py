@@ -1,0 +1,117 @@
+"""DP-GD: clipped per-record gradients, the first-order baseline."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import keys as keys_lib
+from jaxdp import sampling
+from jaxdp._types import PrivatePlan, ValueFn
+from jaxdp.kernels.sphere import path_str
+from jaxdp.oracles import first_order
+from jaxdp.transforms import _common
+
+
+class DPGDState(NamedTuple):
+    """State of :func:`dpgd`."""
+
+    horizon: _common.Horizon
+    noise: jax.Array  # shape=(), key; secret
+    release: jax.Array  # shape=(1,), dtype=float32; norm of the last noised gradient
+
+    SECRET = ("noise",)
+
+    @property
+    def count(self) -> jax.Array:
+        return self.horizon.count
+
+    @property
+    def exhausted(self) -> jax.Array:
+        return self.horizon.exhausted
+
+
+def dpgd(
+    plan: PrivatePlan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: _common.Trainable = None,
+    microbatch_size: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Noised sums of clipped per-record gradients as an optax transformation.
+
+    Used as :func:`jaxdp.dpzero` is, with the same keywords of ``update``; it needs
+    backpropagation and a ``value_fn`` that can be differentiated.
+
+    Args:
+      plan: a ``jaxdp.plans.DPGD`` with noise.
+      keys: a ``jaxdp.Keys``.
+      trainable: which leaves move; as in :func:`jaxdp.dpzero`.
+      microbatch_size: records differentiated at once: their gradients are all stored.
+
+    Privacy:
+      Each step releases d numbers. Noise is float32 Gaussian rounded to the grid of the
+      integer sum.
+
+    Raises:
+      As :func:`jaxdp.dpzero`.
+
+    References:
+      DPZero paper, Section 2 (DP-GD); Abadi et al., 2016.
+    """
+    keys = keys_lib.check(keys)
+    root = _common.noise_root(plan, keys)
+    start = _common.horizon(plan, keys)
+
+    def init_fn(params: Any) -> DPGDState:
+        _common.refuse_masked(params, "dpgd")
+        _common.moving(params, trainable)
+        # Copies, because callers donate their state.
+        at, key = jax.tree.map(jnp.array, (start, root))
+        return DPGDState(at, key, jnp.zeros((1,), jnp.float32))
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        value_fn: ValueFn,
+        batch: Any,
+        mask: jax.Array | None = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args  # No gradient comes in; other arguments are not ours.
+        params = _common.need_params(params, "dpgd")
+        _common.refuse_masked(params, "dpgd")
+        records, kept = sampling.resolve(plan, batch, mask)
+        active, horizon = _common.advance(plan, state.horizon)
+        named = jax.tree_util.tree_leaves_with_path(params)
+        moves = _common.moving(params, trainable)
+        part = {path_str(p): leaf for p, leaf in named if moves(path_str(p))}
+
+        def whole(moved: dict[str, jax.Array]) -> Any:
+            return jax.tree_util.tree_map_with_path(
+                lambda p, leaf: moved.get(path_str(p), leaf), params
+            )
+
+        dim = sum(math.prod(jnp.shape(leaf)) for leaf in part.values())
+        count = state.horizon.count
+        gradient = first_order.release_gradient(
+            plan,
+            lambda moved, batch: value_fn(whole(moved), batch),
+            part,
+            records,
+            kept,
+            _common.rounded_normal(plan, state.noise, count, dim),
+            microbatch_size=microbatch_size,
+        )
+        gradient = _common.zero_where_done(active, gradient)
+        norm = optax.tree.norm(gradient).astype(jnp.float32).reshape(1)
+        out = jax.tree_util.tree_map_with_path(
+            lambda p, leaf: gradient.get(path_str(p), jnp.zeros_like(leaf)), params
+        )
+        return out, state._replace(horizon=horizon, release=norm)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]

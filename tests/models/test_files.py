@@ -1,0 +1,252 @@
+"""A CSV or NPZ of one's own: what is read, and every way to refuse it."""
+
+import numpy as np
+import pytest
+
+from jaxdp import models
+
+CSV = """age,weight,ill
+10,1.5,0
+20,2.5,1
+30,3.5,0
+40,4.5,1
+50,5.5,1
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="data.csv"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save(**arrays):
+        path = tmp_path / "data.npz"
+        np.savez(path, **arrays)
+        return path
+
+    return save
+
+
+def _sorted(data):
+    """All records in the order of their first feature."""
+    x, y = (np.concatenate([a, b]) for a, b in zip(data.train, data.test, strict=True))
+    order = np.argsort(x[:, 0])
+    return x[order], y[order]
+
+
+# --- what is read ------------------------------------------------------------------
+
+
+def test_csv_as_it_is(write):
+    data = models.load_file(write(CSV), label="ill", classes=2)
+    x, y = _sorted(data)
+    np.testing.assert_array_equal(x[:, 0], [10, 20, 30, 40, 50])
+    np.testing.assert_array_equal(x[:, 1], [1.5, 2.5, 3.5, 4.5, 5.5])
+    np.testing.assert_array_equal(y, [0, 1, 0, 1, 1])
+    assert data.feature_names == ("age", "weight")
+    assert (data.name, data.num_classes, data.num_examples) == ("data", 2, 4)
+    assert (x.dtype, y.dtype) == (np.float32, np.int32)
+    assert "labels was read" not in data.note
+    assert "labels was read" in models.load_file(write(CSV), label="ill").note
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ((0, 0), (100, 10)),
+        ([0.0, 0.0], np.array([100.0, 10.0])),
+        {"age": (0, 100), "weight": (0, 10)},
+        {"weight": (0, 10), "age": (0, 100)},
+    ],
+)
+def test_csv_scaled_by_column(write, bounds):
+    x, _ = _sorted(models.load_file(write(CSV), label="ill", bounds=bounds))
+    np.testing.assert_allclose(x[:, 0], [0.1, 0.2, 0.3, 0.4, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(x[:, 1], [0.15, 0.25, 0.35, 0.45, 0.55], rtol=1e-6)
+
+
+def test_common_bounds_clip(write):
+    x, _ = _sorted(models.load_file(write(CSV), label="ill", bounds=(2, 40)))
+    assert x.min() == 0 and x.max() == 1
+    np.testing.assert_allclose(x[1, 0], 18 / 38, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [None, (0, 100)])
+def test_no_statistics_of_the_data(write, bounds):
+    before = models.load_file(write(CSV), label="ill", bounds=bounds)
+    after = models.load_file(
+        write(CSV.replace("30,3.5", "99999,-7")), label="ill", bounds=bounds
+    )
+    a, b = (np.concatenate([d.train[0], d.test[0]]) for d in (before, after))
+    assert np.flatnonzero((a != b).any(axis=1)).size == 1
+
+
+def test_csv_of_spreadsheets(write):
+    text = "\ufeff" + CSV.replace("\n", "\r\n").replace("10,", " 10 ,") + "\r\n,,\r\n"
+    x, _ = _sorted(models.load_file(write(text), label="ill"))
+    assert x[0, 0] == 10 and len(x) == 5
+
+
+def test_named_classes(write):
+    text = CSV.replace(",0\n", ",no\n").replace(",1\n", ",yes\n")
+    for classes in (None, ("no", "yes")):
+        data = models.load_file(write(text), label="ill", classes=classes)
+        assert data.class_names == ("no", "yes")
+        np.testing.assert_array_equal(_sorted(data)[1], [0, 1, 0, 1, 1])
+    swapped = models.load_file(write(text), label="ill", classes=["yes", "no"])
+    np.testing.assert_array_equal(_sorted(swapped)[1], [1, 0, 1, 0, 0])
+    # Numbers may be names too: labels -1 and +1, or a set that does not begin at 0.
+    text = CSV.replace(",0\n", ",-1\n")
+    named = models.load_file(write(text), label="ill", classes=("-1", "1"))
+    np.testing.assert_array_equal(_sorted(named)[1], [0, 1, 0, 1, 1])
+
+
+def test_regression(write):
+    data = models.load_file(write(CSV), label="weight", task="regression")
+    x, y = _sorted(data)
+    assert data.num_classes is None and data.target_bounds is None
+    assert data.feature_names == ("age", "ill") and x.shape == (5, 2)
+    np.testing.assert_array_equal(y, [1.5, 2.5, 3.5, 4.5, 5.5])
+    scaled = models.load_file(
+        write(CSV), label="weight", task="regression", label_bounds=(0, 5)
+    )
+    np.testing.assert_allclose(_sorted(scaled)[1], [0.3, 0.5, 0.7, 0.9, 1], rtol=1e-6)
+    assert scaled.target_bounds == (0, 5)
+
+
+def test_npz(save):
+    x = np.arange(24, dtype=np.uint8).reshape(6, 2, 2)
+    path = save(x=x, y=np.array([0, 1, 2, 0, 1, 2]), other=np.zeros(3))
+    data = models.load_file(path, bounds=(0, 24), classes=3)
+    got, y = _sorted(data)
+    np.testing.assert_allclose(got, x.reshape(6, 4) / 24, rtol=1e-6)
+    np.testing.assert_array_equal(y, [0, 1, 2, 0, 1, 2])
+    assert data.feature_names == ("x0", "x1", "x2", "x3")
+    flags = save(x=x, flag=np.array([True, False] * 3))
+    data = models.load_file(flags, label="flag", classes=2)
+    np.testing.assert_array_equal(_sorted(data)[1], [1, 0] * 3)
+    names = save(x=x, kind=np.array(["a", "b"] * 3))
+    assert models.load_file(names, label="kind").class_names == ("a", "b")
+
+
+def test_split_depends_on_the_seed_and_the_fraction(write):
+    first, again, other = (
+        models.load_file(write(CSV), label="ill", test_fraction=0.4, seed=s)
+        for s in (0, 0, 1)
+    )
+    assert len(first.test[0]) == 2
+    np.testing.assert_array_equal(first.test[0], again.test[0])
+    assert not np.array_equal(first.test[0], other.test[0])
+
+
+# --- what is refused ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("1,2,3\n4,5,6\n", "begin with a header"),
+        ("age,,ill\n1,2,0\n", "no name in cell 2"),
+        ("age,age,ill\n1,2,0\n", "names 'age' twice"),
+        ("ill\n0\n1\n", "at least one feature column"),
+        ("age;weight;ill\n1;2;0\n", "separated by commas"),
+        ("age,weight,ill\n", "at least 2 rows.* got 0"),
+        ("age,weight,ill\n1,2,0\n", "at least 2 rows.* got 1"),
+        (CSV.replace("2.5", "tall"), r"row 2 \(line 3\), column 'weight'.*'tall'"),
+        (CSV.replace("2.5", ""), r"row 2 \(line 3\), column 'weight'.*''"),
+        (CSV.replace("30", "nan"), r"row 3 \(line 4\), column 'age'.*'nan'"),
+        (CSV.replace("30", "-inf"), r"row 3 \(line 4\), column 'age'.*finite"),
+        (CSV.replace("30", "1e300"), r"row 3 \(line 4\).*column 'age'.*float32"),
+        (CSV.replace("3.5,0", "3.5"), r"row 3 \(line 4\).*has 2 cells.*3 columns"),
+        (CSV.replace("3.5,0", "3.5,"), r"row 3 \(line 4\).*column 'ill'.*''"),
+        (CSV.replace("3.5,0", "3.5,x"), r"row 3 \(line 4\).*column 'ill'.*'x'"),
+        (CSV.replace("3.5,0", "3.5,0.5"), r"row 3 .*'0.5'.*task='regression'"),
+        (CSV.replace("3.5,0", "3.5,-1"), r"row 3 .*'-1'.*classes="),
+        (CSV.replace("3.5,0", "3.5,400"), "401 classes with only 5 rows"),
+    ],
+)
+def test_csv_refused(write, text, message):
+    with pytest.raises(ValueError, match=message):
+        models.load_file(write(text), label="ill")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label": "sick"}, "label must be one of the columns 'age'.*got 'sick'"),
+        ({"label": None}, "label must be one of the columns.*got None"),
+        ({"task": "ranking"}, "task must be one of"),
+        ({"classes": 1}, "classes must be an integer >= 2"),
+        ({"classes": "ab"}, "classes must be a number >= 2 or a sequence"),
+        ({"classes": ("0",)}, "at least two different names"),
+        ({"classes": ("0", "0")}, "at least two different names"),
+        ({"classes": ("0", "2")}, r"row 2 \(line 3\).*one of '0', '2'; got '1'"),
+        ({"task": "regression", "classes": 2}, "classes is for"),
+        ({"label_bounds": (0, 1)}, "label_bounds is for"),
+        ({"task": "regression", "label_bounds": (1, 0)}, "label_bounds must be"),
+        ({"bounds": (1, 1)}, r"bounds must be .*'age' has \(1.0, 1.0\)"),
+        ({"bounds": (3, 1)}, "low < high"),
+        ({"bounds": (0, float("inf"))}, "bounds must be"),
+        ({"bounds": (float("nan"), 1)}, "bounds must be"),
+        ({"bounds": ((0, 5), (10, 5))}, "column 'weight' has"),
+        ({"bounds": ((0, 0, 0), (1, 1, 1))}, "bounds must be"),
+        ({"bounds": 5}, "bounds must be"),
+        ({"bounds": (0, 1, 2)}, "bounds must be"),
+        ({"bounds": ("a", "b")}, "bounds must be"),
+        ({"bounds": {"age": (0, 1)}}, r"missing \['weight'\]"),
+        ({"bounds": {"age": (0, 1), "wt": (0, 1)}}, r"unknown \['wt'\]"),
+        ({"bounds": {"age": (0, 1), "weight": 3}}, "bounds must be"),
+        ({"test_fraction": 0}, "test_fraction must be"),
+        ({"test_fraction": 1.5}, "test_fraction must be"),
+        ({"test_fraction": 0.9}, "too few records"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_arguments_refused(write, options, message):
+    with pytest.raises(ValueError, match=message):
+        models.load_file(write(CSV), **{"label": "ill", **options})
+
+
+def test_paths_refused(write, tmp_path):
+    with pytest.raises(ValueError, match=r"path must be an existing file.*no\.csv"):
+        models.load_file(tmp_path / "no.csv", label="y")
+    with pytest.raises(ValueError, match=r"path must end in \.csv or \.npz"):
+        models.load_file(write(CSV, "data.xlsx"), label="ill")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00\x81,\n")
+    with pytest.raises(ValueError, match="no UTF-8 CSV file"):
+        models.load_file(tmp_path / "bytes.csv", label="ill")
+    with pytest.raises(ValueError, match="must be an NPZ file of plain arrays"):
+        models.load_file(write(CSV, "text.npz"))
+
+
+X, Y = np.ones((4, 2)), np.array([0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "label", "message"),
+    [
+        ({"features": X, "y": Y}, None, "features as array 'x', it has 'features'"),
+        ({"x": X, "target": Y}, None, "label must be an array.*got 'y'"),
+        ({"x": X, "y": Y}, "x", "label must be an array.*got 'x'"),
+        ({"x": X, "y": Y[:3]}, None, r"shape \(4,\).*got \(3,\)"),
+        ({"x": X, "y": Y[:, None]}, None, r"shape \(4,\).*got \(4, 1\)"),
+        ({"x": np.ones(4), "y": Y}, None, "shape .records"),
+        ({"x": np.ones((4, 0)), "y": Y}, None, "shape .records"),
+        ({"x": np.full((4, 2), "a"), "y": Y}, None, "real numbers"),
+        ({"x": X * [[1], [1], [np.nan], [1]], "y": Y}, None, "row 3, column 'x0'"),
+        ({"x": X, "y": np.array([0, 1, 0, np.nan])}, None, "row 4 .*'y'.*finite"),
+        ({"x": X[:1], "y": Y[:1]}, None, "at least 2 rows"),
+        ({"x": X.astype(object), "y": Y}, None, "plain arrays"),
+    ],
+)
+def test_npz_refused(save, arrays, label, message):
+    with pytest.raises(ValueError, match=message):
+        models.load_file(save(**arrays), label=label)

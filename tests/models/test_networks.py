@@ -1,0 +1,207 @@
+"""Networks: the lazy form is the module, records are isolated, paths are key paths."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp import models
+
+B, D, CLASSES = 7, 5, 4
+RNG = np.random.default_rng(1)
+X = RNG.uniform(size=(B, D)).astype(np.float32)
+LABELS = RNG.integers(CLASSES, size=B).astype(np.int32)
+TARGETS = RNG.standard_normal(B).astype(np.float32)
+
+OPTIONS = {
+    "linear": {},
+    "mlp": {"hidden": (6, 3)},
+    "residual_stack": {"width": 6, "num_layers": 3},
+}
+CASES = [
+    ("linear", "classification"),
+    ("linear", "regression"),
+    ("mlp", "classification"),
+    ("residual_stack", "classification"),
+]
+
+
+@functools.cache
+def _make(name, task):
+    outputs = CLASSES if task == "classification" else 1
+    network = models.NETWORKS[name](
+        D, outputs, task=task, output_scale=0.5, **OPTIONS[name]
+    )
+    # Biases start at 0, where losing one would not show: move every leaf.
+    params = jax.tree.map(
+        lambda a: np.asarray(a) + 0.1, network.init(jax.random.key(0))
+    )
+    batch = (X, LABELS if task == "classification" else TARGETS)
+    return network, params, batch, jax.jit(network.value_fn)
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_losses_are_one_float32_per_record(name, task):
+    network, params, batch, value_fn = _make(name, task)
+    losses = value_fn(params, batch)
+    assert losses.shape == (B,) and losses.dtype == jnp.float32
+    outputs = np.asarray(jax.jit(network.apply)(params, X), np.float64)
+    if task == "classification":
+        want = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(B), LABELS]
+        metric = np.mean(outputs.argmax(1) == LABELS)
+    else:
+        want = (outputs[:, 0] - np.asarray(TARGETS)) ** 2
+        metric = want.mean()
+    np.testing.assert_allclose(losses, want, rtol=1e-5, atol=1e-6)
+    got = jax.jit(network.metric_fn)(params, *batch)
+    np.testing.assert_allclose(got, metric, rtol=1e-5)
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    assert jax.eval_shape(network.value_fn, half, batch).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_lazy_with_identity_is_the_module(name, task):
+    network, params, batch, value_fn = _make(name, task)
+    lazy = jax.jit(lambda p, b: network.lazy_fn(p, b, models.identity_at))
+    np.testing.assert_array_equal(value_fn(params, batch), lazy(params, batch))
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_lazy_asks_for_every_leaf_by_its_key_path(name, task):
+    """Adding to each leaf in ``at`` is adding to each leaf of the tree."""
+    network, params, batch, value_fn = _make(name, task)
+    amounts = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): 0.02 * (i + 1)
+        for i, (path, _) in enumerate(jax.tree.leaves_with_path(params))
+    }
+    asked = set()
+
+    def at(path, leaf, layer=None, after=None):
+        asked.add(path)
+        assert (layer is not None) == network.is_stacked(path)
+        assert after is not None and after.shape[0] == B
+        return shifted(path, leaf, 0 if layer is None else layer)
+
+    def shifted(path, leaf, layer):
+        # Different along the last axis: a softmax does not see a common shift.
+        return leaf + amounts[path] * (1 + layer) * np.arange(
+            1, 1 + leaf.shape[-1], dtype=np.float32
+        )
+
+    def moved(path, leaf):
+        path = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not network.is_stacked(path):
+            return shifted(path, leaf, 0)
+        return np.stack([shifted(path, part, i) for i, part in enumerate(leaf)])
+
+    want = value_fn(jax.tree.map_with_path(moved, params), batch)
+    got = jax.jit(lambda p, b: network.lazy_fn(p, b, at))(params, batch)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert asked == set(amounts)
+    assert not np.allclose(value_fn(params, batch), want, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_replacing_a_record_leaves_the_other_losses(name, task):
+    _, params, (x, y), value_fn = _make(name, task)
+    before = value_fn(params, (x, y))
+    for i, row in ((0, 1e3), (3, np.nan), (B - 1, -np.inf)):
+        changed_x, changed_y = np.array(x), np.array(y)
+        changed_x[i], changed_y[i] = row, 1
+        after = value_fn(params, (changed_x, changed_y))
+        np.testing.assert_array_equal(np.delete(before, i), np.delete(after, i))
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "lazy"),
+    [
+        ("linear", "classification", models.mlp_loss),
+        ("mlp", "classification", models.mlp_loss),
+        ("linear", "regression", models.mlp_squared_error),
+        ("residual_stack", "classification", models.residual_stack_loss),
+    ],
+)
+def test_free_lazy_losses_are_the_networks(name, task, lazy):
+    network, params, batch, _ = _make(name, task)
+    programs = [
+        jax.make_jaxpr(lambda p, b, fn=fn: fn(p, b, models.identity_at))(params, batch)
+        for fn in (lazy, network.lazy_fn)
+    ]
+    assert str(programs[0]) == str(programs[1])
+
+
+def test_more_than_ten_layers_keep_their_order():
+    widths = tuple(range(2, 13))  # all different: another order has no shapes
+    network = models.mlp(D, CLASSES, hidden=widths)
+    params = jax.eval_shape(network.init, jax.eval_shape(lambda: jax.random.key(0)))
+    assert len(params) == 12
+    losses = jax.eval_shape(
+        lambda p: network.lazy_fn(p, (X, LABELS), models.identity_at), params
+    )
+    assert losses.shape == (B,)
+
+
+def test_stacked_leaves_have_a_layer_axis():
+    network, params, *_ = _make("residual_stack", "classification")
+    assert params["blocks"]["kernel"].shape == (3, 6, 6)
+    assert params["blocks"]["bias"].shape == (3, 6)
+    assert models.is_stacked("blocks/kernel") and not models.is_stacked("in/kernel")
+    assert network.is_stacked is models.is_stacked
+
+
+def test_initial_parameters():
+    zero = models.linear(D, CLASSES).init(jax.random.key(0))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(zero))
+    network = models.linear(200, 50, output_scale=0.1)
+    kernels = [network.init(jax.random.key(s))["Dense_0"]["kernel"] for s in (0, 0, 1)]
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert not np.array_equal(kernels[0], kernels[2])
+    # 10^4 draws: the deviation within 5.4 standard errors (failure below 1e-7).
+    assert abs(np.std(kernels[0]) / 0.1 - 1) < 5.4 / (2 * 1e4) ** 0.5
+    start = models.mlp(D, CLASSES)
+    losses = jax.jit(start.value_fn)(start.init(jax.random.key(0)), (X, LABELS))
+    np.testing.assert_allclose(losses, np.log(CLASSES), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_network_for_data(name):
+    for source in ("wine", "diabetes"):
+        data = models.load(source)
+        network = models.network_for(data, name)
+        expected = ("accuracy", "mean_squared_error")[source == "diabetes"]
+        assert network.metric_name == expected
+        params = jax.eval_shape(network.init, jax.eval_shape(lambda: jax.random.key(0)))
+        losses = jax.eval_shape(network.value_fn, params, data.train)
+        assert losses.shape == (data.num_examples,)
+        assert jax.eval_shape(network.metric_fn, params, *data.test).shape == ()
+
+
+def test_refuses():
+    digits = models.load("digits")
+    quadratic = models.load("quadratic_identity", num_examples=2, dim=2)
+    for call, message in [
+        (lambda: models.linear(0, 3), "num_features must be"),
+        (lambda: models.linear(4, 1), "num_outputs must be at least 2"),
+        (lambda: models.linear(4, 2, task="regression"), "and 1 for regression"),
+        (lambda: models.linear(4, 2, task="x"), "task must be one of"),  # pyright: ignore
+        (lambda: models.linear(4, 2, output_scale=-1.0), "output_scale must be"),
+        (lambda: models.mlp(4, 2, hidden=(0,)), "hidden must be"),
+        (lambda: models.residual_stack(4, 2, num_layers=0), "num_layers must be"),
+        (lambda: models.network_for(digits, "cnn"), "name must be one of 'linear'"),
+        (lambda: models.network_for(digits, "linear", hidden=()), "no option 'hidden'"),
+        (lambda: models.network_for(digits, "mlp", task="x"), "no option 'task'"),
+        (lambda: models.network_for(quadratic), "models.centered_quadratic"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    network, params, (x, y), _ = _make("linear", "classification")
+    for batch in ((x, y[:, None]), (x[0], y[0]), (x, y[:-1])):
+        with pytest.raises(ValueError, match="batch must be"):
+            network.value_fn(params, batch)
+        with pytest.raises(ValueError, match="batch must be"):
+            network.lazy_fn(params, batch, models.identity_at)
+    for key in (0, np.zeros(2, np.uint32), jnp.zeros(2, jnp.uint32)):
+        with pytest.raises(TypeError, match="typed key"):
+            network.init(key)  # pyright: ignore
