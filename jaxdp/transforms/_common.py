@@ -25,10 +25,13 @@ class Horizon(NamedTuple):
     private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
 
 
-def horizon(plan: PrivatePlan, keys: keys_lib.Keys) -> Horizon:
-    """The start of a run."""
+def horizon(
+    plan: PrivatePlan, keys: keys_lib.Keys, *, vouched: bool = True
+) -> Horizon:
+    """The start of a run; ``vouched``: its noise is drawn here, from ``keys``."""
     words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
-    private = plan.grid_noise_std > 0 and keys.private  # Raises without noise.
+    noisy = plan.grid_noise_std > 0  # Raises for a plan that was given no noise.
+    private = noisy and keys.private and vouched
     return Horizon(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),

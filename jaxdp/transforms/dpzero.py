@@ -79,7 +79,8 @@ def dpzero(
         bools. The others get zero updates and no direction.
       stacked: predicate on the path: leaves whose first axis counts layers.
       microbatch_size: records evaluated at once.
-      noise_table: the exact noise, int32 (num_steps, K), for tests and audits.
+      noise_table: the exact noise, int32 (num_steps, K), for tests and audits; reports
+        of such a run say ``"private": false``.
 
     Privacy:
       Each step releases K numbers whose noise the plan's event pays for; everything else
@@ -102,7 +103,8 @@ def dpzero(
         noise = _checked_table(plan, noise_table)
     else:
         noise = exact_noise(plan, keys, "dpzero")
-    start = _common.horizon(plan, keys)
+    # Noise that was handed in is not ours to vouch for.
+    start = _common.horizon(plan, keys, vouched=noise_table is None)
 
     def draw(key: jax.Array, params: Any, moves: PathPredicate) -> sphere.Direction:
         return sphere.directions(

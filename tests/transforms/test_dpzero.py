@@ -13,7 +13,8 @@ import scipy.optimize
 import scipy.stats
 
 import jaxdp
-from jaxdp import Keys, plans, sampling
+from jaxdp import Keys, keys, plans, sampling
+from jaxdp.kernels import sphere
 from jaxdp.transforms.dpzero import exact_noise
 
 
@@ -201,10 +202,10 @@ def releases(plan: plans.DPZero, keys: Keys) -> np.ndarray:
 
 def test_without_signal_the_releases_are_the_noise() -> None:
     plan = make_plan(num_steps=500, num_directions=3)
-    keys = Keys.insecure(11)
-    got = releases(plan, keys)
+    run_keys = Keys.insecure(11)
+    got = releases(plan, run_keys)
     unit = plan.l2_clip_norm / 2**plan.grid_bits / plan.normalizer
-    table = exact_noise(plan, keys, "dpzero")
+    table = exact_noise(plan, run_keys, "dpzero")
     np.testing.assert_array_equal(got, table.astype(np.float32) * np.float32(unit))
 
 
@@ -227,18 +228,18 @@ def test_noise_ignores_the_direction_root_and_follows_the_noise_root(
     noise: str,
 ) -> None:
     plan = make_plan(noise=noise, num_steps=30)
-    keys, other = Keys.insecure(1), Keys.insecure(2)
-    base = releases(plan, keys)
-    moved = dataclasses.replace(keys, direction=other.direction)
+    one, other = Keys.insecure(1), Keys.insecure(2)
+    base = releases(plan, one)
+    moved = dataclasses.replace(one, direction=other.direction)
     np.testing.assert_array_equal(base, releases(plan, moved))
     changed = dataclasses.replace(
-        keys, noise=other.noise, noise_words=other.noise_words
+        one, noise=other.noise, noise_words=other.noise_words
     )
     assert not np.any(base == releases(plan, changed))
 
 
 def test_directions_ignore_the_noise_root() -> None:
-    keys, other = Keys.insecure(1), Keys.insecure(2)
+    one, other = Keys.insecure(1), Keys.insecure(2)
     plan = make_plan(num_steps=1, noise="gaussian")
 
     def update(k: Keys) -> np.ndarray:
@@ -252,9 +253,9 @@ def test_directions_ignore_the_noise_root() -> None:
         )
         return np.asarray(out / state.release)
 
-    mixed = dataclasses.replace(keys, noise=other.noise, noise_words=other.noise_words)
-    np.testing.assert_allclose(update(keys), update(mixed), rtol=1e-6)
-    assert not np.allclose(update(keys), update(other))
+    mixed = dataclasses.replace(one, noise=other.noise, noise_words=other.noise_words)
+    np.testing.assert_allclose(update(one), update(mixed), rtol=1e-6)
+    assert not np.allclose(update(one), update(other))
 
 
 def test_float_noise_stays_where_float32_reaches_every_integer() -> None:
@@ -334,6 +335,38 @@ def test_wrong_noise_tables_are_refused() -> None:
     for bad in (np.zeros((4, 2), np.int32), np.zeros((4, 1), np.float32)):
         with pytest.raises(ValueError, match="noise_table"):
             jaxdp.dpzero(plan, Keys.insecure(0), noise_table=bad)
+
+
+def test_handed_in_noise_is_not_vouched_for() -> None:
+    plan, secret = make_plan(), Keys.from_entropy()
+    own = jaxdp.dpzero(plan, secret).init(jnp.ones(5))
+    table = exact_noise(plan, secret, "dpzero")
+    given = jaxdp.dpzero(plan, secret, noise_table=table).init(jnp.ones(5))
+    assert jaxdp.report(plan, own)["private"] is True
+    assert jaxdp.report(plan, given)["private"] is False
+
+
+def test_clipping_the_vectors_is_clipping_the_slopes() -> None:
+    """All records share one direction: clip_C(s u) = clip_{C/|u|}(s) u (digest A1)."""
+    data = jnp.linspace(-3, 3, 8)
+    params = jnp.arange(5.0)
+
+    def loss(params: jax.Array, batch: jax.Array) -> jax.Array:
+        return jnp.sin(jnp.sum(params) * batch)
+
+    vector_clip = 1.5
+    plan = make_plan(l2_clip_norm=vector_clip / math.sqrt(5))
+    tx = jaxdp.dpzero(plan, Keys.insecure(0), noise_table=np.zeros((4, 1), np.int32))
+    state = tx.init(params)
+    got, _ = tx.update(None, state, params, value_fn=loss, batch=data)
+    rows = sphere.directions(keys.at_step(state.direction, 0), params, law="sphere")
+    u = np.asarray(sphere.materialise(sphere.select(rows, 0), params), np.float64)
+    plus, minus = (np.asarray(loss(params + s * u, data)) for s in (1e-2, -1e-2))
+    vectors = ((plus - minus) / 2e-2)[:, None] * u
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert (norms > vector_clip).sum() >= 3
+    clipped = vectors * np.minimum(1, vector_clip / norms)
+    np.testing.assert_allclose(got, clipped.mean(axis=0), rtol=1e-3, atol=2e-5)
 
 
 def test_stacked_leaves_draw_layer_by_layer() -> None:

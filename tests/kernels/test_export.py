@@ -1,0 +1,74 @@
+"""Every kernel lowers for CPU, CUDA and TPU, without the device."""
+
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+
+from jaxdp.kernels import clip, finite_difference, perturb, sphere, threefry
+
+PARAMS = {"w": jax.ShapeDtypeStruct((6, 4), jnp.float32)}
+BATCH = jax.ShapeDtypeStruct((5, 6), jnp.float32)
+WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
+ROWS = jax.ShapeDtypeStruct((5, 3), jnp.float32)
+MASK = jax.ShapeDtypeStruct((5,), jnp.bool_)
+
+
+def key(words: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def loss(params: Any, batch: jax.Array) -> jax.Array:
+    return jnp.square(batch @ params["w"]).sum(axis=1)
+
+
+def slopes(words: jax.Array, params: Any, batch: jax.Array, law: str) -> Any:
+    rows = sphere.directions(key(words), params, law=law, num=2)
+    table = finite_difference.slopes(
+        loss, params, batch, rows, smoothing_radius=0.1, microbatch_size=2
+    )
+    return table, finite_difference.combine(table[0], rows, params)
+
+
+KERNELS: dict[str, tuple[Any, ...]] = {
+    "bits": (lambda w: threefry.bits(key(w), (7, 3)), WORDS),
+    "stored_bits": (lambda w: threefry.stored_bits(key(w), 7), WORDS),
+    "normal": (lambda w: threefry.normal(key(w), (7,)), WORDS),
+    "wide_normal": (lambda w: threefry.wide_normal(key(w), (7,)), WORDS),
+    **{
+        f"flat-{law}": (
+            lambda w, law=law: sphere.flat(key(w), 9, law=law, num=3),
+            WORDS,
+        )
+        for law in sphere.LAWS
+    },
+    **{
+        f"slopes-{law}": (
+            lambda w, p, b, law=law: slopes(w, p, b, law),
+            WORDS,
+            PARAMS,
+            BATCH,
+        )
+        for law in sphere.LAWS
+    },
+    "perturb": (
+        lambda w, p: perturb.perturb(
+            p,
+            sphere.select(sphere.directions(key(w), p, law="sphere"), 0),
+            jnp.float32(0.1),
+        ),
+        WORDS,
+        PARAMS,
+    ),
+    "clip_vector": (lambda x: clip.clip_vector(x, 1.0), ROWS),
+    "grid_sum": (lambda x, m: clip.grid_sum(x, m, 1.0, 16), ROWS, MASK),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_exports_for_every_platform(name: str) -> None:
+    fn, *args = KERNELS[name]
+    exported = jax.export.export(jax.jit(fn), platforms=["cpu", "cuda", "tpu"])(*args)
+    assert exported.platforms == ("cpu", "cuda", "tpu")
