@@ -202,6 +202,6 @@ def spend(keys: Keys) -> None:
         _spent.add(mark)
 
 
-def words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform uint32 words of a stream's key."""
-    return threefry.bits(key, shape)
+def words(key: jax.Array, size: int) -> jax.Array:
+    """Uniform uint32 words (size,) of a stream's key."""
+    return threefry.stored_bits(key, size)

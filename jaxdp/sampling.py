@@ -140,7 +140,7 @@ def _poisson(
     Record i is sampled where its random word is below the threshold. Given that, the
     order of the sampled words is uniform, so the ``size`` smallest are a uniform subset.
     """
-    words = keys_lib.words(key, (num_examples,))
+    words = keys_lib.words(key, num_examples)
     # Rounded down: the probability is at most the one accounted for, by under 2**-32.
     threshold = np.uint32(math.floor(sampling_prob * 2**32))
     # Order-preserving map of 30 bits to positive normal floats, for top_k is fast on

@@ -78,8 +78,8 @@ def clip_tree(tree: Any, bound: float, *, batch_ndim: int = 1) -> Any:
     peak = jnp.stack(peaks).max(axis=0)
     # The inverse of a number near the largest is subnormal, and flushed to zero on
     # CPU (also where the source divides): the row would look like zeros and pass.
-    span = 2.0 ** (jnp.finfo(wide).maxexp * 3 // 4)
-    inverse = 1 / jnp.clip(peak, 1 / span, span)
+    tiny = float(jnp.finfo(wide).tiny)
+    inverse = 1 / jnp.clip(peak, tiny, 1 / tiny)
     squares = [
         jnp.sum(jnp.square(rows(x).astype(wide) * inverse[..., None]), axis=-1)
         for x in jax.tree.leaves(safe)
@@ -115,7 +115,7 @@ def grid_bits(rows: int, noise_over_bound: float, *, exact_noise: bool = True) -
     """
     bits = min(16, math.floor(math.log2((2**31 - 1) / (rows + 8 * noise_over_bound))))
     if not exact_noise and noise_over_bound > 0:
-        bits = min(bits, math.floor(math.log2(2**20 / noise_over_bound)))
+        bits = min(bits, math.floor(20 - math.log2(noise_over_bound)))
     if bits < 8:
         raise ValueError(
             f"{rows} records a step with noise of {noise_over_bound:.4g} times the clip "

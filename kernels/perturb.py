@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.kernels.sphere import Direction, leaf_direction, path_str
+from jaxdp.kernels.threefry import keys_after, zero_after
 
 
 class At(Protocol):
@@ -58,19 +59,6 @@ def identity(
     return leaf
 
 
-def _zero_after(after: jax.Array) -> jax.Array:
-    """int32 zero, shape=(), that XLA cannot compute before ``after``.
-
-    It comes from the bits of one element, so a NaN in ``after`` (one record's
-    activation) cannot reach the perturbation, which every record shares.
-    """
-    first = after.reshape(-1)[:1]
-    if first.size == 0:
-        return jnp.zeros((), jnp.int32)
-    word = jax.lax.bitcast_convert_type(first, jnp.dtype(f"uint{8 * first.itemsize}"))
-    return jnp.minimum((word[0] >> 1).astype(jnp.int32) & 0x7FFFFFFF, 0)
-
-
 def _ordered(
     direction: Direction, scale: jax.Array, after: jax.Array | None
 ) -> tuple[Direction, jax.Array]:
@@ -81,11 +69,9 @@ def _ordered(
     """
     if after is None:
         return direction, scale
-    zero = _zero_after(after)
-    data = jax.random.key_data(direction.leaf_keys) + zero.astype(jnp.uint32)
-    leaf_keys = jax.random.wrap_key_data(data, impl="threefry2x32")
+    leaf_keys = keys_after(direction.leaf_keys, after)
     # Added as a number, not to the bits: a bitcast would drop the tangent of scale.
-    tied = scale + zero.astype(scale.dtype)
+    tied = scale + zero_after(after).astype(scale.dtype)
     return dataclasses.replace(direction, leaf_keys=leaf_keys), tied
 
 

@@ -154,10 +154,7 @@ def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _sum_of_squares(direction: Direction) -> jax.Array:
     """Squared norm of the normals of all leaves: one pass, one layer at a time."""
 
-    def squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        z2 = jnp.square(threefry.normal(key, shape))
-        # Two stages keep the float32 error far below one in 1e6.
-        return jnp.sum(jnp.sum(z2, axis=-1)) if z2.ndim else z2
+    squares = threefry.normal_sum_of_squares
 
     def leaf(path: str, shape: tuple[int, ...]) -> jax.Array:
         if path not in direction.stacked:
@@ -191,7 +188,9 @@ def _one(bare: Direction, key: jax.Array) -> Direction:
             word = threefry.bits(radius_key, ()).astype(jnp.float32)
             unit = (word + jnp.float32(1)) * jnp.float32(2**-32)
             scale = scale * unit ** jnp.float32(1 / max(bare.dim, 1))
-        return dataclasses.replace(bare, scale=scale)
+        # The normals of the norm are not the normals of the perturbation: see there.
+        leaf_keys = threefry.keys_after(bare.leaf_keys, scale)
+        return dataclasses.replace(bare, scale=scale, leaf_keys=leaf_keys)
     return bare
 
 

@@ -61,7 +61,8 @@ def _mu(guarantee: Guarantee) -> float:
 def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
     """Points with excess > 0 and <= 0, for a decreasing function; close to the guess."""
     low = high = guess
-    step = 0.01
+    # Epsilon falls at least as fast as the noise grows, so one step mostly suffices.
+    step = 0.001 + 1.1 * abs(math.log1p(max(excess(guess), -0.9)))
     while excess(high) > 0 and step < 50:
         low, high, step = high, high + step, 2 * step
     while excess(low) <= 0 and step < 50:

@@ -123,7 +123,8 @@ def _repeats(leaf: dp.DpEvent) -> tuple[dp.DpEvent, dp.DpEvent, dp.DpEvent]:
 
 
 def _agree(what: str, on: Any, a: float, b: float, tolerance: float = 1e-6) -> None:
-    _require(abs(a - b) <= tolerance * max(a, b) + 1e-13, what, on, a, b)
+    holds = a == b or abs(a - b) <= tolerance * max(a, b) + 1e-13
+    _require(holds, what, on, a, b)
 
 
 def _require(holds: bool, what: str, on: Any, a: float, b: float) -> None:

@@ -4,6 +4,7 @@ Nothing that computes a release imports this: it is what a run is given and judg
 with, not what makes it private.
 """
 
+from jaxdp.kernels.perturb import At as At
 from jaxdp.models._scaling import scale_by_bounds as scale_by_bounds
 from jaxdp.models.datasets import BREAST_CANCER_BOUNDS as BREAST_CANCER_BOUNDS
 from jaxdp.models.datasets import DATASETS as DATASETS
@@ -18,7 +19,6 @@ from jaxdp.models.datasets import validation_split as validation_split
 from jaxdp.models.files import load_file as load_file
 from jaxdp.models.networks import MLP as MLP
 from jaxdp.models.networks import NETWORKS as NETWORKS
-from jaxdp.models.networks import At as At
 from jaxdp.models.networks import Network as Network
 from jaxdp.models.networks import ResidualStack as ResidualStack
 from jaxdp.models.networks import accuracy as accuracy

@@ -11,8 +11,9 @@ that asks ``at(path, leaf, layer=None, after=None)`` for every leaf where it use
   separator="/")``, e.g. ``"Dense_0/kernel"``;
 - leaf: that leaf, or (in a layer scan) its slice ``leaf[layer]``;
 - layer: the index of the slice of a stacked leaf, which may be traced;
-- after: an array the returned leaf must wait for, here the layer's input. It puts the
-  layers in order, so that a compiler does not form all perturbed layers at once.
+- after: an array the returned leaf must wait for, here (for kernels) the layer's
+  input. It puts the layers in order, so that a compiler does not form all perturbed
+  layers at once.
 
 ``at`` returns the leaf, perturbed or not, so a deep network never holds a second copy
 of its parameters. With ``identity_at`` the lazy form is the plain loss.
@@ -21,7 +22,7 @@ of its parameters. With ``identity_at`` the lazy form is the plain loss.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -30,6 +31,8 @@ import numpy as np
 import optax
 
 from jaxdp import _validate
+from jaxdp.kernels import perturb
+from jaxdp.kernels.perturb import At
 from jaxdp.models.datasets import Dataset
 
 Array = jax.Array
@@ -39,28 +42,8 @@ Batch = tuple[Rows, Rows]
 NetworkTask = Literal["classification", "regression"]
 TASKS: tuple[NetworkTask, ...] = ("classification", "regression")
 
-
-class At(Protocol):
-    """Returns a leaf, or a slice of a stacked leaf, as the loss shall see it."""
-
-    def __call__(
-        self,
-        path: str,
-        leaf: Array,
-        layer: Array | int | None = None,
-        after: Array | None = None,
-    ) -> Array: ...
-
-
-def identity_at(
-    path: str,
-    leaf: Array,
-    layer: Array | int | None = None,
-    after: Array | None = None,
-) -> Array:
-    """The unperturbed leaf."""
-    del path, layer, after
-    return leaf
+identity_at: At = perturb.identity
+"""The view of an unperturbed evaluation."""
 
 
 # --- modules -----------------------------------------------------------------------
@@ -148,10 +131,8 @@ def residual_stack_outputs(params: Params, x: Rows, at: At) -> Array:
 
     def block(h: Array, scanned: tuple[Array, Params]) -> tuple[Array, None]:
         layer, slices = scanned
-        kernel, bias = (
-            at(f"blocks/{name}", slices[name], layer=layer, after=h)
-            for name in ("kernel", "bias")
-        )
+        kernel = at("blocks/kernel", slices["kernel"], layer=layer, after=h)
+        bias = at("blocks/bias", slices["bias"], layer=layer)
         return h + nn.relu(h @ kernel + bias), None
 
     num_layers = params["blocks"]["kernel"].shape[0]

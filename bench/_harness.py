@@ -1,0 +1,141 @@
+"""What every benchmark shares: paired timing, memory, tables, JSON.
+
+Both sides of a ratio run in one process, in turn, with the order reversed every round;
+the ratio is the median of the rounds' ratios, so that a machine whose speed drifts
+slows both sides. Compile time is never inside. An absolute time means little on a shared
+CPU: read the ratios there.
+"""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import rich.console
+import rich.table
+
+Seconds = Mapping[str, list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One figure: ``value`` in ``unit``, and its ``ratio`` to a named ``baseline``.
+
+    A row that could not be had has no value and says why in ``unit``: "skipped: ...".
+    """
+
+    case: str
+    metric: str
+    value: float | None
+    unit: str
+    baseline: str | None = None
+    ratio: float | None = None
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], Any]], rounds: int, *, warmup: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each side, round by round; each call is waited for."""
+    names = list(sides)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(warmup + rounds):
+        for name in names if i % 2 == 0 else reversed(names):
+            begin = time.perf_counter()
+            jax.block_until_ready(sides[name]())
+            if i >= warmup:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def ratio(seconds: Seconds, name: str, baseline: str) -> float:
+    """Median over rounds of this side's time over the baseline's."""
+    pairs = zip(seconds[name], seconds[baseline], strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def paired(
+    case: str, metric: str, seconds: Seconds, name: str, baseline: str, *, per: int = 1
+) -> Row:
+    """Milliseconds of a side (of each of ``per`` steps) and the ratio to a baseline."""
+    value = 1e3 * statistics.median(seconds[name]) / per
+    return Row(case, metric, value, "ms", baseline, ratio(seconds, name, baseline))
+
+
+def speed(
+    case: str, metric: str, seconds: Seconds, name: str, baseline: str, count: int
+) -> Row:
+    """``count`` per second of a side, and how many times faster it is than a baseline."""
+    value = count / statistics.median(seconds[name])
+    return Row(case, metric, value, "1/s", baseline, 1 / ratio(seconds, name, baseline))
+
+
+def temp_bytes(compiled: Any) -> int:
+    """Temporary memory of a compiled program, from XLA's own analysis."""
+    return int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def peak_bytes() -> int | None:
+    """The device's peak memory so far, where it counts it (a GPU)."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("peak_bytes_in_use")
+
+
+def missing(package: str) -> str:
+    """``"skipped: ..."`` where an optional package is not installed, else ``""``."""
+    if importlib.util.find_spec(package) is None:
+        return f"skipped: {package} is not installed"
+    return ""
+
+
+def device() -> str:
+    """The kind of device: a GPU's name, or the kind of processor."""
+    found = jax.devices()[0]
+    return (
+        found.device_kind if found.platform != "cpu" else f"cpu ({platform.machine()})"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide a figure."""
+    names = ("jax", "jaxlib", "optax", "numpy", "torch")
+    found = {"python": platform.python_version()}
+    for name in names:
+        if not missing(name):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def document(name: str, rows: list[Row]) -> dict[str, Any]:
+    """The JSON document of one benchmark."""
+    return {
+        "name": name,
+        "device": device(),
+        "versions": versions(),
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+
+
+def write_json(path: pathlib.Path, name: str, rows: list[Row]) -> None:
+    """Writes :func:`document`; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document(name, rows), indent=1) + "\n")
+
+
+def print_table(name: str, rows: list[Row]) -> None:
+    """Prints the rows for a person."""
+    table = rich.table.Table(title=f"bench {name} on {device()}", title_justify="left")
+    for column in ("case", "metric", "value", "unit", "against", "ratio"):
+        right = column in ("value", "ratio")
+        table.add_column(column, justify="right" if right else "left")
+    for row in rows:
+        value = "" if row.value is None else f"{row.value:.4g}"
+        against = "" if row.ratio is None else f"{row.ratio:.3g}"
+        table.add_row(row.case, row.metric, value, row.unit, row.baseline, against)
+    rich.console.Console(width=None).print(table)

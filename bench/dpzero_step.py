@@ -1,0 +1,150 @@
+"""Step time of DPZero over two forward passes of the same compiled loss.
+
+The network is an MLP 784-1536-1536-1024-10 (5.15 M parameters), evaluated lazily: each
+layer's perturbed weights are formed when the layer's input is there. The baseline is the
+unperturbed loss on the same batch, twice; both sides alternate in one process.
+
+``temp`` is the compiled step's temporary memory over the bytes of the parameters: whole,
+and beyond what one forward pass needs.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxdp
+from bench import _harness
+from jaxdp import models, plans, sampling, training
+from jaxdp.kernels import perturb
+
+WIDTHS = (784, 1536, 1536, 1024, 10)
+LAWS = ("rademacher", "gaussian", "sphere", "orthonormal")
+LOOP_STEPS = 20
+
+
+def _network() -> models.Network:
+    return models.mlp(WIDTHS[0], WIDTHS[-1], hidden=WIDTHS[1:-1], output_scale=0.03)
+
+
+def _data(rows: int) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, WIDTHS[0])).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(rng.integers(0, WIDTHS[-1], rows))
+
+
+def _plan(rows: int, law: str) -> plans.DPZero:
+    return plans.DPZero(
+        num_examples=rows,
+        num_steps=100_000,
+        sampling=sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1e3,
+        smoothing_radius=1e-3,
+        direction=law,  # pyright: ignore[reportArgumentType]
+        noise_multiplier=1.0,
+        noise="gaussian",
+    )
+
+
+def run(quick: bool) -> list[_harness.Row]:
+    """Rows for batch 256 and 1024, every law, one step and inside the loop."""
+    rows: list[_harness.Row] = []
+    batches = (256,) if quick else (256, 1024)
+    for batch in batches:
+        rows += _batch(batch, rounds=7 if quick else 21, loop_rounds=2 if quick else 7)
+    return rows
+
+
+def _batch(batch: int, *, rounds: int, loop_rounds: int) -> list[_harness.Row]:
+    net = _network()
+    data = _data(batch)
+    start = net.init(jax.random.key(0))
+    size = sum(4 * x.size for x in jax.tree.leaves(start))
+    loss = perturb.LazyLoss(net.lazy_fn)
+
+    forward = jax.jit(lambda p, d: loss(p, d)).lower(start, data).compile()
+    forward_temp = _harness.temp_bytes(forward)
+
+    def many(p: Any, d: Any) -> jax.Array:
+        """The loop's own baseline: as many forwards as its steps make, in a loop."""
+
+        def body(i: jax.Array, total: jax.Array) -> jax.Array:
+            x = d[0] + 0 * total[0]  # Depends on the round before: not hoisted.
+            return total + loss(p, (x, d[1])) * (i + 1)
+
+        return jax.lax.fori_loop(0, 2 * LOOP_STEPS, body, jnp.zeros(batch))
+
+    forward_loop = jax.jit(many).lower(start, data).compile()
+
+    step_sides: dict[str, Any] = {
+        "two forwards": lambda: (forward(start, data), forward(start, data))
+    }
+    loop_sides: dict[str, Any] = {
+        "forwards in a loop": lambda: forward_loop(start, data)
+    }
+    memory = {}
+    for law in LAWS:
+        step, loop, memory[law] = _compiled(law, batch, loss, start, data)
+        step_sides[law], loop_sides[law] = step, loop
+
+    seconds = _harness.alternate(step_sides, rounds)
+    loop_seconds = _harness.alternate(loop_sides, loop_rounds)
+    rows = []
+    for law in LAWS:
+        case = f"{law}, batch {batch}"
+        rows.append(_harness.paired(case, "one step", seconds, law, "two forwards"))
+        rows.append(
+            _harness.paired(
+                case,
+                "step in the loop",
+                loop_seconds,
+                law,
+                "forwards in a loop",
+                per=LOOP_STEPS,
+            )
+        )
+        temp = memory[law]
+        rows.append(_harness.Row(case, "temp over parameters", temp / size, "ratio"))
+        beyond = (temp - forward_temp) / size
+        rows.append(_harness.Row(case, "temp beyond a forward", beyond, "ratio"))
+    return rows
+
+
+def _compiled(
+    law: str, batch: int, loss: Any, params: Any, data: Any
+) -> tuple[Any, Any, int]:
+    """One donated step and a loop of steps, as thunks, and the step's temp bytes."""
+    plan = _plan(batch, law)
+    keys = jaxdp.Keys.insecure(0)
+    tx = optax.chain(plan.transform(keys), optax.scale(-1e-6))
+    carry = training.start(plan, tx, params)
+    # Only the last release is kept here, not a table of 1e5.
+    carry = (carry.params, carry.opt_state)
+
+    def one(carry: Any, data: Any) -> Any:
+        params, state = carry
+        update: Any = tx.update
+        updates, state = update(None, state, params, value_fn=loss, batch=data)
+        return optax.apply_updates(params, updates), state
+
+    def many(carry: Any, data: Any) -> Any:
+        return jax.lax.fori_loop(0, LOOP_STEPS, lambda _, c: one(c, data), carry)
+
+    step = jax.jit(one, donate_argnums=0).lower(carry, data).compile()
+    loop = jax.jit(many, donate_argnums=0).lower(carry, data).compile()
+    cells = {"step": carry, "loop": jax.tree.map(jnp.array, carry)}
+
+    def call(name: str, program: Any) -> Any:
+        cells[name] = program(cells[name], data)
+        return cells[name]
+
+    temp = _harness.temp_bytes(step)
+    return (
+        functools.partial(call, "step", step),
+        functools.partial(call, "loop", loop),
+        temp,
+    )

@@ -1,0 +1,148 @@
+import math
+
+import dp_accounting as dp
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from jaxdp import accounting
+from jaxdp._types import Relation
+
+DELTA = 1e-5
+
+
+def full(m: float, steps: int, relation: Relation) -> accounting.Guarantee:
+    return accounting.full_batch_gaussian(m, steps, relation)
+
+
+def poisson(m: float, steps: int, relation: Relation) -> accounting.Guarantee:
+    return accounting.poisson_gaussian(m, steps, sampling_prob=0.1, relation=relation)
+
+
+def truncated(m: float, steps: int, relation: Relation) -> accounting.Guarantee:
+    return accounting.truncated_poisson_gaussian(
+        m,
+        steps,
+        sampling_prob=0.1,
+        num_examples=400,
+        max_batch_size=72,
+        relation=relation,
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "relation"),
+    [
+        (full, "zero_out"),
+        (full, "replace_one"),
+        (poisson, "add_or_remove"),
+        (poisson, "replace_one"),
+        (truncated, "add_or_remove"),
+        (truncated, "replace_one"),
+    ],
+)
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+def test_noise_and_steps_fit_and_nothing_is_left(make, relation, epsilon):
+    steps = 1000
+    noise = accounting.calibrate_noise_multiplier(
+        lambda m: make(m, steps, relation), epsilon, DELTA
+    )
+    assert accounting.epsilon(*make(noise, steps, relation), DELTA) <= epsilon
+    less = noise * (1 - (1e-11 if make is full else 2e-5))
+    assert accounting.epsilon(*make(less, steps, relation), DELTA) > epsilon
+
+    most = accounting.calibrate_num_steps(
+        lambda t: make(noise, t, relation), epsilon, DELTA
+    )
+    assert most == steps
+    most = accounting.calibrate_num_steps(
+        lambda t: make(0.7 * noise, t, relation), epsilon, DELTA
+    )
+    assert 1 < most < steps
+    guarantee = make(0.7 * noise, most, relation)
+    assert accounting.epsilon(*guarantee, DELTA) <= epsilon
+    guarantee = make(0.7 * noise, most + 1, relation)
+    assert accounting.epsilon(*guarantee, DELTA) > epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 50.0])
+@pytest.mark.parametrize("steps", [1, 3000, 10**6])
+def test_full_batch_noise_is_the_closed_form(epsilon: float, steps: int):
+    noise = accounting.calibrate_noise_multiplier(
+        lambda m: full(m, steps, "zero_out"), epsilon, 1e-6
+    )
+    want = math.sqrt(steps) / accounting.gaussian_mu(epsilon, 1e-6)
+    assert noise == pytest.approx(want, rel=1e-11)
+
+
+def test_agrees_with_the_librarys_own_search():
+    def event(m: float) -> dp.DpEvent:
+        step = dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(m))
+        return dp.SelfComposedDpEvent(step, 1000)
+
+    theirs = dp.calibrate_dp_mechanism(
+        PLDAccountant, event, 1.0, DELTA, dp.ExplicitBracketInterval(2.0, 3.0), tol=1e-4
+    )
+    ours = accounting.calibrate_noise_multiplier(
+        lambda m: accounting.poisson_gaussian(
+            m, 1000, sampling_prob=0.02, relation="add_or_remove"
+        ),
+        1.0,
+        DELTA,
+    )
+    assert ours == pytest.approx(theirs, abs=1.5e-4)
+
+
+def test_families_without_a_mu_are_calibrated_too():
+    """zCDP, which RDP accounts: no central limit theorem to start from."""
+
+    def make(m: float, steps: int = 1) -> accounting.Guarantee:
+        event = dp.SelfComposedDpEvent(dp.ZCDpEvent(0.5 / m**2), steps)
+        return accounting.Guarantee(event, dp.NeighboringRelation.REPLACE_ONE)
+
+    noise = accounting.calibrate_noise_multiplier(make, 2.0, DELTA)
+    assert 2.0 * (1 - 1e-4) < accounting.epsilon(*make(noise), DELTA) <= 2.0
+    steps = accounting.calibrate_num_steps(lambda t: make(50.0, t), 2.0, DELTA)
+    assert accounting.epsilon(*make(50.0, steps), DELTA) <= 2.0
+    assert accounting.epsilon(*make(50.0, steps + 1), DELTA) > 2.0
+
+
+def test_steps_stop_at_the_maximum():
+    for cap in (1, 7):
+        got = accounting.calibrate_num_steps(
+            lambda t: full(1e6, t, "zero_out"), 2.0, DELTA, max_steps=cap
+        )
+        assert got == cap
+
+
+def test_one_step_that_costs_too_much_is_refused_with_its_cost():
+    with pytest.raises(
+        ValueError, match=r"epsilon must be at least 4\.37718.*got 1\.0"
+    ):
+        accounting.calibrate_num_steps(
+            lambda t: full(1.0, t, "replace_one"), 1.0, DELTA
+        )
+    with pytest.raises(ValueError, match="epsilon must be at least inf"):
+        accounting.calibrate_num_steps(lambda t: full(0, t, "zero_out"), 1.0, DELTA)
+
+
+def test_noise_out_of_reach_is_refused():
+    for constant in (0.0, 1.0):
+        with pytest.raises(ValueError, match="within reach of the noise_multiplier"):
+            accounting.calibrate_noise_multiplier(
+                lambda m, constant=constant: full(constant, 1, "zero_out"), 2.0, DELTA
+            )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "names"),
+    [(0.0, 1e-5, "epsilon"), (math.inf, 1e-5, "epsilon"), (1.0, 0.0, "delta")],
+)
+def test_refuses(epsilon: float, delta: float, names: str):
+    with pytest.raises(ValueError, match=names):
+        accounting.calibrate_noise_multiplier(
+            lambda m: full(m, 1, "zero_out"), epsilon, delta
+        )
+    with pytest.raises(ValueError, match=names):
+        accounting.calibrate_num_steps(
+            lambda t: full(1.0, t, "zero_out"), epsilon, delta
+        )

@@ -1,0 +1,155 @@
+import math
+from collections.abc import Iterator
+
+import dp_accounting as dp
+import pytest
+import scipy.integrate
+import scipy.stats
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
+
+from jaxdp import accounting
+from jaxdp.accounting import Guarantee, consistency
+
+RELATIONS = tuple(dp.NeighboringRelation)
+ADD, SWAP = RELATIONS[0], RELATIONS[1]
+GAUSSIAN = dp.GaussianDpEvent(3.0)
+POISSON = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0))
+TRUNCATED = dp.TruncatedSubsampledGaussianDpEvent(100, 0.1, 12, 3.0)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    consistency._check_leaf.cache_clear()
+    yield
+    consistency._check_leaf.cache_clear()
+
+
+def steps(leaf: dp.DpEvent, relation: dp.NeighboringRelation = ADD) -> Guarantee:
+    return Guarantee(dp.SelfComposedDpEvent(leaf, 50), relation)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("m", [1e-3, 12.5, 1e6])
+@pytest.mark.parametrize("q", [1e-4, 0.3])
+def test_the_installed_version_agrees_with_itself(relation, m, q):
+    gaussian = dp.GaussianDpEvent(m)
+    for leaf in (
+        gaussian,
+        dp.PoissonSampledDpEvent(q, gaussian),
+        dp.TruncatedSubsampledGaussianDpEvent(200, q, 40, m),
+        dp.TruncatedSubsampledGaussianDpEvent(200, q, 200, m),
+    ):
+        accounting.self_check(steps(leaf, relation))
+
+
+def test_other_events_are_checked():
+    accounting.self_check(steps(dp.LaplaceDpEvent(20.0)))
+    for relation in RELATIONS:
+        accounting.self_check(steps(dp.ZCDpEvent(0.01), relation))
+        accounting.self_check(Guarantee(dp.NonPrivateDpEvent(), relation))
+        accounting.self_check(Guarantee(dp.ComposedDpEvent([]), relation))
+        zero = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(0.0))
+        accounting.self_check(steps(zero, relation))
+    tree = dp.SingleEpochTreeAggregationDpEvent(10.0, [4, 8])
+    accounting.self_check(Guarantee(tree, dp.NeighboringRelation.REPLACE_SPECIAL))
+
+
+def test_results_are_remembered():
+    for _ in range(3):
+        accounting.self_check(steps(POISSON))
+    assert consistency._check_leaf.cache_info().misses == 1
+
+
+def broken_pld(monkeypatch: pytest.MonkeyPatch, **changed: float) -> None:
+    """PLD whose Gaussians take some arguments times a factor."""
+    honest = privacy_loss_distribution.from_gaussian_mechanism
+
+    def build(**kwargs):
+        for name, factor in changed.items():
+            if name in kwargs:
+                kwargs[name] *= factor
+        return honest(**kwargs)
+
+    monkeypatch.setattr(privacy_loss_distribution, "from_gaussian_mechanism", build)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("leaf", [GAUSSIAN, POISSON, TRUNCATED])
+@pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 2.0])
+def test_a_pld_with_another_multiplier_is_caught(monkeypatch, leaf, relation, factor):
+    broken_pld(monkeypatch, standard_deviation=factor)
+    with pytest.raises(RuntimeError, match="contradicts itself"):
+        accounting.self_check(steps(leaf, relation))
+
+
+@pytest.mark.parametrize("leaf", [POISSON, TRUNCATED])
+def test_a_pld_with_another_sampling_probability_is_caught(monkeypatch, leaf):
+    broken_pld(monkeypatch, sampling_prob=0.99)
+    with pytest.raises(RuntimeError, match="exact trade-off"):
+        accounting.self_check(steps(leaf))
+
+
+@pytest.mark.parametrize("leaf", [GAUSSIAN, POISSON])
+@pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 2.0])
+def test_an_rdp_with_another_multiplier_is_caught(monkeypatch, leaf, factor):
+    honest = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian
+
+    def compute(q, noise_multiplier, orders):
+        return honest(q, noise_multiplier * factor, orders)
+
+    name = "_compute_rdp_poisson_subsampled_gaussian"
+    monkeypatch.setattr(rdp_privacy_accountant, name, compute)
+    with pytest.raises(RuntimeError, match="RDP"):
+        accounting.self_check(steps(leaf))
+
+
+@pytest.mark.parametrize("leaf", [GAUSSIAN, POISSON, dp.ZCDpEvent(0.1)])
+def test_an_rdp_that_ignores_counts_is_caught(monkeypatch, leaf):
+    """As the library's development version did for one event."""
+    honest = RdpAccountant._maybe_compose
+
+    def maybe_compose(self, event, count, do_compose):
+        return honest(self, event, min(count, 1), do_compose)
+
+    monkeypatch.setattr(RdpAccountant, "_maybe_compose", maybe_compose)
+    with pytest.raises(RuntimeError, match="count"):
+        accounting.self_check(steps(leaf))
+
+
+def test_a_pld_that_ignores_counts_is_caught(monkeypatch):
+    distribution = privacy_loss_distribution.PrivacyLossDistribution
+    monkeypatch.setattr(distribution, "self_compose", lambda self, *args: self)
+    with pytest.raises(RuntimeError, match="count"):
+        accounting.self_check(steps(POISSON))
+
+
+def test_another_closed_form_is_caught(monkeypatch):
+    honest = dp.get_epsilon_gaussian
+    monkeypatch.setattr(
+        dp, "get_epsilon_gaussian", lambda sigma, delta: honest(sigma * 1.001, delta)
+    )
+    with pytest.raises(RuntimeError, match="closed forms"):
+        accounting.self_check(steps(GAUSSIAN))
+
+
+# The exact trade-off that the accountants are held against.
+
+
+@pytest.mark.parametrize("q", [1e-3, 0.2, 1.0])
+@pytest.mark.parametrize(("a", "b"), [(0.5, 0.0), (0.0, -0.5), (2.0, -2.0)])
+@pytest.mark.parametrize("epsilon", [-0.1, 0.05, 1.0])
+def test_delta_of_mixtures_is_the_integral_that_defines_it(q, a, b, epsilon):
+    def density(x: float, shift: float) -> float:
+        norm = scipy.stats.norm
+        return float((1 - q) * norm.pdf(x) + q * norm.pdf(x, shift))
+
+    def excess(x: float) -> float:
+        return max(density(x, a) - math.exp(epsilon) * density(x, b), 0.0)
+
+    want = sum(
+        scipy.integrate.quad(excess, x, x + 3, epsabs=1e-10, limit=200)[0]
+        for x in range(-12, 12, 3)
+    )
+    got = consistency._mixture_delta(q, a, b, epsilon)
+    assert got == pytest.approx(want, rel=1e-6, abs=1e-8)

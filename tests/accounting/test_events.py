@@ -1,0 +1,207 @@
+import math
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+
+from jaxdp import accounting
+from jaxdp._types import Relation
+from jaxdp.accounting import consistency
+
+ADD, SWAP, SPECIAL = (
+    dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    dp.NeighboringRelation.REPLACE_ONE,
+    dp.NeighboringRelation.REPLACE_SPECIAL,
+)
+
+
+def test_relations_and_sensitivity():
+    assert accounting.RELATIONS == ("replace_one", "zero_out", "add_or_remove")
+    got = [accounting.sensitivity(r, 1.5) for r in accounting.RELATIONS]
+    assert got == [3.0, 1.5, 1.5]
+    assert accounting.sensitivity("zero_out", math.inf) == math.inf
+
+
+@pytest.mark.parametrize("relation", accounting.RELATIONS)
+def test_unsampled_is_relative_to_the_sensitivity(relation: Relation):
+    event, event_relation = accounting.full_batch_gaussian(3, 7, relation)
+    assert event == dp.SelfComposedDpEvent(dp.GaussianDpEvent(3.0), 7)
+    assert event_relation is ADD
+
+
+@pytest.mark.parametrize(
+    ("relation", "event_relation", "per_clip", "larger"),
+    [
+        ("replace_one", SWAP, 6.0, 100),
+        ("zero_out", SPECIAL, 3.0, 100),
+        ("add_or_remove", ADD, 3.0, 101),
+    ],
+)
+def test_sampled_is_relative_to_the_clip(relation, event_relation, per_clip, larger):
+    poisson = accounting.poisson_gaussian(3, 7, sampling_prob=0.1, relation=relation)
+    gaussian = dp.GaussianDpEvent(per_clip)
+    event = dp.PoissonSampledDpEvent(0.1, gaussian)
+    assert poisson == (dp.SelfComposedDpEvent(event, 7), event_relation)
+    truncated = accounting.truncated_poisson_gaussian(
+        3,
+        7,
+        sampling_prob=0.1,
+        num_examples=100,
+        max_batch_size=16,
+        relation=relation,
+    )
+    event = dp.TruncatedSubsampledGaussianDpEvent(larger, 0.1, 16, per_clip)
+    assert truncated == (dp.SelfComposedDpEvent(event, 7), event_relation)
+
+
+@pytest.mark.parametrize("relation", accounting.RELATIONS)
+def test_no_noise_is_not_private(relation: Relation):
+    for guarantee in (
+        accounting.full_batch_gaussian(0, 7, relation),
+        accounting.poisson_gaussian(0, 7, sampling_prob=0.1, relation=relation),
+    ):
+        assert guarantee.event == dp.NonPrivateDpEvent()
+        assert accounting.epsilon(*guarantee, 1e-5) == math.inf
+
+
+def independent_std(epsilon: float, delta: float, distance: float, steps: int) -> float:
+    """Least std of ``steps`` Gaussians at a distance, from the definition of delta."""
+
+    def gap(std: float) -> float:
+        # The steps are one Gaussian in the direction of the move, sqrt(steps) as far.
+        mu = math.sqrt(steps) * distance / std
+        cut = epsilon / mu + mu / 2
+        norm = scipy.stats.norm
+        return float(norm.sf(cut, mu) - math.exp(epsilon) * norm.sf(cut) - delta)
+
+    return scipy.optimize.brentq(gap, 1e-3 * distance, 1e5 * distance, rtol=1e-12)  # pyright: ignore
+
+
+@pytest.mark.parametrize("relation", accounting.RELATIONS)
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+def test_integer_noise_follows_from_epsilon_alone(relation: Relation, epsilon: float):
+    """Mixing up std over C and std over the sensitivity would halve the noise."""
+    clip, bits, steps, delta = 0.7, 16, 3000, 1e-5
+    worst = {"replace_one": 2 ** (bits + 1), "zero_out": 2**bits}
+    want = independent_std(epsilon, delta, worst.get(relation, 2**bits), steps)
+
+    noise_multiplier = accounting.calibrate_noise_multiplier(
+        lambda m: accounting.full_batch_gaussian(m, steps, relation), epsilon, delta
+    )
+    std = noise_multiplier * accounting.sensitivity(relation, clip)
+    assert std * 2**bits / clip == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize("relation", accounting.RELATIONS)
+def test_sampled_integer_noise_follows_from_epsilon_alone(relation: Relation):
+    """Many small sampled steps are nearly one Gaussian, q sqrt(T) from its neighbour."""
+    q, steps, bits = 1 / 16, 10_000, 12
+    worst = 2 ** (bits + (relation == "replace_one"))
+    want = independent_std(2.0, 1e-5, q * worst, steps)
+    noise_multiplier = accounting.calibrate_noise_multiplier(
+        lambda m: accounting.poisson_gaussian(
+            m, steps, sampling_prob=q, relation=relation
+        ),
+        2.0,
+        1e-5,
+    )
+    std = noise_multiplier * accounting.sensitivity(relation, 1.0) * 2**bits
+    assert std == pytest.approx(want, rel=5e-3)
+
+
+def one_step_deltas(size: int, q: float, batch: int, m: float) -> np.ndarray:
+    event = dp.TruncatedSubsampledGaussianDpEvent(size, q, batch, m)
+    grid = np.linspace(-3, 4, 50)
+    return np.array([consistency._exact_delta(event, ADD, e) for e in grid])
+
+
+def test_the_larger_data_set_is_the_worse_where_the_sample_fits():
+    """Why add_or_remove asks for n + 1, and for a batch of at least q (n + 1)."""
+    for n, q, batch, m in [
+        (15, 0.406, 7, 0.7),
+        (100, 0.1, 11, 1.0),
+        (1009, 0.44, 445, 1.0),
+        (659, 0.144, 117, 3.0),
+    ]:
+        assert batch >= q * (n + 1)
+        smaller, larger = (one_step_deltas(k, q, batch, m) for k in (n, n + 1))
+        assert np.all(smaller <= larger + 1e-12)
+        assert np.any(smaller < larger - 1e-9)
+    smaller, larger = (one_step_deltas(k, 0.259, 14, 0.7) for k in (165, 166))
+    assert np.any(smaller > larger + 1e-4)
+
+
+def truncated(relation: Relation, batch: int):
+    return accounting.truncated_poisson_gaussian(
+        1.0,
+        5,
+        sampling_prob=0.5,
+        num_examples=100,
+        max_batch_size=batch,
+        relation=relation,
+    )
+
+
+def test_batches_below_the_mean_are_refused_when_records_come_and_go():
+    with pytest.raises(ValueError, match=r"max_batch_size must be >= .* = 50\.5"):
+        truncated("add_or_remove", 50)
+    truncated("add_or_remove", 51)
+    truncated("replace_one", 10)
+    truncated("zero_out", 10)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "names"),
+    [
+        (lambda: accounting.sensitivity("replace", 1.0), ValueError, "relation"),  # pyright: ignore
+        (lambda: accounting.sensitivity("zero_out", 0.0), ValueError, "l2_clip_norm"),
+        (
+            lambda: accounting.full_batch_gaussian(-1, 5, "zero_out"),
+            ValueError,
+            "noise_multiplier",
+        ),
+        (
+            lambda: accounting.full_batch_gaussian(math.inf, 5, "zero_out"),
+            ValueError,
+            "noise_multiplier",
+        ),
+        (
+            lambda: accounting.full_batch_gaussian(1, 0, "zero_out"),
+            ValueError,
+            "num_steps",
+        ),
+        (
+            lambda: accounting.full_batch_gaussian(1, 2.0, "zero_out"),  # pyright: ignore
+            TypeError,
+            "num_steps",
+        ),
+        (
+            lambda: accounting.full_batch_gaussian(1, 5, "swap"),  # pyright: ignore
+            ValueError,
+            "relation",
+        ),
+        (
+            lambda: accounting.poisson_gaussian(
+                1, 5, sampling_prob=1.0, relation="zero_out"
+            ),
+            ValueError,
+            "sampling_prob",
+        ),
+        (
+            lambda: accounting.poisson_gaussian(
+                1,
+                5,
+                sampling_prob=0.1,
+                relation="swap",  # pyright: ignore
+            ),
+            ValueError,
+            "relation",
+        ),
+        (lambda: truncated("zero_out", 0), ValueError, "max_batch_size"),
+    ],
+)
+def test_refuses(call, error, names):
+    with pytest.raises(error, match=names):
+        call()

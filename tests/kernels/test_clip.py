@@ -1,0 +1,418 @@
+"""Clipping: finite-safe, and integers whose bound holds exactly."""
+
+import functools
+import math
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis.extra import numpy as hnp
+
+from jaxdp.kernels import clip, sphere
+from jaxdp.kernels import finite_difference as fd
+
+settings = hypothesis.settings(
+    derandomize=True, database=None, deadline=None, max_examples=200
+)
+FLOATS = st.floats(width=32) | st.sampled_from(
+    [3.4e38, -3e38, 1.2e38, 9e37, 1e19, -1e-30, 1e-38, 1e-45, 1.0, -1.0, 0.0]
+).map(lambda v: float(np.float32(v)))
+# Powers of two and others; 1e-3 is rounded up in float32, 0.1 too.
+BOUNDS = st.sampled_from([1e-30, 1e-3, 0.1, 1.0, 2.5, 1e6, 1e30])
+# Slack of a float32 norm: a few roundings of 6e-8 each.
+SLACK = 1e-6
+
+
+def rows_strategy(width: int, count: int = 4) -> Any:
+    return hnp.arrays(np.float32, (count, width), elements=FLOATS)
+
+
+def reference(x: np.ndarray, bound: float) -> np.ndarray:
+    """Rows clipped in float64; a row that is not finite is zero."""
+    x = x.astype(np.float64)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        norm = np.linalg.norm(x, axis=-1, keepdims=True)
+        clipped = np.where(norm > bound, x * (bound / norm), x)
+    finite = np.isfinite(x).all(axis=-1, keepdims=True)
+    return np.where(finite, clipped, 0)
+
+
+clip_scalar = jax.jit(clip.clip_scalar)
+clip_vector = jax.jit(clip.clip_vector)
+clip_tree = jax.jit(clip.clip_tree, static_argnames="batch_ndim")
+to_grid = jax.jit(clip.to_grid, static_argnums=3)
+grid_sum = jax.jit(clip.grid_sum, static_argnums=3)
+within = jax.jit(clip._within, static_argnums=1)
+
+
+# --- floats ---
+
+
+@settings
+@hypothesis.given(x=rows_strategy(3), bound=BOUNDS | st.just(math.inf))
+def test_clip_vector_against_numpy(x: np.ndarray, bound: float) -> None:
+    """Bound, direction, and rows inside it untouched; non-finite rows are zero."""
+    out = np.asarray(clip_vector(x, bound))
+    expected = reference(x, bound)
+    norms = np.linalg.norm(out.astype(np.float64), axis=1)
+    assert np.isfinite(out).all()
+    assert np.all(norms <= bound * (1 + SLACK))
+    # Subnormal numbers, and 1e-37 of the row's largest, are flushed on some devices.
+    atol = 1e-36 * max(1, min(bound, 1e30))
+    np.testing.assert_allclose(out, expected, rtol=SLACK, atol=atol)
+    inside = np.linalg.norm(x.astype(np.float64), axis=1) < bound * (1 - SLACK)
+    tiny = abs(x[inside]) < 2e-38
+    np.testing.assert_array_equal(np.where(tiny, 0, out[inside]), x[inside] * ~tiny)
+
+
+@settings
+@hypothesis.given(x=rows_strategy(3), bound=BOUNDS)
+def test_clipping_again_changes_nothing(x: np.ndarray, bound: float) -> None:
+    once = np.asarray(clip_vector(x, bound))
+    again = np.asarray(clip_vector(once, bound))
+    np.testing.assert_allclose(again, once, rtol=4e-7, atol=1e-36 * max(1, bound))
+
+
+@settings
+@hypothesis.given(x=rows_strategy(3), bound=BOUNDS | st.just(math.inf))
+def test_clip_scalar_against_numpy(x: np.ndarray, bound: float) -> None:
+    out = np.asarray(clip_scalar(x, bound))
+    limit = np.float32(bound)
+    expected = np.where(np.isfinite(x), np.clip(x, -limit, limit), 0)
+    np.testing.assert_array_equal(
+        np.where(abs(x) < 2e-38, 0, out), expected * ~(abs(x) < 2e-38)
+    )
+    assert np.all(abs(out) <= limit)  # not an ulp more
+
+
+@settings
+@hypothesis.given(x=rows_strategy(7), bound=BOUNDS | st.just(math.inf))
+def test_clip_tree_is_clip_vector_of_the_ravelled(x: np.ndarray, bound: float) -> None:
+    tree = {"a": x[:, :2], "b": x[:, 2:3].reshape(4), "c": x[:, 3:].reshape(4, 2, 2)}
+    out = clip_tree({**tree, "empty": np.zeros((4, 0, 2), np.float32)}, bound)
+    assert out["empty"].shape == (4, 0, 2)
+    got = np.concatenate([np.asarray(out[k]).reshape(4, -1) for k in "abc"], axis=1)
+    atol = 1e-36 * max(1, min(bound, 1e30))
+    np.testing.assert_allclose(got, clip_vector(x, bound), rtol=SLACK, atol=atol)
+
+
+def test_a_record_with_a_nan_is_zero_in_all_leaves_and_alone() -> None:
+    a, b = np.ones((3, 2), np.float32), np.full((3, 2, 2), 2, np.float32)
+    a[1, 0], b[2, 1, 1] = np.nan, -np.inf
+    out = clip_tree({"a": a, "b": b}, 1e3)
+    np.testing.assert_array_equal(out["a"], [[1, 1], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(out["b"].sum(axis=(1, 2)), [8, 0, 0])
+
+
+@pytest.mark.parametrize("batch_ndim", [0, 1, 2])
+def test_records_lie_in_the_leading_axes(batch_ndim: int) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 7
+    out = clip_tree([x], 5.0, batch_ndim=batch_ndim)[0]
+    flat = x.reshape(math.prod(x.shape[:batch_ndim]), -1)
+    np.testing.assert_allclose(
+        out, reference(flat, 5.0).reshape(x.shape), rtol=SLACK, atol=1e-6
+    )
+
+
+def test_values_near_the_largest_float_are_clipped() -> None:
+    """Their inverse is subnormal; where that is flushed, the row looks like zeros."""
+    x = np.array([[3e38, 3e38], [1e38, 1e10], [3.4e38, 0], [0, -9e37]], np.float32)
+    for bound in (1e-3, 1.0, 1e3):
+        out = np.asarray(clip_vector(x, bound), np.float64)
+        np.testing.assert_allclose(np.linalg.norm(out, axis=1), bound, rtol=SLACK)
+        np.testing.assert_allclose(out[0, 0], bound / math.sqrt(2), rtol=SLACK)
+
+
+def test_float64_beyond_float32_is_clipped() -> None:
+    with jax.enable_x64(True):
+        x = np.array([[1e300, 1e300], [1e-300, 0.0], [3.0, 4.0], [np.inf, 0.0]])
+        out = np.asarray(clip.clip_vector(jnp.asarray(x), 1.0))
+    expected = [[0.5**0.5, 0.5**0.5], [1e-300, 0], [0.6, 0.8], [0, 0]]
+    np.testing.assert_allclose(out, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_clipped_by_its_float32_norm(dtype: Any) -> None:
+    """A float16 norm overflows at 65504; a bfloat16 one has three digits."""
+    largest = float(jnp.finfo(dtype).max)
+    x = jnp.array([[largest] * 300, [0.001] * 300, [jnp.nan] * 300], dtype)
+    out = clip_vector(x, 1.0)
+    assert out.dtype == dtype
+    norms = np.linalg.norm(np.asarray(out, np.float64), axis=1)
+    np.testing.assert_allclose(norms[0], 1, rtol=float(jnp.finfo(dtype).eps))
+    np.testing.assert_array_equal(out[1], x[1])
+    assert norms[2] == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (0, 1)])
+def test_no_records_or_no_numbers(shape: tuple[int, int]) -> None:
+    x = jnp.zeros(shape)
+    assert clip_vector(x, 1.0).shape == shape
+    total = grid_sum(x, jnp.ones(shape[0], bool), 1.0, 16)
+    np.testing.assert_array_equal(total, np.zeros(shape[1], np.int32), strict=True)
+
+
+# --- integers ---
+
+
+def python_norms(c: np.ndarray) -> list[int]:
+    """Squared norms of integer rows, in Python's integers."""
+    return [sum(int(v) ** 2 for v in row) for row in c]
+
+
+@settings
+@hypothesis.given(
+    x=rows_strategy(3),
+    mask=hnp.arrays(bool, 4),
+    bound=BOUNDS,
+    bits=st.sampled_from([8, 13, 16]),
+)
+def test_grid_against_numpy(
+    x: np.ndarray, mask: np.ndarray, bound: float, bits: int
+) -> None:
+    """Exact bound, rounded towards zero, within one unit; masked rows are zero."""
+    c = np.asarray(to_grid(x, mask, bound, bits))
+    assert c.dtype == np.int32
+    assert max(python_norms(c)) <= 4**bits
+    exact = np.where(mask[:, None], reference(x, bound), 0) * (2.0**bits / bound)
+    assert np.all(abs(c) <= abs(exact) + 1e-2)
+    assert np.all(abs(c) >= abs(exact) - 1.5)
+    assert np.all((c == 0) | (np.sign(c) == np.sign(exact)))
+
+
+@settings
+@hypothesis.given(
+    x=rows_strategy(1), mask=hnp.arrays(bool, 4), bound=BOUNDS, bits=st.just(16)
+)
+def test_one_number_reaches_the_bound(
+    x: np.ndarray, mask: np.ndarray, bound: float, bits: int
+) -> None:
+    c = np.asarray(to_grid(x, mask, bound, bits))
+    exact = np.where(mask[:, None], reference(x, bound), 0) * (2.0**bits / bound)
+    assert np.all(abs(c) <= 2**bits)
+    assert np.all(abs(c - exact) <= 0.5 + 1e-2)
+    beyond = mask[:, None] & np.isfinite(x) & (abs(x) > bound * (1 + SLACK))
+    assert np.all(abs(c[beyond]) == 2**bits)
+
+
+def test_one_number_is_rounded_to_nearest() -> None:
+    x = np.random.default_rng(5).uniform(-1, 1, size=(5000, 1)).astype(np.float32)
+    c = np.asarray(to_grid(x, np.ones(len(x), bool), 1.0, 12))
+    np.testing.assert_array_equal(c, np.round(x.astype(np.float64) * 2**12))
+
+
+def test_integers_are_verified_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the float clip a per mille too long, rows beyond 2^k would still be 0."""
+    monkeypatch.setattr(clip, "_MARGIN", 1.001)
+    x = np.random.default_rng(6).normal(scale=100, size=(1000, 4)).astype(np.float32)
+    c = clip.to_grid(jnp.asarray(x), jnp.ones(len(x), bool), 1.0, 16)
+    norms = python_norms(np.asarray(c))
+    assert max(norms) <= 2**32
+    assert min(norms) == 0
+
+
+def test_rows_that_a_float_clip_lets_through() -> None:
+    """Integer pairs barely outside 2^16, such as (4402, 65388): norm^2 = 2^32 + 852."""
+    a = np.arange(1, 2**16)
+    b = np.floor(np.sqrt(2.0**32 - a**2)).astype(np.int64) + 1
+    rows = np.stack([a, b], axis=1)
+    square = np.square(rows).sum(axis=1)
+    rows = rows[(square > 2**32) & (square < 2**32 + 1000)]
+    assert [4402, 65388] in rows.tolist()
+    assert len(rows) > 300
+    x = (rows / 65536).astype(np.float32)  # exact
+    # What a clip followed by truncation gives, without margin and check.
+    naive = np.trunc(np.asarray(clip_vector(x, 1.0)) * 65536).astype(np.int64)
+    assert max(python_norms(naive)) > 2**32
+    c = np.asarray(to_grid(x, np.ones(len(x), bool), 1.0, 16))
+    assert max(python_norms(c)) <= 2**32
+    assert min(python_norms(c)) >= (2**16 - 2) ** 2  # no row is dropped
+    # The same directions at many magnitudes.
+    scales = np.exp(np.random.default_rng(0).uniform(0, 60, size=(500, 1, 1)))
+    many = (x * scales).astype(np.float32).reshape(-1, 2)
+    c = np.asarray(to_grid(many, np.ones(len(many), bool), 1.0, 16), np.int64)
+    assert np.square(c).sum(axis=1).max() <= 2**32
+    assert np.square(c).sum(axis=1).min() >= (2**16 - 2) ** 2
+
+
+@pytest.mark.parametrize(("width", "count"), [(2, 100_000), (3, 50_000), (64, 3000)])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_exact_bound_on_random_rows(width: int, count: int, bits: int) -> None:
+    """No row exceeds 2^k, and no finite row is dropped by the check."""
+    generator = np.random.default_rng(width)
+    x = generator.normal(size=(count, width))
+    x *= np.exp(generator.uniform(-1, 20, size=(count, 1)))
+    x = x.astype(np.float32)
+    bound = 0.7
+    c = np.asarray(to_grid(x, np.ones(count, bool), bound, bits), np.int64)
+    norms = np.square(c).sum(axis=1)
+    assert norms.max() <= 4**bits
+    beyond = np.linalg.norm(x.astype(np.float64), axis=1) > bound
+    assert np.sqrt(norms[beyond].min()) >= 2**bits - math.sqrt(width) - 1
+
+
+def test_long_rows_are_not_dropped() -> None:
+    """A float32 norm of 200 000 numbers is accurate enough for the margin."""
+    generator = np.random.default_rng(1)
+    x = np.stack([generator.normal(size=200_000), np.full(200_000, 3.0)])
+    c = to_grid(x.astype(np.float32), np.ones(2, bool), 1.0, 16)
+    norms = np.sqrt(np.square(np.asarray(c, np.int64)).sum(axis=1))
+    assert max(norms) <= 65536
+    # Truncation takes half a unit from each of 200 000 numbers of about 150 units.
+    assert min(norms) > 65536 * 0.99
+
+
+def with_norm(square: int, length: int) -> np.ndarray:
+    """Integers below 2^16 whose squares sum to exactly ``square``."""
+    out = np.zeros(length, np.int64)
+    head = length - 12
+    out[:head] = math.isqrt(square // length)
+    left = square - head * math.isqrt(square // length) ** 2
+    for j in range(head, length):
+        out[j] = min(math.isqrt(left), 2**16 - 1)
+        left -= int(out[j]) ** 2
+    assert left == 0
+    return out
+
+
+@pytest.mark.parametrize("length", [12, 2**16, 150_000])
+def test_within_is_exact(length: int) -> None:
+    """At the limit, one below and one above; at any number of 16-bit limbs."""
+    for bits in (8, 16):
+        squares = [4**bits - 1, 4**bits, 4**bits + 1]
+        rows = np.stack([with_norm(s, length) for s in squares])
+        assert list(np.square(rows).sum(axis=1)) == squares
+        got = within(jnp.asarray(rows, jnp.int32), bits)
+        np.testing.assert_array_equal(got, [True, True, False])
+
+
+@settings
+@hypothesis.given(
+    c=hnp.arrays(np.int32, (4, 3), elements=st.integers(0, 2**16 - 1)),
+    bits=st.sampled_from([8, 15, 16]),
+)
+def test_within_against_python_integers(c: np.ndarray, bits: int) -> None:
+    expected = [n <= 4**bits for n in python_norms(c)]
+    np.testing.assert_array_equal(within(c, bits), expected)
+
+
+def test_within_does_not_overflow_on_long_rows_of_large_numbers() -> None:
+    """Far above the bound, and at it with more than 2^32 in the low limbs alone."""
+    assert not within(jnp.full(200, 2**16 - 1), 16)
+    assert within(jnp.full(2**16, 2**8), 16)
+    assert 66_051 * 255**2 < 2**32 < 66_052 * 255**2
+    assert not within(jnp.full(66_052, 255), 16)
+
+
+# --- sums ---
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_sums_do_not_depend_on_the_order(width: int) -> None:
+    x = np.random.default_rng(2).standard_cauchy((1000, width)).astype(np.float32)
+    mask = np.arange(1000) % 3 > 0
+    total = grid_sum(x, mask, 1.0, 16)
+    assert total.dtype == jnp.int32
+    order = np.random.default_rng(3).permutation(1000)
+    np.testing.assert_array_equal(grid_sum(x[order], mask[order], 1.0, 16), total)
+    np.testing.assert_array_equal(
+        np.asarray(to_grid(x[mask], np.ones(mask.sum(), bool), 1.0, 16)).sum(0), total
+    )
+    none = grid_sum(np.full_like(x, np.nan), np.zeros(1000, bool), 1.0, 16)
+    np.testing.assert_array_equal(none, np.zeros(width))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_sensitivity_is_attained_exactly(bits: int) -> None:
+    """f_i = s_i M v.x: a flipped sign moves the sum by 2^(k+1), zeroing by 2^k."""
+    v = jnp.array([1.0, -2.0, 0.5])
+    rows = sphere.directions(jax.random.key(3), v, law="sphere")
+
+    def loss(x: jax.Array, signs: jax.Array) -> jax.Array:
+        return signs * (1e6 * (v @ x))
+
+    @jax.jit
+    def table(signs: jax.Array) -> jax.Array:
+        return fd.slopes(loss, jnp.zeros(3), signs, rows, smoothing_radius=1e-2)
+
+    def total(slopes: jax.Array) -> int:
+        return int(grid_sum(slopes, np.ones(6, bool), 0.3, bits)[0])
+
+    signs = jnp.array([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    start = total(table(signs))
+    assert abs(start) == 2 * 2**bits
+    assert abs(total(table(signs.at[2].multiply(-1))) - start) == 2 ** (bits + 1)
+    assert abs(total(table(signs.at[2].set(0))) - start) == 2**bits
+    for bad in (np.nan, np.inf, -np.inf):
+        slopes = table(signs.at[2].set(bad))
+        assert abs(total(slopes) - start) == 2**bits  # as if it were zero
+        keep = np.arange(6) != 2
+        np.testing.assert_array_equal(slopes[keep], table(signs)[keep])
+
+
+def test_no_overflow_at_40_000_records() -> None:
+    """All at the bound, at zero noise and at the noise of a demanding plan."""
+    for noise in (0.0, 400.0, 2e4):
+        bits = clip.grid_bits(40_000, noise)
+        x = np.full((40_000, 1), 1e30, np.float32)
+        total = int(grid_sum(x, np.ones(len(x), bool), 1.0, bits)[0])
+        assert total == 40_000 * 2**bits
+        assert total + 8 * noise * 2**bits < 2**31
+
+
+@settings
+@hypothesis.given(
+    rows=st.integers(1, 10**7), noise=st.floats(0, 1e6), exact=st.booleans()
+)
+def test_grid_bits(rows: int, noise: float, exact: bool) -> None:
+    """The most bits, up to 16, at which the sum and 8 deviations fit an int32."""
+
+    ulp = 1 + 1e-12  # of a logarithm in float64
+
+    def fits(bits: int) -> bool:
+        rounded = exact or noise * 2**bits <= 2**20 * ulp
+        return (rows + 8 * noise) * 2**bits <= (2**31 - 1) * ulp and rounded
+
+    possible = [bits for bits in range(17) if fits(bits)]
+    if max(possible, default=0) < 8:
+        with pytest.raises(ValueError, match=f"^{rows} records a step.*at least 8"):
+            clip.grid_bits(rows, noise, exact_noise=exact)
+    else:
+        assert clip.grid_bits(rows, noise, exact_noise=exact) == max(possible)
+
+
+@pytest.mark.parametrize(
+    ("rows", "noise", "exact", "bits"),
+    [
+        (1437, 100.0, True, 16),
+        (32767, 0.0, True, 16),
+        (32768, 0.0, True, 15),  # 2^15 records at 2^16 would be 2^31: one too many
+        (40_000, 0.0, True, 15),
+        (40_000, 5000.0, True, 14),
+        (100, 2.0**6, False, 14),  # 2^20 / 2^6
+    ],
+)
+def test_grid_bits_by_hand(rows: int, noise: float, exact: bool, bits: int) -> None:
+    assert clip.grid_bits(rows, noise, exact_noise=exact) == bits
+
+
+def test_from_grid_undoes_the_grid() -> None:
+    total = jnp.array([2**16, -(2**15), 0, 2**31 - 1], jnp.int32)
+    got = clip.from_grid(total, bound=0.3, bits=16, normalizer=7.0)
+    assert got.dtype == jnp.float32
+    exact = np.asarray(total, np.float64) * 0.3 / (2**16 * 7)
+    np.testing.assert_allclose(got, exact, rtol=3e-7)
+
+
+def test_grid_of_slopes_round_trips() -> None:
+    """Clipped mean in float64 against the integers: an error of half a unit a record."""
+    x = np.random.default_rng(4).normal(size=(500, 1)).astype(np.float32)
+    bound, mask = 0.9, np.ones(500, bool)
+    total = functools.partial(grid_sum, x, mask, bound)(16)
+    got = clip.from_grid(total, bound, 16, 500.0)
+    exact = reference(x, bound).mean()
+    assert abs(float(got[0]) - exact) < bound * 2**-17 + 1e-7

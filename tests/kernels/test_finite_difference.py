@@ -1,0 +1,363 @@
+"""Slopes: central, one per record and direction, untouched by other records."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp.kernels import finite_difference as fd
+from jaxdp.kernels import perturb, sphere
+
+KEY = jax.random.key(5)
+
+
+def slopes(
+    value_fn: fd.ValueFn, params: Any, batch: Any, rows: sphere.Direction, **kwargs: Any
+) -> np.ndarray:
+    """Compiled, with the arrays as arguments: nothing is folded into constants."""
+    run = jax.jit(lambda p, b, r: fd.slopes(value_fn, p, b, r, **kwargs))
+    return np.asarray(run(params, batch, rows))
+
+
+def rows_of(law: str, like: Any, num: int = 1) -> sphere.Direction:
+    draw = functools.partial(sphere.directions, law=law, num=num)
+    return jax.jit(lambda key: draw(key, like))(KEY)
+
+
+def as_arrays(rows: sphere.Direction, like: Any) -> Any:
+    """NumPy float64 tree with leading axis K."""
+    whole = jax.vmap(lambda one: sphere.materialise(one, like))(rows)
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), whole)
+
+
+# --- central, against closed forms ---
+
+
+@pytest.mark.parametrize("radius", [0.125, 1.0, 64.0])
+def test_exact_on_quadratics(radius: float) -> None:
+    """Small integers and signs: every float32 operation is exact, and so the slope."""
+    a = jnp.array([1.0, 2.0, 3.0, 4.0])
+
+    def loss(x: jax.Array, centres: jax.Array) -> jax.Array:
+        return jnp.sum(0.5 * a[None, :] * jnp.square(x[None, :] - centres), axis=1)
+
+    x, centres = jnp.array([1.0, -2.0, 0.0, 5.0]), jnp.arange(-6.0, 6.0).reshape(3, 4)
+    rows = rows_of("rademacher", x, num=2)
+    got = slopes(loss, x, centres, rows, smoothing_radius=radius)
+    u = as_arrays(rows, x)
+    expected = (np.asarray(a) * (np.asarray(x) - np.asarray(centres))) @ u.T
+    np.testing.assert_array_equal(got, expected)
+    assert got.dtype == np.float32
+
+
+@pytest.mark.parametrize("radius", [1e-2, 1.0, 10.0])
+def test_third_order_error_is_that_of_a_central_difference(radius: float) -> None:
+    """f = sum x^3 / 6: the slope is u.grad f + radius^2 sum(u^3) / 6, in float64."""
+    # Kernels name the wider dtype by promotion, which the strict mode refuses.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        x = jnp.array([0.3, -1.2, 2.0, 0.7], jnp.float64)
+        weights = jnp.array([1.0, -2.0, 0.5], jnp.float64)
+        rows = rows_of("gaussian", x, num=2)
+        got = slopes(
+            lambda p, w: w * jnp.sum(p**3) / 6,
+            x,
+            weights,
+            rows,
+            smoothing_radius=radius,
+        )
+        u = as_arrays(rows, x)
+        per_direction = u @ (np.asarray(x) ** 2 / 2) + radius**2 * np.sum(u**3, 1) / 6
+        expected = np.asarray(weights)[:, None] * per_direction
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, expected, rtol=1e-11)
+
+
+# --- many directions, many records ---
+
+PARAMS = {"w": jnp.linspace(-1, 1, 6).reshape(3, 2), "v": jnp.array([0.7, -1.1])}
+BATCH = (
+    jax.random.normal(jax.random.key(1), (7, 3)),
+    jax.random.normal(jax.random.key(2), (7,)),
+)
+
+
+def network(params: Any, batch: Any, at: perturb.At) -> jax.Array:
+    x, y = batch
+    hidden = jnp.tanh(x @ at("w", params["w"], after=x))
+    return jnp.square(hidden @ at("v", params["v"], after=hidden) - y)
+
+
+LAZY = perturb.LazyLoss(network)
+
+
+def plain(params: Any, batch: Any) -> jax.Array:
+    return network(params, batch, perturb.identity)
+
+
+def elementwise(params: jax.Array, batch: jax.Array) -> jax.Array:
+    """A loss with no reduction, so that its bits do not depend on the batch's shape."""
+    z = params[0] * batch + params[1]
+    return jnp.sqrt(1 + z * z) + params[2] * batch
+
+
+@pytest.mark.parametrize(
+    ("law", "radius"), [("gaussian", 1e-2), ("rademacher", 0.0), ("orthonormal", 1e-2)]
+)
+def test_many_directions_are_a_loop_over_them(law: str, radius: float) -> None:
+    rows = rows_of(law, PARAMS, num=3)
+    got = slopes(LAZY, PARAMS, BATCH, rows, smoothing_radius=radius)
+    assert got.shape == (7, 3)
+    one = jax.jit(lambda r: fd.slopes(plain, PARAMS, BATCH, r, smoothing_radius=radius))
+    for k in range(3):
+        alone = one(jax.tree.map(lambda a, k=k: a[k : k + 1], rows))
+        np.testing.assert_allclose(got[:, k], alone[:, 0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_microbatches_change_no_bit_of_an_elementwise_loss(num: int) -> None:
+    """Of 7 records, by 1 and by 3: whole slices, and padded rows that are dropped."""
+    params, batch = jnp.array([0.5, -1.0, 2.0]), BATCH[1].at[0].set(jnp.nan)
+    rows = rows_of("rademacher", params, num=num)
+
+    def run(size: int | None) -> np.ndarray:
+        return slopes(
+            elementwise,
+            params,
+            batch,
+            rows,
+            smoothing_radius=1e-2,
+            microbatch_size=size,
+        )
+
+    whole = run(None)
+    assert whole.shape == (7, num)
+    assert np.isnan(whole[0]).all()  # the record that pads the last slice
+    assert np.isfinite(whole[1:]).all()
+    for size in (1, 3):
+        np.testing.assert_array_equal(run(size), whole, strict=True)
+
+
+def test_microbatches_of_a_network() -> None:
+    rows = rows_of("rademacher", PARAMS, num=2)
+    run = functools.partial(slopes, LAZY, PARAMS, BATCH, rows, smoothing_radius=0.1)
+    np.testing.assert_allclose(run(microbatch_size=3), run(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value_fn", [plain, LAZY])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_one_record_does_not_touch_the_others(value_fn: Any, bad: float) -> None:
+    """Nor does it where its activations order the layers (record 0)."""
+    rows = rows_of("gaussian", PARAMS)
+    run = jax.jit(lambda b: fd.slopes(value_fn, PARAMS, b, rows, smoothing_radius=1e-2))
+    x, y = BATCH
+    clean = run(BATCH)
+    dirty = run((x.at[0].set(bad), y.at[0].set(-bad)))
+    assert not np.isfinite(dirty[0])
+    np.testing.assert_array_equal(clean[1:], dirty[1:])
+
+
+# --- the limit ---
+
+
+@pytest.mark.parametrize("value_fn", [plain, LAZY])
+def test_radius_zero_is_the_directional_derivative(value_fn: Any) -> None:
+    """Also through ``after=``, whose tie must let the tangent through."""
+    rows = rows_of("gaussian", PARAMS, num=2)
+    got = slopes(value_fn, PARAMS, BATCH, rows, smoothing_radius=0.0)
+    gradients = jax.jit(jax.jacrev(plain))(PARAMS, BATCH)
+    u = as_arrays(rows, PARAMS)
+    expected = sum(
+        np.asarray(gradients[name], np.float64).reshape(7, -1)
+        @ u[name].reshape(2, -1).T
+        for name in PARAMS
+    )
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_small_radius_tends_to_radius_zero() -> None:
+    """ReLU stack in float64: kinks crossed, 4 % at 1e-3 and 0.4 % at 1e-5."""
+    width, depth, records = 64, 4, 2000
+    generator = np.random.default_rng(0)
+    shape = (depth, width, width)
+    weights = generator.normal(scale=(2 / width) ** 0.5, size=shape)
+
+    def loss(params: jax.Array, x: jax.Array) -> jax.Array:
+        for layer in range(depth):
+            x = jax.nn.relu(x @ params[layer])
+        return jnp.mean(jnp.square(x), axis=1)
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        params = jnp.asarray(weights)
+        batch = jnp.asarray(generator.normal(size=(records, width)))
+        run = functools.partial(
+            slopes, loss, params, batch, rows_of("rademacher", params)
+        )
+        limit = run(smoothing_radius=0.0)
+
+        def error(radius: float) -> float:
+            square = np.mean((run(smoothing_radius=radius) - limit) ** 2)
+            return float(np.sqrt(square / np.mean(limit**2)))
+
+        assert error(1e-3) == pytest.approx(0.04, rel=0.25)
+        assert error(1e-5) < 0.005
+
+
+# --- putting directions together ---
+
+
+@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("law", ["gaussian", "rademacher", "orthonormal"])
+def test_combine_is_the_weighted_mean(law: str, num: int) -> None:
+    like = {**PARAMS, "frozen": jnp.ones(2)}
+    moves = {k: v for k, v in like.items() if k != "frozen"}
+    rows = sphere.directions(
+        KEY, like, law=law, num=num, trainable=lambda p: p != "frozen"
+    )
+    weights = jnp.array([0.5, -2.0, 3.0])[:num]
+    got = jax.jit(lambda w, r: fd.combine(w, r, like))(weights, rows)
+    u = as_arrays(rows, moves)
+    for name in moves:
+        expected = np.tensordot(np.asarray(weights, np.float64), u[name], 1) / num
+        np.testing.assert_allclose(got[name], expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(got["frozen"], np.zeros(2), strict=False)
+    assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, like)
+
+
+def test_combine_gives_the_dtypes_of_like() -> None:
+    like = {"x": jnp.zeros(4, jnp.bfloat16), "y": jnp.zeros(2)}
+    got = fd.combine(jnp.ones(2), rows_of("gaussian", like, num=2), like)
+    assert [got[k].dtype for k in "xy"] == [jnp.bfloat16, jnp.float32]
+
+
+def test_estimates_are_slopes_times_directions() -> None:
+    rows = rows_of("sphere", PARAMS, num=2)
+    kwargs = {"smoothing_radius": 1e-2}
+    got = jax.jit(lambda p, r: fd.estimates(plain, p, BATCH, r, **kwargs))(PARAMS, rows)
+    table = slopes(plain, PARAMS, BATCH, rows, **kwargs)
+    u = as_arrays(rows, PARAMS)
+    for name in PARAMS:
+        expected = np.tensordot(table.astype(np.float64), u[name], 1) / 2
+        np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=1e-5)
+        assert got[name].dtype == jnp.float32
+
+
+def test_estimates_average_to_the_smoothed_gradient_over_all_signs() -> None:
+    """Cubic loss, all 2^5 sign vectors: x^2 / 2 + radius^2 / 6, up to rounding."""
+    x, radius = jnp.array([1.0, -2.0, 0.5, 3.0, 0.0]), 0.5
+    one = sphere.select(rows_of("rademacher", x), 0)
+    words = jnp.arange(32, dtype=jnp.uint32)[:, None, None] << jnp.uint32(27)
+
+    def estimate(words: jax.Array) -> jax.Array:
+        rows = jax.tree.map(lambda a: a[None], dataclasses.replace(one, stored={}))
+        rows = dataclasses.replace(rows, stored={"": words})
+        loss = lambda p, b: b * jnp.sum(p**3) / 6  # noqa: E731
+        return fd.estimates(loss, x, jnp.ones(1), rows, smoothing_radius=radius)[0]
+
+    draws = jax.jit(jax.vmap(estimate))(words)
+    mean = np.asarray(draws, np.float64).mean(axis=0)
+    np.testing.assert_allclose(
+        mean, np.asarray(x) ** 2 / 2 + radius**2 / 6, rtol=1e-6, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("law", ["sphere", "gaussian"])
+def test_estimates_are_unbiased_for_the_smoothed_loss(law: str) -> None:
+    """Cubic loss at x, smoothed by the ball (sphere) or the Gaussian, d = 3."""
+    x, radius, count = jnp.array([1.0, -0.5, 0.0]), 0.7, 40_000
+
+    def estimate(key: jax.Array) -> jax.Array:
+        rows = sphere.directions(key, x, law=law)
+        loss = lambda p, b: b * jnp.sum(p**3) / 6  # noqa: E731
+        return fd.estimates(loss, x, jnp.ones(1), rows, smoothing_radius=radius)[0]
+
+    draws = jax.jit(jax.vmap(estimate))(jax.random.split(KEY, count))
+    draws = np.asarray(draws, np.float64)
+    second = 3 / 5 if law == "sphere" else 1  # of one coordinate of the smoothing law
+    expected = np.asarray(x) ** 2 / 2 + radius**2 * second / 2
+    error = draws.std(axis=0) / np.sqrt(count)
+    # Six standard errors on three coordinates: failure probability 6e-9.
+    assert np.all(abs(draws.mean(axis=0) - expected) < 6 * error)
+    assert np.all(radius**2 * second / 2 > 6 * error)  # smoothing is resolved
+
+
+# --- masked sums ---
+
+
+@pytest.mark.parametrize("size", [None, 1, 3, 7, 8])
+def test_sum_microbatches(size: int | None) -> None:
+    """Masked and padded rows count nothing, whatever they hold."""
+    records = {"x": jnp.arange(14, dtype=jnp.int32).reshape(7, 2)}
+    mask = jnp.array([True, False, True, True, True, False, True])
+
+    def total(part: tuple[Any, jax.Array]) -> jax.Array:
+        x, keep = part
+        return jnp.sum(jnp.where(keep[:, None], x["x"] + 1, 0), axis=0)
+
+    got = fd.sum_microbatches(total, (records, mask), size)
+    expected = (np.asarray(records["x"]) + 1)[np.asarray(mask)].sum(axis=0)
+    np.testing.assert_array_equal(got, expected)
+    none = fd.sum_microbatches(total, (records, jnp.zeros(7, bool)), size)
+    np.testing.assert_array_equal(none, [0, 0])
+
+
+# --- losses ---
+
+
+def test_per_record_lifts_a_loss_of_one_record() -> None:
+    def loss(params: Any, record: Any) -> jax.Array:
+        x, y = record
+        return jnp.square(jnp.tanh(x @ params["w"]) @ params["v"] - y)
+
+    lifted = fd.per_record(loss)(PARAMS, BATCH)
+    np.testing.assert_allclose(lifted, plain(PARAMS, BATCH), rtol=1e-5)
+
+
+def test_the_difference_of_half_precision_losses_is_taken_in_float32() -> None:
+    """2 * 1e-5 is 2e-5: subnormal in float16, zero where such numbers are flushed."""
+    x = jnp.array([1.0, 2.0])
+
+    def loss(p: jax.Array, b: jax.Array) -> jax.Array:
+        return (b * (p @ p)).astype(jnp.float16)
+
+    with jax.numpy_dtype_promotion("standard"):  # float16 with float32, on purpose
+        got = slopes(loss, x, jnp.ones(3), rows_of("sphere", x), smoothing_radius=1e-5)
+    assert got.dtype == np.float32
+    assert np.isfinite(got).all()
+
+
+WRONG_LOSSES: dict[str, tuple[Callable[[Any, Any], jax.Array], str]] = {
+    "mean": (lambda p, b: jnp.mean(b) * p[0], r"shape \(4,\).*got \(\)"),
+    "column": (lambda p, b: b[:, None] * p[0], r"shape \(4,\).*got \(4, 1\)"),
+    "shorter": (lambda p, b: b[1:] * p[0], r"shape \(4,\).*got \(3,\)"),
+    "integers": (lambda p, b: jnp.arange(4), "floating losses, got int32"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "radius"), [*itertools.product(WRONG_LOSSES, (0.0, 0.1))]
+)
+def test_a_loss_that_is_not_one_per_record_is_refused(name: str, radius: float) -> None:
+    loss, message = WRONG_LOSSES[name]
+    x = jnp.ones(2)
+    rows = rows_of("gaussian", x)
+    with pytest.raises(ValueError, match=f"value_fn must return .*{message}"):
+        fd.slopes(loss, x, jnp.ones(4), rows, smoothing_radius=radius)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [(), jnp.float32(3), {"a": jnp.ones(3), "b": jnp.ones((4, 2))}],
+    ids=["empty", "scalar", "ragged"],
+)
+def test_a_batch_without_a_common_axis_is_refused(batch: Any) -> None:
+    with pytest.raises(
+        ValueError, match="batch must be arrays with one common leading"
+    ):
+        fd.num_rows(batch)
+    assert fd.num_rows({"a": np.ones((3, 2)), "b": jnp.ones(3)}) == 3

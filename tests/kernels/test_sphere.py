@@ -1,0 +1,435 @@
+"""Directions: bits against ``jax.random`` and NumPy, laws against closed forms."""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxdp.kernels import sphere, threefry
+
+KEY = jax.random.key(7)
+LIKE = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(37), "layers": {"w": jnp.zeros((3, 9))}}
+PATHS = {"a": (2, 3), "b": (37,), "layers/w": (3, 9)}
+DIM = 6 + 37 + 27
+# Statistical tests compare with 6 standard errors: 2e-9 each, under 1e-6 together.
+SIGMAS = 6
+
+
+def stacked(path: str) -> bool:
+    return path.startswith("layers")
+
+
+@functools.cache
+def drawer(law: str) -> Any:
+    """Compiled: key -> three directions over LIKE, as a tree of ``(3, *shape)``."""
+
+    def draw(key: jax.Array) -> Any:
+        rows = sphere.directions(key, LIKE, law=law, num=3, stacked=stacked)
+        return jax.vmap(lambda one: sphere.materialise(one, LIKE))(rows)
+
+    return jax.jit(draw)
+
+
+@functools.cache
+def rows_of(law: str, step: int = 0) -> dict[str, np.ndarray]:
+    """Path -> ``(3, *shape)``."""
+    key = KEY if step == 0 else jax.random.fold_in(KEY, step)
+    leaves = jax.tree_util.tree_leaves_with_path(drawer(law)(key))
+    return {sphere.path_str(p): np.asarray(x) for p, x in leaves}
+
+
+def flat_rows(rows: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([x.reshape(len(x), -1) for x in rows.values()], axis=1)
+
+
+@functools.cache
+def sample(law: str, dim: int, num: int, count: int) -> np.ndarray:
+    """``count`` independent draws of ``num`` rows: float64 (count, num, dim)."""
+    draw = jax.jit(jax.vmap(lambda key: sphere.flat(key, dim, law=law, num=num)))
+    keys = jax.random.split(jax.random.fold_in(KEY, 1), count)
+    return np.asarray(draw(keys), np.float64)
+
+
+# --- the bits, against a plain reference ---
+
+
+def leaf_key(k: int, path: str, layer: int | None = None) -> jax.Array:
+    digest = hashlib.sha256(path.encode()).digest()
+    identity = np.uint32(int.from_bytes(digest[:4], "little"))
+    key = jax.random.fold_in(jax.random.fold_in(KEY, k), identity)
+    return key if layer is None else jax.random.fold_in(key, layer)
+
+
+def reference_signs(words: np.ndarray, size: int) -> np.ndarray:
+    """Element j is minus where bit 31 - j // W of word j % W is set."""
+    out = np.empty(size, np.float32)
+    for j in range(size):
+        bit = (int(words[j % len(words)]) >> (31 - j // len(words))) & 1
+        out[j] = -1 if bit else 1
+    return out
+
+
+def reference(law: str, k: int) -> dict[str, np.ndarray]:
+    """Gaussian or Rademacher direction k, leaf by leaf and layer by layer.
+
+    ``threefry`` gives the bits of ``jax.random``: test_threefry.py compares them.
+    """
+
+    def draw(key: jax.Array, shape: tuple[int, ...]) -> np.ndarray:
+        if law == "gaussian":
+            return np.asarray(threefry.normal(key, shape))
+        size = math.prod(shape)
+        words = np.asarray(threefry.bits(key, (-(-size // 32),)))
+        return reference_signs(words, size).reshape(shape)
+
+    return {
+        path: np.stack([draw(leaf_key(k, path, i), s[1:]) for i in range(s[0])])
+        if stacked(path)
+        else draw(leaf_key(k, path), s)
+        for path, s in PATHS.items()
+    }
+
+
+@pytest.mark.parametrize("law", ["gaussian", "rademacher"])
+def test_bits_against_the_reference(law: str) -> None:
+    rows = rows_of(law)
+    for k in range(3):
+        for path, expected in reference(law, k).items():
+            np.testing.assert_array_equal(rows[path][k], expected, strict=True)
+
+
+def test_identity_of_a_leaf_is_the_same_on_every_machine() -> None:
+    assert sphere.leaf_id("dense/kernel") == 0x2127F969
+    paths = [sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(LIKE)]
+    assert paths == ["a", "b", "layers/w"]
+
+
+@pytest.mark.parametrize("law", ["sphere", "ball"])
+def test_sphere_and_ball_are_rescaled_gaussians(law: str) -> None:
+    """One norm over the whole tree, not one for each leaf."""
+    rows, normals = flat_rows(rows_of(law)), flat_rows(rows_of("gaussian"))
+    normals = normals.astype(np.float64)
+    unit = normals / np.linalg.norm(normals, axis=1, keepdims=True)
+    radius = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    np.testing.assert_allclose(rows, radius * unit, rtol=2e-6)
+    if law == "sphere":
+        np.testing.assert_allclose(radius, math.sqrt(DIM), rtol=1e-6)
+    else:
+        assert np.all(radius <= math.sqrt(DIM) * (1 + 1e-6))
+
+
+def test_orthonormal_rows_are_gram_schmidt_of_the_gaussian_ones() -> None:
+    """QR with positive diagonal: the factor of which Haar measure is the law."""
+    normals = flat_rows(rows_of("gaussian")).astype(np.float64)
+    rows = []
+    for z in normals:
+        for q in rows:
+            z = z - (z @ q) * q
+        rows.append(z / np.linalg.norm(z))
+    expected = math.sqrt(DIM) * np.array(rows)
+    np.testing.assert_allclose(flat_rows(rows_of("orthonormal")), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("dim", "num"), [(6, 6), (1, 1), (64, 64), (1000, 64)])
+def test_orthonormal_rows_are_orthogonal(dim: int, num: int) -> None:
+    rows = sample("orthonormal", dim, num, 1)[0]
+    np.testing.assert_allclose(rows @ rows.T / dim, np.eye(num), atol=5e-6)
+
+
+def test_squared_norms() -> None:
+    assert np.all(np.square(flat_rows(rows_of("rademacher"))) == 1)
+    for law in ("sphere", "orthonormal"):
+        squares = np.square(flat_rows(rows_of(law)).astype(np.float64))
+        np.testing.assert_allclose(squares.sum(axis=1), DIM, rtol=2e-6)
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_norm_of_a_long_vector(layered: bool) -> None:
+    """A float32 sum of 2e6 squares, element after element, would be off by 1e-3."""
+    like = {"w": jax.ShapeDtypeStruct((4, 500_000), jnp.float32)}
+
+    @jax.jit
+    def draw(key: jax.Array) -> jax.Array:
+        rows = sphere.directions(key, like, law="sphere", stacked=lambda _: layered)
+        return sphere.materialise(sphere.select(rows, 0), like)["w"]
+
+    square = np.sum(np.square(np.asarray(draw(KEY), np.float64)))
+    assert square == pytest.approx(2_000_000, rel=1e-6)
+
+
+# --- the same bits everywhere ---
+
+
+@pytest.mark.parametrize("law", sphere.LAWS)
+def test_same_bits_in_every_program(law: str) -> None:
+    """Another number of rows; by leaf, by layer in a scan, next to other arithmetic."""
+    # Rows of a frame are not bit for bit those of a smaller one.
+    num = 3 if law == "orthonormal" else 2
+
+    @jax.jit
+    def other(key: jax.Array, x: jax.Array) -> dict[str, jax.Array]:
+        rows = sphere.directions(key, LIKE, law=law, num=num, stacked=stacked)
+        one = sphere.select(rows, 1)
+
+        def body(total: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+            u = sphere.leaf_direction(one, "layers/w", (9,), i)
+            return total + u @ x[:9], u
+
+        total, w = jax.lax.scan(body, x[0], jnp.arange(3))
+        b = sphere.leaf_direction(one, "b", (37,))
+        a = sphere.leaf_direction(one, "a", (2, 3))
+        static = sphere.leaf_direction(one, "layers/w", (9,), 2)
+        used = (x + 0.3 * b).sum() + total + (a * 2).sum()
+        return {"a": a, "b": b, "layers/w": w, "static": static, "used": used}
+
+    got = other(KEY, jnp.linspace(0, 1, 37))
+    for path in PATHS:
+        np.testing.assert_array_equal(got[path], rows_of(law)[path][1], strict=True)
+    np.testing.assert_array_equal(got["static"], got["layers/w"][2])
+
+
+@pytest.mark.parametrize("law", sphere.LAWS)
+def test_directions_steps_and_layers_differ(law: str) -> None:
+    rows, later = rows_of(law), rows_of(law, step=1)
+    pairs = [
+        (rows["b"][0], rows["b"][1]),
+        (rows["layers/w"][0, 0], rows["layers/w"][0, 1]),
+        (rows["b"][0], later["b"][0]),
+        (rows["b"][0], later["b"][1]),
+    ]
+    for u, v in pairs:
+        if law == "rademacher":  # some signs agree, some do not
+            assert 0 < np.sum(u == v) < u.size
+        else:
+            assert not np.any(u == v)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "rademacher"])
+def test_leaves_of_equal_shape_share_no_bits(law: str) -> None:
+    like = {"u": jnp.zeros(4096), "v": jnp.zeros(4096)}
+    one = sphere.select(sphere.directions(KEY, like, law=law), 0)
+    u, v = sphere.materialise(one, like).values()
+    if law == "gaussian":
+        assert np.sum(np.asarray(u) == np.asarray(v)) <= 1
+    else:  # agreement is binomial(4096, 1/2)
+        assert abs(float(jnp.vdot(u, v))) < SIGMAS * math.sqrt(4096)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "rademacher"])
+def test_other_leaves_change_nothing(law: str) -> None:
+    """A leaf's bits do not depend on which other leaves exist, nor on the order."""
+
+    def draw(*names: str) -> dict[str, np.ndarray]:
+        like = collections.OrderedDict((n, jnp.zeros(21)) for n in names)
+        one = sphere.select(sphere.directions(KEY, like, law=law), 0)
+        return {k: np.asarray(v) for k, v in sphere.materialise(one, like).items()}
+
+    whole = draw("p", "q", "r")
+    for names in (("r", "q", "p"), ("q",), ("q", "s", "r", "o")):
+        part = draw(*names)
+        for name in part.keys() & whole.keys():
+            np.testing.assert_array_equal(part[name], whole[name])
+
+
+def test_frozen_leaves() -> None:
+    """They are zero, have no identity, do not count in d, and change no other leaf."""
+    like = {"x": jnp.zeros(5), "frozen": jnp.zeros(8, jnp.int32)}
+    rows = sphere.directions(KEY, like, law="sphere", trainable=lambda p: p == "x")
+    alone = sphere.directions(KEY, {"x": jnp.zeros(5)}, law="sphere")
+    assert rows.dim == 5
+    assert list(rows.paths) == ["x"]
+    tree = sphere.materialise(sphere.select(rows, 0), like)
+    np.testing.assert_array_equal(tree["frozen"], np.zeros(8))
+    expected = sphere.materialise(sphere.select(alone, 0), {"x": like["x"]})["x"]
+    np.testing.assert_array_equal(tree["x"], expected)
+
+
+# --- the laws ---
+
+LAWS_OF_ONE = ("sphere", "gaussian", "rademacher", "orthonormal")
+COUNT = 40_000
+A = np.array([1.0, 2.0, 0.0, -1.0, 0.5, 1.0])
+
+
+def fourth_moment(law: str, a: np.ndarray) -> np.ndarray:
+    """E[(u.a)^2 u u^T]."""
+    d = len(a)
+    isotropic = 2 * np.outer(a, a) + a @ a * np.eye(d)
+    if law == "gaussian":
+        return isotropic
+    if law == "rademacher":
+        return isotropic - 2 * np.diag(a**2)
+    return d / (d + 2) * isotropic
+
+
+def check_mean(draws: np.ndarray, expected: np.ndarray | float) -> None:
+    """Mean over the first axis, within SIGMAS standard errors."""
+    error = draws.std(axis=0) / math.sqrt(len(draws))
+    assert np.all(abs(draws.mean(axis=0) - expected) <= SIGMAS * error + 1e-5)
+
+
+@pytest.mark.parametrize("law", sphere.LAWS)
+def test_first_and_second_moments(law: str) -> None:
+    """E u = 0 (fails for an orthonormal row whose sign QR chose) and E uu^T = I."""
+    u = sample(law, 6, 3, COUNT)
+    check_mean(u, 0)
+    second = np.eye(6) * (6 / 8 if law == "ball" else 1)
+    for k in range(3):
+        check_mean(np.einsum("ni,nj->nij", u[:, k], u[:, k]), second)
+    # Rows are uncorrelated (independent rows, and Haar frames too).
+    check_mean(np.einsum("ni,nj->nij", u[:, 0], u[:, 1]), 0)
+
+
+@pytest.mark.parametrize("law", LAWS_OF_ONE)
+def test_fourth_moments(law: str) -> None:
+    u = sample(law, 6, 3, COUNT)[:, 1]
+    products = np.einsum("n,ni,nj->nij", np.square(u @ A), u, u)
+    check_mean(products, fourth_moment(law, A))
+
+
+@pytest.mark.parametrize("law", LAWS_OF_ONE)
+@pytest.mark.parametrize("num", [1, 3])
+def test_variance_of_the_gradient_estimate(law: str, num: int) -> None:
+    """(d - 1)|a|^2, Gaussian (d + 1)|a|^2; over K; orthogonal rows (d / K - 1)|a|^2."""
+    u = sample(law, 6, 3, COUNT)[:, :num]
+    estimate = np.einsum("nk,nki->ni", u @ A, u) / num
+    per_direction = 7 if law == "gaussian" else 5
+    variance = 6 / num - 1 if law == "orthonormal" else per_direction / num
+    check_mean(np.square(estimate - A).sum(axis=1), variance * (A @ A))
+
+
+def test_d_orthogonal_directions_are_the_gradient() -> None:
+    u = sample("orthonormal", 6, 6, 1)[0]
+    np.testing.assert_allclose((u @ A) @ u / 6, A, atol=2e-6)
+
+
+def test_tails_at_50_dimensions() -> None:
+    """P(|u.a| >= c|a|): (u.a)^2 / d|a|^2 is beta(1/2, (d-1)/2).
+
+    The digest's figures, 0.324, 0.0444 and 0.0019, are a simulation's: 1 % off.
+    """
+    u = sample("sphere", 50, 1, 60_000)[:, 0]
+    a = np.linspace(-1, 2, 50)
+    cosine = abs(u @ a) / np.linalg.norm(a)
+    for c, quoted in ((1, 0.324), (2, 0.0444), (3, 0.0019)):
+        exact = float(scipy.stats.beta.sf(c * c / 50, 0.5, 24.5))
+        assert exact == pytest.approx(quoted, rel=0.01)
+        error = math.sqrt(exact * (1 - exact) / len(u))
+        assert abs(np.mean(cosine >= c) - exact) < SIGMAS * error
+
+
+def test_radius_of_the_ball() -> None:
+    """(|u|^2 / d)^(d / 2) is uniform: accepted, and the sphere's surface rejected."""
+    u = sample("ball", 6, 3, COUNT)[:, 0]
+    volume = (np.square(u).sum(axis=1) / 6) ** 3
+    assert volume.max() <= 1 + 1e-5
+    assert scipy.stats.kstest(volume, "uniform").pvalue > 1e-6
+    wrong = scipy.stats.kstest(np.sqrt(volume), "uniform").pvalue
+    assert wrong < 1e-6
+
+
+def test_rademacher_fourth_moment_by_enumeration() -> None:
+    """All 2^5 words of five signs give each sign vector once: exact moments."""
+    like = jax.ShapeDtypeStruct((5,), jnp.float32)
+    one = sphere.select(sphere.directions(KEY, like, law="rademacher"), 0)
+    words = jnp.arange(32, dtype=jnp.uint32)[:, None] << jnp.uint32(27)
+
+    def with_words(word: jax.Array) -> jax.Array:
+        return sphere.materialise(dataclasses.replace(one, stored={"": word}), like)
+
+    u = np.asarray(jax.vmap(with_words)(words), np.float64)
+    assert {tuple(row) for row in u} == set(itertools.product((-1.0, 1.0), repeat=5))
+    a = np.array([1.0, -0.5, 0.25, 2.0, 0.75])
+    got = np.einsum("n,ni,nj->ij", np.square(u @ a), u, u) / 32
+    np.testing.assert_allclose(got, fourth_moment("rademacher", a), atol=1e-15, rtol=0)
+
+
+# --- edges ---
+
+
+@pytest.mark.parametrize("law", sphere.LAWS)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_directions_are_float32_whatever_the_parameters(law: str, dtype: Any) -> None:
+    like = {"x": jax.ShapeDtypeStruct((8,), dtype)}
+
+    def draw() -> Any:
+        rows = sphere.directions(KEY, like, law=law)
+        return sphere.materialise(sphere.select(rows, 0), like)
+
+    assert jax.eval_shape(draw)["x"] == jax.ShapeDtypeStruct((8,), jnp.float32)
+
+
+@pytest.mark.parametrize("law", sphere.LAWS)
+def test_leaves_of_size_zero(law: str) -> None:
+    """They come through as they are and change nothing else."""
+    shapes = {"e": (0, 3), "l": (3, 0), "m": (0,), "n": (0, 2), "x": (5,)}
+    like = {k: jnp.zeros(s) for k, s in shapes.items()}
+
+    @jax.jit
+    def draw(key: jax.Array) -> list[Any]:
+        def tree(like: Any, layers: tuple[str, ...]) -> Any:
+            draw = functools.partial(sphere.directions, stacked=lambda p: p in layers)
+            rows = draw(key, like, law=law, num=2)
+            return sphere.materialise(sphere.select(rows, 1), like)
+
+        return [tree(like, ("e", "l", "m")), tree({"x": like["x"]}, ())]
+
+    tree, plain = draw(KEY)
+    assert [tree[k].shape for k in "elm"] == [(0, 3), (3, 0), (0,)]
+    np.testing.assert_array_equal(tree["x"], plain["x"])
+
+
+def test_nothing_moves() -> None:
+    like = {"x": jnp.zeros(5)}
+    for law in ("sphere", "ball", "gaussian", "rademacher"):
+        rows = sphere.directions(KEY, like, law=law, trainable=lambda _: False)
+        tree = sphere.materialise(sphere.select(rows, 0), like)
+        np.testing.assert_array_equal(tree["x"], np.zeros(5))
+
+
+def test_leaves_with_one_identity_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    same_path = {"a/b": jnp.zeros(2), "a": {"b": jnp.zeros(2)}}
+    with pytest.raises(ValueError, match=r"'a/b' and 'a/b'.*share random bits"):
+        sphere.directions(KEY, same_path, law="gaussian")
+    monkeypatch.setattr(sphere, "leaf_id", lambda path: 7)
+    with pytest.raises(ValueError, match=r"'a' and 'b'.*share random bits"):
+        sphere.directions(KEY, {"a": jnp.zeros(2), "b": jnp.zeros(2)}, law="gaussian")
+    sphere.directions(  # a frozen leaf draws nothing
+        KEY,
+        {"a": jnp.zeros(2), "b": jnp.zeros(2)},
+        law="gaussian",
+        trainable=lambda p: p == "a",
+    )
+
+
+@pytest.mark.parametrize(
+    ("law", "num", "message"),
+    [
+        ("cauchy", 1, "law must be one of sphere, gaussian.*got 'cauchy'"),
+        ("gaussian", 0, "num must be at least 1, got 0"),
+        ("orthonormal", 6, "num must be at most .* = 5 .*got 6"),
+    ],
+)
+def test_bad_arguments(law: str, num: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sphere.directions(KEY, {"x": jnp.zeros(5)}, law=law, num=num)
+
+
+def test_too_many_orthonormal_rows() -> None:
+    with pytest.raises(ValueError, match=r"num must be at most .* = 64 .*got 65"):
+        sphere.directions(KEY, jnp.zeros(100), law="orthonormal", num=65)
+
+
+def test_a_layer_of_an_undeclared_leaf_is_refused() -> None:
+    one = sphere.select(sphere.directions(KEY, {"x": jnp.zeros((2, 3))}, law="ball"), 0)
+    with pytest.raises(ValueError, match=r"'x'.*stacked"):
+        sphere.leaf_direction(one, "x", (3,), 0)

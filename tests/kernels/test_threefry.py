@@ -1,0 +1,197 @@
+"""The written-out generator against ``jax.random``, known answers and NumPy."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxdp.kernels import threefry
+
+KEY = jax.random.key(2024)
+SHAPES = [(), (0,), (3, 500)]
+
+
+def reference(
+    key: tuple[int, int], x0: np.ndarray, x1: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Threefry-2x32 with twenty rounds, as the paper's pseudo-code has it."""
+    rotations = [13, 15, 26, 6, 17, 29, 16, 24]
+    mask = 0xFFFFFFFF
+    k = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
+    x0 = (x0.astype(np.uint64) + k[0]) & mask
+    x1 = (x1.astype(np.uint64) + k[1]) & mask
+    for i in range(20):
+        r = rotations[i % 8]
+        x0 = (x0 + x1) & mask
+        x1 = (((x1 << r) | (x1 >> (32 - r))) & mask) ^ x0
+        if i % 4 == 3:
+            j = i // 4 + 1
+            x0 = (x0 + k[j % 3]) & mask
+            x1 = (x1 + k[(j + 1) % 3] + j) & mask
+    return x0.astype(np.uint32), x1.astype(np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "answer"),
+    [
+        # The vectors that come with the authors' library (Random123).
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((2**32 - 1,) * 2, (2**32 - 1,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        (
+            (0x13198A2E, 0x03707344),
+            (0x243F6A88, 0x85A308D3),
+            (0xC4923A9C, 0x483DF7A0),
+        ),
+    ],
+)
+def test_known_answers(
+    key: tuple[int, int], counter: tuple[int, int], answer: tuple[int, int]
+) -> None:
+    words = map(jnp.uint32, (*key, *counter))
+    assert tuple(map(int, threefry._threefry(*words))) == answer
+    expected = reference(key, *(np.array(c, np.uint32) for c in counter))
+    assert tuple(map(int, expected)) == answer
+
+
+def test_bits_are_the_reference() -> None:
+    k0, k1 = map(int, jax.random.key_data(KEY))
+    a, b = reference((k0, k1), np.zeros(1000, np.uint32), np.arange(1000))
+    np.testing.assert_array_equal(threefry.bits(KEY, (1000,)), a ^ b)
+
+
+def test_bits_and_normals_are_those_of_jax_random() -> None:
+    """For every shape, and for several keys under vmap."""
+
+    def draws(module: Any) -> Callable[[jax.Array], list[jax.Array]]:
+        def draw(key: jax.Array) -> list[jax.Array]:
+            keys = jax.random.split(key, 5)
+            several = [
+                jax.vmap(lambda k: module.bits(k, (9,)))(keys),
+                jax.vmap(lambda k: module.normal(k, (9,)))(keys),
+            ]
+            bits = [module.bits(key, s) for s in SHAPES]
+            return several + bits + [module.normal(key, s) for s in SHAPES]
+
+        return jax.jit(draw)
+
+    ours, theirs = draws(threefry)(KEY), draws(jax.random)(KEY)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+def test_bits_do_not_depend_on_the_partitionable_flag() -> None:
+    usual = threefry.bits(KEY, (12,))
+    with jax.threefry_partitionable(False):
+        np.testing.assert_array_equal(threefry.bits(KEY, (12,)), usual)
+
+
+@pytest.mark.parametrize("data", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_fold_in_is_that_of_jax_random(data: int) -> None:
+    expected = jax.random.key_data(jax.random.fold_in(KEY, np.uint32(data)))
+    for folded in (
+        threefry.fold_in(KEY, data),
+        jax.jit(threefry.fold_in)(KEY, jnp.uint32(data)),
+    ):
+        assert jnp.issubdtype(folded.dtype, jax.dtypes.prng_key)
+        np.testing.assert_array_equal(jax.random.key_data(folded), expected)
+
+
+def test_fold_in_vmaps_over_keys_and_data() -> None:
+    keys, data = jax.random.split(KEY, 4), jnp.arange(4, dtype=jnp.int32)
+    ours = jax.vmap(threefry.fold_in)(keys, data)
+    theirs = jax.vmap(jax.random.fold_in)(keys, data)
+    np.testing.assert_array_equal(
+        jax.random.key_data(ours), jax.random.key_data(theirs)
+    )
+
+
+def test_fold_in_refuses_what_is_no_32_bit_integer() -> None:
+    for data in (-1, 2**32):
+        with pytest.raises(OverflowError):
+            threefry.fold_in(KEY, data)
+
+
+def test_stored_bits_are_bits() -> None:
+    sizes = (0, 3, 33)
+
+    @jax.jit
+    def both(key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        return [(threefry.stored_bits(key, s), threefry.bits(key, (s,))) for s in sizes]
+
+    for stored, plain in both(KEY):
+        np.testing.assert_array_equal(stored, plain, strict=True)
+
+
+def test_what_is_no_key_is_refused() -> None:
+    with pytest.raises(TypeError, match="typed jax key"):
+        threefry.bits(jnp.zeros(2, jnp.uint32), (3,))
+    with pytest.raises(ValueError, match="one threefry key"):
+        threefry.bits(jax.random.split(KEY, 3), (3,))
+    with pytest.raises(ValueError, match="one threefry key"):
+        threefry.bits(jax.random.key(0, impl="rbg"), (3,))
+
+
+def test_too_many_elements_are_refused() -> None:
+    with pytest.raises(ValueError, match="2\\*\\*32 counters"):
+        threefry.bits(KEY, (2**16, 2**16))
+
+
+def test_normal_ends_at_5_42(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = jnp.array([0, 2**32 - 1, 2**31], jnp.uint32)
+    monkeypatch.setattr(threefry, "bits", lambda key, shape: words)
+    low, high, middle = map(float, inspect.unwrap(threefry.normal)(KEY, (3,)))
+    assert low == pytest.approx(-5.42, abs=0.01)
+    assert 5.0 < high <= 5.42
+    assert abs(middle) < 1e-6
+
+
+def wide_normal_of(a: list[int], b: list[int], monkeypatch: pytest.MonkeyPatch):
+    """``wide_normal`` with the generator's two words given (and no trace cached)."""
+    words = jnp.array(a, jnp.uint32), jnp.array(b, jnp.uint32)
+    monkeypatch.setattr(threefry, "_threefry", lambda *_: words)
+    return np.asarray(inspect.unwrap(threefry.wide_normal)(KEY, (len(a),)))
+
+
+def test_wide_normal_at_the_extreme_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    top = 2**32 - 1
+    a = [0, 0, 0, 1, 255, 2**16, 2**24 + 1, 2**31, top - 128, top, top]
+    b = [0, 2**31, 2**30, 0, 2**29, 3, 2**31 + 7, top, 5, 0, 2**31]
+    z = wide_normal_of(a, b, monkeypatch)
+    wide = np.array(a, np.float64), np.array(b, np.float64)
+    radius = np.sqrt(-2 * np.log((wide[0] + 1) / 2**32))
+    # Words are rounded to float32, so the last digits of a large word are lost.
+    expected = radius * np.cos(2 * np.pi * wide[1] / 2**32)
+    assert np.isfinite(z).all()
+    np.testing.assert_allclose(z, expected, rtol=2e-6, atol=4e-4)
+    assert z[0] == pytest.approx(math.sqrt(64 * math.log(2)), rel=1e-6)
+    assert z.max() > 6.66 > -z.min() - 1e-2 > 6.6  # beyond 5.42, on both sides
+
+
+def test_wide_normal_law() -> None:
+    """KS at a fixed seed: accepts the standard normal, rejects 10 % less and more."""
+    z = np.asarray(jax.jit(lambda k: threefry.wide_normal(k, (100_000,)))(KEY))
+    assert z.dtype == np.float32
+
+    def p(std: float) -> float:
+        return scipy.stats.kstest(z, scipy.stats.norm(scale=std).cdf).pvalue
+
+    assert p(1.0) > 1e-6 > max(p(0.9), p(1.1))
+    # Fourth moment: 3, with standard error sqrt(96 / n); 5 of them is 6e-7.
+    assert abs(np.mean(z.astype(np.float64) ** 4) - 3) < 5 * math.sqrt(96 / len(z))
+    # Neighbours are uncorrelated: standard error 1 / sqrt(n).
+    assert abs(np.mean(z[1:] * z[:-1])) < 5 / math.sqrt(len(z))
+
+
+def test_wide_normal_is_a_function_of_key_and_index() -> None:
+    z = threefry.wide_normal(KEY, (50,))
+    np.testing.assert_array_equal(z, threefry.wide_normal(KEY, (50,)))
+    other = threefry.wide_normal(threefry.fold_in(KEY, 1), (50,))
+    assert not np.any(np.asarray(z) == np.asarray(other))
+    assert threefry.wide_normal(KEY, (0, 2)).shape == (0, 2)
