@@ -1,8 +1,10 @@
 """Step time of DPZero over two forward passes of the same compiled loss.
 
-The network is an MLP 784-1536-1536-1024-10 (5.15 M parameters), evaluated lazily: each
-layer's perturbed weights are formed when the layer's input is there. The baseline is the
-unperturbed loss on the same batch, twice; both sides alternate in one process.
+Two MLPs of 5 M parameters, evaluated lazily: each layer's perturbed weights are formed
+when the layer's input is there. In the wide one (784-1536-1536-1024-10) the largest
+layer alone is 0.46 of the parameters; the deep one (784-1024-1024-1024-1024-1024-10) has
+layers of one size. The baseline is the unperturbed loss on the same batch, twice; both
+sides alternate in one process.
 
 ``temp`` is the compiled step's temporary memory over the bytes of the parameters: whole,
 and beyond what one forward pass needs.
@@ -21,19 +23,18 @@ from bench import _harness
 from jaxdp import models, plans, sampling, training
 from jaxdp.kernels import perturb
 
-WIDTHS = (784, 1536, 1536, 1024, 10)
+NETWORKS = {
+    "wide": (784, 1536, 1536, 1024, 10),
+    "deep": (784, 1024, 1024, 1024, 1024, 1024, 10),
+}
 LAWS = ("rademacher", "gaussian", "sphere", "orthonormal")
 LOOP_STEPS = 20
 
 
-def _network() -> models.Network:
-    return models.mlp(WIDTHS[0], WIDTHS[-1], hidden=WIDTHS[1:-1], output_scale=0.03)
-
-
-def _data(rows: int) -> tuple[jax.Array, jax.Array]:
+def _data(rows: int, widths: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(rows, WIDTHS[0])).astype(np.float32)
-    return jnp.asarray(x), jnp.asarray(rng.integers(0, WIDTHS[-1], rows))
+    x = rng.normal(size=(rows, widths[0])).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(rng.integers(0, widths[-1], rows))
 
 
 def _plan(rows: int, law: str) -> plans.DPZero:
@@ -51,17 +52,22 @@ def _plan(rows: int, law: str) -> plans.DPZero:
 
 
 def run(quick: bool) -> list[_harness.Row]:
-    """Rows for batch 256 and 1024, every law, one step and inside the loop."""
+    """Rows for both networks, batch 256 and 1024, every law, a step alone and in a loop."""
+    if quick:
+        return _rows("wide", 256, ("rademacher", "gaussian"), rounds=9, loop_rounds=3)
     rows: list[_harness.Row] = []
-    batches = (256,) if quick else (256, 1024)
-    for batch in batches:
-        rows += _batch(batch, rounds=7 if quick else 21, loop_rounds=2 if quick else 7)
+    for name in NETWORKS:
+        for batch in (256, 1024):
+            rows += _rows(name, batch, LAWS, rounds=21, loop_rounds=5)
     return rows
 
 
-def _batch(batch: int, *, rounds: int, loop_rounds: int) -> list[_harness.Row]:
-    net = _network()
-    data = _data(batch)
+def _rows(
+    name: str, batch: int, laws: tuple[str, ...], *, rounds: int, loop_rounds: int
+) -> list[_harness.Row]:
+    widths = NETWORKS[name]
+    net = models.mlp(widths[0], widths[-1], hidden=widths[1:-1], output_scale=0.03)
+    data = _data(batch, widths)
     start = net.init(jax.random.key(0))
     size = sum(4 * x.size for x in jax.tree.leaves(start))
     loss = perturb.LazyLoss(net.lazy_fn)
@@ -87,15 +93,15 @@ def _batch(batch: int, *, rounds: int, loop_rounds: int) -> list[_harness.Row]:
         "forwards in a loop": lambda: forward_loop(start, data)
     }
     memory = {}
-    for law in LAWS:
+    for law in laws:
         step, loop, memory[law] = _compiled(law, batch, loss, start, data)
         step_sides[law], loop_sides[law] = step, loop
 
     seconds = _harness.alternate(step_sides, rounds)
     loop_seconds = _harness.alternate(loop_sides, loop_rounds)
     rows = []
-    for law in LAWS:
-        case = f"{law}, batch {batch}"
+    for law in laws:
+        case = f"{law}, {name}, batch {batch}"
         rows.append(_harness.paired(case, "one step", seconds, law, "two forwards"))
         rows.append(
             _harness.paired(

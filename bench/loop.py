@@ -115,7 +115,7 @@ def _numpy_loop(plan: plans.DPZero, data: Any, steps: int) -> Any:
     x, y = (np.asarray(a) for a in data)
     x1 = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1)
     n, full = len(x), isinstance(plan.sampling, sampling.FullBatch)
-    prob = 1.0 if full else plan.sampling.sampling_prob
+    prob = plan.normalizer / n
     w = np.zeros((65, 10), np.float32)
     std = np.float32(plan.noise_std)
     noise = rng.normal(size=steps).astype(np.float32) * std
@@ -154,7 +154,7 @@ def _torch_loop(plan: plans.DPZero, data: Any, steps: int) -> Any:
     )
     x1 = torch.cat([x, torch.ones(len(x), 1)], dim=1)
     n, full = len(x), isinstance(plan.sampling, sampling.FullBatch)
-    prob = 1.0 if full else plan.sampling.sampling_prob
+    prob = plan.normalizer / n
     w = torch.zeros(65, 10)
     noise = torch.randn(steps) * plan.noise_std
     loss = torch.nn.functional.cross_entropy

@@ -176,7 +176,7 @@ def test_a_word_equal_to_the_threshold_is_not_decided_by_it():
 
 @pytest.mark.parametrize("std", [1, 2, 3])
 def test_gaussian_pmf(std: int):
-    draws = noise.discrete_gaussian(coins("pmf", std), std, 60_000)
+    draws = noise.discrete_gaussian(coins("pmf", std), std, 40_000)
     assert chi_square_p(draws, gaussian_pmf, std) > FAILURE
     assert chi_square_p(draws, gaussian_pmf, 0.9 * std) < FAILURE
     assert chi_square_p(draws, gaussian_pmf, 1.1 * std) < FAILURE
@@ -185,7 +185,7 @@ def test_gaussian_pmf(std: int):
 @pytest.mark.parametrize("std", [1000, 13_000_000])
 def test_gaussian_moments(std: int):
     """Mean 0, variance std**2, kurtosis 3, both parities alike; 10% off is rejected."""
-    z = noise.discrete_gaussian(coins("moments", std), std, 60_000)
+    z = noise.discrete_gaussian(coins("moments", std), std, 40_000)
     x = z / std
     assert close(x, 0, 1)
     assert close(x**2, 1, math.sqrt(2))
@@ -220,7 +220,7 @@ def test_gaussian_takes_numpy_integers_and_shapes():
 
 @pytest.mark.parametrize("scale", [1, 2, Fraction(1, 2), Fraction(7, 3)])
 def test_laplace_pmf(scale: int | Fraction):
-    draws = noise.discrete_laplace(coins("pmf", str(scale)), scale, 60_000)
+    draws = noise.discrete_laplace(coins("pmf", str(scale)), scale, 40_000)
     assert chi_square_p(draws, laplace_pmf, float(scale)) > FAILURE
     assert chi_square_p(draws, laplace_pmf, 0.9 * float(scale)) < FAILURE
     assert chi_square_p(draws, laplace_pmf, 1.1 * float(scale)) < FAILURE

@@ -61,6 +61,12 @@ class GaussianSumPlan:
         _validate.instance(tuple(_SAMPLERS.values()), sampling=self.sampling)
         _validate.one_of(accounting.RELATIONS, relation=self.relation)
         _validate.positive(allow_inf=True, l2_clip_norm=self.l2_clip_norm)
+        # Where float32 holds the clip, its grid and their inverses with room to spare.
+        if not (1e-30 <= self.l2_clip_norm <= 1e30 or math.isinf(self.l2_clip_norm)):
+            raise ValueError(
+                "l2_clip_norm must be in [1e-30, 1e30], or infinity without noise, got "
+                f"{self.l2_clip_norm!r}"
+            )
         if self.delta is not None:
             _validate.probability(delta=self.delta)
         if self.noise_multiplier is None:

@@ -25,9 +25,7 @@ class Horizon(NamedTuple):
     private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
 
 
-def horizon(
-    plan: PrivatePlan, keys: keys_lib.Keys, *, vouched: bool = True
-) -> Horizon:
+def horizon(plan: PrivatePlan, keys: keys_lib.Keys, *, vouched: bool = True) -> Horizon:
     """The start of a run; ``vouched``: its noise is drawn here, from ``keys``."""
     words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
     noisy = plan.grid_noise_std > 0  # Raises for a plan that was given no noise.

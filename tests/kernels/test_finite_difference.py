@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +24,8 @@ def slopes(
     return np.asarray(run(params, batch, rows))
 
 
-def rows_of(law: str, like: Any, num: int = 1) -> sphere.Direction:
-    draw = functools.partial(sphere.directions, law=law, num=num)
+def rows_of(law: str, like: Any, num: int = 1, **kwargs: Any) -> sphere.Direction:
+    draw = functools.partial(sphere.directions, law=law, num=num, **kwargs)
     return jax.jit(lambda key: draw(key, like))(KEY)
 
 
@@ -39,7 +38,7 @@ def as_arrays(rows: sphere.Direction, like: Any) -> Any:
 # --- central, against closed forms ---
 
 
-@pytest.mark.parametrize("radius", [0.125, 1.0, 64.0])
+@pytest.mark.parametrize("radius", [0.125, 64.0])
 def test_exact_on_quadratics(radius: float) -> None:
     """Small integers and signs: every float32 operation is exact, and so the slope."""
     a = jnp.array([1.0, 2.0, 3.0, 4.0])
@@ -56,7 +55,7 @@ def test_exact_on_quadratics(radius: float) -> None:
     assert got.dtype == np.float32
 
 
-@pytest.mark.parametrize("radius", [1e-2, 1.0, 10.0])
+@pytest.mark.parametrize("radius", [1e-2, 10.0])
 def test_third_order_error_is_that_of_a_central_difference(radius: float) -> None:
     """f = sum x^3 / 6: the slope is u.grad f + radius^2 sum(u^3) / 6, in float64."""
     # Kernels name the wider dtype by promotion, which the strict mode refuses.
@@ -149,23 +148,26 @@ def test_microbatches_of_a_network() -> None:
     np.testing.assert_allclose(run(microbatch_size=3), run(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("value_fn", [plain, LAZY])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_one_record_does_not_touch_the_others(value_fn: Any, bad: float) -> None:
+@pytest.mark.parametrize("value_fn", [plain, LAZY], ids=["plain", "lazy"])
+def test_one_record_does_not_touch_the_others(value_fn: Any) -> None:
     """Nor does it where its activations order the layers (record 0)."""
     rows = rows_of("gaussian", PARAMS)
     run = jax.jit(lambda b: fd.slopes(value_fn, PARAMS, b, rows, smoothing_radius=1e-2))
     x, y = BATCH
     clean = run(BATCH)
-    dirty = run((x.at[0].set(bad), y.at[0].set(-bad)))
-    assert not np.isfinite(dirty[0])
-    np.testing.assert_array_equal(clean[1:], dirty[1:])
+    for bad in (np.nan, np.inf, 3e38):
+        dirty = run((x.at[0].set(bad), y.at[0].set(-bad)))
+        assert not np.isfinite(dirty[0])
+        np.testing.assert_array_equal(clean[1:], dirty[1:])
+    other = run((x.at[3].add(1), y))
+    assert clean[3] != other[3]
+    np.testing.assert_array_equal(np.delete(clean, 3), np.delete(other, 3))
 
 
 # --- the limit ---
 
 
-@pytest.mark.parametrize("value_fn", [plain, LAZY])
+@pytest.mark.parametrize("value_fn", [plain, LAZY], ids=["plain", "lazy"])
 def test_radius_zero_is_the_directional_derivative(value_fn: Any) -> None:
     """Also through ``after=``, whose tie must let the tangent through."""
     rows = rows_of("gaussian", PARAMS, num=2)
@@ -211,14 +213,13 @@ def test_small_radius_tends_to_radius_zero() -> None:
 # --- putting directions together ---
 
 
-@pytest.mark.parametrize("num", [1, 3])
-@pytest.mark.parametrize("law", ["gaussian", "rademacher", "orthonormal"])
+@pytest.mark.parametrize(
+    ("law", "num"), [("gaussian", 1), ("rademacher", 3), ("orthonormal", 3)]
+)
 def test_combine_is_the_weighted_mean(law: str, num: int) -> None:
     like = {**PARAMS, "frozen": jnp.ones(2)}
     moves = {k: v for k, v in like.items() if k != "frozen"}
-    rows = sphere.directions(
-        KEY, like, law=law, num=num, trainable=lambda p: p != "frozen"
-    )
+    rows = rows_of(law, like, num=num, trainable=lambda p: p != "frozen")
     weights = jnp.array([0.5, -2.0, 3.0])[:num]
     got = jax.jit(lambda w, r: fd.combine(w, r, like))(weights, rows)
     u = as_arrays(rows, moves)
@@ -289,7 +290,7 @@ def test_estimates_are_unbiased_for_the_smoothed_loss(law: str) -> None:
 # --- masked sums ---
 
 
-@pytest.mark.parametrize("size", [None, 1, 3, 7, 8])
+@pytest.mark.parametrize("size", [None, 3, 7, 8])
 def test_sum_microbatches(size: int | None) -> None:
     """Masked and padded rows count nothing, whatever they hold."""
     records = {"x": jnp.arange(14, dtype=jnp.int32).reshape(7, 2)}
@@ -299,11 +300,10 @@ def test_sum_microbatches(size: int | None) -> None:
         x, keep = part
         return jnp.sum(jnp.where(keep[:, None], x["x"] + 1, 0), axis=0)
 
-    got = fd.sum_microbatches(total, (records, mask), size)
+    run = jax.jit(lambda mask: fd.sum_microbatches(total, (records, mask), size))
     expected = (np.asarray(records["x"]) + 1)[np.asarray(mask)].sum(axis=0)
-    np.testing.assert_array_equal(got, expected)
-    none = fd.sum_microbatches(total, (records, jnp.zeros(7, bool)), size)
-    np.testing.assert_array_equal(none, [0, 0])
+    np.testing.assert_array_equal(run(mask), expected)
+    np.testing.assert_array_equal(run(jnp.zeros(7, bool)), [0, 0])
 
 
 # --- losses ---
@@ -339,15 +339,18 @@ WRONG_LOSSES: dict[str, tuple[Callable[[Any, Any], jax.Array], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "radius"), [*itertools.product(WRONG_LOSSES, (0.0, 0.1))]
-)
-def test_a_loss_that_is_not_one_per_record_is_refused(name: str, radius: float) -> None:
+@pytest.mark.parametrize("name", WRONG_LOSSES)
+def test_a_loss_that_is_not_one_per_record_is_refused(name: str) -> None:
     loss, message = WRONG_LOSSES[name]
     x = jnp.ones(2)
-    rows = rows_of("gaussian", x)
-    with pytest.raises(ValueError, match=f"value_fn must return .*{message}"):
-        fd.slopes(loss, x, jnp.ones(4), rows, smoothing_radius=radius)
+
+    def run(radius: float) -> jax.Array:
+        rows = sphere.directions(KEY, x, law="gaussian")
+        return fd.slopes(loss, x, jnp.ones(4), rows, smoothing_radius=radius)
+
+    for radius in (0.0, 0.1):
+        with pytest.raises(ValueError, match=f"value_fn must return .*{message}"):
+            jax.eval_shape(lambda radius=radius: run(radius))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 
 from jaxdp.kernels import threefry
@@ -65,24 +65,18 @@ def test_bits_are_the_reference() -> None:
     np.testing.assert_array_equal(threefry.bits(KEY, (1000,)), a ^ b)
 
 
-def test_bits_and_normals_are_those_of_jax_random() -> None:
+def test_bits_are_those_of_jax_random() -> None:
     """For every shape, and for several keys under vmap."""
 
-    def draws(module: Any) -> Callable[[jax.Array], list[jax.Array]]:
+    def draws(bits: Callable[..., jax.Array]) -> Callable[[jax.Array], list[jax.Array]]:
         def draw(key: jax.Array) -> list[jax.Array]:
-            keys = jax.random.split(key, 5)
-            several = [
-                jax.vmap(lambda k: module.bits(k, (9,)))(keys),
-                jax.vmap(lambda k: module.normal(k, (9,)))(keys),
-            ]
-            bits = [module.bits(key, s) for s in SHAPES]
-            return several + bits + [module.normal(key, s) for s in SHAPES]
+            several = jax.vmap(lambda k: bits(k, (9,)))(jax.random.split(key, 5))
+            return [several, *(bits(key, shape) for shape in SHAPES)]
 
         return jax.jit(draw)
 
-    ours, theirs = draws(threefry)(KEY), draws(jax.random)(KEY)
+    ours, theirs = draws(threefry.bits)(KEY), draws(jax.random.bits)(KEY)
     for a, b in zip(ours, theirs, strict=True):
-        assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b, strict=True)
 
 
@@ -119,7 +113,7 @@ def test_fold_in_refuses_what_is_no_32_bit_integer() -> None:
 
 
 def test_stored_bits_are_bits() -> None:
-    sizes = (0, 3, 33)
+    sizes = (0, 3, 256, 257, 1000)
 
     @jax.jit
     def both(key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
@@ -141,15 +135,87 @@ def test_what_is_no_key_is_refused() -> None:
 def test_too_many_elements_are_refused() -> None:
     with pytest.raises(ValueError, match="2\\*\\*32 counters"):
         threefry.bits(KEY, (2**16, 2**16))
+    with pytest.raises(ValueError, match="2\\*\\*32 counters"):
+        threefry.normal_sum_of_squares(KEY, (2**16, 2**16))
 
 
-def test_normal_ends_at_5_42(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = jnp.array([0, 2**32 - 1, 2**31], jnp.uint32)
-    monkeypatch.setattr(threefry, "bits", lambda key, shape: words)
-    low, high, middle = map(float, inspect.unwrap(threefry.normal)(KEY, (3,)))
-    assert low == pytest.approx(-5.42, abs=0.01)
-    assert 5.0 < high <= 5.42
-    assert abs(middle) < 1e-6
+@pytest.fixture(scope="module")
+def inverse() -> tuple[np.ndarray, np.ndarray]:
+    """Normals of words all over the range and dense at its ends and its middle."""
+    ends = np.arange(4096)
+    index = np.concatenate(
+        [ends, 2**23 - 2048 + ends, 2**24 - 1 - ends, np.arange(0, 2**24, 61)]
+    )
+    words = jnp.asarray((index << 8).astype(np.uint32))
+    normals = np.asarray(jax.jit(threefry._inverse_normal)(words))
+    lower = np.minimum(index, 2**24 - 1 - index)  # the tail that is small is accurate
+    exact = scipy.special.ndtri((lower + 0.5) / 2**24)
+    return normals, np.where(index == lower, exact, -exact)
+
+
+def test_normals_are_the_inverse_of_the_distribution(
+    inverse: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Within 2e-6 (1.01e-6 over all 2^24 words), up to the ends at 5.42."""
+    got, exact = inverse
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, exact, rtol=2e-6, atol=0)
+    assert got.max() == -got.min() == pytest.approx(5.42, abs=1e-3)
+    np.testing.assert_array_equal(got[:4096], -got[8192 : 8192 + 4096])
+
+
+def hashed(key: jax.Array, size: int) -> np.ndarray:
+    """Words of public directions: lowbias32 under each word of the key."""
+
+    def mix(x: np.ndarray) -> np.ndarray:
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
+        return x ^ (x >> 16)
+
+    k0, k1 = map(int, jax.random.key_data(key))
+    return mix((mix(np.arange(size, dtype=np.uint64) ^ k0) + k1) & 0xFFFFFFFF)
+
+
+def test_normals_are_the_inverse_of_hashed_words() -> None:
+    """For several keys under vmap; any shape is the flat one reshaped."""
+    keys = jax.random.split(KEY, 3)
+    normals = jax.jit(jax.vmap(lambda k: threefry.normal(k, (5, 7))))(keys)
+    words = np.stack([hashed(key, 35).reshape(5, 7) for key in keys])
+    exact = scipy.special.ndtri(((words >> 8) + 0.5) / 2**24)
+    np.testing.assert_allclose(normals, exact, rtol=2e-6, atol=1e-12)
+    assert threefry.normal(KEY, ()) == threefry.normal(KEY, (1,))[0]
+
+
+def test_hashed_normals_are_normal_and_uncorrelated() -> None:
+    """Law, lags that are powers of two, and neighbouring keys: 6 standard errors."""
+    count = 2**19
+    draw = jax.jit(
+        jax.vmap(lambda i: threefry.normal(threefry.fold_in(KEY, i), (count,)))
+    )
+    z = np.asarray(draw(jnp.arange(2, dtype=jnp.uint32)), np.float64)
+    assert scipy.stats.kstest(z[0], "norm").pvalue > 1e-6
+    assert abs(np.mean(z**2) - 1) < 6 * math.sqrt(2 / z.size)
+    assert abs(np.mean(z**4) - 3) < 6 * math.sqrt(96 / z.size)
+    products = [z[0] * z[1], z[0] ** 2 * z[1], (z[0] ** 2 - 1) * (z[1] ** 2 - 1)]
+    for lag in (1, 2, 16, 256, 2**16):
+        a, b = z[0, lag:], z[0, :-lag]
+        products += [a * b, (a**2 - 1) * (b**2 - 1)]
+    for product in products:
+        assert abs(product.mean()) < 6 * product.std() / math.sqrt(product.size)
+
+
+def test_sum_of_squares_is_that_of_the_normals() -> None:
+    """In blocks of 2^16: empty, scalar, a part of one, exactly one, and several."""
+    shapes = [(0,), (), (7, 3), (2**16,), (3, 2**16 + 1)]
+
+    @jax.jit
+    def both(key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        total = threefry.normal_sum_of_squares
+        return [(total(key, s), threefry.normal(key, s)) for s in shapes]
+
+    for total, normals in both(KEY):
+        exact = np.square(np.asarray(normals, np.float64)).sum()
+        np.testing.assert_allclose(total, exact, rtol=3e-7)
 
 
 def wide_normal_of(a: list[int], b: list[int], monkeypatch: pytest.MonkeyPatch):

@@ -166,6 +166,7 @@ def test_a_plan_prints_as_a_table() -> None:
         ({"relation": "swap"}, ValueError, "relation.*zero_out"),
         ({"l2_clip_norm": 0}, ValueError, "l2_clip_norm"),
         ({"l2_clip_norm": math.nan}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": 1e-38}, ValueError, "l2_clip_norm.*1e-30"),
         ({"l2_clip_norm": "2"}, TypeError, "l2_clip_norm"),
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
         ({"l2_clip_norm": math.inf, "noise_multiplier": 1.0}, ValueError, "finite"),

@@ -232,9 +232,7 @@ def test_noise_ignores_the_direction_root_and_follows_the_noise_root(
     base = releases(plan, one)
     moved = dataclasses.replace(one, direction=other.direction)
     np.testing.assert_array_equal(base, releases(plan, moved))
-    changed = dataclasses.replace(
-        one, noise=other.noise, noise_words=other.noise_words
-    )
+    changed = dataclasses.replace(one, noise=other.noise, noise_words=other.noise_words)
     assert not np.any(base == releases(plan, changed))
 
 
