@@ -22,6 +22,8 @@ from jaxdp.training import FitResult as FitResult
 from jaxdp.training import fit as fit
 from jaxdp.training import report as report
 from jaxdp.transforms._common import public as public
+from jaxdp.transforms.averaging import polyak_average as polyak_average
+from jaxdp.transforms.averaging import polyak_output as polyak_output
 from jaxdp.transforms.dpgd import dpgd as dpgd
 from jaxdp.transforms.dpzero import dpzero as dpzero
 

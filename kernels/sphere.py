@@ -153,7 +153,6 @@ def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def _sum_of_squares(direction: Direction) -> jax.Array:
     """Squared norm of the normals of all leaves: one pass, one layer at a time."""
-
     squares = threefry.normal_sum_of_squares
 
     def leaf(path: str, shape: tuple[int, ...]) -> jax.Array:

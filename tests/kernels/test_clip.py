@@ -16,7 +16,7 @@ from jaxdp.kernels import clip, sphere
 from jaxdp.kernels import finite_difference as fd
 
 settings = hypothesis.settings(
-    derandomize=True, database=None, deadline=None, max_examples=200
+    derandomize=True, database=None, deadline=None, max_examples=120
 )
 FLOATS = st.floats(width=32) | st.sampled_from(
     [3.4e38, -3e38, 1.2e38, 9e37, 1e19, -1e-30, 1e-38, 1e-45, 1.0, -1.0, 0.0]
@@ -340,18 +340,20 @@ def test_sensitivity_is_attained_exactly() -> None:
     def table(signs: jax.Array) -> jax.Array:
         return fd.slopes(loss, jnp.zeros(3), signs, rows, smoothing_radius=1e-2)
 
-    def total(slopes: jax.Array, bits: int) -> int:
+    def total(slopes: np.ndarray, bits: int) -> int:
         return int(grid_sum(slopes, np.ones(6, bool), 0.3, bits)[0])
 
-    signs = jnp.array([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
-    start, others = table(signs), np.arange(6) != 2
+    def with_third(value: float) -> np.ndarray:
+        signs = np.array([1, -1, value, 1, -1, 1], np.float32)
+        return np.asarray(table(jnp.asarray(signs)))
+
+    start, others = with_third(1), np.arange(6) != 2
     for bits in (8, 16):
-        flipped, zeroed = signs.at[2].multiply(-1), signs.at[2].set(0)
         assert abs(total(start, bits)) == 2 * 2**bits
-        moved = [total(table(s), bits) - total(start, bits) for s in (flipped, zeroed)]
+        moved = [total(with_third(s), bits) - total(start, bits) for s in (-1, 0)]
         assert [abs(m) for m in moved] == [2 ** (bits + 1), 2**bits]
         for bad in (np.nan, np.inf, -np.inf):  # as if it were zero
-            slopes = table(signs.at[2].set(bad))
+            slopes = with_third(bad)
             assert total(slopes, bits) - total(start, bits) == moved[1]
             np.testing.assert_array_equal(slopes[others], start[others])
 

@@ -1,0 +1,235 @@
+"""Directions and slopes per second.
+
+*Directions.* Each side adds one direction after another to a vector of d numbers, in
+place, in a loop: drawing it is part of the work. "copy" is the same loop adding a
+constant, so one read and one write of the vector: what the memory allows. "NumPy" draws
+the same law in float32 into buffers that are made once; its generator has one thread.
+K directions in one step are added as their weighted mean.
+
+*Slopes.* B records times K directions over a 784-256-10 network, against two forward
+passes for each direction, unperturbed and in a loop, and against NumPy.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench import _harness
+from jaxdp import models
+from jaxdp.kernels import finite_difference, perturb, sphere, threefry
+
+SCALE = np.float32(1e-3)
+#: Rows of a frame are orthogonalised at a cost of K^2 d and d K numbers of memory.
+FRAME = 4
+LARGEST_FRAME = 10**6
+
+
+def run(quick: bool) -> list[_harness.Row]:
+    """Rows for every law over d and K, and for slopes over K and B."""
+    exponents = (3, 5, 6) if quick else (3, 4, 5, 6, 7, 8)
+    batches = [(10**4, 16)] if quick else [(10**4, 16), (10**4, 64), (10**6, 16)]
+    tables = [(256, 1), (64, 8)]
+    if not quick:
+        tables = [(b, k) for b in (16, 256, 1024) for k in (1, 4, 16)]
+    rounds = 5 if quick else 11
+    rows: list[_harness.Row] = []
+    for exponent in exponents:
+        rows += _directions(10**exponent, 1, rounds if exponent < 8 else 3)
+    for dim, num in batches:
+        rows += _directions(dim, num, rounds)
+    for records, num in tables:
+        rows += _slopes(records, num, rounds)
+    return rows
+
+
+# --- directions ---
+
+
+def _directions(dim: int, num: int, rounds: int) -> list[_harness.Row]:
+    """Every law at one d, next to the copy and to NumPy."""
+    rows: list[_harness.Row] = []
+    for law in sphere.LAWS:
+        several = max(num, FRAME) if law == "orthonormal" else num
+        case = f"{law}, d = 1e{round(math.log10(dim))}, K = {several}"
+        if law == "orthonormal" and dim > LARGEST_FRAME:
+            reason = f"skipped: frames only up to d = {LARGEST_FRAME:.0e}"
+            rows.append(_harness.Row(case, "directions per second", None, reason))
+            continue
+        # So many steps that a call takes milliseconds, whatever d is.
+        steps = max(1, 10**6 // (dim * several))
+        program, temp = _in_place(functools.partial(_add, law, several), dim, steps)
+        copy, _ = _in_place(lambda _, x, s: x + s, dim, steps * several)
+        sides = {law: program, "copy": copy, "NumPy": _numpy(law, dim, several, steps)}
+        seconds = _harness.alternate(sides, rounds)
+        count = steps * several
+        rows += [
+            _harness.speed(case, "directions per second", seconds, law, "NumPy", count),
+            _harness.paired(case, "one direction", seconds, law, "copy", per=count),
+            _harness.Row(case, "temp over parameters", temp / (4 * dim), "ratio"),
+        ]
+        if law == sphere.LAWS[0]:
+            gigabytes = 8e-9 * dim * count / statistics.median(seconds["copy"])
+            label = case.replace(law, "copy")
+            rows.append(_harness.Row(label, "bandwidth", gigabytes, "GB/s"))
+    return rows
+
+
+def _add(law: str, num: int, key: jax.Array, x: jax.Array, scale: jax.Array) -> Any:
+    """``x`` plus the scaled mean of ``num`` new directions."""
+    rows = sphere.directions(key, x, law=law, num=num)
+    if num == 1:
+        return perturb.perturb(x, sphere.select(rows, 0), scale)
+    weights = jnp.full(num, scale)
+    return x + finite_difference.combine(weights, rows, x)
+
+
+def _in_place(
+    step: Callable[[jax.Array, jax.Array, jax.Array], jax.Array], dim: int, steps: int
+) -> tuple[Callable[[], jax.Array], int]:
+    """``steps`` compiled steps on a donated vector, as a thunk, and the temp bytes."""
+
+    def loop(x: jax.Array, key: jax.Array, scale: jax.Array) -> jax.Array:
+        def body(i: jax.Array, x: jax.Array) -> jax.Array:
+            return step(threefry.fold_in(key, i), x, scale)
+
+        return jax.lax.fori_loop(0, steps, body, x)
+
+    args = (jax.random.key(0), jnp.float32(SCALE))
+    cell = [jnp.zeros(dim)]
+    program = jax.jit(loop, donate_argnums=0).lower(cell[0], *args).compile()
+
+    def call() -> jax.Array:
+        cell[0] = program(cell[0], *args)
+        return cell[0]
+
+    return call, _harness.temp_bytes(program)
+
+
+def _numpy_signs(rng: np.random.Generator, out: np.ndarray, scale: np.float32) -> None:
+    """Fills ``out`` (size,) with scale times random signs, from packed words."""
+    words = rng.integers(0, 2**32, size=-(-out.size // 32), dtype=np.uint32)
+    bits = np.unpackbits(words.view(np.uint8), count=out.size)
+    as_words = out.view(np.uint32)
+    np.left_shift(bits, np.uint32(31), out=as_words, dtype=np.uint32)
+    np.bitwise_xor(as_words, scale.view(np.uint32), out=as_words)
+
+
+def _numpy(law: str, dim: int, num: int, steps: int) -> Callable[[], np.ndarray]:
+    """The same steps in NumPy, in place, as a thunk."""
+    rng = np.random.Generator(np.random.SFC64(0))
+    x, u = np.zeros(dim, np.float32), np.empty(dim, np.float32)
+    scale = SCALE / np.float32(num)
+
+    def frame() -> None:
+        q, r = np.linalg.qr(rng.standard_normal((dim, num), dtype=np.float32))
+        x[:] += q @ (np.sign(np.diagonal(r)) * np.float32(math.sqrt(dim)) * scale)
+
+    def signs() -> None:
+        _numpy_signs(rng, u, scale)
+        np.add(x, u, out=x)
+
+    def normals() -> None:
+        rng.standard_normal(out=u, dtype=np.float32)
+        factor = scale
+        if law != "gaussian":
+            factor *= np.float32(math.sqrt(dim / float(np.dot(u, u))))
+        if law == "ball":
+            factor *= np.float32(rng.random() ** (1 / dim))
+        np.multiply(u, factor, out=u)
+        np.add(x, u, out=x)
+
+    def call() -> np.ndarray:
+        if law == "orthonormal":
+            for _ in range(steps):
+                frame()
+        else:
+            step = signs if law == "rademacher" else normals
+            for _ in range(steps * num):
+                step()
+        return x
+
+    return call
+
+
+# --- slopes ---
+
+
+def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
+    """A table of slopes of two laws, next to forward passes and to NumPy."""
+    net = models.mlp(784, 10, hidden=(256,))
+    params = net.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(records, 784)).astype(np.float32)
+    labels = rng.integers(0, 10, records)
+    batch = (jnp.asarray(inputs), jnp.asarray(labels))
+    loss = perturb.LazyLoss(net.lazy_fn)
+
+    def forwards(params: Any, batch: Any) -> jax.Array:
+        def body(i: jax.Array, total: jax.Array) -> jax.Array:
+            x = batch[0] + 0 * total[0]  # Depends on the round before: not hoisted.
+            return total + loss(params, (x, batch[1])) * (i + 1)
+
+        return jax.lax.fori_loop(0, 2 * num, body, jnp.zeros(records))
+
+    def table(law: str, params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        rows = sphere.directions(key, params, law=law, num=num)
+        return finite_difference.slopes(
+            loss, params, batch, rows, smoothing_radius=float(SCALE)
+        )
+
+    plain = jax.jit(forwards).lower(params, batch).compile()
+    sides: dict[str, Callable[[], Any]] = {
+        "forwards": lambda: plain(params, batch),
+        "NumPy": lambda: _numpy_slopes(params, inputs, labels, num),
+    }
+    laws = ("rademacher", "gaussian")
+    key = jax.random.key(1)
+    for law in laws:
+        run = functools.partial(table, law)
+        program = jax.jit(run).lower(params, batch, key).compile()
+        sides[law] = functools.partial(program, params, batch, key)
+    seconds = _harness.alternate(sides, rounds)
+    rows = []
+    for law in laws:
+        case, count = f"{law}, B = {records}, K = {num}", records * num
+        metric = "slopes per second"
+        rows += [
+            _harness.speed(case, metric, seconds, law, baseline, count)
+            for baseline in ("forwards", "NumPy")
+        ]
+    return rows
+
+
+def _numpy_slopes(
+    params: Any, x: np.ndarray, labels: np.ndarray, num: int
+) -> np.ndarray:
+    """The table (B, K) along signs, as one would write it in NumPy."""
+    rng = np.random.Generator(np.random.SFC64(0))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+    records = np.arange(len(x))
+
+    def losses(leaves: list[np.ndarray]) -> np.ndarray:
+        b0, w0, b1, w1 = leaves
+        hidden = x @ w0
+        hidden += b0
+        logits = np.maximum(hidden, 0, out=hidden) @ w1 + b1
+        top = logits.max(axis=1)
+        total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
+        return total - logits[records, labels]
+
+    out = np.empty((len(x), num), np.float32)
+    steps = [np.empty(leaf.size, np.float32) for leaf in leaves]
+    for k in range(num):
+        plus, minus = [], []
+        for leaf, step in zip(leaves, steps, strict=True):
+            _numpy_signs(rng, step, SCALE)
+            plus.append(leaf + step.reshape(leaf.shape))
+            minus.append(leaf - step.reshape(leaf.shape))
+        out[:, k] = (losses(plus) - losses(minus)) / (2 * SCALE)
+    return out

@@ -1,0 +1,139 @@
+"""``jaxdp epsilon`` and ``jaxdp calibrate``: numbers of plans, without data."""
+
+import json
+import math
+from typing import Any
+
+import rich
+from rich.table import Table
+
+from jaxdp import _validate, plans, sampling
+from jaxdp.cli import options
+from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.plans._base import GaussianSumPlan
+
+Command = options.Epsilon | options.Calibrate
+
+
+def run(command: Command) -> None:
+    """Prints what was asked for, as a table or as one JSON object."""
+    if isinstance(command, options.Epsilon):
+        plan, delta = _given(command)
+    else:
+        plan, delta = _calibrated(command), command.delta
+    with usage(command):
+        spent = plan.epsilon(delta=delta)
+    answer: dict[str, Any] = {
+        "epsilon": float(spent) if math.isfinite(spent) else None,
+        "delta": delta,
+        "relation": plan.relation,
+        "accountant": spent.accountant,
+        "noise_multiplier": plan.noise_multiplier,
+        "num_steps": plan.num_steps,
+        "sampling": repr(plan.sampling),
+    }
+    if command.json:
+        print(json.dumps(answer))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in answer.items():
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        table.add_row(name, "infinite" if value is None else shown)
+    rich.print(table)
+
+
+def sampler(
+    command: Command | options.Train, num_examples: int | None
+) -> sampling.AnySampler:
+    """The sampler that ``--sampling-prob`` or ``--batch-size`` asks for.
+
+    Raises:
+      UsageError: both, one out of range, or no ``--num-examples`` where it is needed.
+    """
+    prob, size = command.sampling_prob, command.batch_size
+    if prob is not None and size is not None:
+        raise UsageError(
+            f"--batch-size must be left out with --sampling-prob, got {size}"
+        )
+    if size is None and prob in (None, 1):
+        return sampling.FullBatch()
+    if num_examples is None:
+        raise UsageError(
+            "--num-examples must be an integer >= 1 with sampling, got none"
+        )
+    if size is not None:
+        if not 1 <= size <= num_examples:
+            raise UsageError(
+                f"--batch-size must be an integer from 1 to {num_examples}, the "
+                f"records, got {size}"
+            )
+        if size == num_examples:
+            return sampling.FullBatch()
+        prob = size / num_examples
+    assert prob is not None
+    with usage(command):
+        _validate.probability(allow_one=True, sampling_prob=prob)
+        return sampling.TruncatedPoisson(sampling_prob=prob)
+
+
+def _given(command: options.Epsilon) -> tuple[GaussianSumPlan, float]:
+    """The plan whose epsilon is asked for, and at which delta."""
+    delta = options.DEFAULT_DELTA if command.delta is None else command.delta
+    if command.plan is None:
+        for name in ("noise_multiplier", "num_steps"):
+            if getattr(command, name) is None:
+                raise UsageError(f"{flag(name)} or --plan must be given, got neither")
+        return _plan(command), delta
+    for name in (
+        *("noise_multiplier", "num_steps", "relation", "num_examples"),
+        *("sampling_prob", "batch_size"),
+    ):
+        if getattr(command, name) is not None:
+            raise UsageError(
+                f"{flag(name)} must be left out with --plan, whose number counts; got "
+                f"{getattr(command, name)}"
+            )
+    try:
+        text = command.plan.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(
+            f"--plan must be a readable plan.json, got {str(command.plan)!r}"
+        ) from None
+    with usage(command, "--plan"):
+        plan = plans.from_json(text)
+    if plan.noise_multiplier is None:
+        raise UsageError(
+            f"--plan must have a noise_multiplier, got {str(command.plan)!r} without"
+        )
+    return plan, delta if command.delta is not None else plan.delta or delta
+
+
+def _calibrated(command: options.Calibrate) -> GaussianSumPlan:
+    if (command.num_steps is None) == (command.noise_multiplier is None):
+        got = "neither" if command.num_steps is None else "both"
+        raise UsageError(
+            f"--num-steps or --noise-multiplier must be given, and not both; got {got}"
+        )
+    asked = "noise_multiplier" if command.noise_multiplier is None else "num_steps"
+    with usage(command):
+        return _plan(command).calibrate(
+            epsilon=command.epsilon, delta=command.delta, vary=asked
+        )
+
+
+def _plan(command: Command) -> GaussianSumPlan:
+    """A plan of these numbers; the clip cancels in all that is asked here."""
+    chosen = sampler(command, command.num_examples)
+    with usage(command):
+        return plans.DPGD(
+            num_examples=_or_one(command.num_examples),
+            num_steps=_or_one(command.num_steps),
+            sampling=chosen,
+            relation=command.relation or "replace_one",  # pyright: ignore
+            l2_clip_norm=1.0,
+            noise_multiplier=command.noise_multiplier,
+        )
+
+
+def _or_one(value: int | None) -> int:
+    return 1 if value is None else value

@@ -1,0 +1,163 @@
+"""Plots as PNG files, drawn without a display."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, told apart by every kind of colour vision.
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+SKY, YELLOW, BLACK = "#56B4E9", "#E69F00", "#000000"
+
+_LABELS = {
+    "test_accuracy": "accuracy",
+    "test_mse": "mean squared error",
+    "test_loss": "mean loss",
+}
+
+
+def figure(rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, Any]:
+    """A figure and its axes, in the style of all our plots."""
+    fig = Figure(layout="constrained", **kwargs)
+    axes = fig.subplots(rows, columns, sharex=rows > 1)
+    for axis in np.atleast_1d(axes).flat:
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    return fig, axes
+
+
+def save(fig: Figure, path: pathlib.Path) -> None:
+    """Writes a PNG at 150 dots per inch."""
+    fig.savefig(path, dpi=150, format="png")
+
+
+def progress(
+    path: pathlib.Path,
+    *,
+    title: str,
+    steps: Sequence[int],
+    metrics: Sequence[float],
+    metric: str,
+    spent: Sequence[tuple[int, float]] | None,
+    delta: float | None,
+) -> None:
+    """The metric on public records, and below it the budget, against steps.
+
+    Args:
+      path: the PNG.
+      title: of the figure.
+      steps: at which ``metrics`` were taken.
+      metrics: on public records.
+      metric: its name in the report.
+      spent: (t, epsilon after t steps); None where nothing bounds it.
+      delta: at which epsilon is stated.
+    """
+    height = 5.6 if spent else 3.6
+    fig, axes = figure(2 if spent else 1, figsize=(7, height))
+    top: Axes = np.atleast_1d(axes)[0]
+    fig.suptitle(title)
+    top.plot(steps, metrics, color=BLUE, linewidth=1.6)
+    label = _LABELS[metric]
+    top.set_ylabel(f"{label}\non held-out public records")
+    end = metrics[-1]
+    if np.isfinite(end):
+        top.plot(steps[-1], end, "o", color=BLUE, clip_on=False)
+        top.set_title(f"final {label}: {end:.4g}", loc="left", fontsize="medium")
+    if metric == "test_accuracy":
+        top.set_ylim(0, 1)
+        top.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    bottom: Axes = np.atleast_1d(axes)[-1]
+    if spent:
+        times, epsilons = zip(*spent, strict=True)
+        bottom.plot(times, epsilons, color=ORANGE, linewidth=1.6)
+        bottom.plot(times[-1], epsilons[-1], "o", color=ORANGE, clip_on=False)
+        bottom.set_ylabel(f"spent: ε at δ = {delta:g}")
+        bottom.set_title(f"final ε: {epsilons[-1]:.4g}", loc="left", fontsize="medium")
+        bottom.set_ylim(bottom=0)
+    bottom.set_xlabel("step")
+    bottom.set_xlim(0, steps[-1])
+    save(fig, path)
+
+
+def releases(
+    path: pathlib.Path,
+    *,
+    title: str,
+    releases: np.ndarray,
+    noise_std: float,
+    num_parameters: int | None = None,
+) -> None:
+    """What left the run, step by step, against what noise alone would look like.
+
+    Args:
+      path: the PNG.
+      title: of the figure.
+      releases: shape=(num_steps, K): slopes, or with ``num_parameters`` the norms of
+        gradients of that many numbers.
+      noise_std: standard deviation of the noise on each released number.
+      num_parameters: None for slopes.
+    """
+    fig, axis = figure(figsize=(7, 3.9))
+    num_steps, width = releases.shape
+    steps = np.arange(1, num_steps + 1)
+    size = max(1.0, min(9.0, 2e4 / releases.size))
+    # Drawn as pixels: a run may have very many, and they overlap.
+    kwargs: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True}
+    if num_parameters is None:
+        if noise_std:
+            axis.axhspan(
+                -2 * noise_std,
+                2 * noise_std,
+                color=YELLOW,
+                alpha=0.25,
+                linewidth=0,
+                zorder=0,
+                label=f"noise alone: ±2 standard deviations (±{2 * noise_std:.3g})",
+            )
+        for k in range(width):
+            name = "released slope" if k == 0 else None
+            axis.scatter(
+                steps, releases[:, k], color=BLUE, alpha=0.5, label=name, **kwargs
+            )
+        window = max(1, num_steps // 30)
+        mean = np.convolve((releases**2).mean(1), np.ones(window) / window, "valid")
+        axis.plot(
+            steps[: len(mean)] + (window - 1) / 2,
+            np.sqrt(mean),
+            color=BLACK,
+            linewidth=1.6,
+            label=f"released slopes: root mean square over {window} steps",
+        )
+        if noise_std:
+            axis.axhline(
+                noise_std,
+                color=ORANGE,
+                linewidth=1.4,
+                linestyle="--",
+                label=f"noise alone: root mean square ({noise_std:.3g})",
+            )
+        axis.set_ylabel("mean of the records' slopes\nalong the direction")
+    else:
+        axis.plot(
+            steps, releases[:, 0], color=BLUE, linewidth=1.2, label="released gradient"
+        )
+        level = noise_std * np.sqrt(num_parameters)
+        axis.axhline(
+            level, color=ORANGE, linestyle="--", label=f"noise alone ({level:.3g})"
+        )
+        axis.set_ylabel("Euclidean norm")
+        axis.set_ylim(bottom=0)
+    fig.suptitle(title)
+    axis.set_xlabel("step")
+    axis.set_xlim(0, num_steps)
+    fig.legend(
+        loc="outside lower center",
+        ncols=2,
+        fontsize="small",
+        frameon=False,
+        markerscale=4 / np.sqrt(size),
+    )
+    save(fig, path)

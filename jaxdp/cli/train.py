@@ -1,0 +1,220 @@
+"""``jaxdp train``: run, report and plots."""
+
+import dataclasses
+import json
+import math
+import platform
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import rich
+from rich.table import Table
+
+from jaxdp import sampling, training
+from jaxdp.cli import options, plots, recipes
+from jaxdp.cli.errors import UsageError
+from jaxdp.cli.prepare import PLAN, Job, initial, prepare
+from jaxdp.plans._base import GaussianSumPlan
+from jaxdp.transforms.averaging import polyak_output
+
+REPORT, PARAMS = "report.json", "params.npz"
+PROGRESS, RELEASES = "progress.png", "releases.png"
+FILES = (PLAN, REPORT, PARAMS, PROGRESS, RELEASES)
+
+_EVALUATIONS = 100
+
+
+class Outcome(NamedTuple):
+    """What a run gave; all of it public."""
+
+    params: Any
+    releases: np.ndarray  # shape=(num_steps, K)
+    steps: list[int]
+    metrics: list[float]  # at these steps
+    report: dict[str, Any]
+
+
+def run(command: options.Train) -> None:
+    """Checks everything, trains, writes the folder and prints what was reached.
+
+    Raises:
+      UsageError: a wrong argument, before anything is spent or written.
+    """
+    job = prepare(command)
+    _begin_folder(job)
+    on_terminal = command.progress and not command.quiet and sys.stdout.isatty()
+    outcome = train(job, command.microbatch_size, progress=on_terminal)
+    write(job, outcome)
+    if not command.quiet:
+        rich.print(summary(job, outcome))
+
+
+def _begin_folder(job: Job) -> None:
+    """Writes the plan, and takes away what an earlier run left, before the run."""
+    try:
+        job.out.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (job.out / name).unlink(missing_ok=True)
+        (job.out / PLAN).write_text(job.plan.to_json() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--out must be a folder that can be written: {error}"
+        ) from error
+
+
+# --- the run -----------------------------------------------------------------------
+
+
+def train(job: Job, microbatch_size: int | None, *, progress: bool) -> Outcome:
+    """Runs the plan; the metric is taken on public records, about a hundred times."""
+    task, averaged = job.task, job.recipe.average > 0
+    steps: list[int] = []
+    metrics: list[jax.Array] = []
+
+    def evaluate(step: int, params: Any, info: training.FitInfo) -> None:
+        steps.append(step)
+        metrics.append(
+            task.metric_fn(polyak_output(info.state) if averaged else params)
+        )
+
+    result = training.fit(
+        job.plan,
+        job.keys,
+        initial(task, job.keys),
+        task.dataset.train,
+        value_fn=task.value_fn,
+        optimizer=recipes.make_optimizer(job.recipe),
+        microbatch_size=microbatch_size,
+        callback=evaluate,
+        chunk=max(1, job.plan.num_steps // _EVALUATIONS),
+        progress=progress,
+    )
+    params = polyak_output(result.info.state) if averaged else result.params
+    values = [float(x) for x in metrics]
+    releases = np.asarray(result.info.releases)
+    return Outcome(
+        params, releases, steps, values, _report(job, result.report, values[-1])
+    )
+
+
+def _report(job: Job, of_fit: dict[str, Any], metric: float) -> dict[str, Any]:
+    """The report of the loop with what the command line adds, fit for strict JSON."""
+    dataset = job.task.dataset
+    versions = of_fit["versions"] | {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    report = of_fit | {
+        "algorithm": job.algorithm,
+        "dataset": dataset.name,
+        "model": job.task.model,
+        "num_test_examples": len(dataset.test[0]),
+        job.task.metric: metric,
+        "recipe": dataclasses.asdict(job.recipe),
+        "note": dataset.note,
+        "versions": versions,
+    }
+    return _finite(report)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: None stands for it."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+# --- after the run -----------------------------------------------------------------
+
+
+def write(job: Job, outcome: Outcome) -> None:
+    """Writes what comes of a run; plan.json is there since before it."""
+    leaves = jax.tree_util.tree_leaves_with_path(outcome.params)
+    arrays: dict[str, Any] = {
+        jax.tree_util.keystr(path, simple=True, separator="/") or "params": np.asarray(
+            leaf
+        )
+        for path, leaf in leaves
+    }
+    np.savez(job.out / PARAMS, **arrays)
+    title = f"{job.algorithm} on {job.task.dataset.name} ({job.task.model})"
+    plots.progress(
+        job.out / PROGRESS,
+        title=title,
+        steps=outcome.steps,
+        metrics=outcome.metrics,
+        metric=job.task.metric,
+        spent=spent_over_time(job.plan, outcome.steps),
+        delta=job.plan.delta,
+    )
+    parameters = sum(int(np.size(leaf)) for _, leaf in leaves)
+    plots.releases(
+        job.out / RELEASES,
+        title=title,
+        releases=outcome.releases,
+        noise_std=job.plan.noise_std,
+        num_parameters=None if job.algorithm in recipes.ZEROTH_ORDER else parameters,
+    )
+    text = json.dumps(outcome.report, indent=2, allow_nan=False)
+    (job.out / REPORT).write_text(text + "\n", encoding="utf-8")
+
+
+def spent_over_time(
+    plan: GaussianSumPlan, steps: list[int]
+) -> list[tuple[int, float]] | None:
+    """(t, epsilon after t steps) at some of the steps; None without a finite one."""
+    if plan.delta is None or not math.isfinite(plan.epsilon()):
+        return None
+    # Closed forms cost nothing; other accountants take about a second for each point.
+    most = 50 if isinstance(plan.sampling, sampling.FullBatch) else 5
+    chosen = [1, *steps[:: -(-len(steps) // most)], steps[-1]]
+    return [
+        (t, float(dataclasses.replace(plan, num_steps=t).epsilon()))
+        for t in sorted(set(chosen))
+    ]
+
+
+def summary(job: Job, outcome: Outcome) -> Table:
+    """What was spent and reached, as a table."""
+    report, plan = outcome.report, job.plan
+    table = Table(
+        title=f"{job.algorithm} on {job.task.dataset.name}",
+        title_justify="left",
+        show_header=False,
+    )
+    epsilon = report["epsilon"]
+    spent = "infinite: not private"
+    if epsilon is not None:
+        spent = (
+            f"{epsilon:.4g} at delta {report['delta']:g}, {plan.relation} "
+            f"({report['accountant']})"
+        )
+    private = {
+        True: "yes, randomness from the operating system",
+        False: "no: reproducible seed" if job.keys.seed_source == "insecure" else "no",
+    }[report["private"]]
+    table.add_row("spent: epsilon", spent)
+    table.add_row("private", private)
+    sums = f"each of {plan.num_steps} sums of {plan.normalizer:.5g} records"
+    noise = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
+    table.add_row("noise", f"{noise if plan.noise_multiplier else 'none'} on {sums}")
+    table.add_section()
+    metric = report[job.task.metric]
+    table.add_row(
+        f"reached: {job.task.metric.replace('_', ' ')}",
+        f"{'not finite' if metric is None else f'{metric:.4f}'} on "
+        f"{report['num_test_examples']} held-out public records",
+    )
+    table.add_row(
+        "time",
+        f"compile {report['compile_seconds']:.2f} s, train "
+        f"{report['train_seconds']:.2f} s ({report['steps_per_second']:.0f} steps/s) on "
+        f"{report['device']}",
+    )
+    table.add_row("data", report["note"])
+    table.add_row("written", f"{job.out}: {', '.join(FILES)}")
+    return table

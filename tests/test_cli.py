@@ -1,0 +1,623 @@
+"""The command line: runs end to end, one line for every mistake, the demo's claim."""
+
+import dataclasses
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp
+from bench import digits
+from jaxdp import accounting, models, plans, sampling, training
+from jaxdp.cli import budget, main, options, prepare, recipes, train
+
+REPORT_FIELDS = {
+    *("algorithm", "dataset", "num_examples", "num_steps", "epsilon", "delta"),
+    *("relation", "accountant", "noise_multiplier", "private", "seed_source"),
+    *("compile_seconds", "train_seconds", "steps_per_second", "device", "versions"),
+}
+QUICK = ("--dataset", "wine", "--num-steps", "40", "--quiet")
+#: What compiles fastest.
+TINY = ("--dataset", "quadratic_identity", "--algorithm", "gd", "--num-steps", 3)
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def reported(folder: Path) -> dict[str, Any]:
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    text = (folder / train.REPORT).read_text(encoding="utf-8")
+    return json.loads(text, parse_constant=refuse)
+
+
+def pixels(path: Path) -> tuple[int, int, bytes]:
+    """Width, height and the uncompressed rows of a PNG."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    rows, at = b"", 8
+    while at < len(data):
+        size, kind = struct.unpack(">I4s", data[at : at + 8])
+        rows += data[at + 8 : at + 8 + size] if kind == b"IDAT" else b""
+        at += 12 + size
+    return width, height, zlib.decompress(rows)
+
+
+def check_plot(path: Path) -> None:
+    """A picture of a size one can read, with something drawn in several colours."""
+    width, height, rows = pixels(path)
+    assert width >= 900
+    assert height >= 450
+    assert len(set(rows[:: max(1, len(rows) // 20_000)])) > 10
+
+
+# --- train -------------------------------------------------------------------------
+
+
+def test_train_writes_everything(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "a" / "run"
+    assert run("train", *QUICK, "--seed", 3, "--epsilon", 4, "--out", out) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    assert {p.name for p in out.iterdir()} == set(train.FILES)
+    check_plot(out / train.PROGRESS)
+    check_plot(out / train.RELEASES)
+
+    report = reported(out)
+    assert REPORT_FIELDS | {"test_accuracy"} <= set(report)
+    assert (report["private"], report["seed_source"]) == (False, "insecure")
+    assert (report["algorithm"], report["dataset"]) == ("dpzero", "wine")
+    assert (report["num_examples"], report["num_steps"]) == (142, 40)
+    assert report["steps_done"] == 40
+    plan = plans.from_json((out / "plan.json").read_text())
+    assert (plan.num_steps, plan.delta, plan.relation) == (40, 1e-5, "replace_one")
+    assert report["noise_multiplier"] == plan.noise_multiplier
+    assert report["epsilon"] == float(plan.epsilon()) <= 4
+    assert report["epsilon"] == pytest.approx(4, rel=1e-3)
+    assert report["recipe"]["num_steps"] == 40
+
+    # The accuracy is that of the written parameters on the public records.
+    dataset = models.load("wine")
+    network = models.network_for(dataset)
+    with np.load(out / train.PARAMS) as file:
+        dense = {name.removeprefix("Dense_0/"): file[name] for name in file.files}
+    accuracy = network.metric_fn({"Dense_0": dense}, *dataset.test)
+    assert report["test_accuracy"] == pytest.approx(float(accuracy))
+
+
+def test_train_from_entropy_is_private_and_the_table_says_what_was_spent(
+    tmp_path: Path, capsys: Any
+) -> None:
+    words = [word for word in QUICK if word != "--quiet"]
+    assert run("train", *words, "--out", tmp_path) == 0
+    report = reported(tmp_path)
+    assert (report["private"], report["seed_source"]) == (True, "entropy")
+    shown = capsys.readouterr()
+    for word in ("spent: epsilon", "2 at delta 1e-05", "reached", "replace_one"):
+        assert word in shown.out
+    assert shown.err == ""
+
+
+def test_options_reach_the_run(tmp_path: Path) -> None:
+    changes = {
+        "l2_clip_norm": 0.5,
+        "smoothing_radius": 0.01,
+        "num_directions": 2,
+        "direction": "rademacher",
+        "learning_rate": 0.07,
+        "schedule": "cosine",
+        "momentum": 0.5,
+        "average": 0.5,
+    }
+    words = [w for name, v in changes.items() for w in ("--" + name, v)]
+    extra = ("--relation", "replace_one", "--delta", 1e-3, "--batch-size", 30)
+    more = ("--microbatch-size", 16, "--seed", 1)
+    assert run("train", *QUICK, *words, *extra, *more, "--out", tmp_path) == 0
+    report = reported(tmp_path)
+    assert report["recipe"] == changes | {"num_steps": 40}
+    plan = plans.from_json((tmp_path / "plan.json").read_text())
+    assert isinstance(plan, plans.DPZero)
+    assert (plan.num_directions, plan.direction) == (2, "rademacher")
+    assert (plan.smoothing_radius, plan.l2_clip_norm) == (0.01, 0.5)
+    assert (plan.relation, plan.delta) == ("replace_one", 1e-3)
+    assert plan.sampling == sampling.TruncatedPoisson(sampling_prob=30 / 142)
+    assert report["accountant"] == plan.epsilon().accountant
+    assert report["epsilon"] == pytest.approx(2, rel=1e-2)
+
+
+def test_average_is_what_comes_out() -> None:
+    command = options.Train(dataset="wine", num_steps=30, average=0.5, seed=1)
+    job = prepare.prepare(command)
+    averaged = train.train(job, None, progress=False)
+    last = prepare.prepare(dataclasses.replace(command, average=0.0))
+    plain = train.train(last, None, progress=False)
+    np.testing.assert_array_equal(averaged.releases, plain.releases)
+    a, b = jax.tree.leaves(averaged.params), jax.tree.leaves(plain.params)
+    assert any(
+        np.any(np.asarray(x) != np.asarray(y)) for x, y in zip(a, b, strict=True)
+    )
+    accuracy = float(job.task.metric_fn(averaged.params))
+    assert averaged.report["test_accuracy"] == averaged.metrics[-1] == accuracy
+
+
+@pytest.mark.parametrize(
+    ("words", "metric"),
+    [
+        (("--algorithm", "mezo"), "test_accuracy"),
+        (("--algorithm", "gd", "--model", "mlp", "--hidden", "8,4"), "test_accuracy"),
+        (
+            ("--algorithm", "dpgd", "--dataset", "diabetes", "--relation", "zero_out"),
+            "test_mse",
+        ),
+        (("--dataset", "quadratic_inverse"), "test_loss"),
+    ],
+)
+def test_other_runs(words: tuple[str, ...], metric: str, tmp_path: Path) -> None:
+    assert run("train", *QUICK, "--seed", 1, *words, "--out", tmp_path) == 0
+    report = reported(tmp_path)
+    private = not {"mezo", "gd"} & set(words)
+    assert (report["epsilon"] is not None) == private
+    assert report["private"] is False
+    assert math.isfinite(report[metric])
+    assert report["algorithm"] == (words[1] if "--algorithm" in words else "dpzero")
+    assert (report["relation"] == "zero_out") == ("zero_out" in words)
+    for name in (train.PROGRESS, train.RELEASES):
+        width, height, _ = pixels(tmp_path / name)
+        assert min(width, height) > 400
+
+
+def test_regression_error_is_in_the_target_s_unit() -> None:
+    task = prepare.load_task(options.Train(dataset="diabetes"))
+    dataset = models.load("diabetes")
+    zero = jax.tree.map(np.zeros_like, task.init(jax.random.key(0)))
+    want = np.mean((400 * dataset.test[1]) ** 2)
+    np.testing.assert_allclose(float(task.metric_fn(zero)), want, rtol=1e-5)
+
+
+def test_own_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 10, (60, 2))
+    y = np.where(x[:, 0] > 5, "yes", "no")
+    lines = ["a,b,answer", *(f"{p},{q},{s}" for (p, q), s in zip(x, y, strict=True))]
+    csv, npz = tmp_path / "mine.csv", tmp_path / "mine.npz"
+    csv.write_text("\n".join(lines))
+    bounds = tmp_path / "bounds.json"
+    bounds.write_text('{"a": [0, 10], "b": [0, 20]}')
+    np.savez(npz, x=x, target=x[:, 1])
+    words = ("--label", "answer", "--bounds", bounds, "--classes", "no,yes")
+    more = ("--num-steps", 20, "--quiet", "--test-fraction", 0.5)
+    out = tmp_path / "run"
+    assert run("train", "--dataset", csv, *words, *more, "--out", out) == 0
+    assert (reported(out)["dataset"], reported(out)["num_examples"]) == ("mine", 30)
+    command = options.Train(
+        dataset=str(npz),
+        label="target",
+        task="regression",
+        bounds=(0.0, 10.0),
+        label_bounds=(0.0, 20.0),
+    )
+    dataset = prepare.load_task(command).dataset
+    assert (dataset.num_examples, dataset.target_bounds) == (48, (0.0, 20.0))
+    assert dataset.train[0].max() > 2 * dataset.train[1].max() - 0.1
+
+
+def test_command_as_a_process(tmp_path: Path) -> None:
+    """As a person types it: no output on standard error, a table on the other."""
+
+    def process(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "jaxdp.cli", *map(str, words)],
+            cwd=tmp_path,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    done = process("train", *TINY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "test loss" in done.stdout
+    assert "\x1b" not in done.stdout  # No colours and no bar into a pipe.
+    assert reported(tmp_path / "runs" / "quadratic_identity")["num_steps"] == 3
+    wrong = process("train", "--epsilon", -3)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "jaxdp: --epsilon must be a number > 0, got -3.0\n"
+
+
+# --- the folder --------------------------------------------------------------------
+
+
+def test_folder_of_an_earlier_run_is_reused_and_others_are_not(
+    tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    for seed in (0, 1):
+        assert run("train", *TINY, "--quiet", "--seed", seed, "--out", out) == 0
+    assert {p.name for p in out.iterdir()} == set(train.FILES)
+
+    (tmp_path / "thesis.txt").write_text("mine")
+    into = ("train", *TINY, "--quiet", "--out", tmp_path)
+    assert run(*into) == 2
+    assert "--out must be a new or empty folder" in capsys.readouterr().err
+    assert not (tmp_path / "plan.json").exists()
+    assert run(*into, "--overwrite") == 0
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_failed_run_leaves_no_files_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ("train", *TINY, "--quiet", "--out", tmp_path)
+    assert run(*words) == 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "fit", interrupted)
+    assert run(*words) == 130
+    assert capsys.readouterr().err == "jaxdp: interrupted\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_bug_shows_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(training, "fit", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        run("train", *TINY, "--out", tmp_path)
+
+
+# --- wrong arguments ---------------------------------------------------------------
+
+#: Words, and what the line must say: the argument, and what it may be or was.
+WRONG: list[tuple[str, tuple[str, ...]]] = [
+    ("", ("command", "train, epsilon, calibrate")),
+    ("trian", ("'trian'", "train, epsilon, calibrate")),
+    ("--epsilon 2", ("the command, first, must be one of train", "'--epsilon'")),
+    ("train --epsilom 2", ("--epsilom", "did you mean --epsilon")),
+    ("train extra", ("argument extra", "--help")),
+    ("train --quiet=3", ("--quiet=3",)),
+    ("train --epsilon", ("--epsilon must be a number", "nothing")),
+    ("train --epsilon two", ("--epsilon must be a number", "'two'")),
+    ("train --epsilon 0", ("--epsilon must be a number > 0", "0.0")),
+    ("train --epsilon nan", ("--epsilon must be a number > 0", "nan")),
+    ("train --epsilon 1e-7", ("--epsilon",)),
+    ("train --delta 1", ("--delta must be a number in (0, 1)", "1.0")),
+    ("train --relation swap", ("--relation", "replace_one, zero_out", "'swap'")),
+    ("train --model cnn", ("--model must be one of linear, mlp", "'cnn'")),
+    ("train --algorithm sgd", ("--algorithm", "dpzero, dpgd, mezo", "'sgd'")),
+    ("train --direction up", ("--direction", "sphere, gaussian", "'up'")),
+    ("train --schedule linear", ("--schedule", "constant, cosine", "'linear'")),
+    ("train --num-steps 0", ("--num-steps must be an integer >= 1", "0")),
+    ("train --num-steps 2.5", ("--num-steps must be an integer", "'2.5'")),
+    ("train --num-steps 3000000000", ("--num-steps", "<= 2147483647")),
+    ("train --l2-clip-norm -1", ("--l2-clip-norm must be a number > 0", "-1.0")),
+    ("train --l2-clip-norm inf", ("--l2-clip-norm must be", "inf")),
+    ("train --smoothing-radius -1", ("--smoothing-radius must be", "-1.0")),
+    ("train --num-directions 65", ("--num-directions", "<= 64", "65")),
+    (
+        "train --dataset quadratic_identity --direction orthonormal"
+        " --num-directions 21",
+        ("--num-directions", "at most", "20", "21"),
+    ),
+    ("train --learning-rate 0", ("--learning-rate must be a number > 0", "0.0")),
+    ("train --momentum 1", ("--momentum must be a number in [0, 1)", "1.0")),
+    ("train --average 1.5", ("--average must be a number in [0, 1]", "1.5")),
+    ("train --microbatch-size 0", ("--microbatch-size must be an integer >= 1",)),
+    ("train --seed x", ("--seed must be an integer", "'x'")),
+    ("train --seed -1", ("--seed must be an integer in [0, 2**256)", "-1")),
+    ("train --sampling-prob 0", ("--sampling-prob must be a number in (0, 1]",)),
+    ("train --batch-size 1438", ("--batch-size", "from 1 to 1437", "1438")),
+    ("train --batch-size 9 --sampling-prob .1", ("--batch-size must be left out",)),
+    ("train --hidden 3", ("--hidden is for --model mlp",)),
+    ("train --model mlp --hidden 3,0", ("--hidden must be integers >= 1", "'3,0'")),
+    ("train --algorithm mezo --epsilon 2", ("--epsilon is for --algorithm dpzero",)),
+    ("train --algorithm dpgd --direction sphere", ("--direction is for --algorithm",)),
+    ("train --dataset mnist", ("--dataset must be one of digits", "'mnist'")),
+    ("train --dataset no.csv", ("--dataset must be an existing file", "'no.csv'")),
+    ("train --dataset my.csv", ("--label must be one of the columns 'a', 'b'",)),
+    ("train --dataset my.csv --label c", ("--label must be", "'c'")),
+    ("train --dataset bad.csv --label b", ("--dataset", "row 2", "'x'")),
+    ("train --dataset my.csv --label b --bounds 1", ("--bounds must be", "'1'")),
+    ("train --dataset my.csv --label b --bounds 2,1", ("--bounds must be", "(2.0")),
+    ("train --dataset my.csv --label b --bounds no.json", ("--bounds", "'no.json'")),
+    ("train --dataset my.csv --label b --classes 1", ("--classes must be",)),
+    ("train --label b", ("--label is for a .csv or .npz --dataset",)),
+    ("train --test-fraction 1", ("--test-fraction must be a number in (0, 1)",)),
+    ("train --dataset quadratic_identity --model mlp", ("--model must be linear",)),
+    (
+        "train --dataset quadratic_identity --test-fraction .1",
+        ("--test-fraction is for",),
+    ),
+    ("train --out my.csv", ("--out must be a folder", "'my.csv'")),
+    ("train --out .", ("--out must be a new or empty folder", "'.'")),
+    ("train --out my.csv/run", ("--out must be a folder",)),
+    ("epsilon", ("--noise-multiplier or --plan must be given",)),
+    ("epsilon --noise-multiplier 1", ("--num-steps or --plan must be given",)),
+    ("epsilon --noise-multiplier -1 --num-steps 3", ("--noise-multiplier must be",)),
+    ("epsilon --noise-multiplier 1 --num-steps 0", ("--num-steps must be",)),
+    ("epsilon --noise-multiplier 1 --num-steps 3 --delta 0", ("--delta must be",)),
+    ("epsilon --noise-multiplier 1 --num-steps 3 --sampling-prob .1", ("--num-exam",)),
+    ("epsilon --plan no.json", ("--plan must be a readable", "'no.json'")),
+    ("epsilon --plan my.csv", ("--plan", "JSON of a plan")),
+    ("epsilon --plan no.json --num-steps 3", ("--num-steps must be left out",)),
+    ("calibrate", ("--epsilon must be a number, got nothing",)),
+    ("calibrate --epsilon 2", ("--num-steps or --noise-multiplier", "neither")),
+    (
+        "calibrate --epsilon 2 --num-steps 3 --noise-multiplier 1",
+        ("--num-steps or --noise-multiplier", "both"),
+    ),
+    ("calibrate --epsilon 0 --num-steps 3", ("--epsilon must be a number > 0",)),
+    ("calibrate --epsilon 1 --num-steps -3", ("--num-steps must be an integer",)),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a good and a bad file."""
+    (tmp_path / "my.csv").write_text("a,b\n1,0\n2,1\n3,0\n4,1\n")
+    (tmp_path / "bad.csv").write_text("a,b\n1,0\nx,1\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "parts"), WRONG, ids=[w for w, _ in WRONG])
+def test_wrong_argument_gives_one_line(
+    words: str,
+    parts: tuple[str, ...],
+    folder: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("something was spent")
+
+    monkeypatch.setattr(training, "fit", never)
+    assert main(words.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("jaxdp: ")
+    assert shown.err.count("\n") == 1 == shown.err[-1:].count("\n")
+    for part in parts:
+        assert part in shown.err
+    assert sorted(p.name for p in folder.iterdir()) == ["bad.csv", "my.csv"]
+
+
+@pytest.mark.parametrize("words", ["--help", "train -h", "calibrate --help"])
+def test_help_is_tyro_s(words: str, capsys: Any) -> None:
+    assert main(words.split()) == 0
+    shown = capsys.readouterr()
+    assert "usage: jaxdp" in shown.out
+    assert shown.err == ""
+
+
+def test_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "77")
+    assert main(["train", "--nothing"]) == 2
+    assert os.environ["COLUMNS"] == "77"
+    monkeypatch.delenv("COLUMNS")
+    assert main(["train", "--nothing"]) == 2
+    assert "COLUMNS" not in os.environ
+
+
+def test_tyro_s_unknown_complaints_are_one_line_too() -> None:
+    from jaxdp import cli
+
+    box = "╭─ Title ─╮\n│ Something │\n│ a|b. │\n│ ──── │\n│ More │\n╰───╯\n"
+    plain = " Title\n -------\n Something\n a|b.\n -------\n More\n\n"
+    for text in (box, plain):
+        assert cli._one_line(text, ["train"]) == "Something a|b."
+
+
+# --- epsilon and calibrate ---------------------------------------------------------
+
+
+def printed(capsys: Any, *words: object) -> dict[str, Any]:
+    assert run(*words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("relation", "sampled"),
+    [*((relation, False) for relation in accounting.RELATIONS), ("replace_one", True)],
+)
+def test_numbers_are_the_plan_s(relation: Any, sampled: bool, capsys: Any) -> None:
+    words: tuple[object, ...] = ("--relation", relation)
+    sampler: Any = sampling.FullBatch()
+    if sampled:
+        words = (*words, "--num-examples", 500, "--batch-size", 50)
+        sampler = sampling.TruncatedPoisson(sampling_prob=0.1)
+    plan = plans.DPZero(
+        num_examples=500,
+        num_steps=100,
+        sampling=sampler,
+        relation=relation,
+        l2_clip_norm=3.0,
+        smoothing_radius=1e-3,
+    ).calibrate(epsilon=1.5, delta=1e-6)
+    common = (*words, "--delta", 1e-6)
+    got = printed(capsys, "calibrate", "--epsilon", 1.5, "--num-steps", 100, *common)
+    assert got["noise_multiplier"] == plan.noise_multiplier
+    assert got["epsilon"] == float(plan.epsilon())
+    assert got["accountant"] == plan.epsilon().accountant
+    noise = ("--noise-multiplier", plan.noise_multiplier)
+    back = printed(capsys, "epsilon", *noise, "--num-steps", 100, *common)
+    assert back == got
+    if not sampled:
+        steps = printed(capsys, "calibrate", "--epsilon", 1.5, *noise, *common)
+        assert steps["num_steps"] == 100
+
+
+def test_epsilon_of_a_plan_file(tmp_path: Path, capsys: Any) -> None:
+    plan = plans.DPGD(
+        num_examples=100,
+        num_steps=20,
+        sampling=sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+    )
+    path = tmp_path / "plan.json"
+    path.write_text(plan.calibrate(epsilon=3.0, delta=1e-4).to_json())
+    got = printed(capsys, "epsilon", "--plan", path)
+    assert (got["delta"], got["relation"], got["num_steps"]) == (1e-4, "zero_out", 20)
+    assert got["epsilon"] == pytest.approx(3.0)
+    other = printed(capsys, "epsilon", "--plan", path, "--delta", 1e-6)
+    assert other["epsilon"] > got["epsilon"]
+    path.write_text(plan.to_json())
+    assert run("epsilon", "--plan", path) == 2
+    assert "--plan must have a noise_multiplier" in capsys.readouterr().err
+
+
+def test_no_noise_is_no_privacy(capsys: Any) -> None:
+    words = ("epsilon", "--noise-multiplier", 0, "--num-steps", 5)
+    assert printed(capsys, *words)["epsilon"] is None
+    assert run(*words) == 0
+    assert "infinite" in capsys.readouterr().out
+
+
+# --- recipes and the study ---------------------------------------------------------
+
+
+def test_every_combination_has_a_recipe() -> None:
+    for name in (*models.DATASETS, "somebody's file"):
+        for model in options.MODELS:
+            for algorithm in recipes.ALGORITHMS:
+                for epsilon in (0.1, 2.0, 1e3):
+                    found = recipes.find(name, model, algorithm, epsilon)
+                    plan = recipes.make_plan(
+                        found, algorithm, num_examples=100, epsilon=epsilon, delta=1e-5
+                    )
+                    private = algorithm in recipes.PRIVATE
+                    assert math.isfinite(plan.epsilon(delta=1e-5)) == private
+
+
+def test_budgets_of_a_recipe_s_rows_ascend() -> None:
+    for rows in (*recipes.RECIPES.values(), recipes.PLAIN):
+        budgets = [most for most, _ in rows]
+        assert budgets == sorted(budgets)
+        assert budgets[-1] == math.inf
+
+
+@pytest.mark.parametrize("epsilon", digits.EPSILONS)
+def test_study_uses_the_command_line_s_recipes(epsilon: float) -> None:
+    for name in ("dpzero", "dpgd", "mezo", "gd"):
+        private = name in recipes.PRIVATE
+        words = {"epsilon": epsilon} if private else {}
+        command = options.Train(algorithm=name, seed=0, **words)  # pyright: ignore
+        job = prepare.prepare(command)
+        cell = digits.cell(name, epsilon)
+        assert (cell.algorithm, cell.recipe) == (job.algorithm, job.recipe)
+        plan = recipes.make_plan(
+            cell.recipe,
+            cell.algorithm,
+            num_examples=1437,
+            epsilon=cell.epsilon,
+            delta=digits.DELTA,
+        )
+        assert plan == job.plan
+
+
+def test_cosine_and_momentum_are_optax_s() -> None:
+    recipe = recipes.Recipe(
+        num_steps=10, learning_rate=0.5, schedule="cosine", momentum=0.9
+    )
+    tx = recipes.make_optimizer(recipe)
+    assert recipes.make_optimizer(dataclasses.replace(recipe)) is tx
+    params = np.ones(2, np.float32)
+    state, moving = tx.init(params), 0.0
+    for t in range(10):
+        updates, state = tx.update(np.full(2, t, np.float32), state, params)
+        moving = 0.9 * moving + 0.1 * t
+        rate = 0.5 * (1 + math.cos(math.pi * t / 10)) / 2
+        np.testing.assert_allclose(updates, -rate * moving, rtol=1e-5, atol=1e-6)
+
+
+def test_epsilon_over_time_ends_at_the_plan_s() -> None:
+    job = prepare.prepare(options.Train(seed=0))
+    times, spent = zip(
+        *train.spent_over_time(job.plan, list(range(30, 3001, 30))) or (), strict=True
+    )
+    assert (times[0], times[-1]) == (1, 3000)
+    assert spent[-1] == float(job.plan.epsilon())
+    assert list(spent) == sorted(spent)
+    half = dataclasses.replace(job.plan, num_steps=times[5])
+    assert spent[5] == float(half.epsilon())
+
+
+def test_accuracy_that_the_demo_claims() -> None:
+    """Mean of 5 seeds, fixed; test accuracy of what the command line would train."""
+    least = {2.0: 0.82, 8.0: 0.90}
+    cells = {epsilon: digits.cell("dpzero", epsilon) for epsilon in least}
+    found = digits.run_cells(cells.values(), range(5))
+    for epsilon, cell in cells.items():
+        assert found[cell].shape == (5, 2)
+        assert found[cell][:, 1].mean() >= least[epsilon]
+
+
+def test_study_s_plots_and_means(tmp_path: Path) -> None:
+    from jaxdp.cli import plots
+
+    assert digits.mean([1.0]) == (1.0, 0.0)
+    value, half = digits.mean([0.0, 1.0])
+    assert (value, half) == (0.5, pytest.approx(12.706 * 0.5, rel=1e-3))
+    mean = digits.Mean(0.8, 0.05)
+    curves = {"dpzero": {0.5: mean, 8.0: mean}, "dpgd": {0.5: mean, 8.0: mean}}
+    levels = {"mezo": mean, "gd": digits.Mean(0.9, 0.0)}
+    tables = {2.0: {"plain": np.array([0.7, 0.8]), "K = 4": np.array([0.8, 0.9])}}
+    grid = digits.Grid((0.5, 1.0), (0.1, 0.2), np.eye(2), 100, 1, 2.0)
+    figures = {
+        digits.CURVES: digits._draw_curves(curves, levels, 3),
+        digits.VARIANTS: digits._draw_variants(tables, 3),
+        digits.GRID: digits._draw_grid(grid),
+    }
+    for name, figure in figures.items():
+        plots.save(figure, tmp_path / name)
+        check_plot(tmp_path / name)
+    assert grid.best().value == 1.0
+    assert "clip 0.5, step size 0.1" in grid.best().case
+
+
+def test_lanes_of_the_heat_map_are_runs_of_the_loop() -> None:
+    recipe = recipes.Recipe(num_steps=25, l2_clip_norm=1.0, learning_rate=0.1)
+    rates, seeds = (0.05, 0.1), (3, 4)
+    lanes = digits._lanes(recipe, 2.0, rates, seeds)
+    whole, network, params = digits.problem()
+    dataset = models.validation_split(whole)
+    n = dataset.num_examples
+    plan = recipes.make_plan(
+        recipe, "dpzero", num_examples=n, epsilon=2.0, delta=digits.DELTA
+    )
+    result = jaxdp.fit(
+        plan,
+        jaxdp.Keys.insecure(4),
+        params,
+        dataset.train,
+        value_fn=network.value_fn,
+        optimizer=recipes.make_optimizer(recipe),
+    )
+    accuracy = float(network.metric_fn(result.params, *dataset.test))
+    # One record may fall on the other side: lanes are another program.
+    assert lanes.shape == (2, 2)
+    assert abs(lanes[1, 1] - accuracy) <= 1.5 / len(dataset.test[0])
+
+
+def test_sampler_takes_the_whole_as_a_full_batch() -> None:
+    for words in ({"sampling_prob": 1.0}, {"batch_size": 7}, {}):
+        command = options.Epsilon(**words)  # pyright: ignore
+        assert budget.sampler(command, 7) == sampling.FullBatch()
