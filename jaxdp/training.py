@@ -6,6 +6,7 @@ compiled chunks, to the same bits.
 
 import functools
 import importlib.metadata
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from jaxdp.plans._base import GaussianSumPlan
 from jaxdp.transforms._common import public
 
 _MAX_PROGRAMS = 64
-_programs: "OrderedDict[Any, tuple[Any, float]]" = OrderedDict()
+_programs: "OrderedDict[Any, Any]" = OrderedDict()
+_programs_lock = threading.Lock()
 
 
 class FitInfo(NamedTuple):
@@ -127,15 +129,17 @@ def make_program(
 
 def _compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
     """The compiled program of a key and the seconds its compilation took now."""
-    if key in _programs:
-        _programs.move_to_end(key)
-        return _programs[key][0], 0.0
+    with _programs_lock:
+        if key in _programs:
+            _programs.move_to_end(key)
+            return _programs[key], 0.0
     begin = time.perf_counter()
     program = build()
     seconds = time.perf_counter() - begin
-    _programs[key] = (program, seconds)
-    if len(_programs) > _MAX_PROGRAMS:
-        _programs.popitem(last=False)
+    with _programs_lock:
+        _programs[key] = program
+        if len(_programs) > _MAX_PROGRAMS:
+            _programs.popitem(last=False)
     return program, seconds
 
 
