@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/python -m jaxdp.cli train --dataset digits --epsilon 2 --out runs/demo
-	$(BIN)/python -m bench digits --quick --out runs/demo
+	$(BIN)/python -m bench digits --quick --out runs/demo --json runs/demo/study.json
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --durations=25 $(ARGS)

@@ -217,9 +217,8 @@ def _row(
 ) -> _harness.Row:
     if not m.half_width:
         return _harness.Row(case, "test accuracy", m.value, "share", baseline, ratio)
-    metric = f"test accuracy, {num_seeds} seeds, 95%"
-    unit = f"± {m.half_width:.3f}"
-    return _harness.Row(case, metric, m.value, unit, baseline, ratio)
+    unit = f"±{m.half_width:.3f} (95%, n={num_seeds})"
+    return _harness.Row(case, "test accuracy", m.value, unit, baseline, ratio)
 
 
 def _post_processing(
@@ -230,7 +229,7 @@ def _post_processing(
     rows = []
     for name, values in samples.items():
         m = mean(values)
-        case = f"DPZero, epsilon {epsilon:g}: {name}"
+        case = f"epsilon {epsilon:g}: {name}"
         rows.append(_row(case, m, len(values), "plain", m.value / plain))
     return rows
 
@@ -253,10 +252,10 @@ class Grid(NamedTuple):
         i, j = np.unravel_index(np.argmax(self.accuracy), self.accuracy.shape)
         where = f"clip {self.clips[i]:g}, step size {self.rates[j]:g}"
         return _harness.Row(
-            f"{NAMES['plain']}, epsilon {self.epsilon:g}: best is {where}",
-            f"validation accuracy, {self.accuracy.size} pairs",
+            f"epsilon {self.epsilon:g}: best of {self.accuracy.size}: {where}",
+            "validation accuracy",
             float(self.accuracy.max()),
-            "share",
+            f"n={self.num_seeds}",
         )
 
 

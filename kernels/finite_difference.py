@@ -16,6 +16,11 @@ import jax.numpy as jnp
 from jaxdp.kernels import perturb
 from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, select
 
+# Up to this many (records x parameters) both signs are evaluated together: the time of a
+# small model is its number of operations. Beyond it they follow one another, so that no
+# more than one perturbed copy is alive.
+_SMALL = 2**17
+
 ValueFn = Callable[[Any, Any], jax.Array] | perturb.LazyLoss
 
 
@@ -61,8 +66,11 @@ def _slope(
     if radius == 0:
         zero = jnp.zeros((), wide)
         return jax.jvp(losses, (zero,), (jnp.ones((), wide),))[1]
-    plus = losses(jnp.asarray(radius, wide))
-    minus = losses(jnp.asarray(-radius, wide), plus)
+    if num_rows(batch) * direction.dim <= _SMALL:
+        plus, minus = jax.vmap(losses)(jnp.asarray([radius, -radius], wide))
+    else:
+        plus = losses(jnp.asarray(radius, wide))
+        minus = losses(jnp.asarray(-radius, wide), plus)
     return (plus - minus) / jnp.asarray(2 * radius, plus.dtype)
 
 

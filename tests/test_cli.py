@@ -100,8 +100,8 @@ def test_train_writes_everything(tmp_path: Path, capsys: Any) -> None:
 def test_train_from_entropy_is_private_and_the_table_says_what_was_spent(
     tmp_path: Path, capsys: Any
 ) -> None:
-    words = ("--dataset", "quadratic_identity", "--num-steps", 5)
-    assert run("train", *words, "--out", tmp_path) == 0
+    words = ("--dataset", "quadratic_identity", "--algorithm", "dpgd")
+    assert run("train", *words, "--num-steps", 5, "--out", tmp_path) == 0
     report = reported(tmp_path)
     assert (report["private"], report["seed_source"]) == (True, "entropy")
     shown = capsys.readouterr()
@@ -138,7 +138,13 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
 
 
 def test_average_is_what_comes_out() -> None:
-    command = options.Train(dataset="wine", num_steps=30, average=0.5, seed=1)
+    command = options.Train(
+        dataset="quadratic_identity",
+        algorithm="dpgd",
+        num_steps=30,
+        average=0.5,
+        seed=1,
+    )
     job = prepare.prepare(command)
     averaged = train.train(job, None, progress=False)
     last = prepare.prepare(dataclasses.replace(command, average=0.0))
@@ -148,8 +154,8 @@ def test_average_is_what_comes_out() -> None:
     assert any(
         np.any(np.asarray(x) != np.asarray(y)) for x, y in zip(a, b, strict=True)
     )
-    accuracy = float(job.task.metric_fn(averaged.params))
-    assert averaged.report["test_accuracy"] == averaged.metrics[-1] == accuracy
+    loss = float(job.task.metric_fn(averaged.params))
+    assert averaged.report["test_loss"] == averaged.metrics[-1] == loss
 
 
 @pytest.mark.parametrize(
@@ -196,7 +202,7 @@ def test_own_files(tmp_path: Path) -> None:
     bounds.write_text('{"a": [0, 10], "b": [0, 20]}')
     np.savez(npz, x=x, target=x[:, 1])
     words = ("--label", "answer", "--bounds", bounds, "--classes", "no,yes")
-    more = ("--num-steps", 20, "--quiet", "--test-fraction", 0.5)
+    more = ("--algorithm", "gd", "--quiet", "--test-fraction", 0.5)
     out = tmp_path / "run"
     assert run("train", "--dataset", csv, *words, *more, "--out", out) == 0
     assert (reported(out)["dataset"], reported(out)["num_examples"]) == ("mine", 30)

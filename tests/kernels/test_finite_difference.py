@@ -364,3 +364,27 @@ def test_a_batch_without_a_common_axis_is_refused(batch: Any) -> None:
     ):
         fd.num_rows(batch)
     assert fd.num_rows({"a": np.ones((3, 2)), "b": jnp.ones(3)}) == 3
+
+
+@pytest.mark.parametrize("law", ["sphere", "rademacher"])
+def test_both_signs_together_are_both_signs_in_turn(
+    law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two ways to evaluate differ in speed, not in a bit of an elementwise loss."""
+    params = {"w": jnp.linspace(-1, 1, 6)}
+    rows = sphere.directions(jax.random.key(3), params, law=law, num=2)
+    batch = jnp.linspace(-2, 2, 40)
+
+    def loss(params: Any, batch: jax.Array) -> jax.Array:
+        return jnp.sin(params["w"][0] + params["w"][5] * batch)
+
+    def slopes() -> jax.Array:
+        return jax.jit(
+            lambda r: fd.slopes(
+                loss, params, batch, r, smoothing_radius=1e-3
+            )
+        )(rows)
+
+    together = slopes()
+    monkeypatch.setattr(fd, "_SMALL", 0)
+    np.testing.assert_array_equal(together, slopes())
