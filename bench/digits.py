@@ -297,9 +297,9 @@ def _lanes(
     # The step size is a number of the state, so lanes may differ in it.
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.0)
     keys = [jaxdp.Keys.insecure(seed) for seed in seeds]
-    chains = [optax.chain(plan.transform(k), optimizer) for k in keys]
-    carries = [training.start(plan, tx, params) for tx in chains]
-    program = training.make_program(plan, chains[0], network.value_fn)
+    makers = [plan.transform(k) for k in keys]
+    carries = [training.start(plan, maker, optimizer, params) for maker in makers]
+    program = training.make_program(plan, makers[0], optimizer, network.value_fn)
 
     def one(rate: jax.Array, carry: training.Carry, keys: jaxdp.Keys) -> jax.Array:
         maker, sgd = carry.opt_state

@@ -65,6 +65,11 @@ class Keys:
 
         One such object serves one run: ``jaxdp.fit`` refuses to take it twice.
         """
+        if isinstance(jnp.zeros(()), Tracer):
+            raise ValueError(
+                "keys must be made outside jit: entropy drawn while tracing would be a "
+                "constant of the program, the same in every call"
+            )
         seed = secrets.token_bytes(32)
 
         def root(name: str, size: int) -> np.ndarray:
@@ -82,7 +87,8 @@ class Keys:
 
         Args:
           seed: Python integer in [0, 2**256), or an integer array, shape=(), which may be
-            traced: ``jax.vmap(Keys.insecure)(jnp.arange(n))`` gives the same roots.
+            traced (then it counts modulo 2**32): ``jax.vmap(Keys.insecure)(jnp.arange(n))``
+            gives the same roots.
 
         Raises:
           TypeError: not an integer. ValueError: out of range.
@@ -131,6 +137,8 @@ def _seed_words(seed: int | jax.Array) -> jax.Array:
         raise ValueError(
             f"seed must have shape (), got {seed.shape}; use jax.vmap for several"
         )
+    if not isinstance(seed, Tracer):
+        return _seed_words(int(seed))
     low = jnp.asarray(seed).astype(jnp.uint32)
     return jnp.zeros((_SEED_WORDS,), jnp.uint32).at[0].set(low)
 
@@ -184,21 +192,33 @@ def exact_noise_secret(keys: Keys) -> bytes:
     return np.asarray(keys.noise_words).astype("<u4").tobytes()
 
 
-def spend(keys: Keys) -> None:
-    """Marks keys from entropy as used by a run.
+def _mark(keys: Keys, use: str) -> bytes | None:
+    """What is remembered of a use; None for keys that need no remembering."""
+    if not keys.private or isinstance(keys.noise_words, Tracer):
+        return None
+    return hashlib.sha256(use.encode() + b":" + exact_noise_secret(keys)).digest()
+
+
+def check_unspent(keys: Keys, use: str) -> None:
+    """Raises ValueError if keys from entropy have served a run of this use."""
+    if _mark(keys, use) in _spent:
+        raise ValueError(
+            "keys have already served a run; the same noise must not cover two "
+            "releases, so make new ones with jaxdp.Keys.from_entropy()"
+        )
+
+
+def spend(keys: Keys, use: str) -> None:
+    """Marks keys from entropy as used by a run; ``use`` is the name of what used them.
 
     Raises:
-      ValueError: they have been used: the same noise would cover two runs.
+      ValueError: they have been used so: the same noise would cover two runs.
     """
-    if not keys.private:
+    mark = _mark(keys, use)
+    if mark is None:
         return
-    mark = hashlib.sha256(exact_noise_secret(keys)).digest()
     with _lock:
-        if mark in _spent:
-            raise ValueError(
-                "keys have already served a run; the same noise must not cover two "
-                "releases, so make new ones with jaxdp.Keys.from_entropy()"
-            )
+        check_unspent(keys, use)
         _spent.add(mark)
 
 

@@ -36,8 +36,8 @@ class TruncatedPoisson:
     """Each record joins each step independently; at most ``max_batch_size`` of them.
 
     The shape is fixed: absent rows are masked. On overflow a uniformly random subset of
-    the sampled records is kept (never the lowest indices), which is what the accountant's
-    event describes.
+    the sampled records is kept (not the lowest indices; ties of 30 random bits aside),
+    which is what the accountant's event describes.
 
     Attributes:
       sampling_prob: probability in (0, 1) that a record joins a step.
@@ -50,8 +50,10 @@ class TruncatedPoisson:
 
     def __post_init__(self) -> None:
         _validate.probability(sampling_prob=self.sampling_prob)
+        object.__setattr__(self, "sampling_prob", float(self.sampling_prob))
         if self.max_batch_size is not None:
             _validate.integer(max_batch_size=self.max_batch_size)
+            object.__setattr__(self, "max_batch_size", int(self.max_batch_size))
 
     def batch_size(self, num_examples: int) -> int:
         if self.max_batch_size is not None:
@@ -69,7 +71,7 @@ AnySampler = FullBatch | TruncatedPoisson
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("records", "mask"),
-    meta_fields=("sampler",),
+    meta_fields=("sampler", "num_examples", "private"),
 )
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -79,14 +81,18 @@ class Batch:
       records: pytree with leading axis B; masked rows hold some record and count nothing.
       mask: bool (B,).
       sampler: what drew it; static.
+      num_examples: of how many records; static.
+      private: whether secret keys from entropy drew it; static.
     """
 
     records: Any
     mask: jax.Array
     sampler: AnySampler
+    num_examples: int
+    private: bool
 
 
-def check_data(plan: PrivatePlan, data: Any) -> None:
+def check_data(plan: PrivatePlan, data: Any, name: str = "data") -> None:
     """Requires every leaf of ``data`` to have ``plan.num_examples`` rows.
 
     Raises:
@@ -95,7 +101,7 @@ def check_data(plan: PrivatePlan, data: Any) -> None:
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
     if not shapes or any(not s or s[0] != plan.num_examples for s in shapes):
         raise ValueError(
-            "data must be arrays whose first axis has the plan's num_examples = "
+            f"{name} must be arrays whose first axis has the plan's num_examples = "
             f"{plan.num_examples} records, got shapes {shapes}"
         )
 
@@ -121,14 +127,15 @@ def batch(
     check_data(plan, data)
     sampler = plan.sampling
     if isinstance(sampler, FullBatch):
-        return Batch(data, jnp.ones((plan.num_examples,), bool), sampler)
+        mask = jnp.ones((plan.num_examples,), bool)
+        return Batch(data, mask, sampler, plan.num_examples, keys.private)
     if isinstance(sampler, TruncatedPoisson):
         context = int(plan.digest[:8], 16)
         key = keys_lib.stream(keys.sampling, "sampling", step, context)
         size = sampler.batch_size(plan.num_examples)
         index, mask = _poisson(key, plan.num_examples, sampler.sampling_prob, size)
         records = jax.tree.map(lambda x: jnp.asarray(x)[index], data)
-        return Batch(records, mask, sampler)
+        return Batch(records, mask, sampler, plan.num_examples, keys.private)
     raise TypeError(f"plan.sampling must be a sampler, got {sampler!r}")
 
 
@@ -152,24 +159,37 @@ def _poisson(
 
 
 def resolve(
-    plan: PrivatePlan, batch: Any, mask: jax.Array | None
+    plan: PrivatePlan, batch: Any, mask: jax.Array | None, *, private: bool
 ) -> tuple[Any, jax.Array]:
     """Records and mask of what a transform was given, if the plan allows it.
 
     Args:
       plan: the transform's plan.
       batch: a :class:`Batch` of the plan's sampler; or, with full batches, raw arrays.
-      mask: bool (B,), for raw arrays with padded rows only.
+      mask: bool (B,), for raw arrays with padded rows only. At most
+        ``plan.num_examples`` rows count: those beyond are masked too.
+      private: whether the transform's keys come from entropy.
 
     Raises:
-      ValueError: a batch of another sampler, raw arrays where the plan samples, or more
-        rows than the plan's numbers allow. Raised when traced.
+      ValueError: a batch of another sampler, number of records or kind of keys; raw
+        arrays where the plan samples; another number of rows. Raised when traced. (A step
+        index that stands still cannot be seen: pass the step's own.)
     """
     if isinstance(batch, Batch):
         if batch.sampler != plan.sampling:
             raise ValueError(
                 f"batch was drawn by {batch.sampler!r}, but the plan accounts for "
                 f"{plan.sampling!r}; draw it with jaxdp.sampling.batch(plan, ...)"
+            )
+        if batch.num_examples != plan.num_examples:
+            raise ValueError(
+                f"batch was drawn from {batch.num_examples} records, but the plan has "
+                f"num_examples = {plan.num_examples}"
+            )
+        if private and not batch.private and plan.sampling != FullBatch():
+            raise ValueError(
+                "batch was drawn with insecure keys, but amplification needs a secret "
+                "sample: draw it with the keys of the transform"
             )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")
@@ -182,7 +202,7 @@ def resolve(
         )
     rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.shape(leaf)}
     if mask is None:
-        check_data(plan, batch)
+        check_data(plan, batch, "batch")
         return batch, jnp.ones((plan.num_examples,), bool)
     mask = jnp.asarray(mask)
     if rows != set(mask.shape) or mask.dtype != jnp.bool_:
@@ -190,4 +210,4 @@ def resolve(
             f"mask must be bool of shape (B,) with B the rows of batch {sorted(rows)}, "
             f"got {mask.dtype} of shape {mask.shape}"
         )
-    return batch, mask
+    return batch, mask & (jnp.cumsum(mask) <= plan.num_examples)

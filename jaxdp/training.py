@@ -57,25 +57,33 @@ Callback = Callable[[int, Any, FitInfo], None]
 
 
 def start(
-    plan: GaussianSumPlan, tx: optax.GradientTransformation, params: Any
+    plan: GaussianSumPlan,
+    maker: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
+    params: Any,
 ) -> Carry:
     """The carry before the first step, in buffers of its own, for they are donated."""
     params = jax.tree.map(jnp.array, params)
-    opt_state: Any = tx.init(params)
+    opt_state: Any = (maker.init(params), optimizer.init(params))
     width = opt_state[0].release.shape[0]
     return Carry(params, opt_state, jnp.zeros((plan.num_steps, width), jnp.float32))
 
 
 def make_program(
-    plan: GaussianSumPlan, tx: optax.GradientTransformationExtraArgs, value_fn: ValueFn
+    plan: GaussianSumPlan,
+    maker: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
+    value_fn: ValueFn,
 ) -> Callable[..., Carry]:
     """The pure function that runs steps of a plan: for jit, vmap and export.
 
     Args:
       plan: what runs.
-      tx: ``optax.chain(plan.transform(keys), ...)``; its state holds all it needs of the
-        keys, so the program serves other keys of the same plan.
-      value_fn: per-record losses.
+      maker: ``plan.transform(keys)``; its state holds all it needs of the keys, so the
+        program serves other keys of the same plan.
+      optimizer: what follows it. It is given the released gradient, its own state and
+        the params, and nothing else: whatever it does is post-processing.
+      value_fn: per-record losses; only the maker sees them, and the data.
 
     Returns:
       ``program(carry, keys, data, first, last) -> carry``: the steps [first, last), where
@@ -88,19 +96,20 @@ def make_program(
         keys: keys_lib.Keys, data: Any, phase: Phase, step: jax.Array, carry: Carry
     ) -> Carry:
         batch = sampling.batch(plan, keys, step, data)
-        update: Any = tx.update  # Typed for trees; None is what makers expect.
-        updates, opt_state = update(
+        update: Any = maker.update  # Typed for trees; None is what makers expect.
+        gradient, made = update(
             None,
-            carry.opt_state,
+            carry.opt_state[0],
             carry.params,
             value_fn=value_fn,
             batch=batch,
             phase=phase.name,
         )
+        updates, rest = optimizer.update(gradient, carry.opt_state[1], carry.params)
         params = optax.apply_updates(carry.params, updates)
-        row = opt_state[0].release[None]
+        row = made.release[None]
         releases = jax.lax.dynamic_update_slice_in_dim(carry.releases, row, step, 0)
-        return Carry(params, opt_state, releases)
+        return Carry(params, (made, rest), releases)
 
     def program(
         carry: Carry,
@@ -129,6 +138,10 @@ def make_program(
 
 def _compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
     """The compiled program of a key and the seconds its compilation took now."""
+    try:
+        hash(key)
+    except TypeError:  # A value_fn that cannot be looked up is compiled every time.
+        key = object()
     with _programs_lock:
         if key in _programs:
             _programs.move_to_end(key)
@@ -199,41 +212,41 @@ def fit(
     options = {"trainable": trainable, "microbatch_size": microbatch_size}
     if stacked is not None:
         options["stacked"] = stacked
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable or None, got {callback!r}")
+    optimizer = optax.identity() if optimizer is None else optimizer
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer must be an optax.GradientTransformation, got {optimizer!r}"
+        )
+    keys_lib.check_unspent(keys, plan.family)
     maker = plan.transform(keys, **options)
-    tx = optax.chain(maker, optimizer or optax.identity())
-    carry = start(plan, tx, params)
     data = jax.tree.map(jnp.asarray, data)
-    report(
-        plan, carry.opt_state[0]
-    )  # Whatever it could raise, before anything is spent.
-    keys_lib.spend(keys)
-
-    program = make_program(plan, tx, value_fn)
+    program = make_program(plan, maker, optimizer, value_fn)
     in_chunks = callback is not None or progress or chunk is not None
-    flat_trainable, _ = jax.tree.flatten(trainable)
-    identity = (plan, value_fn, optimizer, tuple(flat_trainable), stacked)
-    shapes = _signature((carry, keys, data))
-    cache_key = (identity, microbatch_size, in_chunks, shapes)
 
-    if in_chunks:
-        step_type = jax.ShapeDtypeStruct((), jnp.int32)
-
-        def build() -> Any:
+    def build() -> Any:
+        """Compiles from shapes alone, so that no mistake found here spends the keys."""
+        carry = jax.eval_shape(lambda p: start(plan, maker, optimizer, p), params)
+        if in_chunks:
+            step = jax.ShapeDtypeStruct((), jnp.int32)
             jitted = jax.jit(program, donate_argnums=0)
-            return jitted.lower(carry, keys, data, step_type, step_type).compile()
+            return jitted.lower(carry, keys, data, step, step).compile()
+        whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
+        return jax.jit(whole, donate_argnums=0).lower(carry, keys, data).compile()
 
-        compiled, compile_seconds = _compiled(cache_key, build)
+    flags = tuple(x if callable(x) else bool(x) for x in jax.tree.leaves(trainable))
+    functions = (value_fn, optimizer, flags, stacked)
+    shapes = _signature((jax.tree.map(jnp.asarray, params), keys, data))
+    cache_key = (plan.digest, functions, microbatch_size, in_chunks, shapes)
+    compiled, compile_seconds = _compiled(cache_key, build)
+
+    carry = start(plan, maker, optimizer, params)  # Spends the keys.
+    if in_chunks:
+        size = _whole_periods(plan, chunk or max(1, plan.num_steps // 100))
         run = functools.partial(_in_chunks, compiled, plan, callback, progress)
-        size = chunk or max(1, plan.num_steps // 100)
-        carry, seconds = run(carry, keys, data, _whole_periods(plan, size))
+        carry, seconds = run(carry, keys, data, size)
     else:
-
-        def build() -> Any:
-            whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
-            jitted = jax.jit(whole, donate_argnums=0)
-            return jitted.lower(carry, keys, data).compile()
-
-        compiled, compile_seconds = _compiled(cache_key, build)
         begin = time.perf_counter()
         carry = jax.block_until_ready(compiled(carry, keys, data))
         seconds = time.perf_counter() - begin

@@ -164,7 +164,7 @@ def to_grid(x: jax.Array, mask: jax.Array, bound: float, bits: int) -> jax.Array
     unit = jnp.asarray(2**bits / bound, jnp.float32)
     keep = mask[:, None]
     if x.shape[-1] == 1:
-        clipped = clip_scalar(x.astype(jnp.float32), bound)
+        clipped = clip_scalar(x, bound).astype(jnp.float32)
         c = jnp.clip(jnp.round(clipped * unit), -(2**bits), 2**bits)
         return jnp.where(keep, c, 0).astype(jnp.int32)
     clipped = clip_vector(x.astype(jnp.float32), bound * _MARGIN)

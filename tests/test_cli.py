@@ -561,8 +561,8 @@ def test_epsilon_over_time_ends_at_the_plan_s() -> None:
     assert (times[0], times[-1]) == (1, 3000)
     assert spent[-1] == float(job.plan.epsilon())
     assert list(spent) == sorted(spent)
-    half = dataclasses.replace(job.plan, num_steps=times[5])
-    assert spent[5] == float(half.epsilon())
+    first = dataclasses.replace(job.plan, num_steps=1)
+    assert spent[0] == float(first.epsilon())
 
 
 def test_accuracy_that_the_demo_claims() -> None:

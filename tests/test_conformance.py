@@ -148,9 +148,9 @@ def test_zero_noise_and_infinite_clip_recover_the_non_private_method(
 def test_whole_run_exports_without_the_device(case: Case, platform: str) -> None:
     from jaxdp import training
 
-    tx = optax.chain(case.make(case.plan, KEYS), optax.sgd(0.1))
-    program = training.make_program(case.plan, tx, value_fn)
-    carry = training.start(case.plan, tx, PARAMS)
+    maker, optimizer = case.make(case.plan, KEYS), optax.sgd(0.1)
+    program = training.make_program(case.plan, maker, optimizer, value_fn)
+    carry = training.start(case.plan, maker, optimizer, PARAMS)
     # Typed keys have no serialised form as arguments; their words have.
     flat, tree = jax.tree.flatten((carry, KEYS))
     is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in flat]
@@ -196,6 +196,31 @@ def test_public_state_has_no_secret(case: Case) -> None:
     assert "noise" in type(tx.init(PARAMS)[0]).SECRET
 
 
+def test_public_looks_inside_every_pytree(case: Case) -> None:
+    tx = case.make(case.plan, KEYS)
+    state = TrainState.create(apply_fn=None, params=PARAMS, tx=tx)
+    shown = jaxdp.public({"train": state, "keys": KEYS})
+    assert shown["train"].opt_state.noise is None
+    assert shown["keys"] is None
+    with pytest.raises(TypeError, match="hides"):
+        jaxdp.public([object()])
+
+
+def test_keys_from_entropy_begin_one_run(case: Case) -> None:
+    """Two runs of one plan would share their noise."""
+    tx = case.make(case.plan, jaxdp.Keys.from_entropy())
+    jax.eval_shape(tx.init, PARAMS)  # Only traced: no run.
+    tx.init(PARAMS)
+    with pytest.raises(ValueError, match="already served"):
+        tx.init(PARAMS)
+
+
+def test_plans_of_another_family_are_refused(case: Case) -> None:
+    other = {jaxdp.dpzero: jaxdp.dpgd, jaxdp.dpgd: jaxdp.dpzero}[case.make]
+    with pytest.raises(ValueError, match="family"):
+        other(case.plan, KEYS)
+
+
 @pytest.mark.parametrize("bad", [jax.random.key(0), 0, None, "x"], ids=repr)
 def test_bare_keys_are_refused(case: Case, bad: Any) -> None:
     with pytest.raises(TypeError, match=r"keys must be a jaxdp\.Keys"):
@@ -203,9 +228,10 @@ def test_bare_keys_are_refused(case: Case, bad: Any) -> None:
 
 
 def test_a_plan_without_noise_is_refused(case: Case) -> None:
-    plan = dataclasses.replace(case.plan, noise_multiplier=None)
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        case.make(plan, KEYS)
+    for clip in (case.plan.l2_clip_norm, math.inf):
+        plan = dataclasses.replace(case.plan, noise_multiplier=None, l2_clip_norm=clip)
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            case.make(plan, KEYS)
 
 
 def test_masked_and_partitioned_params_are_refused(case: Case) -> None:
@@ -275,6 +301,14 @@ def test_padding_never_changes_a_bit(case: Case) -> None:
     chex.assert_trees_all_equal(got, want)
 
 
+def test_no_more_rows_count_than_the_plan_has_records(case: Case) -> None:
+    tx = case.make(case.plan, KEYS)
+    state = tx.init(PARAMS)
+    many = jax.tree.map(lambda x: jnp.concatenate([x, 1e3 + x]), BATCH)
+    got, _ = jitted(case)(state, batch=many, mask=jnp.ones(many[1].shape, bool))
+    chex.assert_trees_all_equal(got, jitted(case)(state)[0])
+
+
 def test_an_empty_batch_is_pure_noise(case: Case) -> None:
     tx = case.make(case.plan, KEYS)
     state = tx.init(PARAMS)
@@ -324,6 +358,16 @@ def test_foreign_batches_are_refused_when_traced(case: Case) -> None:
     with pytest.raises(ValueError, match="raw"):
         sampled.update(None, state, PARAMS, value_fn=value_fn, batch=BATCH)
     sampled.update(None, state, PARAMS, value_fn=value_fn, batch=drawn)
+    # Drawn with a seed that everybody knows, a sample amplifies nothing.
+    secret = case.make(other, jaxdp.Keys.from_entropy())
+    state = secret.init(PARAMS)
+    with pytest.raises(ValueError, match="insecure"):
+        secret.update(None, state, PARAMS, value_fn=value_fn, batch=drawn)
+    larger = dataclasses.replace(other, num_examples=COMMON["num_examples"] + 1)
+    foreign = case.make(larger, KEYS)
+    state = foreign.init(PARAMS)
+    with pytest.raises(ValueError, match="num_examples"):
+        foreign.update(None, state, PARAMS, value_fn=value_fn, batch=drawn)
 
 
 def test_wrong_numbers_of_rows_are_refused(case: Case) -> None:

@@ -66,12 +66,25 @@ def test_entropy_never_repeats_and_is_private() -> None:
 
 def test_keys_from_entropy_are_spent_once_and_insecure_ones_never() -> None:
     entropy = Keys.from_entropy()
-    keys.spend(entropy)
+    keys.spend(entropy, "dpzero")
+    keys.spend(entropy, "another use")
     with pytest.raises(ValueError, match="already served"):
-        keys.spend(entropy)
+        keys.spend(entropy, "dpzero")
     insecure = Keys.insecure(0)
-    keys.spend(insecure)
-    keys.spend(insecure)
+    keys.spend(insecure, "dpzero")
+    keys.spend(insecure, "dpzero")
+
+
+def test_entropy_is_not_drawn_while_tracing() -> None:
+    with pytest.raises(ValueError, match="outside jit"):
+        jax.jit(Keys.from_entropy)()
+
+
+def test_array_seeds_count_in_full_and_refuse_negatives() -> None:
+    big = np.array(2**33 + 1)
+    assert all_words(Keys.insecure(big)) == all_words(Keys.insecure(2**33 + 1))
+    with pytest.raises(ValueError, match="seed"):
+        Keys.insecure(np.array(-1))
 
 
 def test_repr_shows_no_secret() -> None:

@@ -109,9 +109,9 @@ def test_the_callers_params_survive_and_data_are_no_constants() -> None:
     jaxdp.fit(make_plan(), Keys.insecure(0), params, DATA, value_fn=value_fn)
     chex.assert_trees_all_equal(params, before)
     plan = make_plan()
-    tx = optax.chain(plan.transform(Keys.insecure(0)))
-    program = training.make_program(plan, tx, value_fn)
-    carry = training.start(plan, tx, params)
+    maker, optimizer = plan.transform(Keys.insecure(0)), optax.identity()
+    program = training.make_program(plan, maker, optimizer, value_fn)
+    carry = training.start(plan, maker, optimizer, params)
     text = (
         jax.jit(lambda c, k, d: program(c, k, d, 0, 3))
         .lower(carry, Keys.insecure(0), DATA)
@@ -190,11 +190,55 @@ def test_keys_from_entropy_serve_one_fit() -> None:
     params, value_fn = network("linear")
     keys = Keys.from_entropy()
     plan = make_plan(num_steps=2)
-    with pytest.raises(ValueError, match="num_examples"):  # Wrong data spend nothing.
+    with pytest.raises(ValueError, match="num_examples"):  # Mistakes spend nothing.
         jaxdp.fit(plan, keys, params, (X[:-1], Y[:-1]), value_fn=value_fn)
+    with pytest.raises(ValueError, match="one loss per record"):
+        jaxdp.fit(plan, keys, params, DATA, value_fn=lambda p, b: jnp.zeros(()))
     jaxdp.fit(plan, keys, params, DATA, value_fn=value_fn)
     with pytest.raises(ValueError, match="already served"):
         jaxdp.fit(plan, keys, params, DATA, value_fn=value_fn)
+
+
+def test_the_optimizer_sees_releases_and_nothing_else() -> None:
+    """Whatever it asks for: data that reached it would leave un-noised."""
+    params, value_fn = network("linear")
+    seen: list[set[str]] = []
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        seen.append(set(extra))
+        return updates, state
+
+    spy = optax.GradientTransformationExtraArgs(lambda p: (), update)
+    jaxdp.fit(
+        make_plan(num_steps=2),
+        Keys.insecure(0),
+        params,
+        DATA,
+        value_fn=value_fn,
+        optimizer=spy,
+    )
+    assert seen
+    assert set.union(*seen) == set()
+
+
+def test_what_cannot_be_hashed_still_runs() -> None:
+    params, value_fn = network("linear")
+
+    class Loss:
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+        def __call__(self, p: Any, b: Any) -> jax.Array:
+            return value_fn(p, b)
+
+    trainable = jax.tree.map(lambda _: jnp.array(True), params)
+    jaxdp.fit(
+        make_plan(num_steps=2),
+        Keys.insecure(0),
+        params,
+        DATA,
+        value_fn=Loss(),
+        trainable=trainable,
+    )
 
 
 def test_progress_is_drawn_and_changes_nothing(capsys: Any) -> None:
@@ -218,6 +262,8 @@ def test_progress_is_drawn_and_changes_nothing(capsys: Any) -> None:
         ({"trainable": lambda path: False}, ValueError, "trainable"),
         ({"trainable": {"nope": True}}, ValueError, "trainable"),
         ({"chunk": 0}, ValueError, "chunk"),
+        ({"callback": 3}, TypeError, "callback"),
+        ({"optimizer": 0.1}, TypeError, "optimizer"),
         ({"microbatch_size": 1.5}, TypeError, "microbatch_size"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
@@ -246,6 +292,9 @@ def test_isolation_check_finds_cross_record_losses() -> None:
 
     with pytest.raises(ValueError, match="not per record"):
         jaxdp.check_isolation(batch_norm, params, DATA)
+    for dtype in (jnp.bfloat16, jnp.float16):
+        half = lambda p, b, dtype=dtype: jnp.tanh(b[0] @ p).astype(dtype)  # noqa: E731
+        jaxdp.check_isolation(half, params, DATA)
     with pytest.raises(ValueError, match="at least two"):
         jaxdp.check_isolation(batch_norm, params, (X[:1], Y[:1]))
 

@@ -42,11 +42,15 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
             jax.tree.map(jnp.asarray, batch),
         )
         after = np.asarray(losses(params, changed))
-        moved = np.flatnonzero(
-            others & (before.view(np.uint32) != after.view(np.uint32))
-        )
+        moved = np.flatnonzero(others & _differ(before, after))
         if moved.size:
             raise ValueError(
                 f"value_fn is not per record: replacing record {row} changed the losses "
                 f"of records {moved[:8].tolist()}"
             )
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Whether two losses differ in a bit, of any dtype; shape=(B,)."""
+    as_bytes = [np.ascontiguousarray(x).view(np.uint8) for x in (a, b)]
+    return (as_bytes[0] != as_bytes[1]).reshape(a.shape[0], -1).any(axis=1)

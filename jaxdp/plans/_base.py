@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import numbers
 from typing import Any, ClassVar, Literal, Self
 
 import optax
@@ -57,7 +58,9 @@ class GaussianSumPlan:
         _PLANS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        _validate.integer(num_examples=self.num_examples, num_steps=self.num_steps)
+        _validate.integer(num_examples=self.num_examples)
+        # The counter of steps is a 32-bit integer.
+        _validate.integer(num_steps=self.num_steps, at_most=2**31 - 1)
         _validate.instance(tuple(_SAMPLERS.values()), sampling=self.sampling)
         _validate.one_of(accounting.RELATIONS, relation=self.relation)
         _validate.positive(allow_inf=True, l2_clip_norm=self.l2_clip_norm)
@@ -69,6 +72,7 @@ class GaussianSumPlan:
             )
         if self.delta is not None:
             _validate.probability(delta=self.delta)
+        self._coerce()
         if self.noise_multiplier is None:
             return
         _validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -80,6 +84,15 @@ class GaussianSumPlan:
                 )
             accounting.self_check(self._guarantee)
         _ = self.grid_bits  # Raises if the sum cannot fit.
+
+    def _coerce(self) -> None:
+        """Makes plain numbers of NumPy's: equal plans have equal digests."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, numbers.Real) and not isinstance(value, bool):
+                whole = field.name.startswith("num_")
+                plain = int(value) if whole else float(value)
+                object.__setattr__(self, field.name, plain)
 
     # Bound and noise.
 
@@ -222,6 +235,8 @@ class GaussianSumPlan:
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, float) and math.isinf(value):
+                value = "inf"  # Strict JSON has no infinity.
             if field.name == "sampling":
                 value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
             fields[field.name] = value
@@ -274,6 +289,7 @@ def from_json(text: str) -> GaussianSumPlan:
         fields = json.loads(text)
         kind, chosen = fields.pop("plan"), fields.pop("sampling")
         sampler = _SAMPLERS[chosen.pop("sampler")](**chosen)
+        fields = {k: math.inf if v == "inf" else v for k, v in fields.items()}
         return _PLANS[kind](sampling=sampler, **fields)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(

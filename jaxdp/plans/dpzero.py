@@ -20,8 +20,8 @@ class DPZero(GaussianSumPlan):
 
     Privacy: one record moves the K sums by at most ``sensitivity`` in L2, whatever the
     loss. The K numbers share one vector clip and cost what one number costs. Where
-    batches are sampled under replace-one with K >= 2, the accountant's statement for
-    vectors has been verified numerically and proved for one number only.
+    batches are sampled and K >= 2, the accountant's statement under replace-one and
+    zero-out has been verified numerically for vectors and proved for one number only.
 
     Attributes:
       smoothing_radius: :math:`\lambda` >= 0, in units of the parameters, times a vector of

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from jaxdp import keys as keys_lib
 from jaxdp._types import PathPredicate, PrivatePlan
@@ -25,11 +26,33 @@ class Horizon(NamedTuple):
     private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
 
 
+def check_plan(plan: PrivatePlan, family: str) -> None:
+    """Requires a plan of this family, with noise (which may be zero).
+
+    Raises:
+      ValueError: a plan of another family, or one without a noise_multiplier.
+    """
+    if getattr(plan, "family", None) != family:
+        raise ValueError(
+            f"plan must be one of the family {family!r}, got {type(plan).__name__}"
+        )
+    if plan.noise_multiplier is None:
+        raise ValueError(
+            "the plan has no noise_multiplier yet: call "
+            ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
+        )
+
+
+def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
+    """Spends the keys where a run begins: in ``init``, unless it is only traced."""
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(params)):
+        keys_lib.spend(keys, family)
+
+
 def horizon(plan: PrivatePlan, keys: keys_lib.Keys, *, vouched: bool = True) -> Horizon:
     """The start of a run; ``vouched``: its noise is drawn here, from ``keys``."""
     words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
-    noisy = plan.grid_noise_std > 0  # Raises for a plan that was given no noise.
-    private = noisy and keys.private and vouched
+    private = plan.grid_noise_std > 0 and keys.private and vouched
     return Horizon(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
@@ -63,10 +86,13 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
       ValueError: no leaf moves, a tree of another structure, or a moving leaf that is
         not real floating point (named by its path).
     """
-    paths = {
-        path_str(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    named = jax.tree_util.tree_leaves_with_path(params)
+    paths = {path_str(path): leaf for path, leaf in named}
+    if len(paths) < len(named):
+        raise ValueError(
+            "params must have leaves of different paths, got "
+            f"{sorted(path_str(path) for path, _ in named)}"
+        )
     if trainable is None:
         chosen = frozenset(paths)
     elif callable(trainable):
@@ -115,7 +141,7 @@ def rounded_normal(
     """int32 (size,): float32 Gaussian of the plan's std, rounded to the grid.
 
     With integer sums round(S + Z) = S + round(Z): the release is post-processing of the
-    Gaussian mechanism. What remains is the tail of the float Gaussian (6.66 std).
+    Gaussian mechanism. What remains is the tail of the float Gaussian (9.4 std).
     """
     z = threefry.wide_normal(keys_lib.at_step(root, step), (size,))
     return jnp.round(z * jnp.float32(plan.grid_noise_std)).astype(jnp.int32)
@@ -126,23 +152,34 @@ def zero_where_done(active: jax.Array, tree: Any) -> Any:
 
 
 def public(state: Any) -> Any:
-    """A state without its secret fields: what may be shown, logged or published.
+    """A state without its secrets: what may be shown, logged or published.
 
-    Every ``NamedTuple`` that declares ``SECRET`` has those fields replaced by None.
+    Works on any pytree: optimiser states, a Flax ``TrainState``, an ``nnx.Optimizer``'s
+    state. Every node that declares ``SECRET`` has those fields replaced by None, and a
+    ``jaxdp.Keys`` becomes None.
+
+    Raises:
+      TypeError: it holds an object that is no pytree, array, number or text, of which
+        nobody knows what it hides.
     """
 
-    def visit(node: Any) -> Any:
-        fields = getattr(node, "_fields", None)
-        if fields is not None:
-            secret = getattr(node, "SECRET", ())
-            shown = {
-                f: None if f in secret else visit(getattr(node, f)) for f in fields
-            }
-            return type(node)(**shown)
-        if isinstance(node, tuple | list):
-            return type(node)(visit(x) for x in node)
-        if isinstance(node, dict):
-            return {k: visit(v) for k, v in node.items()}
-        return node
+    def is_leaf(node: Any) -> bool:
+        return hasattr(type(node), "SECRET") or isinstance(node, keys_lib.Keys)
 
-    return visit(state)
+    def shown(node: Any) -> Any:
+        if isinstance(node, keys_lib.Keys):
+            return None
+        if hasattr(type(node), "SECRET"):
+            fields = {
+                f: None if f in node.SECRET else public(getattr(node, f))
+                for f in node._fields
+            }
+            return type(node)(**fields)
+        if isinstance(node, jax.Array | np.ndarray | np.generic | int | float | str):
+            return node
+        raise TypeError(
+            "state must be a pytree of arrays; nobody knows what an object of type "
+            f"{type(node).__name__} hides"
+        )
+
+    return jax.tree.map(shown, state, is_leaf=is_leaf)

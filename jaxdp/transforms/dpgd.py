@@ -53,7 +53,9 @@ def dpgd(
 
     Privacy:
       Each step releases d numbers. Noise is float32 Gaussian rounded to the grid of the
-      integer sum.
+      integer sum. ``init`` begins a run: keys from entropy serve one, and ``update`` must
+      not be called twice with one state on different data. Contributions are rounded
+      towards zero, which shrinks coordinates of a few grid units (d in the millions).
 
     Raises:
       As :func:`jaxdp.dpzero`.
@@ -62,12 +64,14 @@ def dpgd(
       DPZero paper, Section 2 (DP-GD); Abadi et al., 2016.
     """
     keys = keys_lib.check(keys)
+    _common.check_plan(plan, "dpgd")
     root = _common.noise_root(plan, keys)
     start = _common.horizon(plan, keys)
 
     def init_fn(params: Any) -> DPGDState:
         _common.refuse_masked(params, "dpgd")
         _common.moving(params, trainable)
+        _common.begin_run(params, keys, "dpgd")
         # Copies, because callers donate their state.
         at, key = jax.tree.map(jnp.array, (start, root))
         return DPGDState(at, key, jnp.zeros((1,), jnp.float32))
@@ -85,7 +89,7 @@ def dpgd(
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
         params = _common.need_params(params, "dpgd")
         _common.refuse_masked(params, "dpgd")
-        records, kept = sampling.resolve(plan, batch, mask)
+        records, kept = sampling.resolve(plan, batch, mask, private=keys.private)
         active, horizon = _common.advance(plan, state.horizon)
         named = jax.tree_util.tree_leaves_with_path(params)
         moves = _common.moving(params, trainable)

@@ -84,7 +84,9 @@ def dpzero(
 
     Privacy:
       Each step releases K numbers whose noise the plan's event pays for; everything else
-      is post-processing. Past ``plan.num_steps`` releases and updates are zero.
+      is post-processing. Past ``plan.num_steps`` releases and updates are zero. ``init``
+      begins a run: keys from entropy serve one, and ``update`` must not be called twice
+      with one state on different data, for the noise is a function of the state.
 
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: the plan has no noise; traced
@@ -96,7 +98,10 @@ def dpzero(
       without Backpropagation <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 2.
     """
     keys = keys_lib.check(keys)
+    _common.check_plan(plan, "dpzero")
     direction_root = _common.direction_root(keys)
+    if noise_table is not None and plan.noise != "discrete":
+        raise ValueError('noise_table must be None with a plan of noise="gaussian"')
     if plan.noise == "gaussian":
         noise: Any = _common.noise_root(plan, keys)
     elif noise_table is not None:
@@ -121,6 +126,8 @@ def dpzero(
         moves = _common.moving(params, trainable)
         # Refuses too many orthonormal rows and colliding leaves, draws nothing.
         jax.eval_shape(lambda key: draw(key, params, moves), direction_root)
+        if noise_table is None:
+            _common.begin_run(params, keys, "dpzero")
         # Copies, because callers donate their state.
         at, root, secret = jax.tree.map(jnp.array, (start, direction_root, noise))
         release = jnp.zeros((plan.num_directions,), jnp.float32)
@@ -139,7 +146,7 @@ def dpzero(
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
         params = _common.need_params(params, "dpzero")
         _common.refuse_masked(params, "dpzero")
-        records, kept = sampling.resolve(plan, batch, mask)
+        records, kept = sampling.resolve(plan, batch, mask, private=keys.private)
         count = state.horizon.count
         active, horizon = _common.advance(plan, state.horizon)
         moves = _common.moving(params, trainable)

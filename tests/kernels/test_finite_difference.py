@@ -380,9 +380,7 @@ def test_both_signs_together_are_both_signs_in_turn(
 
     def slopes() -> jax.Array:
         return jax.jit(
-            lambda r: fd.slopes(
-                loss, params, batch, r, smoothing_radius=1e-3
-            )
+            lambda r: fd.slopes(loss, params, batch, r, smoothing_radius=1e-3)
         )(rows)
 
     together = slopes()

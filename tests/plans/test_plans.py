@@ -118,6 +118,26 @@ def test_json_round_trip(kind: type, sampler: Any) -> None:
     assert kind.from_json(plan.to_json()) == plan
 
 
+def test_numpy_numbers_and_whole_floats_make_equal_plans() -> None:
+    np = pytest.importorskip("numpy")
+    plain = make(num_steps=7, noise_multiplier=5.0)
+    other = make(
+        num_examples=np.int64(1024),
+        num_steps=np.int32(7),
+        l2_clip_norm=np.float32(2),
+        noise_multiplier=5,
+    )
+    assert plain == other
+    assert plain.digest == other.digest
+
+
+def test_infinity_is_strict_json() -> None:
+    plan = make(l2_clip_norm=math.inf, noise_multiplier=0)
+    fields = json.loads(plan.to_json(), parse_constant=pytest.fail)
+    assert fields["l2_clip_norm"] == "inf"
+    assert plans.from_json(plan.to_json()) == plan
+
+
 def test_digests_tell_plans_apart() -> None:
     base = make().with_noise(noise_multiplier=1.0)
     changes: list[dict[str, Any]] = [
@@ -162,6 +182,7 @@ def test_a_plan_prints_as_a_table() -> None:
         ({"num_examples": 0}, ValueError, "num_examples"),
         ({"num_examples": 2.5}, TypeError, "num_examples"),
         ({"num_steps": -1}, ValueError, "num_steps"),
+        ({"num_steps": 2**31}, ValueError, "num_steps"),
         ({"sampling": "full"}, TypeError, "sampling"),
         ({"relation": "swap"}, ValueError, "relation.*zero_out"),
         ({"l2_clip_norm": 0}, ValueError, "l2_clip_norm"),

@@ -276,7 +276,8 @@ def test_a_batch_of_three_and_of_seventy_divide_by_the_same_constant() -> None:
     tx = jaxdp.dpzero(plan, Keys.insecure(0), noise_table=table)
     totals = []
     for size in (3, 70):
-        batch = sampling.Batch(jnp.ones(90), jnp.arange(90) < size, sampler)
+        mask = jnp.arange(90) < size
+        batch = sampling.Batch(jnp.ones(90), mask, sampler, 100, private=False)
         _, state = tx.update(
             None, tx.init(jnp.ones(5)), jnp.ones(5), value_fn=adversarial, batch=batch
         )
@@ -330,6 +331,12 @@ def test_smoothing_radius_zero_is_the_limit() -> None:
 
 def test_wrong_noise_tables_are_refused() -> None:
     plan = make_plan()
+    with pytest.raises(ValueError, match="noise_table"):
+        jaxdp.dpzero(
+            make_plan(noise="gaussian"),
+            Keys.insecure(0),
+            noise_table=np.zeros((4, 1), np.int32),
+        )
     for bad in (np.zeros((4, 2), np.int32), np.zeros((4, 1), np.float32)):
         with pytest.raises(ValueError, match="noise_table"):
             jaxdp.dpzero(plan, Keys.insecure(0), noise_table=bad)
