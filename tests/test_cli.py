@@ -19,6 +19,7 @@ import jaxdp
 from bench import digits
 from jaxdp import accounting, models, plans, sampling, training
 from jaxdp.cli import budget, main, options, prepare, recipes, train
+from jaxdp.cli.errors import UsageError
 
 REPORT_FIELDS = {
     *("algorithm", "dataset", "num_examples", "num_steps", "epsilon", "delta"),
@@ -212,7 +213,10 @@ def test_own_files(tmp_path: Path) -> None:
         task="regression",
         bounds=(0.0, 10.0),
         label_bounds=(0.0, 20.0),
+        test_fraction=0.2,
     )
+    with pytest.raises(UsageError, match="--test-fraction must be given"):
+        prepare.load_task(dataclasses.replace(command, test_fraction=None))
     dataset = prepare.load_task(command).dataset
     assert (dataset.num_examples, dataset.target_bounds) == (48, (0.0, 20.0))
     assert dataset.train[0].max() > 2 * dataset.train[1].max() - 0.1

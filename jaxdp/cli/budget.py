@@ -122,15 +122,19 @@ def _calibrated(command: options.Calibrate) -> GaussianSumPlan:
 
 
 def _plan(command: Command) -> GaussianSumPlan:
-    """A plan of these numbers; the clip cancels in all that is asked here."""
+    """A plan of these numbers; clip and radius cancel in all that is asked here.
+
+    Of DPZero, whose exact noise fits its grid for every multiplier that makes sense.
+    """
     chosen = sampler(command, command.num_examples)
     with usage(command):
-        return plans.DPGD(
+        return plans.DPZero(
             num_examples=_or_one(command.num_examples),
             num_steps=_or_one(command.num_steps),
             sampling=chosen,
             relation=command.relation or "replace_one",  # pyright: ignore
             l2_clip_norm=1.0,
+            smoothing_radius=0.0,
             noise_multiplier=command.noise_multiplier,
         )
 

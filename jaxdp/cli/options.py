@@ -207,7 +207,7 @@ class Train:
     ] = None
     """File: public bounds that scale a regression target."""
     test_fraction: Annotated[float | None, *_number("0.2")] = None
-    """Share of the records that is held out and public."""
+    """Share of the records that is held out and public; a file needs it given."""
 
     out: Annotated[pathlib.Path | None, *_path("runs/DATASET")] = None
     """Folder for plan.json, report.json, params.npz and the plots."""

@@ -182,7 +182,7 @@ def _dataset(command: options.Train) -> models.Dataset:
                     f"file, got {command.dataset!r}"
                 )
             return models.load(command.dataset, **extra)
-        return models.load_file(
+        loaded = models.load_file(
             command.dataset,
             label=command.label,
             task=_either(command.task, "classification"),
@@ -191,6 +191,13 @@ def _dataset(command: options.Train) -> models.Dataset:
             label_bounds=command.label_bounds,
             **extra,
         )
+    if fraction is None:
+        raise UsageError(
+            "--test-fraction must be given for a file, a number in (0, 1): that share "
+            "of its records is held out and counts as public, so that metrics on it "
+            "cost no privacy; got nothing"
+        )
+    return loaded
 
 
 def _recipe(
