@@ -1,7 +1,7 @@
 """The vocabulary that the layers share: what the lower ones may read of a plan."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 
@@ -30,8 +30,8 @@ class Sampler(Protocol):
 class PrivatePlan(Protocol):
     """The numbers of a plan that every transform and the loop read."""
 
-    @property
-    def family(self) -> str: ...
+    family: ClassVar[str]
+
     @property
     def noise_multiplier(self) -> float | None: ...
 

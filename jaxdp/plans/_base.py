@@ -88,10 +88,11 @@ class GaussianSumPlan:
     def _coerce(self) -> None:
         """Makes plain numbers of NumPy's: equal plans have equal digests."""
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value: Any = getattr(self, field.name)
             if isinstance(value, numbers.Real) and not isinstance(value, bool):
                 whole = field.name.startswith("num_")
-                plain = int(value) if whole else float(value)
+                number: Any = value
+                plain = int(number) if whole else float(number)
                 object.__setattr__(self, field.name, plain)
 
     # Bound and noise.
@@ -234,11 +235,12 @@ class GaussianSumPlan:
         """The plan as JSON; :func:`jaxdp.plans.from_json` reads it back."""
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value: Any = getattr(self, field.name)
             if isinstance(value, float) and math.isinf(value):
                 value = "inf"  # Strict JSON has no infinity.
             if field.name == "sampling":
-                value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
+                chosen = dataclasses.asdict(self.sampling)
+                value = {"sampler": type(self.sampling).__name__, **chosen}
             fields[field.name] = value
         return json.dumps(fields, indent=2)
 
@@ -289,7 +291,7 @@ def from_json(text: str) -> GaussianSumPlan:
         fields = json.loads(text)
         kind, chosen = fields.pop("plan"), fields.pop("sampling")
         sampler = _SAMPLERS[chosen.pop("sampler")](**chosen)
-        fields = {k: math.inf if v == "inf" else v for k, v in fields.items()}
+        fields |= {name: math.inf for name, v in fields.items() if v == "inf"}
         return _PLANS[kind](sampling=sampler, **fields)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
