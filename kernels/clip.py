@@ -21,36 +21,41 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 # A float32 clip can end an ulp above its bound, and float32 norms of long vectors
 # are a little low; the integers are checked exactly, this only keeps rows that
 # reach the bound from failing that check.
 _MARGIN = 1 - 2**-18
 
+# What is summed for a norm of order 1 or 2, and what is made of the sum.
+_NORMS = {1: (jnp.abs, lambda total: total), 2: (jnp.square, jnp.sqrt)}
 
-def clip_scalar(x: jax.Array, bound: float) -> jax.Array:
+
+def clip_scalar(x: jax.Array, bound: float | jax.Array) -> jax.Array:
     """Clips every element to ``[-bound, bound]``; non-finite elements become 0."""
     limit = jnp.asarray(bound, x.dtype)
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), 0)
 
 
-def clip_vector(x: jax.Array, bound: float) -> jax.Array:
+def clip_vector(x: jax.Array, bound: float | jax.Array, *, order: int = 2) -> jax.Array:
     """Clips rows ``x (..., K)`` to L2 norm ``bound``; a row with a non-finite is 0.
 
     The result may exceed the bound by rounding (a few ulps); where the bound must be
-    exact, :func:`to_grid` checks the integers.
+    exact, :func:`to_grid` checks the integers. ``order=1`` clips the L1 norm.
     """
-    return clip_tree({"": x}, bound, batch_ndim=x.ndim - 1)[""]
+    return clip_tree({"": x}, bound, batch_ndim=x.ndim - 1, order=order)[""]
 
 
-def clip_tree(tree: Any, bound: float, *, batch_ndim: int = 1) -> Any:
-    """Clips each record's part of a tree to L2 norm ``bound`` over the whole tree.
+def clip_tree(
+    tree: Any, bound: float | jax.Array, *, batch_ndim: int = 1, order: int = 2
+) -> Any:
+    """Clips each record's part of a tree to a norm of ``bound`` over the whole tree.
 
     Args:
       tree: leaves ``(B, ...)`` in a floating dtype, the records in front.
-      bound: L2 bound of one record over all leaves; may be infinity.
+      bound: bound on the norm of one record over all leaves; may be infinity.
       batch_ndim: how many leading axes count records.
+      order: of the norm: 1 or 2.
 
     Returns:
       Like ``tree``. A record with a NaN or an infinity in any leaf is zero in all.
@@ -80,11 +85,12 @@ def clip_tree(tree: Any, bound: float, *, batch_ndim: int = 1) -> Any:
     # CPU (also where the source divides): the row would look like zeros and pass.
     tiny = float(jnp.finfo(wide).tiny)
     inverse = 1 / jnp.clip(peak, tiny, 1 / tiny)
-    squares = [
-        jnp.sum(jnp.square(rows(x).astype(wide) * inverse[..., None]), axis=-1)
+    power, root = _NORMS[order]
+    powers = [
+        jnp.sum(power(rows(x).astype(wide) * inverse[..., None]), axis=-1)
         for x in jax.tree.leaves(safe)
     ]
-    norm = jnp.sqrt(jnp.stack(squares).sum(axis=0))
+    norm = root(jnp.stack(powers).sum(axis=0))
     limit = jnp.asarray(bound, wide)
     over = norm > limit * inverse
     # In two factors, for their product may underflow where the result does not.
@@ -97,14 +103,21 @@ def clip_tree(tree: Any, bound: float, *, batch_ndim: int = 1) -> Any:
     return jax.tree.map(scale, safe)
 
 
-def grid_bits(rows: int, noise_over_bound: float, *, exact_noise: bool = True) -> int:
+def grid_bits(
+    rows: int,
+    noise_over_bound: float,
+    *,
+    exact_noise: bool = True,
+    deviations: int = 8,
+) -> int:
     r"""Bits k of the grid :math:`2^{-k}` of the bound such that the sum fits int32.
 
     .. math:: k = \min(16, \lfloor\log_2((2^{31} - 1) / (\text{rows} + 8 m))\rfloor)
 
     with m the standard deviation of the noise over the bound: the sum of ``rows``
-    contributions and eight standard deviations of noise stay below 2**31. (Beyond that
-    the sum wraps, which is still post-processing.)
+    contributions and eight standard deviations of noise (``deviations`` of them, for
+    noise of heavier tails) stay below 2**31. (Beyond that the sum wraps, which is still
+    post-processing.)
 
     Noise that is a rounded float32 (``exact_noise=False``) must besides stay below 2**20
     units: a float32 has 24 bits, so larger noise would skip integers and leave the low
@@ -113,7 +126,8 @@ def grid_bits(rows: int, noise_over_bound: float, *, exact_noise: bool = True) -
     Raises:
       ValueError: fewer than 8 bits would be left.
     """
-    bits = min(16, math.floor(math.log2((2**31 - 1) / (rows + 8 * noise_over_bound))))
+    most = rows + deviations * noise_over_bound
+    bits = min(16, math.floor(math.log2((2**31 - 1) / most)))
     if not exact_noise and noise_over_bound > 0:
         bits = min(bits, math.floor(20 - math.log2(noise_over_bound)))
     if bits < 8:
@@ -147,19 +161,27 @@ def _within(c: jax.Array, bits: int) -> jax.Array:
     return (high < limit_high) | ((high == limit_high) & (low <= limit_low))
 
 
-def to_grid(x: jax.Array, mask: jax.Array, bound: float, bits: int) -> jax.Array:
+def to_grid(
+    x: jax.Array,
+    mask: jax.Array,
+    bound: float | jax.Array,
+    bits: int,
+    *,
+    order: int = 2,
+) -> jax.Array:
     """Clips rows to ``bound`` and puts them on the grid: integers of norm <= 2**bits.
 
     Args:
       x: contributions ``(B, K)``, floating.
       mask: ``(B,)`` bool; a False row contributes zero whatever it holds.
-      bound: L2 bound of one row; finite.
+      bound: bound on the norm of one row; finite, > 0.
       bits: k; one grid unit is ``bound * 2**-k``. At most 16.
+      order: of the norm: 1 (K at most 2**15) or 2.
 
     Returns:
-      int32 ``(B, K)``, each row of L2 norm at most ``2**bits``: verified in integers,
-      not assumed. K = 1 rounds to nearest and reaches ``2**bits``; K > 1 rounds towards
-      zero, because rounding to nearest can lengthen a row.
+      int32 ``(B, K)``, each row of norm at most ``2**bits``: verified in integers, not
+      assumed. K = 1 rounds to nearest and reaches ``2**bits``; K > 1 rounds towards zero,
+      because rounding to nearest can lengthen a row.
     """
     unit = jnp.asarray(2**bits / bound, jnp.float32)
     keep = mask[:, None]
@@ -167,21 +189,35 @@ def to_grid(x: jax.Array, mask: jax.Array, bound: float, bits: int) -> jax.Array
         clipped = clip_scalar(x, bound).astype(jnp.float32)
         c = jnp.clip(jnp.round(clipped * unit), -(2**bits), 2**bits)
         return jnp.where(keep, c, 0).astype(jnp.int32)
-    clipped = clip_vector(x.astype(jnp.float32), bound * _MARGIN)
+    if order == 1 and x.shape[-1] > 2**15:
+        raise ValueError(f"rows must have at most 2**15 columns, got {x.shape[-1]}")
+    clipped = clip_vector(x.astype(jnp.float32), bound * _MARGIN, order=order)
     c = jnp.trunc(clipped * unit)
     c = jnp.clip(c, -(2**bits - 1), 2**bits - 1).astype(jnp.int32)
     magnitude = jnp.abs(c)
-    return jnp.where(keep & _within(magnitude, bits)[:, None], c, 0)
+    if order == 1:
+        within = magnitude.sum(axis=-1) <= 2**bits
+    else:
+        within = _within(magnitude, bits)
+    return jnp.where(keep & within[:, None], c, 0)
 
 
-def grid_sum(x: jax.Array, mask: jax.Array, bound: float, bits: int) -> jax.Array:
+def grid_sum(
+    x: jax.Array,
+    mask: jax.Array,
+    bound: float | jax.Array,
+    bits: int,
+    *,
+    order: int = 2,
+) -> jax.Array:
     """Sum over records of :func:`to_grid`: int32 ``(K,)``, exact in any order."""
-    return to_grid(x, mask, bound, bits).sum(axis=0, dtype=jnp.int32)
+    c = to_grid(x, mask, bound, bits, order=order)
+    return c.sum(axis=0, dtype=jnp.int32)
 
 
 def from_grid(
-    total: jax.Array, bound: float, bits: int, normalizer: float
+    total: jax.Array, bound: float | jax.Array, bits: int, normalizer: float
 ) -> jax.Array:
     """float32 value of a grid sum divided by a constant: total * bound / (2**k norm)."""
-    factor = np.float32(bound / (2.0**bits * normalizer))
+    factor = jnp.asarray(bound / (2.0**bits * normalizer), jnp.float32)
     return total.astype(jnp.float32) * factor

@@ -7,6 +7,7 @@ one number per record and direction: *central*, so exact on quadratics for every
 by forward-mode differentiation: no cancellation, still no backpropagation.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxdp.kernels import perturb
 from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, select
+from jaxdp.kernels.threefry import zero_after
 
 # Up to this many (records x parameters) both signs are evaluated together: the time of a
 # small model is its number of operations. Beyond it they follow one another, so that no
@@ -64,14 +66,44 @@ def _slope(
 
     wide = jnp.result_type(jnp.float32, *(x.dtype for x in _floating(params)))
     if radius == 0:
-        zero = jnp.zeros((), wide)
-        return jax.jvp(losses, (zero,), (jnp.ones((), wide),))[1]
+        return _derivative(losses, jnp.zeros((), wide))
     if num_rows(batch) * direction.dim <= _SMALL:
         plus, minus = jax.vmap(losses)(jnp.asarray([radius, -radius], wide))
     else:
         plus = losses(jnp.asarray(radius, wide))
         minus = losses(jnp.asarray(-radius, wide), plus)
     return (plus - minus) / jnp.asarray(2 * radius, plus.dtype)
+
+
+def _derivative(losses: Callable[[jax.Array], jax.Array], zero: jax.Array) -> jax.Array:
+    """The forward-mode limit (B,) of a slope, for losses that have one.
+
+    Raises:
+      ValueError: JAX cannot differentiate the losses, or their derivative is zero because
+        of what they are made of (counts, comparisons, argmax): nothing would be learned.
+    """
+    jax.eval_shape(losses, zero)  # What fails without derivatives is another mistake.
+    try:
+        one = jnp.ones_like(zero)
+        return jax.jvp(lambda s: _differentiable(losses(s), s), (zero,), (one,))[1]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"smoothing_radius must be > 0 for a loss without a derivative: {error}"
+        ) from error
+
+
+@jax.custom_jvp
+def _differentiable(losses: jax.Array, scale: jax.Array) -> jax.Array:
+    """The losses; to differentiate them raises where they are constant by structure."""
+    del scale  # Its tangent is not zero: JAX asks only where one of them is not.
+    return losses
+
+
+@functools.partial(_differentiable.defjvp, symbolic_zeros=True)
+def _differentiable_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    if isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
+        raise ValueError("value_fn has the derivative zero everywhere")
+    return primals[0], tangents[0]
 
 
 def _floating(params: Any) -> list[jax.Array]:
@@ -198,7 +230,18 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
             return jax.tree.map(jnp.add, carry, term(*row)), None
 
         total, _ = jax.lax.scan(add, zeros, (rows, weights / num))
-    return jax.tree.map(lambda t, x: t.astype(x.dtype), total, like)
+    zero = zero_after(weights)
+    return jax.tree.map(lambda t, x: _rounded(t, zero).astype(x.dtype), total, like)
+
+
+def _rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """``x``, float32, as float32 rounds it, whatever it is used for.
+
+    A product that goes straight into a sum may be contracted with it, in one program and
+    not in another: a replay would be an ulp off. Nothing contracts through the integers.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) + zero
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def estimates(

@@ -39,6 +39,9 @@ from jaxdp.kernels import threefry
 
 LAWS = ("sphere", "gaussian", "rademacher", "orthonormal", "ball")
 MAX_ORTHONORMAL = 64
+#: Raised whenever the same key comes to give another direction: what a log of releases
+#: must agree on with who replays it.
+VERSION = 1
 
 PathPredicate = Callable[[str], bool]
 

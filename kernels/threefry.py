@@ -122,6 +122,48 @@ def stored_bits(key: jax.Array, size: int) -> jax.Array:
     return jax.lax.map(chunk, starts).reshape(-1)[:size]
 
 
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def permuted(key: jax.Array, index: jax.Array, size: int) -> jax.Array:
+    """Where a random permutation of [0, size) takes some of the indices.
+
+    A Feistel network of 16 rounds on the bits of an index, so that a few entries of a
+    permutation cost a few words: no sort, and nothing of length ``size``. What leaves
+    [0, size) goes through again until it comes back, which keeps the map one to one.
+    Random enough to shuffle by; secrecy should not rest on it.
+
+    Args:
+      key: typed threefry key, shape=().
+      index: integers in [0, size), any shape.
+      size: at least 1, at most 2**31.
+
+    Returns:
+      int32 of the same shape.
+    """
+    k0, k1 = _words(key)
+    bits = (size - 1).bit_length()
+    low = bits // 2
+    low_mask, high_mask = np.uint32(2**low - 1), np.uint32(2 ** (bits - low) - 1)
+
+    def twice(i: jax.Array, halves: tuple[jax.Array, jax.Array]) -> tuple:
+        left, right = halves
+        counter = 2 * i.astype(jnp.uint32)
+        left ^= _threefry(k0, k1, counter, right)[0] & high_mask
+        right ^= _threefry(k0, k1, counter + 1, left)[0] & low_mask
+        return left, right
+
+    def outside(x_and_due: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.any(x_and_due[1])
+
+    def again(x_and_due: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, due = x_and_due
+        left, right = jax.lax.fori_loop(0, 8, twice, (x >> low, x & low_mask))
+        x = jnp.where(due, (left << low) | right, x)
+        return x, x >= size
+
+    start = index.astype(jnp.uint32), jnp.ones(jnp.shape(index), bool)
+    return jax.lax.while_loop(outside, again, start)[0].astype(jnp.int32)
+
+
 # log2(m) on [1, 2), from the highest power down: absolute error 2.2e-6 (Chebyshev).
 _LOG2 = (
     -0.025123231112957,
@@ -236,7 +278,7 @@ def wide_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def zero_after(after: jax.Array) -> jax.Array:
-    """int32 zero, shape=(), that XLA does not know to be zero before ``after`` exists.
+    """int32 zero, shape=(), that no compiler knows to be zero before ``after`` exists.
 
     It comes from the bits of one element, so a NaN in ``after`` (one record's
     activation) cannot reach the perturbation, which every record shares.
@@ -245,7 +287,8 @@ def zero_after(after: jax.Array) -> jax.Array:
     if first.size == 0:
         return jnp.zeros((), jnp.int32)
     word = jax.lax.bitcast_convert_type(first, jnp.dtype(f"uint{8 * first.itemsize}"))
-    return jnp.minimum((word[0] >> 1).astype(jnp.int32) & 0x7FFFFFFF, 0)
+    n = word[0].astype(jnp.int32)
+    return (n * (n + 1)) & 1  # The product of neighbours is even, also modulo 2**32.
 
 
 def keys_after(keys: jax.Array, after: jax.Array) -> jax.Array:

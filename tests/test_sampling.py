@@ -1,5 +1,7 @@
 """Samplers: shapes, laws, uniform truncation, refusals."""
 
+import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -9,28 +11,47 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import jaxdp
 from jaxdp import Keys, plans, sampling
 
 N = 40
 DATA = (jnp.arange(N, dtype=jnp.float32), jnp.arange(N))
 
 
+FIXED, PASS, EPOCHS, OUTSIDE = (
+    sampling.FixedSize(7),
+    sampling.SinglePass(7),
+    sampling.ShuffledEpochs(7),
+    sampling.External(7),
+)
+DRAWING = (
+    sampling.FullBatch(),
+    sampling.TruncatedPoisson(sampling_prob=0.3),
+    FIXED,
+    PASS,
+    EPOCHS,
+)
+
+
 def plan(sampler: Any, num_examples: int = N) -> plans.DPZero:
     return plans.DPZero(
         num_examples=num_examples,
-        num_steps=10,
+        num_steps=min(10, sampler.max_steps(num_examples)),
         sampling=sampler,
-        relation="add_or_remove",
+        relation="replace_one",
         l2_clip_norm=1.0,
         smoothing_radius=0.1,
     )
 
 
-def draw(sampler: Any, steps: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    sampler: Any, steps: int, seed: int = 0, num_examples: int = N
+) -> tuple[np.ndarray, np.ndarray]:
     """Records (steps, B) and masks of many steps."""
-    p = plan(sampler)
+    p = plan(sampler, num_examples)
+    data = jax.tree.map(lambda x: x[:num_examples], DATA)
     keys = Keys.insecure(seed)
-    out = jax.jit(jax.vmap(lambda step: sampling.batch(p, keys, step, DATA)))(
+    out = jax.jit(jax.vmap(lambda step: sampling.batch(p, keys, step, data)))(
         jnp.arange(steps)
     )
     return np.asarray(out.records[1]), np.asarray(out.mask)
@@ -104,9 +125,9 @@ def test_steps_and_seeds_draw_anew_and_equal_keys_draw_the_same() -> None:
 
 def test_default_batch_size_leaves_four_deviations() -> None:
     sampler = sampling.TruncatedPoisson(sampling_prob=1 / 16)
-    assert sampler.batch_size(1024) == 96
+    assert sampler.rows(1024) == 96
     assert sampler.expected_batch_size(1024) == 64
-    assert sampling.TruncatedPoisson(sampling_prob=0.9).batch_size(10) == 10
+    assert sampling.TruncatedPoisson(sampling_prob=0.9).rows(10) == 10
 
 
 @pytest.mark.parametrize("q", [0, 1, -0.1, math.nan, 2])
@@ -130,6 +151,264 @@ def test_wrong_data_and_keys_raise() -> None:
         sampling.batch(p, Keys.insecure(0), 0, ())
     with pytest.raises(TypeError, match="keys"):
         sampling.batch(p, jax.random.key(0), 0, DATA)  # pyright: ignore[reportArgumentType]
+
+
+# Batches of one size.
+
+
+def test_random_subsets_are_uniform() -> None:
+    """All ten pairs of five records, equally often (failure < 1e-6)."""
+    steps = 20_000
+    records, mask = draw(sampling.FixedSize(2), steps, num_examples=5)
+    assert mask.shape == (steps, 2)
+    assert mask.all()
+    low, high = records.min(axis=1), records.max(axis=1)
+    assert np.all(low < high)
+    counts = np.bincount(5 * low + high, minlength=25)
+    assert np.count_nonzero(counts) == 10
+    assert scipy.stats.chisquare(counts[counts > 0]).pvalue > 1e-6
+
+
+def test_random_subsets_hold_each_record_with_its_probability() -> None:
+    steps, q = 20_000, 7 / N
+    records, _ = draw(FIXED, steps)
+    assert all(len(set(row)) == 7 for row in records.tolist())
+    share = np.bincount(records.ravel(), minlength=N) / steps
+    bound = scipy.stats.norm.isf(1e-8) * math.sqrt(q * (1 - q) / steps)
+    assert np.abs(share - q).max() < bound
+    # Successive steps are independent: they share 7 * 7 / N records on average.
+    member = np.zeros((steps, N), bool)
+    np.put_along_axis(member, records, True, axis=1)
+    shared = (member[1:] & member[:-1]).sum(axis=1).mean()
+    assert abs(shared - 49 / N) < 5 * 1.0 / math.sqrt(steps)
+
+
+def test_a_single_pass_reads_every_record_once_in_order() -> None:
+    records, mask = draw(PASS, 5)
+    assert mask.all()
+    np.testing.assert_array_equal(records.ravel(), np.arange(35))
+    # Past the end there is nothing to read, and nothing is released.
+    assert sampling.SinglePass(7).max_steps(N) == 5
+
+
+@pytest.mark.parametrize(("size", "num_examples"), [(7, N), (8, N), (1, 5), (5, 5)])
+def test_epochs_are_partitions(size: int, num_examples: int) -> None:
+    per_epoch, epochs = num_examples // size, 40
+    records, mask = draw(
+        sampling.ShuffledEpochs(size), per_epoch * epochs, num_examples=num_examples
+    )
+    assert mask.all()
+    orders = records.reshape(epochs, per_epoch * size)
+    for order in orders.tolist():
+        assert len(set(order)) == per_epoch * size
+        assert set(order) <= set(range(num_examples))
+    if size < num_examples:
+        assert len({tuple(order) for order in orders.tolist()}) > epochs // 2
+
+
+def test_epochs_are_shuffled() -> None:
+    """Every record at every place, and left out, equally often (failure < 1e-5)."""
+    epochs, n, size = 20_000, 10, 3
+    records, _ = draw(sampling.ShuffledEpochs(size), 3 * epochs, num_examples=n)
+    orders = records.reshape(epochs, 9)
+    for place in range(9):
+        counts = np.bincount(orders[:, place], minlength=n)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-6
+    together = np.bincount(n * orders[:, 0] + orders[:, 1], minlength=n * n)
+    assert np.count_nonzero(together) == n * (n - 1)
+    assert scipy.stats.chisquare(together[together > 0]).pvalue > 1e-6
+    between = np.bincount(n * orders[:-1, 0] + orders[1:, 0], minlength=n * n)
+    assert scipy.stats.chisquare(between).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sampler", "most", "reads"),
+    [
+        (sampling.FullBatch(), 2**31 - 1, 12),
+        (sampling.TruncatedPoisson(sampling_prob=0.3), 2**31 - 1, 12),
+        (FIXED, 2**31 - 1, 12),
+        (PASS, 5, 1),
+        (EPOCHS, 2**31 - 1, 3),  # Five batches an epoch.
+        (OUTSIDE, 2**31 - 1, 12),
+    ],
+)
+def test_samplers_know_how_often_they_read_a_record(
+    sampler: Any, most: int, reads: int
+) -> None:
+    assert sampler.max_steps(N) == most
+    assert sampler.max_participations(N, 12) == reads
+    if sampler not in DRAWING[:2]:
+        assert sampler.rows(N) == sampler.expected_batch_size(N) == 7
+    if sampler == OUTSIDE or reads == 12:
+        return
+    records, _ = draw(sampler, min(12, most))
+    assert np.bincount(records.ravel()).max() == reads
+
+
+@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+def test_one_key_draws_one_batch_however_it_is_run(sampler: Any) -> None:
+    p, steps, keys = plan(sampler), 4, Keys.insecure(0)
+
+    def body(carry: None, step: jax.Array) -> tuple[None, Any]:
+        out = sampling.batch(p, keys, step, DATA)
+        return carry, (out.records[1], out.mask)
+
+    scanned, masks = jax.jit(lambda: jax.lax.scan(body, None, jnp.arange(steps))[1])()
+    records, mapped_masks = draw(sampler, steps)
+    np.testing.assert_array_equal(np.asarray(scanned), records)
+    np.testing.assert_array_equal(np.asarray(masks), mapped_masks)
+
+    @jax.jit
+    def third(keys: Keys) -> sampling.Batch:
+        return sampling.batch(p, keys, 3, DATA)
+
+    batch, other = third(keys), third(Keys.insecure(1))
+    np.testing.assert_array_equal(np.asarray(batch.records[1]), records[3])
+    assert batch.mask.shape == (sampler.rows(N),)
+    assert batch.sampler == sampler
+    random = sampler not in (sampling.FullBatch(), PASS)
+    assert np.array_equal(batch.records[1], other.records[1]) is not random
+    # Of the sampling root alone: who knows the directions does not know the sample.
+    mixed = dataclasses.replace(Keys.insecure(1), sampling=keys.sampling)
+    np.testing.assert_array_equal(third(mixed).records[1], batch.records[1])
+
+
+# What a transform accepts.
+
+
+@functools.cache
+def first_batch(sampler: Any) -> sampling.Batch:
+    keys = Keys.insecure(0)
+    return jax.jit(lambda: sampling.batch(plan(sampler), keys, 0, DATA))()
+
+
+def resolve(
+    sampler: Any, batch: Any, mask: Any = None, *, private: bool = False
+) -> Any:
+    return sampling.resolve(plan(sampler), batch, mask, private=private)
+
+
+@pytest.mark.parametrize("sampler", [*DRAWING, OUTSIDE], ids=repr)
+def test_only_the_plans_own_batches_are_taken(sampler: Any) -> None:
+    for other in DRAWING:
+        batch = first_batch(other)
+        if other == sampler:
+            records, mask = resolve(sampler, batch)
+            assert records is batch.records
+            assert mask is batch.mask
+            continue
+        with pytest.raises(ValueError, match="batch was drawn by"):
+            resolve(sampler, batch)
+    if sampler not in (sampling.FullBatch(), OUTSIDE):
+        with pytest.raises(ValueError, match="raw arrays"):
+            resolve(sampler, DATA)
+
+
+@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+def test_only_amplification_needs_secret_samples(sampler: Any) -> None:
+    batch = first_batch(sampler)
+    if sampler.amplifies:
+        with pytest.raises(ValueError, match="insecure keys"):
+            resolve(sampler, batch, private=True)
+    else:
+        resolve(sampler, batch, private=True)
+    assert sampler.amplifies is (sampler in (DRAWING[1], FIXED))
+
+
+def test_external_batches_are_arrays_of_at_most_their_size() -> None:
+    seven = jax.tree.map(lambda x: x[:7], DATA)
+    for rows in (3, 7):
+        batch = jax.tree.map(lambda x, rows=rows: x[:rows], DATA)
+        records, mask = resolve(OUTSIDE, batch)
+        assert records is batch
+        assert mask.shape == (rows,)
+        assert bool(mask.all())
+    with pytest.raises(ValueError, match="at most 7 rows"):
+        resolve(OUTSIDE, DATA)
+    with pytest.raises(ValueError, match="mask must be bool"):
+        resolve(OUTSIDE, seven, jnp.ones(6, bool))
+    # With a mask, more rows may come, but no more than seven count.
+    mask = jnp.arange(N) % 2 == 0
+    _, kept = resolve(OUTSIDE, DATA, mask)
+    assert int(kept.sum()) == 7
+    assert not bool((kept & ~mask).any())
+
+
+def test_external_batches_are_not_drawn() -> None:
+    with pytest.raises(ValueError, match=r"somebody else makes.*mask="):
+        sampling.batch(plan(OUTSIDE), Keys.insecure(0), 0, DATA)
+
+
+# Whole runs.
+
+
+def linear(params: jax.Array, batch: Any) -> jax.Array:
+    """The slope of a record is its number, up to the direction's sign."""
+    return batch[0] * params[0]
+
+
+def quiet(sampler: Any, num_steps: int) -> plans.DPZero:
+    """Without noise, and with a clip that no record reaches."""
+    return dataclasses.replace(
+        plan(sampler),
+        num_steps=num_steps,
+        smoothing_radius=0.0,
+        direction="rademacher",
+        l2_clip_norm=64.0,
+        noise_multiplier=0,
+    )
+
+
+@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+def test_fit_reads_what_the_sampler_draws(sampler: Any) -> None:
+    p = quiet(sampler, 5)
+    result = jaxdp.fit(p, Keys.insecure(0), jnp.zeros(1), DATA, value_fn=linear)
+    keys = Keys.insecure(0)
+    drawn = jax.jit(jax.vmap(lambda t: sampling.batch(p, keys, t, DATA)))(jnp.arange(5))
+    sums = np.where(drawn.mask, drawn.records[0], 0).sum(axis=1)
+    want = sums / sampler.expected_batch_size(N)
+    got = np.abs(np.asarray(result.info.releases[:, 0]))
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_external_batches_are_divided_by_a_constant() -> None:
+    p = quiet(OUTSIDE, 3)
+    with pytest.raises(ValueError, match="somebody else makes"):
+        jaxdp.fit(p, Keys.insecure(0), jnp.zeros(1), DATA, value_fn=linear)
+    tx: Any = jaxdp.dpzero(p, Keys.insecure(0))
+
+    @jax.jit
+    def release(batch: Any, mask: Any) -> jax.Array:
+        given = {"value_fn": linear, "batch": batch, "mask": mask}
+        return tx.update(None, tx.init(jnp.zeros(1)), jnp.zeros(1), **given)[1].release
+
+    three = jax.tree.map(lambda x: x[10:13], DATA)
+    total = (10 + 11 + 12) / 7  # Not over three.
+    assert abs(float(release(three, None)[0])) == pytest.approx(total, rel=1e-4)
+    seven = jax.tree.map(lambda x: x[10:17], DATA)
+    masked = release(seven, jnp.arange(7) < 3)
+    assert abs(float(masked[0])) == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        sampling.FixedSize,
+        sampling.SinglePass,
+        sampling.ShuffledEpochs,
+        sampling.External,
+    ],
+)
+def test_sizes_must_be_integers_within_the_data(kind: Any) -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        kind(0)
+    with pytest.raises(TypeError, match="batch_size"):
+        kind(2.0)
+    assert kind(batch_size=np.int64(3)) == kind(3)
+    with pytest.raises(
+        ValueError, match="batch_size must be at most num_examples = 40"
+    ):
+        plan(kind(N + 1))
 
 
 def test_batches_are_drawn_inside_a_compiled_loop() -> None:

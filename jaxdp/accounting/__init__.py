@@ -18,8 +18,14 @@ So an event means nothing without its relation. As in dp-accounting's PLD accoun
 (Its RDP accountant takes the same event to be 1/m under every relation, which is why RDP
 never accounts such an event here.)
 
+(Random subsets of a fixed size are the exception that dp-accounting documents: relative
+to 2C, under REPLACE_ONE, and only RDP accounts them.) The same holds of Laplace noise,
+except that dp-accounting's multiplier is its scale over the L1 sensitivity, which is
+``noise_multiplier`` over sqrt(2).
+
 Sequences of unsampled Gaussians are accounted by their closed form; all else by PLD
-where it supports the event, and by RDP where only that does.
+where it supports the event, and by RDP where only that does. Laplace noise, sampled or
+not, also has a pure guarantee (delta = 0), by adding up.
 """
 
 from jaxdp.accounting.calibration import (
@@ -29,15 +35,21 @@ from jaxdp.accounting.calibration import calibrate_num_steps as calibrate_num_st
 from jaxdp.accounting.consistency import self_check as self_check
 from jaxdp.accounting.events import RELATIONS as RELATIONS
 from jaxdp.accounting.events import Guarantee as Guarantee
+from jaxdp.accounting.events import fixed_size_gaussian as fixed_size_gaussian
 from jaxdp.accounting.events import full_batch_gaussian as full_batch_gaussian
+from jaxdp.accounting.events import full_batch_laplace as full_batch_laplace
 from jaxdp.accounting.events import poisson_gaussian as poisson_gaussian
+from jaxdp.accounting.events import poisson_laplace as poisson_laplace
+from jaxdp.accounting.events import repeat_and_select as repeat_and_select
 from jaxdp.accounting.events import sensitivity as sensitivity
 from jaxdp.accounting.events import (
     truncated_poisson_gaussian as truncated_poisson_gaussian,
 )
+from jaxdp.accounting.events import zcdp as zcdp
 from jaxdp.accounting.gaussian import gaussian_delta as gaussian_delta
 from jaxdp.accounting.gaussian import gaussian_epsilon as gaussian_epsilon
 from jaxdp.accounting.gaussian import gaussian_mu as gaussian_mu
+from jaxdp.accounting.gaussian import gaussian_rho as gaussian_rho
 from jaxdp.accounting.spending import Epsilon as Epsilon
 from jaxdp.accounting.spending import delta as delta
 from jaxdp.accounting.spending import epsilon as epsilon

@@ -18,7 +18,7 @@ def calibrate_noise_multiplier(
     Args:
       make_guarantee: from a noise_multiplier to its guarantee; more noise costs less.
       epsilon: > 0.
-      delta: in (0, 1).
+      delta: in (0, 1), or 0 for a pure guarantee.
 
     Returns:
       The noise_multiplier. It never costs more than ``epsilon``, and is the least one to
@@ -29,28 +29,36 @@ def calibrate_noise_multiplier(
         as much) as ``epsilon``.
     """
     _validate.positive(epsilon=epsilon)
-    target = gaussian_mu(epsilon, delta)
 
     @functools.cache
     def excess(log_noise: float) -> float:
         spent = spending.epsilon(*make_guarantee(math.exp(log_noise)), delta)
         return min(spent / epsilon, 1e6) - 1
 
-    def excess_mu(log_noise: float) -> float:
-        return min(_mu(make_guarantee(math.exp(log_noise))) / target, 1e6) - 1
-
-    # The mu of the central limit theorem is cheap, and exact for closed forms.
-    guess = 0.0
-    if excess_mu(-7.0) > 0 > excess_mu(40.0):
-        guess = root(excess_mu, -7.0, 40.0)
-    low, high = _bracket(excess, guess)
-    _, _, accountant = spending.account(*make_guarantee(math.exp(high)))
-    tolerance = 1e-15 if accountant is None else 1e-6
+    low, high = _bracket(excess, _guess(make_guarantee, epsilon, delta))
+    spent = spending.epsilon(*make_guarantee(math.exp(high)), delta)
+    tolerance = 1e-6 if spent.accountant in spending.NAMES.values() else 1e-15
     return raised_until(
         lambda m: spending.epsilon(*make_guarantee(m), delta) <= epsilon,
         math.exp(root(excess, low, high, tolerance)),
         tolerance,
     )
+
+
+def _guess(
+    make_guarantee: Callable[[float], Guarantee], epsilon: float, delta: float
+) -> float:
+    """The logarithm of the noise, from what is cheap to compute."""
+    if delta == 0:
+        return 0.0  # Pure costs just add up: any start will do.
+    target = gaussian_mu(epsilon, delta)
+
+    # The mu of the central limit theorem; exact for closed forms.
+    def excess_mu(log_noise: float) -> float:
+        return min(_mu(make_guarantee(math.exp(log_noise))) / target, 1e6) - 1
+
+    known = excess_mu(-7.0) > 0 > excess_mu(40.0)
+    return root(excess_mu, -7.0, 40.0) if known else 0.0
 
 
 def _mu(guarantee: Guarantee) -> float:
@@ -88,7 +96,7 @@ def calibrate_num_steps(
     Args:
       make_guarantee: from a number of steps to its guarantee; more steps cost more.
       epsilon: > 0.
-      delta: in (0, 1).
+      delta: in (0, 1), or 0 for a pure guarantee.
       max_steps: the answer is never more than this.
 
     Raises:
@@ -102,7 +110,8 @@ def calibrate_num_steps(
         return spending.epsilon(*make_guarantee(steps), delta)
 
     first = _mu(make_guarantee(1))
-    guess = (gaussian_mu(epsilon, delta) / first) ** 2 if first else 1e3
+    known = first > 0 and delta != 0
+    guess = (gaussian_mu(epsilon, delta) / first) ** 2 if known else 1e3
     affordable, excessive = 0, max_steps + 1
     points: list[tuple[float, float]] = []
     while excessive - affordable > 1:

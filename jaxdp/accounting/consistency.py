@@ -6,6 +6,7 @@ from typing import Any
 
 import dp_accounting as dp
 import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy.special import ndtr
@@ -25,10 +26,13 @@ def self_check(guarantee: Guarantee) -> None:
 
     For each kind of event in it:
 
-    * One occurrence of a Gaussian, sampled or not, against its exact trade-off: PLD
-      agrees to 1e-6, RDP is an upper bound, and RDP's order 2 agrees to 1e-6.
+    * One occurrence of a Gaussian or a Laplace, sampled or not, against its exact
+      trade-off: PLD agrees to 1e-6, RDP is an upper bound, and RDP's order 2 agrees to
+      1e-6 (for random subsets of a fixed size, with the theorem's formula).
     * Three occurrences by count against a list of three: to 1e-6, but 1e-2 for PLD,
       which rounds up once more for each entry of a list.
+    * What is repeated and selected from, by itself. (The formula of the selection is
+      checked in the tests alone; here, only that its count is counted.)
 
     For a sequence of unsampled Gaussians, also the closed form against dp-accounting's.
     Extreme multipliers are first brought into a range where this takes milliseconds.
@@ -44,6 +48,8 @@ def self_check(guarantee: Guarantee) -> None:
         return
     accountant = spending.choose_accountant(leaves, relation)
     for leaf, _ in leaves:
+        if isinstance(leaf, RepeatAndSelectDpEvent):
+            self_check(Guarantee(leaf.event, relation))
         check = _check_leaf if spending.is_hashable(leaf) else _check_leaf.__wrapped__
         check(leaf, type(accountant), relation)
     if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in leaves):
@@ -54,19 +60,29 @@ def self_check(guarantee: Guarantee) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _check_leaf(leaf: dp.DpEvent, kind: type, relation: dp.NeighboringRelation) -> None:
-    gaussian = spending.as_gaussian(leaf)
-    if gaussian and 0 not in gaussian:
+    known = spending.as_gaussian(leaf) or spending.as_laplace(leaf)
+    if known and 0 not in known:
         moderate = _moderate(leaf)
         _check_pld(moderate, relation)
         if spending.supports(RdpAccountant(_ORDERS, relation), leaf):
             _check_rdp(moderate, relation)
         return
+
+    def accountant() -> dp.PrivacyAccountant:
+        return (
+            RdpAccountant(_ORDERS, relation)
+            if kind is RdpAccountant
+            else kind(relation)
+        )
+
     once, counted, listed = (
-        kind(neighboring_relation=relation).compose(e).get_epsilon(1e-5)
-        for e in _repeats(leaf)
+        accountant().compose(e).get_epsilon(1e-5) for e in _repeats(leaf)
     )
     _agree(f"{spending.NAMES[kind]}, a count and a list", leaf, counted, listed, 1e-2)
     _require(once <= counted, "a count ignored", leaf, once, counted)
+    match leaf:
+        case dp.SampledWithoutReplacementDpEvent(n, size, dp.GaussianDpEvent(m)):
+            _check_subsets(n, size, min(max(m, 0.5), 1e4), relation)
 
 
 def _check_pld(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
@@ -85,14 +101,32 @@ def _check_rdp(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
     first, counted, listed = (
         RdpAccountant(_ORDERS, relation).compose(e) for e in _repeats(leaf)
     )
-    q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
-    order_2 = math.log1p(q**2 * math.expm1(m**-2))
-    _agree("RDP and its exact order 2", leaf, first.rdp[0], order_2)
+    _agree("RDP and its exact order 2", leaf, first.rdp[0], _order_2(leaf))
     _agree("RDP, a count and a list", leaf, counted.rdp[0], listed.rdp[0])
     _agree("RDP, a count ignored", leaf, counted.rdp[0], _REPEATS * first.rdp[0])
     _, at = _grid(leaf, relation)
     exact, bound = _exact_delta(leaf, relation, at), first.get_delta(at)
     _require(bound >= exact * (1 - 1e-6), "RDP below the truth", leaf, bound, exact)
+
+
+def _order_2(leaf: dp.DpEvent) -> float:
+    """The Renyi divergence of order 2 of a Gaussian, sampled or not, or of a Laplace."""
+    if laplace := spending.as_laplace(leaf):
+        loss = 1 / laplace[1]
+        return loss + math.log1p(math.expm1(-3 * loss) / 3)
+    q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
+    return math.log1p(q**2 * math.expm1(m**-2))
+
+
+def _check_subsets(
+    n: int, size: int, m: float, relation: dp.NeighboringRelation
+) -> None:
+    """RDP's order 2 against Theorem 27 of Wang et al."""
+    leaf = dp.SampledWithoutReplacementDpEvent(n, size, dp.GaussianDpEvent(m))
+    got = RdpAccountant([2], relation).compose(leaf).rdp[0]
+    worst = min(4 * math.expm1(m**-2), 2 * math.exp(m**-2))
+    want = math.log1p((size / n) ** 2 * worst) if size < n else m**-2
+    _agree("RDP and its order 2", leaf, got, want)
 
 
 def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, float]:
@@ -101,20 +135,23 @@ def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, fl
     On the grid PLD's discretisation is exact, so coarseness loses nothing.
     """
     interval = spending.loss_width(leaf, relation) / 500
-    return interval, interval * math.ceil(spending.step_mu(leaf, relation) / interval)
+    largest = spending.pure_epsilon(((leaf, 1),), relation)
+    loss = min(spending.step_mu(leaf, relation), largest / 2)
+    return interval, interval * math.ceil(loss / interval)
 
 
 def _moderate(leaf: dp.DpEvent) -> dp.DpEvent:
     """The event with a multiplier at which tables are small and losses are not tiny."""
-    q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
+    laplace = spending.as_laplace(leaf)
+    q, m = laplace or spending.as_gaussian(leaf) or (0.0, 1.0)
     m = min(max(m, 0.5), 1e4)
-    if isinstance(leaf, dp.PoissonSampledDpEvent):
-        return dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(m))
     if isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):
         return dp.TruncatedSubsampledGaussianDpEvent(
             leaf.dataset_size, q, leaf.truncated_batch_size, m
         )
-    return dp.GaussianDpEvent(m)
+    plain = dp.LaplaceDpEvent(m) if laplace else dp.GaussianDpEvent(m)
+    sampled = isinstance(leaf, dp.PoissonSampledDpEvent)
+    return dp.PoissonSampledDpEvent(q, plain) if sampled else plain
 
 
 def _repeats(leaf: dp.DpEvent) -> tuple[dp.DpEvent, dp.DpEvent, dp.DpEvent]:
@@ -139,7 +176,9 @@ def _require(holds: bool, what: str, on: Any, a: float, b: float) -> None:
 def _exact_delta(
     leaf: dp.DpEvent, relation: dp.NeighboringRelation, epsilon: float
 ) -> float:
-    """The delta of one Gaussian, sampled or not, from its worst pairs of mixtures."""
+    """The delta of one occurrence, from its worst pairs of (mixtures of) two laws."""
+    if laplace := spending.as_laplace(leaf):
+        return _laplace_delta(*laplace, epsilon)
     q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
     # Where the record takes the sum in either data set, when it is drawn.
     pairs = [(1, 0), (0, -1)] if spending.distance(relation) == 1 else [(1, -1)]
@@ -175,3 +214,16 @@ def _mixture_delta(q: float, a: float, b: float, epsilon: float) -> float:
     x = root(excess_loss, -far, far) if excess_loss(-far) < 0 else -far
     upper, lower = ((1 - q) * ndtr(-x) + q * ndtr(shift - x) for shift in (a, b))
     return max(float(upper - math.exp(epsilon) * lower), 0.0)
+
+
+def _laplace_delta(q: float, scale: float, epsilon: float) -> float:
+    """Delta of a Laplace at distance 1, taken with probability q; epsilon >= 0."""
+
+    def plain(e: float) -> float:
+        if abs(e) >= 1 / scale:
+            return max(-math.expm1(e), 0.0)
+        return -math.expm1((e - 1 / scale) / 2)
+
+    # P' - e**epsilon P with P' = (1-q) P + q Q is q (Q - e**a P).
+    a = math.log1p(math.expm1(epsilon) / q)
+    return q * plain(a)

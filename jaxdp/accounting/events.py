@@ -1,9 +1,12 @@
 """What is released, as events that an accountant understands."""
 
+import math
+import numbers
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import dp_accounting as dp
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from jaxdp import _validate
 from jaxdp._types import Relation
@@ -49,6 +52,9 @@ def full_batch_gaussian(
     noise_multiplier: float, num_steps: int, relation: Relation
 ) -> Guarantee:
     """``num_steps`` Gaussian sums over all records, each free to use the earlier ones.
+
+    The same holds of sums over parts of the records, if ``num_steps`` counts those that
+    one record can enter: the others tell nothing of it.
 
     Args:
       noise_multiplier: std over the sensitivity, >= 0; 0 is not private.
@@ -148,6 +154,159 @@ def truncated_poisson_gaussian(
         )
 
     return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+
+
+def fixed_size_gaussian(
+    noise_multiplier: float,
+    num_steps: int,
+    *,
+    num_examples: int,
+    batch_size: int,
+    relation: Relation,
+) -> Guarantee:
+    """Gaussian sums over uniformly random subsets of one size, drawn anew at each step.
+
+    RDP alone bounds this, for ``"replace_one"``. The bound is loose: where it is close to
+    that of :func:`full_batch_gaussian`, Poisson sampling costs about half as much.
+
+    Args:
+      noise_multiplier: std over the sensitivity, >= 0; 0 is not private.
+      num_steps: >= 1.
+      num_examples: n >= 1, the size of the data set; public.
+      batch_size: in [1, n]; n is the full batch.
+      relation: must be ``"replace_one"``.
+
+    Raises:
+      ValueError: an argument is out of range, or another relation.
+
+    References:
+      Wang, Balle & Kasiviswanathan, `Subsampled Renyi Differential Privacy
+      <https://arxiv.org/abs/1808.00087>`_, 2019, Theorem 27.
+    """
+    _validate.integer(num_examples=num_examples)
+    _validate.integer(at_most=num_examples, batch_size=batch_size)
+    _validate.one_of(RELATIONS, relation=relation)
+    if relation != "replace_one":
+        raise ValueError(
+            "relation must be 'replace_one' with random batches of a fixed size, got "
+            f"{relation!r}: a record that joins or leaves changes how often the others "
+            "are drawn, for which no accountant has a bound. (To zero a record is to "
+            "replace it, so 'replace_one' covers 'zero_out'.)"
+        )
+    if batch_size == num_examples:
+        return full_batch_gaussian(noise_multiplier, num_steps, relation)
+
+    def step(multiplier: float) -> dp.DpEvent:
+        # Relative to 2C: so dp-accounting documents it, for this event alone.
+        return dp.SampledWithoutReplacementDpEvent(
+            int(num_examples), int(batch_size), dp.GaussianDpEvent(multiplier)
+        )
+
+    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+
+
+def full_batch_laplace(
+    noise_multiplier: float, num_steps: int, relation: Relation
+) -> Guarantee:
+    """Sums over all records with Laplace noise: pure differential privacy.
+
+    With an integer query of sensitivity S and the discrete Laplace noise of
+    :func:`jaxdp.noise.discrete_laplace`, this holds for an integer scale b if ``b - 1``
+    is still S times the scale accounted for. (To divide S by b for epsilon makes it
+    purely epsilon-DP; its curve at delta > 0 is that of a continuous Laplace whose
+    epsilon is larger by ``2 log cosh(1 / 2b)``, for which one unit of scale pays.)
+
+    Args:
+      noise_multiplier: std over the L1 sensitivity, >= 0; the scale is std / sqrt(2).
+      num_steps: >= 1.
+      relation: one of :data:`RELATIONS`; it is in the sensitivity, not in the event.
+    """
+    _validate.one_of(RELATIONS, relation=relation)
+    return _repeated(_laplace, noise_multiplier, num_steps, _UNSAMPLED)
+
+
+def poisson_laplace(
+    noise_multiplier: float, num_steps: int, *, sampling_prob: float, relation: Relation
+) -> Guarantee:
+    """Laplace sums over records that are drawn independently, anew at each step.
+
+    Pure as well: a step costs ``log(1 + q (exp(1 / scale) - 1))``.
+
+    Args:
+      noise_multiplier: std over the L1 sensitivity, >= 0; the scale is std / sqrt(2).
+      num_steps: >= 1.
+      sampling_prob: q in (0, 1), of each record at each step.
+      relation: ``"zero_out"`` or ``"add_or_remove"``.
+
+    Raises:
+      ValueError: an argument is out of range, or ``"replace_one"``.
+    """
+    _validate.probability(sampling_prob=sampling_prob)
+    _validate.one_of(RELATIONS, relation=relation)
+    if relation == "replace_one":
+        raise ValueError(
+            "relation must be 'zero_out' or 'add_or_remove' with sampled Laplace noise, "
+            "got 'replace_one', for which dp-accounting has no bound; without sampling "
+            "every relation is accounted"
+        )
+
+    def step(multiplier: float) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(float(sampling_prob), _laplace(multiplier))
+
+    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+
+
+def zcdp(rho: float) -> Guarantee:
+    """A mechanism of which only its zero-concentrated differential privacy is known.
+
+    Args:
+      rho: >= 0, finite, for the relation that matters: it is not in the event. That of
+        Gaussian sums is :func:`gaussian_rho`.
+    """
+    _validate.non_negative(rho=rho)
+    return Guarantee(dp.ZCDpEvent(float(rho)), _UNSAMPLED)
+
+
+def repeat_and_select(guarantee: Guarantee, *, mean: float, shape: float) -> Guarantee:
+    """The best of a random number of runs, the others never being shown.
+
+    Each run has the same guarantee, fresh noise, and a score by which it is selected. The
+    score must be an output of the run: computed from its releases and from public data.
+    The law of the number of runs is named by ``shape``: 0 the logarithmic, 1 the
+    geometric, infinity the Poisson (which may run nothing at all), and in between the
+    truncated negative binomial.
+
+    Only RDP accounts this, so every event in ``guarantee`` must be one that RDP supports:
+    Gaussians, Poisson samples that are never truncated and not under replace-one, random
+    subsets of a fixed size, Laplace without sampling, zCDP.
+
+    Args:
+      guarantee: of one run.
+      mean: >= 1, finite; expected number of runs.
+      shape: >= 0 or infinity.
+
+    Raises:
+      TypeError, ValueError: an argument is of the wrong type or out of range.
+
+    References:
+      Papernot & Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
+      <https://arxiv.org/abs/2110.03620>`_, 2022, Theorems 2 and 6.
+    """
+    _validate.instance(Guarantee, guarantee=guarantee)
+    _validate.positive(mean=mean)
+    if mean < 1:
+        raise ValueError(f"mean must be a number >= 1, got {mean!r}")
+    if isinstance(shape, bool) or not isinstance(shape, numbers.Real):
+        raise TypeError(f"shape must be a number >= 0 or infinity, got {shape!r}")
+    if math.isnan(shape) or shape < 0:
+        raise ValueError(f"shape must be a number >= 0 or infinity, got {shape!r}")
+    event = RepeatAndSelectDpEvent(guarantee.event, float(mean), float(shape))
+    return Guarantee(event, guarantee.event_relation)
+
+
+def _laplace(noise_multiplier: float) -> dp.DpEvent:
+    """dp-accounting's multiplier of a Laplace is its scale, not its deviation."""
+    return dp.LaplaceDpEvent(noise_multiplier / math.sqrt(2))
 
 
 def _repeated(

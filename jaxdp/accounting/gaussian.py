@@ -74,6 +74,18 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return 1 / raised_until(enough, noise)
 
 
+def gaussian_rho(noise_multiplier: float, num_steps: int = 1) -> float:
+    r"""The zCDP of Gaussian sums: :math:`T / 2 m^2`, and no sequence of them has less.
+
+    Args:
+      noise_multiplier: m > 0, std over the sensitivity.
+      num_steps: T >= 1.
+    """
+    _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.integer(num_steps=num_steps)
+    return num_steps / (2 * noise_multiplier**2)
+
+
 def root(
     f: Callable[[float], float], low: float, high: float, xtol: float = 1e-300
 ) -> float:

@@ -5,6 +5,7 @@ import math
 from typing import Any, Self
 
 import dp_accounting as dp
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
@@ -22,7 +23,7 @@ class Epsilon(float):
     """A bound on the privacy loss: a plain number that also names who computed it.
 
     Attributes:
-      accountant: "Gaussian closed form", "PLD", "RDP", or "no noise".
+      accountant: "Gaussian closed form", "PLD", "RDP", "pure composition" or "no noise".
     """
 
     accountant: str
@@ -50,20 +51,28 @@ def epsilon(
     Args:
       event: any dp-accounting event.
       event_relation: the relation that it is stated under.
-      delta: in (0, 1). PLD's tables stop at tails of about 1e-15 and answer infinity
-        where ``delta`` is below them.
+      delta: in (0, 1), or 0 where all noise is Laplace. PLD's tables stop at tails of
+        about 1e-15 and answer infinity where ``delta`` is below them.
 
     Returns:
       An :class:`Epsilon`; infinite without noise.
 
     Raises:
-      ValueError: no accountant supports the event under that relation.
+      ValueError: no accountant supports the event under that relation, or ``delta`` is 0
+        and some noise has no pure guarantee.
     """
-    _validate.probability(delta=delta)
+    leaves = leaves_of(event, event_relation)
+    pure = Epsilon(pure_epsilon(leaves, event_relation), "pure composition")
+    no_noise = any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves)
+    if delta == 0 and pure < math.inf:
+        return pure
+    if not (delta == 0 and no_noise):
+        _validate.probability(delta=delta)
     name, mu, accountant = account(event, event_relation)
     if accountant is None:
-        return Epsilon(gaussian_epsilon(mu, delta), name)
-    return Epsilon(accountant.get_epsilon(delta), name)
+        spent = math.inf if mu == math.inf else gaussian_epsilon(mu, delta)
+        return Epsilon(spent, name)
+    return min(Epsilon(accountant.get_epsilon(delta), name), pure)
 
 
 def delta(
@@ -80,10 +89,25 @@ def delta(
       ValueError: no accountant supports the event under that relation.
     """
     _validate.non_negative(epsilon=epsilon)
+    if pure_epsilon(leaves_of(event, event_relation), event_relation) <= epsilon:
+        return 0.0
     _, mu, accountant = account(event, event_relation)
     if accountant is None:
         return gaussian_delta(mu, epsilon)
     return float(accountant.get_delta(epsilon))
+
+
+def pure_epsilon(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
+    """The epsilon at delta = 0, by adding up; infinite unless all noise is Laplace."""
+    return math.fsum(count * _pure_step(leaf, relation) for leaf, count in leaves)
+
+
+def _pure_step(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
+    q, scale = as_laplace(leaf) or (1.0, 0.0)
+    if scale == 0 or distance(relation) == 2:  # No bound is claimed for 2C.
+        return math.inf
+    # log(1 + q (exp(1 / scale) - 1)), which must not overflow.
+    return 1 / scale + math.log1p((1 - q) * math.expm1(-1 / scale))
 
 
 def account(
@@ -158,7 +182,8 @@ def choose_accountant(
         f"event must be one that an accountant supports under {relation.name}: PLD "
         f"refuses {refused}, and RDP the event as a whole. Supported under every "
         "relation are Gaussian, PoissonSampled(Gaussian), TruncatedSubsampledGaussian "
-        "and, without these, ZCDp"
+        "and, without these, ZCDp; RDP alone supports SampledWithoutReplacement, under "
+        "REPLACE_ONE, and RepeatAndSelect, of what RDP supports"
     )
 
 
@@ -169,9 +194,14 @@ def supports(accountant: dp.PrivacyAccountant, leaf: dp.DpEvent) -> bool:
     events' documentation say C. Sampling without replacement, which RDP alone supports,
     is the exception: there 2C is what dp-accounting documents.
     """
+    relation = accountant.neighboring_relation
+    if isinstance(leaf, RepeatAndSelectDpEvent):
+        parts = leaves_of(leaf.event, relation)
+        readable = all(supports(accountant, part) for part, _ in parts)
+        return readable and accountant.supports(leaf)
     misread = (
         isinstance(accountant, RdpAccountant)
-        and accountant.neighboring_relation is dp.NeighboringRelation.REPLACE_ONE
+        and relation is dp.NeighboringRelation.REPLACE_ONE
         and not isinstance(leaf, dp.ZCDpEvent | dp.SampledWithoutReplacementDpEvent)
     )
     return not misread and accountant.supports(leaf)
@@ -194,12 +224,33 @@ def as_gaussian(leaf: dp.DpEvent) -> tuple[float, float] | None:
     return None
 
 
+def as_laplace(leaf: dp.DpEvent) -> tuple[float, float] | None:
+    """Sampling probability and scale of a Laplace, sampled or not."""
+    match leaf:
+        case dp.LaplaceDpEvent():
+            return 1.0, leaf.noise_multiplier
+        case dp.PoissonSampledDpEvent(event=dp.LaplaceDpEvent(noise_multiplier=b)):
+            return leaf.sampling_probability, b
+    return None
+
+
 def step_mu(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
     """The mu of one occurrence of an event.
 
-    Exact for Gaussians. For sampled ones what the central limit theorem makes of many:
-    good for guesses, never for a guarantee. 0 for other events.
+    Exact for Gaussians. For other events what the central limit theorem makes of many:
+    good for guesses, never for a guarantee. 0 where nothing is known.
     """
+    match leaf:
+        case RepeatAndSelectDpEvent():
+            return total_mu(leaves_of(leaf.event, relation), relation)
+        case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
+            # Relative to 2C: a sampled Gaussian of distance 1.
+            q = leaf.sample_size / leaf.source_dataset_size
+            sampled = dp.PoissonSampledDpEvent(q, leaf.event)
+            return step_mu(sampled, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    if laplace := as_laplace(leaf):
+        q, scale = laplace
+        return distance(relation) * q / scale if scale else math.inf
     q, m = as_gaussian(leaf) or (0.0, 1.0)
     if m == 0:
         return math.inf
@@ -217,10 +268,12 @@ def loss_width(
     leaf: dp.DpEvent, relation: dp.NeighboringRelation, count: int = 1
 ) -> float:
     """The range of privacy losses that PLD tabulates for an event, roughly."""
+    far = distance(relation)
+    if laplace := as_laplace(leaf):
+        return 2 * far / laplace[1] if laplace[1] else 0.0
     _, m = as_gaussian(leaf) or (0.0, 0.0)
     if m == 0:
         return 0.0
-    far = distance(relation)
     if isinstance(leaf, dp.GaussianDpEvent):
         m /= math.sqrt(count)  # PLD composes these before it tabulates.
     elif isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):

@@ -106,6 +106,41 @@ def test_families_without_a_mu_are_calibrated_too():
     assert accounting.epsilon(*make(50.0, steps + 1), DELTA) > 2.0
 
 
+@pytest.mark.parametrize("q", [None, 1 / 16])
+@pytest.mark.parametrize("delta", [0, DELTA])
+def test_laplace_is_calibrated_with_and_without_delta(q: float | None, delta: float):
+    def make(m: float, steps: int = 500) -> accounting.Guarantee:
+        if q is None:
+            return accounting.full_batch_laplace(m, steps, "replace_one")
+        return accounting.poisson_laplace(
+            m, steps, sampling_prob=q, relation="zero_out"
+        )
+
+    noise = accounting.calibrate_noise_multiplier(make, 2.0, delta)
+    rel = 1e-12 if delta == 0 else 1e-4
+    assert 2.0 * (1 - rel) <= accounting.epsilon(*make(noise), delta) <= 2.0
+    most = accounting.calibrate_num_steps(lambda t: make(noise, t), 2.0, delta)
+    assert most in (500, 501)  # 501 where the last bit of noise pays for one more.
+    if delta == 0 and q is None:
+        assert noise == pytest.approx(math.sqrt(2) * 500 / 2.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
+def test_what_is_selected_from_is_calibrated(shape: float):
+    def make(m: float, steps: int = 3000) -> accounting.Guarantee:
+        one = full(m, steps, "replace_one")
+        return accounting.repeat_and_select(one, mean=10, shape=shape)
+
+    noise = accounting.calibrate_noise_multiplier(make, 2.0, DELTA)
+    assert 2.0 * (1 - 1e-4) <= accounting.epsilon(*make(noise), DELTA) <= 2.0
+    one = accounting.calibrate_noise_multiplier(
+        lambda m: full(m, 3000, "replace_one"), 2.0, DELTA
+    )
+    assert 1.5 * one < noise < 3.5 * one
+    most = accounting.calibrate_num_steps(lambda t: make(noise, t), 2.0, DELTA)
+    assert most == 3000
+
+
 def test_steps_stop_at_the_maximum():
     for cap in (1, 7):
         got = accounting.calibrate_num_steps(

@@ -2,6 +2,7 @@ import math
 from collections.abc import Iterator
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
@@ -14,6 +15,7 @@ from jaxdp.accounting import Guarantee, consistency
 RELATIONS = tuple(dp.NeighboringRelation)
 ADD, SWAP = RELATIONS[0], RELATIONS[1]
 GAUSSIAN = dp.GaussianDpEvent(3.0)
+LAPLACE = dp.LaplaceDpEvent(3.0)
 POISSON = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0))
 TRUNCATED = dp.TruncatedSubsampledGaussianDpEvent(100, 0.1, 12, 3.0)
 
@@ -43,8 +45,29 @@ def test_the_installed_version_agrees_with_itself(relation, m, q):
         accounting.self_check(steps(leaf, relation))
 
 
+@pytest.mark.parametrize("scale", [1e-3, 12.5, 1e6])
+def test_laplace_and_subsets_are_checked(scale):
+    for relation in (ADD, dp.NeighboringRelation.REPLACE_SPECIAL):
+        plain = dp.LaplaceDpEvent(scale)
+        for leaf in (plain, dp.PoissonSampledDpEvent(0.1, plain)):
+            accounting.self_check(steps(leaf, relation))
+    for size in (1, 30, 100):
+        gaussian = dp.GaussianDpEvent(scale)
+        leaf = dp.SampledWithoutReplacementDpEvent(100, size, gaussian)
+        accounting.self_check(steps(leaf, SWAP))
+
+
+def test_what_is_selected_from_is_checked_by_itself(monkeypatch):
+    one = accounting.full_batch_gaussian(3.0, 50, "zero_out")
+    guarantee = accounting.repeat_and_select(one, mean=10, shape=1)
+    accounting.self_check(guarantee)
+    consistency._check_leaf.cache_clear()
+    broken_pld(monkeypatch, standard_deviation=0.999)
+    with pytest.raises(RuntimeError, match="contradicts itself"):
+        accounting.self_check(guarantee)
+
+
 def test_other_events_are_checked():
-    accounting.self_check(steps(dp.LaplaceDpEvent(20.0)))
     for relation in RELATIONS:
         accounting.self_check(steps(dp.ZCDpEvent(0.01), relation))
         accounting.self_check(Guarantee(dp.NonPrivateDpEvent(), relation))
@@ -104,7 +127,35 @@ def test_an_rdp_with_another_multiplier_is_caught(monkeypatch, leaf, factor):
         accounting.self_check(steps(leaf))
 
 
-@pytest.mark.parametrize("leaf", [GAUSSIAN, POISSON, dp.ZCDpEvent(0.1)])
+@pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 2.0])
+def test_a_laplace_of_another_scale_is_caught(monkeypatch, factor):
+    honest = privacy_loss_distribution.from_laplace_mechanism
+
+    def build(parameter, **kwargs):
+        return honest(parameter * factor, **kwargs)
+
+    monkeypatch.setattr(privacy_loss_distribution, "from_laplace_mechanism", build)
+    for leaf in (dp.LaplaceDpEvent(3.0), dp.PoissonSampledDpEvent(0.1, LAPLACE)):
+        with pytest.raises(RuntimeError, match="exact trade-off"):
+            accounting.self_check(steps(leaf))
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 2.0])
+def test_random_subsets_of_another_multiplier_are_caught(monkeypatch, factor):
+    name = "_compute_rdp_sample_wor_gaussian"
+    honest = getattr(rdp_privacy_accountant, name)
+
+    def compute(q, noise_multiplier, orders):
+        return honest(q, noise_multiplier * factor, orders)
+
+    monkeypatch.setattr(rdp_privacy_accountant, name, compute)
+    with pytest.raises(RuntimeError, match="order 2"):
+        accounting.self_check(
+            steps(dp.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN), SWAP)
+        )
+
+
+@pytest.mark.parametrize("leaf", [GAUSSIAN, POISSON, LAPLACE, dp.ZCDpEvent(0.1)])
 def test_an_rdp_that_ignores_counts_is_caught(monkeypatch, leaf):
     """As the library's development version did for one event."""
     honest = RdpAccountant._maybe_compose
@@ -133,7 +184,26 @@ def test_another_closed_form_is_caught(monkeypatch):
         accounting.self_check(steps(GAUSSIAN))
 
 
-# The exact trade-off that the accountants are held against.
+# The exact trade-offs that the accountants are held against.
+
+
+@pytest.mark.parametrize("q", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("scale", [0.5, 4.0])
+@pytest.mark.parametrize("part", [0.0, 0.2, 0.7, 1.1])
+def test_delta_of_sampled_laplace_is_the_integral_that_defines_it(q, scale, part):
+    epsilon = part * math.log1p(q * math.expm1(1 / scale))
+    # Midpoints of a grid that has the kinks, 0 and 1, among its points.
+    dx = scale / 20_000
+    x = (np.arange(-40 * 20_000, 41 * 20_000) + 0.5) * dx
+    away = np.exp(-np.abs(x) / scale) / (2 * scale)
+    there = np.exp(-np.abs(x - 1) / scale) / (2 * scale)
+    mixed = (1 - q) * away + q * there
+    want = max(
+        float(np.maximum(a - math.exp(epsilon) * b, 0).sum() * dx)
+        for a, b in ((mixed, away), (away, mixed))
+    )
+    got = consistency._laplace_delta(q, scale, epsilon)
+    assert got == pytest.approx(want, rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.parametrize("q", [1e-3, 0.2, 1.0])

@@ -56,10 +56,59 @@ def test_sampled_is_relative_to_the_clip(relation, event_relation, per_clip, lar
     assert truncated == (dp.SelfComposedDpEvent(event, 7), event_relation)
 
 
+def test_random_subsets_are_relative_to_the_sensitivity():
+    got = accounting.fixed_size_gaussian(
+        3, 7, num_examples=100, batch_size=16, relation="replace_one"
+    )
+    step = dp.SampledWithoutReplacementDpEvent(100, 16, dp.GaussianDpEvent(3.0))
+    assert got == (dp.SelfComposedDpEvent(step, 7), SWAP)
+    full = accounting.fixed_size_gaussian(
+        3, 7, num_examples=100, batch_size=100, relation="replace_one"
+    )
+    assert full == accounting.full_batch_gaussian(3, 7, "replace_one")
+
+
+def test_laplace_is_told_its_scale():
+    """Whose standard deviation is sqrt(2) scales."""
+    scale = dp.LaplaceDpEvent(3 / math.sqrt(2))
+    for relation in accounting.RELATIONS:
+        got = accounting.full_batch_laplace(3, 7, relation)
+        assert got == (dp.SelfComposedDpEvent(scale, 7), ADD)
+    for relation, event_relation in (("zero_out", SPECIAL), ("add_or_remove", ADD)):
+        got = accounting.poisson_laplace(3, 7, sampling_prob=0.1, relation=relation)  # pyright: ignore
+        step = dp.PoissonSampledDpEvent(0.1, scale)
+        assert got == (dp.SelfComposedDpEvent(step, 7), event_relation)
+
+
+def test_zcdp_of_gaussians_is_their_closed_form():
+    rho = accounting.gaussian_rho(199.3812, 10_000)
+    assert rho == pytest.approx(0.1257771, rel=1e-6)  # 10_000 / (2 * 199.3812**2)
+    event, relation = accounting.zcdp(rho)
+    assert event == dp.ZCDpEvent(rho)
+    gaussian = accounting.full_batch_gaussian(199.3812, 10_000, "zero_out")
+    # RDP knows no more of Gaussians than their rho.
+    from dp_accounting.rdp import RdpAccountant
+
+    theirs = RdpAccountant().compose(gaussian.event).get_epsilon(1e-5)
+    assert accounting.epsilon(event, relation, 1e-5) == pytest.approx(theirs, rel=1e-12)
+    assert accounting.epsilon(*accounting.zcdp(0.0), 1e-5) == 0
+
+
+def test_selection_wraps_the_event_of_one_run():
+    one = accounting.full_batch_gaussian(3, 7, "replace_one")
+    got = accounting.repeat_and_select(one, mean=10, shape=1)
+    assert (got.event.event, got.event.mean, got.event.shape) == (one.event, 10.0, 1.0)  # pyright: ignore
+    assert got.event_relation is one.event_relation
+
+
 @pytest.mark.parametrize("relation", accounting.RELATIONS)
 def test_no_noise_is_not_private(relation: Relation):
+    zero = accounting.full_batch_gaussian(0, 7, relation)
+    tuned = accounting.repeat_and_select(zero, mean=3, shape=1)
+    assert accounting.epsilon(*tuned, 1e-5) == math.inf
     for guarantee in (
-        accounting.full_batch_gaussian(0, 7, relation),
+        zero,
+        accounting.full_batch_laplace(0, 7, relation),
         accounting.poisson_gaussian(0, 7, sampling_prob=0.1, relation=relation),
     ):
         assert guarantee.event == dp.NonPrivateDpEvent()
@@ -133,6 +182,11 @@ def test_the_larger_data_set_is_the_worse_where_the_sample_fits():
     assert np.any(smaller > larger + 1e-4)
 
 
+def selected(**changes):
+    one = accounting.full_batch_gaussian(3, 7, "replace_one")
+    return accounting.repeat_and_select(one, **{"mean": 2.0, "shape": 1.0} | changes)
+
+
 def truncated(relation: Relation, batch: int):
     return accounting.truncated_poisson_gaussian(
         1.0,
@@ -200,6 +254,45 @@ def test_batches_below_the_mean_are_refused_when_records_come_and_go():
             "relation",
         ),
         (lambda: truncated("zero_out", 0), ValueError, "max_batch_size"),
+        (
+            lambda: accounting.fixed_size_gaussian(
+                1, 5, num_examples=10, batch_size=5, relation="zero_out"
+            ),
+            ValueError,
+            "relation must be 'replace_one'.*no accountant",
+        ),
+        (
+            lambda: accounting.fixed_size_gaussian(
+                1, 5, num_examples=10, batch_size=11, relation="replace_one"
+            ),
+            ValueError,
+            "batch_size",
+        ),
+        (
+            lambda: accounting.poisson_laplace(
+                1, 5, sampling_prob=0.1, relation="replace_one"
+            ),
+            ValueError,
+            "relation must be 'zero_out' or 'add_or_remove'.*no bound",
+        ),
+        (lambda: accounting.full_batch_laplace(1, 0, "zero_out"), ValueError, "steps"),
+        (lambda: accounting.zcdp(-1.0), ValueError, "rho"),
+        (lambda: accounting.zcdp(math.inf), ValueError, "rho"),
+        (lambda: accounting.gaussian_rho(0.0), ValueError, "noise_multiplier"),
+        (lambda: selected(mean=0.5), ValueError, "mean"),
+        (lambda: selected(mean=math.inf), ValueError, "mean"),
+        (lambda: selected(shape=-0.5), ValueError, "shape"),
+        (lambda: selected(shape=math.nan), ValueError, "shape"),
+        (lambda: selected(shape="geometric"), TypeError, "shape"),
+        (
+            lambda: accounting.repeat_and_select(
+                dp.GaussianDpEvent(1.0),  # pyright: ignore
+                mean=2,
+                shape=1,
+            ),
+            TypeError,
+            "guarantee",
+        ),
     ],
 )
 def test_refuses(call, error, names):

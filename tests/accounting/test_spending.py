@@ -4,7 +4,10 @@ import math
 import pickle
 
 import dp_accounting as dp
+import numpy as np
 import pytest
+import scipy.optimize
+import scipy.stats
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
@@ -239,6 +242,131 @@ def test_rdp_accounts_what_pld_cannot(relation: dp.NeighboringRelation):
     got = accounting.epsilon(dp.ZCDpEvent(rho), relation, DELTA)
     assert got.accountant == "RDP"
     assert 2.0 < got < 2.4993
+
+
+# Laplace: a pure guarantee too.
+
+
+def laplace(scale: float, steps: int, q: float | None = None) -> accounting.Guarantee:
+    if q is None:
+        return accounting.full_batch_laplace(scale * math.sqrt(2), steps, "replace_one")
+    return accounting.poisson_laplace(
+        scale * math.sqrt(2), steps, sampling_prob=q, relation="zero_out"
+    )
+
+
+@pytest.mark.parametrize("q", [None, 0.3])
+@pytest.mark.parametrize("scale", [0.001, 0.5, 30.0])
+def test_pure_epsilons_add_up(q: float | None, scale: float):
+    got = accounting.epsilon(*laplace(scale, 40, q), 0)
+    assert got.accountant == "pure composition"
+    step = 1 / scale
+    if q is not None and step < 700:
+        step = math.log1p(q * math.expm1(step))
+    elif q is not None:
+        step += math.log(q)
+    assert got == pytest.approx(40 * step, rel=1e-12)
+    assert accounting.delta(*laplace(scale, 40, q), float(got)) == 0
+
+
+@pytest.mark.parametrize("q", [None, 0.3])
+def test_a_little_delta_pays_where_steps_are_many(q: float | None):
+    many = laplace(30.0, 400, q)
+    got = accounting.epsilon(*many, DELTA)
+    assert got.accountant == "PLD"
+    assert got < 0.7 * accounting.epsilon(*many, 0)
+    assert accounting.delta(*many, float(got)) == pytest.approx(DELTA, rel=1e-6)
+    # In one step it does not: nearly all of the loss is at its largest.
+    one = accounting.epsilon(*laplace(0.01, 1, q), DELTA)
+    assert one <= accounting.epsilon(*laplace(0.01, 1, q), 0)
+
+
+def test_epsilon_of_laplace_tends_to_that_of_the_gaussian_of_equal_information():
+    """A Laplace of scale b informs about its mean as a Gaussian of deviation b does."""
+    scale, steps = 100.0, 20_000
+    want = accounting.gaussian_epsilon(math.sqrt(steps) / scale, DELTA)
+    got = accounting.epsilon(*laplace(scale, steps), DELTA)
+    assert got == pytest.approx(want, rel=5e-3)
+
+
+@pytest.mark.parametrize("event", [dp.GaussianDpEvent(1.0), dp.ZCDpEvent(0.1)])
+def test_only_laplace_is_pure(event: dp.DpEvent):
+    mixed = dp.ComposedDpEvent([dp.LaplaceDpEvent(1.0), event])
+    for refused in (event, mixed):
+        with pytest.raises(ValueError, match="delta"):
+            accounting.epsilon(refused, ADD, 0)
+    assert accounting.epsilon(dp.NonPrivateDpEvent(), ADD, 0) == math.inf
+    assert accounting.epsilon(dp.ComposedDpEvent([]), ADD, 0) == 0
+
+
+# The best of several runs.
+
+
+def best_of(m: float, mean: float, shape: float) -> accounting.Guarantee:
+    one = accounting.full_batch_gaussian(m, 1, "zero_out")
+    return accounting.repeat_and_select(one, mean=mean, shape=shape)
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(10, 1.0), (50, 0.0), (5, 0.5)])
+def test_selection_is_the_theorem_of_papernot_and_steinke(mean: float, shape: float):
+    """Theorem 2, over the same orders, and Definition 1's mean, by summing its law."""
+    m = 2.0
+
+    def mean_of(gamma: float) -> float:
+        k = np.arange(1, 20_000)
+        steps = np.log1p((shape - 1) / np.arange(2, 20_000)) + math.log1p(-gamma)
+        weights = np.exp(np.concatenate([[0.0], np.cumsum(steps)]))
+        return float((k * weights).sum() / weights.sum())
+
+    gamma = scipy.optimize.brentq(lambda g: mean_of(g) - mean, 1e-3, 1 - 1e-9)
+    orders = np.array(RdpAccountant().orders)
+    once = orders / (2 * m**2)
+    extra = (1 + shape) * np.min((1 - 1 / orders) * once - math.log(gamma) / orders)  # pyright: ignore
+    rdp = once + extra + math.log(mean) / (orders - 1)
+    # The conversion of Canonne, Kamath and Steinke.
+    candidates = rdp + np.log1p(-1 / orders) - np.log(DELTA * orders) / (orders - 1)
+    got = accounting.epsilon(*best_of(m, mean, shape), DELTA)
+    assert got.accountant == "RDP"
+    assert got == pytest.approx(candidates.min(), rel=1e-6)
+
+
+def test_selection_bounds_the_largest_of_geometrically_many_gaussians():
+    """The exact delta of the largest output, and that selection does cost something."""
+    m, mean = 1.0, 5.0
+    gamma = 1 / mean
+    x = np.linspace(-10, 14, 400_001)
+
+    def density(shift: float) -> np.ndarray:
+        """Of the largest of k draws: the derivative of gamma F / (1 - (1 - gamma) F)."""
+        cdf = scipy.stats.norm.cdf(x, shift)
+        return gamma * scipy.stats.norm.pdf(x, shift) / (1 - (1 - gamma) * cdf) ** 2
+
+    def exact(epsilon: float) -> float:
+        p, q = density(1 / m), density(0.0)
+        excess = [np.maximum(a - math.exp(epsilon) * b, 0) for a, b in ((p, q), (q, p))]
+        return max(float(e.sum() * (x[1] - x[0])) for e in excess)
+
+    tuned = accounting.epsilon(*best_of(m, mean, 1.0), DELTA)
+    once = accounting.epsilon(*accounting.full_batch_gaussian(m, 1, "zero_out"), DELTA)
+    assert exact(float(tuned)) < DELTA < exact(float(once))
+
+
+def test_selection_from_what_rdp_misreads_is_refused():
+    for event in (
+        dp.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 2.0),
+        dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0)),
+        dp.GaussianDpEvent(2.0),
+    ):
+        guarantee = accounting.repeat_and_select(
+            accounting.Guarantee(event, SWAP), mean=3, shape=1
+        )
+        with pytest.raises(ValueError, match=r"REPLACE_ONE.*RepeatAndSelect"):
+            accounting.epsilon(*guarantee, DELTA)
+    subsets = accounting.fixed_size_gaussian(
+        3, 7, num_examples=100, batch_size=16, relation="replace_one"
+    )
+    tuned = accounting.repeat_and_select(subsets, mean=3, shape=1)
+    assert accounting.epsilon(*tuned, DELTA) > accounting.epsilon(*subsets, DELTA)
 
 
 def test_events_that_hold_lists_are_accounted():

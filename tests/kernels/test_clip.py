@@ -42,9 +42,9 @@ def reference(x: np.ndarray, bound: float) -> np.ndarray:
 
 
 clip_scalar = jax.jit(clip.clip_scalar)
-clip_vector = jax.jit(clip.clip_vector)
+clip_vector = jax.jit(clip.clip_vector, static_argnames="order")
 clip_tree = jax.jit(clip.clip_tree, static_argnames="batch_ndim")
-to_grid = jax.jit(clip.to_grid, static_argnums=3)
+to_grid = jax.jit(clip.to_grid, static_argnums=3, static_argnames="order")
 grid_sum = jax.jit(clip.grid_sum, static_argnums=3)
 within = jax.jit(clip._within, static_argnums=1)
 
@@ -257,6 +257,53 @@ def test_exact_bound_on_random_rows(width: int, count: int, bits: int) -> None:
     assert np.sqrt(norms[beyond].min()) >= 2**bits - math.sqrt(width) - 1
 
 
+@pytest.mark.parametrize("width", [1, 2, 7, 64])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_exact_bound_in_l1(width: int, bits: int) -> None:
+    """No row exceeds 2^k, none is dropped, and none within the bound is shortened."""
+    generator = np.random.default_rng(width)
+    x = generator.normal(size=(20_000, width))
+    x *= np.exp(generator.uniform(-6, 20, size=(len(x), 1)))
+    x, bound, mask = x.astype(np.float32), 0.7, np.arange(len(x)) % 5 > 0
+    c = np.asarray(to_grid(x, mask, bound, bits, order=1), np.int64)
+    norms = np.abs(c).sum(axis=1)
+    assert norms.max() <= 2**bits
+    assert not c[~mask].any()
+    true = np.abs(x.astype(np.float64)).sum(axis=1)
+    beyond = mask & (true > bound)
+    # Truncation takes less than a unit from each number, the margin 2**-18 of all.
+    assert norms[beyond].min() >= 2**bits - width - 1
+    inside = mask & (true <= 0.99 * bound)
+    error = np.abs(c[inside] - x[inside] * (2**bits / bound))
+    assert error.max() <= 1.0001
+
+
+def test_l1_integers_are_verified_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clip, "_MARGIN", 1.01)
+    x = np.random.default_rng(6).normal(scale=100, size=(1000, 4)).astype(np.float32)
+    run = jax.jit(lambda x, mask: clip.to_grid(x, mask, 1.0, 16, order=1))
+    norms = np.abs(np.asarray(run(x, np.ones(len(x), bool)))).sum(axis=1)
+    assert norms.max() <= 2**16
+    assert norms.min() == 0
+
+
+def test_l1_rows_are_limited_to_what_int32_can_sum() -> None:
+    with pytest.raises(ValueError, match="2\\*\\*15 columns"):
+        clip.to_grid(jnp.ones((1, 2**15 + 1)), jnp.ones(1, bool), 1.0, 16, order=1)
+
+
+@settings
+@hypothesis.given(x=rows_strategy(3), bound=BOUNDS | st.just(math.inf))
+def test_clip_in_l1_against_numpy(x: np.ndarray, bound: float) -> None:
+    out = np.asarray(clip_vector(x, bound, order=1))
+    wide = x.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        norm = np.abs(wide).sum(axis=-1, keepdims=True)
+        expected = np.where(norm > bound, wide * (bound / norm), wide)
+    expected = np.where(np.isfinite(wide).all(axis=-1, keepdims=True), expected, 0)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-37)
+
+
 def test_long_rows_are_not_dropped() -> None:
     """A float32 norm of 200 000 numbers is accurate enough for the margin."""
     generator = np.random.default_rng(1)
@@ -402,6 +449,11 @@ def test_grid_bits(rows: int, noise: float, exact: bool) -> None:
 )
 def test_grid_bits_by_hand(rows: int, noise: float, exact: bool, bits: int) -> None:
     assert clip.grid_bits(rows, noise, exact_noise=exact) == bits
+
+
+def test_heavier_tails_ask_for_more_room() -> None:
+    assert clip.grid_bits(40_000, 5000.0, deviations=32) == 13
+    assert clip.grid_bits(40_000, 0.0, deviations=32) == 15
 
 
 def test_from_grid_undoes_the_grid() -> None:

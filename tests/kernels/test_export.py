@@ -37,6 +37,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
     "stored_bits": (lambda w: threefry.stored_bits(key(w), 7), WORDS),
     "normal": (lambda w: threefry.normal(key(w), (7,)), WORDS),
     "wide_normal": (lambda w: threefry.wide_normal(key(w), (7,)), WORDS),
+    "permuted": (lambda w: threefry.permuted(key(w), jnp.arange(5), 9), WORDS),
     **{
         f"flat-{law}": (
             lambda w, law=law: sphere.flat(key(w), 9, law=law, num=3),
@@ -64,6 +65,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
     ),
     "clip_vector": (lambda x: clip.clip_vector(x, 1.0), ROWS),
     "grid_sum": (lambda x, m: clip.grid_sum(x, m, 1.0, 16), ROWS, MASK),
+    "grid_sum-l1": (lambda x, m: clip.grid_sum(x, m, 1.0, 16, order=1), ROWS, MASK),
 }
 
 

@@ -266,3 +266,27 @@ def test_wide_normal_is_a_function_of_key_and_index() -> None:
     other = threefry.wide_normal(threefry.fold_in(KEY, 1), (50,))
     assert not np.any(np.asarray(z) == np.asarray(other))
     assert threefry.wide_normal(KEY, (0, 2)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000, 2**12])
+def test_permuted_is_a_permutation(size: int) -> None:
+    permute = jax.jit(threefry.permuted, static_argnums=2)
+    everywhere = permute(KEY, jnp.arange(size), size)
+    assert everywhere.dtype == jnp.int32
+    np.testing.assert_array_equal(np.sort(everywhere), np.arange(size))
+    # Each index by itself, in any shape.
+    some = jnp.arange(size)[::3].reshape(-1, 1)
+    np.testing.assert_array_equal(permute(KEY, some, size), everywhere[::3, None])
+    if size > 60:
+        other = permute(threefry.fold_in(KEY, 1), jnp.arange(size), size)
+        assert np.count_nonzero(np.asarray(other) == everywhere) < size / 4
+
+
+def test_permuted_orders_are_equally_likely() -> None:
+    """The 60 ways to take three of five (failure < 1e-6)."""
+    keys = jax.vmap(lambda i: threefry.fold_in(KEY, i))(jnp.arange(24_000))
+    permute = jax.jit(jax.vmap(lambda k: threefry.permuted(k, jnp.arange(3), 5)))
+    orders = np.asarray(permute(keys)) @ [25, 5, 1]
+    counts = np.bincount(orders, minlength=125)
+    assert np.count_nonzero(counts) == 60
+    assert scipy.stats.chisquare(counts[counts > 0]).pvalue > 1e-6
