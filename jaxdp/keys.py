@@ -22,14 +22,17 @@ from jax.core import Tracer
 
 from jaxdp.kernels import threefry
 
-#: Every use of a stream. A role says what is drawn; the root it is drawn from is the
-#: root of that name, and no role belongs to two roots.
+#: Every use of a stream. A role says what is drawn, and is drawn from one root only: the
+#: root of its name, or the one beside it.
 ROLES = {
     "direction": 1,
     "noise": 2,
     "sampling": 3,
+    "output": 4,  # direction root: which iterate is returned
+    "attempt": 5,  # noise and sampling roots: the roots of a further attempt
 }
 
+_ROOTS = ("direction", "noise", "sampling")
 _SEED_WORDS = 8
 _spent: set[bytes] = set()
 _lock = threading.Lock()
@@ -70,7 +73,11 @@ class Keys:
                 "keys must be made outside jit: entropy drawn while tracing would be a "
                 "constant of the program, the same in every call"
             )
-        seed = secrets.token_bytes(32)
+        return cls._from_seed(secrets.token_bytes(32), private=True)
+
+    @classmethod
+    def _from_seed(cls, seed: bytes, *, private: bool) -> "Keys":
+        """The roots that 32 secret bytes stand for: hashed, so that none tells another."""
 
         def root(name: str, size: int) -> np.ndarray:
             digest = hashlib.shake_256(b"jaxdp keys 1 " + name.encode() + b":" + seed)
@@ -79,7 +86,7 @@ class Keys:
         names = ("direction", "noise", "sampling")
         direction, noise, sampling = (_wrap(jnp.asarray(root(n, 8))) for n in names)
         exact = jnp.asarray(root("exact noise", 32))
-        return cls(direction, noise, sampling, exact, private=True)
+        return cls(direction, noise, sampling, exact, private=private)
 
     @classmethod
     def insecure(cls, seed: int | jax.Array) -> "Keys":
@@ -143,6 +150,51 @@ def _seed_words(seed: int | jax.Array) -> jax.Array:
     return jnp.zeros((_SEED_WORDS,), jnp.uint32).at[0].set(low)
 
 
+def renewed(keys: Keys, attempt: int) -> Keys:
+    """The keys of a further attempt at steps whose releases were lost.
+
+    Noise and sampling roots are new, a function of the old ones and of ``attempt``; the
+    directions stay. Attempt 0 is the keys themselves.
+    """
+    if attempt == 0:
+        return keys
+    secret = exact_noise_secret(keys)
+    label = b"jaxdp attempt %d:" % attempt
+    words = np.frombuffer(hashlib.shake_256(label + secret).digest(32), dtype="<u4")
+    return dataclasses.replace(
+        keys,
+        noise=stream(keys.noise, "attempt", attempt),
+        sampling=stream(keys.sampling, "attempt", attempt),
+        noise_words=jnp.asarray(words.astype(np.uint32)),
+    )
+
+
+def to_hex(keys: Keys) -> dict[str, Any]:
+    """The roots as text, for a file that only its owner may read."""
+    words = {name: jax.random.key_data(getattr(keys, name)) for name in _ROOTS}
+    words["noise_words"] = keys.noise_words
+    text = {
+        name: np.asarray(x).astype("<u4").tobytes().hex() for name, x in words.items()
+    }
+    return text | {"private": keys.private}
+
+
+def from_hex(fields: dict[str, Any]) -> Keys:
+    """Reads what :func:`to_hex` wrote."""
+    roots = {name: root_from_hex(fields[name]) for name in _ROOTS}
+    noise_words = jnp.asarray(_words_of(fields["noise_words"]))
+    return Keys(**roots, noise_words=noise_words, private=bool(fields["private"]))
+
+
+def root_from_hex(text: str) -> jax.Array:
+    """A root from its part of :func:`to_hex`."""
+    return _wrap(jnp.asarray(_words_of(text)))
+
+
+def _words_of(text: str) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(text), dtype="<u4").astype(np.uint32)
+
+
 def check(keys: Any) -> Keys:
     """Returns ``keys`` if it is a :class:`Keys`.
 
@@ -190,6 +242,21 @@ def exact_noise_secret(keys: Keys) -> bytes:
             'is built; build it outside jit and vmap, or give the plan noise="gaussian"'
         )
     return np.asarray(keys.noise_words).astype("<u4").tobytes()
+
+
+def trial(keys: Keys, index: int) -> Keys:
+    """The keys of one run of many, independent of the parent's and of one another.
+
+    All roots, the public one too, are hashed from the parent's 256-bit secret: a trial's
+    direction root, which may be published, tells neither a secret nor which trial it was.
+
+    Args:
+      keys: the parent's; outside jit. Reproducible if they are.
+      index: >= 0.
+    """
+    data = b"jaxdp keys 1 trial:" + index.to_bytes(8, "little")
+    seed = hashlib.shake_256(data + exact_noise_secret(keys)).digest(32)
+    return Keys._from_seed(seed, private=keys.private)
 
 
 def _mark(keys: Keys, use: str) -> bytes | None:

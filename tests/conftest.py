@@ -35,7 +35,7 @@ class Case:
     """One gradient maker: its plan and constructor, and its non-private limit."""
 
     name: str
-    plan: plans._base.GaussianSumPlan
+    plan: plans._base.SumPlan
     make: Callable[..., optax.GradientTransformationExtraArgs]
     #: gradient of the non-private method at (params, batch), given the transform's state
     non_private: Callable[[Any, Any, Any], Any]
@@ -80,11 +80,12 @@ COMMON: dict[str, Any] = {
 }
 
 
-def _zeroth_order(law: str, num: int, **kwargs: Any) -> Case:
+def _zeroth_order(law: str, num: int, **changes: Any) -> Case:
     plan = plans.DPZero(
-        smoothing_radius=1e-2, direction=law, num_directions=num, **COMMON, **kwargs
+        smoothing_radius=1e-2, direction=law, num_directions=num, **COMMON | changes
     )
-    return Case(f"dpzero-{law}-{num}", plan, jaxdp.dpzero, _mezo(law, num))
+    name = "-".join(["dpzero", law, str(num), *changes.values()])
+    return Case(name, plan, jaxdp.dpzero, _mezo(law, num))
 
 
 #: Every transform that makes gradients.
@@ -93,6 +94,13 @@ GRADIENT_MAKERS = (
     _zeroth_order("gaussian", 1),
     _zeroth_order("rademacher", 2),
     _zeroth_order("orthonormal", 3),
+    _zeroth_order("rademacher", 2, noise="laplace", relation="zero_out"),
+    Case(
+        "dpgd_zeroth_order",
+        plans.DPGDZerothOrder(smoothing_radius=1e-2, **COMMON),
+        jaxdp.dpgd_zeroth_order,
+        _mezo("sphere", 1),
+    ),
     Case("dpgd", plans.DPGD(**COMMON), jaxdp.dpgd, _mean_gradient),
 )
 

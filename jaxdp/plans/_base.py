@@ -1,11 +1,11 @@
-"""What plans of one Gaussian sum a step share: bound, grid, event, calibration."""
+"""What plans of one noised sum a step share: bound, grid, event, calibration."""
 
 import dataclasses
 import hashlib
 import json
 import math
 import numbers
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import optax
 
@@ -13,19 +13,21 @@ from jaxdp import _validate, accounting, sampling
 from jaxdp._types import Phase, Relation
 from jaxdp.kernels import clip
 from jaxdp.keys import Keys
+from jaxdp.plans import _events
+from jaxdp.plans._clip_tuning import ClipTuning
+from jaxdp.plans.theorems import Settings
 
-_SAMPLERS = {
-    "FullBatch": sampling.FullBatch,
-    "TruncatedPoisson": sampling.TruncatedPoisson,
-}
-_PLANS: dict[str, type["GaussianSumPlan"]] = {}
+_SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
+#: Fields that hold several numbers, by name.
+_NESTED: dict[str, Any] = {"clip_tuning": ClipTuning, "theorem": Settings}
+_PLANS: dict[str, type["SumPlan"]] = {}
 
 Vary = Literal["noise_multiplier", "num_steps"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GaussianSumPlan:
-    """Each step releases one bounded sum of B records plus Gaussian noise.
+class SumPlan:
+    """Each step releases one bounded sum over the records of a batch, plus noise.
 
     Attributes:
       num_examples: n, records in the data set; public.
@@ -33,6 +35,7 @@ class GaussianSumPlan:
       sampling: which records a step reads.
       relation: which data sets are neighbours; no default.
       l2_clip_norm: C, bound on one record's contribution; infinity only without noise.
+        (With Laplace noise it bounds the L1 norm, and so the L2 norm.)
       noise_multiplier: standard deviation of the noise on the released sum over
         ``sensitivity``; None until :meth:`calibrate` or :meth:`with_noise`.
       delta: what :meth:`calibrate` aimed at; used by reports.
@@ -47,21 +50,25 @@ class GaussianSumPlan:
     delta: float | None = None
 
     family: ClassVar[str]
+    #: Whether the releases of a step are few enough to be logged, so that the log alone
+    #: rebuilds the parameters.
+    replayable: ClassVar[bool] = False
 
     @property
-    def noise(self) -> Literal["discrete", "gaussian"]:
-        """Exact integers from the host, or float32 Gaussians rounded to the grid."""
+    def noise(self) -> _events.Noise:
+        """The law of the noise: here, float32 Gaussians rounded to the grid."""
         return "gaussian"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _PLANS[cls.__name__] = cls
+        if "family" in vars(cls):  # Not for classes that others build on.
+            _PLANS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         _validate.integer(num_examples=self.num_examples)
-        # The counter of steps is a 32-bit integer.
-        _validate.integer(num_steps=self.num_steps, at_most=2**31 - 1)
         _validate.instance(tuple(_SAMPLERS.values()), sampling=self.sampling)
+        most = self.sampling.max_steps(self.num_examples)
+        _validate.integer(num_steps=self.num_steps, at_most=most)
         _validate.one_of(accounting.RELATIONS, relation=self.relation)
         _validate.positive(allow_inf=True, l2_clip_norm=self.l2_clip_norm)
         # Where float32 holds the clip, its grid and their inverses with room to spare.
@@ -71,8 +78,10 @@ class GaussianSumPlan:
                 f"{self.l2_clip_norm!r}"
             )
         if self.delta is not None:
-            _validate.probability(delta=self.delta)
+            self._check_delta(self.delta)
         self._coerce()
+        # Raises if noise, sampler and relation cannot be accounted together.
+        self._guarantee_of(1.0, self.num_steps)
         if self.noise_multiplier is None:
             return
         _validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -84,6 +93,10 @@ class GaussianSumPlan:
                 )
             accounting.self_check(self._guarantee)
         _ = self.grid_bits  # Raises if the sum cannot fit.
+
+    def _check_delta(self, delta: float) -> None:
+        if not (delta == 0 and self.noise == "laplace"):
+            _validate.probability(delta=delta)
 
     def _coerce(self) -> None:
         """Makes plain numbers of NumPy's: equal plans have equal digests."""
@@ -99,7 +112,7 @@ class GaussianSumPlan:
 
     @property
     def sensitivity(self) -> float:
-        """How far one record moves the released sum, in L2."""
+        """How far one record moves the released sum, in the norm that is bounded."""
         return accounting.sensitivity(self.relation, self.l2_clip_norm)
 
     @property
@@ -110,17 +123,20 @@ class GaussianSumPlan:
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on what updates the parameters."""
-        return self._noise * self.sensitivity / self.normalizer if self._noise else 0.0
+        noise = self._sum_noise
+        return noise * self.sensitivity / self.normalizer if noise else 0.0
 
     @property
     def grid_bits(self) -> int | None:
         """k: sums are integers in units of 2**-k of the clip; None without a clip."""
         if math.isinf(self.l2_clip_norm):
             return None
-        rows = self.sampling.batch_size(self.num_examples)
-        exact = self.noise == "discrete"
         return clip.grid_bits(
-            rows, self._noise * self._sensitivity_over_clip, exact_noise=exact
+            self.sampling.rows(self.num_examples),
+            self._largest_noise * self._sensitivity_over_clip,
+            exact_noise=self.noise != "gaussian",
+            # Where either law has a mass below 1e-14.
+            deviations=32 if self.noise == "laplace" else 8,
         )
 
     @property
@@ -128,7 +144,8 @@ class GaussianSumPlan:
         """Standard deviation of the integer noise, rounded up."""
         if self.grid_bits is None:
             return 0
-        return math.ceil(self._noise * self._sensitivity_over_clip * 2**self.grid_bits)
+        over_clip = self._sum_noise * self._sensitivity_over_clip
+        return math.ceil(over_clip * 2**self.grid_bits)
 
     @property
     def _sensitivity_over_clip(self) -> float:
@@ -143,6 +160,16 @@ class GaussianSumPlan:
             )
         return self.noise_multiplier
 
+    @property
+    def _sum_noise(self) -> float:
+        """The noise multiplier of the sum; more than what a whole step is charged for."""
+        return self._noise
+
+    @property
+    def _largest_noise(self) -> float:
+        """The largest noise multiplier of all that a step releases."""
+        return self._sum_noise
+
     # Accounting.
 
     @property
@@ -152,16 +179,14 @@ class GaussianSumPlan:
     def _guarantee_of(
         self, noise_multiplier: float, steps: int
     ) -> accounting.Guarantee:
-        if isinstance(self.sampling, sampling.TruncatedPoisson):
-            return accounting.truncated_poisson_gaussian(
-                noise_multiplier,
-                steps,
-                sampling_prob=self.sampling.sampling_prob,
-                num_examples=self.num_examples,
-                max_batch_size=self.sampling.batch_size(self.num_examples),
-                relation=self.relation,
-            )
-        return accounting.full_batch_gaussian(noise_multiplier, steps, self.relation)
+        return _events.guarantee(
+            self.noise,
+            self.sampling,
+            self.relation,
+            num_examples=self.num_examples,
+            num_steps=steps,
+            noise_multiplier=noise_multiplier,
+        )
 
     @property
     def event(self) -> Any:
@@ -181,7 +206,7 @@ class GaussianSumPlan:
         delta = self.delta if delta is None else delta
         if delta is None:
             raise ValueError("delta must be a number in (0, 1); the plan has none")
-        _validate.probability(delta=delta)
+        self._check_delta(delta)
         return accounting.epsilon(*self._guarantee, delta)
 
     def calibrate(
@@ -191,15 +216,18 @@ class GaussianSumPlan:
 
         Args:
           epsilon: > 0.
-          delta: in (0, 1).
+          delta: in (0, 1); with Laplace noise also 0.
           vary: ``"noise_multiplier"``, or ``"num_steps"`` for a plan that has noise.
         """
         _validate.positive(epsilon=epsilon)
-        _validate.probability(delta=delta)
+        self._check_delta(delta)
         _validate.one_of(("noise_multiplier", "num_steps"), vary=vary)
         if vary == "num_steps":
             steps = accounting.calibrate_num_steps(
-                lambda t: self._guarantee_of(self._noise, t), epsilon, delta
+                lambda t: self._guarantee_of(self._noise, t),
+                epsilon,
+                delta,
+                max_steps=min(self.sampling.max_steps(self.num_examples), 1_000_000),
             )
             return dataclasses.replace(self, num_steps=steps, delta=delta)
         if math.isinf(self.l2_clip_norm):
@@ -220,7 +248,7 @@ class GaussianSumPlan:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        size = self.sampling.batch_size(self.num_examples)
+        size = self.sampling.rows(self.num_examples)
         return (Phase("step", 1, size),)
 
     def transform(
@@ -228,6 +256,27 @@ class GaussianSumPlan:
     ) -> optax.GradientTransformationExtraArgs:
         """The gradient maker that runs under this plan."""
         raise NotImplementedError
+
+    def returned(self, state: Any, params: Any) -> Any:
+        """What a run returns, from its transformation's state and the last iterate."""
+        return params
+
+    def replay(
+        self, direction: Any, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """The gradient maker of a run whose releases are known; it reads no data.
+
+        Args:
+          direction: the run's direction root, a typed key, shape=(); public.
+          **kwargs: ``trainable`` and ``stacked``, as in the run.
+
+        Raises:
+          ValueError: the plan is not ``replayable``.
+        """
+        raise ValueError(
+            f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
+            "releases are as large as the parameters and are not logged"
+        )
 
     # Text.
 
@@ -241,6 +290,9 @@ class GaussianSumPlan:
             if field.name == "sampling":
                 chosen = dataclasses.asdict(self.sampling)
                 value = {"sampler": type(self.sampling).__name__, **chosen}
+            elif field.name in _NESTED and value is not None:
+                part: Any = value
+                value = dataclasses.asdict(part)
             fields[field.name] = value
         return json.dumps(fields, indent=2)
 
@@ -280,7 +332,7 @@ class GaussianSumPlan:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
 
 
-def from_json(text: str) -> GaussianSumPlan:
+def from_json(text: str) -> SumPlan:
     """The plan that ``to_json`` wrote.
 
     Raises:
@@ -291,6 +343,9 @@ def from_json(text: str) -> GaussianSumPlan:
         fields = json.loads(text)
         kind, chosen = fields.pop("plan"), fields.pop("sampling")
         sampler = _SAMPLERS[chosen.pop("sampler")](**chosen)
+        for name, make in _NESTED.items():
+            if fields.get(name) is not None:
+                fields[name] = make(**fields[name])
         fields |= {name: math.inf for name, v in fields.items() if v == "inf"}
         return _PLANS[kind](sampling=sampler, **fields)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import optax
 
 from jaxdp.keys import Keys
-from jaxdp.plans._base import GaussianSumPlan
+from jaxdp.plans._base import SumPlan
 from jaxdp.transforms.dpgd import dpgd
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DPGD(GaussianSumPlan):
+class DPGD(SumPlan):
     """Clipped per-record gradients: d numbers a step (needs backpropagation).
 
     Noise is float32 Gaussian rounded to the grid. Where batches are sampled, the

@@ -49,10 +49,13 @@ def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
         keys_lib.spend(keys, family)
 
 
-def horizon(plan: PrivatePlan, keys: keys_lib.Keys, *, vouched: bool = True) -> Horizon:
+def horizon(
+    plan: PrivatePlan, keys: keys_lib.Keys | None, *, vouched: bool = True
+) -> Horizon:
     """The start of a run; ``vouched``: its noise is drawn here, from ``keys``."""
     words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
-    private = plan.grid_noise_std > 0 and keys.private and vouched
+    drawn_here = keys is not None and keys.private and vouched
+    private = plan.grid_noise_std > 0 and drawn_here
     return Horizon(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
@@ -128,11 +131,6 @@ def need_params(params: Any, name: str) -> Any:
 def noise_root(plan: PrivatePlan, keys: keys_lib.Keys) -> jax.Array:
     """The key of this plan's float32 noise; secret."""
     return keys_lib.stream(keys.noise, "noise", context=int(plan.digest[:8], 16))
-
-
-def direction_root(keys: keys_lib.Keys) -> jax.Array:
-    """The key of all directions; public."""
-    return keys_lib.stream(keys.direction, "direction")
 
 
 def rounded_normal(

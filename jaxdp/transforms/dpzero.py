@@ -6,8 +6,14 @@ r"""DPZero: private zeroth-order gradients from one noised number per direction.
 
 with the slopes s of :mod:`jaxdp.kernels.finite_difference`. The dimension enters
 neither sensitivity nor noise.
+
+DPGD-0th is the same release with noise in the other directions added afterwards:
+clipping the vector :math:`s_{t,i}u_t` at C is clipping the slope at
+:math:`C/\|u_t\|`, and isotropic noise is noise along :math:`u_t`, which privacy needs,
+plus independent noise across it, which depends on no record and may be public.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +24,17 @@ import optax
 from jaxdp import keys as keys_lib
 from jaxdp import noise as noise_lib
 from jaxdp import sampling
-from jaxdp._types import PathPredicate, ValueFn, ZerothOrderPlan
+from jaxdp._types import ClipTuning, PathPredicate, ValueFn, ZerothOrderPlan
 from jaxdp.kernels import finite_difference, sphere
 from jaxdp.oracles import scalar
 from jaxdp.transforms import _common
+
+
+class Kept(NamedTuple):
+    """The iterate that the paper returns. Public, as every iterate is."""
+
+    step: jax.Array  # shape=(), dtype=int32; tau
+    params: Any  # x_tau, or x_0 as long as the run has not come to tau
 
 
 class DPZeroState(NamedTuple):
@@ -29,8 +42,12 @@ class DPZeroState(NamedTuple):
 
     horizon: _common.Horizon
     direction: jax.Array  # shape=(), key of all directions; public
-    noise: jax.Array  # int32 (num_steps, K) exact table, or key () for float noise
-    release: jax.Array  # shape=(K,), dtype=float32; y of the last step
+    noise: jax.Array  # int32 (num_steps, R) exact table, or key () for float noise
+    # shape=(R,), dtype=float32; y of the last step, and the count of clip tuning: R is K
+    # or K + 1
+    release: jax.Array
+    output: Any  # Kept, or None where the last iterate is the output; public
+    clip: Any  # shape=(), dtype=float32, of the next step, or None: a constant; public
 
     SECRET = ("noise",)
 
@@ -44,14 +61,22 @@ class DPZeroState(NamedTuple):
 
 
 def exact_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.ndarray:
-    """The run's discrete Gaussians, int32 (num_steps, K): secret.
+    """The run's exact integers, int32 (num_steps, R): secret.
 
     A deterministic function of the noise root and the plan, drawn on the host.
     """
     secret = keys_lib.exact_noise_secret(keys)
     coins = noise_lib.Coins(secret, name, plan.digest, 0)
     shape = (plan.num_steps, plan.num_directions)
-    table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)
+    if plan.noise == "laplace":
+        table = noise_lib.discrete_laplace(coins, plan.grid_noise_scale, shape)
+    else:
+        table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)
+    if plan.clip_tuning is not None:
+        coins = noise_lib.Coins(secret, name, plan.digest, 0, "count")
+        shape = (plan.num_steps, 1)
+        count = noise_lib.discrete_gaussian(coins, plan.grid_count_std, shape)
+        table = np.concatenate([table, count], axis=1)
     # The sum wraps modulo 2**32 like int32 does, so truncating bits loses nothing.
     return (table & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
@@ -79,12 +104,14 @@ def dpzero(
         bools. The others get zero updates and no direction.
       stacked: predicate on the path: leaves whose first axis counts layers.
       microbatch_size: records evaluated at once.
-      noise_table: the exact noise, int32 (num_steps, K), for tests and audits; reports
-        of such a run say ``"private": false``.
+      noise_table: the exact noise, int32 (num_steps, K), or (num_steps, K + 1) where the
+        plan tunes its clip, for tests and audits; reports of such a run say
+        ``"private": false``.
 
     Privacy:
-      Each step releases K numbers whose noise the plan's event pays for; everything else
-      is post-processing. Past ``plan.num_steps`` releases and updates are zero. ``init``
+      Each step releases K numbers, and the count of clip tuning, whose noise the plan's
+      event pays for; everything else is post-processing, :func:`dpzero_output` and the
+      moving clip included. Past ``plan.num_steps`` releases and updates are zero. ``init``
       begins a run: keys from entropy serve one, and ``update`` must not be called twice
       with one state on different data, for the noise is a function of the state.
 
@@ -97,41 +124,290 @@ def dpzero(
       Zhang, Li, Thekumparampil, Oh, He, `DPZero: Private Fine-Tuning of Language Models
       without Backpropagation <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 2.
     """
+    return _maker(
+        plan,
+        keys,
+        "dpzero",
+        trainable=trainable,
+        stacked=stacked,
+        microbatch_size=microbatch_size,
+        noise_table=noise_table,
+    )
+
+
+def dpgd_zeroth_order(
+    plan: ZerothOrderPlan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: _common.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    noise_table: jax.Array | np.ndarray | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """DPGD-0th as an optax transformation: the DPZero paper's baseline.
+
+    Per-record vectors ``slope * direction`` are clipped in L2 and their sum gets isotropic
+    noise. Used as :func:`dpzero`, with the same arguments and errors.
+
+    Args:
+      plan: a ``jaxdp.plans.DPGDZerothOrder`` with noise.
+      keys: a ``jaxdp.Keys``.
+      trainable: which leaves move; as in :func:`dpzero`.
+      stacked: leaves whose first axis counts layers; as in :func:`dpzero`.
+      microbatch_size: records evaluated at once.
+      noise_table: the exact noise along the direction, int32 (num_steps, 1), for tests.
+
+    Privacy:
+      Each step releases one number, the coordinate of the noised sum along the direction;
+      one record moves that sum by at most ``plan.sensitivity``. The noise across the
+      direction depends on no record: it comes from the direction root, is public, and a
+      run can be replayed from its releases.
+
+    References:
+      Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
+    """
+    return _maker(
+        plan,
+        keys,
+        "dpgd_zeroth_order",
+        trainable=trainable,
+        stacked=stacked,
+        microbatch_size=microbatch_size,
+        noise_table=noise_table,
+    )
+
+
+def dpzero_output(state: Any, params: Any) -> Any:
+    """The point that a run returns: ``x_tau`` of the paper, or the last iterate.
+
+    Args:
+      state: the state of :func:`dpzero` or :func:`dpgd_zeroth_order`, or a tree that holds
+        one, such as a chain's.
+      params: the current params.
+
+    Returns:
+      Where the plan has ``output="random"``, the params before step ``tau``, uniform on
+      {0, ..., num_steps - 1} and drawn from the direction root (so with one step the
+      initial params, which read no record); before step ``tau``, the initial params.
+      Else ``params``.
+
+    Raises:
+      ValueError: ``state`` holds no such state, or more than one.
+
+    References:
+      Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithms 1, 2.
+    """
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, DPZeroState))
+    found = [x for x in leaves if isinstance(x, DPZeroState)]
+    if len(found) != 1:
+        raise ValueError(
+            "state must hold the state of one jaxdp.dpzero or jaxdp.dpgd_zeroth_order, "
+            f"got {len(found) or 'none'}"
+        )
+    return params if found[0].output is None else found[0].output.params
+
+
+def output_step(plan: ZerothOrderPlan, direction: jax.Array) -> jax.Array:
+    """tau, int32 (): uniform on {0, ..., T-1} up to 2**-32 T; from the direction root."""
+    context = int(plan.digest[:8], 16)
+    key = keys_lib.stream(direction, "output", context=context)
+    return (keys_lib.words(key, 1)[0] % np.uint32(plan.num_steps)).astype(jnp.int32)
+
+
+def draw_directions(
+    plan: ZerothOrderPlan,
+    key: jax.Array,
+    params: Any,
+    moves: PathPredicate,
+    stacked: PathPredicate | None,
+) -> sphere.Direction:
+    """The K directions of a step from its key."""
+    return sphere.directions(
+        key,
+        params,
+        law=plan.direction,
+        num=plan.num_directions,
+        trainable=moves,
+        stacked=stacked,
+    )
+
+
+def gradient(
+    plan: ZerothOrderPlan,
+    release: jax.Array,
+    rows: sphere.Direction,
+    key: jax.Array,
+    params: Any,
+) -> Any:
+    """The gradient that a release stands for: post-processing, without data.
+
+    Args:
+      plan: whether there is noise across the direction, and how much.
+      release: float32 (K,): y.
+      rows: the K directions of the step.
+      key: the direction key of the step that they were drawn from; public.
+      params: shapes and dtypes.
+    """
+    if not plan.isotropic:
+        return finite_difference.combine(release, rows, params)
+    # A second direction of the same step, for the noise across the first.
+    moves, stacked = frozenset(rows.paths).__contains__, rows.stacked.__contains__
+    two = sphere.directions(
+        key, params, law="gaussian", num=2, trainable=moves, stacked=stacked
+    )
+    other = jax.tree.map(lambda x: x[1:], two)
+    along = _inner(sphere.select(rows, 0), sphere.select(other, 0), params) / rows.dim
+    std = jnp.full((1,), plan.noise_std, jnp.float32)
+    on_direction = finite_difference.combine(release - std * along, rows, params)
+    across = finite_difference.combine(std, other, params)
+    return jax.tree.map(jnp.add, on_direction, across)
+
+
+def _inner(one: sphere.Direction, other: sphere.Direction, params: Any) -> jax.Array:
+    """Inner product of two directions, shape=(), float32."""
+    u, v = (sphere.materialise(d, params) for d in (one, other))
+    return jnp.asarray(optax.tree.vdot(u, v))
+
+
+def _begin(
+    plan: ZerothOrderPlan, direction: jax.Array, noise: Any, start: Any, params: Any
+) -> DPZeroState:
+    """The state before the first step, in copies, because callers donate theirs."""
+    kept = None
+    if plan.output == "random":
+        kept = Kept(output_step(plan, direction), params)
+    root = keys_lib.stream(direction, "direction")
+    release = jnp.zeros((_width(plan),), jnp.float32)
+    bound = None if plan.clip_tuning is None else np.float32(plan.l2_clip_norm)
+    state = DPZeroState(start, root, noise, release, kept, bound)
+    return jax.tree.map(jnp.array, state)
+
+
+def _width(plan: ZerothOrderPlan) -> int:
+    """R: numbers that leave a step."""
+    return plan.num_directions + (plan.clip_tuning is not None)
+
+
+def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
+    """The clip after a step: float32, shape=().
+
+    Args:
+      tuning: how fast it moves, and whereto.
+      bound: the clip of the step.
+      count: the released count over the normalizer: a half if no record was clipped.
+    """
+    excess = count + np.float32(0.5 - tuning.target_unclipped_quantile)
+    factor = jnp.exp(excess * np.float32(-tuning.learning_rate))
+    # By itself, so that a run and its replay round alike.
+    factor = jax.lax.optimization_barrier(factor)
+    # The range of l2_clip_norm.
+    return jnp.clip(bound * factor, np.float32(1e-30), np.float32(1e30))
+
+
+def _follow(
+    plan: ZerothOrderPlan,
+    state: DPZeroState,
+    release: jax.Array,
+    rows: sphere.Direction,
+    key: jax.Array,
+    params: Any,
+) -> tuple[Any, DPZeroState]:
+    """What a step does with its release: a run and its replay both come here."""
+    count = state.horizon.count
+    active, horizon = _common.advance(plan, state.horizon)
+    release = _common.zero_where_done(active, release)
+    made = gradient(plan, release[: plan.num_directions], rows, key, params)
+    if plan.isotropic:
+        made = _common.zero_where_done(active, made)
+    output = state.output
+    if output is not None:
+        here = count == output.step
+        keep = lambda new, old: jnp.where(here, jnp.asarray(new), old)  # noqa: E731
+        output = Kept(output.step, jax.tree.map(keep, params, output.params))
+    bound = state.clip
+    if plan.clip_tuning is not None:
+        moved = next_clip(plan.clip_tuning, bound, release[-1])
+        bound = jnp.where(active, moved, bound)
+    return made, state._replace(
+        horizon=horizon, release=release, output=output, clip=bound
+    )
+
+
+def replay(
+    plan: ZerothOrderPlan,
+    direction: jax.Array,
+    *,
+    trainable: _common.Trainable = None,
+    stacked: PathPredicate | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of a run whose releases are known: it reads no data.
+
+    ``update`` takes ``release``, float32, of the shape of ``state.release``. It works on
+    its own state, which holds no noise, and on that of the run's transformation.
+
+    Args:
+      plan: the plan of the run.
+      direction: the run's direction root; public.
+      trainable: as in the run.
+      stacked: as in the run.
+    """
+
+    def init_fn(params: Any) -> DPZeroState:
+        nobody = _common.horizon(plan, None)
+        return _begin(plan, direction, None, nobody, params)
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        release: jax.Array,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args
+        moves = _common.moving(params, trainable)
+        key = keys_lib.at_step(state.direction, state.horizon.count)
+        rows = draw_directions(plan, key, params, moves, stacked)
+        return _follow(plan, state, release, rows, key, params)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+
+
+def _maker(
+    plan: ZerothOrderPlan,
+    keys: keys_lib.Keys,
+    name: str,
+    *,
+    trainable: _common.Trainable,
+    stacked: PathPredicate | None,
+    microbatch_size: int | None,
+    noise_table: jax.Array | np.ndarray | None,
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of a plan of the family ``name``."""
     keys = keys_lib.check(keys)
-    _common.check_plan(plan, "dpzero")
-    direction_root = _common.direction_root(keys)
-    if noise_table is not None and plan.noise != "discrete":
+    _common.check_plan(plan, name)
+    if noise_table is not None and plan.noise == "gaussian":
         raise ValueError('noise_table must be None with a plan of noise="gaussian"')
     if plan.noise == "gaussian":
         noise: Any = _common.noise_root(plan, keys)
     elif noise_table is not None:
         noise = _checked_table(plan, noise_table)
     else:
-        noise = exact_noise(plan, keys, "dpzero")
+        noise = exact_noise(plan, keys, name)
     # Noise that was handed in is not ours to vouch for.
     start = _common.horizon(plan, keys, vouched=noise_table is None)
 
-    def draw(key: jax.Array, params: Any, moves: PathPredicate) -> sphere.Direction:
-        return sphere.directions(
-            key,
-            params,
-            law=plan.direction,
-            num=plan.num_directions,
-            trainable=moves,
-            stacked=stacked,
-        )
-
     def init_fn(params: Any) -> DPZeroState:
-        _common.refuse_masked(params, "dpzero")
+        _common.refuse_masked(params, name)
         moves = _common.moving(params, trainable)
         # Refuses too many orthonormal rows and colliding leaves, draws nothing.
-        jax.eval_shape(lambda key: draw(key, params, moves), direction_root)
+        jax.eval_shape(
+            lambda key: draw_directions(plan, key, params, moves, stacked),
+            keys.direction,
+        )
         if noise_table is None:
-            _common.begin_run(params, keys, "dpzero")
-        # Copies, because callers donate their state.
-        at, root, secret = jax.tree.map(jnp.array, (start, direction_root, noise))
-        release = jnp.zeros((plan.num_directions,), jnp.float32)
-        return DPZeroState(at, root, secret, release)
+            _common.begin_run(params, keys, name)
+        return _begin(plan, keys.direction, noise, start, params)
 
     def update_fn(
         updates: Any,
@@ -144,18 +420,21 @@ def dpzero(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
-        params = _common.need_params(params, "dpzero")
-        _common.refuse_masked(params, "dpzero")
+        params = _common.need_params(params, name)
+        _common.refuse_masked(params, name)
         records, kept = sampling.resolve(plan, batch, mask, private=keys.private)
         count = state.horizon.count
-        active, horizon = _common.advance(plan, state.horizon)
         moves = _common.moving(params, trainable)
-        rows = draw(keys_lib.at_step(state.direction, count), params, moves)
+        key = keys_lib.at_step(state.direction, count)
+        rows = draw_directions(plan, key, params, moves, stacked)
         if plan.noise == "gaussian":
             size = plan.num_directions
             integers = _common.rounded_normal(plan, state.noise, count, size)
         else:
             integers = jax.lax.dynamic_index_in_dim(state.noise, count, keepdims=False)
+        # The vector slope * direction is as long as sqrt(d) slopes.
+        length = math.sqrt(rows.dim) if plan.isotropic else 1.0
+        bound = plan.l2_clip_norm / length if state.clip is None else state.clip
         y = scalar.release_slopes(
             plan,
             value_fn,
@@ -164,18 +443,17 @@ def dpzero(
             kept,
             rows,
             integers,
+            bound=bound,
             microbatch_size=microbatch_size,
         )
-        y = _common.zero_where_done(active, y)
-        gradient = finite_difference.combine(y, rows, params)
-        return gradient, state._replace(horizon=horizon, release=y)
+        return _follow(plan, state, y, rows, key, params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
 
 
 def _checked_table(plan: ZerothOrderPlan, table: Any) -> jax.Array:
     shape, dtype = np.shape(table), jnp.result_type(table)
-    want = (plan.num_steps, plan.num_directions)
+    want = (plan.num_steps, _width(plan))
     if shape != want or dtype != jnp.int32:
         raise ValueError(
             f"noise_table must be int32 of shape {want}, got {dtype} of shape {shape}"

@@ -3,13 +3,29 @@
 import dataclasses
 import json
 import math
+from fractions import Fraction
 from typing import Any
 
+import dp_accounting as dp
 import pytest
 
 from jaxdp import plans, sampling
 
 POISSON = sampling.TruncatedPoisson(sampling_prob=1 / 16, max_batch_size=96)
+# Never truncated: plain Poisson sampling.
+WHOLE = sampling.TruncatedPoisson(sampling_prob=1 / 16, max_batch_size=1024)
+SAMPLERS = (
+    sampling.FullBatch(),
+    POISSON,
+    WHOLE,
+    sampling.FixedSize(64),
+    sampling.SinglePass(10),
+    sampling.ShuffledEpochs(64),
+    sampling.External(64),
+)
+TUNING = plans.ClipTuning(
+    target_unclipped_quantile=0.7, learning_rate=0.2, count_noise_multiplier=30.0
+)
 RELATIONS = ("replace_one", "zero_out", "add_or_remove")
 
 
@@ -86,6 +102,173 @@ def test_sampled_replace_one_is_relative_to_the_clip() -> None:
     assert plan.event_relation.name == "REPLACE_ONE"
 
 
+@pytest.mark.parametrize(
+    ("sampler", "event"),
+    [
+        # 100 steps of 64 of 1024 records: 16 a pass, so seven passes at most.
+        (sampling.SinglePass(10), dp.SelfComposedDpEvent(dp.GaussianDpEvent(3.0), 1)),
+        (
+            sampling.ShuffledEpochs(64),
+            dp.SelfComposedDpEvent(dp.GaussianDpEvent(3.0), 7),
+        ),
+        (sampling.External(64), dp.SelfComposedDpEvent(dp.GaussianDpEvent(3.0), 100)),
+        (
+            sampling.FixedSize(64),
+            dp.SelfComposedDpEvent(
+                dp.SampledWithoutReplacementDpEvent(1024, 64, dp.GaussianDpEvent(3.0)),
+                100,
+            ),
+        ),
+        (
+            WHOLE,
+            dp.SelfComposedDpEvent(
+                dp.PoissonSampledDpEvent(1 / 16, dp.GaussianDpEvent(6.0)), 100
+            ),
+        ),
+    ],
+    ids=repr,
+)
+@KINDS
+def test_samplers_earn_their_events(kind: type, sampler: Any, event: Any) -> None:
+    plan = make(kind, sampling=sampler).with_noise(noise_multiplier=3.0, delta=1e-5)
+    assert plan.event == event
+    amplified = sampler == WHOLE or isinstance(sampler, sampling.FixedSize)
+    relation = "REPLACE_ONE" if amplified else "ADD_OR_REMOVE_ONE"
+    assert plan.event_relation.name == relation
+    rows = sampler.rows(1024)
+    assert plan.phases == (("step", 1, rows),)
+    assert plan.normalizer == (64 if sampler == WHOLE else rows)
+    assert plan.noise_std == pytest.approx(3.0 * 4.0 / plan.normalizer)
+    calibrated = plan.calibrate(epsilon=2.0, delta=1e-5)
+    assert 2.0 * (1 - 1e-4) < calibrated.epsilon() <= 2.0
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_pass_costs_one_gaussian_under_every_relation(relation: str) -> None:
+    once = make(num_steps=1, relation=relation).calibrate(epsilon=1.0, delta=1e-5)
+    for sampler, steps in (
+        (sampling.SinglePass(10), 102),
+        (sampling.ShuffledEpochs(64), 16),
+    ):
+        plan = make(sampling=sampler, num_steps=steps, relation=relation)
+        plan = plan.calibrate(epsilon=1.0, delta=1e-5)
+        assert plan.noise_multiplier == once.noise_multiplier
+        # Further steps of a pass are free, and there are no more than the data has.
+        shorter = dataclasses.replace(plan, num_steps=steps - 1)
+        most = shorter.calibrate(epsilon=1.0, delta=1e-5, vary="num_steps")
+        assert most.num_steps == steps
+
+
+# Laplace.
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("num", [1, 4])
+def test_laplace_is_purely_private(relation: str, num: int) -> None:
+    """Basic composition: scale T / epsilon, in units of the sensitivity."""
+    plan = make(noise="laplace", relation=relation, num_directions=num)
+    plan = plan.calibrate(epsilon=2.0, delta=0)
+    assert plan.noise_multiplier == pytest.approx(math.sqrt(2) * 100 / 2.0, rel=1e-9)
+    assert plan.delta == 0
+    spent = plan.epsilon()
+    assert 2.0 * (1 - 1e-9) <= spent <= 2.0
+    assert spent.accountant == "pure composition"
+    assert "pure composition" in str(plan)
+    # The integers: an L1 sensitivity of 2**k, or twice that, over their scale.
+    distance = 2 ** (plan.grid_bits + (relation == "replace_one"))
+    exact = Fraction(100 * distance, plan.grid_noise_scale)
+    assert exact < Fraction(float(spent))
+    assert exact > Fraction(199, 100)
+    assert plan.norm_order == 1
+    # A unit of scale more than asked for, for the sake of delta > 0.
+    assert (plan.grid_noise_scale - 1) >= distance * plan.noise_multiplier / math.sqrt(
+        2
+    )
+    assert plan.grid_noise_std >= math.sqrt(2) * plan.grid_noise_scale
+    again = plans.from_json(plan.to_json())
+    assert again == plan
+
+
+def test_laplace_with_a_delta_costs_less() -> None:
+    pure = make(noise="laplace").calibrate(epsilon=2.0, delta=0)
+    plan = make(noise="laplace").calibrate(epsilon=2.0, delta=1e-5)
+    assert plan.noise_multiplier < pure.noise_multiplier / 2
+    assert plan.epsilon().accountant == "PLD"
+    assert plan.epsilon(delta=0) > 4.0
+
+
+def test_laplace_on_poisson_samples() -> None:
+    """Digest A8: log(1 + (exp(epsilon / T) - 1) / q) for each step."""
+    plan = make(noise="laplace", sampling=WHOLE, relation="zero_out")
+    plan = plan.calibrate(epsilon=2.0, delta=0)
+    scale = 1 / math.log1p(16 * math.expm1(2.0 / 100))
+    assert plan.noise_multiplier == pytest.approx(math.sqrt(2) * scale, rel=1e-9)
+    steps = plan.calibrate(epsilon=4.0, delta=0, vary="num_steps").num_steps
+    assert steps in (200, 201)
+
+
+def test_laplace_sums_have_room_for_their_tails() -> None:
+    plan = make(noise="laplace", noise_multiplier=1000.0)
+    # exp(-40) of each draw lies beyond.
+    assert 1024 * 2**plan.grid_bits + 40 * plan.grid_noise_scale < 2**31
+
+
+@pytest.mark.parametrize("delta", [0, 0.0])
+def test_only_laplace_takes_no_delta(delta: float) -> None:
+    for noise in ("discrete", "gaussian"):
+        with pytest.raises(ValueError, match="delta"):
+            make(noise=noise).calibrate(epsilon=1.0, delta=delta)
+        with pytest.raises(ValueError, match="delta"):
+            make(noise=noise, noise_multiplier=1.0).epsilon(delta=delta)
+    assert make(noise="laplace", noise_multiplier=0).epsilon(delta=delta) == math.inf
+
+
+# Clip tuning.
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("sampler", [sampling.FullBatch(), POISSON], ids=repr)
+def test_clip_tuning_is_charged_within_the_step(relation: str, sampler: Any) -> None:
+    plain = make(relation=relation, sampling=sampler, noise_multiplier=10.0)
+    plan = make(
+        relation=relation, sampling=sampler, noise_multiplier=10.0, clip_tuning=TUNING
+    )
+    assert plan.event == plain.event
+    assert plan.event_relation == plain.event_relation
+    assert plan.epsilon(delta=1e-5) == plain.epsilon(delta=1e-5)
+    assert plan.sensitivity == plain.sensitivity
+    slopes = (10.0**-2 - 30.0**-2) ** -0.5
+    assert plan.noise_std == pytest.approx(slopes / 10.0 * plain.noise_std)
+    # In integers: together they reveal no more than the one Gaussian that is charged.
+    distance = 2 ** (plan.grid_bits + (relation == "replace_one"))
+    both = Fraction(distance, plan.grid_noise_std) ** 2
+    both += Fraction(distance, plan.grid_count_std) ** 2
+    assert Fraction(99, 10_000) < both <= Fraction(1, 100)
+
+
+def test_clip_tuning_needs_a_share_of_the_noise() -> None:
+    plan = make(clip_tuning=TUNING, num_steps=30)
+    assert plan.calibrate(epsilon=2.0, delta=1e-5).noise_multiplier < 30
+    with pytest.raises(ValueError, match="count_noise_multiplier must exceed"):
+        plan.calibrate(epsilon=0.2, delta=1e-5)
+    without = plan.with_noise(noise_multiplier=0)
+    assert without.noise_std == without.grid_noise_std == without.grid_count_std == 0
+
+
+def test_clip_tuning_is_for_dpzero_alone() -> None:
+    assert (
+        plans.DPGDZerothOrder(
+            num_examples=10,
+            num_steps=1,
+            sampling=sampling.FullBatch(),
+            relation="zero_out",
+            l2_clip_norm=1.0,
+            smoothing_radius=0.1,
+        ).clip_tuning
+        is None
+    )
+
+
 @KINDS
 def test_event_and_relation_are_what_epsilon_composes(kind: type) -> None:
     from dp_accounting.pld import PLDAccountant
@@ -107,15 +290,47 @@ def test_steps_can_be_calibrated(kind: type) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("sampler", [sampling.FullBatch(), POISSON], ids=repr)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_json_round_trip(kind: type, sampler: Any) -> None:
-    plan = make(kind, sampling=sampler, relation="zero_out")
+    plan = make(kind, sampling=sampler)
     for p in (plan, plan.with_noise(noise_multiplier=20.0, delta=1e-6)):
         again = plans.from_json(p.to_json())
         assert again == p
         assert again.digest == p.digest
         assert hash(again) == hash(p)
     assert kind.from_json(plan.to_json()) == plan
+
+
+def test_json_round_trip_of_clip_tuning() -> None:
+    np = pytest.importorskip("numpy")
+    plan = make(clip_tuning=TUNING).with_noise(noise_multiplier=20.0)
+    again = plans.from_json(plan.to_json())
+    assert again == plan
+    assert again.clip_tuning == TUNING
+    assert again.digest == plan.digest != make(noise_multiplier=20.0).digest
+    same = plans.ClipTuning(
+        target_unclipped_quantile=0.7,
+        learning_rate=np.float64(0.2),
+        count_noise_multiplier=np.int32(30),
+    )
+    assert make(clip_tuning=same, noise_multiplier=20).digest == plan.digest
+    fields = json.loads(plan.to_json())
+    fields["clip_tuning"]["learning_rat"] = 1
+    with pytest.raises(ValueError, match="learning_rat"):
+        plans.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("target_unclipped_quantile", 1.0),
+        ("learning_rate", 0.0),
+        ("count_noise_multiplier", math.inf),
+    ],
+)
+def test_clip_tuning_names_wrong_numbers(field: str, bad: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        dataclasses.replace(TUNING, **{field: bad})
 
 
 def test_numpy_numbers_and_whole_floats_make_equal_plans() -> None:
@@ -197,7 +412,54 @@ def test_a_plan_prints_as_a_table() -> None:
         ({"num_directions": 0}, ValueError, "num_directions"),
         ({"num_directions": 65}, ValueError, "num_directions.*64"),
         ({"direction": "ball"}, ValueError, "direction.*rademacher"),
-        ({"noise": "laplace"}, ValueError, "noise"),
+        ({"noise": "poisson"}, ValueError, "noise.*laplace"),
+        ({"sampling": sampling.FixedSize(1025)}, ValueError, "batch_size.*1024"),
+        (
+            {"sampling": sampling.FixedSize(64), "relation": "zero_out"},
+            ValueError,
+            "relation must be 'replace_one'.*'zero_out'",
+        ),
+        (
+            {"sampling": sampling.FixedSize(64), "relation": "add_or_remove"},
+            ValueError,
+            "relation must be 'replace_one'.*no accountant",
+        ),
+        ({"sampling": sampling.SinglePass(11)}, ValueError, "num_steps.*<= 93"),
+        (
+            {
+                "sampling": sampling.TruncatedPoisson(
+                    sampling_prob=0.5, max_batch_size=100
+                ),
+                "relation": "add_or_remove",
+            },
+            ValueError,
+            "max_batch_size",
+        ),
+        ({"clip_tuning": "median"}, TypeError, "clip_tuning"),
+        ({"clip_tuning": TUNING, "noise": "gaussian"}, ValueError, "clip_tuning"),
+        ({"clip_tuning": TUNING, "noise": "laplace"}, ValueError, "clip_tuning"),
+        ({"clip_tuning": TUNING, "l2_clip_norm": math.inf}, ValueError, "clip_tuning"),
+        (
+            {"clip_tuning": TUNING, "noise_multiplier": 30.0},
+            ValueError,
+            "count_noise_multiplier must exceed.*30, which",
+        ),
+        (
+            {"noise": "laplace", "sampling": sampling.FixedSize(64)},
+            ValueError,
+            "sampling must be unamplified",
+        ),
+        (
+            {"noise": "laplace", "sampling": POISSON, "relation": "zero_out"},
+            ValueError,
+            "max_batch_size = num_examples",
+        ),
+        (
+            {"noise": "laplace", "sampling": WHOLE, "relation": "replace_one"},
+            ValueError,
+            "relation must be 'zero_out'",
+        ),
+        ({"noise": "discrete", "delta": 0}, ValueError, "delta"),
         ({"num_examples": 10**9, "noise_multiplier": 1.0}, ValueError, "bits"),
     ],
 )

@@ -150,6 +150,17 @@ def test_sensitivity_of_several_directions_is_one_vector_clip(num: int) -> None:
     assert squared > (2 * unit * 0.999) ** 2
 
 
+@pytest.mark.parametrize("num", [1, 4])
+def test_sensitivity_under_laplace_is_in_l1(num: int) -> None:
+    """Four slopes of one size: in L2 they could move the sum twice as far in L1."""
+    plan = make_plan(num_directions=num, direction="rademacher", noise="laplace")
+    unit = 2**plan.grid_bits
+    base = grid_total(plan, SIGNS)
+    for other, most in ((-1, 2 * unit), (0, unit)):
+        moved = grid_total(plan, SIGNS.at[2].multiply(other)) - base
+        assert 0.999 * most < np.abs(moved).sum() <= most
+
+
 @pytest.mark.parametrize("relation", ["replace_one", "zero_out", "add_or_remove"])
 def test_the_integers_have_the_std_that_epsilon_asks_for(relation: str) -> None:
     """From epsilon alone: Gaussian trade-off, adversarial sensitivity, drawn table."""
@@ -223,7 +234,28 @@ def test_noise_law(noise: str) -> None:
     assert abs(scipy.stats.kurtosis(draws)) < 5 * math.sqrt(24 / draws.size)
 
 
-@pytest.mark.parametrize("noise", ["discrete", "gaussian"])
+def test_laplace_noise_law() -> None:
+    """Of the stated standard deviation, and of the scale that epsilon asks for."""
+    steps = 2000
+    plan = make_plan(num_steps=steps, num_directions=50, noise="laplace")
+    plan = plan.calibrate(epsilon=2.0, delta=0)
+    table = exact_noise(plan, Keys.insecure(1), "dpzero").ravel()
+    assert plan.grid_bits is not None
+    scale = steps * 2 ** (plan.grid_bits + 1) / 2.0  # One step costs 2 / steps.
+
+    def pvalue(factor: float) -> float:
+        law = scipy.stats.laplace(scale=factor * scale)
+        return scipy.stats.kstest(table, law.cdf).pvalue
+
+    assert pvalue(1.0) > 1e-6 > max(pvalue(0.95), pvalue(1.05))
+    claimed = plan.noise_std / plan.l2_clip_norm * plan.normalizer * 2**plan.grid_bits
+    assert math.sqrt(2) * scale == pytest.approx(claimed, rel=1e-6)
+    got = releases(plan, Keys.insecure(1)).ravel()
+    unit = plan.l2_clip_norm / 2**plan.grid_bits / plan.normalizer
+    np.testing.assert_array_equal(got, table.astype(np.float32) * np.float32(unit))
+
+
+@pytest.mark.parametrize("noise", ["discrete", "laplace", "gaussian"])
 def test_noise_ignores_the_direction_root_and_follows_the_noise_root(
     noise: str,
 ) -> None:

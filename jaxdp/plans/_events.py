@@ -1,0 +1,62 @@
+"""What a plan's noise, sampler and relation amount to, as an event."""
+
+from typing import Literal
+
+from jaxdp import accounting, sampling
+from jaxdp._types import Relation
+
+#: Exact integer Gaussians from the host; float32 Gaussians rounded to the grid; exact
+#: integer Laplace noise, which has a pure guarantee.
+Noise = Literal["discrete", "gaussian", "laplace"]
+
+
+def guarantee(
+    noise: Noise,
+    sampler: sampling.AnySampler,
+    relation: Relation,
+    *,
+    num_examples: int,
+    num_steps: int,
+    noise_multiplier: float,
+) -> accounting.Guarantee:
+    """The guarantee of ``num_steps`` noised sums over what a sampler picks.
+
+    Raises:
+      ValueError: no accountant has a bound for the three together.
+    """
+    laplace = noise == "laplace"
+    rows = sampler.rows(num_examples)
+    match sampler:
+        case sampling.TruncatedPoisson(sampling_prob=q) if rows == num_examples:
+            # What cannot overflow is never truncated.
+            make = (
+                accounting.poisson_laplace if laplace else accounting.poisson_gaussian
+            )
+            return make(noise_multiplier, num_steps, sampling_prob=q, relation=relation)
+        case sampling.TruncatedPoisson() | sampling.FixedSize() if laplace:
+            raise ValueError(
+                'sampling must be unamplified with noise="laplace", or TruncatedPoisson '
+                f"with max_batch_size = num_examples = {num_examples}; got {sampler!r}, "
+                "for which no accountant has a bound"
+            )
+        case sampling.TruncatedPoisson(sampling_prob=q):
+            return accounting.truncated_poisson_gaussian(
+                noise_multiplier,
+                num_steps,
+                sampling_prob=q,
+                num_examples=num_examples,
+                max_batch_size=rows,
+                relation=relation,
+            )
+        case sampling.FixedSize():
+            return accounting.fixed_size_gaussian(
+                noise_multiplier,
+                num_steps,
+                num_examples=num_examples,
+                batch_size=rows,
+                relation=relation,
+            )
+    # So many sums read one record; the others tell nothing of it.
+    sums = sampler.max_participations(num_examples, num_steps)
+    make = accounting.full_batch_laplace if laplace else accounting.full_batch_gaussian
+    return make(noise_multiplier, sums, relation)
