@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/python -m jaxdp.cli train --dataset digits --epsilon 2 --out runs/demo
+	$(BIN)/python -m jaxdp.cli train --dataset digits --epsilon 2 --out runs/demo --overwrite
 	$(BIN)/python -m bench digits --quick --out runs/demo --json runs/demo/study.json
 
 test: $(STAMP)

@@ -13,6 +13,7 @@ from types import ModuleType as _ModuleType
 from jaxdp import kernels as kernels
 from jaxdp import plans as plans
 from jaxdp import sampling as sampling
+from jaxdp import tuning as tuning
 from jaxdp.kernels.finite_difference import per_record as per_record
 from jaxdp.kernels.perturb import LazyLoss as LazyLoss
 from jaxdp.keys import Keys as Keys
@@ -20,12 +21,17 @@ from jaxdp.oracles.isolation import check_isolation as check_isolation
 from jaxdp.training import FitInfo as FitInfo
 from jaxdp.training import FitResult as FitResult
 from jaxdp.training import fit as fit
+from jaxdp.training import replay as replay
 from jaxdp.training import report as report
+from jaxdp.training import resume as resume
 from jaxdp.transforms._common import public as public
 from jaxdp.transforms.averaging import polyak_average as polyak_average
 from jaxdp.transforms.averaging import polyak_output as polyak_output
 from jaxdp.transforms.dpgd import dpgd as dpgd
+from jaxdp.transforms.dpzero import dpgd_zeroth_order as dpgd_zeroth_order
 from jaxdp.transforms.dpzero import dpzero as dpzero
+from jaxdp.transforms.dpzero import dpzero_output as dpzero_output
+from jaxdp.tuning import tune as tune
 
 try:
     __version__ = _metadata.version("jaxdp-optim")
@@ -34,7 +40,10 @@ except _metadata.PackageNotFoundError:  # a checkout that was never installed
 
 
 def __getattr__(name: str) -> _ModuleType:
-    """Loads ``jaxdp.models`` when it is first asked for: it brings flax and sklearn."""
-    if name == "models":
-        return _import_module("jaxdp.models")
+    """Loads ``jaxdp.models`` and ``jaxdp.auditing`` when they are first asked for.
+
+    They bring flax and sklearn, and much of scipy.
+    """
+    if name in ("auditing", "models"):
+        return _import_module(f"jaxdp.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

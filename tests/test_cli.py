@@ -27,6 +27,7 @@ REPORT_FIELDS = {
     *("compile_seconds", "train_seconds", "steps_per_second", "device", "versions"),
 }
 QUICK = ("--dataset", "wine", "--num-steps", "40", "--quiet")
+WRITTEN = {*train.FILES, "secret"}
 #: What compiles fastest.
 TINY = ("--dataset", "quadratic_identity", "--algorithm", "gd", "--num-steps", 3)
 
@@ -72,7 +73,7 @@ def test_train_writes_everything(tmp_path: Path, capsys: Any) -> None:
     assert run("train", *QUICK, "--seed", 3, "--epsilon", 4, "--out", out) == 0
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
-    assert {p.name for p in out.iterdir()} == set(train.FILES)
+    assert {p.name for p in out.iterdir()} == WRITTEN
     check_plot(out / train.PROGRESS)
     check_plot(out / train.RELEASES)
 
@@ -249,13 +250,20 @@ def test_command_as_a_process(tmp_path: Path) -> None:
 # --- the folder --------------------------------------------------------------------
 
 
-def test_folder_of_an_earlier_run_is_reused_and_others_are_not(
+def test_folder_of_an_earlier_run_is_kept_and_so_are_other_files(
     tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    for seed in (0, 1):
-        assert run("train", *TINY, "--quiet", "--seed", seed, "--out", out) == 0
-    assert {p.name for p in out.iterdir()} == set(train.FILES)
+    words = ("train", *TINY, "--quiet", "--out", out)
+    assert run(*words, "--seed", 0) == 0
+    before = (out / "ledger.jsonl").read_bytes()
+    assert run(*words, "--seed", 1) == 2
+    shown = capsys.readouterr().err
+    assert "--resume" in shown and "--overwrite" in shown
+    assert (out / "ledger.jsonl").read_bytes() == before
+    assert run(*words, "--seed", 1, "--overwrite") == 0
+    assert (out / "ledger.jsonl").read_bytes() != before
+    assert {p.name for p in out.iterdir()} == WRITTEN
 
     (tmp_path / "thesis.txt").write_text("mine")
     into = ("train", *TINY, "--quiet", "--out", tmp_path)
@@ -276,9 +284,11 @@ def test_failed_run_leaves_no_files_of_an_earlier_one(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "fit", interrupted)
-    assert run(*words) == 130
+    assert run(*words, "--overwrite") == 130
     assert capsys.readouterr().err == "jaxdp: interrupted\n"
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    assert {p.name for p in tmp_path.iterdir()} == {"plan.json", "initial.npz"}
+    monkeypatch.undo()
+    assert run(*words) == 0  # Nothing was spent: no record to keep.
 
 
 def test_a_bug_shows_its_traceback(
@@ -292,12 +302,77 @@ def test_a_bug_shows_its_traceback(
         run("train", *TINY, "--out", tmp_path)
 
 
+# --- resume and replay -------------------------------------------------------------
+
+
+def killed(out: Path, *words: object, lines: int) -> dict[str, Any]:
+    """A finished run whose folder is brought to where a kill would have left it."""
+    assert run("train", *QUICK, "--seed", 3, "--out", out, *words) == 0
+    result = {name: np.load(out / name) for name in ("params.npz",)}
+    path = out / "ledger.jsonl"
+    kept = path.read_bytes().splitlines(keepends=True)[:lines]
+    path.write_bytes(b"".join(kept))
+    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
+        (out / name).unlink()
+    return dict(result["params.npz"])
+
+
+def test_resumed_run_ends_as_if_undisturbed(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    want = killed(out, "--momentum", 0.5, lines=24)
+    assert run("train", "--resume", "--out", out, "--quiet") == 0
+    got = dict(np.load(out / "params.npz"))
+    assert want.keys() == got.keys()
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value)
+    assert {p.name for p in out.iterdir()} == WRITTEN
+    assert reported(out)["steps_done"] == 40
+    assert run("replay", out, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["compared"] == "identical to params.npz, to the bit"
+    assert (shown["steps"], shown["num_steps"]) == (40, 40)
+    replayed = np.load(out / "replayed.npz")
+    for name, value in want.items():
+        np.testing.assert_array_equal(replayed[name], value)
+    # The ledger and the initial parameters are all that it takes.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in ("ledger.jsonl", "initial.npz"):
+        (alone / name).write_bytes((out / name).read_bytes())
+    assert run("replay", alone / "ledger.jsonl") == 0
+    assert "there is no params.npz" in capsys.readouterr().out
+    for name, value in np.load(alone / "replayed.npz").items():
+        np.testing.assert_array_equal(want[name], value)
+
+
+def test_resume_refuses_what_changed_and_new_attempt_charges(
+    tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    killed(out, lines=24)
+    again = ("train", "--resume", "--out", out, "--quiet")
+    for words, part in (
+        (("--num-steps", 41), "--num-steps must be left out with --resume"),
+        (("--seed", 4), "--seed must be left out with --resume or be as it was, 3"),
+        (("--microbatch-size", 9), "microbatch_size is 9 and was None"),
+        (("--dataset", "breast_cancer"), "--dataset must be left out"),
+    ):
+        assert run(*again, *words) == 2
+        assert part in capsys.readouterr().err
+    assert run(*again, "--microbatch-size", 9, "--new-attempt") == 0
+    assert reported(out)["steps_done"] == 39
+    assert run("replay", out) == 0
+    shown = capsys.readouterr().out
+    assert "39" in shown
+    assert "identical" in shown
+
+
 # --- wrong arguments ---------------------------------------------------------------
 
 #: Words, and what the line must say: the argument, and what it may be or was.
 WRONG: list[tuple[str, tuple[str, ...]]] = [
-    ("", ("command", "train, epsilon, calibrate")),
-    ("trian", ("'trian'", "train, epsilon, calibrate")),
+    ("", ("command", "train, epsilon")),
+    ("trian", ("'trian'", "train, epsilon")),
     ("--epsilon 2", ("the command, first, must be one of train", "'--epsilon'")),
     ("train --epsilom 2", ("--epsilom", "did you mean --epsilon")),
     ("train extra", ("argument extra", "--help")),
@@ -357,6 +432,11 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("train --out my.csv", ("--out must be a folder", "'my.csv'")),
     ("train --out .", ("--out must be a new or empty folder", "'.'")),
     ("train --out my.csv/run", ("--out must be a folder",)),
+    ("train --new-attempt", ("--new-attempt is for --resume only",)),
+    ("train --resume --out .", ("--out: ledger must be a run's folder",)),
+    ("replay", ("FOLDER must be given, got nothing: Folder that jaxdp",)),
+    ("replay .", ("FOLDER: ledger must be a run's folder", "'ledger.jsonl'")),
+    ("replay . --out no/file", ("FOLDER: ledger must be",)),
     ("epsilon", ("--noise-multiplier or --plan must be given",)),
     ("epsilon --noise-multiplier 1", ("--num-steps or --plan must be given",)),
     ("epsilon --noise-multiplier -1 --num-steps 3", ("--noise-multiplier must be",)),

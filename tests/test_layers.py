@@ -33,6 +33,7 @@ LAYERS = {
     "metrics": 7,
     "auditing": 7,
     "models": 7,
+    "tuning": 7,
     "": 8,  # jaxdp/__init__.py, which names what is public
     "cli": 9,
 }

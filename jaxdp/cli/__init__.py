@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train``, ``jaxdp epsilon``, ``jaxdp calibrate``.
+"""The command line: ``train``, ``epsilon``, ``calibrate``, ``audit``, ``replay``.
 
 A wrong argument gives one line on standard error and exit code 2, before anything is
 spent or written; Ctrl-C gives one line and exit code 130. A traceback is a bug of ours.
@@ -34,14 +34,13 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if args is None else args)
     try:
-        _dispatch(_parse(words))
+        return _dispatch(_parse(words))
     except UsageError as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except SystemExit as done:  # tyro, after --help
         return int(done.code or 0)
-    return 0
 
 
 def _fail(message: str, code: int) -> int:
@@ -50,16 +49,26 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _dispatch(command: Any) -> None:
+def _dispatch(command: Any) -> int:
+    """Runs a command; returns its exit code."""
     # Imported late: training brings flax and matplotlib, which the others do without.
     if isinstance(command, options.Train):
         from jaxdp.cli import train
 
         train.run(command)
+    elif isinstance(command, options.Replay):
+        from jaxdp.cli import replay
+
+        replay.run(command)
+    elif isinstance(command, options.Audit):
+        from jaxdp.cli import audit
+
+        return audit.run(command)
     else:
         from jaxdp.cli import budget
 
         budget.run(command)
+    return 0
 
 
 def _parse(words: list[str]) -> Any:
@@ -119,6 +128,8 @@ def _one_line(box: str, words: list[str]) -> str:
         return f"{found[1]} must be {_allowed(command, found[1])}, got nothing"
     if found := re.match(r"Missing from [\w ]+: (--\S+)", said):
         return f"{found[1]} must be {_allowed(command, found[1])}, got nothing"
+    if found := re.match(r"Missing from [\w ]+: ([A-Z]+) (.*?)\.? \(required\)", said):
+        return f"{found[1]} must be given, got nothing: {found[2]}"
     if found := re.match(r"Unrecognized options: (.*)", said):
         token, *_ = found[1].split(", ")
         # tyro reports the 3 of --quiet=3 alone.

@@ -10,7 +10,7 @@ from rich.table import Table
 from jaxdp import _validate, plans, sampling
 from jaxdp.cli import options
 from jaxdp.cli.errors import UsageError, flag, usage
-from jaxdp.plans._base import GaussianSumPlan
+from jaxdp.plans._base import SumPlan
 
 Command = options.Epsilon | options.Calibrate
 
@@ -76,7 +76,7 @@ def sampler(
         return sampling.TruncatedPoisson(sampling_prob=prob)
 
 
-def _given(command: options.Epsilon) -> tuple[GaussianSumPlan, float]:
+def _given(command: options.Epsilon) -> tuple[SumPlan, float]:
     """The plan whose epsilon is asked for, and at which delta."""
     delta = options.DEFAULT_DELTA if command.delta is None else command.delta
     if command.plan is None:
@@ -108,7 +108,7 @@ def _given(command: options.Epsilon) -> tuple[GaussianSumPlan, float]:
     return plan, delta if command.delta is not None else plan.delta or delta
 
 
-def _calibrated(command: options.Calibrate) -> GaussianSumPlan:
+def _calibrated(command: options.Calibrate) -> SumPlan:
     if (command.num_steps is None) == (command.noise_multiplier is None):
         got = "neither" if command.num_steps is None else "both"
         raise UsageError(
@@ -121,7 +121,7 @@ def _calibrated(command: options.Calibrate) -> GaussianSumPlan:
         )
 
 
-def _plan(command: Command) -> GaussianSumPlan:
+def _plan(command: Command) -> SumPlan:
     """A plan of these numbers; clip and radius cancel in all that is asked here.
 
     Of DPZero, whose exact noise fits its grid for every multiplier that makes sense.

@@ -212,7 +212,11 @@ class Train:
     out: Annotated[pathlib.Path | None, *_path("runs/DATASET")] = None
     """Folder for plan.json, report.json, params.npz and the plots."""
     overwrite: Flag = False
-    """Also write into a folder with files that are no earlier run's."""
+    """Also write into a folder with other files, or in place of an earlier run."""
+    resume: Flag = False
+    """Go on with the run in --out; other options stay as they were."""
+    new_attempt: Flag = False
+    """With --resume: other data or devices; lost steps are charged twice."""
     progress: bool = True
     """Draw a progress bar, on a terminal."""
     quiet: Flag = False
@@ -269,13 +273,56 @@ class Calibrate:
     """Print one JSON object."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Rebuild a run's parameters from its initial ones and its ledger, without data."""
+
+    folder: Annotated[
+        pathlib.Path, *_path(), tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")
+    ]
+    """Folder that jaxdp train wrote, or its ledger.jsonl."""
+    initial: Annotated[pathlib.Path | None, *_path("FOLDER/initial.npz")] = None
+    """Initial parameters of the run."""
+    out: Annotated[pathlib.Path | None, *_path("FOLDER/replayed.npz")] = None
+    """File for the parameters."""
+    json: Flag = False
+    """Print one JSON object."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Attack a plan's code: a lower bound on its epsilon; exit code 1 if it is too high.
+
+    A plan of many steps is audited with few of them, with less noise and the same epsilon.
+    """
+
+    plan: Annotated[
+        pathlib.Path, *_path(), tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")
+    ]
+    """A plan.json."""
+    num_runs: Annotated[int, *_integer()] = 100_000
+    """Simulated runs on each of two neighbouring data sets."""
+    num_steps: Annotated[int, *_integer()] = 4
+    """The most steps of a simulated run."""
+    delta: Annotated[float | None, *_number("plan")] = None
+    """At which delta."""
+    seed: Annotated[int, *_integer()] = 0
+    """An audit is a function of it."""
+    json: Flag = False
+    """Print one JSON object."""
+
+
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Epsilon, tyro.conf.subcommand("epsilon")]
     | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
+    | Annotated[Audit, tyro.conf.subcommand("audit")]
+    | Annotated[Replay, tyro.conf.subcommand("replay")]
 )
 COMMANDS: dict[str, type] = {
     "train": Train,
     "epsilon": Epsilon,
     "calibrate": Calibrate,
+    "audit": Audit,
+    "replay": Replay,
 }

@@ -15,9 +15,8 @@ from jaxdp import keys as keys_lib
 from jaxdp.cli import budget, options, recipes
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.kernels import sphere
-from jaxdp.plans._base import GaussianSumPlan
-
-PLAN = "plan.json"
+from jaxdp.ledger import LEDGER, PLAN
+from jaxdp.plans._base import SumPlan
 
 _OF_FILES = ("label", "bounds", "task", "classes", "label_bounds")
 _OF_BUDGET = ("epsilon", "delta", "l2_clip_norm")
@@ -42,7 +41,7 @@ class Job(NamedTuple):
     task: Task
     algorithm: recipes.Algorithm
     recipe: recipes.Recipe
-    plan: GaussianSumPlan
+    plan: SumPlan
     keys: keys_lib.Keys
     out: pathlib.Path
 
@@ -80,7 +79,8 @@ def prepare(command: options.Train) -> Job:
     if algorithm in recipes.ZEROTH_ORDER:
         _check_directions(command, task, recipe, keys)
     out = command.out or pathlib.Path("runs", task.dataset.name)
-    _check_folder(out, command.overwrite)
+    if not command.resume:
+        _check_folder(out, command.overwrite)
     return Job(task, algorithm, recipe, plan, keys, out)
 
 
@@ -228,6 +228,11 @@ def _recipe(
 def _check_folder(out: pathlib.Path, overwrite: bool) -> None:
     """Refuses a folder that holds a person's other files, or cannot be written."""
     if out.is_dir():
+        if (out / LEDGER).exists() and not overwrite:
+            raise UsageError(
+                "--out must be a folder without the record of a run, or --resume given to "
+                f"go on with it, or --overwrite to lose it; got {str(out)!r}"
+            )
         if any(out.iterdir()) and not overwrite and not _is_ours(out):
             raise UsageError(
                 "--out must be a new or empty folder or that of an earlier run, or "

@@ -16,7 +16,7 @@ import optax
 
 from jaxdp import plans, sampling
 from jaxdp._types import Relation
-from jaxdp.plans._base import GaussianSumPlan
+from jaxdp.plans._base import SumPlan
 from jaxdp.plans.dpzero import DirectionLaw
 from jaxdp.transforms.averaging import polyak_average
 
@@ -57,7 +57,7 @@ def make_plan(
     relation: Relation = "replace_one",
     epsilon: float,
     delta: float,
-) -> GaussianSumPlan:
+) -> SumPlan:
     """The plan of a recipe: calibrated, or without clip and noise if not private.
 
     Raises:

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import pathlib
 import platform
+import shutil
 import sys
 from typing import Any, NamedTuple
 
@@ -13,15 +15,16 @@ import rich
 from rich.table import Table
 
 from jaxdp import sampling, training
-from jaxdp.cli import options, plots, recipes
-from jaxdp.cli.errors import UsageError
-from jaxdp.cli.prepare import PLAN, Job, initial, prepare
-from jaxdp.plans._base import GaussianSumPlan
+from jaxdp.cli import options, plots, recipes, record
+from jaxdp.cli.errors import UsageError, usage
+from jaxdp.cli.prepare import Job, initial, prepare
+from jaxdp.cli.record import INITIAL, PARAMS
+from jaxdp.ledger import LEDGER, PLAN, REPORT, SECRET
+from jaxdp.plans._base import SumPlan
 from jaxdp.transforms.averaging import polyak_output
 
-REPORT, PARAMS = "report.json", "params.npz"
 PROGRESS, RELEASES = "progress.png", "releases.png"
-FILES = (PLAN, REPORT, PARAMS, PROGRESS, RELEASES)
+FILES = (PLAN, LEDGER, INITIAL, REPORT, PARAMS, PROGRESS, RELEASES)
 
 _EVALUATIONS = 100
 
@@ -42,33 +45,53 @@ def run(command: options.Train) -> None:
     Raises:
       UsageError: a wrong argument, before anything is spent or written.
     """
+    if command.new_attempt and not command.resume:
+        raise UsageError("--new-attempt is for --resume only, got it without")
+    if command.resume:
+        out = command.out or pathlib.Path("runs", command.dataset)
+        command = record.recorded_command(command, out)
     job = prepare(command)
-    _begin_folder(job)
+    params = _initial(job, command)
     on_terminal = command.progress and not command.quiet and sys.stdout.isatty()
-    outcome = train(job, command.microbatch_size, progress=on_terminal)
+    outcome = train(job, command, params, progress=on_terminal)
     write(job, outcome)
     if not command.quiet:
         rich.print(summary(job, outcome))
 
 
-def _begin_folder(job: Job) -> None:
-    """Writes the plan, and takes away what an earlier run left, before the run."""
+def _initial(job: Job, command: options.Train) -> Any:
+    """The initial parameters, public: drawn, or read where a run goes on.
+
+    A new run's folder then holds them and the plan, and nothing of an earlier run.
+    """
+    params = initial(job.task, job.keys)
+    if command.resume:
+        leaves = record.read(job.out, "--out").header["leaves"]
+        flat = record.load_initial(job.out, leaves)
+        return jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(flat))
     try:
         job.out.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
+        for name in FILES:  # What an earlier run left.
             (job.out / name).unlink(missing_ok=True)
+        if (job.out / SECRET).is_dir():
+            shutil.rmtree(job.out / SECRET)
         (job.out / PLAN).write_text(job.plan.to_json() + "\n", encoding="utf-8")
+        record.save_params(job.out / INITIAL, params)
     except OSError as error:
         raise UsageError(
             f"--out must be a folder that can be written: {error}"
         ) from error
+    return params
 
 
 # --- the run -----------------------------------------------------------------------
 
 
-def train(job: Job, microbatch_size: int | None, *, progress: bool) -> Outcome:
-    """Runs the plan; the metric is taken on public records, about a hundred times."""
+def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> Outcome:
+    """Runs the plan, or the rest of it, from the initial ``params``.
+
+    The metric is taken on public records, about a hundred times.
+    """
     task, averaged = job.task, job.recipe.average > 0
     steps: list[int] = []
     metrics: list[jax.Array] = []
@@ -79,18 +102,31 @@ def train(job: Job, microbatch_size: int | None, *, progress: bool) -> Outcome:
             task.metric_fn(polyak_output(info.state) if averaged else params)
         )
 
-    result = training.fit(
-        job.plan,
-        job.keys,
-        initial(task, job.keys),
-        task.dataset.train,
-        value_fn=task.value_fn,
-        optimizer=recipes.make_optimizer(job.recipe),
-        microbatch_size=microbatch_size,
-        callback=evaluate,
-        chunk=max(1, job.plan.num_steps // _EVALUATIONS),
-        progress=progress,
-    )
+    shared: dict[str, Any] = {
+        "value_fn": task.value_fn,
+        "optimizer": recipes.make_optimizer(job.recipe),
+        "microbatch_size": command.microbatch_size,
+        "callback": evaluate,
+        "progress": progress,
+    }
+    data = task.dataset.train
+    if command.resume:
+        new = command.new_attempt
+        with usage(command, "--resume"):
+            result = training.resume(
+                job.out, params, data, plan=job.plan, new_attempt=new, **shared
+            )
+    else:
+        result = training.fit(
+            job.plan,
+            job.keys,
+            params,
+            data,
+            ledger=job.out,
+            chunk=max(1, job.plan.num_steps // _EVALUATIONS),
+            note=record.note(command, job.recipe),
+            **shared,
+        )
     params = polyak_output(result.info.state) if averaged else result.params
     values = [float(x) for x in metrics]
     releases = np.asarray(result.info.releases)
@@ -133,14 +169,7 @@ def _finite(value: Any) -> Any:
 
 def write(job: Job, outcome: Outcome) -> None:
     """Writes what comes of a run; plan.json is there since before it."""
-    leaves = jax.tree_util.tree_leaves_with_path(outcome.params)
-    arrays: dict[str, Any] = {
-        jax.tree_util.keystr(path, simple=True, separator="/") or "params": np.asarray(
-            leaf
-        )
-        for path, leaf in leaves
-    }
-    np.savez(job.out / PARAMS, **arrays)
+    record.save_params(job.out / PARAMS, outcome.params)
     title = f"{job.algorithm} on {job.task.dataset.name} ({job.task.model})"
     plots.progress(
         job.out / PROGRESS,
@@ -151,7 +180,7 @@ def write(job: Job, outcome: Outcome) -> None:
         spent=spent_over_time(job.plan, outcome.steps),
         delta=job.plan.delta,
     )
-    parameters = sum(int(np.size(leaf)) for _, leaf in leaves)
+    parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(outcome.params))
     plots.releases(
         job.out / RELEASES,
         title=title,
@@ -163,9 +192,7 @@ def write(job: Job, outcome: Outcome) -> None:
     (job.out / REPORT).write_text(text + "\n", encoding="utf-8")
 
 
-def spent_over_time(
-    plan: GaussianSumPlan, steps: list[int]
-) -> list[tuple[int, float]] | None:
+def spent_over_time(plan: SumPlan, steps: list[int]) -> list[tuple[int, float]] | None:
     """(t, epsilon after t steps) at some of the steps; None without a finite one."""
     if plan.delta is None or not math.isfinite(plan.epsilon()):
         return None

@@ -1,0 +1,76 @@
+"""``jaxdp audit``: the accounted epsilon of a plan, attacked from below."""
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import rich
+from rich.table import Table
+
+from jaxdp import auditing, plans
+from jaxdp.cli import options
+from jaxdp.cli.errors import UsageError, usage
+from jaxdp.plans._base import SumPlan
+
+
+def run(command: options.Audit) -> int:
+    """Prints what the audit found; 1 if the bound is above the accounted epsilon.
+
+    A plan of more steps than ``--num-steps`` is audited with so many steps, and so much
+    less noise that its epsilon is the same: a step of a long run shows too little of a
+    record to be measured.
+    """
+    plan = _read(command)
+    with usage(command, "PLAN"):
+        audited = auditing.shortened(plan, command.num_steps, delta=command.delta)
+        found = auditing.audit(
+            audited, num_runs=command.num_runs, delta=command.delta, seed=command.seed
+        )
+    answer = _answer(plan, audited, found)
+    if command.json:
+        print(json.dumps(answer))
+    else:
+        table = Table(show_header=False, box=None)
+        for name, value in answer.items():
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            table.add_row(name, shown)
+        rich.print(table)
+    if found.passed and found.epsilon_lower < found.epsilon / 4:
+        print(
+            "jaxdp: so low a bound shows little; take more runs, or audit a plan with an "
+            "epsilon of 1 to 5",
+            file=sys.stderr,
+        )
+    return 0 if found.passed else 1
+
+
+def _read(command: options.Audit) -> SumPlan:
+    try:
+        text = command.plan.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(
+            f"PLAN must be a readable plan.json, got {str(command.plan)!r}"
+        ) from None
+    with usage(command, "PLAN"):
+        plan = plans.from_json(text)
+    if not plan.noise_multiplier:
+        raise UsageError(
+            "PLAN must have noise to be audited, got noise_multiplier = "
+            f"{plan.noise_multiplier}"
+        )
+    return plan
+
+
+def _answer(
+    plan: SumPlan, audited: SumPlan, found: auditing.AuditResult
+) -> dict[str, Any]:
+    """What is printed, by name: of the run's plan first, then of the audit."""
+    return {
+        "plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}",
+        "noise_multiplier": plan.noise_multiplier,
+        "audited_num_steps": audited.num_steps,
+        "audited_noise_multiplier": audited.noise_multiplier,
+        **{k: v for k, v in dataclasses.asdict(found).items() if k != "num_steps"},
+        "passed": found.passed,
+    }

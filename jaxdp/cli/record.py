@@ -1,0 +1,137 @@
+"""What a run's folder holds for the command line: options, initial parameters."""
+
+import dataclasses
+import math
+import pathlib
+from collections import OrderedDict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import ledger
+from jaxdp.cli import options, recipes
+from jaxdp.cli.errors import UsageError, flag
+from jaxdp.kernels.sphere import path_str
+
+INITIAL, PARAMS = "initial.npz", "params.npz"
+
+#: Options that may differ when a run is taken up again.
+_FREE = ("out", "overwrite", "resume", "new_attempt", "progress", "quiet")
+# These are compared with the record by the loop, which may be told to go on all the same.
+_CHECKED = ("microbatch_size",)
+
+
+def note(command: options.Train, recipe: recipes.Recipe) -> dict[str, Any]:
+    """What the ledger's header says of the command."""
+    given = dataclasses.asdict(command)
+    chosen = {name: value for name, value in given.items() if name not in _FREE}
+    parts = {name: _strict(x) for name, x in dataclasses.asdict(recipe).items()}
+    return {"command": chosen, "recipe": parts}
+
+
+def _strict(value: Any) -> Any:
+    """Strict JSON has no infinity: a word stands for it."""
+    return "inf" if value == math.inf else value
+
+
+def recorded_command(command: options.Train, out: pathlib.Path) -> options.Train:
+    """The command of the run in ``out``, resumed by ``command``.
+
+    Raises:
+      UsageError: no such run, or an option that is given and was another then.
+    """
+    header = read(out, "--out").header
+    try:
+        said = dict(header["note"]["command"])
+    except (KeyError, TypeError):
+        raise UsageError(
+            f"--out must be a folder that jaxdp train wrote, got {str(out)!r}"
+        ) from None
+    was: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in said.items()
+    }
+    for field in dataclasses.fields(options.Train):
+        now = getattr(command, field.name)
+        if field.name not in was or now == field.default:
+            continue
+        if field.name in _CHECKED:
+            was[field.name] = now
+        elif now != was[field.name]:
+            raise UsageError(
+                f"{flag(field.name)} must be left out with --resume or be as it was, "
+                f"{was[field.name]}; got {now}"
+            )
+    fields: dict[str, Any] = {name: getattr(command, name) for name in _FREE}
+    fields = was | fields | {"out": out}
+    return options.Train(**fields)
+
+
+def read(folder: pathlib.Path, option: str) -> ledger.Record:
+    """The ledger of a folder; what is wrong with it is said of ``option``."""
+    try:
+        return ledger.read(folder)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+# --- parameters as files -----------------------------------------------------------
+
+
+def save_params(path: pathlib.Path, params: Any) -> None:
+    """Writes the leaves of a tree by their paths; a bare array is called ``params``."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    arrays: dict[str, Any] = {
+        path_str(where) or "params": np.asarray(leaf) for where, leaf in leaves
+    }
+    np.savez(path, **arrays)
+
+
+def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:
+    """The parameters of a file, as a flat tree in the order of a ledger's leaves.
+
+    Directions depend on the leaves' paths and their order alone, so the run's own tree is
+    not needed.
+
+    Raises:
+      ValueError, OSError: no such file, or one of other leaves.
+    """
+    with np.load(path) as file:
+        if set(file) != {name or "params" for name in leaves}:
+            raise ValueError(f"leaves must be {sorted(leaves)}, got {sorted(file)}")
+        arrays = {name: jnp.asarray(file[name or "params"]) for name in leaves}
+    return arrays[""] if "" in arrays else OrderedDict(arrays)
+
+
+def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
+    """The initial parameters of a run, from its folder.
+
+    Raises:
+      UsageError: they are not there, or others.
+    """
+    try:
+        return load_params(folder / INITIAL, leaves)
+    except (OSError, KeyError, ValueError) as error:
+        raise UsageError(
+            f"--out must hold the run's {INITIAL}, got {str(folder)!r}: {error}"
+        ) from error
+
+
+def recipe_of(record: ledger.Record) -> recipes.Recipe:
+    """The recipe that a run of ``jaxdp train`` used.
+
+    Raises:
+      UsageError: the ledger is not of such a run.
+    """
+    try:
+        parts = record.header["note"]["recipe"]
+        fields: dict[str, Any] = {
+            name: math.inf if x == "inf" else x for name, x in parts.items()
+        }
+        return recipes.Recipe(**fields)
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            "FOLDER must be one that jaxdp train wrote, got a ledger without a recipe: "
+            "jaxdp.replay rebuilds it with the optimizer of its run"
+        ) from error

@@ -1,0 +1,13 @@
+"""The loop: a plan and data in, the plan's output point out."""
+
+from jaxdp.training.fitting import fit as fit
+from jaxdp.training.fitting import resume as resume
+from jaxdp.training.loop import Callback as Callback
+from jaxdp.training.loop import Carry as Carry
+from jaxdp.training.loop import FitInfo as FitInfo
+from jaxdp.training.loop import FitResult as FitResult
+from jaxdp.training.loop import make_program as make_program
+from jaxdp.training.loop import start as start
+from jaxdp.training.replaying import Replay as Replay
+from jaxdp.training.replaying import replay as replay
+from jaxdp.training.reporting import report as report

@@ -1,0 +1,393 @@
+"""``fit`` runs a plan on data; ``resume`` goes on with a run that was killed."""
+
+import contextlib
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich import progress as rich_progress
+
+from jaxdp import _validate, sampling
+from jaxdp import keys as keys_lib
+from jaxdp import ledger as ledger_lib
+from jaxdp._types import PathPredicate, ValueFn
+from jaxdp.plans._base import SumPlan
+from jaxdp.training import loop, recording, replaying, reporting
+from jaxdp.transforms._common import public
+
+
+def fit(
+    plan: SumPlan,
+    keys: keys_lib.Keys,
+    params: Any,
+    data: Any,
+    *,
+    value_fn: ValueFn,
+    optimizer: optax.GradientTransformation | None = None,
+    trainable: Any = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    callback: loop.Callback | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    chunk: int | None = None,
+    progress: bool = False,
+    note: dict[str, Any] | None = None,
+) -> loop.FitResult:
+    """Runs a plan on data.
+
+    Args:
+      plan: a plan with noise.
+      keys: a ``jaxdp.Keys``; keys from entropy serve one run.
+      params: initial parameters; they must not depend on the data.
+      data: pytree of arrays with ``plan.num_examples`` rows.
+      value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``jaxdp.LazyLoss``.
+      optimizer: what turns gradients into updates (post-processing, costs no privacy):
+        ``optax.sgd(0.1)``. None adds gradients as they are.
+      trainable: which leaves move (None, predicate on the path, pytree of bools).
+      stacked: predicate on the path: leaves whose first axis counts layers.
+      microbatch_size: records evaluated at once.
+      callback: ``callback(step, params, info)`` after each chunk, with public values:
+        evaluate public data in it, save, plot.
+      ledger: folder for the record of the run (``jaxdp.ledger``): every release is
+        written before it is used, so that a killed run can be taken up again
+        (``jaxdp.resume``) and the parameters rebuilt (``jaxdp.replay``).
+      chunk: steps between callbacks and between records; default a hundredth of the run,
+        at least 1. A checkpoint of the parameters follows each record.
+      progress: draws a progress bar.
+      note: goes into the ledger's header; public, whatever JSON can hold.
+
+    Returns:
+      ``FitResult(params, info, report)``, all public: the result, the releases of
+      every step, and what was spent. No metric on private data is computed. ``params``
+      are the last iterate, or what the plan returns instead.
+
+    Raises:
+      TypeError, ValueError: wrong arguments, named, before anything is compiled or spent.
+    """
+    _validate.instance(SumPlan, plan=plan)
+    keys = keys_lib.check(keys)
+    task = _task(plan, params, data, value_fn, optimizer, microbatch_size, callback)
+    if chunk is not None:
+        _validate.integer(chunk=chunk)
+    if ledger is not None:
+        ledger_lib.check_new(ledger)
+    keys_lib.check_unspent(keys, plan.family)
+    maker = _maker(task, keys, trainable, stacked)
+    in_chunks = progress or any(x is not None for x in (callback, ledger, chunk))
+    run, compile_seconds = _compile(
+        task, maker, keys, trainable=trainable, stacked=stacked, in_chunks=in_chunks
+    )
+    size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
+    recorder = None
+    if ledger is not None:
+        recorder = recording.create(
+            ledger,
+            plan,
+            keys,
+            task.params,
+            task.data,
+            trainable=trainable,
+            stacked=stacked,
+            microbatch_size=microbatch_size,
+            chunk=size,
+            note=note or {},
+        )
+    with contextlib.nullcontext() if recorder is None else recorder.ledger:
+        carry = loop.start(plan, maker, task.optimizer, task.params)  # Spends the keys.
+        if in_chunks:
+            chunks = _Chunks(plan.family, size, callback, progress)
+            step = functools.partial(_between, run, keys, task.data)
+            carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
+        else:
+            begin = time.perf_counter()
+            carry = jax.block_until_ready(run(carry, keys, task.data))
+            seconds = time.perf_counter() - begin
+        timing = _timing(compile_seconds, seconds, plan.num_steps)
+        return _result(plan, keys, carry, timing, recorder)
+
+
+def resume(
+    ledger: str | os.PathLike[str],
+    params: Any,
+    data: Any,
+    *,
+    value_fn: ValueFn,
+    plan: SumPlan | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    microbatch_size: int | None = None,
+    new_attempt: bool = False,
+    callback: loop.Callback | None = None,
+    progress: bool = False,
+) -> loop.FitResult:
+    """Goes on with a run of ``fit(..., ledger=...)`` that was killed.
+
+    Steps whose releases are recorded are replayed from them. Steps that were under way
+    are computed again, with the same noise, which costs nothing because the same numbers
+    come out: data, plan, microbatch size, version of JAX and kind of device must be those
+    of the run. A run that had ended gives its result again.
+
+    Args:
+      ledger: the run's folder, with ``secret/``.
+      params: the initial parameters of the run.
+      data: its data.
+      value_fn: its losses; that they are the same is up to the caller.
+      plan: its plan; only compared with that of the folder, which counts.
+      optimizer: its optimizer.
+      microbatch_size: as in the run.
+      new_attempt: allows other data, microbatches, versions or devices. Steps that were
+        under way are computed with new noise and charged a second time: the run ends
+        that many steps early, so that it stays within the plan's epsilon.
+      callback: as in :func:`jaxdp.fit`; also called at the steps that are replayed.
+      progress: draws a progress bar.
+
+    Returns:
+      What ``fit`` would have returned, to the bit, unless steps were charged twice.
+
+    Raises:
+      ValueError: no such folder or one in use; something differs that must not; a new
+        attempt for which the plan's epsilon has no room.
+    """
+    recorded, at = recording.take_up(
+        ledger,
+        plan,
+        params,
+        data,
+        microbatch_size=microbatch_size,
+        new_attempt=new_attempt,
+    )
+    with at.recorder.ledger:
+        task = _task(
+            recorded, params, data, value_fn, optimizer, microbatch_size, callback
+        )
+        leaves = replaying.leaves_of(at.record.header)
+        maker = _maker(task, at.keys, **leaves)
+        # Traced, so that ``init`` leaves the keys unspent: the same noise covers the same
+        # data, or the keys are those of a new attempt.
+        start = lambda p: loop.start(recorded, maker, task.optimizer, p)  # noqa: E731
+        carry = jax.jit(start)(task.params)
+        run, compile_seconds = _compile(task, maker, at.keys, **leaves, in_chunks=True)
+        step = functools.partial(_between, run, at.keys, task.data)
+        size = at.record.header["chunk"]
+        chunks = _Chunks(recorded.family, size, callback, progress)
+        carry = _rebuilt(task, at, carry, chunks, step, leaves, new_attempt)
+        carry, seconds = chunks.run(step, carry, at.done, at.last, at.recorder)
+        timing = _timing(compile_seconds, seconds, at.last - at.done)
+        return _result(recorded, at.keys, carry, timing, at.recorder)
+
+
+# --- what both do ------------------------------------------------------------------
+
+
+class _Task(NamedTuple):
+    """The arguments of a run, checked."""
+
+    plan: SumPlan
+    params: Any
+    data: Any
+    value_fn: ValueFn
+    optimizer: optax.GradientTransformation
+    microbatch_size: int | None
+
+
+def _task(
+    plan: SumPlan,
+    params: Any,
+    data: Any,
+    value_fn: Any,
+    optimizer: Any,
+    microbatch_size: int | None,
+    callback: Any,
+) -> _Task:
+    """The arguments that ``fit`` and ``resume`` share, checked."""
+    sampling.check_data(plan, data)
+    if not callable(value_fn):
+        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
+    losses: Any = value_fn
+    if microbatch_size is not None:
+        _validate.integer(microbatch_size=microbatch_size)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable or None, got {callback!r}")
+    optimizer = optax.identity() if optimizer is None else optimizer
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer must be an optax.GradientTransformation, got {optimizer!r}"
+        )
+    data = jax.tree.map(jnp.asarray, data)
+    return _Task(plan, params, data, losses, optimizer, microbatch_size)
+
+
+def _maker(task: _Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
+    options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
+    if stacked is not None and task.plan.replayable:
+        options["stacked"] = stacked
+    return task.plan.transform(keys, **options)
+
+
+def _compile(
+    task: _Task,
+    maker: Any,
+    keys: keys_lib.Keys,
+    *,
+    trainable: Any,
+    stacked: Any,
+    in_chunks: bool,
+) -> tuple[Any, float]:
+    """The compiled program and the seconds that it took now."""
+    plan, optimizer = task.plan, task.optimizer
+    program = loop.make_program(plan, maker, optimizer, task.value_fn)
+
+    def build() -> Any:
+        """Compiles from shapes alone, so that no mistake found here spends the keys."""
+        carry = jax.eval_shape(
+            lambda p: loop.start(plan, maker, optimizer, p), task.params
+        )
+        if in_chunks:
+            step = jax.ShapeDtypeStruct((), jnp.int32)
+            jitted = jax.jit(program, donate_argnums=0)
+            return jitted.lower(carry, keys, task.data, step, step).compile()
+        whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
+        return jax.jit(whole, donate_argnums=0).lower(carry, keys, task.data).compile()
+
+    leaves = replaying.chosen_leaves(task.params, trainable, stacked)
+    shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, task.data))
+    functions = (task.value_fn, optimizer, *leaves, task.microbatch_size, in_chunks)
+    return loop.compiled((plan.digest, functions, shapes), build)
+
+
+def _between(
+    run: Any,
+    keys: keys_lib.Keys,
+    data: Any,
+    carry: loop.Carry,
+    first: jax.Array,
+    last: jax.Array,
+) -> loop.Carry:
+    """Runs the steps [first, last) of a program compiled for chunks."""
+    return run(carry, keys, data, first, last)
+
+
+#: Runs the steps [first, last): (carry, first, last) -> carry.
+_Step = Callable[[loop.Carry, jax.Array, jax.Array], loop.Carry]
+
+
+class _Chunks(NamedTuple):
+    """How a run is cut, and what happens between the parts."""
+
+    name: str
+    size: int
+    callback: loop.Callback | None
+    progress: bool
+
+    def run(
+        self,
+        step: _Step,
+        carry: loop.Carry,
+        first: int,
+        last: int,
+        recorder: recording.Recorder | None,
+    ) -> tuple[loop.Carry, float]:
+        """Runs [first, last) chunk by chunk; the seconds leave out the callbacks."""
+        seconds = 0.0
+        bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TimeRemainingColumn(),
+            disable=not self.progress,
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(self.name, total=last, completed=first)
+            while first < last:
+                # Cut at the same steps whoever takes up the run.
+                end = min(first - first % self.size + self.size, last)
+                if recorder is not None:
+                    recorder.before(first, end)
+                bounds = jnp.asarray(first, jnp.int32), jnp.asarray(end, jnp.int32)
+                begin = time.perf_counter()
+                carry = jax.block_until_ready(step(carry, *bounds))
+                seconds += time.perf_counter() - begin
+                if recorder is not None:
+                    recorder.after(first, end, carry)
+                bar.update(task, completed=end)
+                if self.callback is not None:
+                    self.callback(end, *_shown(carry, end))
+                first = end
+        return carry, seconds
+
+
+def _shown(carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:
+    """Params and info for a callback, in copies: the next chunk takes these buffers."""
+    shown = carry.params, public(carry.opt_state[1])
+    params, state = jax.tree.map(jnp.array, shown)
+    return params, loop.FitInfo(jnp.asarray(np.array(carry.releases)[:done]), state)
+
+
+def _rebuilt(
+    task: _Task,
+    at: recording.Resumed,
+    carry: loop.Carry,
+    chunks: _Chunks,
+    step: _Step,
+    leaves: dict[str, Any],
+    new_attempt: bool,
+) -> loop.Carry:
+    """The carry after the steps that are recorded."""
+    if at.done == 0:
+        return carry
+    releases = jnp.asarray(replaying.filled(task.plan, at.record.releases))
+    first = 0
+    if chunks.callback is None or not task.plan.replayable:
+        first, carry = recording.restore(at.recorder.ledger, carry)
+    carry = carry._replace(releases=jnp.array(releases))
+    if first == at.done:
+        return carry
+    if task.plan.replayable:
+        program = replaying.compiled(
+            task.plan, task.optimizer, at.keys.direction, carry, **leaves
+        )
+        again = lambda carry, *bounds: program(carry, releases, *bounds)  # noqa: E731
+        return chunks.run(again, carry, first, at.done, None)[0]
+    if new_attempt:
+        raise ValueError(
+            f"new_attempt cannot rebuild the steps {first} to {at.done - 1}: they are "
+            "recorded, but their releases are too large to be logged whole"
+        )
+    carry, _ = chunks.run(step, carry, first, at.done, None)
+    if not np.array_equal(carry.releases[: at.done], releases[: at.done]):
+        raise ValueError(
+            "ledger must be resumed with the losses and the optimizer of the run: computed "
+            "again, its steps release other numbers than it recorded"
+        )
+    return carry
+
+
+def _timing(compile_seconds: float, seconds: float, steps: int) -> dict[str, Any]:
+    return {
+        "compile_seconds": compile_seconds,
+        "train_seconds": seconds,
+        "steps_per_second": steps / seconds if seconds > 0 else 0.0,
+    }
+
+
+def _result(
+    plan: SumPlan,
+    keys: keys_lib.Keys,
+    carry: loop.Carry,
+    timing: dict[str, Any],
+    recorder: recording.Recorder | None,
+) -> loop.FitResult:
+    made, rest = carry.opt_state
+    report = reporting.report(plan, made) | {"seed_source": keys.seed_source} | timing
+    if recorder is not None:
+        text = json.dumps(report, indent=2) + "\n"
+        recorder.ledger.save(ledger_lib.REPORT, text.encode(), secret=False)
+    info = loop.FitInfo(carry.releases, public(rest))
+    return loop.FitResult(plan.returned(made, carry.params), info, report)

@@ -1,0 +1,178 @@
+"""The compiled loop over a plan's steps.
+
+A run is one compiled program, sampling included. With callbacks or a ledger the same
+steps run in compiled chunks, to the same bits.
+"""
+
+import functools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import keys as keys_lib
+from jaxdp import sampling
+from jaxdp._types import Phase, ValueFn
+from jaxdp.plans._base import SumPlan
+
+_MAX_PROGRAMS = 64
+_programs: "OrderedDict[Any, Any]" = OrderedDict()
+_programs_lock = threading.Lock()
+
+
+class FitInfo(NamedTuple):
+    """What left the run, step by step. Public."""
+
+    releases: jax.Array  # shape=(num_steps, K), dtype=float32
+    state: Any  # of ``optimizer``, secret fields None: jaxdp.polyak_output reads it
+
+
+class FitResult(NamedTuple):
+    """What ``fit`` returns. Public."""
+
+    params: Any
+    info: FitInfo
+    report: dict[str, Any]
+
+
+class Carry(NamedTuple):
+    """What the loop carries. ``opt_state`` holds secrets (noise)."""
+
+    params: Any
+    opt_state: Any
+    releases: jax.Array  # shape=(num_steps, K), dtype=float32
+
+
+#: ``callback(step, params, info)`` after each chunk, on the host, with public values.
+Callback = Callable[[int, Any, FitInfo], None]
+
+
+def start(
+    plan: SumPlan,
+    maker: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+) -> Carry:
+    """The carry before the first step, in buffers of its own, for they are donated."""
+    params = jax.tree.map(jnp.array, params)
+    opt_state: Any = (maker.init(params), optimizer.init(params))
+    width = opt_state[0].release.shape[0]
+    return Carry(params, opt_state, jnp.zeros((plan.num_steps, width), jnp.float32))
+
+
+def make_program(
+    plan: SumPlan,
+    maker: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
+    value_fn: ValueFn,
+) -> Callable[..., Carry]:
+    """The pure function that runs steps of a plan: for jit, vmap and export.
+
+    Args:
+      plan: what runs.
+      maker: ``plan.transform(keys)``; its state holds all it needs of the keys, so the
+        program serves other keys of the same plan.
+      optimizer: what follows it. It is given the released gradient, its own state and
+        the params, and nothing else: whatever it does is post-processing.
+      value_fn: per-record losses; only the maker sees them, and the data.
+
+    Returns:
+      ``program(carry, keys, data, first, last) -> carry``: the steps [first, last), where
+      ``first`` is a multiple of the phases' total length. Python integers make one loop
+      of known length; arrays make a loop that serves chunks of any length.
+    """
+    period = sum(phase.num_steps for phase in plan.phases)
+
+    def one(
+        keys: keys_lib.Keys, data: Any, phase: Phase, step: jax.Array, carry: Carry
+    ) -> Carry:
+        batch = sampling.batch(plan, keys, step, data)
+        update: Any = maker.update  # Typed for trees; None is what makers expect.
+        gradient, made = update(
+            None,
+            carry.opt_state[0],
+            carry.params,
+            value_fn=value_fn,
+            batch=batch,
+            phase=phase.name,
+        )
+        return applied(optimizer, carry, gradient, made, step)
+
+    def program(
+        carry: Carry,
+        keys: keys_lib.Keys,
+        data: Any,
+        first: int | jax.Array,
+        last: int | jax.Array,
+    ) -> Carry:
+        def periods(index: jax.Array, carry: Carry) -> Carry:
+            step = first + index * period
+            for phase in plan.phases:
+                steps = functools.partial(one, keys, data, phase)
+                if phase.num_steps == 1:
+                    carry = steps(step, carry)
+                else:
+                    end = jnp.minimum(step + phase.num_steps, last)
+                    carry = jax.lax.fori_loop(step, end, steps, carry)
+                step = step + phase.num_steps
+            return carry
+
+        count = -(-(last - first) // period)
+        return jax.lax.fori_loop(0, count, periods, carry)
+
+    return program
+
+
+def applied(
+    optimizer: optax.GradientTransformation,
+    carry: Carry,
+    gradient: Any,
+    made: Any,
+    step: jax.Array,
+) -> Carry:
+    """The carry after a step whose gradient was made: post-processing.
+
+    A run and its replay both come here, so that they do the same.
+    """
+    updates, rest = optimizer.update(gradient, carry.opt_state[1], carry.params)
+    params = optax.apply_updates(carry.params, updates)
+    row = made.release[None]
+    releases = jax.lax.dynamic_update_slice_in_dim(carry.releases, row, step, 0)
+    return Carry(params, (made, rest), releases)
+
+
+def compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
+    """The compiled program of a key and the seconds its compilation took now."""
+    try:
+        hash(key)
+    except TypeError:  # A value_fn that cannot be looked up is compiled every time.
+        key = object()
+    with _programs_lock:
+        if key in _programs:
+            _programs.move_to_end(key)
+            return _programs[key], 0.0
+    begin = time.perf_counter()
+    program = build()
+    seconds = time.perf_counter() - begin
+    with _programs_lock:
+        _programs[key] = program
+        if len(_programs) > _MAX_PROGRAMS:
+            _programs.popitem(last=False)
+    return program, seconds
+
+
+def signature(tree: Any) -> Any:
+    """What a compiled program depends on: structure, shapes, dtypes, shardings."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
+
+
+def whole_periods(plan: SumPlan, chunk: int) -> int:
+    """The largest number of steps up to ``chunk`` that is whole periods; at least one."""
+    period = sum(phase.num_steps for phase in plan.phases)
+    return max(period, chunk // period * period)

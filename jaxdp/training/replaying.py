@@ -1,0 +1,208 @@
+"""Replay: from the initial parameters and a ledger to the parameters of the run."""
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import keys as keys_lib
+from jaxdp import ledger as ledger_lib
+from jaxdp import plans
+from jaxdp.kernels import sphere
+from jaxdp.plans._base import SumPlan
+from jaxdp.training import loop
+from jaxdp.transforms._common import moving, public
+
+
+class Replay(NamedTuple):
+    """What :func:`replay` returns. Public."""
+
+    params: Any  # what the run returned, or its last iterate so far
+    info: loop.FitInfo
+
+
+def replay(
+    ledger: str | os.PathLike[str] | ledger_lib.Record,
+    params: Any,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Replay:
+    """Rebuilds a run from its initial parameters and its ledger; reads no data.
+
+    To the bit, for every law of directions, on the kind of device that the run had and
+    with its version of JAX; elsewhere up to rounding.
+
+    Args:
+      ledger: the run's folder, its ``ledger.jsonl``, or what ``jaxdp.ledger.read`` gave.
+      params: the initial parameters of the run.
+      optimizer: the optimizer of the run.
+
+    Returns:
+      ``Replay(params, info)``: parameters, releases and optimizer state after the steps
+      that the ledger holds. Post-processing of releases, so public.
+
+    Raises:
+      ValueError: no ledger; a ledger of an algorithm whose releases are too large to be
+        logged, or of another version of the directions; ``params`` of other shapes or
+        values than the run's initial ones.
+    """
+    if not isinstance(ledger, ledger_lib.Record):
+        ledger = ledger_lib.read(ledger)
+    plan = plan_of(ledger)
+    optimizer = optax.identity() if optimizer is None else optimizer
+    check_params(ledger.header, params)
+    direction = keys_lib.root_from_hex(ledger.header["direction"])
+    leaves = leaves_of(ledger.header)
+    maker = plan.replay(direction, **leaves)
+    carry = loop.start(plan, maker, optimizer, params)
+    program = compiled(plan, optimizer, direction, carry, **leaves)
+    done = len(ledger.releases)
+    bounds = (jnp.asarray(x, jnp.int32) for x in (0, done))
+    carry = program(carry, jnp.asarray(filled(plan, ledger.releases)), *bounds)
+    info = loop.FitInfo(carry.releases[:done], public(carry.opt_state[1]))
+    return Replay(plan.returned(carry.opt_state[0], carry.params), info)
+
+
+def compiled(
+    plan: SumPlan,
+    optimizer: optax.GradientTransformation,
+    direction: jax.Array,
+    carry: loop.Carry,
+    *,
+    trainable: Any,
+    stacked: Any,
+) -> Callable[..., loop.Carry]:
+    """``program(carry, releases (T, K), first, last) -> carry``, compiled.
+
+    Args:
+      plan: of the run.
+      optimizer: of the run.
+      direction: a direction root; the program takes the carry's, so it serves all.
+      carry: shapes; its state is that of ``plan.replay`` or of the run.
+      trainable: as in the run.
+      stacked: as in the run.
+    """
+    maker = plan.replay(direction, trainable=trainable, stacked=stacked)
+
+    def one(releases: jax.Array, step: jax.Array, carry: loop.Carry) -> loop.Carry:
+        row = jax.lax.dynamic_index_in_dim(releases, step, keepdims=False)
+        update: Any = maker.update
+        gradient, made = update(None, carry.opt_state[0], carry.params, release=row)
+        return loop.applied(optimizer, carry, gradient, made, step)
+
+    def program(
+        carry: loop.Carry, releases: jax.Array, first: jax.Array, last: jax.Array
+    ) -> loop.Carry:
+        body = functools.partial(one, releases)
+        return jax.lax.fori_loop(first, last, body, carry)
+
+    leaves = chosen_leaves(carry.params, trainable, stacked)
+    key = ("replay", plan.digest, optimizer, *leaves, loop.signature(carry))
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    jitted = jax.jit(program, donate_argnums=0)
+    shapes = (carry, carry.releases, step, step)
+    return loop.compiled(key, lambda: jitted.lower(*shapes).compile())[0]
+
+
+def chosen_leaves(
+    params: Any, trainable: Any, stacked: Any
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Paths of the leaves that move, and of those whose first axis counts layers."""
+    moves = moving(params, trainable)
+    paths = list(describe_leaves(params))
+    layered = [path for path in paths if stacked is not None and stacked(path)]
+    return tuple(path for path in paths if moves(path)), tuple(layered)
+
+
+def filled(plan: SumPlan, releases: np.ndarray) -> np.ndarray:
+    """Releases (steps, K) with zeros up to the plan's steps: (num_steps, K)."""
+    missing = plan.num_steps - len(releases)
+    if missing < 0:
+        raise ValueError(
+            f"ledger must hold at most the plan's {plan.num_steps} steps, got "
+            f"{len(releases)}"
+        )
+    return np.pad(releases, ((0, missing), (0, 0)))
+
+
+# --- the header --------------------------------------------------------------------
+
+
+def plan_of(record: ledger_lib.Record) -> SumPlan:
+    """The plan of a ledger, if its directions are those of this version.
+
+    Raises:
+      ValueError: they are not, or the header holds no plan.
+    """
+    header = record.header
+    try:
+        want, got = (
+            {"version": sphere.VERSION, "prng": prng()},
+            {"version": header["direction_version"], "prng": header["prng"]},
+        )
+        plan = plans.from_json(header["plan"])
+    except KeyError as error:
+        raise ValueError(f"ledger must say its {error} in the header") from error
+    if want != got:
+        raise ValueError(f"ledger must be of directions {want}, got {got}")
+    return plan
+
+
+def prng() -> dict[str, Any]:
+    """What decides random bits besides a key."""
+    config: Any = jax.config  # Its flags are made while JAX is imported.
+    partitionable = bool(config.jax_threefry_partitionable)
+    return {"impl": "threefry2x32", "threefry_partitionable": partitionable}
+
+
+def leaves_of(header: dict[str, Any]) -> dict[str, Any]:
+    """``trainable`` and ``stacked`` as a header has them."""
+    moving, stacked = (frozenset(header[name]) for name in ("trainable", "stacked"))
+    return {"trainable": moving.__contains__, "stacked": stacked.__contains__}
+
+
+def describe_leaves(params: Any) -> dict[str, list[Any]]:
+    """Path -> [identity, dtype, shape] of every leaf; public."""
+    return {
+        sphere.path_str(path): [
+            sphere.leaf_id(sphere.path_str(path)),
+            str(jnp.result_type(leaf)),
+            list(np.shape(leaf)),
+        ]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def digest_of(tree: Any) -> "hashlib._Hash":
+    """SHA-256 over paths, dtypes, shapes and bytes of a tree's leaves."""
+    state = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.asarray(leaf)
+        head = f"{sphere.path_str(path)}:{array.dtype}:{array.shape};"
+        state.update(head.encode())
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state
+
+
+def check_params(header: dict[str, Any], params: Any) -> None:
+    """Requires the initial parameters of the run.
+
+    Raises:
+      ValueError: others.
+    """
+    leaves = describe_leaves(params)
+    if leaves != header["leaves"]:
+        raise ValueError(
+            f"params must have the leaves {header['leaves']} of the run, got {leaves}"
+        )
+    if digest_of(params).hexdigest() != header["params"]:
+        raise ValueError(
+            "params must be the initial parameters of the run, got others of the same "
+            "shapes"
+        )

@@ -1,0 +1,71 @@
+"""What a run has spent, in a dictionary that JSON can hold."""
+
+import importlib.metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.plans._base import SumPlan
+
+
+def report(plan: SumPlan, state: Any, *, delta: float | None = None) -> dict[str, Any]:
+    """What a run under ``plan`` has spent: for loops written by hand.
+
+    Args:
+      plan: the plan.
+      state: the gradient maker's state, or a chain's state that starts with it.
+      delta: default is the plan's.
+
+    Returns:
+      A dictionary that JSON can hold. ``epsilon`` is the whole plan's at ``delta`` (None
+      without a delta or where it is infinite); ``private`` is true only for keys from
+      entropy and a finite epsilon.
+
+    Raises:
+      ValueError: the state does not come from this plan.
+    """
+    state = state if hasattr(state, "horizon") else state[0]
+    horizon = getattr(state, "horizon", None)
+    if horizon is None:
+        raise ValueError(
+            f"state must be the state of {plan.family}, or of a chain that starts with "
+            f"it; got {type(state).__name__}"
+        )
+    want = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
+    if np.asarray(horizon.digest).tolist() != want:
+        raise ValueError("state was made by another plan than the one given")
+    delta = plan.delta if delta is None else delta
+    spent = plan.epsilon(delta=delta) if delta is not None else None
+    finite = spent is not None and np.isfinite(spent)
+    return {
+        "algorithm": plan.family,
+        "num_examples": plan.num_examples,
+        "num_steps": plan.num_steps,
+        "steps_done": int(horizon.count),
+        "relation": plan.relation,
+        "sampling": repr(plan.sampling),
+        "l2_clip_norm": plan.l2_clip_norm,
+        "noise_multiplier": plan.noise_multiplier,
+        "noise_std": plan.noise_std,
+        "epsilon": float(spent) if spent is not None and finite else None,
+        "delta": delta,
+        "accountant": spent.accountant if spent is not None else None,
+        "private": bool(horizon.private) and bool(finite),
+        "device": jax.devices()[0].device_kind,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes a run."""
+    names = {"jaxdp": "jaxdp-optim"} | {
+        name: name for name in ("jaxlib", "optax", "dp-accounting")
+    }
+    out = {"jax": jax.__version__}
+    for name, distribution in names.items():
+        try:
+            out[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            out[name] = "not installed"
+    return out

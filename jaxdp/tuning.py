@@ -1,0 +1,333 @@
+r"""Random search over hyper-parameters, charged for what it looks at.
+
+The best of k private runs is not as private as one: that it is the best tells about the
+others. If k is a constant, little better than charging all k runs is known. If k is
+*random*, of a law whose tail falls geometrically and which is kept secret, the best run
+costs about two to three times one run, whatever k turns out to be. This is what
+:func:`tune` does: k from a truncated negative binomial law, each run an independent
+trial, only the best one out.
+
+.. math::
+  P[k] \propto (1-\gamma)^k \prod_{l=1}^{k-1} \frac{l + \eta}{l + 1}, \qquad k \ge 1
+
+with :math:`\eta` the ``shape``, and :math:`\gamma` such that the mean is ``mean_trials``.
+(The Poisson law, which the paper also has, may run nothing at all and is not offered.)
+
+References:
+  Papernot & Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
+  <https://arxiv.org/abs/2110.03620>`_, 2022, Definition 1 and Theorem 2.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import optax
+
+from jaxdp import _validate, accounting, noise, sampling, training
+from jaxdp import keys as keys_lib
+from jaxdp._types import PathPredicate, ValueFn
+from jaxdp.plans._base import SumPlan
+
+_Plan = TypeVar("_Plan", bound=SumPlan)
+
+#: A plan with noise, and the optimizer that ``fit`` runs after it.
+Candidate = tuple[SumPlan, optax.GradientTransformation | None]
+
+# Whether a program was already compiled tells how often its candidate was tried.
+_TIMING = ("compile_seconds", "train_seconds", "steps_per_second")
+
+
+class TuneResult(NamedTuple):
+    """What ``tune`` returns, of the best trial alone. Public."""
+
+    params: Any
+    info: training.FitInfo
+    candidate: int  # index of its candidate
+    report: dict[str, Any]
+
+
+def tune(
+    candidates: Sequence[Candidate],
+    keys: keys_lib.Keys,
+    params: Any,
+    data: Any,
+    *,
+    value_fn: ValueFn,
+    score_fn: Callable[[training.FitResult], float],
+    mean_trials: float,
+    shape: float = 1.0,
+    delta: float | None = None,
+    trainable: Any = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+) -> TuneResult:
+    """Runs a random number of random candidates and returns the best run.
+
+    Each trial takes one of the candidates, all equally likely, and ``fit``s it with keys
+    of its own. :func:`calibrate` makes plans whose search costs a given epsilon.
+
+    Args:
+      candidates: pairs (plan, optimizer). The plans have one event, relation and delta,
+        so that every trial costs the same: they may differ in clip, smoothing radius and
+        directions, the optimizers in anything.
+      keys: a ``jaxdp.Keys``; keys from entropy serve one search.
+      params: initial parameters; they must not depend on the data.
+      data: pytree of arrays with ``plan.num_examples`` rows.
+      value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``jaxdp.LazyLoss``.
+      score_fn: ``score_fn(result: FitResult) -> float``, higher is better; NaN is worst.
+        It may read the result and *public* data, nothing else: no private record, for
+        that would be a release which no plan charges, and no earlier trial. What it
+        raises leaves the search.
+      mean_trials: mean of the number of trials, > 1. The number itself is secret. At
+        ``shape=1`` it passes 14 times the mean once in a million searches.
+      shape: in [0, 1]. 1 is the geometric law; 0, the logarithmic one, costs less epsilon
+        at the same mean, and makes a single trial likelier.
+      delta: at which epsilon is charged; default is the plans'.
+      trainable: which leaves move, as in ``fit``.
+      stacked: as in ``fit``.
+      microbatch_size: records evaluated at once.
+
+    Returns:
+      ``TuneResult(params, info, candidate, report)`` of the best trial, the first of equal
+      ones. ``report`` is that run's, with ``epsilon`` the whole search's,
+      ``base_epsilon`` one trial's, and without times.
+
+    Privacy:
+      The result is one draw of the repeat-and-select mechanism, accounted by RDP. The
+      number of trials and what the others gave are in no report. But the running time
+      grows with the number of trials: who can time the search, or sees the machine's
+      load, memory or logs, learns what was not charged.
+
+    Raises:
+      TypeError, ValueError: wrong arguments, named, before anything is compiled or spent;
+        plans that do not cost the same; a sampler whose event RDP cannot account.
+    """
+    candidates = _checked_candidates(candidates)
+    keys = keys_lib.check(keys)
+    _check_law(mean_trials, shape)
+    for name, function in (("value_fn", value_fn), ("score_fn", score_fn)):
+        if not callable(function):
+            raise TypeError(f"{name} must be callable, got {function!r}")
+    if microbatch_size is not None:
+        _validate.integer(microbatch_size=microbatch_size)
+    plan = candidates[0][0]
+    delta = plan.delta if delta is None else delta
+    if delta is None:
+        raise ValueError("delta must be a number in (0, 1); the plans have none")
+    base = plan.epsilon(delta=delta)
+    spent = base
+    if math.isfinite(base):
+        search = _search(plan, mean_trials, shape)(plan.noise_multiplier or 0.0)
+        spent = accounting.epsilon(*search, delta)
+    options = {"trainable": trainable, "microbatch_size": microbatch_size}
+    if stacked is not None:
+        options["stacked"] = stacked
+    uses = {"tune"} | {plan.family for plan, _ in candidates}
+    for use in uses:
+        keys_lib.check_unspent(keys, use)
+    for candidate in candidates:
+        _rehearse(candidate, params, data, value_fn, options)
+    for use in uses:
+        keys_lib.spend(keys, use)
+
+    def run(index: int, own: keys_lib.Keys) -> training.FitResult:
+        plan, optimizer = candidates[index]
+        return training.fit(
+            plan, own, params, data, value_fn=value_fn, optimizer=optimizer, **options
+        )
+
+    num = len(candidates)
+    index, result = _best(run, score_fn, keys, num, mean_trials, shape)
+    finite = math.isfinite(spent)
+    report = {k: v for k, v in result.report.items() if k not in _TIMING} | {
+        "epsilon": float(spent) if finite else None,
+        "base_epsilon": float(base) if finite else None,
+        "delta": delta,
+        "accountant": f"{spent.accountant} (repeat and select)",
+        "private": result.report["private"] and finite,
+        "num_candidates": num,
+        "mean_trials": float(mean_trials),
+        "shape": float(shape),
+    }
+    return TuneResult(result.params, result.info, index, report)
+
+
+def calibrate(
+    plan: _Plan,
+    *,
+    epsilon: float,
+    delta: float,
+    mean_trials: float,
+    shape: float = 1.0,
+) -> _Plan:
+    """The plan of least noise whose *search* is (epsilon, delta)-private.
+
+    One run of that plan alone is more private than this. Plans that differ only in clip,
+    smoothing radius and directions get the same noise multiplier: calibrate one and
+    ``dataclasses.replace`` the rest, or calibrate all.
+
+    Args:
+      plan: what a trial runs; its noise is ignored.
+      epsilon: > 0, of :func:`tune` with this ``mean_trials`` and ``shape``.
+      delta: in (0, 1).
+      mean_trials: > 1.
+      shape: in [0, 1].
+
+    Raises:
+      ValueError: an argument is out of range, or the plan's event is one that RDP cannot
+        account.
+    """
+    _validate.instance(SumPlan, plan=plan)
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+    _check_law(mean_trials, shape)
+    if math.isinf(plan.l2_clip_norm):
+        raise ValueError("l2_clip_norm must be finite to calibrate noise, got inf")
+    search = _search(plan, mean_trials, shape)
+    least = accounting.calibrate_noise_multiplier(search, epsilon, delta)
+    return plan.with_noise(noise_multiplier=least, delta=delta)
+
+
+def _checked_candidates(candidates: Any) -> list[Candidate]:
+    """The candidates as a list, if every trial costs the same whichever it takes."""
+    try:
+        pairs = [(plan, optimizer) for plan, optimizer in candidates]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"candidates must be pairs (plan, optimizer), got {candidates!r}"
+        ) from error
+    if not pairs:
+        raise ValueError("candidates must be at least one pair (plan, optimizer)")
+    for plan, optimizer in pairs:
+        _validate.instance(SumPlan, plan=plan)
+        if not isinstance(optimizer, optax.GradientTransformation | None):
+            raise TypeError(
+                "optimizer must be an optax.GradientTransformation or None, got "
+                f"{optimizer!r}"
+            )
+    first = pairs[0][0]
+    for name in ("event", "event_relation", "relation", "delta"):
+        for i, (plan, _) in enumerate(pairs):
+            mine, theirs = getattr(first, name), getattr(plan, name)
+            if mine != theirs:
+                raise ValueError(
+                    "candidates must have plans that cost the same: candidates[0] has "
+                    f"the {name} {mine!r}, candidates[{i}] has {theirs!r}"
+                )
+    return pairs
+
+
+def _check_law(mean_trials: float, shape: float) -> None:
+    _validate.positive(mean_trials=mean_trials)
+    _validate.non_negative(shape=shape)
+    if not 1 < mean_trials <= 1e6:
+        raise ValueError(
+            f"mean_trials must be a number > 1 and <= 1e6, got {mean_trials!r}"
+        )
+    if not shape <= 1:
+        raise ValueError(f"shape must be a number in [0, 1], got {shape!r}")
+
+
+def _search(
+    plan: SumPlan, mean_trials: float, shape: float
+) -> Callable[[float], accounting.Guarantee]:
+    """From a noise multiplier to the guarantee of a search over runs of the plan."""
+
+    def guarantee(noise_multiplier: float) -> accounting.Guarantee:
+        one = plan._guarantee_of(noise_multiplier, plan.num_steps)
+        return accounting.repeat_and_select(one, mean=mean_trials, shape=shape)
+
+    try:
+        accounting.epsilon(*guarantee(1.0), 0.5)
+    except ValueError as error:
+        raise ValueError(
+            "sampling must be one whose event RDP accounts, for nothing else accounts a "
+            "search: FullBatch, SinglePass, ShuffledEpochs, FixedSize, or TruncatedPoisson "
+            "with max_batch_size = num_examples and not under 'replace_one'; got "
+            f"{plan.sampling!r} under {plan.relation!r} with {plan.noise} noise"
+        ) from error
+    return guarantee
+
+
+def _rehearse(
+    candidate: Candidate,
+    params: Any,
+    data: Any,
+    value_fn: ValueFn,
+    options: dict[str, Any],
+) -> None:
+    """Traces one step from shapes alone: a mistake is to be found before the search."""
+    plan, optimizer = candidate
+    sampling.check_data(plan, data)
+    plan = dataclasses.replace(plan, num_steps=1)
+    optimizer = optax.identity() if optimizer is None else optimizer
+    keys = keys_lib.Keys.insecure(0)
+    maker = plan.transform(keys, **options)
+    program = training.make_program(plan, maker, optimizer, value_fn)
+
+    def step(params: Any, data: Any) -> Any:
+        carry = training.start(plan, maker, optimizer, params)
+        return program(carry, keys, data, 0, 1)
+
+    jax.eval_shape(step, params, data)
+
+
+def _best(
+    run: Callable[[int, keys_lib.Keys], Any],
+    score_fn: Callable[[Any], float],
+    keys: keys_lib.Keys,
+    num_candidates: int,
+    mean_trials: float,
+    shape: float,
+) -> tuple[int, Any]:
+    """The candidate and the result of the best of a random number of trials.
+
+    The trials are exchangeable, so that to take the first of equal scores is to take any.
+    """
+    coins = noise.Coins(keys_lib.exact_noise_secret(keys), "tune")
+    best: list[tuple[float, int, Any]] = []
+    for trial in range(_num_trials(coins, mean_trials, shape)):
+        index = coins.below(num_candidates)
+        result = run(index, keys_lib.trial(keys, trial))
+        score = float(score_fn(result))
+        score = -math.inf if math.isnan(score) else score
+        if not best or score > best[0][0]:
+            best = [(score, index, result)]
+    return best[0][1:]
+
+
+def _num_trials(coins: noise.Coins, mean: float, shape: float) -> int:
+    """A draw from the law of the number of trials, exact for the rational gamma used.
+
+    A walk that stops at each k with probability gamma would be geometric. Here it also
+    starts anew, on the way from k to k + 1, unless a coin of (k + shape) / (k + 1) says
+    to go on: so the weight of k is (1-gamma)**k times the product of these.
+    """
+    gamma, eta = Fraction(_gamma(mean, shape)), Fraction(shape)
+    k = 1
+    while not _coin(coins, gamma):
+        k = k + 1 if _coin(coins, (k + eta) / (k + 1)) else 1
+    return k
+
+
+def _coin(coins: noise.Coins, probability: Fraction) -> bool:
+    return coins.below(probability.denominator) < probability.numerator
+
+
+def _gamma(mean: float, shape: float) -> float:
+    """The gamma of a mean, at most a rounding above it: never a larger mean."""
+
+    def mean_at(x: float) -> float:  # x = log(1 / gamma)
+        if shape == 0:
+            return math.expm1(x) / x
+        return shape * math.expm1(x) / -math.expm1(-shape * x)
+
+    low, high = 0.0, 2 * math.log(mean) + 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean_at(middle) <= mean else (low, middle)
+    return math.exp(-low)
