@@ -1,0 +1,30 @@
+r"""The accounted epsilon, attacked from below.
+
+An audit runs the compiled mechanism of a plan many thousand times on two neighbouring
+data sets and asks how well an attacker tells them apart by what was released. A guarantee
+of (epsilon, delta) limits that for *every* attacker, so each attack gives a lower bound on
+the epsilon that the code really has. A bound above the accounted epsilon shows, up to the
+stated probability of failure, that the code does not keep what the plan says. A bound
+below it proves nothing.
+
+The attacker is white-box: it knows the plan, the other records, the canary, the
+parameters, every release, and the direction root. All runs of an audit share that one
+root, and differ in the noise and sampling roots alone. So whatever can be derived from
+the public root, by any stream, role or exact sampler, is one and the same vector in all
+runs, and to subtract it is to shift all transcripts alike. Every attack first locates the
+transcripts by runs of its own, and thereby subtracts all such streams at once, also those
+that nobody thought of: noise that is a function of the direction root has no variance in
+an audit, and hides nothing. (``tests/auditing`` plants it.)
+
+* :mod:`jaxdp.auditing.simulation`: neighbouring data sets, and transcripts of runs;
+* :mod:`jaxdp.auditing.attacks`: from a transcript to a score;
+* :mod:`jaxdp.auditing.bounds`: from errors of an attack to an epsilon.
+
+References:
+  Nasr et al., `Tight Auditing of Differentially Private Machine Learning
+  <https://arxiv.org/abs/2302.07956>`_, 2023.
+"""
+
+from jaxdp.auditing._audit import AuditResult as AuditResult
+from jaxdp.auditing._audit import audit as audit
+from jaxdp.auditing._audit import shortened as shortened

@@ -1,0 +1,137 @@
+"""From the transcript of a run to a score: which of two data sets was it?
+
+Each attack learns its parameters from transcripts of both data sets, and then scores
+others. Transcripts are (runs, T, R), float32, in standard deviations of the claimed
+noise: R numbers that each of T steps released.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxdp.auditing.simulation import Canary
+from jaxdp.plans._base import SumPlan
+
+#: From transcripts (n, T, R) to finite scores (n,), larger for the first data set.
+Score = Callable[[np.ndarray], np.ndarray]
+
+_BINS = 64  # a step
+# Relative to the mean variance: far above what float32 rounds, far below any noise.
+_RIDGE = 1e-9
+
+
+def attacks(
+    plan: SumPlan, canary: Canary, first: np.ndarray, second: np.ndarray
+) -> dict[str, Score]:
+    """All attacks by name, learned from transcripts of the canary's two data sets.
+
+    * *likelihood ratio*: the claimed one, along the canary's direction; with sampled
+      batches of the mixture of steps that read the canary and steps that do not.
+    * *linear*: the difference of means over the covariance (Fisher's discriminant). It
+      finds what noise has in common between steps, for what cancels has no variance.
+    * *histogram*: ratios of counts, step by step. It finds any other law: a scale, a
+      missing mixture; and a release that is not finite has a count of its own.
+    """
+    project = _projection(canary, first, second, _inclusion(plan))
+    return {
+        "likelihood ratio": _likelihood_ratio(plan, canary, project),
+        "linear": _linear(first, second),
+        "histogram": _histogram(project, first, second),
+    }
+
+
+def _inclusion(plan: SumPlan) -> float:
+    """The probability that a step reads the canary, where that is random."""
+    if not plan.sampling.amplifies:
+        return 1.0
+    size = min(plan.normalizer, plan.sampling.rows(plan.num_examples))
+    return size / plan.num_examples
+
+
+def _projection(
+    canary: Canary, first: np.ndarray, second: np.ndarray, inclusion: float
+) -> Score:
+    """Steps (n, T) along the canary's direction, around where they are without it.
+
+    The direction of a step is public, and learned from the difference of the means; so is
+    the location, which takes with it all that the direction root determines.
+    """
+    means = [_finite(x).mean(axis=0) for x in (first, second)]
+    difference = means[0] - means[1]
+    length = np.linalg.norm(difference, axis=-1, keepdims=True)
+    along = difference / np.maximum(length, 1e-30)
+    middle = np.sum((means[0] + means[1]) / 2 * along, axis=-1)
+    known = inclusion * np.mean(canary.moves(len(middle)), axis=0)
+
+    def project(x: np.ndarray) -> np.ndarray:
+        return np.einsum("ntr,tr->nt", x, along) - middle + known
+
+    return project
+
+
+def _likelihood_ratio(plan: SumPlan, canary: Canary, project: Score) -> Score:
+    q = _inclusion(plan)
+    with np.errstate(divide="ignore"):
+        stay, read = np.log1p(-q), np.log(q)
+
+    def log_noise(x: np.ndarray) -> np.ndarray:
+        if plan.noise == "laplace":
+            return -math.sqrt(2) * np.abs(x)
+        return -np.square(x) / 2
+
+    def log_law(x: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        return np.logaddexp(stay + log_noise(x), read + log_noise(x - moved))
+
+    def score(transcripts: np.ndarray) -> np.ndarray:
+        x = _finite(project(transcripts))
+        here, there = (log_law(x, moved) for moved in canary.moves(x.shape[1]))
+        return (here - there).sum(axis=-1)
+
+    return score
+
+
+def _linear(first: np.ndarray, second: np.ndarray) -> Score:
+    rows = [_finite(x).reshape(len(x), -1) for x in (first, second)]
+    centred = [x - x.mean(axis=0) for x in rows]
+    covariance = np.mean([x.T @ x / len(x) for x in centred], axis=0)
+    scale = np.trace(covariance) / len(covariance) or 1.0
+    ridge = _RIDGE * scale * np.eye(len(covariance))
+    difference = rows[0].mean(axis=0) - rows[1].mean(axis=0)
+    weights = np.linalg.solve(covariance + ridge, difference)
+
+    def score(transcripts: np.ndarray) -> np.ndarray:
+        return _finite(transcripts).reshape(len(transcripts), -1) @ weights
+
+    return score
+
+
+def _histogram(project: Score, first: np.ndarray, second: np.ndarray) -> Score:
+    rows = [project(x) for x in (first, second)]
+    edges, log_ratio = [], []
+    for both in zip(*(x.T for x in rows), strict=True):
+        pooled = _finite(np.concatenate(both))
+        cuts = np.unique(np.quantile(pooled, np.linspace(0, 1, _BINS + 1)[1:-1]))
+        counts = [
+            np.bincount(_bins(x, cuts), minlength=len(cuts) + 2) + 1 for x in both
+        ]
+        edges.append(cuts)
+        log_ratio.append(np.log(counts[0] / counts[1]))
+
+    def score(transcripts: np.ndarray) -> np.ndarray:
+        steps = zip(project(transcripts).T, edges, log_ratio, strict=True)
+        return sum((ratio[_bins(x, cuts)] for x, cuts, ratio in steps), np.zeros(()))
+
+    return score
+
+
+def _bins(x: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """The bin of each number; what is not finite has the last."""
+    finite = np.isfinite(x)
+    inside = np.searchsorted(cuts, np.where(finite, x, 0), side="right")
+    return np.where(finite, inside, len(cuts) + 1)
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    """In float64, with zeros for what is not finite."""
+    return np.where(np.isfinite(x), x, 0).astype(np.float64)

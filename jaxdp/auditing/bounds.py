@@ -1,0 +1,137 @@
+"""From the errors of an attack to a lower bound on epsilon."""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+from scipy.special import ndtri
+
+from jaxdp import _validate
+from jaxdp.accounting import gaussian_epsilon
+
+
+class Rule(NamedTuple):
+    """What is to be bounded, and how.
+
+    Attributes:
+      delta: in [0, 1).
+      failure_prob: in (0, 1), of a bound above the truth.
+      gaussian: whether the mechanism is claimed to be a sequence of Gaussians.
+    """
+
+    delta: float
+    failure_prob: float
+    gaussian: bool
+
+
+def upper_limit(
+    count: int | np.ndarray, trials: int, failure_prob: float
+) -> np.ndarray:
+    """Clopper and Pearson's upper limit of a probability, one-sided.
+
+    Args:
+      count: successes, in [0, trials]; an array gives an array.
+      trials: >= 1, of which they are.
+      failure_prob: with at most this probability the limit is below the truth.
+    """
+    _validate.integer(trials=trials)
+    _validate.probability(failure_prob=failure_prob)
+    count = np.asarray(count)
+    others = np.maximum(trials - count, 1)
+    limit = scipy.stats.beta.isf(failure_prob, count + 1, others)
+    return np.where(count == trials, 1.0, limit)
+
+
+def error_rates(
+    first: np.ndarray,
+    second: np.ndarray,
+    threshold: float | np.ndarray,
+    *,
+    failure_prob: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Upper limits of the rates of false positives and of false negatives.
+
+    The attack says "the first" where a score is above the threshold. For a threshold that
+    was fixed without these scores, both limits hold together with probability at least
+    ``1 - failure_prob``, however the scores of the two data sets depend on one another.
+
+    Args:
+      first: scores (n,) of runs on the first data set.
+      second: scores (m,) of runs on the second one.
+      threshold: one or several.
+      failure_prob: in (0, 1); each limit gets half of it.
+    """
+    missed = np.searchsorted(np.sort(first), threshold, side="right")
+    rejected = np.searchsorted(np.sort(second), threshold, side="right")
+    return (
+        upper_limit(len(second) - rejected, len(second), failure_prob / 2),
+        upper_limit(missed, len(first), failure_prob / 2),
+    )
+
+
+def epsilon_lower(
+    false_positive: float, false_negative: float, rule: Rule
+) -> tuple[float, str]:
+    r"""The least epsilon that allows such errors; and the reason.
+
+    (epsilon, delta)-privacy by its definition allows errors :math:`\alpha, \beta` with
+
+    .. math:: 1 - \beta \le \delta + e^\varepsilon \alpha
+
+    and the same with the two exchanged. Two Gaussians at distance :math:`\mu` allow those
+    with :math:`\Phi^{-1}(1 - \alpha) - \Phi^{-1}(\beta) \le \mu`: so a claim of Gaussians
+    is refuted by less, and at the mu that is left epsilon follows from delta.
+
+    Args:
+      false_positive: upper limit of alpha, in (0, 1].
+      false_negative: upper limit of beta, in (0, 1].
+      rule: delta, and whether Gaussians are claimed.
+    """
+    mu, log_ratio = _strengths(false_positive, false_negative, rule.delta)
+    by_definition = max(float(log_ratio), 0.0)
+    if rule.gaussian:
+        by_curve = gaussian_epsilon(max(float(mu), 0.0), rule.delta)
+        if by_curve >= by_definition:
+            return by_curve, "Gaussian trade-off"
+    return by_definition, "definition of (epsilon, delta)"
+
+
+def best_threshold(
+    first: np.ndarray, second: np.ndarray, rule: Rule
+) -> tuple[float, float]:
+    """The threshold with the highest bound on these scores, and that bound.
+
+    It is a valid bound only on scores that did not choose the threshold.
+    """
+    candidates = _candidates(first, second)
+    errors = error_rates(first, second, candidates, failure_prob=rule.failure_prob)
+
+    def bound(at: int) -> float:
+        return epsilon_lower(float(errors[0][at]), float(errors[1][at]), rule)[0]
+
+    # Each rule's bound rises with its strength.
+    best = max((int(np.argmax(x)) for x in _strengths(*errors, rule.delta)), key=bound)
+    return float(candidates[best]), bound(best)
+
+
+def _strengths(
+    false_positive: float | np.ndarray, false_negative: float | np.ndarray, delta: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The distance mu of two Gaussians, and the log of a ratio of probabilities."""
+    alpha, beta = np.asarray(false_positive), np.asarray(false_negative)
+    with np.errstate(divide="ignore"):
+        accepted = np.log(np.maximum(1 - beta - delta, 0)) - np.log(alpha)
+        rejected = np.log(np.maximum(1 - alpha - delta, 0)) - np.log(beta)
+    return -ndtri(alpha) - ndtri(beta), np.maximum(accepted, rejected)
+
+
+def _candidates(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Thresholds at ranks that are dense at both ends, and between them."""
+    found = []
+    for scores in (np.sort(first), np.sort(second)):
+        last = len(scores) - 1
+        tail = np.geomspace(1, last + 1, 100).astype(int) - 1
+        ranks = [tail, last - tail, np.linspace(0, last, 200).astype(int)]
+        # Evenly spaced too: two clusters are parted where neither has a score.
+        found += [scores[np.concatenate(ranks)], np.linspace(scores[0], scores[-1], 50)]
+    return np.unique(np.concatenate(found))

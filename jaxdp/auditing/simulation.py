@@ -1,0 +1,282 @@
+"""Neighbouring data sets, and transcripts of the compiled mechanism on them."""
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import sampling
+from jaxdp.keys import Keys
+from jaxdp.plans._base import SumPlan
+from jaxdp.transforms.dpzero import exact_noise
+
+# Slope of the canary over the clip: so steep that in no direction it stays below.
+_STEEP = 1e6
+_CELLS = 2**23  # numbers of one run, times runs, that are simulated at once
+
+_CLIPS = {"plus": 1, "minus": -1, "nan": 0, "absent": 0}
+
+
+class DataSet(NamedTuple):
+    """Records that contribute zero, but for one.
+
+    Attributes:
+      record: what the one is: its slopes are clipped to the bound ("plus", "minus"), or
+        are not a number; or its row is masked.
+      index: its place.
+      axis: the parameter that its loss depends on.
+      bit: in steps whose number lacks this binary digit it is zero; -1 for no digit.
+    """
+
+    record: Literal["plus", "minus", "nan", "absent"]
+    index: int = 0
+    axis: int = 0
+    bit: int = -1
+
+
+class Canary(NamedTuple):
+    """Two neighbouring data sets.
+
+    Attributes:
+      name: for people.
+      first: with the canary.
+      second: with what the relation puts in its place.
+      distance: by how many standard deviations of the claimed noise one clip moves a
+        release.
+    """
+
+    name: str
+    first: DataSet
+    second: DataSet
+    distance: float
+
+    def moves(self, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """How far the record moves each release (T,) in the two data sets.
+
+        In standard deviations of the claimed noise.
+        """
+        where = _active(self.first.bit, np.arange(num_steps)) * self.distance
+        one, other = (_CLIPS[data.record] for data in (self.first, self.second))
+        return one * where, other * where
+
+
+def canaries(plan: SumPlan) -> tuple[Canary, ...]:
+    """The pairs of data sets that an audit of a plan looks at.
+
+    * A record that saturates the clip, at either end of the data.
+    * One whose loss is not a number; it has to count nothing.
+    * Some that saturate it in a part of the steps, as a loss may that depends on public
+      parameters. Of any two steps one of them is in the one and not in the other: noise
+      that the two share is then no more in their difference, but the record is.
+
+    Against each stands its negative, where records are replaced, and else a masked row:
+    zeroed, removed or never added, a record contributes to nothing.
+    """
+    replaced = plan.relation == "replace_one"
+    against = "its negative" if replaced else "none"
+    noise: Any = plan.noise_multiplier
+    distance = plan.l2_clip_norm / (plan.sensitivity * noise)
+    last = num_records(plan) - 1
+
+    def pair(name: str, record: Any, *place: int) -> Canary:
+        first = DataSet(record, *place)
+        second = first._replace(record="minus" if replaced else "absent")
+        return Canary(f"{name}, against {against}", first, second, distance)
+
+    return (
+        pair("saturating record, first", "plus", 0, 0),
+        pair("saturating record, last", "plus", last, 1),
+        pair("record of NaN, first", "nan", 0, 0),
+        *(
+            pair(
+                f"saturating record, in steps of binary digit {bit}", "plus", 0, 0, bit
+            )
+            for bit in range((plan.num_steps - 1).bit_length())
+        ),
+    )
+
+
+def transcripts(
+    plan: SumPlan, data: Sequence[DataSet], num_runs: int, seed: int
+) -> np.ndarray:
+    """What ``num_runs`` runs of a plan release, on each of several data sets.
+
+    What runs is ``plan.transform`` on batches of ``jaxdp.sampling.batch``, under jit, vmap
+    and scan. Exact noise is drawn on the host, by the function that the transformation
+    itself calls. Every run has noise and sampling roots of its own, the same on every
+    data set; all have the direction root of ``Keys.insecure(seed)``, and its sampling root
+    too where the order of records need not be secret.
+
+    The parameters stay at zero: the canary's loss is linear and steep, so that nothing
+    would be different anywhere else, but for rounding.
+
+    Returns:
+      float32 (len(data), num_runs, num_steps, R): releases in standard deviations of the
+      claimed noise. R is the number of directions, and one more if the clip is tuned;
+      for a plan without directions it is that of the coordinates of the update, which is
+      what such a plan releases.
+
+    Raises:
+      RuntimeError: the noise is not what the plan's transformation would draw.
+    """
+    seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
+    own = _make_keys(seeds)
+    tables = None
+    if plan.noise != "gaussian":
+        tables = _tables(plan, seeds, np.asarray(own.noise_words), public)
+    records = jax.tree.map(
+        lambda *rows: np.stack(rows), *(_records(plan, one) for one in data)
+    )
+    run = _compiled(plan, public)
+    # Where no run draws records of its own, what it adds is no more than its releases.
+    numbers = records["slopes"].size if plan.sampling.amplifies else len(data)
+    at_once = min(num_runs, max(_CELLS // numbers, 1))
+    parts = []
+    for begin in range(0, num_runs, at_once):
+        # The last part overlaps the one before it: one shape, compiled once.
+        first = min(begin, num_runs - at_once)
+        part = slice(first, first + at_once)
+        given = jax.tree.map(operator.itemgetter(part), (own, tables))
+        made = run(records, *given)
+        parts.append(np.asarray(made)[:, begin - first :])
+    return np.concatenate(parts, axis=1)
+
+
+def run_seeds(num_runs: int, seed: int) -> np.ndarray:
+    """A different seed of ``Keys.insecure`` for every run: uint32 (num_runs,)."""
+    start = np.random.default_rng(seed).integers(2**32, dtype=np.uint64)
+    return ((start + np.arange(num_runs, dtype=np.uint64)) % 2**32).astype(np.uint32)
+
+
+def num_records(plan: SumPlan) -> int:
+    """Records of a data set; where somebody else makes the batches, those of one."""
+    if isinstance(plan.sampling, sampling.External):
+        return plan.sampling.rows(plan.num_examples)
+    return plan.num_examples
+
+
+def _parameters(plan: SumPlan) -> dict[str, jax.Array]:
+    """Those that move, and the number of the step, which losses may read."""
+    dim = max(2, getattr(plan, "num_directions", 1))
+    return {"x": jnp.zeros(dim), "step": jnp.zeros((), jnp.int32)}
+
+
+def _moves(path: str) -> bool:
+    return path == "x"
+
+
+def _active(bit: Any, step: Any) -> Any:
+    """Whether a record is not zero in a step, for arrays of either; -1 is no bit."""
+    return (bit < 0) | (step >> abs(bit) & 1 == 1)
+
+
+def _records(plan: SumPlan, data: DataSet) -> dict[str, np.ndarray]:
+    """Gradients of the records' linear losses, their bits, and which rows are there."""
+    rows = num_records(plan)
+    slopes = np.zeros((rows, _parameters(plan)["x"].size), np.float32)
+    steep = _STEEP * plan.l2_clip_norm
+    one = {"plus": steep, "minus": -steep, "nan": math.nan}
+    slopes[data.index, data.axis] = one.get(data.record, 0.0)
+    present = np.ones(rows, bool)
+    present[data.index] = data.record != "absent"
+    return {"slopes": slopes, "bit": np.full(rows, data.bit), "present": present}
+
+
+def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
+    """(records of W data sets, keys (n,), tables (n, T, R) or None) -> (W, n, T, R)."""
+    params = _parameters(plan)
+
+    def value_fn(params: Any, batch: Any) -> jax.Array:
+        losses = jnp.sum(batch["slopes"] * params["x"], axis=-1)
+        return jnp.where(_active(batch["bit"], params["step"]), losses, 0)
+
+    def run(data_sets: Any, own: Keys, table: jax.Array | None) -> jax.Array:
+        keys = _keys(plan, own, public)
+        given = {} if table is None else {"noise_table": table}
+        tx: Any = plan.transform(keys, trainable=_moves, **given)
+
+        def step(records: Any, state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+            here = params | {"step": t}
+            given = _batch(plan, keys, t, records)
+            unit = _unit(plan, state)
+            update, state = tx.update(None, state, here, value_fn=value_fn, **given)
+            directed = hasattr(plan, "num_directions")
+            return state, (state.release if directed else update["x"]) / unit
+
+        def releases(records: Any) -> jax.Array:
+            start, steps = tx.init(params), jnp.arange(plan.num_steps)
+            return jax.lax.scan(functools.partial(step, records), start, steps)[1]
+
+        return jax.vmap(releases)(data_sets)
+
+    return jax.jit(jax.vmap(run, in_axes=(None, 0, 0), out_axes=1))
+
+
+def _unit(plan: Any, state: Any) -> Any:
+    """Standard deviation of the noise that is claimed for the release after a state."""
+    if getattr(plan, "isotropic", False):
+        # One number, the coordinate along a direction of the length sqrt(d).
+        return plan.noise_std / math.sqrt(_parameters(plan)["x"].size)
+    if getattr(plan, "clip_tuning", None) is None:
+        return plan.noise_std
+    in_clips = plan.sensitivity / plan.l2_clip_norm / plan.normalizer
+    sums = plan.noise_std * state.clip / plan.l2_clip_norm
+    # Of a count, a record is a half.
+    count = plan.clip_tuning.count_noise_multiplier * in_clips / 2
+    return jnp.append(jnp.full(plan.num_directions, sums), count)
+
+
+def _keys(plan: SumPlan, own: Keys, public: Keys) -> Keys:
+    """A run's keys: its own roots, but for those that everybody may know."""
+    sampling_root = own.sampling if plan.sampling.amplifies else public.sampling
+    return dataclasses.replace(own, direction=public.direction, sampling=sampling_root)
+
+
+def _batch(plan: SumPlan, keys: Keys, step: jax.Array, records: Any) -> Any:
+    """What ``update`` is given of the records at a step: batch, and mask or None."""
+    if isinstance(plan.sampling, sampling.External):
+        return {"batch": records, "mask": records["present"]}
+    batch = sampling.batch(plan, keys, step, records)
+    here = batch.mask & batch.records["present"]
+    return {"batch": dataclasses.replace(batch, mask=here)}
+
+
+#: The keys of several runs from their seeds (n,): a pytree with n in front.
+_make_keys = jax.jit(jax.vmap(Keys.insecure))
+
+
+class _Remembering:
+    """A plan whose derived numbers are computed once: a digest costs as much as a draw."""
+
+    def __init__(self, plan: SumPlan):
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._plan, name)
+        setattr(self, name, value)
+        return value
+
+
+def _tables(
+    plan: SumPlan, seeds: np.ndarray, words: np.ndarray, public: Keys
+) -> np.ndarray:
+    """The exact noise of every run, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
+    numbers: Any = _Remembering(plan)
+    keys = _keys(plan, Keys.insecure(int(seeds[0])), public)
+    draw = functools.partial(exact_noise, numbers, name=plan.family)
+    tables = np.stack([draw(dataclasses.replace(keys, noise_words=w)) for w in words])
+    # The other secret roots were the first run's: see that nothing comes from them.
+    own = _keys(plan, Keys.insecure(int(seeds[-1])), public)
+    state: Any = plan.transform(own, trainable=_moves).init(_parameters(plan))
+    if not np.array_equal(state.noise, tables[-1]):
+        raise RuntimeError(
+            f"the noise that {type(plan).__name__}.transform draws is not that of the "
+            "audited runs; an audit of it would say nothing"
+        )
+    return tables
