@@ -17,7 +17,8 @@ class ClipTuning:
       \qquad \tilde b_t = \sum_i \big(\mathbf 1\{\|s_{t,i}\| \le C_t\} - \tfrac12\big) + Z_t
 
     which reads releases alone: the clip is public. Masked rows and rows that are not
-    finite count nothing.
+    finite count nothing: a record that is zeroed out is a masked row, not one whose loss
+    is constant, which would count a half for.
 
     Attributes:
       target_unclipped_quantile: :math:`\gamma` in (0, 1), the share of records that are
