@@ -71,12 +71,13 @@ def test_a_whole_perturbed_copy_would_not_pass() -> None:
 DIM = 100
 PROBLEM = models.pseudo_huber(DIM)
 START = jnp.full(DIM, 3.0)
-# The digest's averages of four runs, and its guarantees.
+# Averages over 20 to 80 runs, with a standard error of at most 2%; and the guarantees.
+# The digest's, over four runs, are 0.387, 0.245, 0.147 and 0.0859.
 FOUND = {
-    500: (0.387, 4.07),
-    1000: (0.245, 2.05),
-    2000: (0.147, 1.04),
-    4000: (0.0859, 0.528),
+    500: (0.430, 4.07),
+    1000: (0.261, 2.05),
+    2000: (0.160, 1.04),
+    4000: (0.089, 0.528),
 }
 RUNS = {500: 8, 1000: 4, 2000: 4, 4000: 2}
 
@@ -84,9 +85,9 @@ RUNS = {500: 8, 1000: 4, 2000: 4, 4000: 2}
 class Rate(NamedTuple):
     """Of the runs on n records."""
 
-    squares: np.ndarray  # shape=(runs,); mean over t of |grad F(x_t)|^2
+    squares: np.ndarray  # shape=(runs,); mean of |grad F(x_t)|^2 over every fourth t
     first: float  # |grad F(x_0)|^2
-    largest: float  # no record's slope was larger
+    largest: float  # no slope of a record was larger at those t
     settings: theorems.Settings
 
 
@@ -102,8 +103,8 @@ def least(records: jax.Array) -> jax.Array:
 
 def simulate(num: int) -> Rate:
     """Theorem 3' through the library: its settings, its plan, its transformation."""
-    rng = np.random.default_rng(num)
-    records = rng.standard_normal((RUNS[num], num, DIM)).astype(np.float32)
+    rngs = [np.random.default_rng([num, i]) for i in range(RUNS[num])]
+    records = np.stack([r.standard_normal((num, DIM), np.float32) for r in rngs])
 
     @jax.jit
     def gap(records: jax.Array) -> jax.Array:
@@ -133,29 +134,41 @@ def simulate(num: int) -> Rate:
         l2_clip_norm=settings.l2_clip_norm,
         smoothing_radius=settings.smoothing_radius,
         direction="rademacher",
-        noise="gaussian",
     ).calibrate(epsilon=2.0, delta=1e-6)
+    # Handed in, so that the numbers below do not depend on how a plan is written.
+    noise = np.stack([r.standard_normal((plan.num_steps, 1)) for r in rngs])
+    tables = np.round(noise * plan.grid_noise_std).astype(np.int32)
 
-    def run(keys: jaxdp.Keys, records: jax.Array) -> tuple[jax.Array, ...]:
-        tx = optax.chain(jaxdp.dpzero(plan, keys), optax.sgd(settings.learning_rate))
+    def run(keys: jaxdp.Keys, records: Any, table: Any) -> tuple[jax.Array, ...]:
+        maker = jaxdp.dpzero(plan, keys, noise_table=table)
+        tx = optax.chain(maker, optax.sgd(settings.learning_rate))
         root = keys_lib.stream(keys.direction, "direction")
         batch = (records,)
 
-        def step(carry: Any, t: jax.Array) -> tuple[Any, Any]:
+        def step(carry: Any, _: None) -> tuple[Any, Any]:
             x, state = carry
-            gradients = PROBLEM.gradient_fn(x, batch)
-            u = sphere.flat(keys_lib.at_step(root, t), DIM, law="rademacher")[0]
-            seen = jnp.sum(gradients.mean(0) ** 2), jnp.max(jnp.abs(gradients @ u))
             kwargs: dict[str, Any] = {"value_fn": PROBLEM.value_fn, "batch": batch}
             updates, state = tx.update(None, state, x, **kwargs)
-            return (optax.apply_updates(x, updates), state), seen
+            return (optax.apply_updates(x, updates), state), x
 
-        steps = jnp.arange(plan.num_steps)
-        _, (squares, slopes) = jax.lax.scan(step, (START, tx.init(START)), steps)
-        return squares.mean(), squares[0], slopes.max()
+        def look(at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            t, x = at
+            u = sphere.flat(keys_lib.at_step(root, t), DIM, law="rademacher")[0]
+            gradients = PROBLEM.gradient_fn(x, batch)
+            square = jnp.sum(gradients.mean(0) ** 2)
+            return square, jnp.max(jnp.abs(gradients @ u))
+
+        start = (START, tx.init(START))
+        _, points = jax.lax.scan(step, start, length=plan.num_steps)
+        first, _ = look((jnp.int32(0), START))
+        every_fourth = jnp.arange(2, plan.num_steps, 4)
+        squares, slopes = jax.lax.map(look, (every_fourth, points[every_fourth]))
+        return squares.mean(), first, slopes.max()
 
     keys = jax.vmap(jaxdp.Keys.insecure)(jnp.arange(RUNS[num]))
-    squares, first, slopes = map(np.asarray, jax.jit(jax.vmap(run))(keys, records))
+    squares, first, slopes = map(
+        np.asarray, jax.jit(jax.vmap(run))(keys, records, tables)
+    )
     # A slope is off its limit by at most radius / 2 * u^T H u, with u^T H u = r exactly.
     curvature = settings.smoothing_radius / 2 * (PROBLEM.effective_rank or 0)
     largest = float(slopes.max()) + curvature
@@ -168,14 +181,15 @@ def rates() -> dict[int, Rate]:
 
 
 def test_gradient_norms_of_the_theorems_run(rates: dict[int, Rate]) -> None:
-    """A run scatters by 12% (n = 500) to 8%, and so does the digest's by half of that.
+    """A run scatters by 12% (n = 500) to 6%, so that a mean here does by 4.3% at most.
 
-    32 runs with n = 500 have the mean 0.429 ± 0.009.
+    22% is five times that: a failure probability of 1e-6. Half the step size, or twice
+    the clip and its noise, is 30% off.
     """
     for num, (expected, guarantee) in FOUND.items():
         rate = rates[num]
         assert rate.first == pytest.approx(1.40, abs=0.02)
-        assert rate.squares.mean() == pytest.approx(expected, rel=0.15)
+        assert rate.squares.mean() == pytest.approx(expected, rel=0.22)
         assert rate.settings.bound == pytest.approx(guarantee, rel=0.01)
         assert np.all(rate.squares < rate.settings.bound)
 
@@ -183,13 +197,15 @@ def test_gradient_norms_of_the_theorems_run(rates: dict[int, Rate]) -> None:
 def test_the_rate_is_a_little_slower_than_the_guarantees(
     rates: dict[int, Rate],
 ) -> None:
-    """0.58 to 0.63 per doubling of n in the digest; the guarantee halves."""
-    bounds = [rate.settings.bound or math.nan for rate in rates.values()]
-    means = [float(rate.squares.mean()) for rate in rates.values()]
-    assert (means[-1] / means[0]) ** (1 / 3) == pytest.approx(0.605, abs=0.03)
-    for i in range(3):
-        assert 0.52 < means[i + 1] / means[i] < 0.7
-        assert bounds[i + 1] / bounds[i] == pytest.approx(0.508, abs=0.006)
+    """0.59 per doubling of n (0.58 to 0.63 in the digest), where the guarantee halves.
+
+    The ends scatter by 5.8%, their cube root by 1.9%; five times that is 0.056.
+    """
+    ends = rates[500], rates[4000]
+    means = [float(rate.squares.mean()) for rate in ends]
+    bounds = [rate.settings.bound or math.nan for rate in ends]
+    assert (means[1] / means[0]) ** (1 / 3) == pytest.approx(0.592, abs=0.056)
+    assert (bounds[1] / bounds[0]) ** (1 / 3) == pytest.approx(0.506, abs=0.003)
 
 
 def test_no_record_is_ever_clipped(rates: dict[int, Rate]) -> None:
