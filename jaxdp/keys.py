@@ -8,11 +8,14 @@ Randomness is a function of (root, role, step): nothing is split and carried, so
 regenerating, replaying and resuming are the same thing. This module alone folds.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -29,12 +32,14 @@ ROLES = {
     "noise": 2,
     "sampling": 3,
     "output": 4,  # direction root: which iterate is returned
-    "attempt": 5,  # noise and sampling roots: the roots of a further attempt
 }
 
 _ROOTS = ("direction", "noise", "sampling")
 _SEED_WORDS = 8
 _spent: set[bytes] = set()
+_resuming: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "resuming", default=False
+)
 _lock = threading.Lock()
 
 
@@ -150,23 +155,18 @@ def _seed_words(seed: int | jax.Array) -> jax.Array:
     return jnp.zeros((_SEED_WORDS,), jnp.uint32).at[0].set(low)
 
 
-def renewed(keys: Keys, attempt: int) -> Keys:
+def renewed(keys: Keys, attempt: int, salt: bytes = b"") -> Keys:
     """The keys of a further attempt at steps whose releases were lost.
 
-    Noise and sampling roots are new, a function of the old ones and of ``attempt``; the
-    directions stay. Attempt 0 is the keys themselves.
+    Noise and sampling roots are new, hashed from the secret root, ``attempt`` and ``salt``;
+    the directions stay. Attempt 0 is the keys themselves.
     """
     if attempt == 0:
         return keys
-    secret = exact_noise_secret(keys)
     label = b"jaxdp attempt %d:" % attempt
-    words = np.frombuffer(hashlib.shake_256(label + secret).digest(32), dtype="<u4")
-    return dataclasses.replace(
-        keys,
-        noise=stream(keys.noise, "attempt", attempt),
-        sampling=stream(keys.sampling, "attempt", attempt),
-        noise_words=jnp.asarray(words.astype(np.uint32)),
-    )
+    seed = hashlib.shake_256(label + exact_noise_secret(keys) + salt).digest(32)
+    new = Keys._from_seed(seed, private=keys.private)
+    return dataclasses.replace(new, direction=keys.direction)
 
 
 def to_hex(keys: Keys) -> dict[str, Any]:
@@ -188,7 +188,12 @@ def from_hex(fields: dict[str, Any]) -> Keys:
 
 def root_from_hex(text: str) -> jax.Array:
     """A root from its part of :func:`to_hex`."""
-    return _wrap(jnp.asarray(_words_of(text)))
+    return from_words(_words_of(text))
+
+
+def from_words(words: np.ndarray) -> jax.Array:
+    """Typed keys from their words, uint32 (..., 2): what ``jax.random.key_data`` gave."""
+    return _wrap(jnp.asarray(words))
 
 
 def _words_of(text: str) -> np.ndarray:
@@ -268,7 +273,7 @@ def _mark(keys: Keys, use: str) -> bytes | None:
 
 def check_unspent(keys: Keys, use: str) -> None:
     """Raises ValueError if keys from entropy have served a run of this use."""
-    if _mark(keys, use) in _spent:
+    if _mark(keys, use) in _spent and not _resuming.get():
         raise ValueError(
             "keys have already served a run; the same noise must not cover two "
             "releases, so make new ones with jaxdp.Keys.from_entropy()"
@@ -287,6 +292,16 @@ def spend(keys: Keys, use: str) -> None:
     with _lock:
         check_unspent(keys, use)
         _spent.add(mark)
+
+
+@contextlib.contextmanager
+def resuming() -> Iterator[None]:
+    """Where a recorded run goes on: its keys may be used again, for the same releases."""
+    token = _resuming.set(True)
+    try:
+        yield
+    finally:
+        _resuming.reset(token)
 
 
 def words(key: jax.Array, size: int) -> jax.Array:

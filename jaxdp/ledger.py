@@ -5,15 +5,15 @@ A run's folder::
     plan.json      the plan                                            public
     ledger.jsonl   a header, then two lines a chunk of steps           public
     report.json    what was spent, when the run is over                public
-    secret/        keys, a keyed digest of the data, last checkpoint   mode 0700
+    secret/        keys, keyed digests, last checkpoint, a lock        mode 0700
 
 Before a chunk is computed its *intent* is written and synchronised with the disk, after
 it its *releases*: from the intent on, its steps count as released, whatever becomes of
 the process. Lines of ``ledger.jsonl``, JSON each::
 
-    {"ledger": 1, "run": ..., "plan": {...}, "direction": ..., ...}
+    {"ledger": 1, "run": ..., "plan": "{...}", "direction": ..., ...}
     {"intent": [first, last], "attempt": 0}
-    {"releases": [first, last], "float32": "base64 of little-endian (last - first, K)"}
+    {"releases": [first, last], "float32": "base64 of little-endian (last - first, R)"}
 
 A line counts when its line feed has been written. The folder holds no hash of a key or
 of data outside ``secret/``: either could be tried out.
@@ -35,6 +35,9 @@ except ImportError:  # Not on Windows, where nothing keeps two processes apart.
 
 FORMAT = 1
 PLAN, LEDGER, REPORT, SECRET = "plan.json", "ledger.jsonl", "report.json", "secret"
+#: In ``secret/``: what a run needs to go on.
+RUN = "run.json"
+_LOCK = "lock"
 
 
 class Intent(NamedTuple):
@@ -50,7 +53,7 @@ class Record(NamedTuple):
 
     Attributes:
       header: what the run was.
-      releases: float32 (steps, K) of the steps [0, steps).
+      releases: float32 (steps, R) of the steps [0, steps): a state's ``release`` each.
       intents: in the order of writing.
     """
 
@@ -136,14 +139,10 @@ def _decode(fields: dict[str, Any]) -> np.ndarray:
 class Ledger:
     """A run's folder, held by one process. Make it with ``create`` or ``open``."""
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, lock: Any):
         self.folder = folder
+        self._lock = lock
         self._file = open(folder / LEDGER, "r+b")  # noqa: SIM115  (closed by close)
-        try:
-            _lock(self._file, folder)
-        except ValueError:
-            self._file.close()
-            raise
 
     @classmethod
     def create(
@@ -159,24 +158,28 @@ class Ledger:
         Args:
           folder: may exist, without a ledger.
           plan: the plan's JSON.
-          header: public; the fields of the first line.
+          header: public; the fields of the first line, ``run`` among them.
           secret: goes to ``secret/run.json``.
 
         Raises:
-          ValueError: the folder holds a ledger, which is the record of another run.
+          ValueError: the folder holds a ledger, which is the record of another run, or
+            another process makes one there.
           OSError: it cannot be written.
         """
         path = pathlib.Path(folder)
-        check_new(path)
-        path.mkdir(parents=True, exist_ok=True)
-        hidden = path / SECRET
-        hidden.mkdir(mode=0o700, exist_ok=True)
-        hidden.chmod(0o700)
-        _replace(hidden / "run.json", json.dumps(secret).encode(), mode=0o600)
-        _replace(path / PLAN, (plan + "\n").encode())
         line = json.dumps({"ledger": FORMAT} | header) + "\n"
-        _replace(path / LEDGER, line.encode())
-        return cls(path)
+        hidden = json.dumps(secret | {"run": header["run"]})
+        lock = _locked(path)
+        try:
+            check_new(path)
+            replace(path / SECRET / RUN, hidden.encode(), mode=0o600)
+            replace(path / PLAN, (plan + "\n").encode())
+            replace(path / LEDGER, line.encode())
+            _sync_folder(path.parent)
+            return cls(path, lock)
+        except BaseException:
+            lock.close()
+            raise
 
     @classmethod
     def open(
@@ -185,34 +188,37 @@ class Ledger:
         """Takes up the folder of a run: the ledger, what it says, and the secrets.
 
         Raises:
-          ValueError: no ledger, or another process holds it.
+          ValueError: no ledger, one in use by another process, or other secrets.
         """
         path = pathlib.Path(folder)
         read(path)  # Its message where there is none.
-        ledger = cls(path)
-        record = read(path)
-        file = ledger._file
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        whole = file.read(size).rfind(b"\n") + 1
-        file.truncate(whole)  # A torn line, if there is one.
-        file.seek(whole)
-        os.fsync(file.fileno())
+        lock = _locked(path)
         try:
-            secret = json.loads((path / SECRET / "run.json").read_text())
-        except (OSError, ValueError) as error:
-            ledger.close()
-            raise ValueError(
-                f"ledger must have its secrets to go on, got {str(path)!r}: {error}"
-            ) from error
+            record, secret = read(path), _secrets(path)
+            if secret.get("run") != record.header["run"]:
+                raise ValueError(
+                    f"ledger must have its own {SECRET}/{RUN}, got {str(path)!r} with "
+                    "that of another run"
+                )
+            ledger = cls(path, lock)
+            ledger._cut_torn_line()
+        except BaseException:
+            lock.close()
+            raise
         return ledger, record, secret
+
+    def _cut_torn_line(self) -> None:
+        self._file.seek(0)
+        whole = self._file.read().rfind(b"\n") + 1
+        self._file.truncate(whole)
+        os.fsync(self._file.fileno())
 
     def intend(self, first: int, last: int, attempt: int) -> None:
         """Writes that the steps [first, last) will be released: they count from now on."""
         self._append({"intent": [first, last], "attempt": attempt})
 
     def record(self, first: int, releases: np.ndarray) -> None:
-        """Writes releases float32 (steps, K), of the steps from ``first`` on."""
+        """Writes releases float32 (steps, R), of the steps from ``first`` on."""
         data = np.ascontiguousarray(releases, dtype="<f4").tobytes()
         text = base64.b64encode(data).decode()
         self._append({"releases": [first, first + len(releases)], "float32": text})
@@ -227,7 +233,7 @@ class Ledger:
     def save(self, name: str, content: bytes, *, secret: bool) -> None:
         """Writes a file of the folder, whole or not at all."""
         path = self.folder / SECRET / name if secret else self.folder / name
-        _replace(path, content, mode=0o600 if secret else 0o644)
+        replace(path, content, mode=0o600 if secret else 0o644)
 
     def load(self, name: str) -> bytes | None:
         """A file of ``secret/``; None if there is none."""
@@ -239,6 +245,7 @@ class Ledger:
     def close(self) -> None:
         """Lets another process take up the folder."""
         self._file.close()
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -256,18 +263,54 @@ def check_new(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def _lock(file: Any, folder: pathlib.Path) -> None:
-    if fcntl is None:
-        return
+def discard(folder: str | os.PathLike[str]) -> None:
+    """Removes the record of a run, unless it is still going on.
+
+    Raises:
+      ValueError: another process holds it.
+    """
+    path = pathlib.Path(folder)
+    with _locked(path):
+        for name in (LEDGER, PLAN, REPORT):
+            (path / name).unlink(missing_ok=True)
+        for file in (path / SECRET).iterdir():
+            if file.name != _LOCK:
+                file.unlink()
+
+
+def _secrets(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        return dict(json.loads((folder / SECRET / RUN).read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(
-            f"ledger must not be in use, got {str(folder)!r}, which another run holds"
+            f"ledger must have its secrets to go on, got {str(folder)!r}: {error}"
         ) from error
 
 
-def _replace(path: pathlib.Path, content: bytes, mode: int = 0o644) -> None:
+def _locked(folder: pathlib.Path) -> Any:
+    """The open lock of a folder, which is made if need be; closing it lets go."""
+    hidden = folder / SECRET
+    folder.mkdir(parents=True, exist_ok=True)
+    hidden.mkdir(mode=0o700, exist_ok=True)
+    hidden.chmod(0o700)
+    descriptor = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    file = os.fdopen(descriptor, "r+b")
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            why = "which another run holds"
+        else:
+            why = f"whose file system has no locks ({error})"
+        raise ValueError(
+            f"ledger must be a folder of one run at a time, got {str(folder)!r}, {why}"
+        ) from error
+    return file
+
+
+def replace(path: pathlib.Path, content: bytes, mode: int = 0o644) -> None:
     """Writes a file under another name, then renames it: never half of it is there."""
     part = path.with_name(path.name + ".part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

@@ -139,18 +139,23 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     assert report["epsilon"] == pytest.approx(2, rel=1e-2)
 
 
-def test_average_is_what_comes_out() -> None:
+def test_average_is_what_comes_out(tmp_path: Path) -> None:
+    def outcome(command: options.Train) -> train.Outcome:
+        job = prepare.prepare(command)
+        params = prepare.initial(job.task, job.keys)
+        return train.train(job, command, params, progress=False)
+
     command = options.Train(
         dataset="quadratic_identity",
         algorithm="dpgd",
         num_steps=30,
         average=0.5,
         seed=1,
+        out=tmp_path / "averaged",
     )
     job = prepare.prepare(command)
-    averaged = train.train(job, None, progress=False)
-    last = prepare.prepare(dataclasses.replace(command, average=0.0))
-    plain = train.train(last, None, progress=False)
+    averaged = outcome(command)
+    plain = outcome(dataclasses.replace(command, average=0.0, out=tmp_path / "plain"))
     np.testing.assert_array_equal(averaged.releases, plain.releases)
     a, b = jax.tree.leaves(averaged.params), jax.tree.leaves(plain.params)
     assert any(
@@ -286,7 +291,8 @@ def test_failed_run_leaves_no_files_of_an_earlier_one(
     monkeypatch.setattr(training, "fit", interrupted)
     assert run(*words, "--overwrite") == 130
     assert capsys.readouterr().err == "jaxdp: interrupted\n"
-    assert {p.name for p in tmp_path.iterdir()} == {"plan.json", "initial.npz"}
+    left = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {"plan.json", "initial.npz", "lock"}
     monkeypatch.undo()
     assert run(*words) == 0  # Nothing was spent: no record to keep.
 
@@ -319,7 +325,7 @@ def killed(out: Path, *words: object, lines: int) -> dict[str, Any]:
 
 def test_resumed_run_ends_as_if_undisturbed(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
-    want = killed(out, "--momentum", 0.5, lines=24)
+    want = killed(out, "--momentum", 0.9, "--num-directions", 1, lines=24)
     assert run("train", "--resume", "--out", out, "--quiet") == 0
     got = dict(np.load(out / "params.npz"))
     assert want.keys() == got.keys()
@@ -334,6 +340,8 @@ def test_resumed_run_ends_as_if_undisturbed(tmp_path: Path, capsys: Any) -> None
     replayed = np.load(out / "replayed.npz")
     for name, value in want.items():
         np.testing.assert_array_equal(replayed[name], value)
+    shown = json.loads((out / "report.json").read_text())
+    assert shown["steps_charged"] == 40
     # The ledger and the initial parameters are all that it takes.
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -345,6 +353,20 @@ def test_resumed_run_ends_as_if_undisturbed(tmp_path: Path, capsys: Any) -> None
         np.testing.assert_array_equal(want[name], value)
 
 
+def test_a_finished_run_without_its_report_is_resumed(tmp_path: Path) -> None:
+    """DP-GD is not replayed: its metric is taken once, at the end."""
+    out = tmp_path / "run"
+    words = ("--dataset", "wine", "--algorithm", "dpgd", "--num-steps", 5, "--quiet")
+    assert run("train", *words, "--seed", 1, "--out", out) == 0
+    want = dict(np.load(out / "params.npz"))
+    for name in ("report.json", "params.npz"):
+        (out / name).unlink()
+    assert run("train", "--resume", "--out", out, "--quiet") == 0
+    for name, value in np.load(out / "params.npz").items():
+        np.testing.assert_array_equal(want[name], value)
+    assert reported(out)["steps_done"] == 5
+
+
 def test_resume_refuses_what_changed_and_new_attempt_charges(
     tmp_path: Path, capsys: Any
 ) -> None:
@@ -354,7 +376,7 @@ def test_resume_refuses_what_changed_and_new_attempt_charges(
     for words, part in (
         (("--num-steps", 41), "--num-steps must be left out with --resume"),
         (("--seed", 4), "--seed must be left out with --resume or be as it was, 3"),
-        (("--microbatch-size", 9), "microbatch_size is 9 and was None"),
+        (("--microbatch-size", 9), "microbatch_size is 9 and was None; losses"),
         (("--dataset", "breast_cancer"), "--dataset must be left out"),
     ):
         assert run(*again, *words) == 2

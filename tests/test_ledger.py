@@ -81,7 +81,7 @@ def test_a_torn_line_was_never_written(tmp_path: Path) -> None:
     path.write_bytes(whole[:-5])
     book, found, secret = ledger.Ledger.open(tmp_path)
     with book:
-        assert secret == {"keys": "deep"}
+        assert secret == {"keys": "deep", "run": "0123"}
         assert found.outstanding is None
         book.intend(2, 3, 0)  # Where the torn line was.
     assert ledger.read(tmp_path).intents == ((0, 2, 0), (2, 3, 0))
@@ -123,6 +123,32 @@ def test_one_process_at_a_time_and_no_overwriting(tmp_path: Path) -> None:
     ledger.Ledger.open(tmp_path)[0].close()
 
 
+def test_secrets_of_another_run_are_refused(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    path = tmp_path / ledger.SECRET / ledger.RUN
+    path.write_text(json.dumps({"keys": "deep", "run": "4567"}))
+    with pytest.raises(ValueError, match="that of another run"):
+        ledger.Ledger.open(tmp_path)
+    create(tmp_path / "other").close()  # Nothing is held.
+
+
+def test_a_run_that_goes_on_is_not_discarded(tmp_path: Path) -> None:
+    with create(tmp_path), pytest.raises(ValueError, match="another run holds"):
+        ledger.discard(tmp_path)
+    assert ledger.read(tmp_path).header["run"] == "0123"
+    ledger.discard(tmp_path)
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["lock"]
+    create(tmp_path).close()
+
+
+def test_header_that_json_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        ledger.Ledger.create(
+            tmp_path / "run", plan="{}", header=HEADER | {"x": {1}}, secret={}
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0o000)  # The widest: modes must not depend on it.
     try:
@@ -135,7 +161,7 @@ def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(hidden.stat().st_mode) == 0o700
     for path in hidden.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert {p.name for p in hidden.iterdir()} == {"run.json", "checkpoint"}
+    assert {p.name for p in hidden.iterdir()} == {"run.json", "checkpoint", "lock"}
     (hidden / "run.json").unlink()
     with pytest.raises(ValueError, match="secrets"):
         ledger.Ledger.open(tmp_path / "run")

@@ -1,6 +1,7 @@
 """What a run's folder holds for the command line: options, initial parameters."""
 
 import dataclasses
+import io
 import math
 import pathlib
 from collections import OrderedDict
@@ -85,7 +86,9 @@ def save_params(path: pathlib.Path, params: Any) -> None:
     arrays: dict[str, Any] = {
         path_str(where) or "params": np.asarray(leaf) for where, leaf in leaves
     }
-    np.savez(path, **arrays)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    ledger.replace(path, file.getvalue())
 
 
 def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:

@@ -84,7 +84,10 @@ def _compared(folder: pathlib.Path, leaves: dict[str, Any], params: Any) -> str:
     path = folder / record.PARAMS
     if not path.is_file():
         return f"there is no {record.PARAMS}"
-    wrote = jax.tree.leaves(record.load_params(path, leaves))
+    try:
+        wrote = jax.tree.leaves(record.load_params(path, leaves))
+    except (OSError, ValueError):
+        return f"{record.PARAMS} holds other parameters"
     pairs = list(zip(jax.tree.leaves(params), wrote, strict=True))
     if all(np.array_equal(a, b) for a, b in pairs):
         return f"identical to {record.PARAMS}, to the bit"

@@ -5,7 +5,6 @@ import json
 import math
 import pathlib
 import platform
-import shutil
 import sys
 from typing import Any, NamedTuple
 
@@ -14,12 +13,12 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import sampling, training
+from jaxdp import plans, sampling, training
 from jaxdp.cli import options, plots, recipes, record
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
-from jaxdp.ledger import LEDGER, PLAN, REPORT, SECRET
+from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
 from jaxdp.plans._base import SumPlan
 from jaxdp.transforms.averaging import polyak_output
 
@@ -51,6 +50,9 @@ def run(command: options.Train) -> None:
         out = command.out or pathlib.Path("runs", command.dataset)
         command = record.recorded_command(command, out)
     job = prepare(command)
+    if command.resume:  # The plan that was calibrated then, to the last digit.
+        plan = (job.out / PLAN).read_text(encoding="utf-8")
+        job = job._replace(plan=plans.from_json(plan))
     params = _initial(job, command)
     on_terminal = command.progress and not command.quiet and sys.stdout.isatty()
     outcome = train(job, command, params, progress=on_terminal)
@@ -71,11 +73,11 @@ def _initial(job: Job, command: options.Train) -> Any:
         return jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(flat))
     try:
         job.out.mkdir(parents=True, exist_ok=True)
-        for name in FILES:  # What an earlier run left.
+        with usage(command, "--out"):
+            discard(job.out)
+        for name in FILES:  # What else an earlier run left.
             (job.out / name).unlink(missing_ok=True)
-        if (job.out / SECRET).is_dir():
-            shutil.rmtree(job.out / SECRET)
-        (job.out / PLAN).write_text(job.plan.to_json() + "\n", encoding="utf-8")
+        replace(job.out / PLAN, (job.plan.to_json() + "\n").encode())
         record.save_params(job.out / INITIAL, params)
     except OSError as error:
         raise UsageError(
@@ -177,7 +179,7 @@ def write(job: Job, outcome: Outcome) -> None:
         steps=outcome.steps,
         metrics=outcome.metrics,
         metric=job.task.metric,
-        spent=spent_over_time(job.plan, outcome.steps),
+        spent=spent_over_time(job.plan, outcome.steps, _extra(outcome.report)),
         delta=job.plan.delta,
     )
     parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(outcome.params))
@@ -189,18 +191,28 @@ def write(job: Job, outcome: Outcome) -> None:
         num_parameters=None if job.algorithm in recipes.ZEROTH_ORDER else parameters,
     )
     text = json.dumps(outcome.report, indent=2, allow_nan=False)
-    (job.out / REPORT).write_text(text + "\n", encoding="utf-8")
+    replace(job.out / REPORT, (text + "\n").encode())
 
 
-def spent_over_time(plan: SumPlan, steps: list[int]) -> list[tuple[int, float]] | None:
-    """(t, epsilon after t steps) at some of the steps; None without a finite one."""
+def _extra(report: dict[str, Any]) -> int:
+    """Steps that were charged beyond those that were done: lost ones."""
+    return report["steps_charged"] - report["steps_done"]
+
+
+def spent_over_time(
+    plan: SumPlan, steps: list[int], extra: int = 0
+) -> list[tuple[int, float]] | None:
+    """(t, epsilon after t steps) at some of the steps; None without a finite one.
+
+    ``extra`` steps that were lost count from the start.
+    """
     if plan.delta is None or not math.isfinite(plan.epsilon()):
         return None
     # Closed forms cost nothing; other accountants take about a second for each point.
     most = 50 if isinstance(plan.sampling, sampling.FullBatch) else 5
     chosen = [1, *steps[:: -(-len(steps) // most)], steps[-1]]
     return [
-        (t, float(dataclasses.replace(plan, num_steps=t).epsilon()))
+        (t, float(dataclasses.replace(plan, num_steps=t + extra).epsilon()))
         for t in sorted(set(chosen))
     ]
 

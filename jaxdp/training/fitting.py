@@ -78,13 +78,21 @@ def fit(
         _validate.integer(chunk=chunk)
     if ledger is not None:
         ledger_lib.check_new(ledger)
+        _check_note(note)
     keys_lib.check_unspent(keys, plan.family)
     maker = _maker(task, keys, trainable, stacked)
     in_chunks = progress or any(x is not None for x in (callback, ledger, chunk))
-    run, compile_seconds = _compile(
-        task, maker, keys, trainable=trainable, stacked=stacked, in_chunks=in_chunks
+    run, text, compile_seconds = _compile(
+        task,
+        maker,
+        keys,
+        trainable=trainable,
+        stacked=stacked,
+        in_chunks=in_chunks,
+        with_text=ledger is not None,
     )
     size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
+    carry = loop.start(plan, maker, task.optimizer, task.params)  # Spends the keys.
     recorder = None
     if ledger is not None:
         recorder = recording.create(
@@ -95,12 +103,11 @@ def fit(
             task.data,
             trainable=trainable,
             stacked=stacked,
-            microbatch_size=microbatch_size,
+            program=recording.Program(microbatch_size, text),
             chunk=size,
             note=note or {},
         )
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
-        carry = loop.start(plan, maker, task.optimizer, task.params)  # Spends the keys.
         if in_chunks:
             chunks = _Chunks(plan.family, size, callback, progress)
             step = functools.partial(_between, run, keys, task.data)
@@ -130,21 +137,22 @@ def resume(
 
     Steps whose releases are recorded are replayed from them. Steps that were under way
     are computed again, with the same noise, which costs nothing because the same numbers
-    come out: data, plan, microbatch size, version of JAX and kind of device must be those
-    of the run. A run that had ended gives its result again.
+    come out: data, plan, losses, optimizer, microbatch size, version of JAX and kind of
+    device must be those of the run. A run that had ended gives its result again.
 
     Args:
       ledger: the run's folder, with ``secret/``.
       params: the initial parameters of the run.
       data: its data.
-      value_fn: its losses; that they are the same is up to the caller.
+      value_fn: its losses; deterministic on the device.
       plan: its plan; only compared with that of the folder, which counts.
       optimizer: its optimizer.
       microbatch_size: as in the run.
-      new_attempt: allows other data, microbatches, versions or devices. Steps that were
-        under way are computed with new noise and charged a second time: the run ends
-        that many steps early, so that it stays within the plan's epsilon.
-      callback: as in :func:`jaxdp.fit`; also called at the steps that are replayed.
+      new_attempt: allows all of these but the plan to differ. Steps that were under way
+        are computed with new noise and charged a second time: the run ends that many
+        steps early, so that it stays within the plan's epsilon.
+      callback: as in :func:`jaxdp.fit`; also called at the steps that are replayed, or
+        once where they cannot be.
       progress: draws a progress bar.
 
     Returns:
@@ -154,32 +162,27 @@ def resume(
       ValueError: no such folder or one in use; something differs that must not; a new
         attempt for which the plan's epsilon has no room.
     """
-    recorded, at = recording.take_up(
-        ledger,
-        plan,
-        params,
-        data,
-        microbatch_size=microbatch_size,
-        new_attempt=new_attempt,
-    )
-    with at.recorder.ledger:
+    at = recording.take_up(ledger, plan, params, new_attempt=new_attempt)
+    with at.ledger, keys_lib.resuming():
         task = _task(
-            recorded, params, data, value_fn, optimizer, microbatch_size, callback
+            at.plan, params, data, value_fn, optimizer, microbatch_size, callback
         )
         leaves = replaying.leaves_of(at.record.header)
+        if not at.plan.replayable:
+            leaves["stacked"] = None
         maker = _maker(task, at.keys, **leaves)
-        # Traced, so that ``init`` leaves the keys unspent: the same noise covers the same
-        # data, or the keys are those of a new attempt.
-        start = lambda p: loop.start(recorded, maker, task.optimizer, p)  # noqa: E731
-        carry = jax.jit(start)(task.params)
-        run, compile_seconds = _compile(task, maker, at.keys, **leaves, in_chunks=True)
+        run, text, compile_seconds = _compile(
+            task, maker, at.keys, **leaves, in_chunks=True, with_text=True
+        )
+        recorder = at.recorder(recording.Program(microbatch_size, text), task.data)
+        carry = loop.start(at.plan, maker, task.optimizer, task.params)
         step = functools.partial(_between, run, at.keys, task.data)
         size = at.record.header["chunk"]
-        chunks = _Chunks(recorded.family, size, callback, progress)
-        carry = _rebuilt(task, at, carry, chunks, step, leaves, new_attempt)
-        carry, seconds = chunks.run(step, carry, at.done, at.last, at.recorder)
+        chunks = _Chunks(at.plan.family, size, callback, progress)
+        carry = _rebuilt(task, at, carry, chunks, step, leaves)
+        carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         timing = _timing(compile_seconds, seconds, at.last - at.done)
-        return _result(recorded, at.keys, carry, timing, at.recorder)
+        return _result(at.plan, at.keys, carry, timing, recorder)
 
 
 # --- what both do ------------------------------------------------------------------
@@ -225,7 +228,12 @@ def _task(
 
 def _maker(task: _Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
     options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
-    if stacked is not None and task.plan.replayable:
+    if stacked is not None:
+        if not task.plan.replayable:
+            raise ValueError(
+                f"stacked must be None for {task.plan.family}, which draws no directions, "
+                f"got {stacked!r}"
+            )
         options["stacked"] = stacked
     return task.plan.transform(keys, **options)
 
@@ -238,12 +246,13 @@ def _compile(
     trainable: Any,
     stacked: Any,
     in_chunks: bool,
-) -> tuple[Any, float]:
-    """The compiled program and the seconds that it took now."""
+    with_text: bool,
+) -> tuple[Any, str, float]:
+    """The compiled program, its text if asked for, and the seconds that it took now."""
     plan, optimizer = task.plan, task.optimizer
     program = loop.make_program(plan, maker, optimizer, task.value_fn)
 
-    def build() -> Any:
+    def build() -> tuple[Any, str]:
         """Compiles from shapes alone, so that no mistake found here spends the keys."""
         carry = jax.eval_shape(
             lambda p: loop.start(plan, maker, optimizer, p), task.params
@@ -251,14 +260,18 @@ def _compile(
         if in_chunks:
             step = jax.ShapeDtypeStruct((), jnp.int32)
             jitted = jax.jit(program, donate_argnums=0)
-            return jitted.lower(carry, keys, task.data, step, step).compile()
-        whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
-        return jax.jit(whole, donate_argnums=0).lower(carry, keys, task.data).compile()
+            lowered = jitted.lower(carry, keys, task.data, step, step)
+        else:
+            whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
+            lowered = jax.jit(whole, donate_argnums=0).lower(carry, keys, task.data)
+        return lowered.compile(), lowered.as_text() if with_text else ""
 
     leaves = replaying.chosen_leaves(task.params, trainable, stacked)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, task.data))
-    functions = (task.value_fn, optimizer, *leaves, task.microbatch_size, in_chunks)
-    return loop.compiled((plan.digest, functions, shapes), build)
+    how = (task.microbatch_size, in_chunks, with_text)
+    key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
+    (run, text), seconds = loop.compiled(key, build)
+    return run, text, seconds
 
 
 def _between(
@@ -337,36 +350,55 @@ def _rebuilt(
     chunks: _Chunks,
     step: _Step,
     leaves: dict[str, Any],
-    new_attempt: bool,
 ) -> loop.Carry:
-    """The carry after the steps that are recorded."""
+    """The carry after the steps that are recorded, shown to the callback on the way."""
     if at.done == 0:
         return carry
-    releases = jnp.asarray(replaying.filled(task.plan, at.record.releases))
-    first = 0
-    if chunks.callback is None or not task.plan.replayable:
-        first, carry = recording.restore(at.recorder.ledger, carry)
+    width = carry.releases.shape[1]
+    releases = jnp.asarray(replaying.filled(task.plan, at.record.releases, width))
+    begin = carry._replace(releases=jnp.array(releases))
+    first, carry = recording.restore(at, carry)
     carry = carry._replace(releases=jnp.array(releases))
-    if first == at.done:
+    silent = chunks._replace(callback=None)
+    if not task.plan.replayable:
+        if first < at.done:
+            _check_recomputable(at, first)
+            carry, _ = silent.run(step, carry, first, at.done, None)
+        if not np.array_equal(carry.releases[: at.done], releases[: at.done]):
+            raise ValueError(
+                "ledger must be resumed with what its run had, but computed again, its "
+                "steps release other numbers than it recorded"
+            )
+        if chunks.callback is not None:
+            chunks.callback(at.done, *_shown(carry, at.done))
         return carry
-    if task.plan.replayable:
-        program = replaying.compiled(
-            task.plan, task.optimizer, at.keys.direction, carry, **leaves
-        )
-        again = lambda carry, *bounds: program(carry, releases, *bounds)  # noqa: E731
-        return chunks.run(again, carry, first, at.done, None)[0]
-    if new_attempt:
+    program = replaying.compiled(
+        task.plan, task.optimizer, at.keys.direction, carry, **leaves
+    )
+    again = lambda carry, *bounds: program(carry, releases, *bounds)  # noqa: E731
+    if chunks.callback is not None:
+        # In copies: a program takes what it is given.
+        chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
+    # From the checkpoint, which is what the run itself had.
+    return silent.run(again, carry, first, at.done, None)[0]
+
+
+def _check_recomputable(at: recording.Resumed, first: int) -> None:
+    """Whether steps that cannot be replayed may be computed again: with their own noise."""
+    others = [i for i in at.record.intents if first < i.last <= at.done]
+    if at.new or any(intent.attempt != at.attempt for intent in others):
         raise ValueError(
-            f"new_attempt cannot rebuild the steps {first} to {at.done - 1}: they are "
-            "recorded, but their releases are too large to be logged whole"
+            f"ledger must have a checkpoint of step {at.done}, got one of step {first}: "
+            "the steps between belong to another attempt, and their releases are too large "
+            "to be logged whole"
         )
-    carry, _ = chunks.run(step, carry, first, at.done, None)
-    if not np.array_equal(carry.releases[: at.done], releases[: at.done]):
-        raise ValueError(
-            "ledger must be resumed with the losses and the optimizer of the run: computed "
-            "again, its steps release other numbers than it recorded"
-        )
-    return carry
+
+
+def _check_note(note: Any) -> None:
+    try:
+        json.dumps(note, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"note must be what JSON can hold, got {note!r}") from error
 
 
 def _timing(compile_seconds: float, seconds: float, steps: int) -> dict[str, Any]:
@@ -387,6 +419,7 @@ def _result(
     made, rest = carry.opt_state
     report = reporting.report(plan, made) | {"seed_source": keys.seed_source} | timing
     if recorder is not None:
+        report["steps_charged"] = recorder.charged
         text = json.dumps(report, indent=2) + "\n"
         recorder.ledger.save(ledger_lib.REPORT, text.encode(), secret=False)
     info = loop.FitInfo(carry.releases, public(rest))

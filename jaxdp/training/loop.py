@@ -137,10 +137,22 @@ def applied(
 ) -> Carry:
     """The carry after a step whose gradient was made: post-processing.
 
-    A run and its replay both come here, so that they do the same.
+    A run and its replay both come here, so that they do the same. The optimizer is in a
+    branch that is always taken, which XLA compiles by itself: fused with what comes before
+    it, it would be rounded otherwise in one program than in the other.
     """
-    updates, rest = optimizer.update(gradient, carry.opt_state[1], carry.params)
-    params = optax.apply_updates(carry.params, updates)
+
+    def move(operands: Any) -> Any:
+        gradient, rest, params = operands
+        updates, rest = optimizer.update(gradient, rest, params)
+        return optax.apply_updates(params, updates), rest
+
+    def stay(operands: Any) -> Any:
+        _, rest, params = operands
+        return params, rest
+
+    operands = (gradient, carry.opt_state[1], carry.params)
+    params, rest = jax.lax.cond(step >= 0, move, stay, operands)
     row = made.release[None]
     releases = jax.lax.dynamic_update_slice_in_dim(carry.releases, row, step, 0)
     return Carry(params, (made, rest), releases)

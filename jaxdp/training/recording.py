@@ -1,7 +1,9 @@
 """What a run writes while it goes on, and how another process takes it up."""
 
+import dataclasses
 import hmac
 import io
+import json
 import secrets
 from typing import Any, NamedTuple
 
@@ -25,10 +27,15 @@ class Recorder:
     def __init__(
         self,
         ledger: ledger_lib.Ledger,
+        run: str,
         attempt: int = 0,
         outstanding: ledger_lib.Intent | None = None,
+        charged: int = 0,
     ):
         self.ledger = ledger
+        #: Steps that count as released, those of every attempt.
+        self.charged = charged
+        self._run = run
         self._attempt = attempt
         self._outstanding = outstanding
 
@@ -37,12 +44,38 @@ class Recorder:
         intent = ledger_lib.Intent(first, last, self._attempt)
         if intent != self._outstanding:  # Computed again, with the noise of its intent.
             self.ledger.intend(*intent)
+            self.charged += last - first
         self._outstanding = None
 
     def after(self, first: int, last: int, carry: loop.Carry) -> None:
         """To be called with the carry after them, before it is shown to anybody."""
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
-        self.ledger.save(_CHECKPOINT, _pack(last, carry), secret=True)
+        self.ledger.save(_CHECKPOINT, _pack(self._run, last, carry), secret=True)
+
+
+class Program(NamedTuple):
+    """What must be the same for the same steps to give the same bits, data aside."""
+
+    microbatch_size: int | None
+    text: str  # of the program of a chunk: losses, optimizer and all else
+
+    def conditions(self, key: bytes, data: Any) -> dict[str, Any]:
+        """What is compared, data and text by digests with a key: for ``secret/``.
+
+        Without the key nobody can try out data or losses against them.
+        """
+
+        def keyed(content: bytes) -> str:
+            return hmac.new(key, content, "sha256").hexdigest()
+
+        return {
+            "data": keyed(replaying.digest_of(data).digest()),
+            "microbatch_size": self.microbatch_size,
+            "jax": jax.__version__,
+            "jaxlib": reporting.versions()["jaxlib"],
+            "device": jax.devices()[0].device_kind,
+            "losses, optimizer": keyed(self.text.encode()),
+        }
 
 
 def create(
@@ -54,15 +87,16 @@ def create(
     *,
     trainable: _common.Trainable,
     stacked: Any,
-    microbatch_size: int | None,
+    program: Program,
     chunk: int,
     note: dict[str, Any],
 ) -> Recorder:
     """The folder of a new run."""
     moving, layered = replaying.chosen_leaves(params, trainable, stacked)
     words = keys_lib.to_hex(keys)
+    run = secrets.token_hex(16)
     header = {
-        "run": secrets.token_hex(16),
+        "run": run,
         "private": keys.private,
         "plan": plan.to_json(),
         "direction": words["direction"],
@@ -73,108 +107,130 @@ def create(
         "stacked": layered,
         "params": replaying.digest_of(params).hexdigest(),
         "chunk": chunk,
-        "same": _same(microbatch_size),
+        "microbatch_size": program.microbatch_size,
+        "device": jax.devices()[0].device_kind,
         "versions": reporting.versions(),
         "note": note,
     }
-    data_key = secrets.token_bytes(32)
-    hidden = {"keys": words, "data": _data_digest(data_key, data)}
-    hidden |= {"data_key": data_key.hex()}
+    key = secrets.token_bytes(32)
+    attempt = {"salt": "", "same": program.conditions(key, data)}
+    hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
     ledger = ledger_lib.Ledger.create(
         folder, plan=plan.to_json(), header=header, secret=hidden
     )
-    return Recorder(ledger)
+    return Recorder(ledger, run)
 
 
-def _same(microbatch_size: int | None) -> dict[str, Any]:
-    """What must be the same for the same steps to give the same bits, data aside."""
-    return {
-        "microbatch_size": microbatch_size,
-        "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
-    }
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """Where a run stands that is taken up again.
 
+    Attributes:
+      ledger: open and locked.
+      record: what it says.
+      hidden: what ``secret/run.json`` says.
+      plan: of the run.
+      attempt: whose noise covers the next steps.
+      new: whether that attempt begins now.
+      keys: of that attempt.
+      last: the step at which the budget ends.
+    """
 
-def _data_digest(key: bytes, data: Any) -> str:
-    """Keyed, so that nobody without the key can try data out."""
-    return hmac.new(key, replaying.digest_of(data).digest(), "sha256").hexdigest()
-
-
-class Resumed(NamedTuple):
-    """Where a run stands that is taken up again."""
-
-    recorder: Recorder
+    ledger: ledger_lib.Ledger
     record: ledger_lib.Record
+    hidden: dict[str, Any]
+    plan: SumPlan
+    attempt: int
+    new: bool
     keys: keys_lib.Keys
-    done: int  # steps whose releases are recorded
-    last: int  # step at which the budget ends
+    last: int
+
+    @property
+    def done(self) -> int:
+        """Steps whose releases are recorded."""
+        return len(self.record.releases)
+
+    def recorder(self, program: Program, data: Any) -> Recorder:
+        """Compares what must be the same, or writes down what it is from now on.
+
+        Raises:
+          ValueError: something is not as it was when this attempt began.
+        """
+        now = program.conditions(bytes.fromhex(self.hidden["key"]), data)
+        attempts, outstanding = self.hidden["attempts"], self.record.outstanding
+        if self.new:
+            attempts[self.attempt]["same"] = now
+            content = json.dumps(self.hidden).encode()
+            self.ledger.save(ledger_lib.RUN, content, secret=True)
+            outstanding = None
+        else:
+            _compare(attempts[self.attempt]["same"], now)
+        run, charged = self.record.header["run"], self.record.charged
+        return Recorder(self.ledger, run, self.attempt, outstanding, charged)
+
+
+def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = []
+    for name, value in was.items():
+        if now[name] != value and name in ("data", "losses, optimizer"):
+            changed.append(f"{name} are not those of the run")
+        elif now[name] != value:
+            changed.append(f"{name} is {now[name]!r} and was {value!r}")
+    if changed:
+        raise ValueError(
+            f"ledger must be resumed as the run was begun, but {'; '.join(changed)}: "
+            "steps that were under way would release other numbers under the same noise. "
+            "A new attempt (new_attempt=True) draws new noise and charges them again"
+        )
 
 
 def take_up(
-    folder: Any,
-    plan: SumPlan | None,
-    params: Any,
-    data: Any,
-    *,
-    microbatch_size: int | None,
-    new_attempt: bool,
-) -> tuple[SumPlan, Resumed]:
-    """Opens a run's folder and decides what may be done again.
+    folder: Any, plan: SumPlan | None, params: Any, *, new_attempt: bool
+) -> Resumed:
+    """Opens a run's folder and decides whose noise covers what comes next.
 
     Raises:
       ValueError: as :func:`jaxdp.resume`.
     """
     ledger, record, hidden = ledger_lib.Ledger.open(folder)
     try:
-        return _take_up(
-            ledger, record, hidden, plan, params, data, microbatch_size, new_attempt
-        )
+        return _decide(ledger, record, hidden, plan, params, new_attempt)
     except BaseException:
         ledger.close()
         raise
 
 
-def _take_up(
+def _decide(
     ledger: ledger_lib.Ledger,
     record: ledger_lib.Record,
     hidden: dict[str, Any],
     plan: SumPlan | None,
     params: Any,
-    data: Any,
-    microbatch_size: int | None,
     new_attempt: bool,
-) -> tuple[SumPlan, Resumed]:
+) -> Resumed:
     recorded = replaying.plan_of(record)
     if plan is not None and plan.digest != recorded.digest:
         raise ValueError(
             f"plan must be the plan of the run,\n{recorded}\ngot another:\n{plan}"
         )
     replaying.check_params(record.header, params)
-    changed = [
-        f"{name} is {_same(microbatch_size)[name]!r} and was {was!r}"
-        for name, was in record.header["same"].items()
-        if _same(microbatch_size)[name] != was
-    ]
-    digest = _data_digest(bytes.fromhex(hidden["data_key"]), data)
-    if not hmac.compare_digest(digest, hidden["data"]):
-        changed.insert(0, "data are not those of the run")
-    if changed and not new_attempt:
-        raise ValueError(
-            f"ledger must be resumed as the run was begun, but {'; '.join(changed)}: "
-            "steps that were under way would release other numbers under the same noise. "
-            "new_attempt=True draws new noise and charges them again"
-        )
-    attempt = max((intent.attempt for intent in record.intents), default=0)
+    keys = keys_lib.from_hex(hidden["keys"])
     outstanding = record.outstanding
     left = recorded.num_steps - record.charged
     if new_attempt:
         _check_new_attempt(recorded, outstanding, left)
-        attempt, outstanding = attempt + 1, None
-    done = len(record.releases)
-    last = (done if outstanding is None else outstanding.last) + left
-    keys = keys_lib.renewed(keys_lib.from_hex(hidden["keys"]), attempt)
-    recorder = Recorder(ledger, attempt, outstanding)
-    return recorded, Resumed(recorder, record, keys, done, last)
+        # Fresh, so that two copies of a folder never share the noise of an attempt.
+        salted = secrets.token_hex(32) if keys.private else ""
+        hidden["attempts"].append({"salt": salted})
+        outstanding = None
+    # An attempt counts from its first intent.
+    attempt = record.intents[-1].attempt if record.intents else 0
+    if new_attempt:
+        attempt = len(hidden["attempts"]) - 1
+    salt = bytes.fromhex(hidden["attempts"][attempt]["salt"])
+    keys = keys_lib.renewed(keys, attempt, salt)
+    last = (len(record.releases) if outstanding is None else outstanding.last) + left
+    return Resumed(ledger, record, hidden, recorded, attempt, new_attempt, keys, last)
 
 
 def _check_new_attempt(
@@ -196,10 +252,21 @@ def _check_new_attempt(
         )
 
 
-def restore(ledger: ledger_lib.Ledger, carry: loop.Carry) -> tuple[int, loop.Carry]:
-    """The step and carry of the last checkpoint, or those given."""
-    content = ledger.load(_CHECKPOINT)
-    return (0, carry) if content is None else _unpack(content, carry)
+def restore(at: Resumed, carry: loop.Carry) -> tuple[int, loop.Carry]:
+    """Step and carry of the last checkpoint, if the ledger knows of it; else 0 and carry.
+
+    A checkpoint of another run, or of steps that are not on record (a folder that was
+    copied while it changed), is none.
+    """
+    content = at.ledger.load(_CHECKPOINT)
+    if content is None:
+        return 0, carry
+    with np.load(io.BytesIO(content)) as file:
+        arrays = dict(file)
+    step = int(arrays["step"])
+    if str(arrays["run"]) != at.record.header["run"] or step > at.done:
+        return 0, carry
+    return step, _unpack(arrays, carry)
 
 
 def _public_leaves(carry: loop.Carry) -> list[jax.Array]:
@@ -217,33 +284,29 @@ def _words(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def _pack(step: int, carry: loop.Carry) -> bytes:
+def _pack(run: str, step: int, carry: loop.Carry) -> bytes:
     # As bytes: NumPy's format has no bfloat16.
     arrays: dict[str, Any] = {
         f"{i}": np.frombuffer(_words(leaf).tobytes(), np.uint8)
         for i, leaf in enumerate(_public_leaves(carry))
     }
     file = io.BytesIO()
-    np.savez(file, step=step, **arrays)
+    np.savez(file, run=run, step=step, **arrays)
     return file.getvalue()
 
 
-def _unpack(content: bytes, carry: loop.Carry) -> tuple[int, loop.Carry]:
+def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
     """Fills the public leaves of a fresh carry; the noise stays."""
-    with np.load(io.BytesIO(content)) as file:
-        arrays = dict(file)
     made, rest = carry.opt_state
     shown = _common.public(made)
     old, structure = jax.tree.flatten((carry.params, shown, rest))
     new = []
     for i, leaf in enumerate(old):
+        like = _words(leaf)
         content = arrays[f"{i}"].tobytes()
-        if _is_key(leaf):
-            new.append(keys_lib.root_from_hex(content.hex()))
-            continue
-        like = np.asarray(leaf)
-        new.append(jnp.asarray(np.frombuffer(content, like.dtype).reshape(like.shape)))
+        words = np.frombuffer(content, like.dtype).reshape(like.shape)
+        new.append(keys_lib.from_words(words) if _is_key(leaf) else jnp.asarray(words))
     params, shown, rest = jax.tree.unflatten(structure, new)
     secret = {name: getattr(made, name) for name in type(made).SECRET}
     state = (shown._replace(**secret), rest)
-    return int(arrays["step"]), carry._replace(params=params, opt_state=state)
+    return carry._replace(params=params, opt_state=state)

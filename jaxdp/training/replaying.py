@@ -23,7 +23,7 @@ from jaxdp.transforms._common import moving, public
 class Replay(NamedTuple):
     """What :func:`replay` returns. Public."""
 
-    params: Any  # what the run returned, or its last iterate so far
+    params: Any  # what the run returned, or would have returned after these steps
     info: loop.FitInfo
 
 
@@ -64,7 +64,8 @@ def replay(
     program = compiled(plan, optimizer, direction, carry, **leaves)
     done = len(ledger.releases)
     bounds = (jnp.asarray(x, jnp.int32) for x in (0, done))
-    carry = program(carry, jnp.asarray(filled(plan, ledger.releases)), *bounds)
+    known = filled(plan, ledger.releases, carry.releases.shape[1])
+    carry = program(carry, jnp.asarray(known), *bounds)
     info = loop.FitInfo(carry.releases[:done], public(carry.opt_state[1]))
     return Replay(plan.returned(carry.opt_state[0], carry.params), info)
 
@@ -120,15 +121,19 @@ def chosen_leaves(
     return tuple(path for path in paths if moves(path)), tuple(layered)
 
 
-def filled(plan: SumPlan, releases: np.ndarray) -> np.ndarray:
-    """Releases (steps, K) with zeros up to the plan's steps: (num_steps, K)."""
+def filled(plan: SumPlan, releases: np.ndarray, width: int) -> np.ndarray:
+    """Releases (steps, R) with zeros up to the plan's steps: (num_steps, R).
+
+    Raises:
+      ValueError: more steps than the plan has, or releases of another width.
+    """
     missing = plan.num_steps - len(releases)
-    if missing < 0:
+    if missing < 0 or (len(releases) and releases.shape[1] != width):
         raise ValueError(
-            f"ledger must hold at most the plan's {plan.num_steps} steps, got "
-            f"{len(releases)}"
+            f"ledger must hold at most the plan's {plan.num_steps} steps of {width} "
+            f"numbers, got releases of shape {releases.shape}"
         )
-    return np.pad(releases, ((0, missing), (0, 0)))
+    return np.pad(releases.reshape(-1, width), ((0, missing), (0, 0)))
 
 
 # --- the header --------------------------------------------------------------------
@@ -183,7 +188,7 @@ def digest_of(tree: Any) -> "hashlib._Hash":
     """SHA-256 over paths, dtypes, shapes and bytes of a tree's leaves."""
     state = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.asarray(leaf)
+        array = np.asarray(jnp.asarray(leaf))  # As a run has it: in JAX's precision.
         head = f"{sphere.path_str(path)}:{array.dtype}:{array.shape};"
         state.update(head.encode())
         state.update(np.ascontiguousarray(array).tobytes())

@@ -22,6 +22,8 @@ TUNING = plans.ClipTuning(
 )
 OPTIMIZERS = {
     "plain": optax.sgd(0.1),
+    # Two products in one sum, which may be contracted either way.
+    "average": optax.chain(optax.ema(0.9, debias=False), optax.sgd(0.1)),
     "momentum": optax.sgd(0.1, momentum=0.9),
     "adam": optax.adam(0.01),
 }
@@ -142,6 +144,10 @@ def test_a_part_of_a_run(tmp_path: Path) -> None:
     path = tmp_path / "run" / ledger.LEDGER
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:6]))  # Two chunks, and the intent of the third.
+    path.write_text("".join(lines[:2]))  # Nothing yet.
+    nothing = jaxdp.replay(path, PARAMS, optimizer=OPTIMIZERS["plain"])
+    chex.assert_trees_all_equal(nothing.params, PARAMS)
+    path.write_text("".join(lines[:6]))
     again = jaxdp.replay(path, PARAMS, optimizer=OPTIMIZERS["plain"])
     step, params, info = seen[1]
     assert step == 10 == len(again.info.releases)

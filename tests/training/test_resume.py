@@ -64,6 +64,7 @@ def test_killed_after_any_line(lines: int, tmp_path: Path) -> None:
     chex.assert_trees_all_equal(again.info, whole.info)
     assert (tmp_path / "run" / ledger.LEDGER).read_bytes() == before
     timing = {"compile_seconds", "train_seconds", "steps_per_second"}
+    assert whole.report["steps_charged"] == 23
     for name in whole.report.keys() - timing:
         assert again.report[name] == whole.report[name], name
     report = json.loads((tmp_path / "run" / ledger.REPORT).read_text())
@@ -209,14 +210,100 @@ def test_changes_refuse(
 def test_other_version_or_device_refuses(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     cut(tmp_path / "run", 4)
-    path = tmp_path / "run" / ledger.LEDGER
-    lines = path.read_text().splitlines(keepends=True)
-    header = json.loads(lines[0])
-    for name, value in (("jax", "0.1"), ("device", "abacus")):
-        other = header | {"same": header["same"] | {name: value}}
-        path.write_text("".join([json.dumps(other) + "\n", *lines[1:]]))
+    path = tmp_path / "run" / ledger.SECRET / ledger.RUN
+    hidden = json.loads(path.read_text())
+    for name, value in (("jax", "0.1"), ("jaxlib", "0.1"), ("device", "abacus")):
+        same = hidden["attempts"][0]["same"] | {name: value}
+        path.write_text(json.dumps(hidden | {"attempts": [{"salt": "", "same": same}]}))
         with pytest.raises(ValueError, match=f"{name} is .* and was '{value}'"):
             resume(tmp_path / "run")
+
+
+def other_losses(params: Any, batch: Any) -> Any:
+    return 2 * value_fn(params, batch)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": optax.sgd(0.2, momentum=0.9)},
+        {"optimizer": None},
+        {"optimizer": optax.adam(0.1)},
+        {"value_fn": other_losses},
+    ],
+    ids=["rate", "none", "adam", "losses"],
+)
+def test_other_losses_or_optimizer_refuse(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    fit(tmp_path / "run")
+    cut(tmp_path / "run", 6)
+    with pytest.raises(ValueError, match="losses, optimizer are not those of the run"):
+        resume(tmp_path / "run", **change)
+    resume(tmp_path / "run")
+
+
+def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
+    """NumPy's float64 becomes JAX's float32, then and now."""
+    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), DATA)
+    keys_of_run = Keys.insecure(1)
+    args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
+    whole = jaxdp.fit(make_plan(), keys_of_run, PARAMS, wide, **args)
+    cut(tmp_path / "run", 4)
+    chex.assert_trees_all_equal(
+        resume(tmp_path / "run", data=wide).params, whole.params
+    )
+
+
+@pytest.mark.parametrize("family", ["dpzero", "dpgd"])
+def test_checkpoints_that_are_not_the_ledger_s(family: str, tmp_path: Path) -> None:
+    """Of a later step (a folder copied while it changed) or of another run."""
+    plan: Any = make_plan(sampling=POISSON)
+    if family == "dpgd":
+        names = {field.name for field in dataclasses.fields(plans.DPGD)}
+        plan = plans.DPGD(**{name: getattr(plan, name) for name in names})
+    whole = fit(tmp_path / "run", plan)
+    fit(tmp_path / "other", plan, seed=2)
+    cut(tmp_path / "run", 5, checkpoint=True)  # Knows of step 23, the ledger of 5.
+    chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
+    cut(tmp_path / "run", 5)
+    foreign = (tmp_path / "other" / ledger.SECRET / "checkpoint.npz").read_bytes()
+    (tmp_path / "run" / ledger.SECRET / "checkpoint.npz").write_bytes(foreign)
+    chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
+
+
+def test_resume_leaves_no_noise_in_compiled_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of programs, or a dump, would show what a program holds as a constant."""
+    fit(tmp_path / "run")
+    cut(tmp_path / "run", 6)
+    texts: list[str] = []
+    lower = jax.stages.Lowered.compile
+
+    def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        texts.append(self.as_text())
+        return lower(self, *args, **kwargs)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", spy)
+    jits: list[Any] = []
+    monkeypatch.setattr(training.fitting.jax, "jit", spied_jit(jax.jit, jits))
+    training.loop._programs.clear()
+    resume(tmp_path / "run")
+    plan = make_plan(sampling=POISSON)
+    table = np.asarray(plan.transform(Keys.insecure(1)).init(PARAMS).noise)
+    numbers = [str(int(x)) for x in table[:3, 0]]
+    assert texts
+    assert not any(number in text for number in numbers for text in texts)
+    assert len(jits) <= 2  # The run's program and its replay, both in the texts.
+
+
+def spied_jit(jit: Any, calls: list[Any]) -> Any:
+    def spied(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return jit(*args, **kwargs)
+
+    return spied
 
 
 def test_a_folder_serves_one_run(tmp_path: Path) -> None:
@@ -251,14 +338,43 @@ def test_new_attempt_draws_new_noise_and_ends_early(tmp_path: Path) -> None:
     np.testing.assert_array_equal(old[:5], new[:5])
     assert np.all(old[5:18] != new[5:18])
     np.testing.assert_array_equal(new[18:], 0)
-    # Taken up once more, after a kill of the new attempt, as it was begun.
-    cut(tmp_path / "run", 6)
+    # Taken up once more after kills of the new attempt: as that was begun, not the first.
+    for lines in (5, 6, 7):
+        cut(tmp_path / "run", lines)
+        with pytest.raises(ValueError, match="data are not those"):
+            resume(tmp_path / "run")
+        once_more = resume(tmp_path / "run", data=changed_data())
+        chex.assert_trees_all_equal(once_more.info, again.info)
+        assert once_more.report["steps_charged"] == 23
+    replayed = jaxdp.replay(tmp_path / "run", PARAMS, optimizer=OPTIMIZER)
+    chex.assert_trees_all_equal(replayed.params, again.params)
+
+
+def test_attempts_from_entropy_never_share_noise(tmp_path: Path) -> None:
+    """Two copies of a folder, each with a new attempt on other data."""
+    plan = make_plan(sampling=POISSON)
+    args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
+    jaxdp.fit(plan, Keys.from_entropy(), PARAMS, DATA, **args)
+    cut(tmp_path / "run", 4)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    one, other = (
+        resume(tmp_path / name, new_attempt=True).info.releases
+        for name in ("run", "copy")
+    )
+    assert np.all(one[5:18] != other[5:18])
+    assert np.array_equal(one[:5], other[:5])
+
+
+def test_an_attempt_that_released_nothing_is_forgotten(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "run")
+    cut(tmp_path / "run", 4)
+    before = (tmp_path / "run" / ledger.LEDGER).read_bytes()
+    resume(tmp_path / "run", data=changed_data(), new_attempt=True)
+    (tmp_path / "run" / ledger.LEDGER).write_bytes(before)  # Killed before its intent.
+    (tmp_path / "run" / ledger.SECRET / "checkpoint.npz").unlink()
     with pytest.raises(ValueError, match="data are not those"):
         resume(tmp_path / "run", data=changed_data())
-    once_more = resume(tmp_path / "run")
-    assert once_more.report["steps_done"] == 18
-    replayed = jaxdp.replay(tmp_path / "run", PARAMS, optimizer=OPTIMIZER)
-    chex.assert_trees_all_equal(replayed.params, once_more.params)
+    chex.assert_trees_all_equal(resume(tmp_path / "run").info, whole.info)
 
 
 def test_new_attempt_beyond_the_budget_refuses(tmp_path: Path) -> None:
@@ -314,9 +430,10 @@ def test_no_public_file_holds_a_secret(tmp_path: Path) -> None:
         plan, plan.transform(dataclasses.replace(own, private=False)), OPTIMIZER, PARAMS
     ).opt_state[0]
     needles.append(np.asarray(state.noise).tobytes())
-    needles.append(b"data_key")
     secret = json.loads((hidden / "run.json").read_text())
-    needles += [secret["data"].encode(), bytes.fromhex(secret["data_key"])]
+    same = secret["attempts"][0]["same"]
+    needles += [bytes.fromhex(same["data"]), bytes.fromhex(same["losses, optimizer"])]
+    needles.append(bytes.fromhex(secret["key"]))
     files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
     public = [p for p in files if hidden not in p.parents]
     assert {p.name for p in public} == {"plan.json", "ledger.jsonl", "report.json"}
@@ -350,6 +467,8 @@ def test_attempts_renew_what_is_secret_and_keep_directions() -> None:
     seen = [tuple(roots(k).values()) for k in (own, first, second)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not set(seen[a]) & set(seen[b])
-    for k in (first, second):
+    salted = keys.renewed(own, 1, b"salt")
+    assert not set(roots(salted).values()) & set(seen[1])
+    for k in (first, second, salted):
         assert keys.to_hex(k)["direction"] == keys.to_hex(own)["direction"]
         assert k.private is False
