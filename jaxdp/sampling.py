@@ -203,7 +203,8 @@ class ShuffledEpochs(_Sized):
 
     What is left over at the end of an epoch is not read in it. No amplification is
     claimed, for none near that of Poisson sampling is proved: one record is read once an
-    epoch, and that is what an epoch costs. The orders need not be secret.
+    epoch, and that is what an epoch costs. The orders need not be
+    secret. (Under ``"add_or_remove"`` an absent record leaves its row, masked.)
 
     Attributes:
       batch_size: B; an epoch has ``num_examples // B`` steps.

@@ -23,7 +23,7 @@ class ClipTuning:
     Attributes:
       target_unclipped_quantile: :math:`\gamma` in (0, 1), the share of records that are
         not to be clipped.
-      learning_rate: :math:`\eta` > 0, per step.
+      learning_rate: :math:`\eta` in (0, 100], per step.
       count_noise_multiplier: standard deviation of the noise on the count over how far one
         record moves it (1 where a record is replaced, a half otherwise). It must exceed
         the plan's ``noise_multiplier``, which is that of the pair.
@@ -40,6 +40,10 @@ class ClipTuning:
             learning_rate=self.learning_rate,
             count_noise_multiplier=self.count_noise_multiplier,
         )
+        if self.learning_rate > 100:  # A step by e**50 is beyond every clip.
+            raise ValueError(
+                f"learning_rate must be a number in (0, 100], got {self.learning_rate!r}"
+            )
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, float(getattr(self, field.name)))
 

@@ -66,6 +66,7 @@ def exact_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.nda
     A deterministic function of the noise root and the plan, drawn on the host.
     """
     secret = keys_lib.exact_noise_secret(keys)
+    # Attempt 0: further ones have roots of their own.
     coins = noise_lib.Coins(secret, name, plan.digest, 0)
     shape = (plan.num_steps, plan.num_directions)
     if plan.noise == "laplace":

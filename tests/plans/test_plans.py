@@ -325,6 +325,7 @@ def test_json_round_trip_of_clip_tuning() -> None:
     [
         ("target_unclipped_quantile", 1.0),
         ("learning_rate", 0.0),
+        ("learning_rate", 101.0),
         ("count_noise_multiplier", math.inf),
     ],
 )
