@@ -8,8 +8,8 @@ from typing import Any
 import rich
 from rich.table import Table
 
-from jaxdp import auditing, plans
-from jaxdp.cli import options
+from jaxdp import auditing
+from jaxdp.cli import budget, options
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.plans._base import SumPlan
 
@@ -46,14 +46,7 @@ def run(command: options.Audit) -> int:
 
 
 def _read(command: options.Audit) -> SumPlan:
-    try:
-        text = command.plan.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise UsageError(
-            f"PLAN must be a readable plan.json, got {str(command.plan)!r}"
-        ) from None
-    with usage(command, "PLAN"):
-        plan = plans.from_json(text)
+    plan = budget.read_plan(command, command.plan, "PLAN")
     if not plan.noise_multiplier:
         raise UsageError(
             "PLAN must have noise to be audited, got noise_multiplier = "

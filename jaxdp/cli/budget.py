@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 from typing import Any
 
 import rich
@@ -93,19 +94,28 @@ def _given(command: options.Epsilon) -> tuple[SumPlan, float]:
                 f"{flag(name)} must be left out with --plan, whose number counts; got "
                 f"{getattr(command, name)}"
             )
-    try:
-        text = command.plan.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise UsageError(
-            f"--plan must be a readable plan.json, got {str(command.plan)!r}"
-        ) from None
-    with usage(command, "--plan"):
-        plan = plans.from_json(text)
+    plan = read_plan(command, command.plan, "--plan")
     if plan.noise_multiplier is None:
         raise UsageError(
             f"--plan must have a noise_multiplier, got {str(command.plan)!r} without"
         )
     return plan, delta if command.delta is not None else plan.delta or delta
+
+
+def read_plan(command: Any, path: pathlib.Path, option: str) -> SumPlan:
+    """The plan of a plan.json; what is wrong with it is said of ``option``.
+
+    Raises:
+      UsageError: it cannot be read, or holds no plan.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(
+            f"{option} must be a readable plan.json, got {str(path)!r}"
+        ) from None
+    with usage(command, option):
+        return plans.from_json(text)
 
 
 def _calibrated(command: options.Calibrate) -> SumPlan:

@@ -13,8 +13,8 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import plans, sampling, training
-from jaxdp.cli import options, plots, recipes, record
+from jaxdp import sampling, training
+from jaxdp.cli import budget, options, plots, recipes, record
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
@@ -51,8 +51,7 @@ def run(command: options.Train) -> None:
         command = record.recorded_command(command, out)
     job = prepare(command)
     if command.resume:  # The plan that was calibrated then, to the last digit.
-        plan = (job.out / PLAN).read_text(encoding="utf-8")
-        job = job._replace(plan=plans.from_json(plan))
+        job = job._replace(plan=budget.read_plan(command, job.out / PLAN, "--out"))
     params = _initial(job, command)
     on_terminal = command.progress and not command.quiet and sys.stdout.isatty()
     outcome = train(job, command, params, progress=on_terminal)
