@@ -142,12 +142,7 @@ class _Sized(Sampler):
         object.__setattr__(self, "batch_size", int(self.batch_size))
 
     def rows(self, num_examples: int) -> int:
-        if self.batch_size > num_examples:
-            raise ValueError(
-                f"batch_size must be at most num_examples = {num_examples}, got "
-                f"{self.batch_size}"
-            )
-        return self.batch_size
+        return _at_most(self.batch_size, num_examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +220,7 @@ class ShuffledEpochs(_Sized):
 
 
 @dataclasses.dataclass(frozen=True)
-class External(_Sized):
+class External(Sampler):
     """Batches that somebody else makes, given to ``update`` as arrays with a mask.
 
     Whoever makes them must put no record twice into one batch, and choose them such that
@@ -233,8 +228,20 @@ class External(_Sized):
     charged as if it read every record: what is not drawn here is not known to be random.
 
     Attributes:
-      batch_size: the most records of a batch, and the constant that sums are divided by.
+      batch_size: the most records of a batch, and the constant that sums are divided by;
+        None is all records.
     """
+
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None:
+            _validate.integer(batch_size=self.batch_size)
+            object.__setattr__(self, "batch_size", int(self.batch_size))
+
+    def rows(self, num_examples: int) -> int:
+        size = num_examples if self.batch_size is None else self.batch_size
+        return _at_most(size, num_examples)
 
     def draw(
         self, key: jax.Array, step: int | jax.Array, num_examples: int
@@ -249,6 +256,14 @@ class External(_Sized):
 AnySampler = (
     FullBatch | TruncatedPoisson | FixedSize | SinglePass | ShuffledEpochs | External
 )
+
+
+def _at_most(batch_size: int, num_examples: int) -> int:
+    if batch_size > num_examples:
+        raise ValueError(
+            f"batch_size must be at most num_examples = {num_examples}, got {batch_size}"
+        )
+    return batch_size
 
 
 def _score(words: jax.Array) -> jax.Array:

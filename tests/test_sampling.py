@@ -390,6 +390,14 @@ def test_external_batches_are_divided_by_a_constant() -> None:
     assert abs(float(masked[0])) == pytest.approx(total, rel=1e-4)
 
 
+def test_external_batches_of_any_size() -> None:
+    """Without a size up to all records, and sums are divided by that many."""
+    every = sampling.External()
+    assert every.rows(40) == 40 == every.expected_batch_size(40)
+    again = plans.from_json(plan(every).to_json())
+    assert again.sampling == every
+
+
 @pytest.mark.parametrize(
     "kind",
     [
