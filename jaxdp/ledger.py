@@ -11,7 +11,7 @@ Before a chunk is computed its *intent* is written and synchronised with the dis
 it its *releases*: from the intent on, its steps count as released, whatever becomes of
 the process. Lines of ``ledger.jsonl``, JSON each::
 
-    {"ledger": 1, "run": ..., "plan": "{...}", "direction": ..., ...}
+    {"ledger": 1, "run": ..., "plan": {...}, "direction": ..., ...}
     {"intent": [first, last], "attempt": 0}
     {"releases": [first, last], "float32": "base64 of little-endian (last - first, R)"}
 

@@ -47,7 +47,7 @@ def run(command: options.Replay) -> None:
         ) from error
     answer = {
         "steps": len(ledger.releases),
-        "num_steps": json.loads(ledger.header["plan"])["num_steps"],
+        "num_steps": ledger.header["plan"]["num_steps"],
         "private": ledger.header["private"],
         "bytes_of_ledger": (folder / LEDGER if folder.is_dir() else folder)
         .stat()

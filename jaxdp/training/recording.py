@@ -98,8 +98,9 @@ def create(
     header = {
         "run": run,
         "private": keys.private,
-        "plan": plan.to_json(),
+        "plan": json.loads(plan.to_json()),
         "direction": words["direction"],
+        "law": getattr(plan, "direction", None),
         "direction_version": sphere.VERSION,
         "prng": replaying.prng(),
         "leaves": replaying.describe_leaves(params),

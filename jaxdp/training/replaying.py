@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -151,7 +152,7 @@ def plan_of(record: ledger_lib.Record) -> SumPlan:
             {"version": sphere.VERSION, "prng": prng()},
             {"version": header["direction_version"], "prng": header["prng"]},
         )
-        plan = plans.from_json(header["plan"])
+        plan = plans.from_json(json.dumps(header["plan"]))
     except KeyError as error:
         raise ValueError(f"ledger must say its {error} in the header") from error
     if want != got:

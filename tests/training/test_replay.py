@@ -155,6 +155,24 @@ def test_a_part_of_a_run(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(again.info, info)
 
 
+def test_header_says_what_a_reader_needs(tmp_path: Path) -> None:
+    plan = make_plan(direction="gaussian")
+    run(tmp_path / "run", plan, chunk=5, note={"who": "me"})
+    header = ledger.read(tmp_path / "run").header
+    assert header["plan"] == json.loads(plan.to_json())
+    assert (header["law"], header["chunk"], header["private"]) == ("gaussian", 5, False)
+    assert header["prng"]["impl"] == "threefry2x32"
+    assert header["versions"]["jax"] == jax.__version__
+    assert header["device"] == jax.devices()[0].device_kind
+    assert header["leaves"]["out"] == [sphere.leaf_id("out"), "float32", [5]]
+    assert header["note"] == {"who": "me"}
+    assert len(header["run"]) == 32
+    for note in ({"who": {1}}, {"x": float("nan")}):
+        with pytest.raises((TypeError, ValueError), match="note must be what JSON"):
+            run(tmp_path / "other", plan, note=note)
+    assert not (tmp_path / "other").exists()
+
+
 def test_ten_thousand_steps_fit_in_400_kB(tmp_path: Path) -> None:
     plan = make_plan(num_steps=10_000, num_directions=4, noise="gaussian")
     run(tmp_path / "run", plan)
