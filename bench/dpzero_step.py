@@ -27,7 +27,7 @@ NETWORKS = {
     "wide": (784, 1536, 1536, 1024, 10),
     "deep": (784, 1024, 1024, 1024, 1024, 1024, 10),
 }
-LAWS = ("rademacher", "gaussian", "sphere", "orthonormal")
+LAWS = ("rademacher", "gaussian", "sphere")
 LOOP_STEPS = 20
 
 

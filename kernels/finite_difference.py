@@ -24,6 +24,8 @@ from jaxdp.kernels.threefry import zero_after
 _SMALL = 2**17
 
 ValueFn = Callable[[Any, Any], jax.Array] | perturb.LazyLoss
+#: Of one axis of a mesh, or of several.
+AxisName = str | tuple[str, ...]
 
 
 def _checked(losses: jax.Array, batch: Any) -> jax.Array:
@@ -67,12 +69,21 @@ def _slope(
     wide = jnp.result_type(jnp.float32, *(x.dtype for x in _floating(params)))
     if radius == 0:
         return _derivative(losses, jnp.zeros((), wide))
-    if num_rows(batch) * direction.dim <= _SMALL:
-        plus, minus = jax.vmap(losses)(jnp.asarray([radius, -radius], wide))
+    signs = jnp.asarray([radius, -radius], wide)
+    if _small(batch, direction):
+        plus, minus = jax.vmap(losses)(signs)
+    elif isinstance(value_fn, perturb.LazyLoss):
+        # One after the other in a loop: what is deep is compiled once, not twice. The
+        # direction waits for the sign, or XLA would draw it before the loop and keep it.
+        plus, minus = jax.lax.map(lambda scale: losses(scale, scale[None]), signs)
     else:
         plus = losses(jnp.asarray(radius, wide))
         minus = losses(jnp.asarray(-radius, wide), plus)
     return (plus - minus) / jnp.asarray(2 * radius, plus.dtype)
+
+
+def _small(batch: Any, direction: Direction) -> bool:
+    return num_rows(batch) * direction.dim <= _SMALL
 
 
 def _derivative(losses: Callable[[jax.Array], jax.Array], zero: jax.Array) -> jax.Array:
@@ -138,28 +149,62 @@ def sum_microbatches(
     fn: Callable[[tuple[Any, jax.Array]], jax.Array],
     batch: tuple[Any, jax.Array],
     size: int | None,
+    axis_name: AxisName | None = None,
 ) -> jax.Array:
-    """Sum of ``fn((records, mask))`` over slices of ``size`` records.
+    """Sum of ``fn((records, mask))`` over slices of ``size`` records, and over devices.
+
+    Every record is in one slice, and every slice on one device: a device takes as many
+    whole slices as the others, the last ones fewer. All slices have one shape (the last
+    one begins early, and what it has in common with the one before is masked), so a sum
+    of integers does not depend on how many devices there are.
 
     Args:
       fn: sums over a slice; must count masked rows as zero.
-      batch: records and their mask (B,). Padded rows are masked.
-      size: records at once; None is all.
+      batch: records and their mask (B,): the same on every device.
+      size: records at once; None is all, or a device's equal part of them.
+      axis_name: mesh axis, or several, whose devices share the slices; None is one
+        device.
+
+    Returns:
+      What ``fn`` returns, summed: by one ``psum``, so the same on every device.
     """
-    records, mask = batch
-    rows = num_rows(records)
-    if size is None or size >= rows:
-        return fn(batch)
-    padded = -(-rows // size) * size
-    real = (jnp.arange(padded) < rows).reshape(-1, size)
-    slices, masks = _microbatches((records, mask), size)
-    xs = (slices, masks & real)
-    shape = jax.eval_shape(fn, jax.tree.map(lambda x: x[0], xs))
+    rows = num_rows(batch[0])
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    size = -(-rows // devices) if size is None else size
+    count = -(-rows // size)
+    first, last = 0, count
+    if axis_name is not None:
+        share = -(-count // devices)
+        first = jax.lax.axis_index(axis_name) * share
+        last = jnp.minimum(first + share, count)
 
-    def add(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
-        return total + fn(part), None
+    def add(index: int | jax.Array, total: jax.Array) -> jax.Array:
+        start = jnp.minimum(index * size, rows - size)
+        part, kept = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), batch
+        )
+        fresh = start + jnp.arange(size) >= index * size
+        return total + fn((part, kept & fresh))
 
-    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), xs)[0]
+    if count == 1:
+        total = fn(batch)  # As one device does it, on each; what the first has counts.
+        total = total if axis_name is None else jnp.where(first == 0, total, 0)
+    else:
+        like = jax.eval_shape(fn, jax.tree.map(lambda x: x[:size], batch))
+        zero = on_each(jnp.zeros(like.shape, like.dtype), axis_name)
+        total = jax.lax.fori_loop(first, last, add, zero)
+    return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+
+def on_each(tree: Any, axis_name: AxisName | None) -> Any:
+    """What all devices share, as values of each: for derivatives of a device's own losses.
+
+    (A ``shard_map`` that checks replication sums derivatives by shared values over all
+    devices, before anything is clipped.)
+    """
+    if axis_name is None:
+        return tree
+    return jax.lax.pcast(tree, axis_name, to="varying")
 
 
 def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
@@ -196,6 +241,8 @@ def slopes(
         one = lambda d: _slope(value_fn, params, part, d, smoothing_radius)  # noqa: E731
         if rows.scale.shape[0] == 1:
             return one(select(rows, 0))[:, None]
+        if isinstance(value_fn, perturb.LazyLoss) and not _small(part, rows):
+            return jax.lax.map(one, rows).T  # Beside each other they would be K models.
         return jax.vmap(one, out_axes=1)(rows)
 
     return _map_microbatches(evaluate, batch, microbatch_size)

@@ -18,12 +18,14 @@ from jaxdp.kernels.threefry import keys_after, zero_after
 
 
 class At(Protocol):
-    """``at(path, leaf, layer=None, after=None)``: the leaf as this evaluation sees it.
+    """``at(path, leaf, layer=None, after=None, rows=None)``: the leaf as it is seen here.
 
     ``path`` is the leaf's key path joined by ``/``; ``leaf`` is the leaf itself, or its
     slice of layer ``layer`` where the leaf was declared stacked. ``after`` is an
     array that the perturbation must wait for (the layer's input): it orders the
-    layers, so that XLA does not form all perturbed layers at once.
+    layers, so that XLA does not form all perturbed layers at once. ``rows`` are indices
+    into the first axis of a leaf that is not stacked: what comes back is ``leaf[rows]``,
+    perturbed, so that an embedding costs the rows that are read.
     """
 
     def __call__(
@@ -32,6 +34,7 @@ class At(Protocol):
         leaf: jax.Array,
         layer: int | jax.Array | None = None,
         after: jax.Array | None = None,
+        rows: jax.Array | None = None,
     ) -> jax.Array: ...
 
 
@@ -53,10 +56,11 @@ def identity(
     leaf: jax.Array,
     layer: int | jax.Array | None = None,
     after: jax.Array | None = None,
+    rows: jax.Array | None = None,
 ) -> jax.Array:
     """The view of an unperturbed evaluation."""
     del path, layer, after
-    return leaf
+    return leaf if rows is None else leaf[rows]
 
 
 def _ordered(
@@ -75,6 +79,25 @@ def _ordered(
     return dataclasses.replace(direction, leaf_keys=leaf_keys), tied
 
 
+@jax.custom_jvp
+def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """``x`` as its own dtype rounds it, whatever it is used for.
+
+    What goes straight into a product or a sum may be contracted with it, in one program
+    and not in another, and a rounding to 16 bits may be left out. Nothing does so through
+    the integers, with a ``zero``, int32 (), that no compiler knows to be one.
+    """
+    integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(x, integer) + zero.astype(integer)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+@rounded.defjvp
+def _rounded_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """A bitcast has no tangent; what is rounded keeps its own."""
+    return rounded(*primals), tangents[0]
+
+
 def view(direction: Direction, scale: jax.Array) -> At:
     """The ``at`` of one evaluation: leaf + scale * direction.
 
@@ -86,13 +109,16 @@ def view(direction: Direction, scale: jax.Array) -> At:
         leaf: jax.Array,
         layer: int | jax.Array | None = None,
         after: jax.Array | None = None,
+        rows: jax.Array | None = None,
     ) -> jax.Array:
+        x = leaf if rows is None else leaf[rows]
         if path not in direction.paths:
-            return leaf
+            return x
         one, s = _ordered(direction, scale, after)
         wide = jnp.promote_types(leaf.dtype, jnp.float32)
-        u = leaf_direction(one, path, leaf.shape, layer).astype(wide)
-        return (leaf.astype(wide) + s.astype(wide) * u).astype(leaf.dtype)
+        u = leaf_direction(one, path, leaf.shape, layer, rows).astype(wide)
+        moved = (x.astype(wide) + s.astype(wide) * u).astype(leaf.dtype)
+        return rounded(moved, zero_after(jax.random.key_data(one.leaf_keys)))
 
     return at
 
@@ -116,8 +142,17 @@ def losses_at(
     """Losses (B,) of ``params + scale * direction``, through either form of loss.
 
     ``after``: an array that must exist before this evaluation starts.
+
+    Raises:
+      ValueError: orthonormal directions for a ``LazyLoss``.
     """
     direction, scale = _ordered(direction, scale, after)
     if isinstance(value_fn, LazyLoss):
+        if direction.law == "orthonormal":
+            raise ValueError(
+                "direction must be 'sphere', 'gaussian' or 'rademacher' for a LazyLoss, "
+                "got 'orthonormal', whose rows are stored: several copies of the "
+                "parameters"
+            )
         return value_fn.fn(params, batch, view(direction, scale))
     return value_fn(perturb(params, direction, scale), batch)

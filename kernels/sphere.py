@@ -154,6 +154,21 @@ def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return (flat if flat.size == size else flat[:size]).reshape(shape)
 
 
+def _row_indices(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Where the elements of rows of a leaf lie in it: uint32 (*rows.shape, *shape[1:])."""
+    width = math.prod(shape[1:])
+    within = jax.lax.broadcasted_iota(jnp.uint32, (*rows.shape, width), rows.ndim)
+    index = rows.astype(jnp.uint32)[..., None] * jnp.uint32(width) + within
+    return index.reshape(*rows.shape, *shape[1:])
+
+
+def _signs_at(words: jax.Array, index: jax.Array) -> jax.Array:
+    """The elements of :func:`_signs` at some indices."""
+    count = np.uint32(words.size)
+    sign = (words[index % count] << (index // count)) & jnp.uint32(0x80000000)
+    return jax.lax.bitcast_convert_type(sign | jnp.uint32(0x3F800000), jnp.float32)
+
+
 def _sum_of_squares(direction: Direction) -> jax.Array:
     """Squared norm of the normals of all leaves: one pass, one layer at a time."""
     squares = threefry.normal_sum_of_squares
@@ -171,16 +186,30 @@ def _sum_of_squares(direction: Direction) -> jax.Array:
     return sum((leaf(path, shape) for path, shape in direction.shapes), zero)
 
 
+def _sign_words(bare: Direction) -> dict[str, jax.Array]:
+    """The packed signs of every leaf, those of stacked leaves layer by layer."""
+    shapes, leaves, layers = [], [], []
+    for leaf, (path, shape) in enumerate(bare.shapes):
+        layered = path in bare.stacked
+        count = _num_words(shape[1:] if layered else shape)
+        shapes.append((shape[0], count) if layered else (count,))
+        layers += range(shape[0]) if layered else [-1]
+        leaves += [leaf] * (shape[0] if layered else 1)
+    if not leaves:
+        return {}
+    # All keys at once: a chain of its own for each leaf takes long to compile.
+    keys = bare.leaf_keys[np.asarray(leaves)]
+    layer = np.asarray(layers)
+    folded = jax.vmap(threefry.fold_in)(keys, jnp.asarray(np.maximum(layer, 0)))
+    keys = jnp.where(layer < 0, keys, folded)
+    words = threefry.stored_words(keys, shapes)
+    return dict(zip(bare.paths, words, strict=True))
+
+
 def _one(bare: Direction, key: jax.Array) -> Direction:
     """Fills in what this law keeps: words or a scale."""
     if bare.law == "rademacher":
-        words = {}
-        for path, shape in bare.shapes:
-            layer_shape = shape[1:] if path in bare.stacked else shape
-            count = _num_words(layer_shape)
-            draw = lambda key, count=count: threefry.stored_bits(key, count)  # noqa: E731
-            words[path] = _draw(draw, bare, path, shape, None)
-        return dataclasses.replace(bare, stored=words)
+        return dataclasses.replace(bare, stored=_sign_words(bare))
     if bare.law in ("sphere", "ball"):
         tiny = jnp.float32(1e-30)
         norm = jnp.sqrt(jnp.maximum(_sum_of_squares(bare), tiny))
@@ -277,41 +306,67 @@ def leaf_direction(
     path: str,
     shape: tuple[int, ...],
     layer: int | jax.Array | None = None,
+    rows: jax.Array | None = None,
 ) -> jax.Array:
-    """The part of one direction that belongs to a leaf, or to a layer of it.
+    """The part of one direction that belongs to a leaf, or to a layer or rows of it.
 
     Args:
       direction: one direction (no leading axis).
       path: a leaf of ``direction.shapes``.
       shape: of the leaf, or of the slice when ``layer`` is given.
       layer: index of the layer in a leaf that was declared stacked, shape=().
+      rows: integers, any shape: indices into the first axis of a leaf that was not
+        declared stacked. A table of which few rows are read costs those rows alone.
 
     Returns:
-      float32, of that shape. Behind an ``optimization_barrier`` where it comes out of
-      floating-point arithmetic: without it XLA contracts that arithmetic differently
-      in different programs, and a replay is off by an ulp. Signs are exact and need
-      none.
+      float32, of that shape, or of ``rows.shape + shape[1:]``. Behind an
+      ``optimization_barrier`` where it comes out of floating-point arithmetic: without it
+      XLA contracts that arithmetic differently in different programs, and a replay is off
+      by an ulp. Signs are exact and need none.
     """
     if layer is not None and path not in direction.stacked:
         raise ValueError(
             f"layer was given for the leaf {path!r}, which was not declared stacked; "
             "declare it with stacked="
         )
-    if direction.law == "rademacher" or direction.law == "orthonormal":
-        stored = direction.stored[path]
-        if layer is not None:
-            stored = jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)
-        if direction.law == "orthonormal":
-            return stored
-        if path in direction.stacked and layer is None:
-            return jax.vmap(lambda words: _signs(words, shape[1:]))(stored)
-        return _signs(stored, shape)
-    layered = path in direction.stacked and layer is None
-    layer_shape = shape[1:] if layered else shape
-    z = _draw(lambda k: threefry.normal(k, layer_shape), direction, path, shape, layer)
+    if rows is not None and path in direction.stacked:
+        raise ValueError(
+            f"rows was given for the leaf {path!r}, which was declared stacked; take them "
+            "from a layer of it"
+        )
+    if direction.law in ("rademacher", "orthonormal"):
+        return _stored(direction, path, shape, layer, rows)
+    if rows is not None:
+        index = _row_indices(rows, shape)
+        normals = lambda key: threefry.normal_at(key, index)  # noqa: E731
+    else:
+        whole = path in direction.stacked and layer is None
+        draw_shape = shape[1:] if whole else shape
+        normals = lambda key: threefry.normal(key, draw_shape)  # noqa: E731
+    z = _draw(normals, direction, path, shape, layer)
     if direction.law in ("sphere", "ball"):
         z = z * direction.scale
     return jax.lax.optimization_barrier(z)
+
+
+def _stored(
+    direction: Direction,
+    path: str,
+    shape: tuple[int, ...],
+    layer: int | jax.Array | None,
+    rows: jax.Array | None,
+) -> jax.Array:
+    """:func:`leaf_direction` of the laws that keep their bits or their rows."""
+    stored = direction.stored[path]
+    if layer is not None:
+        stored = jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)
+    if direction.law == "orthonormal":
+        return stored if rows is None else stored[rows]
+    if rows is not None:
+        return _signs_at(stored, _row_indices(rows, shape))
+    if path in direction.stacked and layer is None:
+        return jax.vmap(lambda words: _signs(words, shape[1:]))(stored)
+    return _signs(stored, shape)
 
 
 def materialise(direction: Direction, like: Any) -> Any:

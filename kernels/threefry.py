@@ -12,6 +12,7 @@ look random to a loss function, not to an adversary, who is told the direction a
 
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -99,27 +100,60 @@ def _hash(k0: jax.Array, k1: jax.Array, counters: jax.Array) -> jax.Array:
     return _mix(_mix(counters ^ k0) + k1)
 
 
-@_inlined
+#: Words that share a key in :func:`stored_words`: one key is looked up for all of them.
+_BLOCK = 64
+
+
 def stored_bits(key: jax.Array, size: int) -> jax.Array:
-    """``bits(key, (size,))``, made to exist in memory.
+    """``bits(key, (size,))``, made to exist in memory."""
+    return stored_words(key[None], [(size,)])[0]
+
+
+def stored_words(keys: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """``bits(key, (size,))`` of many keys, made to exist in memory.
 
     A loop is the one thing XLA does not fuse into its consumers. Words that are read
     more often than they cost to draw (packed signs: 32 elements each, three times a
-    step) would otherwise be drawn again for every element.
+    step) would otherwise be drawn again for every element. One loop draws them all: a
+    loop for each leaf would be compiled as often as there are leaves.
+
+    Args:
+      keys: typed threefry keys, shape=(P,).
+      shapes: of what is drawn from them, in their order: ``(size,)`` from one key,
+        ``(N, size)`` from N.
+
+    Returns:
+      Arrays of these shapes, uint32.
     """
-    k0, k1 = _words(key)
+    blocks = [-(-shape[-1] // _BLOCK) for shape in shapes]  # Of each key.
+    owners = [math.prod(shape[:-1]) for shape in shapes]
+    ends = np.cumsum(np.repeat(blocks, owners), dtype=np.uint32)
+    begins = ends - np.repeat(blocks, owners).astype(np.uint32)
     # Four rounds are a loop, and long enough to vectorise. A few words are cheaper drawn
     # again than a loop is to start: one round, which XLA unrolls and fuses.
-    chunks = 4 if size > 256 else 1
-    width = -(-size // chunks)
-    counters = _counters((width,))
+    rounds = 4 if sum(math.prod(shape) for shape in shapes) > 256 else 1
+    width = -(-int(ends[-1]) // rounds)
+    words = jax.random.key_data(keys)
 
-    def chunk(start: jax.Array) -> jax.Array:
-        a, b = _threefry(k0, k1, jnp.uint32(0), counters + start)
+    def draw(first: jax.Array) -> jax.Array:
+        block = first + jax.lax.iota(jnp.uint32, width)
+        owner = jnp.searchsorted(jnp.asarray(ends), block, side="right")
+        owner = jnp.minimum(owner, len(ends) - 1)  # Of blocks that fill the last round.
+        begin = (block - jnp.asarray(begins)[owner]) * _BLOCK
+        counters = begin[:, None] + jax.lax.iota(jnp.uint32, _BLOCK)[None]
+        k0, k1 = words[owner, 0][:, None], words[owner, 1][:, None]
+        a, b = _threefry(k0, k1, jnp.uint32(0), counters)
         return a ^ b
 
-    starts = jnp.arange(chunks, dtype=jnp.uint32) * jnp.uint32(width)
-    return jax.lax.map(chunk, starts).reshape(-1)[:size]
+    starts = jnp.arange(rounds, dtype=jnp.uint32) * jnp.uint32(width)
+    flat = jax.lax.map(draw, starts).reshape(-1)
+    drawn, at = [], 0
+    for shape, count, number in zip(shapes, blocks, owners, strict=True):
+        size = number * count * _BLOCK
+        padded = flat[at : at + size].reshape(*shape[:-1], count * _BLOCK)
+        drawn.append(padded[..., : shape[-1]])
+        at += size
+    return drawn
 
 
 @functools.partial(jax.jit, static_argnums=2, inline=True)
@@ -236,6 +270,12 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     5.42 standard deviations; secret noise comes from :func:`wide_normal`.
     """
     return _inverse_normal(_hash(*_words(key), _counters(shape)))
+
+
+@functools.partial(jax.jit, inline=True)
+def normal_at(key: jax.Array, index: jax.Array) -> jax.Array:
+    """The elements of ``normal(key, shape).reshape(-1)`` at some indices, any shape."""
+    return _inverse_normal(_hash(*_words(key), index.astype(jnp.uint32)))
 
 
 @_inlined

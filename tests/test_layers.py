@@ -52,6 +52,7 @@ MAY_DERIVE = {
     "kernels/sphere.py": {"fold_in"},  # leaf, layer, direction: all public
     "kernels/threefry.py": {"wrap_key_data"},  # defines fold_in, written out
     "kernels/perturb.py": {"wrap_key_data"},  # the same key, ordered after a layer
+    "jaxdp/models/language/network.py": {"split"},  # initial parameters: public
 }
 # Other generators, whose output would be no function of the keys.
 GENERATORS = ("numpy.random", "random")

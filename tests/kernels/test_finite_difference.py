@@ -110,7 +110,8 @@ def elementwise(params: jax.Array, batch: jax.Array) -> jax.Array:
 )
 def test_many_directions_are_a_loop_over_them(law: str, radius: float) -> None:
     rows = rows_of(law, PARAMS, num=3)
-    got = slopes(LAZY, PARAMS, BATCH, rows, smoothing_radius=radius)
+    loss = plain if law == "orthonormal" else LAZY
+    got = slopes(loss, PARAMS, BATCH, rows, smoothing_radius=radius)
     assert got.shape == (7, 3)
     one = jax.jit(lambda r: fd.slopes(plain, PARAMS, BATCH, r, smoothing_radius=radius))
     for k in range(3):
@@ -386,3 +387,19 @@ def test_both_signs_together_are_both_signs_in_turn(
     together = slopes()
     monkeypatch.setattr(fd, "_SMALL", 0)
     np.testing.assert_array_equal(together, slopes())
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_a_large_lazy_loss_takes_signs_and_directions_in_turn(
+    num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One compiled body for both signs, and the slopes are those of the plain loss."""
+    rows = rows_of("gaussian", PARAMS, num=num)
+    expected = slopes(plain, PARAMS, BATCH, rows, smoothing_radius=1e-2)
+    monkeypatch.setattr(fd, "_SMALL", 0)
+    program = jax.jit(
+        lambda r: fd.slopes(LAZY, PARAMS, BATCH, r, smoothing_radius=1e-2)
+    ).lower(rows)
+    assert program.as_text().count("tanh") == 1
+    got = program.compile()(rows)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)

@@ -64,7 +64,7 @@ def assert_same_bits(a: Any, b: Any) -> None:
 
 
 # The ball is a sphere with another scale.
-@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher", "orthonormal"])
+@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher"])
 def test_lazy_is_bit_equal_to_materialised(law: str) -> None:
     """Losses of both signs, each form compiled in a program of its own."""
 
@@ -86,6 +86,35 @@ def test_lazy_is_bit_equal_to_materialised(law: str) -> None:
     # And with the tree formed in a program of its own.
     tree = jax.jit(perturb.perturb)(PARAMS, u, scale)
     assert_same_bits(UNPERTURBED(tree, BATCH), one[0])
+
+
+def test_orthonormal_directions_raise_for_a_lazy_loss() -> None:
+    """Their rows are stored, which is what a lazy loss is there to avoid."""
+    with pytest.raises(ValueError, match=r"direction must be 'sphere'.*'orthonormal'"):
+        perturb.losses_at(LAZY, PARAMS, BATCH, direction_of("orthonormal"), 0.1)
+
+
+TABLE = {"t": jax.random.normal(jax.random.key(3), (40, 3, 5))}
+
+
+@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher"])
+def test_rows_of_a_leaf_are_those_of_the_whole(law: str) -> None:
+    """To the bit, rows that are asked for twice included, and frozen leaves as they are."""
+    u, rows = direction_of.__wrapped__(law, TABLE), jnp.asarray([[0, 39], [7, 7]])
+    take = lambda u, s: perturb.view(u, s)("t", TABLE["t"], rows=rows)  # noqa: E731
+    got = jax.jit(take)(u, jnp.float32(0.1))
+    whole = jax.jit(perturb.perturb)(TABLE, u, jnp.float32(0.1))
+    assert_same_bits(got, whole["t"][rows])
+    assert np.all(np.asarray(got) != np.asarray(TABLE["t"][rows]))
+    frozen = direction_of.__wrapped__(law, TABLE, trainable=lambda path: False)
+    assert_same_bits(take(frozen, jnp.float32(0.1)), TABLE["t"][rows])
+    assert_same_bits(perturb.identity("t", TABLE["t"], rows=rows), TABLE["t"][rows])
+
+
+def test_rows_of_a_stacked_leaf_are_refused() -> None:
+    at = perturb.view(direction_of("gaussian"), jnp.float32(0.1))
+    with pytest.raises(ValueError, match="rows was given for the leaf 'layers/w'"):
+        at("layers/w", PARAMS["layers"]["w"], rows=jnp.asarray([0]))
 
 
 def test_a_lazy_loss_called_as_a_loss_is_unperturbed() -> None:
