@@ -1,0 +1,15 @@
+"""RoBERTa and OPT, fine-tuned without backpropagation in the memory of inference.
+
+:mod:`~jaxdp.models.language.network` is the models, ``checkpoint`` reads and writes
+Hugging Face folders, ``text`` turns records into batches, ``tasks`` are the losses, and
+``experiments`` the settings of the DPZero paper.
+"""
+
+from jaxdp.models.language.config import Config as Config
+from jaxdp.models.language.config import OPTConfig as OPTConfig
+from jaxdp.models.language.config import RobertaConfig as RobertaConfig
+from jaxdp.models.language.network import LanguageModel as LanguageModel
+from jaxdp.models.language.network import LoRA as LoRA
+from jaxdp.models.language.network import Prefix as Prefix
+from jaxdp.models.language.network import adapter_only as adapter_only
+from jaxdp.models.language.network import num_parameters as num_parameters

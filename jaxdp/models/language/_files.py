@@ -1,0 +1,162 @@
+"""The files of a checkpoint folder: what they hold, read when asked for; and writing."""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxdp.models.language._names import Family
+
+Path = str | os.PathLike[str]
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTERS = "adapters.safetensors"
+_SHOWN = 6  # items that an error lists
+
+
+def safetensors() -> Any:
+    """The library, which is an extra."""
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints need the package safetensors: pip install 'jaxdp-optim[lm]'"
+        ) from error
+    return safetensors
+
+
+def open_file(path: pathlib.Path) -> Any:
+    """A safetensors file, to be used in ``with``; nothing is read yet."""
+    library = safetensors()
+    try:
+        return library.safe_open(path, framework="numpy")
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except library.SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file: {error}") from None
+
+
+class Stored:
+    """The tensors of a checkpoint, under their full names, read when asked for."""
+
+    def __init__(
+        self, folder: pathlib.Path, family: Family, stack: contextlib.ExitStack
+    ):
+        """``stack`` closes the files."""
+        self._tensors: dict[str, tuple[Any, str]] = {}  # name -> file, name in the file
+        for path, names in _files(folder).items():
+            file = stack.enter_context(open_file(path))
+            there = set(file.keys())
+            if names is not None and not there >= names:
+                raise ValueError(
+                    f"{path} lacks tensors that {INDEX} names: {listed(names - there)}"
+                )
+            for name in there if names is None else names:
+                self._tensors[family.full_name(name)] = file, name
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file, there = self._tensors[name]
+        return tuple(file.get_slice(there).get_shape())
+
+    def dtype(self, name: str) -> str:
+        file, there = self._tensors[name]
+        return file.get_slice(there).get_dtype()
+
+    def array(self, name: str) -> np.ndarray:
+        file, there = self._tensors[name]
+        return file.get_tensor(there)
+
+
+def _files(folder: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
+    """The files of a checkpoint, each with the names that the index says it has."""
+    if (folder / WEIGHTS).is_file():
+        return {folder / WEIGHTS: None}
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{folder / INDEX} must have a weight_map")
+        files: dict[pathlib.Path, set[str] | None] = {}
+        for name, file in weight_map.items():
+            # The last part alone: an index names no files outside its folder.
+            names = files.setdefault(folder / pathlib.Path(str(file)).name, set())
+            assert names is not None
+            names.add(name)
+        return files
+    message = f"folder {str(folder)!r} has neither {WEIGHTS} nor {INDEX}"
+    if any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.bin.index.*")):
+        message += (
+            "; it has pickled weights, which are never read, for unpickling runs what "
+            "the file says: convert them to safetensors (save_pretrained of transformers)"
+        )
+    raise ValueError(message)
+
+
+def folder_of(folder: Path) -> pathlib.Path:
+    """A folder that exists."""
+    path = pathlib.Path(folder)
+    if not path.is_dir():
+        raise ValueError(f"folder {str(folder)!r} does not exist, or is a file")
+    return path
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """The object that a file holds."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} must hold an object, got {type(fields).__name__}")
+    return fields
+
+
+def write_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
+    """Writes an object for :func:`read_json`."""
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def listed(items: Iterable[str]) -> str:
+    """The first few of some items, and how many more there are."""
+    items = sorted(items)
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more
+
+
+@contextlib.contextmanager
+def replacing(folder: pathlib.Path) -> Iterator[Callable[[str], pathlib.Path]]:
+    """A function from a name to a path to write to; all get their names at the end.
+
+    The weights of an earlier checkpoint are removed then, for loading would take them for
+    part of this one. If the body raises, the folder is as it was.
+    """
+    new: dict[str, pathlib.Path] = {}
+
+    def path_of(name: str) -> pathlib.Path:
+        new[name] = folder / f".{name}.{os.getpid()}.tmp"
+        return new[name]
+
+    try:
+        yield path_of
+        for path in new.values():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        shards = folder.glob("model-?????-of-?????.safetensors")
+        for old in [folder / WEIGHTS, folder / INDEX, folder / ADAPTERS, *shards]:
+            if old.name not in new:
+                old.unlink(missing_ok=True)
+        for name, path in new.items():
+            path.replace(folder / name)
+    finally:
+        for path in new.values():
+            path.unlink(missing_ok=True)

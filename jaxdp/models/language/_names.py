@@ -1,0 +1,103 @@
+"""How Hugging Face names the tensors of RoBERTa and OPT checkpoints."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How Hugging Face names the parts of one family.
+
+    Attributes:
+      modules: our modules (or leaves that are a module there) -> theirs.
+      prefix: before every name but those of heads; a checkpoint of the base model has it
+        not.
+      base: what names without the prefix begin with.
+      useless: names, with the prefix, of tensors that no task here reads.
+      tied: names of further copies of tensors -> theirs.
+    """
+
+    modules: Mapping[str, str]
+    prefix: str
+    base: tuple[str, ...]
+    useless: re.Pattern[str]
+    tied: Mapping[str, str]
+    architectures: tuple[str, str]  # language model, classification
+
+    def name(self, path: str) -> str:
+        """Their name of a leaf, with ``{}`` for the number of the layer."""
+        module, _, leaf = path.rpartition("/")
+        if leaf in ("kernel", "scale"):
+            return f"{self.modules[module]}.weight"
+        if leaf == "bias":
+            return f"{self.modules[module]}.bias"
+        return f"{self.modules[path]}.weight"
+
+    def full_name(self, name: str) -> str:
+        """A name with the prefix that a checkpoint of the base model leaves out."""
+        return self.prefix + name if name.startswith(self.base) else name
+
+
+#: model_type -> names.
+FAMILIES = {
+    "roberta": Family(
+        modules={
+            "embedding/tokens": "roberta.embeddings.word_embeddings",
+            "embedding/positions": "roberta.embeddings.position_embeddings",
+            "embedding/types": "roberta.embeddings.token_type_embeddings",
+            "embedding/norm": "roberta.embeddings.LayerNorm",
+            "layers/attention/query": "roberta.encoder.layer.{}.attention.self.query",
+            "layers/attention/key": "roberta.encoder.layer.{}.attention.self.key",
+            "layers/attention/value": "roberta.encoder.layer.{}.attention.self.value",
+            "layers/attention/output": "roberta.encoder.layer.{}.attention.output.dense",
+            "layers/attention_norm": "roberta.encoder.layer.{}.attention.output.LayerNorm",
+            "layers/mlp/up": "roberta.encoder.layer.{}.intermediate.dense",
+            "layers/mlp/down": "roberta.encoder.layer.{}.output.dense",
+            "layers/mlp_norm": "roberta.encoder.layer.{}.output.LayerNorm",
+            "head": "lm_head",
+            "head/dense": "lm_head.dense",
+            "head/norm": "lm_head.layer_norm",
+            "head/decoder": "lm_head.decoder",
+            "classifier/dense": "classifier.dense",
+            "classifier/output": "classifier.out_proj",
+        },
+        prefix="roberta.",
+        base=("embeddings.", "encoder.", "pooler."),
+        useless=re.compile(r"roberta\.(embeddings\.position_ids|pooler\..*)"),
+        tied={
+            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        architectures=("RobertaForMaskedLM", "RobertaForSequenceClassification"),
+    ),
+    "opt": Family(
+        modules={
+            "embedding/tokens": "model.decoder.embed_tokens",
+            "embedding/positions": "model.decoder.embed_positions",
+            "embedding/projection": "model.decoder.project_in",
+            "layers/attention/query": "model.decoder.layers.{}.self_attn.q_proj",
+            "layers/attention/key": "model.decoder.layers.{}.self_attn.k_proj",
+            "layers/attention/value": "model.decoder.layers.{}.self_attn.v_proj",
+            "layers/attention/output": "model.decoder.layers.{}.self_attn.out_proj",
+            "layers/attention_norm": "model.decoder.layers.{}.self_attn_layer_norm",
+            "layers/mlp/up": "model.decoder.layers.{}.fc1",
+            "layers/mlp/down": "model.decoder.layers.{}.fc2",
+            "layers/mlp_norm": "model.decoder.layers.{}.final_layer_norm",
+            "final_norm": "model.decoder.final_layer_norm",
+            "head/projection": "model.decoder.project_out",
+            "head/decoder": "lm_head",
+            "classifier/output": "score",
+        },
+        prefix="model.",
+        base=("decoder.",),
+        useless=re.compile(r"model\.decoder\.version"),
+        tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+        architectures=("OPTForCausalLM", "OPTForSequenceClassification"),
+    ),
+}
+
+
+def is_language_head(name: str) -> bool:
+    """Whether a tensor belongs to the head of the language model alone."""
+    return name.startswith("lm_head.")

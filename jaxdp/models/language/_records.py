@@ -1,0 +1,128 @@
+"""Files of labelled texts, read line by line; every complaint names its place."""
+
+import csv
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp.models.language._files import Path
+
+Record = Mapping[str, Any]
+
+
+def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Reads ``.jsonl``, ``.csv`` or ``.tsv``: one record a line, as a dict.
+
+    CSV and TSV begin with a line of names, and all their values are text. CSV cells may
+    be quoted; TSV cells are taken as they are.
+
+    Args:
+      path: the file, UTF-8.
+      fields: names that every record must have.
+
+    Raises:
+      ValueError: naming the file, and the line and field at fault.
+    """
+    path = pathlib.Path(path)
+    readers = {".jsonl": _read_jsonl, ".csv": _read_table, ".tsv": _read_table}
+    suffix = path.suffix.lower()
+    if suffix not in readers:
+        raise ValueError(f"path must end in {', '.join(readers)}, got {str(path)!r}")
+    if not path.is_file():
+        raise ValueError(f"path must be an existing file, got {str(path)!r}")
+    records = []
+    try:
+        # utf-8-sig: spreadsheets write a byte-order mark.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            for line, record in readers[suffix](file, suffix):
+                missing = [name for name in fields if name not in record]
+                if missing:
+                    raise _LineError(
+                        line, f"has no field {missing[0]!r}, only {', '.join(record)}"
+                    )
+                records.append(record)
+    except _LineError as error:
+        raise ValueError(f"{path}, line {error.line}: {error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not records:
+        raise ValueError(f"{path} has no records")
+    return records
+
+
+class _LineError(ValueError):
+    def __init__(self, line: int, message: str):
+        super().__init__(message)
+        self.line = line
+
+
+def _read_jsonl(file: Any, _: str) -> Iterable[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _LineError(line, f"is not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise _LineError(line, f"must hold an object, got {text.strip()[:40]!r}")
+        yield line, record
+
+
+def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
+    if suffix == ".tsv":
+        rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        rows = csv.reader(file, strict=True)
+    names: list[str] = []
+    for cells in rows:
+        if not cells:
+            continue
+        if not names:
+            names = [cell.strip() for cell in cells]
+            if "" in names or len(set(names)) < len(names):
+                raise _LineError(
+                    rows.line_num, f"must name each field once, got {names}"
+                )
+            continue
+        if len(cells) != len(names):
+            raise _LineError(
+                rows.line_num,
+                f"has {len(cells)} cells, but the fields are {', '.join(names)}",
+            )
+        yield rows.line_num, dict(zip(names, cells, strict=True))
+
+
+def labels(
+    records: Sequence[Record], field: str, classes: Sequence[str | int]
+) -> np.ndarray:
+    """The class of each record, int32 (n,): where its field's text stands in ``classes``.
+
+    Raises:
+      ValueError: a record without the field, or with another text, by its number.
+    """
+    index = {str(name): i for i, name in enumerate(classes)}
+    if len(index) < max(len(classes), 1):
+        raise ValueError(f"classes must be different names, got {[*classes]}")
+    out = np.empty(len(records), np.int32)
+    for i, record in enumerate(records):
+        value = text_of(record, field, i).strip()
+        if value not in index:
+            raise ValueError(
+                f"record {i + 1}: {field} must be one of {', '.join(index)}, got {value!r}"
+            )
+        out[i] = index[value]
+    return out
+
+
+def text_of(record: Record, field: str, i: int) -> str:
+    """A field's text; ``i`` is the record's number from 0, for the complaint."""
+    if field not in record:
+        raise ValueError(f"record {i + 1} has no field {field!r}, only {[*record]}")
+    value = record[field]
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"record {i + 1}: {field} must be text, got {value!r}")
+    return str(value)

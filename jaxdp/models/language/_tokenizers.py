@@ -1,0 +1,181 @@
+"""The tokenizer of a checkpoint folder, and the special tokens of its model."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+from jaxdp.models.language import _files, checkpoint
+from jaxdp.models.language._files import Path
+from jaxdp.models.language.config import Config, OPTConfig
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """A tokenizer of the package ``tokenizers`` and the special tokens of a model.
+
+    RoBERTa's records begin with ``bos_token_id`` and end with ``eos_token_id``; OPT's begin
+    with ``bos_token_id``. Text never becomes a special token: ``"<mask>"`` in a record is
+    six characters.
+
+    Attributes:
+      backend: a ``tokenizers.Tokenizer``; its settings of truncation, padding and special
+        tokens in texts are reset.
+      config: of the model, whose numbers of special tokens count.
+      mask_token_id: of the mask token; None if there is none.
+
+    Raises:
+      ValueError: more tokens than the model has, or special tokens outside of them.
+    """
+
+    backend: Any
+    config: Config
+    mask_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        size, limit = self.backend.get_vocab_size(), self.config.vocab_size
+        if size > limit:
+            raise ValueError(
+                f"the tokenizer has {size} tokens, but vocab_size of the model is {limit}"
+            )
+        for name, token in self._special.items():
+            if not 0 <= token < limit:
+                raise ValueError(f"{name} must be below {limit}, got {token}")
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = True  # as text, that is
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads the tokenizer of a checkpoint folder.
+
+        That is ``tokenizer.json``, or byte-level BPE from ``vocab.json`` and
+        ``merges.txt``. The mask token is named by ``special_tokens_map.json`` or
+        ``tokenizer_config.json``, or is ``<mask>``.
+
+        Raises:
+          ValueError: no tokenizer, a file that cannot be read, or special tokens that
+            are not those of the model's ``config.json``.
+          ImportError: without the extra ``[lm]``.
+        """
+        root, config = pathlib.Path(folder), checkpoint.read_config(folder)
+        settings = _settings(root)
+        backend = _backend(root, bool(settings.get("add_prefix_space", False)))
+        for kind in ("pad", "bos", "eos"):
+            name, token = (
+                settings.get(f"{kind}_token"),
+                getattr(config, f"{kind}_token_id"),
+            )
+            if isinstance(name, str) and backend.token_to_id(name) != token:
+                raise ValueError(
+                    f"{kind}_token {name!r} in {str(root)!r} is token "
+                    f"{backend.token_to_id(name)}, but {kind}_token_id of the model is "
+                    f"{token}: the tokenizer belongs to another model"
+                )
+        return cls(backend, config, backend.token_to_id(settings["mask_token"]))
+
+    def save(self, folder: Path) -> None:
+        """Writes ``tokenizer.json`` and ``special_tokens_map.json`` for :meth:`load`."""
+        root = pathlib.Path(folder)
+        self.backend.save(str(root / "tokenizer.json"))
+        names = {
+            kind.removesuffix("_id"): self.backend.id_to_token(token)
+            for kind, token in self._special.items()
+        }
+        _files.write_json(root / "special_tokens_map.json", names)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether the model reads from left to right."""
+        return isinstance(self.config, OPTConfig)
+
+    @property
+    def start(self) -> list[int]:
+        """The tokens before every record."""
+        return [self.config.bos_token_id]
+
+    @property
+    def end(self) -> list[int]:
+        """The tokens after every record."""
+        return [] if self.is_decoder else [self.config.eos_token_id]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without special ones."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens; special ones are left out."""
+        special = set(self._special.values())
+        kept = [int(token) for token in tokens if int(token) not in special]
+        return self.backend.decode(kept, skip_special_tokens=True)
+
+    def label_words(self, words: Sequence[str]) -> list[int]:
+        """The token of each word, with a space before it.
+
+        Raises:
+          ValueError: a word of more than one token, or two words of one token.
+        """
+        tokens = []
+        for word in words:
+            pieces = self.encode(" " + word.strip())
+            if len(pieces) != 1:
+                shown = [self.backend.id_to_token(piece) for piece in pieces]
+                raise ValueError(
+                    f"label word {word!r} must be one token after a space, got {shown}"
+                )
+            tokens += pieces
+        if len(set(tokens)) < len(tokens):
+            raise ValueError(f"label words must differ, got {[*words]}")
+        return tokens
+
+    @property
+    def _special(self) -> dict[str, int]:
+        names = ("pad_token_id", "bos_token_id", "eos_token_id")
+        special = {name: getattr(self.config, name) for name in names}
+        if self.mask_token_id is not None:
+            special["mask_token_id"] = self.mask_token_id
+        return special
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError(
+            "texts need the package tokenizers: pip install 'jaxdp-optim[lm]'"
+        ) from error
+    return tokenizers
+
+
+def _backend(root: pathlib.Path, add_prefix_space: bool) -> Any:
+    library = _library()
+    whole, vocab, merges = (
+        root / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
+    )
+    try:
+        if whole.is_file():
+            return library.Tokenizer.from_file(str(whole))
+        if not (vocab.is_file() and merges.is_file()):
+            raise ValueError(
+                "it has neither tokenizer.json nor vocab.json and merges.txt"
+            )
+        model = library.models.BPE.from_file(str(vocab), str(merges))
+    except Exception as error:  # The library raises nothing more specific.
+        raise ValueError(f"no tokenizer in {str(root)!r}: {error}") from None
+    backend = library.Tokenizer(model)
+    backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(
+        add_prefix_space=add_prefix_space
+    )
+    backend.decoder = library.decoders.ByteLevel()
+    return backend
+
+
+def _settings(root: pathlib.Path) -> dict[str, Any]:
+    """What a tokenizer's files say beside its vocabulary; names of tokens as text."""
+    settings: dict[str, Any] = {"mask_token": "<mask>"}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (root / name).is_file():
+            for key, value in _files.read_json(root / name).items():
+                text = value.get("content") if isinstance(value, dict) else value
+                settings |= {key: text} if text is not None else {}
+    return settings

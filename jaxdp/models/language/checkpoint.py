@@ -1,0 +1,430 @@
+"""Checkpoint folders in Hugging Face's layout: ``config.json`` and safetensors.
+
+A folder holds ``model.safetensors``, or shards and ``model.safetensors.index.json``. One
+stacked leaf of ours is one tensor a layer there, and kernels are (out, in). Adapters, for
+which that layout has no names, are in ``adapters.safetensors`` under ours. Pickled weights
+are never read: unpickling runs what the file says.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate, keys
+from jaxdp.kernels.sphere import path_str
+from jaxdp.models.language import _files
+from jaxdp.models.language import config as configs
+from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
+from jaxdp.models.language._names import FAMILIES, Family, is_language_head
+from jaxdp.models.language.config import Config
+from jaxdp.models.language.network import Adapter, LanguageModel, LoRA, Prefix
+
+Params = dict[str, Any]
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_ADAPTERS: Mapping[str, type[LoRA] | type[Prefix]] = {"lora": LoRA, "prefix": Prefix}
+
+
+# --- leaves and tensors ------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """A leaf of the parameters, and the tensors that it is in a checkpoint.
+
+    Attributes:
+      path: ours.
+      shape: ours, with the layers in front where the leaf is stacked.
+      names: of the tensors, one or one for each layer; none for an adapter's leaf.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        shape = self.shape[1:] if LanguageModel.is_stacked(self.path) else self.shape
+        return shape[::-1] if self._transposed else shape
+
+    @property
+    def tensor_bytes(self) -> int:
+        return 4 * int(np.prod(self.tensor_shape))
+
+    @property
+    def _transposed(self) -> bool:
+        return self.path.endswith("/kernel")
+
+    def transpose(self, array: np.ndarray) -> np.ndarray:
+        """A tensor as our layer of the leaf, and the other way round."""
+        return array.T if self._transposed else array
+
+
+def _leaves(
+    config: Config, adapter: Adapter | None, num_labels: int | None
+) -> dict[str, _Leaf]:
+    """Path -> leaf of all of a model's parameters, their shapes from the model itself."""
+    family = FAMILIES[config.model_type]
+    model = LanguageModel(config=config, adapter=adapter, num_labels=num_labels)
+    any_key = keys.from_words(np.zeros(2, np.uint32))  # only shapes are asked for
+    leaves = {}
+    for path, leaf in _flat(jax.eval_shape(model.init, any_key)).items():
+        name = "" if _is_adapter(path) else family.name(path)
+        layers = range(leaf.shape[0] if LanguageModel.is_stacked(path) else 1)
+        names = tuple(name.format(layer) for layer in layers) if name else ()
+        leaves[path] = _Leaf(path, leaf.shape, names)
+    return leaves
+
+
+def _language_head(leaves: Mapping[str, _Leaf]) -> set[str]:
+    """The leaves that only a language model reads."""
+    return {p for p, x in leaves.items() if any(map(is_language_head, x.names))}
+
+
+def _is_adapter(path: str) -> bool:
+    return path.startswith(tuple(f"layers/{kind}/" for kind in _ADAPTERS))
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    """Path -> leaf."""
+    return {path_str(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _nested(flat: Mapping[str, Any]) -> Params:
+    """The tree of leaves by path."""
+    tree: Params = {}
+    for path, leaf in flat.items():
+        *modules, name = path.split("/")
+        below = tree
+        for module in modules:
+            below = below.setdefault(module, {})
+        below[name] = leaf
+    return tree
+
+
+# --- loading -----------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration in a checkpoint folder.
+
+    Raises:
+      ValueError: no ``config.json``, another family than RoBERTa and OPT, or an option
+        that is not supported, by name.
+    """
+    path = _files.folder_of(folder) / CONFIG
+    if not path.is_file():
+        raise ValueError(f"folder {str(folder)!r} has no {CONFIG}")
+    fields = _files.read_json(path)
+    try:
+        return configs.from_json(fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def read_adapter(folder: Path) -> Adapter | None:
+    """The adapter whose leaves are in ``adapters.safetensors``; None without that file.
+
+    Raises:
+      ValueError: a file that :func:`save` did not write.
+    """
+    path = _files.folder_of(folder) / ADAPTERS
+    if not path.is_file():
+        return None
+    with _files.open_file(path) as file:
+        fields = json.loads((file.metadata() or {}).get("adapter", "{}"))
+    kind = fields.pop("kind", None)
+    if kind not in _ADAPTERS:
+        raise ValueError(f"{path} must say which adapter it holds, as save() writes it")
+    return _ADAPTERS[kind](**fields)
+
+
+def load(
+    folder: Path,
+    *,
+    num_labels: int | None = None,
+    new_heads: jax.Array | None = None,
+) -> tuple[Config, Params]:
+    """Reads a RoBERTa or OPT checkpoint, one leaf at a time.
+
+    Weights of 16 or 64 bits become float32. What the task does not read is dropped where
+    it is known: poolers, tables of position numbers, further copies of tied weights, and
+    for classification the head of the language model. Anything else that does not fit is
+    an error. Adapters come with it where the folder has them (:func:`read_adapter` says
+    which). What is held at any time is what was loaded so far and one leaf.
+
+    Args:
+      folder: with ``config.json`` and safetensors, sharded or not.
+      num_labels: of a classification head; None loads a language model.
+      new_heads: a typed JAX key, from which the classification head is drawn if the
+        checkpoint has none.
+
+    Returns:
+      The configuration and the parameters, float32, as
+      :class:`~jaxdp.models.language.network.LanguageModel` lays them out.
+
+    Raises:
+      ValueError: no such folder, files that cannot be read, a configuration that is not
+        supported; tensors that are missing, unexpected or of a wrong shape or type, all
+        in one message.
+      ImportError: without the extra ``[lm]``.
+    """
+    if num_labels is not None:
+        _validate.integer(at_least=2, num_labels=num_labels)
+    root = _files.folder_of(folder)
+    config, adapter = read_config(root), read_adapter(root)
+    family = FAMILIES[config.model_type]
+    wanted = _leaves(config, adapter, num_labels)
+    if num_labels is not None:
+        for path in _language_head(wanted):
+            del wanted[path]
+    with contextlib.ExitStack() as stack:
+        stored = _files.Stored(root, family, stack)
+        if new_heads is not None:
+            _drop_absent_classifier(wanted, stored)
+        _name_output_bias(wanted, stored, config)
+        problems = _problems(wanted, stored, family, config, num_labels)
+        if problems:
+            raise ValueError(
+                f"the tensors in {str(folder)!r} are not those of its {CONFIG}; "
+                + "; ".join(problems)
+            )
+        flat = {p: _read(leaf, stored) for p, leaf in wanted.items() if leaf.names}
+    if adapter is not None:
+        flat |= _read_adapters(root / ADAPTERS, wanted)
+    params = _nested(flat)
+    if new_heads is not None:
+        model = LanguageModel(config=config, num_labels=num_labels)
+        params = model.with_new_parts(params, new_heads)
+    return config, params
+
+
+def _drop_absent_classifier(wanted: dict[str, _Leaf], stored: _files.Stored) -> None:
+    """Wants no classification head if the checkpoint has no part of one."""
+    head = [leaf for path, leaf in wanted.items() if path.startswith("classifier/")]
+    if not any(name in stored.names for leaf in head for name in leaf.names):
+        for leaf in head:
+            del wanted[leaf.path]
+
+
+def _name_output_bias(
+    wanted: dict[str, _Leaf], stored: _files.Stored, config: Config
+) -> None:
+    """RoBERTa's output bias has two names; untied, transformers adds the decoder's."""
+    names = ["lm_head.bias", "lm_head.decoder.bias"]
+    names = names if config.tie_word_embeddings else names[::-1]
+    if "head/bias" in wanted:
+        name = next((n for n in names if n in stored.names), names[0])
+        wanted["head/bias"] = dataclasses.replace(wanted["head/bias"], names=(name,))
+
+
+def _problems(
+    wanted: Mapping[str, _Leaf],
+    stored: _files.Stored,
+    family: Family,
+    config: Config,
+    num_labels: int | None,
+) -> list[str]:
+    """What a checkpoint lacks, has wrongly, and has without being known."""
+    tensors = {name: leaf for leaf in wanted.values() for name in leaf.names}
+    missing = [name for name in tensors if name not in stored.names]
+    wrong = []
+    for name in tensors.keys() - missing:
+        shape, dtype = stored.shape(name), stored.dtype(name)
+        if shape != tensors[name].tensor_shape:
+            wrong.append(f"{name} has {shape}, must have {tensors[name].tensor_shape}")
+        elif dtype not in _FLOATS:
+            wrong.append(f"{name} is {dtype}, must be {' or '.join(_FLOATS)}")
+    copies = {}
+    if config.tie_word_embeddings and num_labels is None:
+        copies = {c: n for c, n in family.tied.items() if c in stored.names}
+    if not (missing or wrong):
+        wrong += [
+            f"{copy} is not {name}, as tie_word_embeddings in {CONFIG} says (false would "
+            "train both)"
+            for copy, name in copies.items()
+            if not np.array_equal(stored.array(copy), stored.array(name))
+        ]
+    unexpected = [
+        name
+        for name in stored.names - tensors.keys() - copies.keys()
+        if not family.useless.fullmatch(name)
+        and not (num_labels is not None and is_language_head(name))
+        and not (name == "lm_head.bias" and "lm_head.decoder.bias" in tensors)
+    ]
+    hint = ""
+    if missing and all(tensors[n].path.startswith("classifier/") for n in missing):
+        hint = " (new_heads= draws a classification head)"
+    return [
+        f"{kind}: {_files.listed(items)}{more}"
+        for kind, items, more in (
+            ("missing", missing, hint),
+            ("wrong", wrong, ""),
+            ("unexpected", unexpected, ""),
+        )
+        if items
+    ]
+
+
+def _read(leaf: _Leaf, stored: _files.Stored) -> jax.Array:
+    """One leaf as float32, filled tensor by tensor."""
+    array = np.empty(leaf.shape, np.float32)
+    layers = array if LanguageModel.is_stacked(leaf.path) else array[None]
+    for layer, name in zip(layers, leaf.names, strict=True):
+        layer[...] = leaf.transpose(stored.array(name))
+    return jnp.asarray(array)
+
+
+def _read_adapters(
+    path: pathlib.Path, wanted: Mapping[str, _Leaf]
+) -> dict[str, jax.Array]:
+    """The leaves of an adapter, stored as we have them."""
+    want = {p: leaf.shape for p, leaf in wanted.items() if _is_adapter(p)}
+    with _files.open_file(path) as file:
+        have = {
+            name: tuple(file.get_slice(name).get_shape()) for name in [*file.keys()]
+        }
+        problems = [
+            f"{name} has {have.get(name, 'no value')}, must have {want.get(name, 'none')}"
+            for name in want.keys() | have.keys()
+            if want.get(name) != have.get(name)
+        ]
+        if problems:
+            raise ValueError(
+                f"{path} does not fit the model: {_files.listed(problems)}"
+            )
+        return {name: jnp.asarray(file.get_tensor(name), jnp.float32) for name in want}
+
+
+# --- saving ------------------------------------------------------------------------
+
+
+def save(
+    folder: Path,
+    config: Config,
+    params: Params,
+    *,
+    adapter: Adapter | None = None,
+    max_shard_bytes: int = 2 * 10**9,
+) -> None:
+    """Writes a checkpoint that :func:`load` and transformers read, in float32.
+
+    Tied weights are written once. All files are complete before any of them gets its
+    name. Those of an earlier checkpoint in the folder are replaced; other files stay.
+
+    Args:
+      folder: made if it does not exist.
+      config: of the model.
+      params: all its parameters; where there is a classification head, the head of the
+        language model may be missing.
+      adapter: whose leaves ``params`` has. They are written to ``adapters.safetensors``,
+        which transformers does not read.
+      max_shard_bytes: of one file, unless one tensor is larger. No more is held in memory
+        beside ``params``.
+
+    Raises:
+      ValueError: parameters that are not those of ``config`` and ``adapter``, by name.
+      ImportError: without the extra ``[lm]``.
+    """
+    _validate.integer(max_shard_bytes=max_shard_bytes)
+    save_file = _files.safetensors().numpy.save_file
+    family, flat = FAMILIES[config.model_type], _flat(params)
+    output = flat.get("classifier/output/kernel")
+    num_labels = None if output is None else int(output.shape[-1])
+    leaves = _leaves(config, adapter, num_labels)
+    if num_labels is not None and not (head := _language_head(leaves)) & set(flat):
+        leaves = {p: leaf for p, leaf in leaves.items() if p not in head}
+    _check_params(flat, leaves, adapter)
+
+    tensors = [
+        (name, leaf, layer)
+        for leaf in leaves.values()
+        for layer, name in enumerate(leaf.names)
+    ]
+    if "head/bias" in leaves and not config.tie_word_embeddings:
+        tensors.append(("lm_head.decoder.bias", leaves["head/bias"], 0))
+    shards = _shards(tensors, max_shard_bytes)
+    root = pathlib.Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    with _files.replacing(root) as path_of:
+        weight_map = {}
+        for number, shard in enumerate(shards, 1):
+            file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+            file = WEIGHTS if len(shards) == 1 else file
+            arrays = {n: _tensor(leaf, flat[leaf.path], i) for n, leaf, i in shard}
+            save_file(arrays, path_of(file), metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(arrays, file)
+        if len(shards) > 1:
+            size = sum(leaf.tensor_bytes for _, leaf, _ in tensors)
+            index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+            _files.write_json(path_of(INDEX), index)
+        if adapter is not None:
+            kind = next(k for k, cls in _ADAPTERS.items() if isinstance(adapter, cls))
+            about = json.dumps({"kind": kind, **dataclasses.asdict(adapter)})
+            arrays = {
+                p: np.ascontiguousarray(x) for p, x in flat.items() if _is_adapter(p)
+            }
+            save_file(arrays, path_of(ADAPTERS), metadata={"adapter": about})
+        _files.write_json(path_of(CONFIG), _config_fields(config, family, num_labels))
+
+
+def _check_params(
+    flat: Mapping[str, Any], leaves: Mapping[str, _Leaf], adapter: Adapter | None
+) -> None:
+    """Raises unless the parameters are those leaves."""
+    problems = [f"{path} is missing" for path in leaves.keys() - flat.keys()]
+    problems += [f"{path} is unexpected" for path in flat.keys() - leaves.keys()]
+    problems += [
+        f"{path} has {tuple(flat[path].shape)} of {flat[path].dtype}, must have "
+        f"{leaf.shape} of float32"
+        for path, leaf in leaves.items()
+        if path in flat
+        and (flat[path].shape != leaf.shape or flat[path].dtype != np.float32)
+    ]
+    if problems:
+        raise ValueError(
+            f"params must be those of config and adapter = {adapter}: "
+            + _files.listed(problems)
+        )
+
+
+def _tensor(leaf: _Leaf, value: Any, layer: int) -> np.ndarray:
+    """One tensor of a leaf; contiguous, for safetensors writes memory as it lies."""
+    array = value[layer] if LanguageModel.is_stacked(leaf.path) else value
+    return np.ascontiguousarray(leaf.transpose(np.asarray(array)))
+
+
+def _shards(
+    tensors: list[tuple[str, _Leaf, int]], max_bytes: int
+) -> list[list[tuple[str, _Leaf, int]]]:
+    """The tensors in order, in groups of at most ``max_bytes`` or of one tensor."""
+    shards: list[list[tuple[str, _Leaf, int]]] = [[]]
+    room = max_bytes
+    for tensor in tensors:
+        size = tensor[1].tensor_bytes
+        if shards[-1] and size > room:
+            shards.append([])
+            room = max_bytes
+        shards[-1].append(tensor)
+        room -= size
+    return shards
+
+
+def _config_fields(
+    config: Config, family: Family, num_labels: int | None
+) -> dict[str, Any]:
+    """``config.json``, with what transformers needs to choose the class of the model."""
+    fields = config.to_json()
+    fields["architectures"] = [family.architectures[num_labels is not None]]
+    if num_labels is not None:
+        labels = [f"LABEL_{i}" for i in range(num_labels)]
+        fields["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        fields["label2id"] = {label: i for i, label in enumerate(labels)}
+    return fields

@@ -1,0 +1,335 @@
+"""Records of text as batches of tokens: files, tokenizers, templates, fixed lengths.
+
+A record is a mapping from names of fields to text. A *template* says how its fields make
+one text: ``"{premise} ? {mask} , {hypothesis}"``. ``{mask}`` is where a model is to put a
+word, ``{sep}`` the token that ends a text; all other names are fields. Literal text and
+fields become tokens one by one. Where a record is too long its fields are cut, the longest
+first, and never the template: a mask token always survives.
+
+Every array is padded to ``max_length`` on the right. Padding to the longest record would
+make the others' losses depend on it.
+"""
+
+import string
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.models.language._records import Record, text_of
+from jaxdp.models.language._records import labels as labels
+from jaxdp.models.language._records import read_records as read_records
+from jaxdp.models.language._tokenizers import Tokenizer as Tokenizer
+
+Batch = dict[str, np.ndarray]
+Side = Literal["left", "right"]
+
+#: Names in a template that are no fields.
+MARKS = ("mask", "sep")
+
+# --- templates ---------------------------------------------------------------------
+
+
+def template_fields(template: str) -> list[str]:
+    """The fields that a template names, in order.
+
+    Raises:
+      ValueError: braces that do not match, or an empty name.
+    """
+    return [name for _, name in _parse(template) if name and name not in MARKS]
+
+
+def _parse(template: str) -> list[tuple[str, str | None]]:
+    """Literal text and the name after it, which is None at the end."""
+    try:
+        parsed = [*string.Formatter().parse(template)]
+    except ValueError as error:
+        raise ValueError(f"template {template!r}: {error}") from None
+    for _, name, form, conversion in parsed:
+        if name is not None and (form or conversion or not name.isidentifier()):
+            raise ValueError(
+                f"template {template!r} must have names in braces, such as {{text}}; "
+                "braces as text are doubled"
+            )
+    return [(literal, name) for literal, name, _, _ in parsed]
+
+
+class _Template:
+    """A template whose literal text is tokens, to be filled with one record's fields."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str):
+        self._tokenizer = tokenizer
+        #: Tokens, or the name of a field and what stands before it.
+        self._parts: list[list[int] | tuple[str, str]] = []
+        self._mask: int | None = None  # the part that is the mask token
+        for literal, name in _parse(template):
+            # A space belongs to the word after it: " It", not "It" after a space. The
+            # mask stands for a word and its space.
+            text = literal.rstrip(" ") if name else literal
+            self._parts.append(tokenizer.encode(text))
+            if name == "mask":
+                self._mask = len(self._parts)
+                self._parts.append([_mask_token(tokenizer, template)])
+            elif name == "sep":
+                self._parts.append([tokenizer.config.eos_token_id])
+            elif name:
+                self._parts.append((name, literal[len(text) :]))
+        self._fixed = sum(len(part) for part in self._parts if isinstance(part, list))
+
+    def fill(
+        self, record: Record, i: int, room: int, truncate: Side
+    ) -> tuple[list[int], int | None]:
+        """The tokens of record i, at most ``room``; and where the mask token is."""
+        if self._fixed > room:
+            raise ValueError(
+                f"max_length leaves room for {room} tokens, but the template alone has "
+                f"{self._fixed}"
+            )
+        parts = [
+            part if isinstance(part, list) else self._field(part, record, i)
+            for part in self._parts
+        ]
+        fields = [j for j, part in enumerate(self._parts) if isinstance(part, tuple)]
+        left = room - self._fixed
+        # The shortest first: each may have an equal share of what is left.
+        for n, j in enumerate(sorted(fields, key=lambda j: len(parts[j]))):
+            keep = min(len(parts[j]), left // (len(fields) - n))
+            start = 0 if truncate == "right" else len(parts[j]) - keep
+            parts[j] = parts[j][start : start + keep]
+            left -= keep
+        mask = None if self._mask is None else sum(map(len, parts[: self._mask]))
+        return [token for part in parts for token in part], mask
+
+    def _field(self, part: tuple[str, str], record: Record, i: int) -> list[int]:
+        name, space = part
+        text = text_of(record, name, i)
+        return self._tokenizer.encode(space + text) if text else []
+
+
+def _mask_token(tokenizer: Tokenizer, template: str) -> int:
+    if tokenizer.mask_token_id is None:
+        raise ValueError(
+            f"template {template!r} has {{mask}}, but the tokenizer has no mask token"
+        )
+    return tokenizer.mask_token_id
+
+
+# --- batches -----------------------------------------------------------------------
+
+
+def encode_classification(
+    tokenizer: Tokenizer,
+    records: Sequence[Record],
+    *,
+    max_length: int,
+    template: str = "{text}",
+    truncate: Side = "right",
+) -> Batch:
+    """Records for the tasks ``prompt`` and ``head``.
+
+    Args:
+      tokenizer: of the model.
+      records: with the fields that the template names.
+      max_length: L. A public constant.
+      template: RoBERTa's has ``{mask}`` once for a prompt; a decoder's has it at the end
+        or not at all.
+      truncate: the side on which a field that is too long loses tokens.
+
+    Returns:
+      ``tokens`` int32 (n, L) and ``mask`` bool (n, L); ``position`` int32 (n,), of the
+      mask token or of a decoder's last token, whose output names the next one. Without
+      ``{mask}`` in RoBERTa's template there is no ``position``.
+
+    Raises:
+      ValueError: a template that does not fit the model or ``max_length``, or a record
+        without a field, by its number.
+    """
+    _check(tokenizer, max_length, truncate)
+    marks = [name for _, name in _parse(template)].count("mask")
+    if marks > 1:
+        raise ValueError(f"template {template!r} must have {{mask}} at most once")
+    if tokenizer.is_decoder and marks:
+        before, after = template.split("{mask}")
+        if after.strip():
+            raise ValueError(
+                f"template {template!r} must end with {{mask}}: the model reads from left "
+                "to right"
+            )
+        template, marks = before.rstrip(" "), 0
+    form = _Template(tokenizer, template)
+    batch = _empty((len(records),), max_length, tokenizer)
+    position = np.empty(len(records), np.int32)
+    room = max_length - len(tokenizer.start) - len(tokenizer.end)
+    for i, record in enumerate(records):
+        filled, where = form.fill(record, i, room, truncate)
+        tokens = [*tokenizer.start, *filled, *tokenizer.end]
+        _put(batch, i, tokens)
+        # Without a mask the next word is asked of a decoder's last token.
+        last = len(tokens) - 1
+        position[i] = last if where is None else len(tokenizer.start) + where
+    return batch | ({"position": position} if marks or tokenizer.is_decoder else {})
+
+
+def encode_choices(
+    tokenizer: Tokenizer,
+    records: Sequence[Record],
+    *,
+    max_length: int,
+    template: str,
+    choices: Sequence[str] | str,
+    span_length: int,
+    num_choices: int | None = None,
+    truncate: Side = "right",
+) -> Batch:
+    """Records for the task ``choice``: a prompt with each of its choices after it.
+
+    Args:
+      tokenizer: a decoder's.
+      records: with the fields that the template names.
+      max_length: L. A public constant, as are the next ones.
+      template: of the prompt. A choice follows it after a space, or after a new line if
+        that is what the template ends with.
+      choices: the same texts for every record, or the name of a field with a list of
+        texts.
+      span_length: what a choice has room for; the end of a longer one is lost.
+      num_choices: C where choices are a field: the most that a record has.
+      truncate: the side on which a field that is too long loses tokens.
+
+    Returns:
+      ``tokens`` int32 (n, C, L), ``mask`` and ``span`` bool (n, C, L), ``span`` over the
+      tokens of the choice; ``valid`` bool (n, C), False where a record has fewer choices.
+
+    Raises:
+      ValueError: an encoder, a template that does not fit ``max_length``, or a record
+        without a field, without choices or with too many, by its number.
+    """
+    room = _room(tokenizer, max_length, span_length, truncate)
+    if isinstance(choices, str):
+        _validate.integer(at_least=2, num_choices=num_choices)
+        assert num_choices is not None
+        lists = [_list(record, choices, i) for i, record in enumerate(records)]
+    else:
+        if len(choices) < 2 or num_choices is not None:
+            raise ValueError(
+                "choices must be two texts or more, without num_choices, got "
+                f"{[*choices]} and {num_choices}"
+            )
+        num_choices = len(choices)
+        lists = [[*choices]] * len(records)
+    form = _Template(tokenizer, template.rstrip(" "))
+    batch = _empty((len(records), num_choices), max_length, tokenizer, span=True)
+    valid = np.zeros((len(records), num_choices), bool)
+    for i, (record, texts) in enumerate(zip(records, lists, strict=True)):
+        if not 0 < len(texts) <= num_choices:
+            raise ValueError(
+                f"record {i + 1} must have 1 to {num_choices} choices, got {len(texts)}"
+            )
+        prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
+        for c, text in enumerate(texts):
+            span = _continuation(tokenizer, template, text)[:span_length]
+            if not span:
+                raise ValueError(f"record {i + 1}: choice {c + 1} is empty")
+            _put(batch, (i, c), prompt + span, len(prompt))
+            valid[i, c] = True
+    return batch | {"valid": valid}
+
+
+def encode_generation(
+    tokenizer: Tokenizer,
+    records: Sequence[Record],
+    *,
+    max_length: int,
+    template: str,
+    answer: str = "answer",
+    span_length: int,
+    truncate: Side = "right",
+) -> Batch:
+    """Records for the task ``generation``: a prompt, its answer and the end token.
+
+    Args:
+      tokenizer: a decoder's.
+      records: with the fields that the template names, and the answer's: a text, or a
+        list of texts, whose first is taken.
+      max_length: L. A public constant, as is the next one.
+      template: of the prompt; the answer follows as in :func:`encode_choices`.
+      answer: name of the answer's field.
+      span_length: what answer and end token have room for; a longer answer loses its end.
+      truncate: the side on which a field that is too long loses tokens.
+
+    Returns:
+      ``tokens`` int32 (n, L), ``mask`` bool (n, L), ``span`` bool (n, L) over the tokens
+      of the answer and the end token.
+
+    Raises:
+      ValueError: an encoder, a template that does not fit ``max_length``, or a record
+        without a field, by its number.
+    """
+    room = _room(tokenizer, max_length, span_length, truncate)
+    form = _Template(tokenizer, template.rstrip(" "))
+    batch = _empty((len(records),), max_length, tokenizer, span=True)
+    for i, record in enumerate(records):
+        many = isinstance(record.get(answer), list)
+        text = (
+            _list(record, answer, i, at_least=1)[0]
+            if many
+            else text_of(record, answer, i)
+        )
+        prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
+        span = _continuation(tokenizer, template, text)[: span_length - 1]
+        span = [*span, tokenizer.config.eos_token_id]
+        _put(batch, i, prompt + span, len(prompt))
+    return batch
+
+
+def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:
+    value = record.get(field)
+    if not (isinstance(value, list) and all(isinstance(x, str) for x in value)):
+        raise ValueError(
+            f"record {i + 1}: {field} must be a list of texts, got {value!r}"
+        )
+    if len(value) < at_least:
+        raise ValueError(f"record {i + 1}: {field} must have a text, got []")
+    return value
+
+
+def _continuation(tokenizer: Tokenizer, template: str, text: str) -> list[int]:
+    space = "" if template.endswith("\n") else " "
+    return tokenizer.encode(space + text.strip()) if text.strip() else []
+
+
+def _room(
+    tokenizer: Tokenizer, max_length: int, span_length: int, truncate: Side
+) -> int:
+    """Tokens for a prompt, the same whatever follows: choices share their prompt."""
+    _check(tokenizer, max_length, truncate)
+    _validate.integer(span_length=span_length)
+    if not tokenizer.is_decoder:
+        raise ValueError(
+            "tokenizer must be a decoder's, for what follows a text has no likelihood in "
+            f"an encoder, got {tokenizer.config.model_type!r}"
+        )
+    return max_length - len(tokenizer.start) - span_length
+
+
+def _check(tokenizer: Tokenizer, max_length: int, truncate: Side) -> None:
+    limit = tokenizer.config.max_length
+    _validate.integer(at_least=2, at_most=limit, max_length=max_length)
+    _validate.one_of(("left", "right"), truncate=truncate)
+
+
+def _empty(
+    shape: tuple[int, ...], max_length: int, tokenizer: Tokenizer, span: bool = False
+) -> Batch:
+    shape = (*shape, max_length)
+    tokens = np.full(shape, tokenizer.config.pad_token_id, np.int32)
+    batch = {"tokens": tokens, "mask": np.zeros(shape, bool)}
+    return batch | ({"span": np.zeros(shape, bool)} if span else {})
+
+
+def _put(batch: Batch, index: Any, tokens: list[int], span: int | None = None) -> None:
+    """Writes one row; ``span`` is where the tokens that count begin."""
+    batch["tokens"][index][: len(tokens)] = tokens
+    batch["mask"][index][: len(tokens)] = True
+    if span is not None:
+        batch["span"][index][span : len(tokens)] = True

@@ -1,0 +1,154 @@
+"""Makes the golden files beside it: what `transformers` computes on tiny checkpoints.
+
+    pip install '.[parity]'
+    python tests/models/language/golden/make_golden.py
+
+For each case a folder in Hugging Face's layout, with `config.json`, `model.safetensors`
+and `expected.npz`. All weights are random, biases and layer norms too (they start at
+zero and one, and an error in them would not show). The arrays of `expected.npz`:
+
+    tokens (B, L) int32, mask (B, L) bool      a batch padded on the right
+    logits (B, L, V) or (B, K) float32         zero where the mask is False
+    whole_tokens (B', L') int32, whole_logits  a batch without padding or mask
+    targets (B, L) int32, span (B, L) bool     language models: what is scored, and where
+    log_likelihood (B,) float32                sum over the span of log p(target)
+    whole_targets, whole_span, whole_log_likelihood
+
+In a masked language model the span is masked in `tokens`. In a causal one the targets
+are the tokens, and p is given those before: the span is every token but the first.
+"""
+
+import json
+import pathlib
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+
+HERE = pathlib.Path(__file__).resolve().parent
+PAD, MASK, FIRST_WORD = 1, 4, 5
+LENGTHS = (12, 7, 3)
+WHOLE = (2, 9)
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "pad_token_id": PAD,
+    "eos_token_id": 2,
+}
+ROBERTA = SIZES | {
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,  # two rows lie before the first position
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "bos_token_id": 0,
+}
+OPT = SIZES | {
+    "ffn_dim": 24,
+    "max_position_embeddings": 14,  # 16 rows are stored
+    "word_embed_proj_dim": 16,
+    "bos_token_id": 2,
+}
+LABELS = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+
+CASES = {
+    "roberta_mlm": ("RobertaForMaskedLM", ROBERTA),
+    "roberta_mlm_untied": (
+        "RobertaForMaskedLM",
+        # An epsilon so large that it shows whether it is read.
+        ROBERTA | {"tie_word_embeddings": False, "layer_norm_eps": 1e-2},
+    ),
+    "roberta_classifier": ("RobertaForSequenceClassification", ROBERTA | LABELS),
+    "opt": ("OPTForCausalLM", OPT),
+    "opt_untied": ("OPTForCausalLM", OPT | {"tie_word_embeddings": False}),
+    "opt_post_norm": (
+        "OPTForCausalLM",
+        OPT | {"word_embed_proj_dim": 8, "do_layer_norm_before": False},
+    ),
+    "opt_classifier": ("OPTForSequenceClassification", OPT | LABELS),
+}
+
+
+def make_model(name: str, options: dict, rng: np.random.Generator, std: float = 0.3):
+    """The model in float32 and evaluation mode, every parameter drawn anew."""
+    kind = getattr(transformers, name)
+    config = kind.config_class(**options)
+    config._attn_implementation = "eager"
+    model = kind(config).eval()
+    with torch.no_grad():
+        for key, weight in sorted(model.named_parameters()):
+            values = std * rng.standard_normal(tuple(weight.shape))
+            if "norm" in key.lower() and key.endswith("weight"):
+                values += 1.0
+            weight.copy_(torch.from_numpy(values.astype(np.float32)))
+    model.tie_weights()
+    return model
+
+
+def make_tokens(rng: np.random.Generator, lengths, length: int):
+    """Random words, padded on the right; and the mask."""
+    mask = np.arange(length) < np.array(lengths)[:, None]
+    words = rng.integers(FIRST_WORD, SIZES["vocab_size"], mask.shape)
+    return np.where(mask, words, PAD).astype(np.int32), mask
+
+
+def run(model, tokens: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    inputs = {"input_ids": torch.from_numpy(tokens).long()}
+    if mask is not None:
+        inputs["attention_mask"] = torch.from_numpy(mask).long()
+    with torch.no_grad():
+        return model(**inputs).logits.float().numpy()
+
+
+def log_likelihood(logits, targets, span) -> np.ndarray:
+    """Sum over `span` of log p(target); `logits[:, t]` belong to `targets[:, t]`."""
+    log_p = torch.log_softmax(torch.from_numpy(logits), dim=-1)
+    index = torch.from_numpy(targets).long()[..., None]
+    chosen = log_p.gather(-1, index)[..., 0].numpy()
+    return np.where(span, chosen, 0.0).sum(axis=1, dtype=np.float32)
+
+
+def expect(model, name: str, rng: np.random.Generator, whole: bool) -> dict:
+    lengths = (WHOLE[1],) * WHOLE[0] if whole else LENGTHS
+    tokens, mask = make_tokens(rng, lengths, max(lengths))
+    out = {}
+    if name == "RobertaForMaskedLM":
+        span = mask & (rng.random(mask.shape) < 0.4)
+        span[:, 1] = True
+        out = {"targets": tokens, "span": span}
+        tokens = np.where(span, MASK, tokens).astype(np.int32)
+    logits = run(model, tokens, None if whole else mask)
+    if name == "RobertaForMaskedLM":
+        out["log_likelihood"] = log_likelihood(logits, out["targets"], out["span"])
+    if name == "OPTForCausalLM":
+        span = mask.copy()
+        span[:, 0] = False
+        out = {"targets": tokens, "span": span}
+        shifted = np.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
+        out["log_likelihood"] = log_likelihood(shifted, tokens, span)
+    if logits.ndim == 3:
+        logits = np.where(mask[..., None], logits, 0.0).astype(np.float32)
+    out |= {"tokens": tokens, "logits": logits}
+    if whole:
+        return {f"whole_{key}": value for key, value in out.items()}
+    return out | {"mask": mask}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for seed, (case, (name, options)) in enumerate(CASES.items()):
+        rng = np.random.default_rng(seed)
+        model = make_model(name, options, rng)
+        folder = HERE / case
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        arrays = expect(model, name, rng, False) | expect(model, name, rng, True)
+        np.savez_compressed(folder / "expected.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+"""The models: lazy equals materialised, one record one loss, adapters, 16 bits."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.kernels import finite_difference, perturb, sphere
+from jaxdp.models.language import network, tasks
+from jaxdp.models.language.config import OPTConfig, RobertaConfig, from_json
+
+KEY = jax.random.key(5)
+ROWS, LENGTH, CHOICES = 3, 10, 2
+COMMON: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.3,
+}
+ROBERTA = RobertaConfig(**COMMON, intermediate_size=32, max_position_embeddings=20)
+UNTIED = RobertaConfig(
+    **COMMON,
+    intermediate_size=32,
+    max_position_embeddings=20,
+    tie_word_embeddings=False,
+)
+OPT = OPTConfig(**COMMON, ffn_dim=32, max_position_embeddings=20)
+NARROW = OPTConfig(
+    **COMMON,
+    ffn_dim=32,
+    max_position_embeddings=20,
+    word_embed_proj_dim=8,
+    do_layer_norm_before=False,
+)
+
+
+def batch(choices: bool = False) -> dict[str, jax.Array]:
+    """Seeded records of several lengths, for any of the tasks."""
+    shape = (ROWS, CHOICES, LENGTH) if choices else (ROWS, LENGTH)
+    lengths = jnp.asarray([10, 4, 7])
+    lengths = lengths[:, None] - jnp.arange(CHOICES) if choices else lengths
+    mask = jnp.arange(LENGTH) < lengths[..., None]
+    tokens = jax.random.randint(jax.random.key(1), shape, 3, 61)
+    return {
+        "tokens": jnp.where(mask, tokens, 1),
+        "mask": mask,
+        "span": mask & (jnp.arange(LENGTH) >= lengths[..., None] - 2),
+        "valid": jnp.ones((ROWS, CHOICES), bool).at[1, 1].set(choices is False),
+        "position": jnp.asarray([9, 3, 0]),
+        "label": jnp.asarray([0, 0, 1]),
+    }
+
+
+@functools.cache
+def case(name: str) -> tuple[tasks.Task, Any, dict[str, jax.Array]]:
+    """A task with random parameters, and a batch for it."""
+    config = {"opt": OPT, "narrow": NARROW, "untied": UNTIED}.get(
+        name.split("-")[0], ROBERTA
+    )
+    adapter = {"lora": network.LoRA(rank=2), "prefix": network.Prefix(length=3)}
+    options: dict[str, Any] = {"adapter": adapter.get(name.split("-")[-1])}
+    kind = name.split("-")[1]
+    if kind == "head":
+        options["num_labels"] = 2
+    model = network.LanguageModel(config=config, **options)
+    make = {
+        "prompt": lambda: tasks.prompt(model, (7, 9)),
+        "head": lambda: tasks.head(model),
+        "choice": lambda: tasks.choice(model, span_length=2),
+        "generation": lambda: tasks.generation(model, span_length=2),
+    }
+    params = model.init(KEY)
+    # Biases, norms and LoRA's B begin at constants: none should hide a mistake.
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    noise = [0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves)]  # noqa: B905
+    leaves = [x + e for x, e in zip(leaves, noise)]  # noqa: B905
+    params = jax.tree.unflatten(structure, leaves)
+    return make[kind](), params, batch(kind == "choice")
+
+
+CASES = (
+    "roberta-prompt-lora",
+    "untied-prompt",
+    "roberta-head",
+    "opt-choice-prefix",
+    "opt-head",
+    "narrow-generation",
+)
+
+
+def stacked(path: str) -> bool:
+    return network.LanguageModel.is_stacked(path)
+
+
+def direction(law: str, params: Any, num: int = 1) -> sphere.Direction:
+    return sphere.directions(KEY, params, law=law, num=num, stacked=stacked)
+
+
+def assert_same_bits(a: Any, b: Any) -> None:
+    np.testing.assert_array_equal(
+        np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32)
+    )
+
+
+# --- lazy ---
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("roberta-prompt-lora", "rademacher"),
+        ("opt-choice-prefix", "gaussian"),
+        ("narrow-generation", "sphere"),
+    ],
+)
+def test_lazy_is_bit_equal_to_materialised(name: str, law: str) -> None:
+    task, params, data = case(name)
+    u = jax.jit(lambda p: sphere.select(direction(law, p), 0))(params)
+    scale = jnp.float32(0.05)
+    lazily = functools.partial(
+        jax.jit(lambda u, p, s: perturb.losses_at(task.value_fn, p, data, u, s)), u
+    )
+    losses = jax.jit(task.value_fn)
+    formed = functools.partial(jax.jit(lambda u, p, s: perturb.perturb(p, u, s)), u)
+    base = losses(params, data)
+    assert base.shape == (ROWS,) and base.dtype == jnp.float32
+    for s in (scale, -scale):
+        got = lazily(params, s)
+        assert_same_bits(got, losses(formed(params, s), data))
+        assert np.any(np.asarray(got) != np.asarray(base))
+
+
+def test_orthonormal_directions_raise() -> None:
+    task, params, data = case("roberta-prompt")
+    rows = jax.jit(lambda p: direction("orthonormal", p, num=2))(params)
+    with pytest.raises(ValueError, match=r"direction must be 'sphere'.*'orthonormal'"):
+        finite_difference.slopes(
+            task.value_fn, params, data, rows, smoothing_radius=1e-3
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_leaf_counts(name: str) -> None:
+    """Each leaf alone moves the losses; lazily so, for lazy is bit-equal to materialised.
+
+    But for the keys' bias, which a softmax over them does not see without a prefix.
+    """
+    task, params, data = case(name)
+    losses = jax.jit(task.value_fn)
+    base = losses(params, data)
+    leaves, structure = jax.tree.flatten(params)
+    paths = [sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    for i, path in enumerate(paths):
+        signs = np.where(np.arange(leaves[i].size) % 3 == 0, -0.3, 0.3)
+        moved = list(leaves)
+        moved[i] = leaves[i] + signs.reshape(leaves[i].shape).astype(np.float32)
+        got = losses(jax.tree.unflatten(structure, moved), data)
+        seen = float(np.max(np.abs(got - base))) > 1e-5
+        assert seen != (path.endswith("key/bias") and "prefix" not in name), path
+
+
+# --- one record, one loss ---
+
+
+@pytest.mark.parametrize(
+    "name", ["roberta-prompt-lora", "opt-choice-prefix", "narrow-generation"]
+)
+def test_losses_read_one_record_each(name: str) -> None:
+    task, params, data = case(name)
+    jaxdp.check_isolation(task.value_fn, params, data)
+
+
+@pytest.mark.parametrize("name", ["roberta-head", "narrow-generation"])
+def test_padding_is_not_read(name: str) -> None:
+    """Other tokens where there is no mask, to the bit; a longer padding, to a rounding."""
+    task, params, data = case(name)
+    losses = jax.jit(task.value_fn)
+    other = data | {"tokens": jnp.where(data["mask"], data["tokens"], 17)}
+    assert_same_bits(losses(params, other), losses(params, data))
+    longer = {
+        n: jnp.pad(x, ((0, 0), (0, 5))) if x.shape == (ROWS, LENGTH) else x
+        for n, x in data.items()
+    }
+    np.testing.assert_allclose(losses(params, longer), losses(params, data), rtol=2e-5)
+
+
+def test_a_choice_that_is_not_there_is_never_chosen() -> None:
+    task, params, data = case("opt-choice-prefix")
+    assert task.scores is not None
+    assert task.scores(params, data)[1, 1] < -1e8
+    # Whatever it holds: one choice left means a loss of zero.
+    assert task.value_fn(params, data)[1] == 0
+
+
+def test_the_decoder_does_not_look_ahead() -> None:
+    _, params, _ = case("opt-choice-prefix")
+    model = network.LanguageModel(config=OPT)
+    tokens, mask = batch()["tokens"], batch()["mask"]
+    before = model.hidden(params, tokens, mask)[0]
+    after = model.hidden(params, tokens.at[0, 6].set(5), mask)[0]
+    np.testing.assert_array_equal(before[:6], after[:6])
+    assert np.any(before[6:] != after[6:])
+
+
+# --- adapters, heads, dtypes ---
+
+
+@pytest.mark.parametrize("adapter", [network.LoRA(rank=2), network.Prefix(length=3)])
+def test_an_adapter_is_added_to_a_loaded_model(adapter: network.Adapter) -> None:
+    plain = network.LanguageModel(config=OPT)
+    model = network.LanguageModel(config=OPT, adapter=adapter)
+    loaded = plain.init(KEY)
+    params = model.with_new_parts(loaded, jax.random.key(8))
+    assert jax.tree.structure(params) == jax.tree.structure(model.init(KEY))
+    data = batch()
+    before = plain.hidden(loaded, data["tokens"], data["mask"])
+    after = model.hidden(params, data["tokens"], data["mask"])
+    # LoRA begins as the model was; a prefix is seen at once.
+    assert np.array_equal(before, after) == isinstance(adapter, network.LoRA)
+    new = {sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)}
+    old = {sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(loaded)}
+    assert {path for path in new if network.adapter_only(path)} == new - old
+
+
+def test_lora_is_what_its_paper_says() -> None:
+    """x W + (alpha / r) x A B, by merging the product into the kernel."""
+    adapter = network.LoRA(rank=2, alpha=3.0)
+    model = network.LanguageModel(config=ROBERTA, adapter=adapter)
+    _, params, data = case("roberta-prompt-lora")
+    layers = dict(params["layers"])
+    lora = layers.pop("lora")
+    attention = dict(layers["attention"])
+    for name in ("query", "value"):
+        product = jnp.einsum("lir,lro->lio", lora[name]["a"], lora[name]["b"])
+        kernel = attention[name]["kernel"] + 1.5 * product
+        attention[name] = {**attention[name], "kernel": kernel}
+    merged = {**params, "layers": {**layers, "attention": attention}}
+    plain = network.LanguageModel(config=ROBERTA)
+    np.testing.assert_allclose(
+        model.hidden(params, data["tokens"], data["mask"]),
+        plain.hidden(merged, data["tokens"], data["mask"]),
+        atol=1e-5,
+    )
+
+
+def test_sixteen_bits_compute_with_float32_weights() -> None:
+    task, params, data = case("roberta-prompt")
+    model = network.LanguageModel(config=ROBERTA, compute_dtype="bfloat16")
+    small = tasks.prompt(model, (7, 9))
+    assert model.hidden(params, data["tokens"], data["mask"]).dtype == jnp.bfloat16
+    losses = small.value_fn(params, data)
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, task.value_fn(params, data), atol=0.1)
+    assert not np.array_equal(losses, task.value_fn(params, data))
+
+
+def test_few_words_cost_the_same_logits_as_all() -> None:
+    _, params, data = case("untied-prompt")
+    model = network.LanguageModel(config=UNTIED)
+    x = model.hidden(params, data["tokens"], data["mask"])
+    whole = model.logits(params, x)
+    assert whole.shape == (ROWS, LENGTH, 61)
+    few = model.logits(params, x, vocabulary=jnp.asarray([60, 3]))
+    np.testing.assert_allclose(few, whole[..., jnp.asarray([60, 3])], atol=1e-5)
+
+
+# --- judging ---
+
+
+def test_predictions_in_batches_are_those_of_the_whole() -> None:
+    task, params, data = case("roberta-prompt")
+    assert task.scores is not None
+    whole = np.argmax(task.scores(params, data), axis=1)
+    got = tasks.predict(task, params, data, batch_size=2)
+    np.testing.assert_array_equal(got, whole)
+
+
+def test_generation_is_greedy_and_ends() -> None:
+    """Against one forward pass for each token."""
+    _, params, _ = case("opt-choice-prefix")
+    model, data, size = network.LanguageModel(config=OPT), batch(), LENGTH + 4
+    got = tasks.generate(model, params, data, max_new_tokens=4, batch_size=2)
+    assert got.shape == (ROWS, 4) and got.dtype == np.int32
+
+    @jax.jit
+    def best(tokens: jax.Array, length: jax.Array) -> jax.Array:
+        mask = (jnp.arange(size) < length)[None]
+        x = model.hidden(params, tokens[None], mask)[0, length - 1]
+        return jnp.argmax(model.logits(params, x))
+
+    for row in range(ROWS):
+        asked = np.asarray(data["mask"][row] & ~data["span"][row])
+        tokens = np.asarray(data["tokens"][row])[asked].tolist()
+        for written in got[row]:
+            padded = np.pad(tokens, (0, size - len(tokens)))
+            assert written == best(jnp.asarray(padded), len(tokens))
+            tokens.append(int(written))
+            if written == OPT.eos_token_id:
+                break
+    # A model that says its end token at once writes nothing more.
+    table = jnp.zeros_like(params["embedding"]["tokens"])
+    table = table.at[OPT.eos_token_id].set(params["final_norm"]["bias"])
+    quiet = {
+        **params,
+        "embedding": {**params["embedding"], "tokens": table},
+        "final_norm": {
+            "scale": jnp.zeros(16),
+            "bias": params["final_norm"]["bias"],
+        },
+    }
+    got = tasks.generate(model, quiet, data, max_new_tokens=3)
+    np.testing.assert_array_equal(got, [[OPT.eos_token_id, 1, 1]] * ROWS)
+
+
+def test_metrics() -> None:
+    assert tasks.accuracy(
+        np.asarray([1, 0, 1]), np.asarray([1, 1, 1])
+    ) == pytest.approx(2 / 3)
+    # Class 0: precision 1/2, recall 1; class 1: precision 1, recall 2/3.
+    got = tasks.macro_f1(np.asarray([0, 0, 1, 1]), np.asarray([0, 1, 1, 1]))
+    assert got == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert tasks.token_f1("The red cat!", ["a dog", "red cat"]) == 1
+    assert tasks.token_f1("red cat cat", ["cat"]) == pytest.approx(0.5)
+    assert tasks.token_f1("", ["cat"]) == 0 and tasks.token_f1("the", ["a"]) == 1
+
+
+# --- configurations and mistakes ---
+
+
+def test_a_configuration_goes_through_json() -> None:
+    for config in (ROBERTA, UNTIED, OPT, NARROW):
+        assert from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "bert"}, "model_type must be one of roberta, opt, got 'bert'"),
+        ({"hidden_act": "relu"}, "hidden_act must be 'gelu', got 'relu'"),
+        ({"num_attention_heads": 3}, "num_attention_heads must divide .* 16, got 3"),
+        ({"hidden_size": None}, "hidden_size"),
+    ],
+)
+def test_wrong_configurations_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        from_json(ROBERTA.to_json() | change)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda m: tasks.prompt(m, [3]),
+            "label_words must be two or more .*got \\[3\\]",
+        ),
+        (lambda m: tasks.prompt(m, [3, 3]), "different tokens"),
+        (lambda m: tasks.prompt(m, [3, 61]), "tokens below 61"),
+        (tasks.head, "num_labels"),
+        (
+            lambda m: tasks.choice(m, span_length=2),
+            "model must be a decoder.*'roberta'",
+        ),
+        (lambda m: tasks.generation(m, span_length=0), "span_length"),
+    ],
+)
+def test_wrong_tasks_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(network.LanguageModel(config=ROBERTA))

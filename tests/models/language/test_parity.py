@@ -1,0 +1,163 @@
+"""Our logits and likelihoods against what `transformers` computed (see golden/)."""
+
+import functools
+import importlib.util
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp.models.language import checkpoint, tasks
+from jaxdp.models.language.config import OPTConfig
+from jaxdp.models.language.network import LanguageModel
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
+TOLERANCE = 1e-4
+
+
+def load(folder: pathlib.Path, compute_dtype: Any = "float32"):
+    num_labels = 3 if "classifier" in folder.name else None
+    config, params = checkpoint.load(folder, num_labels=num_labels)
+    model = LanguageModel(
+        config=config, num_labels=num_labels, compute_dtype=compute_dtype
+    )
+    return model, params
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(model: LanguageModel, params: Any, tokens: Any, mask: Any) -> jax.Array:
+    """(B, K), or (B, L, V) with zeros at padding."""
+    if model.num_labels is not None:
+        return model.classify(params, tokens, mask)
+    out = model.logits(params, model.hidden(params, tokens, mask))
+    return jnp.where(mask[..., None], out, 0)
+
+
+def log_likelihood(
+    model: LanguageModel, scores: jax.Array, targets: np.ndarray, span: np.ndarray
+) -> np.ndarray:
+    """Sum over the span of log p(target); a decoder's logits name the next token."""
+    log_p = np.asarray(jax.nn.log_softmax(scores))
+    if isinstance(model.config, OPTConfig):
+        log_p = np.roll(log_p, 1, axis=1)
+    chosen = np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+    return np.where(span, chosen, 0).sum(axis=1)
+
+
+def batches(case: str) -> list[dict[str, np.ndarray]]:
+    """The padded batch, and the one without padding."""
+    with np.load(GOLDEN / case / "expected.npz") as file:
+        arrays = dict(file)
+    whole = {n[6:]: arrays.pop(n) for n in [*arrays] if n.startswith("whole_")}
+    return [arrays, whole | {"mask": np.ones(whole["tokens"].shape, bool)}]
+
+
+def test_golden_files_are_small_and_all_there() -> None:
+    assert len(CASES) == 7
+    assert sum(f.stat().st_size for f in GOLDEN.rglob("*") if f.is_file()) < 300_000
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_likelihoods_are_those_of_transformers(case: str) -> None:
+    model, params = load(GOLDEN / case)
+    padded, whole = batches(case)
+    assert not padded["mask"].all()
+    for batch in (padded, whole):
+        ours = logits(model, params, batch["tokens"], batch["mask"])
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, batch["logits"], atol=TOLERANCE, rtol=0)
+        if model.num_labels is None:
+            sums = log_likelihood(model, ours, batch["targets"], batch["span"])
+            want = batch["log_likelihood"]
+            assert np.all(want < -1)
+            np.testing.assert_allclose(sums, want, atol=TOLERANCE, rtol=0)
+
+
+def test_generation_loss_is_the_mean_of_the_golden_likelihood() -> None:
+    case = "opt_post_norm"  # with projections around its layers
+    model, params = load(GOLDEN / case)
+    padded, _ = batches(case)
+    length = padded["tokens"].shape[1]
+    task = tasks.generation(model, span_length=length)
+    losses = jax.jit(task.value_fn)(params, padded)
+    sums = -losses * padded["span"].sum(axis=1)
+    np.testing.assert_allclose(sums, padded["log_likelihood"], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["roberta_mlm", "opt", "opt_post_norm"])
+def test_what_stands_in_the_padding_does_not_matter(case: str) -> None:
+    model, params = load(GOLDEN / case)
+    padded, _ = batches(case)
+    other = np.where(padded["mask"], padded["tokens"], 7)
+    ours = logits(model, params, other, padded["mask"])
+    np.testing.assert_allclose(ours, padded["logits"], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["roberta_mlm", "opt"])
+def test_bfloat16_is_close(case: str) -> None:
+    """8 bits of mantissa through two layers: percents of the spread of the logits."""
+    model, params = load(GOLDEN / case, "bfloat16")
+    padded, _ = batches(case)
+    ours = np.asarray(logits(model, params, padded["tokens"], padded["mask"]))
+    error = np.abs(ours - padded["logits"])[padded["mask"]]
+    assert 1e-4 < error.max() < 0.15  # it is 16 bit, and no worse
+    assert error.mean() < 0.02
+
+
+# --- with transformers at hand (the extra [parity]) --------------------------------
+
+
+def make_golden() -> Any:
+    spec = importlib.util.spec_from_file_location(
+        "make_golden", GOLDEN / "make_golden.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")  # of other people's libraries
+@pytest.mark.parametrize("case", CASES)
+def test_live_parity(case: str, tmp_path: pathlib.Path, record_property: Any) -> None:
+    """A larger model of each kind, both ways: we load theirs, and they load ours."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    golden = make_golden()
+    name, options = golden.CASES[case]
+    larger = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 6}
+    if options.get("word_embed_proj_dim") == options["hidden_size"]:
+        larger["word_embed_proj_dim"] = 96
+    rng = np.random.default_rng(100)
+    theirs = golden.make_model(name, options | larger, rng, std=0.08)
+    theirs.save_pretrained(tmp_path / case)
+    model, params = load(tmp_path / case)
+
+    checkpoint.save(tmp_path / "ours", model.config, params, max_shard_bytes=100_000)
+    assert (tmp_path / "ours" / checkpoint.INDEX).is_file()
+    loaded, info = type(theirs).from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values()), info
+
+    for whole in (False, True):
+        expected = golden.expect(theirs, name, rng, whole)
+        expected = {n.removeprefix("whole_"): x for n, x in expected.items()}
+        tokens = expected["tokens"]
+        mask = expected.get("mask", np.ones(tokens.shape, bool))
+        ours = logits(model, params, tokens, mask)
+        error = np.abs(ours - expected["logits"]).max()
+        record_property("logits", float(error))
+        assert error < TOLERANCE
+        if "span" in expected:
+            sums = log_likelihood(model, ours, expected["targets"], expected["span"])
+            error = np.abs(sums - expected["log_likelihood"]).max()
+            record_property("log_likelihood", float(error))
+            assert error < TOLERANCE
+        back = golden.run(loaded.eval(), tokens, None if whole else mask)
+        back = back if back.ndim == 2 else np.where(mask[..., None], back, 0)
+        assert np.array_equal(back, expected["logits"])

@@ -1,0 +1,503 @@
+import json
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from jaxdp.models.language import text
+from jaxdp.models.language.config import OPTConfig, RobertaConfig
+
+CORPUS = [
+    "A great film, and a good one. It was great, it was good.",
+    "A terrible film, and a bad one. It was terrible, it was bad.",
+    "yes or no? The answer is yes. The answer is no.",
+] * 5
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+BOS, PAD, EOS, MASK = 0, 1, 2, 4
+SIZES: Any = {
+    "vocab_size": 400,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+ROBERTA = RobertaConfig(**SIZES, intermediate_size=24, max_position_embeddings=66)
+OPT = OPTConfig(**SIZES, ffn_dim=24, max_position_embeddings=64)
+UNICODE = "naïve — 日本語 🎉 \u200b"
+LONG = "A great film, and a terrible one. " * 40
+
+
+def byte_level_bpe() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=380,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
+
+
+@pytest.fixture(scope="module")
+def roberta() -> text.Tokenizer:
+    return text.Tokenizer(byte_level_bpe(), ROBERTA, MASK)
+
+
+@pytest.fixture(scope="module")
+def opt() -> text.Tokenizer:
+    return text.Tokenizer(byte_level_bpe(), OPT)
+
+
+def row(batch: dict[str, np.ndarray], index: Any) -> list[int]:
+    """The tokens of a row, which must be what the mask says and no padding."""
+    tokens, mask = batch["tokens"][index], batch["mask"][index]
+    count = int(mask.sum())
+    assert mask[:count].all() and (tokens[count:] == PAD).all()
+    return tokens[:count].tolist()
+
+
+# --- tokenizers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "string", ["", "A great film.", " great", UNICODE, "\n\n", LONG]
+)
+def test_a_text_survives(roberta: text.Tokenizer, string: str) -> None:
+    tokens = roberta.encode(string)
+    assert not {BOS, PAD, EOS, MASK} & set(tokens)
+    assert roberta.decode(tokens) == string
+    assert roberta.decode([BOS, *tokens, EOS, PAD, MASK]) == string
+
+
+@settings(max_examples=50, deadline=None)
+@given(string=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_no_text_makes_a_special_token(roberta: text.Tokenizer, string: str) -> None:
+    for special in ("", *SPECIAL):
+        tokens = roberta.encode(string + special)
+        assert not {BOS, PAD, EOS, MASK} & set(tokens)
+        assert roberta.decode(tokens) == string + special
+
+
+def write_config(folder: pathlib.Path, config: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(config.to_json()))
+
+
+@pytest.mark.parametrize("files", ["whole", "vocabulary and merges"])
+@pytest.mark.parametrize("config", [ROBERTA, OPT])
+def test_both_layouts_are_read(config: Any, files: str, tmp_path: pathlib.Path) -> None:
+    backend = byte_level_bpe()
+    write_config(tmp_path, config)
+    if files == "whole":
+        backend.enable_padding(length=50)  # which is no business of the file's
+        backend.enable_truncation(3)
+        backend.save(str(tmp_path / "tokenizer.json"))
+    else:
+        backend.model.save(str(tmp_path))
+        assert (tmp_path / "merges.txt").is_file()
+    loaded = text.Tokenizer.load(tmp_path)
+    want = text.Tokenizer(byte_level_bpe(), config)
+    assert loaded.mask_token_id == MASK
+    for string in (*CORPUS[:3], UNICODE, "<mask> <s>", ""):
+        assert loaded.encode(string) == want.encode(string)
+        tokens = [*loaded.start, *loaded.encode(string), EOS, PAD]
+        assert loaded.decode(tokens) == string
+
+
+def test_the_space_before_the_first_word_is_a_setting(tmp_path: pathlib.Path) -> None:
+    write_config(tmp_path, OPT)
+    byte_level_bpe().model.save(str(tmp_path))
+    setting = json.dumps({"add_prefix_space": True})
+    (tmp_path / "tokenizer_config.json").write_text(setting)
+    tokenizer = text.Tokenizer.load(tmp_path)
+    assert tokenizer.encode("great") == tokenizer.encode(" great")
+
+
+def test_what_is_saved_is_loaded(
+    roberta: text.Tokenizer, tmp_path: pathlib.Path
+) -> None:
+    write_config(tmp_path, ROBERTA)
+    roberta.save(tmp_path)
+    again = text.Tokenizer.load(tmp_path)
+    assert again.encode(LONG) == roberta.encode(LONG)
+    assert (again.config, again.mask_token_id) == (ROBERTA, MASK)
+
+
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json"])
+def test_special_tokens_are_the_model_s(file: str, tmp_path: pathlib.Path) -> None:
+    write_config(tmp_path, OPT)
+    byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
+    names = {"bos_token": "</s>", "mask_token": {"content": "<unk>", "lstrip": True}}
+    (tmp_path / file).write_text(json.dumps(names))
+    tokenizer = text.Tokenizer.load(tmp_path)
+    assert tokenizer.start == [EOS]  # of OPT
+    assert tokenizer.mask_token_id == 3
+    names = {"pad_token": {"content": "<unk>"}}
+    (tmp_path / file).write_text(json.dumps(names))
+    with pytest.raises(ValueError, match=r"pad_token '<unk>'.* is token 3.*is 1"):
+        text.Tokenizer.load(tmp_path)
+
+
+def test_tokenizers_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="folder"):
+        text.Tokenizer.load(tmp_path / "nowhere")
+    write_config(tmp_path, OPT)
+    with pytest.raises(ValueError, match=r"neither tokenizer\.json nor vocab\.json"):
+        text.Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="no tokenizer in"):
+        text.Tokenizer.load(tmp_path)
+
+
+def test_more_tokens_than_the_model_has() -> None:
+    small = OPTConfig(
+        **SIZES | {"vocab_size": 300}, ffn_dim=1, max_position_embeddings=9
+    )
+    with pytest.raises(ValueError, match="vocab_size of the model is 300"):
+        text.Tokenizer(byte_level_bpe(), small)
+    with pytest.raises(ValueError, match="mask_token_id must be below 400, got 400"):
+        text.Tokenizer(byte_level_bpe(), ROBERTA, 400)
+
+
+def test_label_words(roberta: text.Tokenizer) -> None:
+    words = roberta.label_words(["great", " terrible"])
+    assert [roberta.decode([word]) for word in words] == [" great", " terrible"]
+    with pytest.raises(ValueError, match=r"'xylophone' must be one token.*'Ġ?x"):
+        roberta.label_words(["great", "xylophone"])
+    with pytest.raises(ValueError, match="must differ"):
+        roberta.label_words(["great", "great"])
+
+
+def test_without_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    write_config(tmp_path, OPT)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxdp-optim\[lm\]'"):
+        text.Tokenizer.load(tmp_path)
+
+
+# --- classification ----------------------------------------------------------------
+
+PROMPT = "{text} It was {mask}."
+
+
+def test_a_prompt(roberta: text.Tokenizer) -> None:
+    record = {"text": "A great film."}
+    batch = text.encode_classification(
+        roberta, [record], max_length=32, template=PROMPT
+    )
+    assert batch["tokens"].dtype == batch["position"].dtype == np.int32
+    assert batch["tokens"].shape == (1, 32) and batch["mask"].dtype == bool
+    tokens = row(batch, 0)
+    before, after = roberta.encode("A great film. It was"), roberta.encode(".")
+    assert tokens == [BOS, *before, MASK, *after, EOS]  # no space before the mask
+    assert batch["position"].tolist() == [tokens.index(MASK)]
+
+
+@pytest.mark.parametrize("truncate", ["left", "right"])
+@pytest.mark.parametrize(
+    "string", ["", "good", LONG, UNICODE * 20, "<mask>" * 30, " " * 99]
+)
+def test_the_mask_token_survives(
+    roberta: text.Tokenizer, string: str, truncate: Any
+) -> None:
+    batch = text.encode_classification(
+        roberta, [{"text": string}], max_length=24, template=PROMPT, truncate=truncate
+    )
+    tokens, whole = row(batch, 0), roberta.encode(string)
+    end = [*roberta.encode(" It was"), MASK, *roberta.encode("."), EOS]
+    assert tokens[-len(end) :] == end and tokens[0] == BOS
+    assert tokens.count(MASK) == 1
+    assert tokens[batch["position"][0]] == MASK
+    kept = tokens[1 : -len(end)]
+    assert len(kept) == min(len(whole), 24 - 1 - len(end))
+    assert kept == (whole[: len(kept)] if truncate == "right" else whole[-len(kept) :])
+
+
+def test_two_fields_share_what_is_left(roberta: text.Tokenizer) -> None:
+    template = "{one} ? {mask} , {two}"
+    long, short = roberta.encode(LONG), roberta.encode("good")
+
+    def fields(one: str, two: str, length: int) -> tuple[list[int], list[int]]:
+        record = {"one": one, "two": two, "unused": 3}
+        batch = text.encode_classification(
+            roberta, [record], max_length=length, template=template
+        )
+        tokens, middle = row(batch, 0), roberta.encode(" ?")
+        where = batch["position"][0]
+        comma = len(roberta.encode(" ,"))
+        return tokens[1 : where - len(middle)], tokens[where + 1 + comma : -1]
+
+    room = 40 - 2 - len(roberta.encode(" ?")) - 1 - len(roberta.encode(" ,"))
+    one, two = fields("good", LONG, 40)
+    assert one == short and len(two) == room - len(short)
+    one, two = fields(LONG, LONG, 40)
+    assert {len(one), len(two)} <= {room // 2, room - room // 2}
+    assert len(one) + len(two) == room
+    assert one == long[: len(one)]
+    assert two == roberta.encode(" " + LONG)[: len(two)]
+    assert fields("", "", 40) == ([], [])
+
+
+def test_a_head_reads_the_whole_text(roberta: text.Tokenizer) -> None:
+    batch = text.encode_classification(
+        roberta, [{"text": "good"}, {"text": LONG}], max_length=9
+    )
+    assert batch.keys() == {"tokens", "mask"}
+    assert row(batch, 0) == [BOS, *roberta.encode("good"), EOS]
+    assert row(batch, 1) == [BOS, *roberta.encode(LONG)[:7], EOS]
+    pair = text.encode_classification(
+        roberta, [{"a": "good", "b": "bad"}], max_length=64, template="{a}{sep}{sep}{b}"
+    )
+    want = [BOS, *roberta.encode("good"), EOS, EOS, *roberta.encode("bad"), EOS]
+    assert row(pair, 0) == want
+
+
+@pytest.mark.parametrize("template", ["{text} It was {mask}", "{text} It was"])
+def test_a_decoder_s_prompt_ends_before_the_word(
+    opt: text.Tokenizer, template: str
+) -> None:
+    batch = text.encode_classification(
+        opt, [{"text": "A film."}, {"text": LONG}], max_length=16, template=template
+    )
+    assert row(batch, 0) == [EOS, *opt.encode("A film. It was")]
+    assert batch["position"].tolist() == [len(row(batch, 0)) - 1, 15]
+    assert row(batch, 1)[-len(opt.encode(" It was")) :] == opt.encode(" It was")
+    with pytest.raises(ValueError, match=r"must end with \{mask\}"):
+        text.encode_classification(
+            opt, [{"text": ""}], max_length=16, template="{text} {mask}."
+        )
+
+
+def test_templates_that_do_not_fit(roberta: text.Tokenizer) -> None:
+    def encode(template: str, length: int = 16) -> None:
+        text.encode_classification(
+            roberta, [{"text": "good"}], max_length=length, template=template
+        )
+
+    with pytest.raises(ValueError, match=r"record 1 has no field 'sentence'.*'text'"):
+        encode("{sentence} {mask}")
+    with pytest.raises(
+        ValueError, match="room for 6 tokens, but the template alone has"
+    ):
+        encode("It was a great film, and a terrible one. {text} {mask}", 8)
+    with pytest.raises(ValueError, match="at most once"):
+        encode("{mask} {mask}")
+    with pytest.raises(ValueError, match="names in braces"):
+        encode("{} {mask}")
+    with pytest.raises(ValueError, match="names in braces"):
+        encode("{text:>10}")
+    with pytest.raises(ValueError, match="template"):
+        encode("{text")
+    with pytest.raises(ValueError, match=r"max_length must be .* <= 64, got 65"):
+        encode("{text}", 65)
+    with pytest.raises(ValueError, match="truncate"):
+        text.encode_classification(roberta, [], max_length=8, truncate="middle")
+    unmasked = text.Tokenizer(byte_level_bpe(), ROBERTA)
+    with pytest.raises(ValueError, match="has no mask token"):
+        text.encode_classification(unmasked, [], max_length=8, template="{mask}")
+    assert text.template_fields("{a} {{x}} {mask} {b}{sep}") == ["a", "b"]
+    encode("{{{text}}}")
+
+
+def test_a_field_must_be_text(roberta: text.Tokenizer) -> None:
+    records = [{"text": "good"}, {"text": None}]
+    with pytest.raises(ValueError, match="record 2: text must be text, got None"):
+        text.encode_classification(roberta, records, max_length=8)
+    assert row(text.encode_classification(roberta, [{"text": 7}], max_length=8), 0)
+
+
+# --- choices and answers -----------------------------------------------------------
+
+
+def test_choices_of_every_record(opt: text.Tokenizer) -> None:
+    records = [{"text": "A film."}, {"text": LONG}]
+    batch = text.encode_choices(
+        opt,
+        records,
+        max_length=24,
+        template="{text} It was",
+        choices=["great", "xylophone"],
+        span_length=12,
+    )
+    assert batch["tokens"].shape == batch["span"].shape == (2, 2, 24)
+    assert batch["valid"].tolist() == [[True, True]] * 2
+    for i in range(2):
+        prompts = []
+        for c, word in enumerate([" great", " xylophone"]):
+            tokens, span = row(batch, (i, c)), batch["span"][i, c]
+            count = int(span.sum())
+            assert tokens[-count:] == opt.encode(word)
+            assert span[len(tokens) - count : len(tokens)].all()
+            prompts.append(tokens[:-count])
+        assert prompts[0] == prompts[1]  # however long the choice is
+        assert prompts[0][0] == EOS
+        assert opt.decode(prompts[0]).endswith(" It was")
+    assert len(row(batch, (1, 0))) == 24 - 12 + 1
+
+
+def test_unequal_numbers_of_choices(opt: text.Tokenizer) -> None:
+    records = [
+        {"q": "yes or no?", "options": ["yes", "no"]},
+        {"q": "", "options": ["no"]},
+    ]
+    batch = text.encode_choices(
+        opt,
+        records,
+        max_length=32,
+        template="{q}\n",
+        choices="options",
+        span_length=4,
+        num_choices=3,
+    )
+    assert batch["valid"].tolist() == [[True, True, False], [True, False, False]]
+    assert not batch["mask"][~batch["valid"]].any()
+    assert not batch["span"][~batch["valid"]].any()
+    assert (batch["tokens"][~batch["valid"]] == PAD).all()
+    # After a new line no space begins the choice.
+    want = [EOS, *opt.encode("yes or no?"), *opt.encode("\n"), *opt.encode("yes")]
+    assert row(batch, (0, 0)) == want
+
+
+def test_choices_that_do_not_fit(opt: text.Tokenizer, roberta: text.Tokenizer) -> None:
+    def encode(records: Any, choices: Any = "options", **more: Any) -> Any:
+        given: Any = {"max_length": 16, "template": "a", "span_length": 3}
+        return text.encode_choices(opt, records, choices=choices, **given | more)
+
+    long = encode([{}], ["good", "great terrible film, yes or no"])
+    assert long["span"].sum(axis=-1).tolist() == [[len(opt.encode(" good")), 3]]
+    with pytest.raises(ValueError, match="record 2 must have 1 to 2 choices, got 3"):
+        encode([{"options": ["a"]}, {"options": ["a", "b", "c"]}], num_choices=2)
+    with pytest.raises(ValueError, match="record 1 must have 1 to 2 choices, got 0"):
+        encode([{"options": []}], num_choices=2)
+    with pytest.raises(ValueError, match="record 1: choice 2 is empty"):
+        encode([{"options": ["a", " "]}], num_choices=2)
+    with pytest.raises(ValueError, match="record 1: options must be a list of texts"):
+        encode([{"options": "ab"}], num_choices=2)
+    with pytest.raises(TypeError, match="num_choices"):
+        encode([{"options": ["a"]}])
+    with pytest.raises(ValueError, match="choices must be two texts or more"):
+        encode([{}], ["a"])
+    with pytest.raises(ValueError, match="tokenizer must be a decoder's"):
+        text.encode_choices(
+            roberta, [], max_length=16, template="", choices=["a", "b"], span_length=2
+        )
+
+
+def test_answers(opt: text.Tokenizer) -> None:
+    records = [
+        {"question": "yes or no?", "answer": "yes"},
+        {"question": LONG, "answer": ["The answer is no.", "no"]},
+        {"question": "", "answer": ""},
+        {"question": "", "answer": LONG},
+    ]
+    batch = text.encode_generation(
+        opt,
+        records,
+        max_length=40,
+        template="Question: {question}\nAnswer: ",
+        span_length=14,
+        truncate="left",
+    )
+    for i, answer in enumerate(["yes", "The answer is no.", "", LONG]):
+        tokens, span = row(batch, i), batch["span"][i]
+        marked = tokens[-int(span.sum()) :]
+        assert span[: len(tokens)].tolist() == [False] * (len(tokens) - len(marked)) + [
+            True
+        ] * len(marked)
+        whole = opt.encode(" " + answer.strip()) if answer else []
+        assert marked == [*whole[:13], EOS]
+        prompt = opt.decode(tokens[: -len(marked)])
+        assert prompt.startswith("Question:") and prompt.endswith("\nAnswer:")
+    assert len(row(batch, 1)) <= 40
+    assert opt.decode(row(batch, 1)).count("one.") >= 1  # the end of the question
+    with pytest.raises(ValueError, match="record 1 has no field 'answer'"):
+        text.encode_generation(
+            opt, [{"q": ""}], max_length=16, template="{q}", span_length=4
+        )
+    with pytest.raises(ValueError, match="record 1: answer must have a text"):
+        text.encode_generation(
+            opt, [{"answer": []}], max_length=16, template="", span_length=4
+        )
+
+
+def test_the_length_does_not_depend_on_the_records(opt: text.Tokenizer) -> None:
+    for records in ([{"text": ""}], [{"text": LONG}] * 3):
+        batch = text.encode_classification(opt, records, max_length=12)
+        assert batch["tokens"].shape == (len(records), 12)
+
+
+# --- files -------------------------------------------------------------------------
+
+
+def write(path: pathlib.Path, content: str) -> pathlib.Path:
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_records_of_each_format(tmp_path: pathlib.Path) -> None:
+    want = [{"text": '"a" b, ü', "label": "1"}, {"text": "", "label": "0"}]
+    lines = [json.dumps(record) for record in want]
+    jsonl = write(tmp_path / "a.jsonl", "\n".join([lines[0], "", lines[1], ""]))
+    table = write(tmp_path / "a.csv", '\ufefftext,label\n"""a"" b, ü",1\n"",0\n')
+    tabbed = write(tmp_path / "a.tsv", 'text\tlabel\n"a" b, ü\t1\n\t0\n')
+    for path in (jsonl, table, tabbed):
+        assert text.read_records(path, fields=["text", "label"]) == want
+
+
+def test_a_cell_of_two_lines_and_windows_line_ends(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path / "a.csv", 'text,label\r\n"one\r\ntwo",1\r\nthree\r\n')
+    with pytest.raises(ValueError, match=r"a\.csv, line 4: has 1 cells.*text, label"):
+        text.read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": \n', r"a\.jsonl, line 2: is not JSON"),
+        ("a.jsonl", "\n[1, 2]\n", r"line 2: must hold an object, got '\[1, 2\]'"),
+        ("a.jsonl", '{"a": 1}\n{"b": 2}\n', "line 2: has no field 'a', only b"),
+        ("a.jsonl", "", r"a\.jsonl has no records"),
+        ("a.csv", "a,b\n", r"a\.csv has no records"),
+        ("a.csv", "a,a\n1,2\n", "line 1: must name each field once"),
+        ("a.csv", 'a,b\n"x"y,2\n', r"a\.csv cannot be read"),
+        ("a.tsv", "b\n1\n", "line 2: has no field 'a', only b"),
+        ("a.tsv", "a\tb\n1\t2\n3\n", "line 3: has 1 cells, but the fields are a, b"),
+        ("a.txt", "", r"must end in \.jsonl, \.csv, \.tsv"),
+    ],
+)
+def test_files_that_cannot_be_read(
+    name: str, content: str, message: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        text.read_records(write(tmp_path / name, content), fields=["a"])
+
+
+def test_a_file_that_is_no_text(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="cannot be read"):
+        text.read_records(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match="existing file"):
+        text.read_records(tmp_path / "b.csv")
+
+
+def test_labels() -> None:
+    records = [{"label": 1}, {"label": "no"}, {"label": "1 "}]
+    found = text.labels(records, "label", ["no", 1])
+    assert found.tolist() == [1, 0, 1] and found.dtype == np.int32
+    with pytest.raises(
+        ValueError, match="record 2: label must be one of a, 1, got 'no'"
+    ):
+        text.labels(records, "label", ["a", 1])
+    with pytest.raises(ValueError, match="record 1 has no field 'y'"):
+        text.labels(records, "y", ["a", "b"])
+    with pytest.raises(ValueError, match="different names"):
+        text.labels(records, "label", ["a", "a"])
