@@ -1,0 +1,122 @@
+"""Whether the arithmetic of a run can see its smoothing radius."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.kernels.sphere import path_str
+from jaxdp.transforms import _common
+
+#: The least radius that the rounding of losses and activations leaves visible: at 1e-6 in
+#: float32 the error of a slope is 1.4 % (14 % at 1e-7), at 3e-4 in bfloat16 about a half
+#: (as large as the slope at 1e-4); ``bench/slope_error.py``. In float64 only the spacing
+#: of the parameters counts.
+LEAST_RADIUS = {"float32": 1e-6, "bfloat16": 3e-4, "float16": 3e-4}
+
+#: Elements that are looked at in each leaf.
+_SAMPLE = 1024
+#: From this size on, only those elements are fetched from the device.
+_LARGE = 2**20
+
+
+def warn_if_unresolved(
+    smoothing_radius: float,
+    params: Any,
+    *,
+    trainable: _common.Trainable = None,
+    compute_dtype: Any = None,
+    stacklevel: int = 1,
+) -> None:
+    """Warns where rounding hides most of what a perturbation does to the losses.
+
+    Slopes are then noise, and nothing is learned; privacy is not touched. Reads a sample
+    of the parameters on the host, and no data. The least recommended radius is the larger
+    of two, for the coarsest dtype at hand:
+
+    * what :data:`LEAST_RADIUS` gives for losses computed in that dtype;
+    * half the distance of neighbouring numbers, at the median of the elements that move:
+      below it, most parameters round back to where they were.
+
+    Args:
+      smoothing_radius: lambda >= 0, in units of the parameters; 0 never warns.
+      params: the initial parameters, public: a pytree of arrays of any shape and dtype.
+      trainable: which leaves move (None, predicate on the path, pytree of bools).
+      compute_dtype: what the losses cast the parameters to; None is their own dtype.
+      stacklevel: whose line the warning names: 1 is the caller's, 2 its caller's.
+
+    Warns:
+      UserWarning: the radius is below the least recommended one. It names
+        ``smoothing_radius``, its value, the dtype and that least value.
+
+    Raises:
+      TypeError, ValueError: a radius below zero, or a ``trainable`` that does not fit.
+    """
+    _validate.non_negative(smoothing_radius=smoothing_radius)
+    if smoothing_radius == 0:
+        return
+    found = [
+        (max(LEAST_RADIUS.get(dtype, 0.0), _median(sizes)), dtype)
+        for dtype, sizes in _spacings(params, trainable, compute_dtype).items()
+    ]
+    least, dtype = max(found, default=(0.0, ""))
+    if smoothing_radius < least:
+        warnings.warn(
+            f"smoothing_radius={smoothing_radius:g} is below what {dtype} resolves here: "
+            f"slopes will mostly be rounding errors; take at least {least:.2g}, or 0 for "
+            "exact derivatives",
+            stacklevel=stacklevel + 1,
+        )
+
+
+#: For each leaf: half the distances to the next numbers, and how many elements it has.
+_Sizes = list[tuple[np.ndarray, int]]
+
+
+def _spacings(
+    params: Any, trainable: _common.Trainable, compute_dtype: Any
+) -> dict[str, _Sizes]:
+    """The leaves that move, by the name of the dtype that they are used in."""
+    moves = _common.moving(params, trainable)
+    found: dict[str, _Sizes] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not moves(path_str(path)) or np.size(leaf) == 0:
+            continue
+        dtype = jnp.result_type(leaf)
+        if (
+            compute_dtype is not None
+            and jnp.finfo(compute_dtype).eps > jnp.finfo(dtype).eps
+        ):
+            dtype = jnp.dtype(compute_dtype)
+        half = _half_spacing(_sample(leaf), float(jnp.finfo(dtype).eps))
+        found.setdefault(dtype.name, []).append((half, int(np.size(leaf))))
+    return found
+
+
+def _sample(leaf: Any) -> np.ndarray:
+    """Some elements of a leaf, float64, evenly spread over it."""
+    size = np.size(leaf)
+    places = np.linspace(0, size - 1, min(size, _SAMPLE)).astype(np.int64)
+    if size < _LARGE:
+        taken = np.ravel(np.asarray(leaf))[places]
+    else:
+        taken = leaf[np.unravel_index(places, leaf.shape)]
+    return np.asarray(taken, np.float64)
+
+
+def _half_spacing(values: np.ndarray, eps: float) -> np.ndarray:
+    """Half the distance from each value to the next larger number of its dtype."""
+    _, exponent = np.frexp(values)
+    return np.where(values == 0, 0.0, np.ldexp(eps / 4, exponent))
+
+
+def _median(sizes: _Sizes) -> float:
+    """The median over all elements of all leaves."""
+    values = np.concatenate([half for half, _ in sizes])
+    weights = np.concatenate([np.full(len(h), n / len(h)) for h, n in sizes])
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(total, total[-1] / 2)])

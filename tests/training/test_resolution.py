@@ -1,0 +1,130 @@
+"""A radius that rounding hides is warned of before the run; a sensible one never is."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.training import resolution
+from jaxdp.training.resolution import warn_if_unresolved
+from tests.training.problem import DATA, PARAMS, make_plan, value_fn
+
+WEIGHTS = np.random.default_rng(0).normal(scale=0.02, size=(40, 30))
+
+
+def weights(dtype: str, scale: float = 1.0) -> dict[str, jax.Array]:
+    return {"w": jnp.asarray(scale * WEIGHTS, dtype), "b": jnp.zeros(30, dtype)}
+
+
+def warned(radius: float, params: Any, **kwargs: Any) -> str | None:
+    """The message of the warning, None if there is none."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_if_unresolved(radius, params, **kwargs)
+    assert len(found) <= 1
+    return str(found[0].message) if found else None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_least_radius_of_each_dtype(dtype: str) -> None:
+    least = resolution.LEAST_RADIUS[dtype]
+    assert warned(least, weights(dtype)) is None
+    message = warned(0.99 * least, weights(dtype))
+    assert message is not None
+    for part in (f"smoothing_radius={0.99 * least:g}", dtype, f"at least {least:.2g}"):
+        assert part in message
+
+
+def test_radius_zero_never_warns() -> None:
+    assert warned(0.0, weights("float16", 1e4)) is None
+
+
+def test_a_narrower_compute_dtype_counts() -> None:
+    params = weights("float32")
+    assert warned(1e-4, params) is None
+    assert "bfloat16" in (warned(1e-4, params, compute_dtype="bfloat16") or "")
+    assert warned(3e-4, params, compute_dtype="bfloat16") is None
+    # A wider one does not help weights that are rounded to begin with.
+    assert "bfloat16" in (
+        warned(1e-4, weights("bfloat16"), compute_dtype="float32") or ""
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e3])
+def test_what_is_warned_of_is_what_rounding_takes_away(
+    dtype: str, scale: float
+) -> None:
+    x = np.asarray(weights(dtype, scale)["w"])
+    half = resolution._half_spacing(x.astype(float), float(jnp.finfo(dtype).eps))
+    normal = np.abs(x.astype(float)) >= float(jnp.finfo(dtype).smallest_normal)
+    for share, back in ((0.99, True), (1.01, False)):  # Away from zero.
+        moved = x.astype(float) + share * half * np.sign(x.astype(float))
+        assert np.all((moved.astype(x.dtype) == x)[normal] == back)
+    # Half of the elements would round back below the radius that is named.
+    least = max(float(np.median(half)), resolution.LEAST_RADIUS[dtype])
+    params = {"w": jnp.asarray(x)}
+    assert warned(0.5 * least, params) is not None
+    assert warned(1.01 * least, params) is None
+
+
+def test_leaves_count_by_their_size_and_only_those_that_move() -> None:
+    large = {"body": jnp.full((300, 300), 1e-3)}
+    large |= {f"head{i}": jnp.full(1000, 1e5) for i in range(5)}
+    assert warned(1e-4, large) is None
+    head = lambda path: path.startswith("head")  # noqa: E731
+    assert "float32" in (warned(1e-4, large, trainable=head) or "")
+    # Frozen leaves may be of any dtype.
+    frozen = {"w": jnp.ones(3), "table": jnp.arange(4), "old": jnp.ones(3, "float16")}
+    only_w = lambda path: path == "w"  # noqa: E731
+    assert warned(1e-5, frozen, trainable=only_w) is None
+    assert warned(1e-5, frozen, trainable=lambda path: path != "table") is not None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"w": jnp.zeros((4, 3))},
+        {"w": 0.3},
+        {"w": np.ones(())},
+        {"w": jnp.zeros((0, 3)), "v": jnp.ones(1)},
+        {"w": jnp.zeros((0, 3))},
+        {"w": jnp.asarray([1.0, jnp.nan, jnp.inf])},
+    ],
+)
+def test_odd_parameters(params: Any) -> None:
+    assert warned(1e-4, params) is None
+
+
+def test_a_large_leaf_is_sampled_all_over() -> None:
+    size = resolution._LARGE
+    x = np.ones((4, size // 4), np.float32)
+    x[:2] = 1e6  # Half of it, and a little more.
+    x[2, :10_000] = 1e6
+    assert "float32" in (warned(1e-3, jnp.asarray(x)) or "")
+    x[2] = x[1, -10_000:] = 1.0
+    assert warned(1e-3, jnp.asarray(x)) is None
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="smoothing_radius must be"):
+        warn_if_unresolved(-1.0, PARAMS)
+    with pytest.raises(ValueError, match="trainable"):
+        warn_if_unresolved(1e-3, PARAMS, trainable=lambda path: False)
+
+
+def test_fit_and_resume_warn(tmp_path: Path) -> None:
+    """In the line of the caller."""
+    plan = make_plan(smoothing_radius=1e-8, num_steps=2)
+    keys, run = jaxdp.Keys.insecure(0), tmp_path / "run"
+    with pytest.warns(UserWarning, match=r"smoothing_radius=1e-08 .* float32") as at:
+        jaxdp.fit(plan, keys, PARAMS, DATA, value_fn=value_fn, ledger=run)
+    assert [w.filename for w in at] == [__file__]
+    with pytest.warns(UserWarning, match="smoothing_radius") as at:
+        jaxdp.resume(run, PARAMS, DATA, value_fn=value_fn)
+    assert [w.filename for w in at] == [__file__]
