@@ -1,4 +1,4 @@
-"""The command line: ``train``, ``epsilon``, ``calibrate``, ``audit``, ``replay``.
+"""The command line: ``train``, ``finetune``, ``epsilon``, ``calibrate``, and so on.
 
 A wrong argument gives one line on standard error and exit code 2, before anything is
 spent or written; Ctrl-C gives one line and exit code 130. A traceback is a bug of ours.
@@ -15,7 +15,7 @@ from typing import Any
 
 import tyro
 
-from jaxdp.cli import options
+from jaxdp.cli import kinds, options
 from jaxdp.cli.errors import UsageError, flag
 
 _HELP = {"-h", "--help"}
@@ -56,6 +56,10 @@ def _dispatch(command: Any) -> int:
         from jaxdp.cli import train
 
         train.run(command)
+    elif isinstance(command, options.Finetune):
+        from jaxdp.cli import finetune
+
+        finetune.run(command)
     elif isinstance(command, options.Replay):
         from jaxdp.cli import replay
 
@@ -147,5 +151,5 @@ def _allowed(command: str, option: str) -> str:
     """What the value of an option may be."""
     for field in dataclasses.fields(options.COMMANDS[command]):
         if flag(field.name) == option:
-            return options.allowed(options.COMMANDS[command], field.name)
+            return kinds.allowed(options.COMMANDS[command], field.name)
     return "a value"

@@ -35,7 +35,7 @@ def usage(command: Any, about: str | None = None) -> Iterator[None]:
     except (ValueError, TypeError, OSError) as error:
         message = str(error)
         fields = {f.name for f in dataclasses.fields(command)}
-        found = re.match(r"\w+", message)
+        found = re.match(r"\w+(?![\w./\\-])", message)  # No file's name.
         name = _RENAMED.get(found[0], found[0]) if found else ""
         if found and name in fields:
             message = flag(name) + message[found.end() :]

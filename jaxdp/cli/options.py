@@ -1,132 +1,37 @@
 """What each command takes: types, help and how a wrong value is described."""
 
 import dataclasses
-import json
 import pathlib
 import typing
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import tyro
 
 from jaxdp import accounting
-from jaxdp.cli import recipes
+from jaxdp.cli import kinds, recipes
+from jaxdp.cli.kinds import (
+    Flag,
+    IntegerOfRecipe,
+    MaybeInteger,
+    MaybeNumber,
+    NumberOfRecipe,
+    Relation,
+    SamplingProb,
+)
 from jaxdp.plans.dpzero import DirectionLaw
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
 MODELS = ("linear", "mlp")
 SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
+LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
+TRAINABLE = ("all", "lora", "prefix", "head")
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+#: Those that a language model draws where it needs them.
+LAZY_DIRECTIONS = ("rademacher", "gaussian", "sphere")
+SAMPLING = ("poisson", "fixed-size", "full")
 DEFAULT_EPSILON = 2.0
 DEFAULT_DELTA = 1e-5
-
-
-# --- kinds of values ---------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Allowed:
-    words: str
-
-
-def _kind(
-    metavar: str, allowed: str, parse: Callable[[str], Any], missing: str = "none"
-) -> tuple[Any, _Allowed]:
-    """What annotates an option of one value.
-
-    Args:
-      metavar: what help calls the value.
-      allowed: what it may be, in words.
-      parse: reads it; raises ValueError or OSError.
-      missing: what help calls None.
-    """
-
-    def instance(words: list[str]) -> Any:
-        try:
-            return parse(words[0])
-        except (ValueError, OSError):
-            raise ValueError(f"must be {allowed}, got {words[0]!r}") from None
-
-    spec = tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=instance,
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [missing if value is None else str(value)],
-    )
-    return spec, _Allowed(allowed)
-
-
-def allowed(command: type, name: str) -> str:
-    """What the value of a command's field may be, in words."""
-    hint = typing.get_type_hints(command, include_extras=True)[name]
-    words = [x.words for x in typing.get_args(hint) if isinstance(x, _Allowed)]
-    return words[0] if words else "a value"
-
-
-def _choice(*names: str, missing: str = "none") -> tuple[Any, _Allowed]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError
-        return text
-
-    shown = ", ".join(names)
-    return _kind("|".join(names), f"one of {shown}", parse, missing)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
-def _pair(text: str) -> tuple[float, float]:
-    low, high = _numbers(text)
-    return low, high
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    widths = tuple(int(part) for part in text.split(","))
-    if min(widths) < 1:
-        raise ValueError
-    return widths
-
-
-def _bounds(text: str) -> tuple[float, float] | Mapping[str, Any]:
-    if not text.endswith(".json"):
-        return _pair(text)
-    columns = json.loads(pathlib.Path(text).read_text(encoding="utf-8"))
-    if not isinstance(columns, dict):
-        raise ValueError
-    return columns
-
-
-def _classes(text: str) -> int | tuple[str, ...]:
-    if text.isdecimal():
-        return int(text)
-    return tuple(part.strip() for part in text.split(","))
-
-
-def _number(missing: str = "none") -> tuple[Any, _Allowed]:
-    return _kind("NUMBER", "a number", float, missing)
-
-
-def _integer(missing: str = "none") -> tuple[Any, _Allowed]:
-    return _kind("INTEGER", "an integer", int, missing)
-
-
-def _path(missing: str = "none") -> tuple[Any, _Allowed]:
-    return _kind("PATH", "a path", pathlib.Path, missing)
-
-
-Relation = Annotated[str, *_choice(*accounting.RELATIONS)]
-SamplingProb = Annotated[float | None, *_number("1")]
-MaybeNumber = Annotated[float | None, *_number()]
-MaybeInteger = Annotated[int | None, *_integer()]
-NumberOfRecipe = Annotated[float | None, *_number("recipe")]
-IntegerOfRecipe = Annotated[int | None, *_integer("recipe")]
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-
-
-# --- commands ----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,21 +42,21 @@ class Train:
     Metrics are computed on the held-out records only, which count as public.
     """
 
-    dataset: Annotated[str, *_kind("NAME|PATH", "a data set", str)] = "digits"
+    dataset: Annotated[str, *kinds.kind("NAME|PATH", "a data set", str)] = "digits"
     """digits, breast_cancer, wine, diabetes, quadratic_*, or a .csv or .npz file."""
-    model: Annotated[str, *_choice(*MODELS)] = "linear"
+    model: Annotated[str, *kinds.choice(*MODELS)] = "linear"
     """Of what is trained; the quadratics are their own model."""
     hidden: Annotated[
         tuple[int, ...] | None,
-        *_kind("WIDTH,...", "integers >= 1, as in 64,32", _widths, "32"),
+        *kinds.kind("WIDTH,...", "integers >= 1, as in 64,32", kinds.widths, "32"),
     ] = None
     """Widths of mlp's hidden layers."""
-    algorithm: Annotated[str, *_choice(*recipes.ALGORITHMS)] = "dpzero"
+    algorithm: Annotated[str, *kinds.choice(*recipes.ALGORITHMS)] = "dpzero"
     """mezo and gd are dpzero and dpgd without clip and noise: not private."""
 
-    epsilon: Annotated[float | None, *_number(f"{DEFAULT_EPSILON:g}")] = None
+    epsilon: Annotated[float | None, *kinds.number(f"{DEFAULT_EPSILON:g}")] = None
     """Budget of the whole run."""
-    delta: Annotated[float | None, *_number(f"{DEFAULT_DELTA:g}")] = None
+    delta: Annotated[float | None, *kinds.number(f"{DEFAULT_DELTA:g}")] = None
     """Budget of the whole run."""
     relation: Relation = "replace_one"
     """Which data sets count as neighbours."""
@@ -168,12 +73,14 @@ class Train:
     """Length of the difference, over that of the direction."""
     num_directions: IntegerOfRecipe = None
     """Directions of a step; together they cost what one costs."""
-    direction: Annotated[str | None, *_choice(*DIRECTIONS, missing="recipe")] = None
+    direction: Annotated[str | None, *kinds.choice(*DIRECTIONS, missing="recipe")] = (
+        None
+    )
     """Law of the directions."""
 
     learning_rate: NumberOfRecipe = None
     """Step size."""
-    schedule: Annotated[str | None, *_choice(*SCHEDULES, missing="recipe")] = None
+    schedule: Annotated[str | None, *kinds.choice(*SCHEDULES, missing="recipe")] = None
     """Step size over time; cosine ends at 0."""
     momentum: NumberOfRecipe = None
     """In [0, 1): decay of a moving average of the releases."""
@@ -182,34 +89,38 @@ class Train:
     microbatch_size: MaybeInteger = None
     """Records evaluated at once."""
 
-    seed: Annotated[int | None, *_integer("entropy")] = None
+    seed: Annotated[int | None, *kinds.integer("entropy")] = None
     """Makes the run reproducible, and not private."""
 
-    label: Annotated[str | None, *_kind("NAME", "a name", str)] = None
+    label: Annotated[str | None, *kinds.kind("NAME", "a name", str)] = None
     """File: the label's column or array."""
     bounds: Annotated[
         Any,
-        *_kind(
+        *kinds.kind(
             "LOW,HIGH|FILE",
             "numbers LOW,HIGH or a JSON file with [low, high] of every column",
-            _bounds,
+            kinds.bounds,
         ),
     ] = None
     """File: public bounds that scale features to [0, 1]."""
-    task: Annotated[str | None, *_choice(*TASKS, missing=TASKS[0])] = None
+    task: Annotated[str | None, *kinds.choice(*TASKS, missing=TASKS[0])] = None
     """File: what the label is."""
     classes: Annotated[
-        Any, *_kind("K|NAME,...", "a number or names of classes", _classes, "read")
+        Any,
+        *kinds.kind(
+            "K|NAME,...", "a number or names of classes", kinds.classes, "read"
+        ),
     ] = None
     """File: the public set of classes."""
     label_bounds: Annotated[
-        tuple[float, float] | None, *_kind("LOW,HIGH", "numbers LOW,HIGH", _pair)
+        tuple[float, float] | None,
+        *kinds.kind("LOW,HIGH", "numbers LOW,HIGH", kinds.pair),
     ] = None
     """File: public bounds that scale a regression target."""
-    test_fraction: Annotated[float | None, *_number("0.2")] = None
+    test_fraction: Annotated[float | None, *kinds.number("0.2")] = None
     """Share of the records that is held out and public; a file needs it given."""
 
-    out: Annotated[pathlib.Path | None, *_path("runs/DATASET")] = None
+    out: Annotated[pathlib.Path | None, *kinds.path("runs/DATASET")] = None
     """Folder for plan.json, report.json, params.npz and the plots."""
     overwrite: Flag = False
     """Also write into a folder with other files, or in place of an earlier run."""
@@ -224,19 +135,128 @@ class Train:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Fine-tune a RoBERTa or OPT checkpoint without backpropagation, under a plan.
+
+    The model, the records of --eval, templates, labels and all numbers are public; only
+    the records of --train are private. Metrics are computed on --eval, before and while
+    training. "recipe" stands for what --recipe says, and without one for 1000 steps (the
+    paper takes 10000 and more) of 64 records, and by --trainable:
+    all: step size 1e-6, clip 200, radius 1e-3, the paper's for RoBERTa-large;
+    lora: 5e-5, 30, 1e-2; prefix: 1e-3, 30, 1e-1; head: 1e-3, 10, 1e-3.
+    Smaller models take larger steps: choose on public records.
+    """
+
+    model: Annotated[Any, *kinds.kind("FOLDER", "a folder", str)] = None
+    """Checkpoint as Hugging Face writes it: config.json, safetensors, a tokenizer."""
+    train: Annotated[Any, *kinds.kind("FILE", "a file", str)] = None
+    """Private records: .jsonl, .csv or .tsv."""
+    eval: Annotated[Any, *kinds.kind("FILE", "a file", str)] = None
+    """Public records of the same fields, on which the run is judged."""
+    task: Annotated[Any, *kinds.choice(*LANGUAGE_TASKS, missing="recipe")] = None
+    """Label words in a prompt, a classification head, choice by likelihood, or text."""
+
+    template: Annotated[Any, *kinds.kind("TEXT", "a text", str, "recipe or {text}")] = (
+        None
+    )
+    """Fields in braces, as in "{text} It was {mask}."; {sep} ends a text."""
+    labels: Annotated[
+        Any, *kinds.kind("K|NAME,...", "a number or names", kinds.classes, "0,1,...")
+    ] = None
+    """Classes in order, as the label field has them. Never read from the records."""
+    label_words: Annotated[Any, *kinds.kind("WORD,...", "words", kinds.words)] = None
+    """The word of each class, for the tasks prompt and choice."""
+    label_field: Annotated[Any, *kinds.kind("NAME", "a name", str, "label")] = None
+    """Field of the class; choice: of the right choice."""
+    choices_field: Annotated[Any, *kinds.kind("NAME", "a name", str)] = None
+    """Choice: field with a record's list of choices, instead of --label-words."""
+    num_choices: MaybeInteger = None
+    """Choice: the most choices that a record has."""
+    answer_field: Annotated[Any, *kinds.kind("NAME", "a name", str, "answer")] = None
+    """Generation: field of the answer, or of a list of them."""
+    max_length: Annotated[Any, *kinds.integer("recipe or 128")] = None
+    """Tokens of a record; of longer ones, fields are cut and the template is not."""
+    span_length: Annotated[Any, *kinds.integer("recipe or 32")] = None
+    """Tokens of a choice or an answer, within --max-length."""
+    truncate: Annotated[str, *kinds.choice("right", "left")] = "right"
+    """Which end of a field is lost."""
+
+    trainable: Annotated[str, *kinds.choice(*TRAINABLE)] = "all"
+    """All parameters; an adapter (and a head); a head alone."""
+    lora_rank: Annotated[int | None, *kinds.integer("8")] = None
+    """Of --trainable lora."""
+    lora_alpha: Annotated[float | None, *kinds.number("16")] = None
+    """Of --trainable lora: over the rank, scales what it adds."""
+    prefix_length: Annotated[int | None, *kinds.integer("5")] = None
+    """Of --trainable prefix."""
+    compute_dtype: Annotated[
+        Any, *kinds.choice(*COMPUTE_DTYPES, missing="recipe or float32")
+    ] = None
+    """Of activations; parameters, perturbations and losses are float32."""
+
+    epsilon: Annotated[float, *kinds.number()] = DEFAULT_EPSILON
+    """Budget of the whole run."""
+    delta: Annotated[Any, *kinds.number(f"recipe or {DEFAULT_DELTA:g}")] = None
+    """Budget of the whole run."""
+    relation: Relation = "replace_one"
+    """Which data sets count as neighbours."""
+
+    num_steps: IntegerOfRecipe = None
+    """Steps; each releases one number for each direction."""
+    sampling: Annotated[str, *kinds.choice(*SAMPLING)] = "poisson"
+    """Each record by its own coin, a random subset of one size, or all records."""
+    batch_size: IntegerOfRecipe = None
+    """Records of a step; expected ones with --sampling poisson."""
+    l2_clip_norm: NumberOfRecipe = None
+    """Bound on one record's slopes."""
+    smoothing_radius: NumberOfRecipe = None
+    """Length of the difference, over that of the direction."""
+    learning_rate: NumberOfRecipe = None
+    """Step size."""
+    num_directions: Annotated[int, *kinds.integer()] = 1
+    """Directions of a step; together they cost what one costs."""
+    direction: Annotated[
+        Any, *kinds.choice(*LAZY_DIRECTIONS, missing="recipe or rademacher")
+    ] = None
+    """Law of the directions."""
+    microbatch_size: MaybeInteger = None
+    """Records evaluated at once."""
+    eval_every: Annotated[Any, *kinds.integer("num_steps/20")] = None
+    """Steps between evaluations, and between records of the run."""
+    recipe: Annotated[Any, *kinds.kind("NAME", "a name", str)] = None
+    """Settings of the DPZero paper, as in roberta-large/sst-2 or opt-1.3b/squad.
+    Other options come before it."""
+
+    seed: Annotated[int | None, *kinds.integer("entropy")] = None
+    """Makes the run reproducible, and not private."""
+    out: Annotated[pathlib.Path | None, *kinds.path("runs/TRAIN")] = None
+    """Folder for plan.json, report.json, model/ and the plots."""
+    overwrite: Flag = False
+    """Also write into a folder with other files, or in place of an earlier run."""
+    resume: Flag = False
+    """Go on with the run in --out; other options stay as they were."""
+    new_attempt: Flag = False
+    """With --resume: other data or devices; lost steps are charged twice."""
+    progress: bool = True
+    """Draw a progress bar, on a terminal."""
+    quiet: Flag = False
+    """Print nothing but errors and warnings."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Epsilon:
     """The epsilon of a plan, given by its numbers or by a plan.json."""
 
-    plan: Annotated[pathlib.Path | None, *_path()] = None
+    plan: Annotated[pathlib.Path | None, *kinds.path()] = None
     """A plan.json; stands for all numbers but --delta."""
     noise_multiplier: MaybeNumber = None
     """Standard deviation of the noise on a released sum, over the sensitivity."""
     num_steps: MaybeInteger = None
     """Released sums."""
-    delta: Annotated[float | None, *_number(f"{DEFAULT_DELTA:g}")] = None
+    delta: Annotated[float | None, *kinds.number(f"{DEFAULT_DELTA:g}")] = None
     """At which delta; a plan.json may have its own."""
     relation: Annotated[
-        str | None, *_choice(*accounting.RELATIONS, missing="replace_one")
+        str | None, *kinds.choice(*accounting.RELATIONS, missing="replace_one")
     ] = None
     """Which data sets count as neighbours."""
     num_examples: MaybeInteger = None
@@ -253,9 +273,9 @@ class Epsilon:
 class Calibrate:
     """The least noise for a number of steps, or the most steps for a noise."""
 
-    epsilon: Annotated[float, *_number()]
+    epsilon: Annotated[float, *kinds.number()]
     """Budget of the whole run."""
-    delta: Annotated[float, *_number()] = DEFAULT_DELTA
+    delta: Annotated[float, *kinds.number()] = DEFAULT_DELTA
     """Budget of the whole run."""
     num_steps: MaybeInteger = None
     """Released sums: asks for the noise."""
@@ -278,13 +298,16 @@ class Replay:
     """Rebuild a run's parameters from its initial ones and its ledger, without data."""
 
     folder: Annotated[
-        pathlib.Path, *_path(), tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")
+        pathlib.Path,
+        *kinds.path(),
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FOLDER"),
     ]
-    """Folder that jaxdp train wrote, or its ledger.jsonl."""
-    initial: Annotated[pathlib.Path | None, *_path("FOLDER/initial.npz")] = None
-    """Initial parameters of the run."""
-    out: Annotated[pathlib.Path | None, *_path("FOLDER/replayed.npz")] = None
-    """File for the parameters."""
+    """Folder that jaxdp train or finetune wrote, or its ledger.jsonl."""
+    initial: Annotated[pathlib.Path | None, *kinds.path("as recorded")] = None
+    """Initial parameters of the run: a file, or the folder of the model."""
+    out: Annotated[pathlib.Path | None, *kinds.path("FOLDER/replayed...")] = None
+    """Where the parameters go: a file, or a folder for a model."""
     json: Flag = False
     """Print one JSON object."""
 
@@ -297,16 +320,16 @@ class Audit:
     """
 
     plan: Annotated[
-        pathlib.Path, *_path(), tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")
+        pathlib.Path, *kinds.path(), tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")
     ]
     """A plan.json."""
-    num_runs: Annotated[int, *_integer()] = 100_000
+    num_runs: Annotated[int, *kinds.integer()] = 100_000
     """Simulated runs on each of two neighbouring data sets."""
-    num_steps: Annotated[int, *_integer()] = 4
+    num_steps: Annotated[int, *kinds.integer()] = 4
     """The most steps of a simulated run."""
-    delta: Annotated[float | None, *_number("plan")] = None
+    delta: Annotated[float | None, *kinds.number("plan")] = None
     """At which delta."""
-    seed: Annotated[int, *_integer()] = 0
+    seed: Annotated[int, *kinds.integer()] = 0
     """An audit is a function of it."""
     json: Flag = False
     """Print one JSON object."""
@@ -314,6 +337,7 @@ class Audit:
 
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Finetune, tyro.conf.subcommand("finetune")]
     | Annotated[Epsilon, tyro.conf.subcommand("epsilon")]
     | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
     | Annotated[Audit, tyro.conf.subcommand("audit")]
@@ -321,6 +345,7 @@ Command = (
 )
 COMMANDS: dict[str, type] = {
     "train": Train,
+    "finetune": Finetune,
     "epsilon": Epsilon,
     "calibrate": Calibrate,
     "audit": Audit,

@@ -16,7 +16,9 @@ _LABELS = {
     "test_accuracy": "accuracy",
     "test_mse": "mean squared error",
     "test_loss": "mean loss",
+    "test_token_f1": "F1 of the words",
 }
+_SHARES = ("test_accuracy", "test_token_f1")
 
 
 def figure(rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, Any]:
@@ -43,6 +45,7 @@ def progress(
     metric: str,
     spent: Sequence[tuple[int, float]] | None,
     delta: float | None,
+    start: float | None = None,
 ) -> None:
     """The metric on public records, and below it the budget, against steps.
 
@@ -54,19 +57,24 @@ def progress(
       metric: its name in the report.
       spent: (t, epsilon after t steps); None where nothing bounds it.
       delta: at which epsilon is stated.
+      start: the metric before training, where it says something.
     """
     height = 5.6 if spent else 3.6
     fig, axes = figure(2 if spent else 1, figsize=(7, height))
     top: Axes = np.atleast_1d(axes)[0]
     fig.suptitle(title)
     top.plot(steps, metrics, color=BLUE, linewidth=1.6)
+    if start is not None:
+        top.axhline(start, color=ORANGE, linestyle="--", linewidth=1.2)
     label = _LABELS[metric]
     top.set_ylabel(f"{label}\non held-out public records")
     end = metrics[-1]
     if np.isfinite(end):
         top.plot(steps[-1], end, "o", color=BLUE, clip_on=False)
-        top.set_title(f"final {label}: {end:.4g}", loc="left", fontsize="medium")
-    if metric == "test_accuracy":
+        said = f"final {label}: {end:.4g}"
+        said += "" if start is None else f"; before training: {start:.4g} (dashed)"
+        top.set_title(said, loc="left", fontsize="medium")
+    if metric in _SHARES:
         top.set_ylim(0, 1)
         top.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
     bottom: Axes = np.atleast_1d(axes)[-1]

@@ -80,13 +80,18 @@ def prepare(command: options.Train) -> Job:
         _check_directions(command, task, recipe, keys)
     out = command.out or pathlib.Path("runs", task.dataset.name)
     if not command.resume:
-        _check_folder(out, command.overwrite)
+        check_folder(out, command.overwrite)
     return Job(task, algorithm, recipe, plan, keys, out)
 
 
 def initial(task: Task, keys: keys_lib.Keys) -> Any:
     """Initial parameters: public, as directions are, and no function of the data."""
-    return task.init(keys_lib.stream(keys.direction, "direction", context=_INITIAL))
+    return task.init(initial_key(keys.direction))
+
+
+def initial_key(direction: jax.Array) -> jax.Array:
+    """What initial parameters are drawn from, of the public root of a run."""
+    return keys_lib.stream(direction, "direction", context=_INITIAL)
 
 
 def _check_directions(
@@ -225,7 +230,7 @@ def _recipe(
     return recipe
 
 
-def _check_folder(out: pathlib.Path, overwrite: bool) -> None:
+def check_folder(out: pathlib.Path, overwrite: bool) -> None:
     """Refuses a folder that holds a person's other files, or cannot be written."""
     if out.is_dir():
         if (out / LEDGER).exists() and not overwrite:

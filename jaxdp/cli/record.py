@@ -5,7 +5,7 @@ import io
 import math
 import pathlib
 from collections import OrderedDict
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,28 @@ INITIAL, PARAMS = "initial.npz", "params.npz"
 
 #: Options that may differ when a run is taken up again.
 _FREE = ("out", "overwrite", "resume", "new_attempt", "progress", "quiet")
-# These are compared with the record by the loop, which may be told to go on all the same.
-_CHECKED = ("microbatch_size",)
+# What these bring is compared with the record by the loop, which may be told to go on all
+# the same. Files may have moved.
+_CHECKED = {
+    options.Train: ("microbatch_size",),
+    options.Finetune: ("microbatch_size", "model", "train", "eval"),
+}
+
+Command = TypeVar("Command", options.Train, options.Finetune)
 
 
-def note(command: options.Train, recipe: recipes.Recipe) -> dict[str, Any]:
+def note(
+    command: options.Train | options.Finetune, recipe: recipes.Recipe
+) -> dict[str, Any]:
     """What the ledger's header says of the command."""
     given = dataclasses.asdict(command)
     chosen = {name: value for name, value in given.items() if name not in _FREE}
     parts = {name: _strict(x) for name, x in dataclasses.asdict(recipe).items()}
-    return {"command": chosen, "recipe": parts}
+    return {"name": _name(type(command)), "command": chosen, "recipe": parts}
+
+
+def _name(kind: type) -> str:
+    return next(name for name, one in options.COMMANDS.items() if one is kind)
 
 
 def _strict(value: Any) -> Any:
@@ -37,27 +49,23 @@ def _strict(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-def recorded_command(command: options.Train, out: pathlib.Path) -> options.Train:
+def recorded_command(command: Command, out: pathlib.Path) -> Command:
     """The command of the run in ``out``, resumed by ``command``.
 
     Raises:
       UsageError: no such run, or an option that is given and was another then.
     """
-    header = read(out, "--out").header
-    try:
-        said = dict(header["note"]["command"])
-    except (KeyError, TypeError):
+    kind = type(command)
+    was = said(read(out, "--out"), kind)
+    if was is None:
         raise UsageError(
-            f"--out must be a folder that jaxdp train wrote, got {str(out)!r}"
-        ) from None
-    was: dict[str, Any] = {
-        name: tuple(x) if isinstance(x, list) else x for name, x in said.items()
-    }
-    for field in dataclasses.fields(options.Train):
+            f"--out must be a folder that jaxdp {_name(kind)} wrote, got {str(out)!r}"
+        )
+    for field in dataclasses.fields(kind):
         now = getattr(command, field.name)
         if field.name not in was or now == field.default:
             continue
-        if field.name in _CHECKED:
+        if field.name in _CHECKED[kind]:
             was[field.name] = now
         elif now != was[field.name]:
             raise UsageError(
@@ -66,7 +74,20 @@ def recorded_command(command: options.Train, out: pathlib.Path) -> options.Train
             )
     fields: dict[str, Any] = {name: getattr(command, name) for name in _FREE}
     fields = was | fields | {"out": out}
-    return options.Train(**fields)
+    return kind(**fields)
+
+
+def said(record: ledger.Record, kind: type) -> dict[str, Any] | None:
+    """The options in a ledger's header; None if no command of that kind wrote it."""
+    try:
+        note = record.header["note"]
+        # Before there were several commands, none was named.
+        if note.get("name", "train") != _name(kind):
+            return None
+        given = dict(note["command"])
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return {n: tuple(x) if isinstance(x, list) else x for n, x in given.items()}
 
 
 def read(folder: pathlib.Path, option: str) -> ledger.Record:
@@ -122,7 +143,7 @@ def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
 
 
 def recipe_of(record: ledger.Record) -> recipes.Recipe:
-    """The recipe that a run of ``jaxdp train`` used.
+    """The recipe that a run of ``jaxdp train`` or ``jaxdp finetune`` used.
 
     Raises:
       UsageError: the ledger is not of such a run.
@@ -135,6 +156,6 @@ def recipe_of(record: ledger.Record) -> recipes.Recipe:
         return recipes.Recipe(**fields)
     except (KeyError, TypeError) as error:
         raise UsageError(
-            "FOLDER must be one that jaxdp train wrote, got a ledger without a recipe: "
+            "FOLDER must be one that jaxdp wrote, got a ledger without a recipe: "
             "jaxdp.replay rebuilds it with the optimizer of its run"
         ) from error

@@ -2,20 +2,35 @@
 
 import json
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import rich
 from rich.table import Table
 
+from jaxdp import keys as keys_lib
+from jaxdp import ledger as ledger_lib
 from jaxdp import training
-from jaxdp.cli import options, recipes, record
+from jaxdp.cli import language, options, recipes, record
 from jaxdp.cli.errors import UsageError, usage
+from jaxdp.cli.prepare import initial_key
 from jaxdp.ledger import LEDGER
 from jaxdp.transforms.averaging import polyak_output
 
-REPLAYED = "replayed.npz"
+#: Where the parameters go: of ``jaxdp train``, and of ``jaxdp finetune``.
+REPLAYED, REPLAYED_MODEL = "replayed.npz", "replayed"
+
+
+class _Kind(NamedTuple):
+    """What a run's command left, and how parameters like its own are written."""
+
+    initial: Any
+    out: pathlib.Path
+    save: Callable[[pathlib.Path, Any], None]
+    written: str  # in the run's folder
+    load: Callable[[pathlib.Path], Any]
 
 
 def run(command: options.Replay) -> None:
@@ -28,23 +43,22 @@ def run(command: options.Replay) -> None:
     ledger = record.read(folder, "FOLDER")
     recipe = record.recipe_of(ledger)
     home = folder if folder.is_dir() else folder.parent
-    out = command.out or home / REPLAYED
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"--out must be a file in a folder that exists, got '{out}'")
-    initial = _initial(command, home, ledger.header)
+    tuned = record.said(ledger, options.Finetune)
+    if tuned is None:
+        kind = _trained(command, home, ledger)
+    else:
+        kind = _finetuned(command, home, ledger, options.Finetune(**tuned))
     with usage(command, "FOLDER"):
         replayed = training.replay(
-            ledger, initial, optimizer=recipes.make_optimizer(recipe)
+            ledger, kind.initial, optimizer=recipes.make_optimizer(recipe)
         )
     params = replayed.params
     if recipe.average:
         params = polyak_output(replayed.info.state)
     try:
-        record.save_params(out, params)
+        kind.save(kind.out, params)
     except OSError as error:
-        raise UsageError(
-            f"--out must be a file that can be written: {error}"
-        ) from error
+        raise UsageError(f"--out must be one that can be written: {error}") from error
     answer = {
         "steps": len(ledger.releases),
         "num_steps": ledger.header["plan"]["num_steps"],
@@ -55,8 +69,8 @@ def run(command: options.Replay) -> None:
         "bytes_of_parameters": sum(
             np.asarray(x).nbytes for x in jax.tree.leaves(params)
         ),
-        "compared": _compared(home, ledger.header["leaves"], params),
-        "written": str(out),
+        "compared": _compared(kind, home / kind.written, params),
+        "written": str(kind.out),
     }
     if command.json:
         print(json.dumps(answer))
@@ -67,29 +81,63 @@ def run(command: options.Replay) -> None:
     rich.print(table)
 
 
-def _initial(
-    command: options.Replay, home: pathlib.Path, header: dict[str, Any]
-) -> Any:
+def _trained(
+    command: options.Replay, home: pathlib.Path, ledger: ledger_lib.Record
+) -> _Kind:
+    """A run of ``jaxdp train``: parameters are ``.npz`` files."""
+    out, leaves = command.out or home / REPLAYED, ledger.header["leaves"]
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"--out must be a file in a folder that exists, got '{out}'")
     path = command.initial or home / record.INITIAL
+    load = lambda path: record.load_params(path, leaves)  # noqa: E731
     try:
-        return record.load_params(path, header["leaves"])
+        initial = load(path)
     except (OSError, KeyError, ValueError) as error:
         raise UsageError(
             f"--initial must be the initial parameters of the run, got '{path}': {error}"
         ) from error
+    return _Kind(initial, out, record.save_params, record.PARAMS, load)
 
 
-def _compared(folder: pathlib.Path, leaves: dict[str, Any], params: Any) -> str:
+def _finetuned(
+    command: options.Replay,
+    home: pathlib.Path,
+    ledger: ledger_lib.Record,
+    tuned: options.Finetune,
+) -> _Kind:
+    """A run of ``jaxdp finetune``: parameters are checkpoint folders."""
+    language.require()
+    out = command.out or home / REPLAYED_MODEL
+    if (out.exists() and not out.is_dir()) or not out.parent.is_dir():
+        raise UsageError(f"--out must be a folder, in one that exists, got '{out}'")
+    source = str(command.initial or tuned.model)
+    if out.resolve() == pathlib.Path(source).resolve():
+        raise UsageError(f"--out must be another folder than the model's, got '{out}'")
+    model = language.model_of(tuned, source, "--initial")
+    # Drawn where the folder lacks something, and then taken from the record.
+    key = initial_key(keys_lib.root_from_hex(ledger.header["direction"]))
+    initial = language.initial(tuned, model, source, key, "--initial")
+    initial = language.recorded(initial, home, ledger.header, "--initial")
+    return _Kind(
+        initial,
+        out,
+        lambda out, params: language.save(out, source, model, params),
+        language.MODEL,
+        lambda path: language.load(path, model),
+    )
+
+
+def _compared(kind: _Kind, path: pathlib.Path, params: Any) -> str:
     """How the rebuilt parameters compare with those that the run wrote."""
-    path = folder / record.PARAMS
-    if not path.is_file():
-        return f"there is no {record.PARAMS}"
+    name = kind.written
+    if not path.exists():
+        return f"there is no {name}"
     try:
-        wrote = jax.tree.leaves(record.load_params(path, leaves))
+        wrote = jax.tree.leaves(kind.load(path))
+        pairs = list(zip(jax.tree.leaves(params), wrote, strict=True))
     except (OSError, ValueError):
-        return f"{record.PARAMS} holds other parameters"
-    pairs = list(zip(jax.tree.leaves(params), wrote, strict=True))
+        return f"{name} holds other parameters"
     if all(np.array_equal(a, b) for a, b in pairs):
-        return f"identical to {record.PARAMS}, to the bit"
+        return f"identical to {name}, to the bit"
     far = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
-    return f"up to {far:.3g} away from {record.PARAMS}"
+    return f"up to {far:.3g} away from {name}"

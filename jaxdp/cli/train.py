@@ -153,13 +153,13 @@ def _report(job: Job, of_fit: dict[str, Any], metric: float) -> dict[str, Any]:
         "note": dataset.note,
         "versions": versions,
     }
-    return _finite(report)
+    return finite(report)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no infinity: None stands for it."""
     if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
+        return {name: finite(inner) for name, inner in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -178,7 +178,7 @@ def write(job: Job, outcome: Outcome) -> None:
         steps=outcome.steps,
         metrics=outcome.metrics,
         metric=job.task.metric,
-        spent=spent_over_time(job.plan, outcome.steps, _extra(outcome.report)),
+        spent=spent_over_time(job.plan, outcome.steps, lost(outcome.report)),
         delta=job.plan.delta,
     )
     parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(outcome.params))
@@ -193,7 +193,7 @@ def write(job: Job, outcome: Outcome) -> None:
     replace(job.out / REPORT, (text + "\n").encode())
 
 
-def _extra(report: dict[str, Any]) -> int:
+def lost(report: dict[str, Any]) -> int:
     """Steps that were charged beyond those that were done: lost ones."""
     return report["steps_charged"] - report["steps_done"]
 
@@ -218,12 +218,23 @@ def spent_over_time(
 
 def summary(job: Job, outcome: Outcome) -> Table:
     """What was spent and reached, as a table."""
-    report, plan = outcome.report, job.plan
-    table = Table(
-        title=f"{job.algorithm} on {job.task.dataset.name}",
-        title_justify="left",
-        show_header=False,
+    report = outcome.report
+    table = spending(f"{job.algorithm} on {job.task.dataset.name}", job.plan, report)
+    metric = report[job.task.metric]
+    table.add_row(
+        f"reached: {job.task.metric.replace('_', ' ')}",
+        f"{'not finite' if metric is None else f'{metric:.4f}'} on "
+        f"{report['num_test_examples']} held-out public records",
     )
+    table.add_row("time", duration(report))
+    table.add_row("data", report["note"])
+    table.add_row("written", f"{job.out}: {', '.join(FILES)}")
+    return table
+
+
+def spending(title: str, plan: SumPlan, report: dict[str, Any]) -> Table:
+    """A table that begins with what was spent."""
+    table = Table(title=title, title_justify="left", show_header=False)
     epsilon = report["epsilon"]
     spent = "infinite: not private"
     if epsilon is not None:
@@ -231,9 +242,10 @@ def summary(job: Job, outcome: Outcome) -> Table:
             f"{epsilon:.4g} at delta {report['delta']:g}, {plan.relation} "
             f"({report['accountant']})"
         )
+    insecure = report["seed_source"] == "insecure"
     private = {
         True: "yes, randomness from the operating system",
-        False: "no: reproducible seed" if job.keys.seed_source == "insecure" else "no",
+        False: "no: reproducible seed" if insecure else "no",
     }[report["private"]]
     table.add_row("spent: epsilon", spent)
     table.add_row("private", private)
@@ -241,18 +253,14 @@ def summary(job: Job, outcome: Outcome) -> Table:
     noise = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
     table.add_row("noise", f"{noise if plan.noise_multiplier else 'none'} on {sums}")
     table.add_section()
-    metric = report[job.task.metric]
-    table.add_row(
-        f"reached: {job.task.metric.replace('_', ' ')}",
-        f"{'not finite' if metric is None else f'{metric:.4f}'} on "
-        f"{report['num_test_examples']} held-out public records",
-    )
-    table.add_row(
-        "time",
-        f"compile {report['compile_seconds']:.2f} s, train "
-        f"{report['train_seconds']:.2f} s ({report['steps_per_second']:.0f} steps/s) on "
-        f"{report['device']}",
-    )
-    table.add_row("data", report["note"])
-    table.add_row("written", f"{job.out}: {', '.join(FILES)}")
     return table
+
+
+def duration(report: dict[str, Any]) -> str:
+    """What a run took, and on which device."""
+    rate = report["steps_per_second"]
+    return (
+        f"compile {report['compile_seconds']:.2f} s, train "
+        f"{report['train_seconds']:.2f} s ({rate:.{0 if rate >= 10 else 2}f} steps/s) on "
+        f"{report['device']}"
+    )

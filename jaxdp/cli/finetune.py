@@ -1,0 +1,218 @@
+"""``jaxdp finetune``: run, report, plots and the tuned model."""
+
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import platform
+import sys
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import rich
+from rich.table import Table
+
+from jaxdp import training
+from jaxdp.cli import language, options, plots, recipes, record
+from jaxdp.cli.errors import UsageError, usage
+from jaxdp.cli.finetune_prepare import Job, out_of, prepare
+from jaxdp.cli.language import MODEL
+from jaxdp.cli.record import INITIAL
+from jaxdp.cli.train import (
+    PROGRESS,
+    RELEASES,
+    duration,
+    finite,
+    lost,
+    spending,
+    spent_over_time,
+)
+from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
+from jaxdp.models.language import LanguageModel, num_parameters
+
+FILES = (PLAN, LEDGER, INITIAL, REPORT, PROGRESS, RELEASES)
+
+
+class Outcome(NamedTuple):
+    """What a run gave; all of it public."""
+
+    params: Any
+    releases: np.ndarray  # shape=(num_steps, K)
+    steps: list[int]
+    metrics: list[dict[str, float]]  # at these steps, of which the first is 0
+    report: dict[str, Any]
+
+
+def run(command: options.Finetune) -> None:
+    """Checks everything, trains, writes the folder and prints what was reached.
+
+    Raises:
+      UsageError: a wrong argument, before anything is spent or written.
+    """
+    if command.new_attempt and not command.resume:
+        raise UsageError("--new-attempt is for --resume only, got it without")
+    language.require()
+    if command.resume:
+        command = record.recorded_command(command, out_of(command))
+    job = prepare(command)
+    for line in job.warnings:
+        print(f"jaxdp: warning: {line}", file=sys.stderr)
+    if not command.resume:
+        _begin(job)
+    outcome = train(job)
+    write(job, outcome)
+    if not command.quiet:
+        rich.print(summary(job, outcome))
+
+
+def _begin(job: Job) -> None:
+    """Makes the folder of a new run, with nothing of an earlier one."""
+    try:
+        job.out.mkdir(parents=True, exist_ok=True)
+        with usage(job.command, "--out"):
+            discard(job.out)  # Refused while the run goes on.
+            language.discard(job.out / MODEL)
+        for name in FILES:  # What else an earlier run left.
+            (job.out / name).unlink(missing_ok=True)
+        replace(job.out / PLAN, (job.plan.to_json() + "\n").encode())
+        language.save_small(job.out / INITIAL, job.params)
+    except OSError as error:
+        raise UsageError(
+            f"--out must be a folder that can be written: {error}"
+        ) from error
+
+
+# --- the run -----------------------------------------------------------------------
+
+
+def train(job: Job) -> Outcome:
+    """Runs the plan, or the rest of it; metrics are taken on public records."""
+    command = job.command
+    steps, metrics = [0], [job.judge.fn(jax.device_put(job.params))]
+
+    def evaluate(step: int, params: Any, info: training.FitInfo) -> None:
+        del info
+        steps.append(step)
+        metrics.append(job.judge.fn(params))
+
+    shared: dict[str, Any] = {
+        "value_fn": job.task.value_fn,
+        "optimizer": recipes.make_optimizer(job.recipe),
+        "microbatch_size": command.microbatch_size,
+        "callback": evaluate,
+        "progress": command.progress and not command.quiet and sys.stdout.isatty(),
+    }
+    with warnings.catch_warnings():
+        # Said before, of the dtype that counts.
+        warnings.filterwarnings("ignore", "smoothing_radius", UserWarning)
+        if command.resume:
+            with usage(command, "--resume"):
+                result = training.resume(
+                    job.out,
+                    job.params,
+                    job.train,
+                    plan=job.plan,
+                    new_attempt=command.new_attempt,
+                    **shared,
+                )
+        else:
+            result = training.fit(
+                job.plan,
+                job.keys,
+                job.params,
+                job.train,
+                trainable=job.trainable,
+                stacked=LanguageModel.is_stacked,
+                ledger=job.out,
+                chunk=command.eval_every,
+                note=record.note(command, job.recipe),
+                **shared,
+            )
+    report = _report(job, result.report, metrics)
+    releases = np.asarray(result.info.releases)
+    return Outcome(result.params, releases, steps, metrics, report)
+
+
+def _report(
+    job: Job, of_fit: dict[str, Any], metrics: list[dict[str, float]]
+) -> dict[str, Any]:
+    """The report of the loop with what the command line adds, fit for strict JSON."""
+    command = job.command
+    moving, leaves = job.trainable, language.flat(job.params)
+    versions = of_fit["versions"] | {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        **{n: importlib.metadata.version(n) for n in ("safetensors", "tokenizers")},
+    }
+    report = of_fit | {
+        "dataset": pathlib.Path(command.train).stem,
+        "model": pathlib.Path(command.model).resolve().name,
+        "task": command.task,
+        "trainable": command.trainable,
+        "num_parameters": num_parameters(job.params),
+        "num_trainable": sum(
+            leaf.size for path, leaf in leaves.items() if moving is None or moving(path)
+        ),
+        "num_test_examples": job.judge.num_examples,
+        **metrics[-1],
+        **{f"zero_shot_{name}": value for name, value in metrics[0].items()},
+        "recipe": dataclasses.asdict(job.recipe),
+        "note": "The number of records is public; all records of --eval are public.",
+        "versions": versions,
+    }
+    return finite(report)
+
+
+# --- after the run -----------------------------------------------------------------
+
+
+def write(job: Job, outcome: Outcome) -> None:
+    """Writes what comes of a run; plan.json is there since before it."""
+    language.save(job.out / MODEL, job.command.model, job.model, outcome.params)
+    report = outcome.report
+    title = f"{report['model']} on {report['dataset']} ({job.task.name})"
+    metric = next(iter(outcome.metrics[0]))
+    values = [one[metric] for one in outcome.metrics]
+    plots.progress(
+        job.out / PROGRESS,
+        title=title,
+        steps=outcome.steps,
+        metrics=values,
+        metric=metric,
+        spent=spent_over_time(job.plan, outcome.steps[1:], lost(report)),
+        delta=job.plan.delta,
+        start=values[0],
+    )
+    plots.releases(
+        job.out / RELEASES,
+        title=title,
+        releases=outcome.releases,
+        noise_std=job.plan.noise_std,
+    )
+    text = json.dumps(report, indent=2, allow_nan=False)
+    replace(job.out / REPORT, (text + "\n").encode())
+
+
+def summary(job: Job, outcome: Outcome) -> Table:
+    """What was spent and reached, as a table."""
+    report = outcome.report
+    title = f"dpzero: {report['model']} on {report['dataset']} ({report['task']})"
+    table = spending(title, job.plan, report)
+    table.add_row(
+        "trained",
+        f"{report['num_trainable']:,} of {report['num_parameters']:,} parameters, "
+        f"--trainable {report['trainable']}",
+    )
+    for name in outcome.metrics[0]:
+        table.add_row(
+            f"reached: {name.replace('_', ' ')}",
+            f"{report[name]:.4f} on {report['num_test_examples']} public records; before "
+            f"training {report[f'zero_shot_{name}']:.4f}",
+        )
+    table.add_row("time", duration(report))
+    table.add_row("data", report["note"])
+    written = [name for name in FILES if (job.out / name).exists()]
+    table.add_row("written", f"{job.out}: {', '.join([*written, f'{MODEL}/'])}")
+    return table

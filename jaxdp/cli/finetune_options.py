@@ -1,0 +1,201 @@
+"""What the options of ``jaxdp finetune`` say together: defaults, and contradictions."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdp import _validate
+from jaxdp.cli import options
+from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.models.language.experiments import EXPERIMENTS
+
+WITH_WORDS, DECODERS = ("prompt", "choice"), ("choice", "generation")
+CLASSES = ("prompt", "head", "choice")
+
+#: Where neither the options nor a recipe say otherwise. For all parameters: the DPZero
+#: paper's numbers for RoBERTa-large and the released script's clip, but a tenth of the
+#: paper's steps. For adapters: step sizes and radii of MeZO (Malladi et al., 2023). Clips
+#: of adapters, whose slopes are smaller, and the numbers of heads were not tuned.
+_NUMBERS = {
+    "delta": options.DEFAULT_DELTA,
+    "direction": "rademacher",
+    "compute_dtype": "float32",
+    "num_steps": 1000,
+    "l2_clip_norm": {"all": 200.0, "lora": 30.0, "prefix": 30.0, "head": 10.0},
+    "learning_rate": {"all": 1e-6, "lora": 5e-5, "prefix": 1e-3, "head": 1e-3},
+    "smoothing_radius": {"all": 1e-3, "lora": 1e-2, "prefix": 1e-1, "head": 1e-3},
+}
+MAX_LENGTH, SPAN_LENGTH = 128, 32
+_BATCH_SIZE = 64
+
+
+def completed(command: options.Finetune) -> options.Finetune:
+    """The command with what its recipe and the defaults say of all that is not given.
+
+    Raises:
+      UsageError: an option that is missing, or one that would be ignored.
+    """
+    command = _with_recipe(command)
+    for name in ("model", "train", "eval", "task"):
+        if getattr(command, name) is None:
+            what = "one of " + ", ".join(options.LANGUAGE_TASKS)
+            what = what if name == "task" else "a path"
+            raise UsageError(f"{flag(name)} must be {what}, got nothing")
+    _refuse_strangers(command)
+    task = command.task
+    if task in WITH_WORDS and command.choices_field is None:
+        words = command.label_words or ()
+        if len(words) < 2:
+            other = " or --choices-field" if task == "choice" else ""
+            raise UsageError(
+                f"--label-words{other} must be given with --task {task}, two or more "
+                f"words as in yes,no; got {','.join(words) or 'nothing'}"
+            )
+    if task == "head" and command.labels is None:
+        raise UsageError(
+            "--labels must be a number or names with --task head, got nothing: the set of "
+            "classes is public, and is not read from private records"
+        )
+    if task != "head" and command.template is None:
+        raise UsageError(f"--template must be a text with --task {task}, got nothing")
+    defaults: dict[str, Any] = {
+        name: value[command.trainable] if isinstance(value, dict) else value
+        for name, value in _NUMBERS.items()
+    }
+    defaults["template"] = "{text}"
+    if task in CLASSES:
+        defaults["label_field"] = "label"
+        number = command.num_choices if command.choices_field else None
+        defaults["labels"] = number or len(command.label_words or ())
+    if task == "generation":
+        defaults["answer_field"] = "answer"
+    chosen = {n: x for n, x in defaults.items() if getattr(command, n) is None}
+    command = dataclasses.replace(command, **chosen)
+    if isinstance(command.labels, int):
+        names = tuple(str(k) for k in range(command.labels))
+        command = dataclasses.replace(command, labels=names)
+    _check_classes(command)
+    if command.eval_every is None:
+        every = max(1, (command.num_steps or 0) // 20)
+        command = dataclasses.replace(command, eval_every=every)
+    return command
+
+
+def _with_recipe(command: options.Finetune) -> options.Finetune:
+    """The command with what the experiment of ``--recipe`` says where nothing is given."""
+    if command.recipe is None:
+        return command
+    if command.recipe not in EXPERIMENTS:
+        raise UsageError(
+            f"--recipe must be one of {', '.join(EXPERIMENTS)}; got {command.recipe!r}"
+        )
+    experiment = EXPERIMENTS[command.recipe]
+    if command.task not in (None, experiment.kind):
+        raise UsageError(
+            f"--task must be left out with --recipe {command.recipe} or be "
+            f"{experiment.kind}, got {command.task}"
+        )
+    said = dict(experiment.options)
+    del said["batch_size"]  # Cut to the records where that is known.
+    if command.trainable != "all":  # The paper tuned no adapters.
+        for name in ("l2_clip_norm", "smoothing_radius", "learning_rate"):
+            del said[name]
+    if command.choices_field is not None:
+        del said["labels"], said["label_words"]
+    chosen = {name: x for name, x in said.items() if getattr(command, name) is None}
+    return dataclasses.replace(command, **chosen)
+
+
+def _refuse_strangers(command: options.Finetune) -> None:
+    """Refuses options that would be ignored: who gives one expects an effect."""
+
+    def refuse(names: Sequence[str], where: str, there: bool) -> None:
+        for name in names:
+            value = getattr(command, name)
+            if value is not None and not there:
+                raise UsageError(f"{flag(name)} is for {where} only, got {value}")
+
+    task, moving = command.task, command.trainable
+    refuse(("label_words",), "--task prompt or choice", task in WITH_WORDS)
+    of_classes = ("labels", "label_field")
+    refuse(of_classes, "--task prompt, head or choice", task in CLASSES)
+    refuse(("choices_field", "num_choices"), "--task choice", task == "choice")
+    refuse(("answer_field",), "--task generation", task == "generation")
+    refuse(("span_length",), "--task choice or generation", task in DECODERS)
+    refuse(("lora_rank", "lora_alpha"), "--trainable lora", moving == "lora")
+    refuse(("prefix_length",), "--trainable prefix", moving == "prefix")
+    sampled = command.sampling != "full"
+    refuse(("batch_size",), "--sampling poisson or fixed-size", sampled)
+    if moving == "head" and task != "head":
+        raise UsageError(f"--trainable head is for --task head only, got --task {task}")
+    if command.choices_field is None:
+        refuse(("num_choices",), "--choices-field", there=False)
+    elif command.label_words is not None:
+        raise UsageError(
+            "--label-words must be left out with --choices-field, got "
+            f"{','.join(command.label_words)}"
+        )
+    elif command.num_choices is None:
+        raise UsageError(
+            "--num-choices must be an integer >= 2 with --choices-field, got nothing: how "
+            "many choices there are is public, and is not read from private records"
+        )
+
+
+def _check_classes(command: options.Finetune) -> None:
+    names = command.labels
+    if command.task not in CLASSES:
+        return
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise UsageError(
+            f"--labels must be two or more different names, got {','.join(names)}"
+        )
+    words = command.label_words or names
+    if len(words) != len(names):
+        raise UsageError(
+            f"--label-words must be one for each of the labels {','.join(names)}, got "
+            f"{','.join(words)}"
+        )
+    if len(names) != (command.num_choices or len(names)):
+        raise UsageError(
+            f"--labels must be one for each of {command.num_choices} choices, got "
+            f"{','.join(names)}"
+        )
+
+
+def check_numbers(command: options.Finetune) -> None:
+    """Refuses numbers out of range."""
+    with usage(command):
+        _validate.positive(
+            epsilon=command.epsilon,
+            l2_clip_norm=command.l2_clip_norm,
+            learning_rate=command.learning_rate,
+        )
+        _validate.probability(delta=command.delta)
+        # The step counter is a 32-bit integer.
+        _validate.integer(num_steps=command.num_steps, at_most=2**31 - 1)
+        _validate.integer(eval_every=command.eval_every)
+        some = {
+            name: getattr(command, name)
+            for name in ("microbatch_size", "lora_rank", "prefix_length", "span_length")
+            if getattr(command, name) is not None
+        }
+        _validate.integer(**some)
+        if command.lora_alpha is not None:
+            _validate.positive(lora_alpha=command.lora_alpha)
+
+
+def with_batch_size(command: options.Finetune, num_examples: int) -> options.Finetune:
+    """The command with a batch size, which is no more than the records."""
+    size = command.batch_size
+    if command.sampling == "full":
+        return command
+    if size is None:
+        recipe = EXPERIMENTS.get(command.recipe or "")
+        size = min(recipe.batch_size if recipe else _BATCH_SIZE, num_examples)
+    if not 1 <= size <= num_examples:
+        raise UsageError(
+            f"--batch-size must be an integer from 1 to {num_examples}, the records of "
+            f"--train, got {size}"
+        )
+    return dataclasses.replace(command, batch_size=size)

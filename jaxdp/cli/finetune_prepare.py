@@ -1,0 +1,306 @@
+"""From the options of ``jaxdp finetune`` to a run: everything is checked here."""
+
+import dataclasses
+import pathlib
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp import _validate, sampling
+from jaxdp import keys as keys_lib
+from jaxdp.cli import budget, finetune_options, language, options, recipes, record
+from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.cli.language import MODEL
+from jaxdp.cli.prepare import check_folder, initial_key
+from jaxdp.ledger import LEDGER, PLAN
+from jaxdp.models.language import LanguageModel, adapter_only, tasks, text
+from jaxdp.plans._base import SumPlan
+from jaxdp.training import resolution
+
+Batch = dict[str, np.ndarray]
+Record = dict[str, Any]
+
+
+class Judge(NamedTuple):
+    """How a model is judged, on public records."""
+
+    fn: Callable[[Any], dict[str, float]]  # params -> metrics, the main one first
+    num_examples: int
+
+
+class Job(NamedTuple):
+    """Everything that a run needs, checked."""
+
+    command: options.Finetune  # with all that recipe and defaults say
+    recipe: recipes.Recipe
+    plan: SumPlan
+    keys: keys_lib.Keys
+    out: pathlib.Path
+    task: tasks.Task
+    params: Any  # initial ones, on the host
+    train: Batch
+    judge: Judge
+    warnings: list[str]
+
+    @property
+    def model(self) -> LanguageModel:
+        return self.task.model
+
+    @property
+    def trainable(self) -> Callable[[str], bool] | None:
+        return trainable(self.command)
+
+
+def prepare(command: options.Finetune) -> Job:
+    """Checks the options and makes all that they name, from cheap to costly."""
+    command = finetune_options.completed(command)
+    finetune_options.check_numbers(command)
+    model = _model(command)
+    with usage(command, "--model"):
+        tokenizer = text.Tokenizer.load(command.model)
+    command, task = _task(command, model, tokenizer)
+    shown = _read(command, "eval")
+    judged = _encoded(command, tokenizer, shown, "--eval")
+    records = _read(command, "train")
+    train = _encoded(command, tokenizer, records, "--train")
+    judge = _judge(command, task, tokenizer, judged, shown)
+
+    command = finetune_options.with_batch_size(command, len(records))
+    recipe = recipe_of(command)
+    out = out_of(command)
+    if command.resume:  # The plan that was calibrated then, to the last digit.
+        plan = budget.read_plan(command, out / PLAN, "--out")
+    else:
+        plan = plan_of(command, recipe, len(records))
+        _check_out(command, out)
+    with usage(command):
+        keys = (
+            keys_lib.Keys.from_entropy()
+            if command.seed is None
+            else keys_lib.Keys.insecure(command.seed)
+        )
+    key = initial_key(keys.direction)
+    params = language.initial(command, model, command.model, key)
+    if command.resume:
+        header = record.read(out, "--out").header
+        params = language.recorded(params, out, header)
+    said = _unresolved(command, params)
+    return Job(command, recipe, plan, keys, out, task, params, train, judge, said)
+
+
+def out_of(command: options.Finetune) -> pathlib.Path:
+    """The folder of a run."""
+    if command.out is not None:
+        return command.out
+    if command.train is None:
+        raise UsageError("--out or --train must be given, got neither")
+    return pathlib.Path("runs", pathlib.Path(command.train).stem)
+
+
+def trainable(command: options.Finetune) -> Callable[[str], bool] | None:
+    """Which leaves move, by their path; None is all."""
+    if command.trainable == "all":
+        return None
+    if command.trainable == "head":
+        return lambda path: path.startswith("classifier/")
+    return adapter_only
+
+
+def recipe_of(command: options.Finetune) -> recipes.Recipe:
+    """The numbers of a run, as all commands keep them."""
+    names = [field.name for field in dataclasses.fields(recipes.Recipe)]
+    given = {name: getattr(command, name, None) for name in names}
+    return recipes.Recipe(**{n: x for n, x in given.items() if x is not None})
+
+
+def plan_of(
+    command: options.Finetune, recipe: recipes.Recipe, num_examples: int
+) -> SumPlan:
+    """The plan of a completed command, calibrated."""
+    size = command.batch_size or num_examples
+    chosen: sampling.AnySampler = sampling.FullBatch()
+    with usage(command, "--epsilon"):  # What else is wrong with the numbers together.
+        if size < num_examples and command.sampling == "poisson":
+            chosen = sampling.TruncatedPoisson(sampling_prob=size / num_examples)
+        elif size < num_examples:
+            chosen = sampling.FixedSize(size)
+        return recipes.make_plan(
+            recipe,
+            "dpzero",
+            num_examples=num_examples,
+            sampling=chosen,
+            relation=command.relation,  # pyright: ignore[reportArgumentType]
+            epsilon=command.epsilon,
+            delta=command.delta,
+        )
+
+
+def _check_out(command: options.Finetune, out: pathlib.Path) -> None:
+    """Refuses a folder that cannot hold a run, or whose model would be lost."""
+    check_folder(out, command.overwrite)
+    kept = out / MODEL
+    if kept.resolve() == pathlib.Path(command.model).resolve():
+        raise UsageError(
+            f"--out must be another folder than that of --model, got {str(out)!r}, whose "
+            f"{MODEL}/ it is"
+        )
+    tuned = (out / LEDGER).exists() and record.said(
+        record.read(out, "--out"), options.Finetune
+    )
+    if kept.exists() and not tuned:
+        raise UsageError(
+            f"--out must be a folder without {MODEL}/, got {str(out)!r}, where it is of no "
+            "run"
+        )
+
+
+# --- model and records -------------------------------------------------------------
+
+
+def _model(command: options.Finetune) -> LanguageModel:
+    model = language.model_of(command, command.model)
+    family = model.config.model_type
+    if command.task in finetune_options.DECODERS and family != "opt":
+        raise UsageError(
+            f"--task must be prompt or head with a model that is no decoder, {family}; "
+            f"got {command.task}"
+        )
+    return model
+
+
+def _task(
+    command: options.Finetune, model: LanguageModel, tokenizer: text.Tokenizer
+) -> tuple[options.Finetune, tasks.Task]:
+    """The task, and the command with the lengths of texts, which the model limits."""
+    limit = model.config.max_length
+    length = command.max_length
+    if length is None:
+        command = dataclasses.replace(
+            command, max_length=min(finetune_options.MAX_LENGTH, limit)
+        )
+    with usage(command):
+        _validate.integer(at_least=2, at_most=limit, max_length=command.max_length)
+    words = command.label_words or ()
+    if command.task in finetune_options.DECODERS and command.span_length is None:
+        longest = max((len(tokenizer.encode(f" {word}")) for word in words), default=0)
+        span = longest or min(finetune_options.SPAN_LENGTH, command.max_length // 2)
+        command = dataclasses.replace(command, span_length=span)
+    if command.task == "prompt":
+        with usage(command, "--label-words"):
+            return command, tasks.prompt(model, tokenizer.label_words(words))
+    if command.task == "head":
+        return command, tasks.head(model)
+    maker = tasks.choice if command.task == "choice" else tasks.generation
+    return command, maker(model, span_length=command.span_length)
+
+
+def _read(command: options.Finetune, name: str) -> list[Record]:
+    with usage(command, flag(name)):
+        fields = text.template_fields(command.template)
+        more = (command.label_field, command.choices_field, command.answer_field)
+        fields += [field for field in more if field is not None]
+        return text.read_records(getattr(command, name), fields)
+
+
+def _encoded(
+    command: options.Finetune,
+    tokenizer: text.Tokenizer,
+    records: list[Record],
+    about: str,
+) -> Batch:
+    """Records as a task reads them, all of one shape."""
+    form: dict[str, Any] = {
+        "max_length": command.max_length,
+        "template": command.template,
+        "truncate": command.truncate,
+    }
+    with usage(command, about):
+        if command.task == "generation":
+            form |= {"answer": command.answer_field, "span_length": command.span_length}
+            return text.encode_generation(tokenizer, records, **form)
+        label = text.labels(records, command.label_field, command.labels)
+        if command.task == "choice":
+            batch = text.encode_choices(
+                tokenizer,
+                records,
+                choices=command.choices_field or command.label_words,
+                num_choices=command.num_choices,
+                span_length=command.span_length,
+                **form,
+            )
+            _check_right_choice(command, batch["valid"], label)
+            return batch | {"label": label}
+        batch = text.encode_classification(tokenizer, records, **form)
+    if command.task == "prompt" and "position" not in batch:
+        raise UsageError(
+            "--template must have {mask} where the label word is to stand, got "
+            f"{command.template!r}"
+        )
+    if command.task == "head":
+        batch.pop("position", None)
+    return batch | {"label": label}
+
+
+def _check_right_choice(
+    command: options.Finetune, valid: np.ndarray, label: np.ndarray
+) -> None:
+    there = valid[np.arange(len(label)), label]
+    if not there.all():
+        i = int(np.argmin(there))
+        raise ValueError(
+            f"record {i + 1}: {command.label_field} must be that of one of its "
+            f"{valid[i].sum()} choices, got {command.labels[label[i]]!r}"
+        )
+
+
+# --- judging -----------------------------------------------------------------------
+
+
+def _judge(
+    command: options.Finetune,
+    task: tasks.Task,
+    tokenizer: text.Tokenizer,
+    data: Batch,
+    records: list[Record],
+) -> Judge:
+    """Metrics on the public records."""
+    label: Any = data.get("label")
+    given: Any = data
+
+    def of_classes(params: Any) -> dict[str, float]:
+        found = tasks.predict(task, params, given)
+        metrics = {"test_accuracy": tasks.accuracy(found, label)}
+        if command.choices_field is None:  # Else a class is no more than a place.
+            metrics["test_macro_f1"] = tasks.macro_f1(found, label)
+        return metrics
+
+    def of_texts(params: Any) -> dict[str, float]:
+        found = tasks.generate(
+            task.model, params, given, max_new_tokens=command.span_length
+        )
+        scores = []
+        for tokens, asked in zip(found, records, strict=True):
+            answers = asked[command.answer_field]
+            answers = answers if isinstance(answers, list) else [str(answers)]
+            # An answer is one line: a model that is not tuned goes on writing.
+            line, _, _ = tokenizer.decode(tokens).strip().partition("\n")
+            scores.append(tasks.token_f1(line, answers))
+        return {"test_token_f1": float(np.mean(scores))}
+
+    return Judge(of_texts if label is None else of_classes, len(records))
+
+
+def _unresolved(command: options.Finetune, params: Any) -> list[str]:
+    """What is to be said of a radius that the arithmetic cannot see."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resolution.warn_if_unresolved(
+            command.smoothing_radius or 0.0,
+            params,
+            trainable=trainable(command),
+            compute_dtype=command.compute_dtype,
+        )
+    flagged = flag("smoothing_radius") + " "
+    return [str(x.message).replace("smoothing_radius=", flagged, 1) for x in caught]

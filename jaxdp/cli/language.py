@@ -1,0 +1,193 @@
+"""Checkpoint folders for the command line: what a run starts from and what it leaves."""
+
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.cli import options, record
+from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.kernels.sphere import path_str
+from jaxdp.models.language import LanguageModel, LoRA, Prefix, adapter_only, checkpoint
+from jaxdp.training import replaying
+
+#: In a run's folder: the tuned model.
+MODEL = "model"
+
+#: What a tokenizer is kept in, as far as there is each.
+_TOKENIZER = (
+    *("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json"),
+    *("tokenizer_config.json", "special_tokens_map.json"),
+)
+_CHECKPOINT = ("config.json", "adapters.safetensors")
+_ADAPTERS = {"lora": LoRA, "prefix": Prefix}
+
+
+def require() -> None:
+    """Refuses to go on without the packages that read checkpoints and texts.
+
+    Raises:
+      UsageError: they are not installed.
+    """
+    try:
+        import safetensors  # noqa: F401
+        import tokenizers  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"language models need the package {error.name}: "
+            "pip install 'jaxdp-optim[lm]'"
+        ) from error
+
+
+def model_of(
+    command: options.Finetune, folder: str, option: str = "--model"
+) -> LanguageModel:
+    """The model that a command tunes, by what its folder says of it; no weights are read.
+
+    Args:
+      command: of the run.
+      folder: the checkpoint.
+      option: what gives the folder.
+
+    Raises:
+      UsageError: no such folder, or an adapter that it cannot have.
+    """
+    with usage(command, option):
+        config, there = checkpoint.read_config(folder), checkpoint.read_adapter(folder)
+    adapter = there
+    if command.trainable in _ADAPTERS:
+        kind = _ADAPTERS[command.trainable]
+        if there is not None and not isinstance(there, kind):
+            raise UsageError(
+                f"--trainable must be all or that of the adapter in {option}, {there}; "
+                f"got {command.trainable}"
+            )
+        given = {
+            field.name: getattr(command, f"{command.trainable}_{field.name}")
+            for field in dataclasses.fields(kind)
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        adapter = dataclasses.replace(there or kind(), **changes)
+        if there not in (None, adapter):
+            name, value = next(iter(changes.items()))
+            raise UsageError(
+                f"{flag(f'{command.trainable}_{name}')} must be left out or be as in the "
+                f"adapter of {option}, {there}; got {value}"
+            )
+    num_labels = len(command.labels) if command.task == "head" else None
+    with usage(command):
+        return LanguageModel(
+            config=config,
+            compute_dtype=command.compute_dtype,  # pyright: ignore
+            adapter=adapter,
+            num_labels=num_labels,
+        )
+
+
+def initial(
+    command: options.Finetune,
+    model: LanguageModel,
+    folder: str,
+    key: jax.Array,
+    option: str = "--model",
+) -> Any:
+    """The initial parameters, on the host: those of a folder and what it lacks.
+
+    Args:
+      command: of the run.
+      model: what it tunes.
+      folder: its checkpoint.
+      key: a typed JAX key, from which new adapters and heads are drawn; public.
+      option: what gives the folder.
+
+    Raises:
+      UsageError: parameters that are not the model's.
+    """
+    new = None if model.num_labels is None else key
+    with usage(command, option):
+        _, params = checkpoint.load(folder, num_labels=model.num_labels, new_heads=new)
+    return jax.device_get(model.with_new_parts(params, key))
+
+
+def recorded(
+    params: Any, home: pathlib.Path, header: dict[str, Any], option: str = "--model"
+) -> Any:
+    """Initial parameters with what a run drew then, instead of what was drawn now.
+
+    Args:
+      params: as :func:`initial` made them.
+      home: the run's folder, with what :func:`save_small` wrote.
+      header: of its ledger.
+      option: what gives the model's folder.
+
+    Raises:
+      UsageError: another model than the run's, or no such file.
+    """
+    shapes = replaying.describe_leaves(params)
+    if shapes != header["leaves"]:
+        paths = shapes.keys() | header["leaves"].keys()
+        wrong = [n for n in sorted(paths) if shapes.get(n) != header["leaves"].get(n)]
+        raise UsageError(
+            f"{option} must be the folder of the run's model, got one of other parameters: "
+            f"{', '.join(wrong[:3])}{' and others' if wrong[3:] else ''}"
+        )
+    small = _small(params)
+    if not small:
+        return params
+    try:
+        kept = record.load_params(home / record.INITIAL, small)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{home / record.INITIAL} must be what the run drew where its model had "
+            f"nothing: {error}"
+        ) from error
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: np.asarray(kept.get(path_str(path), leaf)), params
+    )
+
+
+def save_small(path: pathlib.Path, params: Any) -> None:
+    """Writes adapters and classification head, which a run may have drawn; if any."""
+    if small := _small(params):
+        record.save_params(path, small)
+
+
+def _small(params: Any) -> dict[str, Any]:
+    return {path: leaf for path, leaf in flat(params).items() if adapter_only(path)}
+
+
+def flat(params: Any) -> dict[str, Any]:
+    """Path -> leaf."""
+    return {path_str(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def save(folder: pathlib.Path, source: str, model: LanguageModel, params: Any) -> None:
+    """Writes a checkpoint that can be loaded, with the tokenizer of the one before it."""
+    checkpoint.save(folder, model.config, params, adapter=model.adapter)
+    for name in _TOKENIZER:
+        if (pathlib.Path(source) / name).is_file():
+            shutil.copyfile(pathlib.Path(source) / name, folder / name)
+
+
+def load(folder: pathlib.Path, model: LanguageModel) -> Any:
+    """The parameters that :func:`save` wrote.
+
+    Raises:
+      ValueError, OSError: they are not there, or are another model's.
+    """
+    return checkpoint.load(folder, num_labels=model.num_labels)[1]
+
+
+def discard(folder: pathlib.Path) -> None:
+    """Removes what :func:`save` wrote; other files stay."""
+    if not folder.is_dir():
+        return
+    for path in [*folder.glob("model*.safetensors*")]:
+        path.unlink()
+    for name in (*_CHECKPOINT, *_TOKENIZER):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,652 @@
+"""``jaxdp finetune``: every task end to end, resumed, replayed, and refused in one line."""
+
+import functools
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxdp import plans, sampling, training
+from jaxdp.cli import (
+    finetune,
+    finetune_options,
+    finetune_prepare,
+    language,
+    main,
+    options,
+    recipes,
+    record,
+)
+from jaxdp.cli.errors import UsageError
+from jaxdp.models.language import (
+    LanguageModel,
+    LoRA,
+    OPTConfig,
+    RobertaConfig,
+    checkpoint,
+    experiments,
+    tasks,
+    text,
+)
+from tests.test_cli import REPORT_FIELDS, check_plot
+
+#: In no public file of a run: only private records have it.
+SECRET = "xylophone"
+TEMPLATE = "{text} It was {mask} ."
+CONFIG: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.3,
+}
+STEPS = 6
+NUMBERS = ("--num-steps", STEPS, "--eval-every", 2, "--max-length", 16, "--quiet")
+#: Full batches: their accountant takes no time.
+QUICK = (*NUMBERS, "--sampling", "full", "--learning-rate", 1e-3, "--l2-clip-norm", 9)
+PROMPT = ("--task", "prompt", "--template", TEMPLATE, "--label-words", "bad,good")
+WRITTEN = {*finetune.FILES, "model", "secret"}
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def records(count: int, seed: int, extra: str = "") -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        label = rng.randrange(2)
+        word = rng.choice((("dull", "sad"), ("warm", "bright"))[label])
+        name = ("bad", "good")[label]
+        made.append(
+            {
+                "text": f"a {word} film {extra}",
+                "label": label,
+                "name": name,
+                "choices": ["bad", "good", "so so"][: 2 + (rng.random() < 0.5)],
+                "answer": [name, "nothing"],
+            }
+        )
+    return made
+
+
+def make_tokenizer(special: list[str]) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    lines = ["a dull sad warm bright film It was bad . good ."] * 9
+    made.train_from_iterator(lines, trainer)
+    return made
+
+
+def _random(like: Any) -> np.ndarray:
+    return np.random.default_rng(3).normal(0, 0.3, like.shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny RoBERTa, a tiny OPT, and records of which those to train on are secret."""
+    root = tmp_path_factory.mktemp("finetune")
+    for name, made in {"train": records(20, 0, SECRET), "eval": records(12, 1)}.items():
+        lines = "".join(json.dumps(each) + "\n" for each in made)
+        (root / f"{name}.jsonl").write_text(lines)
+        rows = [f"{r['text']}\t{r['name']}" for r in made]
+        (root / f"{name}.tsv").write_text("\n".join(["text\tname", *rows]) + "\n")
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    for family in ("roberta", "opt"):
+        made = make_tokenizer(special if family == "roberta" else special[:-1])
+        size: dict[str, Any] = {"vocab_size": made.get_vocab_size(), **CONFIG}
+        if family == "roberta":
+            config = RobertaConfig(
+                **size, intermediate_size=16, max_position_embeddings=34
+            )
+        else:
+            config = OPTConfig(**size, ffn_dim=16, max_position_embeddings=32)
+        shapes = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
+        params = jax.tree.map(_random, shapes)
+        checkpoint.save(root / family, config, params)
+        made.save(str(root / family / "tokenizer.json"))
+    return root
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_task_a_model() -> Iterator[None]:
+    """Equal tasks are one object, so that a program is compiled for the first one alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("prompt", "head", "choice", "generation"):
+            made = functools.cache(getattr(tasks, name))
+
+            def once(
+                model: Any, words: Any = None, made: Any = made, **more: Any
+            ) -> Any:
+                return made(model, *([] if words is None else [tuple(words)]), **more)
+
+            patch.setattr(tasks, name, once)
+        yield
+
+
+def files(home: Path, model: str, suffix: str = "jsonl") -> tuple[object, ...]:
+    train, shown = home / f"train.{suffix}", home / f"eval.{suffix}"
+    return ("--model", home / model, "--train", train, "--eval", shown)
+
+
+def reported(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def replayed(folder: Path, capsys: Any) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run("replay", folder, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.glob("*.safetensors")}
+
+
+# --- runs --------------------------------------------------------------------------
+
+
+def test_prompt_run_writes_everything(home: Path, tmp_path: Path, capsys: Any) -> None:
+    """From entropy, with the numbers that are the default."""
+    out = tmp_path / "a" / "run"
+    words = (*PROMPT, *NUMBERS[:-1], "--sampling", "full", "--learning-rate", 1e-2)
+    said = (*words, "--epsilon", 4, "--relation", "add_or_remove", "--out", out)
+    assert run("finetune", *files(home, "roberta"), *said) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    for word in ("4 at delta 1e-05, add_or_remove", "yes, randomness", "test accuracy"):
+        assert word in shown.out
+    assert {p.name for p in out.iterdir()} == WRITTEN - {"initial.npz"}
+    check_plot(out / "progress.png")
+    check_plot(out / "releases.png")
+
+    report = reported(out)
+    assert REPORT_FIELDS | {"test_accuracy", "test_macro_f1"} <= set(report)
+    assert (report["private"], report["seed_source"]) == (True, "entropy")
+    assert (report["model"], report["dataset"]) == ("roberta", "train")
+    assert (report["num_examples"], report["num_test_examples"]) == (20, 12)
+    assert report["steps_done"] == report["steps_charged"] == STEPS
+    assert report["num_trainable"] == report["num_parameters"]
+    plan = plans.from_json((out / "plan.json").read_text())
+    assert isinstance(plan, plans.DPZero)
+    assert (plan.sampling, plan.num_steps) == (sampling.FullBatch(), STEPS)
+    assert (plan.l2_clip_norm, plan.smoothing_radius) == (200.0, 1e-3)
+    assert (plan.direction, plan.num_directions) == ("rademacher", 1)
+    assert report["epsilon"] == float(plan.epsilon()) == pytest.approx(4, rel=1e-2)
+
+    # The metrics are those of the written model, and of the given one, on public records.
+    for folder, prefix in ((out / "model", ""), (home / "roberta", "zero_shot_")):
+        config, params = checkpoint.load(folder)
+        tokenizer = text.Tokenizer.load(folder)
+        task = tasks.prompt(
+            LanguageModel(config=config), tokenizer.label_words(["bad", "good"])
+        )
+        public = text.read_records(home / "eval.jsonl")
+        batch = text.encode_classification(
+            tokenizer, public, max_length=16, template=TEMPLATE
+        )
+        found = tasks.predict(task, params, batch)
+        right = [each["label"] for each in public]
+        accuracy, f1 = tasks.accuracy(found, right), tasks.macro_f1(found, right)
+        assert report[f"{prefix}test_accuracy"] == accuracy
+        assert report[f"{prefix}test_macro_f1"] == f1
+    assert weights(out / "model") != weights(home / "roberta")
+    assert replayed(out, capsys)["compared"] == "identical to model, to the bit"
+
+    # Nothing of a private record is in what may be shown, nor any loss.
+    for path in out.rglob("*"):
+        if path.is_file() and "secret" not in path.parts:
+            assert SECRET.encode() not in path.read_bytes()
+            assert b"loss" not in path.read_bytes() or path.suffix != ".jsonl"
+    assert SECRET not in shown.out
+
+
+HEAD_RUN = ("--task", "head", "--labels", 2, *QUICK, "--trainable", "head")
+CHOICE = ("--task", "choice", "--template", "{text} It was")
+
+
+@pytest.mark.parametrize(
+    ("words", "metrics"),
+    [
+        (
+            (
+                *(*CHOICE, "--choices-field", "choices", "--num-choices", 3),
+                *("--span-length", 4, "--trainable", "prefix", "--num-directions", 2),
+            ),
+            {"test_accuracy"},
+        ),
+        (
+            (
+                *("--task", "generation", "--template", "{text} It was"),
+                *("--span-length", 4),
+            ),
+            {"test_token_f1"},
+        ),
+    ],
+    ids=["choice", "generation"],
+)
+def test_other_tasks(
+    words: tuple[object, ...],
+    metrics: set[str],
+    home: Path,
+    tmp_path: Path,
+    capsys: Any,
+) -> None:
+    said = (*files(home, "opt"), *words, *QUICK, "--seed", 1, "--out", tmp_path)
+    assert run("finetune", *said) == 0
+    assert capsys.readouterr().err == ""
+    report = reported(tmp_path)
+    of_test = {name for name in report if name.startswith("test_")}
+    assert of_test == metrics
+    assert {f"zero_shot_{name}" for name in metrics} <= set(report)
+    assert all(0 <= report[name] <= 1 for name in metrics)
+    assert (report["private"], report["task"]) == (False, words[1])
+    assert (tmp_path / "initial.npz").exists() == ("prefix" in words)
+    answer = replayed(tmp_path, capsys)
+    assert answer["compared"] == "identical to model, to the bit"
+    assert (answer["steps"], answer["num_steps"]) == (STEPS, STEPS)
+    # The ledger, the model and what was drawn are all that it takes.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in ("ledger.jsonl", "initial.npz"):
+        if (tmp_path / name).exists():
+            (alone / name).write_bytes((tmp_path / name).read_bytes())
+    given = ("--initial", home / "opt", "--out", alone / "there")
+    assert run("replay", alone / "ledger.jsonl", *given) == 0
+    assert weights(alone / "there") == weights(tmp_path / "model")
+
+
+def test_lora_trains_the_adapter_alone_and_goes_on(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    lora = ("--trainable", "lora", "--lora-rank", 2, "--seed", 1)
+    said = (*PROMPT, *QUICK, *lora, "--direction", "sphere")
+    assert run("finetune", *files(home, "roberta"), *said, "--out", one) == 0
+    report, base = reported(one), weights(home / "roberta")
+    assert weights(one / "model").items() >= base.items()
+    assert checkpoint.read_adapter(one / "model") == LoRA(rank=2)
+    drawn = dict(np.load(one / "initial.npz"))
+    assert set(drawn) == {
+        f"layers/lora/{x}/{y}" for x in ("query", "value") for y in ("a", "b")
+    }
+    assert report["num_trainable"] == sum(x.size for x in drawn.values())
+    _, tuned = checkpoint.load(one / "model")
+    for path, leaf in language.flat(tuned).items():
+        if path in drawn:
+            assert np.any(np.asarray(leaf) != drawn[path])
+    assert replayed(one, capsys)["compared"] == "identical to model, to the bit"
+
+    # What was drawn is on record: another draw gives way to it.
+    recipe = {"recipe": "roberta-large/sst-2", "trainable": "lora", "lora_rank": 2}
+    command = complete(model=str(home / "roberta"), **recipe)
+    model = language.model_of(command, command.model)
+    fresh = language.initial(command, model, command.model, jax.random.key(9))
+    for path, leaf in language.flat(fresh).items():
+        assert path not in drawn or path[-1] == "b" or np.any(leaf != drawn[path])
+    header = record.read(one, "").header
+    for path, leaf in language.flat(language.recorded(fresh, one, header)).items():
+        np.testing.assert_array_equal(leaf, drawn.get(path, leaf))
+
+    # Another run takes up the adapter, but no other one.
+    again = ("--model", one / "model", *files(home, "roberta")[2:], *said)
+    assert run("finetune", *again, "--out", two) == 0
+    for name, value in np.load(two / "initial.npz").items():
+        np.testing.assert_array_equal(value, language.flat(tuned)[name])
+    other = (*PROMPT, *QUICK, "--trainable")
+    for words, part in (
+        (("lora", "--lora-rank", 3), "--lora-rank must be left out or be as in"),
+        (("prefix",), "--trainable must be all or that of the adapter in --model"),
+    ):
+        assert run("finetune", *again[:6], *other, *words, "--out", tmp_path / "x") == 2
+        assert part in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_resumed_run_ends_as_if_undisturbed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Killed while it is judged, and at a record that is half written."""
+    words = (
+        "--task",
+        "head",
+        "--labels",
+        2,
+        *QUICK,
+        "--seed",
+        5,
+        "--trainable",
+        "head",
+    )
+    said = ("finetune", *files(home, "roberta"), *words)
+    want, out = tmp_path / "want", tmp_path / "run"
+    assert run(*said, "--out", want) == 0
+    judged = tasks.predict
+    calls = iter(range(9))
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 2:  # After the first, the one before training, and step 2's.
+            raise KeyboardInterrupt
+        return judged(*args, **kwargs)
+
+    monkeypatch.setattr(tasks, "predict", killed)
+    assert run(*said, "--out", out) == 130
+    monkeypatch.undo()
+    assert {p.name for p in out.iterdir()} == {
+        *("plan.json", "ledger.jsonl", "initial.npz", "secret")
+    }
+    again = ("finetune", "--resume", "--out", out, "--quiet")
+    for wrong, part in (
+        (("--num-steps", 7), "--num-steps must be left out with --resume or be as it"),
+        (("--train", home / "eval.jsonl"), "num_examples = 20"),
+        (("--model", home / "opt"), "--model must be the folder of the run's model"),
+    ):
+        assert run(*again, *wrong) == 2
+        assert part in capsys.readouterr().err
+    ledger = out / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes() + b'{"intent":[4')
+    # Files may have moved: what is in them counts.
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes((home / "train.jsonl").read_bytes())
+    assert run(*again, "--train", moved) == 0
+    assert weights(out / "model") == weights(want / "model")
+    assert {p.name for p in out.iterdir()} == WRITTEN
+    times = {"compile_seconds", "train_seconds", "steps_per_second", "dataset"}
+    for name, value in reported(want).items():
+        assert name in times or reported(out)[name] == value
+    assert run("train", "--resume", "--out", out) == 2
+    assert "must be a folder that jaxdp train wrote" in capsys.readouterr().err
+
+
+def test_radius_that_is_lost_in_16_bits_is_said(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def started(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "fit", started)
+    small = ("--compute-dtype", "bfloat16", "--smoothing-radius", 1e-5)
+    words = (*files(home, "roberta"), *PROMPT, *QUICK, *small, "--out", tmp_path)
+    assert run("finetune", *words) == 130
+    said, *more = capsys.readouterr().err.splitlines()
+    assert said.startswith("jaxdp: warning: --smoothing-radius 1e-05 is below")
+    assert "bfloat16" in said
+    assert more == ["jaxdp: interrupted"]
+
+
+def test_choice_of_label_words_in_a_table(home: Path, tmp_path: Path) -> None:
+    command = options.Finetune(
+        **{name: str(home / f"{name}.tsv") for name in ("train", "eval")},
+        model=str(home / "opt"),
+        task="choice",
+        template="{text} It was",
+        label_words=("good", "bad"),
+        labels=("good", "bad"),
+        label_field="name",
+        max_length=16,
+        sampling="full",
+        seed=1,
+        out=tmp_path,
+    )
+    job = finetune_prepare.prepare(command)
+    want = [each["label"] == 0 for each in records(20, 0, SECRET)]
+    np.testing.assert_array_equal(job.train["label"], want)
+    assert job.train["tokens"].shape == (20, 2, 16)
+    assert job.command.span_length == job.train["span"].sum(axis=2).max() == 1
+    metrics = job.judge.fn(job.params)
+    assert set(metrics) == {"test_accuracy", "test_macro_f1"}
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        ({}, sampling.FullBatch()),  # 64 are more than there are.
+        ({"batch_size": 5}, sampling.TruncatedPoisson(sampling_prob=0.25)),
+        ({"batch_size": 5, "sampling": "fixed-size"}, sampling.FixedSize(5)),
+        ({"batch_size": 20, "sampling": "fixed-size"}, sampling.FullBatch()),
+        ({"sampling": "full"}, sampling.FullBatch()),
+    ],
+)
+def test_sampling(
+    words: dict[str, Any], want: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*args: Any, sampling: Any, **kwargs: Any) -> Any:
+        return sampling
+
+    monkeypatch.setattr(recipes, "make_plan", asked)  # Whose accountant takes seconds.
+    command = finetune_options.with_batch_size(
+        complete(task="head", labels=2, num_steps=3, **words), 20
+    )
+    recipe = finetune_prepare.recipe_of(command)
+    assert finetune_prepare.plan_of(command, recipe, 20) == want
+
+
+# --- options -----------------------------------------------------------------------
+
+
+def complete(**given: Any) -> options.Finetune:
+    names = {"model": "m", "train": "t", "eval": "e"} | given
+    return finetune_options.completed(options.Finetune(**names))
+
+
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_recipe_is_the_experiment(name: str) -> None:
+    of = experiments.EXPERIMENTS[name]
+    got = complete(recipe=name)
+    for field, value in of.options.items():
+        assert field == "batch_size" or getattr(got, field) == value
+    sizes = [
+        finetune_options.with_batch_size(got, n).batch_size
+        for n in (of.num_examples, 5)
+    ]
+    assert sizes == [of.batch_size, 5]
+    given = complete(recipe=name, num_steps=3, trainable="lora", template="{x} {mask}")
+    assert (given.num_steps, given.template) == (3, "{x} {mask}")
+    assert (given.learning_rate, given.smoothing_radius) == (5e-5, 1e-2)
+
+
+def test_what_is_completed_stays_as_it_is() -> None:
+    for given in (
+        {"recipe": "opt-1.3b/squad"},
+        {"task": "head", "labels": 3, "trainable": "head"},
+        {"task": "prompt", "template": "{a} {mask}", "label_words": ("no", "yes")},
+    ):
+        once = complete(**given)
+        assert finetune_options.completed(once) == once
+        finetune_options.check_numbers(once)
+    assert complete(task="head", labels=3).labels == ("0", "1", "2")
+    assert complete(task="head", labels=3, num_steps=7).eval_every == 1
+    with pytest.raises(UsageError, match="--recipe must be one of roberta-large/sst-2"):
+        complete(recipe="bert")
+    with pytest.raises(UsageError, match="--task must be left out with --recipe"):
+        complete(recipe="roberta-large/rte", task="head")
+
+
+HEAD = "--task head --labels 2"
+WORDS = "--task prompt --template {text}{mask} --label-words bad,good"
+#: Words, and what the line must say: the argument, and what it may be or was.
+WRONG: list[tuple[str, tuple[str, ...]]] = [
+    ("", ("--task must be one of prompt, head, choice, generation, got nothing",)),
+    ("--task regress", ("--task must be one of prompt", "'regress'")),
+    ("--task prompt", ("--label-words must be given", "nothing")),
+    ("--task prompt --label-words bad", ("--label-words", "two or more", "bad")),
+    ("--task prompt --label-words bad,good", ("--template must be a text",)),
+    (f"{WORDS} --template {{text}}", ("--template must have {mask}", "'{text}'")),
+    (f"{WORDS} --template {{text", ("--template '{text'",)),
+    (f"{WORDS} --template {{txt}}{{mask}}", ("--eval: ", "line 1", "'txt'")),
+    (f"{WORDS} --label-words bad,xylophones", ("--label-words: ", "'xylophones'")),
+    (f"{WORDS} --labels bad", ("--labels must be two or more",)),
+    (f"{WORDS} --labels a,b", ("--eval: record 1: label must be one of a, b",)),
+    (f"{WORDS} --labels 3", ("--label-words must be one for each of", "bad,good")),
+    (f"{WORDS} --label-field no", ("--eval: ", "'no'")),
+    (f"{WORDS} --trainable head", ("--trainable head is for --task head only",)),
+    (f"{WORDS} --model opt/config.json", ("--model: folder", "config.json")),
+    (f"{WORDS} --model .", ("--model: ", "config.json")),
+    (f"{WORDS} --model bare", ("--model: no tokenizer",)),
+    (f"{WORDS} --model pickled", ("--model: ", "unpickling")),
+    (f"{WORDS} --train no.jsonl", ("--train: path must be an existing", "no.jsonl")),
+    (f"{WORDS} --eval eval.txt", ("--eval: path must end in .jsonl",)),
+    (f"{WORDS} --train bad.jsonl", ("--train: bad.jsonl, line 2", "not JSON")),
+    (f"{WORDS} --train train.jsonl --label-field x", ("--eval: eval.jsonl, line 1",)),
+    ("--task head", ("--labels must be a number or names with --task head",)),
+    (f"{HEAD} --label-words a,b", ("--label-words is for --task prompt or choice",)),
+    (f"{HEAD} --answer-field a", ("--answer-field is for --task generation",)),
+    (f"{HEAD} --num-choices 2", ("--num-choices is for --task choice only",)),
+    (f"{HEAD} --span-length 2", ("--span-length is for --task choice or",)),
+    (f"{HEAD} --lora-rank 2", ("--lora-rank is for --trainable lora only",)),
+    (f"{HEAD} --trainable lora --lora-rank 0", ("--lora-rank must be an integer",)),
+    (f"{HEAD} --trainable prefix --prefix-length 0", ("--prefix-length must be",)),
+    (f"{HEAD} --trainable all,lora", ("--trainable must be one of all, lora",)),
+    (f"{HEAD} --max-length 33", ("--max-length must be an integer >= 2 and <= 32",)),
+    (f"{HEAD} --max-length 1", ("--max-length must be an integer >= 2",)),
+    (f"{HEAD} --compute-dtype int8", ("--compute-dtype must be one of float32",)),
+    (f"{HEAD} --direction orthonormal", ("--direction must be one of rademacher",)),
+    (f"{HEAD} --num-directions 65", ("--num-directions must be", "65")),
+    (f"{HEAD} --epsilon 0", ("--epsilon must be a number > 0",)),
+    (f"{HEAD} --delta 1", ("--delta must be a number in (0, 1)",)),
+    (f"{HEAD} --num-steps 0", ("--num-steps must be an integer >= 1",)),
+    (f"{HEAD} --eval-every 0", ("--eval-every must be an integer >= 1",)),
+    (f"{HEAD} --batch-size 21", ("--batch-size must be an integer from 1 to 20",)),
+    (f"{HEAD} --sampling full --batch-size 2", ("--batch-size is for --sampling",)),
+    (
+        f"{HEAD} --sampling fixed-size --batch-size 2 --relation add_or_remove",
+        ("replace_one",),
+    ),
+    (f"{HEAD} --l2-clip-norm inf", ("--l2-clip-norm must be",)),
+    (f"{HEAD} --smoothing-radius -1", ("--smoothing-radius must be",)),
+    (f"{HEAD} --learning-rate 0", ("--learning-rate must be a number > 0",)),
+    (f"{HEAD} --microbatch-size 0", ("--microbatch-size must be an integer",)),
+    (f"{HEAD} --seed -1", ("--seed must be an integer",)),
+    (f"{HEAD} --out train.jsonl", ("--out must be a folder",)),
+    (f"{HEAD} --out .", ("--out must be a new or empty folder",)),
+    (
+        f"{HEAD} --model opt --out . --overwrite",
+        ("--out must be a folder without model/",),
+    ),
+    (f"{HEAD} --model model --out . --overwrite", ("other folder than that of --mod",)),
+    (f"{HEAD} --new-attempt", ("--new-attempt is for --resume only",)),
+    ("--resume --out .", ("--out: ledger must be a run's folder",)),
+    ("--task choice --template {text}", ("--label-words or --choices-field",)),
+    (
+        "--task choice --template {text} --label-words bad,good",
+        ("--task must be prompt or head with a model that is no decoder",),
+    ),
+    (
+        "--task choice --template {text} --choices-field choices",
+        ("--num-choices must be an integer >= 2",),
+    ),
+    (
+        "--model opt --task choice --template {text} --choices-field choices"
+        " --num-choices 2",
+        ("record", "must have 1 to 2 choices"),
+    ),
+    (
+        "--model opt --task generation --template {text} --answer-field no",
+        ("--eval: ", "'no'"),
+    ),
+    (
+        "--model opt --task generation --template {text}? --span-length 31",
+        ("--max-length leaves room",),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good files and bad ones, to stand in."""
+    root = tmp_path_factory.mktemp("wrong")
+    for name in ("roberta", "opt", "train.jsonl", "eval.jsonl"):
+        (root / name).symlink_to(home / name)
+    (root / "bad.jsonl").write_text('{"text": "a", "label": 0}\n{"text"\n')
+    (root / "eval.txt").write_text("text\n")
+    (root / "model").symlink_to(home / "roberta")
+    for name in ("bare", "pickled"):
+        (root / name).mkdir()
+        config = (home / "roberta" / "config.json").read_bytes()
+        (root / name / "config.json").write_bytes(config)
+    for name in ("tokenizer.json",):
+        content = (home / "roberta" / name).read_bytes()
+        (root / "pickled" / name).write_bytes(content)
+    (root / "pickled" / "pytorch_model.bin").write_bytes(b"")
+    return root
+
+
+@pytest.mark.parametrize(("words", "parts"), WRONG, ids=[w for w, _ in WRONG])
+def test_wrong_argument_gives_one_line(
+    words: str,
+    parts: tuple[str, ...],
+    folder: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("something was spent")
+
+    monkeypatch.setattr(training, "fit", never)
+    monkeypatch.chdir(folder)
+    before = sorted(p.name for p in folder.rglob("*"))
+    given = words.split()
+    default = {"--model": "roberta", "--train": "train.jsonl", "--eval": "eval.jsonl"}
+    if "--resume" not in given:
+        default |= {"--num-steps": "9"} if "--num-steps" not in given else {}
+        for name, value in default.items():
+            given += [name, value] if name not in given else []
+    assert main(["finetune", *given]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("jaxdp: ")
+    assert shown.err.count("\n") == 1
+    for part in parts:
+        assert part in shown.err
+    assert sorted(p.name for p in folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["model", "train", "eval"])
+def test_what_must_be_given(name: str, capsys: Any) -> None:
+    given = {"--model": "m", "--train": "t.csv", "--eval": "e.csv"}
+    del given[f"--{name}"]
+    words = [word for pair in given.items() for word in pair]
+    assert main(["finetune", *words, "--task", "head", "--labels", "2"]) == 2
+    assert capsys.readouterr().err == f"jaxdp: --{name} must be a path, got nothing\n"
+
+
+def test_without_the_extra(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert run("finetune", *files(home, "roberta"), *PROMPT) == 2
+    said = "jaxdp: language models need the package tokenizers: pip install "
+    assert capsys.readouterr().err == f"{said}'jaxdp-optim[lm]'\n"
+
+
+def test_overwrite_takes_a_run_s_model_and_nothing_else(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ("finetune", *files(home, "roberta"), *HEAD_RUN, "--out", tmp_path)
+    assert run(*said, "--seed", 1) == 0
+    mine = tmp_path / "model" / "mine.txt"
+    mine.write_text("mine")
+    assert run(*said, "--seed", 2) == 2
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "fit", interrupted)
+    assert run(*said, "--seed", 2, "--overwrite") == 130
+    left = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {"plan.json", "initial.npz", "lock", "mine.txt"}
