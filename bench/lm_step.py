@@ -124,10 +124,10 @@ class Step:
 def run(quick: bool) -> list[_harness.Row]:
     """Rows of every comparison; on a GPU those of the large models too."""
     rounds = 5 if quick else 15
-    rows = [*_forwards(rounds), *_mezo(5 if quick else 30), *_dp_sgd(2 if quick else 5)]
+    rows = [*_forwards(rounds), *_mezo(5 if quick else 30)]
     rows += _torch("20 M", rounds)
     if not quick:
-        rows += _torch("200 M", 3)
+        rows += [*_torch("200 M", 3), *_dp_sgd(3)]
     return rows + _large(quick)
 
 

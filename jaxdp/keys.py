@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 
 from jaxdp.kernels import threefry
 
@@ -117,6 +118,22 @@ class Keys:
             [jax.random.key_data(threefry.fold_in(root(4), i)) for i in range(4)]
         )
         return cls(root(1), root(2), root(3), exact, private=False)
+
+    def broadcast(self) -> "Keys":
+        """The keys of process 0, in every process of ``jax.distributed``.
+
+        All processes call it, and wait for one another: ``Keys.from_entropy().broadcast()``
+        gives a run of several processes its one set of roots. Secrets pass between the
+        processes, as clear as everything else that they send to one another.
+        """
+        parts = [jax.random.key_data(getattr(self, name)) for name in _ROOTS]
+        flags = np.array([self.private], np.uint32)
+        words = np.concatenate([*parts, self.noise_words, flags])
+        *roots, exact, private = np.split(
+            np.asarray(multihost_utils.broadcast_one_to_all(words)), (2, 4, 6, 14)
+        )
+        direction, noise, sampling = (from_words(root) for root in roots)
+        return Keys(direction, noise, sampling, jnp.asarray(exact), bool(private[0]))
 
     @property
     def seed_source(self) -> str:
@@ -262,6 +279,11 @@ def trial(keys: Keys, index: int) -> Keys:
     data = b"jaxdp keys 1 trial:" + index.to_bytes(8, "little")
     seed = hashlib.shake_256(data + exact_noise_secret(keys)).digest(32)
     return Keys._from_seed(seed, private=keys.private)
+
+
+def fingerprint(keys: Keys) -> bytes:
+    """32 bytes by which processes of one run see that their keys are the same: secret."""
+    return hashlib.sha256(repr(sorted(to_hex(keys).items())).encode()).digest()
 
 
 def _mark(keys: Keys, use: str) -> bytes | None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxdp.kernels import perturb
 from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, select
-from jaxdp.kernels.threefry import zero_after
+from jaxdp.kernels.threefry import rounded, zero_after
 
 # Up to this many (records x parameters) both signs are evaluated together: the time of a
 # small model is its number of operations. Beyond it they follow one another, so that no
@@ -278,17 +278,7 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
 
         total, _ = jax.lax.scan(add, zeros, (rows, weights / num))
     zero = zero_after(weights)
-    return jax.tree.map(lambda t, x: _rounded(t, zero).astype(x.dtype), total, like)
-
-
-def _rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
-    """``x``, float32, as float32 rounds it, whatever it is used for.
-
-    A product that goes straight into a sum may be contracted with it, in one program and
-    not in another: a replay would be an ulp off. Nothing contracts through the integers.
-    """
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32) + zero
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return jax.tree.map(lambda t, x: rounded(t, zero).astype(x.dtype), total, like)
 
 
 def estimates(

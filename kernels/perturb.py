@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.kernels.sphere import Direction, leaf_direction, path_str
-from jaxdp.kernels.threefry import keys_after, zero_after
+from jaxdp.kernels.threefry import keys_after, rounded, zero_after
 
 
 class At(Protocol):
@@ -77,25 +77,6 @@ def _ordered(
     # Added as a number, not to the bits: a bitcast would drop the tangent of scale.
     tied = scale + zero_after(after).astype(scale.dtype)
     return dataclasses.replace(direction, leaf_keys=leaf_keys), tied
-
-
-@jax.custom_jvp
-def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
-    """``x`` as its own dtype rounds it, whatever it is used for.
-
-    What goes straight into a product or a sum may be contracted with it, in one program
-    and not in another, and a rounding to 16 bits may be left out. Nothing does so through
-    the integers, with a ``zero``, int32 (), that no compiler knows to be one.
-    """
-    integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
-    bits = jax.lax.bitcast_convert_type(x, integer) + zero.astype(integer)
-    return jax.lax.bitcast_convert_type(bits, x.dtype)
-
-
-@rounded.defjvp
-def _rounded_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """A bitcast has no tangent; what is rounded keeps its own."""
-    return rounded(*primals), tangents[0]
 
 
 def view(direction: Direction, scale: jax.Array) -> At:

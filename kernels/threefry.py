@@ -293,6 +293,8 @@ def normal_sum_of_squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     def partial(start: jax.Array) -> jax.Array:
         counters = jax.lax.iota(jnp.uint32, min(size, block)) + start
         squares = jnp.square(_inverse_normal(_hash(k0, k1, counters)))
+        # Not contracted into the sum: the norm is taken in several programs.
+        squares = rounded(squares, zero_after(k0[None]))
         return jnp.sum(jnp.where(counters < size, squares, 0))
 
     starts = np.arange(0, max(size, 1), block, dtype=np.uint32)
@@ -339,3 +341,22 @@ def keys_after(keys: jax.Array, after: jax.Array) -> jax.Array:
     """
     data = jax.random.key_data(keys) + zero_after(after).astype(jnp.uint32)
     return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+@jax.custom_jvp
+def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """``x`` as its own dtype rounds it, whatever it is used for.
+
+    What goes straight into a product or a sum may be contracted with it, in one program
+    and not in another, and a rounding to 16 bits may be left out. Nothing does so through
+    the integers, with a ``zero``, int32 (), that no compiler knows to be one.
+    """
+    integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(x, integer) + zero.astype(integer)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+@rounded.defjvp
+def _rounded_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    """A bitcast has no tangent; what is rounded keeps its own."""
+    return rounded(*primals), tangents[0]

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxdp._types import PrivatePlan, ValueFn
 from jaxdp.kernels import clip, finite_difference
+from jaxdp.kernels.finite_difference import AxisName
 
 
 def release_gradient(
@@ -23,6 +24,7 @@ def release_gradient(
     noise: jax.Array,
     *,
     microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> Any:
     """Releases (sum of clipped per-record gradients + noise) / normalizer.
 
@@ -34,11 +36,13 @@ def release_gradient(
       mask: bool (B,); a False row contributes zero.
       noise: int32 (d,), in grid units; secret.
       microbatch_size: records differentiated at once (their gradients are stored).
+      axis_name: mesh axis whose devices share the records, as in
+        :func:`jaxdp.oracles.scalar.release_slopes`.
 
     Returns:
       A tree like ``params``: released.
     """
-    flat, unravel = ravel_pytree(params)
+    flat, unravel = ravel_pytree(finite_difference.on_each(params, axis_name))
 
     def loss(vector: jax.Array, record: Any) -> jax.Array:
         one = jax.tree.map(lambda x: x[None], record)
@@ -54,7 +58,9 @@ def release_gradient(
             return jnp.where(keep[:, None], kept, 0).sum(axis=0)
         return clip.grid_sum(rows, keep, plan.l2_clip_norm, plan.grid_bits)
 
-    summed = finite_difference.sum_microbatches(total, (records, mask), microbatch_size)
+    summed = finite_difference.sum_microbatches(
+        total, (records, mask), microbatch_size, axis_name
+    )
     if plan.grid_bits is None:
         return unravel((summed / plan.normalizer).astype(flat.dtype))
     value = clip.from_grid(

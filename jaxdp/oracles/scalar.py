@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxdp._types import ValueFn, ZerothOrderPlan
 from jaxdp.kernels import clip, finite_difference
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import Direction
 
 
@@ -29,6 +30,7 @@ def release_slopes(
     *,
     bound: float | jax.Array,
     microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> jax.Array:
     """Releases (sum of clipped slopes + noise) / normalizer.
 
@@ -42,6 +44,9 @@ def release_slopes(
       noise: int32 (K,), in grid units, or (K + 1,) with the count's at the end; secret.
       bound: on the norm of one record's K slopes; the grid's unit is relative to it.
       microbatch_size: records evaluated at once. Changes neither bound nor noise.
+      axis_name: mesh axis whose devices share the records: each bounds and sums its part,
+        the sums are added as integers, and the noise is added once, to their total. All
+        arguments are the same on every device, and so is what is released.
 
     Returns:
       float32 (K,): released; or (K + 1,), with the noised count over the normalizer at the
@@ -51,37 +56,51 @@ def release_slopes(
     Source: DPZero (Zhang et al., ICML 2024), Algorithm 2, with the fixed-point sum of
     one or several directions.
     """
-    slopes = finite_difference.slopes(
-        value_fn,
-        params,
-        records,
-        rows,
-        smoothing_radius=plan.smoothing_radius,
-        microbatch_size=microbatch_size,
+    params = finite_difference.on_each(params, axis_name)
+
+    def bounded(part: tuple[Any, jax.Array]) -> jax.Array:
+        some, kept = part
+        slopes = finite_difference.slopes(
+            value_fn, params, some, rows, smoothing_radius=plan.smoothing_radius
+        )
+        return _bounded_sum(plan, slopes, kept, bound)
+
+    total = finite_difference.sum_microbatches(
+        bounded, (records, mask), microbatch_size, axis_name
     )
-    return release_sum(plan, slopes, mask, noise, bound)
+    return _noised(plan, total, noise, bound)
 
 
-def release_sum(
-    plan: ZerothOrderPlan,
-    rows: jax.Array,
-    mask: jax.Array,
-    noise: jax.Array,
-    bound: float | jax.Array,
+def _bounded_sum(
+    plan: ZerothOrderPlan, rows: jax.Array, mask: jax.Array, bound: float | jax.Array
 ) -> jax.Array:
-    """Bounds rows (B, K), sums them exactly, adds integer noise, divides by a constant."""
+    """Bounds rows (B, K) and sums them exactly: int32 (K,), or (K + 1,) with the count.
+
+    Not noised yet. Without a grid, the sum of the finite rows as they are.
+    """
     if plan.grid_bits is None:
-        kept = jnp.where(mask[:, None], clip.clip_vector(rows, jnp.inf), 0)
-        return kept.sum(axis=0).astype(jnp.float32) / jnp.float32(plan.normalizer)
-    bits, constant = plan.grid_bits, plan.normalizer
+        return jnp.where(mask[:, None], clip.clip_vector(rows, jnp.inf), 0).sum(axis=0)
+    bits = plan.grid_bits
     total = clip.grid_sum(rows, mask, bound, bits, order=plan.norm_order)
     if plan.clip_tuning is None:
-        return clip.from_grid(total + noise, bound, bits, constant)
-    count = _count_within(rows, mask, bound, bits)
+        return total
+    return jnp.concatenate([total, _count_within(rows, mask, bound, bits)])
+
+
+def _noised(
+    plan: ZerothOrderPlan, total: jax.Array, noise: jax.Array, bound: float | jax.Array
+) -> jax.Array:
+    """Adds integer noise to what :func:`_bounded_sum` gave, divides by a constant."""
+    bits, constant = plan.grid_bits, plan.normalizer
+    if bits is None:
+        return total.astype(jnp.float32) / jnp.float32(constant)
+    total = total + noise
+    if plan.clip_tuning is None:
+        return clip.from_grid(total, bound, bits, constant)
     return jnp.concatenate(
         [
-            clip.from_grid(total + noise[:-1], bound, bits, constant),
-            clip.from_grid(count + noise[-1:], 0.5, bits, constant),
+            clip.from_grid(total[:-1], bound, bits, constant),
+            clip.from_grid(total[-1:], 0.5, bits, constant),
         ]
     )
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from rich import progress as rich_progress
 
 from jaxdp import _validate, sampling
@@ -19,7 +20,14 @@ from jaxdp import keys as keys_lib
 from jaxdp import ledger as ledger_lib
 from jaxdp._types import PathPredicate, ValueFn
 from jaxdp.plans._base import SumPlan
-from jaxdp.training import loop, recording, replaying, reporting
+from jaxdp.training import (
+    loop,
+    parallel,
+    recording,
+    replaying,
+    reporting,
+    resolution,
+)
 from jaxdp.transforms._common import public
 
 
@@ -34,6 +42,7 @@ def fit(
     trainable: Any = None,
     stacked: PathPredicate | None = None,
     microbatch_size: int | None = None,
+    mesh: Mesh | None = None,
     callback: loop.Callback | None = None,
     ledger: str | os.PathLike[str] | None = None,
     chunk: int | None = None,
@@ -52,9 +61,14 @@ def fit(
         ``optax.sgd(0.1)``. None adds gradients as they are.
       trainable: which leaves move (None, predicate on the path, pytree of bools).
       stacked: predicate on the path: leaves whose first axis counts layers.
-      microbatch_size: records evaluated at once.
+      microbatch_size: records evaluated at once; None is all, or a device's equal part.
+      mesh: devices that share the records of every batch:
+        ``jax.make_mesh((jax.device_count(),), ("data",))``. Params, keys and data are
+        copied to each. What a private run releases is, to the bit, what one device of the
+        same ``microbatch_size`` releases. With several processes (``jax.distributed``)
+        each of them calls ``fit`` with the same arguments; process 0 writes the ledger.
       callback: ``callback(step, params, info)`` after each chunk, with public values:
-        evaluate public data in it, save, plot.
+        evaluate public data in it, save, plot. With a mesh, they are on one device.
       ledger: folder for the record of the run (``jaxdp.ledger``): every release is
         written before it is used, so that a killed run can be taken up again
         (``jaxdp.resume``) and the parameters rebuilt (``jaxdp.replay``).
@@ -66,22 +80,30 @@ def fit(
     Returns:
       ``FitResult(params, info, report)``, all public: the result, the releases of
       every step, and what was spent. No metric on private data is computed. ``params``
-      are the last iterate, or what the plan returns instead.
+      are the last iterate, or what the plan returns instead; with a mesh, a copy on each
+      of its devices.
 
     Raises:
       TypeError, ValueError: wrong arguments, named, before anything is compiled or spent.
     """
     _validate.instance(SumPlan, plan=plan)
     keys = keys_lib.check(keys)
-    task = _task(plan, params, data, value_fn, optimizer, microbatch_size, callback)
+    mesh = parallel.check_mesh(mesh, params)
+    task = _task(
+        plan, params, data, value_fn, optimizer, microbatch_size, mesh, callback
+    )
     if chunk is not None:
         _validate.integer(chunk=chunk)
     if ledger is not None:
         ledger_lib.check_new(ledger)
         _check_note(note)
     keys_lib.check_unspent(keys, plan.family)
+    words = np.frombuffer(bytes.fromhex(plan.digest), np.uint8)
+    parallel.check_same(mesh, keys, plan=words, params=params, data=task.data)
     maker = _maker(task, keys, trainable, stacked)
     in_chunks = progress or any(x is not None for x in (callback, ledger, chunk))
+    # Also where only another process shows or writes something: all run one program.
+    in_chunks = in_chunks or parallel.several_processes(mesh)
     run, text, compile_seconds = _compile(
         task,
         maker,
@@ -94,7 +116,7 @@ def fit(
     size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
     carry = loop.start(plan, maker, task.optimizer, task.params)  # Spends the keys.
     recorder = None
-    if ledger is not None:
+    if ledger is not None and parallel.writes(mesh):
         recorder = recording.create(
             ledger,
             plan,
@@ -103,7 +125,7 @@ def fit(
             task.data,
             trainable=trainable,
             stacked=stacked,
-            program=recording.Program(microbatch_size, text),
+            program=_program(task, text),
             chunk=size,
             note=note or {},
         )
@@ -129,6 +151,7 @@ def resume(
     plan: SumPlan | None = None,
     optimizer: optax.GradientTransformation | None = None,
     microbatch_size: int | None = None,
+    mesh: Mesh | None = None,
     new_attempt: bool = False,
     callback: loop.Callback | None = None,
     progress: bool = False,
@@ -137,8 +160,8 @@ def resume(
 
     Steps whose releases are recorded are replayed from them. Steps that were under way
     are computed again, with the same noise, which costs nothing because the same numbers
-    come out: data, plan, losses, optimizer, microbatch size, version of JAX and kind of
-    device must be those of the run. A run that had ended gives its result again.
+    come out: data, plan, losses, optimizer, microbatch size, mesh, version of JAX and kind
+    of device must be those of the run. A run that had ended gives its result again.
 
     Args:
       ledger: the run's folder, with ``secret/``.
@@ -148,6 +171,8 @@ def resume(
       plan: its plan; only compared with that of the folder, which counts.
       optimizer: its optimizer.
       microbatch_size: as in the run.
+      mesh: as in the run, but of this process alone: what several processes began goes on
+        in one.
       new_attempt: allows all of these but the plan to differ. Steps that were under way
         are computed with new noise and charged a second time: the run ends that many
         steps early, so that it stays within the plan's epsilon.
@@ -162,10 +187,16 @@ def resume(
       ValueError: no such folder or one in use; something differs that must not; a new
         attempt for which the plan's epsilon has no room.
     """
+    mesh = parallel.check_mesh(mesh, params)
+    if parallel.several_processes(mesh):
+        raise ValueError(
+            "mesh must be one of this process alone to resume a run, got one of "
+            f"{jax.process_count()} processes"
+        )
     at = recording.take_up(ledger, plan, params, new_attempt=new_attempt)
     with at.ledger, keys_lib.resuming():
         task = _task(
-            at.plan, params, data, value_fn, optimizer, microbatch_size, callback
+            at.plan, params, data, value_fn, optimizer, microbatch_size, mesh, callback
         )
         leaves = replaying.leaves_of(at.record.header)
         if not at.plan.replayable:
@@ -174,7 +205,7 @@ def resume(
         run, text, compile_seconds = _compile(
             task, maker, at.keys, **leaves, in_chunks=True, with_text=True
         )
-        recorder = at.recorder(recording.Program(microbatch_size, text), task.data)
+        recorder = at.recorder(_program(task, text), task.data)
         carry = loop.start(at.plan, maker, task.optimizer, task.params)
         step = functools.partial(_between, run, at.keys, task.data)
         size = at.record.header["chunk"]
@@ -197,6 +228,7 @@ class _Task(NamedTuple):
     value_fn: ValueFn
     optimizer: optax.GradientTransformation
     microbatch_size: int | None
+    mesh: Mesh | None
 
 
 def _task(
@@ -206,6 +238,7 @@ def _task(
     value_fn: Any,
     optimizer: Any,
     microbatch_size: int | None,
+    mesh: Mesh | None,
     callback: Any,
 ) -> _Task:
     """The arguments that ``fit`` and ``resume`` share, checked."""
@@ -222,12 +255,14 @@ def _task(
         raise TypeError(
             f"optimizer must be an optax.GradientTransformation, got {optimizer!r}"
         )
-    data = jax.tree.map(jnp.asarray, data)
-    return _Task(plan, params, data, losses, optimizer, microbatch_size)
+    data = parallel.on_all(mesh, jax.tree.map(jnp.asarray, data))
+    return _Task(plan, params, data, losses, optimizer, microbatch_size, mesh)
 
 
 def _maker(task: _Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
     options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
+    if task.mesh is not None:
+        options["axis_name"] = task.mesh.axis_names
     if stacked is not None:
         if not task.plan.replayable:
             raise ValueError(
@@ -235,6 +270,10 @@ def _maker(task: _Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> An
                 f"got {stacked!r}"
             )
         options["stacked"] = stacked
+    radius = getattr(task.plan, "smoothing_radius", 0.0)  # DPGD has none.
+    resolution.warn_if_unresolved(
+        radius, task.params, trainable=trainable, stacklevel=3
+    )
     return task.plan.transform(keys, **options)
 
 
@@ -249,8 +288,11 @@ def _compile(
     with_text: bool,
 ) -> tuple[Any, str, float]:
     """The compiled program, its text if asked for, and the seconds that it took now."""
-    plan, optimizer = task.plan, task.optimizer
-    program = loop.make_program(plan, maker, optimizer, task.value_fn)
+    plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
+    follower = None
+    if plan.replayable:  # Its update reads the key of directions from the state.
+        follower = plan.replay(keys.direction, trainable=trainable, stacked=stacked)
+    program = loop.make_program(plan, maker, optimizer, task.value_fn, follower)
 
     def build() -> tuple[Any, str]:
         """Compiles from shapes alone, so that no mistake found here spends the keys."""
@@ -259,19 +301,25 @@ def _compile(
         )
         if in_chunks:
             step = jax.ShapeDtypeStruct((), jnp.int32)
-            jitted = jax.jit(program, donate_argnums=0)
-            lowered = jitted.lower(carry, keys, task.data, step, step)
+            lowered = parallel.lowered(
+                mesh, program, carry, keys, task.data, step, step
+            )
         else:
             whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
-            lowered = jax.jit(whole, donate_argnums=0).lower(carry, keys, task.data)
+            lowered = parallel.lowered(mesh, whole, carry, keys, task.data)
         return lowered.compile(), lowered.as_text() if with_text else ""
 
     leaves = replaying.chosen_leaves(task.params, trainable, stacked)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, task.data))
-    how = (task.microbatch_size, in_chunks, with_text)
+    how = (task.microbatch_size, mesh, in_chunks, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     (run, text), seconds = loop.compiled(key, build)
-    return run, text, seconds
+    return lambda *given: run(*parallel.on_all(mesh, given)), text, seconds
+
+
+def _program(task: _Task, text: str) -> recording.Program:
+    devices = 1 if task.mesh is None else task.mesh.size
+    return recording.Program(task.microbatch_size, devices, text)
 
 
 def _between(
@@ -338,7 +386,7 @@ class _Chunks(NamedTuple):
 
 def _shown(carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:
     """Params and info for a callback, in copies: the next chunk takes these buffers."""
-    shown = carry.params, public(carry.opt_state[1])
+    shown = parallel.here((carry.params, public(carry.opt_state[1])))
     params, state = jax.tree.map(jnp.array, shown)
     return params, loop.FitInfo(jnp.asarray(np.array(carry.releases)[:done]), state)
 

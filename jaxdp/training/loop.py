@@ -70,6 +70,7 @@ def make_program(
     maker: optax.GradientTransformationExtraArgs,
     optimizer: optax.GradientTransformation,
     value_fn: ValueFn,
+    follower: optax.GradientTransformationExtraArgs | None = None,
 ) -> Callable[..., Carry]:
     """The pure function that runs steps of a plan: for jit, vmap and export.
 
@@ -77,6 +78,7 @@ def make_program(
       plan: what runs.
       maker: ``plan.transform(keys)``; its state holds all it needs of the keys, so the
         program serves other keys of the same plan.
+      follower: ``plan.replay`` of a plan that has one: what the maker does with a release.
       optimizer: what follows it. It is given the released gradient, its own state and
         the params, and nothing else: whatever it does is post-processing.
       value_fn: per-record losses; only the maker sees them, and the data.
@@ -101,7 +103,9 @@ def make_program(
             batch=batch,
             phase=phase.name,
         )
-        return applied(optimizer, carry, gradient, made, step)
+        if follower is None:
+            return applied(optimizer, carry, made, step, gradient=gradient)
+        return applied(optimizer, carry, made, step, follower=follower)
 
     def program(
         carry: Carry,
@@ -131,27 +135,41 @@ def make_program(
 def applied(
     optimizer: optax.GradientTransformation,
     carry: Carry,
-    gradient: Any,
     made: Any,
     step: jax.Array,
+    *,
+    gradient: Any = None,
+    follower: optax.GradientTransformationExtraArgs | None = None,
 ) -> Carry:
-    """The carry after a step whose gradient was made: post-processing.
+    """The carry after a step: what follows its release, which is post-processing.
 
-    A run and its replay both come here, so that they do the same. The optimizer is in a
-    branch that is always taken, which XLA compiles by itself: fused with what comes before
-    it, it would be rounded otherwise in one program than in the other.
+    A run and its replay both come here, so that they do the same. All of it is in a branch
+    that is always taken, which XLA compiles by itself: fused with what comes before it, it
+    would be rounded otherwise in one program than in the other. The gradient is made there
+    too where that is possible: outside, it would be a second copy of the parameters.
+
+    Args:
+      optimizer: of the run.
+      carry: before the step.
+      made: the maker's state after it, with the release.
+      step: its number.
+      gradient: what the maker made, for a plan without a replay.
+      follower: the plan's replay: makes the gradient from the release.
     """
 
     def move(operands: Any) -> Any:
-        gradient, rest, params = operands
+        gradient, release, state, rest, params = operands
+        if follower is not None:
+            update: Any = follower.update
+            gradient, _ = update(None, state, params, release=release)
         updates, rest = optimizer.update(gradient, rest, params)
         return optax.apply_updates(params, updates), rest
 
     def stay(operands: Any) -> Any:
-        _, rest, params = operands
+        *_, rest, params = operands
         return params, rest
 
-    operands = (gradient, carry.opt_state[1], carry.params)
+    operands = (gradient, made.release, *carry.opt_state, carry.params)
     params, rest = jax.lax.cond(step >= 0, move, stay, operands)
     row = made.release[None]
     releases = jax.lax.dynamic_update_slice_in_dim(carry.releases, row, step, 0)

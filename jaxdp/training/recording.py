@@ -15,10 +15,13 @@ from jaxdp import keys as keys_lib
 from jaxdp import ledger as ledger_lib
 from jaxdp.kernels import sphere
 from jaxdp.plans._base import SumPlan
-from jaxdp.training import loop, replaying, reporting
+from jaxdp.training import loop, parallel, replaying, reporting
 from jaxdp.transforms import _common
 
 _CHECKPOINT = "checkpoint.npz"
+#: Bytes of parameters beyond which a run that can be replayed writes no checkpoints: its
+#: releases give them back sooner than they would be written a hundred times.
+_LARGE = 2**26
 
 
 class Recorder:
@@ -31,8 +34,11 @@ class Recorder:
         attempt: int = 0,
         outstanding: ledger_lib.Intent | None = None,
         charged: int = 0,
+        *,
+        replayable: bool,
     ):
         self.ledger = ledger
+        self._replayable = replayable
         #: Steps that count as released, those of every attempt.
         self.charged = charged
         self._run = run
@@ -49,14 +55,18 @@ class Recorder:
 
     def after(self, first: int, last: int, carry: loop.Carry) -> None:
         """To be called with the carry after them, before it is shown to anybody."""
+        carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
-        self.ledger.save(_CHECKPOINT, _pack(self._run, last, carry), secret=True)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(carry.params))
+        if size <= _LARGE or not self._replayable:
+            self.ledger.save(_CHECKPOINT, _pack(self._run, last, carry), secret=True)
 
 
 class Program(NamedTuple):
     """What must be the same for the same steps to give the same bits, data aside."""
 
     microbatch_size: int | None
+    devices: int  # that share a batch
     text: str  # of the program of a chunk: losses, optimizer and all else
 
     def conditions(self, key: bytes, data: Any) -> dict[str, Any]:
@@ -71,6 +81,7 @@ class Program(NamedTuple):
         return {
             "data": keyed(replaying.digest_of(data).digest()),
             "microbatch_size": self.microbatch_size,
+            "devices": self.devices,
             "jax": jax.__version__,
             "jaxlib": reporting.versions()["jaxlib"],
             "device": jax.devices()[0].device_kind,
@@ -119,7 +130,7 @@ def create(
     ledger = ledger_lib.Ledger.create(
         folder, plan=plan.to_json(), header=header, secret=hidden
     )
-    return Recorder(ledger, run)
+    return Recorder(ledger, run, replayable=plan.replayable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +178,14 @@ class Resumed:
         else:
             _compare(attempts[self.attempt]["same"], now)
         run, charged = self.record.header["run"], self.record.charged
-        return Recorder(self.ledger, run, self.attempt, outstanding, charged)
+        return Recorder(
+            self.ledger,
+            run,
+            self.attempt,
+            outstanding,
+            charged,
+            replayable=self.plan.replayable,
+        )
 
 
 def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:

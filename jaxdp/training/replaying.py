@@ -95,8 +95,8 @@ def compiled(
     def one(releases: jax.Array, step: jax.Array, carry: loop.Carry) -> loop.Carry:
         row = jax.lax.dynamic_index_in_dim(releases, step, keepdims=False)
         update: Any = maker.update
-        gradient, made = update(None, carry.opt_state[0], carry.params, release=row)
-        return loop.applied(optimizer, carry, gradient, made, step)
+        _, made = update(None, carry.opt_state[0], carry.params, release=row)
+        return loop.applied(optimizer, carry, made, step, follower=maker)
 
     def program(
         carry: loop.Carry, releases: jax.Array, first: jax.Array, last: jax.Array

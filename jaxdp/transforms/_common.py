@@ -10,7 +10,8 @@ from jax.core import Tracer
 
 from jaxdp import keys as keys_lib
 from jaxdp._types import PathPredicate, PrivatePlan
-from jaxdp.kernels import threefry
+from jaxdp.kernels import finite_difference, threefry
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
 
 #: A pytree of bools like the params, a predicate on the path, or None for all leaves.
@@ -126,6 +127,37 @@ def need_params(params: Any, name: str) -> Any:
             f"params must be passed to update: {name} evaluates the loss at them"
         )
     return params
+
+
+def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
+    """Raises where devices that share a batch are not given the same.
+
+    Only a ``shard_map`` that checks replication can tell. Each device's part of a batch
+    in place of the whole would be cut once more, and a record that two devices hold would
+    count twice; other states would put other noise on one sum.
+
+    Raises:
+      ValueError: an argument is sharded over ``axis_name``; it is named. Or there is no
+        such axis here.
+    """
+    if axis_name is None:
+        return
+    try:
+        jax.lax.axis_index(axis_name)
+    except NameError as error:
+        raise ValueError(
+            "axis_name must be of the mesh of a jax.shard_map in which update is called, "
+            f"got {axis_name!r}"
+        ) from error
+    for name, tree in arguments.items():
+        try:
+            finite_difference.on_each(tree, axis_name)
+        except ValueError as error:
+            raise ValueError(
+                f"{name} must be the same on every device of axis_name={axis_name!r} "
+                "(in_specs of jax.sharding.PartitionSpec()), got one that is sharded "
+                "over it: the whole batch goes to every device, which takes its part"
+            ) from error
 
 
 def noise_root(plan: PrivatePlan, keys: keys_lib.Keys) -> jax.Array:

@@ -10,6 +10,7 @@ import optax
 from jaxdp import keys as keys_lib
 from jaxdp import sampling
 from jaxdp._types import PrivatePlan, ValueFn
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
 from jaxdp.oracles import first_order
 from jaxdp.transforms import _common
@@ -39,6 +40,7 @@ def dpgd(
     *,
     trainable: _common.Trainable = None,
     microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Noised sums of clipped per-record gradients as an optax transformation.
 
@@ -50,6 +52,7 @@ def dpgd(
       keys: a ``jaxdp.Keys``.
       trainable: which leaves move; as in :func:`jaxdp.dpzero`.
       microbatch_size: records differentiated at once: their gradients are all stored.
+      axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
 
     Privacy:
       Each step releases d numbers. Noise is float32 Gaussian rounded to the grid of the
@@ -89,6 +92,9 @@ def dpgd(
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
         params = _common.need_params(params, "dpgd")
         _common.refuse_masked(params, "dpgd")
+        _common.refuse_differing(
+            axis_name, state=state, params=params, batch=batch, mask=mask
+        )
         records, kept = sampling.resolve(plan, batch, mask, private=keys.private)
         active, horizon = _common.advance(plan, state.horizon)
         named = jax.tree_util.tree_leaves_with_path(params)
@@ -110,6 +116,7 @@ def dpgd(
             kept,
             _common.rounded_normal(plan, state.noise, count, dim),
             microbatch_size=microbatch_size,
+            axis_name=axis_name,
         )
         gradient = _common.zero_where_done(active, gradient)
         norm = optax.tree.norm(gradient).astype(jnp.float32).reshape(1)

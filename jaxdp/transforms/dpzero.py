@@ -26,6 +26,7 @@ from jaxdp import noise as noise_lib
 from jaxdp import sampling
 from jaxdp._types import ClipTuning, PathPredicate, ValueFn, ZerothOrderPlan
 from jaxdp.kernels import finite_difference, sphere
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.oracles import scalar
 from jaxdp.transforms import _common
 
@@ -89,6 +90,7 @@ def dpzero(
     trainable: _common.Trainable = None,
     stacked: PathPredicate | None = None,
     microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
     noise_table: jax.Array | np.ndarray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Private zeroth-order gradients as an optax transformation.
@@ -104,7 +106,12 @@ def dpzero(
       trainable: which leaves move: None for all, a predicate on the path, or a pytree of
         bools. The others get zero updates and no direction.
       stacked: predicate on the path: leaves whose first axis counts layers.
-      microbatch_size: records evaluated at once.
+      microbatch_size: records evaluated at once; None is all, or a device's equal part.
+      axis_name: the mesh axis, or several, of the ``jax.shard_map`` in which ``update`` is
+        called, whose devices share the records of a batch. Each is given the same
+        arguments, the *whole* batch among them, evaluates its part of it, and gets the
+        same results: K integers are added over the devices (K + 1 where the clip is
+        tuned). They are those of one device of the same ``microbatch_size``.
       noise_table: the exact noise, int32 (num_steps, K), or (num_steps, K + 1) where the
         plan tunes its clip, for tests and audits; reports of such a run say
         ``"private": false``.
@@ -132,6 +139,7 @@ def dpzero(
         trainable=trainable,
         stacked=stacked,
         microbatch_size=microbatch_size,
+        axis_name=axis_name,
         noise_table=noise_table,
     )
 
@@ -143,6 +151,7 @@ def dpgd_zeroth_order(
     trainable: _common.Trainable = None,
     stacked: PathPredicate | None = None,
     microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
     noise_table: jax.Array | np.ndarray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """DPGD-0th as an optax transformation: the DPZero paper's baseline.
@@ -156,6 +165,7 @@ def dpgd_zeroth_order(
       trainable: which leaves move; as in :func:`dpzero`.
       stacked: leaves whose first axis counts layers; as in :func:`dpzero`.
       microbatch_size: records evaluated at once.
+      axis_name: as in :func:`dpzero`.
       noise_table: the exact noise along the direction, int32 (num_steps, 1), for tests.
 
     Privacy:
@@ -174,6 +184,7 @@ def dpgd_zeroth_order(
         trainable=trainable,
         stacked=stacked,
         microbatch_size=microbatch_size,
+        axis_name=axis_name,
         noise_table=noise_table,
     )
 
@@ -382,6 +393,7 @@ def _maker(
     trainable: _common.Trainable,
     stacked: PathPredicate | None,
     microbatch_size: int | None,
+    axis_name: AxisName | None,
     noise_table: jax.Array | np.ndarray | None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation of a plan of the family ``name``."""
@@ -423,6 +435,9 @@ def _maker(
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
         params = _common.need_params(params, name)
         _common.refuse_masked(params, name)
+        _common.refuse_differing(
+            axis_name, state=state, params=params, batch=batch, mask=mask
+        )
         records, kept = sampling.resolve(plan, batch, mask, private=keys.private)
         count = state.horizon.count
         moves = _common.moving(params, trainable)
@@ -446,6 +461,7 @@ def _maker(
             integers,
             bound=bound,
             microbatch_size=microbatch_size,
+            axis_name=axis_name,
         )
         return _follow(plan, state, y, rows, key, params)
 

@@ -92,7 +92,7 @@ SAMPLING = "jaxdp/sampling.py"
 BASE = "jaxdp/plans/_base.py"
 
 TOTAL = "    total = clip.grid_sum(rows, mask, bound, bits, order=plan.norm_order)\n"
-RELEASE = "return clip.from_grid(total + noise, bound, bits, constant)"
+RELEASE = "return _noised(plan, total, noise, bound)"
 SECRET = "secret = keys_lib.exact_noise_secret(keys)"
 PUBLIC = "np.asarray(jax.random.key_data(keys.direction)).tobytes()"
 TABLE = "table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)\n"
@@ -150,15 +150,15 @@ MUTATIONS = (
         "division by the realised batch size",
         SCALAR,
         RELEASE,
-        "return clip.from_grid(total + noise, bound, bits, 1) / jnp.maximum(mask.sum(), 1)",
+        f"{RELEASE} * plan.normalizer / jnp.maximum(mask.sum(), 1)",
         "absent",
     ),
     Mutation(
         "clip after the mean",
         SCALAR,
         TOTAL,
-        "    mean = jnp.where(mask[:, None], rows, 0).sum(axis=0) / constant\n"
-        "    unit = constant * 2**bits / bound\n"
+        "    mean = jnp.where(mask[:, None], rows, 0).sum(axis=0) / plan.normalizer\n"
+        "    unit = plan.normalizer * 2**bits / bound\n"
         "    total = jnp.round(clip.clip_vector(mean, bound) * unit).astype(jnp.int32)\n",
         "full",
     ),

@@ -20,6 +20,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, keys, ledger, plans, sampling, training
+from jaxdp.training import recording
 from tests.training import victim
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
@@ -115,6 +116,23 @@ def test_checkpoint_and_recomputation(family: str, tmp_path: Path) -> None:
     lines = (stale / ledger.LEDGER).read_bytes().splitlines(keepends=True)
     (stale / ledger.LEDGER).write_bytes(b"".join(lines[:10]))
     chex.assert_trees_all_equal(resume(stale).params, whole.params)
+
+
+@pytest.mark.parametrize("family", ["dpzero", "dpgd"])
+def test_large_parameters_come_from_the_releases(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoints of them, unless there is no other way."""
+    monkeypatch.setattr(recording, "_LARGE", 0)
+    plan: Any = make_plan(sampling=POISSON)
+    if family == "dpgd":
+        names = {field.name for field in dataclasses.fields(plans.DPGD)}
+        plan = plans.DPGD(**{name: getattr(plan, name) for name in names})
+    whole = fit(tmp_path / "whole", plan)
+    killed_at(tmp_path / "run", 10, plan=plan)
+    there = (tmp_path / "run" / ledger.SECRET / "checkpoint.npz").exists()
+    assert there == (family == "dpgd")
+    chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
 
 
 def test_callback_sees_the_whole_run(tmp_path: Path) -> None:

@@ -11,21 +11,25 @@ import pytest
 
 import jaxdp
 from jaxdp import keys as keys_lib
-from jaxdp import models, plans, sampling
+from jaxdp import models, plans, sampling, training
 from jaxdp.kernels import sphere
 from jaxdp.plans import theorems
 
 # --- memory ------------------------------------------------------------------------
 
 
-def compiled_step(law: Any, *, lazy: bool) -> tuple[Any, int]:
-    """One donated step on a scan over 24 layers, never run, and the params' bytes.
+NETWORK = models.residual_stack(128, 10, width=128, num_layers=24)
+PARAMS = jax.eval_shape(NETWORK.init, jax.random.key(0))
+SIZE = sum(4 * leaf.size for leaf in jax.tree.leaves(PARAMS))
+ROWS = (
+    jax.ShapeDtypeStruct((16, 128), jnp.float32),
+    jax.ShapeDtypeStruct((16,), jnp.int32),
+)
+LAZY = jaxdp.LazyLoss(NETWORK.lazy_fn)
 
-    The share of temporary memory is the same at width 512.
-    """
-    network = models.residual_stack(128, 10, width=128, num_layers=24)
-    params = jax.eval_shape(network.init, jax.random.key(0))
-    plan = plans.DPZero(
+
+def deep_plan(law: Any) -> plans.DPZero:
+    return plans.DPZero(
         num_examples=16,
         num_steps=10,
         sampling=sampling.FullBatch(),
@@ -35,35 +39,59 @@ def compiled_step(law: Any, *, lazy: bool) -> tuple[Any, int]:
         direction=law,
         noise_multiplier=1.0,
     )
-    maker = jaxdp.dpzero(plan, jaxdp.Keys.insecure(0), stacked=network.is_stacked)
+
+
+def compiled_step(law: Any, *, lazy: bool) -> Any:
+    """One donated step on a scan over 24 layers, never run.
+
+    The share of temporary memory is the same at width 512.
+    """
+    keys = jaxdp.Keys.insecure(0)
+    maker = jaxdp.dpzero(deep_plan(law), keys, stacked=NETWORK.is_stacked)
     tx = optax.chain(maker, optax.sgd(1e-3))
-    value_fn = jaxdp.LazyLoss(network.lazy_fn) if lazy else network.value_fn
+    value_fn = LAZY if lazy else NETWORK.value_fn
 
     def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         kwargs: dict[str, Any] = {"value_fn": value_fn, "batch": batch}
         updates, state = tx.update(None, state, params, **kwargs)
         return optax.apply_updates(params, updates), state
 
-    x = jax.ShapeDtypeStruct((16, 128), jnp.float32)
-    batch = (x, jax.ShapeDtypeStruct((16,), jnp.int32))
-    state = jax.eval_shape(tx.init, params)
-    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, batch)
-    return lowered.compile(), sum(4 * leaf.size for leaf in jax.tree.leaves(params))
+    state = jax.eval_shape(tx.init, PARAMS)
+    return jax.jit(step, donate_argnums=(0, 1)).lower(PARAMS, state, ROWS).compile()
+
+
+def compiled_loop(law: Any, *, follows: bool) -> Any:
+    """The donated program of ``fit``, never run."""
+    plan, optimizer, keys = deep_plan(law), optax.sgd(1e-3), jaxdp.Keys.insecure(0)
+    maker = plan.transform(keys, stacked=NETWORK.is_stacked)
+    again = plan.replay(keys.direction, stacked=NETWORK.is_stacked)
+    again = again if follows else None
+    program = training.make_program(plan, maker, optimizer, LAZY, again)
+    carry = jax.eval_shape(lambda p: training.start(plan, maker, optimizer, p), PARAMS)
+    whole = lambda c, k, d: program(c, k, d, 0, 10)  # noqa: E731
+    return jax.jit(whole, donate_argnums=0).lower(carry, keys, ROWS).compile()
 
 
 @pytest.mark.parametrize("law", ["rademacher", "gaussian"])
 def test_a_step_needs_a_few_layers_beside_the_params(law: str) -> None:
-    program, size = compiled_step(law, lazy=True)
-    memory = program.memory_analysis()
-    assert memory.temp_size_in_bytes < 0.3 * size
+    memory = compiled_step(law, lazy=True).memory_analysis()
+    assert memory.temp_size_in_bytes < 0.3 * SIZE
     # New params are written over the old: no copy comes in or goes out.
-    assert memory.alias_size_in_bytes >= size
-    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1e-2 * size
+    assert memory.alias_size_in_bytes >= SIZE
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1e-2 * SIZE
 
 
 def test_a_whole_perturbed_copy_would_not_pass() -> None:
-    program, size = compiled_step("rademacher", lazy=False)
-    assert program.memory_analysis().temp_size_in_bytes > 0.3 * size
+    memory = compiled_step("rademacher", lazy=False).memory_analysis()
+    assert memory.temp_size_in_bytes > 0.3 * SIZE
+
+
+def test_a_run_needs_no_more_than_a_step() -> None:
+    memory = compiled_loop("rademacher", follows=True).memory_analysis()
+    assert memory.temp_size_in_bytes < 0.3 * SIZE
+    # A gradient that came out of the step would be as large as the params.
+    whole = compiled_loop("rademacher", follows=False).memory_analysis()
+    assert whole.temp_size_in_bytes > 0.9 * SIZE
 
 
 # --- rate --------------------------------------------------------------------------

@@ -1,0 +1,130 @@
+"""Data parallelism: devices that share the records of a batch and agree on all else.
+
+The whole loop runs on every device of a mesh, on the same parameters, keys and data. Each
+device evaluates its part of a batch; what passes between them is the sum of integers of
+the oracle, once a step. All draw the same directions and add the same noise to the same
+sum, so their parameters stay the same bits, and nothing is sent to keep them so.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxdp import keys as keys_lib
+from jaxdp.training import replaying
+
+
+def check_mesh(mesh: Any, params: Any) -> Mesh | None:
+    """Returns ``mesh`` if a run that starts at ``params`` can use it.
+
+    Raises:
+      TypeError: no mesh of devices. ValueError: one of some of several processes only;
+        none, where the params are on several devices.
+    """
+    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
+    if mesh is None:
+        if any(len(leaf.sharding.device_set) > 1 for leaf in arrays):
+            raise ValueError(
+                "mesh must be given where params are on several devices, as those of a "
+                "run with a mesh are; or bring them to the host: jax.device_get(params)"
+            )
+        return None
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"mesh must be a jax.sharding.Mesh or None, got {mesh!r}; make one with "
+            'jax.make_mesh((jax.device_count(),), ("data",))'
+        )
+    processes = {device.process_index for device in mesh.devices.flat}
+    if processes not in ({jax.process_index()}, set(range(jax.process_count()))):
+        raise ValueError(
+            "mesh must have devices of this process alone or of all processes, got one of "
+            f"the processes {sorted(processes)} of {jax.process_count()}"
+        )
+    return mesh
+
+
+def several_processes(mesh: Mesh | None) -> bool:
+    """Whether a run on this mesh goes on in other processes too."""
+    return mesh is not None and mesh.is_multi_process
+
+
+def writes(mesh: Mesh | None) -> bool:
+    """Whether this process keeps the record of a run: one of them does."""
+    return not several_processes(mesh) or jax.process_index() == 0
+
+
+def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None:
+    """Requires that all processes of a run were given the same. They all wait here.
+
+    Other keys would put other noise on the same sums.
+
+    Raises:
+      ValueError: they were not; names the argument.
+    """
+    if not several_processes(mesh):
+        return
+    digests = {name: replaying.digest_of(x).digest() for name, x in arguments.items()}
+    digests["keys"] = keys_lib.fingerprint(keys)
+    for name, digest in digests.items():
+        every = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+        if np.any(every != every[0]):
+            raise ValueError(
+                f"{name} must be the same in all {len(every)} processes of the mesh, got "
+                "others (keys from entropy differ unless they are broadcast: "
+                "jaxdp.Keys.from_entropy().broadcast())"
+            )
+
+
+def on_all(mesh: Mesh | None, tree: Any) -> Any:
+    """The same arrays on every device of a mesh; as they are where they are there."""
+    if mesh is None:
+        return tree
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if everywhere.is_fully_addressable:
+        return jax.device_put(tree, everywhere)
+
+    leaves, structure = jax.tree.flatten(tree)
+    moved = [getattr(leaf, "sharding", None) != everywhere for leaf in leaves]
+    new = iter(
+        _spread(everywhere)([x for x, m in zip(leaves, moved, strict=True) if m])
+    )
+    return structure.unflatten(
+        next(new) if m else x for x, m in zip(leaves, moved, strict=True)
+    )
+
+
+@functools.cache
+def _spread(everywhere: NamedSharding) -> Any:
+    """To devices of other processes: only a program takes keys there."""
+    return jax.jit(lambda leaves: leaves, out_shardings=everywhere)
+
+
+def here(tree: Any) -> Any:
+    """This process's own copy of arrays that every device has."""
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+
+def lowered(mesh: Mesh | None, program: Callable[..., Any], *given: Any) -> Any:
+    """A program of a run for such arguments, of which the first is donated to it.
+
+    On a mesh it runs on every device, with what ``axis_name=mesh.axis_names`` adds over
+    them.
+    """
+    if mesh is None:
+        return jax.jit(program, donate_argnums=0).lower(*given)
+    copied = PartitionSpec()
+    # Not checked: losses may hold loops whose types the check would refuse. The releases
+    # are sums over devices, and all that follows is computed from them alone.
+    each = jax.shard_map(
+        program, mesh=mesh, in_specs=copied, out_specs=copied, check_vma=False
+    )
+    everywhere = NamedSharding(mesh, copied)
+    jitted = jax.jit(
+        each, donate_argnums=0, in_shardings=everywhere, out_shardings=everywhere
+    )
+    return jitted.lower(*given)

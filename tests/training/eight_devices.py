@@ -1,0 +1,281 @@
+"""What holds on eight devices. ``tests/training/test_parallel.py`` runs this file.
+
+In a process of its own, for JAX asks how many devices there are once: with
+``XLA_FLAGS=--xla_force_host_platform_device_count=8``.
+"""
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxdp
+from jaxdp import Keys, ledger, plans, sampling, training
+from jaxdp.kernels import finite_difference
+from jaxdp.training import parallel
+from tests.training.problem import DATA, PARAMS, D, N, make_plan, value_fn
+
+MESH = jax.make_mesh((8,), ("data",))
+GRID = jax.make_mesh((2, 4), ("rows", "columns"))
+EVERYWHERE = PartitionSpec()
+OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+STEPS = 6
+# A record of NaN and one of infinities: they count zero, wherever they are evaluated.
+BROKEN = (DATA[0].at[3].set(jnp.nan).at[20].set(jnp.inf), DATA[1])
+
+LAYERS = {
+    "in": jnp.cos(jnp.arange(D * 6.0)).reshape(D, 6),
+    "layers": {"w": jnp.sin(jnp.arange(72.0)).reshape(2, 6, 6)},
+    "out": jnp.linspace(-1, 1, 6),
+}
+
+
+def layered(params: Any, batch: Any, at: Any) -> jax.Array:
+    """Two layers in a scan, each perturbed where it is used."""
+    x, y = batch
+
+    def layer(h: jax.Array, slot: Any) -> tuple[jax.Array, None]:
+        index, w = slot
+        return h + jnp.tanh(h @ at("layers/w", w, layer=index, after=h)), None
+
+    h = jnp.tanh(x @ at("in", params["in"]))
+    h, _ = jax.lax.scan(layer, h, (jnp.arange(2), params["layers"]["w"]))
+    z = h @ at("out", params["out"])
+    return jnp.logaddexp(0, z) - y * z
+
+
+LAZY: dict[str, Any] = {
+    "value_fn": jaxdp.LazyLoss(layered),
+    "stacked": lambda path: path.startswith("layers"),
+}
+
+
+def plan_of(**changes: Any) -> Any:
+    return make_plan(**{"num_steps": STEPS} | changes)
+
+
+def dpgd_plan() -> plans.DPGD:
+    plan = plan_of(sampling=POISSON)
+    names = {field.name for field in dataclasses.fields(plans.DPGD)}
+    return plans.DPGD(**{name: getattr(plan, name) for name in names})
+
+
+def fit(plan: Any, params: Any = PARAMS, data: Any = DATA, **kwargs: Any) -> Any:
+    args = {"value_fn": value_fn, "optimizer": OPTIMIZER} | kwargs
+    return jaxdp.fit(plan, Keys.insecure(1), params, data, **args)
+
+
+def assert_replicas_agree(tree: Any) -> None:
+    for leaf in jax.tree.leaves(tree):
+        copies = [np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards]
+        assert len(copies) == 8
+        assert len(set(copies)) == 1
+
+
+POISSON = sampling.TruncatedPoisson(sampling_prob=0.5)
+TUNED = plans.ClipTuning(
+    target_unclipped_quantile=0.5, learning_rate=0.2, count_noise_multiplier=8.0
+)
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    # 24 records in slices of 3, one for each device; on one device, a loop over eight
+    "full": (plan_of(), {"data": BROKEN}),
+    # 5 slices for 8 devices, the last of them short
+    "poisson": (
+        plan_of(sampling=POISSON, num_directions=4, direction="gaussian"),
+        {"data": BROKEN, "microbatch_size": 5},
+    ),
+    # 13 records do not divide: slices of 2, the last device idle
+    "fixed": (
+        plan_of(sampling=sampling.FixedSize(13), direction="gaussian"),
+        LAZY | {"params": LAYERS, "mesh": GRID},
+    ),
+    "lazy": (
+        plan_of(num_directions=4, direction="rademacher"),
+        LAZY | {"params": LAYERS, "microbatch_size": 2},
+    ),
+    # one slice: every device evaluates it, and it counts once
+    "tuned": (
+        plan_of(num_directions=2, clip_tuning=TUNED),
+        {"data": BROKEN, "microbatch_size": 24},
+    ),
+    "dpgd": (dpgd_plan(), {"data": BROKEN, "microbatch_size": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_of_one_device(name: str) -> None:
+    plan, options = CASES[name]
+    options = {"mesh": MESH} | options
+    mesh = options.pop("mesh")
+    many = fit(plan, **options, mesh=mesh)
+    rows = plan.sampling.rows(N)
+    one = fit(plan, **{"microbatch_size": -(-rows // 8)} | options)
+    chex.assert_trees_all_equal(many.params, one.params)
+    chex.assert_trees_all_equal(many.info, one.info)
+    assert_replicas_agree((many.params, many.info))
+    assert np.all(np.isfinite(many.info.releases))
+    timing = {"compile_seconds", "train_seconds", "steps_per_second"}
+    for field in many.report.keys() - timing:
+        assert many.report[field] == one.report[field], field
+
+
+def test_a_record_moves_the_sum_as_far_as_on_one_device() -> None:
+    """At most by the sensitivity, whichever it is; the noise is the same."""
+    plan = CASES["full"][0]
+
+    def first_sum(data: Any) -> np.ndarray:
+        return plan.normalizer * np.asarray(fit(plan, data=data, mesh=MESH).info[0][0])
+
+    before = first_sum(DATA)
+    moved = []
+    for index in range(0, N, 5):
+        sign = np.sign(DATA[0][index, 0])
+        other = (DATA[0].at[index].multiply(-sign * 1e6), DATA[1].at[index].add(1e6))
+        moved.append(np.linalg.norm(first_sum(other) - before))
+    assert max(moved) <= plan.sensitivity * (1 + 1e-5)
+    assert max(moved) > plan.l2_clip_norm / 2  # The replaced records were read.
+
+
+def test_floats_of_the_non_private_limit_agree_on_all_devices() -> None:
+    plan = plan_of(l2_clip_norm=float("inf"), noise_multiplier=0.0, delta=None)
+    many, one = fit(plan, mesh=MESH), fit(plan)
+    assert_replicas_agree((many.params, many.info))
+    chex.assert_trees_all_close(many.params, one.params, rtol=1e-4)
+    with pytest.raises(
+        ValueError, match="mesh must be given where params are on several"
+    ):
+        fit(plan, params=many.params)
+
+
+def all_reduces(text: str) -> list[str]:
+    """What the all-reduces of a compiled program give, and its other collectives."""
+    found = re.findall(r"= (\S+) (all-reduce|all-gather|all-to-all)(?:-start)?\(", text)
+    found += re.findall(r"= (\S+) (collective-\w+|reduce-scatter)(?:-start)?\(", text)
+    return [shape.split("{")[0] + " " + name for shape, name in found]
+
+
+def test_one_integer_a_direction_is_all_that_devices_exchange() -> None:
+    """In the program of the loop, which holds the step once, in its body."""
+    plan = plan_of(sampling=POISSON, num_directions=4)
+    maker = plan.transform(Keys.insecure(0), axis_name=("data",))
+    program = training.make_program(plan, maker, OPTIMIZER, value_fn)
+    carry = training.start(plan, maker, OPTIMIZER, PARAMS)
+    step = jnp.int32(0)
+    given = (carry, Keys.insecure(0), DATA, step, step)
+    text = parallel.lowered(MESH, program, *given).compile().as_text()
+    assert all_reduces(text) == ["s32[4] all-reduce"]
+
+
+def test_every_record_counts_once() -> None:
+    """Whatever the rows, the slice and the devices; and masked ones do not."""
+
+    def counts(rows: int, size: int | None) -> np.ndarray:
+        def total(part: Any) -> jax.Array:
+            index, kept = part
+            return jnp.where(kept[:, None], jax.nn.one_hot(index, rows), 0).sum(axis=0)
+
+        def shared(batch: Any) -> jax.Array:
+            return finite_difference.sum_microbatches(total, batch, size, "data")
+
+        batch = (jnp.arange(rows), jnp.arange(rows) != 2)
+        run = jax.shard_map(
+            shared, mesh=MESH, in_specs=EVERYWHERE, out_specs=EVERYWHERE
+        )
+        return np.asarray(jax.jit(run)(parallel.on_all(MESH, batch)))
+
+    for rows, size in [(1, None), (7, 3), (9, None), (17, 2), (24, 24), (24, 30)]:
+        want = (np.arange(rows) != 2).astype(np.float32)
+        np.testing.assert_array_equal(
+            counts(rows, size), want, err_msg=f"{rows} {size}"
+        )
+
+
+# --- loops written by hand -----------------------------------------------------------
+
+
+def penalised(params: Any, batch: Any) -> jax.Array:
+    """The loss and its squared gradient: a loss that differentiates by the params."""
+
+    def one(params: Any, record: Any) -> jax.Array:
+        return value_fn(params, jax.tree.map(lambda x: x[None], record))[0]
+
+    gradients = jax.vmap(jax.grad(one), (None, 0))(params, batch)
+    squares = jax.vmap(lambda g: optax.tree.norm(g, squared=True))(gradients)
+    return value_fn(params, batch) + squares
+
+
+def by_hand(plan: Any, data: Any, **options: Any) -> Any:
+    """A step in a ``shard_map`` that checks that what it gives is the same everywhere."""
+    tx = plan.transform(Keys.insecure(1), axis_name="data", microbatch_size=3)
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE} | options
+
+    @jax.jit
+    @lambda step: jax.shard_map(step, mesh=MESH, **specs)
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        return tx.update(None, state, params, value_fn=penalised, batch=batch)
+
+    args = parallel.on_all(MESH, (PARAMS, tx.init(PARAMS)))
+    return step(*args, data)
+
+
+@pytest.mark.parametrize("family", [plans.DPZero, plans.DPGD])
+def test_a_loop_by_hand(family: Any) -> None:
+    """Derivatives are by each device's own records: not summed over all of them."""
+    plan: Any = plan_of()
+    if family is plans.DPGD:
+        plan = dataclasses.replace(dpgd_plan(), sampling=sampling.FullBatch())
+    got, state = by_hand(plan, parallel.on_all(MESH, BROKEN))
+    tx = plan.transform(Keys.insecure(1), microbatch_size=3)
+
+    @jax.jit
+    def update(state: Any, params: Any) -> Any:
+        return tx.update(None, state, params, value_fn=penalised, batch=BROKEN)
+
+    want, alone = update(tx.init(PARAMS), PARAMS)
+    chex.assert_trees_all_equal(got, want)
+    np.testing.assert_array_equal(state.release, alone.release)
+    assert_replicas_agree((got, state.release))
+
+
+def test_parts_of_a_batch_are_refused() -> None:
+    parts = jax.device_put(DATA, jax.NamedSharding(MESH, PartitionSpec("data")))
+    specs = (EVERYWHERE, EVERYWHERE, PartitionSpec("data"))
+    with pytest.raises(ValueError, match="batch must be the same on every device"):
+        by_hand(plan_of(), parts, in_specs=specs)
+
+
+# --- the record ----------------------------------------------------------------------
+
+
+def test_a_recorded_run_is_resumed_and_replayed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    seen: list[Any] = []
+    plan = plan_of(sampling=POISSON, num_directions=2, direction="gaussian")
+    run = {"mesh": MESH, "microbatch_size": 5}
+    whole = fit(plan, ledger=folder, chunk=2, callback=lambda *x: seen.append(x), **run)
+    chex.assert_trees_all_equal(seen[-1][1], whole.params)
+    chex.assert_trees_all_equal(
+        jaxdp.replay(folder, PARAMS, optimizer=OPTIMIZER).params, whole.params
+    )
+    # Killed in the second chunk.
+    path = folder / ledger.LEDGER
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    (folder / ledger.SECRET / "checkpoint.npz").unlink()
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    given = {"value_fn": value_fn, "optimizer": OPTIMIZER}
+    again = jaxdp.resume(folder, PARAMS, DATA, **given, **run)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+    assert_replicas_agree(again.params)
+    with pytest.raises(ValueError, match="devices is 1 and was 8"):
+        jaxdp.resume(copy, PARAMS, DATA, **given, microbatch_size=5)

@@ -1,0 +1,122 @@
+"""Devices and processes that share a batch: the bits of one device that does it all."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import pytest
+
+import jaxdp
+from jaxdp import Keys, ledger
+from tests.training import two_processes
+from tests.training.problem import DATA, PARAMS
+
+ROOT = Path(__file__).resolve().parents[2]
+# Processes must have met before any of them asks JAX for an array.
+PROCESS = """
+import json, sys, jax
+address, index, folder = sys.argv[1:]
+jax.distributed.initialize(address, num_processes=2, process_id=int(index))
+import jaxdp
+from tests.training import two_processes
+print(json.dumps(two_processes.main(folder)))
+"""
+
+
+def environment(devices: int) -> dict[str, str]:
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def test_eight_devices() -> None:
+    """All of ``eight_devices.py``, whose failures are shown."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/training/eight_devices.py"],
+        cwd=ROOT,
+        env=environment(8),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    """Two devices each. Process 0 keeps the record, which anybody replays."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    folder = tmp_path / "run"
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, address, str(index), str(folder)],
+            cwd=ROOT,
+            env=environment(2),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        ends = [job.communicate(timeout=200) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], ends
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in ends)
+
+    one = jaxdp.fit(
+        two_processes.PLAN, Keys.insecure(1), PARAMS, DATA, **two_processes.ARGUMENTS
+    )
+    want = two_processes.digest((one.params, one.info))
+    assert [first["digest"], second["digest"]] == [want, want]
+    assert first["devices"] == 4
+    assert first["steps"] == second["steps"] == 6
+    assert (first["shown"], second["shown"]) == ([2, 4, 6], [])
+    assert first["keys"] == second["keys"]
+    assert first["private"] is second["private"] is True
+    for found in (first, second):
+        assert "keys must be the same in all 2 processes" in found["own keys"]
+        assert "mesh must be one of this process alone" in found["resume"]
+    assert ledger.read(folder).charged == 6
+    optimizer = two_processes.ARGUMENTS["optimizer"]
+    again = jaxdp.replay(folder, PARAMS, optimizer=optimizer)
+    chex.assert_trees_all_equal(again.params, one.params)
+
+
+def test_what_is_no_mesh_is_refused() -> None:
+    given = two_processes.ARGUMENTS | {"mesh": 8}
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh or None"):
+        jaxdp.fit(two_processes.PLAN, Keys.insecure(1), PARAMS, DATA, **given)
+
+
+def test_a_mesh_of_one_device() -> None:
+    """Here too the loop is in a ``shard_map``."""
+    mesh = jax.make_mesh((1,), ("data",))
+    given = two_processes.ARGUMENTS
+    one, same = (
+        jaxdp.fit(two_processes.PLAN, Keys.insecure(1), PARAMS, DATA, mesh=m, **given)
+        for m in (None, mesh)
+    )
+    chex.assert_trees_all_equal(one.params, same.params)
+    chex.assert_trees_all_equal(one.info, same.info)
+
+
+def test_keys_of_one_process_are_its_own() -> None:
+    keys = Keys.from_entropy()
+    again = keys.broadcast()
+    assert again.private
+    chex.assert_trees_all_equal(
+        *(
+            jax.tree.map(lambda x: jax.random.key_data(x) if x.ndim == 0 else x, k)
+            for k in (keys, again)
+        )
+    )
