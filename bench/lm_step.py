@@ -107,14 +107,14 @@ def compiled(task: tasks.Task, of: plans.DPZero, params: Any, data: Any) -> Any:
 
 
 class Step:
-    """One step as a thunk; keeps its parameters."""
+    """One step as a thunk; takes the parameters over."""
 
     def __init__(self, task: tasks.Task, of: plans.DPZero, params: Any, data: Any):
         begin = time.perf_counter()
         self.program, state = compiled(task, of, params, data)
         self.compile_seconds = time.perf_counter() - begin
         self.data = data
-        self.carry: Any = (jax.tree.map(jnp.array, params), state)
+        self.carry: Any = (params, state)
 
     def __call__(self) -> Any:
         self.carry = self.program(self.carry, self.data)
@@ -141,6 +141,12 @@ def _problem() -> tuple[tasks.Task, Any, Any]:
     return tasks.prompt(model, WORDS), model.init(jax.random.key(0)), data
 
 
+def _step(law: str, *, private: bool = True) -> Step:
+    task, params, data = _problem()
+    own = jax.tree.map(jnp.array, params)
+    return Step(task, plan(BATCH, law, private=private), own, data)
+
+
 def layer_bytes(params: Any) -> int:
     """Bytes of one layer."""
     return sum(x.nbytes // len(x) for x in jax.tree.leaves(params["layers"]))
@@ -149,7 +155,7 @@ def layer_bytes(params: Any) -> int:
 def _forwards(rounds: int) -> list[_harness.Row]:
     task, params, data = _problem()
     forward = jax.jit(task.value_fn).lower(params, data).compile()
-    steps = {law: Step(task, plan(BATCH, law), params, data) for law in LAWS}
+    steps = {law: _step(law) for law in LAWS}
     twice = lambda: (forward(params, data), forward(params, data))  # noqa: E731
     seconds = _harness.alternate({"two forwards": twice, **steps}, rounds)
     rows = []
@@ -166,10 +172,9 @@ def _forwards(rounds: int) -> list[_harness.Row]:
 
 
 def _mezo(rounds: int) -> list[_harness.Row]:
-    task, params, data = _problem()
     sides = {
-        "DPZero": Step(task, plan(BATCH, "rademacher"), params, data),
-        "MeZO": Step(task, plan(BATCH, "rademacher", private=False), params, data),
+        "DPZero": _step("rademacher"),
+        "MeZO": _step("rademacher", private=False),
     }
     seconds = _harness.alternate(sides, rounds)
     pairs = zip(seconds["DPZero"], seconds["MeZO"], strict=True)
@@ -180,7 +185,8 @@ def _mezo(rounds: int) -> list[_harness.Row]:
     case = "20 M, rademacher"
     return [
         _harness.paired(case, "DPZero step", seconds, "DPZero", "MeZO"),
-        _harness.Row(case, "DPZero over MeZO, mean", mean, f"+- {half:.4f}"),
+        _harness.Row(case, "DPZero over MeZO, mean", mean, "ratio"),
+        _harness.Row(case, "half of its 95% interval", half, "ratio"),
         _harness.Row(
             case,
             "DPZero temp",
@@ -220,7 +226,7 @@ def _dp_sgd(rounds: int) -> list[_harness.Row]:
         cell[0] = program(cell[0], data, key)
         return cell[0]
 
-    ours = Step(task, plan(BATCH, "rademacher"), params, data)
+    ours = _step("rademacher")
     seconds = _harness.alternate({"DP-SGD": sgd, "DPZero": ours}, rounds)
     temp = _harness.temp_bytes(program)
     over = temp / _harness.temp_bytes(ours.program)
@@ -412,7 +418,7 @@ def large(name: str, of: Config, rows: int, length: int) -> list[_harness.Row]:
         weights = sum(x.nbytes for x in jax.tree.leaves(params))
         forward = jax.jit(task.value_fn).lower(params, data).compile()
         step = Step(task, plan(rows, "rademacher"), params, data)
-        del params
+        del params  # The step has them, and nobody else.
         twice = lambda: (forward(step.carry[0], data), forward(step.carry[0], data))  # noqa: E731
         sides = {"step": step, "two forwards": twice}
         seconds = _harness.alternate(sides, 7)
@@ -421,17 +427,18 @@ def large(name: str, of: Config, rows: int, length: int) -> list[_harness.Row]:
             raise
         return [_harness.Row(case, "step", None, "skipped: out of memory")]
     tokens = 2 * rows * length / statistics.median(seconds["step"])
-    temp = _harness.temp_bytes(step.program)
-    peak = _harness.peak_bytes()
-    found = [
+    memory = step.program.memory_analysis()
+    temp = memory.temp_size_in_bytes
+    # The process's own peak would be that of all it did before.
+    needed = memory.argument_size_in_bytes + temp + memory.output_size_in_bytes
+    needed -= memory.alias_size_in_bytes
+    return [
         _harness.paired(case, "step", seconds, "step", "two forwards"),
         _harness.Row(case, "tokens through the model", tokens, "1/s"),
         _harness.Row(case, "temp over weights", temp / weights, "ratio"),
+        _harness.Row(case, "memory over weights", needed / weights, "ratio"),
+        _harness.Row(case, "memory", needed / 2**20, "MiB"),
     ]
-    if peak is not None:
-        found.append(_harness.Row(case, "peak over weights", peak / weights, "ratio"))
-        found.append(_harness.Row(case, "peak", peak / 2**20, "MiB"))
-    return found
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def fit(
       mesh: devices that share the records of every batch:
         ``jax.make_mesh((jax.device_count(),), ("data",))``. Params, keys and data are
         copied to each. What a private run releases is, to the bit, what one device of the
-        same ``microbatch_size`` releases. With several processes (``jax.distributed``)
+        same ``microbatch_size`` releases (where it is None, of a device's part of the
+        batch). With several processes (``jax.distributed``)
         each of them calls ``fit`` with the same arguments; process 0 writes the ledger.
       callback: ``callback(step, params, info)`` after each chunk, with public values:
         evaluate public data in it, save, plot. With a mesh, they are on one device.
@@ -73,7 +74,8 @@ def fit(
         written before it is used, so that a killed run can be taken up again
         (``jaxdp.resume``) and the parameters rebuilt (``jaxdp.replay``).
       chunk: steps between callbacks and between records; default a hundredth of the run,
-        at least 1. A checkpoint of the parameters follows each record.
+        at least 1. A checkpoint follows each record, unless the parameters are large
+        (64 MiB) and their releases give them back.
       progress: draws a progress bar.
       note: goes into the ledger's header; public, whatever JSON can hold.
 
@@ -98,12 +100,14 @@ def fit(
         ledger_lib.check_new(ledger)
         _check_note(note)
     keys_lib.check_unspent(keys, plan.family)
-    words = np.frombuffer(bytes.fromhex(plan.digest), np.uint8)
-    parallel.check_same(mesh, keys, plan=words, params=params, data=task.data)
+    several = parallel.several_processes(mesh)
+    size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
+    parallel.check_same(mesh, keys, plan=plan.to_json(), chunk=str(size))
+    parallel.check_same(mesh, keys, params=params, data=task.data)
     maker = _maker(task, keys, trainable, stacked)
     in_chunks = progress or any(x is not None for x in (callback, ledger, chunk))
     # Also where only another process shows or writes something: all run one program.
-    in_chunks = in_chunks or parallel.several_processes(mesh)
+    in_chunks = in_chunks or several
     run, text, compile_seconds = _compile(
         task,
         maker,
@@ -111,9 +115,10 @@ def fit(
         trainable=trainable,
         stacked=stacked,
         in_chunks=in_chunks,
-        with_text=ledger is not None,
+        with_text=several or ledger is not None,
     )
-    size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
+    # Whatever else decides which records a process reads: microbatches, losses, leaves.
+    parallel.check_same(mesh, keys, program=text)
     carry = loop.start(plan, maker, task.optimizer, task.params)  # Spends the keys.
     recorder = None
     if ledger is not None and parallel.writes(mesh):
@@ -171,8 +176,7 @@ def resume(
       plan: its plan; only compared with that of the folder, which counts.
       optimizer: its optimizer.
       microbatch_size: as in the run.
-      mesh: as in the run, but of this process alone: what several processes began goes on
-        in one.
+      mesh: as in the run, of this process alone.
       new_attempt: allows all of these but the plan to differ. Steps that were under way
         are computed with new noise and charged a second time: the run ends that many
         steps early, so that it stays within the plan's epsilon.
@@ -427,8 +431,12 @@ def _rebuilt(
     if chunks.callback is not None:
         # In copies: a program takes what it is given.
         chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
-    # From the checkpoint, which is what the run itself had.
-    return silent.run(again, carry, first, at.done, None)[0]
+    # From the checkpoint, which is what the run itself had; or from the beginning.
+    known, digest = recording.replayed_to(at)
+    carry = silent.run(again, carry, first, max(first, known), None)[0]
+    if first <= known:
+        recording.check_replayed(at, digest, parallel.here(carry.params))
+    return silent.run(again, carry, max(first, known), at.done, None)[0]
 
 
 def _check_recomputable(at: recording.Resumed, first: int) -> None:

@@ -7,6 +7,7 @@ sum, so their parameters stay the same bits, and nothing is sent to keep them so
 """
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -59,18 +60,22 @@ def writes(mesh: Mesh | None) -> bool:
 
 
 def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None:
-    """Requires that all processes of a run were given the same. They all wait here.
+    """Requires that all processes of a run have the same of these. They all wait here.
 
-    Other keys would put other noise on the same sums.
+    Other keys would put other noise on the same sums; other slices of a batch would count
+    records twice. ``arguments`` are texts or trees of arrays.
 
     Raises:
       ValueError: they were not; names the argument.
     """
     if not several_processes(mesh):
         return
-    digests = {name: replaying.digest_of(x).digest() for name, x in arguments.items()}
+    texts = {n: x.encode() for n, x in arguments.items() if isinstance(x, str)}
+    digests = {name: hashlib.sha256(x).digest() for name, x in texts.items()}
+    for name in arguments.keys() - texts.keys():
+        digests[name] = replaying.digest_of(arguments[name]).digest()
     digests["keys"] = keys_lib.fingerprint(keys)
-    for name, digest in digests.items():
+    for name, digest in sorted(digests.items()):  # All ask in one order.
         every = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         if np.any(every != every[0]):
             raise ValueError(

@@ -22,6 +22,8 @@ _CHECKPOINT = "checkpoint.npz"
 #: Bytes of parameters beyond which a run that can be replayed writes no checkpoints: its
 #: releases give them back sooner than they would be written a hundred times.
 _LARGE = 2**26
+#: What is written instead: by it a replay is seen to give the same parameters.
+_DIGEST = "params.json"
 
 
 class Recorder:
@@ -60,6 +62,10 @@ class Recorder:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(carry.params))
         if size <= _LARGE or not self._replayable:
             self.ledger.save(_CHECKPOINT, _pack(self._run, last, carry), secret=True)
+        else:
+            digest = replaying.digest_of(carry.params).hexdigest()
+            content = {"run": self._run, "step": last, "params": digest}
+            self.ledger.save(_DIGEST, json.dumps(content).encode(), secret=True)
 
 
 class Program(NamedTuple):
@@ -286,6 +292,32 @@ def restore(at: Resumed, carry: loop.Carry) -> tuple[int, loop.Carry]:
     if str(arrays["run"]) != at.record.header["run"] or step > at.done:
         return 0, carry
     return step, _unpack(arrays, carry)
+
+
+def replayed_to(at: Resumed) -> tuple[int, str]:
+    """Step and digest by which :func:`check_replayed` judges a replay; else 0 and ""."""
+    content = at.ledger.load(_DIGEST)
+    known: Any = json.loads(content) if content else {"run": ""}
+    if known["run"] != at.record.header["run"] or known["step"] > at.done:
+        return 0, ""
+    return known["step"], known["params"]
+
+
+def check_replayed(at: Resumed, digest: str, params: Any) -> None:
+    """Requires that a replay gave the parameters of the run, to the bit.
+
+    Steps that were under way are computed again under the noise that they had: at other
+    parameters, that would be one noise over two sums.
+
+    Raises:
+      ValueError: they are others, and no new noise is drawn.
+    """
+    if digest and not at.new and replaying.digest_of(params).hexdigest() != digest:
+        raise ValueError(
+            "ledger must be resumed where its replay gives the parameters of the run, to "
+            "the bit, but here it gives others. A new attempt (new_attempt=True) draws new "
+            "noise and charges the steps that were under way again"
+        )
 
 
 def _public_leaves(carry: loop.Carry) -> list[jax.Array]:

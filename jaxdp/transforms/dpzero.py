@@ -111,7 +111,9 @@ def dpzero(
         called, whose devices share the records of a batch. Each is given the same
         arguments, the *whole* batch among them, evaluates its part of it, and gets the
         same results: K integers are added over the devices (K + 1 where the clip is
-        tuned). They are those of one device of the same ``microbatch_size``.
+        tuned). They are those of one device of the same ``microbatch_size``, which is a
+        device's equal part where it is None. With ``check_vma=False`` nothing checks that
+        keys and parameters are the same everywhere, which the guarantee rests on.
       noise_table: the exact noise, int32 (num_steps, K), or (num_steps, K + 1) where the
         plan tunes its clip, for tests and audits; reports of such a run say
         ``"private": false``.

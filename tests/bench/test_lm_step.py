@@ -41,6 +41,10 @@ def test_rows_of_a_large_model(lm_step: Any) -> None:
     ]
     for row in rows:
         assert row.value is not None and row.value > 0
+    # One set of weights, and beside them not much more than activations.
+    (needed,) = (row.value for row in rows if row.metric == "memory over weights")
+    (temp,) = (row.value for row in rows if row.metric == "temp over weights")
+    assert 1 <= needed - temp < 1.1
     assert rows[0].ratio is not None and rows[0].baseline == "two forwards"
 
 

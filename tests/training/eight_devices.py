@@ -167,7 +167,8 @@ def test_one_integer_a_direction_is_all_that_devices_exchange() -> None:
     """In the program of the loop, which holds the step once, in its body."""
     plan = plan_of(sampling=POISSON, num_directions=4)
     maker = plan.transform(Keys.insecure(0), axis_name=("data",))
-    program = training.make_program(plan, maker, OPTIMIZER, value_fn)
+    again = plan.replay(Keys.insecure(0).direction)
+    program = training.make_program(plan, maker, OPTIMIZER, value_fn, again)
     carry = training.start(plan, maker, OPTIMIZER, PARAMS)
     step = jnp.int32(0)
     given = (carry, Keys.insecure(0), DATA, step, step)

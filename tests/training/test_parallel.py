@@ -85,6 +85,7 @@ def test_two_processes(tmp_path: Path) -> None:
     assert first["private"] is second["private"] is True
     for found in (first, second):
         assert "keys must be the same in all 2 processes" in found["own keys"]
+        assert "program must be the same in all 2 processes" in found["own slices"]
         assert "mesh must be one of this process alone" in found["resume"]
     assert ledger.read(folder).charged == 6
     optimizer = two_processes.ARGUMENTS["optimizer"]

@@ -135,6 +135,21 @@ def test_large_parameters_come_from_the_releases(
     chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
 
 
+def test_a_replay_that_gives_other_bits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another device might round otherwise: then the same noise would cover other sums."""
+    monkeypatch.setattr(recording, "_LARGE", 0)
+    killed_at(tmp_path / "run", 10)
+    path = tmp_path / "run" / ledger.SECRET / recording._DIGEST
+    content = json.loads(path.read_text())
+    assert content["step"] == 10
+    path.write_text(json.dumps(content | {"params": "0" * 64}))
+    with pytest.raises(ValueError, match="gives the parameters of the run"):
+        resume(tmp_path / "run")
+    assert resume(tmp_path / "run", new_attempt=True).report["steps_done"] > 10
+
+
 def test_callback_sees_the_whole_run(tmp_path: Path) -> None:
     first: list[Any] = []
     second: list[Any] = []

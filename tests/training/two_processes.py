@@ -58,6 +58,12 @@ def main(folder: str) -> dict[str, Any]:
     return {
         "devices": jax.device_count(),
         "own keys": refusal(lambda: run(own)),
+        # Slices of another size: some records would be read twice, others never.
+        "own slices": refusal(
+            lambda: run(
+                jaxdp.Keys.insecure(1), microbatch_size=SIZE + jax.process_index()
+            )
+        ),
         "resume": refusal(
             lambda: jaxdp.resume(folder, PARAMS, DATA, mesh=mesh, **ARGUMENTS)
         ),

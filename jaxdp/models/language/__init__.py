@@ -1,8 +1,8 @@
 """RoBERTa and OPT, fine-tuned without backpropagation in the memory of inference.
 
-:mod:`~jaxdp.models.language.network` is the models, ``checkpoint`` reads and writes
-Hugging Face folders, ``text`` turns records into batches, ``tasks`` are the losses, and
-``experiments`` the settings of the DPZero paper.
+:mod:`~jaxdp.models.language.network` is the models, made of ``modules``; ``checkpoint``
+reads and writes Hugging Face folders, ``text`` turns records into batches, ``tasks`` are
+the losses, and ``experiments`` the settings of the DPZero paper.
 """
 
 from jaxdp.models.language.config import Config as Config

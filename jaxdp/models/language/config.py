@@ -25,6 +25,8 @@ class _Config:
     model_type: ClassVar[str]
     #: Options that this library has in one form only: name -> that form.
     _only: ClassVar[Mapping[str, Any]]
+    #: Fields without which Hugging Face would assume other numbers than we do.
+    _stated: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         _validate.integer(
@@ -57,7 +59,8 @@ class _Config:
                 raise ValueError(f"{name} must be {form!r}, got {fields[name]!r}")
         known = {f.name: f for f in dataclasses.fields(cls)}
         required = [n for n, f in known.items() if f.default is dataclasses.MISSING]
-        missing = [name for name in required if name not in fields]
+        required += cls._stated
+        missing = [name for name in required if fields.get(name) is None]
         if missing:
             raise ValueError(f"config must have {', '.join(missing)}, got {[*fields]}")
         given = {n: fields[n] for n in known if fields.get(n) is not None}
@@ -86,6 +89,7 @@ class RobertaConfig(_Config):
 
     model_type = "roberta"
     _architecture = "RobertaForMaskedLM"
+    _stated = ("layer_norm_eps", "type_vocab_size")
     _only: ClassVar = {
         "hidden_act": "gelu",
         "position_embedding_type": "absolute",

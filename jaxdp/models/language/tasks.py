@@ -216,8 +216,20 @@ def generate(
       data: ``tokens`` and ``mask``; what ``span`` marks, an answer, is left out.
       max_new_tokens: the most tokens that are written.
       batch_size: records at once.
+
+    Raises:
+      ValueError: no decoder, or a text that would grow longer than the model reads.
     """
     _check_decoder(model, max_new_tokens)
+    asked = np.asarray(data["mask"])
+    if "span" in data:
+        asked = asked & ~np.asarray(data["span"])
+    longest, limit = int(asked.sum(axis=1).max(initial=0)), model.config.max_length
+    if longest + max_new_tokens > limit:
+        raise ValueError(
+            f"max_new_tokens must be at most {limit - longest}, what the longest prompt "
+            f"leaves of {limit} tokens, got {max_new_tokens}"
+        )
     return _in_batches(_generator(model, max_new_tokens), params, data, batch_size)
 
 

@@ -81,16 +81,16 @@ class _Template:
         self, record: Record, i: int, room: int, truncate: Side
     ) -> tuple[list[int], int | None]:
         """The tokens of record i, at most ``room``; and where the mask token is."""
-        if self._fixed > room:
+        fields = [j for j, part in enumerate(self._parts) if isinstance(part, tuple)]
+        if self._fixed + len(fields) > room:
             raise ValueError(
                 f"max_length leaves room for {room} tokens, but the template alone has "
-                f"{self._fixed}"
+                f"{self._fixed} and each of its {len(fields)} fields needs one"
             )
         parts = [
             part if isinstance(part, list) else self._field(part, record, i)
             for part in self._parts
         ]
-        fields = [j for j, part in enumerate(self._parts) if isinstance(part, tuple)]
         left = room - self._fixed
         # The shortest first: each may have an equal share of what is left.
         for n, j in enumerate(sorted(fields, key=lambda j: len(parts[j]))):
@@ -192,7 +192,8 @@ def encode_choices(
         that is what the template ends with.
       choices: the same texts for every record, or the name of a field with a list of
         texts.
-      span_length: what a choice has room for; the end of a longer one is lost.
+      span_length: what a choice has room for; the end of a longer one is lost if
+        choices are a field, and refused if they are the same for every record.
       num_choices: C where choices are a field: the most that a record has.
       truncate: the side on which a field that is too long loses tokens.
 
@@ -201,8 +202,9 @@ def encode_choices(
       tokens of the choice; ``valid`` bool (n, C), False where a record has fewer choices.
 
     Raises:
-      ValueError: an encoder, a template that does not fit ``max_length``, or a record
-        without a field, without choices or with too many, by its number.
+      ValueError: an encoder, a template that does not fit ``max_length``, choices that
+        :func:`check_choices` refuses, or a record without a field, without choices, with
+        too many or with two of the same tokens, by its number.
     """
     room = _room(tokenizer, max_length, span_length, truncate)
     if isinstance(choices, str):
@@ -215,6 +217,7 @@ def encode_choices(
                 "choices must be two texts or more, without num_choices, got "
                 f"{[*choices]} and {num_choices}"
             )
+        check_choices(tokenizer, template, choices, span_length)
         num_choices = len(choices)
         lists = [[*choices]] * len(records)
     form = _Template(tokenizer, template.rstrip(" "))
@@ -226,10 +229,17 @@ def encode_choices(
                 f"record {i + 1} must have 1 to {num_choices} choices, got {len(texts)}"
             )
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
+        spans = []
         for c, text in enumerate(texts):
-            span = _continuation(tokenizer, template, text)[:span_length]
+            span = continuation(tokenizer, template, text)[:span_length]
             if not span:
                 raise ValueError(f"record {i + 1}: choice {c + 1} is empty")
+            if span in spans:
+                raise ValueError(
+                    f"record {i + 1}: choices {spans.index(span) + 1} and {c + 1} must "
+                    f"differ within span_length = {span_length} tokens, got {text!r}"
+                )
+            spans.append(span)
             _put(batch, (i, c), prompt + span, len(prompt))
             valid[i, c] = True
     return batch | {"valid": valid}
@@ -276,7 +286,7 @@ def encode_generation(
             else text_of(record, answer, i)
         )
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
-        span = _continuation(tokenizer, template, text)[: span_length - 1]
+        span = continuation(tokenizer, template, text)[: span_length - 1]
         span = [*span, tokenizer.config.eos_token_id]
         _put(batch, i, prompt + span, len(prompt))
     return batch
@@ -293,7 +303,33 @@ def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:
     return value
 
 
-def _continuation(tokenizer: Tokenizer, template: str, text: str) -> list[int]:
+def check_choices(
+    tokenizer: Tokenizer, template: str, choices: Sequence[str], span_length: int
+) -> None:
+    """Refuses choices of every record that a model could not tell apart.
+
+    Raises:
+      ValueError: a choice that is empty or of more than ``span_length`` tokens, or two
+        of the same tokens.
+    """
+    spans = [continuation(tokenizer, template, text) for text in choices]
+    for c, span in enumerate(spans):
+        if not span:
+            raise ValueError(f"choices must not be empty, got {[*choices]}")
+        if len(span) > span_length:
+            raise ValueError(
+                f"span_length must be an integer >= {len(span)}, the tokens of choice "
+                f"{choices[c]!r}, got {span_length}"
+            )
+        if span in spans[:c]:
+            raise ValueError(
+                f"choices must differ in their tokens, got {choices[c]!r} as well as "
+                f"{choices[spans.index(span)]!r}"
+            )
+
+
+def continuation(tokenizer: Tokenizer, template: str, text: str) -> list[int]:
+    """The tokens of a text that follows a prompt: after a space or a new line."""
     space = "" if template.endswith("\n") else " "
     return tokenizer.encode(space + text.strip()) if text.strip() else []
 

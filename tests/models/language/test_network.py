@@ -136,6 +136,41 @@ def test_lazy_is_bit_equal_to_materialised(name: str, law: str) -> None:
         assert np.any(np.asarray(got) != np.asarray(base))
 
 
+def test_lazy_is_bit_equal_in_sixteen_bits() -> None:
+    """Where XLA may keep more than 16 bits in one program and not in the other."""
+    _, params, data = case("roberta-prompt-lora")
+    model = network.LanguageModel(
+        config=ROBERTA, compute_dtype="bfloat16", adapter=network.LoRA(rank=2)
+    )
+    loss = tasks.prompt(model, (7, 9)).value_fn
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    u = jax.jit(lambda p: sphere.select(direction("rademacher", p), 0))(params)
+    for tree in (params, narrow):
+        lazily = jax.jit(lambda u, p, s: perturb.losses_at(loss, p, data, u, s))
+        formed = jax.jit(lambda u, p, s: perturb.perturb(p, u, s))
+        scale = jnp.float32(0.05)
+        assert_same_bits(
+            lazily(u, tree, scale), jax.jit(loss)(formed(u, tree, scale), data)
+        )
+
+
+def test_derivatives_go_through_the_lazy_loss() -> None:
+    """A radius of zero, against the small radius: smooth but for ReLU's kinks."""
+    task, params, data = case("roberta-head")
+    rows = jax.jit(lambda p: direction("gaussian", p))(params)
+
+    def slopes(radius: float) -> jax.Array:
+        return jax.jit(
+            lambda p, r: finite_difference.slopes(
+                task.value_fn, p, data, r, smoothing_radius=radius
+            )
+        )(params, rows)
+
+    exact, near = slopes(0.0), slopes(1e-3)
+    assert np.all(np.abs(exact) > 1e-2)
+    np.testing.assert_allclose(near, exact, rtol=5e-2, atol=5e-2)
+
+
 def test_orthonormal_directions_raise() -> None:
     task, params, data = case("roberta-prompt")
     rows = jax.jit(lambda p: direction("orthonormal", p, num=2))(params)
@@ -345,6 +380,7 @@ def test_a_configuration_goes_through_json() -> None:
         ({"hidden_act": "relu"}, "hidden_act must be 'gelu', got 'relu'"),
         ({"num_attention_heads": 3}, "num_attention_heads must divide .* 16, got 3"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"layer_norm_eps": None}, "layer_norm_eps"),
     ],
 )
 def test_wrong_configurations_are_named(change: dict[str, Any], message: str) -> None:
