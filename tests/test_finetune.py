@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from jaxdp.models.language import (
     RobertaConfig,
     checkpoint,
     experiments,
+    network,
     tasks,
     text,
 )
@@ -349,16 +351,29 @@ def test_resumed_run_ends_as_if_undisturbed(
     assert {p.name for p in out.iterdir()} == {
         *("plan.json", "ledger.jsonl", "initial.npz", "secret")
     }
+    few = tmp_path / "few.jsonl"
+    lines = (home / "train.jsonl").read_text().splitlines(keepends=True)
+    few.write_text("".join(lines[:9]))
     again = ("finetune", "--resume", "--out", out, "--quiet")
     for wrong, part in (
         (("--num-steps", 7), "--num-steps must be left out with --resume or be as it"),
-        (("--train", home / "eval.jsonl"), "num_examples = 20"),
+        (("--train", few), "num_examples = 20"),
         (("--model", home / "opt"), "--model must be the folder of the run's model"),
     ):
         assert run(*again, *wrong) == 2
         assert part in capsys.readouterr().err
     ledger = out / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes() + b'{"intent":[4')
+    other = tmp_path / "other"  # A version with an option that this one lacks.
+    other.mkdir()
+    note = b'"command": {"later_option": 1, '
+    newer = ledger.read_bytes().replace(b'"command": {', note, 1)
+    assert note in newer
+    (other / "ledger.jsonl").write_bytes(newer)
+    for words in (("replay", other), ("finetune", "--resume", "--out", other)):
+        assert run(*words) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and "--later-option" in line
     # Files may have moved: what is in them counts.
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes((home / "train.jsonl").read_bytes())
@@ -410,6 +425,25 @@ def test_choice_of_label_words_in_a_table(home: Path, tmp_path: Path) -> None:
     metrics = job.judge.fn(job.params)
     assert set(metrics) == {"test_accuracy", "test_macro_f1"}
     assert not any(tmp_path.iterdir())
+
+
+def test_span_after_a_new_line_is_that_of_the_word_alone(home: Path) -> None:
+    """Without a space: "good" is of more tokens than " good"."""
+    command = options.Finetune(
+        **{name: str(home / f"{name}.tsv") for name in ("train", "eval")},
+        model=str(home / "opt"),
+        task="choice",
+        template="{text}\n",
+        label_words=("bad", "good"),
+        labels=("bad", "good"),
+        label_field="name",
+    )
+    tokenizer = text.Tokenizer.load(command.model)
+    command = finetune_options.completed(command)
+    model = language.model_of(command, command.model)
+    command, _ = finetune_prepare._task(command, model, tokenizer)
+    assert len(tokenizer.encode(" good")) < len(tokenizer.encode("good"))
+    assert command.span_length == len(tokenizer.encode("good"))
 
 
 @pytest.mark.parametrize(
@@ -471,10 +505,19 @@ def test_what_is_completed_stays_as_it_is() -> None:
         finetune_options.check_numbers(once)
     assert complete(task="head", labels=3).labels == ("0", "1", "2")
     assert complete(task="head", labels=3, num_steps=7).eval_every == 1
+    listed = {"choices_field": "c", "num_choices": 3}
+    given = complete(recipe="opt-1.3b/boolq", **listed)
+    assert (given.label_words, given.span_length) == (None, None)
+    with pytest.raises(UsageError, match="--choices-field is for --task choice only"):
+        complete(recipe="opt-1.3b/squad", **listed)
     with pytest.raises(UsageError, match="--recipe must be one of roberta-large/sst-2"):
         complete(recipe="bert")
     with pytest.raises(UsageError, match="--task must be left out with --recipe"):
         complete(recipe="roberta-large/rte", task="head")
+
+
+def test_compute_dtypes_are_the_model_s() -> None:
+    assert typing.get_args(network.ComputeDtype) == options.COMPUTE_DTYPES
 
 
 HEAD = "--task head --labels 2"
@@ -539,6 +582,9 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         ("--out must be a folder without model/",),
     ),
     (f"{HEAD} --model model --out . --overwrite", ("other folder than that of --mod",)),
+    (f"{HEAD} --eval train.jsonl", ("--eval must be public records", "train.jsonl")),
+    (f"{HEAD} --eval linked.jsonl", ("--eval must be public", "'linked.jsonl'")),
+    (f"{HEAD} --eval copied.csv --train copy.csv", ("--eval must be public", "copied")),
     (f"{HEAD} --new-attempt", ("--new-attempt is for --resume only",)),
     ("--resume --out .", ("--out: ledger must be a run's folder",)),
     ("--task choice --template {text}", ("--label-words or --choices-field",)),
@@ -563,6 +609,19 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         "--model opt --task generation --template {text}? --span-length 31",
         ("--max-length leaves room",),
     ),
+    (
+        "--model opt --task generation --template {text} --span-length 31",
+        ("--max-length leaves room for 0 tokens",),
+    ),
+    (
+        "--model opt --task choice --template {text} --label-words bad,xylophones"
+        " --span-length 2",
+        ("--span-length must be an integer >= ", "'xylophones', got 2"),
+    ),
+    (
+        "--model opt --task choice --template {text} --label-words bad,bad",
+        ("--label-words: choices must differ", "'bad'"),
+    ),
 ]
 
 
@@ -572,6 +631,9 @@ def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("wrong")
     for name in ("roberta", "opt", "train.jsonl", "eval.jsonl"):
         (root / name).symlink_to(home / name)
+    (root / "linked.jsonl").symlink_to(home / "train.jsonl")
+    for name in ("copied.csv", "copy.csv"):
+        (root / name).write_text("text,label\na,0\nb,1\n")
     (root / "bad.jsonl").write_text('{"text": "a", "label": 0}\n{"text"\n')
     (root / "eval.txt").write_text("text\n")
     (root / "model").symlink_to(home / "roberta")
@@ -623,6 +685,37 @@ def test_what_must_be_given(name: str, capsys: Any) -> None:
     words = [word for pair in given.items() for word in pair]
     assert main(["finetune", *words, "--task", "head", "--labels", "2"]) == 2
     assert capsys.readouterr().err == f"jaxdp: --{name} must be a path, got nothing\n"
+
+
+def test_replay_writes_over_nothing_of_the_run(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    said = ("finetune", *files(home, "roberta"), *HEAD_RUN, "--seed", 1)
+    tuned, trained = tmp_path / "tuned", tmp_path / "trained"
+    assert run(*said, "--out", tuned) == 0
+    quick = ("--dataset", "quadratic_identity", "--num-steps", 2, "--quiet")
+    assert run("train", *quick, "--seed", 1, "--out", trained) == 0
+    (tmp_path / "mine").mkdir()
+    for name in ("mine/file", "file"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "empty").mkdir()
+    content = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for folder, out, part in (
+        (tuned, tuned / "model", "another than the run's own"),
+        (tuned, tmp_path / "mine", "a new or empty folder or"),
+        (tuned, tuned, "a new or empty folder or"),
+        (trained, trained / "params.npz", "another than the run's own"),
+        (trained, trained / "initial.npz", "a new file or"),
+        (trained, tmp_path / "file", "a new file or"),
+    ):
+        assert run("replay", folder, "--out", out) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and f"--out must be {part}" in line
+    assert content == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert run("replay", tuned, "--out", tmp_path / "empty") == 0
+    for _ in range(2):  # What a replay wrote may be written again.
+        for folder in (tuned, trained):
+            assert "identical" in replayed(folder, capsys)["compared"]
 
 
 def test_without_the_extra(

@@ -101,7 +101,8 @@ def _with_recipe(command: options.Finetune) -> options.Finetune:
         for name in ("l2_clip_norm", "smoothing_radius", "learning_rate"):
             del said[name]
     if command.choices_field is not None:
-        del said["labels"], said["label_words"]
+        for name in ("labels", "label_words", "span_length"):  # Of the words' choices.
+            said.pop(name, None)
     chosen = {name: x for name, x in said.items() if getattr(command, name) is None}
     return dataclasses.replace(command, **chosen)
 

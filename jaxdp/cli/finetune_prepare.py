@@ -1,6 +1,7 @@
 """From the options of ``jaxdp finetune`` to a run: everything is checked here."""
 
 import dataclasses
+import functools
 import pathlib
 import warnings
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def prepare(command: options.Finetune) -> Job:
     """Checks the options and makes all that they name, from cheap to costly."""
     command = finetune_options.completed(command)
     finetune_options.check_numbers(command)
+    _check_files(command)
     model = _model(command)
     with usage(command, "--model"):
         tokenizer = text.Tokenizer.load(command.model)
@@ -65,6 +67,8 @@ def prepare(command: options.Finetune) -> Job:
     judged = _encoded(command, tokenizer, shown, "--eval")
     records = _read(command, "train")
     train = _encoded(command, tokenizer, records, "--train")
+    if all(np.array_equal(train[name], judged[name]) for name in train):
+        raise _same(command)
     judge = _judge(command, task, tokenizer, judged, shown)
 
     command = finetune_options.with_batch_size(command, len(records))
@@ -137,6 +141,22 @@ def plan_of(
         )
 
 
+def _check_files(command: options.Finetune) -> None:
+    """Refuses private records as public ones."""
+    shown, train = pathlib.Path(command.eval), pathlib.Path(command.train)
+    with usage(command, "--eval"):  # A folder on the way that may not be read.
+        same = shown.exists() and train.exists() and shown.samefile(train)
+    if same:
+        raise _same(command)
+
+
+def _same(command: options.Finetune) -> UsageError:
+    return UsageError(
+        f"--eval must be public records, not those of --train, got {str(command.eval)!r}: "
+        "metrics are published without noise"
+    )
+
+
 def _check_out(command: options.Finetune, out: pathlib.Path) -> None:
     """Refuses a folder that cannot hold a run, or whose model would be lost."""
     check_folder(out, command.overwrite)
@@ -184,9 +204,13 @@ def _task(
         _validate.integer(at_least=2, at_most=limit, max_length=command.max_length)
     words = command.label_words or ()
     if command.task in finetune_options.DECODERS and command.span_length is None:
-        longest = max((len(tokenizer.encode(f" {word}")) for word in words), default=0)
+        follows = functools.partial(text.continuation, tokenizer, command.template)
+        longest = max((len(follows(word)) for word in words), default=0)
         span = longest or min(finetune_options.SPAN_LENGTH, command.max_length // 2)
         command = dataclasses.replace(command, span_length=span)
+    if command.task == "choice" and words:
+        with usage(command, "--label-words"):
+            text.check_choices(tokenizer, command.template, words, command.span_length)
     if command.task == "prompt":
         with usage(command, "--label-words"):
             return command, tasks.prompt(model, tokenizer.label_words(words))

@@ -26,7 +26,8 @@ SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
 LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
 TRAINABLE = ("all", "lora", "prefix", "head")
-COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+#: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
+COMPUTE_DTYPES = ("float32", "bfloat16")
 #: Those that a language model draws where it needs them.
 LAZY_DIRECTIONS = ("rademacher", "gaussian", "sphere")
 SAMPLING = ("poisson", "fixed-size", "full")

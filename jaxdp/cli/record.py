@@ -73,8 +73,7 @@ def recorded_command(command: Command, out: pathlib.Path) -> Command:
                 f"{was[field.name]}; got {now}"
             )
     fields: dict[str, Any] = {name: getattr(command, name) for name in _FREE}
-    fields = was | fields | {"out": out}
-    return kind(**fields)
+    return options_of(kind, was | fields | {"out": out})
 
 
 def said(record: ledger.Record, kind: type) -> dict[str, Any] | None:
@@ -88,6 +87,22 @@ def said(record: ledger.Record, kind: type) -> dict[str, Any] | None:
     except (AttributeError, KeyError, TypeError):
         return None
     return {n: tuple(x) if isinstance(x, list) else x for n, x in given.items()}
+
+
+def options_of(kind: type[Command], said: dict[str, Any]) -> Command:
+    """The command of the options that a ledger's header says.
+
+    Raises:
+      UsageError: an option that there is not, as another version's may be.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in said:
+        if name not in known:
+            raise UsageError(
+                "the run must be of options that this version of jaxdp has, got "
+                f"{flag(name)} in its {ledger.LEDGER}"
+            )
+    return kind(**said)
 
 
 def read(folder: pathlib.Path, option: str) -> ledger.Record:

@@ -47,7 +47,9 @@ def run(command: options.Replay) -> None:
     if tuned is None:
         kind = _trained(command, home, ledger)
     else:
-        kind = _finetuned(command, home, ledger, options.Finetune(**tuned))
+        kind = _finetuned(
+            command, home, ledger, record.options_of(options.Finetune, tuned)
+        )
     with usage(command, "FOLDER"):
         replayed = training.replay(
             ledger, kind.initial, optimizer=recipes.make_optimizer(recipe)
@@ -55,6 +57,7 @@ def run(command: options.Replay) -> None:
     params = replayed.params
     if recipe.average:
         params = polyak_output(replayed.info.state)
+    compared = _compared(kind, home / kind.written, params)
     try:
         kind.save(kind.out, params)
     except OSError as error:
@@ -69,7 +72,7 @@ def run(command: options.Replay) -> None:
         "bytes_of_parameters": sum(
             np.asarray(x).nbytes for x in jax.tree.leaves(params)
         ),
-        "compared": _compared(kind, home / kind.written, params),
+        "compared": compared,
         "written": str(kind.out),
     }
     if command.json:
@@ -88,6 +91,7 @@ def _trained(
     out, leaves = command.out or home / REPLAYED, ledger.header["leaves"]
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"--out must be a file in a folder that exists, got '{out}'")
+    _check_new(out, home / REPLAYED, home / record.PARAMS)
     path = command.initial or home / record.INITIAL
     load = lambda path: record.load_params(path, leaves)  # noqa: E731
     try:
@@ -113,6 +117,7 @@ def _finetuned(
     source = str(command.initial or tuned.model)
     if out.resolve() == pathlib.Path(source).resolve():
         raise UsageError(f"--out must be another folder than the model's, got '{out}'")
+    _check_new(out, home / REPLAYED_MODEL, home / language.MODEL)
     model = language.model_of(tuned, source, "--initial")
     # Drawn where the folder lacks something, and then taken from the record.
     key = initial_key(keys_lib.root_from_hex(ledger.header["direction"]))
@@ -125,6 +130,22 @@ def _finetuned(
         language.MODEL,
         lambda path: language.load(path, model),
     )
+
+
+def _check_new(out: pathlib.Path, usual: pathlib.Path, wrote: pathlib.Path) -> None:
+    """Refuses to write over anything but what an earlier replay wrote.
+
+    Args:
+      out: where the parameters are to go.
+      usual: where they go if nothing else is said.
+      wrote: what the run itself wrote.
+    """
+    if out.resolve() == wrote.resolve():
+        raise UsageError(f"--out must be another than the run's own, got '{out}'")
+    full = any(out.iterdir()) if out.is_dir() else out.exists()
+    if full and out.resolve() != usual.resolve():
+        what = "a new or empty folder" if out.is_dir() else "a new file"
+        raise UsageError(f"--out must be {what} or '{usual}', got '{out}'")
 
 
 def _compared(kind: _Kind, path: pathlib.Path, params: Any) -> str:

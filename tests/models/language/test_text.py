@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxdp.models.language import text
+from jaxdp.models.language import network, tasks, text
 from jaxdp.models.language.config import OPTConfig, RobertaConfig
 
 CORPUS = [
@@ -289,6 +289,11 @@ def test_templates_that_do_not_fit(roberta: text.Tokenizer) -> None:
         ValueError, match="room for 6 tokens, but the template alone has"
     ):
         encode("It was a great film, and a terrible one. {text} {mask}", 8)
+    # Each field has a token at least: else all records would be the same.
+    fixed = len(roberta.encode(" It was")) + 3
+    encode(PROMPT.replace(".", "{text}"), fixed + 2)
+    with pytest.raises(ValueError, match=r"^max_length leaves room for .* 2 fields"):
+        encode(PROMPT.replace(".", "{text}"), fixed + 1)
     with pytest.raises(ValueError, match="at most once"):
         encode("{mask} {mask}")
     with pytest.raises(ValueError, match="names in braces"):
@@ -372,7 +377,8 @@ def test_choices_that_do_not_fit(opt: text.Tokenizer, roberta: text.Tokenizer) -
         given: Any = {"max_length": 16, "template": "a", "span_length": 3}
         return text.encode_choices(opt, records, choices=choices, **given | more)
 
-    long = encode([{}], ["good", "great terrible film, yes or no"])
+    texts = ["good", "great terrible film, yes or no"]
+    long = encode([{"options": texts}], num_choices=2)
     assert long["span"].sum(axis=-1).tolist() == [[len(opt.encode(" good")), 3]]
     with pytest.raises(ValueError, match="record 2 must have 1 to 2 choices, got 3"):
         encode([{"options": ["a"]}, {"options": ["a", "b", "c"]}], num_choices=2)
@@ -386,10 +392,43 @@ def test_choices_that_do_not_fit(opt: text.Tokenizer, roberta: text.Tokenizer) -
         encode([{"options": ["a"]}])
     with pytest.raises(ValueError, match="choices must be two texts or more"):
         encode([{}], ["a"])
+    # Of the same choices for every record none is cut.
+    whole = len(opt.encode(" " + texts[1]))
+    with pytest.raises(ValueError, match=f"span_length must be .* >= {whole}, .*got 3"):
+        encode([], texts)
+    with pytest.raises(ValueError, match="choices must not be empty"):
+        encode([], ["a", ""])
     with pytest.raises(ValueError, match="tokenizer must be a decoder's"):
         text.encode_choices(
             roberta, [], max_length=16, template="", choices=["a", "b"], span_length=2
         )
+
+
+def test_choices_must_differ_in_their_tokens(opt: text.Tokenizer) -> None:
+    def encode(records: Any, choices: Any = "options", **more: Any) -> Any:
+        given: Any = {"max_length": 16, "template": "a", "span_length": 3}
+        return text.encode_choices(opt, records, choices=choices, **given | more)
+
+    with pytest.raises(ValueError, match="must differ in their tokens, got 'good ' as"):
+        encode([], ["good", "bad", "good "])
+    same = ["bad", "great terrible film, yes", "great terrible film, no"]
+    with pytest.raises(ValueError, match="record 2: choices 2 and 3 must differ"):
+        encode([{"options": ["a", "b"]}, {"options": same}], num_choices=3)
+    found = encode([{"options": same}], num_choices=3, span_length=9)
+    assert found["valid"].all()
+
+
+def test_a_prompt_must_leave_room_for_what_is_written(opt: text.Tokenizer) -> None:
+    records = [{"q": "no"}, {"q": LONG}]
+    batch = text.encode_generation(
+        opt, records, max_length=50, template="{q}", answer="q", span_length=10
+    )
+    prompt = int((batch["mask"] & ~batch["span"]).sum(axis=1).max())
+    assert prompt == 40
+    model = network.LanguageModel(config=OPT)
+    given: Any = {"model": model, "params": None, "data": batch}  # Nothing is traced.
+    with pytest.raises(ValueError, match=r"max_new_tokens must be .* 24, .*got 25"):
+        tasks.generate(**given, max_new_tokens=25)
 
 
 def test_answers(opt: text.Tokenizer) -> None:
