@@ -15,10 +15,11 @@ STAMP := $(VENV)/.installed
 NEWER := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo demo-lm test lint bench clean
 
 help:
 	@echo "make demo     train privately on real data; results in runs/demo"
+	@echo "make demo-lm  pretrain and privately tune a small language model; runs/demo-lm"
 	@echo "make test     run the tests          (ARGS=... goes to pytest)"
 	@echo "make lint     ruff and pyright"
 	@echo "make bench    quick benchmarks       (ARGS=... goes to python -m bench)"
@@ -43,6 +44,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python -m jaxdp.cli train --dataset digits --epsilon 2 --out runs/demo --overwrite
 	$(BIN)/python -m bench digits --quick --out runs/demo --json runs/demo/study.json
+
+# What the study of language models needs besides: DP-SGD of jax-privacy.
+demo-lm: $(STAMP)
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm,mf]'
+	$(BIN)/python -m bench docstrings --out runs/demo-lm --json runs/demo-lm/study.json
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --durations=25 $(ARGS)

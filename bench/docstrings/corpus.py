@@ -107,9 +107,7 @@ def files(root: pathlib.Path) -> list[pathlib.Path]:
 
     def kept(path: pathlib.Path) -> bool:
         folders = path.relative_to(root).parts[:-1]
-        return not any(
-            f in LEFT_OUT or (f.startswith(LEFT_OUT[-1])) for f in folders
-        )
+        return not any(f in LEFT_OUT or (f.startswith(LEFT_OUT[-1])) for f in folders)
 
     return sorted(path for path in root.rglob("*.py") if kept(path))
 
@@ -201,9 +199,7 @@ def _records(
             records.setdefault(_words(text), (text, set()))[1].add(label)
     for words in _contained(records, (_words(names.sub("", text)) for text in public)):
         del records[words]
-    return {
-        text: label for text, (label, *others) in records.values() if not others
-    }
+    return {text: label for text, (label, *others) in records.values() if not others}
 
 
 def _words(text: str) -> Words:

@@ -43,7 +43,8 @@ LEARNING_RATE = 1e-3
 MIN_WINDOW = 6  # tokens; the longest fills the template
 MASKED = 0.15  # share of a window's tokens
 NUM_NEAR, NEAR = 8, 64  # words that are predicted, at most so many tokens away
-EMBEDDING_STD = 0.1
+EMBEDDING_STD = 1.0
+OUTPUT_SCALE = 0.1
 
 
 class Pretrained(NamedTuple):
@@ -81,7 +82,9 @@ class Windows(NamedTuple):
     tokens: np.ndarray  # (N,)
     begin: np.ndarray  # (N,): where the file of a token begins
     end: np.ndarray  # (N,)
-    is_word: np.ndarray  # (N,): weight of a token as what a text is about
+    words: np.ndarray  # (W,): the tokens that a text may be about
+    share: np.ndarray  # (V,): how often a token is drawn as such a word; sums to 1
+    weight: np.ndarray  # (V,): how often a token that is drawn counts
     start: tuple[int, ...]  # tokens before a window
     position: int  # of the mask token
     vocab_size: int
@@ -112,10 +115,14 @@ def windows(corpus: Corpus, tokenizer: text.Tokenizer) -> Windows:
     tokens, ends = np.concatenate(files), np.cumsum(sizes)
     size = tokenizer.config.vocab_size
     pieces = [tokenizer.backend.id_to_token(i) or "" for i in range(size)]
-    word = np.array([p[:1] == "\u0120" and p[1:].isalpha() and len(p) > 4 for p in pieces])
-    share = np.bincount(tokens, minlength=size) / len(tokens)
-    # Frequent words are about nothing: Mikolov et al., 2013, subsample them so.
-    rare = np.minimum(1, np.sqrt(1e-3 / np.maximum(share, 1e-9)))
+    # A space, and four letters or more.
+    word = np.array(
+        [p[1:].isalpha() and p[0] == "\u0120" and len(p) > 4 for p in pieces]
+    )
+    count = np.bincount(tokens, minlength=size)
+    # Frequent words say little: they count less, as Mikolov et al., 2013, have it.
+    weight = word * np.minimum(1, np.sqrt(1e-3 * len(tokens) / np.maximum(count, 1)))
+    share = weight * count / np.sum(weight * count)
     example = text.encode_classification(
         tokenizer, [{"text": ""}], max_length=MAX_LENGTH, template=TEMPLATE
     )
@@ -124,7 +131,9 @@ def windows(corpus: Corpus, tokenizer: text.Tokenizer) -> Windows:
         tokens,
         np.repeat(ends - sizes, sizes),
         np.repeat(ends, sizes),
-        (word * rare)[tokens],
+        np.flatnonzero(share),
+        share,
+        weight,
         tuple(int(token) for token in prompt),
         int(example["position"][0]),
         size,
@@ -165,7 +174,7 @@ def draw(of: Windows, rng: np.random.Generator) -> Examples:
     place = np.where(before, first - away, first + length - 1 + away)
     there = (place >= begin) & (place < end)
     place = np.where(there, place, first)
-    near_weights = there * of.is_word[place]
+    near_weights = there * of.weight[of.tokens[place]]
     return Examples(
         tokens,
         mask,
@@ -207,16 +216,28 @@ def embeddings(of: Windows, width: int) -> np.ndarray:
 # --- training ----------------------------------------------------------------------
 
 
-def loss(model: LanguageModel, params: Any, batch: Examples, position: int) -> jax.Array:
-    """Cross-entropy of the masked tokens, and of the words around at the prompt's mask."""
+def loss(model: LanguageModel, of: Windows, params: Any, batch: Examples) -> jax.Array:
+    """Cross-entropy of the masked tokens, and of the words around at the prompt's mask.
+
+    The latter's logits say how much more often than elsewhere a word stands around: what
+    all texts have in common is no part of them.
+    """
     x = model.hidden(params, batch.tokens, batch.mask)  # pyright: ignore
-    first = jnp.full((len(batch.tokens), 1), position)
-    places = jnp.concatenate([first, batch.positions], axis=1)
-    logits = model.logits(params, jnp.take_along_axis(x, places[..., None], axis=1))
-    logs = jax.nn.log_softmax(logits)
-    masked = jnp.take_along_axis(logs[:, 1:], batch.targets[..., None], axis=2)[..., 0]
-    near = jnp.take_along_axis(logs[:, 0], batch.near, axis=1)
-    return -_mean(masked, batch.weights) - _mean(near, batch.near_weights)
+
+    def at(positions: Any) -> jax.Array:
+        return jnp.take_along_axis(x, positions[..., None], axis=1)
+
+    masked = optax.softmax_cross_entropy_with_integer_labels(
+        model.logits(params, at(batch.positions)), batch.targets
+    )
+    prompt = jnp.full((len(batch.tokens), 1), of.position)
+    words = jnp.asarray(of.words)
+    logits = model.logits(params, at(prompt), vocabulary=words)[:, 0]
+    logs = jax.nn.log_softmax(logits + np.log(of.share[of.words]))
+    index = np.zeros(of.vocab_size, np.int32)
+    index[of.words] = np.arange(len(of.words))
+    near = jnp.take_along_axis(logs, jnp.asarray(index)[batch.near], axis=1)
+    return _mean(masked, batch.weights) - _mean(near, batch.near_weights)
 
 
 def _mean(x: jax.Array, weights: Any) -> jax.Array:
@@ -244,6 +265,8 @@ def pretrain(
     rng = np.random.default_rng(0)
     params = model.init(jax.random.key(0))
     params["embedding"]["tokens"] = jnp.asarray(embeddings(of, CONFIG.hidden_size))
+    params["embedding"]["positions"] *= EMBEDDING_STD / CONFIG.initializer_range
+    params["head"]["norm"]["scale"] *= OUTPUT_SCALE
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, LEARNING_RATE, max(1, num_steps // 20), num_steps, LEARNING_RATE / 20
     )
@@ -252,18 +275,36 @@ def pretrain(
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params: Any, state: Any, batch: Examples) -> tuple[Any, Any, jax.Array]:
-        value, gradient = jax.value_and_grad(
-            lambda p: loss(model, p, batch, of.position)
-        )(params)
+        value, gradient = jax.value_and_grad(lambda p: loss(model, of, p, batch))(
+            params
+        )
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
     for i in range(num_steps):
         params, state, value = step(params, state, draw(of, rng))
         progress(i + 1, float(value))
+    params = centred(model, params, draw(of, rng), of.position)
     checkpoint.save(folder, CONFIG, params)
     tokenizer.save(folder)
     return Pretrained(model, params, tokenizer)
+
+
+def centred(model: LanguageModel, params: Any, batch: Examples, position: int) -> Any:
+    """The same function, with hidden states at the prompt's mask whose mean is zero.
+
+    What all texts have in common moves from the states to the biases behind them. It makes
+    up most of a state, and every direction of a weight behind it would shift all records'
+    scores together: the steepest direction by far, of which there is nothing to learn.
+    """
+    params = jax.tree.map(jnp.asarray, params)  # leaves of its own
+    head, last = params["head"], params["layers"]["mlp_norm"]
+    x = model.hidden(params, batch.tokens, batch.mask)[:, position]  # pyright: ignore
+    mean = jnp.mean(x, axis=0)
+    head["dense"]["bias"] += mean @ head["dense"]["kernel"]
+    last["bias"] = last["bias"].at[-1].add(-mean)
+    # The head's output is known by its scores for as many words as it is wide.
+    return params
 
 
 def encoded(
