@@ -78,7 +78,7 @@ def _write_records(out: pathlib.Path, text: Any) -> None:
 def _runs(of: Any, quick: bool, bar: rich.progress.Progress) -> Runs:
     from bench.docstrings import finetuning
 
-    cells = [("dpzero", e) for e in EPSILONS] + [("mezo", 0.0)]
+    cells: list[Any] = [("dpzero", e) for e in EPSILONS] + [("mezo", 0.0)]
     if not _harness.missing("jax_privacy"):
         cells += [("dpsgd", e) for e in EPSILONS]
     seeds = SEEDS

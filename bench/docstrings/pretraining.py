@@ -297,14 +297,20 @@ def centred(model: LanguageModel, params: Any, batch: Examples, position: int) -
     up most of a state, and every direction of a weight behind it would shift all records'
     scores together: the steepest direction by far, of which there is nothing to learn.
     """
-    params = jax.tree.map(jnp.asarray, params)  # leaves of its own
-    head, last = params["head"], params["layers"]["mlp_norm"]
-    x = model.hidden(params, batch.tokens, batch.mask)[:, position]  # pyright: ignore
-    mean = jnp.mean(x, axis=0)
-    head["dense"]["bias"] += mean @ head["dense"]["kernel"]
-    last["bias"] = last["bias"].at[-1].add(-mean)
-    # The head's output is known by its scores for as many words as it is wide.
-    return params
+    head, norm = dict(params["head"]), dict(params["layers"]["mlp_norm"])
+    states = model.hidden(params, batch.tokens, batch.mask)[:, position]  # pyright: ignore
+    mean = jnp.mean(states, axis=0)
+    norm["bias"] = norm["bias"].at[-1].add(-mean)
+    shift = mean @ head["dense"]["kernel"]
+    head["dense"] = head["dense"] | {"bias": head["dense"]["bias"] + shift}
+    # With unit vectors for words, the scores are what the head's norm puts out.
+    words = {"tokens": jnp.eye(len(mean))}
+    plain = params["head"] | {"bias": jnp.zeros(len(mean))}
+    outputs = model.logits({"embedding": words, "head": plain}, states)
+    mean = jnp.mean(outputs, axis=0)
+    head["norm"] = head["norm"] | {"bias": head["norm"]["bias"] - mean}
+    head["bias"] = head["bias"] + params["embedding"]["tokens"] @ mean
+    return params | {"head": head, "layers": params["layers"] | {"mlp_norm": norm}}
 
 
 def encoded(
