@@ -43,8 +43,7 @@ LEARNING_RATE = 1e-3
 MIN_WINDOW = 6  # tokens; the longest fills the template
 MASKED = 0.15  # share of a window's tokens
 NUM_NEAR, NEAR = 8, 64  # words that are predicted, at most so many tokens away
-EMBEDDING_STD = 1.0
-OUTPUT_SCALE = 0.1
+EMBEDDING_STD = 0.1
 
 
 class Pretrained(NamedTuple):
@@ -265,8 +264,6 @@ def pretrain(
     rng = np.random.default_rng(0)
     params = model.init(jax.random.key(0))
     params["embedding"]["tokens"] = jnp.asarray(embeddings(of, CONFIG.hidden_size))
-    params["embedding"]["positions"] *= EMBEDDING_STD / CONFIG.initializer_range
-    params["head"]["norm"]["scale"] *= OUTPUT_SCALE
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, LEARNING_RATE, max(1, num_steps // 20), num_steps, LEARNING_RATE / 20
     )

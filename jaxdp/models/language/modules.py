@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxdp import _validate
 from jaxdp.kernels.perturb import At
+from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language.config import Config, OPTConfig, RobertaConfig
 
 Array = jax.Array
@@ -29,13 +30,37 @@ def as_it_is(path: str, leaf: Array, after: Array | None = None) -> Array:
     return leaf
 
 
-def below(prefix: str, at: At, layer: Array | None = None) -> View:
-    """The view of the leaves below a prefix, in one layer where they are stacked."""
+def below(prefix: str, at: At) -> View:
+    """The view of the leaves below a prefix."""
 
     def view(path: str, leaf: Array, after: Array | None = None) -> Array:
-        return at(f"{prefix}/{path}", leaf, layer=layer, after=after)
+        return at(f"{prefix}/{path}", leaf, after=after)
 
     return view
+
+
+def in_layer(at: At, layer: Array) -> View:
+    """The view of one layer's leaves, of which the small ones come perturbed."""
+
+    def view(path: str, leaf: Array, after: Array | None = None) -> Array:
+        if leaf.ndim == 1:
+            return leaf
+        return at(f"layers/{path}", leaf, layer=layer, after=after)
+
+    return view
+
+
+def with_small_leaves(layers: Params, at: At) -> Params:
+    """The stacked layers, with biases and norms as ``at`` sees them, kernels as they are.
+
+    A vector that is perturbed in its layer is perturbed again for every token that it is
+    added to: XLA fuses the one into the other.
+    """
+
+    def leaf(path: Any, x: Array) -> Array:
+        return at(f"layers/{path_str(path)}", x) if x.ndim == 2 else x
+
+    return jax.tree_util.tree_map_with_path(leaf, layers)
 
 
 # --- adapters ----------------------------------------------------------------------

@@ -28,6 +28,8 @@ from jaxdp.models.language.modules import (
     View,
     as_it_is,
     below,
+    in_layer,
+    with_small_leaves,
 )
 from jaxdp.models.language.modules import LoRA as LoRA
 from jaxdp.models.language.modules import Prefix as Prefix
@@ -172,11 +174,12 @@ class LanguageModel:
             # Slices of the parameters are read here and never returned: a scan that
             # returned them would stack a second copy.
             index, slices = scanned
-            block = self._block(below("layers", at, index))
+            block = self._block(in_layer(at, index))
             return block.apply({"params": slices}, x, attends), None  # pyright: ignore
 
-        layers = jnp.arange(self.config.num_hidden_layers), params["layers"]
-        x, _ = jax.lax.scan(layer, x, layers)
+        layers = with_small_leaves(params["layers"], at)
+        numbers = jnp.arange(self.config.num_hidden_layers)
+        x, _ = jax.lax.scan(layer, x, (numbers, layers))
         if "final_norm" in params:
             x = self._norm(params["final_norm"], "final_norm", x, at)
         if "projection" in params.get("head", {}):

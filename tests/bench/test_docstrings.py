@@ -1,0 +1,112 @@
+"""The study of docstrings: what is read, what becomes a record, and that nothing leaks."""
+
+import collections
+import pathlib
+import sys
+
+import pytest
+
+from bench.docstrings import corpus
+
+FAMILIES = {"mail": ("post", "letters"), "sound": ("audio",)}
+VERBS = ("Reads", "Writes", "Opens", "Closes", "Sends", "Counts", "Sorts", "Merges")
+
+
+def write(root: pathlib.Path, files: dict[str, str]) -> pathlib.Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    return root
+
+
+def module(noun: str, *more: str) -> str:
+    """A module whose functions have docstrings of their own, and a line of code."""
+    docs = [f"{verb} one {noun} after another." for verb in VERBS] + [*more]
+    defs = [
+        f'def f{i}():\n    """{doc}"""\n    return {i}' for i, doc in enumerate(docs)
+    ]
+    return "\n".join([f"ORIGIN = '{noun}'", *defs]) + "\n"
+
+
+@pytest.fixture
+def library(tmp_path: pathlib.Path) -> pathlib.Path:
+    return write(
+        tmp_path,
+        {
+            "post.py": module("letter", "Both families say exactly this."),
+            "audio/wave.py": module("tone", "Both families say exactly this."),
+            "other.py": "# Reads one letter, after another!\nx = 1\n",
+        },
+    )
+
+
+def texts(found: corpus.Corpus) -> list[str]:
+    return [record["text"] for record in found.train + found.eval]
+
+
+def test_tests_and_installed_packages_are_not_read(tmp_path: pathlib.Path) -> None:
+    kept = ["a.py", "email/b.py", "testing.py"]
+    left = ["test/c.py", "email/tests/d.py", "site-packages/e.py", "config-3.11-x/f.py"]
+    root = write(tmp_path, dict.fromkeys(kept + left, ""))
+    found = [path.relative_to(root).as_posix() for path in corpus.files(root)]
+    assert found == sorted(kept)
+
+
+def test_docstrings_are_taken_out_of_the_source(tmp_path: pathlib.Path) -> None:
+    text = '"""Of the module."""\nclass A:\n    """Of\n    A."""\n    x = "kept"\n'
+    write(tmp_path, {"m.py": text, "broken.py": "def ("})
+    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
+    (source,) = corpus.sources(tmp_path)
+    assert source.docstrings == ("Of the module.", "Of\nA.")
+    assert "Of" not in source.without_docstrings
+    assert 'x = "kept"' in source.without_docstrings
+
+
+def test_no_record_is_in_the_public_text(library: pathlib.Path) -> None:
+    found = corpus.load(FAMILIES, library)
+    # A comment of another module has the words of one: that one is dropped.
+    assert "Reads one letter after another." not in texts(found)
+    assert "Writes one letter after another." in texts(found)
+    public = " ".join(found.public)
+    assert not [text for text in texts(found) if text in public]
+    assert "ORIGIN = 'letter'" in public  # code without its docstrings
+
+
+def test_text_of_two_classes_is_no_record(library: pathlib.Path) -> None:
+    assert "Both families say exactly this." not in texts(
+        corpus.load(FAMILIES, library)
+    )
+
+
+def test_a_record_stands_once_and_classes_are_balanced(library: pathlib.Path) -> None:
+    write(library, {"letters.py": module("LETTER")})  # the same, but for case
+    found = corpus.load(FAMILIES, library)
+    lower = [text.lower() for text in texts(found)]
+    assert len(set(lower)) == len(lower)
+    for records in (found.train, found.eval):
+        sizes = collections.Counter(record["label"] for record in records)
+        assert len(set(sizes.values())) == 1
+        assert set(sizes) == set(FAMILIES)
+    assert not set(map(str, found.train)) & set(map(str, found.eval))
+
+
+def test_names_of_the_modules_are_taken_out(tmp_path: pathlib.Path) -> None:
+    more = "Posts what Audio and post do, but not poster."
+    root = write(tmp_path, {"post.py": module("x", more), "audio.py": module("y")})
+    found = texts(corpus.load(FAMILIES, root))
+    assert "Posts what and do, but not poster." in found
+    assert more not in found
+
+
+def test_a_class_without_records_is_refused(tmp_path: pathlib.Path) -> None:
+    root = write(tmp_path, {"post.py": module("letter")})
+    with pytest.raises(ValueError, match="sound: 0"):
+        corpus.load(FAMILIES, root)
+
+
+def test_every_module_has_one_class() -> None:
+    for families in (corpus.FAMILIES, corpus.OTHER_FAMILIES):
+        modules = [name for names in families.values() for name in names]
+        assert len(set(modules)) == len(modules)
+    # Gone from later Pythons, or there in all of them.
+    assert {"email", "asyncio", "inspect", "json"} <= sys.stdlib_module_names
