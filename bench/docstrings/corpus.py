@@ -50,7 +50,7 @@ FAMILIES: Families = {
     ),
 }
 
-#: Four other families, on which the hyper-parameters were chosen.
+#: Four other families, to try settings on: all of their records are public.
 OTHER_FAMILIES: Families = {
     "window": ("idlelib", "tkinter", "turtle", "turtledemo"),
     "build": ("distutils", "ensurepip", "lib2to3", "venv"),

@@ -6,6 +6,9 @@ million parameters little. DPZero and MeZO are ``jaxdp.fit``. DP-SGD has the cli
 gradients and the noise of ``jax_privacy``, and as its noise multiplier that of a plan of
 ours with the same sampler, relation and budget. The seed draws directions, noise and
 batches; data and initial model stay.
+
+The numbers below come from a few single runs, some of them judged on the task's own public
+records: read the accuracies as slightly optimistic.
 """
 
 import dataclasses
