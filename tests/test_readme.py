@@ -59,7 +59,9 @@ def test_commands_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     code = re.findall(r"`(make [^`]*)`|^(make .*)$", README, re.MULTILINE)
     words = [(a or b).partition("#")[0].split()[1:] for a, b in code]
-    named = {word for line in words for word in line if re.fullmatch(r"[a-z][a-z-]*", word)}
+    named = {
+        word for line in words for word in line if re.fullmatch(r"[a-z][a-z-]*", word)
+    }
     assert {"demo", "test"} <= named <= targets
     assert targets <= named | {"help"}
 
