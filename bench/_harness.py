@@ -14,12 +14,14 @@ import pathlib
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import rich.console
 import rich.table
+import scipy.stats
 
 Seconds = Mapping[str, list[float]]
 
@@ -37,6 +39,22 @@ class Row:
     unit: str
     baseline: str | None = None
     ratio: float | None = None
+
+
+class Mean(NamedTuple):
+    """A mean over seeds, with the half width of its 95% interval."""
+
+    value: float
+    half_width: float
+
+
+def mean(samples: Sequence[float] | np.ndarray) -> Mean:
+    """Mean and Student's 95% interval; no width for a single sample."""
+    n = len(samples)
+    if n < 2:
+        return Mean(float(np.mean(samples)), 0.0)
+    error = float(np.std(samples, ddof=1)) / n**0.5
+    return Mean(float(np.mean(samples)), float(scipy.stats.t.ppf(0.975, n - 1)) * error)
 
 
 def alternate(

@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import scipy.stats
 from matplotlib.figure import Figure
 
 import jaxdp
 from bench import _harness
+from bench._harness import Mean, mean
 from jaxdp import models, training
 from jaxdp.cli import plots, recipes
 from jaxdp.cli.recipes import Recipe
@@ -49,22 +49,6 @@ class Cell(NamedTuple):
     algorithm: recipes.Algorithm
     recipe: Recipe
     epsilon: float  # without meaning where the algorithm is not private
-
-
-class Mean(NamedTuple):
-    """A mean over seeds, with the half width of its 95% interval."""
-
-    value: float
-    half_width: float
-
-
-def mean(samples: Sequence[float] | np.ndarray) -> Mean:
-    """Mean and Student's 95% interval; no width for a single sample."""
-    n = len(samples)
-    if n < 2:
-        return Mean(float(np.mean(samples)), 0.0)
-    error = float(np.std(samples, ddof=1)) / n**0.5
-    return Mean(float(np.mean(samples)), float(scipy.stats.t.ppf(0.975, n - 1)) * error)
 
 
 # --- runs --------------------------------------------------------------------------

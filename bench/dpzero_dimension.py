@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from bench import _harness
-from bench.digits import Mean, mean
+from bench._harness import Mean, mean
 from jaxdp import Keys, models, plans, sampling
 from jaxdp import keys as keys_lib
 from jaxdp.cli import plots

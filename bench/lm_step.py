@@ -31,7 +31,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import stats
 
 import jaxdp
 from bench import _harness
@@ -179,14 +178,13 @@ def _mezo(rounds: int) -> list[_harness.Row]:
     seconds = _harness.alternate(sides, rounds)
     pairs = zip(seconds["DPZero"], seconds["MeZO"], strict=True)
     ratios = [a / b for a, b in pairs]
-    mean, error = statistics.mean(ratios), stats.sem(ratios)
-    half = float(stats.t.ppf(0.975, len(ratios) - 1) * error)
+    over = _harness.mean(ratios)
     temp = {name: _harness.temp_bytes(step.program) for name, step in sides.items()}
     case = "20 M, rademacher"
     return [
         _harness.paired(case, "DPZero step", seconds, "DPZero", "MeZO"),
-        _harness.Row(case, "DPZero over MeZO, mean", mean, "ratio"),
-        _harness.Row(case, "half of its 95% interval", half, "ratio"),
+        _harness.Row(case, "DPZero over MeZO, mean", over.value, "ratio"),
+        _harness.Row(case, "half of its 95% interval", over.half_width, "ratio"),
         _harness.Row(
             case,
             "DPZero temp",

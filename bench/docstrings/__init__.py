@@ -11,6 +11,7 @@ With ``--out DIR`` it leaves the pretrained model there, as a Hugging Face folde
 records beside it, so that ``jaxdp finetune`` runs on it, and a plot.
 """
 
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -20,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import rich.progress
-import scipy.stats
 from matplotlib.figure import Figure
 
 from bench import _harness
@@ -87,7 +87,7 @@ def _runs(of: Any, quick: bool, bar: rich.progress.Progress) -> Runs:
     runs: Runs = {}
     for algorithm, epsilon in cells:
         recipe = finetuning.RECIPES[algorithm]
-        recipe = finetuning.shorter(recipe, 20) if quick else recipe
+        recipe = dataclasses.replace(recipe, num_steps=20) if quick else recipe
         name = f"{algorithm} {f'epsilon {epsilon:g}' if epsilon else ''}"
         task = bar.add_task(name, total=recipe.num_steps * len(seeds))
         runs[algorithm, epsilon] = [
@@ -104,14 +104,6 @@ def _runs(of: Any, quick: bool, bar: rich.progress.Progress) -> Runs:
     return runs
 
 
-def interval(values: list[float]) -> float:
-    """Half of the 95% interval of a mean; NaN of one value."""
-    if len(values) < 2:
-        return float("nan")
-    factor = scipy.stats.t.ppf(0.975, len(values) - 1)
-    return float(factor * statistics.stdev(values) / len(values) ** 0.5)
-
-
 def _rows(of: Any, before: float, runs: Runs, minutes: float) -> list[_harness.Row]:
     row = lambda *fields: _harness.Row(CASE, *fields)  # noqa: E731
     rows = [
@@ -123,10 +115,11 @@ def _rows(of: Any, before: float, runs: Runs, minutes: float) -> list[_harness.R
     for (algorithm, epsilon), found in runs.items():
         name = f"{algorithm}{f', epsilon {epsilon:g}' if epsilon else ', not private'}"
         ends = [one.accuracies[-1] for one in found]
-        gain = statistics.mean(ends) - max(before, of.majority)
-        rows.append(row(name, statistics.mean(ends), "accuracy"))
+        mean = _harness.mean(ends)
+        gain = mean.value - max(before, of.majority)
+        rows.append(row(name, mean.value, "accuracy"))
         if len(ends) > 1:
-            rows.append(row(f"{name}: half of its 95% interval", interval(ends), ""))
+            rows.append(row(f"{name}: half of its 95% interval", mean.half_width, ""))
         rows.append(row(f"{name}: above zero-shot and majority", gain, "accuracy"))
         seconds = statistics.mean(one.seconds for one in found)
         rows.append(row(f"{name}: time of a run", seconds, "s"))

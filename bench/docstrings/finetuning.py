@@ -11,7 +11,6 @@ The numbers below come from a few single runs, some of them judged on the task's
 records: read the accuracies as slightly optimistic.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -224,8 +223,3 @@ def _dp_sgd(
         steps.append(last)
         accuracies.append(of.accuracy(whole(params)))
     return Run(steps, accuracies, seconds)
-
-
-def shorter(recipe: Recipe, num_steps: int) -> Recipe:
-    """The recipe with fewer steps."""
-    return dataclasses.replace(recipe, num_steps=num_steps)
