@@ -31,6 +31,10 @@ from jaxdp.transforms.dpgd import dpgd as dpgd
 from jaxdp.transforms.dpzero import dpgd_zeroth_order as dpgd_zeroth_order
 from jaxdp.transforms.dpzero import dpzero as dpzero
 from jaxdp.transforms.dpzero import dpzero_output as dpzero_output
+from jaxdp.transforms.o2nc import o2nc as o2nc
+from jaxdp.transforms.o2nc import o2nc_output as o2nc_output
+from jaxdp.transforms.private_oracle import private_oracle as private_oracle
+from jaxdp.transforms.private_prefix_sum import private_prefix_sum as private_prefix_sum
 from jaxdp.tuning import tune as tune
 
 try:
@@ -40,10 +44,10 @@ except _metadata.PackageNotFoundError:  # a checkout that was never installed
 
 
 def __getattr__(name: str) -> _ModuleType:
-    """Loads ``jaxdp.models`` and ``jaxdp.auditing`` when they are first asked for.
+    """Loads what judges runs and what they are given when it is first asked for.
 
-    They bring flax and sklearn, and much of scipy.
+    ``jaxdp.models`` and ``jaxdp.auditing`` bring flax and sklearn, and much of scipy.
     """
-    if name in ("auditing", "models"):
+    if name in ("auditing", "metrics", "models"):
         return _import_module(f"jaxdp.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

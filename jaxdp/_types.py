@@ -91,3 +91,69 @@ class ZerothOrderPlan(PrivatePlan, Protocol):
     def clip_tuning(self) -> ClipTuning | None: ...
     @property
     def output(self) -> str: ...
+
+
+class Grid(NamedTuple):
+    """How the sum of one phase's contributions is bounded, noised and averaged."""
+
+    l2_clip_norm: float  # bound on one record's contribution
+    bits: int | None  # a grid unit is 2**-bits of it; None: no bound, no noise
+    normalizer: float  # what the sum is divided by
+    noise_scale: float  # standard deviation of a node's noise, in grid units
+
+
+class PrefixNoise(Protocol):
+    """Correlated noise of a period: see :mod:`jaxdp.kernels.prefix_noise`."""
+
+    @property
+    def period(self) -> int: ...
+    def init(self, like: Any) -> Any: ...
+    def increment(
+        self, key: jax.Array, state: Any, step: jax.Array, like: Any
+    ) -> tuple[Any, Any]: ...
+
+
+class PrefixSumPlan(PrivatePlan, Protocol):
+    """What a transform reads whose releases are increments of noised prefix sums."""
+
+    @property
+    def steps_per_pass(self) -> int: ...
+    @property
+    def correlation(self) -> PrefixNoise: ...
+    def grid(self, phase: str) -> Grid: ...
+
+
+class IncrementPlan(PrefixSumPlan, Protocol):
+    """What the variance-reduced oracle reads besides."""
+
+    @property
+    def smoothing_radius(self) -> float: ...
+    @property
+    def num_directions(self) -> int: ...
+    @property
+    def direction(self) -> str: ...
+    @property
+    def difference(self) -> str: ...
+    @property
+    def share_directions(self) -> bool: ...
+
+
+class DriverPlan(Protocol):
+    """What online-to-non-convex conversion reads: no oracle, no budget."""
+
+    family: ClassVar[str]
+
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def max_step(self) -> float: ...
+    @property
+    def learning_rate(self) -> float | None: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def reset(self) -> bool: ...
+    @property
+    def skip_last_query(self) -> bool: ...
+    @property
+    def digest(self) -> str: ...

@@ -33,6 +33,7 @@ ROLES = {
     "noise": 2,
     "sampling": 3,
     "output": 4,  # direction root: which iterate is returned
+    "position": 5,  # direction root: where on a segment is asked
 }
 
 _ROOTS = ("direction", "noise", "sampling")

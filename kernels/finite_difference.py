@@ -66,7 +66,7 @@ def _slope(
         values = perturb.losses_at(value_fn, params, batch, direction, scale, after)
         return _checked(values, batch)
 
-    wide = jnp.result_type(jnp.float32, *(x.dtype for x in _floating(params)))
+    wide = _wide(params)
     if radius == 0:
         return _derivative(losses, jnp.zeros((), wide))
     signs = jnp.asarray([radius, -radius], wide)
@@ -115,6 +115,10 @@ def _differentiable_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
     if isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
         raise ValueError("value_fn has the derivative zero everywhere")
     return primals[0], tangents[0]
+
+
+def _wide(params: Any) -> Any:
+    return jnp.result_type(jnp.float32, *(x.dtype for x in _floating(params)))
 
 
 def _floating(params: Any) -> list[jax.Array]:
@@ -246,6 +250,44 @@ def slopes(
         return jax.vmap(one, out_axes=1)(rows)
 
     return _map_microbatches(evaluate, batch, microbatch_size)
+
+
+def changes(
+    value_fn: ValueFn,
+    params: Any,
+    previous: Any,
+    batch: Any,
+    rows: Direction,
+    *,
+    smoothing_radius: float,
+) -> jax.Array:
+    r"""One-sided scores :math:`(f(x+\lambda u)-f(y+\lambda u))/\lambda` of every record.
+
+    Args:
+      value_fn: as in :func:`slopes`.
+      params: x.
+      previous: y, a tree like it.
+      batch: pytree with leading axis B.
+      rows: K directions, the same at both points.
+      smoothing_radius: lambda > 0.
+
+    Returns:
+      ``(B, K)``, as :func:`slopes`.
+    """
+    radius = jnp.asarray(smoothing_radius, _wide(params))
+
+    def one(direction: Direction) -> jax.Array:
+        here, there = (
+            _checked(
+                perturb.losses_at(value_fn, at, batch, direction, radius, None), batch
+            )
+            for at in (params, previous)
+        )
+        return (here - there) / radius.astype(here.dtype)
+
+    if isinstance(value_fn, perturb.LazyLoss) and not _small(batch, rows):
+        return jax.lax.map(one, rows).T
+    return jax.vmap(one, out_axes=1)(rows)
 
 
 def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:

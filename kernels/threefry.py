@@ -241,19 +241,21 @@ def _horner(x: jax.Array, coefficients: tuple[float, ...]) -> jax.Array:
     return total
 
 
+def _log2(x: jax.Array) -> jax.Array:
+    """Logarithm of positive normal floats, absolute error 2.2e-6."""
+    word = jax.lax.bitcast_convert_type(x, jnp.int32)
+    exponent = ((word >> 23) - 127).astype(jnp.float32)
+    mantissa = jax.lax.bitcast_convert_type((word & 0x7FFFFF) | 0x3F800000, jnp.float32)
+    return exponent + _horner(mantissa, _LOG2)
+
+
 def _inverse_normal(words: jax.Array) -> jax.Array:
     """Standard normals of uniform words: see :func:`normal`."""
     # Odd multiples of 2**-24 in (-1, 1): symmetric, never 0 or 1.
     odd = (words >> jnp.uint32(8)).astype(jnp.int32) * 2 + (1 - 2**24)
     u = odd.astype(jnp.float32) * jnp.float32(2**-24)
     square = (1 - u) * (1 + u)
-    word = jax.lax.bitcast_convert_type(square, jnp.int32)
-    exponent = ((word >> 23) - 127).astype(jnp.float32)
-    mantissa = (word & 0x7FFFFF) | 0x3F800000
-    log2 = exponent + _horner(
-        jax.lax.bitcast_convert_type(mantissa, jnp.float32), _LOG2
-    )
-    w = log2 * jnp.float32(-math.log(2))
+    w = _log2(square) * jnp.float32(-math.log(2))
     centre = _horner(w - jnp.float32(2.5), _ERFINV_CENTRE)
     # w can be a rounding below 0 in the centre, where the tail is not looked at.
     tail = _horner(jnp.sqrt(jnp.maximum(w, 0)) - jnp.float32(3), _ERFINV_TAIL)
@@ -317,6 +319,53 @@ def wide_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     radius = jnp.sqrt(jnp.float32(-2) * jnp.log(u))
     angle = b.astype(jnp.float32) * jnp.float32(2 * math.pi * 2**-32)
     return radius * jnp.cos(angle)
+
+
+# erfinv(u) / u for w = -log(1 - u**2) from 5 to 43: a minimax polynomial of sqrt(w) - 4,
+# fitted to values of 50 digits; relative error 3e-6 in float32.
+_ERFINV_FAR_TAIL = (
+    1.2868172e-05,
+    -7.567255e-05,
+    0.00012696543,
+    -4.14028e-05,
+    0.00017149257,
+    -0.00093052327,
+    0.0013553592,
+    1.0095118,
+    3.8397746,
+)
+
+
+def _far_inverse_normal(high: jax.Array, low: jax.Array) -> jax.Array:
+    """Standard normals of 64 uniform bits: see :func:`secret_normal`."""
+    one, ulp = jnp.float32(1), jnp.float32(2**-31)
+    # p in (0, 1], the mass of both tails beyond the normal, from 63 bits: its relative
+    # precision is that of a float. For the same of u = 1 - p, it is the complement's.
+    magnitude = high & jnp.uint32(0x7FFFFFFF)
+    fraction = (low.astype(jnp.float32) + one) * jnp.float32(2**-32)
+    p = (magnitude.astype(jnp.int32).astype(jnp.float32) + fraction) * ulp
+    complement = (magnitude ^ jnp.uint32(0x7FFFFFFF)).astype(jnp.int32)
+    u = (complement.astype(jnp.float32) + jnp.float32(0.5)) * ulp
+    w = jnp.float32(-math.log(2)) * _log2(p * (jnp.float32(2) - p))
+    centre = _horner(w - jnp.float32(2.5), _ERFINV_CENTRE)
+    tail = _horner(jnp.sqrt(jnp.maximum(w, 0)) - jnp.float32(4), _ERFINV_FAR_TAIL)
+    z = jnp.float32(math.sqrt(2)) * u * jnp.where(w < 5, centre, tail)
+    sign = high & jnp.uint32(0x80000000)
+    word = jax.lax.bitcast_convert_type(z, jnp.uint32) ^ sign
+    return jax.lax.bitcast_convert_type(word, jnp.float32)
+
+
+@_inlined
+def secret_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Standard normals in float32 whose support ends at 9.08, one block each.
+
+    As good a tail as :func:`wide_normal` at half the blocks: one sign and 63 bits of
+    magnitude go through an inverse that is within 4e-6 (relative) of the exact one. The
+    missing tail has mass 1.1e-19. For noise that is drawn where it is used.
+    """
+    return _far_inverse_normal(
+        *_threefry(*_words(key), jnp.uint32(0), _counters(shape))
+    )
 
 
 def zero_after(after: jax.Array) -> jax.Array:

@@ -49,7 +49,9 @@ KERNEL_LIBRARIES = {"jax", "numpy"}
 DERIVING = {"key", "PRNGKey", "wrap_key_data", "split", "fold_in", "clone"}
 MAY_DERIVE = {
     "jaxdp/keys.py": DERIVING,
+    "kernels/smoothed_gradient.py": {"fold_in"},  # records, other point: public
     "kernels/sphere.py": {"fold_in"},  # leaf, layer, direction: all public
+    "kernels/node_noise.py": {"fold_in"},  # a period's key by step and leaf: secret
     "kernels/threefry.py": {"wrap_key_data"},  # defines fold_in, written out
     "kernels/perturb.py": {"wrap_key_data"},  # the same key, ordered after a layer
     "jaxdp/models/language/network.py": {"split"},  # initial parameters: public

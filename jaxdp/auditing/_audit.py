@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from jaxdp import _validate
 from jaxdp.accounting import Epsilon
 from jaxdp.auditing import attacks, bounds, simulation
 from jaxdp.plans._base import SumPlan
+from jaxdp.plans._correlated import CorrelatedPlan
+from jaxdp.plans.o2nc import O2NC
 
 # How the runs are divided: some to learn the attacks, some to choose one, the rest to
 # test it.
@@ -69,6 +71,9 @@ def audit(
     default number of runs and 93% with 250000; else by the definition of (epsilon, delta),
     which reaches about half, and never more than ``log(num_runs / 25)`` or so. So audit
     plans with an epsilon of 1 to 5.
+
+    Of ``plans.O2NC``, whose records are read once, the whole sequence of releases is
+    attacked; the canary of the result says in which leaf of a period it was read.
 
     Exact noise is drawn on the host: 15 to 30 microseconds for each of the ``num_runs *
     num_steps * num_directions`` numbers. So audit few steps (:func:`shortened`). Where
@@ -153,7 +158,8 @@ def shortened(plan: SumPlan, num_steps: int, *, delta: float | None = None) -> S
 
     What one step of a long run shows of a record is too little to be measured. The
     shortened plan has the same bound, sampling, directions and code, and spends in few
-    steps what the plan spends in all.
+    steps what the plan spends in all. One of ``plans.O2NC`` gets shorter periods, so that
+    there are two, and no more records than they read.
 
     Args:
       plan: with noise.
@@ -167,7 +173,13 @@ def shortened(plan: SumPlan, num_steps: int, *, delta: float | None = None) -> S
     delta, accounted = _accounted(plan, delta)
     if plan.num_steps <= num_steps:
         return plan
-    fewer = dataclasses.replace(plan, num_steps=num_steps, noise_multiplier=None)
+    changes: dict[str, Any] = {"num_steps": num_steps, "noise_multiplier": None}
+    if isinstance(plan, O2NC):
+        period = min(plan.sampling.period, max(num_steps // 2, 1))
+        sampler = dataclasses.replace(plan.sampling, period=period)
+        changes["sampling"] = sampler
+        changes["num_examples"] = sampler.records_per_period * -(-num_steps // period)
+    fewer = dataclasses.replace(plan, **changes)
     return fewer.calibrate(epsilon=accounted, delta=delta)
 
 
@@ -178,6 +190,11 @@ def _accounted(plan: SumPlan, delta: float | None) -> tuple[float, Epsilon]:
         raise ValueError(
             "plan must have noise to be audited, got noise_multiplier = "
             f"{plan.noise_multiplier!r}"
+        )
+    if isinstance(plan, CorrelatedPlan) and not isinstance(plan, O2NC):
+        raise ValueError(
+            "plan must make its own releases to be audited, got "
+            f"{type(plan).__name__}, whose updates come from elsewhere"
         )
     epsilon = plan.epsilon(delta=delta)
     chosen = plan.delta if delta is None else delta

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp.auditing.simulation import Canary
 from jaxdp.plans._base import SumPlan
+from jaxdp.plans.o2nc import O2NC
 
 #: From transcripts (n, T, R) to finite scores (n,), larger for the first data set.
 Score = Callable[[np.ndarray], np.ndarray]
@@ -27,15 +28,20 @@ def attacks(
     """All attacks by name, learned from transcripts of the canary's two data sets.
 
     * *likelihood ratio*: the claimed one, along the canary's direction; with sampled
-      batches of the mixture of steps that read the canary and steps that do not.
+      batches of the mixture of steps that read the canary and steps that do not; with
+      correlated noise after that was undone.
     * *linear*: the difference of means over the covariance (Fisher's discriminant). It
       finds what noise has in common between steps, for what cancels has no variance.
     * *histogram*: ratios of counts, step by step. It finds any other law: a scale, a
       missing mixture; and a release that is not finite has a count of its own.
     """
     project = _projection(canary, first, second, _inclusion(plan))
+    if isinstance(plan, O2NC):
+        claimed = _whitened(plan, canary, first, second)
+    else:
+        claimed = _likelihood_ratio(plan, canary, project)
     return {
-        "likelihood ratio": _likelihood_ratio(plan, canary, project),
+        "likelihood ratio": claimed,
         "linear": _linear(first, second),
         "histogram": _histogram(project, first, second),
     }
@@ -87,6 +93,35 @@ def _likelihood_ratio(plan: SumPlan, canary: Canary, project: Score) -> Score:
         x = _finite(project(transcripts))
         here, there = (log_law(x, moved) for moved in canary.moves(x.shape[1]))
         return (here - there).sum(axis=-1)
+
+    return score
+
+
+def _whitened(
+    plan: O2NC, canary: Canary, first: np.ndarray, second: np.ndarray
+) -> Score:
+    r"""The likelihood ratio of one period of correlated noise, but for a constant.
+
+    The increments x of the period are a mean plus :math:`C^{-1}\xi`; the record moves the
+    mean of leaf i alone, along one direction. So :math:`Cx` has independent noise, is moved
+    along :math:`Ce_i`, and :math:`\langle Ce_i, Cx\rangle` tells all.
+    """
+    assert canary.step is not None
+    length, leaf = plan.noise_period, canary.step % plan.noise_period
+    begin = canary.step - leaf
+    steps = slice(begin, min(begin + length, plan.num_steps))
+    count = steps.stop - begin
+    strategy = plan.correlation.strategy()[:count, :count]
+    weights = strategy.T @ strategy[:, leaf]
+
+    def weighed(x: np.ndarray) -> np.ndarray:
+        return np.einsum("t,ntr->nr", weights, _finite(x[:, steps, :-1]))
+
+    along = weighed(first).mean(axis=0) - weighed(second).mean(axis=0)
+    along /= max(float(np.linalg.norm(along)), 1e-30)
+
+    def score(transcripts: np.ndarray) -> np.ndarray:
+        return weighed(transcripts) @ along
 
     return score
 

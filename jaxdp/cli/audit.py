@@ -19,7 +19,7 @@ def run(command: options.Audit) -> int:
 
     A plan of more steps than ``--num-steps`` is audited with so many steps, and so much
     less noise that its epsilon is the same: a step of a long run shows too little of a
-    record to be measured.
+    record to be measured. Of correlated noise the periods get shorter instead.
     """
     plan = _read(command)
     with usage(command, "PLAN"):
@@ -59,11 +59,13 @@ def _answer(
     plan: SumPlan, audited: SumPlan, found: auditing.AuditResult
 ) -> dict[str, Any]:
     """What is printed, by name: of the run's plan first, then of the audit."""
+    period = getattr(audited, "noise_period", None)
     return {
         "plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}",
         "noise_multiplier": plan.noise_multiplier,
         "audited_num_steps": audited.num_steps,
         "audited_noise_multiplier": audited.noise_multiplier,
+        **({"audited_period": period} if period else {}),
         **{k: v for k, v in dataclasses.asdict(found).items() if k != "num_steps"},
         "passed": found.passed,
     }

@@ -36,6 +36,13 @@ from jaxdp.models.networks import residual_stack_loss as residual_stack_loss
 from jaxdp.models.networks import residual_stack_outputs as residual_stack_outputs
 from jaxdp.models.networks import softmax_cross_entropy as softmax_cross_entropy
 from jaxdp.models.networks import squared_error as squared_error
+from jaxdp.models.nonsmooth import NonsmoothProblem as NonsmoothProblem
+from jaxdp.models.nonsmooth import l1_linear as l1_linear
+from jaxdp.models.nonsmooth import max_of_linear as max_of_linear
+from jaxdp.models.nonsmooth import mean_gradient_fn as mean_gradient_fn
+from jaxdp.models.nonsmooth import relu_network as relu_network
+from jaxdp.models.nonsmooth import robust_regression as robust_regression
+from jaxdp.models.nonsmooth import smoothed_sign as smoothed_sign
 from jaxdp.models.problems import HESSIANS as HESSIANS
 from jaxdp.models.problems import Problem as Problem
 from jaxdp.models.problems import centered_quadratic as centered_quadratic

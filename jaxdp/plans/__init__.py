@@ -8,4 +8,6 @@ from jaxdp.plans._clip_tuning import ClipTuning as ClipTuning
 from jaxdp.plans.dpgd import DPGD as DPGD
 from jaxdp.plans.dpzero import DPGDZerothOrder as DPGDZerothOrder
 from jaxdp.plans.dpzero import DPZero as DPZero
+from jaxdp.plans.o2nc import O2NC as O2NC
+from jaxdp.plans.prefix_sum import PrefixSum as PrefixSum
 from jaxdp.plans.theorems import Theorem as Theorem

@@ -14,12 +14,8 @@ from jaxdp._types import Phase, Relation
 from jaxdp.kernels import clip
 from jaxdp.keys import Keys
 from jaxdp.plans import _events
-from jaxdp.plans._clip_tuning import ClipTuning
-from jaxdp.plans.theorems import Settings
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
-#: Fields that hold several numbers, by name.
-_NESTED: dict[str, Any] = {"clip_tuning": ClipTuning, "theorem": Settings}
 _PLANS: dict[str, type["SumPlan"]] = {}
 
 Vary = Literal["noise_multiplier", "num_steps"]
@@ -53,6 +49,12 @@ class SumPlan:
     #: Whether the releases of a step are few enough to be logged, so that the log alone
     #: rebuilds the parameters.
     replayable: ClassVar[bool] = False
+    #: Whether it draws directions, so that leaves of layers may be declared.
+    draws_directions: ClassVar[bool] = False
+    #: Whether its transformation makes steps, which no optimizer may rescale.
+    makes_steps: ClassVar[bool] = False
+    #: Fields that hold several numbers, by name: how JSON gives them back.
+    nested: ClassVar[dict[str, Any]] = {}
 
     @property
     def noise(self) -> _events.Noise:
@@ -103,7 +105,7 @@ class SumPlan:
         for field in dataclasses.fields(self):
             value: Any = getattr(self, field.name)
             if isinstance(value, numbers.Real) and not isinstance(value, bool):
-                whole = field.name.startswith("num_")
+                whole = field.type in (int, int | None)
                 number: Any = value
                 plain = int(number) if whole else float(number)
                 object.__setattr__(self, field.name, plain)
@@ -290,7 +292,7 @@ class SumPlan:
             if field.name == "sampling":
                 chosen = dataclasses.asdict(self.sampling)
                 value = {"sampler": type(self.sampling).__name__, **chosen}
-            elif field.name in _NESTED and value is not None:
+            elif field.name in self.nested and value is not None:
                 part: Any = value
                 value = dataclasses.asdict(part)
             fields[field.name] = value
@@ -343,7 +345,7 @@ def from_json(text: str) -> SumPlan:
         fields = json.loads(text)
         kind, chosen = fields.pop("plan"), fields.pop("sampling")
         sampler = _SAMPLERS[chosen.pop("sampler")](**chosen)
-        for name, make in _NESTED.items():
+        for name, make in _PLANS[kind].nested.items():
             if fields.get(name) is not None:
                 fields[name] = make(**fields[name])
         fields |= {name: math.inf for name, v in fields.items() if v == "inf"}

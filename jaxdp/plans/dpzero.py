@@ -43,6 +43,11 @@ class SlopeSumPlan(SumPlan):
     theorem: theorems.Settings | None = None
 
     replayable: ClassVar[bool] = True
+    draws_directions: ClassVar[bool] = True
+    nested: ClassVar[dict[str, Any]] = {
+        "clip_tuning": ClipTuning,
+        "theorem": theorems.Settings,
+    }
     isotropic: ClassVar[bool]
     laws: ClassVar[tuple[str, ...]]
     noises: ClassVar[tuple[Noise, ...]] = ("discrete", "gaussian")

@@ -58,7 +58,8 @@ def fit(
       data: pytree of arrays with ``plan.num_examples`` rows.
       value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``jaxdp.LazyLoss``.
       optimizer: what turns gradients into updates (post-processing, costs no privacy):
-        ``optax.sgd(0.1)``. None adds gradients as they are.
+        ``optax.sgd(0.1)``. None adds gradients as they are, and is what a plan needs whose
+        transformation makes the steps itself (``O2NC``).
       trainable: which leaves move (None, predicate on the path, pytree of bools).
       stacked: predicate on the path: leaves whose first axis counts layers.
       microbatch_size: records evaluated at once; None is all, or a device's equal part.
@@ -203,7 +204,7 @@ def resume(
             at.plan, params, data, value_fn, optimizer, microbatch_size, mesh, callback
         )
         leaves = replaying.leaves_of(at.record.header)
-        if not at.plan.replayable:
+        if not at.plan.draws_directions:
             leaves["stacked"] = None
         maker = _maker(task, at.keys, **leaves)
         run, text, compile_seconds = _compile(
@@ -254,6 +255,11 @@ def _task(
         _validate.integer(microbatch_size=microbatch_size)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {callback!r}")
+    if plan.makes_steps and optimizer is not None:
+        raise ValueError(
+            f"optimizer must be None for {plan.family}, which makes the steps itself, got "
+            f"{optimizer!r}"
+        )
     optimizer = optax.identity() if optimizer is None else optimizer
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
@@ -268,7 +274,7 @@ def _maker(task: _Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> An
     if task.mesh is not None:
         options["axis_name"] = task.mesh.axis_names
     if stacked is not None:
-        if not task.plan.replayable:
+        if not task.plan.draws_directions:
             raise ValueError(
                 f"stacked must be None for {task.plan.family}, which draws no directions, "
                 f"got {stacked!r}"

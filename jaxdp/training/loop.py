@@ -93,7 +93,7 @@ def make_program(
     def one(
         keys: keys_lib.Keys, data: Any, phase: Phase, step: jax.Array, carry: Carry
     ) -> Carry:
-        batch = sampling.batch(plan, keys, step, data)
+        batch = sampling.batch(plan, keys, step, data, phase=phase.name)
         update: Any = maker.update  # Typed for trees; None is what makers expect.
         gradient, made = update(
             None,

@@ -57,8 +57,45 @@ PLANS: dict[str, dict[str, Any]] = {
     },
 }
 
+#: Of ``plans.O2NC``, two periods each: epsilon 1.
+O2NC_PLANS: dict[str, dict[str, Any]] = {
+    # The first leaf of four is the worst, the second almost as bad.
+    "tree": {"prefix_noise": "tree", "num_directions": 2},
+    "one direction": {"direction": "sphere"},
+    # The estimate is 2000 times the noise in it, and half-way between two bfloat16.
+    "large estimate": {
+        "prefix_noise": "independent",
+        "num_directions": 2,
+        "sampling": sampling.SinglePassRestarts(
+            period=2, restart_batch_size=2**14, batch_size=1
+        ),
+        "num_examples": 2 * (2**14 + 1),
+        "num_steps": 4,
+        "restart_l2_clip_norm": 1 + 2**-8,
+        "l2_clip_norm": (1 + 2**-8) / 2**14,
+    },
+}
 
-def plan_named(name: str) -> plans.DPZero:
+
+def plan_named(name: str) -> plans.DPZero | plans.O2NC:
+    if name in O2NC_PLANS:
+        fields: dict[str, Any] = {
+            "num_examples": 10,
+            "num_steps": 8,
+            "sampling": sampling.SinglePassRestarts(
+                period=4, restart_batch_size=2, batch_size=1
+            ),
+            "relation": "replace_one",
+            "restart_l2_clip_norm": 1.4,
+            "l2_clip_norm": 0.85,
+            "smoothing_radius": 1e-3,
+            "max_step": 1e-3,
+            "window": 4,
+            "share_directions": True,
+            "noise_multiplier": 3.75,
+            "delta": 1e-5,
+        }
+        return plans.O2NC(**fields | O2NC_PLANS[name])
     numbers: dict[str, Any] = {
         "num_examples": 6,
         "num_steps": 2,
@@ -73,13 +110,17 @@ def plan_named(name: str) -> plans.DPZero:
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """A fault: ``old`` in the file ``path`` becomes ``new``; ``plan`` shows it."""
+    """A fault: ``old`` in the file ``path`` becomes ``new``; ``plan`` shows it.
+
+    ``also`` holds further pieces, as (path, old, new).
+    """
 
     name: str
     path: str
     old: str
     new: str
     plan: str
+    also: tuple[tuple[str, str, str], ...] = ()
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -88,13 +129,18 @@ class Mutation:
 DPZERO = "jaxdp/transforms/dpzero.py"
 COMMON = "jaxdp/transforms/_common.py"
 SCALAR = "jaxdp/oracles/scalar.py"
-SAMPLING = "jaxdp/sampling.py"
+SAMPLING = "jaxdp/sampling/samplers.py"
 BASE = "jaxdp/plans/_base.py"
 
 TOTAL = "    total = clip.grid_sum(rows, mask, bound, bits, order=plan.norm_order)\n"
 RELEASE = "return _noised(plan, total, noise, bound)"
 SECRET = "secret = keys_lib.exact_noise_secret(keys)"
 PUBLIC = "np.asarray(jax.random.key_data(keys.direction)).tobytes()"
+ORACLE = "jaxdp/transforms/private_oracle.py"
+INCREMENT = "jaxdp/oracles/variance_reduced.py"
+TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> jax.Array:\n"
+ADDED = "        estimate = increment + (0 if restart else state.estimate)\n"
+
 TABLE = "table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)\n"
 
 MUTATIONS = (
@@ -184,6 +230,77 @@ MUTATIONS = (
         "jnp.where(words < threshold, -jnp.arange(1.0 * num_examples), -jnp.inf)",
         "truncated",
     ),
+    # The printed index of the tree is t mod Sigma, and no node at all where that is 0.
+    Mutation(
+        "no noise on the sum of a whole period",
+        "kernels/tree_noise.py",
+        "new = _row(state, level)\n",
+        "new = _row(state, level)\n"
+        "        new = jax.tree.map(lambda x: x * (step + 1 < self.period), new)\n",
+        "tree",
+    ),
+    Mutation(
+        "every period has the same noise",
+        "jaxdp/transforms/_correlated.py",
+        "keys_lib.at_step(noise.root, where.period)",
+        "noise.root",
+        "tree",
+    ),
+    Mutation(
+        "leaves of zero-out for replace-one",
+        "jaxdp/plans/o2nc/plan.py",
+        "accounting.sensitivity(self.relation, bound) / rows",
+        "bound / rows",
+        "tree",
+    ),
+    Mutation(
+        "a cursor that overlaps by one",
+        SAMPLING,
+        "first += every.restart_batch_size + (at - 1) * self.size",
+        "first += every.restart_batch_size + (at - 1) * self.size - 1",
+        "tree",
+    ),
+    # Directions in the ball do no harm while the vector itself is clipped, as it is here.
+    # So the clip goes to the score, which is enough for a vector of length sqrt(d), and
+    # the estimate gets the factor that makes it unbiased again.
+    Mutation(
+        "ball at the sensitivity of the sphere",
+        INCREMENT,
+        TOTAL_OF_PART,
+        """    def bounded_sum(grid, rows, kept):
+        v = jax.vmap(lambda one: sphere.materialise(one, params))(draw(key))
+        v = smoothed_gradient.flat(v, moves)
+        scores = jnp.sum(rows * v, axis=1) / jnp.sum(v * v)
+        bounded = clip.clip_scalar(scores, grid.l2_clip_norm / v.size**0.5)
+        unbiased = jnp.where(kept, bounded, 0)[:, None] * v * (1 + 2 / v.size)
+        units = jnp.round(unbiased * (2**grid.bits / grid.l2_clip_norm))
+        return units.sum(axis=0).astype(jnp.int32)
+
+"""
+        + TOTAL_OF_PART,
+        "one direction",
+        also=((INCREMENT, "law=plan.direction", 'law="ball"'),),
+    ),
+    # In float32 the estimate must be 2**24 times the noise: too many records to simulate.
+    Mutation(
+        "data rounded before the noise arrives",
+        ORACLE,
+        ADDED,
+        """        estimate = increment
+        if not restart:
+            drawn = plan.node_std * noise
+            data = jax.lax.reduce_precision(state.estimate + (increment - drawn), 8, 7)
+            estimate = data + drawn
+""",
+        "large estimate",
+    ),
+    Mutation(
+        "the running estimate has no noise",
+        ORACLE,
+        ADDED,
+        ADDED.replace("increment", "increment - plan.node_std * noise", 1),
+        "tree",
+    ),
 )
 
 
@@ -198,14 +315,15 @@ def plant(mutation: Mutation | None, folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
     if mutation is None:
         return
-    path = folder / mutation.path
-    text = path.read_text(encoding="utf-8")
-    if text.count(mutation.old) != 1:
-        raise ValueError(
-            f"{mutation.path} must hold the text of {mutation.name!r} once, but has it "
-            f"{text.count(mutation.old)} times: {mutation.old!r}"
-        )
-    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    for name, old, new in ((mutation.path, mutation.old, mutation.new), *mutation.also):
+        path = folder / name
+        text = path.read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise ValueError(
+                f"{name} must hold the text of {mutation.name!r} once, but has it "
+                f"{text.count(old)} times: {old!r}"
+            )
+        path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
@@ -218,7 +336,7 @@ def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
         folder = Path(name).resolve()
         plant(mutation, folder)
         (folder / "plan.json").write_text(plan_named(plan).to_json(), encoding="utf-8")
-        words = ["plan.json", "--json", "--num-runs", str(NUM_RUNS)]
+        words = ["plan.json", "--json", "--num-runs", str(NUM_RUNS), "--num-steps", "8"]
         done = subprocess.run(
             [sys.executable, "-c", AUDIT, str(folder), *words],
             cwd=folder,

@@ -7,7 +7,14 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 
-from jaxdp.kernels import clip, finite_difference, perturb, sphere, threefry
+from jaxdp.kernels import (
+    clip,
+    finite_difference,
+    perturb,
+    prefix_noise,
+    sphere,
+    threefry,
+)
 
 PARAMS = {"w": jax.ShapeDtypeStruct((6, 4), jnp.float32)}
 BATCH = jax.ShapeDtypeStruct((5, 6), jnp.float32)
@@ -32,11 +39,17 @@ def slopes(words: jax.Array, params: Any, batch: jax.Array, law: str) -> Any:
     return table, finite_difference.combine(table[0], rows, params)
 
 
+def increment(noise_key: jax.Array, kernel: prefix_noise.PrefixNoise) -> Any:
+    state = kernel.init(PARAMS)
+    return kernel.increment(noise_key, state, jnp.int32(3), PARAMS)
+
+
 KERNELS: dict[str, tuple[Any, ...]] = {
     "bits": (lambda w: threefry.bits(key(w), (7, 3)), WORDS),
     "stored_bits": (lambda w: threefry.stored_bits(key(w), 7), WORDS),
     "normal": (lambda w: threefry.normal(key(w), (7,)), WORDS),
     "wide_normal": (lambda w: threefry.wide_normal(key(w), (7,)), WORDS),
+    "secret_normal": (lambda w: threefry.secret_normal(key(w), (7,)), WORDS),
     "permuted": (lambda w: threefry.permuted(key(w), jnp.arange(5), 9), WORDS),
     **{
         f"flat-{law}": (
@@ -63,6 +76,13 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         WORDS,
         PARAMS,
     ),
+    **{
+        f"prefix_noise-{name}": (
+            lambda w, name=name: increment(key(w), prefix_noise.make(name, 5)),
+            WORDS,
+        )
+        for name in prefix_noise.NAMES
+    },
     "clip_vector": (lambda x: clip.clip_vector(x, 1.0), ROWS),
     "grid_sum": (lambda x, m: clip.grid_sum(x, m, 1.0, 16), ROWS, MASK),
     "grid_sum-l1": (lambda x, m: clip.grid_sum(x, m, 1.0, 16, order=1), ROWS, MASK),

@@ -268,6 +268,55 @@ def test_wide_normal_is_a_function_of_key_and_index() -> None:
     assert threefry.wide_normal(KEY, (0, 2)).shape == (0, 2)
 
 
+def test_secret_normal_inverts_the_words() -> None:
+    """Words all over the range and at its ends, against an inverse in float64."""
+    rng = np.random.default_rng(7)
+    spread = np.exp2(rng.uniform(0, 31, 50_000)).astype(np.uint64)  # Also near 0 and 1.
+    magnitude = np.concatenate([spread, 2**31 - spread, np.zeros(1000, np.uint64)])
+    low = rng.integers(0, 2**32, magnitude.size, np.uint64)
+    low[-1000:] = np.exp2(rng.uniform(0, 32, 1000)).astype(np.uint64)  # The far tail.
+    low[-1] = 0
+    inverse = jax.jit(threefry._far_inverse_normal)
+    words = (jnp.asarray(w.astype(np.uint32)) for w in (magnitude, low))
+    z = np.asarray(inverse(*words), np.float64)
+    mass = (magnitude + (low + 1) / 2**32) / 2**31  # Of both tails beyond z.
+    rest = (2**31 - magnitude - 0.5) / 2**31
+    near = scipy.special.erfinv(rest) * math.sqrt(2)
+    exact = np.where(mass < 0.5, -scipy.special.ndtri(mass / 2), near)
+    np.testing.assert_allclose(z, exact, rtol=4e-6)
+    assert 0 < z.min() < 1e-9
+    assert z.max() == z[-1] == pytest.approx(9.0802, abs=1e-4)  # Both tails: 2**-63.
+    words = (jnp.asarray(w.astype(np.uint32)) for w in (magnitude + 2**31, low))
+    np.testing.assert_array_equal(inverse(*words), -z)
+
+
+def test_secret_normal_is_drawn_from_one_block_each() -> None:
+    """All 64 bits of the reference's block, in its order."""
+    k0, k1 = map(int, jax.random.key_data(KEY))
+    high, low = reference((k0, k1), np.zeros(20, np.uint32), np.arange(20))
+    expected = threefry._far_inverse_normal(jnp.asarray(high), jnp.asarray(low))
+    z = threefry.secret_normal(KEY, (4, 5))
+    np.testing.assert_allclose(z.reshape(-1), expected, rtol=1e-6)
+    assert threefry.secret_normal(KEY, (0, 2)).shape == (0, 2)
+
+
+def test_secret_normal_law() -> None:
+    """As for :func:`test_wide_normal_law`; and the moments that tails weigh in."""
+    z = np.asarray(jax.jit(lambda k: threefry.secret_normal(k, (400_000,)))(KEY))
+    assert z.dtype == np.float32
+
+    def p(std: float) -> float:
+        return scipy.stats.kstest(z, scipy.stats.norm(scale=std).cdf).pvalue
+
+    assert p(1.0) > 1e-6 > max(p(0.97), p(1.03))
+    z = z.astype(np.float64)
+    for power, moment, variance in ((2, 1, 2), (4, 3, 96), (6, 15, 10170)):
+        error = math.sqrt(variance / z.size)
+        assert abs(np.mean(z**power) - moment) < 5.5 * error
+    for lag in (1, 2, 64):
+        assert abs(np.mean(z[lag:] * z[:-lag])) < 5.5 / math.sqrt(z.size)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000, 2**12])
 def test_permuted_is_a_permutation(size: int) -> None:
     permute = jax.jit(threefry.permuted, static_argnums=2)

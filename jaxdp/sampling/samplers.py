@@ -1,28 +1,8 @@
-"""Which records a step reads.
-
-A sampler's fields are public; which records it picks is secret where privacy is
-amplified by it. Batches are drawn inside the compiled loop at a fixed shape, and carry
-their sampler: a transform refuses, when it is traced, a batch that the plan's sampler
-did not make.
-
-====================  ==============================  ================================
-sampler               one record is in a step         what that earns
-====================  ==============================  ================================
-``FullBatch``         always                          nothing: every step is charged
-``TruncatedPoisson``  by its own coin                 amplification, every relation
-``FixedSize``         in a random subset of one size  amplification, replace-one only
-``SinglePass``        in one step of the run          all steps cost what one costs
-``ShuffledEpochs``    in one step of an epoch         an epoch costs what a step costs
-``External``          as somebody else decides        nothing: every step is charged
-====================  ==============================  ================================
-
-No sum is ever divided by the number of records that a step happened to read.
-"""
+"""The samplers: what each picks, and what that is worth."""
 
 import dataclasses
-import functools
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +10,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import keys as keys_lib
-from jaxdp._types import PrivatePlan
+from jaxdp._types import Phase
 from jaxdp.kernels import threefry
 
 
@@ -67,6 +47,10 @@ class Sampler:
           num_examples: records to draw from.
         """
         raise NotImplementedError
+
+    def of_phase(self, name: str) -> "Sampler":
+        """What draws in the steps of a phase: shapes are static in each."""
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +176,80 @@ class SinglePass(_Sized):
         return first + jnp.arange(size), jnp.ones((size,), bool)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SinglePassRestarts(Sampler):
+    """One pass, in the order of the data, with larger batches where a period begins.
+
+    Of every ``period`` steps the first reads ``restart_batch_size`` fresh records and each
+    other one ``batch_size``. No record is read twice. (Under ``"add_or_remove"`` an absent
+    record leaves its row, masked.)
+
+    Attributes:
+      period: steps from one restart to the next; with 1 every step is a restart.
+      restart_batch_size: records of the first step of a period.
+      batch_size: records of its other steps.
+    """
+
+    period: int
+    restart_batch_size: int
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("period", "restart_batch_size", "batch_size"):
+            _validate.integer(**{name: getattr(self, name)})
+            object.__setattr__(self, name, int(getattr(self, name)))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The steps of a period, by the shape of their batches."""
+        restart = Phase("restart", 1, self.restart_batch_size)
+        if self.period == 1:
+            return (restart,)
+        return restart, Phase("difference", self.period - 1, self.batch_size)
+
+    @property
+    def records_per_period(self) -> int:
+        return sum(phase.num_steps * phase.batch_size for phase in self.phases)
+
+    def rows(self, num_examples: int) -> int:
+        return _at_most(max(p.batch_size for p in self.phases), num_examples)
+
+    def max_steps(self, num_examples: int) -> int:
+        periods, left = divmod(num_examples, self.records_per_period)
+        steps = periods * self.period
+        if left >= self.restart_batch_size:
+            steps += 1 + (left - self.restart_batch_size) // self.batch_size
+        return steps
+
+    def max_participations(self, num_examples: int, num_steps: int) -> int:
+        return 1
+
+    def of_phase(self, name: str) -> "_OfPhase":
+        (size,) = (p.batch_size for p in self.phases if p.name == name)
+        return _OfPhase(self, size, restart=name == "restart")
+
+
+class _OfPhase(Sampler):
+    """The steps of one phase of a :class:`SinglePassRestarts`."""
+
+    def __init__(self, sampler: SinglePassRestarts, size: int, *, restart: bool):
+        self.sampler, self.size, self.restart = sampler, size, restart
+
+    def draw(
+        self, key: jax.Array, step: int | jax.Array, num_examples: int
+    ) -> tuple[jax.Array, jax.Array]:
+        every = self.sampler
+        period, at = jnp.divmod(jnp.asarray(step, jnp.int32), every.period)
+        first = period * every.records_per_period
+        if not self.restart:
+            first += every.restart_batch_size + (at - 1) * self.size
+        here = (
+            at == 0
+        ) == self.restart  # A step of the other phase has no records here.
+        index = first + jnp.arange(self.size)
+        return index, jnp.full((self.size,), here) & (index < num_examples)
+
+
 @dataclasses.dataclass(frozen=True)
 class ShuffledEpochs(_Sized):
     """Every epoch reads the records in a new random order, in full batches.
@@ -254,7 +312,13 @@ class External(Sampler):
 
 
 AnySampler = (
-    FullBatch | TruncatedPoisson | FixedSize | SinglePass | ShuffledEpochs | External
+    FullBatch
+    | TruncatedPoisson
+    | FixedSize
+    | SinglePass
+    | SinglePassRestarts
+    | ShuffledEpochs
+    | External
 )
 
 
@@ -273,136 +337,3 @@ def _score(words: jax.Array) -> jax.Array:
     index.)
     """
     return -jax.lax.bitcast_convert_type((words >> 2) + np.uint32(2**23), jnp.float32)
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("records", "mask"),
-    meta_fields=("sampler", "num_examples", "private"),
-)
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """The records of one step. Secret, like the data.
-
-    Attributes:
-      records: pytree with leading axis B; masked rows hold some record and count nothing.
-      mask: bool (B,).
-      sampler: what drew it; static.
-      num_examples: of how many records; static.
-      private: whether secret keys from entropy drew it; static.
-    """
-
-    records: Any
-    mask: jax.Array
-    sampler: AnySampler
-    num_examples: int
-    private: bool
-
-
-def check_data(plan: PrivatePlan, data: Any, name: str = "data") -> None:
-    """Requires every leaf of ``data`` to have ``plan.num_examples`` rows.
-
-    Raises:
-      ValueError: no leaves, or another number of rows.
-    """
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
-    if not shapes or any(not s or s[0] != plan.num_examples for s in shapes):
-        raise ValueError(
-            f"{name} must be arrays whose first axis has the plan's num_examples = "
-            f"{plan.num_examples} records, got shapes {shapes}"
-        )
-
-
-def batch(
-    plan: PrivatePlan, keys: keys_lib.Keys, step: int | jax.Array, data: Any
-) -> Batch:
-    """The batch of one step, as the plan's sampler draws it.
-
-    Args:
-      plan: any plan; its ``sampling`` and ``num_examples`` are read.
-      keys: their sampling root is read.
-      step: index of the step, shape=(); may be traced.
-      data: pytree of arrays with ``plan.num_examples`` rows.
-
-    Returns:
-      A :class:`Batch` of static shape. Nothing of it may be released.
-
-    Raises:
-      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: wrong number of rows, or a
-        sampler that draws no batches.
-    """
-    keys = keys_lib.check(keys)
-    _validate.instance(Sampler, **{"plan.sampling": plan.sampling})
-    check_data(plan, data)
-    sampler: Any = plan.sampling
-    context = int(plan.digest[:8], 16)
-    key = keys_lib.stream(keys.sampling, "sampling", context=context)
-    index, mask = sampler.draw(key, step, plan.num_examples)
-    records = data
-    if index is not None:
-        records = jax.tree.map(lambda x: jnp.asarray(x)[index], data)
-    return Batch(records, mask, sampler, plan.num_examples, keys.private)
-
-
-def resolve(
-    plan: PrivatePlan, batch: Any, mask: jax.Array | None, *, private: bool
-) -> tuple[Any, jax.Array]:
-    """Records and mask of what a transform was given, if the plan allows it.
-
-    Args:
-      plan: the transform's plan.
-      batch: a :class:`Batch` of the plan's sampler; or raw arrays, with full batches and
-        external ones.
-      mask: bool (B,), for raw arrays with padded rows only. At most as many rows count as
-        the sampler has (all records, or its ``batch_size``): those beyond are masked too.
-      private: whether the transform's keys come from entropy.
-
-    Raises:
-      ValueError: a batch of another sampler, number of records or kind of keys; raw
-        arrays where the plan samples; another number of rows. Raised when traced. (A step
-        index that stands still cannot be seen: pass the step's own.)
-    """
-    if isinstance(batch, Batch):
-        if batch.sampler != plan.sampling:
-            raise ValueError(
-                f"batch was drawn by {batch.sampler!r}, but the plan accounts for "
-                f"{plan.sampling!r}; draw it with jaxdp.sampling.batch(plan, ...)"
-            )
-        if batch.num_examples != plan.num_examples:
-            raise ValueError(
-                f"batch was drawn from {batch.num_examples} records, but the plan has "
-                f"num_examples = {plan.num_examples}"
-            )
-        if private and not batch.private and batch.sampler.amplifies:
-            raise ValueError(
-                "batch was drawn with insecure keys, but amplification needs a secret "
-                "sample: draw it with the keys of the transform"
-            )
-        if mask is not None:
-            raise ValueError("mask must be None with a Batch, which carries its own")
-        return batch.records, batch.mask
-    if not isinstance(plan.sampling, FullBatch | External):
-        raise ValueError(
-            f"batch must be a jaxdp.sampling.Batch drawn by {plan.sampling!r}, got raw "
-            "arrays, for which no amplification can be accounted; draw it with "
-            "jaxdp.sampling.batch(plan, keys, step, data)"
-        )
-    most = plan.sampling.rows(plan.num_examples)
-    rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.shape(leaf)}
-    if mask is None and isinstance(plan.sampling, FullBatch):
-        check_data(plan, batch, "batch")
-        return batch, jnp.ones((most,), bool)
-    if mask is None:
-        if len(rows) != 1 or max(rows) > most:
-            raise ValueError(
-                f"batch must be arrays with at most {most} rows, the plan's batch_size, "
-                f"or come with a mask; got {sorted(rows)} rows"
-            )
-        return batch, jnp.ones((max(rows),), bool)
-    mask = jnp.asarray(mask)
-    if rows != set(mask.shape) or mask.dtype != jnp.bool_:
-        raise ValueError(
-            f"mask must be bool of shape (B,) with B the rows of batch {sorted(rows)}, "
-            f"got {mask.dtype} of shape {mask.shape}"
-        )
-    return batch, mask & (jnp.cumsum(mask) <= most)

@@ -1,0 +1,63 @@
+"""The plan of private prefix sums of bounded updates."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+import optax
+
+from jaxdp import _validate, accounting, sampling
+from jaxdp.keys import Keys
+from jaxdp.plans._correlated import CorrelatedPlan
+from jaxdp.transforms.private_prefix_sum import private_prefix_sum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefixSum(CorrelatedPlan):
+    """Means of clipped per-record updates, with noise that adds up to little.
+
+    One pass over the data costs what one Gaussian release costs; P passes cost P of them,
+    for noise restarts with each. No amplification is claimed.
+
+    Attributes:
+      sampling: ``SinglePass`` or ``ShuffledEpochs``, of which every epoch is a pass.
+      period: steps from one restart of the noise to the next; None is a whole pass.
+    """
+
+    period: int | None = None
+
+    family: ClassVar[str] = "prefix_sum"
+
+    def __post_init__(self) -> None:
+        kinds = (sampling.SinglePass, sampling.ShuffledEpochs)
+        _validate.instance(kinds, sampling=self.sampling)
+        if self.period is not None:
+            _validate.integer(period=self.period)
+        super().__post_init__()
+
+    @property
+    def steps_per_pass(self) -> int:
+        if isinstance(self.sampling, sampling.SinglePass):
+            return self.num_steps
+        return self.num_examples // self.sampling.rows(self.num_examples)
+
+    @property
+    def noise_period(self) -> int:
+        most = min(self.steps_per_pass, self.num_steps)
+        return most if self.period is None else min(self.period, most)
+
+    @property
+    def clips(self) -> dict[str, tuple[float, int]]:
+        return {"step": (self.l2_clip_norm, self.sampling.rows(self.num_examples))}
+
+    @property
+    def leaf_sensitivities(self) -> np.ndarray:
+        bound, rows = self.clips["step"]
+        move = accounting.sensitivity(self.relation, bound) / rows
+        return np.full(self.noise_period, move)
+
+    def transform(
+        self, keys: Keys, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """The transformation of incoming per-record updates; it takes no options."""
+        return private_prefix_sum(self, keys, **kwargs)

@@ -1,0 +1,36 @@
+"""Which records a step reads.
+
+A sampler's fields are public; which records it picks is secret where privacy is
+amplified by it. Batches are drawn inside the compiled loop at a fixed shape, and carry
+their sampler: a transform refuses, when it is traced, a batch that the plan's sampler
+did not make.
+
+======================  ==============================  ==============================
+sampler                 one record is in a step         what that earns
+======================  ==============================  ==============================
+``FullBatch``           always                          nothing: every step is charged
+``TruncatedPoisson``    by its own coin                 amplification, every relation
+``FixedSize``           in a random subset of one size  amplification, replace-one only
+``SinglePass``          in one step of the run          all steps cost what one costs
+``SinglePassRestarts``  the same, batches of two sizes  the same
+``ShuffledEpochs``      in one step of an epoch         an epoch costs what a step costs
+``External``            as somebody else decides        nothing: every step is charged
+======================  ==============================  ==============================
+
+No sum is ever divided by the number of records that a step happened to read.
+"""
+
+from jaxdp.sampling.batches import Batch as Batch
+from jaxdp.sampling.batches import batch as batch
+from jaxdp.sampling.batches import check_data as check_data
+from jaxdp.sampling.batches import check_phase as check_phase
+from jaxdp.sampling.batches import resolve as resolve
+from jaxdp.sampling.samplers import AnySampler as AnySampler
+from jaxdp.sampling.samplers import External as External
+from jaxdp.sampling.samplers import FixedSize as FixedSize
+from jaxdp.sampling.samplers import FullBatch as FullBatch
+from jaxdp.sampling.samplers import Sampler as Sampler
+from jaxdp.sampling.samplers import ShuffledEpochs as ShuffledEpochs
+from jaxdp.sampling.samplers import SinglePass as SinglePass
+from jaxdp.sampling.samplers import SinglePassRestarts as SinglePassRestarts
+from jaxdp.sampling.samplers import TruncatedPoisson as TruncatedPoisson

@@ -1,0 +1,182 @@
+"""Batches: drawn at a fixed shape, and checked where they are used."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp import keys as keys_lib
+from jaxdp._types import PrivatePlan
+from jaxdp.sampling.samplers import AnySampler, External, FullBatch, Sampler
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("records", "mask"),
+    meta_fields=("sampler", "num_examples", "private", "phase"),
+)
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The records of one step. Secret, like the data.
+
+    Attributes:
+      records: pytree with leading axis B; masked rows hold some record and count nothing.
+      mask: bool (B,).
+      sampler: what drew it; static.
+      num_examples: of how many records; static.
+      private: whether secret keys from entropy drew it; static.
+      phase: name of the plan's phase that it is a step of; static.
+    """
+
+    records: Any
+    mask: jax.Array
+    sampler: AnySampler
+    num_examples: int
+    private: bool
+    phase: str = "step"
+
+
+def check_data(plan: PrivatePlan, data: Any, name: str = "data") -> None:
+    """Requires every leaf of ``data`` to have ``plan.num_examples`` rows.
+
+    Raises:
+      ValueError: no leaves, or another number of rows.
+    """
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
+    if not shapes or any(not s or s[0] != plan.num_examples for s in shapes):
+        raise ValueError(
+            f"{name} must be arrays whose first axis has the plan's num_examples = "
+            f"{plan.num_examples} records, got shapes {shapes}"
+        )
+
+
+def batch(
+    plan: PrivatePlan,
+    keys: keys_lib.Keys,
+    step: int | jax.Array,
+    data: Any,
+    *,
+    phase: str | None = None,
+) -> Batch:
+    """The batch of one step, as the plan's sampler draws it.
+
+    Args:
+      plan: any plan; its ``sampling`` and ``num_examples`` are read.
+      keys: their sampling root is read.
+      step: index of the step, shape=(); may be traced.
+      data: pytree of arrays with ``plan.num_examples`` rows.
+      phase: name of the phase (of ``plan.phases``) that the step belongs to; plans of one
+        phase need none. A step of another phase gets a batch without records.
+
+    Returns:
+      A :class:`Batch` of static shape. Nothing of it may be released.
+
+    Raises:
+      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: wrong number of rows, a phase
+        that the plan does not have, or a sampler that draws no batches.
+    """
+    keys = keys_lib.check(keys)
+    _validate.instance(Sampler, **{"plan.sampling": plan.sampling})
+    check_data(plan, data)
+    phase = check_phase(plan, phase)
+    sampler: Any = plan.sampling
+    context = int(plan.digest[:8], 16)
+    key = keys_lib.stream(keys.sampling, "sampling", context=context)
+    index, mask = sampler.of_phase(phase).draw(key, step, plan.num_examples)
+    records = data
+    if index is not None:
+        records = jax.tree.map(lambda x: jnp.asarray(x)[index], data)
+    return Batch(records, mask, sampler, plan.num_examples, keys.private, phase)
+
+
+def check_phase(plan: PrivatePlan, phase: str | None) -> str:
+    """The name of a phase of the plan; the only one, where None is given.
+
+    Raises:
+      ValueError: no such phase, or None where there are several.
+    """
+    names = [each.name for each in plan.phases]
+    if phase is None and len(names) == 1:
+        return names[0]
+    if phase not in names:
+        shown = ", ".join(map(repr, names))
+        raise ValueError(f"phase must be one of the plan's, {shown}; got {phase!r}")
+    return phase
+
+
+def resolve(
+    plan: PrivatePlan,
+    batch: Any,
+    mask: jax.Array | None,
+    *,
+    private: bool,
+    phase: str | None = None,
+) -> tuple[Any, jax.Array]:
+    """Records and mask of what a transform was given, if the plan allows it.
+
+    Args:
+      plan: the transform's plan.
+      batch: a :class:`Batch` of the plan's sampler; or raw arrays, with full batches and
+        external ones.
+      mask: bool (B,), for raw arrays with padded rows only. At most as many rows count as
+        the sampler has (all records, or its ``batch_size``): those beyond are masked too.
+      private: whether the transform's keys come from entropy.
+      phase: name of the phase of the step; None for plans of one phase.
+
+    Raises:
+      ValueError: a batch of another sampler, phase, number of records or kind of keys; raw
+        arrays where the plan samples; another number of rows. Raised when traced. (A step
+        index that stands still cannot be seen: pass the step's own.)
+    """
+    if isinstance(batch, Batch):
+        if batch.sampler != plan.sampling:
+            raise ValueError(
+                f"batch was drawn by {batch.sampler!r}, but the plan accounts for "
+                f"{plan.sampling!r}; draw it with jaxdp.sampling.batch(plan, ...)"
+            )
+        if batch.num_examples != plan.num_examples:
+            raise ValueError(
+                f"batch was drawn from {batch.num_examples} records, but the plan has "
+                f"num_examples = {plan.num_examples}"
+            )
+        if batch.phase != check_phase(plan, phase):
+            raise ValueError(
+                f"batch is of a step of the phase {batch.phase!r}, but phase is {phase!r}"
+            )
+        if private and not batch.private and batch.sampler.amplifies:
+            raise ValueError(
+                "batch was drawn with insecure keys, but amplification needs a secret "
+                "sample: draw it with the keys of the transform"
+            )
+        if mask is not None:
+            raise ValueError("mask must be None with a Batch, which carries its own")
+        return batch.records, batch.mask
+    if not isinstance(plan.sampling, FullBatch | External):
+        raise ValueError(
+            f"batch must be a jaxdp.sampling.Batch drawn by {plan.sampling!r}, got raw "
+            "arrays, for which no amplification can be accounted; draw it with "
+            "jaxdp.sampling.batch(plan, keys, step, data)"
+        )
+    most = plan.sampling.rows(plan.num_examples)
+    rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.shape(leaf)}
+    if mask is None and isinstance(plan.sampling, FullBatch):
+        check_data(plan, batch, "batch")
+        return batch, jnp.ones((most,), bool)
+    if mask is None:
+        if len(rows) != 1 or max(rows) > most:
+            raise ValueError(
+                f"batch must be arrays with at most {most} rows, the plan's batch_size, "
+                f"or come with a mask; got {sorted(rows)} rows"
+            )
+        return batch, jnp.ones((max(rows),), bool)
+    mask = jnp.asarray(mask)
+    if rows != set(mask.shape) or mask.dtype != jnp.bool_:
+        raise ValueError(
+            f"mask must be bool of shape (B,) with B the rows of batch {sorted(rows)}, "
+            f"got {mask.dtype} of shape {mask.shape}"
+        )
+    return batch, mask & (jnp.cumsum(mask) <= most)

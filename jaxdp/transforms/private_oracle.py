@@ -1,0 +1,164 @@
+r"""Private gradients from one pass over the data: released changes, added up.
+
+.. math::
+   \tilde g_1 = \mathrm{GRAD}(w_1) + n_1, \qquad
+   \tilde g_t = \tilde g_{t-1} + \big(\mathrm{DIFF}(w_t, w_{t-1}) + n_t\big)
+
+from one restart to the next. The noise :math:`n` is correlated over the period, so that
+what adds up in :math:`\tilde g_t` stays small. The bracket is evaluated first: un-noised
+data are never rounded at the scale of the rest.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import keys as keys_lib
+from jaxdp import sampling
+from jaxdp._types import IncrementPlan, PathPredicate, ValueFn
+from jaxdp.kernels import smoothed_gradient
+from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.sphere import path_str
+from jaxdp.oracles import variance_reduced
+from jaxdp.transforms import _common, _correlated
+
+
+class PrivateOracleState(NamedTuple):
+    """State of :func:`private_oracle`. No field holds un-noised data."""
+
+    horizon: _common.Horizon
+    noise: _correlated.Correlated  # secret
+    direction: jax.Array  # shape=(), key of all directions; public
+    previous: Any  # params of the last release; public
+    estimate: jax.Array  # shape=(d,), dtype=float32; the last released gradient
+    release: jax.Array  # shape=(1,), dtype=float32; norm of the last released increment
+
+    SECRET = ("noise",)
+
+    @property
+    def count(self) -> jax.Array:
+        return self.horizon.count
+
+    @property
+    def exhausted(self) -> jax.Array:
+        return self.horizon.exhausted
+
+
+def private_oracle(
+    plan: IncrementPlan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: _common.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """The single-pass variance-reduced zeroth-order oracle as an optax transformation.
+
+    Stands first in a chain, before :func:`jaxdp.o2nc`: incoming updates are ignored and may
+    be None. ``update`` takes ``value_fn``, ``batch`` (of ``jaxdp.sampling.batch``) and
+    ``phase``, the static name of the step's phase in ``plan.phases``; unknown keywords are
+    ignored. Outgoing updates are the released gradient estimate at the params.
+
+    Args:
+      plan: a ``jaxdp.plans.O2NC`` with noise.
+      keys: a ``jaxdp.Keys``.
+      trainable: which leaves move; as in :func:`jaxdp.dpzero`.
+      stacked: leaves whose first axis counts layers; as in :func:`jaxdp.dpzero`.
+      microbatch_size: records evaluated at once; each takes d numbers.
+      axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
+
+    Privacy:
+      Each step releases d numbers, an increment of the running estimate; the estimate is
+      their sum. One record is read in one step and moves its sum by at most the phase's
+      clip. Where ``phase`` is not that of the step, no record is read: what comes out is
+      noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must not be
+      called twice with one state on different data. Noise is float32 Gaussian, rounded to
+      the grid of the integer sum; contributions are rounded towards zero.
+
+    Raises:
+      As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
+
+    References:
+      Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
+      <https://arxiv.org/abs/2406.19579>`_, 2024, Algorithms 1, 2, 4; Kornowski, Liu,
+      Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization
+      <https://arxiv.org/abs/2410.05880>`_, 2025, Algorithm 3.
+    """
+    keys = keys_lib.check(keys)
+    _common.check_plan(plan, "o2nc")
+    start = _common.horizon(plan, keys)
+    context = int(plan.digest[:8], 16)
+    direction = keys_lib.stream(keys.direction, "direction", context=context)
+
+    def init_fn(params: Any) -> PrivateOracleState:
+        _common.refuse_masked(params, "private_oracle")
+        dim = _size(params, _common.moving(params, trainable))
+        _common.begin_run(params, keys, "o2nc")
+        # Copies, because callers donate their state.
+        begun = (start, _correlated.begin(plan, keys, dim), direction, params)
+        at, noise, root, previous = jax.tree.map(jnp.array, begun)
+        estimate = jnp.zeros((dim,), jnp.float32)
+        release = jnp.zeros((1,), jnp.float32)
+        return PrivateOracleState(at, noise, root, previous, estimate, release)
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        value_fn: ValueFn,
+        batch: Any,
+        phase: str | None = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args  # No gradient comes in; other arguments are not ours.
+        params = _common.need_params(params, "private_oracle")
+        _common.refuse_masked(params, "private_oracle")
+        _common.refuse_differing(axis_name, state=state, params=params, batch=batch)
+        phase = sampling.check_phase(plan, phase)
+        records, kept = sampling.resolve(
+            plan, batch, None, private=keys.private, phase=phase
+        )
+        active, horizon = _common.advance(plan, state.horizon)
+        count = state.horizon.count
+        moves = _common.moving(params, trainable)
+        dim = _size(params, moves)
+        where = _correlated.place(plan, count)
+        restart = phase == "restart"
+        noise, correlated = _correlated.draw(plan, state.noise, where, dim)
+        increment = variance_reduced.release_increment(
+            plan,
+            value_fn,
+            params,
+            state.previous,
+            records,
+            kept & ((where.at == 0) == restart),
+            keys_lib.at_step(state.direction, count),
+            noise,
+            phase=phase,
+            moves=moves,
+            stacked=stacked,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+        )
+        increment = jnp.where(active, increment, 0)
+        estimate = increment + (0 if restart else state.estimate)
+        estimate = jnp.where(active, estimate, 0)
+        tree = smoothed_gradient.unflat(estimate, params, moves)
+        out = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), tree, params)
+        norm = jnp.linalg.norm(increment).reshape(1)
+        return out, PrivateOracleState(
+            horizon, correlated, state.direction, params, estimate, norm
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+
+
+def _size(params: Any, moves: PathPredicate) -> int:
+    """d: how many numbers move."""
+    named = jax.tree_util.tree_leaves_with_path(params)
+    return sum(math.prod(jnp.shape(x)) for path, x in named if moves(path_str(path)))

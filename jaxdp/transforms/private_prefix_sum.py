@@ -1,0 +1,116 @@
+"""Per-record updates in, their noised mean out: running sums are what is protected."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import keys as keys_lib
+from jaxdp import sampling
+from jaxdp._types import PrefixSumPlan
+from jaxdp.kernels import finite_difference, smoothed_gradient
+from jaxdp.oracles import variance_reduced
+from jaxdp.transforms import _common, _correlated
+
+
+class PrivatePrefixSumState(NamedTuple):
+    """State of :func:`private_prefix_sum`. No field holds un-noised data."""
+
+    horizon: _common.Horizon
+    noise: _correlated.Correlated  # secret
+    total: Any  # like the params, float32: noised sum since the last restart; public
+    release: jax.Array  # shape=(1,), dtype=float32; norm of the last noised mean
+
+    SECRET = ("noise",)
+
+    @property
+    def count(self) -> jax.Array:
+        return self.horizon.count
+
+    @property
+    def exhausted(self) -> jax.Array:
+        return self.horizon.exhausted
+
+
+def private_prefix_sum(
+    plan: PrefixSumPlan, keys: keys_lib.Keys
+) -> optax.GradientTransformationExtraArgs:
+    """Clips per-record updates, averages them, and adds noise that sums to little.
+
+    As in ``optax.contrib.differentially_private_aggregate``, the incoming updates have the
+    records in front: leaves (B, ...), such as ``jax.vmap(jax.grad(loss), (None, 0))``
+    gives. (A single bounded update is a batch of one: ``x[None]``.) ``update`` also takes
+    the ``batch`` of ``jaxdp.sampling.batch`` that they come from, whose mask counts.
+
+    Outgoing updates are noised means, one a step. Their sums from one restart to the next
+    have the noise of ``plan.correlation``, far less than independent noise would leave in
+    them: with ``optax.sgd`` after it the params are such sums (DP-FTRL). ``state.total`` is
+    the current one.
+
+    Args:
+      plan: a ``jaxdp.plans.PrefixSum`` with noise.
+      keys: a ``jaxdp.Keys``.
+
+    Privacy:
+      Each step releases d numbers; one record moves the sum of a step that reads it by at
+      most ``plan.l2_clip_norm`` (twice that if replaced), enforced on integers. What the
+      plan charges rests on which steps read a record: the updates of a step must be
+      functions of its batch's records, each of its own, and of what was released before.
+      Noise restarts with every period and with every pass over the data.
+
+    Raises:
+      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a plan of another family or
+        without noise; updates without as many rows as the batch.
+
+    References:
+      Kairouz et al., `Practical and Private (Deep) Learning without Sampling or Shuffling
+      <https://arxiv.org/abs/2103.00039>`_, 2021; Denisov et al., `Improved Differential
+      Privacy for SGD via Optimal Private Linear Operators on Adaptive Streams
+      <https://arxiv.org/abs/2202.08312>`_, 2022.
+    """
+    keys = keys_lib.check(keys)
+    _common.check_plan(plan, "prefix_sum")
+    start = _common.horizon(plan, keys)
+
+    def init_fn(params: Any) -> PrivatePrefixSumState:
+        dim = sum(jnp.size(x) for x in jax.tree.leaves(params))
+        _common.begin_run(params, keys, "prefix_sum")
+        begun = (start, _correlated.begin(plan, keys, dim))
+        at, noise = jax.tree.map(jnp.array, begun)
+        total = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
+        return PrivatePrefixSumState(at, noise, total, jnp.zeros((1,), jnp.float32))
+
+    def update_fn(
+        updates: Any, state: Any, params: Any = None, *, batch: Any, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        del params, extra_args
+        _, kept = sampling.resolve(plan, batch, None, private=keys.private)
+        rows = finite_difference.num_rows(updates)
+        if rows != len(kept):
+            raise ValueError(
+                "updates must have the records of the batch in front, "
+                f"{len(kept)} rows; got {rows}"
+            )
+        active, horizon = _common.advance(plan, state.horizon)
+        where = _correlated.place(plan, state.horizon.count)
+        flat = smoothed_gradient.flat(updates, _all)
+        noise, correlated = _correlated.draw(plan, state.noise, where, flat.shape[1])
+        (phase,) = plan.phases
+        grid = plan.grid(phase.name)
+        summed = variance_reduced.bounded_sum(grid, flat, kept)
+        mean = jnp.where(active, variance_reduced.noised_mean(grid, summed, noise), 0)
+        out = smoothed_gradient.unflat(mean, state.total, _all)
+        total = jax.tree.map(
+            lambda t, u: u + jnp.where(where.at == 0, 0, t), state.total, out
+        )
+        total = jax.tree.map(lambda t, u: jnp.where(active, u, t), state.total, total)
+        out = jax.tree.map(lambda u, x: u.astype(x.dtype), out, updates)
+        norm = jnp.linalg.norm(mean).reshape(1)
+        return out, PrivatePrefixSumState(horizon, correlated, total, norm)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+
+
+def _all(path: str) -> bool:
+    return True

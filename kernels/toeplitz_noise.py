@@ -1,0 +1,274 @@
+"""Prefix-sum noise whose strategy is a Toeplitz matrix.
+
+The first column of C (1, c_1, c_2, ...) says everything: step t's noise is its own draw
+minus what the earlier noise carries over, ``n_t = xi_t - sum_l c_l n_{t-l}``.
+
+The interface is :class:`jaxdp.kernels.prefix_noise.PrefixNoise`.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.kernels import node_noise
+
+
+@dataclasses.dataclass(frozen=True)
+class _Toeplitz:
+    """What the coefficients decide.
+
+    Attributes:
+      period: steps of one period.
+    """
+
+    period: int
+
+    def __post_init__(self) -> None:
+        node_noise.check_period(self.period)
+
+    def coefficients(self) -> np.ndarray:
+        """First column of C, float64 (period,)."""
+        raise NotImplementedError
+
+    def inverse_coefficients(self) -> np.ndarray:
+        """First column of the inverse of C, float64 (period,)."""
+        raise NotImplementedError
+
+    def column_norms(self) -> np.ndarray:
+        """Lengths of the columns of C: the first is the longest."""
+        return _cumulative_norms(self.coefficients())[::-1]
+
+    def prefix_norms(self) -> np.ndarray:
+        """Stds of the noise on the prefix sums: lengths of the rows of B."""
+        return _cumulative_norms(np.cumsum(self.inverse_coefficients()))
+
+    def increment_norms(self) -> np.ndarray:
+        """Stds of the increments: lengths of the rows of the inverse of C."""
+        return _cumulative_norms(self.inverse_coefficients())
+
+    def strategy(self) -> np.ndarray:
+        """C, lower triangular."""
+        lag = np.subtract.outer(np.arange(self.period), np.arange(self.period))
+        return np.where(lag >= 0, self.coefficients()[np.maximum(lag, 0)], 0.0)
+
+
+def _cumulative_norms(x: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.cumsum(np.square(x)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(_Toeplitz):
+    """Independent noise on every increment: C is the identity. No state."""
+
+    def init(self, like: Any) -> Any:
+        """No state."""
+        del like
+        return ()
+
+    def increment(
+        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+    ) -> tuple[Any, Any]:
+        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
+        return node_noise.draw(key, node_noise.as_step(step), like), state
+
+    def coefficients(self) -> np.ndarray:
+        """1, 0, 0, ..."""
+        return np.eye(1, self.period)[0]
+
+    def inverse_coefficients(self) -> np.ndarray:
+        """1, 0, 0, ..."""
+        return self.coefficients()
+
+
+@dataclasses.dataclass(frozen=True)
+class SquareRoot(_Toeplitz):
+    """C is the square root of the matrix of ones: 1, 1/2, 3/8, 5/16, ...
+
+    Close to the least possible worst variance, for the memory of a whole period: State:
+    ``period - 1`` rows (at least one) for each leaf, the increments so far.
+
+    References:
+      H. Fichtenberger, M. Henzinger, J. Upadhyay, Constant matters, 2023.
+    """
+
+    def init(self, like: Any) -> Any:
+        """Zeros; no step reads a row before it was written in the same period."""
+        return node_noise.zeros(like, max(self.period - 1, 1))
+
+    def increment(
+        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+    ) -> tuple[Any, Any]:
+        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
+        step = node_noise.as_step(step)
+        c = jnp.asarray(self.coefficients(), jnp.float32)
+
+        def carry_over(s: jax.Array, noise: Any) -> Any:
+            c_lag = c[step - s]
+            return jax.tree.map(lambda n, rows: n - c_lag * rows[s], noise, state)
+
+        new = node_noise.draw(key, step, like)
+        noise = jax.lax.fori_loop(0, step, carry_over, new)
+        # The last step's row lies beyond the end and is put in the place of the one before
+        # it, which nobody reads again.
+        state = jax.tree.map(
+            lambda rows, n: jax.lax.dynamic_update_index_in_dim(rows, n, step, axis=0),
+            state,
+            noise,
+        )
+        return noise, state
+
+    def coefficients(self) -> np.ndarray:
+        """``c_l = c_{l-1} (2 l - 1) / (2 l)``: those of ``(1 - x)**-0.5``."""
+        lag = np.arange(1, self.period)
+        return np.concatenate([np.ones(1), np.cumprod((2 * lag - 1) / (2 * lag))])
+
+    def inverse_coefficients(self) -> np.ndarray:
+        """Those of ``(1 - x)**0.5``."""
+        lag = np.arange(1, self.period)
+        return np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffered(_Toeplitz):
+    """Buffered linear Toeplitz (BLT): c_l is a sum of few geometric sequences.
+
+    ``c_l = sum_q output_scale[q] * buf_decay[q]**(l - 1)`` for l >= 1. Almost as good as
+    the square root at one buffer of memory for each sequence and one draw a step. The
+    numbers are used in float32, and the norms are those of the float32 numbers.
+
+    State: a tuple with one tree like the leaves for each buffer.
+
+    Attributes:
+      period: steps of one period.
+      buf_decay: in [0, 1], one for each buffer.
+      output_scale: at least 0, one for each buffer.
+
+    References:
+      K. Dvijotham, H. B. McMahan, K. Pillutla, T. Steinke, A. Thakurta, Efficient and
+      near-optimal noise generation for streaming differential privacy, 2024.
+    """
+
+    buf_decay: tuple[float, ...]
+    output_scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < len(self.buf_decay) == len(self.output_scale):
+            raise ValueError(
+                "buf_decay and output_scale must have one number for each buffer, got "
+                f"{self.buf_decay} and {self.output_scale}"
+            )
+        for name, high in (("buf_decay", 1.0), ("output_scale", math.inf)):
+            numbers = tuple(float(x) for x in getattr(self, name))
+            if not all(0 <= x <= high and math.isfinite(x) for x in numbers):
+                raise ValueError(f"{name} must be in [0, {high}], got {numbers}")
+            object.__setattr__(self, name, numbers)
+
+    def init(self, like: Any) -> Any:
+        """Zeros, one tree for each buffer: XLA updates separate arrays in one pass."""
+        return tuple(node_noise.zeros(like) for _ in self.buf_decay)
+
+    def increment(
+        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+    ) -> tuple[Any, Any]:
+        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
+        step = node_noise.as_step(step)
+        decay = np.asarray(self.buf_decay, np.float32)
+        scale = np.asarray(self.output_scale, np.float32)
+        noise = node_noise.draw(key, step, like)
+
+        def carry_over(_: jax.Array, noise: Any) -> Any:
+            for buf in state:
+                noise = jax.tree.map(jnp.subtract, noise, buf)
+            return noise
+
+        # Once, and not at step 0. In a loop, because XLA would otherwise draw again for
+        # every buffer that the noise goes into. The buffers hold their scale: what it is
+        # multiplied with inside the loop XLA would compute before, and store.
+        noise = jax.lax.fori_loop(0, jnp.minimum(step, 1), carry_over, noise)
+
+        def updated(buf: Any, theta: np.float32, omega: np.float32) -> Any:
+            restart, zero = step == 0, np.float32(0)
+            return jax.tree.map(
+                lambda b, n: theta * jnp.where(restart, zero, b) + omega * n, buf, noise
+            )
+
+        state = tuple(map(updated, state, decay, scale))
+        return noise, state
+
+    def coefficients(self) -> np.ndarray:
+        """Of the float32 numbers that :meth:`increment` uses."""
+        decay, scale = self._used()
+        powers = decay[:, None] ** np.arange(self.period - 1)
+        return np.concatenate([np.ones(1), scale @ powers])
+
+    def inverse_coefficients(self) -> np.ndarray:
+        """The recursion of :meth:`increment` on one impulse."""
+        decay, scale = self._used()
+        inverse, buffers = np.eye(1, self.period)[0], np.zeros(len(decay))
+        for t in range(self.period):
+            inverse[t] -= scale @ buffers
+            buffers = decay * buffers + inverse[t]
+        return inverse
+
+    def _used(self) -> tuple[np.ndarray, np.ndarray]:
+        as_used = (self.buf_decay, self.output_scale)
+        decay, scale = (np.asarray(x, np.float32).astype(np.float64) for x in as_used)
+        return decay, scale
+
+
+# buf_decay and output_scale by number of buffers and period, for the least worst variance
+# at equal sensitivity: max_t ||B_t||^2 max_i ||C e_i||^2. For two and three buffers from
+# jax_privacy's buffered_toeplitz.optimize(error="max"); for one by Nelder-Mead (scipy) on
+# the closed form of that product over (logit of the decay, log of the scale).
+_Numbers = tuple[tuple[float, ...], tuple[float, ...]]
+BLT_NUMBERS: dict[int, dict[int, _Numbers]] = {
+    1: {
+        16: ((0.901973,), (0.417591,)),
+        64: ((0.958279,), (0.320734,)),
+        256: ((0.983589,), (0.222320,)),
+        1024: ((0.993611,), (0.146771,)),
+        4096: ((0.997495,), (0.095001,)),
+    },
+    2: {
+        16: ((0.954379, 0.531683), (0.270984, 0.227183)),
+        64: ((0.984230, 0.727093), (0.170608, 0.310256)),
+        256: ((0.994583, 0.844668), (0.105866, 0.333301)),
+        1024: ((0.998112, 0.908825), (0.066638, 0.319272)),
+        4096: ((0.999366, 0.947020), (0.041015, 0.286144)),
+    },
+    3: {
+        16: ((0.970866, 0.735003, 0.291519), (0.214471, 0.188548, 0.096949)),
+        64: ((0.989426, 0.875359, 0.467513), (0.134325, 0.182599, 0.182299)),
+        256: ((0.996641, 0.947412, 0.622771), (0.078129, 0.154817, 0.260423)),
+        1024: ((0.998973, 0.978560, 0.743283), (0.044441, 0.120545, 0.311390)),
+        4096: ((0.999682, 0.991003, 0.826365), (0.025529, 0.090954, 0.331544)),
+    },
+}
+
+
+def blt(period: int, num_buffers: int) -> Buffered:
+    """The kernel with the numbers of :data:`BLT_NUMBERS`.
+
+    Those of the smallest period in the table that is not below ``period``, of the largest
+    beyond it. They are valid for any period, whose norms are exact, and best for their own.
+
+    Args:
+      period: steps of one period.
+      num_buffers: 1, 2 or 3.
+
+    Raises:
+      ValueError: no such number of buffers, or a bad period.
+    """
+    node_noise.check_period(period)
+    if num_buffers not in BLT_NUMBERS:
+        raise ValueError(f"num_buffers must be 1, 2 or 3, got {num_buffers}")
+    table = BLT_NUMBERS[num_buffers]
+    longest = max(table)
+    fits = min((t for t in table if t >= period), default=longest)
+    decay, scale = table[fits]
+    return Buffered(period, decay, scale)

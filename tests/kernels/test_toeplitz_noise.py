@@ -1,0 +1,122 @@
+"""Toeplitz kernels: coefficients, the shipped numbers, and bad ones."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from jaxdp.kernels import prefix_noise, toeplitz_noise
+
+# Squared length of the first column and worst variance at equal sensitivity, as the digest
+# prints them for the numbers that ship.
+PRINTED = {
+    2: {
+        16: (1.9426, 3.779),
+        64: (2.3812, 5.718),
+        256: (2.8013, 8.111),
+        1024: (3.1963, 11.088),
+        4096: (3.5514, 14.833),
+    },
+    3: {
+        16: (1.9438, 3.779),
+        64: (2.3883, 5.707),
+        256: (2.8290, 8.019),
+        1024: (3.2638, 10.743),
+        4096: (3.6868, 13.931),
+    },
+}
+
+
+@pytest.mark.parametrize("num_buffers", PRINTED)
+def test_printed_norms_of_the_shipped_numbers(num_buffers: int) -> None:
+    for period, (first, worst) in PRINTED[num_buffers].items():
+        kernel = toeplitz_noise.blt(period, num_buffers)
+        columns = kernel.column_norms() ** 2
+        assert columns[0] == columns.max() == pytest.approx(first, abs=2e-4)
+        variance = kernel.prefix_norms() ** 2 * columns[0]
+        assert variance.max() == pytest.approx(worst, abs=6e-4)
+
+
+def test_one_buffer_is_at_its_optimum() -> None:
+    """No small change of decay or scale lowers the worst variance."""
+
+    def worst(kernel: toeplitz_noise.Buffered) -> float:
+        return float(np.max(kernel.prefix_norms()) * np.max(kernel.column_norms()))
+
+    for period, (decay, scale) in toeplitz_noise.BLT_NUMBERS[1].items():
+        best = worst(toeplitz_noise.blt(period, 1))
+        for factor in (0.99, 1.01):
+            nearer_one = (1 - (1 - decay[0]) * factor,)
+            for other in ((nearer_one, scale), (decay, (scale[0] * factor,))):
+                assert worst(toeplitz_noise.Buffered(period, *other)) > best
+
+
+def test_more_buffers_are_better_and_the_square_root_is_near() -> None:
+    for period in (16, 256, 4096):
+        worst = [
+            float(np.max(kernel.prefix_norms()) * np.max(kernel.column_norms()))
+            for kernel in (
+                prefix_noise.make(name, period)
+                for name in ("sqrt_toeplitz", "blt_3", "blt_2", "blt_1")
+            )
+        ]
+        assert worst == sorted(worst)
+        assert worst[1] < 1.006 * worst[0]
+
+
+@pytest.mark.parametrize(
+    ("period", "numbers_of"), [(1, 16), (16, 16), (17, 64), (1024, 1024), (5000, 4096)]
+)
+def test_numbers_for_other_periods(period: int, numbers_of: int) -> None:
+    for num_buffers, table in toeplitz_noise.BLT_NUMBERS.items():
+        kernel = toeplitz_noise.blt(period, num_buffers)
+        assert (kernel.buf_decay, kernel.output_scale) == table[numbers_of]
+        assert kernel == prefix_noise.make(f"blt_{num_buffers}", period)
+
+
+@pytest.mark.parametrize("name", ["sqrt_toeplitz", "blt_1", "blt_3", "independent"])
+def test_inverse_coefficients(name: str) -> None:
+    """Against a dense triangular solve."""
+    kernel = prefix_noise.make(name, 50)
+    assert isinstance(
+        kernel,
+        toeplitz_noise.SquareRoot
+        | toeplitz_noise.Buffered
+        | toeplitz_noise.Independent,
+    )
+    c = scipy.linalg.toeplitz(kernel.coefficients(), np.eye(1, 50)[0])
+    np.testing.assert_allclose(kernel.strategy(), c)
+    inverse = scipy.linalg.solve_triangular(c, np.eye(50)[0], lower=True)
+    np.testing.assert_allclose(kernel.inverse_coefficients(), inverse, atol=1e-14)
+
+
+def test_square_root() -> None:
+    kernel = toeplitz_noise.SquareRoot(60)
+    np.testing.assert_allclose(kernel.coefficients()[:4], [1, 1 / 2, 3 / 8, 5 / 16])
+    c = kernel.strategy()
+    np.testing.assert_allclose(c @ c, np.tri(60), atol=1e-14)
+    # Sums of squares as the digest prints them.
+    for period, printed in ((16, 1.9439), (256, 2.8310), (4096, 3.7139)):
+        first = toeplitz_noise.SquareRoot(period).column_norms()[0]
+        assert first**2 == pytest.approx(printed, abs=6e-5)
+
+
+def test_norms_are_those_of_the_float32_numbers() -> None:
+    """0.1 and 0.7 are not floats; the kernel uses the nearest ones."""
+    kernel = toeplitz_noise.Buffered(2, (0.7,), (0.1,))
+    assert kernel.coefficients()[1] == float(np.float32(0.1)) != 0.1
+    assert kernel.inverse_coefficients()[1] == -float(np.float32(0.1))
+
+
+def test_bad_numbers_are_refused() -> None:
+    for bad in (0, 4, -1):
+        with pytest.raises(ValueError, match="num_buffers must be 1, 2 or 3"):
+            toeplitz_noise.blt(8, bad)
+    for decay, scale in (((), ()), ((0.5,), (0.1, 0.2))):
+        with pytest.raises(ValueError, match="one number for each buffer"):
+            toeplitz_noise.Buffered(8, decay, scale)
+    for decay in (-0.1, 1.01, float("nan")):
+        with pytest.raises(ValueError, match="buf_decay must be in"):
+            toeplitz_noise.Buffered(8, (decay,), (0.1,))
+    for scale in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="output_scale must be in"):
+            toeplitz_noise.Buffered(8, (0.5,), (scale,))
