@@ -57,6 +57,20 @@ def mean(samples: Sequence[float] | np.ndarray) -> Mean:
     return Mean(float(np.mean(samples)), float(scipy.stats.t.ppf(0.975, n - 1)) * error)
 
 
+def over_seeds(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` of one seed's arguments, for those of all seeds, stacked: for jit.
+
+    One after the other on a CPU, whose cores one run can fill; all at once elsewhere.
+    """
+
+    def every(*stacked: Any) -> Any:
+        if jax.default_backend() == "cpu":
+            return jax.lax.map(lambda args: fn(*args), stacked)
+        return jax.vmap(fn)(*stacked)
+
+    return every
+
+
 def alternate(
     sides: Mapping[str, Callable[[], Any]], rounds: int, *, warmup: int = 1
 ) -> dict[str, list[float]]:

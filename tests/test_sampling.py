@@ -206,6 +206,46 @@ def test_epochs_are_partitions(size: int, num_examples: int) -> None:
         assert len({tuple(order) for order in orders.tolist()}) > epochs // 2
 
 
+@pytest.mark.parametrize("period", [1, 4])
+def test_restarts_read_every_record_once(period: int) -> None:
+    """Larger batches where a period begins, in order; nothing at a wrong phase."""
+    sampler = sampling.SinglePassRestarts(
+        period=period, restart_batch_size=5, batch_size=2
+    )
+    steps = sampler.max_steps(N)
+    # Three periods of 11 records, and a restart of five with one step of two.
+    assert steps == (14 if period == 4 else 8)
+    p = plans.O2NC(
+        num_examples=N,
+        num_steps=steps,
+        sampling=sampler,
+        relation="replace_one",
+        restart_l2_clip_norm=1.0,
+        l2_clip_norm=1.0,
+        smoothing_radius=1.0,
+        max_step=1.0,
+        window=2,
+    )
+    keys, read = Keys.insecure(0), []
+    for step in range(steps):
+        for phase in p.phases:
+            batch = sampling.batch(p, keys, jnp.asarray(step), DATA, phase=phase.name)
+            assert batch.mask.shape == (phase.batch_size,)
+            here = (phase.name == "restart") == (step % period == 0)
+            assert (np.asarray(batch.mask) == here).all()
+            if here:
+                read += np.asarray(batch.records[1]).tolist()
+    assert read == list(range(40))
+    with pytest.raises(ValueError, match="num_steps must be an integer"):
+        dataclasses.replace(p, num_steps=steps + 1)
+
+
+def test_batches_of_two_sizes_are_for_plans_of_phases() -> None:
+    two = sampling.SinglePassRestarts(period=2, restart_batch_size=4)
+    with pytest.raises(TypeError, match=r"sampling must be a FullBatch or .*Restarts"):
+        plan(two)
+
+
 def test_epochs_are_shuffled() -> None:
     """Every record at every place, and left out, equally often (failure < 1e-5)."""
     epochs, n, size = 20_000, 10, 3

@@ -4,215 +4,71 @@ A *loss* here is ``value_fn(params, batch) -> (B,)`` with ``batch = (x, y)``: on
 float32 number for each record, computed from that record and the parameters alone (no
 batch statistics, no dropout), which is what a clip on each record's slope needs.
 
-Each network has its loss in a second, *lazy* form ``fn(params, batch, at) -> (B,)``
-that asks ``at(path, leaf, layer=None, after=None)`` for every leaf where it uses it:
-
-- path: the leaf's key path in ``params``, ``jax.tree_util.keystr(path, simple=True,
-  separator="/")``, e.g. ``"Dense_0/kernel"``;
-- leaf: that leaf, or (in a layer scan) its slice ``leaf[layer]``;
-- layer: the index of the slice of a stacked leaf, which may be traced;
-- after: an array the returned leaf must wait for, here (for kernels) the layer's
-  input. It puts the layers in order, so that a compiler does not form all perturbed
-  layers at once.
-
-``at`` returns the leaf, perturbed or not, so a deep network never holds a second copy
-of its parameters. With ``identity_at`` the lazy form is the plain loss.
+Each network has its loss in a second, *lazy* form ``fn(params, batch, at) -> (B,)``, which
+``jaxdp.models.modules`` describes.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
 from jaxdp import _validate
-from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At
 from jaxdp.models.datasets import Dataset
+from jaxdp.models.losses import (
+    LOSSES,
+    Loss,
+    NetworkTask,
+    Rows,
+    accuracy,
+    check_batch,
+    loss_of,
+    mean_squared_error,
+)
+from jaxdp.models.losses import softmax_cross_entropy as softmax_cross_entropy
+from jaxdp.models.modules import (
+    MLP,
+    Array,
+    Params,
+    ResidualStack,
+    is_stacked,
+    mlp_outputs,
+    residual_stack_outputs,
+)
 
-Array = jax.Array
-Params = dict[str, Any]
-Rows = jax.Array | np.ndarray  # with a leading axis of records
 Batch = tuple[Rows, Rows]
-NetworkTask = Literal["classification", "regression"]
-TASKS: tuple[NetworkTask, ...] = ("classification", "regression")
-
-identity_at: At = perturb.identity
-"""The view of an unperturbed evaluation."""
 
 
-# --- modules -----------------------------------------------------------------------
-
-
-class MLP(nn.Module):
-    """Dense layers with ReLU between them; no hidden layer is the linear model.
-
-    Attributes:
-      num_outputs: classes, or 1 for regression.
-      hidden: widths of the hidden layers.
-      output_scale: standard deviation of the last kernel at initialisation; 0 starts
-        at the same loss for every class. Biases start at 0, hidden kernels with
-        variance 2 / fan-in.
-    """
-
-    num_outputs: int
-    hidden: tuple[int, ...] = ()
-    output_scale: float = 0.0
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:  # (B, d) -> (B, num_outputs)
-        for width in self.hidden:
-            x = nn.relu(nn.Dense(width, kernel_init=nn.initializers.he_normal())(x))
-        last = nn.initializers.normal(self.output_scale)
-        return nn.Dense(self.num_outputs, kernel_init=last)(x)
-
-
-class ResidualStack(nn.Module):
-    """x -> embed; then ``num_layers`` blocks h + relu(h W_l + b_l); then a head.
-
-    The blocks are one leaf each for W and b, of shape (num_layers, ...), applied by
-    ``lax.scan``: the shape of a deep network whose layers compile once.
-
-    Attributes:
-      num_outputs: classes, or 1 for regression. width: of h. num_layers: blocks.
-      output_scale: as for ``MLP``.
-    """
-
-    num_outputs: int
-    width: int = 32
-    num_layers: int = 4
-    output_scale: float = 0.0
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:  # (B, d) -> (B, num_outputs)
-        x = nn.Dense(self.width, kernel_init=nn.initializers.he_normal(), name="in")(x)
-        x = _Blocks(self.width, self.num_layers, name="blocks")(x)
-        last = nn.initializers.normal(self.output_scale)
-        return nn.Dense(self.num_outputs, kernel_init=last, name="out")(x)
-
-
-class _Blocks(nn.Module):
-    width: int
-    num_layers: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        # Small blocks: the stack starts close to the identity at any depth.
-        scale = (self.width * self.num_layers) ** -0.5
-        shape = (self.num_layers, self.width, self.width)
-        kernel = self.param("kernel", nn.initializers.normal(scale), shape)
-        bias = self.param("bias", nn.initializers.zeros, shape[:2])
-
-        def block(h: Array, layer: tuple[Array, Array]) -> tuple[Array, None]:
-            return h + nn.relu(h @ layer[0] + layer[1]), None
-
-        return jax.lax.scan(block, x, (kernel, bias))[0]
-
-
-# --- lazy forward passes -----------------------------------------------------------
-
-
-def mlp_outputs(params: Params, x: Rows, at: At) -> Array:
-    """``MLP`` with every leaf taken through ``at``; (B, d) -> (B, num_outputs)."""
-    h, depth = jnp.asarray(x), len(params)
-    for i in range(depth):
-        h = _dense(params, f"Dense_{i}", h, at)
-        h = nn.relu(h) if i < depth - 1 else h
-    return h
-
-
-def residual_stack_outputs(params: Params, x: Rows, at: At) -> Array:
-    """``ResidualStack`` with every leaf, and slice of a leaf, taken through ``at``."""
-
-    def block(h: Array, scanned: tuple[Array, Params]) -> tuple[Array, None]:
-        layer, slices = scanned
-        kernel = at("blocks/kernel", slices["kernel"], layer=layer, after=h)
-        bias = at("blocks/bias", slices["bias"], layer=layer)
-        return h + nn.relu(h @ kernel + bias), None
-
-    num_layers = params["blocks"]["kernel"].shape[0]
-    h = _dense(params, "in", jnp.asarray(x), at)
-    h, _ = jax.lax.scan(block, h, (jnp.arange(num_layers), params["blocks"]))
-    return _dense(params, "out", h, at)
-
-
-def is_stacked(path: str) -> bool:
-    """Whether a leaf of ``ResidualStack`` is stacked: the ``stacked=`` predicate."""
-    return path.startswith("blocks/")
-
-
-def _dense(params: Params, name: str, x: Array, at: At) -> Array:
-    # Only the large leaf waits. A bias that waited too would make each layer's order
-    # depend on all the layers before it, and keep their activations alive.
-    kernel = at(f"{name}/kernel", params[name]["kernel"], after=x)
-    return x @ kernel + at(f"{name}/bias", params[name]["bias"])
-
-
-# --- losses and metrics ------------------------------------------------------------
-
-
-def softmax_cross_entropy(logits: Array, y: Rows) -> Array:
-    """-log softmax(logits)[y]: (B, k), (B,) integers -> (B,) float32."""
-    return optax.softmax_cross_entropy_with_integer_labels(
-        logits.astype(jnp.float32), y
-    )
-
-
-def squared_error(predictions: Array, y: Rows) -> Array:
-    """(prediction - y)^2: (B,), (B,) -> (B,) float32; not clipped, not halved."""
-    return (predictions.astype(jnp.float32) - y.astype(jnp.float32)) ** 2
-
-
-def accuracy(logits: Array, y: Rows) -> Array:
-    """Share of records whose largest logit is their class; () float32."""
-    return jnp.mean(jnp.argmax(logits, -1) == y, dtype=jnp.float32)
-
-
-def mean_squared_error(predictions: Array, y: Rows) -> Array:
-    """Mean of ``squared_error``; () float32."""
-    return jnp.mean(squared_error(predictions, y))
-
-
-def _check_batch(x: Rows, y: Rows) -> None:
-    # (B, 1) targets would broadcast to a (B, B) table: losses of pairs of records.
-    if x.ndim != 2 or y.shape != x.shape[:1]:
-        raise ValueError(
-            f"batch must be (x, y) of shapes (B, d) and (B,), got {x.shape} and "
-            f"{y.shape}"
-        )
-
-
-def _record_losses(outputs: Array, y: Rows, task: NetworkTask) -> Array:
-    if task == "classification":
-        return softmax_cross_entropy(outputs, y)
-    return squared_error(outputs[:, 0], y)
+# --- losses ------------------------------------------------------------------------
 
 
 def mlp_loss(params: Params, batch: Batch, at: At) -> Array:
     """Lazy cross-entropy of an ``MLP`` (or linear model): (B,) float32."""
-    return _lazy(mlp_outputs, "classification")(params, batch, at)
+    return _lazy(mlp_outputs, "cross_entropy")(params, batch, at)
 
 
 def mlp_squared_error(params: Params, batch: Batch, at: At) -> Array:
     """Lazy squared error of an ``MLP`` with one output: (B,) float32."""
-    return _lazy(mlp_outputs, "regression")(params, batch, at)
+    return _lazy(mlp_outputs, "squared_error")(params, batch, at)
 
 
 def residual_stack_loss(params: Params, batch: Batch, at: At) -> Array:
     """Lazy cross-entropy of a ``ResidualStack``: (B,) float32."""
-    return _lazy(residual_stack_outputs, "classification")(params, batch, at)
+    return _lazy(residual_stack_outputs, "cross_entropy")(params, batch, at)
 
 
-def _lazy(outputs_fn: Callable[[Params, Rows, At], Array], task: NetworkTask):
+def _lazy(outputs_fn: Callable[[Params, Rows, At], Array], loss: Loss):
+    loss_fn = LOSSES[loss]
+
     def lazy_fn(params: Params, batch: Batch, at: At) -> Array:
         x, y = batch
-        _check_batch(x, y)
-        return _record_losses(outputs_fn(params, x, at), y, task)
+        check_batch(x, y)
+        return loss_fn(outputs_fn(params, x, at), y)
 
     return lazy_fn
 
@@ -230,6 +86,7 @@ class Network(NamedTuple):
 
     module: nn.Module
     task: NetworkTask
+    loss: Loss
     init: Callable[[Array], Params]  # key -> params
     apply: Callable[[Params, Rows], Array]  # (params, x) -> (B, num_outputs)
     value_fn: Callable[[Params, Batch], Array]  # -> losses, shape=(B,), float32
@@ -244,6 +101,7 @@ def linear(
     num_outputs: int = 1,
     *,
     task: NetworkTask = "classification",
+    loss: Loss | None = None,
     output_scale: float = 0.0,
 ) -> Network:
     """Softmax regression, or linear regression for one output.
@@ -251,14 +109,22 @@ def linear(
     Args:
       num_features: d.
       num_outputs: classes; 1 for regression.
-      task: which loss and metric.
+      task: which metric, and which losses there are.
+      loss: ``"cross_entropy"`` (default) or ``"hinge"`` for classification,
+        ``"squared_error"`` for regression.
       output_scale: standard deviation of the initial kernel, 0 or small.
 
     Raises:
-      ValueError: sizes below 1, one class, or regression with several outputs.
+      ValueError: sizes below 1, one class, regression with several outputs, or a loss of
+        the other task.
     """
     return mlp(
-        num_features, num_outputs, hidden=(), task=task, output_scale=output_scale
+        num_features,
+        num_outputs,
+        hidden=(),
+        task=task,
+        loss=loss,
+        output_scale=output_scale,
     )
 
 
@@ -268,6 +134,7 @@ def mlp(
     *,
     hidden: Sequence[int] = (64,),
     task: NetworkTask = "classification",
+    loss: Loss | None = None,
     output_scale: float = 0.0,
 ) -> Network:
     """A multilayer perceptron with ReLU.
@@ -276,7 +143,8 @@ def mlp(
       num_features: d.
       num_outputs: classes; 1 for regression.
       hidden: widths of the hidden layers.
-      task: which loss and metric.
+      task: as for :func:`linear`.
+      loss: as for :func:`linear`.
       output_scale: standard deviation of the initial last kernel, 0 or small.
 
     Raises:
@@ -287,7 +155,7 @@ def mlp(
         _validate.integer(hidden=width)
     _validate.non_negative(output_scale=output_scale)
     module = MLP(num_outputs, hidden, output_scale)
-    return _network(module, mlp_outputs, lambda path: False, num_features, task)
+    return _network(module, mlp_outputs, lambda path: False, num_features, task, loss)
 
 
 def residual_stack(
@@ -297,6 +165,7 @@ def residual_stack(
     width: int = 32,
     num_layers: int = 4,
     task: NetworkTask = "classification",
+    loss: Loss | None = None,
     output_scale: float = 0.0,
 ) -> Network:
     """A residual network whose blocks are stacked leaves under ``lax.scan``.
@@ -306,7 +175,8 @@ def residual_stack(
       num_outputs: classes; 1 for regression.
       width: of the blocks.
       num_layers: number of blocks.
-      task: which loss and metric.
+      task: as for :func:`linear`.
+      loss: as for :func:`linear`.
       output_scale: standard deviation of the initial last kernel, 0 or small.
 
     Raises:
@@ -315,7 +185,8 @@ def residual_stack(
     _validate.integer(width=width, num_layers=num_layers)
     _validate.non_negative(output_scale=output_scale)
     module = ResidualStack(num_outputs, width, num_layers, output_scale)
-    return _network(module, residual_stack_outputs, is_stacked, num_features, task)
+    outputs_fn = residual_stack_outputs
+    return _network(module, outputs_fn, is_stacked, num_features, task, loss)
 
 
 NETWORKS: Mapping[str, Callable[..., Network]] = MappingProxyType(
@@ -330,8 +201,8 @@ def network_for(dataset: Dataset, name: str = "linear", **options: Any) -> Netwo
     Args:
       dataset: for classification or regression.
       name: a key of ``NETWORKS``.
-      **options: of that network: ``output_scale``; ``hidden`` (mlp); ``width`` and
-        ``num_layers`` (residual_stack).
+      **options: of that network: ``loss`` and ``output_scale``; ``hidden`` (mlp); ``width``
+        and ``num_layers`` (residual_stack).
 
     Raises:
       ValueError: an unknown name or option, a value out of range, or a quadratic data
@@ -373,8 +244,11 @@ def _network(
     stacked: Callable[[str], bool],
     num_features: int,
     task: NetworkTask,
+    loss: Loss | None,
 ) -> Network:
+    loss = loss_of(task, loss)
     _check_sizes(num_features, module.num_outputs, task)
+    loss_fn = LOSSES[loss]
     classify = task == "classification"
 
     @jax.jit  # one program instead of one for each operation of each layer
@@ -391,11 +265,11 @@ def _network(
 
     def value_fn(params: Params, batch: Batch) -> Array:
         x, y = batch
-        _check_batch(x, y)
-        return _record_losses(apply(params, x), y, task)
+        check_batch(x, y)
+        return loss_fn(apply(params, x), y)
 
     def metric_fn(params: Params, x: Rows, y: Rows) -> Array:
-        _check_batch(x, y)
+        check_batch(x, y)
         outputs = apply(params, x)
         if classify:
             return accuracy(outputs, y)
@@ -404,10 +278,11 @@ def _network(
     return Network(
         module=module,
         task=task,
+        loss=loss,
         init=init,
         apply=apply,
         value_fn=value_fn,
-        lazy_fn=_lazy(outputs_fn, task),
+        lazy_fn=_lazy(outputs_fn, loss),
         metric_name="accuracy" if classify else "mean_squared_error",
         metric_fn=metric_fn,
         is_stacked=stacked,
@@ -422,7 +297,6 @@ def _check_key(key: Array) -> None:
 
 
 def _check_sizes(num_features: int, num_outputs: int, task: NetworkTask) -> None:
-    _validate.one_of(TASKS, task=task)
     _validate.integer(num_features=num_features, num_outputs=num_outputs)
     if (task == "classification") != (num_outputs > 1):
         raise ValueError(

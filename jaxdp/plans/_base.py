@@ -16,6 +16,10 @@ from jaxdp.keys import Keys
 from jaxdp.plans import _events
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
+#: Those whose batches have one size.
+_ONE_SIZE = tuple(
+    kind for kind in _SAMPLERS.values() if kind is not sampling.SinglePassRestarts
+)
 _PLANS: dict[str, type["SumPlan"]] = {}
 
 Vary = Literal["noise_multiplier", "num_steps"]
@@ -53,6 +57,8 @@ class SumPlan:
     draws_directions: ClassVar[bool] = False
     #: Whether its transformation makes steps, which no optimizer may rescale.
     makes_steps: ClassVar[bool] = False
+    #: Kinds of samplers that its accounting covers.
+    samplers: ClassVar[tuple[type, ...]] = _ONE_SIZE
     #: Fields that hold several numbers, by name: how JSON gives them back.
     nested: ClassVar[dict[str, Any]] = {}
 
@@ -68,7 +74,7 @@ class SumPlan:
 
     def __post_init__(self) -> None:
         _validate.integer(num_examples=self.num_examples)
-        _validate.instance(tuple(_SAMPLERS.values()), sampling=self.sampling)
+        _validate.instance(self.samplers, sampling=self.sampling)
         most = self.sampling.max_steps(self.num_examples)
         _validate.integer(num_steps=self.num_steps, at_most=most)
         _validate.one_of(accounting.RELATIONS, relation=self.relation)

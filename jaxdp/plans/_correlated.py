@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate, accounting
+from jaxdp import _validate
 from jaxdp._types import Grid
 from jaxdp.kernels import clip
 from jaxdp.kernels import prefix_noise as noises
-from jaxdp.plans import _events
 from jaxdp.plans._base import SumPlan
 
 
@@ -38,12 +37,6 @@ class CorrelatedPlan(SumPlan):
     def __post_init__(self) -> None:
         _validate.one_of(noises.NAMES, prefix_noise=self.prefix_noise)
         super().__post_init__()
-        unbounded = [math.isinf(bound) for bound, _ in self.clips.values()]
-        if any(unbounded) and (self.noise_multiplier or not all(unbounded)):
-            raise ValueError(
-                "the clips must be finite, or all infinite without noise, got "
-                f"{self.clips}"
-            )
 
     @property
     def steps_per_pass(self) -> int:
@@ -117,18 +110,6 @@ class CorrelatedPlan(SumPlan):
     def grid_noise_std(self) -> int:
         """Standard deviation of a node's noise in grid units, rounded up."""
         return math.ceil(max(self.grid(phase).noise_scale for phase in self.clips))
-
-    def _guarantee_of(
-        self, noise_multiplier: float, steps: int
-    ) -> accounting.Guarantee:
-        return _events.guarantee(
-            self.noise,
-            self.sampling,
-            self.relation,
-            num_examples=self.num_examples,
-            num_steps=steps,
-            noise_multiplier=noise_multiplier,
-        )
 
     def rows(self) -> list[tuple[str, str]]:
         out = super().rows()

@@ -27,10 +27,13 @@ class PrefixSum(CorrelatedPlan):
     period: int | None = None
 
     family: ClassVar[str] = "prefix_sum"
+    samplers: ClassVar[tuple[type, ...]] = (
+        sampling.SinglePass,
+        sampling.ShuffledEpochs,
+    )
 
     def __post_init__(self) -> None:
-        kinds = (sampling.SinglePass, sampling.ShuffledEpochs)
-        _validate.instance(kinds, sampling=self.sampling)
+        _validate.instance(self.samplers, sampling=self.sampling)
         if self.period is not None:
             _validate.integer(period=self.period)
         super().__post_init__()

@@ -347,7 +347,11 @@ def _pack(run: str, step: int, carry: loop.Carry) -> bytes:
 
 
 def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
-    """Fills the public leaves of a fresh carry; the noise stays."""
+    """Fills the public leaves of a fresh carry; the noise stays.
+
+    (Noise that is correlated over a period has a state that moves with the steps. But a
+    checkpoint lies between periods, where that state starts anew.)
+    """
     made, rest = carry.opt_state
     shown = _common.public(made)
     old, structure = jax.tree.flatten((carry.params, shown, rest))
@@ -358,6 +362,19 @@ def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
         words = np.frombuffer(content, like.dtype).reshape(like.shape)
         new.append(keys_lib.from_words(words) if _is_key(leaf) else jnp.asarray(words))
     params, shown, rest = jax.tree.unflatten(structure, new)
-    secret = {name: getattr(made, name) for name in type(made).SECRET}
-    state = (shown._replace(**secret), rest)
+    state = (_with_secrets(shown, made), rest)
     return carry._replace(params=params, opt_state=state)
+
+
+def _with_secrets(shown: Any, made: Any) -> Any:
+    """A public state with the secret fields of a fresh one."""
+    if not hasattr(made, "_fields"):
+        return shown
+    secret = getattr(type(made), "SECRET", ())
+    fields = {
+        name: getattr(made, name)
+        if name in secret
+        else _with_secrets(getattr(shown, name), getattr(made, name))
+        for name in made._fields
+    }
+    return type(made)(**fields)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -79,12 +80,18 @@ class O2NC(CorrelatedPlan):
     family: ClassVar[str] = "o2nc"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
+    samplers: ClassVar[tuple[type, ...]] = (sampling.SinglePassRestarts,)
     nested: ClassVar[dict[str, Any]] = {"theorem": theorems.read}
 
     def __post_init__(self) -> None:
-        kind = sampling.SinglePassRestarts
-        _validate.instance(kind, sampling=self.sampling)
+        _validate.instance(self.samplers, sampling=self.sampling)
         check_clip("restart_l2_clip_norm", self.restart_l2_clip_norm)
+        check_clip("l2_clip_norm", self.l2_clip_norm)
+        if math.isinf(self.restart_l2_clip_norm) != math.isinf(self.l2_clip_norm):
+            raise ValueError(
+                "restart_l2_clip_norm must be finite if and only if l2_clip_norm is, got "
+                f"{self.restart_l2_clip_norm!r} and {self.l2_clip_norm!r}"
+            )
         _validate.positive(
             smoothing_radius=self.smoothing_radius, max_step=self.max_step
         )

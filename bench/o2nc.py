@@ -1,0 +1,346 @@
+r"""Private online-to-non-convex conversion: what each choice does to noise and outcome.
+
+The loss is :math:`\|x\|_1/\sqrt d + \langle z, x\rangle` with d = 8 and ||z|| = 1/2, read
+once: 51200 records, (8, 1e-5) under replace-one, windows and restarts of T = 64 queries,
+K = 400 of them, a batch of T + 1 where the oracle restarts and 1 elsewhere, 8 directions,
+smoothing radius 1/2, x_1 = (1, ..., 1), with reset. The learner's step is
+:math:`D/(G\sqrt T)`, D = 1/2/T and G = L + the noise's root mean square at its worst.
+
+Noise "of the paper" is that of Corollary 4.4 with the paper's conversion of epsilon;
+"exact" noise is calibrated by the plan. "BLT-3" is the library's kernel of least worst
+variance. "naive" restarts at every query: the paper's appendix E, with twice its noise, as
+replace-one asks. "certified" is the library's own choice, ``plans.O2NC.certified``.
+
+"stationarity" is the mean over windows of the norm of the mean of :math:`\nabla\hat F` over
+the window's queries, in closed form; "sampling error" is :math:`E\|g-\nabla\hat F\|^2` of
+the estimate without its noise. The noise of a run is what the same keys release of losses
+that are all zero; "noise energy" is the mean of its square. The Goldstein norm of the
+returned point is an upper bound, for the expected loss at twice the smoothing radius. All
+are means over seeds, of data, directions and noise, with the 95% interval of Student's t.
+
+Source: Zhang, Tran, Cutkosky, 2024. With ``--out DIR`` it draws stationarity and noise.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+from bench import _harness
+from jaxdp import Keys, metrics, models, plans, sampling
+from jaxdp._types import Phase
+from jaxdp.cli import plots
+from jaxdp.plans.o2nc import bounds
+
+DIM, WINDOW, WINDOWS = 8, 64, 400
+RADIUS = 0.5
+EPSILON, DELTA = 8.0, 1e-5
+PROBLEM = models.l1_linear(DIM)
+#: E z = 0 and z enters linearly: one record that stands for the expected loss.
+EXPECTED = (np.zeros((1, DIM), np.float32),)
+PAPER, BEST = "paper's noise, tree", "exact, BLT-3, orthonormal"
+PNG = "o2nc.png"
+
+
+# --- variants ----------------------------------------------------------------------
+
+
+def variants(num_windows: int = WINDOWS) -> dict[str, plans.O2NC]:
+    """The plans that are compared, on ``2 WINDOW num_windows`` records."""
+    plain = _plan(num_windows, "sphere", "one_sided")
+    ours = _plan(num_windows, "orthonormal", "antithetic")
+    blt = _plan(num_windows, "orthonormal", "antithetic", prefix_noise="blt_3")
+    naive = _plan(num_windows, "sphere", "one_sided", period=1)
+    certified = plans.O2NC.certified(
+        num_examples=plain.num_examples,
+        dim=DIM,
+        epsilon=EPSILON,
+        delta=DELTA,
+        relation=plain.relation,
+        lipschitz=PROBLEM.lipschitz,
+        initial_gap=PROBLEM.initial_gap,
+        smoothing_radius=RADIUS,
+    )
+    # Corollary 4.4, and its epsilon of rho; 2 C2 is how far a record moves a difference.
+    rho = EPSILON / (2 * math.sqrt(math.log(1 / DELTA)))
+    paper = math.sqrt(2 * math.log(WINDOW)) * 2 * plain.l2_clip_norm / rho
+
+    def exact(plan: plans.O2NC) -> plans.O2NC:
+        return _tuned(plan.calibrate(epsilon=EPSILON, delta=DELTA))
+
+    return {
+        "not private": _tuned(plain.with_noise(noise_multiplier=0.0)),
+        "not private, orthonormal": _tuned(ours.with_noise(noise_multiplier=0.0)),
+        "naive": exact(naive),
+        PAPER: _tuned(plain.with_noise(noise_multiplier=paper / plain.sensitivity)),
+        "exact, tree": exact(plain),
+        "exact, tree, orthonormal": exact(ours),
+        BEST: exact(blt),
+        "certified": certified,
+    }
+
+
+def _plan(
+    num_windows: int,
+    direction: bounds.Direction,
+    difference: bounds.Difference,
+    *,
+    period: int = WINDOW,
+    prefix_noise: str = "tree",
+) -> plans.O2NC:
+    """A plan without noise, with clips that no record of the problem reaches."""
+    naive = period == 1
+    max_step = RADIUS / WINDOW
+    m = 1 if naive else DIM
+    clips = (
+        bounds.grad_clip(DIM, m, direction),
+        bounds.diff_clip(DIM, m, direction, difference, 2 * max_step / RADIUS),
+    )
+    restart, rest = (PROBLEM.lipschitz * float(clip) for clip in clips)
+    return plans.O2NC(
+        num_examples=2 * WINDOW * num_windows,
+        num_steps=WINDOW * num_windows,
+        sampling=sampling.SinglePassRestarts(
+            period=period, restart_batch_size=2 if naive else WINDOW + 1
+        ),
+        relation="replace_one",
+        restart_l2_clip_norm=restart,
+        l2_clip_norm=rest,
+        smoothing_radius=RADIUS,
+        max_step=max_step,
+        window=WINDOW,
+        num_directions=m,
+        direction=direction,
+        difference=difference,
+        prefix_noise=prefix_noise,
+    )
+
+
+def _tuned(plan: plans.O2NC) -> plans.O2NC:
+    """The plan with the step size D / (G sqrt(T)) for its noise."""
+    largest = PROBLEM.lipschitz + math.sqrt(DIM) * plan.noise_std
+    rate = plan.max_step / (largest * math.sqrt(plan.window))
+    return dataclasses.replace(plan, learning_rate=rate)
+
+
+def predicted_energy(plan: plans.O2NC) -> float:
+    """Of a run's noise: the mean over a period of E ||N_t||^2."""
+    return DIM * plan.node_std**2 * float(np.mean(plan.correlation.prefix_norms() ** 2))
+
+
+# --- runs --------------------------------------------------------------------------
+
+
+class Path(NamedTuple):
+    """What a run asked and was told, and where it went."""
+
+    queries: jax.Array  # shape=(num_steps, d)
+    estimates: jax.Array  # shape=(num_steps, d); released gradients at the queries
+    last: jax.Array  # shape=(d,)
+    returned: jax.Array  # shape=(d,)
+
+
+def follow(plan: plans.O2NC, keys: Keys, data: Any, scale: float | jax.Array) -> Path:
+    """A whole run of a plan, on ``scale`` times the losses, in one program.
+
+    The steps are those of ``jaxdp.fit``; scans keep what is seen on the way.
+    """
+    tx = plan.transform(keys)
+
+    def value_fn(x: jax.Array, batch: Any) -> jax.Array:
+        return scale * PROBLEM.value_fn(x, batch)
+
+    def step(phase: Phase, carry: Any, index: jax.Array) -> tuple[Any, Any]:
+        x, state = carry
+        batch = sampling.batch(plan, keys, index, data, phase=phase.name)
+        update: Any = tx.update
+        updates, state = update(
+            None, state, x, value_fn=value_fn, batch=batch, phase=phase.name
+        )
+        seen = (x, state.oracle.estimate)
+        return (optax.apply_updates(x, updates), state), seen
+
+    def period(carry: Any, first: jax.Array) -> tuple[Any, Any]:
+        parts = []
+        for phase in plan.phases:
+            steps = first + jnp.arange(phase.num_steps)
+            carry, seen = jax.lax.scan(functools.partial(step, phase), carry, steps)
+            first = first + phase.num_steps
+            parts.append(seen)
+        return carry, jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+    x = jnp.asarray(PROBLEM.x0)
+    # Steps beyond the plan's last do nothing.
+    starts = jnp.arange(0, plan.num_steps, plan.sampling.period)
+    (x, state), seen = jax.lax.scan(period, (x, tx.init(x)), starts)
+    queries, estimates = (s.reshape(-1, DIM)[: plan.num_steps] for s in seen)
+    return Path(queries, estimates, x, plan.returned(state.driver, x))
+
+
+class Outcome(NamedTuple):
+    """What is measured of a run; of several, each with an axis of seeds in front."""
+
+    stationarity: Any
+    sampling_error: Any
+    noise_energy: Any
+    last: Any
+    returned: Any
+
+
+def outcome(plan: plans.O2NC, seed: jax.Array, data: Any) -> Outcome:
+    """One run, and beside it, step for step, its noise alone: the same without losses."""
+    follow_scaled = functools.partial(follow, plan, Keys.insecure(seed), data)
+    both = jax.vmap(follow_scaled)(jnp.array([1.0, 0.0]))
+    run, zero = (jax.tree.map(lambda x, i=i: x[i], both) for i in range(2))
+    smoothed: Any = PROBLEM.smoothed_gradient_fn
+    gradients = jax.vmap(lambda w: smoothed(w, EXPECTED, RADIUS)[0])(run.queries)
+    whole = plan.num_windows * plan.window
+    of_windows = gradients[:whole].reshape(-1, plan.window, DIM).mean(axis=1)
+    errors = run.estimates - zero.estimates - gradients
+    return Outcome(
+        jnp.mean(jnp.linalg.norm(of_windows, axis=-1)),
+        jnp.mean(jnp.sum(errors**2, axis=-1)),
+        jnp.mean(jnp.sum(zero.estimates**2, axis=-1)),
+        run.last,
+        run.returned,
+    )
+
+
+def outcomes(plan: plans.O2NC, seeds: Sequence[int]) -> Outcome:
+    """The runs of all seeds, which draw the data too, in one compiled program."""
+    every = [PROBLEM.make_data(plan.num_examples, seed) for seed in seeds]
+    data = jax.tree.map(lambda *x: jnp.stack(x), *every)
+    program = jax.jit(_harness.over_seeds(functools.partial(outcome, plan)))
+    return jax.tree.map(np.asarray, program(jnp.array(seeds), data))
+
+
+# --- the study ---------------------------------------------------------------------
+
+expected_gradient = models.nonsmooth.mean_gradient_fn(PROBLEM, EXPECTED)
+
+
+def samples(found: Outcome) -> dict[str, np.ndarray]:
+    """The metrics of a variant, each a number a seed."""
+    goldstein = [
+        float(metrics.goldstein_norm(expected_gradient, x, 2 * RADIUS))
+        for x in found.returned
+    ]
+    return {
+        "stationarity": found.stationarity,
+        "sampling error": found.sampling_error,
+        "noise energy": found.noise_energy,
+        "||x|| at the end": np.linalg.norm(found.last, axis=-1),
+        "||x|| returned": np.linalg.norm(found.returned, axis=-1),
+        "Goldstein norm returned": np.array(goldstein),
+    }
+
+
+def run(quick: bool, out: pathlib.Path | None = None) -> list[_harness.Row]:
+    """The study's rows; with ``out`` its plot."""
+    return study(variants(), range(3 if quick else 20), out)
+
+
+def study(
+    table: dict[str, plans.O2NC],
+    seeds: Sequence[int],
+    out: pathlib.Path | None = None,
+) -> list[_harness.Row]:
+    """The rows of some of the variants, the paper's and the best among them."""
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        every = pool.map(lambda plan: outcomes(plan, seeds), table.values())
+        found = dict(zip(table, map(samples, every), strict=True))
+    rows: list[_harness.Row] = []
+    for name, plan in table.items():
+        rows += _rows(name, plan, found[name])
+    energies = {
+        name: _harness.mean(x["noise energy"]).value for name, x in found.items()
+    }
+    less = energies[PAPER] / energies[BEST]
+    rows.append(_harness.Row(PAPER, "noise energy", energies[PAPER], "", BEST, less))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        plots.save(_draw(table, found), out / PNG)
+    return rows
+
+
+def _rows(
+    name: str, plan: plans.O2NC, found: dict[str, np.ndarray]
+) -> list[_harness.Row]:
+    rows: list[_harness.Row] = []
+    for metric, values in found.items():
+        m = _harness.mean(values)
+        unit = f"±{m.half_width:.2g} (95%, n={len(values)})"
+        against: tuple[Any, ...] = ()
+        if metric == "noise energy" and plan.node_std:
+            against = ("prediction", m.value / predicted_energy(plan))
+        rows.append(_harness.Row(name, metric, m.value, unit, *against))
+    if plan.noise_multiplier:
+        spent = float(plan.epsilon(delta=DELTA))
+        rows.append(_harness.Row(name, "epsilon", spent, f"at delta {DELTA:g}"))
+    if plan.theorem is not None:
+        chosen = (
+            f"at radius {2 * RADIUS:g}; restart every {plan.sampling.period}, window "
+            f"{plan.window}, {plan.sampling.restart_batch_size} records at a restart"
+        )
+        bound = plan.theorem.bound
+        rows.append(_harness.Row(name, "Goldstein norm proven", bound, chosen))
+    return rows
+
+
+# --- plot --------------------------------------------------------------------------
+
+
+def _draw(
+    table: dict[str, plans.O2NC], found: dict[str, dict[str, np.ndarray]]
+) -> Figure:
+    num_seeds = len(next(iter(found.values()))["stationarity"])
+    fig, (left, right) = plots.figure(1, 2, figsize=(10, 4.2))
+    places = dict(zip(table, range(len(table))[::-1], strict=True))
+    for name, place in places.items():
+        private = bool(table[name].node_std)
+        color = plots.BLUE if private else plots.GREEN
+        for axis, metric in ((left, "stationarity"), (right, "noise energy")):
+            values = found[name][metric]
+            if axis is right and not private:
+                continue
+            m = _harness.mean(values)
+            axis.scatter(values, np.full(len(values), place), s=12, color=plots.SKY)
+            axis.errorbar(m.value, place, xerr=m.half_width, fmt="o", color=color)
+            label = f"{m.value:.3g}"
+            offset = {"xytext": (0, 7), "textcoords": "offset points"}
+            axis.annotate(label, (m.value, place), ha="center", **offset)
+    private = {name: place for name, place in places.items() if table[name].node_std}
+    right.scatter(
+        [predicted_energy(table[name]) for name in private],
+        list(private.values()),
+        marker="|",
+        s=260,
+        color=plots.ORANGE,
+        label="predicted",
+    )
+    right.legend(loc="lower right", frameon=False)
+    for axis, labels in ((left, list(places)), (right, [""] * len(places))):
+        axis.set_yticks(list(places.values()), labels)
+        axis.set_ylim(-0.6, len(table) - 0.3)
+    left.set_xlim(left=0)
+    left.set_xlabel(
+        "stationarity: mean over windows of $|\\,$mean of $\\nabla\\hat F|$"
+    )
+    right.set_xscale("log")
+    right.set_xlabel("noise energy: mean of $|N_t|^2$ (log scale)")
+    fig.suptitle(
+        f"O2NC on $|x|_1/\\sqrt{{d}} + \\langle z,x\\rangle$, d = {DIM}, ε = {EPSILON:g}: "
+        f"{num_seeds} seeds, their mean and its 95% interval",
+        fontsize="medium",
+    )
+    return fig
