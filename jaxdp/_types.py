@@ -5,6 +5,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 
+from jaxdp.kernels.prefix_noise import PrefixNoise
+
 Relation = Literal["replace_one", "zero_out", "add_or_remove"]
 
 #: ``value_fn(params, batch) -> losses (B,)``.
@@ -100,17 +102,6 @@ class Grid(NamedTuple):
     bits: int | None  # a grid unit is 2**-bits of it; None: no bound, no noise
     normalizer: float  # what the sum is divided by
     noise_scale: float  # standard deviation of a node's noise, in grid units
-
-
-class PrefixNoise(Protocol):
-    """Correlated noise of a period: see :mod:`jaxdp.kernels.prefix_noise`."""
-
-    @property
-    def period(self) -> int: ...
-    def init(self, like: Any) -> Any: ...
-    def increment(
-        self, key: jax.Array, state: Any, step: jax.Array, like: Any
-    ) -> tuple[Any, Any]: ...
 
 
 class PrefixSumPlan(PrivatePlan, Protocol):

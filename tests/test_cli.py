@@ -649,6 +649,7 @@ def test_cosine_and_momentum_are_optax_s() -> None:
         num_steps=10, learning_rate=0.5, schedule="cosine", momentum=0.9
     )
     tx = recipes.make_optimizer(recipe)
+    assert tx is not None
     assert recipes.make_optimizer(dataclasses.replace(recipe)) is tx
     params = np.ones(2, np.float32)
     state, moving = tx.init(params), 0.0

@@ -323,9 +323,15 @@ def first_batch(sampler: Any) -> sampling.Batch:
 
 
 def resolve(
-    sampler: Any, batch: Any, mask: Any = None, *, private: bool = False
+    sampler: Any,
+    batch: Any,
+    mask: Any = None,
+    *,
+    private: bool = False,
+    step: int = 0,
 ) -> Any:
-    return sampling.resolve(plan(sampler), batch, mask, private=private)
+    at = jnp.asarray(step)
+    return sampling.resolve(plan(sampler), batch, mask, private=private, step=at)
 
 
 @pytest.mark.parametrize("sampler", [*DRAWING, OUTSIDE], ids=repr)
@@ -335,13 +341,22 @@ def test_only_the_plans_own_batches_are_taken(sampler: Any) -> None:
         if other == sampler:
             records, mask = resolve(sampler, batch)
             assert records is batch.records
-            assert mask is batch.mask
+            np.testing.assert_array_equal(mask, batch.mask)
             continue
         with pytest.raises(ValueError, match="batch was drawn by"):
             resolve(sampler, batch)
     if sampler not in (sampling.FullBatch(), OUTSIDE):
         with pytest.raises(ValueError, match="raw arrays"):
             resolve(sampler, DATA)
+
+
+@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+def test_a_batch_counts_in_its_own_step_only(sampler: Any) -> None:
+    """What a record is charged for rests on it: a batch given twice counts once."""
+    batch = first_batch(sampler)
+    _, mask = resolve(sampler, batch, step=1)
+    full = sampler == sampling.FullBatch()  # All of them are alike.
+    np.testing.assert_array_equal(mask, batch.mask if full else 0 * batch.mask)
 
 
 @pytest.mark.parametrize("sampler", DRAWING, ids=repr)

@@ -192,12 +192,14 @@ def _dp_sgd(
     clipped = jax_privacy.clipped_grad(
         loss, l2_clip_norm=recipe.l2_clip_norm, normalize_by=BATCH, microbatch_size=16
     )
+    after = recipes.make_optimizer(recipe)
+    assert after is not None  # Only a plan that makes the steps itself has none.
     optimizer = optax.chain(
         noise_addition.gaussian_privatizer(
             stddev=plan.noise_multiplier * plan.sensitivity / BATCH,
             prng_key=jax.random.key(seed),
         ),
-        recipes.make_optimizer(recipe),
+        after,
     )
 
     @jax.jit

@@ -18,10 +18,13 @@ from jaxdp.cli.kinds import (
     Relation,
     SamplingProb,
 )
+from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
 from jaxdp.plans.dpzero import DirectionLaw
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
 MODELS = ("linear", "mlp")
+#: Of ``jaxdp.models.losses``, whose package brings flax.
+LOSSES = ("cross_entropy", "hinge", "squared_error")
 SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
 LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
@@ -49,11 +52,16 @@ class Train:
     """Of what is trained; the quadratics are their own model."""
     hidden: Annotated[
         tuple[int, ...] | None,
-        *kinds.kind("WIDTH,...", "integers >= 1, as in 64,32", kinds.widths, "32"),
+        *kinds.kind("WIDTH,...", "integers >= 1, as in 64,32", kinds.widths, "32 or 8"),
     ] = None
-    """Widths of mlp's hidden layers."""
+    """Widths of mlp's hidden layers; by default 32, and 8 for o2nc."""
+    loss: Annotated[
+        str | None, *kinds.choice(*LOSSES, missing="the first of the task")
+    ] = None
+    """cross_entropy and hinge are for classification, squared_error for regression."""
     algorithm: Annotated[str, *kinds.choice(*recipes.ALGORITHMS)] = "dpzero"
-    """mezo and gd are dpzero and dpgd without clip and noise: not private."""
+    """mezo and gd are dpzero and dpgd without clip and noise: not private. o2nc is for
+    losses with kinks: one pass, online-to-non-convex conversion."""
 
     epsilon: Annotated[float | None, *kinds.number(f"{DEFAULT_EPSILON:g}")] = None
     """Budget of the whole run."""
@@ -63,15 +71,17 @@ class Train:
     """Which data sets count as neighbours."""
 
     num_steps: IntegerOfRecipe = None
-    """Steps; each releases one quantity."""
+    """Steps; each releases one quantity. o2nc: by default all that one pass allows."""
     sampling_prob: SamplingProb = None
     """Probability that a record joins a step."""
     batch_size: MaybeInteger = None
-    """Expected records of a step, instead of --sampling-prob."""
+    """Expected records of a step, instead of --sampling-prob; o2nc: records of a step
+    between two restarts."""
     l2_clip_norm: NumberOfRecipe = None
-    """Bound on one record's contribution."""
+    """Bound on one record's contribution; o2nc: to a step between two restarts."""
     smoothing_radius: NumberOfRecipe = None
-    """Length of the difference, over that of the direction."""
+    """Length of the difference, over that of the direction, which is sqrt(d) for d
+    parameters; o2nc: the distance itself by which a point is moved."""
     num_directions: IntegerOfRecipe = None
     """Directions of a step; together they cost what one costs."""
     direction: Annotated[str | None, *kinds.choice(*DIRECTIONS, missing="recipe")] = (
@@ -79,8 +89,23 @@ class Train:
     )
     """Law of the directions."""
 
+    period: IntegerOfRecipe = None
+    """o2nc: steps from one restart of the gradient estimate to the next."""
+    restart_batch_size: IntegerOfRecipe = None
+    """o2nc: records of a step with a restart."""
+    restart_l2_clip_norm: NumberOfRecipe = None
+    """o2nc: bound on one record's contribution to a step with a restart."""
+    prefix_noise: Annotated[
+        str | None, *kinds.choice(*PREFIX_NOISES, missing="recipe")
+    ] = None
+    """o2nc: how the noise of a period is correlated."""
+    window: IntegerOfRecipe = None
+    """o2nc: steps of a window; the mean of a random window's points is returned."""
+    max_step: NumberOfRecipe = None
+    """o2nc: the longest step."""
+
     learning_rate: NumberOfRecipe = None
-    """Step size."""
+    """Step size; o2nc's recipes adapt it."""
     schedule: Annotated[str | None, *kinds.choice(*SCHEDULES, missing="recipe")] = None
     """Step size over time; cosine ends at 0."""
     momentum: NumberOfRecipe = None

@@ -46,6 +46,7 @@ def progress(
     spent: Sequence[tuple[int, float]] | None,
     delta: float | None,
     start: float | None = None,
+    returned: float | None = None,
 ) -> None:
     """The metric on public records, and below it the budget, against steps.
 
@@ -58,6 +59,7 @@ def progress(
       spent: (t, epsilon after t steps); None where nothing bounds it.
       delta: at which epsilon is stated.
       start: the metric before training, where it says something.
+      returned: the metric of what is returned, where that is not the last point.
     """
     height = 5.6 if spent else 3.6
     fig, axes = figure(2 if spent else 1, figsize=(7, height))
@@ -68,10 +70,11 @@ def progress(
         top.axhline(start, color=ORANGE, linestyle="--", linewidth=1.2)
     label = _LABELS[metric]
     top.set_ylabel(f"{label}\non held-out public records")
-    end = metrics[-1]
+    end = metrics[-1] if returned is None else returned
     if np.isfinite(end):
         top.plot(steps[-1], end, "o", color=BLUE, clip_on=False)
         said = f"final {label}: {end:.4g}"
+        said += "" if returned is None else ", of the mean of a window (dot)"
         said += "" if start is None else f"; before training: {start:.4g} (dashed)"
         top.set_title(said, loc="left", fontsize="medium")
     if metric in _SHARES:
@@ -95,8 +98,9 @@ def releases(
     *,
     title: str,
     releases: np.ndarray,
-    noise_std: float,
+    noise_std: float | np.ndarray,
     num_parameters: int | None = None,
+    released: str = "gradient",
 ) -> None:
     """What left the run, step by step, against what noise alone would look like.
 
@@ -105,8 +109,10 @@ def releases(
       title: of the figure.
       releases: shape=(num_steps, K): slopes, or with ``num_parameters`` the norms of
         gradients of that many numbers.
-      noise_std: standard deviation of the noise on each released number.
+      noise_std: standard deviation of the noise on each released number; for norms, also
+        one for each step.
       num_parameters: None for slopes.
+      released: what the norms are of.
     """
     fig, axis = figure(figsize=(7, 3.9))
     num_steps, width = releases.shape
@@ -150,12 +156,16 @@ def releases(
         axis.set_ylabel("mean of the records' slopes\nalong the direction")
     else:
         axis.plot(
-            steps, releases[:, 0], color=BLUE, linewidth=1.2, label="released gradient"
+            steps,
+            releases[:, 0],
+            color=BLUE,
+            linewidth=1.2,
+            label=f"released {released}",
         )
-        level = noise_std * np.sqrt(num_parameters)
-        axis.axhline(
-            level, color=ORANGE, linestyle="--", label=f"noise alone ({level:.3g})"
-        )
+        level = np.broadcast_to(noise_std * np.sqrt(num_parameters), (num_steps,))
+        low, high = f"{level.min():.3g}", f"{level.max():.3g}"
+        label = f"noise alone ({low if low == high else f'{low} to {high}'})"
+        axis.plot(steps, level, color=ORANGE, linestyle="--", label=label)
         axis.set_ylabel("Euclidean norm")
         axis.set_ylim(bottom=0)
     fig.suptitle(title)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate, models, plans
+from jaxdp import _validate, models, plans, sampling
 from jaxdp import keys as keys_lib
 from jaxdp.cli import budget, options, recipes
 from jaxdp.cli.errors import UsageError, flag, usage
@@ -21,6 +22,13 @@ from jaxdp.plans._base import SumPlan
 _OF_FILES = ("label", "bounds", "task", "classes", "label_bounds")
 _OF_BUDGET = ("epsilon", "delta", "l2_clip_norm")
 _OF_ZEROTH_ORDER = ("smoothing_radius", "num_directions", "direction")
+_OF_CONVERSION = (
+    *("period", "restart_batch_size", "restart_l2_clip_norm", "prefix_noise"),
+    *("window", "max_step"),
+)
+_OF_OTHERS = ("sampling_prob", "schedule", "momentum", "average")
+# Of the steps between restarts.
+_OF_PERIODS = ("batch_size", "l2_clip_norm", "prefix_noise")
 _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.
 
 
@@ -29,6 +37,7 @@ class Task(NamedTuple):
 
     dataset: models.Dataset
     model: str
+    loss: str
     init: Callable[[jax.Array], Any]  # key -> params
     value_fn: Callable[[Any, Any], jax.Array]  # (params, batch) -> losses (B,)
     metric: str  # its name in the report
@@ -40,7 +49,7 @@ class Job(NamedTuple):
 
     task: Task
     algorithm: recipes.Algorithm
-    recipe: recipes.Recipe
+    recipe: recipes.AnyRecipe
     plan: SumPlan
     keys: keys_lib.Keys
     out: pathlib.Path
@@ -58,8 +67,17 @@ def prepare(command: options.Train) -> Job:
         _validate.probability(delta=delta)
         if command.microbatch_size is not None:
             _validate.integer(microbatch_size=command.microbatch_size)
-    recipe = _recipe(command, task, algorithm, epsilon)
-    sampler = budget.sampler(command, task.dataset.num_examples)
+    with usage(command):
+        keys = (
+            keys_lib.Keys.from_entropy()
+            if command.seed is None
+            else keys_lib.Keys.insecure(command.seed)
+        )
+    shapes = jax.eval_shape(lambda: initial(task, keys))
+    recipe = _recipe(command, task, algorithm, epsilon, shapes)
+    sampler = sampling.FullBatch()  # Conversions say themselves how they sample.
+    if algorithm != "o2nc":
+        sampler = budget.sampler(command, task.dataset.num_examples)
     with usage(command, "--epsilon"):  # What else is wrong with the numbers together.
         plan = recipes.make_plan(
             recipe,
@@ -70,14 +88,8 @@ def prepare(command: options.Train) -> Job:
             epsilon=epsilon,
             delta=delta,
         )
-    with usage(command):
-        keys = (
-            keys_lib.Keys.from_entropy()
-            if command.seed is None
-            else keys_lib.Keys.insecure(command.seed)
-        )
     if algorithm in recipes.ZEROTH_ORDER:
-        _check_directions(command, task, recipe, keys)
+        _check_directions(command, recipe, keys, shapes)
     out = command.out or pathlib.Path("runs", task.dataset.name)
     if not command.resume:
         check_folder(out, command.overwrite)
@@ -95,15 +107,14 @@ def initial_key(direction: jax.Array) -> jax.Array:
 
 
 def _check_directions(
-    command: options.Train, task: Task, recipe: recipes.Recipe, keys: keys_lib.Keys
+    command: options.Train, recipe: recipes.AnyRecipe, keys: keys_lib.Keys, shapes: Any
 ) -> None:
-    """Refuses more directions than the law has, which shows with the parameters."""
+    """Refuses more directions than the law has for parameters of such shapes."""
     draw = functools.partial(
         sphere.directions, law=recipe.direction, num=recipe.num_directions
     )
-    params = jax.eval_shape(lambda: initial(task, keys))
     with usage(command):
-        jax.eval_shape(draw, keys.direction, params)
+        jax.eval_shape(draw, keys.direction, shapes)
 
 
 def _either(value: Any, default: Any) -> Any:
@@ -121,12 +132,15 @@ def _refuse_strangers(command: options.Train) -> None:
 
     refuse(_OF_FILES, "a .csv or .npz --dataset", _is_file(command.dataset))
     real = not command.dataset.startswith("quadratic_")
-    refuse(("test_fraction",), "a --dataset of real records", real)
+    refuse(("test_fraction", "loss"), "a --dataset of real records", real)
     refuse(("hidden",), "--model mlp", command.model == "mlp")
     algorithm = command.algorithm
-    refuse(_OF_BUDGET, "--algorithm dpzero or dpgd", algorithm in recipes.PRIVATE)
+    private = algorithm in recipes.PRIVATE
+    refuse(_OF_BUDGET, "--algorithm dpzero, dpgd or o2nc", private)
     zeroth = algorithm in recipes.ZEROTH_ORDER
-    refuse(_OF_ZEROTH_ORDER, "--algorithm dpzero or mezo", zeroth)
+    refuse(_OF_ZEROTH_ORDER, "--algorithm dpzero, mezo or o2nc", zeroth)
+    refuse(_OF_CONVERSION, "--algorithm o2nc", algorithm == "o2nc")
+    refuse(_OF_OTHERS, "--algorithm dpzero, dpgd, mezo or gd", algorithm != "o2nc")
 
 
 def _is_file(dataset: str) -> bool:
@@ -143,9 +157,13 @@ def load_task(command: options.Train) -> Task:
                 f"its own model; got {command.model}"
             )
         return _quadratic(dataset)
-    extra = {"hidden": _either(command.hidden, (32,))} if command.model == "mlp" else {}
+    extra: dict[str, Any] = {}
+    if command.model == "mlp":
+        # A small one for o2nc, whose noise grows with the root of the parameters.
+        usual = (8,) if command.algorithm == "o2nc" else (32,)
+        extra["hidden"] = _either(command.hidden, usual)
     with usage(command):
-        network = models.network_for(dataset, command.model, **extra)
+        network = models.network_for(dataset, command.model, loss=command.loss, **extra)
     x, y = dataset.test
     # In the target's own unit, where its scale is known.
     low, high = dataset.target_bounds or (0.0, 1.0)
@@ -154,6 +172,7 @@ def load_task(command: options.Train) -> Task:
     return Task(
         dataset=dataset,
         model=command.model,
+        loss=network.loss,
         init=network.init,
         value_fn=network.value_fn,
         metric=metric,
@@ -168,6 +187,7 @@ def _quadratic(dataset: models.Dataset) -> Task:
     return Task(
         dataset=dataset,
         model="quadratic",
+        loss="quadratic",
         init=lambda key: jnp.zeros(dim),
         value_fn=value_fn,
         metric="test_loss",
@@ -206,28 +226,64 @@ def _dataset(command: options.Train) -> models.Dataset:
 
 
 def _recipe(
-    command: options.Train, task: Task, algorithm: recipes.Algorithm, epsilon: float
-) -> recipes.Recipe:
+    command: options.Train,
+    task: Task,
+    algorithm: recipes.Algorithm,
+    epsilon: float,
+    shapes: Any,
+) -> recipes.AnyRecipe:
     """The data set's recipe with what the options change; all of it checked."""
     name = "*" if _is_file(command.dataset) else task.dataset.name
     base = recipes.find(name, command.model, algorithm, epsilon)
-    names = [field.name for field in dataclasses.fields(recipes.Recipe)]
+    names = [field.name for field in dataclasses.fields(base)]
     given = {name: getattr(command, name) for name in names}
     changes = {name: value for name, value in given.items() if value is not None}
     recipe = dataclasses.replace(base, **changes)
+    if isinstance(recipe, recipes.Conversion) and command.num_directions is None:
+        # Small models have fewer than the recipe asks for.
+        dim = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+        most = min(recipe.num_directions, dim)
+        recipe = dataclasses.replace(recipe, num_directions=most)
     with usage(command):
-        _validate.positive(learning_rate=recipe.learning_rate)
-        # The step counter is a 32-bit integer.
-        _validate.integer(num_steps=recipe.num_steps, at_most=2**31 - 1)
-        if algorithm in recipes.PRIVATE:
+        if recipe.learning_rate is not None:
+            _validate.positive(learning_rate=recipe.learning_rate)
+        if recipe.num_steps is not None:
+            # The step counter is a 32-bit integer.
+            _validate.integer(num_steps=recipe.num_steps, at_most=2**31 - 1)
+        if algorithm in recipes.PRIVATE and recipe.l2_clip_norm is not None:
             _validate.positive(l2_clip_norm=recipe.l2_clip_norm)
+    if isinstance(recipe, recipes.Conversion):
+        _check_conversion(command, recipe)
+    else:
+        _check_steps(recipe)
+    return recipe
+
+
+def _check_conversion(command: options.Train, recipe: recipes.Conversion) -> None:
+    with usage(command):
+        _validate.integer(
+            period=recipe.period, restart_batch_size=recipe.restart_batch_size
+        )
+        if recipe.batch_size is not None:
+            _validate.integer(batch_size=recipe.batch_size)
+        if recipe.window is not None:
+            _validate.integer(window=recipe.window, at_least=2)
+        _validate.positive(restart_l2_clip_norm=recipe.restart_l2_clip_norm)
+    for name in _OF_PERIODS:
+        if getattr(command, name) is not None and recipe.period == 1:
+            raise UsageError(
+                f"{flag(name)} is for --period 2 or more only, got 1, where every step is "
+                "a restart"
+            )
+
+
+def _check_steps(recipe: recipes.Recipe) -> None:
     if not 0 <= recipe.momentum < 1:
         raise UsageError(
             f"--momentum must be a number in [0, 1), got {recipe.momentum}"
         )
     if not 0 <= recipe.average <= 1:
         raise UsageError(f"--average must be a number in [0, 1], got {recipe.average}")
-    return recipe
 
 
 def check_folder(out: pathlib.Path, overwrite: bool) -> None:

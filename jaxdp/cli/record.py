@@ -31,7 +31,7 @@ Command = TypeVar("Command", options.Train, options.Finetune)
 
 
 def note(
-    command: options.Train | options.Finetune, recipe: recipes.Recipe
+    command: options.Train | options.Finetune, recipe: recipes.AnyRecipe
 ) -> dict[str, Any]:
     """What the ledger's header says of the command."""
     given = dataclasses.asdict(command)
@@ -157,7 +157,7 @@ def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
         ) from error
 
 
-def recipe_of(record: ledger.Record) -> recipes.Recipe:
+def recipe_of(record: ledger.Record) -> recipes.AnyRecipe:
     """The recipe that a run of ``jaxdp train`` or ``jaxdp finetune`` used.
 
     Raises:
@@ -168,7 +168,8 @@ def recipe_of(record: ledger.Record) -> recipes.Recipe:
         fields: dict[str, Any] = {
             name: math.inf if x == "inf" else x for name, x in parts.items()
         }
-        return recipes.Recipe(**fields)
+        kind = recipes.Conversion if "period" in fields else recipes.Recipe
+        return kind(**fields)
     except (KeyError, TypeError) as error:
         raise UsageError(
             "FOLDER must be one that jaxdp wrote, got a ledger without a recipe: "

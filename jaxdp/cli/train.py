@@ -20,6 +20,7 @@ from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
 from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
 from jaxdp.plans._base import SumPlan
+from jaxdp.plans._correlated import CorrelatedPlan
 from jaxdp.transforms.averaging import polyak_output
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
@@ -34,7 +35,8 @@ class Outcome(NamedTuple):
     params: Any
     releases: np.ndarray  # shape=(num_steps, K)
     steps: list[int]
-    metrics: list[float]  # at these steps
+    metrics: list[float]  # at these steps, of the points there
+    returned: float  # the metric of what is returned
     report: dict[str, Any]
 
 
@@ -130,10 +132,11 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
         )
     params = polyak_output(result.info.state) if averaged else result.params
     values = [float(x) for x in metrics]
+    # Plans that make the steps return another point than the last one.
+    last = float(task.metric_fn(params)) if job.plan.makes_steps else values[-1]
     releases = np.asarray(result.info.releases)
-    return Outcome(
-        params, releases, steps, values, _report(job, result.report, values[-1])
-    )
+    report = _report(job, result.report, last)
+    return Outcome(params, releases, steps, values, last, report)
 
 
 def _report(job: Job, of_fit: dict[str, Any], metric: float) -> dict[str, Any]:
@@ -147,6 +150,7 @@ def _report(job: Job, of_fit: dict[str, Any], metric: float) -> dict[str, Any]:
         "algorithm": job.algorithm,
         "dataset": dataset.name,
         "model": job.task.model,
+        "loss": job.task.loss,
         "num_test_examples": len(dataset.test[0]),
         job.task.metric: metric,
         "recipe": dataclasses.asdict(job.recipe),
@@ -178,6 +182,7 @@ def write(job: Job, outcome: Outcome) -> None:
         steps=outcome.steps,
         metrics=outcome.metrics,
         metric=job.task.metric,
+        returned=outcome.returned if job.plan.makes_steps else None,
         spent=spent_over_time(job.plan, outcome.steps, lost(outcome.report)),
         delta=job.plan.delta,
     )
@@ -186,11 +191,27 @@ def write(job: Job, outcome: Outcome) -> None:
         job.out / RELEASES,
         title=title,
         releases=outcome.releases,
-        noise_std=job.plan.noise_std,
-        num_parameters=None if job.algorithm in recipes.ZEROTH_ORDER else parameters,
+        noise_std=_noise_of_steps(job.plan),
+        num_parameters=None if job.plan.replayable else parameters,
+        released=_released(job.plan),
     )
     text = json.dumps(outcome.report, indent=2, allow_nan=False)
     replace(job.out / REPORT, (text + "\n").encode())
+
+
+def _noise_of_steps(plan: SumPlan) -> float | np.ndarray:
+    """Standard deviation of the noise on a released number: of all steps, or each."""
+    if not isinstance(plan, CorrelatedPlan):
+        return plan.noise_std
+    of_period = plan.node_std * plan.correlation.increment_norms()
+    return np.resize(of_period, plan.num_steps)  # Repeats it.
+
+
+def _released(plan: SumPlan) -> str:
+    """What the releases of a step are, in words."""
+    if not isinstance(plan, CorrelatedPlan) or plan.noise_period == 1:
+        return "gradient"
+    return "gradient or its change"
 
 
 def lost(report: dict[str, Any]) -> int:
@@ -249,11 +270,23 @@ def spending(title: str, plan: SumPlan, report: dict[str, Any]) -> Table:
     }[report["private"]]
     table.add_row("spent: epsilon", spent)
     table.add_row("private", private)
-    sums = f"each of {plan.num_steps} sums of {plan.normalizer:.5g} records"
+    sums = f"each of {plan.num_steps} {_averaged(plan)}"
     noise = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
     table.add_row("noise", f"{noise if plan.noise_multiplier else 'none'} on {sums}")
     table.add_section()
     return table
+
+
+def _averaged(plan: SumPlan) -> str:
+    """What the noise is on, in words."""
+    if not isinstance(plan, CorrelatedPlan):
+        return f"sums of {plan.normalizer:.5g} records"
+    means = (
+        f"means of {' or '.join(str(rows) for _, rows in plan.clips.values())} records"
+    )
+    if plan.noise_period == 1:
+        return means
+    return f"{means}, correlated over {plan.noise_period} steps ({plan.prefix_noise})"
 
 
 def duration(report: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ A plan alone states the guarantee, and builds what runs under it.
 
 from jaxdp.plans._base import from_json as from_json
 from jaxdp.plans._clip_tuning import ClipTuning as ClipTuning
+from jaxdp.plans._correlated import BLTNumbers as BLTNumbers
 from jaxdp.plans.dpgd import DPGD as DPGD
 from jaxdp.plans.dpzero import DPGDZerothOrder as DPGDZerothOrder
 from jaxdp.plans.dpzero import DPZero as DPZero

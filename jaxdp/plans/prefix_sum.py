@@ -62,5 +62,15 @@ class PrefixSum(CorrelatedPlan):
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
-        """The transformation of incoming per-record updates; it takes no options."""
-        return private_prefix_sum(self, keys, **kwargs)
+        """The transformation of incoming per-record updates; it takes no options.
+
+        Raises:
+          ValueError: options, which ``jaxdp.fit`` gives: there is nothing to fit.
+        """
+        if kwargs:
+            raise ValueError(
+                "plan must be one whose transformation reads losses, got PrefixSum, which "
+                "noises updates that are made elsewhere: put jaxdp.private_prefix_sum "
+                "into a chain"
+            )
+        return private_prefix_sum(self, keys)

@@ -16,7 +16,7 @@ from jaxdp.sampling.samplers import AnySampler, External, FullBatch, Sampler
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("records", "mask"),
+    data_fields=("records", "mask", "step"),
     meta_fields=("sampler", "num_examples", "private", "phase"),
 )
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Batch:
       num_examples: of how many records; static.
       private: whether secret keys from entropy drew it; static.
       phase: name of the plan's phase that it is a step of; static.
+      step: shape=(), dtype=int32; which step it was drawn for.
     """
 
     records: Any
@@ -38,6 +39,7 @@ class Batch:
     num_examples: int
     private: bool
     phase: str = "step"
+    step: jax.Array | None = None
 
 
 def check_data(plan: PrivatePlan, data: Any, name: str = "data") -> None:
@@ -90,7 +92,8 @@ def batch(
     records = data
     if index is not None:
         records = jax.tree.map(lambda x: jnp.asarray(x)[index], data)
-    return Batch(records, mask, sampler, plan.num_examples, keys.private, phase)
+    n, at = plan.num_examples, jnp.asarray(step, jnp.int32)
+    return Batch(records, mask, sampler, n, keys.private, phase, at)
 
 
 def check_phase(plan: PrivatePlan, phase: str | None) -> str:
@@ -114,6 +117,7 @@ def resolve(
     mask: jax.Array | None,
     *,
     private: bool,
+    step: jax.Array,
     phase: str | None = None,
 ) -> tuple[Any, jax.Array]:
     """Records and mask of what a transform was given, if the plan allows it.
@@ -125,12 +129,14 @@ def resolve(
       mask: bool (B,), for raw arrays with padded rows only. At most as many rows count as
         the sampler has (all records, or its ``batch_size``): those beyond are masked too.
       private: whether the transform's keys come from entropy.
+      step: shape=(), int32; the transform's own count. A batch that was drawn for another
+        step counts nothing (all rows masked): accountants of samplers rest on every step
+        having the batch that is its own. Full batches are all alike.
       phase: name of the phase of the step; None for plans of one phase.
 
     Raises:
       ValueError: a batch of another sampler, phase, number of records or kind of keys; raw
-        arrays where the plan samples; another number of rows. Raised when traced. (A step
-        index that stands still cannot be seen: pass the step's own.)
+        arrays where the plan samples; another number of rows. Raised when traced.
     """
     if isinstance(batch, Batch):
         if batch.sampler != plan.sampling:
@@ -154,7 +160,9 @@ def resolve(
             )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")
-        return batch.records, batch.mask
+        if batch.step is None or isinstance(batch.sampler, FullBatch):
+            return batch.records, batch.mask
+        return batch.records, batch.mask & (batch.step == step)
     if not isinstance(plan.sampling, FullBatch | External):
         raise ValueError(
             f"batch must be a jaxdp.sampling.Batch drawn by {plan.sampling!r}, got raw "

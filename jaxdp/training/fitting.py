@@ -224,6 +224,10 @@ def resume(
 # --- what both do ------------------------------------------------------------------
 
 
+#: One object, by which a compiled program is found again.
+_IDENTITY = optax.identity()
+
+
 class _Task(NamedTuple):
     """The arguments of a run, checked."""
 
@@ -260,7 +264,7 @@ def _task(
             f"optimizer must be None for {plan.family}, which makes the steps itself, got "
             f"{optimizer!r}"
         )
-    optimizer = optax.identity() if optimizer is None else optimizer
+    optimizer = _IDENTITY if optimizer is None else optimizer
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
             f"optimizer must be an optax.GradientTransformation, got {optimizer!r}"

@@ -1,5 +1,6 @@
 """Noise that is correlated over a period, in the state of a transformation."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,20 @@ class Place(NamedTuple):
 
 
 def begin(plan: PrefixSumPlan, keys: keys_lib.Keys, dim: int) -> Correlated:
-    """Before the first step of a run over ``dim`` numbers."""
+    """Before the first step of a run over ``dim`` numbers.
+
+    Raises:
+      ValueError: so many numbers that the grid would round contributions to zero.
+    """
+    for phase in plan.phases:
+        bits = plan.grid(phase.name).bits
+        if bits is not None and math.sqrt(dim) > 2**bits / 4:
+            raise ValueError(
+                f"params must have at most {4 ** (bits - 2)} elements that move under this "
+                f"plan, got {dim}: the noise leaves {bits} bits for one record's "
+                f"contribution to a {phase.name!r} step, and its coordinates would be "
+                "rounded to zero; use smaller batches or less noise"
+            )
     state = plan.correlation.init(_like(dim))
     return Correlated(_common.noise_root(plan, keys), state)
 

@@ -95,7 +95,9 @@ def dpgd(
         _common.refuse_differing(
             axis_name, state=state, params=params, batch=batch, mask=mask
         )
-        records, kept = sampling.resolve(plan, batch, mask, private=keys.private)
+        records, kept = sampling.resolve(
+            plan, batch, mask, private=keys.private, step=state.horizon.count
+        )
         active, horizon = _common.advance(plan, state.horizon)
         named = jax.tree_util.tree_leaves_with_path(params)
         moves = _common.moving(params, trainable)

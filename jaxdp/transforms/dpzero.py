@@ -440,8 +440,10 @@ def _maker(
         _common.refuse_differing(
             axis_name, state=state, params=params, batch=batch, mask=mask
         )
-        records, kept = sampling.resolve(plan, batch, mask, private=keys.private)
         count = state.horizon.count
+        records, kept = sampling.resolve(
+            plan, batch, mask, private=keys.private, step=count
+        )
         moves = _common.moving(params, trainable)
         key = keys_lib.at_step(state.direction, count)
         rows = draw_directions(plan, key, params, moves, stacked)

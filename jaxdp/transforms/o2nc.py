@@ -120,7 +120,8 @@ def o2nc(
         active = state.count < plan.num_steps
         window, at = jnp.divmod(state.count, np.int32(queries))
         ends = at == queries - 1
-        squares = state.squares + optax.tree.norm(gradient, squared=True)
+        size = optax.tree.norm(gradient, squared=True).astype(jnp.float32)
+        squares = state.squares + size
         eta = rate
         if eta is None:
             tiny = jnp.finfo(jnp.float32).tiny
@@ -194,13 +195,16 @@ def o2nc_output(state: Any, params: Any) -> Any:
         )
     (run,) = found
 
-    def leaf(mean: jax.Array, p: Any) -> jax.Array:
+    def leaf(mean: Any, p: Any) -> Any:
+        if isinstance(mean, optax.MaskedNode):  # Not this conversion's to move.
+            return p
         dtype = jnp.result_type(p)
         if not jnp.issubdtype(dtype, jnp.floating):
             return jnp.asarray(p)
         return jnp.where(run.windows > 0, mean, p).astype(dtype)
 
-    return jax.tree.map(leaf, run.output, params)
+    masked = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
+    return jax.tree.map(leaf, run.output, params, is_leaf=masked)
 
 
 class RunState(NamedTuple):

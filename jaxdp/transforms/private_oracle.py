@@ -121,7 +121,12 @@ def private_oracle(
         _common.refuse_differing(axis_name, state=state, params=params, batch=batch)
         phase = sampling.check_phase(plan, phase)
         records, kept = sampling.resolve(
-            plan, batch, None, private=keys.private, phase=phase
+            plan,
+            batch,
+            None,
+            private=keys.private,
+            step=state.horizon.count,
+            phase=phase,
         )
         active, horizon = _common.advance(plan, state.horizon)
         count = state.horizon.count

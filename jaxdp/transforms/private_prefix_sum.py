@@ -57,7 +57,9 @@ def private_prefix_sum(
       most ``plan.l2_clip_norm`` (twice that if replaced), enforced on integers. What the
       plan charges rests on which steps read a record: the updates of a step must be
       functions of its batch's records, each of its own, and of what was released before.
-      Noise restarts with every period and with every pass over the data.
+      Noise restarts with every period and with every pass over the data. Inside
+      ``optax.masked`` the other leaves pass through as they came, un-noised and with their
+      records in front: use ``optax.partition`` and let something else consume them.
 
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a plan of another family or
@@ -85,7 +87,9 @@ def private_prefix_sum(
         updates: Any, state: Any, params: Any = None, *, batch: Any, **extra_args: Any
     ) -> tuple[Any, Any]:
         del params, extra_args
-        _, kept = sampling.resolve(plan, batch, None, private=keys.private)
+        _, kept = sampling.resolve(
+            plan, batch, None, private=keys.private, step=state.horizon.count
+        )
         rows = finite_difference.num_rows(updates)
         if rows != len(kept):
             raise ValueError(

@@ -134,6 +134,43 @@ def test_free_lazy_losses_are_the_networks(name, task, lazy):
     assert str(programs[0]) == str(programs[1])
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_hinge_is_the_margin_s(name):
+    network = models.NETWORKS[name](
+        D, CLASSES, loss="hinge", output_scale=30.0, **OPTIONS[name]
+    )
+    params = network.init(jax.random.key(0))
+    outputs = np.asarray(jax.jit(network.apply)(params, X), np.float64)
+    labels = np.where(np.arange(B) < 2, outputs.argmax(1), LABELS).astype(np.int32)
+    want = [
+        max(0.0, 1 + max(np.delete(row, y)) - row[y])
+        for row, y in zip(outputs, labels, strict=True)
+    ]
+    assert 0 < np.count_nonzero(want) < B  # On both sides of the kink.
+    value_fn = jax.jit(network.value_fn)
+    losses = value_fn(params, (X, labels))
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, want, rtol=1e-5, atol=1e-6)
+    lazy = jax.jit(lambda p, b: network.lazy_fn(p, b, models.identity_at))
+    np.testing.assert_array_equal(lazy(params, (X, labels)), losses)
+    # A record's numbers, whatever they are, leave the other losses alone.
+    for row in (1e30, np.nan, -np.inf):
+        changed = np.array(X)
+        changed[3] = row
+        after = value_fn(params, (changed, labels))
+        np.testing.assert_array_equal(np.delete(after, 3), np.delete(losses, 3))
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    assert jax.eval_shape(network.value_fn, half, (X, labels)).dtype == jnp.float32
+
+
+def test_hinge_at_its_kink_and_its_ends():
+    outputs = np.array([[2, 1], [1, 2], [0.5, 0], [0, 0], [np.inf, 0], [0, np.inf]])
+    got = models.hinge(jnp.asarray(outputs, jnp.bfloat16), np.zeros(6, np.int32))
+    np.testing.assert_array_equal(got, np.float32([0, 2, 0.5, 1, 0, np.inf]))
+    three = models.hinge(jnp.array([[1.0, 5.0, 3.0]] * 3), jnp.arange(3))
+    np.testing.assert_array_equal(three, [5.0, 0.0, 3.0])
+
+
 def test_more_than_ten_layers_keep_their_order():
     widths = tuple(range(2, 13))  # all different: another order has no shapes
     network = models.mlp(D, CLASSES, hidden=widths)
@@ -189,6 +226,9 @@ def test_refuses():
         (lambda: models.linear(4, 2, task="regression"), "and 1 for regression"),
         (lambda: models.linear(4, 2, task="x"), "task must be one of"),  # pyright: ignore
         (lambda: models.linear(4, 2, output_scale=-1.0), "output_scale must be"),
+        (lambda: models.linear(4, 2, loss="x"), "loss must be 'cross_entropy' or"),  # pyright: ignore
+        (lambda: models.mlp(4, loss="hinge", task="regression"), "'squared_error' for"),
+        (lambda: models.network_for(digits, loss="squared_error"), "loss must be"),
         (lambda: models.mlp(4, 2, hidden=(0,)), "hidden must be"),
         (lambda: models.residual_stack(4, 2, num_layers=0), "num_layers must be"),
         (lambda: models.network_for(digits, "cnn"), "name must be one of 'linear'"),

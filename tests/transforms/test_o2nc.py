@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -332,6 +333,34 @@ def test_it_stands_after_any_gradient() -> None:
 
     ends = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(5)))
     assert (ends < 0.4).all() and len(set(ends.tolist())) == 5
+
+
+@pytest.mark.parametrize("wrap", ["masked", "partition"])
+def test_it_moves_a_part_of_the_params(wrap: str) -> None:
+    plan, params = make(num_steps=4, window=2), {"w": jnp.ones(2), "b": jnp.ones(())}
+    tx: Any = jaxdp.o2nc(plan, KEYS)
+    if wrap == "masked":
+        tx = optax.masked(tx, {"w": True, "b": False})
+    else:
+        others = {"move": tx, "stay": optax.set_to_zero()}
+        tx = optax.partition(others, {"w": "move", "b": "stay"})
+    state = tx.init(params)
+    grads = {"w": jnp.ones(2), "b": jnp.zeros(())}
+    for _ in range(4):
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    output = jaxdp.o2nc_output(state, params)
+    assert output["b"] == 1 and (output["w"] < 1).all()
+
+
+def test_double_precision() -> None:
+    with jax.enable_x64(True):
+        tx = jaxdp.o2nc(make(learning_rate=None), Keys.insecure(3))
+        w = jnp.ones(2, jnp.float64)
+        state = tx.init(w)
+        again = jax.jit(tx.update)(w, state, w)[1]
+        chex.assert_trees_all_equal_dtypes(state, again)
+        assert again.increment.dtype == jnp.float64
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -83,6 +83,17 @@ def compiled(plan: plans.O2NC, value_fn: Any, microbatch_size: int | None) -> An
     return tx, jax.jit(update, static_argnums=4)
 
 
+def stepping(tx: Any, value_fn: Any) -> Any:
+    """(state, params, batch, phase) -> (updates, state), compiled."""
+
+    def update(state: Any, params: Any, batch: Any, phase: str) -> Any:
+        return tx.update(
+            None, state, params, value_fn=value_fn, batch=batch, phase=phase
+        )
+
+    return jax.jit(update, static_argnums=3)
+
+
 def released(
     plan: plans.O2NC,
     points: np.ndarray,
@@ -119,8 +130,10 @@ def reads(t: int) -> range:
 # --- against the algorithm as it is written ---
 
 
-@pytest.mark.parametrize("kind", ["antithetic", "one_sided", "independent"])
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [("antithetic", False), ("one_sided", True), ("independent", False)],
+)
 def test_it_is_the_algorithm(kind: str, share: bool) -> None:
     """g_1 = mean GRAD, g_t = g_{t-1} + mean DIFF, on the records of each step."""
     plan = make(difference=kind, share_directions=share, num_directions=3)
@@ -130,22 +143,30 @@ def test_it_is_the_algorithm(kind: str, share: bool) -> None:
     draw = lambda key: sphere.directions(  # noqa: E731
         key, jnp.asarray(POINTS[0]), law="orthonormal", num=3
     )
+    common: dict[str, Any] = {"smoothing_radius": 0.5, "share": share}
+
+    @jax.jit
+    def restart(x: jax.Array, some: jax.Array, key: jax.Array) -> jax.Array:
+        places = jnp.arange(len(some), dtype=jnp.uint32)
+        return smoothed_gradient.gradients(kinked, x, some, places, key, draw, **common)
+
+    @jax.jit
+    def change(
+        x: jax.Array, y: jax.Array, some: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        places = jnp.arange(len(some), dtype=jnp.uint32)
+        return smoothed_gradient.differences(
+            kinked, x, y, some, places, key, draw, kind=kind, **common
+        )
+
     g = np.zeros(D)
     for t in range(STEPS):
-        rows = jnp.asarray(list(reads(t)))
-        common: dict[str, Any] = {"smoothing_radius": 0.5, "share": share}
-        args = (data[rows], jnp.arange(len(rows), dtype=jnp.uint32))
-        key = jax.random.fold_in(root, t)
+        some, key = data[jnp.asarray(list(reads(t)))], jax.random.fold_in(root, t)
+        here, there = jnp.asarray(POINTS[t]), jnp.asarray(POINTS[t - 1])
         if t % PERIOD == 0:
-            vectors = smoothed_gradient.gradients(
-                kinked, jnp.asarray(POINTS[t]), *args, key, draw, **common
-            )
-            g = np.zeros(D)
+            g, vectors = np.zeros(D), restart(here, some, key)
         else:
-            here, there = jnp.asarray(POINTS[t]), jnp.asarray(POINTS[t - 1])
-            vectors = smoothed_gradient.differences(
-                kinked, here, there, *args, key, draw, kind=kind, **common
-            )
+            vectors = change(here, there, some, key)
         g = g + np.asarray(vectors, np.float64).mean(axis=0)
         np.testing.assert_allclose(got[t], g, atol=2e-5)
 
@@ -167,17 +188,14 @@ def test_a_run_on_linear_losses_is_a_straight_line() -> None:
     data = records()
     tx = optax.chain(jaxdp.private_oracle(plan, KEYS), jaxdp.o2nc(plan, KEYS))
     w, state = jnp.zeros(D), tx.init(jnp.zeros(D))
+    update = stepping(tx, linear)
     z = np.asarray(data)[:B1].mean(axis=0)
     length = float(np.linalg.norm(z))
     for t, phase in enumerate(phases(plan)):
         delta = -min(plan.max_step, t * 0.05 * length) * z / length
         np.testing.assert_allclose(state[1].increment, delta, atol=1e-5)
         batch = sampling.batch(plan, KEYS, t, data, phase=phase)
-        updates, state = jax.jit(
-            lambda s, w, b, phase=phase: tx.update(
-                None, s, w, value_fn=linear, batch=b, phase=phase
-            )
-        )(state, w, batch)
+        updates, state = update(state, w, batch, phase)
         w = optax.apply_updates(w, updates)
 
 
@@ -247,11 +265,10 @@ def test_a_record_that_is_not_finite_counts_nothing(bad: float) -> None:
             chex.assert_trees_all_close(got, without, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_microbatches_change_nothing(size: int) -> None:
+def test_microbatches_change_nothing() -> None:
     plan, data = make(**NOISY), records()
     whole = released(plan, POINTS, data)
-    parts = released(plan, POINTS, data, microbatch_size=size)
+    parts = released(plan, POINTS, data, microbatch_size=2)  # 3 = 2 + 1 records.
     np.testing.assert_allclose(parts, whole, atol=2e-4)
 
 
@@ -302,15 +319,13 @@ def test_noise_is_that_of_the_plan(name: str) -> None:
 def test_released_numbers_lie_on_the_grid() -> None:
     """Increments are whole multiples of the phase's unit, noise included."""
     plan, data = make(**NOISY), records()
-    tx = jaxdp.private_oracle(plan, KEYS)
+    tx, step = compiled(plan, linear, None)
     state: Any = tx.init(jnp.asarray(POINTS[0]))
     before = np.zeros(D)
     for t, phase in enumerate(phases(plan)[:2]):
         grid = plan.grid(phase)
         assert grid.bits is not None
-        batch = sampling.batch(plan, KEYS, t, data, phase=phase)
-        w = jnp.asarray(POINTS[t])
-        _, state = tx.update(None, state, w, value_fn=linear, batch=batch, phase=phase)
+        _, state = step(state, jnp.asarray(POINTS[t]), jnp.asarray(t), data, phase)
         after = np.asarray(state.estimate, np.float64)
         unit = grid.l2_clip_norm * 2.0**-grid.bits / grid.normalizer
         units = (after - before) / unit
@@ -324,22 +339,19 @@ def test_a_wrong_phase_reads_no_record(phase: str) -> None:
     """Data that would change everything change nothing."""
     plan = make(**NOISY)
     tx = jaxdp.private_oracle(plan, KEYS)
+    update = stepping(tx, kinked)
     outs = []
     for data in (records(0), 100 * records(1)):
         state: Any = tx.init(jnp.asarray(POINTS[0]))
         if phase == "restart":  # One right step first.
             batch = sampling.batch(plan, KEYS, 0, records(0), phase="restart")
-            _, state = tx.update(
-                None, state, jnp.ones(D), value_fn=kinked, batch=batch, phase="restart"
-            )
+            _, state = update(state, jnp.ones(D), batch, "restart")
         # Drawn for a step of that phase, given at another one.
         batch = sampling.batch(
             plan, KEYS, 4 if phase == "restart" else 1, data, phase=phase
         )
         assert np.asarray(batch.mask).all()
-        out, _ = tx.update(
-            None, state, jnp.zeros(D), value_fn=kinked, batch=batch, phase=phase
-        )
+        out, _ = update(state, jnp.zeros(D), batch, phase)
         outs.append(np.asarray(out))
     np.testing.assert_array_equal(outs[0], outs[1])
 
@@ -349,10 +361,10 @@ def test_past_the_horizon_nothing_is_released() -> None:
     tx = jaxdp.private_oracle(plan, KEYS)
     state: Any = tx.init(jnp.zeros(D))
     batch = sampling.batch(plan, KEYS, 0, records(), phase="restart")
-    args: dict[str, Any] = {"value_fn": linear, "batch": batch, "phase": "restart"}
-    first, state = tx.update(None, state, jnp.zeros(D), **args)
+    update = stepping(tx, linear)
+    first, state = update(state, jnp.zeros(D), batch, "restart")
     assert np.abs(first).min() > 0 and bool(state.exhausted)
-    second, state = tx.update(None, state, jnp.zeros(D), **args)
+    second, state = update(state, jnp.zeros(D), batch, "restart")
     np.testing.assert_array_equal(second, np.zeros(D))
     np.testing.assert_array_equal(state.release, [0])
 
@@ -378,16 +390,10 @@ def test_frozen_and_narrow_leaves() -> None:
     tx = plan.transform(KEYS, **options)
     state = tx.init(params)
     assert state.oracle.estimate.shape == (D,)
+    update = stepping(tx, lambda p, b: b @ p["w"].astype(jnp.float32))
     for t, phase in enumerate(phases(plan)[:3]):
         batch = sampling.batch(plan, KEYS, t, records(), phase=phase)
-        updates, state = tx.update(
-            None,
-            state,
-            params,
-            value_fn=lambda p, b: b @ p["w"].astype(jnp.float32),
-            batch=batch,
-            phase=phase,
-        )
+        updates, state = update(state, params, batch, phase)
         chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
         assert (updates["frozen"] == 0).all() and updates["count"] == 0
         params = optax.apply_updates(params, updates)
@@ -403,9 +409,7 @@ def test_chain_and_the_plans_own_transformation_agree() -> None:
     batch = sampling.batch(plan, KEYS, 0, data, phase="restart")
     outs = []
     for i, tx in enumerate((one, two)):
-        updates, states[i] = tx.update(
-            None, states[i], w, value_fn=kinked, batch=batch, phase="restart"
-        )
+        updates, states[i] = stepping(tx, kinked)(states[i], w, batch, "restart")
         outs.append(updates)
     chex.assert_trees_all_equal(*outs)
     report = jaxdp.report(plan, states[1])
@@ -444,6 +448,15 @@ def test_wrong_arguments_are_named() -> None:
     given: dict[str, Any] = {"value_fn": linear, "batch": good, "phase": "restart"}
     with pytest.raises(ValueError, match="at most min"):
         wide.update(None, start, jnp.zeros(D), **given)
+
+
+def test_more_numbers_than_the_grid_resolves_are_refused() -> None:
+    plan = make(**BOUNDED, noise_multiplier=1000.0)
+    bits = plan.grid_bits
+    assert bits is not None and bits < 12
+    tx = jaxdp.private_oracle(plan, KEYS)
+    with pytest.raises(ValueError, match=f"at most {4 ** (bits - 2)} elements"):
+        tx.init(jnp.zeros(4 ** (bits - 2) + 1))
 
 
 def test_keys_from_entropy_serve_one_run() -> None:

@@ -179,5 +179,7 @@ def test_wrong_arguments_are_named() -> None:
     )
     with pytest.raises(ValueError, match="family 'prefix_sum', got DPGD"):
         jaxdp.private_prefix_sum(other, KEYS)
+    with pytest.raises(ValueError, match="plan must be one whose transformation reads"):
+        jaxdp.fit(plan, KEYS, jnp.zeros(D), jnp.zeros((N, D)), value_fn=lambda p, b: b)
     with pytest.raises(TypeError, match=r"jaxdp\.Keys"):
         jaxdp.private_prefix_sum(plan, jax.random.key(0))

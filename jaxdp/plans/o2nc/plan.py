@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import optax
 
-from jaxdp import _validate, accounting, sampling
+from jaxdp import _validate, accounting
 from jaxdp._types import Phase, Relation
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.keys import Keys
 from jaxdp.plans._correlated import CorrelatedPlan, check_clip
 from jaxdp.plans.o2nc import bounds, design, theorems
+from jaxdp.sampling import SinglePassRestarts
 from jaxdp.transforms import o2nc as driver
 from jaxdp.transforms.private_oracle import private_oracle
 
@@ -54,7 +55,7 @@ class O2NC(CorrelatedPlan):
       skip_last_query: whether a window's last query is not asked: with ``reset`` nothing
         depends on its gradient.
       theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what they
-        promise. None elsewhere.
+        promise. None elsewhere, and where a number was changed since.
 
     References:
       Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
@@ -63,7 +64,7 @@ class O2NC(CorrelatedPlan):
       <https://arxiv.org/abs/2410.05880>`_, 2025.
     """
 
-    sampling: sampling.SinglePassRestarts  # pyright: ignore[reportIncompatibleVariableOverride]
+    sampling: SinglePassRestarts  # pyright: ignore[reportIncompatibleVariableOverride]
     restart_l2_clip_norm: float
     smoothing_radius: float
     max_step: float
@@ -80,8 +81,11 @@ class O2NC(CorrelatedPlan):
     family: ClassVar[str] = "o2nc"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
-    samplers: ClassVar[tuple[type, ...]] = (sampling.SinglePassRestarts,)
-    nested: ClassVar[dict[str, Any]] = {"theorem": theorems.read}
+    samplers: ClassVar[tuple[type, ...]] = (SinglePassRestarts,)
+    nested: ClassVar[dict[str, Any]] = {
+        **CorrelatedPlan.nested,
+        "theorem": theorems.read,
+    }
 
     def __post_init__(self) -> None:
         _validate.instance(self.samplers, sampling=self.sampling)
@@ -111,6 +115,19 @@ class O2NC(CorrelatedPlan):
                 "window's first increment depends on that query"
             )
         super().__post_init__()
+        if self.theorem is not None and not self._keeps(self.theorem):
+            object.__setattr__(self, "theorem", None)
+
+    def _keeps(self, found: theorems.Settings) -> bool:
+        """Whether what was promised is about these numbers, and no more noise."""
+        ours = {field.name for field in dataclasses.fields(self)}
+        same = all(getattr(self, k) == v for k, v in vars(found).items() if k in ours)
+        sampler = dataclasses.asdict(self.sampling)
+        same = same and all(getattr(found, k) == v for k, v in sampler.items())
+        if not same or self.noise_multiplier is None:
+            return same
+        energy = found.dim * self.noise_std**2
+        return energy <= found.promise.noise_variance * (1 + 1e-6)
 
     @classmethod
     def from_theorem(
@@ -214,7 +231,7 @@ class O2NC(CorrelatedPlan):
     @classmethod
     def _of(cls, found: theorems.Settings) -> Self:
         """A plan without noise, with the numbers of some settings."""
-        sampler = sampling.SinglePassRestarts(
+        sampler = SinglePassRestarts(
             period=found.period,
             restart_batch_size=found.restart_batch_size,
             batch_size=found.batch_size,
@@ -245,9 +262,22 @@ class O2NC(CorrelatedPlan):
             name: accounting.sensitivity(self.relation, bound) / rows
             for name, (bound, rows) in self.clips.items()
         }
-        return np.concatenate(
-            [np.full(p.num_steps, moves[p.name]) for p in self.phases]
-        )
+        steps = [np.full(p.num_steps, moves[p.name]) for p in self.phases]
+        leaves = np.concatenate(steps)
+        leaves.flags.writeable = False  # It is kept: nobody else may change it.
+        return leaves
+
+    @property
+    def goldstein_radius(self) -> float:
+        """How far from the output the gradients lie that its window is made of.
+
+        The farthest a query can be from its window's mean, and the smoothing radius.
+        """
+        reach = bounds.window_radius(self.window, self.reset) * self.max_step
+        return float(reach) + self.smoothing_radius
+
+    def rows(self) -> list[tuple[str, str]]:
+        return [*super().rows(), ("goldstein_radius", f"{self.goldstein_radius:.6g}")]
 
     @property
     def num_windows(self) -> int:

@@ -59,6 +59,7 @@ class Settings:
 
     Attributes:
       name: of a theorem, or ``"certified"``.
+      dim: d, parameters that move.
       num_examples: n, records of the single pass.
       num_steps: T, queries in all: whole windows.
       period: steps from one restart of the oracle to the next.
@@ -85,6 +86,7 @@ class Settings:
     """
 
     name: str
+    dim: int
     num_examples: int
     num_steps: int
     period: int
@@ -372,6 +374,7 @@ def settled(
     promise = bounds.Promise(*(float(x) for x in dataclasses.astuple(promise)))
     return Settings(
         name=name,
+        dim=int(p.dim),
         num_examples=int(p.num_examples),
         num_steps=int(num_windows * window),
         period=int(period),
