@@ -216,10 +216,10 @@ def test_every_record_is_read_once() -> None:
     """Marked records: the increments that they move, one step each, in order."""
     plan = make(**BOUNDED, num_directions=1)
     steps = []
-    empty = released(plan, POINTS, jnp.zeros((N, D)), kinked)
+    empty = released(plan, POINTS, jnp.zeros((N, D)), present)
     for i in range(24):
         data = jnp.zeros((N, D)).at[i].set(100.0)
-        other = released(plan, POINTS, data, kinked)
+        other = released(plan, POINTS, data, present)
         moved = np.diff(other - empty, axis=0, prepend=0)
         moved[::PERIOD] = (other - empty)[::PERIOD]
         changed = np.flatnonzero(np.abs(moved).max(axis=1) > 1e-6)
