@@ -97,7 +97,11 @@ def clip_tree(
     factor = jnp.where(over, limit, 0) / jnp.where(over, norm, 1)
 
     def scale(x: jax.Array) -> jax.Array:
-        small = x.astype(wide) * keep(x, inverse) * keep(x, factor)
+        unit = x.astype(wide) * keep(x, inverse)
+        # What is subnormal beside the peak, and flushed to zero, need not be so beside the
+        # bound.
+        tiniest = x.astype(wide) * keep(x, inverse * factor)
+        small = jnp.where(jnp.abs(unit) < tiny, tiniest, unit * keep(x, factor))
         return jnp.where(keep(x, over), small.astype(x.dtype), x)
 
     return jax.tree.map(scale, safe)

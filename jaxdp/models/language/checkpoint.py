@@ -279,7 +279,8 @@ def _read(leaf: _Leaf, stored: _files.Stored) -> jax.Array:
     layers = array if LanguageModel.is_stacked(leaf.path) else array[None]
     for layer, name in zip(layers, leaf.names, strict=True):
         layer[...] = leaf.transpose(stored.array(name))
-    return jnp.asarray(array)
+    # Waited for, or the buffers of several leaves would be held until they are copied.
+    return jax.block_until_ready(jnp.asarray(array))
 
 
 def _read_adapters(
@@ -361,6 +362,7 @@ def save(
             arrays = {n: _tensor(leaf, flat[leaf.path], i) for n, leaf, i in shard}
             save_file(arrays, path_of(file), metadata={"format": "pt"})
             weight_map |= dict.fromkeys(arrays, file)
+            del arrays  # Or the next shard would be made beside this one.
         if len(shards) > 1:
             size = sum(leaf.tensor_bytes for _, leaf, _ in tensors)
             index = {"metadata": {"total_size": size}, "weight_map": weight_map}
