@@ -25,6 +25,16 @@ _PLANS: dict[str, type["SumPlan"]] = {}
 Vary = Literal["noise_multiplier", "num_steps"]
 
 
+def check_clip(name: str, value: Any) -> None:
+    """What the bound on one record's contribution may be."""
+    _validate.positive(allow_inf=True, **{name: value})
+    # Where float32 holds the clip, its grid and their inverses with room to spare.
+    if not (1e-30 <= value <= 1e30 or math.isinf(value)):
+        raise ValueError(
+            f"{name} must be in [1e-30, 1e30], or infinity without noise, got {value!r}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SumPlan:
     """Each step releases one bounded sum over the records of a batch, plus noise.
@@ -78,13 +88,7 @@ class SumPlan:
         most = self.sampling.max_steps(self.num_examples)
         _validate.integer(num_steps=self.num_steps, at_most=most)
         _validate.one_of(accounting.RELATIONS, relation=self.relation)
-        _validate.positive(allow_inf=True, l2_clip_norm=self.l2_clip_norm)
-        # Where float32 holds the clip, its grid and their inverses with room to spare.
-        if not (1e-30 <= self.l2_clip_norm <= 1e30 or math.isinf(self.l2_clip_norm)):
-            raise ValueError(
-                "l2_clip_norm must be in [1e-30, 1e30], or infinity without noise, got "
-                f"{self.l2_clip_norm!r}"
-            )
+        check_clip("l2_clip_norm", self.l2_clip_norm)
         if self.delta is not None:
             self._check_delta(self.delta)
         self._coerce()

@@ -121,7 +121,7 @@ class CorrelatedPlan(SumPlan):
         """s, float64 (period,): how far one record moves the mean of each step."""
         raise NotImplementedError
 
-    @property
+    @functools.cached_property
     def sensitivity(self) -> float:
         """How far one record moves the sequence Cd of the released means, in L2."""
         return noises.sensitivity(self.correlation, self.leaf_sensitivities)
@@ -192,12 +192,3 @@ def _longest(kernel: noises.PrefixNoise) -> _Longest:
     return _Longest(
         float(kernel.prefix_norms().max()), float(kernel.increment_norms().max())
     )
-
-
-def check_clip(name: str, value: Any) -> None:
-    """What ``l2_clip_norm`` may be, for another bound."""
-    _validate.positive(allow_inf=True, **{name: value})
-    if not (1e-30 <= value <= 1e30 or math.isinf(value)):
-        raise ValueError(
-            f"{name} must be in [1e-30, 1e30], or infinity without noise, got {value!r}"
-        )

@@ -38,8 +38,8 @@ class Batch:
     sampler: AnySampler
     num_examples: int
     private: bool
-    phase: str = "step"
-    step: jax.Array | None = None
+    phase: str
+    step: jax.Array
 
 
 def check_data(plan: PrivatePlan, data: Any, name: str = "data") -> None:
@@ -149,7 +149,8 @@ def resolve(
                 f"batch was drawn from {batch.num_examples} records, but the plan has "
                 f"num_examples = {plan.num_examples}"
             )
-        if batch.phase != check_phase(plan, phase):
+        phase = check_phase(plan, phase)
+        if batch.phase != phase:
             raise ValueError(
                 f"batch is of a step of the phase {batch.phase!r}, but phase is {phase!r}"
             )
@@ -160,7 +161,7 @@ def resolve(
             )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")
-        if batch.step is None or isinstance(batch.sampler, FullBatch):
+        if isinstance(batch.sampler, FullBatch):
             return batch.records, batch.mask
         return batch.records, batch.mask & (batch.step == step)
     if not isinstance(plan.sampling, FullBatch | External):

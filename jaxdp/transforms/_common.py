@@ -27,16 +27,21 @@ class Horizon(NamedTuple):
     private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
 
 
+def check_family(plan: Any, family: str) -> None:
+    """Requires a plan of this family; ValueError for another."""
+    if getattr(plan, "family", None) != family:
+        raise ValueError(
+            f"plan must be one of the family {family!r}, got {type(plan).__name__}"
+        )
+
+
 def check_plan(plan: PrivatePlan, family: str) -> None:
     """Requires a plan of this family, with noise (which may be zero).
 
     Raises:
       ValueError: a plan of another family, or one without a noise_multiplier.
     """
-    if getattr(plan, "family", None) != family:
-        raise ValueError(
-            f"plan must be one of the family {family!r}, got {type(plan).__name__}"
-        )
+    check_family(plan, family)
     if plan.noise_multiplier is None:
         raise ValueError(
             "the plan has no noise_multiplier yet: call "

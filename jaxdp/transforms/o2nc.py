@@ -75,10 +75,7 @@ def o2nc(
       2025, Algorithm 2 (``reset=False``).
     """
     keys = keys_lib.check(keys)
-    if getattr(plan, "family", None) != "o2nc":
-        raise ValueError(
-            f"plan must be one of the family 'o2nc', got {type(plan).__name__}"
-        )
+    _common.check_family(plan, "o2nc")
     context = int(plan.digest[:8], 16)
     position = keys_lib.stream(keys.direction, "position", context=context)
     choice = keys_lib.stream(keys.direction, "output", context=context)

@@ -247,6 +247,13 @@ MUTATIONS = (
         "tree",
     ),
     Mutation(
+        "correlated noise halved",
+        "jaxdp/plans/_correlated.py",
+        "in_clips * 2**bits * (1 + 5e-6)",
+        "in_clips * 2**bits / 2",
+        "tree",
+    ),
+    Mutation(
         "leaves of zero-out for replace-one",
         "jaxdp/plans/o2nc/plan.py",
         "accounting.sensitivity(self.relation, bound) / rows",

@@ -13,7 +13,8 @@ from jaxdp._types import Phase, Relation
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.keys import Keys
-from jaxdp.plans._correlated import CorrelatedPlan, check_clip
+from jaxdp.plans._base import check_clip
+from jaxdp.plans._correlated import CorrelatedPlan
 from jaxdp.plans.o2nc import bounds, design, theorems
 from jaxdp.sampling import SinglePassRestarts
 from jaxdp.transforms import o2nc as driver
