@@ -23,7 +23,9 @@ from jaxdp.kernels import clip as clip
 from jaxdp.kernels import finite_difference as finite_difference
 from jaxdp.kernels import node_noise as node_noise
 from jaxdp.kernels import perturb as perturb
+from jaxdp.kernels import polytope as polytope
 from jaxdp.kernels import prefix_noise as prefix_noise
+from jaxdp.kernels import simplex as simplex
 from jaxdp.kernels import smoothed_gradient as smoothed_gradient
 from jaxdp.kernels import sphere as sphere
 from jaxdp.kernels import threefry as threefry

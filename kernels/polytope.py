@@ -1,0 +1,178 @@
+r"""Polytopes given by their vertices: a point is a mixture, a gradient one number a vertex.
+
+A player on :math:`\mathrm{conv}\{v_1,\dots,v_m\}` plays weights of the simplex of its m
+vertices: :math:`x=\sum_i\lambda_iv_i`, and the derivative by the weight of vertex i is
+:math:`\langle\nabla_xf,v_i\rangle`. Nothing else of an algorithm on the simplex changes.
+
+============  ======================================  ============  ===============
+polytope      vertices                                how many (m)  l1 diameter
+============  ======================================  ============  ===============
+``Simplex``   the unit vectors                        dim           2 (0 if dim = 1)
+``L1Ball``    +radius e_j, then -radius e_j           2 dim         2 radius
+``Polytope``  the given rows                          m             largest distance
+============  ======================================  ============  ===============
+
+References:
+  Gonzalez, Guzman and Paquette, Mirror Descent Algorithms with Nearly
+  Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
+  Problems, arXiv 2403.02912, appendix C.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def _check_dim(dim: Any) -> None:
+    if isinstance(dim, bool) or not isinstance(dim, numbers.Integral):
+        raise TypeError(
+            f"dim must be an integer >= 1, got {dim!r} of type {type(dim).__name__}"
+        )
+    if dim < 1:
+        raise ValueError(f"dim must be an integer >= 1, got {dim!r}")
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """In full float32: an accelerator's default would round the factors first."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+@dataclasses.dataclass(frozen=True)
+class Simplex:
+    """Probability vectors of length ``dim``; their own weights.
+
+    Attributes:
+      dim: number of coordinates, which is the number of vertices.
+
+    Raises:
+      TypeError, ValueError: ``dim`` is no integer >= 1.
+    """
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        _check_dim(self.dim)
+
+    @property
+    def num_vertices(self) -> int:
+        """How many vertices (m) there are."""
+        return self.dim
+
+    @property
+    def diameter(self) -> float:
+        """The largest l1 distance of two points."""
+        return 2.0 if self.dim > 1 else 0.0
+
+    def point(self, weights: jax.Array) -> jax.Array:
+        """The point ``(..., dim)`` of weights ``(..., dim)``."""
+        return weights
+
+    def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
+        """The derivative ``(..., dim)`` by the weights, of a gradient ``(..., dim)``."""
+        return gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class L1Ball:
+    """Vectors of l1 norm at most ``radius``, around zero.
+
+    Attributes:
+      dim: number of coordinates p; there are 2 p vertices.
+      radius: finite, > 0.
+
+    Raises:
+      TypeError, ValueError: ``dim`` is no integer >= 1, ``radius`` no finite number > 0.
+    """
+
+    dim: int
+    radius: float
+
+    def __post_init__(self) -> None:
+        _check_dim(self.dim)
+        radius = self.radius
+        if isinstance(radius, bool) or not isinstance(radius, numbers.Real):
+            raise TypeError(
+                f"radius must be a number > 0, got {radius!r} of type "
+                f"{type(radius).__name__}"
+            )
+        if not 0 < radius < math.inf:
+            raise ValueError(f"radius must be a finite number > 0, got {radius!r}")
+
+    @property
+    def num_vertices(self) -> int:
+        """How many vertices (m) there are."""
+        return 2 * self.dim
+
+    @property
+    def diameter(self) -> float:
+        """The largest l1 distance of two points."""
+        return 2.0 * float(self.radius)
+
+    def point(self, weights: jax.Array) -> jax.Array:
+        """The point ``(..., p)`` of weights ``(..., 2 p)``."""
+        positive, negative = weights[..., : self.dim], weights[..., self.dim :]
+        return jnp.asarray(self.radius, weights.dtype) * (positive - negative)
+
+    def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
+        """The derivative ``(..., 2 p)`` by the weights, of a gradient ``(..., p)``."""
+        scaled = jnp.asarray(self.radius, gradient.dtype) * gradient
+        return jnp.concatenate([scaled, -scaled], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Polytope:
+    """The convex hull of the rows of a public matrix.
+
+    Compared and hashed by identity, as it holds an array.
+
+    Attributes:
+      vertices: ``(m, p)``, finite; copied to float32.
+
+    Raises:
+      ValueError: no such matrix, or a number that float32 cannot hold.
+    """
+
+    vertices: Any
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.vertices)
+        if given.ndim != 2 or 0 in given.shape:
+            raise ValueError(
+                f"vertices must be a matrix (m, p) of numbers, got shape {given.shape}"
+            )
+        with np.errstate(over="ignore"):
+            vertices = given.astype(np.float32)
+        if not np.isfinite(vertices).all():
+            raise ValueError("vertices must be finite in float32")
+        vertices.setflags(write=False)
+        object.__setattr__(self, "vertices", vertices)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates p."""
+        return self.vertices.shape[1]
+
+    @property
+    def num_vertices(self) -> int:
+        """How many vertices (m) there are."""
+        return self.vertices.shape[0]
+
+    @functools.cached_property
+    def diameter(self) -> float:
+        """The largest l1 distance of two points, reached by two vertices."""
+        rows = self.vertices.astype(np.float64)
+        return max(float(np.abs(rows - row).sum(axis=1).max()) for row in rows)
+
+    def point(self, weights: jax.Array) -> jax.Array:
+        """The point ``(..., p)`` of weights ``(..., m)``."""
+        return _matmul(weights, jnp.asarray(self.vertices, weights.dtype))
+
+    def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
+        """The derivative ``(..., m)`` by the weights, of a gradient ``(..., p)``."""
+        return _matmul(gradient, jnp.asarray(self.vertices.T, gradient.dtype))
