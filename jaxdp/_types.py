@@ -38,13 +38,10 @@ class ClipTuning(Protocol):
     def learning_rate(self) -> float: ...
 
 
-class PrivatePlan(Protocol):
-    """The numbers of a plan that every transform and the loop read."""
+class DataPlan(Protocol):
+    """The numbers of a plan that the loop and every algorithm read."""
 
     family: ClassVar[str]
-
-    @property
-    def noise_multiplier(self) -> float | None: ...
 
     @property
     def num_examples(self) -> int: ...
@@ -54,6 +51,17 @@ class PrivatePlan(Protocol):
     def sampling(self) -> Sampler: ...
     @property
     def relation(self) -> Relation: ...
+    @property
+    def phases(self) -> tuple[Phase, ...]: ...
+    @property
+    def digest(self) -> str: ...
+
+
+class PrivatePlan(DataPlan, Protocol):
+    """What transforms read besides: one bounded sum a step, plus noise."""
+
+    @property
+    def noise_multiplier(self) -> float | None: ...
     @property
     def l2_clip_norm(self) -> float: ...
     @property
@@ -66,10 +74,6 @@ class PrivatePlan(Protocol):
     def grid_bits(self) -> int | None: ...
     @property
     def grid_noise_std(self) -> int: ...
-    @property
-    def phases(self) -> tuple[Phase, ...]: ...
-    @property
-    def digest(self) -> str: ...
 
 
 class ZerothOrderPlan(PrivatePlan, Protocol):
@@ -148,3 +152,90 @@ class DriverPlan(Protocol):
     def skip_last_query(self) -> bool: ...
     @property
     def digest(self) -> str: ...
+
+
+class ScoreGrid(NamedTuple):
+    """How one player's scores move: by floor(total * multiplier / 2**shift) units."""
+
+    clip: float  # bound on a coordinate of one record's gradient
+    bits: int  # a total counts units of 2**-bits of it
+    multiplier: int
+    shift: int
+
+
+class VertexPlan(DataPlan, Protocol):
+    """What algorithms read that draw vertices from softmaxes of scores."""
+
+    @property
+    def sampler(self) -> str: ...
+    @property
+    def center_gradients(self) -> bool: ...
+
+
+class SaddlePlan(VertexPlan, Protocol):
+    """Of two players with batches of one size."""
+
+    @property
+    def dim_x(self) -> int: ...
+    @property
+    def dim_y(self) -> int: ...
+    @property
+    def num_draws(self) -> int: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def grids(self) -> tuple[ScoreGrid, ScoreGrid]: ...
+
+
+class LevelGrids(NamedTuple):
+    """How one player's scores move at a level: of the difference, and of the base."""
+
+    difference: ScoreGrid
+    base: ScoreGrid
+
+
+class BiasReducedPlan(VertexPlan, Protocol):
+    """Of two players whose batches depend on a level."""
+
+    @property
+    def dim_x(self) -> int: ...
+    @property
+    def dim_y(self) -> int: ...
+    @property
+    def levels(self) -> tuple[int, ...]: ...
+    @property
+    def batch_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def grids(self) -> tuple[tuple[LevelGrids, LevelGrids], ...]: ...
+
+
+class ConvexPlan(VertexPlan, Protocol):
+    """Of one player with an averaged, lazily refreshed point."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def num_draws(self) -> int: ...
+    @property
+    def refresh_every(self) -> int: ...
+    @property
+    def grid(self) -> ScoreGrid: ...
+
+
+class QueryPlan(DataPlan, Protocol):
+    """Of a histogram against queries."""
+
+    @property
+    def sampler(self) -> str: ...
+    @property
+    def domain_size(self) -> int: ...
+    @property
+    def num_queries(self) -> int: ...
+    @property
+    def query_range(self) -> float: ...
+    @property
+    def step_size_x(self) -> float | None: ...
+    @property
+    def grid_bits(self) -> int: ...
+    @property
+    def grid(self) -> ScoreGrid: ...

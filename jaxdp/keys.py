@@ -34,6 +34,10 @@ ROLES = {
     "sampling": 3,
     "output": 4,  # direction root: which iterate is returned
     "position": 5,  # direction root: where on a segment is asked
+    "vertices_x": 6,  # noise root: vertices of the minimising player's iterate
+    "vertices_y": 7,  # noise root: of the maximising one's
+    "source": 8,  # direction root: from which iterates an average is drawn
+    "records": 9,  # noise root: synthetic ones, from a histogram that is public
 }
 
 _ROOTS = ("direction", "noise", "sampling")

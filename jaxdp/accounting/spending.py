@@ -5,6 +5,7 @@ import math
 from typing import Any, Self
 
 import dp_accounting as dp
+import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -14,6 +15,19 @@ from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
 
 #: Basic events, and how often each occurs.
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
+
+#: Orders for zCDP, whose Renyi divergences cost nothing to compute: those of
+#: dp-accounting, which jump from 63 to 128 and so on, and many between and beyond them.
+ZCDP_ORDERS = np.unique(
+    np.concatenate(
+        [
+            RdpAccountant().orders,
+            1 + np.logspace(-3, 0, 60),
+            np.linspace(2.05, 64, 400),
+            np.geomspace(65, 1e6, 350),
+        ]
+    )
+).tolist()
 
 #: What :class:`Epsilon` calls the accountants.
 NAMES = {PLDAccountant: "PLD", RdpAccountant: "RDP"}
@@ -173,7 +187,9 @@ def choose_accountant(
       ValueError: none does; the message names the events.
     """
     pld = PLDAccountant(relation, _interval(leaves, relation))
-    rdp = RdpAccountant(neighboring_relation=relation)
+    only_zcdp = all(isinstance(leaf, dp.ZCDpEvent) for leaf, _ in leaves)
+    orders = ZCDP_ORDERS if only_zcdp else None
+    rdp = RdpAccountant(orders, neighboring_relation=relation)
     for accountant in (pld, rdp):
         if all(supports(accountant, leaf) for leaf, _ in leaves):
             return accountant

@@ -1,26 +1,21 @@
 """What plans of one noised sum a step share: bound, grid, event, calibration."""
 
 import dataclasses
-import hashlib
-import json
 import math
-import numbers
 from typing import Any, ClassVar, Literal, Self, get_args
 
-import optax
-
 from jaxdp import _validate, accounting, sampling
-from jaxdp._types import Phase, Relation
+from jaxdp._types import Relation
 from jaxdp.kernels import clip
-from jaxdp.keys import Keys
 from jaxdp.plans import _events
+from jaxdp.plans._plan import Plan
 
-_SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
-#: Those whose batches have one size.
+#: Samplers whose batches have one size.
 _ONE_SIZE = tuple(
-    kind for kind in _SAMPLERS.values() if kind is not sampling.SinglePassRestarts
+    kind
+    for kind in get_args(sampling.AnySampler)
+    if kind is not sampling.SinglePassRestarts
 )
-_PLANS: dict[str, type["SumPlan"]] = {}
 
 Vary = Literal["noise_multiplier", "num_steps"]
 
@@ -36,7 +31,7 @@ def check_clip(name: str, value: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SumPlan:
+class SumPlan(Plan):
     """Each step releases one bounded sum over the records of a batch, plus noise.
 
     Attributes:
@@ -59,28 +54,13 @@ class SumPlan:
     noise_multiplier: float | None = None
     delta: float | None = None
 
-    family: ClassVar[str]
-    #: Whether the releases of a step are few enough to be logged, so that the log alone
-    #: rebuilds the parameters.
-    replayable: ClassVar[bool] = False
-    #: Whether it draws directions, so that leaves of layers may be declared.
-    draws_directions: ClassVar[bool] = False
-    #: Whether its transformation makes steps, which no optimizer may rescale.
-    makes_steps: ClassVar[bool] = False
     #: Kinds of samplers that its accounting covers.
     samplers: ClassVar[tuple[type, ...]] = _ONE_SIZE
-    #: Fields that hold several numbers, by name: how JSON gives them back.
-    nested: ClassVar[dict[str, Any]] = {}
 
     @property
     def noise(self) -> _events.Noise:
         """The law of the noise: here, float32 Gaussians rounded to the grid."""
         return "gaussian"
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "family" in vars(cls):  # Not for classes that others build on.
-            _PLANS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         _validate.integer(num_examples=self.num_examples)
@@ -109,16 +89,6 @@ class SumPlan:
     def _check_delta(self, delta: float) -> None:
         if not (delta == 0 and self.noise == "laplace"):
             _validate.probability(delta=delta)
-
-    def _coerce(self) -> None:
-        """Makes plain numbers of NumPy's: equal plans have equal digests."""
-        for field in dataclasses.fields(self):
-            value: Any = getattr(self, field.name)
-            if isinstance(value, numbers.Real) and not isinstance(value, bool):
-                whole = field.type in (int, int | None)
-                number: Any = value
-                plain = int(number) if whole else float(number)
-                object.__setattr__(self, field.name, plain)
 
     # Bound and noise.
 
@@ -200,27 +170,6 @@ class SumPlan:
             noise_multiplier=noise_multiplier,
         )
 
-    @property
-    def event(self) -> Any:
-        """The dp-accounting event of all releases together."""
-        return self._guarantee.event
-
-    @property
-    def event_relation(self) -> Any:
-        """The dp-accounting relation under which :attr:`event` is to be composed."""
-        return self._guarantee.event_relation
-
-    def epsilon(self, *, delta: float | None = None) -> accounting.Epsilon:
-        """The epsilon of the whole run at ``delta`` (default: the calibrated one).
-
-        A float that also names the accountant which computed it. Infinite without noise.
-        """
-        delta = self.delta if delta is None else delta
-        if delta is None:
-            raise ValueError("delta must be a number in (0, 1); the plan has none")
-        self._check_delta(delta)
-        return accounting.epsilon(*self._guarantee, delta)
-
     def calibrate(
         self, *, epsilon: float, delta: float, vary: Vary = "noise_multiplier"
     ) -> Self:
@@ -256,81 +205,15 @@ class SumPlan:
         delta = self.delta if delta is None else delta
         return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
 
-    # Structure.
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        size = self.sampling.rows(self.num_examples)
-        return (Phase("step", 1, size),)
-
-    def transform(
-        self, keys: Keys, **kwargs: Any
-    ) -> optax.GradientTransformationExtraArgs:
-        """The gradient maker that runs under this plan."""
-        raise NotImplementedError
-
-    def returned(self, state: Any, params: Any) -> Any:
-        """What a run returns, from its transformation's state and the last iterate."""
-        return params
-
-    def replay(
-        self, direction: Any, **kwargs: Any
-    ) -> optax.GradientTransformationExtraArgs:
-        """The gradient maker of a run whose releases are known; it reads no data.
-
-        Args:
-          direction: the run's direction root, a typed key, shape=(); public.
-          **kwargs: ``trainable`` and ``stacked``, as in the run.
-
-        Raises:
-          ValueError: the plan is not ``replayable``.
-        """
-        raise ValueError(
-            f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
-            "releases are as large as the parameters and are not logged"
-        )
-
-    # Text.
-
-    def to_json(self) -> str:
-        """The plan as JSON; :func:`jaxdp.plans.from_json` reads it back."""
-        fields: dict[str, Any] = {"plan": type(self).__name__}
-        for field in dataclasses.fields(self):
-            value: Any = getattr(self, field.name)
-            if isinstance(value, float) and math.isinf(value):
-                value = "inf"  # Strict JSON has no infinity.
-            if field.name == "sampling":
-                chosen = dataclasses.asdict(self.sampling)
-                value = {"sampler": type(self.sampling).__name__, **chosen}
-            elif field.name in self.nested and value is not None:
-                part: Any = value
-                value = dataclasses.asdict(part)
-            fields[field.name] = value
-        return json.dumps(fields, indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads what :meth:`to_json` wrote.
-
-        Raises:
-          ValueError: not such a text, or a plan of another class.
-        """
-        plan = from_json(text)
-        if not isinstance(plan, cls):
-            raise ValueError(
-                f"text must hold a {cls.__name__}, got a {type(plan).__name__}"
-            )
-        return plan
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the plan's numbers, in hex."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+    def mechanism(self) -> dict[str, Any]:
+        return {
+            "l2_clip_norm": self.l2_clip_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_std": self.noise_std,
+        }
 
     def rows(self) -> list[tuple[str, str]]:
-        """(name, value) of every number of the plan, for tables."""
-        out = [("plan", type(self).__name__)]
-        out += [(f.name, f"{getattr(self, f.name)}") for f in dataclasses.fields(self)]
+        out = super().rows()
         if self.noise_multiplier is not None:
             out.append(("sensitivity", f"{self.sensitivity:.6g}"))
             out.append(("noise_std", f"{self.noise_std:.6g}"))
@@ -338,29 +221,3 @@ class SumPlan:
                 spent = self.epsilon()
                 out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
         return out
-
-    def __str__(self) -> str:
-        width = max(len(name) for name, _ in self.rows())
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
-
-
-def from_json(text: str) -> SumPlan:
-    """The plan that ``to_json`` wrote.
-
-    Raises:
-      ValueError: not JSON of a plan, an unknown plan or sampler, or fields that are
-        missing, unknown or out of range.
-    """
-    try:
-        fields = json.loads(text)
-        kind, chosen = fields.pop("plan"), fields.pop("sampling")
-        sampler = _SAMPLERS[chosen.pop("sampler")](**chosen)
-        for name, make in _PLANS[kind].nested.items():
-            if fields.get(name) is not None:
-                fields[name] = make(**fields[name])
-        fields |= {name: math.inf for name, v in fields.items() if v == "inf"}
-        return _PLANS[kind](sampling=sampler, **fields)
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"text must be the JSON of a plan ({', '.join(sorted(_PLANS))}): {error!r}"
-        ) from error

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import keys as keys_lib
-from jaxdp._types import PrivatePlan
+from jaxdp._types import DataPlan
 from jaxdp.sampling.samplers import AnySampler, External, FullBatch, Sampler
 
 
@@ -42,7 +42,7 @@ class Batch:
     step: jax.Array
 
 
-def check_data(plan: PrivatePlan, data: Any, name: str = "data") -> None:
+def check_data(plan: DataPlan, data: Any, name: str = "data") -> None:
     """Requires every leaf of ``data`` to have ``plan.num_examples`` rows.
 
     Raises:
@@ -57,7 +57,7 @@ def check_data(plan: PrivatePlan, data: Any, name: str = "data") -> None:
 
 
 def batch(
-    plan: PrivatePlan,
+    plan: DataPlan,
     keys: keys_lib.Keys,
     step: int | jax.Array,
     data: Any,
@@ -96,7 +96,7 @@ def batch(
     return Batch(records, mask, sampler, n, keys.private, phase, at)
 
 
-def check_phase(plan: PrivatePlan, phase: str | None) -> str:
+def check_phase(plan: DataPlan, phase: str | None) -> str:
     """The name of a phase of the plan; the only one, where None is given.
 
     Raises:
@@ -112,7 +112,7 @@ def check_phase(plan: PrivatePlan, phase: str | None) -> str:
 
 
 def resolve(
-    plan: PrivatePlan,
+    plan: DataPlan,
     batch: Any,
     mask: jax.Array | None,
     *,

@@ -19,7 +19,9 @@ from jaxdp import _validate, sampling
 from jaxdp import keys as keys_lib
 from jaxdp import ledger as ledger_lib
 from jaxdp._types import PathPredicate, ValueFn
-from jaxdp.plans._base import SumPlan
+from jaxdp.algorithms._algorithm import Algorithm
+from jaxdp.plans._plan import Plan
+from jaxdp.plans.saddle._scores import VertexSamplingPlan
 from jaxdp.training import (
     loop,
     parallel,
@@ -32,7 +34,7 @@ from jaxdp.transforms._common import public
 
 
 def fit(
-    plan: SumPlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     params: Any,
     data: Any,
@@ -89,7 +91,7 @@ def fit(
     Raises:
       TypeError, ValueError: wrong arguments, named, before anything is compiled or spent.
     """
-    _validate.instance(SumPlan, plan=plan)
+    _validate.instance(Plan, plan=plan)
     keys = keys_lib.check(keys)
     mesh = parallel.check_mesh(mesh, params)
     task = _task(
@@ -137,7 +139,7 @@ def fit(
         )
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
-            chunks = _Chunks(plan.family, size, callback, progress)
+            chunks = _Chunks(plan, size, callback, progress)
             step = functools.partial(_between, run, keys, task.data)
             carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
         else:
@@ -154,7 +156,7 @@ def resume(
     data: Any,
     *,
     value_fn: ValueFn,
-    plan: SumPlan | None = None,
+    plan: Plan | None = None,
     optimizer: optax.GradientTransformation | None = None,
     microbatch_size: int | None = None,
     mesh: Mesh | None = None,
@@ -206,6 +208,8 @@ def resume(
         leaves = replaying.leaves_of(at.record.header)
         if not at.plan.draws_directions:
             leaves["stacked"] = None
+        if at.plan.runs_algorithm:
+            leaves["trainable"] = None
         maker = _maker(task, at.keys, **leaves)
         run, text, compile_seconds = _compile(
             task, maker, at.keys, **leaves, in_chunks=True, with_text=True
@@ -214,7 +218,7 @@ def resume(
         carry = loop.start(at.plan, maker, task.optimizer, task.params)
         step = functools.partial(_between, run, at.keys, task.data)
         size = at.record.header["chunk"]
-        chunks = _Chunks(at.plan.family, size, callback, progress)
+        chunks = _Chunks(at.plan, size, callback, progress)
         carry = _rebuilt(task, at, carry, chunks, step, leaves)
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         timing = _timing(compile_seconds, seconds, at.last - at.done)
@@ -231,7 +235,7 @@ _IDENTITY = optax.identity()
 class _Task(NamedTuple):
     """The arguments of a run, checked."""
 
-    plan: SumPlan
+    plan: Plan
     params: Any
     data: Any
     value_fn: ValueFn
@@ -241,7 +245,7 @@ class _Task(NamedTuple):
 
 
 def _task(
-    plan: SumPlan,
+    plan: Plan,
     params: Any,
     data: Any,
     value_fn: Any,
@@ -274,6 +278,8 @@ def _task(
 
 
 def _maker(task: _Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
+    if isinstance(task.plan, VertexSamplingPlan):
+        return _algorithm(task, task.plan, keys, trainable, stacked)
     options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
     if task.mesh is not None:
         options["axis_name"] = task.mesh.axis_names
@@ -289,6 +295,30 @@ def _maker(task: _Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> An
         radius, task.params, trainable=trainable, stacklevel=3
     )
     return task.plan.transform(keys, **options)
+
+
+def _algorithm(
+    task: _Task,
+    plan: VertexSamplingPlan,
+    keys: keys_lib.Keys,
+    trainable: Any,
+    stacked: Any,
+) -> Algorithm:
+    """The algorithm of a plan that owns its iterates."""
+    for name, given in (
+        ("mesh", task.mesh),
+        ("trainable", trainable),
+        ("stacked", stacked),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"{name} must be None for {plan.family}, whose iterates are its own, got "
+                f"{given!r}"
+            )
+    options = {}
+    if task.microbatch_size is not None:
+        options["microbatch_size"] = task.microbatch_size
+    return plan.algorithm(keys, **options)
 
 
 def _compile(
@@ -355,7 +385,7 @@ _Step = Callable[[loop.Carry, jax.Array, jax.Array], loop.Carry]
 class _Chunks(NamedTuple):
     """How a run is cut, and what happens between the parts."""
 
-    name: str
+    plan: Plan
     size: int
     callback: loop.Callback | None
     progress: bool
@@ -379,7 +409,7 @@ class _Chunks(NamedTuple):
             transient=True,
         )
         with bar:
-            task = bar.add_task(self.name, total=last, completed=first)
+            task = bar.add_task(self.plan.family, total=last, completed=first)
             while first < last:
                 # Cut at the same steps whoever takes up the run.
                 end = min(first - first % self.size + self.size, last)
@@ -393,14 +423,15 @@ class _Chunks(NamedTuple):
                     recorder.after(first, end, carry)
                 bar.update(task, completed=end)
                 if self.callback is not None:
-                    self.callback(end, *_shown(carry, end))
+                    self.callback(end, *_shown(self.plan, carry, end))
                 first = end
         return carry, seconds
 
 
-def _shown(carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:
+def _shown(plan: Plan, carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:
     """Params and info for a callback, in copies: the next chunk takes these buffers."""
-    shown = parallel.here((carry.params, public(carry.opt_state[1])))
+    made, rest = carry.opt_state
+    shown = parallel.here((plan.shown(made, carry.params), public(rest)))
     params, state = jax.tree.map(jnp.array, shown)
     return params, loop.FitInfo(jnp.asarray(np.array(carry.releases)[:done]), state)
 
@@ -432,7 +463,7 @@ def _rebuilt(
                 "steps release other numbers than it recorded"
             )
         if chunks.callback is not None:
-            chunks.callback(at.done, *_shown(carry, at.done))
+            chunks.callback(at.done, *_shown(at.plan, carry, at.done))
         return carry
     program = replaying.compiled(
         task.plan, task.optimizer, at.keys.direction, carry, **leaves
@@ -476,7 +507,7 @@ def _timing(compile_seconds: float, seconds: float, steps: int) -> dict[str, Any
 
 
 def _result(
-    plan: SumPlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     carry: loop.Carry,
     timing: dict[str, Any],

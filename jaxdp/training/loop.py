@@ -18,7 +18,8 @@ import optax
 from jaxdp import keys as keys_lib
 from jaxdp import sampling
 from jaxdp._types import Phase, ValueFn
-from jaxdp.plans._base import SumPlan
+from jaxdp.algorithms._algorithm import Algorithm
+from jaxdp.plans._plan import Plan
 
 _MAX_PROGRAMS = 64
 _programs: "OrderedDict[Any, Any]" = OrderedDict()
@@ -48,13 +49,16 @@ class Carry(NamedTuple):
     releases: jax.Array  # shape=(num_steps, K), dtype=float32
 
 
+#: What runs: a maker of gradients, or an algorithm that owns its iterates.
+Maker = optax.GradientTransformationExtraArgs | Algorithm
+
 #: ``callback(step, params, info)`` after each chunk, on the host, with public values.
 Callback = Callable[[int, Any, FitInfo], None]
 
 
 def start(
-    plan: SumPlan,
-    maker: optax.GradientTransformationExtraArgs,
+    plan: Plan,
+    maker: Maker,
     optimizer: optax.GradientTransformation,
     params: Any,
 ) -> Carry:
@@ -66,8 +70,8 @@ def start(
 
 
 def make_program(
-    plan: SumPlan,
-    maker: optax.GradientTransformationExtraArgs,
+    plan: Plan,
+    maker: Maker,
     optimizer: optax.GradientTransformation,
     value_fn: ValueFn,
     follower: optax.GradientTransformationExtraArgs | None = None,
@@ -76,8 +80,8 @@ def make_program(
 
     Args:
       plan: what runs.
-      maker: ``plan.transform(keys)``; its state holds all it needs of the keys, so the
-        program serves other keys of the same plan.
+      maker: ``plan.transform(keys)`` or ``plan.algorithm(keys)``; its state holds all it
+        needs of the keys, so the program serves other keys of the same plan.
       follower: ``plan.replay`` of a plan that has one: what the maker does with a release.
       optimizer: what follows it. It is given the released gradient, its own state and
         the params, and nothing else: whatever it does is post-processing.
@@ -93,6 +97,9 @@ def make_program(
     def one(
         keys: keys_lib.Keys, data: Any, phase: Phase, step: jax.Array, carry: Carry
     ) -> Carry:
+        if isinstance(maker, Algorithm):
+            made, _ = maker.step(carry.opt_state[0], data, value_fn=value_fn)
+            return logged(carry, carry.params, made, carry.opt_state[1], step)
         batch = sampling.batch(plan, keys, step, data, phase=phase.name)
         update: Any = maker.update  # Typed for trees; None is what makers expect.
         gradient, made = update(
@@ -171,6 +178,11 @@ def applied(
 
     operands = (gradient, made.release, *carry.opt_state, carry.params)
     params, rest = jax.lax.cond(step >= 0, move, stay, operands)
+    return logged(carry, params, made, rest, step)
+
+
+def logged(carry: Carry, params: Any, made: Any, rest: Any, step: jax.Array) -> Carry:
+    """The carry after a step, with its release."""
     row = made.release[None]
     releases = jax.lax.dynamic_update_slice_in_dim(carry.releases, row, step, 0)
     return Carry(params, (made, rest), releases)
@@ -202,7 +214,7 @@ def signature(tree: Any) -> Any:
     return structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
 
 
-def whole_periods(plan: SumPlan, chunk: int) -> int:
+def whole_periods(plan: Plan, chunk: int) -> int:
     """The largest number of steps up to ``chunk`` that is whole periods; at least one."""
     period = sum(phase.num_steps for phase in plan.phases)
     return max(period, chunk // period * period)

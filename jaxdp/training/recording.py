@@ -14,7 +14,7 @@ import numpy as np
 from jaxdp import keys as keys_lib
 from jaxdp import ledger as ledger_lib
 from jaxdp.kernels import sphere
-from jaxdp.plans._base import SumPlan
+from jaxdp.plans._plan import Plan
 from jaxdp.training import loop, parallel, replaying, reporting
 from jaxdp.transforms import _common
 
@@ -97,7 +97,7 @@ class Program(NamedTuple):
 
 def create(
     folder: Any,
-    plan: SumPlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     params: Any,
     data: Any,
@@ -157,7 +157,7 @@ class Resumed:
     ledger: ledger_lib.Ledger
     record: ledger_lib.Record
     hidden: dict[str, Any]
-    plan: SumPlan
+    plan: Plan
     attempt: int
     new: bool
     keys: keys_lib.Keys
@@ -210,7 +210,7 @@ def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def take_up(
-    folder: Any, plan: SumPlan | None, params: Any, *, new_attempt: bool
+    folder: Any, plan: Plan | None, params: Any, *, new_attempt: bool
 ) -> Resumed:
     """Opens a run's folder and decides whose noise covers what comes next.
 
@@ -229,7 +229,7 @@ def _decide(
     ledger: ledger_lib.Ledger,
     record: ledger_lib.Record,
     hidden: dict[str, Any],
-    plan: SumPlan | None,
+    plan: Plan | None,
     params: Any,
     new_attempt: bool,
 ) -> Resumed:
@@ -258,9 +258,7 @@ def _decide(
     return Resumed(ledger, record, hidden, recorded, attempt, new_attempt, keys, last)
 
 
-def _check_new_attempt(
-    plan: SumPlan, lost: ledger_lib.Intent | None, left: int
-) -> None:
+def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) -> None:
     """Refuses to charge steps again that the plan's epsilon has no room for."""
     steps = plan.num_steps
     if plan.sampling.max_participations(plan.num_examples, steps) < steps:
@@ -320,10 +318,10 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
         )
 
 
-def _public_leaves(carry: loop.Carry) -> list[jax.Array]:
+def _kept_leaves(carry: loop.Carry) -> list[jax.Array]:
     """What a checkpoint holds: no noise, which comes from the roots."""
     made, rest = carry.opt_state
-    return jax.tree.leaves((carry.params, _common.public(made), rest))
+    return jax.tree.leaves((carry.params, _common.without_roots(made), rest))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -339,7 +337,7 @@ def _pack(run: str, step: int, carry: loop.Carry) -> bytes:
     # As bytes: NumPy's format has no bfloat16.
     arrays: dict[str, Any] = {
         f"{i}": np.frombuffer(_words(leaf).tobytes(), np.uint8)
-        for i, leaf in enumerate(_public_leaves(carry))
+        for i, leaf in enumerate(_kept_leaves(carry))
     }
     file = io.BytesIO()
     np.savez(file, run=run, step=step, **arrays)
@@ -347,34 +345,34 @@ def _pack(run: str, step: int, carry: loop.Carry) -> bytes:
 
 
 def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
-    """Fills the public leaves of a fresh carry; the noise stays.
+    """Fills the leaves of a fresh carry that no root gives back; the noise stays.
 
     (Noise that is correlated over a period has a state that moves with the steps. But a
     checkpoint lies between periods, where that state starts anew.)
     """
     made, rest = carry.opt_state
-    shown = _common.public(made)
-    old, structure = jax.tree.flatten((carry.params, shown, rest))
+    kept = _common.without_roots(made)
+    old, structure = jax.tree.flatten((carry.params, kept, rest))
     new = []
     for i, leaf in enumerate(old):
         like = _words(leaf)
         content = arrays[f"{i}"].tobytes()
         words = np.frombuffer(content, like.dtype).reshape(like.shape)
         new.append(keys_lib.from_words(words) if _is_key(leaf) else jnp.asarray(words))
-    params, shown, rest = jax.tree.unflatten(structure, new)
-    state = (_with_secrets(shown, made), rest)
+    params, kept, rest = jax.tree.unflatten(structure, new)
+    state = (_with_roots(kept, made), rest)
     return carry._replace(params=params, opt_state=state)
 
 
-def _with_secrets(shown: Any, made: Any) -> Any:
-    """A public state with the secret fields of a fresh one."""
+def _with_roots(kept: Any, made: Any) -> Any:
+    """What a checkpoint held, with the other secret fields of a fresh state."""
     if not hasattr(made, "_fields"):
-        return shown
-    secret = getattr(type(made), "SECRET", ())
+        return kept
+    fresh = _common.rootless(made) if hasattr(made, "SECRET") else ()
     fields = {
         name: getattr(made, name)
-        if name in secret
-        else _with_secrets(getattr(shown, name), getattr(made, name))
+        if name in fresh
+        else _with_roots(getattr(kept, name), getattr(made, name))
         for name in made._fields
     }
     return type(made)(**fields)

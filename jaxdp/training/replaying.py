@@ -16,7 +16,7 @@ from jaxdp import keys as keys_lib
 from jaxdp import ledger as ledger_lib
 from jaxdp import plans
 from jaxdp.kernels import sphere
-from jaxdp.plans._base import SumPlan
+from jaxdp.plans._plan import Plan
 from jaxdp.training import loop
 from jaxdp.transforms._common import moving, public
 
@@ -72,7 +72,7 @@ def replay(
 
 
 def compiled(
-    plan: SumPlan,
+    plan: Plan,
     optimizer: optax.GradientTransformation,
     direction: jax.Array,
     carry: loop.Carry,
@@ -122,7 +122,7 @@ def chosen_leaves(
     return tuple(path for path in paths if moves(path)), tuple(layered)
 
 
-def filled(plan: SumPlan, releases: np.ndarray, width: int) -> np.ndarray:
+def filled(plan: Plan, releases: np.ndarray, width: int) -> np.ndarray:
     """Releases (steps, R) with zeros up to the plan's steps: (num_steps, R).
 
     Raises:
@@ -140,7 +140,7 @@ def filled(plan: SumPlan, releases: np.ndarray, width: int) -> np.ndarray:
 # --- the header --------------------------------------------------------------------
 
 
-def plan_of(record: ledger_lib.Record) -> SumPlan:
+def plan_of(record: ledger_lib.Record) -> Plan:
     """The plan of a ledger, if its directions are those of this version.
 
     Raises:

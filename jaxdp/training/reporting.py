@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.plans._base import SumPlan
+from jaxdp.plans._plan import Plan
 
 
-def report(plan: SumPlan, state: Any, *, delta: float | None = None) -> dict[str, Any]:
+def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, Any]:
     """What a run under ``plan`` has spent: for loops written by hand.
 
     Args:
@@ -45,9 +45,7 @@ def report(plan: SumPlan, state: Any, *, delta: float | None = None) -> dict[str
         "steps_done": int(horizon.count),
         "relation": plan.relation,
         "sampling": repr(plan.sampling),
-        "l2_clip_norm": plan.l2_clip_norm,
-        "noise_multiplier": plan.noise_multiplier,
-        "noise_std": plan.noise_std,
+        **plan.mechanism(),
         "epsilon": float(spent) if spent is not None and finite else None,
         "delta": delta,
         "accountant": spent.accountant if spent is not None else None,

@@ -1,5 +1,6 @@
 """What the gradient makers share: which leaves move, the horizon, integer noise."""
 
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import optax
 from jax.core import Tracer
 
 from jaxdp import keys as keys_lib
-from jaxdp._types import PathPredicate, PrivatePlan
+from jaxdp._types import DataPlan, PathPredicate, PrivatePlan
 from jaxdp.kernels import finite_difference, threefry
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
@@ -59,9 +60,13 @@ def horizon(
     plan: PrivatePlan, keys: keys_lib.Keys | None, *, vouched: bool = True
 ) -> Horizon:
     """The start of a run; ``vouched``: its noise is drawn here, from ``keys``."""
-    words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
     drawn_here = keys is not None and keys.private and vouched
-    private = plan.grid_noise_std > 0 and drawn_here
+    return begun(plan, private=plan.grid_noise_std > 0 and drawn_here)
+
+
+def begun(plan: DataPlan, *, private: bool) -> Horizon:
+    """The start of a run; ``private``: what it releases is randomised, from entropy."""
+    words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
     return Horizon(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
@@ -70,7 +75,7 @@ def horizon(
     )
 
 
-def advance(plan: PrivatePlan, at: Horizon) -> tuple[jax.Array, Horizon]:
+def advance(plan: DataPlan, at: Horizon) -> tuple[jax.Array, Horizon]:
     """Whether this step may release, and the horizon after it."""
     active = at.count < plan.num_steps
     count = at.count + active.astype(jnp.int32)
@@ -197,6 +202,24 @@ def public(state: Any) -> Any:
       TypeError: it holds an object that is no pytree, array, number or text, of which
         nobody knows what it hides.
     """
+    return _without(state, lambda node: node.SECRET)
+
+
+def rootless(node: Any) -> tuple[str, ...]:
+    """The secret fields of a state that the roots give back; ``KEPT`` ones they do not."""
+    return tuple(set(node.SECRET) - set(getattr(node, "KEPT", ())))
+
+
+def without_roots(state: Any) -> Any:
+    """What of a state a checkpoint has to hold: all that its roots do not give back.
+
+    Secret, where a node declares secret fields to be ``KEPT``: they depend on data.
+    """
+    return _without(state, rootless)
+
+
+def _without(state: Any, hidden: Callable[[Any], Collection[str]]) -> Any:
+    """A state without the fields that ``hidden`` names of a node with secrets."""
 
     def is_leaf(node: Any) -> bool:
         return hasattr(type(node), "SECRET") or isinstance(node, keys_lib.Keys)
@@ -205,8 +228,9 @@ def public(state: Any) -> Any:
         if isinstance(node, keys_lib.Keys):
             return None
         if hasattr(type(node), "SECRET"):
+            gone = hidden(node)
             fields = {
-                f: None if f in node.SECRET else public(getattr(node, f))
+                f: None if f in gone else _without(getattr(node, f), hidden)
                 for f in node._fields
             }
             return type(node)(**fields)

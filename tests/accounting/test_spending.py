@@ -244,6 +244,22 @@ def test_rdp_accounts_what_pld_cannot(relation: dp.NeighboringRelation):
     assert 2.0 < got < 2.4993
 
 
+@pytest.mark.parametrize(("rho", "want"), [(3.2104e-4, 0.1), (2.43558e-2, 1.0)])
+def test_orders_for_zcdp_leave_nothing_on_the_table(rho: float, want: float):
+    """dp-accounting's own orders make 0.1038 of the first."""
+    got = accounting.epsilon(dp.ZCDpEvent(rho), ADD, 1e-6)
+    assert got == pytest.approx(want, abs=6e-5)
+    assert got <= rdp(dp.ZCDpEvent(rho), ADD, 1e-6)
+    # The bound over all orders; and many events are one.
+    a = 1 + np.geomspace(1e-2, 1e5, 1_000_000)
+    best = rho * a + np.log1p(-1 / a) - np.log(1e-6 * a) / (a - 1)
+    assert best.min() <= got <= best.min() * (1 + 1e-4)
+    parts = dp.ComposedDpEvent([dp.ZCDpEvent(rho / 4), dp.ZCDpEvent(rho / 2)] * 2)
+    assert accounting.epsilon(parts, ADD, 1e-6) == pytest.approx(
+        accounting.epsilon(dp.ZCDpEvent(1.5 * rho), ADD, 1e-6), rel=1e-9
+    )
+
+
 # Laplace: a pure guarantee too.
 
 

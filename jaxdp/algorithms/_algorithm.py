@@ -1,0 +1,21 @@
+"""What an algorithm is: three pure functions."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Algorithm(NamedTuple):
+    """A private method that is no transformation of gradients. All three are pure.
+
+    Attributes:
+      init: ``init(params) -> state``. ``params`` is where the run starts, public. Begins a
+        run: keys from entropy serve one.
+      step: ``step(state, data, value_fn=...) -> (state, info)``. ``data`` is the whole data
+        set; a step reads its own records of it. ``info`` is what it released: of at most 64
+        numbers, else their norm. Beyond the plan's steps nothing is read or released.
+      output: ``output(state) -> `` the point that the method returns; public.
+    """
+
+    init: Callable[[Any], Any]
+    step: Callable[..., tuple[Any, Any]]
+    output: Callable[[Any], Any]

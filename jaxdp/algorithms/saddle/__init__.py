@@ -1,0 +1,1 @@
+"""Mirror descent over vertices: iterates are drawn from, never released."""

@@ -1,0 +1,136 @@
+"""What the methods share: starts, draws of vertices, moves of scores, records of a step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxdp import keys as keys_lib
+from jaxdp import sampling
+from jaxdp._types import DataPlan, ScoreGrid, VertexPlan
+from jaxdp.kernels import polytope, simplex
+from jaxdp.oracles import vertex_gradients
+from jaxdp.transforms import _common
+
+#: The most numbers of a step that are logged.
+MOST_LOGGED = 64
+_LOGIT = np.float32(np.log(2) / 2**simplex.BITS)
+
+
+class Info(NamedTuple):
+    """What a step let out. Public."""
+
+    release: jax.Array  # shape=(R,), dtype=float32
+
+
+def check(plan: Any, keys: Any, family: str) -> keys_lib.Keys:
+    """Requires a plan of this family that has its steps, and keys.
+
+    Raises:
+      TypeError, ValueError: as they say.
+    """
+    _common.check_family(plan, family)
+    plan.check_ready()
+    return keys_lib.check(keys)
+
+
+def horizon(plan: VertexPlan | Any, keys: keys_lib.Keys) -> _common.Horizon:
+    """The start of a run; private with secret keys and the certified sampler."""
+    return _common.begun(plan, private=keys.private and plan.sampler == "integer")
+
+
+def roots(plan: DataPlan, keys: keys_lib.Keys, *roles: str) -> tuple[jax.Array, ...]:
+    """Secret keys of what is drawn, one for each role; steps are folded into them."""
+    context = int(plan.digest[:8], 16)
+    return tuple(keys_lib.stream(keys.noise, role, context=context) for role in roles)
+
+
+def start(name: str, weights: Any, size: int) -> jax.Array:
+    """Scores (size,) of the public weights that a player starts from.
+
+    Raises:
+      ValueError: not weights (size,): non-negative, and of sum 1.
+    """
+    weights = jnp.asarray(weights)
+    if weights.shape != (size,):
+        raise ValueError(
+            f"params must have weights of shape ({size},) for {name}, one for each vertex "
+            f"as the plan has them, got shape {weights.shape}"
+        )
+    if not isinstance(weights, Tracer):
+        known = np.asarray(weights, np.float64)
+        if not (known >= 0).all() or abs(known.sum() - 1) > 1e-3:
+            raise ValueError(
+                f"params must have weights >= 0 that sum to 1 for {name}, got "
+                f"{known[:4]}... of sum {known.sum():.4g}"
+            )
+    return simplex.from_probabilities(weights.astype(jnp.float32))
+
+
+def draw(
+    plan: VertexPlan | Any, key: jax.Array, scores: jax.Array, num: int
+) -> jax.Array:
+    """``num`` vertices of an iterate, independent: an exponential mechanism."""
+    if plan.sampler == "integer":
+        return simplex.sample(key, scores, num)
+    return simplex.sample_float(key, scores.astype(jnp.float32) * _LOGIT, num)
+
+
+def mean(vertices: jax.Array, size: int) -> jax.Array:
+    """The mean of drawn vertices, as weights float32 (size,)."""
+    return simplex.counts(vertices, size).astype(jnp.float32) / vertices.shape[0]
+
+
+def shares(counts: jax.Array) -> jax.Array:
+    """Each vertex's share of what was counted, float32; zeros before anything was."""
+    return counts.astype(jnp.float32) / jnp.maximum(counts.sum(), 1)
+
+
+def bound(grid: ScoreGrid) -> vertex_gradients.Bound:
+    return vertex_gradients.Bound(grid.clip, grid.bits)
+
+
+def change(total: jax.Array, grid: ScoreGrid) -> jax.Array:
+    """By how much a total of contributions moves the scores: exact, int32."""
+    return simplex.scaled(total, grid.multiplier, grid.shift)
+
+
+def moved(active: jax.Array, scores: jax.Array, increment: jax.Array) -> jax.Array:
+    """Scores after a step, where there is one."""
+    return jnp.where(active, simplex.moved(scores, increment), scores)
+
+
+def domains(problem: Any, *sizes: int) -> list[Any]:
+    """The polytopes of a problem's players: simplices, where it names none.
+
+    Raises:
+      ValueError: other numbers of vertices than the plan's.
+    """
+    found = []
+    for name, size in zip("xy", sizes, strict=False):
+        domain = getattr(problem, f"domain_{name}", None)
+        domain = polytope.Simplex(size) if domain is None else domain
+        if domain.num_vertices != size:
+            raise ValueError(
+                f"value_fn must have a domain_{name} of {size} vertices, as the plan has "
+                f"them, got {domain.num_vertices}"
+            )
+        found.append(domain)
+    return found
+
+
+def rows(
+    plan: DataPlan, data: Any, first: jax.Array, size: int, active: jax.Array
+) -> tuple[Any, jax.Array]:
+    """``size`` records in a row from ``first`` on, and their mask.
+
+    Raises:
+      ValueError: data of another number of records than the plan's.
+    """
+    sampling.check_data(plan, data)
+    records = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), first, size), data
+    )
+    return records, jnp.full((size,), active)

@@ -1,0 +1,135 @@
+r"""Algorithms 2 and 3: mirror descent with a multilevel gradient of reduced bias."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import keys as keys_lib
+from jaxdp._types import BiasReducedPlan, LevelGrids
+from jaxdp.algorithms._algorithm import Algorithm
+from jaxdp.algorithms.saddle import _players, mirror_descent
+from jaxdp.algorithms.saddle.mirror_descent import SaddleState
+from jaxdp.oracles import vertex_gradients
+from jaxdp.transforms import _common
+
+
+def saddle_bias_reduced(
+    plan: BiasReducedPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+) -> Algorithm:
+    r""":func:`jaxdp.saddle_mirror_descent` with gradients of a smaller bias.
+
+    A step of level N draws :math:`2^{N+1}` vertices of each player and adds to the gradient
+    at the first one :math:`C_M2^N` times how the gradient at the mean of all of them
+    differs from that at the mean of the first half. Over the random level these
+    differences telescope, so that the bias is that of :math:`2^{M+1}` vertices at the cost
+    of a few. Levels, and so the sizes of the batches, depend on no data: they are the
+    plan's, drawn from its ``level_seed``.
+
+    Args:
+      plan: a ``jaxdp.plans.SaddleBiasReduced`` with its step sizes.
+      keys: a ``jaxdp.Keys``.
+      microbatch_size: records whose gradients are taken at once.
+
+    Privacy:
+      A step of level N releases :math:`2(2^{N+1}+1)` vertices. One record is read in one
+      step; each of its three gradients is clipped by itself.
+
+    Raises:
+      As :func:`jaxdp.saddle_mirror_descent`.
+
+    References:
+      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
+      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
+      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithms 2 and 3, corrected.
+    """
+    keys = _players.check(plan, keys, "saddle_bias_reduced")
+    roots = _players.roots(plan, keys, *mirror_descent.ROLES)
+    begun = _players.horizon(plan, keys)
+    levels = np.array(plan.levels, np.int32)
+    sizes = [plan.batch_sizes[level] for level in plan.levels]
+    starts = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
+
+    def init(params: Any) -> SaddleState:
+        return mirror_descent.begin(plan, keys, begun, roots, params, 2)
+
+    def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
+        problem = vertex_gradients.as_problem(value_fn)
+        active, horizon = _common.advance(plan, state.horizon)
+        count = jnp.minimum(state.horizon.count, len(levels) - 1)
+        key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
+        gradient = functools.partial(
+            _increments, plan, problem, data, microbatch_size=microbatch_size
+        )
+        branches = [functools.partial(gradient, n) for n in range(max(plan.levels) + 1)]
+        first = jnp.asarray(starts)[count]
+        operands = (state.scores_x, state.scores_y, key_x, key_y, first, active)
+        at = jnp.asarray(levels)[count]
+        increments, shown = jax.lax.switch(at, branches, *operands)
+        return mirror_descent.after(
+            state, horizon, active, increments, shown, jnp.concatenate(shown)
+        )
+
+    return Algorithm(init, step, mirror_descent.output)
+
+
+def _increments(
+    plan: BiasReducedPlan,
+    problem: Any,
+    data: Any,
+    level: int,
+    scores_x: jax.Array,
+    scores_y: jax.Array,
+    key_x: jax.Array,
+    key_y: jax.Array,
+    first: jax.Array,
+    active: jax.Array,
+    *,
+    microbatch_size: int | None,
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """Algorithm 2 in a step of one level: how scores move, and vertices to put out."""
+    domain_x, domain_y = _players.domains(problem, plan.dim_x, plan.dim_y)
+    size = plan.batch_sizes[level]
+    records, mask = _players.rows(plan, data, first, size, active)
+    number = 2 ** (level + 1)
+    # Independent draws: the last one is for the output.
+    seen_x = _players.draw(plan, key_x, scores_x, number + 1)
+    seen_y = _players.draw(plan, key_y, scores_y, number + 1)
+    grids_x, grids_y = plan.grids[level]
+
+    def totals(drawn: int) -> tuple[jax.Array, jax.Array]:
+        """Of the gradients at the mean of the vertices that were drawn first."""
+        return problem.gradient_sums(
+            domain_x.point(_players.mean(seen_x[:drawn], plan.dim_x)),
+            domain_y.point(_players.mean(seen_y[:drawn], plan.dim_y)),
+            records,
+            mask,
+            _players.bound(grids_x.base),
+            _players.bound(grids_y.base),
+            center=plan.center_gradients,
+            microbatch_size=min(microbatch_size or size, size),
+        )
+
+    every, one = totals(number), totals(1)
+    half = totals(number // 2) if level else one
+    x, y = zip(every, half, one, strict=True)
+    increments = -combined(level, grids_x, *x), combined(level, grids_y, *y)
+    return increments, (seen_x[number:], seen_y[number:])
+
+
+def combined(
+    level: int, grids: LevelGrids, every: jax.Array, half: jax.Array, one: jax.Array
+) -> jax.Array:
+    """Increment of the scores from the totals at the three points.
+
+    At level 0 half of the vertices is the first one, and what is taken away of it is less
+    than what is added: :math:`C_M g_+ - (C_M - 1) g_1`.
+    """
+    if level == 0:
+        return _players.change(every, grids.difference) - _players.change(
+            one, grids.base
+        )
+    difference = _players.change(every - half, grids.difference)
+    return difference + _players.change(one, grids.base)

@@ -1,0 +1,207 @@
+"""What all plans share: a guarantee, phases, and text."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import numbers
+from typing import Any, ClassVar, Self, get_args
+
+import optax
+
+from jaxdp import _validate, accounting, sampling
+from jaxdp._types import Phase, Relation
+from jaxdp.keys import Keys
+
+_SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
+_PLANS: dict[str, type["Plan"]] = {}
+
+
+class Plan:
+    """Frozen numbers that couple sampling, bound, randomness and accounting.
+
+    A subclass is a frozen dataclass; its fields are the plan.
+    """
+
+    num_examples: int
+    num_steps: int  # how many releases there are
+    sampling: sampling.AnySampler  # which records a step reads
+    relation: Relation
+    delta: float | None
+
+    family: ClassVar[str]
+    #: Whether the releases of a step are few enough to be logged, so that the log alone
+    #: rebuilds the parameters.
+    replayable: ClassVar[bool] = False
+    #: Whether it draws directions, so that leaves of layers may be declared.
+    draws_directions: ClassVar[bool] = False
+    #: Whether it makes steps itself, which no optimizer may rescale.
+    makes_steps: ClassVar[bool] = False
+    #: Whether an ``Algorithm`` runs it, not a transformation of gradients.
+    runs_algorithm: ClassVar[bool] = False
+    #: Fields that hold several numbers, by name: how JSON gives them back.
+    nested: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "family" in vars(cls):  # Not for classes that others build on.
+            _PLANS[cls.__name__] = cls
+
+    @classmethod
+    def _fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        subclass: Any = cls  # Every subclass is a dataclass.
+        return dataclasses.fields(subclass)
+
+    def _check_delta(self, delta: float) -> None:
+        _validate.probability(delta=delta)
+
+    def _coerce(self) -> None:
+        """Makes plain numbers of NumPy's: equal plans have equal digests."""
+        for field in self._fields():
+            value: Any = getattr(self, field.name)
+            if isinstance(value, numbers.Real) and not isinstance(value, bool):
+                whole = field.type in (int, int | None)
+                number: Any = value
+                plain = int(number) if whole else float(number)
+                object.__setattr__(self, field.name, plain)
+
+    # Accounting.
+
+    @property
+    def _guarantee(self) -> accounting.Guarantee:
+        raise NotImplementedError
+
+    @property
+    def event(self) -> Any:
+        """The dp-accounting event of all releases together."""
+        return self._guarantee.event
+
+    @property
+    def event_relation(self) -> Any:
+        """The dp-accounting relation under which :attr:`event` is to be composed."""
+        return self._guarantee.event_relation
+
+    def epsilon(self, *, delta: float | None = None) -> accounting.Epsilon:
+        """The epsilon of the whole run at ``delta`` (default: the calibrated one).
+
+        A float that also names the accountant which computed it. Infinite without noise.
+        """
+        delta = self.delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta must be a number in (0, 1); the plan has none")
+        self._check_delta(delta)
+        return accounting.epsilon(*self._guarantee, delta)
+
+    # Structure.
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        size = self.sampling.rows(self.num_examples)
+        return (Phase("step", 1, size),)
+
+    def transform(
+        self, keys: Keys, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """The gradient maker that runs under this plan."""
+        raise NotImplementedError
+
+    def returned(self, state: Any, params: Any) -> Any:
+        """What a run returns, from the state of what ran and the last iterate."""
+        return params
+
+    def shown(self, state: Any, params: Any) -> Any:
+        """What a callback sees in the middle of a run: public."""
+        return params
+
+    def mechanism(self) -> dict[str, Any]:
+        """Bound and randomness of a step, for reports."""
+        raise NotImplementedError
+
+    def replay(
+        self, direction: Any, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """The gradient maker of a run whose releases are known; it reads no data.
+
+        Args:
+          direction: the run's direction root, a typed key, shape=(); public.
+          **kwargs: ``trainable`` and ``stacked``, as in the run.
+
+        Raises:
+          ValueError: the plan is not ``replayable``.
+        """
+        raise ValueError(
+            f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
+            "releases are as large as the parameters and are not logged"
+        )
+
+    # Text.
+
+    def to_json(self) -> str:
+        """The plan as JSON; :func:`jaxdp.plans.from_json` reads it back."""
+        fields: dict[str, Any] = {"plan": type(self).__name__}
+        for field in self._fields():
+            value: Any = getattr(self, field.name)
+            if isinstance(value, float) and math.isinf(value):
+                value = "inf"  # Strict JSON has no infinity.
+            if field.name == "sampling":
+                sampler: Any = value
+                chosen = dataclasses.asdict(sampler)
+                value = {"sampler": type(sampler).__name__, **chosen}
+            elif field.name in self.nested and value is not None:
+                part: Any = value
+                value = dataclasses.asdict(part)
+            fields[field.name] = value
+        return json.dumps(fields, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+          ValueError: not such a text, or a plan of another class.
+        """
+        plan = from_json(text)
+        if not isinstance(plan, cls):
+            raise ValueError(
+                f"text must hold a {cls.__name__}, got a {type(plan).__name__}"
+            )
+        return plan
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the plan's numbers, in hex."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value) of every number of the plan, for tables."""
+        out = [("plan", type(self).__name__)]
+        out += [(f.name, f"{getattr(self, f.name)}") for f in self._fields()]
+        return out
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self.rows())
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
+
+
+def from_json(text: str) -> Plan:
+    """The plan that ``to_json`` wrote.
+
+    Raises:
+      ValueError: not JSON of a plan, an unknown plan or sampler, or fields that are
+        missing, unknown or out of range.
+    """
+    try:
+        fields = json.loads(text)
+        kind = _PLANS[fields.pop("plan")]
+        if "sampling" in fields:
+            chosen = fields["sampling"]
+            fields["sampling"] = _SAMPLERS[chosen.pop("sampler")](**chosen)
+        for name, make in kind.nested.items():
+            if fields.get(name) is not None:
+                fields[name] = make(**fields[name])
+        fields |= {name: math.inf for name, v in fields.items() if v == "inf"}
+        return kind(**fields)
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"text must be the JSON of a plan ({', '.join(sorted(_PLANS))}): {error!r}"
+        ) from error

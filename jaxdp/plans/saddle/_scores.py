@@ -1,0 +1,274 @@
+"""What plans of vertex sampling share: grids of scores, sensitivities, calibration."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar, Literal, Self
+
+import dp_accounting as dp
+import numpy as np
+
+from jaxdp import _validate, accounting
+from jaxdp._types import ScoreGrid
+from jaxdp.kernels import simplex
+from jaxdp.keys import Keys
+from jaxdp.plans._plan import Plan
+from jaxdp.plans.saddle import charges, settings
+from jaxdp.sampling import SinglePass
+
+#: One unit of a score, in nats.
+UNIT = math.log(2) / 2**simplex.BITS
+#: The largest step that scores can take, in nats: 2**30 units, with room for rounding.
+_LONGEST = 44.0
+
+Sampler = Literal["integer", "float"]
+
+
+def score_grid(step_size: float, clip: float, bits: int, records: float) -> ScoreGrid:
+    """The grid on which scores move by ``step_size`` times the mean over ``records``.
+
+    By slightly less, for the multiplier is rounded down.
+
+    Args:
+      step_size: >= 0.
+      clip: bound on a coordinate of one record's gradient.
+      bits: one unit of a total is ``clip * 2**-bits``.
+      records: what totals are divided by.
+    """
+    units = step_size * clip / (records * 2.0**bits) / UNIT  # of one unit of a total
+    if units == 0:
+        return ScoreGrid(clip, bits, 0, 0)
+    shift = min(15 - math.floor(math.log2(units)), 46)
+    return ScoreGrid(clip, bits, math.floor(units * 2.0**shift), shift)
+
+
+def sensitivity(grid: ScoreGrid, moves: float) -> float:
+    """How far one record moves a score, in nats.
+
+    Args:
+      grid: of the scores.
+      moves: by how many clips it moves a total.
+    """
+    if grid.multiplier == 0:
+        return 0.0
+    # One unit more, for the floor of the product.
+    return (moves * 2**grid.bits * grid.multiplier / 2**grid.shift + 1) * UNIT
+
+
+def record_bits(rows: int) -> int:
+    """Bits of one record's contribution such that a total over ``rows`` fits int32.
+
+    Raises:
+      ValueError: fewer than 8 would be left.
+    """
+    bits = min(16, math.floor(math.log2((2**31 - 1) / rows)))
+    if bits < 8:
+        raise ValueError(
+            f"batch_size must leave 8 bits for one record's contribution, got {rows} "
+            f"records, which leave {bits}; take more steps of smaller batches"
+        )
+    return bits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VertexSamplingPlan(Plan):
+    """Steps draw vertices from softmaxes of scores, and release nothing else.
+
+    Subclasses say what the draws cost at given step sizes; the rest follows.
+    """
+
+    makes_steps: ClassVar[bool] = True
+    runs_algorithm: ClassVar[bool] = True
+    #: Names of the fields that hold step sizes.
+    steps: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
+
+    def _check(self, **clips: float) -> None:
+        """Checks what all have; subclasses have checked what is theirs."""
+        given: Any = self
+        _validate.integer(num_examples=self.num_examples)
+        _validate.one_of(accounting.RELATIONS, relation=self.relation)
+        _validate.one_of(("integer", "float"), sampler=given.sampler)
+        if self.delta is not None:
+            self._check_delta(self.delta)
+        for name, clip in clips.items():
+            _validate.positive(allow_inf=False, **{name: clip})
+            if not 1e-30 <= clip <= 1e30:
+                raise ValueError(f"{name} must be in [1e-30, 1e30], got {clip!r}")
+        theorem = getattr(self, "theorem", None)
+        if theorem is not None and not self._keeps(theorem):
+            object.__setattr__(self, "theorem", None)
+        known = [getattr(self, name) for name in self.steps]
+        if len({step is None for step in known}) == 2:
+            raise ValueError(
+                f"{self.steps[0]} and {self.steps[1]} must both be numbers or both be "
+                f"None, got {known}"
+            )
+        self._coerce()
+        if known[0] is None:
+            return
+        for name, step in zip(self.steps, known, strict=True):
+            _validate.non_negative(**{name: step})
+        if self.longest(known) > _LONGEST:
+            raise ValueError(
+                f"{' and '.join(self.steps)} must move no score by more than {_LONGEST} "
+                f"in a step, got {known}, which move one by {self.longest(known):.4g}"
+            )
+        _ = self.rho  # Raises if there are no grids for these numbers.
+
+    def _keeps(self, found: settings.Settings) -> bool:
+        """Whether what was promised is about these numbers.
+
+        (About step sizes to within one per cent: integers take a little off.)
+        """
+        for field in self._fields():
+            promised = getattr(found, field.name, None)
+            value: Any = getattr(self, field.name)
+            if promised is None:
+                continue
+            if field.name.startswith("step_size"):
+                if value is not None and not math.isclose(
+                    value, promised, rel_tol=0.01
+                ):
+                    return False
+            elif value != promised:
+                return False
+        batch = getattr(found, "batch_size", None)
+        return batch is None or self.sampling == SinglePass(batch)
+
+    # What a subclass says.
+
+    def longest(self, steps: list[float]) -> float:
+        """How far a step may move a score, in nats, with these step sizes."""
+        raise NotImplementedError
+
+    def rho_at(self, steps: list[float]) -> float:
+        """ZCDP of the whole run with these step sizes."""
+        raise NotImplementedError
+
+    def _start(self) -> list[float]:
+        """Step sizes in the proportion that calibration keeps."""
+        raise NotImplementedError
+
+    # What follows.
+
+    @property
+    def kappa(self) -> float:
+        """By how many clips one record moves a total."""
+        return accounting.sensitivity(self.relation, 1.0)
+
+    def check_ready(self) -> None:
+        """Requires step sizes; ValueError without."""
+        if getattr(self, self.steps[0]) is None:
+            raise ValueError(
+                f"the plan has no {self.steps[0]} yet: call .calibrate(epsilon=..., "
+                "delta=...) or give it one"
+            )
+
+    @functools.cached_property
+    def rho(self) -> float:
+        """ZCDP of the whole run, with the certified sampler's error."""
+        self.check_ready()
+        steps = [getattr(self, name) for name in self.steps]
+        if not any(
+            steps
+        ):  # Scores that never move say nothing, however they are drawn.
+            return 0.0
+        return self.rho_at(steps)
+
+    @property
+    def _guarantee(self) -> accounting.Guarantee:
+        given: Any = self
+        if given.sampler == "float":
+            relation = accounting.zcdp(1.0).event_relation
+            return accounting.Guarantee(dp.NonPrivateDpEvent(), relation)
+        return accounting.zcdp(self.rho)
+
+    def calibrate(self, *, epsilon: float, delta: float) -> Self:
+        """A plan of at most (epsilon, delta): the longest steps that it admits.
+
+        The proportion of two step sizes is kept where they are given. Without, it is that
+        of sqrt(log dim) / clip, which is best for regret without privacy.
+
+        Args:
+          epsilon: > 0.
+          delta: in (0, 1).
+
+        Raises:
+          ValueError: no steps stay within the budget, or the sampler is not certified.
+        """
+        _validate.positive(epsilon=epsilon)
+        self._check_delta(delta)
+        given: Any = self
+        if given.sampler == "float":
+            raise ValueError(
+                'sampler must be "integer" to be calibrated, got "float", whose draws have '
+                "no bound"
+            )
+        start = self._start()
+        rho = charges.rho_budget(float(epsilon), float(delta))
+        factor = charges.admissible(
+            lambda f: self.rho_at([f * step for step in start]), rho
+        )
+        # No longer than scores can move, whatever the budget.
+        factor = min(factor, _LONGEST / self.longest(start) * (1 - 1e-12))
+        steps = {
+            name: factor * step for name, step in zip(self.steps, start, strict=True)
+        }
+        return dataclasses.replace(self, delta=delta, **steps)
+
+    @classmethod
+    def _of(cls, found: settings.Settings, **more: Any) -> Self:
+        """The plan of some settings, with their step sizes."""
+        names = {field.name for field in cls._fields()}
+        same = {k: v for k, v in vars(found).items() if k in names}
+        if "sampling" in names:
+            same["sampling"] = SinglePass(vars(found)["batch_size"])
+        make: Any = cls
+        return make(**same | more, theorem=found)
+
+    def _at_most(self, *, epsilon: float, delta: float) -> Self:
+        """The same plan with its step sizes, or the longest that are admitted."""
+        most = self.calibrate(epsilon=epsilon, delta=delta)
+        names = {
+            name: min(getattr(self, name), getattr(most, name)) for name in self.steps
+        }
+        return dataclasses.replace(self, delta=delta, **names)
+
+    def with_step_size(self, step_size: float, *, delta: float | None = None) -> Self:
+        """The same plan with this step size, for both players where there are two."""
+        delta = self.delta if delta is None else delta
+        steps: dict[str, Any] = dict.fromkeys(self.steps, step_size)
+        return dataclasses.replace(self, delta=delta, **steps)
+
+    def mechanism(self) -> dict[str, Any]:
+        given: Any = self
+        steps = {name: getattr(self, name) for name in self.steps}
+        return {"noise_multiplier": None, "sampler": given.sampler, **steps}
+
+    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
+        """The algorithm that runs under this plan."""
+        raise NotImplementedError
+
+    def returned(self, state: Any, params: Any) -> Any:
+        raise NotImplementedError
+
+    def shown(self, state: Any, params: Any) -> Any:
+        return self.returned(state, params)
+
+    def rows(self) -> list[tuple[str, str]]:
+        out = super().rows()
+        if getattr(self, self.steps[0]) is not None:
+            out.append(("rho", f"{self.rho:.6g}"))
+            if self.delta is not None:
+                spent = self.epsilon()
+                out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
+        return out
+
+
+def proportion(dim: int, clip: float) -> float:
+    """The step size of least regret, up to the horizon."""
+    return math.sqrt(math.log(max(dim, 2))) / clip
+
+
+def uniform(size: int) -> np.ndarray:
+    return np.full((size,), 1 / size, np.float32)

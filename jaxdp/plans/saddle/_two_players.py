@@ -1,0 +1,50 @@
+"""What plans of two players share."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.algorithms.saddle import mirror_descent
+from jaxdp.plans.saddle._scores import (
+    VertexSamplingPlan,
+    proportion,
+    uniform,
+)
+
+
+class TwoPlayers(VertexSamplingPlan):
+    """What the plans of two players share."""
+
+    dim_x: int
+    dim_y: int
+    linf_clip_norm_x: float
+    linf_clip_norm_y: float
+
+    @property
+    def _clips(self) -> tuple[float, float]:
+        return self.linf_clip_norm_x, self.linf_clip_norm_y
+
+    def _check_players(self) -> None:
+        # Numbers of vertices are logged as float32.
+        _validate.integer(at_most=2**24, dim_x=self.dim_x, dim_y=self.dim_y)
+        given: Any = self
+        _validate.instance(bool, center_gradients=given.center_gradients)
+        self._check(
+            linf_clip_norm_x=self.linf_clip_norm_x,
+            linf_clip_norm_y=self.linf_clip_norm_y,
+        )
+
+    def _start(self) -> list[float]:
+        given = [getattr(self, name) for name in self.steps]
+        if given[0] is not None:
+            return given
+        dims = (self.dim_x, self.dim_y)
+        return [proportion(d, c) for d, c in zip(dims, self._clips, strict=True)]
+
+    def uniform(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where runs start: all vertices alike, float32 (dim_x,) and (dim_y,)."""
+        return uniform(self.dim_x), uniform(self.dim_y)
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return mirror_descent.output(state)
