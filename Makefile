@@ -7,6 +7,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Processes that share the tests; each file stays with one, for its fixtures.
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,7 +53,7 @@ demo-lm: $(STAMP)
 	$(BIN)/python -m bench docstrings --out runs/demo-lm --json runs/demo-lm/study.json
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --durations=25 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=25 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check
