@@ -75,11 +75,11 @@ def _pass(x: jax.Array, change: jax.Array, key: jax.Array, i: jax.Array) -> Any:
     return weights * (1 / jnp.sum(weights)), None
 
 
-def _float(x: jax.Array, change: jax.Array, key: jax.Array, i: jax.Array) -> Any:
+def _float(carry: Any, change: jax.Array, key: jax.Array, i: jax.Array) -> Any:
     # The step size depends on the step: the product is not taken out of the loop.
     step_size = jnp.float32(1e-3) / (i + 1).astype(jnp.float32)
-    x = simplex.entropic_step(x, change, step_size)
-    return x, simplex.sample_float(threefry.fold_in(key, i), x, NUM)
+    x, top = simplex.entropic_step(carry[0], change, step_size, carry[1])
+    return (x, top), simplex.sample_float(threefry.fold_in(key, i), x, NUM, top)
 
 
 def _certified(x: jax.Array, change: jax.Array, key: jax.Array, i: jax.Array) -> Any:
@@ -99,7 +99,7 @@ def _programs(
     temps = {}
     for name, body, start, change in (
         ("pass", _pass, logits, gradient),
-        ("float", _float, logits, gradient),
+        ("float", _float, (logits, jnp.float32(0)), gradient),
         ("certified", _certified, scores, _integers(normal[1] * 2**10)),
     ):
         sides[name], temps[name] = _scan(body, start, change, steps)
@@ -111,18 +111,18 @@ def _integers(x: np.ndarray) -> jax.Array:
 
 
 def _scan(
-    body: Body, start: jax.Array, change: jax.Array, steps: int
+    body: Body, start: Any, change: jax.Array, steps: int
 ) -> tuple[Callable[[], jax.Array], int]:
     def loop(x: jax.Array, change: jax.Array, key: jax.Array) -> Any:
         return jax.lax.scan(lambda x, i: body(x, change, key, i), x, jnp.arange(steps))
 
     args = (change, jax.random.key(0))
     program = jax.jit(loop, donate_argnums=0).lower(start, *args).compile()
-    cell = [jnp.array(start)]
+    cell = [jax.tree.map(jnp.array, start)]
 
     def call() -> jax.Array:
         cell[0], _ = program(cell[0], *args)
-        return cell[0]
+        return jax.tree.leaves(cell[0])[0]
 
     return call, _harness.temp_bytes(program)
 

@@ -115,11 +115,27 @@ def probabilities(scores: jax.Array) -> jax.Array:
 
 
 def entropic_step(
-    logits: jax.Array, gradient: jax.Array, step_size: float | jax.Array
-) -> jax.Array:
-    """One step of entropic mirror descent on float logits (d,); their maximum is 0."""
-    logits = logits - step_size * gradient
-    return logits - jnp.max(logits)
+    logits: jax.Array,
+    gradient: jax.Array,
+    step_size: float | jax.Array,
+    top: float | jax.Array = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """One step of mirror descent: float logits, and their maximum.
+
+    ``logits - top - step_size * gradient``. What is taken away changes no softmax; with
+    the maximum of the step before, logits stay near 0 without a pass of their own.
+
+    Args:
+      logits: float32, shape=(d,).
+      gradient: float32, shape=(d,).
+      step_size: shape=().
+      top: shape=(); a number to take away: what the step before gave.
+
+    Returns:
+      The new logits (d,), and their maximum, shape=().
+    """
+    logits = logits - top - step_size * gradient
+    return logits, jnp.max(logits)
 
 
 def counts(indices: jax.Array, dim: int) -> jax.Array:
@@ -372,7 +388,9 @@ def _sample(key: jax.Array, scores: jax.Array, num: int) -> jax.Array:
 # --- the float sampler ---
 
 
-def sample_float(key: jax.Array, logits: jax.Array, num: int) -> jax.Array:
+def sample_float(
+    key: jax.Array, logits: jax.Array, num: int, top: jax.Array | None = None
+) -> jax.Array:
     """``num`` vertices from the softmax of float logits: no bound on the privacy loss.
 
     A float32 inverse CDF at every level of the tree, each with a uniform of its own, a
@@ -384,6 +402,7 @@ def sample_float(key: jax.Array, logits: jax.Array, num: int) -> jax.Array:
       logits: float32, shape=(d,), 1 <= d <= 2**27; at least one is finite, none is NaN
         or +inf. One of -inf is never drawn.
       num: at least 1.
+      top: the largest of the logits, shape=(), where it is known (:func:`entropic_step`).
 
     Returns:
       int32, shape=(num,): iid.
@@ -394,12 +413,13 @@ def sample_float(key: jax.Array, logits: jax.Array, num: int) -> jax.Array:
     if logits.dtype != jnp.float32:
         raise ValueError(f"logits must be float32, got {logits.dtype}")
     _check(logits, num, "logits")
-    return _sample_float(key, logits, num)
+    return _sample_float(key, logits, num, jnp.max(logits) if top is None else top)
 
 
 @functools.partial(jax.jit, static_argnums=2, inline=True)
-def _sample_float(key: jax.Array, logits: jax.Array, num: int) -> jax.Array:
-    top = jnp.max(logits)
+def _sample_float(
+    key: jax.Array, logits: jax.Array, num: int, top: jax.Array
+) -> jax.Array:
     levels = _levels(jnp.exp(logits - top), _grouped)
     words = threefry.bits(key, (len(levels), num))
     uniform = (words >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)

@@ -6,6 +6,7 @@ also known as exponentiated gradient or multiplicative weights. Its regret grows
 log d where that of projected gradient descent grows with d.
 """
 
+import functools
 import numbers
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import optax
 from jaxdp import _validate
 from jaxdp.kernels import simplex, sphere
 
-_step = jnp.vectorize(simplex.entropic_step, signature="(d),(d),()->(d)")
+_step = jnp.vectorize(simplex.entropic_step, signature="(d),(d),()->(d),()")
 
 
 class EntropicDescentState(NamedTuple):
@@ -76,15 +77,20 @@ def entropic_descent(
             raise ValueError("params must be passed to update: the step starts there")
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         rate = jnp.asarray(rate, jnp.float32)
-        logits = jax.tree.map(
-            lambda u, g: _step(u, g.astype(jnp.float32), rate), state.logits, updates
-        )
+        step = functools.partial(_stepped, rate)
+        logits = jax.tree.map(step, state.logits, updates)
         steps = jax.tree.map(
             lambda u, p: jax.nn.softmax(u) - jnp.asarray(p, jnp.float32), logits, params
         )
         return steps, EntropicDescentState(state.count + 1, logits)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+
+
+def _stepped(rate: jax.Array, logits: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Logits after a step, their maxima 0."""
+    logits, top = _step(logits, gradient.astype(jnp.float32), rate)
+    return logits - top[..., None]
 
 
 def _logits(path: Any, leaf: Any) -> jax.Array:

@@ -12,6 +12,7 @@ from jaxdp.kernels import (
     finite_difference,
     perturb,
     prefix_noise,
+    simplex,
     sphere,
     threefry,
 )
@@ -20,6 +21,7 @@ PARAMS = {"w": jax.ShapeDtypeStruct((6, 4), jnp.float32)}
 BATCH = jax.ShapeDtypeStruct((5, 6), jnp.float32)
 WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 ROWS = jax.ShapeDtypeStruct((5, 3), jnp.float32)
+SCORES = jax.ShapeDtypeStruct((40,), jnp.int32)
 MASK = jax.ShapeDtypeStruct((5,), jnp.bool_)
 
 
@@ -83,6 +85,16 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         )
         for name in prefix_noise.NAMES
     },
+    "sample": (
+        lambda w, s: simplex.sample(key(w), simplex.moved(s, s), 3),
+        WORDS,
+        SCORES,
+    ),
+    "sample_float": (
+        lambda w, s: simplex.sample_float(key(w), s.astype(jnp.float32), 3),
+        WORDS,
+        SCORES,
+    ),
     "clip_vector": (lambda x: clip.clip_vector(x, 1.0), ROWS),
     "grid_sum": (lambda x, m: clip.grid_sum(x, m, 1.0, 16), ROWS, MASK),
     "grid_sum-l1": (lambda x, m: clip.grid_sum(x, m, 1.0, 16, order=1), ROWS, MASK),

@@ -155,12 +155,14 @@ def test_probabilities_and_back() -> None:
 def test_entropic_step_is_multiplicative_weights() -> None:
     rng = np.random.default_rng(0)
     x, g = rng.dirichlet(np.ones(9)), rng.normal(size=9)
-    logits = simplex.entropic_step(jnp.log(jnp.float32(x)), jnp.float32(g), 0.3)
+    log_x = jnp.log(jnp.float32(x))
+    logits, top = simplex.entropic_step(log_x, jnp.float32(g), 0.3, jnp.max(log_x))
     expected = x * np.exp(-0.3 * g)
     np.testing.assert_allclose(
         jax.nn.softmax(logits), expected / expected.sum(), rtol=1e-5
     )
-    assert float(logits.max()) == 0
+    assert float(logits.max()) == float(top)
+    np.testing.assert_allclose(top, (log_x - log_x.max() - 0.3 * g).max(), rtol=1e-5)
 
 
 def test_counts() -> None:

@@ -75,7 +75,8 @@ def draw(
     """``num`` vertices of an iterate, independent: an exponential mechanism."""
     if plan.sampler == "integer":
         return simplex.sample(key, scores, num)
-    return simplex.sample_float(key, scores.astype(jnp.float32) * _LOGIT, num)
+    logits = scores.astype(jnp.float32) * _LOGIT
+    return simplex.sample_float(key, logits, num, jnp.float32(0))
 
 
 def mean(vertices: jax.Array, size: int) -> jax.Array:
