@@ -18,6 +18,9 @@ an audit, and hides nothing. (``tests/auditing`` plants it.)
 
 * :mod:`jaxdp.auditing.simulation`: neighbouring data sets, and transcripts of runs;
 * :mod:`jaxdp.auditing.attacks`: from a transcript to a score;
+* :mod:`jaxdp.auditing.vertices`, :mod:`jaxdp.auditing.vertex_attacks`: the same two for
+  plans that draw vertices instead of adding noise;
+* :mod:`jaxdp.auditing.draws`: one of those draws, its law enumerated;
 * :mod:`jaxdp.auditing.bounds`: from errors of an attack to an epsilon.
 
 References:

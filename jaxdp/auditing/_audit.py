@@ -2,20 +2,27 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from jaxdp import _validate
 from jaxdp.accounting import Epsilon
-from jaxdp.auditing import attacks, bounds, simulation
+from jaxdp.auditing import attacks, bounds, draws, simulation, vertex_attacks, vertices
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans._correlated import CorrelatedPlan
+from jaxdp.plans._plan import Plan
 from jaxdp.plans.o2nc import O2NC
+from jaxdp.plans.saddle import Saddle, SaddleBiasReduced, SyntheticData
 
-# How the runs are divided: some to learn the attacks, some to choose one, the rest to
-# test it.
-_LEARN = _CHOOSE = 0.2
+# How the runs are divided: this share to learn the attacks, as many to choose one, the
+# rest to test it. Fewer where the best attack has nothing to learn.
+_LEARN = 0.2
+_LEARN_DRAWS = 0.1
+# Vertices of a shortened plan: what one record shows does not depend on their number.
+_MOST_VERTICES = 16
+# And its records, where all of them are in every step: longer steps make up for them.
+_MOST_RECORDS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +62,7 @@ class AuditResult:
 
 
 def audit(
-    plan: SumPlan,
+    plan: Plan,
     *,
     num_runs: int = 100_000,
     delta: float | None = None,
@@ -75,30 +82,43 @@ def audit(
     Of ``plans.O2NC``, whose records are read once, the whole sequence of releases is
     attacked; the canary of the result says in which leaf of a period it was read.
 
+    Of ``plans.Saddle``, ``ConvexSimplex`` and ``SyntheticData`` all vertices that a run
+    releases are attacked, which are claimed to be zCDP: an epsilon follows from the least
+    rho that allows the errors, and reaches about two thirds. Their sampler is also
+    enumerated, in one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that
+    breaks what one draw claims, it is the result, of delta 0.
+
     Exact noise is drawn on the host: 15 to 30 microseconds for each of the ``num_runs *
     num_steps * num_directions`` numbers. So audit few steps (:func:`shortened`). Where
     records are sampled, a run takes time for each record of the data set too.
 
     Args:
-      plan: any plan that builds a transformation, with noise.
+      plan: one that builds a transformation, with noise; or one that draws vertices and
+        releases them all, with the certified sampler and step sizes.
       num_runs: simulated runs on each data set, >= 1000.
       delta: default the plan's own; 0 for a pure guarantee.
       failure_prob: in (0, 1): of the bound being above the true epsilon.
       seed: in [0, 2**32); an audit is a function of it.
 
     Raises:
-      TypeError, ValueError: an argument is out of range, or a plan without noise.
+      TypeError, ValueError: an argument is out of range, or a plan that says nothing of
+        data, promises nothing, or whose releases are elsewhere.
       RuntimeError: what is simulated is not what the plan's transformation does.
     """
     _validate.integer(at_least=1000, at_most=2**31, num_runs=num_runs)
     _validate.probability(failure_prob=failure_prob)
     _validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     delta, accounted = _accounted(plan, delta)
-    # Where who is read when is known, each run is a sequence of Gaussians.
-    gaussian = (
-        accounted.accountant == "Gaussian closed form" and not plan.sampling.amplifies
-    )
-    rule = bounds.Rule(delta, failure_prob, gaussian)
+    if isinstance(plan, vertices.VertexPlan):
+        rule = bounds.Rule(delta, failure_prob, zcdp=True)
+        enumerated = _enumerated(plan)
+        if not enumerated.passed:
+            return enumerated
+    else:
+        # Where who is read when is known, each run is a sequence of Gaussians.
+        closed_form = accounted.accountant == "Gaussian closed form"
+        gaussian = closed_form and not plan.sampling.amplifies
+        rule = bounds.Rule(delta, failure_prob, gaussian)
     # max keeps the scores of one attempt at a time.
     best = max(_attempts(plan, num_runs, seed, rule), key=lambda a: a.promise)
     errors = bounds.error_rates(
@@ -133,16 +153,19 @@ class _Attempt(NamedTuple):
 
 
 def _attempts(
-    plan: SumPlan, num_runs: int, seed: int, rule: bounds.Rule
+    plan: Any, num_runs: int, seed: int, rule: bounds.Rule
 ) -> Iterator[_Attempt]:
-    learn, choose = int(_LEARN * num_runs), int(_CHOOSE * num_runs)
-    canaries = simulation.canaries(plan)
+    runs, attackers, share = simulation, attacks, _LEARN
+    if isinstance(plan, vertices.VertexPlan):
+        runs, attackers, share = vertices, vertex_attacks, _LEARN_DRAWS
+    learn = choose = int(share * num_runs)
+    canaries: Any = runs.canaries(plan)
     data = list(dict.fromkeys(d for c in canaries for d in (c.first, c.second)))
-    made = simulation.transcripts(plan, data, num_runs, seed)
+    made = runs.transcripts(plan, data, num_runs, seed)
     transcripts = dict(zip(data, made, strict=True))
     for canary in canaries:
         first, second = transcripts[canary.first], transcripts[canary.second]
-        learned = attacks.attacks(plan, canary, first[:learn], second[:learn])
+        learned = attackers.attacks(plan, canary, first[:learn], second[:learn])
         for name, score in learned.items():
             one, other = score(first[learn:]), score(second[learn:])
             threshold, promise = bounds.best_threshold(
@@ -153,7 +176,25 @@ def _attempts(
             )
 
 
-def shortened(plan: SumPlan, num_steps: int, *, delta: float | None = None) -> SumPlan:
+def _enumerated(plan: vertices.VertexPlan) -> AuditResult:
+    """The sampler's law in the worst case of one draw, against what a draw claims."""
+    found = draws.audited(plan)
+    return AuditResult(
+        epsilon_lower=found.bounded_range,
+        epsilon=found.epsilon,
+        delta=0.0,
+        failure_prob=0.0,
+        method="enumerated law of one draw, bounded range",
+        canary=f"{draws.DIM} scores of standard deviation {draws.SPREAD} octaves",
+        num_runs=0,
+        num_tested=0,
+        num_steps=1,
+        false_positive_rate=0.0,
+        false_negative_rate=0.0,
+    )
+
+
+def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
     """The plan with fewer steps, and so much less noise that its epsilon is the same.
 
     What one step of a long run shows of a record is too little to be measured. The
@@ -161,32 +202,69 @@ def shortened(plan: SumPlan, num_steps: int, *, delta: float | None = None) -> S
     steps what the plan spends in all. One of ``plans.O2NC`` gets shorter periods, so that
     there are two, and no more records than they read.
 
+    A plan that draws vertices gets longer steps, two of them at least, for in the first
+    one nothing depends on data; also fewer vertices to draw from, fewer draws a step and
+    fewer records in a full batch, where it has more than are simulated quickly.
+
     Args:
-      plan: with noise.
-      num_steps: >= 1; a plan with no more steps than this is returned as it is.
+      plan: as in :func:`audit`.
+      num_steps: >= 1; a plan that has no more steps, vertices and so on than it would
+        get is returned as it is.
       delta: at which the epsilons are equal; default the plan's own.
 
     Raises:
-      TypeError, ValueError: an argument is out of range, or a plan without noise.
+      TypeError, ValueError: as :func:`audit`.
     """
     _validate.integer(num_steps=num_steps)
-    delta, accounted = _accounted(plan, delta)
-    if plan.num_steps <= num_steps:
+    delta, accounted = _accounted(plan, delta, whole=False)
+    changes = _shorter(plan, num_steps)
+    if not changes:
         return plan
+    fewer = dataclasses.replace(plan, **changes)
+    return fewer.calibrate(epsilon=accounted, delta=delta)
+
+
+def _shorter(plan: Any, num_steps: int) -> dict[str, Any]:
+    """What changes in a shortened plan."""
+    if isinstance(plan, vertices.VertexPlan):
+        num_steps = max(num_steps, 2)
+        most = {"dim": _MOST_VERTICES, "dim_x": _MOST_VERTICES, "dim_y": _MOST_VERTICES}
+        most |= {"domain_size": _MOST_VERTICES, "num_queries": _MOST_VERTICES}
+        most |= {"num_draws": vertices.MOST_DRAWS, "num_steps": num_steps}
+        if isinstance(plan, SyntheticData):
+            most["num_examples"] = _MOST_RECORDS
+        changes = {k: limit for k, limit in most.items() if getattr(plan, k, 0) > limit}
+        if "num_steps" in changes and not isinstance(plan, SyntheticData):
+            changes["num_examples"] = num_steps * plan.sampling.batch_size
+        return changes
+    if plan.num_steps <= num_steps:
+        return {}
     changes: dict[str, Any] = {"num_steps": num_steps, "noise_multiplier": None}
     if isinstance(plan, O2NC):
         period = min(plan.sampling.period, max(num_steps // 2, 1))
         sampler = dataclasses.replace(plan.sampling, period=period)
         changes["sampling"] = sampler
         changes["num_examples"] = sampler.records_per_period * -(-num_steps // period)
-    fewer = dataclasses.replace(plan, **changes)
-    return fewer.calibrate(epsilon=accounted, delta=delta)
+    return changes
 
 
-def _accounted(plan: SumPlan, delta: float | None) -> tuple[float, Epsilon]:
-    """Delta and epsilon of a plan that can be audited; checks both arguments."""
-    _validate.instance(SumPlan, plan=plan)
-    if not plan.noise_multiplier:
+def _accounted(
+    plan: Any, delta: float | None, *, whole: bool = True
+) -> tuple[float, Epsilon]:
+    """Delta and epsilon of a plan that can be audited; checks both arguments.
+
+    With ``whole``, all that a run draws must be small enough to be looked at.
+    """
+    if isinstance(plan, SaddleBiasReduced):
+        raise ValueError(
+            "plan must release every vertex that it draws to be audited, got "
+            "SaddleBiasReduced, which releases those of its output alone; plans.Saddle "
+            "draws and moves scores by the same code"
+        )
+    _validate.instance((SumPlan, *get_args(vertices.VertexPlan)), plan=plan)
+    if isinstance(plan, vertices.VertexPlan):
+        _check_draws(plan, whole)
+    elif not plan.noise_multiplier:
         raise ValueError(
             "plan must have noise to be audited, got noise_multiplier = "
             f"{plan.noise_multiplier!r}"
@@ -200,3 +278,23 @@ def _accounted(plan: SumPlan, delta: float | None) -> tuple[float, Epsilon]:
     chosen = plan.delta if delta is None else delta
     assert chosen is not None  # Or there were no epsilon.
     return chosen, epsilon
+
+
+def _check_draws(plan: vertices.VertexPlan, whole: bool) -> None:
+    plan.check_ready()
+    if plan.sampler != "integer":
+        raise ValueError(
+            'plan must have sampler="integer" to be audited, got '
+            f"{plan.sampler!r}, which promises nothing"
+        )
+    if plan.rho == 0:
+        raise ValueError(
+            "plan must have steps that depend on data to be audited, got num_steps = "
+            f"{plan.num_steps} and rho = 0"
+        )
+    most = vertices.MOST_DRAWS
+    if whole and isinstance(plan, Saddle) and plan.num_draws > most:
+        raise ValueError(
+            f"plan must have num_draws <= {most} to be audited, whose vertices are all "
+            f"released, got {plan.num_draws}; shorten it"
+        )

@@ -6,8 +6,11 @@ import numpy as np
 import scipy.stats
 from scipy.special import ndtri
 
-from jaxdp import _validate
+from jaxdp import _validate, accounting
 from jaxdp.accounting import gaussian_epsilon
+
+#: Orders of Renyi divergences at which zCDP is put to the test.
+_ORDERS = np.concatenate([1 + np.geomspace(1e-3, 1, 20), np.geomspace(2.1, 60, 40)])
 
 
 class Rule(NamedTuple):
@@ -17,11 +20,13 @@ class Rule(NamedTuple):
       delta: in [0, 1).
       failure_prob: in (0, 1), of a bound above the truth.
       gaussian: whether the mechanism is claimed to be a sequence of Gaussians.
+      zcdp: whether zero-concentrated differential privacy is claimed.
     """
 
     delta: float
     failure_prob: float
-    gaussian: bool
+    gaussian: bool = False
+    zcdp: bool = False
 
 
 def upper_limit(
@@ -80,19 +85,27 @@ def epsilon_lower(
 
     and the same with the two exchanged. Two Gaussians at distance :math:`\mu` allow those
     with :math:`\Phi^{-1}(1 - \alpha) - \Phi^{-1}(\beta) \le \mu`: so a claim of Gaussians
-    is refuted by less, and at the mu that is left epsilon follows from delta.
+    is refuted by less, and at the mu that is left epsilon follows from delta. So is a
+    claim of :math:`\rho`-zCDP: the Renyi divergences of order a of the attack's answers,
+    which no post-processing raises, must not exceed :math:`\rho a`. Epsilon follows from
+    the least rho that is left, as the accountant has it.
 
     Args:
       false_positive: upper limit of alpha, in (0, 1].
       false_negative: upper limit of beta, in (0, 1].
-      rule: delta, and whether Gaussians are claimed.
+      rule: delta, and whether Gaussians or zCDP are claimed.
     """
-    mu, log_ratio = _strengths(false_positive, false_negative, rule.delta)
-    by_definition = max(float(log_ratio), 0.0)
+    strengths = _strengths(false_positive, false_negative, rule)
+    by_definition = max(float(strengths[1]), 0.0)
     if rule.gaussian:
-        by_curve = gaussian_epsilon(max(float(mu), 0.0), rule.delta)
+        by_curve = gaussian_epsilon(max(float(strengths[0]), 0.0), rule.delta)
         if by_curve >= by_definition:
             return by_curve, "Gaussian trade-off"
+    if rule.zcdp and strengths[-1] > 0:
+        guarantee = accounting.zcdp(float(strengths[-1]))
+        by_rho = float(accounting.epsilon(*guarantee, rule.delta))
+        if by_rho >= by_definition:
+            return by_rho, "zCDP"
     return by_definition, "definition of (epsilon, delta)"
 
 
@@ -110,19 +123,38 @@ def best_threshold(
         return epsilon_lower(float(errors[0][at]), float(errors[1][at]), rule)[0]
 
     # Each rule's bound rises with its strength.
-    best = max((int(np.argmax(x)) for x in _strengths(*errors, rule.delta)), key=bound)
+    best = max((int(np.argmax(x)) for x in _strengths(*errors, rule)), key=bound)
     return float(candidates[best]), bound(best)
 
 
 def _strengths(
-    false_positive: float | np.ndarray, false_negative: float | np.ndarray, delta: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The distance mu of two Gaussians, and the log of a ratio of probabilities."""
+    false_positive: float | np.ndarray, false_negative: float | np.ndarray, rule: Rule
+) -> tuple[np.ndarray, ...]:
+    """The distance mu of two Gaussians, and the log of a ratio of probabilities.
+
+    And rho, where zCDP is claimed.
+    """
     alpha, beta = np.asarray(false_positive), np.asarray(false_negative)
     with np.errstate(divide="ignore"):
-        accepted = np.log(np.maximum(1 - beta - delta, 0)) - np.log(alpha)
-        rejected = np.log(np.maximum(1 - alpha - delta, 0)) - np.log(beta)
-    return -ndtri(alpha) - ndtri(beta), np.maximum(accepted, rejected)
+        accepted = np.log(np.maximum(1 - beta - rule.delta, 0)) - np.log(alpha)
+        rejected = np.log(np.maximum(1 - alpha - rule.delta, 0)) - np.log(beta)
+    found = -ndtri(alpha) - ndtri(beta), np.maximum(accepted, rejected)
+    return (*found, _rho(alpha, beta)) if rule.zcdp else found
+
+
+def _rho(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """The largest Renyi divergence over its order, of two coins; 0 if they may be alike."""
+    apart = 1 - beta > alpha
+
+    def over_order(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+        p, q, a = p[..., None], q[..., None], _ORDERS
+        heads = a * np.log(p) + (1 - a) * np.log(q)
+        tails = a * np.log1p(-p) + (1 - a) * np.log1p(-q)
+        return np.max(np.logaddexp(heads, tails) / (a - 1) / a, axis=-1)
+
+    first, second = np.where(apart, 1 - beta, 0.5), np.where(apart, alpha, 0.5)
+    both = np.maximum(over_order(first, second), over_order(1 - second, 1 - first))
+    return np.where(apart, both, 0.0)
 
 
 def _candidates(first: np.ndarray, second: np.ndarray) -> np.ndarray:

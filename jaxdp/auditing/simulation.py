@@ -181,7 +181,7 @@ def transcripts(
       RuntimeError: the noise is not what the plan's transformation would draw.
     """
     seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
-    own = _make_keys(seeds)
+    own = make_keys(seeds)
     tables = None
     if plan.noise != "gaussian":
         tables = _tables(plan, seeds, np.asarray(own.noise_words), public)
@@ -257,7 +257,7 @@ def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
         return jnp.where(_active(batch["bit"], params["step"]), losses, 0)
 
     def run(data_sets: Any, own: Keys, table: jax.Array | None) -> jax.Array:
-        keys = _keys(plan, own, public)
+        keys = run_keys(plan, own, public)
         given = {} if table is None else {"noise_table": table}
         tx: Any = plan.transform(keys, trainable=_moves, **given)
 
@@ -319,7 +319,7 @@ def _unit(plan: Any, state: Any) -> Any:
     return jnp.append(jnp.full(plan.num_directions, sums), count)
 
 
-def _keys(plan: SumPlan, own: Keys, public: Keys) -> Keys:
+def run_keys(plan: Any, own: Keys, public: Keys) -> Keys:
     """A run's keys: its own roots, but for those that everybody may know."""
     sampling_root = own.sampling if plan.sampling.amplifies else public.sampling
     return dataclasses.replace(own, direction=public.direction, sampling=sampling_root)
@@ -335,7 +335,7 @@ def _batch(plan: SumPlan, keys: Keys, step: jax.Array, records: Any, phase: str)
 
 
 #: The keys of several runs from their seeds (n,): a pytree with n in front.
-_make_keys = jax.jit(jax.vmap(Keys.insecure))
+make_keys = jax.jit(jax.vmap(Keys.insecure))
 
 
 class _Remembering:
@@ -355,11 +355,11 @@ def _tables(
 ) -> np.ndarray:
     """The exact noise of every run, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
     numbers: Any = _Remembering(plan)
-    keys = _keys(plan, Keys.insecure(int(seeds[0])), public)
+    keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
     draw = functools.partial(exact_noise, numbers, name=plan.family)
     tables = np.stack([draw(dataclasses.replace(keys, noise_words=w)) for w in words])
     # The other secret roots were the first run's: see that nothing comes from them.
-    own = _keys(plan, Keys.insecure(int(seeds[-1])), public)
+    own = run_keys(plan, Keys.insecure(int(seeds[-1])), public)
     state: Any = plan.transform(own, trainable=_moves).init(_parameters(plan))
     if not np.array_equal(state.noise, tables[-1]):
         raise RuntimeError(

@@ -12,6 +12,7 @@ from jaxdp import auditing
 from jaxdp.cli import budget, options
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.plans._base import SumPlan
+from jaxdp.plans._plan import Plan
 
 
 def run(command: options.Audit) -> int:
@@ -19,7 +20,8 @@ def run(command: options.Audit) -> int:
 
     A plan of more steps than ``--num-steps`` is audited with so many steps, and so much
     less noise that its epsilon is the same: a step of a long run shows too little of a
-    record to be measured. Of correlated noise the periods get shorter instead.
+    record to be measured. Of correlated noise the periods get shorter instead; a plan that
+    draws vertices takes longer steps, with fewer vertices to draw from.
     """
     plan = _read(command)
     with usage(command, "PLAN"):
@@ -45,9 +47,9 @@ def run(command: options.Audit) -> int:
     return 0 if found.passed else 1
 
 
-def _read(command: options.Audit) -> SumPlan:
-    plan = budget.read_plan(command, command.plan, "PLAN")
-    if not plan.noise_multiplier:
+def _read(command: options.Audit) -> Plan:
+    plan: Plan = budget.read_plan(command, command.plan, "PLAN")
+    if isinstance(plan, SumPlan) and not plan.noise_multiplier:
         raise UsageError(
             "PLAN must have noise to be audited, got noise_multiplier = "
             f"{plan.noise_multiplier}"
@@ -55,17 +57,31 @@ def _read(command: options.Audit) -> SumPlan:
     return plan
 
 
-def _answer(
-    plan: SumPlan, audited: SumPlan, found: auditing.AuditResult
-) -> dict[str, Any]:
+#: What an audited plan may have instead of the run's, where it has it.
+_CHANGED = {
+    "noise_multiplier": "noise_multiplier",
+    "step_size": "step_size",
+    "step_size_x": "step_size_x",
+    "step_size_y": "step_size_y",
+    "dim": "dim",
+    "dim_x": "dim_x",
+    "dim_y": "dim_y",
+    "num_draws": "num_draws",
+    "num_queries": "num_queries",
+    "period": "noise_period",
+}
+
+
+def _answer(plan: Plan, audited: Plan, found: auditing.AuditResult) -> dict[str, Any]:
     """What is printed, by name: of the run's plan first, then of the audit."""
-    period = getattr(audited, "noise_period", None)
+    run = {"plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}"}
+    if isinstance(plan, SumPlan):
+        run |= {"noise_multiplier": plan.noise_multiplier}
+    here = {k: getattr(audited, field, None) for k, field in _CHANGED.items()}
     return {
-        "plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}",
-        "noise_multiplier": plan.noise_multiplier,
+        **run,
         "audited_num_steps": audited.num_steps,
-        "audited_noise_multiplier": audited.noise_multiplier,
-        **({"audited_period": period} if period else {}),
+        **{f"audited_{k}": value for k, value in here.items() if value is not None},
         **{k: v for k, v in dataclasses.asdict(found).items() if k != "num_steps"},
         "passed": found.passed,
     }

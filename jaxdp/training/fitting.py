@@ -39,7 +39,7 @@ def fit(
     params: Any,
     data: Any,
     *,
-    value_fn: ValueFn,
+    value_fn: Callable[..., Any],
     optimizer: optax.GradientTransformation | None = None,
     trainable: Any = None,
     stacked: PathPredicate | None = None,
@@ -56,9 +56,12 @@ def fit(
     Args:
       plan: a plan with noise.
       keys: a ``jaxdp.Keys``; keys from entropy serve one run.
-      params: initial parameters; they must not depend on the data.
+      params: initial parameters; they must not depend on the data. For plans of vertices
+        their weights, ``plan.uniform()``.
       data: pytree of arrays with ``plan.num_examples`` rows.
-      value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``jaxdp.LazyLoss``.
+      value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``jaxdp.LazyLoss``. For
+        plans of games, convex problems over polytopes and synthetic data, what their
+        algorithms take: ``value_fn(x, y, batch)``, a ``jaxdp.Problem``, queries.
       optimizer: what turns gradients into updates (post-processing, costs no privacy):
         ``optax.sgd(0.1)``. None adds gradients as they are, and is what a plan needs whose
         transformation makes the steps itself (``O2NC``).
@@ -155,7 +158,7 @@ def resume(
     params: Any,
     data: Any,
     *,
-    value_fn: ValueFn,
+    value_fn: Callable[..., Any],
     plan: Plan | None = None,
     optimizer: optax.GradientTransformation | None = None,
     microbatch_size: int | None = None,

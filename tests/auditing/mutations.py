@@ -20,6 +20,8 @@ from jaxdp import plans, sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_RUNS = 20_000
+#: Of plans that draw vertices, whose runs take longer.
+NUM_RUNS_OF_DRAWS = 10_000
 
 # Runs in the copy, whose package must be the one that is imported.
 AUDIT = """
@@ -77,7 +79,28 @@ O2NC_PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def plan_named(name: str) -> plans.DPZero | plans.O2NC:
+#: Of ``plans.Saddle``: epsilon 9, for half of a rho is told from the whole where both are
+#: large. Batches of two records, so that one may read a record of the last again.
+SADDLE_PLANS: dict[str, dict[str, Any]] = {
+    "saddle": {"step_size_x": 0.5, "step_size_y": 1.0},
+}
+
+
+def plan_named(name: str) -> Any:
+    if name in SADDLE_PLANS:
+        numbers: dict[str, Any] = {
+            "num_examples": 8,
+            "num_steps": 4,
+            "sampling": sampling.SinglePass(2),
+            "relation": "replace_one",
+            "dim_x": 6,
+            "dim_y": 6,
+            "linf_clip_norm_x": 1.0,
+            "linf_clip_norm_y": 0.5,
+            "num_draws": 1,
+            "delta": 1e-5,
+        }
+        return plans.Saddle(**numbers | SADDLE_PLANS[name])
     if name in O2NC_PLANS:
         fields: dict[str, Any] = {
             "num_examples": 10,
@@ -96,7 +119,7 @@ def plan_named(name: str) -> plans.DPZero | plans.O2NC:
             "delta": 1e-5,
         }
         return plans.O2NC(**fields | O2NC_PLANS[name])
-    numbers: dict[str, Any] = {
+    numbers = {
         "num_examples": 6,
         "num_steps": 2,
         "sampling": sampling.FullBatch(),
@@ -112,7 +135,8 @@ def plan_named(name: str) -> plans.DPZero | plans.O2NC:
 class Mutation:
     """A fault: ``old`` in the file ``path`` becomes ``new``; ``plan`` shows it.
 
-    ``also`` holds further pieces, as (path, old, new).
+    ``also`` holds further pieces, as (path, old, new); ``num_runs`` None takes so many as
+    the plan's kind needs.
     """
 
     name: str
@@ -121,6 +145,7 @@ class Mutation:
     new: str
     plan: str
     also: tuple[tuple[str, str, str], ...] = ()
+    num_runs: int | None = None
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -140,6 +165,13 @@ ORACLE = "jaxdp/transforms/private_oracle.py"
 INCREMENT = "jaxdp/oracles/variance_reduced.py"
 TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> jax.Array:\n"
 ADDED = "        estimate = increment + (0 if restart else state.estimate)\n"
+
+DESCENT = "jaxdp/algorithms/saddle/mirror_descent.py"
+PLAYERS = "jaxdp/algorithms/saddle/_players.py"
+SUMS = "jaxdp/oracles/vertex_gradients/_sums.py"
+CHARGES = "jaxdp/plans/saddle/charges.py"
+DRAWS_OF_ALL_STEPS = "return (num_steps - 1) * (num_draws + 1) * each"
+CERTIFIED_DRAW = "        return simplex.sample(key, scores, num)\n"
 
 TABLE = "table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)\n"
 
@@ -308,6 +340,75 @@ MUTATIONS = (
         ADDED.replace("increment", "increment - plan.node_std * noise", 1),
         "tree",
     ),
+    Mutation(
+        "2 k draws counted as k",
+        CHARGES,
+        DRAWS_OF_ALL_STEPS,
+        f"{DRAWS_OF_ALL_STEPS} / 2",
+        "saddle",
+        num_runs=30_000,
+    ),
+    Mutation(
+        "scores of zero-out for replace-one",
+        "jaxdp/plans/saddle/_scores.py",
+        "return accounting.sensitivity(self.relation, 1.0)",
+        "return 1.0",
+        "saddle",
+    ),
+    Mutation(
+        "coordinates not clipped",
+        SUMS,
+        "jnp.round(clip.clip_scalar(x, bound.clip) *",
+        "jnp.round(jnp.where(jnp.isfinite(x), x, 0) *",
+        "saddle",
+        also=((SUMS, "jnp.where(ok, jnp.clip(units, -limit, limit), 0)", "units"),),
+    ),
+    Mutation(
+        "a record in two batches",
+        DESCENT,
+        "_players.rows(plan, data, count * size, size, active)",
+        "_players.rows(plan, data, count * (size - 1), size, active)",
+        "saddle",
+    ),
+    # Flagged by the enumerated case: no number of runs would show it.
+    Mutation(
+        "float32 inverse CDF in certified mode",
+        PLAYERS,
+        CERTIFIED_DRAW,
+        """        prefix = jnp.cumsum(jnp.exp(scores.astype(jnp.float32) * _LOGIT))
+        uniform = jax.random.uniform(key, (num,)) * prefix[-1]
+        return jnp.searchsorted(prefix, uniform, side="right").astype(jnp.int32)
+""",
+        "saddle",
+    ),
+    Mutation(
+        "no least weight of a vertex",
+        "kernels/simplex.py",
+        "below = (-jnp.clip(scores, -(OCTAVES << BITS), 0))",
+        "below = -scores",
+        "saddle",
+    ),
+    Mutation(
+        "two steps share one vertex key",
+        DESCENT,
+        "(keys_lib.at_step(root, count) for root in state.roots)",
+        "(keys_lib.at_step(root, count // 2) for root in state.roots)",
+        "saddle",
+    ),
+    Mutation(
+        "both players share one vertex key",
+        DESCENT,
+        'ROLES = ("vertices_x", "vertices_y")',
+        'ROLES = ("vertices_x", "vertices_x")',
+        "saddle",
+    ),
+    Mutation(
+        "vertices from the direction root",
+        PLAYERS,
+        "keys_lib.stream(keys.noise, role, context=context)",
+        "keys_lib.stream(keys.direction, role, context=context)",
+        "saddle",
+    ),
 )
 
 
@@ -343,7 +444,10 @@ def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
         folder = Path(name).resolve()
         plant(mutation, folder)
         (folder / "plan.json").write_text(plan_named(plan).to_json(), encoding="utf-8")
-        words = ["plan.json", "--json", "--num-runs", str(NUM_RUNS), "--num-steps", "8"]
+        num_runs = NUM_RUNS_OF_DRAWS if plan in SADDLE_PLANS else NUM_RUNS
+        if mutation is not None and mutation.num_runs is not None:
+            num_runs = mutation.num_runs
+        words = ["plan.json", "--json", "--num-runs", str(num_runs), "--num-steps", "8"]
         done = subprocess.run(
             [sys.executable, "-c", AUDIT, str(folder), *words],
             cwd=folder,

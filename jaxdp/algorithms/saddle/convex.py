@@ -163,7 +163,7 @@ def make_schedule(
       num_draws: K.
     """
     until = np.repeat(np.array([*times, num_steps]), num_draws)
-    uniform = jax.random.uniform(key, until.shape)
+    uniform = jax.random.uniform(key, until.shape, jnp.float32)
     steps = jnp.minimum((uniform * until).astype(jnp.int32), until - 1)
     slots = jnp.argsort(steps, stable=True).astype(jnp.int32)
     counts = jnp.zeros((num_steps + 1,), jnp.int32).at[steps + 1].add(1)

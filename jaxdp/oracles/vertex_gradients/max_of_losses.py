@@ -127,7 +127,9 @@ class MaxOfLosses(VertexGradients):
         # and centred it is plus one half at its group and minus one half elsewhere.
         units = to_grid(losses / 2 if query.center else losses, ok, bound_y)
         sum_y = jax.ops.segment_sum(units, group, y.shape[0])
-        return sum_x, 2 * sum_y - sum_y.sum() if query.center else sum_y
+        return sum_x, 2 * sum_y - jnp.sum(
+            sum_y, dtype=jnp.int32
+        ) if query.center else sum_y
 
     def _group(self, record: Any) -> tuple[jax.Array, jax.Array]:
         """Group of a record, (), and whether it is one."""

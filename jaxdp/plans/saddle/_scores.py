@@ -113,7 +113,7 @@ class VertexSamplingPlan(Plan):
                 f"{' and '.join(self.steps)} must move no score by more than {_LONGEST} "
                 f"in a step, got {known}, which move one by {self.longest(known):.4g}"
             )
-        _ = self.rho  # Raises if there are no grids for these numbers.
+        self.rho_at(known)  # Raises if there are no grids for these numbers.
 
     def _keeps(self, found: settings.Settings) -> bool:
         """Whether what was promised is about these numbers.
@@ -142,36 +142,17 @@ class VertexSamplingPlan(Plan):
         raise NotImplementedError
 
     def rho_at(self, steps: list[float]) -> float:
-        """ZCDP of the whole run with these step sizes."""
-        raise NotImplementedError
+        """The cost in zCDP of the whole run, with the certified sampler's error.
 
-    def _start(self) -> list[float]:
-        """Step sizes in the proportion that calibration keeps."""
-        raise NotImplementedError
-
-    # What follows.
-
-    @property
-    def kappa(self) -> float:
-        """By how many clips one record moves a total."""
-        return accounting.sensitivity(self.relation, 1.0)
-
-    def check_ready(self) -> None:
-        """Requires step sizes; ValueError without."""
-        if getattr(self, self.steps[0]) is None:
-            raise ValueError(
-                f"the plan has no {self.steps[0]} yet: call .calibrate(epsilon=..., "
-                "delta=...) or give it one"
-            )
-
-    @functools.cached_property
-    def rho(self) -> float:
-        """ZCDP of the whole run, with the certified sampler's error."""
+        Infinite with the float sampler, whose error has no bound.
+        """
         self.check_ready()
+        given: Any = self
+        if given.sampler == "float":
+            return math.inf
         steps = [getattr(self, name) for name in self.steps]
-        if not any(
-            steps
-        ):  # Scores that never move say nothing, however they are drawn.
+        # Scores that never move say nothing, however they are drawn from.
+        if not any(steps):
             return 0.0
         return self.rho_at(steps)
 

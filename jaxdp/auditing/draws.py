@@ -1,0 +1,137 @@
+r"""One draw of a vertex, enumerated: the law that the integers of a sampler realise.
+
+No number of runs shows that a vertex of probability :math:`10^{-6}` is never drawn. So the
+sampler of a plan is also held against two neighbouring score vectors that are spread far:
+its realised probabilities are computed exactly, not estimated, and compared.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import logsumexp
+
+from jaxdp.algorithms.saddle import _players
+from jaxdp.kernels import simplex
+from jaxdp.keys import Keys
+
+#: Vertices of the enumerated case, and the standard deviation of its scores, in octaves.
+DIM, SPREAD = 4096, 8.5
+#: A probability of zero counts as this: the least that 64 bits can have.
+LEAST = 2.0**-64
+_GRID = 2**24  # values of a float32 uniform
+
+
+class Comparison(NamedTuple):
+    """Two laws of a vertex, of neighbouring data sets.
+
+    Attributes:
+      bounded_range: of the logarithms of the ratios of probabilities, the largest less
+        the smallest.
+      delta: of (``epsilon``, delta)-privacy, exact.
+      epsilon: at which delta is taken.
+      rho: largest Renyi divergence over its order, of either direction.
+    """
+
+    bounded_range: float
+    delta: float
+    epsilon: float
+    rho: float
+
+
+def neighbours(
+    sensitivity: float, *, dim: int = DIM, spread: float = SPREAD, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Normalized scores (dim,) of two data sets that differ by one record.
+
+    Args:
+      sensitivity: by how much each score differs, up or down, in nats.
+      dim: number of vertices.
+      spread: standard deviation of the scores, in octaves.
+      seed: of the scores, which are Gaussian.
+    """
+    draw = np.random.default_rng(seed)
+    scores = np.rint(spread * 2**simplex.BITS * draw.normal(size=dim)).astype(np.int64)
+    # Rounded down: what is claimed is an upper limit.
+    moved = int(sensitivity / math.log(2) * 2**simplex.BITS)
+    other = scores + moved * draw.choice([-1, 1], dim)
+    first, second = (
+        np.maximum(x - x.max(), simplex.LOWEST).astype(np.int32)
+        for x in (scores, other)
+    )
+    return first, second
+
+
+def integers_only(plan: Any) -> bool:
+    """Whether a plan's draws of vertices are computed by integers throughout."""
+
+    def draw(key: jax.Array, scores: jax.Array) -> jax.Array:
+        return _players.draw(plan, key, scores, 2)
+
+    traced = jax.make_jaxpr(draw)(Keys.insecure(0).noise, jnp.zeros((64,), jnp.int32))
+    return not any(jnp.issubdtype(t, jnp.floating) for t in _dtypes(traced.jaxpr))
+
+
+def _dtypes(jaxpr: Any) -> set[Any]:
+    """Of all that a program computes."""
+    found = {v.aval.dtype for eqn in jaxpr.eqns for v in eqn.outvars}
+    parts = [p for eqn in jaxpr.eqns for p in jax.tree.leaves([*eqn.params.values()])]
+    inner = [getattr(p, "jaxpr", p) for p in parts]  # Of those that are closed.
+    return found.union(*(_dtypes(p) for p in inner if hasattr(p, "eqns")))
+
+
+def certified_law(scores: np.ndarray) -> np.ndarray:
+    """Probabilities, float64 (d,), that the certified sampler realises: W / sum W.
+
+    From the integers that it accepts, summed as Python's.
+    """
+    given = jnp.asarray(scores)
+    upper, lower = (np.asarray(w, np.uint64) for w in simplex._weights(given))
+    limit = np.asarray(simplex._bounds(given), np.uint64) << np.uint64(32)
+    # What lies above its bound is never looked at.
+    weights = np.minimum((upper << np.uint64(32)) + lower, limit)
+    total = sum(map(int, weights))
+    return np.array([int(w) / total for w in weights])
+
+
+def float_law(scores: np.ndarray) -> np.ndarray:
+    """Those of a float32 inverse CDF, of all its uniforms: counts over 2**24."""
+    logits = scores.astype(np.float32) * np.float32(math.log(2) / 2**simplex.BITS)
+    prefix = np.cumsum(np.exp(logits - logits.max()), dtype=np.float32)
+    uniform = np.arange(_GRID, dtype=np.float32) * np.float32(1 / _GRID)
+    below = np.searchsorted(uniform * prefix[-1], prefix, side="left")
+    return np.diff(below, prepend=0) / _GRID
+
+
+def compare(first: np.ndarray, second: np.ndarray, epsilon: float) -> Comparison:
+    """How far two laws (d,) are apart; of what neither can draw, nothing is said."""
+    drawn = (first > 0) | (second > 0)
+    p, q = (np.maximum(x[drawn], LEAST) for x in (first, second))
+    ratio = np.log(p) - np.log(q)
+    delta = max(
+        float(np.sum(np.maximum(a - math.exp(epsilon) * b, 0)))
+        for a, b in ((first, second), (second, first))
+    )
+    rho = max(
+        float(np.asarray(logsumexp((k - 1) * r, b=a))) / (k - 1) / k
+        for k in (1.5, 2, 4, 8, 32)
+        for a, r in ((p, ratio), (q, -ratio))
+    )
+    return Comparison(float(np.ptp(ratio)), delta, epsilon, rho)
+
+
+def audited(plan: Any) -> Comparison:
+    """The enumerated case for the sampler of a plan, at what one of its draws claims.
+
+    A draw from scores that a record moves by at most Delta is of bounded range 2 Delta +
+    2 e, e = ``simplex.LOG_ERROR``, and so as private. One that computes with floats is
+    taken for an inverse CDF, of which that is not true: vertices that are drawn on one
+    data set are never drawn on the other.
+    """
+    law = certified_law if integers_only(plan) else float_law
+    claimed = 2 * plan.sensitivity + 2 * simplex.LOG_ERROR
+    first, second = map(law, neighbours(plan.sensitivity))
+    # Doubles round the ratio of two probabilities.
+    return compare(first, second, claimed * (1 + 1e-12))

@@ -1,0 +1,144 @@
+"""From the drawn vertices of a run to a score: which of two data sets was it?
+
+The attacker follows the scores of both data sets, given the vertices that were released,
+in exact integers of its own: nothing here calls the code that is audited. Transcripts are
+those of :func:`jaxdp.auditing.vertices.transcripts`: each vertex with the number of the
+law that it is claimed to be drawn from.
+"""
+
+from typing import Any
+
+import numpy as np
+from scipy.special import log_softmax
+
+from jaxdp.auditing.attacks import Score
+from jaxdp.auditing.vertices import (
+    Canary,
+    DataSet,
+    VertexPlan,
+    num_laws,
+    queries,
+    rows,
+    width,
+)
+from jaxdp.kernels import simplex
+from jaxdp.plans.saddle import ConvexSimplex, Saddle, SyntheticData
+
+_NATS = np.log(2) / 2**simplex.BITS
+_PAIRS = 2**22  # cells at most, of a table of pairs
+
+
+def attacks(
+    plan: VertexPlan, canary: Canary, first: np.ndarray, second: np.ndarray
+) -> dict[str, Score]:
+    """All attacks by name, learned from transcripts of the canary's two data sets.
+
+    * *likelihood ratio*: the claimed one, of independent draws from softmaxes.
+    * *histogram*: ratios of counts, law by law. It finds any other law of a vertex.
+    * *pairs*: of counts of two vertices at once, of the same draw in a step and the next,
+      and of both players in a step: it finds what draws have in common.
+    """
+    found = {
+        "likelihood ratio": _likelihood_ratio(plan, canary),
+        "histogram": _histogram(first, second, num_laws(plan) * width(plan)),
+    }
+    cells = (num_laws(plan) * width(plan)) ** 2
+    if not isinstance(plan, ConvexSimplex) and cells <= _PAIRS:
+        found["pairs"] = _pairs(plan, first, second)
+    return found
+
+
+def _likelihood_ratio(plan: VertexPlan, canary: Canary) -> Score:
+    if isinstance(plan, SyntheticData):
+
+        def score(transcripts: np.ndarray) -> np.ndarray:
+            one, other = (_answered(plan, d, transcripts) for d in canary[1:])
+            return one - other
+
+        return score
+    table = laws(plan, canary.first) - laws(plan, canary.second)
+    flat = table.reshape(-1)
+    return lambda transcripts: flat[transcripts].sum(axis=1)
+
+
+def laws(plan: Saddle | ConvexSimplex, data: DataSet) -> np.ndarray:
+    """Log-probabilities (laws, width) of the vertices, as the plan has them; 0 of none."""
+    if isinstance(plan, ConvexSimplex):
+        return _player(plan, data, "x", plan.dim, plan.grid)
+    found = np.zeros((plan.num_steps, 2, width(plan)))
+    for i, (dim, grid) in enumerate(
+        zip((plan.dim_x, plan.dim_y), plan.grids, strict=True)
+    ):
+        found[:, i, :dim] = _player(plan, data, "xy"[i], dim, grid)
+    return found.reshape(-1, width(plan))
+
+
+def _player(
+    plan: Saddle | ConvexSimplex, data: DataSet, player: str, dim: int, grid: Any
+) -> np.ndarray:
+    """Log-probabilities (T, dim) of the vertices of one player at each step."""
+    units = np.clip(np.nan_to_num(rows(plan, data, player, dim)), -1, 1)
+    units = units.astype(np.int64) * 2**grid.bits
+    size = plan.sampling.rows(plan.num_examples)
+    sign = 1 if player == "y" else -1
+    scores = np.zeros(dim, np.int64)
+    found = []
+    for step in range(plan.num_steps):
+        found.append(log_softmax(scores * _NATS))
+        total = units[step * size : (step + 1) * size].sum(axis=0)
+        scores = scores + sign * ((total * grid.multiplier) >> grid.shift)
+        scores = np.maximum(scores - scores.max(), simplex.LOWEST)
+    return np.stack(found)
+
+
+def _answered(
+    plan: SyntheticData, data: DataSet, transcripts: np.ndarray
+) -> np.ndarray:
+    """Logarithms (n,) of the probabilities of drawn queries.
+
+    All queries are alike, so only two things are drawn: a query or a negated one.
+    """
+    half, grid = plan.num_queries // 2, plan.grid
+    value = queries(plan).values(0)
+    total = {"plus": 1, "minus": -1}.get(data.record, 0) * 2**grid.bits
+    unit = plan.num_examples * 2.0**grid.bits * grid.multiplier / 2.0**grid.shift
+    step_size = (plan.step_size_x or 0.0) * plan.query_range / 2
+    scores = np.zeros((len(transcripts), 2), np.int64)
+    logits = np.zeros(
+        len(transcripts)
+    )  # of the first cell; the second has the negative
+    found = np.zeros(len(transcripts))
+    for step, drawn in enumerate(transcripts.T):
+        negated = (drawn % plan.num_queries >= half).astype(int)
+        law = log_softmax(scores * _NATS, axis=1) - np.log(half)
+        found += np.take_along_axis(law, negated[:, None], axis=1)[:, 0]
+        high, low = np.exp(logits), np.exp(-logits)
+        answer = (high - low) / (high + low + plan.domain_size - 2)
+        logits = logits + step_size * (1 - 2 * negated) * float(value[0])
+        so_far, before = (
+            (t * total * grid.multiplier) >> grid.shift for t in (step + 1, step)
+        )
+        change = so_far - before - np.rint(unit * answer).astype(np.int64)
+        scores = scores + np.stack([change, -change], axis=1)
+        scores -= scores.max(axis=1, keepdims=True)
+        scores = np.maximum(scores, simplex.LOWEST)
+    return found
+
+
+def _histogram(first: np.ndarray, second: np.ndarray, size: int) -> Score:
+    counts = [np.bincount(x.reshape(-1), minlength=size) + 1 for x in (first, second)]
+    ratio = np.log(counts[0] / counts[1])
+    return lambda transcripts: ratio[transcripts].sum(axis=1)
+
+
+def _pairs(plan: VertexPlan, first: np.ndarray, second: np.ndarray) -> Score:
+    size = num_laws(plan) * width(plan)
+    shape = (plan.num_steps, num_laws(plan) // plan.num_steps, -1)
+
+    def paired(transcripts: np.ndarray) -> np.ndarray:
+        x = transcripts.reshape(len(transcripts), *shape).astype(np.int64)
+        pairs = [x[:, :-1] * size + x[:, 1:], x[:, :, :-1] * size + x[:, :, 1:]]
+        return np.concatenate([p.reshape(len(x), -1) for p in pairs], axis=1)
+
+    learned = _histogram(paired(first), paired(second), size**2)
+    return lambda transcripts: learned(paired(transcripts))
