@@ -60,6 +60,10 @@ def _dispatch(command: Any) -> int:
         from jaxdp.cli import finetune
 
         finetune.run(command)
+    elif isinstance(command, options.Synthesize):
+        from jaxdp.cli import synthesize
+
+        synthesize.run(command)
     elif isinstance(command, options.Replay):
         from jaxdp.cli import replay
 

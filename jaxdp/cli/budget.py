@@ -12,6 +12,10 @@ from jaxdp import _validate, plans, sampling
 from jaxdp.cli import options
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.plans._base import SumPlan
+from jaxdp.plans._plan import Plan
+from jaxdp.plans.saddle._scores import VertexSamplingPlan
+
+_NOISE = "noise_multiplier"
 
 Command = options.Epsilon | options.Calibrate
 
@@ -29,7 +33,7 @@ def run(command: Command) -> None:
         "delta": delta,
         "relation": plan.relation,
         "accountant": spent.accountant,
-        "noise_multiplier": plan.noise_multiplier,
+        _NOISE: getattr(plan, _NOISE, None),  # Vertices are drawn without any.
         "num_steps": plan.num_steps,
         "sampling": repr(plan.sampling),
     }
@@ -39,7 +43,8 @@ def run(command: Command) -> None:
     table = Table(show_header=False, box=None)
     for name, value in answer.items():
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-        table.add_row(name, "infinite" if value is None else shown)
+        missing = "none" if name == _NOISE else "infinite"
+        table.add_row(name, missing if value is None else shown)
     rich.print(table)
 
 
@@ -77,7 +82,7 @@ def sampler(
         return sampling.TruncatedPoisson(sampling_prob=prob)
 
 
-def _given(command: options.Epsilon) -> tuple[SumPlan, float]:
+def _given(command: options.Epsilon) -> tuple[Plan, float]:
     """The plan whose epsilon is asked for, and at which delta."""
     delta = options.DEFAULT_DELTA if command.delta is None else command.delta
     if command.plan is None:
@@ -95,15 +100,16 @@ def _given(command: options.Epsilon) -> tuple[SumPlan, float]:
                 f"{getattr(command, name)}"
             )
     plan = read_plan(command, command.plan, "--plan")
-    if plan.noise_multiplier is None:
+    needed = plan.steps[0] if isinstance(plan, VertexSamplingPlan) else _NOISE
+    if getattr(plan, needed) is None:
         raise UsageError(
-            f"--plan must have a noise_multiplier, got {str(command.plan)!r} without"
+            f"--plan must have a {needed}, got {str(command.plan)!r} without"
         )
     return plan, delta if command.delta is not None else plan.delta or delta
 
 
-def read_plan(command: Any, path: pathlib.Path, option: str) -> SumPlan:
-    """The plan of a plan.json; what is wrong with it is said of ``option``.
+def read_plan(command: Any, path: pathlib.Path, option: str) -> Any:
+    """The plan of a plan.json, of any kind; what is wrong is said of ``option``.
 
     Raises:
       UsageError: it cannot be read, or holds no plan.

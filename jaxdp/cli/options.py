@@ -61,7 +61,21 @@ class Train:
     """cross_entropy and hinge are for classification, squared_error for regression."""
     algorithm: Annotated[str, *kinds.choice(*recipes.ALGORITHMS)] = "dpzero"
     """mezo and gd are dpzero and dpgd without clip and noise: not private. o2nc is for
-    losses with kinks: one pass, online-to-non-convex conversion."""
+    losses with kinks: one pass, online-to-non-convex conversion. saddle makes the loss of
+    the worst --group small: one pass, mirror descent against weights of the groups."""
+    group: Annotated[str | None, *kinds.kind("NAME", "a name", str)] = None
+    """Groups of records, for errors by group: class, or a column (diabetes: sex, and the
+    target becomes whether it is above its published median)."""
+    group_values: Annotated[
+        tuple[float, ...] | None,
+        *kinds.kind("V,V,...", "numbers V,V,...", kinds.numbers),
+    ] = None
+    """File: public values of --group's column, one for each group."""
+    group_probabilities: Annotated[
+        tuple[float, ...] | None,
+        *kinds.kind("P,P,...", "numbers P,P,...", kinds.numbers, "all alike"),
+    ] = None
+    """saddle: public shares of the groups; not those of the private records."""
 
     epsilon: Annotated[float | None, *kinds.number(f"{DEFAULT_EPSILON:g}")] = None
     """Budget of the whole run."""
@@ -103,6 +117,17 @@ class Train:
     """o2nc: steps of a window; the mean of a random window's points is returned."""
     max_step: NumberOfRecipe = None
     """o2nc: the longest step."""
+
+    radius: NumberOfRecipe = None
+    """saddle: of the l1 ball that all parameters are in."""
+    num_draws: IntegerOfRecipe = None
+    """saddle: drawn vertices that the point of a gradient is the mean of."""
+    clip_x: NumberOfRecipe = None
+    """saddle: bound on a coordinate of one record's gradient by the parameters, as a share
+    of the bound that --radius implies."""
+    step_ratio: NumberOfRecipe = None
+    """saddle: how far scores of groups move beside those of parameters; the budget says
+    how far both do."""
 
     learning_rate: NumberOfRecipe = None
     """Step size; o2nc's recipes adapt it."""
@@ -270,6 +295,54 @@ class Finetune:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Synthesize:
+    """Synthetic records that answer queries as the records of a table do, under a plan.
+
+    A query is the share of records that have one combination of bins in some columns: all
+    combinations in all sets of --degree columns. Bins are public and given, never learned
+    from the records: columns without bins are left out, numbers beyond the edges belong to
+    the first and the last bin, and a record that the bins do not describe counts zero.
+    """
+
+    input: Annotated[pathlib.Path, *kinds.path()]
+    """Private records: a .csv file with a header."""
+    output: Annotated[pathlib.Path, *kinds.path()]
+    """Where the synthetic records go: a .csv file of the columns that have bins."""
+    bins: Annotated[pathlib.Path, *kinds.path()]
+    """JSON of every column: {"age": {"edges": [0, 18, 65, 120]}, "sex": {"values": ["f",
+    "m", "x"], "other": "x"}}; "other", if given, is for all unknown values."""
+    degree: Annotated[int, *kinds.integer()] = 2
+    """Columns of a query."""
+
+    epsilon: Annotated[float, *kinds.number()] = DEFAULT_EPSILON
+    """Budget of the whole run."""
+    delta: Annotated[float, *kinds.number()] = DEFAULT_DELTA
+    """Budget of the whole run."""
+    relation: Relation = "replace_one"
+    """Which data sets count as neighbours. Their number of records is public."""
+    num_steps: Annotated[int | None, *kinds.integer("from the bound")] = None
+    """Steps; each releases the number of one query."""
+    num_records: Annotated[int | None, *kinds.integer("as many as private ones")] = None
+    """Synthetic records."""
+
+    public: Annotated[pathlib.Path | None, *kinds.path()] = None
+    """Public records of the same columns, on which the answers are judged."""
+    test_fraction: Annotated[float | None, *kinds.number()] = None
+    """Share of the records that is held out and public, instead of --public."""
+    unsafe_metrics: Flag = False
+    """Also judge the answers on the private records: report and plot are not private."""
+
+    seed: Annotated[int | None, *kinds.integer("entropy")] = None
+    """Makes the run reproducible, and not private."""
+    report: Annotated[pathlib.Path | None, *kinds.path("runs/OUTPUT")] = None
+    """Folder for plan.json, report.json, histogram.npz and the plot."""
+    overwrite: Flag = False
+    """Also write in place of the files of an earlier run."""
+    quiet: Flag = False
+    """Print nothing but errors and warnings."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Epsilon:
     """The epsilon of a plan, given by its numbers or by a plan.json."""
 
@@ -364,6 +437,7 @@ class Audit:
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Finetune, tyro.conf.subcommand("finetune")]
+    | Annotated[Synthesize, tyro.conf.subcommand("synthesize")]
     | Annotated[Epsilon, tyro.conf.subcommand("epsilon")]
     | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
     | Annotated[Audit, tyro.conf.subcommand("audit")]
@@ -372,6 +446,7 @@ Command = (
 COMMANDS: dict[str, type] = {
     "train": Train,
     "finetune": Finetune,
+    "synthesize": Synthesize,
     "epsilon": Epsilon,
     "calibrate": Calibrate,
     "audit": Audit,

@@ -1,7 +1,7 @@
 """Plots as PNG files, drawn without a display."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,13 @@ def figure(rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, Any]
     fig = Figure(layout="constrained", **kwargs)
     axes = fig.subplots(rows, columns, sharex=rows > 1)
     for axis in np.atleast_1d(axes).flat:
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
+        _plain(axis)
     return fig, axes
+
+
+def _plain(axis: Axes) -> None:
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def save(fig: Figure, path: pathlib.Path) -> None:
@@ -47,6 +51,7 @@ def progress(
     delta: float | None,
     start: float | None = None,
     returned: float | None = None,
+    groups: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """The metric on public records, and below it the budget, against steps.
 
@@ -60,9 +65,11 @@ def progress(
       delta: at which epsilon is stated.
       start: the metric before training, where it says something.
       returned: the metric of what is returned, where that is not the last point.
+      groups: name -> errors at ``steps`` on public records, and then perhaps that of what
+        is returned; drawn between the two.
     """
-    height = 5.6 if spent else 3.6
-    fig, axes = figure(2 if spent else 1, figsize=(7, height))
+    rows = 1 + bool(groups) + bool(spent)
+    fig, axes = figure(rows, figsize=(7, 1.6 + 2 * rows))
     top: Axes = np.atleast_1d(axes)[0]
     fig.suptitle(title)
     top.plot(steps, metrics, color=BLUE, linewidth=1.6)
@@ -80,6 +87,8 @@ def progress(
     if metric in _SHARES:
         top.set_ylim(0, 1)
         top.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    if groups:
+        _group_errors(axes[1], steps, groups)
     bottom: Axes = np.atleast_1d(axes)[-1]
     if spent:
         times, epsilons = zip(*spent, strict=True)
@@ -90,6 +99,75 @@ def progress(
         bottom.set_ylim(bottom=0)
     bottom.set_xlabel("step")
     bottom.set_xlim(0, steps[-1])
+    save(fig, path)
+
+
+def _group_errors(
+    axis: Axes, steps: Sequence[int], groups: Mapping[str, np.ndarray]
+) -> None:
+    """The error of every group against steps, the worst of them marked."""
+    named = len(groups) <= 3
+    for i, (name, errors) in enumerate(groups.items()):
+        color = (SKY, GREEN, PURPLE)[i] if named else "0.7"
+        label = name if named else ("each group" if i == 0 else None)
+        axis.plot(steps, errors[: len(steps)], color=color, linewidth=1, label=label)
+    table = np.array(list(groups.values()))
+    worst = np.max(table, axis=0, where=~np.isnan(table), initial=0)
+    style: dict[str, Any] = {"color": ORANGE, "label": "the worst"}
+    axis.plot(steps, worst[: len(steps)], linestyle="--", linewidth=1.6, **style)
+    axis.plot(steps[-1], worst[-1], "o", color=ORANGE, clip_on=False)
+    name = list(groups)[int(np.nanargmax(table[:, -1]))]
+    said = f"final error of the worst group: {worst[-1]:.4g} ({name})"
+    axis.set_title(said, loc="left", fontsize="medium")
+    axis.set_ylabel("error of the groups\non the same records")
+    axis.set_ylim(0, 1)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    axis.legend(frameon=False, fontsize="small", ncols=len(groups) + 1)
+
+
+def draws(
+    path: pathlib.Path,
+    *,
+    title: str,
+    releases: np.ndarray,
+    groups: Sequence[str],
+    weights: np.ndarray,
+) -> None:
+    """The vertices that left a run, step by step: of groups and of parameters.
+
+    Args:
+      path: the PNG.
+      title: of the figure.
+      releases: shape=(num_steps, 2 k), the draws that are logged: of k vertices of the
+        parameters' polytope (the first half of them are +, the others -), then of k groups.
+      groups: their names.
+      weights: shape=(len(groups),): the share of each in the run's result.
+    """
+    num_steps, width = releases.shape
+    steps = np.repeat(np.arange(1, num_steps + 1), width // 2)
+    fig, (top, bottom) = figure(2, figsize=(7, 6))
+    fig.suptitle(title)
+    size = max(2.0, min(16.0, 8e3 / releases.size))
+    kwargs: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True}
+    spread = np.resize(
+        0.5 * (np.arange(width // 2) + 0.5) / (width // 2) - 0.25, len(steps)
+    )
+    for axis, part, color in (
+        (top, releases[:, width // 2 :], ORANGE),
+        (bottom, releases[:, : width // 2], BLUE),
+    ):
+        axis.scatter(steps + spread, part.ravel(), color=color, alpha=0.5, **kwargs)
+    labels = [f"{name} ({w:.0%})" for name, w in zip(groups, weights, strict=True)]
+    top.set_yticks(range(len(groups)), labels)
+    top.set_ylim(-0.5, len(groups) - 0.5)
+    said = "one draw a step" if width == 2 else "all draws"
+    top.set_title(
+        f"groups: {said}, and their shares of the result", loc="left", fontsize="medium"
+    )
+    bottom.set_title(f"parameters: {said}", loc="left", fontsize="medium")
+    bottom.set_ylabel("number of the vertex")
+    bottom.set_xlabel("step")
+    bottom.set_xlim(0.5, num_steps + 0.5)
     save(fig, path)
 
 
@@ -178,4 +256,64 @@ def releases(
         frameon=False,
         markerscale=4 / np.sqrt(size),
     )
+    save(fig, path)
+
+
+def queries(
+    path: pathlib.Path,
+    *,
+    title: str,
+    errors: Mapping[str, Mapping[str, np.ndarray]],
+    columns: Mapping[str, tuple[Sequence[str], Mapping[str, np.ndarray]]],
+) -> None:
+    """Errors of all queries, largest first, and below them the columns' shares.
+
+    Args:
+      path: the PNG.
+      title: of the figure.
+      errors: what is compared with -> what answers -> its errors (m,). May be empty.
+      columns: name -> (labels of the cells, whose -> shares of the cells); the first six
+        are drawn.
+    """
+    chosen = list(columns.items())[:6]
+    rows = -(-len(chosen) // 3)
+    heights = [3.6] * len(errors) + [2.6] * rows  # Inches.
+    fig = Figure(layout="constrained", figsize=(9, sum(heights) + 0.6))
+    fig.suptitle(title, fontsize="medium")
+    grid = fig.add_gridspec(len(heights), 3, height_ratios=heights)
+    for row, (where, curves) in enumerate(errors.items()):
+        axis = fig.add_subplot(grid[row, :])
+        _plain(axis)
+        for (name, values), color in zip(
+            curves.items(), (BLUE, GREEN, ORANGE), strict=False
+        ):
+            ranks = np.arange(1, len(values) + 1)
+            label = f"{name}: worst {values.max():.4f}, mean {values.mean():.4f}"
+            axis.plot(ranks, np.sort(values)[::-1], color=color, label=label)
+        axis.set_xscale("log")
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("queries, worst first")
+        axis.set_ylabel("error of the share of records")
+        axis.set_title(f"on {where}", loc="left", fontsize="medium")
+        axis.legend(frameon=False, fontsize="small")
+    for i, (name, (labels, shares)) in enumerate(chosen):
+        axis = fig.add_subplot(grid[len(errors) + i // 3, i % 3], axisbelow=True)
+        _plain(axis)
+        width = 0.8 / len(shares)
+        bars = []
+        for k, values in enumerate(shares.values()):
+            at = np.arange(len(labels)) + (k - (len(shares) - 1) / 2) * width
+            color = (BLUE, PURPLE, YELLOW)[k]
+            bars.append(axis.bar(at, values, width, color=color))
+        if i == 0:
+            where: Any = "outside lower center"
+            fig.legend(bars, list(shares), loc=where, ncols=3, frameon=False)
+        some = range(0, len(labels), -(-len(labels) // 6))
+        texts = [labels[j] for j in some]
+        long = sum(map(len, texts)) > 24
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
+        axis.set_xticks(some, texts, **turned)
+        axis.tick_params(labelsize="small")
+        axis.set_title(name, loc="left", fontsize="medium")
+        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
     save(fig, path)

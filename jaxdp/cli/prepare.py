@@ -5,7 +5,6 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,35 +12,27 @@ import jax.numpy as jnp
 
 from jaxdp import _validate, models, plans, sampling
 from jaxdp import keys as keys_lib
-from jaxdp.cli import budget, options, recipes
+from jaxdp.cli import budget, groups, options, recipes
 from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.cli.task import Task
 from jaxdp.kernels import sphere
 from jaxdp.ledger import LEDGER, PLAN
-from jaxdp.plans._base import SumPlan
+from jaxdp.plans._plan import Plan
 
-_OF_FILES = ("label", "bounds", "task", "classes", "label_bounds")
-_OF_BUDGET = ("epsilon", "delta", "l2_clip_norm")
+_OF_FILES = ("label", "bounds", "task", "classes", "label_bounds", "group_values")
+_OF_BUDGET = ("epsilon", "delta")
 _OF_ZEROTH_ORDER = ("smoothing_radius", "num_directions", "direction")
 _OF_CONVERSION = (
     *("period", "restart_batch_size", "restart_l2_clip_norm", "prefix_noise"),
     *("window", "max_step"),
 )
+_OF_PLAYERS = ("radius", "num_draws", "clip_x", "step_ratio")
 _OF_OTHERS = ("sampling_prob", "schedule", "momentum", "average")
+#: Algorithms that take whatever gradients an optimizer can use.
+_OTHERS = ("dpzero", "dpgd", "mezo", "gd")
 # Of the steps between restarts.
 _OF_PERIODS = ("batch_size", "l2_clip_norm", "prefix_noise")
 _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.
-
-
-class Task(NamedTuple):
-    """A data set with a model: what is trained, and how it is judged."""
-
-    dataset: models.Dataset
-    model: str
-    loss: str
-    init: Callable[[jax.Array], Any]  # key -> params
-    value_fn: Callable[[Any, Any], jax.Array]  # (params, batch) -> losses (B,)
-    metric: str  # its name in the report
-    metric_fn: Callable[[Any], jax.Array]  # params -> () on the public records
 
 
 class Job(NamedTuple):
@@ -50,7 +41,7 @@ class Job(NamedTuple):
     task: Task
     algorithm: recipes.Algorithm
     recipe: recipes.AnyRecipe
-    plan: SumPlan
+    plan: Plan
     keys: keys_lib.Keys
     out: pathlib.Path
 
@@ -75,21 +66,24 @@ def prepare(command: options.Train) -> Job:
         )
     shapes = jax.eval_shape(lambda: initial(task, keys))
     recipe = _recipe(command, task, algorithm, epsilon, shapes)
-    sampler = sampling.FullBatch()  # Conversions say themselves how they sample.
-    if algorithm != "o2nc":
-        sampler = budget.sampler(command, task.dataset.num_examples)
-    with usage(command, "--epsilon"):  # What else is wrong with the numbers together.
-        plan = recipes.make_plan(
-            recipe,
-            algorithm,
-            num_examples=task.dataset.num_examples,
-            sampling=sampler,
-            relation=command.relation,  # pyright: ignore[reportArgumentType]
-            epsilon=epsilon,
-            delta=delta,
-        )
-    if algorithm in recipes.ZEROTH_ORDER:
-        _check_directions(command, recipe, keys, shapes)
+    shared: dict[str, Any] = {
+        "num_examples": task.dataset.num_examples,
+        "relation": command.relation,
+        "epsilon": epsilon,
+        "delta": delta,
+    }
+    if isinstance(recipe, recipes.VertexSampling):
+        task, players = groups.against_groups(task, recipe, shapes)
+        with usage(command, "--epsilon"):
+            plan = recipes.make_vertex_plan(recipe, players, **shared)
+    else:
+        sampler = sampling.FullBatch()  # Conversions say themselves how they sample.
+        if algorithm != "o2nc":
+            sampler = budget.sampler(command, task.dataset.num_examples)
+        with usage(command, "--epsilon"):  # What else is wrong with them together.
+            plan = recipes.make_plan(recipe, algorithm, sampling=sampler, **shared)
+        if algorithm in recipes.ZEROTH_ORDER:
+            _check_directions(command, recipe, keys, shapes)
     out = command.out or pathlib.Path("runs", task.dataset.name)
     if not command.resume:
         check_folder(out, command.overwrite)
@@ -107,7 +101,10 @@ def initial_key(direction: jax.Array) -> jax.Array:
 
 
 def _check_directions(
-    command: options.Train, recipe: recipes.AnyRecipe, keys: keys_lib.Keys, shapes: Any
+    command: options.Train,
+    recipe: recipes.Recipe | recipes.Conversion,
+    keys: keys_lib.Keys,
+    shapes: Any,
 ) -> None:
     """Refuses more directions than the law has for parameters of such shapes."""
     draw = functools.partial(
@@ -136,11 +133,34 @@ def _refuse_strangers(command: options.Train) -> None:
     refuse(("hidden",), "--model mlp", command.model == "mlp")
     algorithm = command.algorithm
     private = algorithm in recipes.PRIVATE
-    refuse(_OF_BUDGET, "--algorithm dpzero, dpgd or o2nc", private)
+    refuse(_OF_BUDGET, "--algorithm dpzero, dpgd, o2nc or saddle", private)
+    clipped = private and algorithm != "saddle"
+    refuse(("l2_clip_norm",), "--algorithm dpzero, dpgd or o2nc", clipped)
     zeroth = algorithm in recipes.ZEROTH_ORDER
     refuse(_OF_ZEROTH_ORDER, "--algorithm dpzero, mezo or o2nc", zeroth)
     refuse(_OF_CONVERSION, "--algorithm o2nc", algorithm == "o2nc")
-    refuse(_OF_OTHERS, "--algorithm dpzero, dpgd, mezo or gd", algorithm != "o2nc")
+    others = algorithm in _OTHERS
+    refuse(_OF_OTHERS, "--algorithm dpzero, dpgd, mezo or gd", others)
+    saddle = algorithm == "saddle"
+    steps = ("batch_size", "learning_rate")
+    refuse(steps, "--algorithm dpzero, dpgd, mezo, gd or o2nc", not saddle)
+    refuse((*_OF_PLAYERS, "group_probabilities"), "--algorithm saddle", saddle)
+    grouped = command.group is not None
+    refuse(("group_values",), "a --group of a .csv or .npz --dataset", grouped)
+    refuse(("group",), "a --dataset of real records", real)
+    if saddle and not grouped:
+        raise UsageError(
+            "--group must be given with --algorithm saddle: class, or a column; got nothing"
+        )
+    if saddle and command.model != "linear":
+        raise UsageError(
+            "--model must be linear with --algorithm saddle, which needs a convex "
+            f"problem; got {command.model}"
+        )
+    if saddle and command.loss not in (None, "cross_entropy"):
+        raise UsageError(
+            f"--loss must be cross_entropy with --algorithm saddle, got {command.loss}"
+        )
 
 
 def _is_file(dataset: str) -> bool:
@@ -169,7 +189,7 @@ def load_task(command: options.Train) -> Task:
     low, high = dataset.target_bounds or (0.0, 1.0)
     unit = (high - low) ** 2 if dataset.task == "regression" else 1.0
     metric = "test_accuracy" if dataset.task == "classification" else "test_mse"
-    return Task(
+    task = Task(
         dataset=dataset,
         model=command.model,
         loss=network.loss,
@@ -177,7 +197,18 @@ def load_task(command: options.Train) -> Task:
         value_fn=network.value_fn,
         metric=metric,
         metric_fn=jax.jit(lambda params: unit * network.metric_fn(params, x, y)),
+        data=dataset.train,
     )
+    if command.group is None:
+        return task
+    found = groups.of_command(command, dataset, is_file=_is_file(command.dataset))
+    names = found.names
+
+    def errors_fn(params: Any) -> jax.Array:
+        outputs = network.apply(params, x)
+        return models.group_errors(outputs, y, found.test, len(names))
+
+    return task._replace(groups=found, errors_fn=jax.jit(errors_fn))
 
 
 def _quadratic(dataset: models.Dataset) -> Task:
@@ -192,6 +223,7 @@ def _quadratic(dataset: models.Dataset) -> Task:
         value_fn=value_fn,
         metric="test_loss",
         metric_fn=jax.jit(lambda params: jnp.mean(value_fn(params, dataset.test))),
+        data=dataset.train,
     )
 
 
@@ -206,7 +238,10 @@ def _dataset(command: options.Train) -> models.Dataset:
                     f"--dataset must be one of {names} or the path of a .csv or .npz "
                     f"file, got {command.dataset!r}"
                 )
-            return models.load(command.dataset, **extra)
+            loaded = models.load(command.dataset, **extra)
+            if command.group is None or command.dataset != "diabetes":
+                return loaded
+            return models.above(loaded, models.DIABETES_MEDIAN)
         loaded = models.load_file(
             command.dataset,
             label=command.label,
@@ -234,6 +269,8 @@ def _recipe(
 ) -> recipes.AnyRecipe:
     """The data set's recipe with what the options change; all of it checked."""
     name = "*" if _is_file(command.dataset) else task.dataset.name
+    if name == "diabetes" and task.dataset.task == "classification":
+        name = recipes.DIABETES_CLASSES
     base = recipes.find(name, command.model, algorithm, epsilon)
     names = [field.name for field in dataclasses.fields(base)]
     given = {name: getattr(command, name) for name in names}
@@ -245,6 +282,15 @@ def _recipe(
         most = min(recipe.num_directions, dim)
         recipe = dataclasses.replace(recipe, num_directions=most)
     with usage(command):
+        if isinstance(recipe, recipes.VertexSampling):
+            _validate.positive(
+                radius=recipe.radius, clip_x=recipe.clip_x, step_ratio=recipe.step_ratio
+            )
+            _validate.integer(num_draws=recipe.num_draws, at_most=2**20)
+            if recipe.num_steps is not None:
+                most = task.dataset.num_examples  # One for each step.
+                _validate.integer(num_steps=recipe.num_steps, at_least=2, at_most=most)
+            return recipe
         if recipe.learning_rate is not None:
             _validate.positive(learning_rate=recipe.learning_rate)
         if recipe.num_steps is not None:

@@ -27,6 +27,9 @@ _CHECKED = {
     options.Finetune: ("microbatch_size", "model", "train", "eval"),
 }
 
+#: What recipes of other algorithms have, and no Recipe.
+_TELLING = {recipes.Conversion: "period", recipes.VertexSampling: "radius"}
+
 Command = TypeVar("Command", options.Train, options.Finetune)
 
 
@@ -168,8 +171,10 @@ def recipe_of(record: ledger.Record) -> recipes.AnyRecipe:
         fields: dict[str, Any] = {
             name: math.inf if x == "inf" else x for name, x in parts.items()
         }
-        kind = recipes.Conversion if "period" in fields else recipes.Recipe
-        return kind(**fields)
+        for kind, name in _TELLING.items():
+            if name in fields:
+                return kind(**fields)
+        return recipes.Recipe(**fields)
     except (KeyError, TypeError) as error:
         raise UsageError(
             "FOLDER must be one that jaxdp wrote, got a ledger without a recipe: "

@@ -13,14 +13,14 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import sampling, training
+from jaxdp import plans, sampling, training
 from jaxdp.cli import budget, options, plots, recipes, record
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
 from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
-from jaxdp.plans._base import SumPlan
 from jaxdp.plans._correlated import CorrelatedPlan
+from jaxdp.plans.saddle._scores import VertexSamplingPlan
 from jaxdp.transforms.averaging import polyak_output
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
@@ -37,6 +37,7 @@ class Outcome(NamedTuple):
     steps: list[int]
     metrics: list[float]  # at these steps, of the points there
     returned: float  # the metric of what is returned
+    errors: np.ndarray  # shape=(len(steps) + 1, num_groups): by group, and of the last
     report: dict[str, Any]
 
 
@@ -98,12 +99,16 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
     task, averaged = job.task, job.recipe.average > 0
     steps: list[int] = []
     metrics: list[jax.Array] = []
+    errors: list[jax.Array] = []
+
+    def judge(params: Any) -> jax.Array:
+        if task.errors_fn is not None:
+            errors.append(task.errors_fn(params))
+        return task.metric_fn(params)
 
     def evaluate(step: int, params: Any, info: training.FitInfo) -> None:
         steps.append(step)
-        metrics.append(
-            task.metric_fn(polyak_output(info.state) if averaged else params)
-        )
+        metrics.append(judge(polyak_output(info.state) if averaged else params))
 
     shared: dict[str, Any] = {
         "value_fn": task.value_fn,
@@ -112,7 +117,7 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
         "callback": evaluate,
         "progress": progress,
     }
-    data = task.dataset.train
+    data = task.data
     if command.resume:
         new = command.new_attempt
         with usage(command, "--resume"):
@@ -133,13 +138,16 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
     params = polyak_output(result.info.state) if averaged else result.params
     values = [float(x) for x in metrics]
     # Plans that make the steps return another point than the last one.
-    last = float(task.metric_fn(params)) if job.plan.makes_steps else values[-1]
+    last = float(judge(params)) if job.plan.makes_steps else values[-1]
+    of_groups = np.asarray(errors, float)
     releases = np.asarray(result.info.releases)
-    report = _report(job, result.report, last)
-    return Outcome(params, releases, steps, values, last, report)
+    report = _report(job, result.report, last, of_groups[-1:])
+    return Outcome(params, releases, steps, values, last, of_groups, report)
 
 
-def _report(job: Job, of_fit: dict[str, Any], metric: float) -> dict[str, Any]:
+def _report(
+    job: Job, of_fit: dict[str, Any], metric: float, errors: np.ndarray
+) -> dict[str, Any]:
     """The report of the loop with what the command line adds, fit for strict JSON."""
     dataset = job.task.dataset
     versions = of_fit["versions"] | {
@@ -153,11 +161,33 @@ def _report(job: Job, of_fit: dict[str, Any], metric: float) -> dict[str, Any]:
         "loss": job.task.loss,
         "num_test_examples": len(dataset.test[0]),
         job.task.metric: metric,
+        **_of_groups(job, metric, errors),
         "recipe": dataclasses.asdict(job.recipe),
         "note": dataset.note,
         "versions": versions,
     }
     return finite(report)
+
+
+def _of_groups(job: Job, metric: float, errors: np.ndarray) -> dict[str, Any]:
+    """What a report says of groups: errors (1, num_groups) on public records."""
+    groups = job.task.groups
+    if groups is None:
+        return {}
+    return {
+        "group": groups.group,
+        "group_probabilities": dict(
+            zip(groups.names, groups.probabilities, strict=True)
+        ),
+        "test_average_error": 1 - metric,
+        "test_worst_group_error": worst(errors)[0],
+        "test_group_errors": dict(zip(groups.names, errors[0].tolist(), strict=True)),
+    }
+
+
+def worst(errors: np.ndarray) -> list[float]:
+    """The largest error of each row (num_groups,); groups without records are NaN."""
+    return np.max(errors, axis=1, where=~np.isnan(errors), initial=-np.inf).tolist()
 
 
 def finite(value: Any) -> Any:
@@ -174,32 +204,46 @@ def finite(value: Any) -> Any:
 
 def write(job: Job, outcome: Outcome) -> None:
     """Writes what comes of a run; plan.json is there since before it."""
-    record.save_params(job.out / PARAMS, outcome.params)
+    params = job.task.saved_fn(outcome.params)
+    record.save_params(job.out / PARAMS, params)
     title = f"{job.algorithm} on {job.task.dataset.name} ({job.task.model})"
+    groups = job.task.groups
     plots.progress(
         job.out / PROGRESS,
         title=title,
         steps=outcome.steps,
         metrics=outcome.metrics,
         metric=job.task.metric,
-        returned=outcome.returned if job.plan.makes_steps else None,
+        returned=outcome.returned if isinstance(job.plan, plans.O2NC) else None,
         spent=spent_over_time(job.plan, outcome.steps, lost(outcome.report)),
         delta=job.plan.delta,
+        groups=None
+        if groups is None
+        else dict(zip(groups.names, outcome.errors.T, strict=True)),
     )
-    parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(outcome.params))
-    plots.releases(
-        job.out / RELEASES,
-        title=title,
-        releases=outcome.releases,
-        noise_std=_noise_of_steps(job.plan),
-        num_parameters=None if job.plan.replayable else parameters,
-        released=_released(job.plan),
-    )
+    if groups is not None and isinstance(job.plan, VertexSamplingPlan):
+        plots.draws(
+            job.out / RELEASES,
+            title=title,
+            releases=outcome.releases,
+            groups=groups.names,
+            weights=np.asarray(outcome.params[1]),
+        )
+    else:
+        parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
+        plots.releases(
+            job.out / RELEASES,
+            title=title,
+            releases=outcome.releases,
+            noise_std=_noise_of_steps(job.plan),
+            num_parameters=None if job.plan.replayable else parameters,
+            released=_released(job.plan),
+        )
     text = json.dumps(outcome.report, indent=2, allow_nan=False)
     replace(job.out / REPORT, (text + "\n").encode())
 
 
-def _noise_of_steps(plan: SumPlan) -> float | np.ndarray:
+def _noise_of_steps(plan: Any) -> float | np.ndarray:
     """Standard deviation of the noise on a released number: of all steps, or each."""
     if not isinstance(plan, CorrelatedPlan):
         return plan.noise_std
@@ -207,7 +251,7 @@ def _noise_of_steps(plan: SumPlan) -> float | np.ndarray:
     return np.resize(of_period, plan.num_steps)  # Repeats it.
 
 
-def _released(plan: SumPlan) -> str:
+def _released(plan: Any) -> str:
     """What the releases of a step are, in words."""
     if not isinstance(plan, CorrelatedPlan) or plan.noise_period == 1:
         return "gradient"
@@ -220,7 +264,7 @@ def lost(report: dict[str, Any]) -> int:
 
 
 def spent_over_time(
-    plan: SumPlan, steps: list[int], extra: int = 0
+    plan: Any, steps: list[int], extra: int = 0
 ) -> list[tuple[int, float]] | None:
     """(t, epsilon after t steps) at some of the steps; None without a finite one.
 
@@ -247,13 +291,25 @@ def summary(job: Job, outcome: Outcome) -> Table:
         f"{'not finite' if metric is None else f'{metric:.4f}'} on "
         f"{report['num_test_examples']} held-out public records",
     )
+    if job.task.groups is not None:
+        table.add_row("average error", f"{report['test_average_error']:.4f}")
+        errors = report["test_group_errors"]
+        table.add_row(
+            "error of the worst group",
+            f"{report['test_worst_group_error']:.4f}: "
+            + ", ".join(f"{name} {_shown(error)}" for name, error in errors.items()),
+        )
     table.add_row("time", duration(report))
     table.add_row("data", report["note"])
     table.add_row("written", f"{job.out}: {', '.join(FILES)}")
     return table
 
 
-def spending(title: str, plan: SumPlan, report: dict[str, Any]) -> Table:
+def _shown(error: float | None) -> str:
+    return "without records" if error is None else f"{error:.4f}"
+
+
+def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
     """A table that begins with what was spent."""
     table = Table(title=title, title_justify="left", show_header=False)
     epsilon = report["epsilon"]
@@ -270,6 +326,18 @@ def spending(title: str, plan: SumPlan, report: dict[str, Any]) -> Table:
     }[report["private"]]
     table.add_row("spent: epsilon", spent)
     table.add_row("private", private)
+    if isinstance(plan, VertexSamplingPlan):
+        table.add_row("noise", "none, but the draws of vertices")
+        drawn: Any = plan
+        table.add_row(
+            "draws",
+            f"{drawn.num_draws + 1} vertices of either player in each of "
+            f"{drawn.num_steps} steps of {drawn.sampling.batch_size} records; one record "
+            f"moves scores by at most {drawn.sensitivity_x:.3g} and "
+            f"{drawn.sensitivity_y:.3g}",
+        )
+        table.add_section()
+        return table
     sums = f"each of {plan.num_steps} {_averaged(plan)}"
     noise = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
     table.add_row("noise", f"{noise if plan.noise_multiplier else 'none'} on {sums}")
@@ -277,7 +345,7 @@ def spending(title: str, plan: SumPlan, report: dict[str, Any]) -> Table:
     return table
 
 
-def _averaged(plan: SumPlan) -> str:
+def _averaged(plan: Any) -> str:
     """What the noise is on, in words."""
     if not isinstance(plan, CorrelatedPlan):
         return f"sums of {plan.normalizer:.5g} records"

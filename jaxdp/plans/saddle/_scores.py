@@ -142,6 +142,30 @@ class VertexSamplingPlan(Plan):
         raise NotImplementedError
 
     def rho_at(self, steps: list[float]) -> float:
+        """Its cost in zCDP with these step sizes."""
+        raise NotImplementedError
+
+    def _start(self) -> list[float]:
+        """Step sizes in the proportion that calibration keeps."""
+        raise NotImplementedError
+
+    # What follows.
+
+    @property
+    def kappa(self) -> float:
+        """By how many clips one record moves a total."""
+        return accounting.sensitivity(self.relation, 1.0)
+
+    def check_ready(self) -> None:
+        """Requires step sizes; ValueError without."""
+        if getattr(self, self.steps[0]) is None:
+            raise ValueError(
+                f"the plan has no {self.steps[0]} yet: call .calibrate(epsilon=..., "
+                "delta=...) or give it one"
+            )
+
+    @functools.cached_property
+    def rho(self) -> float:
         """The cost in zCDP of the whole run, with the certified sampler's error.
 
         Infinite with the float sampler, whose error has no bound.
@@ -152,9 +176,7 @@ class VertexSamplingPlan(Plan):
             return math.inf
         steps = [getattr(self, name) for name in self.steps]
         # Scores that never move say nothing, however they are drawn from.
-        if not any(steps):
-            return 0.0
-        return self.rho_at(steps)
+        return self.rho_at(steps) if any(steps) else 0.0
 
     @property
     def _guarantee(self) -> accounting.Guarantee:
