@@ -393,8 +393,8 @@ def test_resume_refuses_what_changed_and_new_attempt_charges(
 
 #: Words, and what the line must say: the argument, and what it may be or was.
 WRONG: list[tuple[str, tuple[str, ...]]] = [
-    ("", ("command", "train, finetune, epsilon")),
-    ("trian", ("'trian'", "train, finetune, epsilon")),
+    ("", ("command", "train, finetune, synthesize, epsilon")),
+    ("trian", ("'trian'", "train, finetune, synthesize, epsilon")),
     ("--epsilon 2", ("the command, first, must be one of train", "'--epsilon'")),
     ("train --epsilom 2", ("--epsilom", "did you mean --epsilon")),
     ("train extra", ("argument extra", "--help")),

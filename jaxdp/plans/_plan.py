@@ -33,6 +33,8 @@ class Plan:
     #: Whether the releases of a step are few enough to be logged, so that the log alone
     #: rebuilds the parameters.
     replayable: ClassVar[bool] = False
+    #: Why the log of another plan does not rebuild them: what its releases are.
+    unlogged: ClassVar[str] = "are as large as the parameters"
     #: Whether it draws directions, so that leaves of layers may be declared.
     draws_directions: ClassVar[bool] = False
     #: Whether it makes steps itself, which no optimizer may rescale.
@@ -131,7 +133,7 @@ class Plan:
         """
         raise ValueError(
             f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
-            "releases are as large as the parameters and are not logged"
+            f"releases {self.unlogged} and are not logged"
         )
 
     # Text.

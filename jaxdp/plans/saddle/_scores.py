@@ -79,6 +79,7 @@ class VertexSamplingPlan(Plan):
 
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
+    unlogged: ClassVar[str] = "move scores that are secret"
     #: Names of the fields that hold step sizes.
     steps: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
 

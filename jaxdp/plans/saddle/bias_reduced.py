@@ -32,7 +32,8 @@ class SaddleBiasReduced(TwoPlayers):
 
     Attributes:
       num_examples: n, records in the data set; public.
-      relation: which data sets are neighbours; no default.
+      relation: which data sets are neighbours; no default. A record that is zeroed or
+        absent leaves its row, which counts nothing: one of NaN does.
       dim_x: as in :class:`Saddle`, like the next three.
       dim_y: of y.
       linf_clip_norm_x: :math:`C_x`, of each of the three gradients of a record.

@@ -35,7 +35,8 @@ class ConvexSimplex(VertexSamplingPlan):
       num_examples: n, records in the data set; public.
       num_steps: T; ``num_steps * batch_size`` is at most n.
       sampling: a ``sampling.SinglePass``.
-      relation: which data sets are neighbours; no default.
+      relation: which data sets are neighbours; no default. A record that is zeroed or
+        absent leaves its row, which counts nothing: one of NaN does.
       dim: number of vertices.
       linf_clip_norm: C, bound on the coordinates of one record's vertex gradient.
       num_draws: K.

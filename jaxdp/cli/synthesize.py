@@ -1,0 +1,348 @@
+"""``jaxdp synthesize``: synthetic records of a table, by private answers to queries."""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich
+from rich.table import Table
+
+from jaxdp import _validate, plans, training
+from jaxdp import keys as keys_lib
+from jaxdp.algorithms.saddle import synthetic
+from jaxdp.cli import options, plots, record, train
+from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.ledger import PLAN, REPORT, replace
+from jaxdp.models import binning
+from jaxdp.models.datasets import split_rows
+from jaxdp.oracles import queries as queries_lib
+
+HISTOGRAM, PLOT = "histogram.npz", "queries.png"
+FILES = (PLAN, REPORT, HISTOGRAM, PLOT)
+
+_SPLIT_SEED = 0
+#: What answers queries, and how its errors are called in the report.
+_CANDIDATES = {
+    "synthetic records": "",
+    "released histogram": "_released",
+    "uniform histogram": "_uniform",
+}
+#: The names of references in plots and tables.
+_PUBLIC, _PRIVATE = "public records", "the private records (not private)"
+
+
+class Job(NamedTuple):
+    """Everything that a run needs, checked."""
+
+    bins: binning.Binning
+    queries: queries_lib.Marginals
+    codes: np.ndarray  # shape=(n,), dtype=int32; private
+    public: np.ndarray | None  # shape=(n_public,), dtype=int32
+    plan: plans.SyntheticData
+    keys: keys_lib.Keys
+    num_records: int
+    folder: pathlib.Path
+
+
+class Outcome(NamedTuple):
+    """What a run gave; public, but for ``unsafe`` numbers that were asked for."""
+
+    histogram: np.ndarray  # shape=(domain_size,), dtype=float32
+    codes: np.ndarray  # shape=(num_records,), dtype=int32
+    report: dict[str, Any]
+
+
+def run(command: options.Synthesize) -> None:
+    """Checks everything, releases, writes table and folder, prints what was reached.
+
+    Raises:
+      UsageError: a wrong argument, before anything is spent or written.
+    """
+    job = prepare(command)
+    outcome = release(job, command)
+    write(job, command, outcome)
+    if not command.quiet:
+        rich.print(summary(job, command, outcome))
+
+
+# --- before the run ----------------------------------------------------------------
+
+
+def prepare(command: options.Synthesize) -> Job:
+    """Checks the options and makes all that they name, from cheap to costly."""
+    folder = command.report or pathlib.Path("runs", command.output.stem)
+    _check_paths(command, folder)
+    if command.public is not None and command.test_fraction is not None:
+        raise UsageError(
+            "--test-fraction must be left out where --public is given, got "
+            f"{command.test_fraction}"
+        )
+    with usage(command):
+        _validate.positive(epsilon=command.epsilon)
+        _validate.probability(delta=command.delta)
+        for name in ("num_steps", "num_records"):
+            value = getattr(command, name)
+            if value is not None:
+                # The step counter is a 32-bit integer.
+                _validate.integer(at_most=2**31 - 1, **{name: value})
+        bins = binning.binning(command.bins)
+        _validate.integer(at_most=len(bins.columns), degree=command.degree)
+        keys = (
+            keys_lib.Keys.from_entropy()
+            if command.seed is None
+            else keys_lib.Keys.insecure(command.seed)
+        )
+    codes = _codes(command, "input", bins)
+    public = None if command.public is None else _codes(command, "public", bins)
+    if command.test_fraction is not None:
+        with usage(command):
+            kept, held_out = split_rows(
+                len(codes), command.test_fraction, _SPLIT_SEED, "test_fraction"
+            )
+        codes, public = codes[kept], codes[held_out]
+    if public is not None and np.all(public == binning.OUTSIDE):
+        option = "--public" if command.public else "--test-fraction"
+        raise UsageError(
+            f"{option} must give public records that --bins describes, got "
+            f"{len(public)} that it does not"
+        )
+    queries = queries_lib.Marginals(bins.sizes, command.degree)
+    with usage(command, "--epsilon"):  # What is wrong with the numbers together.
+        plan = plans.SyntheticData.certified(
+            num_examples=len(codes),
+            domain_size=queries.domain_size,
+            num_queries=2 * queries.num_queries,  # And the negations.
+            query_range=queries.query_range,
+            epsilon=command.epsilon,
+            delta=command.delta,
+            relation=command.relation,  # pyright: ignore[reportArgumentType]
+            num_steps=command.num_steps,
+        )
+        # The bound's step leaves budget where steps are few; the largest was better.
+        plan = plan.calibrate(epsilon=command.epsilon, delta=command.delta)
+    num_records = command.num_records or len(codes)
+    return Job(bins, queries, codes, public, plan, keys, num_records, folder)
+
+
+def _codes(command: options.Synthesize, name: str, bins: binning.Binning) -> np.ndarray:
+    """The records of an option's file."""
+    path = getattr(command, name)
+    with usage(command, flag(name)):
+        rows = binning.read_rows(path, bins.names)
+    if not rows:
+        raise UsageError(f"{flag(name)} must have records, got none in {str(path)!r}")
+    return bins.encode(rows)
+
+
+def _check_paths(command: options.Synthesize, folder: pathlib.Path) -> None:
+    """Refuses to write over what is there, or where nothing can be written."""
+    output = command.output
+    for name in ("input", "bins", "public"):
+        path = getattr(command, name)
+        if path is not None and path.exists() and output.resolve() == path.resolve():
+            raise UsageError(
+                f"--output must be another file than {flag(name)}, got {str(output)!r}"
+            )
+    if output.is_dir():
+        raise UsageError(f"--output must be a file, got the folder {str(output)!r}")
+    if output.exists() and not command.overwrite:
+        raise UsageError(
+            f"--output must be a new file, or --overwrite given; got {str(output)!r}"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--report must be a folder, got the file {str(folder)!r}")
+    if folder.is_dir() and any(folder.iterdir()) and not command.overwrite:
+        raise UsageError(
+            "--report must be a new or empty folder, or --overwrite given; got "
+            f"{str(folder)!r}"
+        )
+    for option, path in (("--output", output.parent), ("--report", folder)):
+        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise UsageError(f"{option} must be where files can be written, got {path}")
+
+
+# --- the run -----------------------------------------------------------------------
+
+
+def release(job: Job, command: options.Synthesize) -> Outcome:
+    """Runs the plan, draws the records and judges them."""
+    queries: Any = job.queries  # Of three arguments, not two.
+    result = training.fit(
+        job.plan,
+        job.keys,
+        job.plan.uniform(),
+        jnp.asarray(job.codes),
+        value_fn=queries,
+        progress=not command.quiet and sys.stdout.isatty(),
+    )
+    histogram = result.params
+    codes = synthetic.synthetic_records(job.keys, histogram, job.num_records)
+    outcome = Outcome(np.asarray(histogram), np.asarray(codes), {})
+    return outcome._replace(report=_report(job, command, result.report, outcome))
+
+
+def references(job: Job, command: options.Synthesize) -> dict[str, np.ndarray]:
+    """What the answers may be compared with: histograms of sum 1, by name."""
+    given = {} if job.public is None else {_PUBLIC: job.public}
+    if command.unsafe_metrics:
+        given[_PRIVATE] = job.codes
+    return {name: _weights(codes, job) for name, codes in given.items()}
+
+
+def _weights(codes: np.ndarray, job: Job) -> np.ndarray:
+    size = job.queries.domain_size
+    counts = np.asarray(queries_lib.histogram(jnp.asarray(codes), domain_size=size))
+    return (counts / max(1, counts.sum())).astype(np.float32)
+
+
+def errors(job: Job, outcome: Outcome, reference: np.ndarray) -> dict[str, np.ndarray]:
+    """How far each query's answer is off, (m,), by what answers."""
+    weights = _weights(outcome.codes, job), outcome.histogram, job.plan.uniform()
+    means = jax.jit(job.queries.evaluate)
+    half = job.queries.half_range
+    return {
+        name: half * np.abs(np.asarray(means(jnp.asarray(one - reference))))
+        for name, one in zip(_CANDIDATES, weights, strict=True)
+    }
+
+
+def _report(
+    job: Job, command: options.Synthesize, of_fit: dict[str, Any], outcome: Outcome
+) -> dict[str, Any]:
+    """The report of the loop with what the command line adds, fit for strict JSON."""
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    report = of_fit | {
+        "input": command.input.name,
+        "columns": dict(zip(job.bins.names, job.bins.sizes, strict=True)),
+        "domain_size": job.queries.domain_size,
+        "degree": command.degree,
+        "num_queries": job.queries.num_queries,
+        "num_records": job.num_records,
+        "num_test_examples": 0 if job.public is None else len(job.public),
+        "plan": json.loads(job.plan.to_json()),
+        "note": _note(job, command),
+        "versions": of_fit["versions"] | versions,
+    }
+    for name, reference in references(job, command).items():
+        prefix = "test" if name == _PUBLIC else "unsafe"
+        found = errors(job, outcome, reference)
+        for kind, suffix in _CANDIDATES.items():
+            worst = float(found[kind].max())
+            report[f"{prefix}_worst_query_error{suffix}"] = worst
+    return train.finite(report)
+
+
+def _note(job: Job, command: options.Synthesize) -> str:
+    notes = ["Bins were given, and the number of records is public."]
+    if job.public is not None:
+        outside = int(np.sum(job.public == binning.OUTSIDE))
+        notes.append(
+            "The held-out records count as public."
+            if command.public is None
+            else "Judged on given public records."
+        )
+        if outside:
+            notes.append(f"The bins do not describe {outside} of the public records.")
+    if command.unsafe_metrics:
+        notes.append("Report and plot are not private: numbers called unsafe are true.")
+    return " ".join(notes)
+
+
+# --- after the run -----------------------------------------------------------------
+
+
+def write(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
+    """Writes the table and the folder."""
+    try:
+        command.output.parent.mkdir(parents=True, exist_ok=True)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        replace(command.output, _csv(job, outcome.codes))
+        replace(job.folder / PLAN, (job.plan.to_json() + "\n").encode())
+        record.save_params(job.folder / HISTOGRAM, outcome.histogram)
+        _plot(job, command, outcome)
+        text = json.dumps(outcome.report, indent=2, allow_nan=False)
+        replace(job.folder / REPORT, (text + "\n").encode())
+    except OSError as error:
+        raise UsageError(
+            f"--output and --report must be where files can be written: {error}"
+        ) from error
+
+
+def _csv(job: Job, codes: np.ndarray) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(job.bins.names)
+    writer.writerows(job.bins.decode(codes))
+    return text.getvalue().encode()
+
+
+def _plot(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
+    compared = references(job, command)
+    shown = {"synthetic records": _weights(outcome.codes, job)} | compared
+    plots.queries(
+        job.folder / PLOT,
+        title=f"{command.input.name}: {job.queries.num_queries} shares by "
+        f"{command.degree} of {len(job.bins.columns)} columns, "
+        f"ε = {command.epsilon:g}, δ = {command.delta:g}",
+        errors={name: errors(job, outcome, one) for name, one in compared.items()},
+        columns={
+            column.name: (column.labels, _shares(job, axis, shown))
+            for axis, column in enumerate(job.bins.columns)
+        },
+    )
+
+
+def _shares(
+    job: Job, axis: int, weights: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The marginal of one column, by name of the histogram."""
+    others = tuple(i for i in range(len(job.bins.sizes)) if i != axis)
+    return {
+        name: table.reshape(job.bins.sizes).sum(axis=others)
+        for name, table in weights.items()
+    }
+
+
+def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
+    """What was spent and reached, as a table."""
+    report = outcome.report
+    table = Table(
+        title=f"synthetic {command.input.name}", title_justify="left", show_header=False
+    )
+    plan = job.plan
+    table.add_row(
+        "spent: epsilon",
+        f"{report['epsilon']:.4g} at delta {report['delta']:g}, {plan.relation} "
+        f"({report['accountant']})",
+    )
+    private = "yes, randomness from the operating system"
+    table.add_row("private", private if report["private"] else "no: reproducible seed")
+    table.add_row(
+        "released",
+        f"{plan.num_steps} draws from {job.queries.num_queries} queries and their "
+        f"negations, on {job.queries.domain_size} cells",
+    )
+    table.add_section()
+    for prefix, where in (("test", _PUBLIC), ("unsafe", _PRIVATE)):
+        name = f"{prefix}_worst_query_error"
+        if name in report:
+            table.add_row(
+                "worst query error",
+                f"{report[name]:.4f} on {where} (released histogram "
+                f"{report[f'{name}_released']:.4f}, uniform "
+                f"{report[f'{name}_uniform']:.4f})",
+            )
+    table.add_row("time", train.duration(report))
+    table.add_row("data", report["note"])
+    table.add_row("written", f"{command.output} and {job.folder}: {', '.join(FILES)}")
+    return table

@@ -1,0 +1,28 @@
+"""What ``jaxdp train`` trains, and how it is judged."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxdp import models
+
+
+class Task(NamedTuple):
+    """A data set with a model: what is trained, and how it is judged.
+
+    What the loop moves (``params`` below) is the model's parameters, or for ``saddle``
+    weights of vertices and of groups.
+    """
+
+    dataset: models.Dataset
+    model: str
+    loss: str
+    init: Callable[[jax.Array], Any]  # key -> params
+    value_fn: Callable[..., jax.Array]  # (params, batch) -> losses (B,); or a problem
+    metric: str  # its name in the report
+    metric_fn: Callable[[Any], jax.Array]  # params -> () on the public records
+    data: Any  # what the loop reads
+    saved_fn: Callable[[Any], Any] = lambda params: params  # params -> what is written
+    groups: models.Grouped | None = None
+    errors_fn: Callable[[Any], jax.Array] | None = None  # params -> (num_groups,)

@@ -1,0 +1,297 @@
+r"""Groups of records: their errors, and the problem of making the worst loss small.
+
+The groups, their shares :math:`p_i` and whatever tells them apart are public constants of
+the problem, given by the caller and never learned from the records. Which group a record
+belongs to is as private as the record.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from jaxdp import _validate
+from jaxdp.kernels.polytope import L1Ball
+from jaxdp.models._scaling import bound_arrays, scale_by_bounds
+from jaxdp.models.datasets import Dataset
+from jaxdp.models.losses import Rows
+from jaxdp.models.networks import Network
+from jaxdp.oracles.vertex_gradients import MaxOfLosses
+
+Array = jax.Array
+
+CLASS = "class"
+"""The group that is a record's class."""
+
+DIABETES_MEDIAN = 140.5
+"""Median of the disease progression score in the published table of 442 patients.
+
+Efron, Hastie, Johnstone, Tibshirani, `Least Angle Regression
+<https://doi.org/10.1214/009053604000000067>`_, 2004: a constant, as summaries of the table
+print it.
+"""
+
+DIABETES_SEXES = (1.0, 2.0)
+"""The two codes of the column ``sex`` in the same table."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grouped:
+    """A classification data set whose records belong to groups.
+
+    Attributes:
+      dataset: the records.
+      group: name of what tells the groups apart: a column, or ``"class"``.
+      names: one for each group.
+      probabilities: public shares of the groups, of sum 1.
+      train: group of each training record, int32 (n,); -1: of none. Private.
+      test: of each public record.
+    """
+
+    dataset: Dataset
+    group: str
+    names: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    train: np.ndarray
+    test: np.ndarray
+
+    @property
+    def records(self) -> tuple[np.ndarray, ...]:
+        """Training records (x, y, group) as :class:`WorstGroup` reads them.
+
+        In a random order, which is a function of their number alone: batches of one pass
+        are of records in a row, and files are often sorted.
+        """
+        order = np.random.default_rng(0).permutation(len(self.train))
+        return tuple(array[order] for array in (*self.dataset.train, self.train))
+
+
+def above(dataset: Dataset, threshold: float) -> Dataset:
+    """A regression data set as one of two classes: whether the target is above a number.
+
+    Args:
+      dataset: a regression; of a scaled target the bounds are known.
+      threshold: in the target's own unit. A public constant.
+
+    Raises:
+      ValueError: not a regression.
+    """
+    _validate.instance(Dataset, dataset=dataset)
+    if dataset.task != "regression":
+        raise ValueError(f"dataset must be a regression, got {dataset.task}")
+    at = threshold
+    if dataset.target_bounds is not None:
+        low, high = dataset.target_bounds
+        at = (threshold - low) / (high - low)
+    splits = {
+        split: (x, (y > at).astype(np.int32))
+        for split, (x, y) in (("train", dataset.train), ("test", dataset.test))
+    }
+    return dataclasses.replace(
+        dataset,
+        **splits,
+        task="classification",
+        num_classes=2,
+        class_names=(f"at most {threshold:g}", f"above {threshold:g}"),
+        target_bounds=None,
+        note=f"{dataset.note} Classes: whether the target is above {threshold:g}.",
+    )
+
+
+def grouped(
+    dataset: Dataset,
+    group: str,
+    *,
+    group_values: Sequence[float] | None = None,
+    bounds: Any = None,
+    group_probabilities: Sequence[float] | None = None,
+) -> Grouped:
+    """A data set with groups.
+
+    Args:
+      dataset: a classification.
+      group: a feature's name, or ``"class"``: every class is a group.
+      group_values: of a feature: those that it has in each group, in its own unit. A
+        record of another value belongs to no group.
+      bounds: by which the features were scaled, as ``load_file`` takes them.
+      group_probabilities: public shares of the groups; None: all alike.
+
+    Raises:
+      ValueError: an argument that does not fit, named.
+    """
+    _validate.instance(Dataset, dataset=dataset)
+    if dataset.num_classes is None:
+        raise ValueError(f"dataset must be a classification, got {dataset.task}")
+    if group == CLASS:
+        if group_values is not None:
+            raise ValueError(
+                f"group_values must be None for the group {CLASS!r}, got {group_values!r}"
+            )
+        names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+        train, test = dataset.train[1], dataset.test[1]
+    else:
+        wanted = _column(dataset, group, group_values, bounds)
+        names = tuple(f"{group} {value:g}" for value in group_values or ())
+        column = dataset.feature_names.index(group)
+        train, test = (_match(x[:, column], wanted) for x, _ in _splits(dataset))
+    shares = _shares(group_probabilities, len(names))
+    return Grouped(dataset, group, names, shares, train, test)
+
+
+def _splits(dataset: Dataset) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    return dataset.train, dataset.test
+
+
+def _column(
+    dataset: Dataset, group: str, values: Sequence[float] | None, bounds: Any
+) -> np.ndarray:
+    """The values of a feature, scaled as it is: float32 (groups,)."""
+    if group not in dataset.feature_names:
+        columns = ", ".join(repr(name) for name in (CLASS, *dataset.feature_names))
+        raise ValueError(f"group must be one of {columns}; got {group!r}")
+    if values is None or len(values) < 2 or not np.isfinite(values).all():
+        raise ValueError(
+            f"group_values must be two finite numbers or more, which {group!r} has in each "
+            f"group; got {values!r}"
+        )
+    given = np.asarray(values, np.float64)
+    if bounds is not None:
+        low, high = bound_arrays(bounds, dataset.feature_names)
+        column = dataset.feature_names.index(group)
+        given = scale_by_bounds(given, low[column], high[column])
+    given = given.astype(np.float32)
+    if len(np.unique(given)) < len(given):
+        raise ValueError(
+            f"group_values must be different ones within the bounds of {group!r}, got "
+            f"{tuple(values)}"
+        )
+    return given
+
+
+def _match(column: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Index of the value that each record has, int32 (n,); -1 for another one."""
+    same = column[:, None] == values
+    return np.where(same.any(axis=1), same.argmax(axis=1), -1).astype(np.int32)
+
+
+def _shares(given: Sequence[float] | None, num: int) -> tuple[float, ...]:
+    if given is None:
+        return (1 / num,) * num
+    shares = tuple(map(float, given))
+    fits = len(shares) == num and all(0 < p < 1 for p in shares)
+    if not fits or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise ValueError(
+            f"group_probabilities must be {num} numbers > 0 that sum to 1, one for each "
+            f"group; got {shares}"
+        )
+    return shares
+
+
+# --- how groups fare ---------------------------------------------------------------
+
+
+def group_errors(outputs: Rows, y: Rows, group: Rows, num_groups: int) -> Array:
+    """Share of wrong records in each group.
+
+    Args:
+      outputs: of a network, (B, k).
+      y: classes, (B,).
+      group: of each record, integers (B,); one outside [0, num_groups) counts nowhere.
+      num_groups: how many there are.
+
+    Returns:
+      float32 (num_groups,); NaN for a group without records.
+    """
+    member = jnp.asarray(group)[:, None] == jnp.arange(num_groups)
+    wrong = (jnp.argmax(outputs, axis=-1) != jnp.asarray(y))[:, None]
+    return jnp.sum(wrong & member, axis=0) / jnp.sum(member, axis=0)
+
+
+# --- the worst group's loss --------------------------------------------------------
+
+
+class WorstGroup(NamedTuple):
+    r"""Logistic regression on the worst group: :math:`\min_x\max_y\sum_iy_i\ell_i(x)`.
+
+    y is on the simplex of the groups, and :math:`\ell_i=E[\mathbf 1[g=i]\,\ell]/p_i` is
+    the mean loss of group i where :math:`p_i` is its share. x, in an l1 ball around zero,
+    are the parameters of a linear model of features that are moved from [0, 1] to [-1, 1];
+    losses count from that of zero parameters, log k. Both make one record's part smaller;
+    the second shifts the losses of all groups alike.
+
+    Attributes:
+      problem: of batches (x, y, group).
+      num_vertices: of the ball.
+      linf_bound_x: largest derivative of a record by the weight of a vertex of the ball.
+      linf_bound_y: by the weight of a group, from the middle of the record's range, as
+        ``center_gradients`` takes it.
+      params_fn: weights of the ball's vertices -> the network's parameters, for features
+        in [0, 1].
+    """
+
+    problem: MaxOfLosses
+    num_vertices: int
+    linf_bound_x: float
+    linf_bound_y: float
+    params_fn: Callable[[Array], Any]
+
+
+def worst_group(
+    network: Network, params: Any, probabilities: Sequence[float], radius: float
+) -> WorstGroup:
+    r"""The worst group's problem for a linear network with cross-entropy.
+
+    Two outputs differ by at most the radius R. So a loss is within
+    :math:`\log(1+(k-1)e^R)-\log k` of that of zero parameters, and its derivative by a
+    parameter at most :math:`1-1/(1+(k-1)e^R)`. For features beyond [0, 1] these are no
+    bounds, but still clips.
+
+    Args:
+      network: linear, of k >= 2 outputs, with cross-entropy: convex in its parameters.
+      params: of the network; only their shapes count.
+      probabilities: public shares of the groups.
+      radius: R, of the l1 norm of all parameters together.
+
+    Raises:
+      ValueError: a network that is not such a one, a radius out of range.
+    """
+    _validate.positive(radius=radius, allow_inf=False)
+    if network.loss != "cross_entropy" or getattr(network.module, "hidden", None) != ():
+        raise ValueError(
+            "network must be linear with cross-entropy, for the problem to be convex; got "
+            f"{network.module!r} with {network.loss!r}"
+        )
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
+    flat, unravel = ravel_pytree(zero)
+    ball = L1Ball(flat.size, float(radius))
+    outputs = network.module.num_outputs
+
+    def params_at(x: Array) -> Any:
+        ((name, layer),) = unravel(x).items()
+        moved = {  # W (2 a - 1) + b
+            "kernel": 2 * layer["kernel"],
+            "bias": layer["bias"] - jnp.sum(layer["kernel"], axis=0),
+        }
+        return {name: moved}
+
+    def loss_fn(x: Array, batch: Any) -> Array:
+        features, y, _ = batch
+        return network.value_fn(params_at(x), (features, y)) - math.log(outputs)
+
+    def group_fn(batch: Any) -> Array:
+        return batch[2]
+
+    weight = 1 / min(probabilities)
+    odds = math.log(outputs - 1) + radius  # Of the least likely class, negated.
+    return WorstGroup(
+        problem=MaxOfLosses(loss_fn, group_fn, tuple(probabilities), domain_x=ball),
+        num_vertices=ball.num_vertices,
+        linf_bound_x=radius * weight / (1 + math.exp(-odds)),
+        linf_bound_y=(float(np.logaddexp(0, odds)) - math.log(outputs)) * weight / 2,
+        params_fn=lambda weights: params_at(ball.point(weights)),
+    )

@@ -1,0 +1,263 @@
+"""``jaxdp synthesize``: runs end to end, and one line for every mistake."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxdp import plans
+from jaxdp.cli import main, synthesize
+from jaxdp.models import binning
+from jaxdp.oracles.queries import Marginals
+from tests.test_cli import check_plot
+
+SPEC = {
+    "age": {"edges": [0, 18, 40, 65, 120]},
+    "smoker": {"values": ["no", "yes"]},
+    "town": {"values": ["A", "B", "else"], "other": "else"},
+}
+BINS = binning.binning(SPEC)
+QUERIES = Marginals(BINS.sizes, 2)
+NUM_RECORDS = 2000
+STEPS = ("--num-steps", 400, "--quiet")
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def table() -> list[list[object]]:
+    """Records with a dependence, some beyond the edges, some that no bin describes."""
+    rng = np.random.default_rng(0)
+    age = np.clip(rng.normal(30, 20, NUM_RECORDS), -3, 130).round().astype(int)
+    smokes = rng.random(NUM_RECORDS) < np.where(age < 40, 0.6, 0.1)
+    town = rng.choice(["A", "B", "C", "D"], NUM_RECORDS, p=[0.7, 0.2, 0.05, 0.05])
+    word = np.where(smokes, "yes", "no")
+    word[:10] = "never"
+    return [list(row) for row in zip(range(NUM_RECORDS), town, word, age, strict=True)]
+
+
+@pytest.fixture
+def files(tmp_path: Path, table: list[list[object]]) -> Path:
+    (tmp_path / "bins.json").write_text(json.dumps(SPEC))
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "town", "smoker", "age"])
+        writer.writerows(table)
+    return tmp_path
+
+
+def given(folder: Path, name: str = "out") -> tuple[object, ...]:
+    return (
+        *("synthesize", "--input", folder / "in.csv", "--bins", folder / "bins.json"),
+        *("--output", folder / f"{name}.csv", "--report", folder / name),
+    )
+
+
+def reported(folder: Path) -> dict[str, Any]:
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    text = (folder / synthesize.REPORT).read_text(encoding="utf-8")
+    return json.loads(text, parse_constant=refuse)
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def worst_error(codes: np.ndarray, others: np.ndarray) -> float:
+    """By NumPy, of all two-way marginals."""
+    a, b = (
+        np.bincount(some[some >= 0], minlength=24) / np.sum(some >= 0)
+        for some in (codes, others)
+    )
+    off = (a - b).reshape(BINS.sizes)
+    return max(np.abs(off.sum(axis)).max() for axis in range(3))
+
+
+def codes_of(path: Path) -> np.ndarray:
+    return BINS.encode(binning.read_rows(path, BINS.names))
+
+
+# --- runs --------------------------------------------------------------------------
+
+
+def test_table_report_and_plot_are_written(files: Path, capsys: Any) -> None:
+    more = ("--test-fraction", 0.25, "--seed", 3, "--epsilon", 4, "--num-records", 2500)
+    assert run(*given(files), *STEPS, *more) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    folder = files / "out"
+    assert {p.name for p in folder.iterdir()} == set(synthesize.FILES)
+    check_plot(folder / synthesize.PLOT)
+
+    header, *rows = rows_of(files / "out.csv")
+    assert header == ["age", "smoker", "town"]  # Those of the bins; no identifiers.
+    assert len(rows) == 2500
+    texts = [set(column.texts) for column in BINS.columns]
+    assert all(
+        text in some for row in rows for text, some in zip(row, texts, strict=True)
+    )
+
+    report = reported(folder)
+    assert (report["private"], report["seed_source"]) == (False, "insecure")
+    assert (report["num_examples"], report["num_test_examples"]) == (1500, 500)
+    assert (report["num_steps"], report["num_records"]) == (400, 2500)
+    assert (report["num_queries"], report["domain_size"]) == (26, 24)
+    assert report["columns"] == {"age": 4, "smoker": 2, "town": 3}
+    assert (report["relation"], report["delta"]) == ("replace_one", 1e-5)
+    assert report["accountant"]
+    assert 3.9 < report["epsilon"] <= 4
+    assert not [name for name in report if name.startswith("unsafe")]
+    plan = plans.from_json((folder / synthesize.PLAN).read_text())
+    assert json.loads(plan.to_json()) == report["plan"]
+    assert isinstance(plan, plans.SyntheticData)
+    assert (plan.num_queries, plan.query_range) == (2 * 26, 1.0)
+    assert report["epsilon"] == pytest.approx(float(plan.epsilon()))
+
+    # Judged on the held-out records, by the records that were written.
+    codes = codes_of(files / "in.csv")
+    order = np.random.default_rng(0).permutation(NUM_RECORDS)
+    held_out = codes[order[:500]]
+    outside = int(np.sum(held_out < 0))
+    assert (f"do not describe {outside} of" in report["note"]) == (outside > 0)
+    error = worst_error(codes_of(files / "out.csv"), held_out)
+    assert report["test_worst_query_error"] == pytest.approx(error, abs=1e-6)
+    with np.load(folder / synthesize.HISTOGRAM) as file:
+        (histogram,) = (file[name] for name in file.files)
+    assert histogram.shape == (24,)
+    assert histogram.sum() == pytest.approx(1, abs=1e-5)
+    # Better than nothing.
+    assert (
+        report["test_worst_query_error"] < report["test_worst_query_error_uniform"] / 2
+    )
+
+
+def test_a_seed_fixes_everything_that_is_written(files: Path) -> None:
+    again = (*given(files), *STEPS, "--overwrite")
+    assert run(*given(files), *STEPS, "--seed", 1) == 0
+    names = [files / "out.csv", files / "out" / "plan.json"]
+    first = [path.read_bytes() for path in names]
+    assert len(rows_of(files / "out.csv")) == NUM_RECORDS + 1  # As many as read.
+    assert run(*again, "--seed", 1) == 0
+    assert [path.read_bytes() for path in names] == first
+    assert run(*again, "--seed", 2) == 0
+    second = [path.read_bytes() for path in names]
+    assert second[0] != first[0]
+    assert second[1] == first[1]
+
+
+def test_from_entropy_is_private_and_says_nothing_of_the_records(
+    files: Path, capsys: Any
+) -> None:
+    assert run(*given(files), "--num-steps", 400) == 0
+    report = reported(files / "out")
+    assert (report["private"], report["seed_source"]) == (True, "entropy")
+    assert not [name for name in report if "error" in name]
+    assert "do not describe" not in report["note"]
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("spent: epsilon", "2 at delta 1e-05, replace_one", "yes, randomness"):
+        assert words in shown
+    assert "worst" not in shown
+    check_plot(files / "out" / synthesize.PLOT)
+
+
+def test_public_records_and_metrics_that_are_not_private(
+    files: Path, table: list[list[object]], capsys: Any
+) -> None:
+    public = files / "public.csv"
+    lines = ["smoker,age,town", *(f"{r[2]},{r[3]},{r[1]}" for r in table[::3])]
+    public.write_text("\n".join(lines))
+    more = ("--public", public, "--unsafe-metrics", "--seed", 1)
+    assert run(*given(files), "--num-steps", 400, *more) == 0
+    report = reported(files / "out")
+    assert (report["num_examples"], report["num_test_examples"]) == (2000, 667)
+    written = codes_of(files / "out.csv")
+    for name, path in (("test", public), ("unsafe", files / "in.csv")):
+        error = worst_error(written, codes_of(path))
+        assert report[f"{name}_worst_query_error"] == pytest.approx(error, abs=1e-6)
+    assert "Report and plot are not private" in report["note"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("worst query error") == 2
+    assert "not private" in shown
+
+
+def test_steps_are_chosen_and_other_relations_and_degrees_are_taken(
+    files: Path,
+) -> None:
+    more = ("--relation", "zero_out", "--degree", 3, "--quiet", "--seed", 1)
+    assert run(*given(files), *more) == 0
+    report = reported(files / "out")
+    assert report["relation"] == "zero_out"
+    assert report["num_queries"] == 24
+    assert report["num_steps"] == report["plan"]["num_steps"] > 1
+
+
+# --- mistakes ----------------------------------------------------------------------
+
+
+def refused(capsys: Any, *words: object) -> str:
+    """The one line of a refusal, which computes and writes nothing."""
+    assert run(*words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    return shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--degree", 4), "--degree must be an integer >= 1 and <= 3, got 4"),
+        (("--degree", 0), "--degree must be an integer >= 1 and <= 3, got 0"),
+        (("--degree", "two"), "--degree must be an integer, got 'two'"),
+        (("--epsilon", 0), "--epsilon must be a number > 0"),
+        (("--delta", 1), "--delta must be a number in (0, 1)"),
+        (("--relation", "swap"), "--relation must be one of replace_one"),
+        (("--num-steps", 0), "--num-steps must be an integer >= 1"),
+        (("--num-records", 0), "--num-records must be an integer >= 1"),
+        (("--seed", -1), "--seed must be an integer in [0, 2**256)"),
+        (("--test-fraction", 1.5), "--test-fraction must be a number in (0, 1)"),
+        (
+            ("--test-fraction", 0.5, "--public", "in.csv"),
+            "--test-fraction must be left",
+        ),
+        (("--public", "none.csv"), "--public: path must be an existing file"),
+        (("--public", "other.csv"), "--public must give public records that --bins"),
+        (("--input", "none.csv"), "--input: path must be an existing file"),
+        (("--input", "empty.csv"), "--input must have records, got none"),
+        (("--input", "bins.json"), "--input: the header of"),
+        (("--bins", "none.json"), "--bins must be a JSON file"),
+        (("--bins", "in.csv"), "--bins must be a JSON file"),
+        (("--bins", "large.json"), "--bins must have at most 4194304 cells"),
+        (("--output", "in.csv"), "--output must be another file than --input"),
+        (("--output", "bins.json"), "--output must be another file than --bins"),
+        (("--output", "other.csv"), "--output must be a new file, or --overwrite"),
+        (("--output", "."), "--output must be a file, got the folder"),
+        (("--output", "in.csv/o.csv"), "--output must be where files can be written"),
+        (("--report", "in.csv"), "--report must be a folder, got the file"),
+        (("--report", "."), "--report must be a new or empty folder, or --overwrite"),
+    ],
+)
+def test_mistakes_name_their_option(
+    files: Path, capsys: Any, monkeypatch: Any, words: tuple[object, ...], message: str
+) -> None:
+    monkeypatch.chdir(files)
+    two = {"values": [0, 1]}
+    Path("large.json").write_text(json.dumps({str(i): two for i in range(23)}))
+    Path("other.csv").write_text("age,smoker,town\n20,never,A\n")
+    Path("empty.csv").write_text("age,smoker,town\n")
+    before = sorted(files.iterdir())
+    assert f"jaxdp: {message}" in refused(capsys, *given(files), *STEPS, *words)
+    assert sorted(files.iterdir()) == before
+
+
+def test_a_missing_option_is_named(capsys: Any) -> None:
+    line = refused(capsys, "synthesize", "--input", "a.csv", "--output", "b.csv")
+    assert "--bins must be a path, got nothing" in line
