@@ -102,7 +102,7 @@ def _answered(
     value = queries(plan).values(0)
     total = {"plus": 1, "minus": -1}.get(data.record, 0) * 2**grid.bits
     unit = plan.num_examples * 2.0**grid.bits * grid.multiplier / 2.0**grid.shift
-    step_size = (plan.step_size_x or 0.0) * plan.query_range / 2
+    step_size = plan.histogram_step_size * plan.query_range / 2
     scores = np.zeros((len(transcripts), 2), np.int64)
     logits = np.zeros(
         len(transcripts)

@@ -122,7 +122,16 @@ def private_gap(
             "linf_clip_norm_y must be None if and only if weights_y is, got "
             f"{linf_clip_norm_y!r}"
         )
-    rows = len(jax.tree.leaves(data)[0])
+    _validate.instance(bool, center_gradients=center_gradients)
+    if microbatch_size is not None:
+        _validate.integer(microbatch_size=microbatch_size)
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(lengths) != 1 or lengths == {()}:
+        raise ValueError(
+            "data must be arrays with one number of records along the first axis, got "
+            f"{sorted(lengths)}"
+        )
+    rows = lengths.pop()[0]
     slack = 1 if relation == "add_or_remove" else 0
     if abs(rows - num_examples) > slack:
         raise ValueError(
@@ -138,24 +147,25 @@ def private_gap(
         clip_y = Fraction(linf_clip_norm_y)
         bound_y = vertex_gradients.Bound(float(linf_clip_norm_y), bits)
         counts_y, y = _public_point("weights_y", weights_y, problem.domain_y)
-    keys_lib.spend(keys, "private_gap")
     # One shape for all neighbours: the same program, hence the same bits of a record.
     extra = num_examples + slack - rows
     if extra:
         data = jax.tree.map(
             lambda v: jnp.pad(v, [(0, extra)] + [(0, 0)] * (jnp.ndim(v) - 1)), data
         )
-    total_x, total_y = _sums(
-        x,
-        y,
-        data,
-        jnp.arange(rows + extra) < rows,
-        problem,
-        bound_x,
-        bound_y,
-        center_gradients,
-        microbatch_size,
-    )
+    mask = jnp.arange(rows + extra) < rows
+    how = (problem, bound_x, bound_y, center_gradients, microbatch_size)
+    shapes = jax.eval_shape(lambda *given: _sums(*given, *how), x, y, data, mask)
+    for name, counts, total in zip(
+        ("weights_x", "weights_y"), (counts_x, counts_y), shapes, strict=True
+    ):
+        if counts is not None and total.shape != (len(counts),):
+            raise ValueError(
+                f"{name} must be of {total.shape[0]} vertices, as the problem has them, "
+                f"got {len(counts)}"
+            )
+    keys_lib.spend(keys, "private_gap")  # Nothing raises from here on.
+    total_x, total_y = _sums(x, y, data, mask, *how)
     excess = clip_x * _excess(counts_x, total_x)
     if counts_y is not None:
         excess += clip_y * _excess(counts_y, -np.asarray(total_y, np.int64))

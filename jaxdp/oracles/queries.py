@@ -47,6 +47,8 @@ def histogram(
       int32 (domain_size,). One record changes one count by 1 (zero-out), or two
       (replace-one).
     """
+    if codes.dtype.itemsize < 4:  # Which may not hold the size of the domain.
+        codes = codes.astype(jnp.int32)
     inside = (codes >= 0) & (codes < domain_size)
     kept = inside if mask is None else inside & mask
     # A negative index would count from the end.

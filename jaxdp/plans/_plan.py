@@ -143,8 +143,6 @@ class Plan:
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in self._fields():
             value: Any = getattr(self, field.name)
-            if isinstance(value, float) and math.isinf(value):
-                value = "inf"  # Strict JSON has no infinity.
             if field.name == "sampling":
                 sampler: Any = value
                 chosen = dataclasses.asdict(sampler)
@@ -152,8 +150,8 @@ class Plan:
             elif field.name in self.nested and value is not None:
                 part: Any = value
                 value = dataclasses.asdict(part)
-            fields[field.name] = value
-        return json.dumps(fields, indent=2)
+            fields[field.name] = _written(value)
+        return json.dumps(fields, indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -185,6 +183,19 @@ class Plan:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
 
 
+def _written(value: Any) -> Any:
+    """What stands for a value in JSON, which has no infinity."""
+    if isinstance(value, dict):
+        return {name: _written(part) for name, part in value.items()}
+    return "inf" if value == math.inf else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _read(part) for name, part in value.items()}
+    return math.inf if value == "inf" else value
+
+
 def from_json(text: str) -> Plan:
     """The plan that ``to_json`` wrote.
 
@@ -198,10 +209,10 @@ def from_json(text: str) -> Plan:
         if "sampling" in fields:
             chosen = fields["sampling"]
             fields["sampling"] = _SAMPLERS[chosen.pop("sampler")](**chosen)
+        fields = {name: _read(value) for name, value in fields.items()}
         for name, make in kind.nested.items():
             if fields.get(name) is not None:
                 fields[name] = make(**fields[name])
-        fields |= {name: math.inf for name, v in fields.items() if v == "inf"}
         return kind(**fields)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(

@@ -183,9 +183,10 @@ def resume(
       optimizer: its optimizer.
       microbatch_size: as in the run.
       mesh: as in the run, of this process alone.
-      new_attempt: allows all of these but the plan to differ. Steps that were under way
-        are computed with new noise and charged a second time: the run ends that many
-        steps early, so that it stays within the plan's epsilon.
+      new_attempt: allows all of these but the plan to differ. (The answers that synthetic
+        data are made from are read in the first step: those of the run stay.) Steps that
+        were under way are computed with new noise and charged a second time: the run ends
+        that many steps early, so that it stays within the plan's epsilon.
       callback: as in :func:`jaxdp.fit`; also called at the steps that are replayed, or
         once where they cannot be.
       progress: draws a progress bar.
@@ -312,16 +313,19 @@ def _algorithm(
         ("mesh", task.mesh),
         ("trainable", trainable),
         ("stacked", stacked),
+        ("microbatch_size", None if plan.differentiates else task.microbatch_size),
     ):
         if given is not None:
             raise ValueError(
-                f"{name} must be None for {plan.family}, whose iterates are its own, got "
+                f"{name} must be None for {plan.family}, which has no use for it, got "
                 f"{given!r}"
             )
     options = {}
     if task.microbatch_size is not None:
         options["microbatch_size"] = task.microbatch_size
-    return plan.algorithm(keys, **options)
+    algorithm = plan.algorithm(keys, **options)
+    jax.eval_shape(algorithm.init, task.params)  # Raises, for params that do not fit.
+    return algorithm
 
 
 def _compile(

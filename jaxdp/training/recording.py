@@ -262,6 +262,8 @@ def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) ->
     """Refuses to charge steps again that the plan's epsilon has no room for."""
     steps = plan.num_steps
     if plan.sampling.max_participations(plan.num_examples, steps) < steps:
+        # (Where every step reads all records, one that is made again costs no more than the
+        # step at the end that is left out for it: charges do not fall with the steps.)
         # Lost batches would be read again, and new orders of the running epoch drawn.
         raise ValueError(
             "new_attempt must be for a plan that charges every step by itself, got one of "

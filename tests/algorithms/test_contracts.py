@@ -106,7 +106,7 @@ def ran(name: str) -> tuple[Any, list[Any], int]:
 def leaves(state: Any) -> list[np.ndarray]:
     shown = [
         jax.random.key_data(x)
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
         else x
         for x in jax.tree.leaves(state)
     ]

@@ -416,6 +416,10 @@ def test_seeds_in_one_program() -> None:
     [
         ((np.ones(D) / D, np.ones(D) / D), DATA, value, "params"),
         ((np.ones(D), np.ones(D + 1) / (D + 1)), DATA, value, "params"),
+        (np.ones(D) / D, DATA, value, "params"),
+        ((np.ones(D, int), np.ones(D + 1, int)), DATA, value, "params"),
+        (None, DATA, jaxdp.MatrixGame(np.ones((D, D))), "matrix"),
+        (None, (DATA[1], DATA[1]), jaxdp.MatrixGame(GAME), "batch"),
         (None, (DATA[0][:-1], DATA[1][:-1]), value, "num_examples"),
         (None, DATA, jaxdp.Problem(value, domain_x=jaxdp.L1Ball(D, 1.0)), "domain_x"),
     ],

@@ -10,7 +10,8 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans
-from jaxdp.algorithms.saddle import _players
+from jaxdp.algorithms.saddle import _players, synthetic
+from jaxdp.kernels import simplex
 from jaxdp.plans.saddle._scores import UNIT
 from tests.algorithms import reference
 
@@ -59,7 +60,7 @@ def test_a_run_is_the_plain_algorithm() -> None:
         model = model + unit * (matrix @ x)
         j = int(info.release[0])
         q = matrix[j % m] * (1 if j < m else -1)
-        logits = logits + (plan.step_size_x or 0) / 2 * q
+        logits = logits + plan.histogram_step_size / 2 * q
     np.testing.assert_allclose(algorithm.output(state), mean, rtol=1e-5)
 
 
@@ -103,6 +104,39 @@ def test_rounding_does_not_add_up() -> None:
     assert plan.sensitivity_at(9_999) <= 9_999 * one - 9_998 * UNIT * (1 - 1e-6)
 
 
+def test_saturated_scores_are_within_what_is_charged() -> None:
+    """Steps so long that scores saturate: neighbours' scores, to the unit.
+
+    A score that was cut off begins a new sum of roundings.
+    """
+    plan = make(num_examples=2 * 10**9, num_steps=40, step_size_y=43.9)
+    grid, longest = plan.grid, int(43.9 / 2 / UNIT)
+    assert plan.sensitivity_at(30) > 30 * (plan.sensitivity_at(1) - UNIT) + 2 * UNIT
+    rng, share = np.random.default_rng(3), 0.0
+    n = plan.num_examples * 2**grid.bits
+    take = jax.jit(functools.partial(synthetic._taken, grid))
+    for _ in range(30):
+        totals = rng.integers(-n // 2, n // 2, 6).astype(np.int32)
+        other = totals + (rng.choice([-2, 2], 6) * 2**grid.bits).astype(np.int32)
+        runs = [
+            (jnp.asarray(t), jnp.zeros(6, jnp.int32), jnp.zeros(12, jnp.int32))
+            for t in (totals, other)
+        ]
+        for t in range(1, 40):
+            model = jnp.asarray(rng.integers(-longest, longest, 6), jnp.int32)
+            after = []
+            for total, fractions, scores in runs:
+                moved, fractions = take(total, fractions)
+                by = jnp.concatenate([moved - model, model - moved])
+                after.append((total, fractions, simplex.moved(scores, by)))
+            runs = after
+            h = np.asarray(runs[0][2], np.int64) - np.asarray(runs[1][2], np.int64)
+            spread = (h.max() - h.min()) * UNIT
+            assert spread <= 2 * plan.sensitivity_at(t) * (1 + 1e-12)
+            share = max(share, spread / (2 * plan.sensitivity_at(t)))
+    assert share > 0.5
+
+
 def test_answers_come_close_and_records_follow_them() -> None:
     """Digest problem 21, small: 5 binary attributes, all 2-way marginals, epsilon 4."""
     queries = jaxdp.Marginals((2,) * 5, 2)
@@ -127,6 +161,14 @@ def test_answers_come_close_and_records_follow_them() -> None:
     drawn = jnp.asarray(np.bincount(made, minlength=32) / 20_000, jnp.float32)
     # 20 000 records: six standard deviations of a share are 0.02.
     assert float(queries.max_error(drawn, result.params)) < 0.02
+
+
+@pytest.mark.parametrize(
+    "histogram", [[0.5, -0.1, 0.6], [0.5, np.nan, 0.6], [0.0, 0.0], [[1.0]], []]
+)
+def test_records_are_drawn_from_histograms_only(histogram: Any) -> None:
+    with pytest.raises(ValueError, match="histogram"):
+        jaxdp.synthetic_records(Keys.insecure(0), np.array(histogram), 3)
 
 
 @pytest.mark.parametrize(

@@ -348,3 +348,25 @@ def test_private_gap_refuses(changes: Any, error: Any, match: str) -> None:
     points = {"x": [0.5, 0.5], "y": [0.5, 0.5]} | changes
     with pytest.raises(error, match=match):
         released(np.zeros((3, 2)), np.zeros((3, 2)), **points)
+
+
+def test_what_is_refused_spends_no_keys() -> None:
+    keys = jaxdp.Keys.from_entropy()
+    half, data = np.full(2, 0.5), (jnp.zeros((2, 2)), jnp.zeros((2, 2)))
+    kwargs: Any = {"noise_multiplier": 1.0, "relation": "zero_out", "num_examples": 2}
+
+    def gap(x: Any, data: Any, **more: Any) -> None:
+        metrics.private_gap(PROBLEM, x, half, data, keys, **kwargs, **CLIP, **more)
+
+    for given, error, match in (
+        ((half, ()), ValueError, "data"),
+        ((half, (data[0], data[1][:1])), ValueError, "data"),
+        ((np.full(3, 1 / 3), data), (ValueError, TypeError), None),
+    ):
+        with pytest.raises(error, match=match):
+            gap(*given)
+    with pytest.raises(TypeError, match="center_gradients"):
+        gap(half, data, center_gradients=1)
+    with pytest.raises(ValueError, match="microbatch_size"):
+        gap(half, data, microbatch_size=0)
+    gap(half, data)  # The keys are as good as new.

@@ -1,6 +1,7 @@
 """The plans of vertex sampling: numbers, budgets, promises, text."""
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -202,6 +203,29 @@ def test_promises_are_kept_in_text_and_lost_with_their_numbers() -> None:
     changed: dict[str, Any] = {"num_draws": plan.num_draws + 1}
     assert dataclasses.replace(plan, **changed).theorem is None
     assert plan.with_step_size(0.5 * (plan.step_size_x or 0)).theorem is None
+    # What the theorems are about besides.
+    assert dataclasses.replace(plan, output="mean").theorem is None
+    assert dataclasses.replace(plan, sampler="float").theorem is None
+    reduced_ = plans.SaddleBiasReduced.certified(**GAMES, vertex_budget=64)
+    assert reduced_.theorem is not None
+    assert dataclasses.replace(reduced_, batch_alpha=1.0).theorem is None
+
+
+def test_text_is_strict_json_and_defaults_follow() -> None:
+    """Infinity has no place in JSON; what stands for None is not frozen."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    plan = plans.Saddle.certified(**GAMES, num_steps=1)
+    assert plan.theorem is not None and plan.theorem.steps.certified == math.inf
+    json.loads(plan.to_json(), parse_constant=refuse)
+    assert plans.from_json(plan.to_json()) == plan
+    few, many = synthetic(num_steps=100), synthetic(num_steps=10_000)
+    longer = dataclasses.replace(few, num_steps=10_000)
+    assert longer == many and longer.histogram_step_size < few.histogram_step_size
+    wide = dataclasses.replace(reduced(), vertex_budget=400)
+    assert max(wide.levels) > max(reduced().levels)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +250,7 @@ def test_promises_are_kept_in_text_and_lost_with_their_numbers() -> None:
         (reduced, {"max_level": 7}, "vertex_budget"),
         (reduced, {"num_examples": 20}, "num_examples"),
         (reduced, {"batch_alpha": 1e-4}, "num_examples"),
+        (reduced, {"batch_alpha": 1e-300}, "alpha"),
         (reduced, {"budget": 0.1}, "batch_alpha"),
         (convex, {"refresh_every": 0}, "refresh_every"),
         (convex, {"linf_clip_norm": math.nan}, "linf_clip_norm"),
@@ -242,5 +267,5 @@ def test_wrong_numbers_are_named(make: Any, changes: Any, named: str) -> None:
 
 def test_rows_beyond_the_grid_are_refused() -> None:
     plan = saddle(num_examples=2**24, num_steps=1, sampling=sampling.SinglePass(2**24))
-    with pytest.raises(ValueError, match="batch_size"):
+    with pytest.raises(ValueError, match="num_steps"):
         plan.calibrate(epsilon=1.0, delta=1e-6)

@@ -142,6 +142,27 @@ def test_what_is_for_transformations_is_refused(
         fit(**options)
 
 
+def test_what_does_not_fit_spends_no_keys() -> None:
+    keys = Keys.from_entropy()
+    for params in (None, np.ones(D) / D, (np.ones(D, int), np.ones(D, int))):
+        with pytest.raises(ValueError, match="params"):
+            jaxdp.fit(PLAN, keys, params, DATA, value_fn=GAME)
+    queries = jaxdp.Marginals((2, 2), 1)
+    plan = plans.SyntheticData(
+        num_examples=4,
+        num_steps=3,
+        relation="replace_one",
+        domain_size=4,
+        num_queries=8,
+        step_size_y=0.1,
+    )
+    codes = np.arange(4, dtype=np.int8)
+    options: Any = {"value_fn": queries}
+    with pytest.raises(ValueError, match="microbatch_size"):
+        jaxdp.fit(plan, keys, plan.uniform(), codes, microbatch_size=2, **options)
+    jaxdp.fit(plan, keys, plan.uniform(), codes, **options)
+
+
 def test_microbatches_change_nothing() -> None:
     result = fit(microbatch_size=1)
     np.testing.assert_array_equal(result.info.releases, whole().info.releases)

@@ -53,12 +53,14 @@ def start(name: str, weights: Any, size: int) -> jax.Array:
     Raises:
       ValueError: not weights (size,): non-negative, and of sum 1.
     """
-    weights = jnp.asarray(weights)
-    if weights.shape != (size,):
+    shape = jnp.shape(weights)
+    if shape != (size,) or not jnp.issubdtype(jnp.result_type(weights), jnp.floating):
         raise ValueError(
-            f"params must have weights of shape ({size},) for {name}, one for each vertex "
-            f"as the plan has them, got shape {weights.shape}"
+            f"params must have floating weights of shape ({size},) for {name}, one for "
+            f"each vertex that the plan has, got shape {shape} of "
+            f"{jnp.result_type(weights)}"
         )
+    weights = jnp.asarray(weights)
     if not isinstance(weights, Tracer):
         known = np.asarray(weights, np.float64)
         if not (known >= 0).all() or abs(known.sum() - 1) > 1e-3:

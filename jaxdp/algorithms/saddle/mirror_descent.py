@@ -127,6 +127,11 @@ def begin(
     width: int,
 ) -> SaddleState:
     """The state before the first step; spends the keys."""
+    if not isinstance(params, tuple | list) or len(params) != 2:
+        raise ValueError(
+            "params must be the players' weights, (x (dim_x,), y (dim_y,)), as "
+            f"plan.uniform() gives them; got {type(params).__name__}"
+        )
     start_x, start_y = params
     scores_x = _players.start("x", start_x, plan.dim_x)
     scores_y = _players.start("y", start_y, plan.dim_y)

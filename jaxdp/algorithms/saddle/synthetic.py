@@ -75,7 +75,7 @@ def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:
     finer = grid.bits - plan.grid_bits  # Totals on the grid of the scores.
     # What one unit of a centred query moves a score by, of which the data's is a mean.
     unit = plan.num_examples * 2.0**grid.bits * grid.multiplier / 2.0**grid.shift
-    step_size = np.float32((plan.step_size_x or 0.0) * plan.query_range / 2)
+    step_size = np.float32(plan.histogram_step_size * plan.query_range / 2)
 
     def init(params: Any) -> SyntheticState:
         logits = jnp.log(jnp.asarray(params, jnp.float32))
@@ -149,8 +149,8 @@ def _taken(
     """By how much the totals move the scores in a step, and the fraction that is left.
 
     After t steps they have moved by floor(t * total * multiplier / 2**shift), exactly:
-    what a step rounds away is kept for the next. So one record moves a score by t times
-    what it moves it by in a step and at most one unit more, not t units.
+    what a step rounds away is kept for the next. So one record moves a score that never
+    saturated by t times what it moves it by in a step and one unit at most, not t units.
     """
     whole = _players.change(totals, grid)
     product = totals.astype(jnp.uint32) * jnp.uint32(grid.multiplier)  # Modulo 2**32.
@@ -178,10 +178,15 @@ def synthetic_records(
     """
     keys = keys_lib.check(keys)
     _validate.integer(num_records=num_records)
-    histogram = jnp.asarray(histogram, jnp.float32)
-    if histogram.ndim != 1:
+    weights = np.asarray(histogram, np.float32)
+    if weights.ndim != 1:
         raise ValueError(
-            f"histogram must have shape (domain_size,), got {histogram.shape}"
+            f"histogram must have shape (domain_size,), got {weights.shape}"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+        raise ValueError(
+            "histogram must be finite numbers >= 0, not all of them zero, got "
+            f"{weights[:4]}..."
         )
     key = keys_lib.stream(keys.noise, "records", 0)
-    return simplex.sample_float(key, jnp.log(histogram), num_records)
+    return simplex.sample_float(key, jnp.log(weights), num_records)

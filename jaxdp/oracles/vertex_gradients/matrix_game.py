@@ -75,7 +75,22 @@ class MatrixGame(VertexGradients):
     ) -> tuple[jax.Array, jax.Array | None]:
         if query.y is None:
             raise ValueError("y must be a point: a matrix game has two players")
+        self._check(query.x.size, query.y.size, records)
         return self._row_sums(query, *self._gradients(query.x, query.y, records), mask)
+
+    def _check(self, p_x: int, p_y: int, records: Any) -> None:
+        wanted = [(p_x,), (p_y,)] if self.records == "vectors" else [(p_x, p_y)]
+        shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(records)]
+        if self.matrix is not None and self.matrix.shape != (p_x, p_y):
+            raise ValueError(
+                f"matrix must have shape {(p_x, p_y)}, that of the players' points, got "
+                f"{self.matrix.shape}"
+            )
+        if shapes != wanted:
+            raise ValueError(
+                f"batch must have rows of shapes {wanted}, those of the players' points, "
+                f"got {shapes}"
+            )
 
     def _gradients(
         self, x: jax.Array, y: jax.Array, batch: Any

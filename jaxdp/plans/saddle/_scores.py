@@ -64,8 +64,9 @@ def record_bits(rows: int) -> int:
     bits = min(16, math.floor(math.log2((2**31 - 1) / rows)))
     if bits < 8:
         raise ValueError(
-            f"batch_size must leave 8 bits for one record's contribution, got {rows} "
-            f"records, which leave {bits}; take more steps of smaller batches"
+            "num_steps must be so many that a step's records leave 8 bits for the "
+            f"contribution of one: the largest total here is over {rows} of them, which "
+            f"leaves {bits}"
         )
     return bits
 
@@ -80,6 +81,8 @@ class VertexSamplingPlan(Plan):
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
     unlogged: ClassVar[str] = "move scores that are secret"
+    #: Whether it takes gradients of records, which may be done in parts.
+    differentiates: ClassVar[bool] = True
     #: Names of the fields that hold step sizes.
     steps: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
 
@@ -121,11 +124,14 @@ class VertexSamplingPlan(Plan):
 
         (About step sizes to within one per cent: integers take a little off.)
         """
+        given: Any = self
+        if given.sampler != "integer" or self.num_steps != found.num_steps:
+            return False
         for field in self._fields():
-            promised = getattr(found, field.name, None)
-            value: Any = getattr(self, field.name)
-            if promised is None:
+            if field.name not in vars(found):
                 continue
+            promised = getattr(found, field.name)
+            value: Any = getattr(self, field.name)
             if field.name.startswith("step_size"):
                 if value is not None and not math.isclose(
                     value, promised, rel_tol=0.01

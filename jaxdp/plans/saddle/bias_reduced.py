@@ -87,10 +87,7 @@ class SaddleBiasReduced(TwoPlayers):
             num_examples=self.num_examples, vertex_budget=self.vertex_budget
         )
         _validate.integer(at_least=-(2**63), level_seed=self.level_seed)
-        if self.max_level is None:
-            most = levels.largest_level(self.vertex_budget)
-            object.__setattr__(self, "max_level", most)
-        _validate.integer(at_least=0, at_most=20, max_level=self.max_level)
+        _validate.integer(at_least=0, at_most=20, max_level=self._top)
         if self.batch_alpha is not None:
             _validate.positive(batch_alpha=self.batch_alpha)
         if self.budget is not None:
@@ -147,8 +144,10 @@ class SaddleBiasReduced(TwoPlayers):
 
     @property
     def _top(self) -> int:
-        most: Any = self.max_level
-        return most
+        """M: ``max_level``, or what stands for None."""
+        if self.max_level is not None:
+            return self.max_level
+        return levels.largest_level(self.vertex_budget)
 
     @property
     def levels(self) -> tuple[int, ...]:

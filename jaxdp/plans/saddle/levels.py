@@ -251,6 +251,10 @@ def proportional(max_level: int, *, alpha: float) -> np.ndarray:
     """The paper's batch sizes, max(1, ceil(2^N / alpha)): (M + 1,) int64, by level."""
     _validate.integer(at_least=0, at_most=MAX_LEVEL, max_level=max_level)
     _validate.positive(alpha=alpha)
+    if 2.0**max_level / alpha > 2**31:
+        raise ValueError(
+            f"alpha must leave batches of at most 2**31 records, got {alpha!r}"
+        )
     return np.ceil(2.0 ** np.arange(max_level + 1) / alpha).astype(np.int64)
 
 

@@ -92,6 +92,9 @@ class Saddle(TwoPlayers):
         _validate.one_of(("fresh", "mean"), output=self.output)
         self._check_players()
 
+    def _keeps(self, found: settings.Settings) -> bool:
+        return self.output == "fresh" and super()._keeps(found)
+
     @classmethod
     def from_theorem(
         cls,

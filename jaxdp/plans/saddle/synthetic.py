@@ -14,6 +14,7 @@ from jaxdp.kernels import simplex
 from jaxdp.keys import Keys
 from jaxdp.plans.saddle import charges, design, settings, theorems
 from jaxdp.plans.saddle._scores import (
+    UNIT,
     Sampler,
     VertexSamplingPlan,
     proportion,
@@ -40,7 +41,7 @@ class SyntheticData(VertexSamplingPlan):
       grid_bits: of the integers that queries are rounded to (``queries.bits``): 0 for
         marginals, which are exact.
       step_size_x: :math:`\tau_x` of the histogram; costs no privacy. None is
-        sqrt(0.8 log(domain_size) / T), for queries in [-1, 1].
+        sqrt(0.8 log(domain_size) / T) over half the range of a query.
       step_size_y: :math:`\tau_y` of the queries' weights; None until :meth:`calibrate`.
       sampler: as in :class:`Saddle`.
       delta: what :meth:`calibrate` aimed at; used by reports.
@@ -69,6 +70,7 @@ class SyntheticData(VertexSamplingPlan):
         "theorem": functools.partial(settings.read, settings.SyntheticSettings)
     }
     steps: ClassVar[tuple[str, ...]] = ("step_size_y",)
+    differentiates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _validate.integer(num_examples=self.num_examples, num_steps=self.num_steps)
@@ -86,12 +88,8 @@ class SyntheticData(VertexSamplingPlan):
                 "num_examples must be below 2**31 over 2**grid_bits = "
                 f"{2**self.grid_bits}, got {self.num_examples}"
             )
-        if self.step_size_x is None:
-            # Of gradients within [-1, 1]; narrower ranges are centred.
-            scale = self.query_range / 2
-            rate = math.sqrt(0.8 * math.log(self.domain_size) / self.num_steps)
-            object.__setattr__(self, "step_size_x", rate / scale)
-        _validate.non_negative(step_size_x=self.step_size_x)
+        if self.step_size_x is not None:
+            _validate.non_negative(step_size_x=self.step_size_x)
         self._check(query_range=self.query_range)
 
     @classmethod
@@ -136,6 +134,15 @@ class SyntheticData(VertexSamplingPlan):
         return plan._at_most(epsilon=epsilon, delta=delta)
 
     @property
+    def histogram_step_size(self) -> float:
+        """``step_size_x``, or what stands for None."""
+        if self.step_size_x is not None:
+            return self.step_size_x
+        # Of gradients within [-1, 1]; narrower ranges are centred.
+        rate = math.sqrt(0.8 * math.log(self.domain_size) / self.num_steps)
+        return rate / (self.query_range / 2)
+
+    @property
     def sampling(self) -> FullBatch:  # pyright: ignore[reportIncompatibleVariableOverride]
         """All records, in every score."""
         return FullBatch()
@@ -159,11 +166,25 @@ class SyntheticData(VertexSamplingPlan):
         self.check_ready()
         return self._grid_at(self.step_size_y or 0.0)
 
+    def _rounding(self, step: int, step_size: float) -> float:
+        """By how much rounding can add to how far a record moves scores, in nats.
+
+        One unit, while no score saturates: what a step rounds away is kept for the next.
+        A score that saturates, 64 octaves below the largest, loses what it had moved by;
+        from there on it is another sum of roundings, with up to two units more. To get
+        there takes so many steps. And no step adds more than one unit.
+        """
+        longest = self.longest([step_size])
+        windows = math.floor(2 * step * longest / (64 * math.log(2)))
+        return min(step, 1 + 2 * windows) * UNIT
+
     def sensitivity_at(self, step: int) -> float:
         """How far one record moves the scores that step ``step`` >= 0 draws from."""
-        unit = sensitivity(self.grid, 0.0)
-        each = sensitivity(self.grid, self.kappa) - unit
-        return step * each + unit if step else 0.0
+        grid = self.grid
+        if grid.multiplier == 0:
+            return 0.0
+        each = sensitivity(grid, self.kappa) - UNIT
+        return step * each + self._rounding(step, self.step_size_y or 0.0)
 
     @property
     def sensitivity(self) -> float:
@@ -176,11 +197,13 @@ class SyntheticData(VertexSamplingPlan):
 
     def rho_at(self, steps: list[float]) -> float:
         grid = self._grid_at(steps[0])
-        unit = sensitivity(grid, 0.0)
+        if grid.multiplier == 0:
+            return 0.0
+        rounding = self._rounding(self.num_steps - 1, steps[0])  # No step's is more.
         return charges.synthetic(
-            sensitivity(grid, self.kappa) - unit,
+            sensitivity(grid, self.kappa) - UNIT,
             num_steps=self.num_steps,
-            error=simplex.LOG_ERROR + unit,  # Rounding is for all steps once.
+            error=simplex.LOG_ERROR + rounding,
         )
 
     def _start(self) -> list[float]:
@@ -191,7 +214,7 @@ class SyntheticData(VertexSamplingPlan):
         return uniform(self.domain_size)
 
     def mechanism(self) -> dict[str, Any]:
-        return super().mechanism() | {"step_size_x": self.step_size_x}
+        return super().mechanism() | {"step_size_x": self.histogram_step_size}
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
         return synthetic.synthetic_data(self, keys, **kwargs)
