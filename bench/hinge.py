@@ -9,6 +9,7 @@ Student's t.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ def accuracies(
     """Test accuracy of each seed; shape=(num_seeds,)."""
     dataset = models.load("breast_cancer")
     network = models.network_for(dataset, model, loss="hinge", **dict(CASES)[model])
-    recipe = recipes.find(dataset.name, model, algorithm, epsilon)
+    recipe: Any = recipes.find(dataset.name, model, algorithm, epsilon)
     leaves = jax.tree.leaves(network.init(jax.random.key(0)))
     dim = sum(math.prod(x.shape) for x in leaves)
     if recipe.num_directions > dim:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdp import accounting
+from jaxdp.algorithms.saddle.convex import refresh_times
 from jaxdp.plans.saddle import charges, levels
 
 E = 1.5e-5
@@ -93,7 +94,7 @@ def test_bias_reduced(error: float) -> None:
 @pytest.mark.parametrize("every", [1, 4, 8, 30])
 def test_convex(steps: int, every: int, error: float) -> None:
     delta, draws = 2e-3, 7
-    counts = {float(t): draws for t in levels.refresh_times(steps, every)}
+    counts = {float(t): draws for t in refresh_times(steps, every)}
     # The final draws are from the mean of iterates up to T, which a record of batch T
     # does not enter.
     counts[steps + 0.5] = draws

@@ -191,26 +191,6 @@ def test_filter_takes_no_step_without_records() -> None:
     assert one.tolist() == [0]
 
 
-# --- refreshes -----------------------------------------------------------------------
-
-
-def test_refresh_times_are_the_digests() -> None:
-    """Section 6, test 2."""
-    want = {
-        (16, 4): [1, 2, 3, 4, 8, 12, 16],
-        (17, 4): [1, 2, 3, 4, 8, 12, 16],
-        (10, 3): [1, 2, 3, 6, 9],
-        (16, 1): list(range(1, 17)),
-        (5, 8): [1, 2, 3, 4, 5],
-    }
-    for (steps, every), times in want.items():
-        assert levels.refresh_times(steps, every).tolist() == times
-        period = min(steps, every)
-        assert len(times) == period + steps // period - 1
-    use = [1, 2, 3, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12, 16]
-    assert levels.point_in_use(16, 4).tolist() == use
-
-
 # --- errors --------------------------------------------------------------------------
 
 
@@ -229,8 +209,6 @@ def test_refresh_times_are_the_digests() -> None:
             "vertex_budget must be an integer >= 4",
         ),
         (lambda: levels.proportional(2, alpha=0.0), ValueError, "alpha"),
-        (lambda: levels.refresh_times(0, 1), ValueError, "num_steps"),
-        (lambda: levels.refresh_times(1, 0), ValueError, "refresh_every"),
         (
             lambda: levels.equalized(np.zeros(1, int), num_examples=0, max_level=1),
             ValueError,

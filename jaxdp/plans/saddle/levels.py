@@ -1,4 +1,4 @@
-r"""Levels, batch sizes and refresh times: all that is decided without the data.
+r"""Levels and batch sizes: all that is decided without the data.
 
 The bias-reduced gradient of level N costs :math:`2^{N+1}` vertices of each player. Levels
 follow the truncated geometric law: N = k in 0..M with probability :math:`2^{-k}/C_M`, where
@@ -21,9 +21,6 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp.plans.saddle import charges
-
-#: Rules for batch sizes: see :func:`equalized` and :func:`proportional`.
-BATCHES = ("equalized", "proportional")
 
 #: The highest level that is allowed: 2^31 vertices are more than any step can draw.
 MAX_LEVEL = 30
@@ -256,19 +253,3 @@ def proportional(max_level: int, *, alpha: float) -> np.ndarray:
             f"alpha must leave batches of at most 2**31 records, got {alpha!r}"
         )
     return np.ceil(2.0 ** np.arange(max_level + 1) / alpha).astype(np.int64)
-
-
-# --- refreshes -----------------------------------------------------------------------
-
-
-def refresh_times(num_steps: int, refresh_every: int) -> np.ndarray:
-    """The steps, from 1, at which Algorithm 4 draws a new point: 1..q, 2q, 3q, ..."""
-    t = np.arange(1, num_steps + 1)
-    return t[point_in_use(num_steps, refresh_every) == t]
-
-
-def point_in_use(num_steps: int, refresh_every: int) -> np.ndarray:
-    """(T,) for each step, from 1, the step at which its point was drawn."""
-    _validate.integer(num_steps=num_steps, refresh_every=refresh_every)
-    t = np.arange(1, num_steps + 1)
-    return np.where(t <= refresh_every, t, t // refresh_every * refresh_every)
