@@ -85,8 +85,9 @@ def test_scores_move_by_what_is_charged(
             )
             algorithm = jaxdp.synthetic_data(plan, Keys.insecure(0))
             state = algorithm.init(plan.uniform())
-            for _ in range(STEPS):
-                state, _ = algorithm.step(state, data, value_fn=QUERIES)
+            with jax.disable_jit():  # A step is not compiled again for every draw.
+                for _ in range(STEPS):
+                    state, _ = algorithm.step(state, data, value_fn=QUERIES)
             found.append(seen)
         for t, (a, b) in enumerate(zip(*found, strict=True)):
             delta = plan.sensitivity_at(t)
