@@ -1,0 +1,158 @@
+"""From the arguments of a run to what is compiled: checks, what runs, the program."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxdp import _validate, sampling
+from jaxdp import keys as keys_lib
+from jaxdp._types import ValueFn
+from jaxdp.algorithms._algorithm import Algorithm
+from jaxdp.plans._plan import Plan
+from jaxdp.plans.saddle._scores import VertexSamplingPlan
+from jaxdp.training import loop, parallel, recording, replaying, resolution
+
+#: One object, by which a compiled program is found again.
+_IDENTITY = optax.identity()
+
+
+class Task(NamedTuple):
+    """The arguments of a run, checked."""
+
+    plan: Plan
+    params: Any
+    data: Any
+    value_fn: ValueFn
+    optimizer: optax.GradientTransformation
+    microbatch_size: int | None
+    mesh: Mesh | None
+
+
+def make_task(
+    plan: Plan,
+    params: Any,
+    data: Any,
+    value_fn: Any,
+    optimizer: Any,
+    microbatch_size: int | None,
+    mesh: Mesh | None,
+    callback: Any,
+) -> Task:
+    """The arguments that ``fit`` and ``resume`` share, checked."""
+    sampling.check_data(plan, data)
+    if not callable(value_fn):
+        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
+    losses: Any = value_fn
+    if microbatch_size is not None:
+        _validate.integer(microbatch_size=microbatch_size)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable or None, got {callback!r}")
+    if plan.makes_steps and optimizer is not None:
+        raise ValueError(
+            f"optimizer must be None for {plan.family}, which makes the steps itself, got "
+            f"{optimizer!r}"
+        )
+    optimizer = _IDENTITY if optimizer is None else optimizer
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer must be an optax.GradientTransformation, got {optimizer!r}"
+        )
+    data = parallel.on_all(mesh, jax.tree.map(jnp.asarray, data))
+    return Task(plan, params, data, losses, optimizer, microbatch_size, mesh)
+
+
+def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
+    """What runs: the plan's transformation or algorithm, with the options of the run."""
+    if isinstance(task.plan, VertexSamplingPlan):
+        return _algorithm(task, task.plan, keys, trainable, stacked)
+    options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
+    if task.mesh is not None:
+        options["axis_name"] = task.mesh.axis_names
+    if stacked is not None:
+        if not task.plan.draws_directions:
+            raise ValueError(
+                f"stacked must be None for {task.plan.family}, which draws no directions, "
+                f"got {stacked!r}"
+            )
+        options["stacked"] = stacked
+    radius = getattr(task.plan, "smoothing_radius", 0.0)  # DPGD has none.
+    resolution.warn_if_unresolved(
+        radius, task.params, trainable=trainable, stacklevel=3
+    )
+    return task.plan.transform(keys, **options)
+
+
+def _algorithm(
+    task: Task,
+    plan: VertexSamplingPlan,
+    keys: keys_lib.Keys,
+    trainable: Any,
+    stacked: Any,
+) -> Algorithm:
+    """The algorithm of a plan that owns its iterates."""
+    for name, given in (
+        ("mesh", task.mesh),
+        ("trainable", trainable),
+        ("stacked", stacked),
+        ("microbatch_size", None if plan.differentiates else task.microbatch_size),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"{name} must be None for {plan.family}, which has no use for it, got "
+                f"{given!r}"
+            )
+    options = {}
+    if task.microbatch_size is not None:
+        options["microbatch_size"] = task.microbatch_size
+    algorithm = plan.algorithm(keys, **options)
+    jax.eval_shape(algorithm.init, task.params)  # Raises, for params that do not fit.
+    return algorithm
+
+
+def compiled(
+    task: Task,
+    maker: Any,
+    keys: keys_lib.Keys,
+    *,
+    trainable: Any,
+    stacked: Any,
+    in_chunks: bool,
+    with_text: bool,
+) -> tuple[Any, str, float]:
+    """The compiled program, its text if asked for, and the seconds that it took now."""
+    plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
+    follower = None
+    if plan.replayable:  # Its update reads the key of directions from the state.
+        follower = plan.replay(keys.direction, trainable=trainable, stacked=stacked)
+    program = loop.make_program(plan, maker, optimizer, task.value_fn, follower)
+
+    def build() -> tuple[Any, str]:
+        """Compiles from shapes alone, so that no mistake found here spends the keys."""
+        carry = jax.eval_shape(
+            lambda p: loop.start(plan, maker, optimizer, p), task.params
+        )
+        if in_chunks:
+            step = jax.ShapeDtypeStruct((), jnp.int32)
+            lowered = parallel.lowered(
+                mesh, program, carry, keys, task.data, step, step
+            )
+        else:
+            whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
+            lowered = parallel.lowered(mesh, whole, carry, keys, task.data)
+        return lowered.compile(), lowered.as_text() if with_text else ""
+
+    leaves = replaying.chosen_leaves(task.params, trainable, stacked)
+    shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, task.data))
+    how = (task.microbatch_size, mesh, in_chunks, with_text)
+    key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
+    (run, text), seconds = loop.compiled(key, build)
+    return lambda *given: run(*parallel.on_all(mesh, given)), text, seconds
+
+
+def program_of(task: Task, text: str) -> recording.Program:
+    """What is written down of the program, to be compared when a run is taken up."""
+    devices = 1 if task.mesh is None else task.mesh.size
+    return recording.Program(task.microbatch_size, devices, text)
