@@ -24,6 +24,7 @@ from jaxdp.algorithms.saddle.mirror_descent import (
 )
 from jaxdp.algorithms.saddle.synthetic import synthetic_data as synthetic_data
 from jaxdp.algorithms.saddle.synthetic import synthetic_records as synthetic_records
+from jaxdp.algorithms.sosp.search import sosp as sosp
 from jaxdp.kernels.finite_difference import per_record as per_record
 from jaxdp.kernels.perturb import LazyLoss as LazyLoss
 from jaxdp.kernels.polytope import L1Ball as L1Ball
@@ -55,6 +56,7 @@ from jaxdp.transforms.o2nc import o2nc as o2nc
 from jaxdp.transforms.o2nc import o2nc_output as o2nc_output
 from jaxdp.transforms.private_oracle import private_oracle as private_oracle
 from jaxdp.transforms.private_prefix_sum import private_prefix_sum as private_prefix_sum
+from jaxdp.transforms.private_spider import private_spider as private_spider
 from jaxdp.tuning import tune as tune
 
 try:

@@ -38,6 +38,9 @@ ROLES = {
     "vertices_y": 7,  # noise root: of the maximising one's
     "source": 8,  # direction root: from which iterates an average is drawn
     "records": 9,  # noise root: synthetic ones, from a histogram that is public
+    "refresh": 10,  # noise root: of gradients that begin a period
+    "escape": 11,  # noise root: of products with Hessians
+    "order": 12,  # sampling root: in which records are read
 }
 
 _ROOTS = ("direction", "noise", "sampling")

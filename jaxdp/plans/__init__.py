@@ -15,4 +15,5 @@ from jaxdp.plans.saddle import ConvexSimplex as ConvexSimplex
 from jaxdp.plans.saddle import Saddle as Saddle
 from jaxdp.plans.saddle import SaddleBiasReduced as SaddleBiasReduced
 from jaxdp.plans.saddle import SyntheticData as SyntheticData
+from jaxdp.plans.sosp import SOSP as SOSP
 from jaxdp.plans.theorems import Theorem as Theorem

@@ -14,7 +14,7 @@ from jaxdp.plans._plan import Plan
 _ONE_SIZE = tuple(
     kind
     for kind in get_args(sampling.AnySampler)
-    if kind is not sampling.SinglePassRestarts
+    if kind not in (sampling.SinglePassRestarts, sampling.AdaptiveCursor)
 )
 
 Vary = Literal["noise_multiplier", "num_steps"]

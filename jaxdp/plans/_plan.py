@@ -11,6 +11,7 @@ import optax
 
 from jaxdp import _validate, accounting, sampling
 from jaxdp._types import Phase, Relation
+from jaxdp.algorithms._algorithm import Algorithm
 from jaxdp.keys import Keys
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
@@ -41,6 +42,10 @@ class Plan:
     makes_steps: ClassVar[bool] = False
     #: Whether an ``Algorithm`` runs it, not a transformation of gradients.
     runs_algorithm: ClassVar[bool] = False
+    #: Whether it differentiates records, which may be done in parts.
+    differentiates: ClassVar[bool] = True
+    #: Whether a run may end before its last step.
+    may_stop: ClassVar[bool] = False
     #: Fields that hold several numbers, by name: how JSON gives them back.
     nested: ClassVar[dict[str, Any]] = {}
 
@@ -107,6 +112,10 @@ class Plan:
         """The gradient maker that runs under this plan."""
         raise NotImplementedError
 
+    def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
+        """The algorithm that runs under this plan, if it ``runs_algorithm``."""
+        raise NotImplementedError
+
     def returned(self, state: Any, params: Any) -> Any:
         """What a run returns, from the state of what ran and the last iterate."""
         return params
@@ -114,6 +123,10 @@ class Plan:
     def shown(self, state: Any, params: Any) -> Any:
         """What a callback sees in the middle of a run: public."""
         return params
+
+    def outcome(self, state: Any) -> dict[str, Any]:
+        """What reports say of how a run went: public, from the state of what ran."""
+        return {}
 
     def mechanism(self) -> dict[str, Any]:
         """Bound and randomness of a step, for reports."""

@@ -14,6 +14,7 @@ sampler                 one record is in a step         what that earns
 ``SinglePass``          in one step of the run          all steps cost what one costs
 ``SinglePassRestarts``  the same, batches of two sizes  the same
 ``ShuffledEpochs``      in one step of an epoch         an epoch costs what a step costs
+``AdaptiveCursor``      in one query of a pass          a pass costs what a query costs
 ``External``            as somebody else decides        nothing: every step is charged
 ======================  ==============================  ==============================
 
@@ -25,6 +26,8 @@ from jaxdp.sampling.batches import batch as batch
 from jaxdp.sampling.batches import check_data as check_data
 from jaxdp.sampling.batches import check_phase as check_phase
 from jaxdp.sampling.batches import resolve as resolve
+from jaxdp.sampling.batches import shuffled as shuffled
+from jaxdp.sampling.samplers import AdaptiveCursor as AdaptiveCursor
 from jaxdp.sampling.samplers import AnySampler as AnySampler
 from jaxdp.sampling.samplers import External as External
 from jaxdp.sampling.samplers import FixedSize as FixedSize

@@ -11,7 +11,17 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp import keys as keys_lib
 from jaxdp._types import DataPlan
-from jaxdp.sampling.samplers import AnySampler, External, FullBatch, Sampler
+from jaxdp.kernels import threefry
+from jaxdp.sampling.samplers import (
+    AdaptiveCursor,
+    AnySampler,
+    External,
+    FullBatch,
+    Sampler,
+)
+
+#: Samplers that give every step all records.
+_ALL = FullBatch | AdaptiveCursor
 
 
 @functools.partial(
@@ -54,6 +64,33 @@ def check_data(plan: DataPlan, data: Any, name: str = "data") -> None:
             f"{name} must be arrays whose first axis has the plan's num_examples = "
             f"{plan.num_examples} records, got shapes {shapes}"
         )
+
+
+def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
+    """``data`` in a random order, for methods that read records in the order they lie in.
+
+    The order depends on no record, so a record that is replaced stays in its place. No
+    amplification is claimed for it; it need not be secret.
+
+    Args:
+      keys: a ``jaxdp.Keys``; their sampling root is read.
+      data: pytree of arrays with one number of rows.
+
+    Raises:
+      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: no leaves, or different numbers
+        of rows.
+    """
+    keys = keys_lib.check(keys)
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            "data must be arrays with one number of rows, got "
+            f"{[np.shape(leaf) for leaf in jax.tree.leaves(data)]}"
+        )
+    ((size,),) = sizes
+    key = keys_lib.stream(keys.sampling, "order")
+    index = threefry.permuted(key, jnp.arange(size), size)
+    return jax.tree.map(lambda x: jnp.asarray(x)[index], data)
 
 
 def batch(
@@ -161,10 +198,10 @@ def resolve(
             )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")
-        if isinstance(batch.sampler, FullBatch):
+        if isinstance(batch.sampler, _ALL):
             return batch.records, batch.mask
         return batch.records, batch.mask & (batch.step == step)
-    if not isinstance(plan.sampling, FullBatch | External):
+    if not isinstance(plan.sampling, _ALL | External):
         raise ValueError(
             f"batch must be a jaxdp.sampling.Batch drawn by {plan.sampling!r}, got raw "
             "arrays, for which no amplification can be accounted; draw it with "
@@ -172,7 +209,7 @@ def resolve(
         )
     most = plan.sampling.rows(plan.num_examples)
     rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.shape(leaf)}
-    if mask is None and isinstance(plan.sampling, FullBatch):
+    if mask is None and isinstance(plan.sampling, _ALL):
         check_data(plan, batch, "batch")
         return batch, jnp.ones((most,), bool)
     if mask is None:

@@ -277,6 +277,38 @@ class ShuffledEpochs(_Sized):
         return index, jnp.ones((size,), bool)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptiveCursor(Sampler):
+    """A cursor over the records, in the order of the data; each query moves it on.
+
+    How many records a query reads follows from what was released before, so a batch is the
+    whole data set, of which the method reads a stretch. Each record is in one query of a
+    pass. Under ``"add_or_remove"`` an absent record leaves its row, masked: one that is
+    taken out would shift all later batches. Data that came in some order (by class, by
+    time) should be given in a random one: :func:`jaxdp.sampling.shuffled`.
+
+    Attributes:
+      num_passes: how often the cursor may begin again.
+    """
+
+    num_passes: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.integer(num_passes=self.num_passes)
+        object.__setattr__(self, "num_passes", int(self.num_passes))
+
+    def rows(self, num_examples: int) -> int:
+        return num_examples
+
+    def max_participations(self, num_examples: int, num_steps: int) -> int:
+        return self.num_passes
+
+    def draw(
+        self, key: jax.Array, step: int | jax.Array, num_examples: int
+    ) -> tuple[None, jax.Array]:
+        return None, jnp.ones((num_examples,), bool)
+
+
 @dataclasses.dataclass(frozen=True)
 class External(Sampler):
     """Batches that somebody else makes, given to ``update`` as arrays with a mask.
@@ -318,6 +350,7 @@ AnySampler = (
     | SinglePass
     | SinglePassRestarts
     | ShuffledEpochs
+    | AdaptiveCursor
     | External
 )
 

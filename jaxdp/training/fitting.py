@@ -147,7 +147,7 @@ def fit(
             begin = time.perf_counter()
             carry = jax.block_until_ready(run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
-        timing = _timing(compile_seconds, seconds, plan.num_steps)
+        timing = _timing(compile_seconds, seconds, _steps_done(plan, carry))
         return _result(plan, keys, carry, timing, recorder)
 
 
@@ -223,7 +223,8 @@ def resume(
         chunks = _Chunks(at.plan, size, callback, progress)
         carry = _rebuilt(task, at, carry, chunks, step, leaves)
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
-        timing = _timing(compile_seconds, seconds, at.last - at.done)
+        steps = max(0, _steps_done(at.plan, carry) - at.done)
+        timing = _timing(compile_seconds, seconds, steps)
         return _result(at.plan, at.keys, carry, timing, recorder)
 
 
@@ -274,7 +275,7 @@ class _Chunks(NamedTuple):
         )
         with bar:
             task = bar.add_task(self.plan.family, total=last, completed=first)
-            while first < last:
+            while first < last and not _ended(self.plan, carry):
                 # Cut at the same steps whoever takes up the run.
                 end = min(first - first % self.size + self.size, last)
                 if recorder is not None:
@@ -290,6 +291,17 @@ class _Chunks(NamedTuple):
                     self.callback(end, *_shown(self.plan, carry, end))
                 first = end
         return carry, seconds
+
+
+def _ended(plan: Plan, carry: loop.Carry) -> bool:
+    """Whether a run of a plan that may stop early has stopped."""
+    return plan.may_stop and bool(carry.opt_state[0].horizon.exhausted)
+
+
+def _steps_done(plan: Plan, carry: loop.Carry) -> int:
+    if plan.may_stop:
+        return int(carry.opt_state[0].horizon.count)
+    return plan.num_steps
 
 
 def _shown(plan: Plan, carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:

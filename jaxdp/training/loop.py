@@ -134,7 +134,16 @@ def make_program(
             return carry
 
         count = -(-(last - first) // period)
-        return jax.lax.fori_loop(0, count, periods, carry)
+        if not plan.may_stop:
+            return jax.lax.fori_loop(0, count, periods, carry)
+
+        def more(at: tuple[jax.Array, Carry]) -> jax.Array:
+            return (at[0] < count) & ~at[1].opt_state[0].horizon.exhausted
+
+        def next_period(at: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+            return at[0] + 1, periods(*at)
+
+        return jax.lax.while_loop(more, next_period, (jnp.int32(0), carry))[1]
 
     return program
 

@@ -12,7 +12,6 @@ from jaxdp import keys as keys_lib
 from jaxdp._types import ValueFn
 from jaxdp.algorithms._algorithm import Algorithm
 from jaxdp.plans._plan import Plan
-from jaxdp.plans.saddle._scores import VertexSamplingPlan
 from jaxdp.training import loop, parallel, recording, replaying, resolution
 
 #: One object, by which a compiled program is found again.
@@ -66,8 +65,8 @@ def make_task(
 
 def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
     """What runs: the plan's transformation or algorithm, with the options of the run."""
-    if isinstance(task.plan, VertexSamplingPlan):
-        return _algorithm(task, task.plan, keys, trainable, stacked)
+    if task.plan.runs_algorithm:
+        return _algorithm(task, keys, trainable, stacked)
     options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
     if task.mesh is not None:
         options["axis_name"] = task.mesh.axis_names
@@ -86,13 +85,10 @@ def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) ->
 
 
 def _algorithm(
-    task: Task,
-    plan: VertexSamplingPlan,
-    keys: keys_lib.Keys,
-    trainable: Any,
-    stacked: Any,
+    task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any
 ) -> Algorithm:
     """The algorithm of a plan that owns its iterates."""
+    plan = task.plan
     for name, given in (
         ("mesh", task.mesh),
         ("trainable", trainable),

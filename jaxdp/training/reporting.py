@@ -50,9 +50,15 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, A
         "delta": delta,
         "accountant": spent.accountant if spent is not None else None,
         "private": bool(horizon.private) and bool(finite),
+        **_outcome(plan, state),
         "device": jax.devices()[0].device_kind,
         "versions": versions(),
     }
+
+
+def _outcome(plan: Plan, state: Any) -> dict[str, Any]:
+    found = plan.outcome(state)
+    return {"outcome": found} if found else {}
 
 
 def versions() -> dict[str, str]:

@@ -11,7 +11,6 @@ import numpy as np
 from jaxdp import _validate, accounting
 from jaxdp._types import ScoreGrid
 from jaxdp.kernels import simplex
-from jaxdp.keys import Keys
 from jaxdp.plans._plan import Plan
 from jaxdp.plans.saddle import charges, settings
 from jaxdp.sampling import SinglePass
@@ -81,8 +80,6 @@ class VertexSamplingPlan(Plan):
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
     unlogged: ClassVar[str] = "move scores that are secret"
-    #: Whether it takes gradients of records, which may be done in parts.
-    differentiates: ClassVar[bool] = True
     #: Names of the fields that hold step sizes.
     steps: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
 
@@ -254,10 +251,6 @@ class VertexSamplingPlan(Plan):
         given: Any = self
         steps = {name: getattr(self, name) for name in self.steps}
         return {"noise_multiplier": None, "sampler": given.sampler, **steps}
-
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        """The algorithm that runs under this plan."""
-        raise NotImplementedError
 
     def returned(self, state: Any, params: Any) -> Any:
         raise NotImplementedError

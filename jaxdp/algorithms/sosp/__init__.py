@@ -1,0 +1,1 @@
+"""Private second-order stationary points: adaptive batches, escapes, certificates."""

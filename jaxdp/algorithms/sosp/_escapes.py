@@ -1,0 +1,185 @@
+"""Escapes: how they begin, go on and end, and what that says of their anchor."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import keys as keys_lib
+from jaxdp._types import SOSPPlan
+from jaxdp.algorithms.sosp._state import (
+    CERTIFIED,
+    NOTHING,
+    Best,
+    Escape,
+    Run,
+    SOSPState,
+    tracks,
+)
+from jaxdp.kernels import threefry
+from jaxdp.oracles import hessian
+from jaxdp.transforms import private_spider as spiders
+
+
+def own_batch(plan: SOSPPlan) -> int:
+    """Records of an escape's own Hessians."""
+    return 0 if plan.hessian == "tracked" else plan.hessian_batch_size
+
+
+def offer(
+    best: Best, given: jax.Array, x: jax.Array, norm: jax.Array, rank: Any
+) -> Best:
+    """Keeps the highest rank, and of one rank the smallest norm."""
+    better = (rank > best.rank) | ((rank == best.rank) & (norm < best.norm))
+    better &= given
+    return Best(
+        jnp.where(better, x, best.point),
+        jnp.where(better, norm, best.norm),
+        jnp.where(better, rank, best.rank).astype(jnp.int32),
+    )
+
+
+def begin(
+    plan: SOSPPlan,
+    spider: spiders.Spider,
+    escape: Escape,
+    small: jax.Array,
+    x: jax.Array,
+) -> tuple[spiders.Spider, Escape, jax.Array, jax.Array]:
+    """Begins an escape at an anchor: also whether it began, and whether data ran out."""
+    size = own_batch(plan)
+    over = spider.cursor + size > plan.num_examples
+    turn = over & (spider.passes + 1 < plan.num_passes)
+    start = small & (~over | turn)
+    first = jnp.where(turn, 0, spider.cursor)
+    turn &= start
+    spider = spider._replace(
+        cursor=jnp.where(start, first + size, spider.cursor),
+        passes=spider.passes + turn,
+        # In a new pass the next query is a refresh: see private_spider.
+        since=jnp.where(turn, -1, spider.since),
+    )
+    kept = escape.hessian
+    if tracks(plan):
+        now = hessian.frozen(plan.tracked_grid, kept.total, x.size)
+        kept = kept._replace(frozen=jnp.where(start, now, kept.frozen))
+    steps = 0 if plan.escape_steps is None else plan.escape_steps
+    begun = Escape(
+        active=start | escape.active,
+        left=jnp.where(start, steps, escape.left),
+        cool=escape.cool,
+        anchor=jnp.where(start, x, escape.anchor),
+        gradient=jnp.where(start, spider.estimate, escape.gradient),
+        first=jnp.where(start, first, escape.first),
+        spent=jnp.where(start, 0, escape.spent),
+        since=escape.since + start,
+        reach=escape.reach,
+        hessian=kept,
+        root=escape.root,
+    )
+    return spider, begun, start, small & ~start
+
+
+def walk(
+    run: Run,
+    state: SOSPState,
+    spider: spiders.Spider,
+    escape: Escape,
+    best: Best,
+    within: jax.Array,
+    x: jax.Array,
+) -> tuple[jax.Array, Escape, Best]:
+    """A step of an escape, or a plain one: the new point, and what follows from it."""
+    plan = run.plan
+    v = x - escape.anchor
+    length = jnp.linalg.norm(v)
+    reach = jnp.clip(length, plan.least_reach, plan.escape_radius)
+    # At the anchor itself the product is zero, whatever the data.
+    touch = within & (length > 0)
+    cost = (reach * (1 + 1e-5)) ** 2
+    spent = escape.spent + jnp.where(touch, cost, 0)
+    broke = touch & ~(spent <= plan.hessian_budget)
+    touch &= ~broke
+    noise = threefry.secret_normal(
+        keys_lib.at_step(escape.root, state.horizon.count), x.shape
+    )
+    if plan.hessian == "tracked":
+        shown = jnp.where(touch, v, 0)
+        product = hessian.release_tracked(
+            plan.tracked_grid, escape.hessian.frozen, shown, noise
+        )
+    else:
+        records = run.records(
+            escape.first, jnp.where(touch, plan.hessian_batch_size, 0)
+        )
+        product = hessian.release_product(
+            plan.hessian_grid, run.loss, escape.anchor, v, reach, records, noise
+        )
+    gradient = jnp.where(within, product + escape.gradient, spider.estimate)
+    y = x - gradient / jnp.float32(plan.smoothness)
+    left = escape.left - within
+    far = jnp.linalg.norm(y - escape.anchor) >= plan.escape_radius
+    escaped = within & ~broke & far
+    stayed = within & ~broke & ~far & (left <= 0)
+    back = stayed | broke
+    best = _forget(best, escaped, y)
+    norm = jnp.linalg.norm(escape.gradient)
+    best = offer(best, stayed, escape.anchor, norm, jnp.int32(CERTIFIED))
+    escape = escape._replace(
+        active=jnp.where(within, ~escaped & ~back, escape.active),
+        left=left,
+        spent=spent,
+        # One plain step before this anchor may be tried again.
+        cool=jnp.where(escaped, 0, jnp.where(back, 1, escape.cool)),
+    )
+    return jnp.where(back, escape.anchor, y), escape, best
+
+
+def jump(
+    run: Run,
+    state: SOSPState,
+    spider: spiders.Spider,
+    escape: Escape,
+    best: Best,
+    start: jax.Array,
+    x: jax.Array,
+) -> tuple[jax.Array, Escape, Best]:
+    """Releases the anchor's Hessian, and leaves along its lowest direction, if low."""
+    plan = run.plan
+    assert plan.curvature_threshold is not None
+    assert plan.hessian_lipschitz is not None
+    records = run.records(escape.first, jnp.where(start, plan.hessian_batch_size, 0))
+    dim = x.size
+
+    def look() -> tuple[jax.Array, jax.Array]:
+        key = keys_lib.at_step(escape.root, state.horizon.count)
+        noise = threefry.secret_normal(key, (dim * (dim + 1) // 2,))
+        matrix = hessian.release_matrix(plan.hessian_grid, run.loss, x, records, noise)
+        values, vectors = jnp.linalg.eigh(matrix)
+        return values[0], vectors[:, 0]
+
+    def skip() -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros(()), jnp.zeros_like(x)
+
+    lowest, lower = jax.lax.cond(start, look, skip)
+    down = jnp.where(jnp.vdot(spider.estimate, lower) > 0, -lower, lower)
+    leave = start & (lowest < -plan.curvature_threshold)
+    stay = start & ~leave
+    jump = x + down * (-lowest / plan.hessian_lipschitz)
+    plain = x - spider.estimate / jnp.float32(plan.smoothness)
+    y = jnp.where(start, jnp.where(leave, jump, x), plain)
+    best = _forget(best, leave, y)
+    norm = jnp.linalg.norm(spider.estimate)
+    best = offer(best, stay, x, norm, jnp.int32(CERTIFIED))
+    cool = jnp.where(start, stay.astype(jnp.int32), escape.cool)
+    return y, escape._replace(active=jnp.zeros_like(start), cool=cool), best
+
+
+def _forget(best: Best, refuted: jax.Array, x: jax.Array) -> Best:
+    """Drops what has no certificate: the anchor was just refuted, whatever its norm."""
+    refuted &= best.rank < CERTIFIED
+    return Best(
+        jnp.where(refuted, x, best.point),
+        jnp.where(refuted, jnp.inf, best.norm),
+        jnp.where(refuted, NOTHING, best.rank).astype(jnp.int32),
+    )

@@ -1,0 +1,114 @@
+"""What a search for second-order points carries from step to step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp._types import SOSPPlan
+from jaxdp.kernels import stretch
+from jaxdp.oracles import grad_diff
+from jaxdp.transforms import _common
+from jaxdp.transforms import private_spider as spiders
+
+#: What is known of the best point: nothing; it was seen; it is an anchor that was not
+#: tested; its escape failed.
+NOTHING, SEEN, UNTESTED, CERTIFIED = -1, 0, 1, 2
+#: Why a run ended.
+RUNNING, CERTIFICATE, DATA, STEPS = 0, 1, 2, 3
+
+
+class Hessian(NamedTuple):
+    """What is known of curvature. Secret, where there is a running sum."""
+
+    total: Any  # stretch.Wide, shape=(d * d,): running sum; () where none is kept
+    frozen: Any  # shape=(d, d), dtype=float32: that of the anchor; ()
+
+    SECRET = ("total", "frozen")
+    KEPT = ("total", "frozen")
+
+
+class Escape(NamedTuple):
+    """An escape, and what came before it. Public but for the key and the Hessian."""
+
+    active: jax.Array  # shape=(), dtype=bool
+    left: jax.Array  # shape=(), dtype=int32; steps of it that are left
+    cool: jax.Array  # shape=(), dtype=int32; plain steps before another may begin
+    anchor: jax.Array  # shape=(d,), dtype=float32
+    gradient: jax.Array  # shape=(d,), dtype=float32; the estimate at the anchor
+    first: jax.Array  # shape=(), dtype=int32; first record of its Hessians' batch
+    spent: jax.Array  # shape=(), dtype=float32; of the filter's budget for that batch
+    since: jax.Array  # shape=(), dtype=int32; escapes since the last refresh
+    reach: jax.Array  # shape=(), dtype=float32; bound on the running sum, in clips
+    hessian: Hessian  # secret
+    root: jax.Array  # shape=(), key; steps are folded into it; secret
+
+    SECRET = ("root",)
+
+
+class Best(NamedTuple):
+    """The point that the run would return. Public."""
+
+    point: Any  # like params
+    norm: jax.Array  # shape=(), dtype=float32; of the released gradient there
+    rank: jax.Array  # shape=(), dtype=int32; NOTHING, SEEN, UNTESTED or CERTIFIED
+
+
+class SOSPState(NamedTuple):
+    """A run of :func:`sosp`."""
+
+    horizon: _common.Horizon
+    point: Any  # like params; the iterate, public
+    spider: spiders.Spider
+    escape: Escape
+    best: Best
+    escapes: jax.Array  # shape=(), dtype=int32; begun so far
+    records: jax.Array  # shape=(), dtype=int32; of Hessians, read so far
+    ended: jax.Array  # shape=(), dtype=int32; RUNNING, CERTIFICATE, DATA or STEPS
+    release: jax.Array  # shape=(6,), dtype=float32; as SOSPInfo
+
+
+class SOSPInfo(NamedTuple):
+    """What a step let out: norms of what it released, and what follows from releases.
+
+    ``release`` holds: the kind of gradient query (0 none, 1 refresh, 2 difference), the
+    records that were spent by it, the norm of the gradient estimate, the escape steps that
+    are left (-1 outside of an escape), the length of the step, the rank of the best point.
+    """
+
+    release: jax.Array  # shape=(6,), dtype=float32
+
+
+class Run(NamedTuple):
+    """What does not change from step to step."""
+
+    plan: SOSPPlan
+    loss: grad_diff.Loss
+    data: Any
+    size: int
+
+    def records(self, first: jax.Array, count: Any) -> grad_diff.Records:
+        count = jnp.asarray(count, jnp.int32)
+        return grad_diff.Records(self.data, None, first, count, self.size)
+
+
+def tracks(plan: SOSPPlan) -> bool:
+    """Whether a running Hessian is kept."""
+    return plan.hessian == "tracked" and plan.escape_steps is not None
+
+
+def no_escape(plan: SOSPPlan, flat: jax.Array, root: jax.Array) -> Escape:
+    dim = flat.size
+    if plan.dim not in (None, dim):
+        raise ValueError(
+            f"params must have plan.dim = {plan.dim} elements in all, got {dim}"
+        )
+    if plan.escape_steps is not None and plan.hessian != "tracked":
+        size = dim if plan.hessian == "on_demand" else dim * (dim + 1) // 2
+        spiders.check_dim(size, plan.hessian_grid.bits)
+    kept = Hessian((), ())
+    if tracks(plan):
+        kept = Hessian(stretch.zero((dim * dim,)), jnp.zeros((dim, dim), jnp.float32))
+    zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    none = jnp.zeros(())
+    return Escape(no, zero, zero, flat, flat * 0, zero, none, zero, none, kept, root)

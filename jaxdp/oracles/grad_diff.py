@@ -1,0 +1,134 @@
+"""Gradients, and how they changed, over batches whose size depends on what was released.
+
+What is released is the mean over a stretch of records of clipped per-record vectors, plus
+noise. The stretch is chosen by a cursor that every release moves on, so a record is in one
+of them. One record moves the sum of its stretch by at most the bound (twice that if
+replaced), on integers.
+
+Two kinds of stretch, in the words of the variance-reduced estimator:
+
+* a *refresh* has a fixed number of records b, each gradient bounded by ``l2_clip_norm``;
+* a *difference* has b_t records, and a change of gradient is bounded by ``b_t`` times a
+  constant: one record moves the mean by a constant, however many there are. That the
+  bound is at least as large as smooth losses need is what b_t is chosen for.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp._types import Grid, ValueFn
+from jaxdp.kernels import stretch
+
+
+class Records(NamedTuple):
+    """A stretch of the data. Secret, like them."""
+
+    data: Any  # pytree of arrays with n rows
+    mask: jax.Array | None  # shape=(n,), dtype=bool; rows that exist
+    first: jax.Array  # shape=(), dtype=int32
+    count: jax.Array  # shape=(), dtype=int32
+    size: int  # rows that are read at once; static
+
+
+#: One record's loss at a vector of all parameters.
+Loss = Callable[[jax.Array, Any], jax.Array]
+
+
+def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
+    """``value_fn`` on a flat vector and a single record."""
+
+    def loss(vector: jax.Array, record: Any) -> jax.Array:
+        one = jax.tree.map(lambda x: x[None], record)
+        return value_fn(unravel(vector), one)[0]
+
+    return loss
+
+
+def release_gradient(
+    grid: Grid, loss: Loss, point: jax.Array, records: Records, noise: jax.Array
+) -> jax.Array:
+    """Releases the mean of clipped gradients plus noise.
+
+    Args:
+      grid: its clip bounds one record's gradient; its normalizer is the number of records.
+      loss: of one record.
+      point: float32 (d,).
+      records: the stretch.
+      noise: float32 (d,), standard normals; secret.
+
+    Returns:
+      float32 (d,): released.
+    """
+    gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
+    total = bounded_sum(
+        grid,
+        lambda some: gradients(point, some),
+        point.size,
+        records,
+        grid.l2_clip_norm,
+    )
+    return noised_mean(grid, total, noise)
+
+
+def release_difference(
+    grid: Grid,
+    loss: Loss,
+    point: jax.Array,
+    reference: jax.Array,
+    records: Records,
+    noise: jax.Array,
+) -> jax.Array:
+    """Releases how the mean gradient changed from ``reference`` to ``point``, plus noise.
+
+    Args:
+      grid: its clip, times the number of records, bounds the change of one record's
+        gradient; its normalizer is 1.
+      loss: of one record.
+      point: float32 (d,).
+      reference: float32 (d,).
+      records: the stretch; at least one record.
+      noise: float32 (d,), in standard deviations of a node; secret.
+
+    Returns:
+      float32 (d,): released. One record moves the mean before the noise by the grid's
+      clip (twice that if replaced), whatever the number of records.
+    """
+    gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
+    total = bounded_sum(
+        grid,
+        lambda some: gradients(point, some) - gradients(reference, some),
+        point.size,
+        records,
+        grid.l2_clip_norm * records.count.astype(jnp.float32),
+    )
+    return noised_mean(grid, total, noise)
+
+
+def bounded_sum(
+    grid: Grid,
+    rows_of: Callable[[Any], jax.Array],
+    dim: int,
+    records: Records,
+    bound: float | jax.Array,
+) -> stretch.Wide:
+    """The exact sum of clipped vectors, in units of ``bound * 2**-bits``: un-noised."""
+    assert grid.bits is not None
+    data, mask, first, count, size = records
+    return stretch.grid_sum(
+        rows_of, dim, data, mask, first, count, bound=bound, bits=grid.bits, size=size
+    )
+
+
+def noised_mean(grid: Grid, total: stretch.Wide, noise: jax.Array) -> jax.Array:
+    """Adds noise to what :func:`bounded_sum` gave and divides by a constant: released.
+
+    The noise is rounded to the grid: what comes out is the ideal Gaussian mechanism's
+    output, rounded. (What remains of float32 is the tail of its normals.)
+    """
+    assert grid.bits is not None
+    scaled = jnp.round(noise * jnp.float32(grid.noise_scale)).astype(jnp.int32)
+    unit = jnp.float32(grid.l2_clip_norm / (2.0**grid.bits * grid.normalizer))
+    return stretch.to_float(stretch.add(total, scaled)) * unit

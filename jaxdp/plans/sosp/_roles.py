@@ -1,0 +1,257 @@
+"""The three roles that share the data: how far a record moves each, and the noise."""
+
+import functools
+import math
+
+from jaxdp import accounting
+from jaxdp._types import Grid, TrackedGrid
+from jaxdp.kernels import clip, stretch
+from jaxdp.kernels import prefix_noise as noises
+from jaxdp.oracles import hessian as oracles
+from jaxdp.plans._plan import Plan
+from jaxdp.plans.sosp import settings
+from jaxdp.sampling import AdaptiveCursor
+
+#: A little more noise, for what float32 rounds in it and in the numbers of a grid.
+_MORE = 1 + 5e-6
+#: With the filter a product counts as if its vector had at least this part of the radius.
+_LEAST_REACH = 1 / 16
+#: How long a running Hessian may get, in clips, before a refresh.
+_GROWTH = 4.0
+_EPS = 2.0**-24  # float32's rounding
+
+
+class RolesPlan(Plan):
+    """What follows from the numbers of a plan: bounds, noise, grids, the guarantee.
+
+    Each role is a Gaussian mechanism of one ``noise_multiplier`` over its own exact
+    sensitivity. A record is in one role in each pass, so the run is one Gaussian event a
+    pass.
+    """
+
+    # Fields of the subclass.
+    sampling: AdaptiveCursor  # pyright: ignore[reportIncompatibleVariableOverride]
+    l2_clip_norm: float
+    refresh_batch_size: int
+    difference_batch_rate: float
+    max_differences: int
+    escape_steps: int | None
+    escape_radius: float
+    escape_noise_std: float
+    hessian_batch_size: int
+    hessian_clip_norm: float
+    prefix_noise: str
+    hessian: settings.Hessian
+    hessian_norm: settings.HessianNorm
+    hessian_difference_rate: float | None
+    escapes_per_refresh: int
+    hessian_filter: bool
+    dim: int | None
+    noise_multiplier: float | None
+
+    @property
+    def num_passes(self) -> int:
+        """E: in how many queries one record can be."""
+        return self.sampling.num_passes
+
+    @property
+    def _noise(self) -> float:
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "the plan has no noise_multiplier yet: call "
+                ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
+            )
+        return self.noise_multiplier
+
+    @property
+    def _guarantee(self) -> accounting.Guarantee:
+        return accounting.full_batch_gaussian(
+            self._noise, self.num_passes, self.relation
+        )
+
+    @property
+    def _moves(self) -> float:
+        """By how many clips one record moves a sum."""
+        return accounting.sensitivity(self.relation, 1.0)
+
+    @property
+    def refresh_sensitivity(self) -> float:
+        """How far one record moves the mean of a refresh."""
+        return self._moves * self.l2_clip_norm / self.refresh_batch_size
+
+    @property
+    def difference_sensitivity(self) -> float:
+        """How far one record moves the mean of a difference, however large it is."""
+        return self._moves / self.difference_batch_rate
+
+    @property
+    def hessian_sensitivity(self) -> float:
+        """How far one record moves all products of the escapes that it serves in, in L2.
+
+        With the filter, what it may; with a released matrix, the matrix's Frobenius norm.
+        """
+        one = self._moves * self.hessian_clip_norm / self.hessian_batch_size
+        if self.hessian == "released":
+            return one
+        if self.hessian_filter:
+            return self.escape_noise_std / self._noise if self._noise else 0.0
+        assert self.escape_steps is not None
+        if self.hessian == "tracked":
+            times = self.escapes_per_refresh * (self.escape_steps - 1)
+            return self._product_sensitivity * math.sqrt(times)
+        return one * self.escape_radius * math.sqrt(self.escape_steps - 1)
+
+    @property
+    def refresh_noise_std(self) -> float:
+        """Standard deviation of a coordinate's noise in a refresh."""
+        return self._noise * self.refresh_sensitivity
+
+    @property
+    def node_std(self) -> float:
+        """Standard deviation of a coordinate of one node's noise, in differences."""
+        longest = float(self.correlation.column_norms().max())
+        return self._noise * self.difference_sensitivity * longest
+
+    @property
+    def difference_noise_std(self) -> float:
+        """Standard deviation of what differences add to the estimate: its worst step."""
+        return self.node_std * float(self.correlation.prefix_norms().max())
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the estimate's noise, at its worst step."""
+        return math.hypot(self.refresh_noise_std, self.difference_noise_std)
+
+    @property
+    def escape_std(self) -> float:
+        """Standard deviation of the noise of an escape's steps, or of a released matrix."""
+        least = 0.0 if self.hessian == "released" else self.escape_noise_std
+        return max(least, self._noise * self.hessian_sensitivity)
+
+    @property
+    def correlation(self) -> noises.PrefixNoise:
+        """The noise of the differences between two refreshes: the kernel, which knows C."""
+        return _correlation(self.prefix_noise, max(self.max_differences, 1))
+
+    @property
+    def refresh_grid(self) -> Grid:
+        """Of the means of gradients."""
+        noise = self._noise * self._moves
+        bits = _bits("refresh", noise)
+        scale = noise * 2**bits * _MORE
+        return Grid(self.l2_clip_norm, bits, self.refresh_batch_size, scale)
+
+    @property
+    def difference_grid(self) -> Grid:
+        """Of the means of changes, whose clip grows with their batch."""
+        longest = float(self.correlation.column_norms().max())
+        node = self._noise * self._moves * longest
+        bits = _bits(
+            "difference", node * float(self.correlation.increment_norms().max())
+        )
+        return Grid(1 / self.difference_batch_rate, bits, 1.0, node * 2**bits * _MORE)
+
+    @property
+    def least_reach(self) -> float:
+        """The length that an escape's vector counts as at least, in products."""
+        return self.escape_radius * (_LEAST_REACH if self.hessian_filter else 1)
+
+    @property
+    def hessian_budget(self) -> float:
+        """Of an escape: the most that squared lengths of its vectors may add up to."""
+        if not (self.hessian_filter and self._noise):
+            return math.inf
+        move = self._moves * self.hessian_clip_norm / self.hessian_batch_size
+        # A little less, for the float32 sum.
+        return (self.escape_noise_std / (move * self._noise)) ** 2 * (1 - 1e-3)
+
+    @property
+    def hessian_grid(self) -> Grid:
+        """Of the means of products, for a vector of length 1; or of matrices."""
+        clip_norm, rows = self.hessian_clip_norm, self.hessian_batch_size
+        noise = self.escape_std * rows / clip_norm
+        shortest = 1.0 if self.hessian == "released" else self.least_reach
+        bits = _bits("escape", noise / shortest)
+        return Grid(clip_norm, bits, rows, noise * 2**bits * _MORE)
+
+    # A running Hessian.
+
+    @property
+    def hessian_change_rate(self) -> float:
+        """Records of a running Hessian's change, over hessian_lipschitz times the way."""
+        if self.hessian_difference_rate is not None:
+            return self.hessian_difference_rate
+        return self.hessian_batch_size / self.hessian_clip_norm
+
+    @property
+    def hessian_drift_limit(self) -> float:
+        """How long a running Hessian may get, in clips, before a refresh."""
+        return _GROWTH
+
+    @property
+    def _matrix_bits(self) -> int:
+        """Of a running Hessian: a unit is so many halvings of how far a record moves it."""
+        assert self.dim is not None
+        if self.hessian_norm == "frobenius":
+            return 16
+        # The grid bounds the Frobenius norm, up to root d times the operator norm.
+        return 16 - oracles.frobenius_bits(self.dim)
+
+    @property
+    def _product_unit(self) -> float:
+        """The grid on which products with a running Hessian are released."""
+        assert self.escape_steps is not None
+        one = self._moves * self.hessian_clip_norm / self.hessian_batch_size
+        one *= self.escape_radius
+        times = math.sqrt(self.escapes_per_refresh * (self.escape_steps - 1))
+        # Twice the noise of exact products is more than what is added.
+        noise = 2 * max(self.escape_noise_std / one, self._noise * times)
+        largest = 2 * _GROWTH * self.hessian_batch_size
+        bits = min(_bits("escape", noise), math.floor(30 - math.log2(largest)))
+        return one * 2.0**-bits
+
+    @property
+    def _product_sensitivity(self) -> float:
+        """How far one record moves a product with a running Hessian, as it is computed.
+
+        In float32, from exact sums: what is rounded depends on data, and is charged.
+        """
+        assert self.dim is not None
+        dim, radius = self.dim, self.escape_radius * (1 + 1e-6)
+        move = self._moves * self.hessian_clip_norm / self.hessian_batch_size
+        longest = _GROWTH * self.hessian_clip_norm  # of the running sum
+        if self.hessian_norm == "operator":
+            move *= 1 + dim * 2.0**-self._matrix_bits  # Records are put on a grid.
+            longest *= math.sqrt(dim)
+        rounding = (dim + 6) * _EPS * longest * radius
+        return move * radius + 2 * rounding + math.sqrt(dim) * self._product_unit
+
+    @property
+    def tracked_grid(self) -> TrackedGrid:
+        """Of a running Hessian, and of the products with it."""
+        unit = self._product_unit
+        return TrackedGrid(
+            self.hessian_norm,
+            self._matrix_bits,
+            self.hessian_clip_norm / self.hessian_batch_size,
+            unit,
+            self.escape_std / unit * _MORE,
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _correlation(name: str, period: int) -> noises.PrefixNoise:
+    return noises.make(name, period)
+
+
+def _bits(name: str, noise_over_clip: float) -> int:
+    """Bits of one record's contribution, under noise of so many clips on its sum."""
+    try:
+        # Sums are of two words: only those over a slice must fit into one.
+        return clip.grid_bits(stretch.MAX_SLICE, noise_over_clip, exact_noise=False)
+    except ValueError as error:
+        raise ValueError(
+            f"noise_multiplier must be such that the noise on the sum of a {name} is at "
+            f"most 4096 of its clips, got {noise_over_clip:.4g} of them: ask for a larger "
+            "epsilon, or less escape_noise_std"
+        ) from error

@@ -1,0 +1,149 @@
+"""Sums over a stretch of rows whose place and length are known only at run time.
+
+The rows lie in arrays of static shape. A loop takes them in slices of one size; of a slice
+that reaches beyond the stretch, or that had to begin early because the arrays end, the
+other rows are masked. So a stretch of b rows costs ``ceil(b / size)`` slices, whatever the
+arrays hold, and no row outside it counts.
+
+Sums are exact: integers on a grid (:mod:`jaxdp.kernels.clip`), in two words.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.kernels import clip, finite_difference
+
+#: The most rows of a slice: their sum, of 16 bits each, fits into an int32.
+MAX_SLICE = 2**14
+_WORD = 16
+
+
+class Wide(NamedTuple):
+    """Integers ``high * 2**16 + low``, of up to 46 bits."""
+
+    high: jax.Array  # dtype=int32
+    low: jax.Array  # dtype=int32; in [0, 2**16)
+
+
+def zero(shape: tuple[int, ...]) -> Wide:
+    """No sum yet."""
+    return Wide(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32))
+
+
+def add(total: Wide, part: jax.Array) -> Wide:
+    """``total + part``, exactly; ``part`` int32 of size below 2**31 - 2**16."""
+    low = total.low + part
+    return Wide(total.high + (low >> _WORD), low & (2**_WORD - 1))
+
+
+def plus(a: Wide, b: Wide) -> Wide:
+    """``a + b``, exactly."""
+    low = a.low + b.low
+    return Wide(a.high + b.high + (low >> _WORD), low & (2**_WORD - 1))
+
+
+def to_float(total: Wide) -> jax.Array:
+    """float32 values, rounded."""
+    return total.high.astype(jnp.float32) * 2.0**_WORD + total.low.astype(jnp.float32)
+
+
+def fold(
+    step: Callable[[Any, Any, jax.Array], Any],
+    carry: Any,
+    data: Any,
+    mask: jax.Array | None,
+    first: jax.Array,
+    count: jax.Array,
+    size: int,
+) -> Any:
+    """``carry = step(carry, rows, kept)`` over the slices of a stretch, in order.
+
+    Args:
+      step: takes the carry, ``size`` rows of every leaf of ``data``, and which of them
+        count, bool (size,).
+      carry: before the first slice.
+      data: pytree of arrays with n rows.
+      mask: bool (n,); rows that never count. None: all do.
+      first: int32, shape=(); the first row.
+      count: int32, shape=(); how many rows; ``first + count`` is at most n. With 0
+        nothing is done.
+      size: rows of a slice, static; at most n.
+
+    Returns:
+      The carry after the last slice.
+    """
+    rows = finite_difference.num_rows(data)
+    if not 1 <= size <= rows:
+        raise ValueError(f"size must be from 1 to the {rows} rows of data, got {size}")
+    places = jnp.arange(size, dtype=jnp.int32)
+
+    def take(x: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, start, size)
+
+    def body(at: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        done, carry = at
+        begin = first + done
+        # No later than the last slice that the arrays have: a later one would be moved
+        # there silently, and rows before the stretch would count.
+        start = jnp.minimum(begin, rows - size)
+        place = start + places
+        kept = (place >= begin) & (place < first + count)
+        if mask is not None:
+            kept &= take(mask, start)
+        some = jax.tree.map(lambda x: take(x, start), data)
+        return done + size, step(carry, some, kept)
+
+    begin = (jnp.zeros((), jnp.int32), carry)
+    return jax.lax.while_loop(lambda at: at[0] < count, body, begin)[1]
+
+
+def grid_sum(
+    rows_of: Callable[[Any], jax.Array],
+    dim: int,
+    data: Any,
+    mask: jax.Array | None,
+    first: jax.Array,
+    count: jax.Array,
+    *,
+    bound: float | jax.Array,
+    bits: int,
+    size: int,
+) -> Wide:
+    """The sum over a stretch of ``rows_of(rows)``, each row clipped and put on the grid.
+
+    Args:
+      rows_of: from ``size`` rows of ``data`` to float (size, dim).
+      dim: length of such a row.
+      data: as in :func:`fold`.
+      mask: as in :func:`fold`.
+      first: as in :func:`fold`.
+      count: as in :func:`fold`.
+      bound: on the L2 norm of one row, finite, > 0; may be traced.
+      bits: a grid unit is ``bound * 2**-bits``; at most 16.
+      size: rows of a slice, at most :data:`MAX_SLICE`.
+
+    Returns:
+      The exact sum of integers of L2 norm at most ``2**bits`` each. A row with a NaN or an
+      infinity counts zero, as does every row outside the stretch.
+    """
+    _check_size(size)
+
+    def none(some: Any) -> jax.Array:
+        del some
+        return jnp.zeros((size, dim), jnp.float32)
+
+    def step(total: Wide, some: Any, kept: jax.Array) -> Wide:
+        # In a branch that is always taken: XLA would compute the rows again for every pass
+        # that the clip makes over them.
+        rows = jax.lax.cond(kept.any(), rows_of, none, some)
+        return add(total, clip.grid_sum(rows, kept, bound, bits))
+
+    return fold(step, zero((dim,)), data, mask, first, count, size)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_SLICE:
+        raise ValueError(f"size must be at most {MAX_SLICE}, got {size}")

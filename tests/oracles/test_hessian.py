@@ -1,0 +1,251 @@
+"""Gradients, their changes and Hessians over stretches: bounds, noise, plain references."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxdp._types import Grid, TrackedGrid
+from jaxdp.kernels import stretch
+from jaxdp.oracles import grad_diff, hessian
+from jaxdp.oracles.grad_diff import Records
+
+N, D = 12, 4
+RNG = np.random.default_rng(0)
+#: Each record is a symmetric matrix A; its loss is x A x / 2, plus a cubic term.
+MATRICES = RNG.normal(size=(N, D, D)).astype(np.float32)
+MATRICES = (MATRICES + MATRICES.swapaxes(1, 2)) / 2
+POINT, OTHER = RNG.normal(size=(2, D)).astype(np.float32)
+FIRST, COUNT = 3, 7
+ZERO = np.zeros(D, np.float32)
+
+
+def loss(x: jax.Array, a: jax.Array) -> jax.Array:
+    return x @ a @ x / 2 + jnp.sum(x**3) * a[0, 0] / 6
+
+
+def gradients(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return a @ x + a[:, :1, 0] * x**2 / 2
+
+
+def matrices(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+    return a + a[:, 0, 0][:, None, None] * np.diag(x)
+
+
+def records(data: Any = MATRICES, count: int = COUNT) -> Records:
+    return Records(jnp.asarray(data), None, jnp.int32(FIRST), jnp.int32(count), 4)
+
+
+def clipped(rows: np.ndarray, bound: float) -> np.ndarray:
+    """Plain L2 clip of rows; those with a NaN are zero."""
+    rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0)
+    norm = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    return rows * np.minimum(1, bound / np.maximum(norm, 1e-30))
+
+
+def spoiled(by: float = np.nan) -> np.ndarray:
+    data = MATRICES.copy()
+    data[FIRST + 2] = by
+    return data
+
+
+GRADIENT = Grid(1.5, 16, COUNT, 0.0)
+
+
+@pytest.mark.parametrize("data", [MATRICES, spoiled(), spoiled(np.inf), spoiled(1e20)])
+def test_a_refresh_is_the_mean_of_clipped_gradients(data: np.ndarray) -> None:
+    got = grad_diff.release_gradient(
+        GRADIENT, loss, jnp.asarray(POINT), records(data), jnp.asarray(ZERO)
+    )
+    rows = gradients(POINT, data)[FIRST : FIRST + COUNT]
+    want = clipped(rows, 1.5).sum(axis=0) / COUNT
+    np.testing.assert_allclose(got, want, atol=2 * 1.5 * 2**-16)
+
+
+def test_a_difference_is_the_mean_of_clipped_changes() -> None:
+    """One record moves it by the grid's clip, whatever the number of records."""
+    grid = Grid(0.2, 16, 1.0, 0.0)
+    release = jax.jit(
+        lambda data, count: grad_diff.release_difference(
+            grid, loss, POINT, OTHER, records(data)._replace(count=count), ZERO
+        )
+    )
+    for count in (1, 2, 7):
+        stretch_ = slice(FIRST, FIRST + count)
+        rows = (gradients(POINT, MATRICES) - gradients(OTHER, MATRICES))[stretch_]
+        want = clipped(rows, 0.2 * count).sum(axis=0) / count
+        got = release(MATRICES, count)
+        np.testing.assert_allclose(got, want, atol=2 * 0.2 * 2**-16 * count)
+        wild = MATRICES.copy()
+        wild[FIRST] = 1e6 * np.eye(D)
+        far = release(wild, count)
+        wild[FIRST] = -1e6 * np.eye(D)
+        moved = np.linalg.norm(np.asarray(far) - np.asarray(release(wild, count)))
+        assert 0.399 < moved <= 0.4 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("reach", [0.5, 2.0])
+def test_products_are_means_of_clipped_ones(reach: float) -> None:
+    grid = Grid(1.1, 16, COUNT, 3.0)
+    v = np.float32(reach) * OTHER / np.linalg.norm(OTHER)
+    release = jax.jit(
+        lambda data, count, noise: hessian.release_product(
+            grid, loss, POINT, v, reach, records(data)._replace(count=count), noise
+        )
+    )
+    data = spoiled()
+    rows = np.einsum("nij,j->ni", matrices(POINT, data), v)[FIRST : FIRST + COUNT]
+    want = clipped(rows, 1.1 * reach).sum(axis=0) / COUNT
+    unit = 1.1 * reach * 2**-16 / COUNT
+    np.testing.assert_allclose(release(data, COUNT, ZERO), want, atol=2 * COUNT * unit)
+    # Noise has one size, whatever the reach: 3 units of a reach of 1.
+    noise = release(data, 0, jnp.ones(D)) / (1.1 * 2**-16 / COUNT)
+    np.testing.assert_allclose(noise, 3.0, atol=reach / 2 + 1e-3)
+    # No records: nothing of the data.
+    np.testing.assert_array_equal(release(spoiled(1e9), 0, ZERO), ZERO)
+
+
+def norms(a: np.ndarray) -> np.ndarray:
+    return np.abs(np.linalg.eigvalsh(a.astype(np.float64))).max(axis=-1)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 40])
+def test_operator_bounds_are_upper_and_tight(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    random = rng.normal(size=(20, dim, dim))
+    vectors = rng.normal(size=(20, dim))
+    cases = [
+        random + random.swapaxes(1, 2),
+        vectors[:, :, None] * vectors[:, None],  # rank one
+        np.broadcast_to(np.eye(dim), (1, dim, dim)),  # all eigenvalues alike
+        1e-20 * (random + random.swapaxes(1, 2)),
+        1e18 * (random + random.swapaxes(1, 2)),
+        np.zeros((1, dim, dim)),
+    ]
+    for case in cases:
+        got = np.asarray(hessian.operator_bound(jnp.asarray(case, jnp.float32)))
+        true = norms(case)
+        assert np.all(got >= true)
+        assert np.all(got <= true * dim ** (1 / 64) * (1 + 1e-3))
+
+
+def test_operator_clip() -> None:
+    got = hessian.operator_clipped(jnp.asarray(spoiled()), 1.0)
+    assert np.all(norms(np.asarray(got)) <= 1)
+    assert not np.any(got[FIRST + 2])
+    small = MATRICES / np.float32(norms(MATRICES).max() * 1.1)
+    np.testing.assert_array_equal(hessian.operator_clipped(small, 1.0), small)
+
+
+def tracked_grid(norm: str) -> TrackedGrid:
+    bits = 16 if norm == "frobenius" else 15
+    return TrackedGrid(norm, bits, 1.3 / COUNT, 2.0**-12, 5.0)
+
+
+@pytest.mark.parametrize("norm", ["operator", "frobenius"])
+def test_a_running_hessian(norm: str) -> None:
+    """The mean at one point, then its change to another, over other records."""
+    grid = tracked_grid(norm)
+    start = stretch.zero((D * D,))
+    add = jax.jit(
+        lambda data, total, count, other: hessian.add_hessians(
+            grid,
+            loss,
+            total,
+            POINT,
+            other,
+            records(data)._replace(count=count),
+        ),
+    )
+    bound = 1.3
+
+    def limited(found: np.ndarray, limit: float) -> np.ndarray:
+        if norm == "frobenius":
+            return clipped(found.reshape(-1, D * D), limit).reshape(found.shape)
+        return np.asarray(hessian.operator_clipped(jnp.asarray(found), limit))
+
+    data = spoiled()
+    fresh = hessian.add_hessians(grid, loss, start, POINT, None, records(data))
+    found = limited(matrices(POINT, data)[FIRST : FIRST + COUNT], bound)
+    want = found.sum(axis=0) / COUNT
+    got = hessian.frozen(grid, fresh, D)
+    np.testing.assert_allclose(got, want, atol=2 * COUNT * grid.unit)
+    assert np.abs(want - matrices(POINT, MATRICES).mean(axis=0)).max() > 0.01
+    both = add(data, fresh, 2, OTHER)
+    change = matrices(POINT, data) - matrices(OTHER, data)
+    change = limited(change[FIRST : FIRST + 2], 2 * bound / COUNT)
+    want = want + change.sum(axis=0) / 2
+    got = hessian.frozen(grid, both, D)
+    np.testing.assert_allclose(got, want, atol=4 * COUNT * grid.unit)
+
+
+@pytest.mark.parametrize("norm", ["operator", "frobenius"])
+@pytest.mark.parametrize("other", [None, OTHER])
+def test_one_record_moves_a_running_hessian_by_its_bound(norm: str, other: Any) -> None:
+    grid = tracked_grid(norm)
+
+    def mean(value: float) -> np.ndarray:
+        data = MATRICES.copy()
+        data[FIRST + 1] = value * np.outer(OTHER, OTHER)
+        total = hessian.add_hessians(
+            grid, loss, stretch.zero((D * D,)), POINT, other, records(data)
+        )
+        return np.asarray(hessian.frozen(grid, total, D), np.float64)
+
+    apart = mean(1e6) - mean(-1e6)
+    # COUNT records: the clip grows with them, and the mean is over them.
+    most = 2 * grid.record_move * (1 + D * 2.0**-grid.bits)
+    size = norms(apart) if norm == "operator" else np.linalg.norm(apart)
+    assert 0.9 * most < size <= most * (1 + 1e-6)
+
+
+def test_tracked_products_lie_on_a_grid() -> None:
+    grid = tracked_grid("operator")
+    v = OTHER / np.float32(3)
+    matrix = jnp.asarray(MATRICES[0])
+    noise = RNG.normal(size=D).astype(np.float32)
+    got = np.asarray(hessian.release_tracked(grid, matrix, v, noise), np.float64)
+    units = got / grid.product_unit
+    np.testing.assert_array_equal(units, np.round(units))
+    want = MATRICES[0] @ v / grid.product_unit + np.round(5 * noise)
+    assert np.abs(units - want).max() <= 0.501
+
+
+def test_a_released_hessian_is_the_mean_of_clipped_ones() -> None:
+    grid = Grid(2.0, 16, COUNT, 0.0)
+    count = D * (D + 1) // 2
+    data = spoiled()
+    got = hessian.release_matrix(grid, loss, POINT, records(data), jnp.zeros(count))
+    flat = matrices(POINT, data)[FIRST : FIRST + COUNT].reshape(-1, D * D)
+    want = clipped(flat, 2.0).sum(axis=0).reshape(D, D) / COUNT
+    np.testing.assert_allclose(got, want, atol=2 * COUNT * 2.0 * 2**-16 / COUNT)
+    np.testing.assert_array_equal(got, np.asarray(got).T)
+
+
+def test_noise_of_a_released_hessian_is_isotropic() -> None:
+    """Its Frobenius product with any matrix of norm 1 is a standard normal.
+
+    Variances of 4000 draws each: outside by chance less than 1e-6 in all.
+    """
+    grid = Grid(2.0, 8, 1.0, 64.0)
+    count, draws = D * (D + 1) // 2, 4000
+    noise = RNG.normal(size=(draws, count)).astype(np.float32)
+    release = jax.jit(
+        jax.vmap(
+            lambda z: hessian.release_matrix(
+                grid, loss, POINT, records()._replace(count=jnp.int32(0)), z
+            )
+        )
+    )
+    drawn = np.asarray(release(noise), np.float64) / (64 * 2.0 * 2**-8)
+    low, high = scipy.stats.chi2.ppf([2e-8, 1 - 2e-8], draws) / draws
+    for i in range(D):
+        for j in range(i, D):
+            unit = np.zeros((D, D))
+            unit[i, j] = unit[j, i] = 1 if i == j else np.sqrt(0.5)
+            variance = np.mean(np.einsum("nij,ij->n", drawn, unit) ** 2)
+            assert low < variance < high
