@@ -156,6 +156,11 @@ def operator_clipped(matrices: jax.Array, bound: float | jax.Array) -> jax.Array
     return jnp.where(norm > limit, safe * (limit / jnp.maximum(norm, limit)), safe)
 
 
+def operator_slack(dim: int) -> float:
+    """By which factor :func:`operator_bound` is above the norm, at most."""
+    return dim ** (1 / 2 ** (_SQUARINGS + 1)) * _SLACK**2
+
+
 def operator_bound(matrices: jax.Array) -> jax.Array:
     """Upper bounds (B,) on the operator norms of symmetric matrices (B, d, d)."""
     peak = jnp.max(jnp.abs(matrices), axis=(1, 2), initial=0)

@@ -161,7 +161,8 @@ def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
     escape = escape._replace(cool=jnp.maximum(cool, 0))
 
     # A step that found no records may have released a gradient before.
-    count = state.horizon.count + (moving | (query.kind != spiders.NONE))
+    released = moving | (query.kind != spiders.NONE)
+    count = state.horizon.count + released
     certified = plan.stop_at_certificate & (best.rank == CERTIFIED)
     ended = jnp.where(count >= plan.num_steps, STEPS, RUNNING)
     ended = jnp.where(certified, CERTIFICATE, ended)
@@ -184,7 +185,7 @@ def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
         state.escapes + start,
         state.records + read + start * _escapes.own_batch(plan),
         ended,
-        _common.zero_where_done(active, release),
+        _common.zero_where_done(released, release),
     )
 
 

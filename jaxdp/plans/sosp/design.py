@@ -62,6 +62,7 @@ from typing import Any, NamedTuple
 from jaxdp import _validate
 from jaxdp._types import Relation
 from jaxdp.kernels import prefix_noise as kernels
+from jaxdp.oracles import hessian as oracles
 from jaxdp.plans.sosp import settings as formulas
 from jaxdp.plans.sosp.settings import (
     HESSIAN_NORMS,
@@ -125,8 +126,9 @@ def certified(
         sampling decides, larger differences.
       hessian: mode.
       hessian_norm: norm that bounds a record's tracked Hessian.
-      hessian_clip_norm: bound on it; None takes M, and sqrt(d) M for Frobenius norms
-        (also of released Hessians), which bounds any. Certificates rest on its clipping
+      hessian_clip_norm: bound on it; None takes M, a little more where the operator norm of
+        matrices is bounded, and sqrt(d) M for Frobenius norms (also of released
+        Hessians), which bounds any. Certificates rest on its clipping
         nothing: M is enough where Hessians have rank 1.
       escapes_per_refresh: tau, of a tracked Hessian.
       gradient_std: s_g >= 0; None for the constant that always holds, G. For one record,
@@ -178,8 +180,12 @@ def certified(
     if hessian == "released":
         hessian_norm = "frobenius"
     if hessian_clip_norm is None:
-        root = math.sqrt(dim) if hessian_norm == "frobenius" else 1.0
-        hessian_clip_norm = root * smoothness
+        slack = 1.0
+        if hessian_norm == "frobenius":
+            slack = math.sqrt(dim)
+        elif hessian == "tracked":  # Norms are bounded from above, not computed.
+            slack = oracles.operator_slack(dim)
+        hessian_clip_norm = slack * smoothness
     c = Choices(
         escape_failure_probability=escape_failure_probability,
         num_steps=int(num_steps),
