@@ -20,6 +20,7 @@ from jaxdp.cli.kinds import (
 )
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
 from jaxdp.plans.dpzero import DirectionLaw
+from jaxdp.plans.sosp.settings import HESSIANS
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
 MODELS = ("linear", "mlp")
@@ -47,7 +48,8 @@ class Train:
     """
 
     dataset: Annotated[str, *kinds.kind("NAME|PATH", "a data set", str)] = "digits"
-    """digits, breast_cancer, wine, diabetes, quadratic_*, or a .csv or .npz file."""
+    """digits, digits_4x4, breast_cancer, wine, diabetes, quadratic_*, or a .csv or .npz
+    file."""
     model: Annotated[str, *kinds.choice(*MODELS)] = "linear"
     """Of what is trained; the quadratics are their own model."""
     hidden: Annotated[
@@ -62,7 +64,9 @@ class Train:
     algorithm: Annotated[str, *kinds.choice(*recipes.ALGORITHMS)] = "dpzero"
     """mezo and gd are dpzero and dpgd without clip and noise: not private. o2nc is for
     losses with kinks: one pass, online-to-non-convex conversion. saddle makes the loss of
-    the worst --group small: one pass, mirror descent against weights of the groups."""
+    the worst --group small: one pass, mirror descent against weights of the groups. sosp
+    factors second moments of the features, from a saddle: one pass, to a second-order
+    stationary point with a certificate."""
     group: Annotated[str | None, *kinds.kind("NAME", "a name", str)] = None
     """Groups of records, for errors by group: class, or a column (diabetes: sex, and the
     target becomes whether it is above its published median)."""
@@ -85,7 +89,8 @@ class Train:
     """Which data sets count as neighbours."""
 
     num_steps: IntegerOfRecipe = None
-    """Steps; each releases one quantity. o2nc: by default all that one pass allows."""
+    """Steps; each releases one quantity. o2nc: by default all that one pass allows. sosp:
+    at most."""
     sampling_prob: SamplingProb = None
     """Probability that a record joins a step."""
     batch_size: MaybeInteger = None
@@ -112,7 +117,7 @@ class Train:
     prefix_noise: Annotated[
         str | None, *kinds.choice(*PREFIX_NOISES, missing="recipe")
     ] = None
-    """o2nc: how the noise of a period is correlated."""
+    """o2nc: how the noise of a period is correlated; sosp: between two refreshes."""
     window: IntegerOfRecipe = None
     """o2nc: steps of a window; the mean of a random window's points is returned."""
     max_step: NumberOfRecipe = None
@@ -128,6 +133,15 @@ class Train:
     step_ratio: NumberOfRecipe = None
     """saddle: how far scores of groups move beside those of parameters; the budget says
     how far both do."""
+
+    rank: IntegerOfRecipe = None
+    """sosp: principal directions that are looked for."""
+    accuracy: Annotated[float | None, *kinds.number("from records and budget")] = None
+    """sosp: error of estimated gradients; smaller ones take more records."""
+    failure_probability: NumberOfRecipe = None
+    """sosp: how likely a certificate may be wrong."""
+    hessian: Annotated[str | None, *kinds.choice(*HESSIANS, missing="recipe")] = None
+    """sosp: noisy Hessians, products with them, or a running one."""
 
     learning_rate: NumberOfRecipe = None
     """Step size; o2nc's recipes adapt it."""

@@ -17,8 +17,9 @@ _LABELS = {
     "test_mse": "mean squared error",
     "test_loss": "mean loss",
     "test_token_f1": "F1 of the words",
+    "test_captured_variance": "captured variance",
 }
-_SHARES = ("test_accuracy", "test_token_f1")
+_SHARES = ("test_accuracy", "test_token_f1", "test_captured_variance")
 
 
 def figure(rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, Any]:
@@ -168,6 +169,80 @@ def draws(
     bottom.set_ylabel("number of the vertex")
     bottom.set_xlabel("step")
     bottom.set_xlim(0.5, num_steps + 0.5)
+    save(fig, path)
+
+
+def escapes(
+    path: pathlib.Path,
+    *,
+    title: str,
+    releases: np.ndarray,
+    noise_std: float,
+    num_parameters: int,
+    trigger_norm: float,
+    num_examples: int,
+    said: str,
+) -> None:
+    """The gradients of a run with escapes, step by step, and the records that they read.
+
+    Args:
+      path: the PNG.
+      title: of the figure.
+      releases: shape=(num_steps, 6), as ``jaxdp.algorithms.sosp.SOSPInfo`` has them.
+      noise_std: of a coordinate of an estimated gradient, at most.
+      num_parameters: coordinates.
+      trigger_norm: at which an escape begins.
+      num_examples: records.
+      said: of the result.
+    """
+    kind, spent, norm, left = releases.T[:4]
+    steps = np.arange(1, len(releases) + 1)
+    fig, (top, bottom) = figure(2, figsize=(7, 5.6))
+    fig.suptitle(title)
+    asked = kind > 0
+    top.plot(steps[asked], norm[asked], color=BLUE, linewidth=1)
+    small = asked & (norm <= trigger_norm)
+    marks: tuple[tuple[np.ndarray, str, str, str], ...] = (
+        (kind == 1, "s", BLUE, "refresh"),
+        (kind == 2, ".", BLUE, "refresh and differences since"),
+        (small, "o", ORANGE, "an escape begins"),
+    )
+    for which, marker, color, label in marks:
+        style: dict[str, Any] = {"linestyle": "none", "color": color, "label": label}
+        if marker == "o":  # Around the query's own mark.
+            style |= {"markersize": 11, "fillstyle": "none"}
+        if which.any():
+            top.plot(steps[which], norm[which], marker, **style)
+    inside = left >= 0
+    if inside.any():
+        top.fill_between(
+            steps,
+            0,
+            1,
+            where=inside,
+            step="mid",
+            transform=top.get_xaxis_transform(),
+            color=ORANGE,
+            alpha=0.15,
+            linewidth=0,
+            label="steps of an escape",
+        )
+    top.axhline(trigger_norm, color=ORANGE, linestyle="--", linewidth=1.2)
+    alone = noise_std * np.sqrt(num_parameters)
+    label = f"noise alone: at most {alone:.3g}"
+    top.axhline(alone, color=BLACK, linestyle=":", linewidth=1, label=label)
+    top.set_ylim(bottom=0)
+    top.set_ylabel("norm of the\nreleased gradient")
+    top.set_title(said, loc="left", fontsize="medium")
+    top.legend(frameon=False, fontsize="small")
+    bottom.step(steps, np.cumsum(spent), color=BLUE, where="mid")
+    bottom.axhline(num_examples, color=BLACK, linestyle=":", linewidth=1)
+    bottom.set_ylim(bottom=0)
+    bottom.set_ylabel("records read\nby gradients")
+    words = f"{num_examples} records in all; escapes read others (not shown)"
+    bottom.set_title(words, loc="left", fontsize="medium")
+    bottom.set_xlabel("step")
+    bottom.set_xlim(0, len(releases) + 1)
     save(fig, path)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxdp import _validate, models, plans, sampling
 from jaxdp import keys as keys_lib
-from jaxdp.cli import budget, groups, options, recipes
+from jaxdp.cli import budget, curvature, groups, options, recipes, stationary
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.cli.task import Task
 from jaxdp.kernels import sphere
@@ -22,10 +22,9 @@ from jaxdp.plans._plan import Plan
 _OF_FILES = ("label", "bounds", "task", "classes", "label_bounds", "group_values")
 _OF_BUDGET = ("epsilon", "delta")
 _OF_ZEROTH_ORDER = ("smoothing_radius", "num_directions", "direction")
-_OF_CONVERSION = (
-    *("period", "restart_batch_size", "restart_l2_clip_norm", "prefix_noise"),
-    *("window", "max_step"),
-)
+_OF_RESTARTS = ("period", "restart_batch_size", "restart_l2_clip_norm")
+_OF_CONVERSION = (*_OF_RESTARTS, "window", "max_step")
+_OF_SECOND_ORDER = ("rank", "accuracy", "failure_probability", "hessian")
 _OF_PLAYERS = ("radius", "num_draws", "clip_x", "step_ratio")
 _OF_OTHERS = ("sampling_prob", "schedule", "momentum", "average")
 #: Algorithms that take whatever gradients an optimizer can use.
@@ -72,7 +71,12 @@ def prepare(command: options.Train) -> Job:
         "epsilon": epsilon,
         "delta": delta,
     }
-    if isinstance(recipe, recipes.VertexSampling):
+    if isinstance(recipe, recipes.SecondOrder):
+        task, problem = stationary.of_features(task, recipe.rank)
+        with usage(command, "--epsilon"):
+            plan = curvature.make_plan(recipe, problem, **shared)
+        stationary.check_start(task, plan, initial(task, keys))
+    elif isinstance(recipe, recipes.VertexSampling):
         task, players = groups.against_groups(task, recipe, shapes)
         with usage(command, "--epsilon"):
             plan = recipes.make_vertex_plan(recipe, players, **shared)
@@ -133,21 +137,27 @@ def _refuse_strangers(command: options.Train) -> None:
     refuse(("hidden",), "--model mlp", command.model == "mlp")
     algorithm = command.algorithm
     private = algorithm in recipes.PRIVATE
-    refuse(_OF_BUDGET, "--algorithm dpzero, dpgd, o2nc or saddle", private)
-    clipped = private and algorithm != "saddle"
+    refuse(_OF_BUDGET, "--algorithm dpzero, dpgd, o2nc, saddle or sosp", private)
+    clipped = private and algorithm not in ("saddle", "sosp")
     refuse(("l2_clip_norm",), "--algorithm dpzero, dpgd or o2nc", clipped)
     zeroth = algorithm in recipes.ZEROTH_ORDER
     refuse(_OF_ZEROTH_ORDER, "--algorithm dpzero, mezo or o2nc", zeroth)
     refuse(_OF_CONVERSION, "--algorithm o2nc", algorithm == "o2nc")
+    correlated = algorithm in ("o2nc", "sosp")
+    refuse(("prefix_noise",), "--algorithm o2nc or sosp", correlated)
     others = algorithm in _OTHERS
     refuse(_OF_OTHERS, "--algorithm dpzero, dpgd, mezo or gd", others)
-    saddle = algorithm == "saddle"
+    saddle, second_order = algorithm == "saddle", algorithm == "sosp"
     steps = ("batch_size", "learning_rate")
-    refuse(steps, "--algorithm dpzero, dpgd, mezo, gd or o2nc", not saddle)
+    given = not (saddle or second_order)
+    refuse(steps, "--algorithm dpzero, dpgd, mezo, gd or o2nc", given)
+    refuse(_OF_SECOND_ORDER, "--algorithm sosp", second_order)
     refuse((*_OF_PLAYERS, "group_probabilities"), "--algorithm saddle", saddle)
     grouped = command.group is not None
     refuse(("group_values",), "a --group of a .csv or .npz --dataset", grouped)
     refuse(("group",), "a --dataset of real records", real)
+    if second_order:
+        _refuse_models(command)
     if saddle and not grouped:
         raise UsageError(
             "--group must be given with --algorithm saddle: class, or a column; got nothing"
@@ -161,6 +171,17 @@ def _refuse_strangers(command: options.Train) -> None:
         raise UsageError(
             f"--loss must be cross_entropy with --algorithm saddle, got {command.loss}"
         )
+
+
+def _refuse_models(command: options.Train) -> None:
+    """``sosp`` has a problem of its own, of features alone."""
+    for name, usual in (("model", "linear"), ("loss", None), ("group", None)):
+        value = getattr(command, name)
+        if value != usual:
+            raise UsageError(
+                f"{flag(name)} must be left out with --algorithm sosp, which factors "
+                f"second moments of the features; got {value}"
+            )
 
 
 def _is_file(dataset: str) -> bool:
@@ -291,6 +312,9 @@ def _recipe(
                 most = task.dataset.num_examples  # One for each step.
                 _validate.integer(num_steps=recipe.num_steps, at_least=2, at_most=most)
             return recipe
+        if isinstance(recipe, recipes.SecondOrder):
+            _check_second_order(recipe, task.dataset.num_features)
+            return recipe
         if recipe.learning_rate is not None:
             _validate.positive(learning_rate=recipe.learning_rate)
         if recipe.num_steps is not None:
@@ -303,6 +327,15 @@ def _recipe(
     else:
         _check_steps(recipe)
     return recipe
+
+
+def _check_second_order(recipe: recipes.SecondOrder, num_features: int) -> None:
+    _validate.integer(rank=recipe.rank, at_most=num_features)
+    if recipe.num_steps is not None:
+        _validate.integer(num_steps=recipe.num_steps, at_most=2**31 - 1)
+    _validate.probability(failure_probability=recipe.failure_probability)
+    if recipe.accuracy is not None:
+        _validate.positive(accuracy=recipe.accuracy)
 
 
 def _check_conversion(command: options.Train, recipe: recipes.Conversion) -> None:

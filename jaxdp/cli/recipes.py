@@ -16,6 +16,7 @@ import optax
 
 from jaxdp import plans, sampling
 from jaxdp._types import Relation
+from jaxdp.cli.curvature import SecondOrder
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans.dpzero import DirectionLaw
 from jaxdp.plans.o2nc.bounds import Direction
@@ -25,11 +26,11 @@ from jaxdp.transforms.averaging import polyak_average
 _TINY = 1e-6
 
 StepAlgorithm = Literal["dpzero", "dpgd", "mezo", "gd"]
-Algorithm = Literal["dpzero", "dpgd", "mezo", "gd", "o2nc", "saddle"]
+Algorithm = Literal["dpzero", "dpgd", "mezo", "gd", "o2nc", "saddle", "sosp"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 #: Those that read losses alone, and those that bound and noise.
 ZEROTH_ORDER: tuple[Algorithm, ...] = ("dpzero", "mezo", "o2nc")
-PRIVATE: tuple[Algorithm, ...] = ("dpzero", "dpgd", "o2nc", "saddle")
+PRIVATE: tuple[Algorithm, ...] = ("dpzero", "dpgd", "o2nc", "saddle", "sosp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class VertexSampling:
     step_ratio: float
 
 
-AnyRecipe = Recipe | Conversion | VertexSampling
+AnyRecipe = Recipe | Conversion | VertexSampling | SecondOrder
 
 
 class Players(NamedTuple):
@@ -410,6 +411,12 @@ def find(
 
 @overload
 def find(
+    dataset: str, model: str, algorithm: Literal["sosp"], epsilon: float
+) -> SecondOrder: ...
+
+
+@overload
+def find(
     dataset: str, model: str, algorithm: Algorithm, epsilon: float
 ) -> AnyRecipe: ...
 
@@ -428,6 +435,8 @@ def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> AnyR
         return for_budget(CONVERSIONS, epsilon)
     if algorithm == "saddle":
         return VERTEX_SAMPLINGS.get(dataset) or VERTEX_SAMPLINGS["*"]
+    if algorithm == "sosp":
+        return SecondOrder()  # What it leaves open follows from records and budget.
     family = "quadratic" if dataset.startswith("quadratic") else dataset
     rows = RECIPES.get((family, model, algorithm)) or RECIPES["*", model, algorithm]
     return for_budget(rows, epsilon)

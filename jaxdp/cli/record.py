@@ -28,7 +28,11 @@ _CHECKED = {
 }
 
 #: What recipes of other algorithms have, and no Recipe.
-_TELLING = {recipes.Conversion: "period", recipes.VertexSampling: "radius"}
+_TELLING = {
+    recipes.Conversion: "period",
+    recipes.VertexSampling: "radius",
+    recipes.SecondOrder: "accuracy",
+}
 
 Command = TypeVar("Command", options.Train, options.Finetune)
 

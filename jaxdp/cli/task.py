@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxdp import models
+from jaxdp import metrics, models
 
 
 class Task(NamedTuple):
     """A data set with a model: what is trained, and how it is judged.
 
-    What the loop moves (``params`` below) is the model's parameters, or for ``saddle``
-    weights of vertices and of groups.
+    What the loop moves (``params`` below) is the model's parameters; for ``saddle`` weights
+    of vertices and of groups; for ``sosp`` a factor of second moments.
     """
 
     dataset: models.Dataset
@@ -26,3 +26,5 @@ class Task(NamedTuple):
     saved_fn: Callable[[Any], Any] = lambda params: params  # params -> what is written
     groups: models.Grouped | None = None
     errors_fn: Callable[[Any], jax.Array] | None = None  # params -> (num_groups,)
+    # How stationary params are on the public records.
+    alpha_fn: Callable[[Any], metrics.SospAlpha] | None = None

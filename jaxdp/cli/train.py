@@ -14,7 +14,7 @@ import rich
 from rich.table import Table
 
 from jaxdp import plans, sampling, training
-from jaxdp.cli import budget, options, plots, recipes, record
+from jaxdp.cli import budget, options, plots, recipes, record, stationary
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
@@ -96,7 +96,7 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
 
     The metric is taken on public records, about a hundred times.
     """
-    task, averaged = job.task, job.recipe.average > 0
+    task, averaged, start = job.task, job.recipe.average > 0, params
     steps: list[int] = []
     metrics: list[jax.Array] = []
     errors: list[jax.Array] = []
@@ -142,6 +142,10 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
     of_groups = np.asarray(errors, float)
     releases = np.asarray(result.info.releases)
     report = _report(job, result.report, last, of_groups[-1:])
+    if task.alpha_fn is not None:
+        plan: Any = job.plan
+        found = stationary.report(task, plan, start, params, report["outcome"])
+        report = finite(report | found)
     return Outcome(params, releases, steps, values, last, of_groups, report)
 
 
@@ -229,6 +233,17 @@ def write(job: Job, outcome: Outcome) -> None:
             groups=groups.names,
             weights=np.asarray(outcome.params[1]),
         )
+    elif isinstance(job.plan, plans.SOSP):
+        plots.escapes(
+            job.out / RELEASES,
+            title=title,
+            releases=outcome.releases[: outcome.report["steps_done"]],
+            noise_std=job.plan.noise_std,
+            num_parameters=sum(x.size for x in jax.tree.leaves(outcome.params)),
+            trigger_norm=job.plan.trigger_norm,
+            num_examples=job.plan.num_examples,
+            said=f"certificate: {outcome.report['certificate'].partition(',')[0]}",
+        )
     else:
         parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
         plots.releases(
@@ -299,6 +314,9 @@ def summary(job: Job, outcome: Outcome) -> Table:
             f"{report['test_worst_group_error']:.4f}: "
             + ", ".join(f"{name} {_shown(error)}" for name, error in errors.items()),
         )
+    if job.task.alpha_fn is not None:
+        for row in stationary.rows(report):
+            table.add_row(*row)
     table.add_row("time", duration(report))
     table.add_row("data", report["note"])
     table.add_row("written", f"{job.out}: {', '.join(FILES)}")
@@ -336,6 +354,10 @@ def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
             f"moves scores by at most {drawn.sensitivity_x:.3g} and "
             f"{drawn.sensitivity_y:.3g}",
         )
+        table.add_section()
+        return table
+    if isinstance(plan, plans.SOSP):
+        table.add_row("noise", stationary.noise(plan))
         table.add_section()
         return table
     sums = f"each of {plan.num_steps} {_averaged(plan)}"

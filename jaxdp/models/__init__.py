@@ -60,6 +60,11 @@ from jaxdp.models.nonsmooth import mean_gradient_fn as mean_gradient_fn
 from jaxdp.models.nonsmooth import relu_network as relu_network
 from jaxdp.models.nonsmooth import robust_regression as robust_regression
 from jaxdp.models.nonsmooth import smoothed_sign as smoothed_sign
+from jaxdp.models.principal import PrincipalDirections as PrincipalDirections
+from jaxdp.models.principal import SmoothConstants as SmoothConstants
+from jaxdp.models.principal import captured_variance as captured_variance
+from jaxdp.models.principal import moment_deviation as moment_deviation
+from jaxdp.models.principal import unit_rows as unit_rows
 from jaxdp.models.problems import HESSIANS as HESSIANS
 from jaxdp.models.problems import Problem as Problem
 from jaxdp.models.problems import centered_quadratic as centered_quadratic
@@ -73,3 +78,11 @@ from jaxdp.models.simplex_problems import BinaryDomain as BinaryDomain
 from jaxdp.models.simplex_problems import ConvexProblem as ConvexProblem
 from jaxdp.models.simplex_problems import binary_domain as binary_domain
 from jaxdp.models.simplex_problems import sparse_regression as sparse_regression
+from jaxdp.models.strict_saddles import CriticalPoint as CriticalPoint
+from jaxdp.models.strict_saddles import StrictSaddleProblem as StrictSaddleProblem
+from jaxdp.models.strict_saddles import cosine_grid as cosine_grid
+from jaxdp.models.strict_saddles import (
+    low_rank_factorization as low_rank_factorization,
+)
+from jaxdp.models.strict_saddles import phase_retrieval as phase_retrieval
+from jaxdp.models.strict_saddles import quartic_saddle as quartic_saddle

@@ -287,6 +287,22 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     )
 
 
+def digits_4x4(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+    """The same records at half the resolution: means of 2 x 2 pixels, 16 features."""
+    bunch = _sklearn("digits")
+    blocks = np.asarray(bunch.data).reshape(-1, 4, 2, 4, 2)
+    bunch.data = blocks.mean(axis=(2, 4)).reshape(-1, 16)
+    bunch.feature_names = [f"block_{i}_{j}" for i in range(4) for j in range(4)]
+    return _classification(
+        "digits_4x4",
+        bunch,
+        DIGITS_BOUNDS,
+        test_fraction,
+        seed,
+        "Means of 2 x 2 pixels, divided by 16.",
+    )
+
+
 def breast_cancer(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     """Wisconsin breast cancer, 569 records of 30 features, two classes."""
     return _classification(
@@ -378,6 +394,7 @@ def quadratic_data(
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
     {
         "digits": digits,
+        "digits_4x4": digits_4x4,
         "breast_cancer": breast_cancer,
         "wine": wine,
         "diabetes": diabetes,

@@ -11,10 +11,11 @@ import sklearn.datasets
 from jaxdp import models
 from jaxdp.models import datasets
 
-REAL = ("digits", "breast_cancer", "wine", "diabetes")
+REAL = ("digits", "digits_4x4", "breast_cancer", "wine", "diabetes")
 QUADRATICS = ("quadratic_identity", "quadratic_inverse_sqrt", "quadratic_inverse")
 SHAPES = {
     "digits": (1437, 360, 64, 10),
+    "digits_4x4": (1437, 360, 16, 10),
     "breast_cancer": (455, 114, 30, 2),
     "wine": (142, 36, 13, 3),
     "diabetes": (353, 89, 10, None),
@@ -49,6 +50,17 @@ def test_digits_are_pixels_over_sixteen():
     assert x.max() == 1
 
 
+def test_pooled_digits_are_means_of_the_same_records():
+    whole, pooled = models.load("digits"), models.load("digits_4x4")
+    for (x, y), (means, same) in (
+        (whole.train, pooled.train),
+        (whole.test, pooled.test),
+    ):
+        np.testing.assert_array_equal(y, same)
+        corner = x.reshape(-1, 8, 8)[:, 2:4, 6:8].mean(axis=(1, 2))
+        np.testing.assert_allclose(means[:, 7], corner, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_split_partitions_the_records_and_is_fixed(name):
     first, again, other = (models.load(name, seed=s) for s in (0, 0, 1))
@@ -64,14 +76,14 @@ def test_split_partitions_the_records_and_is_fixed(name):
 def test_no_statistics_of_the_data(name, monkeypatch):
     """Changing one record to extreme values changes that record's features only."""
     options = {"scaled": False} if name == "diabetes" else {}
-    source = getattr(sklearn.datasets, f"load_{name}")
-    bunch = source(**options)
+    loader = f"load_{name.removesuffix('_4x4')}"
+    bunch = getattr(sklearn.datasets, loader)(**options)
     changed = np.array(bunch.data, np.float64)
     changed[7], changed[8] = 1e9, -1e9  # beyond every minimum and maximum
     before = _all_rows(models.load(name))
     monkeypatch.setattr(
         sklearn.datasets,
-        f"load_{name}",
+        loader,
         lambda **_: types.SimpleNamespace(**{**bunch, "data": changed}),
     )
     after = _all_rows(models.load(name))
