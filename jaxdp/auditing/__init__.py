@@ -20,6 +20,8 @@ an audit, and hides nothing. (``tests/auditing`` plants it.)
 * :mod:`jaxdp.auditing.attacks`: from a transcript to a score;
 * :mod:`jaxdp.auditing.vertices`, :mod:`jaxdp.auditing.vertex_attacks`: the same two for
   plans that draw vertices instead of adding noise;
+* :mod:`jaxdp.auditing.drill`, :mod:`jaxdp.auditing.second_order`: the same for plans whose
+  queries depend on what was released, and a short run in which they are known;
 * :mod:`jaxdp.auditing.draws`: one of those draws, its law enumerated;
 * :mod:`jaxdp.auditing.bounds`: from errors of an attack to an epsilon.
 

@@ -8,12 +8,22 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp.accounting import Epsilon
-from jaxdp.auditing import attacks, bounds, draws, simulation, vertex_attacks, vertices
+from jaxdp.auditing import (
+    attacks,
+    bounds,
+    draws,
+    drill,
+    second_order,
+    simulation,
+    vertex_attacks,
+    vertices,
+)
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans._correlated import CorrelatedPlan
 from jaxdp.plans._plan import Plan
 from jaxdp.plans.o2nc import O2NC
 from jaxdp.plans.saddle import Saddle, SaddleBiasReduced, SyntheticData
+from jaxdp.plans.sosp import SOSP
 
 # How the runs are divided: this share to learn the attacks, as many to choose one, the
 # rest to test it. Fewer where the best attack has nothing to learn.
@@ -88,6 +98,11 @@ def audit(
     enumerated, in one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that
     breaks what one draw claims, it is the result, of delta 0.
 
+    Of ``plans.SOSP`` a short drill is attacked, whatever the plan's sizes
+    (:mod:`jaxdp.auditing.drill`): its gradients and products with Hessians are
+    released between prescribed points. The canary of the result says in which role a
+    record was read.
+
     Exact noise is drawn on the host: 15 to 30 microseconds for each of the ``num_runs *
     num_steps * num_directions`` numbers. So audit few steps (:func:`shortened`). Where
     records are sampled, a run takes time for each record of the data set too.
@@ -109,6 +124,8 @@ def audit(
     _validate.probability(failure_prob=failure_prob)
     _validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     delta, accounted = _accounted(plan, delta)
+    if isinstance(plan, SOSP):
+        plan = drill.drilled(plan)
     if isinstance(plan, vertices.VertexPlan):
         rule = bounds.Rule(delta, failure_prob, zcdp=True)
         enumerated = _enumerated(plan)
@@ -155,9 +172,13 @@ class _Attempt(NamedTuple):
 def _attempts(
     plan: Any, num_runs: int, seed: int, rule: bounds.Rule
 ) -> Iterator[_Attempt]:
-    runs, attackers, share = simulation, attacks, _LEARN
+    runs: Any = simulation
+    attackers: Any = attacks
+    share = _LEARN
     if isinstance(plan, vertices.VertexPlan):
         runs, attackers, share = vertices, vertex_attacks, _LEARN_DRAWS
+    if isinstance(plan, SOSP):
+        runs = attackers = second_order
     learn = choose = int(share * num_runs)
     canaries: Any = runs.canaries(plan)
     data = list(dict.fromkeys(d for c in canaries for d in (c.first, c.second)))
@@ -206,6 +227,9 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
     one nothing depends on data; also fewer vertices to draw from, fewer draws a step and
     fewer records in a full batch, where it has more than are simulated quickly.
 
+    One of ``plans.SOSP`` gets periods and escapes of at most so many steps, and keeps its
+    noise: its epsilon does not depend on how long a run is.
+
     Args:
       plan: as in :func:`audit`.
       num_steps: >= 1; a plan that has no more steps, vertices and so on than it would
@@ -217,6 +241,8 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
     """
     _validate.integer(num_steps=num_steps)
     delta, accounted = _accounted(plan, delta, whole=False)
+    if isinstance(plan, SOSP):
+        return drill.drilled(plan, num_steps)
     changes = _shorter(plan, num_steps)
     if not changes:
         return plan
@@ -261,7 +287,7 @@ def _accounted(
             "SaddleBiasReduced, which releases those of its output alone; plans.Saddle "
             "draws and moves scores by the same code"
         )
-    _validate.instance((SumPlan, *get_args(vertices.VertexPlan)), plan=plan)
+    _validate.instance((SumPlan, SOSP, *get_args(vertices.VertexPlan)), plan=plan)
     if isinstance(plan, vertices.VertexPlan):
         _check_draws(plan, whole)
     elif not plan.noise_multiplier:

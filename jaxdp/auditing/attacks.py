@@ -42,8 +42,8 @@ def attacks(
         claimed = _likelihood_ratio(plan, canary, project)
     return {
         "likelihood ratio": claimed,
-        "linear": _linear(first, second),
-        "histogram": _histogram(project, first, second),
+        "linear": linear(first, second),
+        "histogram": histogram(project, first, second),
     }
 
 
@@ -63,7 +63,7 @@ def _projection(
     The direction of a step is public, and learned from the difference of the means; so is
     the location, which takes with it all that the direction root determines.
     """
-    means = [_finite(x).mean(axis=0) for x in (first, second)]
+    means = [finite(x).mean(axis=0) for x in (first, second)]
     difference = means[0] - means[1]
     length = np.linalg.norm(difference, axis=-1, keepdims=True)
     along = difference / np.maximum(length, 1e-30)
@@ -90,7 +90,7 @@ def _likelihood_ratio(plan: SumPlan, canary: Canary, project: Score) -> Score:
         return np.logaddexp(stay + log_noise(x), read + log_noise(x - moved))
 
     def score(transcripts: np.ndarray) -> np.ndarray:
-        x = _finite(project(transcripts))
+        x = finite(project(transcripts))
         here, there = (log_law(x, moved) for moved in canary.moves(x.shape[1]))
         return (here - there).sum(axis=-1)
 
@@ -115,7 +115,7 @@ def _whitened(
     weights = strategy.T @ strategy[:, leaf]
 
     def weighed(x: np.ndarray) -> np.ndarray:
-        return np.einsum("t,ntr->nr", weights, _finite(x[:, steps, :-1]))
+        return np.einsum("t,ntr->nr", weights, finite(x[:, steps, :-1]))
 
     along = weighed(first).mean(axis=0) - weighed(second).mean(axis=0)
     along /= max(float(np.linalg.norm(along)), 1e-30)
@@ -126,8 +126,9 @@ def _whitened(
     return score
 
 
-def _linear(first: np.ndarray, second: np.ndarray) -> Score:
-    rows = [_finite(x).reshape(len(x), -1) for x in (first, second)]
+def linear(first: np.ndarray, second: np.ndarray) -> Score:
+    """Fisher's discriminant, from transcripts of two data sets."""
+    rows = [finite(x).reshape(len(x), -1) for x in (first, second)]
     centred = [x - x.mean(axis=0) for x in rows]
     covariance = np.mean([x.T @ x / len(x) for x in centred], axis=0)
     scale = np.trace(covariance) / len(covariance) or 1.0
@@ -136,16 +137,17 @@ def _linear(first: np.ndarray, second: np.ndarray) -> Score:
     weights = np.linalg.solve(covariance + ridge, difference)
 
     def score(transcripts: np.ndarray) -> np.ndarray:
-        return _finite(transcripts).reshape(len(transcripts), -1) @ weights
+        return finite(transcripts).reshape(len(transcripts), -1) @ weights
 
     return score
 
 
-def _histogram(project: Score, first: np.ndarray, second: np.ndarray) -> Score:
+def histogram(project: Score, first: np.ndarray, second: np.ndarray) -> Score:
+    """Ratios of counts of what ``project`` makes of transcripts, column by column."""
     rows = [project(x) for x in (first, second)]
     edges, log_ratio = [], []
     for both in zip(*(x.T for x in rows), strict=True):
-        pooled = _finite(np.concatenate(both))
+        pooled = finite(np.concatenate(both))
         cuts = np.unique(np.quantile(pooled, np.linspace(0, 1, _BINS + 1)[1:-1]))
         counts = [
             np.bincount(_bins(x, cuts), minlength=len(cuts) + 2) + 1 for x in both
@@ -167,6 +169,6 @@ def _bins(x: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     return np.where(finite, inside, len(cuts) + 1)
 
 
-def _finite(x: np.ndarray) -> np.ndarray:
+def finite(x: np.ndarray) -> np.ndarray:
     """In float64, with zeros for what is not finite."""
     return np.where(np.isfinite(x), x, 0).astype(np.float64)

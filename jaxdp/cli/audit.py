@@ -13,6 +13,7 @@ from jaxdp.cli import budget, options
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans._plan import Plan
+from jaxdp.plans.sosp import SOSP
 
 
 def run(command: options.Audit) -> int:
@@ -21,7 +22,8 @@ def run(command: options.Audit) -> int:
     A plan of more steps than ``--num-steps`` is audited with so many steps, and so much
     less noise that its epsilon is the same: a step of a long run shows too little of a
     record to be measured. Of correlated noise the periods get shorter instead; a plan that
-    draws vertices takes longer steps, with fewer vertices to draw from.
+    draws vertices takes longer steps, with fewer vertices to draw from; of second-order
+    points it is a drill with short periods and escapes.
     """
     plan = _read(command)
     with usage(command, "PLAN"):
@@ -49,7 +51,7 @@ def run(command: options.Audit) -> int:
 
 def _read(command: options.Audit) -> Plan:
     plan: Plan = budget.read_plan(command, command.plan, "PLAN")
-    if isinstance(plan, SumPlan) and not plan.noise_multiplier:
+    if isinstance(plan, SumPlan | SOSP) and not plan.noise_multiplier:
         raise UsageError(
             "PLAN must have noise to be audited, got noise_multiplier = "
             f"{plan.noise_multiplier}"
@@ -69,13 +71,15 @@ _CHANGED = {
     "num_draws": "num_draws",
     "num_queries": "num_queries",
     "period": "noise_period",
+    "max_differences": "max_differences",
+    "escape_steps": "escape_steps",
 }
 
 
 def _answer(plan: Plan, audited: Plan, found: auditing.AuditResult) -> dict[str, Any]:
     """What is printed, by name: of the run's plan first, then of the audit."""
     run = {"plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}"}
-    if isinstance(plan, SumPlan):
+    if isinstance(plan, SumPlan | SOSP):
         run |= {"noise_multiplier": plan.noise_multiplier}
     here = {k: getattr(audited, field, None) for k, field in _CHANGED.items()}
     return {

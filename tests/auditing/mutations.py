@@ -86,7 +86,53 @@ SADDLE_PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Of ``plans.SOSP``: epsilon 2.
+SOSP_PLANS: dict[str, dict[str, Any]] = {
+    "sosp": {},
+    "tracked": {"hessian": "tracked", "hessian_lipschitz": 1.0, "dim": 2},
+    # Two queries a pass; without refreshes a period would go on through all passes.
+    "passes": {
+        "sampling": sampling.AdaptiveCursor(num_passes=8),
+        "num_examples": 3,
+        "num_steps": 16,
+        "refresh_batch_size": 1,
+        "max_differences": 8,
+        "escape_steps": None,
+        "noise_multiplier": 5.6,
+    },
+    # Two queries of two records, and slices of three.
+    "short data": {
+        "num_examples": 4,
+        "refresh_batch_size": 2,
+        "max_differences": 1,
+        "escape_steps": None,
+    },
+}
+
+
 def plan_named(name: str) -> Any:
+    if name in SOSP_PLANS:
+        fields: dict[str, Any] = {
+            "num_examples": 100,
+            "num_steps": 40,
+            "relation": "replace_one",
+            "l2_clip_norm": 1.4,
+            "smoothness": 1.0,
+            "refresh_batch_size": 4,
+            "difference_batch_rate": 5.0,
+            "drift_limit": 2.0,
+            "max_differences": 4,
+            "prefix_noise": "tree",
+            "trigger_norm": 0.1,
+            "escape_steps": 4,
+            "escape_radius": 0.3,
+            "escape_noise_std": 0.0,
+            "hessian_batch_size": 2,
+            "hessian_clip_norm": 0.9,
+            "noise_multiplier": 2.0,
+            "delta": 1e-5,
+        }
+        return plans.SOSP(**fields | SOSP_PLANS[name])
     if name in SADDLE_PLANS:
         numbers: dict[str, Any] = {
             "num_examples": 8,
@@ -172,6 +218,10 @@ SUMS = "jaxdp/oracles/vertex_gradients/_sums.py"
 CHARGES = "jaxdp/plans/saddle/charges.py"
 DRAWS_OF_ALL_STEPS = "return (num_steps - 1) * (num_draws + 1) * each"
 CERTIFIED_DRAW = "        return simplex.sample(key, scores, num)\n"
+
+SPIDER = "jaxdp/transforms/private_spider.py"
+ESCAPES = "jaxdp/algorithms/sosp/_escapes.py"
+SOSP_ROLES = "jaxdp/plans/sosp/_roles.py"
 
 TABLE = "table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)\n"
 
@@ -408,6 +458,104 @@ MUTATIONS = (
         "keys_lib.stream(keys.noise, role, context=context)",
         "keys_lib.stream(keys.direction, role, context=context)",
         "saddle",
+    ),
+    Mutation(
+        "no noise on a refresh",
+        SPIDER,
+        "drawn = threefry.secret_normal(key, point.shape)",
+        "drawn = jnp.zeros(point.shape)",
+        "sosp",
+    ),
+    Mutation(
+        "all refreshes have the same noise",
+        SPIDER,
+        "keys_lib.at_step(noise.refresh, number)",
+        "noise.refresh",
+        "sosp",
+    ),
+    Mutation(
+        "a tree that is not restarted at a refresh",
+        SPIDER,
+        "keys_lib.at_step(noise.difference, spider.refreshes)",
+        "noise.difference",
+        "sosp",
+        also=(
+            (SPIDER, "noise.state, spider.since,", "noise.state, spider.differences,"),
+        ),
+    ),
+    Mutation(
+        "a tree that runs across a pass boundary",
+        SPIDER,
+        "kind = jnp.where(turn & ~last, REFRESH, kind)",
+        "",
+        "passes",
+        also=(
+            (
+                SPIDER,
+                "            differences=spider.differences + 1,\n",
+                "            differences=spider.differences + 1,\n"
+                "            passes=spider.passes + query.turn,\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "a clamped slice that reads spent records",
+        "kernels/stretch.py",
+        "place = start + places",
+        "place = begin + places",
+        "short data",
+        num_runs=40_000,
+    ),
+    Mutation(
+        "an escape's batch that is read again",
+        ESCAPES,
+        "jnp.where(start, first + size, spider.cursor)",
+        "spider.cursor",
+        "sosp",
+        num_runs=40_000,
+    ),
+    Mutation(
+        "an escape that does not end",
+        ESCAPES,
+        "~far & (left <= 0)",
+        "~far & (left < -9)",
+        "sosp",
+    ),
+    Mutation(
+        "products of an escape charged as one",
+        SOSP_ROLES,
+        "one * self.escape_radius * math.sqrt(",
+        "one * self.escape_radius * bool(",
+        "sosp",
+    ),
+    Mutation(
+        "steps of an escape share one noise",
+        ESCAPES,
+        "keys_lib.at_step(escape.root, state.horizon.count), x.shape",
+        "escape.root, x.shape",
+        "sosp",
+    ),
+    Mutation(
+        "leaves without the length of their column",
+        SOSP_ROLES,
+        "self._noise * self._moves * longest",
+        "self._noise * self._moves",
+        "sosp",
+    ),
+    Mutation(
+        "more escapes than a running Hessian may serve in",
+        "jaxdp/algorithms/sosp/search.py",
+        "escape.since >= plan.escapes_per_refresh",
+        "escape.since >= 9",
+        "tracked",
+    ),
+    # What the running Hessian's first version did.
+    Mutation(
+        "matrices clipped at the bound of their grid",
+        "jaxdp/oracles/hessian.py",
+        ".reshape(-1, dim, dim), limit)",
+        ".reshape(-1, dim, dim), limit * 2)",
+        "tracked",
     ),
 )
 

@@ -1,0 +1,288 @@
+r"""A drill: a short run of a second-order plan in which every record's role is known.
+
+What a query reads depends on what was released, so a run is led by the hand: before each
+step the points that follow from releases are prescribed, which an adversary may do, for
+every release is private wherever it is asked for. Then all that is random is noise. The
+step itself is the library's, with all that it decides; a rehearsal tells what that is.
+
+Every record is a loss :math:`s\,(g t + q t^2/2 + h t^3/6)` of one coordinate t, with a sign
+s: so steep that its gradient, its change, its Hessian and that one's change all saturate
+their bounds, in one direction and with one sign. Whatever role a record gets, it moves the
+release by what is claimed, and in all of its roles if a fault gives it several.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import accounting
+from jaxdp.keys import Keys
+from jaxdp.plans.sosp import SOSP
+
+_STEEP = 1e3  # of a record, over its bounds
+#: How far inside of the radius the steps of an escape are, and its last one, which leaves:
+#: what a failed escape released last would not be seen.
+_INSIDE, _LAST = 3e-3, 1e-3
+_ROWS = 3  # that are read at once: few, so that a query has several slices
+_DEVIATIONS = 8
+# Most rows of a drill's queries.
+_REFRESH_ROWS, _DIFFERENCE_ROWS, _HESSIAN_ROWS = 4, 2, 2
+
+
+class Trace(NamedTuple):
+    """What happens in each step of a drill, the same in all runs: arrays (T,)."""
+
+    kind: np.ndarray  # of the gradient query: NONE, REFRESH or DIFFERENCE
+    rows: np.ndarray  # that it reads
+    extra: np.ndarray  # rows of a running Hessian, after them
+    first: np.ndarray  # of these rows
+    since: np.ndarray  # differences since the refresh, before the step
+    refreshes: np.ndarray  # after the step
+    began: np.ndarray  # whether an escape began
+    hessian: np.ndarray  # first row of the escape's own Hessians
+    length: np.ndarray  # of the vector of a product, over the radius; 0 if none
+
+
+class Step(NamedTuple):
+    """What of a step is the same in all runs."""
+
+    before: Any  # the state, without what is a run's own
+    course: jax.Array  # where the run is after the step
+
+
+class Script(NamedTuple):
+    """A rehearsed drill."""
+
+    steps: Step  # stacked, (T, ...)
+    trace: Trace
+
+
+def drilled(plan: SOSP, num_steps: int = 8) -> SOSP:
+    """The plan with the same noise, clips, modes and passes, and short periods.
+
+    Two periods in a pass, or half of one where there are several passes: then a pass ends
+    within a period. Privacy depends on none of what changes, but for the number of
+    products of an escape, which the noise of the products follows.
+
+    Args:
+      plan: with noise.
+      num_steps: the most differences between two refreshes, and the most steps of an
+        escape (2 at least).
+    """
+    noise: Any = plan.noise_multiplier
+    moves = accounting.sensitivity(plan.relation, 1.0)
+    released, tracked = plan.hessian == "released", plan.hessian == "tracked"
+    period = min(plan.max_differences, num_steps)
+    refresh = min(plan.refresh_batch_size, _REFRESH_ROWS)
+    rows = _difference_rows(plan)
+    # The lowest eigenvalue must be seen: those of the others take it well below the noise.
+    most = math.ceil(12 * noise * moves) + 1 if released else _HESSIAN_ROWS
+    curvature = min(plan.hessian_batch_size, most)
+    escape_steps = plan.escape_steps
+    if escape_steps is not None and not released:
+        escape_steps = min(escape_steps, max(num_steps, 2))
+    per_refresh = min(plan.escapes_per_refresh, 2)
+    escapes = 0 if escape_steps is None else per_refresh + 2 if tracked else 2
+    changed = {
+        "escapes_per_refresh": per_refresh,
+        "escape_steps": escape_steps,
+        "refresh_batch_size": refresh,
+        "difference_batch_size": rows if plan.difference_batch_size else None,
+        "hessian_batch_size": curvature,
+        "max_differences": period,
+        "drift_limit": 2 * (period + 1) * rows / plan.difference_batch_rate,
+        "query_in_escape": False,
+        "stop_at_certificate": False,
+        "trigger_norm": 1e30,
+        "escape_noise_std": 0.0,
+        "dim": None if plan.dim is None else min(plan.dim, 2),
+    }
+    if released:
+        changed["curvature_threshold"] = 0.0
+    if plan.hessian_filter and escape_steps is not None:
+        one = noise * moves * plan.hessian_clip_norm / curvature
+        budget = one * plan.escape_radius * math.sqrt(escape_steps - 1)
+        changed["escape_noise_std"] = budget
+    # A pass, and the steps of all of them.
+    whole = plan.num_passes == 1
+    refreshes, differences = (2, 2 * period) if whole else (1, max(period // 2, 1))
+    if tracked:
+        refreshes += whole
+        each = curvature, 1
+    else:
+        each = 0, 0
+    differences = min(differences, plan.max_differences * 2)
+    records = refreshes * (refresh + each[0]) + differences * (rows + each[1])
+    records += 0 if tracked else escapes * curvature
+    steps = plan.num_passes * (refreshes + differences)
+    steps += escapes * ((escape_steps or 1) - 1)
+    changed["num_examples"] = min(plan.num_examples, records)
+    changed["num_steps"] = min(plan.num_steps, steps)
+    small = dataclasses.replace(plan, smoothness=1.0, **changed)
+    return dataclasses.replace(small, smoothness=_smoothness(small))
+
+
+def _difference_rows(plan: SOSP) -> int:
+    """Rows of a difference."""
+    most = plan.difference_batch_size or _DIFFERENCE_ROWS
+    other = plan.num_examples - min(plan.refresh_batch_size, _REFRESH_ROWS)
+    return min(most, _DIFFERENCE_ROWS, max(other, 1))
+
+
+def _smoothness(plan: SOSP) -> float:
+    """So large that steps are small beside the radius: points stay where they are put."""
+    swing = _spread(plan) / (_INSIDE - _LAST) * 2.1
+    gradient = plan.l2_clip_norm + 10 * plan.noise_std + plan.drift_limit
+    return max(swing, 2 * gradient, 1.0) / plan.escape_radius
+
+
+def _spread(plan: SOSP) -> float:
+    """How long an escape's products get."""
+    if plan.escape_steps is None or plan.hessian == "released":
+        return 0.0
+    largest = plan.hessian_clip_norm * plan.escape_radius
+    return _DEVIATIONS * plan.escape_std + largest
+
+
+def _pace(plan: SOSP) -> float:
+    """How far apart the points of two queries are."""
+    return (_difference_rows(plan) - 0.5) / (
+        plan.difference_batch_rate * plan.smoothness
+    )
+
+
+def dim(plan: SOSP) -> int:
+    """d, parameters of a drill."""
+    return 2 if plan.dim is None else plan.dim
+
+
+def axis(plan: SOSP) -> np.ndarray:
+    """The direction of t; no coordinate's, so that bounds on coordinates are seen."""
+    return np.array([0.6, 0.8] if dim(plan) == 2 else [1.0], np.float32)
+
+
+def slice_size(plan: SOSP) -> int:
+    """Rows that are read at once."""
+    return min(plan.num_examples, 16 if plan.hessian == "released" else _ROWS)
+
+
+def value_fn(plan: SOSP) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The losses: of parameters (d,) and signs (B,)."""
+    pace, rows = _pace(plan), _difference_rows(plan)
+    slope = _STEEP * plan.l2_clip_norm
+    bend = rows / plan.difference_batch_rate / pace
+    bend = _STEEP * max(bend, plan.hessian_clip_norm)
+    twist = _STEEP * plan.hessian_clip_norm / pace
+
+    def losses(params: jax.Array, signs: jax.Array) -> jax.Array:
+        t = jnp.vdot(params, jnp.asarray(axis(plan)), precision="highest")
+        return signs * t * (slope + t * (bend / 2 + t * (twist / 6)))
+
+    return losses
+
+
+def _led(plan: SOSP, state: Any) -> Any:
+    """A state in which the next step is asked for where it is to be: all of it public."""
+    escape, along = state.escape, jnp.asarray(axis(plan))
+    wanted = 0 if plan.escape_steps is None else _escapes(plan)
+    # The first escape fails, so that its end is seen; the others leave by the last step.
+    leaves = (escape.left <= 1) & (state.escapes > 1)
+    inside = jnp.where(leaves, 1 - _LAST, 1 - _INSIDE)
+    there = escape.anchor + along * (inside * plan.escape_radius)
+    on = state.spider.reference + along * _pace(plan)
+    # As if the gradient at the anchor led out of the radius, from the last point only.
+    push = -along * (plan.smoothness * plan.escape_radius * (_INSIDE + _LAST) / 2)
+    cool = jnp.where(state.escapes < wanted, 0, 1)
+    return state._replace(
+        point=jnp.where(escape.active, there, on),
+        escape=escape._replace(
+            gradient=jnp.where(escape.active, push, escape.gradient), cool=cool
+        ),
+    )
+
+
+def _escapes(plan: SOSP) -> int:
+    """How many escapes a drill has: two more than a running Hessian may serve in."""
+    return plan.escapes_per_refresh + 2 if plan.hessian == "tracked" else 2
+
+
+def shows(before: Any, after: Any) -> jax.Array:
+    """Whether a product can be told from the point that it leads to: not if that fails."""
+    within = before.escape.active | (after.escapes > before.escapes)
+    within &= after.horizon.count > before.horizon.count
+    back = ~after.escape.active & jnp.all(after.point == after.escape.anchor)
+    return within & ~back
+
+
+def split(state: Any) -> tuple[Any, Any]:
+    """A state without what is a run's own, and that."""
+    spider, escape = state.spider, state.escape
+    own = spider.estimate, spider.noise, escape.hessian, escape.root
+    public = state._replace(
+        spider=spider._replace(estimate=None, noise=None),
+        escape=escape._replace(hessian=None, root=None),
+    )
+    return public, own
+
+
+def joined(public: Any, own: Any) -> Any:
+    """The inverse of :func:`split`."""
+    estimate, noise, hessian, root = own
+    return public._replace(
+        spider=public.spider._replace(estimate=estimate, noise=noise),
+        escape=public.escape._replace(hessian=hessian, root=root),
+    )
+
+
+def course(state: Any) -> jax.Array:
+    """Where a run is: all that decides what is asked for next, but for points."""
+    horizon, spider, escape = state.horizon, state.spider, state.escape
+    numbers = (
+        *(horizon.count, horizon.exhausted, spider.since, spider.cursor),
+        *(spider.passes, spider.refreshes, spider.differences),
+        *(escape.active, escape.left, escape.first, escape.since),
+        *(state.escapes, state.records, state.ended),
+    )
+    return jnp.stack([jnp.asarray(x, jnp.int32) for x in numbers])
+
+
+@functools.lru_cache(maxsize=8)
+def rehearsed(plan: SOSP) -> Script:
+    """What a drill does, by a run of it on records that contribute nothing."""
+    algorithm = plan.algorithm(Keys.insecure(0), microbatch_size=slice_size(plan))
+    signs = jnp.zeros(plan.num_examples)
+
+    def step(state: Any, _: None) -> tuple[Any, Script]:
+        before = _led(plan, state)
+        after, _ = algorithm.step(before, signs, value_fn=value_fn(plan))
+        made = Step(split(before)[0], course(after))
+        return after, Script(made, _traced(plan, before, after))
+
+    start = algorithm.init(jnp.zeros(dim(plan)))
+    run = jax.jit(lambda state: jax.lax.scan(step, state, None, plan.num_steps)[1])
+    return jax.tree.map(np.asarray, run(start))
+
+
+def _traced(plan: SOSP, before: Any, after: Any) -> Any:
+    extra: Any
+    length: Any
+    kind, rows = (after.release[i].astype(jnp.int32) for i in (0, 1))
+    extra = jnp.int32(0)
+    if plan.hessian == "tracked":
+        extra = after.records - before.records
+    first: Any = before.spider.cursor
+    began = after.escapes > before.escapes
+    first = jnp.where(first + rows + extra > plan.num_examples, 0, first)
+    escape = after.escape
+    length = jnp.linalg.norm(before.point - escape.anchor) / plan.escape_radius
+    length = jnp.where(shows(before, after), length, 0)
+    if plan.hessian == "released":
+        length = began.astype(jnp.float32)
+    since, number = before.spider.since, after.spider.refreshes
+    return Trace(kind, rows, extra, first, since, number, began, escape.first, length)
