@@ -118,10 +118,9 @@ def _adaptive(
         return grad_diff.release_difference(
             grid, loss, points[0], points[1], records, noise
         )
-    grid, v = plan.hessian_grid, points[1]
-    return hessian.release_product(
-        grid, loss, points[0], v, plan.escape_radius, records, noise
-    )
+    grid, v = plan.product_grid(D), points[1]
+    times = hessian.halvings(grid, plan.escape_radius * jnp.cos(points[0, 0]))
+    return hessian.release_product(grid, loss, points[0], v, times, records, noise)
 
 
 def _static(

@@ -256,6 +256,17 @@ class TrackedGrid(NamedTuple):
         return self.record_move * 2.0**-self.bits
 
 
+class ProductGrid(NamedTuple):
+    """How products with Hessians are bounded and noised, however short the vector is."""
+
+    l2_clip_norm: float  # bound on one record's product with a unit vector
+    radius: float  # the longest vector
+    bits: int  # sums are released in units of 2**-bits of the longest product's bound
+    normalizer: float  # what sums are divided by
+    noise_scale: float  # standard deviation of the noise, in these units
+    rounding: float  # what the grid costs, as a length of the vector
+
+
 class SpiderPlan(DataPlan, Protocol):
     """What the adaptive variance-reduced gradient reads."""
 
@@ -313,10 +324,9 @@ class SOSPPlan(SpiderPlan, Protocol):
     @property
     def stop_at_certificate(self) -> bool: ...
     @property
-    def least_reach(self) -> float: ...
-    @property
     def hessian_budget(self) -> float: ...
     @property
-    def hessian_grid(self) -> Grid: ...
+    def matrix_grid(self) -> Grid: ...
+    def product_grid(self, dim: int) -> ProductGrid: ...
     @property
     def tracked_grid(self) -> TrackedGrid: ...

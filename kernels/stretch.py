@@ -45,6 +45,15 @@ def plus(a: Wide, b: Wide) -> Wide:
     return Wide(a.high + b.high + (low >> _WORD), low & (2**_WORD - 1))
 
 
+def shifted(total: Wide, by: jax.Array) -> Wide:
+    """``floor(total / 2**by)``, exactly; ``by`` int32 from 0 to 32."""
+    for part in (jnp.minimum(by, _WORD), jnp.maximum(by - _WORD, 0)):
+        lost = total.high & ((1 << part) - 1)
+        low = (total.low >> part) | (lost << (_WORD - part))
+        total = Wide(total.high >> part, low)
+    return total
+
+
 def to_float(total: Wide) -> jax.Array:
     """float32 values, rounded."""
     return total.high.astype(jnp.float32) * 2.0**_WORD + total.low.astype(jnp.float32)

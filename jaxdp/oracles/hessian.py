@@ -19,41 +19,59 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp._types import Grid, TrackedGrid
+from jaxdp._types import Grid, ProductGrid, TrackedGrid
 from jaxdp.kernels import stretch
 from jaxdp.oracles import grad_diff
 from jaxdp.oracles.grad_diff import Loss, Records
 
+#: Bits of one record's product.
+_RECORD_BITS = 16
+#: How much shorter than the radius a vector may count as: by a factor of 2**12.
+MAX_HALVINGS = 12
 #: Squarings by which a matrix's operator norm is bounded: to within d**(1 / 64).
 _SQUARINGS = 5
 #: Above what float32 makes of that bound.
 _SLACK = 1 + 1e-4
 
 
+def halvings(grid: ProductGrid, length: jax.Array) -> jax.Array:
+    """How often the radius can be halved and still be at least ``length``: int32."""
+    shorter = grid.radius * 0.5 ** np.arange(1, MAX_HALVINGS + 1)
+    return (length <= jnp.asarray(shorter, jnp.float32)).sum(dtype=jnp.int32)
+
+
+def reach(grid: ProductGrid, times: jax.Array) -> jax.Array:
+    """The radius, halved so often: what a vector's length counts as."""
+    return jnp.float32(grid.radius) * jnp.exp2(-times.astype(jnp.float32))
+
+
 def release_product(
-    grid: Grid,
+    grid: ProductGrid,
     loss: Loss,
     point: jax.Array,
     vector: jax.Array,
-    reach: float | jax.Array,
+    times: jax.Array,
     records: Records,
     noise: jax.Array,
 ) -> jax.Array:
     """Releases the mean of clipped Hessian-vector products plus noise.
 
+    Each record's product is put on a grid of 2**-16 of its bound, which is as fine as the
+    vector is short: curvature of any size moves it. Where the noise is large, float32 has
+    not so many digits for it, so the exact sum is rounded, once, to the grid of the noise.
+
     Args:
-      grid: its clip, times ``reach``, bounds one record's product; its noise is that of the
-        sum in units of a ``reach`` of 1.
+      grid: bounds and noise.
       loss: of one record.
       point: float32 (d,), where the Hessians are.
       vector: float32 (d,).
-      reach: > 0: what the vector's length counts as; public.
+      times: int32, shape=(), of :func:`halvings`; public.
       records: the stretch; none give noise alone.
       noise: float32 (d,), standard normals; secret.
 
     Returns:
-      float32 (d,): released. One record moves it by the bound over the normalizer (twice
-      that if replaced).
+      float32 (d,): released. One record moves it by the clip times (``reach`` and
+      ``grid.rounding``) over the normalizer (for replace-one, twice that).
     """
 
     def products(some: Any) -> jax.Array:
@@ -63,10 +81,14 @@ def release_product(
 
         return jax.vmap(product)(some)
 
-    reach = jnp.asarray(reach, jnp.float32)
-    bound = grid.l2_clip_norm * reach
-    total = grad_diff.bounded_sum(grid, products, point.size, records, bound)
-    return grad_diff.noised_mean(grid, total, noise / reach) * reach
+    fine = Grid(grid.l2_clip_norm, _RECORD_BITS, grid.normalizer, 0.0)
+    bound = grid.l2_clip_norm * reach(grid, times)
+    total = grad_diff.bounded_sum(fine, products, point.size, records, bound)
+    coarse = stretch.shifted(total, _RECORD_BITS - grid.bits + times)
+    released = Grid(
+        grid.l2_clip_norm * grid.radius, grid.bits, grid.normalizer, grid.noise_scale
+    )
+    return grad_diff.noised_mean(released, coarse, noise)
 
 
 def hessians(loss: Loss, point: jax.Array, some: Any) -> jax.Array:

@@ -15,6 +15,7 @@ from jaxdp import keys as keys_lib
 from jaxdp import ledger as ledger_lib
 from jaxdp.kernels import sphere
 from jaxdp.plans._plan import Plan
+from jaxdp.sampling import AdaptiveCursor
 from jaxdp.training import loop, parallel, replaying, reporting
 from jaxdp.transforms import _common
 
@@ -261,7 +262,10 @@ def _decide(
 def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) -> None:
     """Refuses to charge steps again that the plan's epsilon has no room for."""
     steps = plan.num_steps
-    if plan.sampling.max_participations(plan.num_examples, steps) < steps:
+    cursor = isinstance(
+        plan.sampling, AdaptiveCursor
+    )  # Several queries may be one step.
+    if cursor or plan.sampling.max_participations(plan.num_examples, steps) < steps:
         # (Where every step reads all records, one that is made again costs no more than the
         # step at the end that is left out for it: charges do not fall with the steps.)
         # Lost batches would be read again, and new orders of the running epoch drawn.
@@ -349,8 +353,9 @@ def _pack(run: str, step: int, carry: loop.Carry) -> bytes:
 def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
     """Fills the leaves of a fresh carry that no root gives back; the noise stays.
 
-    (Noise that is correlated over a period has a state that moves with the steps. But a
-    checkpoint lies between periods, where that state starts anew.)
+    (Noise that is correlated over a period has a state that moves with the steps. A
+    checkpoint lies between periods, where that state starts anew; or the state is kept,
+    and so is what else depends on data: a checkpoint is secret.)
     """
     made, rest = carry.opt_state
     kept = _common.without_roots(made)

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
 from jaxdp import keys as keys_lib
@@ -57,6 +59,7 @@ class Spider(NamedTuple):
         jax.Array
     )  # shape=(), dtype=int32; records [0, cursor) of this pass are spent
     passes: jax.Array  # shape=(), dtype=int32; that are over
+    records: jax.Array  # shape=(), dtype=int32; read so far
     refreshes: jax.Array  # shape=(), dtype=int32
     differences: jax.Array  # shape=(), dtype=int32; of the whole run
     noise: Running  # secret
@@ -79,6 +82,8 @@ def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
     Raises:
       ValueError: so many numbers that the grid would round contributions to zero.
     """
+    if not isinstance(flat, Tracer) and not np.isfinite(flat).all():
+        raise ValueError("params must be finite, got a NaN or an infinity")
     for grid in (plan.refresh_grid, plan.difference_grid):
         check_dim(flat.size, grid.bits)
     context = int(plan.digest[:8], 16)
@@ -89,7 +94,7 @@ def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
     )
     zero, none = jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32)
     drift, estimate = jnp.zeros(()), jnp.zeros_like(flat)
-    return Spider(flat, estimate, none, drift, zero, zero, zero, zero, noise)
+    return Spider(flat, estimate, none, drift, zero, zero, zero, zero, zero, noise)
 
 
 def check_dim(dim: int, bits: int | None) -> None:
@@ -189,6 +194,7 @@ def asked(
             refreshes=number,
             cursor=first + query.records,
             passes=spider.passes + query.turn,
+            records=spider.records + query.records,
         )
 
     def difference() -> Spider:
@@ -207,6 +213,7 @@ def asked(
             drift=spider.drift + query.moved,
             differences=spider.differences + 1,
             cursor=first + query.records,
+            records=spider.records + query.records,
             noise=noise._replace(state=state),
         )
 
@@ -220,7 +227,8 @@ def flattened(params: Any, name: str) -> tuple[jax.Array, Callable[[jax.Array], 
       ValueError: a leaf of another dtype, whose differences of gradients would be the
         rounding of its numbers; it is named.
     """
-    _common.refuse_masked(params, name)
+    if any(isinstance(x, optax.MaskedNode) for x in _leaves(params)):
+        raise ValueError(f"{name} moves all params; do not wrap it in optax.masked")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if jnp.result_type(leaf) != jnp.float32:
             raise ValueError(
@@ -231,6 +239,10 @@ def flattened(params: Any, name: str) -> tuple[jax.Array, Callable[[jax.Array], 
     if not flat.size:
         raise ValueError("params must have at least one element, got none")
     return flat, unravel
+
+
+def _leaves(params: Any) -> list[Any]:
+    return jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
 
 
 def slice_size(plan: SpiderPlan, dim: int, microbatch_size: int | None) -> int:
@@ -253,7 +265,7 @@ class PrivateSpiderState(NamedTuple):
 
     horizon: _common.Horizon
     spider: Spider
-    release: jax.Array  # shape=(3,), dtype=float32; as SpiderInfo
+    release: jax.Array  # shape=(3,), dtype=float32; kind, records, norm of the estimate
 
     @property
     def count(self) -> jax.Array:
@@ -271,10 +283,11 @@ def private_spider(
 
     Stands first in a chain; incoming updates are ignored and may be None.
     ``optax.chain(private_spider(plan, keys), optax.scale(-1 / smoothness))`` is private
-    SpiderBoost. ``update`` takes ``value_fn`` and ``batch``: all records, as
-    ``jaxdp.sampling.batch`` gives them for the plan or as arrays, of which a step reads
-    those that its cursor is at. Unknown keywords are ignored. After the records are spent,
-    or ``plan.num_steps`` updates, updates are zero and ``state.exhausted`` is true.
+    SpiderBoost. ``update`` takes ``value_fn`` and ``batch``: all
+    records, as ``jaxdp.sampling.batch`` gives them for the plan, or as arrays (with
+    ``mask``, bool (n,), where some are absent), of which a step reads those that its cursor
+    is at. Unknown keywords are ignored. After the records are spent, or ``plan.num_steps``
+    updates, updates are zero and ``state.exhausted`` is true.
 
     Args:
       plan: a ``jaxdp.plans.SOSP`` with noise; what it says of escapes is not used.
@@ -316,12 +329,13 @@ def private_spider(
         *,
         value_fn: ValueFn,
         batch: Any,
+        mask: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args
         params = _common.need_params(params, "private_spider")
-        data, mask = sampling.resolve(
-            plan, batch, None, private=keys.private, step=state.horizon.count
+        data, kept = sampling.resolve(
+            plan, batch, mask, private=keys.private, step=state.horizon.count
         )
         flat, unravel = flattened(params, "private_spider")
         loss = grad_diff.record_loss(value_fn, unravel)
@@ -333,7 +347,7 @@ def private_spider(
         kind = jnp.where(active, query.kind, NONE)
         query = query._replace(kind=kind)
         size = slice_size(plan, flat.size, microbatch_size)
-        spider = asked(plan, loss, state.spider, flat, query, data, mask, size)
+        spider = asked(plan, loss, state.spider, flat, query, data, kept, size)
         estimate = jnp.where(active, spider.estimate, 0)
         records = jnp.where(kind == NONE, 0, query.records)
         release = jnp.stack([kind, records, jnp.linalg.norm(estimate)])

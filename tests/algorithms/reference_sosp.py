@@ -384,8 +384,11 @@ def iterate(
 
 
 def product_bound(plan: Any, v: np.ndarray) -> float:
-    """Of one record's product: at the radius, or with the filter at ``||v||``."""
-    reach = max(float(np.linalg.norm(v)), plan.least_reach)
+    """Of one record's product: for the least of 13 halved radii that holds ``||v||``."""
+    reach, length = plan.escape_radius, float(np.linalg.norm(v))
+    for _ in range(12):
+        if length <= reach / 2:
+            reach /= 2
     return plan.hessian_clip_norm * reach
 
 
@@ -393,6 +396,8 @@ def within_budget(plan: Any, s: State, bound: float) -> bool:
     """Without a filter always; with one, what this product costs is written down."""
     if not plan.hessian_filter or not plan.noise_multiplier:
         return True
+    if hasattr(plan, "product_grid"):  # What the library's grid costs besides.
+        bound += plan.hessian_clip_norm * plan.product_grid(len(s.x)).rounding
     moved = (2 if plan.relation == "replace_one" else 1) * bound
     cost = (moved / (plan.hessian_batch_size * plan.escape_noise_std)) ** 2
     if s.spent + cost > plan.noise_multiplier**-2:

@@ -44,13 +44,10 @@ def plan(**changes: Any) -> Any:
         "stop_at_certificate": True,
         "hessian_filter": False,
         "hessian_drift_limit": math.inf,
-        "least_reach": 0.0,
     }
     assert set(changes) <= set(fields) | {"num_passes"}
     fields["sampling"].num_passes = changes.pop("num_passes", 1)
     fields |= changes
-    if not fields["hessian_filter"]:
-        fields["least_reach"] = fields["escape_radius"]
     return types.SimpleNamespace(**fields)
 
 

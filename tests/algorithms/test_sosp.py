@@ -170,6 +170,61 @@ def test_what_does_not_fit_is_refused() -> None:
         algorithm.init(jnp.zeros(D, jnp.float16))
 
 
+def test_a_saddle_of_little_curvature_is_left() -> None:
+    """0.028 along one axis, where smoothness is 1: grids must not swallow it.
+
+    By the law of the noise an escape fails with probability 0.01 here; more than 5 of 20
+    fail by chance less than 1e-7.
+    """
+    dim, curvature = 10, 0.028
+    plan = plans.SOSP(
+        num_examples=32,
+        num_steps=500,
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        smoothness=1.0,
+        refresh_batch_size=16,
+        difference_batch_rate=1.0,
+        drift_limit=1.0,
+        max_differences=3,
+        trigger_norm=0.1,
+        escape_steps=439,
+        escape_radius=2**0.5,
+        escape_noise_std=2.5e-3,
+        hessian_batch_size=16,
+        hessian_clip_norm=1.0,
+        noise_multiplier=0.0,
+    )
+    diagonal = jnp.ones(dim).at[3].set(-curvature)
+    data = jnp.zeros((32, 1))
+
+    def value_fn(x: jax.Array, batch: jax.Array) -> jax.Array:
+        return jnp.sum(diagonal * x**2) / 2 + batch[:, 0]
+
+    def run(seed: jax.Array) -> jax.Array:
+        algorithm = jaxdp.sosp(plan, Keys.insecure(seed))
+        step = lambda s: algorithm.step(s, data, value_fn=value_fn)[0]  # noqa: E731
+        more = lambda s: ~s.horizon.exhausted  # noqa: E731
+        return jax.lax.while_loop(more, step, algorithm.init(jnp.zeros(dim))).ended
+
+    # One that leaves finds no records for another refresh.
+    ended = np.asarray(jax.jit(lambda s: jax.lax.map(run, s))(jnp.arange(20)))
+    assert set(ended) <= {1, 2} and (ended == 1).sum() <= 5
+
+
+@pytest.mark.parametrize("spoilt", ["start", "far"])
+def test_points_that_are_no_numbers_are_never_certified(spoilt: str) -> None:
+    algorithm = jaxdp.sosp(make("on_demand"), Keys.insecure(0))
+    if spoilt == "start":
+        with pytest.raises(ValueError, match="finite"):
+            algorithm.init(jnp.full(D, jnp.nan))
+        return
+    state = algorithm.init(START)._replace(point=jnp.full(D, jnp.inf))
+    for _ in range(6):
+        state, _ = compiled("on_demand")(state, DATA)
+    assert int(state.best.rank) <= 0
+
+
 def test_memory_is_linear_in_many_dimensions() -> None:
     """Products with Hessians on demand: no matrix. And it runs."""
     temps = {}

@@ -118,7 +118,7 @@ CASES: dict[str, dict[str, Any]] = {
         "hessian_filter": True,
         "prefix_noise": "sqrt_toeplitz",
         "escape_steps": 12,
-        "noise_multiplier": 0.6,
+        "noise_multiplier": 0.45,
         "num_passes": 3,
     },
     "no escapes, fixed batches, no noise": {
@@ -320,8 +320,10 @@ def product_unit(plan: plans.SOSP) -> float:
         record = plan.hessian_clip_norm * 2.0**-13 * plan.escape_radius
         return 2 * plan.tracked_grid.product_unit + 4 * record
     if plan.hessian == "released":  # An eigenvector moves more than its matrix.
-        return 100 * unit(plan.hessian_grid)
-    return 4 * unit(plan.hessian_grid)
+        return 100 * unit(plan.matrix_grid)
+    grid = plan.product_grid(D)
+    fine = plan.hessian_clip_norm * plan.escape_radius
+    return 4 * fine * 2.0**-16 + 2 * fine * 2.0**-grid.bits / plan.hessian_batch_size
 
 
 STARTS = {

@@ -253,10 +253,10 @@ def test_a_released_hessian_is_one_step() -> None:
 
 
 def test_the_filter_ends_an_escape_without_a_certificate() -> None:
-    """Products of .1, .2 and .4 cost 1 : 4 : 16; the budget has room for the first two."""
+    """Products of .1, .2 and .4 count as eighths, quarters, halves: costs 1 : 4 : 16."""
     hess = np.diag([-1.0, 1.0])
     batch, std, clip, multiplier = 7, 0.01, 2.0, 5.0
-    unit = (2 * clip * 0.1 / (batch * std * multiplier**-1)) ** 2
+    unit = (2 * clip * 0.125 / (batch * std * multiplier**-1)) ** 2
 
     def run(multiplier: float) -> Records:
         return ref.run(
@@ -278,7 +278,7 @@ def test_the_filter_ends_an_escape_without_a_certificate() -> None:
     assert unit > 1  # The first product alone is too much at this multiplier.
     records = run(multiplier)[:2]
     assert [r.filtered for r in records] == [False, True]
-    assert [r.product_bound for r in records] == pytest.approx([0, 0.2])
+    assert [r.product_bound for r in records] == pytest.approx([0, 0.25])
     assert records[-1].failed and records[-1].cool == 1 and not records[-1].done
     assert records[-1].best[1:] == (0.0, 1)
     np.testing.assert_array_equal(records[-1].x_new, 0)

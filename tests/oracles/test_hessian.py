@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxdp._types import Grid, TrackedGrid
+from jaxdp._types import Grid, ProductGrid, TrackedGrid
 from jaxdp.kernels import stretch
 from jaxdp.oracles import grad_diff, hessian
 from jaxdp.oracles.grad_diff import Records
@@ -88,25 +88,50 @@ def test_a_difference_is_the_mean_of_clipped_changes() -> None:
         assert 0.399 < moved <= 0.4 * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("reach", [0.5, 2.0])
-def test_products_are_means_of_clipped_ones(reach: float) -> None:
-    grid = Grid(1.1, 16, COUNT, 3.0)
-    v = np.float32(reach) * OTHER / np.linalg.norm(OTHER)
+@pytest.mark.parametrize("length", [2.0, 0.5, 1e-3])
+@pytest.mark.parametrize("bits", [16, 11])
+def test_products_are_means_of_clipped_ones(length: float, bits: int) -> None:
+    grid = ProductGrid(1.1, 2.0, bits, COUNT, 3.0, 0.0)
+    v = np.float32(length) * OTHER / np.linalg.norm(OTHER)
+    times = hessian.halvings(grid, jnp.float32(length))
+    reach = float(hessian.reach(grid, times))
+    assert length <= reach < 2 * length and int(times) == round(np.log2(2 / reach))
     release = jax.jit(
         lambda data, count, noise: hessian.release_product(
-            grid, loss, POINT, v, reach, records(data)._replace(count=count), noise
+            grid, loss, POINT, v, times, records(data)._replace(count=count), noise
         )
     )
     data = spoiled()
     rows = np.einsum("nij,j->ni", matrices(POINT, data), v)[FIRST : FIRST + COUNT]
     want = clipped(rows, 1.1 * reach).sum(axis=0) / COUNT
-    unit = 1.1 * reach * 2**-16 / COUNT
-    np.testing.assert_allclose(release(data, COUNT, ZERO), want, atol=2 * COUNT * unit)
-    # Noise has one size, whatever the reach: 3 units of a reach of 1.
-    noise = release(data, 0, jnp.ones(D)) / (1.1 * 2**-16 / COUNT)
-    np.testing.assert_allclose(noise, 3.0, atol=reach / 2 + 1e-3)
+    # Records are as fine as the vector is short; the sum is rounded once.
+    fine, unit = 1.1 * reach * 2**-16, 1.1 * 2.0 * 2**-bits / COUNT
+    got = release(data, COUNT, ZERO)
+    np.testing.assert_allclose(got, want, atol=2 * fine + unit)
+    # Noise has one size, whatever the vector.
+    noise = release(data, 0, jnp.ones(D)) / unit
+    np.testing.assert_allclose(noise, 3.0, atol=1e-3)
     # No records: nothing of the data.
     np.testing.assert_array_equal(release(spoiled(1e9), 0, ZERO), ZERO)
+
+
+def test_small_curvature_is_not_rounded_away() -> None:
+    """A thousandth of the bound, on a grid of which a record is a fraction of a unit."""
+    grid = ProductGrid(1.0, 1.0, 9, 200, 0.0, 0.0)
+    many = np.broadcast_to(-1e-3 * np.eye(D, dtype=np.float32), (200, D, D))
+    data = Records(jnp.asarray(many), None, jnp.int32(0), jnp.int32(200), 50)
+    v = jnp.asarray([0.1, 0.01, -0.1, 0.0])
+    got = hessian.release_product(
+        grid,
+        loss,
+        jnp.zeros(D),
+        v,
+        hessian.halvings(grid, jnp.float32(0.15)),
+        data,
+        ZERO,
+    )
+    np.testing.assert_allclose(got, -1e-3 * v, atol=2.0**-9 / 200)
+    assert abs(float(got[0]) + 1e-4) < 2e-5
 
 
 def norms(a: np.ndarray) -> np.ndarray:

@@ -103,19 +103,29 @@ def test_every_role_costs_at_most_the_target(
         # More than exact products would need: float32's rounding is charged.
         assert exact / mu < std < 1.1 * max(exact / mu, plan.escape_noise_std)
         return
-    grid = plan.hessian_grid
-    std = grid.noise_scale * bound / (2**grid.bits * grid.normalizer)
-    assert std == pytest.approx(plan.escape_std, rel=1e-4)
     move = moves * bound / rows
     if mode == "released":
+        matrix = plan.matrix_grid
+        std = matrix.noise_scale * bound / (2**matrix.bits * rows)
         assert std == pytest.approx(move / mu, rel=1e-4)
-    elif mode == "filter":
-        assert std == pytest.approx(plan.escape_noise_std, rel=1e-4)
-        # The budget is of squared lengths.
-        spent = plan.hessian_budget * (move / std) ** 2
-        assert 0.99 * mu**2 < spent < mu**2
-    else:
-        assert std >= move * radius * math.sqrt(steps - 1) / mu
+        assert std == pytest.approx(plan.escape_std, rel=1e-4)
+        return
+    for dim in (1, 10, 100_000):
+        grid = plan.product_grid(dim)
+        assert grid.noise_scale <= 1.25 * 2**20
+        std = grid.noise_scale * bound * radius / (2**grid.bits * rows)
+        assert std >= plan.escape_std
+        # Sums are rounded to the grid: a unit a coordinate.
+        unit = bound * radius * 2**-grid.bits / rows
+        worst = move * radius + math.sqrt(dim) * unit
+        assert move * grid.rounding == pytest.approx(math.sqrt(dim) * unit)
+        if mode == "filter":
+            assert std == pytest.approx(plan.escape_noise_std, rel=1e-4)
+            # The budget is of squared lengths.
+            spent = plan.hessian_budget * (move / std) ** 2
+            assert 0.99 * mu**2 < spent < mu**2
+        else:
+            assert std >= worst * math.sqrt(steps - 1) / mu
 
 
 def test_the_least_noise_of_escapes_stays() -> None:
@@ -135,6 +145,17 @@ def test_more_steps_and_more_escapes_cost_noise_not_epsilon() -> None:
     once, four = calibrated(**tracked), calibrated(**tracked, escapes_per_refresh=4)
     assert four.escape_std == pytest.approx(2 * once.escape_std, rel=1e-3)
     assert once.escape_std > short.escape_std
+
+
+@pytest.mark.parametrize(("dim", "rows"), [(2, 500), (2, 100_000), (100, 500)])
+def test_products_of_running_hessians_have_noise_that_float32_holds(
+    dim: int, rows: int
+) -> None:
+    """What is rounded in them is charged, and may be most of the noise."""
+    for norm in ("operator", "frobenius"):
+        changes = {"hessian_norm": norm, "dim": dim, "hessian_batch_size": rows}
+        plan = make(**MODES["operator"] | changes).with_noise(noise_multiplier=40.0)
+        assert 2**8 < plan.tracked_grid.noise_scale <= 2**20
 
 
 def test_passes_compose() -> None:
@@ -210,6 +231,21 @@ def test_uncalibrated_plans_run_nothing() -> None:
         ({"hessian": "released", **DENSE}, "curvature_threshold"),
         (MODES["released"] | {"escape_steps": 5}, "escape_steps"),
         (MODES["operator"] | {"hessian_filter": True}, "hessian_filter"),
+        ({"num_examples": 2**29 + 1}, "num_examples"),
+        # What float32 rounds would need more noise than it can hold.
+        (
+            MODES["operator"]
+            | {"dim": 1000, "hessian_batch_size": 100_000, "noise_multiplier": 40.0},
+            "noise_multiplier",
+        ),
+        (
+            {
+                "hessian_filter": True,
+                "escape_noise_std": 1e-9,
+                "noise_multiplier": 2.0,
+            },
+            "escape_noise_std or hessian_batch_size",
+        ),
         (MODES["operator"] | {"num_examples": 9000}, "together"),
         ({"hessian_filter": 1}, "hessian_filter"),
         ({"escape_noise_std": 0.0, "noise_multiplier": 0.0}, "escape_noise_std"),

@@ -1,5 +1,6 @@
 """``fit``, ``resume`` and the record of a run that ends before its last step."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -12,7 +13,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import Keys, ledger, plans
+from jaxdp import Keys, ledger, plans, sampling
 
 D, N, STEPS = 3, 4000, 60
 DATA = np.random.default_rng(0).uniform(-0.5, 0.5, (N, D)).astype(np.float32)
@@ -130,12 +131,27 @@ def test_a_run_without_its_checkpoint_is_computed_again(tmp_path: Path) -> None:
     same(result.params, whole().params)
 
 
-def test_lost_steps_are_not_tried_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("passes", [1, STEPS + 1])
+def test_lost_steps_are_not_tried_anew(passes: int, tmp_path: Path) -> None:
+    """A step may read a record twice: however many passes, none are charged for it."""
+    plan = dataclasses.replace(
+        PLAN, sampling=sampling.AdaptiveCursor(num_passes=passes)
+    )
+
     def die(step: int, params: Any, info: Any) -> None:
         raise Killed
 
     with pytest.raises(Killed):
-        fit(ledger=tmp_path / "run", chunk=3, callback=die)
+        jaxdp.fit(
+            plan.calibrate(epsilon=8.0, delta=1e-5),
+            Keys.insecure(1),
+            START,
+            DATA,
+            value_fn=loss,
+            ledger=tmp_path / "run",
+            chunk=3,
+            callback=die,
+        )
     with pytest.raises(ValueError, match="new_attempt"):
         jaxdp.resume(tmp_path / "run", START, DATA, value_fn=loss, new_attempt=True)
 

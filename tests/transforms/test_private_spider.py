@@ -102,7 +102,7 @@ def test_fixed_batches_refresh_where_they_are_too_small() -> None:
     assert [int(s.release[1]) for s in states] == [40, 10, 10, 40]
 
 
-def test_a_point_that_is_no_number_ends_the_run() -> None:
+def test_a_point_that_is_no_number_is_refreshed() -> None:
     for bad in (np.nan, np.inf):
         states = along(make(drift_limit=1e9), [fixed(0), fixed(bad), fixed(0)])
         assert int(states[1].spider.refreshes) == 2  # nothing can be said of the way
@@ -234,6 +234,25 @@ def test_one_record_moves_one_release_by_its_bound(relation: Any) -> None:
         bound = kinds[step > 0]
         assert 0.9 * bound < moved[step] <= bound * (1 + 1e-5)
         assert np.all(np.delete(moved, step) < 1e-6)
+
+
+def test_absent_rows_count_nothing() -> None:
+    plan = make()
+    tx = jaxdp.private_spider(plan, Keys.insecure(0))
+    present = np.arange(N) % 2 == 0
+    gone = np.where(present[:, None], DATA, 9.0).astype(np.float32)
+    spoiled = np.where(present[:, None], DATA, np.nan).astype(np.float32)
+    update = jax.jit(functools.partial(tx.update, None, value_fn=loss))
+    state, w = tx.init(jnp.zeros(D)), jnp.zeros(D)
+    masked, _ = update(state, w, batch=gone, mask=present)
+    want, _ = update(state, w, batch=spoiled)
+    np.testing.assert_array_equal(masked, want)
+
+
+def test_a_loop_by_hand_is_reported() -> None:
+    plan = make(1.0)
+    report = jaxdp.report(plan, along(plan, [fixed(0), fixed(0.5)])[-1])
+    assert report["steps_done"] == 2 and report["outcome"]["records_used"] == 50
 
 
 def test_private_spiderboost_is_a_chain() -> None:

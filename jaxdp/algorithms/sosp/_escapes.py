@@ -93,13 +93,9 @@ def walk(
     plan = run.plan
     v = x - escape.anchor
     length = jnp.linalg.norm(v)
-    reach = jnp.clip(length, plan.least_reach, plan.escape_radius)
     # At the anchor itself the product is zero, whatever the data.
     touch = within & (length > 0)
-    cost = (reach * (1 + 1e-5)) ** 2
-    spent = escape.spent + jnp.where(touch, cost, 0)
-    broke = touch & ~(spent <= plan.hessian_budget)
-    touch &= ~broke
+    spent, broke = escape.spent, jnp.zeros((), bool)
     noise = threefry.secret_normal(
         keys_lib.at_step(escape.root, state.horizon.count), x.shape
     )
@@ -109,11 +105,17 @@ def walk(
             plan.tracked_grid, escape.hessian.frozen, shown, noise
         )
     else:
+        grid = plan.product_grid(x.size)
+        times = hessian.halvings(grid, length)
+        cost = (hessian.reach(grid, times) + grid.rounding) ** 2
+        spent = escape.spent + jnp.where(touch, cost, 0)
+        broke = touch & ~(spent <= plan.hessian_budget)
+        touch &= ~broke
         records = run.records(
             escape.first, jnp.where(touch, plan.hessian_batch_size, 0)
         )
         product = hessian.release_product(
-            plan.hessian_grid, run.loss, escape.anchor, v, reach, records, noise
+            grid, run.loss, escape.anchor, v, times, records, noise
         )
     gradient = jnp.where(within, product + escape.gradient, spider.estimate)
     y = x - gradient / jnp.float32(plan.smoothness)
@@ -154,7 +156,7 @@ def jump(
     def look() -> tuple[jax.Array, jax.Array]:
         key = keys_lib.at_step(escape.root, state.horizon.count)
         noise = threefry.secret_normal(key, (dim * (dim + 1) // 2,))
-        matrix = hessian.release_matrix(plan.hessian_grid, run.loss, x, records, noise)
+        matrix = hessian.release_matrix(plan.matrix_grid, run.loss, x, records, noise)
         values, vectors = jnp.linalg.eigh(matrix)
         return values[0], vectors[:, 0]
 

@@ -103,9 +103,10 @@ def no_escape(plan: SOSPPlan, flat: jax.Array, root: jax.Array) -> Escape:
         raise ValueError(
             f"params must have plan.dim = {plan.dim} elements in all, got {dim}"
         )
-    if plan.escape_steps is not None and plan.hessian != "tracked":
-        size = dim if plan.hessian == "on_demand" else dim * (dim + 1) // 2
-        spiders.check_dim(size, plan.hessian_grid.bits)
+    if plan.escape_steps is not None and plan.hessian == "on_demand":
+        spiders.check_dim(dim, plan.product_grid(dim).bits)
+    elif plan.escape_steps is not None and plan.hessian == "released":
+        spiders.check_dim(dim * (dim + 1) // 2, plan.matrix_grid.bits)
     kept = Hessian((), ())
     if tracks(plan):
         kept = Hessian(stretch.zero((dim * dim,)), jnp.zeros((dim, dim), jnp.float32))

@@ -141,7 +141,8 @@ def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
     # An anchor, where the gradient is small; and records for its Hessians.
     plain = active & ~no_data & ~escape.active
     small = plain & (escape.cool <= 0) & (norm <= plan.trigger_norm)
-    small &= plan.escape_steps is not None
+    # (At a point that is no number nothing is known, and records count zero.)
+    small &= jnp.isfinite(x).all() & (plan.escape_steps is not None)
     best = _escapes.offer(best, plain, x, norm, jnp.where(small, UNTESTED, SEEN))
     spider, escape, start, unfit = _escapes.begin(plan, spider, escape, small, x)
     no_data |= unfit

@@ -4,7 +4,7 @@ import functools
 import math
 
 from jaxdp import accounting
-from jaxdp._types import Grid, TrackedGrid
+from jaxdp._types import Grid, ProductGrid, TrackedGrid
 from jaxdp.kernels import clip, stretch
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.oracles import hessian as oracles
@@ -14,8 +14,6 @@ from jaxdp.sampling import AdaptiveCursor
 
 #: A little more noise, for what float32 rounds in it and in the numbers of a grid.
 _MORE = 1 + 5e-6
-#: With the filter a product counts as if its vector had at least this part of the radius.
-_LEAST_REACH = 1 / 16
 #: How long a running Hessian may get, in clips, before a refresh.
 _GROWTH = 4.0
 _EPS = 2.0**-24  # float32's rounding
@@ -40,6 +38,7 @@ class RolesPlan(Plan):
     escape_noise_std: float
     hessian_batch_size: int
     hessian_clip_norm: float
+    smoothness: float
     prefix_noise: str
     hessian: settings.Hessian
     hessian_norm: settings.HessianNorm
@@ -152,27 +151,39 @@ class RolesPlan(Plan):
         return Grid(1 / self.difference_batch_rate, bits, 1.0, node * 2**bits * _MORE)
 
     @property
-    def least_reach(self) -> float:
-        """The length that an escape's vector counts as at least, in products."""
-        return self.escape_radius * (_LEAST_REACH if self.hessian_filter else 1)
-
-    @property
     def hessian_budget(self) -> float:
         """Of an escape: the most that squared lengths of its vectors may add up to."""
         if not (self.hessian_filter and self._noise):
             return math.inf
         move = self._moves * self.hessian_clip_norm / self.hessian_batch_size
-        # A little less, for the float32 sum.
-        return (self.escape_noise_std / (move * self._noise)) ** 2 * (1 - 1e-3)
+        # Less by what float32 may lose in the sum.
+        kept = max(0.0, 1 - 1e-5 - 2 * (self.escape_steps or 0) * _EPS)
+        return (self.escape_noise_std / (move * self._noise)) ** 2 * kept
+
+    def product_grid(self, dim: int) -> ProductGrid:
+        """Of the means of products with Hessians, in ``dim`` dimensions.
+
+        Exact sums are rounded down to the grid of the noise, each coordinate by less than
+        a unit: a record moves them by up to root d units more than it does itself.
+        """
+        clip_norm, rows = self.hessian_clip_norm, self.hessian_batch_size
+        radius = self.escape_radius
+        noise = self.escape_std * rows / (clip_norm * radius)
+        bits = _bits("escape", noise)
+        rounding = math.sqrt(dim) * 2.0**-bits / self._moves
+        if not self.hessian_filter:
+            exact = self._noise * self.hessian_sensitivity * rows / (clip_norm * radius)
+            noise = max(noise, exact * (1 + rounding))
+        scale = noise * 2**bits * _MORE
+        return ProductGrid(clip_norm, radius, bits, rows, scale, rounding * radius)
 
     @property
-    def hessian_grid(self) -> Grid:
-        """Of the means of products, for a vector of length 1; or of matrices."""
-        clip_norm, rows = self.hessian_clip_norm, self.hessian_batch_size
-        noise = self.escape_std * rows / clip_norm
-        shortest = 1.0 if self.hessian == "released" else self.least_reach
-        bits = _bits("escape", noise / shortest)
-        return Grid(clip_norm, bits, rows, noise * 2**bits * _MORE)
+    def matrix_grid(self) -> Grid:
+        """Of the means of released Hessians."""
+        noise = self._noise * self._moves
+        bits = _bits("Hessian", noise)
+        scale = noise * 2**bits * _MORE
+        return Grid(self.hessian_clip_norm, bits, self.hessian_batch_size, scale)
 
     # A running Hessian.
 
@@ -181,7 +192,7 @@ class RolesPlan(Plan):
         """Records of a running Hessian's change, over hessian_lipschitz times the way."""
         if self.hessian_difference_rate is not None:
             return self.hessian_difference_rate
-        return self.hessian_batch_size / self.hessian_clip_norm
+        return self.hessian_batch_size / min(self.hessian_clip_norm, self.smoothness)
 
     @property
     def hessian_drift_limit(self) -> float:
@@ -204,8 +215,9 @@ class RolesPlan(Plan):
         one = self._moves * self.hessian_clip_norm / self.hessian_batch_size
         one *= self.escape_radius
         times = math.sqrt(self.escapes_per_refresh * (self.escape_steps - 1))
-        # Twice the noise of exact products is more than what is added.
-        noise = 2 * max(self.escape_noise_std / one, self._noise * times)
+        # With twice what is rounded before: more than what this grid adds.
+        rounded = self._noise * times * (1 + 4 * self._product_rounding / one)
+        noise = 2 * max(self.escape_noise_std / one, rounded)
         largest = 2 * _GROWTH * self.hessian_batch_size
         bits = min(_bits("escape", noise), math.floor(30 - math.log2(largest)))
         return one * 2.0**-bits
@@ -217,14 +229,27 @@ class RolesPlan(Plan):
         In float32, from exact sums: what is rounded depends on data, and is charged.
         """
         assert self.dim is not None
-        dim, radius = self.dim, self.escape_radius * (1 + 1e-6)
         move = self._moves * self.hessian_clip_norm / self.hessian_batch_size
-        longest = _GROWTH * self.hessian_clip_norm  # of the running sum
+        exact = move * self._on_grid * self.escape_radius * (1 + 1e-6)
+        unit = math.sqrt(self.dim) * self._product_unit
+        return exact + 2 * self._product_rounding + unit
+
+    @property
+    def _on_grid(self) -> float:
+        """By how much a record's matrix may grow where it is put on the grid."""
+        assert self.dim is not None
+        if self.hessian_norm == "frobenius":
+            return 1.0
+        return 1 + self.dim * 2.0**-self._matrix_bits
+
+    @property
+    def _product_rounding(self) -> float:
+        """How far float32 may be from a product with a running Hessian, in L2."""
+        assert self.dim is not None
+        longest = _GROWTH * self.hessian_clip_norm * self._on_grid  # Of the sum.
         if self.hessian_norm == "operator":
-            move *= 1 + dim * 2.0**-self._matrix_bits  # Records are put on a grid.
-            longest *= math.sqrt(dim)
-        rounding = (dim + 6) * _EPS * longest * radius
-        return move * radius + 2 * rounding + math.sqrt(dim) * self._product_unit
+            longest *= math.sqrt(self.dim)  # Its Frobenius norm.
+        return (self.dim + 6) * _EPS * longest * self.escape_radius * (1 + 1e-6)
 
     @property
     def tracked_grid(self) -> TrackedGrid:
@@ -251,7 +276,7 @@ def _bits(name: str, noise_over_clip: float) -> int:
         return clip.grid_bits(stretch.MAX_SLICE, noise_over_clip, exact_noise=False)
     except ValueError as error:
         raise ValueError(
-            f"noise_multiplier must be such that the noise on the sum of a {name} is at "
+            f"noise_multiplier must be such that the noise on the sum of each {name} is at "
             f"most 4096 of its clips, got {noise_over_clip:.4g} of them: ask for a larger "
             "epsilon, or less escape_noise_std"
         ) from error

@@ -181,7 +181,7 @@ def certified(
         hessian_norm = "frobenius"
     if hessian_clip_norm is None:
         slack = 1.0
-        if hessian_norm == "frobenius":
+        if hessian != "on_demand" and hessian_norm == "frobenius":
             slack = math.sqrt(dim)
         elif hessian == "tracked":  # Norms are bounded from above, not computed.
             slack = oracles.operator_slack(dim)
@@ -330,7 +330,8 @@ def hessians(
     private = formulas.private_batch_size(moved * reach * products, p.mu, noise_std)
     batch = max(rounded_up(sampled), private)
     if rate is not None:
-        rate = max(rate, batch / c.hessian_clip_norm)  # One record moves it no further.
+        # Of a change, the norm that is clipped is to its operator norm as the clip is to M.
+        rate = max(rate, batch / min(m, c.hessian_clip_norm))
     return Hessians(batch, rate, steps, noise_std, None, failure)
 
 

@@ -11,6 +11,7 @@ from jaxdp.algorithms.sosp import _state
 from jaxdp.algorithms.sosp.search import sosp
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.keys import Keys
+from jaxdp.oracles import hessian as oracles
 from jaxdp.plans._base import check_clip
 from jaxdp.plans.sosp import design, settings, theorems
 from jaxdp.plans.sosp._roles import RolesPlan
@@ -71,8 +72,8 @@ class SOSP(RolesPlan):
       hessian_lipschitz: Lipschitz constant of the Hessians; ``"tracked"`` and
         ``"released"`` need it.
       hessian_difference_rate: with ``"tracked"``: records of a change of the Hessian over
-        ``hessian_lipschitz`` times the way; None is ``b_H / C_h``, the least that does not
-        clip.
+        ``hessian_lipschitz`` times the way; None is ``b_H / min(C_h, M)``, which does not
+        clip where C_h bounds the Hessians themselves.
       escapes_per_refresh: :math:`\tau`, with ``"tracked"``: after so many a refresh is due.
       curvature_threshold: with ``"released"``: an anchor is certified whose noised Hessian
         has no eigenvalue below minus this.
@@ -135,7 +136,9 @@ class SOSP(RolesPlan):
 
     def __post_init__(self) -> None:
         _validate.instance(AdaptiveCursor, sampling=self.sampling)
-        _validate.integer(num_examples=self.num_examples, num_steps=self.num_steps)
+        # The cursor and what it is to be moved by are added in 32 bits.
+        _validate.integer(at_most=2**29, num_examples=self.num_examples)
+        _validate.integer(num_steps=self.num_steps)
         _validate.one_of(accounting.RELATIONS, relation=self.relation)
         for name in ("l2_clip_norm", "hessian_clip_norm"):
             check_clip(name, getattr(self, name))
@@ -178,7 +181,7 @@ class SOSP(RolesPlan):
         # Raise if there are no grids for these numbers.
         _ = self.refresh_grid, self.difference_grid
         if self.escape_steps is not None:
-            _ = self.tracked_grid if self.hessian == "tracked" else self.hessian_grid
+            self._check_noise()
 
     def _check_escapes(self) -> None:
         """Checks what the modes of the Hessian need."""
@@ -231,6 +234,25 @@ class SOSP(RolesPlan):
             raise ValueError(
                 "escape_noise_std must be > 0 with hessian_filter or without other noise, "
                 "got 0: nothing would leave an exact saddle"
+            )
+
+    def _check_noise(self) -> None:
+        """Requires noise for escapes that a grid can hold, and a budget for them."""
+        if self.hessian == "released":
+            _ = self.matrix_grid  # Raises if there is none for these numbers.
+            return
+        if self.hessian == "on_demand":
+            _ = self.product_grid(1)
+        else:
+            _ = self.tracked_grid
+        assert self.escape_steps is not None
+        # The shortest lengths that the products of a whole escape may count as.
+        shortest = self.escape_radius * 2.0**-oracles.MAX_HALVINGS
+        if self.hessian_budget < (self.escape_steps - 1) * shortest**2:
+            raise ValueError(
+                "escape_noise_std or hessian_batch_size must be larger with "
+                "hessian_filter: the budget of an escape ends before it can, got "
+                f"{self.escape_noise_std} and {self.hessian_batch_size}"
             )
 
     def _keeps(self, found: settings.Settings) -> bool:
@@ -339,9 +361,17 @@ class SOSP(RolesPlan):
 
         ``certified`` is whether an escape from the returned point failed. Then, with the
         probability that ``theorem.promise`` states, and under its assumptions, the point
-        is second-order stationary at ``alpha``.
+        is second-order stationary at ``alpha``. One of them is that losses are finite: a
+        record whose loss is not counts zero, and nothing tells how many do.
         """
-        best, spider = state.best, state.spider
+        spider = state.spider
+        queries = {
+            "refreshes": int(spider.refreshes),
+            "differences": int(spider.differences),
+        }
+        if not hasattr(state, "best"):  # Of the gradient alone.
+            return {"records_used": int(spider.records), **queries}
+        best = state.best
         rank, norm = int(best.rank), float(best.norm)
         certified = rank == _state.CERTIFIED
         promise = None if self.theorem is None else self.theorem.promise
@@ -351,10 +381,9 @@ class SOSP(RolesPlan):
             "rank": _RANKS[rank],
             "ended": _ENDS[int(state.ended)],
             "estimated_gradient_norm": norm if math.isfinite(norm) else None,
-            "records_used": int(spider.passes) * self.num_examples + int(spider.cursor),
+            "records_used": int(spider.records) + int(state.records),
             "hessian_records": int(state.records),
-            "refreshes": int(spider.refreshes),
-            "differences": int(spider.differences),
+            **queries,
             "escapes": int(state.escapes),
         }
 
