@@ -24,7 +24,7 @@ class Cell:
       runs: of all seeds.
       n: records.
       note: parameters, for a person.
-      told: figures of the digest's prototype, by metric.
+      told: figures of a prototype of the method, by metric.
       told_certified: how many of its runs were certified, and of how many.
     """
 
@@ -85,7 +85,7 @@ def numbers(runs: Runs, metric: str) -> np.ndarray:
 
 
 def compared(cell: Cell, metric: str) -> rules.Compared:
-    """A metric of a cell beside the digest's figure."""
+    """A metric of a cell beside the prototype's figure."""
     values, told = numbers(cell.runs, metric), cell.told[metric]
     if metric.startswith("largest "):
         return rules.compare(float(values.max()), values, told, rules.largest_interval)
@@ -93,14 +93,14 @@ def compared(cell: Cell, metric: str) -> rules.Compared:
 
 
 def judged_share(cell: Cell) -> str:
-    """Whether the share of certificates agrees with the digest's."""
+    """Whether the share of certificates agrees with the prototype's."""
     assert cell.told_certified is not None
     count = int(cell.runs.certified.sum())
     return rules.judge_share(count, len(cell.runs), *cell.told_certified)
 
 
 def rows(cell: Cell) -> list[_harness.Row]:
-    """The figures of a cell, the digest's beside them where it has them."""
+    """The figures of a cell, the prototype's beside them where it has them."""
     found = [_median(cell, metric) for metric in MEDIANS]
     found.append(_largest(cell))
     found += certificates(cell)
@@ -133,12 +133,12 @@ def _row(cell: Cell, metric: str, value: float, unit: str) -> _harness.Row:
     if metric not in cell.told:
         return _harness.Row(cell.title, metric, value, unit)
     found = compared(cell, metric)
-    unit += f"; the digest's {found.told.value:g} of {found.told.runs} runs: "
+    unit += f"; the prototype's {found.told.value:g} of {found.told.runs} runs: "
     unit += (
         f"{found.verdict} (95%: {found.interval.low:.4g} to {found.interval.high:.4g})"
     )
     ratio = value / found.told.value
-    return _harness.Row(cell.title, metric, value, unit, "digest", ratio)
+    return _harness.Row(cell.title, metric, value, unit, "prototype", ratio)
 
 
 def certificates(cell: Cell) -> list[_harness.Row]:
@@ -147,9 +147,9 @@ def certificates(cell: Cell) -> list[_harness.Row]:
     row = share(title, "share certified", runs.certified)
     if cell.told_certified is not None:
         theirs, of = cell.told_certified
-        unit = f"{row.unit}; the digest's {theirs} of {of}: {judged_share(cell)}"
+        unit = f"{row.unit}; the prototype's {theirs} of {of}: {judged_share(cell)}"
         ratio = row.value / (theirs / of) if row.value is not None else None
-        row = dataclasses.replace(row, unit=unit, baseline="digest", ratio=ratio)
+        row = dataclasses.replace(row, unit=unit, baseline="prototype", ratio=ratio)
     found = [row]
     kept = runs.good[runs.certified]
     if len(kept):
@@ -169,7 +169,7 @@ def share(title: str, metric: str, flags: np.ndarray) -> _harness.Row:
 
 
 def agreement(cells: Sequence[Cell]) -> list[_harness.Row]:
-    """How many figures of the digest agree, and which are far off."""
+    """How many figures of the prototype agree, and which are far off."""
     verdicts = {
         f"{cell.case}, {metric}": compared(cell, metric).verdict
         for cell in cells
@@ -187,7 +187,7 @@ def agreement(cells: Sequence[Cell]) -> list[_harness.Row]:
     off = [name for name, verdict in verdicts.items() if verdict == "far off"]
     unit = f"of {len(verdicts)}; far off: {'; '.join(off) or 'none'}"
     row = _harness.Row(
-        "(a) all figures of the digest",
+        "(a) all figures of the prototype",
         "within sampling error",
         good,
         unit,

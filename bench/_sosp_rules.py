@@ -1,6 +1,6 @@
 """When a figure of the stationary-point study agrees with one of other runs.
 
-A digest of the paper gives medians, maxima and shares of some runs of a prototype, and none
+A prototype is known by medians, maxima and shares of some runs, and none
 of their values. If those runs and ours have one distribution, whatever it is, then
 
 * the rank of an order statistic of theirs among our values has a known law, so that there

@@ -6,13 +6,14 @@ factorisation of a matrix of rank one. "alpha" is the least for which the return
 alpha-second-order stationary for the expected loss. Every seed has its own records and
 noise.
 
-(a) the settings of the digest's prototype, and its figures beside ours: medians, largest
+(a) the settings of a prototype of the method, and its figures beside ours: medians, largest
     values and shares that agree, or not, with those of so many runs
     (``bench/_sosp_rules.py`` says when); and a released Hessian, which it has not;
 (b) the library's certified settings with their default noise, and simpler methods at the
     same budget on the same records (``bench/_sosp_compare.py`` has them);
-(c) alpha against n at epsilon 1, each method with the accuracy for which its own expected
-    records are n; the slope is that of a line through the logarithms of all runs. The
+(c) alpha against n at epsilon 1, each kind of noise with the accuracy for which its own
+    expected records are n, fixed batches with that of ours at n/2 or n/4, DP-SGD with its
+    best batch; the slope is that of a line through the logarithms of all runs. The
     paper's rates, n^(-1/2) where privacy decides and n^(-1/3) beyond, are for the longest
     ways that the assumptions allow, of a length that grows as alpha falls. From this saddle
     the way has one length, so alpha falls faster.
@@ -30,8 +31,8 @@ from collections.abc import Callable, Sequence
 from bench import _harness
 from bench import _sosp_cells as cells
 from bench import _sosp_compare as compare
-from bench import _sosp_digest as digest
 from bench import _sosp_plot as plot
+from bench import _sosp_prototype as prototype
 from bench._sosp_cells import Cell
 from jaxdp.cli import plots
 
@@ -45,7 +46,7 @@ SIZES = (
     compare.Size("factorization", 2.0, 800_000, 0.005, 20, 8),
 )
 GROWING = (20_000, 60_000, 200_000, 600_000)
-#: Of the digest's rows: a few that take seconds, for a quick run.
+#: Of the prototype's rows: a few that take seconds, for a quick run.
 QUICK = (4, 7)
 QUICK_METHODS = (compare.OURS, compare.REFRESHES, compare.NO_ESCAPE)
 QUICK_SIZE = dataclasses.replace(SIZES[1], n=20_000, others=2)
@@ -55,9 +56,9 @@ def parts() -> dict[str, Part]:
     """The parts of the kept study."""
     found: dict[str, Part] = {}
     # Those of one plan have the same records. A tracked Hessian takes long.
-    for name, of in digest.groups().items():
+    for name, of in prototype.groups().items():
         seeds = range(20 if "tracked" in name else 40)
-        found[f"a_{name}"] = functools.partial(digest.cells, of, seeds)
+        found[f"a_{name}"] = functools.partial(prototype.cells, of, seeds)
     found["a_released"] = functools.partial(compare.released, range(40))
     for i, size in enumerate(SIZES):
         seeds, tuning = range(size.seeds), range(min(4, size.others // 4))
@@ -88,7 +89,7 @@ def run_part(name: str, part: Part, out: pathlib.Path | None) -> list[Cell]:
 def run(quick: bool, out: pathlib.Path | None = None) -> list[_harness.Row]:
     """The study's rows; with ``out`` its plot, and its parts to go on from."""
     if quick:
-        found = digest.cells([digest.CASES[i] for i in QUICK], range(3))
+        found = prototype.cells([prototype.CASES[i] for i in QUICK], range(3))
         found += compare.table_b(QUICK_SIZE, range(3), QUICK_METHODS)
         return report(found)
     found = [

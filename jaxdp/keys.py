@@ -39,7 +39,7 @@ ROLES = {
     "source": 8,  # direction root: from which iterates an average is drawn
     "records": 9,  # noise root: synthetic ones, from a histogram that is public
     "refresh": 10,  # noise root: of gradients that begin a period
-    "escape": 11,  # noise root: of products with Hessians
+    "escape": 11,  # noise root: of products with Hessians, and of Hessians
     "order": 12,  # sampling root: in which records are read
 }
 

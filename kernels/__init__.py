@@ -28,6 +28,7 @@ from jaxdp.kernels import prefix_noise as prefix_noise
 from jaxdp.kernels import simplex as simplex
 from jaxdp.kernels import smoothed_gradient as smoothed_gradient
 from jaxdp.kernels import sphere as sphere
+from jaxdp.kernels import stretch as stretch
 from jaxdp.kernels import threefry as threefry
 from jaxdp.kernels import toeplitz_noise as toeplitz_noise
 from jaxdp.kernels import tree_noise as tree_noise

@@ -138,7 +138,8 @@ def grid_sum(
       The exact sum of integers of L2 norm at most ``2**bits`` each. A row with a NaN or an
       infinity counts zero, as does every row outside the stretch.
     """
-    _check_size(size)
+    if size > MAX_SLICE:
+        raise ValueError(f"size must be at most {MAX_SLICE}, got {size}")
 
     def none(some: Any) -> jax.Array:
         del some
@@ -151,8 +152,3 @@ def grid_sum(
         return add(total, clip.grid_sum(rows, kept, bound, bits))
 
     return fold(step, zero((dim,)), data, mask, first, count, size)
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_SLICE:
-        raise ValueError(f"size must be at most {MAX_SLICE}, got {size}")

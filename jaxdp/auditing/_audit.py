@@ -125,7 +125,7 @@ def audit(
     _validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     delta, accounted = _accounted(plan, delta)
     if isinstance(plan, SOSP):
-        plan = drill.drilled(plan)
+        plan = drill.as_drill(plan)
     if isinstance(plan, vertices.VertexPlan):
         rule = bounds.Rule(delta, failure_prob, zcdp=True)
         enumerated = _enumerated(plan)

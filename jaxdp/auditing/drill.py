@@ -63,6 +63,12 @@ class Script(NamedTuple):
     trace: Trace
 
 
+def as_drill(plan: SOSP) -> SOSP:
+    """The plan itself if it is a drill, however long; else a drill of it."""
+    longest = max(plan.max_differences, plan.escape_steps or 0)
+    return plan if drilled(plan, longest) == plan else drilled(plan)
+
+
 def drilled(plan: SOSP, num_steps: int = 8) -> SOSP:
     """The plan with the same noise, clips, modes and passes, and short periods.
 

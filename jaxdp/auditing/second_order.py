@@ -19,7 +19,7 @@ from jaxdp.keys import Keys
 from jaxdp.plans.sosp import SOSP
 from jaxdp.transforms.private_spider import NONE, REFRESH
 
-_CELLS = 2**19  # numbers of one run, times runs, that are simulated at once
+_CELLS = 2**19  # numbers of one run, times runs and data sets, simulated at once
 #: Of the queries of a role, those whose records are canaries, besides the worst one.
 _PLACES = {"refresh": [-1], "difference": [-2, -1], "Hessian": [0]}
 
@@ -61,9 +61,10 @@ class Canary(NamedTuple):
 def canaries(plan: SOSP) -> tuple[Canary, ...]:
     """The pairs of data sets that an audit of a drill looks at.
 
-    Records of every role: of differences the leaf of the worst claim, and the first; of
-    each role the first query and the last, before which a query beyond the end of the data
-    would read again; the last row of a batch, which one that overlaps would read. Also
+    Records of every role, where the claim is worst, and besides those of the last refresh,
+    of the last two differences (before which a query beyond the end of the data would read
+    again) and of the first Hessian; the last row of a batch, which one that overlaps would
+    read. Also
     one of NaN in each role, and one among records that saturate. Against each stands its
     negative, where records are replaced, and else one of zeros.
     """

@@ -188,7 +188,7 @@ def escapes(
     Args:
       path: the PNG.
       title: of the figure.
-      releases: shape=(num_steps, 6), as ``jaxdp.algorithms.sosp.SOSPInfo`` has them.
+      releases: shape=(num_steps, 6), one row of a ``SOSPInfo`` a step.
       noise_std: of a coordinate of an estimated gradient, at most.
       num_parameters: coordinates.
       trigger_norm: at which an escape begins.

@@ -53,7 +53,8 @@ def of_features(task: Task, rank: int) -> tuple[Task, curvature.Smooth]:
 def check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
     """Refuses a plan whose run would end at the start, with a certificate for it.
 
-    By public records, before anything is spent.
+    By public records, before anything is spent. Only a released Hessian has a threshold
+    by which that can be told.
 
     Raises:
       UsageError: such a plan.

@@ -262,9 +262,8 @@ def _decide(
 def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) -> None:
     """Refuses to charge steps again that the plan's epsilon has no room for."""
     steps = plan.num_steps
-    cursor = isinstance(
-        plan.sampling, AdaptiveCursor
-    )  # Several queries may be one step.
+    # Of which several queries may be one step.
+    cursor = isinstance(plan.sampling, AdaptiveCursor)
     if cursor or plan.sampling.max_participations(plan.num_examples, steps) < steps:
         # (Where every step reads all records, one that is made again costs no more than the
         # step at the end that is left out for it: charges do not fall with the steps.)

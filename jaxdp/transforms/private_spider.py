@@ -57,7 +57,7 @@ class Spider(NamedTuple):
     drift: jax.Array  # shape=(), dtype=float32; smoothness times the way since then
     cursor: (
         jax.Array
-    )  # shape=(), dtype=int32; records [0, cursor) of this pass are spent
+    )  # shape=(), dtype=int32; records before it are spent, in this pass
     passes: jax.Array  # shape=(), dtype=int32; that are over
     records: jax.Array  # shape=(), dtype=int32; read so far
     refreshes: jax.Array  # shape=(), dtype=int32
@@ -283,8 +283,8 @@ def private_spider(
 
     Stands first in a chain; incoming updates are ignored and may be None.
     ``optax.chain(private_spider(plan, keys), optax.scale(-1 / smoothness))`` is private
-    SpiderBoost. ``update`` takes ``value_fn`` and ``batch``: all
-    records, as ``jaxdp.sampling.batch`` gives them for the plan, or as arrays (with
+    SpiderBoost. ``update`` takes ``value_fn`` and ``batch``:
+    all records, as ``jaxdp.sampling.batch`` gives them for the plan, or as arrays (with
     ``mask``, bool (n,), where some are absent), of which a step reads those that its cursor
     is at. Unknown keywords are ignored. After the records are spent, or ``plan.num_steps``
     updates, updates are zero and ``state.exhausted`` is true.

@@ -109,8 +109,8 @@ def test_what_is_public_is_all_but_noise_and_sums(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_other_data_change_nothing_but_releases(mode: str) -> None:
-    """Records that count nothing: whatever they hold, every public number is the same."""
+def test_records_that_are_no_numbers_count_nothing(mode: str) -> None:
+    """Whatever they are: every number of the state is the same."""
     algorithm = jaxdp.sosp(make(mode), Keys.insecure(2))
     found = []
     for value in (np.nan, np.inf):

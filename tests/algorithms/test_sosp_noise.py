@@ -163,7 +163,6 @@ def test_a_tree_across_two_passes_is_too_small(levels: int) -> None:
     assert both == pytest.approx(4 * levels - 3)
     charged = 2 * np.max(np.linalg.norm(strategy, axis=0)) ** 2
     assert charged == pytest.approx(2 * levels)
-    assert (both, charged) == pytest.approx((37, 20)) or levels != 10
 
 
 @pytest.mark.parametrize(("period", "ratio"), [(15, 1.66), (127, 1.75)])

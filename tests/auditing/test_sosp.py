@@ -95,6 +95,11 @@ def test_a_drill_is_short_and_has_the_same_epsilon(name: str) -> None:
     assert short.num_steps < 30
     assert short.num_examples <= plan.num_examples
     assert drill.drilled(short, 3) == short
+    # One that was asked for is not made shorter (or longer) when it is audited.
+    for num_steps in (3, 12):
+        chosen = drill.drilled(DRILLS[name], num_steps)
+        assert drill.as_drill(chosen) == chosen
+    assert drill.as_drill(DRILLS[name]) == drill.drilled(DRILLS[name])
 
 
 def test_the_command_audits_a_plan(tmp_path: Path, capsys: Any) -> None:

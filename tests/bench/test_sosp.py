@@ -111,7 +111,7 @@ def test_a_planted_number_is_seen(bench: Any, rules: Any) -> None:
     told = {"alpha": rules.Told(0.5, 30, 1e-3), "largest alpha": rules.Told(3, 30, 1)}
     cell = made(bench, values, table="a", told=told, told_certified=(10, 30))
     rows = {row.metric: row for row in bench.cells.rows(cell)}
-    assert rows["alpha"].baseline == "digest" and rows["alpha"].ratio == 1
+    assert rows["alpha"].baseline == "prototype" and rows["alpha"].ratio == 1
     assert "agrees" in rows["alpha"].unit
     assert "far off" in rows["share certified"].unit
     assert rows["records"].baseline is None
@@ -187,9 +187,9 @@ def test_rows_and_plot(bench: Any, tmp_path: Any) -> None:
 
 
 def test_what_is_run(bench: Any) -> None:
-    """All rows of the digest's table; every method spends what it may."""
-    cases = [case for of in bench.digest.groups().values() for case in of]
-    assert len(cases) == len(bench.digest.CASES) == 15
+    """All rows of the prototype's table; every method spends what it may."""
+    cases = [case for of in bench.prototype.groups().values() for case in of]
+    assert len(cases) == len(bench.prototype.CASES) == 15
     assert len(bench.parts()) == 27
     for size in bench.SIZES:
         every = bench.compare.methods(size)
@@ -213,14 +213,14 @@ def test_numbers_of_the_digest(bench: Any) -> None:
         (math.inf, 200_000): (8889, 85, 21),
         (8.0, 1_000_000): (18_863, 3345, 125),
     }
-    for case in bench.digest.CASES:
+    for case in bench.prototype.CASES:
         known = batches.get((case.epsilon, case.n))
         if known is None or case.hessian != "on_demand":
             continue
-        plan = bench.digest.plan_of(case)
+        plan = bench.prototype.plan_of(case)
         found = plan.refresh_batch_size, plan.hessian_batch_size, plan.escape_steps
         assert found == known
-    tracked = bench.digest.plan_of(bench.digest.CASES[9])
+    tracked = bench.prototype.plan_of(bench.prototype.CASES[9])
     assert tracked.hessian == "tracked" and tracked.hessian_batch_size == 1125
 
 
@@ -228,10 +228,10 @@ def test_numbers_of_the_digest(bench: Any) -> None:
 
 
 def test_a_run_is_that_of_fit(bench: Any) -> None:
-    """At the digest's smallest size, and what is measured of it."""
-    case = bench.digest.CASES[3]
-    (cell,) = bench.digest.cells([case], range(2))
-    problem, plan = bench.digest.problem_of(case), bench.digest.plan_of(case)
+    """At the prototype's smallest size, and what is measured of it."""
+    case = bench.prototype.CASES[3]
+    (cell,) = bench.prototype.cells([case], range(2))
+    problem, plan = bench.prototype.problem_of(case), bench.prototype.plan_of(case)
     result = jaxdp.fit(
         plan,
         jaxdp.Keys.insecure(1),
@@ -252,7 +252,7 @@ def test_a_run_is_that_of_fit(bench: Any) -> None:
     assert runs.alpha[0] != runs.alpha[1]
     assert not runs.saddle[runs.certified].any()
     points = np.stack([problem.points[name].x for name in ("saddle", "minimum")])
-    found = bench.digest.runs.alphas(problem, points.astype(np.float32))
+    found = bench.prototype.runs.alphas(problem, points.astype(np.float32))
     at_saddle = problem.points["saddle"].min_eigenvalue ** 2 / problem.hessian_lipschitz
     np.testing.assert_allclose(found, [at_saddle, 0], atol=1e-5)
 
@@ -267,7 +267,7 @@ def kept() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_kept_certificates_hold(kept: dict[tuple[str, str], Any]) -> None:
-    """No saddle ever; and ours always where the digest says "all"."""
+    """No saddle ever; and ours always where the prototype says "all"."""
     saddles = [
         row for (_, metric), row in kept.items() if metric == "certified saddles"
     ]
@@ -284,7 +284,7 @@ def test_kept_certificates_hold(kept: dict[tuple[str, str], Any]) -> None:
 
 def test_kept_figures_are_those_of_the_digest(kept: dict[tuple[str, str], Any]) -> None:
     """But for the records of tracked Hessians, which it seems to have counted otherwise."""
-    row = kept["(a) all figures of the digest", "within sampling error"]
+    row = kept["(a) all figures of the prototype", "within sampling error"]
     assert row["ratio"] >= 0.85
     off = row["unit"].split("far off: ")[1].split("; ")
     assert all("tracked" in name and name.endswith("records") for name in off)

@@ -279,8 +279,9 @@ def test_cursors_serve_no_other_plan() -> None:
         )
 
 
-def test_the_best_of_no_escapes_and_dp_sgd_are_plans_too() -> None:
-    plan = calibrated()
-    plain = dataclasses.replace(plan, max_differences=0, escape_steps=None)
-    assert plain.noise_multiplier == plan.noise_multiplier
-    assert plain.refresh_noise_std == plan.refresh_noise_std
+def test_without_differences_and_escapes_it_is_dp_sgd() -> None:
+    plain = dataclasses.replace(calibrated(), max_differences=0, escape_steps=None)
+    assert plain.refresh_noise_std == pytest.approx(
+        (plain.noise_multiplier or 0) * plain.sensitivity / plain.refresh_batch_size
+    )
+    assert "escape_std" not in dict(plain.rows()) and plain.epsilon() <= 2.0

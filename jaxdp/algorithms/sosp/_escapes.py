@@ -167,9 +167,9 @@ def jump(
     down = jnp.where(jnp.vdot(spider.estimate, lower) > 0, -lower, lower)
     leave = start & (lowest < -plan.curvature_threshold)
     stay = start & ~leave
-    jump = x + down * (-lowest / plan.hessian_lipschitz)
+    away = x + down * (-lowest / plan.hessian_lipschitz)
     plain = x - spider.estimate / jnp.float32(plan.smoothness)
-    y = jnp.where(start, jnp.where(leave, jump, x), plain)
+    y = jnp.where(start, jnp.where(leave, away, x), plain)
     best = _forget(best, leave, y)
     norm = jnp.linalg.norm(spider.estimate)
     best = offer(best, stay, x, norm, jnp.int32(CERTIFIED))

@@ -98,6 +98,11 @@ def tracks(plan: SOSPPlan) -> bool:
 
 
 def no_escape(plan: SOSPPlan, flat: jax.Array, root: jax.Array) -> Escape:
+    """Before the first escape.
+
+    Raises:
+      ValueError: parameters of another size than the plan's, or too many for its grids.
+    """
     dim = flat.size
     if plan.dim not in (None, dim):
         raise ValueError(

@@ -74,9 +74,14 @@ class RolesPlan(Plan):
         return accounting.sensitivity(self.relation, 1.0)
 
     @property
+    def sensitivity(self) -> float:
+        """How far one record moves the sum of a refresh; other roles have their own."""
+        return self._moves * self.l2_clip_norm
+
+    @property
     def refresh_sensitivity(self) -> float:
         """How far one record moves the mean of a refresh."""
-        return self._moves * self.l2_clip_norm / self.refresh_batch_size
+        return self.sensitivity / self.refresh_batch_size
 
     @property
     def difference_sensitivity(self) -> float:

@@ -58,7 +58,8 @@ class SOSP(RolesPlan):
       trigger_norm: :math:`\theta`; an escape begins where the estimate is at most as long.
       escape_steps: :math:`\Gamma`, at least 2; 1 with ``hessian="released"``; None: no
         escapes.
-      escape_radius: :math:`\Xi`; an escape that comes so far has left.
+      escape_radius: :math:`\Xi`; an escape that comes so far has left. (A jump with
+        ``hessian="released"`` needs neither this nor ``escape_noise_std``.)
       escape_noise_std: the least noise of an escape's steps, which it needs to leave an
         exact saddle; more is added where privacy asks for it.
       hessian: ``"on_demand"`` (products over an escape's own records; any d),
@@ -202,10 +203,8 @@ class SOSP(RolesPlan):
                 raise ValueError(
                     f"{name} must be a number with hessian={self.hessian!r}, got None"
                 )
-        if (
-            self.hessian == "tracked"
-            and self.hessian_batch_size + (self.refresh_batch_size) > self.num_examples
-        ):
+        both = self.refresh_batch_size + self.hessian_batch_size
+        if self.hessian == "tracked" and both > self.num_examples:
             raise ValueError(
                 "refresh_batch_size and hessian_batch_size must be at most num_examples = "
                 f"{self.num_examples} together, got {self.refresh_batch_size} and "
@@ -369,7 +368,7 @@ class SOSP(RolesPlan):
             "refreshes": int(spider.refreshes),
             "differences": int(spider.differences),
         }
-        if not hasattr(state, "best"):  # Of the gradient alone.
+        if not isinstance(state, _state.SOSPState):  # Of the gradient alone.
             return {"records_used": int(spider.records), **queries}
         best = state.best
         rank, norm = int(best.rank), float(best.norm)

@@ -1,8 +1,8 @@
-"""Table (a): settings of the digest's prototype as plans, and the figures it had.
+"""Table (a): settings of a prototype of the method as plans, and the figures it had.
 
 The prototype is another program for the same algorithm, with the tree's noise. Its figures
-stand in rows whose baseline is "digest" and nowhere else; ``_sosp_rules`` says when ours
-agree. Plans are the practical settings of the digest's section 3.4, by its own formulas:
+stand in rows whose baseline is "prototype" and nowhere else; ``_sosp_rules`` says when ours
+agree. Plans are its practical settings, by its own formulas:
 the library's (``plans.SOSP.certified``) are what tables (b) and (c) run.
 """
 
@@ -28,7 +28,7 @@ SHARED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A row of the digest's table.
+    """A run of the prototype.
 
     Attributes:
       name: for a person.
@@ -41,7 +41,7 @@ class Case:
       certified: how many of its runs were, and of how many.
       hessian: mode of the plan.
       query_in_escape: of the plan.
-      escape_steps: where the digest has others than by its formula.
+      escape_steps: where the prototype has others than by its formula.
     """
 
     name: str
@@ -67,7 +67,7 @@ def problem_of(case: Case) -> StrictSaddleProblem:
 
 
 def plan_of(case: Case) -> plans.SOSP:
-    """The settings of the digest: section 3.4 with practical constants."""
+    """The settings of the prototype: practical constants."""
     problem, gamma = problem_of(case), case.accuracy
     lipschitz, smoothness = problem.lipschitz, problem.smoothness
     # Deviations of one record's gradient, of its change and of its Hessian.
@@ -125,7 +125,7 @@ def plan_of(case: Case) -> plans.SOSP:
 
 
 def escape_steps(case: Case, reach: float, noise_std: float) -> int:
-    """The digest's Gamma, and one more, for half of the curvature that alpha allows."""
+    """The prototype's Gamma, and one more, for half of the curvature that alpha allows."""
     problem = problem_of(case)
     curvature = math.sqrt(problem.hessian_lipschitz * case.promised) / 2
     growth = 1 + curvature / problem.smoothness
@@ -142,7 +142,7 @@ def start_of(case: Case) -> runs.Start:
     return lambda seed: np.random.default_rng([seed, 1]).uniform(-3, 3, dim)
 
 
-# --- what the digest says --------------------------------------------------------------
+# --- what the prototype says --------------------------------------------------------------
 
 
 def _told(
@@ -223,7 +223,7 @@ CASES += [
 def _factorization(
     start: str, epsilon: float, n: int, told: dict[str, rules.Told]
 ) -> Case:
-    """Escapes of 125 steps: the digest says so for one of them; its formula gives 187."""
+    """Escapes of 125 steps, as the prototype says of one of them; its formula gives 187."""
     name = f"factorization, {start}, epsilon {epsilon:g}, n = {n}, gamma 0.005"
     return Case(
         name, "factorization", start, epsilon, n, 0.005, told, None, escape_steps=125
@@ -283,7 +283,7 @@ def cells(cases: Sequence[Case], seeds: Sequence[int]) -> list[Cell]:
             Cell(
                 "a",
                 case.name,
-                "the digest's plan",
+                "the prototype's plan",
                 of[case.name],
                 n,
                 note,
