@@ -151,7 +151,7 @@ def test_other_commands_read_its_plan_and_none_replays_it(
 
 def of_wine() -> Any:
     task = prepare.load_task(options.Train(dataset="wine", algorithm="sosp"))
-    return stationary.of_features(task, 1)[0]
+    return stationary.of_features(task, 1, "released")[0]
 
 
 def test_records_are_unit_vectors_in_an_order_of_their_own() -> None:
@@ -284,6 +284,11 @@ WRONG = [
         "--accuracy must be such that a refresh and a Hessian",
     ),
     ("--epsilon .1", "--epsilon must be larger, or there must be more than"),
+    (
+        "--microbatch-size 100000",
+        "--microbatch-size must be an integer >= 1 and <= 16384",
+    ),
+    ("--dataset digits --rank 64", "--hessian must be on_demand for more than 500"),
     ("--model mlp", "--model must be left out with --algorithm sosp"),
     ("--loss hinge", "--loss must be left out with --algorithm sosp"),
     ("--group class", "--group must be left out with --algorithm sosp"),

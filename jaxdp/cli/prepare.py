@@ -15,7 +15,7 @@ from jaxdp import keys as keys_lib
 from jaxdp.cli import budget, curvature, groups, options, recipes, stationary
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.cli.task import Task
-from jaxdp.kernels import sphere
+from jaxdp.kernels import sphere, stretch
 from jaxdp.ledger import LEDGER, PLAN
 from jaxdp.plans._plan import Plan
 
@@ -72,7 +72,12 @@ def prepare(command: options.Train) -> Job:
         "delta": delta,
     }
     if isinstance(recipe, recipes.SecondOrder):
-        task, problem = stationary.of_features(task, recipe.rank)
+        task, problem = stationary.of_features(task, recipe.rank, recipe.hessian)
+        if command.microbatch_size is not None:
+            with usage(command, "--microbatch-size"):
+                _validate.integer(
+                    at_most=stretch.MAX_SLICE, microbatch_size=command.microbatch_size
+                )
         with usage(command, "--epsilon"):
             plan = curvature.make_plan(recipe, problem, **shared)
         stationary.check_start(task, plan, initial(task, keys))

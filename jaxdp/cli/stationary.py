@@ -12,11 +12,15 @@ from jaxdp.cli.errors import UsageError
 from jaxdp.cli.task import Task
 
 MODEL = "factorization"
+#: Public records from which on a deviation is taken for typical.
+_LEAST_PUBLIC = 30
+#: Parameters up to which Hessians are formed.
+_MOST_DENSE = 500
 #: A threshold below so much of the start's curvature is told from it by a noised Hessian.
 _MARGIN = 0.9
 
 
-def of_features(task: Task, rank: int) -> tuple[Task, curvature.Smooth]:
+def of_features(task: Task, rank: int, hessian: str) -> tuple[Task, curvature.Smooth]:
     """The task for ``sosp``: principal directions of the features, from the saddle at 0.
 
     Records are made unit vectors, each by itself, and are read in a random order, which is
@@ -26,12 +30,27 @@ def of_features(task: Task, rank: int) -> tuple[Task, curvature.Smooth]:
     Args:
       task: of any data set; only its features count.
       rank: directions, at most as many as features.
+      hessian: mode of the plan.
 
     Returns:
       The task, and what its plan knows: constants that hold of any records, and how much
       the public ones differ from each other.
+
+    Raises:
+      UsageError: too few public records, or too many parameters for dense Hessians.
     """
     dataset = task.dataset
+    few = len(dataset.test[0])
+    if few < _LEAST_PUBLIC:
+        raise UsageError(
+            f"--dataset must have at least {_LEAST_PUBLIC} public records (of a file, "
+            f"--test-fraction), by which a typical deviation is judged, got {few}"
+        )
+    if hessian != "on_demand" and dataset.num_features * rank > _MOST_DENSE:
+        raise UsageError(
+            f"--hessian must be on_demand for more than {_MOST_DENSE} parameters, got "
+            f"{hessian} for {dataset.num_features} features x --rank {rank}"
+        )
     problem = models.PrincipalDirections(dataset.num_features, rank)
     public = models.unit_rows(dataset.test[0])
     order = np.random.default_rng(0).permutation(dataset.num_examples)

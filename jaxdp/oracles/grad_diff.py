@@ -38,11 +38,21 @@ Loss = Callable[[jax.Array, Any], jax.Array]
 
 
 def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
-    """``value_fn`` on a flat vector and a single record."""
+    """``value_fn`` on a flat vector and a single record.
+
+    Raises:
+      ValueError: when traced, where it does not give one loss per record.
+    """
 
     def loss(vector: jax.Array, record: Any) -> jax.Array:
         one = jax.tree.map(lambda x: x[None], record)
-        return value_fn(unravel(vector), one)[0]
+        losses = value_fn(unravel(vector), one)
+        if jnp.shape(losses) != (1,):
+            raise ValueError(
+                "value_fn must return losses of shape (B,), one per record, got shape "
+                f"{jnp.shape(losses)} for one record"
+            )
+        return losses[0]
 
     return loss
 

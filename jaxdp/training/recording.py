@@ -324,7 +324,7 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
 
 
 def _kept_leaves(carry: loop.Carry) -> list[jax.Array]:
-    """What a checkpoint holds: no noise, which comes from the roots."""
+    """What a checkpoint holds: what the roots do not give back. Secret."""
     made, rest = carry.opt_state
     return jax.tree.leaves((carry.params, _common.without_roots(made), rest))
 

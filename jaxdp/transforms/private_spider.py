@@ -24,8 +24,8 @@ import optax
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
+from jaxdp import _validate, sampling
 from jaxdp import keys as keys_lib
-from jaxdp import sampling
 from jaxdp._types import SpiderPlan, ValueFn
 from jaxdp.kernels import stretch, threefry
 from jaxdp.kernels.sphere import path_str
@@ -253,10 +253,7 @@ def slice_size(plan: SpiderPlan, dim: int, microbatch_size: int | None) -> int:
     if microbatch_size is None:
         usual = max(32, plan.refresh_batch_size // 8)
         microbatch_size = max(1, min(_SLICE // dim, usual, stretch.MAX_SLICE))
-    elif microbatch_size > stretch.MAX_SLICE:
-        raise ValueError(
-            f"microbatch_size must be at most {stretch.MAX_SLICE}, got {microbatch_size}"
-        )
+    _validate.integer(at_most=stretch.MAX_SLICE, microbatch_size=microbatch_size)
     return min(microbatch_size, plan.num_examples)
 
 

@@ -315,8 +315,17 @@ def test_bad_arguments() -> None:
         jaxdp.private_spider(make(), Keys.insecure(0), microbatch_size=10**5).init(
             jnp.zeros(D)
         )
+    for size in (0, -3):
+        with pytest.raises(ValueError, match="microbatch_size"):
+            jaxdp.sosp(make(), Keys.insecure(0), microbatch_size=size).init(
+                jnp.zeros(D)
+            )
     state = tx.init(jnp.zeros(D))
     update: Any = tx.update
+    with pytest.raises(
+        ValueError, match=r"value_fn must return losses of shape \(B,\)"
+    ):
+        update(None, state, jnp.zeros(D), value_fn=lambda w, b: jnp.sum(w), batch=DATA)
     with pytest.raises(ValueError, match="num_examples"):
         update(None, state, jnp.zeros(D), value_fn=loss, batch=DATA[1:])
     with pytest.raises(ValueError, match="params"):

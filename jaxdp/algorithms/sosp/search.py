@@ -66,7 +66,8 @@ def sosp(
       product with a Hessian, or a Hessian; batches, triggers, restarts and the end follow
       from them. In each pass one record is in one gradient query or in one Hessian batch.
       The state holds no un-noised number that depends on data, except with
-      ``hessian="tracked"``, whose running sum is secret, and dropped by ``jaxdp.public``.
+      ``hessian="tracked"``: its running sum is secret, dropped by ``jaxdp.public``, and in
+      ``secret/`` of a record.
 
     Raises:
       TypeError: bare keys. ValueError: a plan of another family or without noise; params
