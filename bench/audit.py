@@ -3,8 +3,10 @@
 ``jaxdp.auditing.audit`` on plans of DPZero and O2NC, and of those that draw vertices, at
 failure probability 1e-6: the ratio is the bound over the accounted epsilon, and must stay
 below 1. Of O2NC every released increment is seen, with canaries in the first, a middle, the
-last and the worst leaf of a period; rows name the one that gave the bound. Of draws every
-vertex is seen, and the bound follows from the least rho of zCDP that allows the errors.
+last and the worst leaf of a period, or in every step of several passes, whose queries move
+where the noise is scaled with that; rows name the canary that gave the bound. Of draws
+every vertex is seen, and the bound follows from the least rho of zCDP that allows the
+errors.
 Of SOSP the gradients and the products with Hessians of a drill are seen, with canaries in
 each role.
 
@@ -41,6 +43,49 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
 #: Noise of the oracle's releases: two periods of 8 steps, epsilon 2.
 NOISES = ("tree", "blt_2")
 
+#: The oracle's other releases: epsilon 2, where batches are sampled 3.
+_SEVERAL: dict[str, Any] = {
+    "sampling": sampling.MultiPassRestarts(period=4),
+    "num_examples": 16,
+    "num_steps": 8,
+    "prefix_noise": "independent",
+    "difference": "one_sided",
+}
+_GRADIENTS: dict[str, Any] = {
+    "oracle": "first_order",
+    "direction": "ball",
+    "difference": "common",
+}
+ORACLES: dict[str, tuple[dict[str, Any], float]] = {
+    "O2NC, several passes, noise scaled, 2 periods of 4": (
+        _SEVERAL | {"scale_with_movement": True},
+        2.0,
+    ),
+    "O2NC, several passes, q = 0.3, 2 periods of 4": (
+        _SEVERAL
+        | {
+            "sampling": sampling.MultiPassRestarts(
+                period=4, restart_sampling_prob=0.3, sampling_prob=0.3
+            ),
+        },
+        3.0,
+    ),
+    "O2NC, gradients, tree, 2 periods of 8": (
+        _GRADIENTS | {"prefix_noise": "tree"},
+        2.0,
+    ),
+    "O2NC, gradients, several passes, 2 periods of 4": (_SEVERAL | _GRADIENTS, 2.0),
+    "O2NC, slopes, m = 4, 16 steps": (
+        {
+            "oracle": "scalar",
+            "sampling": sampling.SinglePassRestarts(period=1, restart_batch_size=2),
+            "num_directions": 4,
+            "share_directions": True,
+        },
+        2.0,
+    ),
+}
+
 #: Dimensions of the plans of draws, and their steps and draws: epsilon 6.
 SADDLES = {
     "Saddle, d = 5, 4 steps, K = 1": (5, 4, 1),
@@ -66,8 +111,11 @@ def run(quick: bool) -> list[_harness.Row]:
     runs = 20_000 if quick else 250_000
     rows = [_row(case, runs, _dpzero(*CASES[case])) for case in CASES]
     rows += [
-        _row(f"O2NC, {name}, 2 periods of 8", runs, _o2nc(name)) for name in NOISES
+        _row(f"O2NC, {name}, 2 periods of 8", runs, _o2nc({"prefix_noise": name}))
+        for name in NOISES
     ]
+    cases = list(ORACLES)[: 1 if quick else None]
+    rows += [_row(case, runs, _o2nc(*ORACLES[case])) for case in cases]
     cases = list(SOSP)[: 1 if quick else None]
     rows += [_row(case, runs, _sosp(SOSP[case])) for case in cases]
     runs = 5000 if quick else 100_000  # One takes longer, and most of it to compile.
@@ -113,21 +161,21 @@ def _dpzero(changes: dict[str, Any], epsilon: float) -> plans.DPZero:
     return plans.DPZero(**(fields | changes)).calibrate(epsilon=epsilon, delta=1e-5)
 
 
-def _o2nc(prefix_noise: str) -> plans.O2NC:
+def _o2nc(changes: dict[str, Any], epsilon: float = 2.0) -> plans.O2NC:
     sampler = sampling.SinglePassRestarts(period=8, restart_batch_size=9, batch_size=1)
-    return plans.O2NC(
-        num_examples=32,
-        num_steps=16,
-        sampling=sampler,
-        relation="replace_one",
-        restart_l2_clip_norm=4.5,
-        l2_clip_norm=0.5,
-        smoothing_radius=1e-3,
-        max_step=1e-3,
-        window=8,
-        num_directions=2,
-        prefix_noise=prefix_noise,
-    ).calibrate(epsilon=2.0, delta=1e-5)
+    fields: dict[str, Any] = {
+        "num_examples": 32,
+        "num_steps": 16,
+        "sampling": sampler,
+        "relation": "replace_one",
+        "restart_l2_clip_norm": 4.5,
+        "l2_clip_norm": 0.5,
+        "smoothing_radius": 1e-3,
+        "max_step": 1e-3,
+        "window": 8,
+        "num_directions": 2,
+    }
+    return plans.O2NC(**fields | changes).calibrate(epsilon=epsilon, delta=1e-5)
 
 
 def _sosp(changes: dict[str, Any]) -> plans.SOSP:

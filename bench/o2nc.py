@@ -309,7 +309,7 @@ def _rows(
     if plan.theorem is not None:
         chosen = (
             f"at radius {2 * RADIUS:g}; restart every {plan.sampling.period}, window "
-            f"{plan.window}, {plan.sampling.restart_batch_size} records at a restart"
+            f"{plan.window}, {plan.theorem.restart_batch_size} records at a restart"
         )
         bound = plan.theorem.bound
         rows.append(_harness.Row(name, "Goldstein norm proven", bound, chosen))

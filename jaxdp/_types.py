@@ -119,8 +119,14 @@ class PrefixSumPlan(PrivatePlan, Protocol):
 
 
 class IncrementPlan(PrefixSumPlan, Protocol):
-    """What the variance-reduced oracle reads besides."""
+    """What the oracles of an estimate and its changes read besides."""
 
+    @property
+    def oracle(self) -> str: ...
+    @property
+    def max_step(self) -> float: ...
+    @property
+    def scale_with_movement(self) -> bool: ...
     @property
     def smoothing_radius(self) -> float: ...
     @property

@@ -22,6 +22,23 @@ kind             score of one direction                                evaluatio
 The first two use the same directions at both points: on an L-Lipschitz loss a score is at
 most :math:`\sqrt dL\|x-y\|/\delta` in size. The first is zero on linear losses, where the
 second has its largest variance.
+
+A loss that can be differentiated needs no scores. With v uniform in the ball of radius
+:math:`\sqrt d` (law ``ball``), :math:`\frac1m\sum_j\nabla f(x+\lambda v_j)` is unbiased for
+the same gradient: it is the mean of f over the ball that is differentiated. (Kornowski,
+Liu & Talwar, ICML 2025: Algorithm 5 has the ball. Their equation (10) has the sphere, whose
+mean is another gradient: of :math:`|x|` on the line, 0 wherever :math:`|x|<\delta`, and not
+:math:`x/\delta`.) The change from y to x has two unbiased estimates:
+
+===============  ====================================================  ===============
+kind             term of one point                                     gradients
+===============  ====================================================  ===============
+``common``       :math:`\nabla f(x+\lambda v)-\nabla f(y+\lambda v)`   2
+``independent``  the same, y with a point of its own                   2
+===============  ====================================================  ===============
+
+On an L-Lipschitz loss a term is at most 2L in size, whatever d is. Common points give zero
+on linear losses, and :math:`x-y` itself on :math:`\frac12\|x\|^2`.
 """
 
 import math
@@ -32,12 +49,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.kernels import finite_difference, sphere
+from jaxdp.kernels import finite_difference, perturb, sphere
 from jaxdp.kernels.finite_difference import ValueFn
-from jaxdp.kernels.sphere import Direction
-from jaxdp.kernels.threefry import fold_in
+from jaxdp.kernels.sphere import Direction, PathPredicate
+from jaxdp.kernels.threefry import fold_in, rounded, zero_after
 
 KINDS = ("antithetic", "one_sided", "independent")
+BALL_KINDS = ("common", "independent")
 
 #: Draws the m directions of a key.
 Draw = Callable[[jax.Array], Direction]
@@ -65,7 +83,7 @@ def gradients(
       value_fn: ``value_fn(params, batch) -> losses (B,)``, or a ``LazyLoss``.
       params: pytree; d elements of it move.
       batch: pytree with leading axis B.
-      places: int (B,), of the records in the step's batch: names of their directions.
+      places: int (B,), of the records in the data: names of their directions.
       key: typed key of the step; public.
       draw: the directions of a key, m of them.
       smoothing_radius: delta > 0, in units of the params.
@@ -136,7 +154,7 @@ def differences(
             )
 
         if kind == "independent":
-            other = draw(fold_in(key, sphere.leaf_id("directions of the other point")))
+            other = draw(_other_key(key))
             one = _vectors(slopes(params, rows), rows, params)
             two = _vectors(slopes(previous, other), other, params)
             return jax.tree.map(jnp.subtract, one, two)
@@ -149,6 +167,177 @@ def differences(
         return _vectors(table, rows, params)
 
     return _each(estimate, batch, places, key, share=share)
+
+
+def ball_gradients(
+    value_fn: ValueFn,
+    params: Any,
+    batch: Any,
+    places: jax.Array,
+    key: jax.Array,
+    draw: Draw,
+    *,
+    smoothing_radius: float,
+    moves: PathPredicate,
+) -> Any:
+    """The mean gradient of every record over m points near ``params``.
+
+    The points of a record are its own, and are visited one after the other: one gradient
+    of each record is alive beside the sum.
+
+    Args:
+      value_fn: ``value_fn(params, batch) -> losses (B,)``; differentiated with respect to
+        the leaves that move, for one record at a time.
+      params: pytree; d elements of it move.
+      batch: pytree with leading axis B.
+      places: int (B,), as in :func:`gradients`.
+      key: typed key of the step; public.
+      draw: the directions of a key, m of them, over the leaves that move; law ``ball``.
+      smoothing_radius: delta > 0, in units of the params. A point is formed in float32 (or
+        wider) and rounded to the leaf's dtype.
+      moves: predicate on the path: the leaves that move, of floating dtypes. No other leaf
+        is differentiated.
+
+    Returns:
+      A tree like ``params``, float32, with leading axis B; zero where nothing moves.
+      Neither bounded nor private: may be NaN or infinite.
+
+    Raises:
+      TypeError: a ``LazyLoss``.
+      ValueError: losses of another shape.
+
+    Source: Kornowski, Liu & Talwar, ICML 2025, Algorithm 5.
+    """
+    _refuse_lazy(value_fn)
+
+    def estimate(record: Any, key: jax.Array) -> Any:
+        rows = draw(key)
+        radius = scale(smoothing_radius, rows.dim)
+
+        def term(row: Direction) -> Any:
+            return _gradient(value_fn, params, record, row, radius, moves)
+
+        return _mean(term, (rows,), params)
+
+    return _each(estimate, batch, places, key, share=False)
+
+
+def ball_differences(
+    value_fn: ValueFn,
+    params: Any,
+    previous: Any,
+    batch: Any,
+    places: jax.Array,
+    key: jax.Array,
+    draw: Draw,
+    *,
+    smoothing_radius: float,
+    moves: PathPredicate,
+    kind: str,
+) -> Any:
+    """How the mean gradient of every record changed since ``previous``.
+
+    Args:
+      value_fn: as in :func:`ball_gradients`.
+      params: x.
+      previous: y, a tree like it.
+      batch: pytree with leading axis B.
+      places: as in :func:`ball_gradients`.
+      key: typed key of the step; public.
+      draw: as in :func:`ball_gradients`.
+      smoothing_radius: as in :func:`ball_gradients`.
+      moves: as in :func:`ball_gradients`.
+      kind: one of :data:`BALL_KINDS`.
+
+    Returns:
+      As :func:`ball_gradients`.
+
+    Raises:
+      TypeError: a ``LazyLoss``.
+      ValueError: another kind, or losses of another shape.
+
+    Source: as :func:`ball_gradients`, with independent points.
+    """
+    _refuse_lazy(value_fn)
+    if kind not in BALL_KINDS:
+        raise ValueError(f"kind must be one of {', '.join(BALL_KINDS)}; got {kind!r}")
+
+    def estimate(record: Any, key: jax.Array) -> Any:
+        here = draw(key)
+        there = here if kind == "common" else draw(_other_key(key))
+        radius = scale(smoothing_radius, here.dim)
+
+        def term(here: Direction, there: Direction) -> Any:
+            one = _gradient(value_fn, params, record, here, radius, moves)
+            two = _gradient(value_fn, previous, record, there, radius, moves)
+            return jax.tree.map(jnp.subtract, one, two)
+
+        return _mean(term, (here, there), params)
+
+    return _each(estimate, batch, places, key, share=False)
+
+
+def _refuse_lazy(value_fn: ValueFn) -> None:
+    if isinstance(value_fn, perturb.LazyLoss):
+        raise TypeError(
+            "value_fn must be a plain value_fn(params, batch) -> losses (B,): first-order "
+            "oracles differentiate it, and take no LazyLoss"
+        )
+
+
+def _gradient(
+    value_fn: ValueFn,
+    params: Any,
+    record: Any,
+    row: Direction,
+    radius: float,
+    moves: PathPredicate,
+) -> Any:
+    """The gradient of a batch of one record at ``params + radius * row``; float32."""
+    point = perturb.perturb(params, row, jnp.asarray(radius))
+
+    def loss(moving: dict[str, jax.Array]) -> jax.Array:
+        whole = jax.tree_util.tree_map_with_path(
+            lambda path, x: moving.get(sphere.path_str(path), x), point
+        )
+        losses = value_fn(whole, record)
+        if jnp.shape(losses) != (1,):
+            raise ValueError(
+                "value_fn must return one loss per record: shape (1,) for a batch of "
+                f"one, got {jnp.shape(losses)}; jaxdp.per_record lifts a loss of one record"
+            )
+        return losses[0]
+
+    leaves = jax.tree_util.tree_leaves_with_path(point)
+    named = {sphere.path_str(path): x for path, x in leaves}
+    slopes = jax.grad(loss)({path: x for path, x in named.items() if moves(path)})
+    # Rounded before it is used, in every program alike: equal gradients cancel to zero.
+    zero = zero_after(jax.random.key_data(row.leaf_keys))
+
+    def leaf(path: tuple[Any, ...], x: Any) -> jax.Array:
+        name = sphere.path_str(path)
+        if name not in slopes:
+            return jnp.zeros(jnp.shape(x), jnp.float32)
+        return rounded(slopes[name].astype(jnp.float32), zero)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def _mean(term: Callable[..., Any], rows: tuple[Direction, ...], params: Any) -> Any:
+    """The mean of ``term(*rows)``, one after the other; leaves (1, ...), of one record."""
+
+    def add(total: Any, each: tuple[Direction, ...]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, term(*each)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
+    total, _ = jax.lax.scan(add, zeros, rows)
+    num = rows[0].scale.shape[0]
+    return jax.tree.map(lambda x: x[None] / num, total)
+
+
+def _other_key(key: jax.Array) -> jax.Array:
+    """The key of the other point, where it has directions of its own."""
+    return fold_in(key, sphere.leaf_id("directions of the other point"))
 
 
 def _vectors(table: jax.Array, rows: Direction, params: Any) -> Any:
@@ -180,7 +369,7 @@ def _each(
     return jax.vmap(one)(batch, places)
 
 
-def flat(tree: Any, moves: Callable[[str], bool]) -> jax.Array:
+def flat(tree: Any, moves: PathPredicate) -> jax.Array:
     """The leaves that move beside one another: (B, d), from leaves (B, ...)."""
     leaves = [
         x.reshape(len(x), -1)
@@ -190,7 +379,7 @@ def flat(tree: Any, moves: Callable[[str], bool]) -> jax.Array:
     return jnp.concatenate(leaves, axis=1)
 
 
-def unflat(vector: jax.Array, like: Any, moves: Callable[[str], bool]) -> Any:
+def unflat(vector: jax.Array, like: Any, moves: PathPredicate) -> Any:
     """The tree of a vector (d,), float32; zero in the leaves that do not move."""
     named, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves, at = [], 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp import plans, sampling, training
-from jaxdp.cli import main, options, prepare, recipes, train
+from jaxdp.cli import main, noise, options, prepare, recipes, train
 
 O2NC = ("--dataset", "breast_cancer", "--algorithm", "o2nc", "--loss", "hinge")
 CHANGES = {
@@ -54,7 +54,9 @@ def test_options_reach_the_plan_and_the_report(folder: Path) -> None:
     )
     assert plan == want.calibrate(epsilon=8.0, delta=1e-5)
     report = json.loads((folder / "report.json").read_text())
-    assert report["recipe"] == CHANGES
+    single = {"oracle": "zeroth_order", "multi_pass": False}
+    single |= {"restart_sampling_prob": None, "sampling_prob": None}
+    assert report["recipe"] == CHANGES | single
     assert (report["algorithm"], report["loss"]) == ("o2nc", "hinge")
     assert (report["steps_done"], report["seed_source"]) == (10, "insecure")
     assert report["epsilon"] == float(plan.epsilon()) <= 8
@@ -131,9 +133,9 @@ def test_table_and_noise_of_the_plot(folder: Path) -> None:
     assert (
         "each of 10 means of 20 or 5 records, correlated over 4 steps (blt_1)" in said
     )
-    noise = train._noise_of_steps(plan)
+    found = noise.of_steps(plan)
     want = plan.node_std * plan.correlation.increment_norms()
-    np.testing.assert_array_equal(noise, [*want, *want, *want[:2]])
+    np.testing.assert_array_equal(found, [*want, *want, *want[:2]])
     fresh = dataclasses.replace(
         plan, sampling=sampling.SinglePassRestarts(period=1, restart_batch_size=20)
     )
@@ -144,13 +146,13 @@ def test_table_and_noise_of_the_plot(folder: Path) -> None:
 def test_recipe_is_one_pass_in_whole_windows() -> None:
     job = prepare.prepare(options.Train(algorithm="o2nc", dataset="wine", seed=0))
     assert isinstance(job.plan, plans.O2NC)
-    assert (job.plan.num_steps, job.plan.window) == (4, 4)  # 142 records by 32.
+    assert (job.plan.num_steps, job.plan.window) == (8, 8)  # 142 records by 16.
     assert (job.plan.num_directions, job.plan.learning_rate) == (42, None)  # d = 42
-    few = dataclasses.replace(recipes.find("wine", "mlp", "o2nc", 8.0), window=5)
+    few = dataclasses.replace(recipes.find("wine", "mlp", "o2nc", 8.0), window=3)
     plan: Any = recipes.make_plan(
         few, "o2nc", num_examples=142, epsilon=8.0, delta=1e-5
     )
-    assert (plan.num_steps, plan.window, plan.num_windows) == (15, 5, 3)
+    assert (plan.num_steps, plan.window, plan.num_windows) == (6, 3, 2)
 
 
 WRONG = [
@@ -167,7 +169,7 @@ WRONG = [
     ("--period 0", "--period must be an integer >= 1, got 0"),
     ("--period 4 --batch-size 0", "--batch-size must be an integer >= 1, got 0"),
     ("--restart-batch-size 300", "--restart-batch-size must leave 2 steps"),
-    ("--num-steps 1000", "--num-steps must be an integer >= 1 and <= 14, got 1000"),
+    ("--num-steps 1000", "--num-steps must be an integer >= 1 and <= 28, got 1000"),
     ("--window 1", "--window must be an integer >= 2, got 1"),
     ("--window 9 --num-steps 7", "--window must be at most num_steps = 7"),
     ("--max-step -1", "--max-step must be a number > 0, got -1.0"),

@@ -240,6 +240,43 @@ def test_restarts_read_every_record_once(period: int) -> None:
         dataclasses.replace(p, num_steps=steps + 1)
 
 
+def test_several_passes_read_all_records_or_a_sample_of_each_step_s_own() -> None:
+    sampler = sampling.MultiPassRestarts(period=3, sampling_prob=0.25)
+    p = plans.O2NC(
+        num_examples=N,
+        num_steps=400,
+        sampling=sampler,
+        relation="replace_one",
+        restart_l2_clip_norm=1.0,
+        l2_clip_norm=1.0,
+        smoothing_radius=1.0,
+        max_step=1.0,
+        window=2,
+        prefix_noise="independent",
+    )
+    assert sampler.amplifies
+    assert not sampling.MultiPassRestarts(period=3).amplifies
+    restart, rest = p.phases
+    assert (restart.num_steps, restart.batch_size, rest.num_steps) == (1, N, 2)
+    keys = Keys.insecure(0)
+    whole = sampling.batch(p, keys, 3, DATA, phase="restart")
+    np.testing.assert_array_equal(whole.records[1], DATA[1])
+    np.testing.assert_array_equal(whole.index, np.arange(N))
+
+    @jax.jit
+    def drawn(step: jax.Array) -> sampling.Batch:
+        return sampling.batch(p, keys, step, DATA, phase="difference")
+
+    batches = jax.vmap(drawn)(jnp.arange(400))
+    assert batches.mask.shape == (400, rest.batch_size)
+    np.testing.assert_array_equal(
+        batches.records[1], np.asarray(DATA[1])[batches.index]
+    )
+    counts = np.bincount(np.asarray(batches.index)[batches.mask], minlength=N)
+    # Each a binomial of 400 coins of a quarter; six standard deviations are 1e-9.
+    assert np.abs(counts - 100).max() < 6 * math.sqrt(75)
+
+
 def test_batches_of_two_sizes_are_for_plans_of_phases() -> None:
     two = sampling.SinglePassRestarts(period=2, restart_batch_size=4)
     with pytest.raises(TypeError, match=r"sampling must be a FullBatch or .*Restarts"):

@@ -35,6 +35,7 @@ from jaxdp.accounting.calibration import calibrate_num_steps as calibrate_num_st
 from jaxdp.accounting.consistency import self_check as self_check
 from jaxdp.accounting.events import RELATIONS as RELATIONS
 from jaxdp.accounting.events import Guarantee as Guarantee
+from jaxdp.accounting.events import composed as composed
 from jaxdp.accounting.events import fixed_size_gaussian as fixed_size_gaussian
 from jaxdp.accounting.events import full_batch_gaussian as full_batch_gaussian
 from jaxdp.accounting.events import full_batch_laplace as full_batch_laplace

@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
 import dp_accounting as dp
@@ -49,7 +49,11 @@ def sensitivity(relation: Relation, l2_clip_norm: float) -> float:
 
 
 def full_batch_gaussian(
-    noise_multiplier: float, num_steps: int, relation: Relation
+    noise_multiplier: float,
+    num_steps: int,
+    relation: Relation,
+    *,
+    among_sampled: bool = False,
 ) -> Guarantee:
     """``num_steps`` Gaussian sums over all records, each free to use the earlier ones.
 
@@ -60,9 +64,34 @@ def full_batch_gaussian(
       noise_multiplier: std over the sensitivity, >= 0; 0 is not private.
       num_steps: >= 1.
       relation: one of :data:`RELATIONS`; it is in the sensitivity, not in the event.
+      among_sampled: whether the event is stated as those of sampled Gaussians are, to be
+        composed with them: relative to C, under the relation itself.
     """
     _validate.one_of(RELATIONS, relation=relation)
-    return _repeated(dp.GaussianDpEvent, noise_multiplier, num_steps, _UNSAMPLED)
+    if not among_sampled:
+        return _repeated(dp.GaussianDpEvent, noise_multiplier, num_steps, _UNSAMPLED)
+
+    def step(multiplier: float) -> dp.DpEvent:
+        return dp.GaussianDpEvent(multiplier * sensitivity(relation, 1.0))
+
+    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+
+
+def composed(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """Several mechanisms on the same records, each free to use the earlier releases.
+
+    Args:
+      guarantees: at least one, all stated under one relation.
+
+    Raises:
+      ValueError: none, or under different relations, whose events mean different things.
+    """
+    relations = {each.event_relation for each in guarantees}
+    if len(relations) != 1:
+        names = sorted(relation.name for relation in relations)
+        raise ValueError(f"guarantees must be of one relation, got {names}")
+    event = dp.ComposedDpEvent([each.event for each in guarantees])
+    return Guarantee(event, relations.pop())
 
 
 def poisson_gaussian(

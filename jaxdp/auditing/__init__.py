@@ -16,9 +16,10 @@ transcripts by runs of its own, and thereby subtracts all such streams at once, 
 that nobody thought of: noise that is a function of the direction root has no variance in
 an audit, and hides nothing. (``tests/auditing`` plants it.)
 
-* :mod:`jaxdp.auditing.simulation`: neighbouring data sets, and transcripts of runs;
+* :mod:`jaxdp.auditing.canaries`: neighbouring data sets;
+* :mod:`jaxdp.auditing.simulation`: transcripts of runs on them;
 * :mod:`jaxdp.auditing.attacks`: from a transcript to a score;
-* :mod:`jaxdp.auditing.vertices`, :mod:`jaxdp.auditing.vertex_attacks`: the same two for
+* :mod:`jaxdp.auditing.vertices`, :mod:`jaxdp.auditing.vertex_attacks`: the same for
   plans that draw vertices instead of adding noise;
 * :mod:`jaxdp.auditing.drill`, :mod:`jaxdp.auditing.second_order`: the same for plans whose
   queries depend on what was released, and a short run in which they are known;

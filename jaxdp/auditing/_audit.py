@@ -24,6 +24,7 @@ from jaxdp.plans._plan import Plan
 from jaxdp.plans.o2nc import O2NC
 from jaxdp.plans.saddle import Saddle, SaddleBiasReduced, SyntheticData
 from jaxdp.plans.sosp import SOSP
+from jaxdp.sampling import MultiPassRestarts
 
 # How the runs are divided: this share to learn the attacks, as many to choose one, the
 # rest to test it. Fewer where the best attack has nothing to learn.
@@ -89,8 +90,10 @@ def audit(
     which reaches about half, and never more than ``log(num_runs / 25)`` or so. So audit
     plans with an epsilon of 1 to 5.
 
-    Of ``plans.O2NC``, whose records are read once, the whole sequence of releases is
-    attacked; the canary of the result says in which leaf of a period it was read.
+    Of ``plans.O2NC`` the whole sequence of increments is attacked, with the norms that are
+    logged. In a single pass the canary of the result says in which leaf of a period it was
+    read; in several it is in every step. Where noise is scaled with the movement, queries
+    follow a path of long and short moves, and of none.
 
     Of ``plans.Saddle``, ``ConvexSimplex`` and ``SyntheticData`` all vertices that a run
     releases are attacked, which are claimed to be zCDP: an epsilon follows from the least
@@ -221,7 +224,8 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
     What one step of a long run shows of a record is too little to be measured. The
     shortened plan has the same bound, sampling, directions and code, and spends in few
     steps what the plan spends in all. One of ``plans.O2NC`` gets shorter periods, so that
-    there are two, and no more records than they read.
+    there are two, and no more records than they read; or, in several passes, than are
+    simulated quickly.
 
     A plan that draws vertices gets longer steps, two of them at least, for in the first
     one nothing depends on data; also fewer vertices to draw from, fewer draws a step and
@@ -270,7 +274,11 @@ def _shorter(plan: Any, num_steps: int) -> dict[str, Any]:
         period = min(plan.sampling.period, max(num_steps // 2, 1))
         sampler = dataclasses.replace(plan.sampling, period=period)
         changes["sampling"] = sampler
-        changes["num_examples"] = sampler.records_per_period * -(-num_steps // period)
+        if isinstance(sampler, MultiPassRestarts):
+            records = min(plan.num_examples, _MOST_RECORDS)
+        else:
+            records = sampler.records_per_period * -(-num_steps // period)
+        changes["num_examples"] = records
     return changes
 
 

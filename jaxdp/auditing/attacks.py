@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxdp.auditing.simulation import Canary
+from jaxdp.auditing.canaries import Canary, phases
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans.o2nc import O2NC
 
@@ -29,17 +29,22 @@ def attacks(
 
     * *likelihood ratio*: the claimed one, along the canary's direction; with sampled
       batches of the mixture of steps that read the canary and steps that do not; with
-      correlated noise after that was undone.
+      correlated noise after that was undone. Of ``plans.O2NC`` it reads no norms.
     * *linear*: the difference of means over the covariance (Fisher's discriminant). It
       finds what noise has in common between steps, for what cancels has no variance.
     * *histogram*: ratios of counts, step by step. It finds any other law: a scale, a
       missing mixture; and a release that is not finite has a count of its own.
     """
-    project = _projection(canary, first, second, _inclusion(plan))
-    if isinstance(plan, O2NC):
+    inclusion = _inclusion(plan)
+    project = _projection(canary, first, second, inclusion)
+    if isinstance(plan, O2NC) and not plan.multi_pass:
         claimed = _whitened(plan, canary, first, second)
+    elif isinstance(plan, O2NC):
+        along = _projection(canary, first[..., :-1], second[..., :-1], inclusion)
+        ratio = _likelihood_ratio(plan, canary, along, inclusion)
+        claimed = lambda x: ratio(x[..., :-1])  # noqa: E731
     else:
-        claimed = _likelihood_ratio(plan, canary, project)
+        claimed = _likelihood_ratio(plan, canary, project, inclusion)
     return {
         "likelihood ratio": claimed,
         "linear": linear(first, second),
@@ -47,16 +52,19 @@ def attacks(
     }
 
 
-def _inclusion(plan: SumPlan) -> float:
-    """The probability that a step reads the canary, where that is random."""
+def _inclusion(plan: SumPlan) -> np.ndarray:
+    """The probability that a step reads the canary, where that is random: (T,)."""
     if not plan.sampling.amplifies:
-        return 1.0
-    size = min(plan.normalizer, plan.sampling.rows(plan.num_examples))
-    return size / plan.num_examples
+        return np.ones(plan.num_steps)
+    n, read = plan.num_examples, {}
+    for phase in plan.phases:
+        sampler = plan.sampling.of_phase(phase.name)
+        read[phase.name] = min(sampler.expected_batch_size(n), sampler.rows(n)) / n
+    return np.array([read[name] for name in phases(plan)])
 
 
 def _projection(
-    canary: Canary, first: np.ndarray, second: np.ndarray, inclusion: float
+    canary: Canary, first: np.ndarray, second: np.ndarray, inclusion: np.ndarray
 ) -> Score:
     """Steps (n, T) along the canary's direction, around where they are without it.
 
@@ -76,10 +84,11 @@ def _projection(
     return project
 
 
-def _likelihood_ratio(plan: SumPlan, canary: Canary, project: Score) -> Score:
-    q = _inclusion(plan)
+def _likelihood_ratio(
+    plan: SumPlan, canary: Canary, project: Score, inclusion: np.ndarray
+) -> Score:
     with np.errstate(divide="ignore"):
-        stay, read = np.log1p(-q), np.log(q)
+        stay, read = np.log1p(-inclusion), np.log(inclusion)
 
     def log_noise(x: np.ndarray) -> np.ndarray:
         if plan.noise == "laplace":

@@ -20,6 +20,7 @@ from jaxdp.cli.kinds import (
 )
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
 from jaxdp.plans.dpzero import DirectionLaw
+from jaxdp.plans.o2nc.bounds import ORACLES
 from jaxdp.plans.sosp.settings import HESSIANS
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
@@ -63,10 +64,10 @@ class Train:
     """cross_entropy and hinge are for classification, squared_error for regression."""
     algorithm: Annotated[str, *kinds.choice(*recipes.ALGORITHMS)] = "dpzero"
     """mezo and gd are dpzero and dpgd without clip and noise: not private. o2nc is for
-    losses with kinks: one pass, online-to-non-convex conversion. saddle makes the loss of
-    the worst --group small: one pass, mirror descent against weights of the groups. sosp
-    factors second moments of the features, from a saddle: one pass, to a second-order
-    stationary point with a certificate."""
+    losses with kinks: online-to-non-convex conversion, in one pass unless --multi-pass.
+    saddle makes the loss of the worst --group small: one pass, mirror descent against
+    weights of the groups. sosp factors second moments of the features, from a saddle: one
+    pass, to a second-order stationary point with a certificate."""
     group: Annotated[str | None, *kinds.kind("NAME", "a name", str)] = None
     """Groups of records, for errors by group: class, or a column (diabetes: sex, and the
     target becomes whether it is above its published median)."""
@@ -89,8 +90,8 @@ class Train:
     """Which data sets count as neighbours."""
 
     num_steps: IntegerOfRecipe = None
-    """Steps; each releases one quantity. o2nc: by default all that one pass allows. sosp:
-    at most."""
+    """Steps; each releases one quantity. o2nc: by default all that one pass allows, unless
+    --multi-pass. sosp: at most."""
     sampling_prob: SamplingProb = None
     """Probability that a record joins a step."""
     batch_size: MaybeInteger = None
@@ -102,14 +103,23 @@ class Train:
     """Length of the difference, over that of the direction, which is sqrt(d) for d
     parameters; o2nc: the distance itself by which a point is moved."""
     num_directions: IntegerOfRecipe = None
-    """Directions of a step; together they cost what one costs."""
+    """Directions of a step; together they cost what one costs. o2nc with first_order:
+    points of a change, for each record."""
     direction: Annotated[str | None, *kinds.choice(*DIRECTIONS, missing="recipe")] = (
         None
     )
     """Law of the directions."""
 
+    oracle: Annotated[str | None, *kinds.choice(*ORACLES, missing="recipe")] = None
+    """o2nc: what is asked of a record: values, released as vectors; gradients; or values,
+    released as slopes along directions that all records share."""
+    multi_pass: Flag = False
+    """o2nc: every step reads all records, or a share of them by --sampling-prob."""
     period: IntegerOfRecipe = None
     """o2nc: steps from one restart of the gradient estimate to the next."""
+    restart_sampling_prob: SamplingProb = None
+    """o2nc with --multi-pass: probability that a record joins a step with a restart; then
+    --sampling-prob is that of the other steps."""
     restart_batch_size: IntegerOfRecipe = None
     """o2nc: records of a step with a restart."""
     restart_l2_clip_norm: NumberOfRecipe = None

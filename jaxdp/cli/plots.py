@@ -254,6 +254,7 @@ def releases(
     noise_std: float | np.ndarray,
     num_parameters: int | None = None,
     released: str = "gradient",
+    follows_movement: bool = False,
 ) -> None:
     """What left the run, step by step, against what noise alone would look like.
 
@@ -266,6 +267,7 @@ def releases(
         one for each step.
       num_parameters: None for slopes.
       released: what the norms are of.
+      follows_movement: whether the noise is smaller where a step moved less.
     """
     fig, axis = figure(figsize=(7, 3.9))
     num_steps, width = releases.shape
@@ -317,7 +319,8 @@ def releases(
         )
         level = np.broadcast_to(noise_std * np.sqrt(num_parameters), (num_steps,))
         low, high = f"{level.min():.3g}", f"{level.max():.3g}"
-        label = f"noise alone ({low if low == high else f'{low} to {high}'})"
+        between = low if low == high else f"{low} to {high}"
+        label = f"noise alone ({'at most ' * follows_movement}{between})"
         axis.plot(steps, level, color=ORANGE, linestyle="--", label=label)
         axis.set_ylabel("Euclidean norm")
         axis.set_ylim(bottom=0)

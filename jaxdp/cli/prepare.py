@@ -12,25 +12,23 @@ import jax.numpy as jnp
 
 from jaxdp import _validate, models, plans, sampling
 from jaxdp import keys as keys_lib
-from jaxdp.cli import budget, curvature, groups, options, recipes, stationary
-from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.cli import (
+    budget,
+    conversions,
+    curvature,
+    groups,
+    options,
+    recipes,
+    refusals,
+    stationary,
+)
+from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.task import Task
 from jaxdp.kernels import sphere, stretch
 from jaxdp.ledger import LEDGER, PLAN
 from jaxdp.plans._plan import Plan
 
-_OF_FILES = ("label", "bounds", "task", "classes", "label_bounds", "group_values")
-_OF_BUDGET = ("epsilon", "delta")
-_OF_ZEROTH_ORDER = ("smoothing_radius", "num_directions", "direction")
-_OF_RESTARTS = ("period", "restart_batch_size", "restart_l2_clip_norm")
-_OF_CONVERSION = (*_OF_RESTARTS, "window", "max_step")
-_OF_SECOND_ORDER = ("rank", "accuracy", "failure_probability", "hessian")
-_OF_PLAYERS = ("radius", "num_draws", "clip_x", "step_ratio")
-_OF_OTHERS = ("sampling_prob", "schedule", "momentum", "average")
-#: Algorithms that take whatever gradients an optimizer can use.
-_OTHERS = ("dpzero", "dpgd", "mezo", "gd")
-# Of the steps between restarts.
-_OF_PERIODS = ("batch_size", "l2_clip_norm", "prefix_noise")
+_SIZES = ("restart_batch_size", "batch_size")  # Of a single pass.
 _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.
 
 
@@ -47,7 +45,7 @@ class Job(NamedTuple):
 
 def prepare(command: options.Train) -> Job:
     """Checks the options and makes all that they name, from cheap to costly."""
-    _refuse_strangers(command)
+    refusals.refuse_strangers(command)
     task = load_task(command)
     algorithm: Any = command.algorithm
     epsilon = _either(command.epsilon, options.DEFAULT_EPSILON)
@@ -127,72 +125,6 @@ def _either(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _refuse_strangers(command: options.Train) -> None:
-    """Refuses options that would be ignored: who gives one expects an effect."""
-
-    def refuse(names: tuple[str, ...], where: str, there: bool) -> None:
-        for name in names:
-            value = getattr(command, name)
-            if value is not None and not there:
-                raise UsageError(f"{flag(name)} is for {where} only, got {value}")
-
-    refuse(_OF_FILES, "a .csv or .npz --dataset", _is_file(command.dataset))
-    real = not command.dataset.startswith("quadratic_")
-    refuse(("test_fraction", "loss"), "a --dataset of real records", real)
-    refuse(("hidden",), "--model mlp", command.model == "mlp")
-    algorithm = command.algorithm
-    private = algorithm in recipes.PRIVATE
-    refuse(_OF_BUDGET, "--algorithm dpzero, dpgd, o2nc, saddle or sosp", private)
-    clipped = private and algorithm not in ("saddle", "sosp")
-    refuse(("l2_clip_norm",), "--algorithm dpzero, dpgd or o2nc", clipped)
-    zeroth = algorithm in recipes.ZEROTH_ORDER
-    refuse(_OF_ZEROTH_ORDER, "--algorithm dpzero, mezo or o2nc", zeroth)
-    refuse(_OF_CONVERSION, "--algorithm o2nc", algorithm == "o2nc")
-    correlated = algorithm in ("o2nc", "sosp")
-    refuse(("prefix_noise",), "--algorithm o2nc or sosp", correlated)
-    others = algorithm in _OTHERS
-    refuse(_OF_OTHERS, "--algorithm dpzero, dpgd, mezo or gd", others)
-    saddle, second_order = algorithm == "saddle", algorithm == "sosp"
-    steps = ("batch_size", "learning_rate")
-    given = not (saddle or second_order)
-    refuse(steps, "--algorithm dpzero, dpgd, mezo, gd or o2nc", given)
-    refuse(_OF_SECOND_ORDER, "--algorithm sosp", second_order)
-    refuse((*_OF_PLAYERS, "group_probabilities"), "--algorithm saddle", saddle)
-    grouped = command.group is not None
-    refuse(("group_values",), "a --group of a .csv or .npz --dataset", grouped)
-    refuse(("group",), "a --dataset of real records", real)
-    if second_order:
-        _refuse_models(command)
-    if saddle and not grouped:
-        raise UsageError(
-            "--group must be given with --algorithm saddle: class, or a column; got nothing"
-        )
-    if saddle and command.model != "linear":
-        raise UsageError(
-            "--model must be linear with --algorithm saddle, which needs a convex "
-            f"problem; got {command.model}"
-        )
-    if saddle and command.loss not in (None, "cross_entropy"):
-        raise UsageError(
-            f"--loss must be cross_entropy with --algorithm saddle, got {command.loss}"
-        )
-
-
-def _refuse_models(command: options.Train) -> None:
-    """``sosp`` has a problem of its own, of features alone."""
-    for name, usual in (("model", "linear"), ("loss", None), ("group", None)):
-        value = getattr(command, name)
-        if value != usual:
-            raise UsageError(
-                f"{flag(name)} must be left out with --algorithm sosp, which factors "
-                f"second moments of the features; got {value}"
-            )
-
-
-def _is_file(dataset: str) -> bool:
-    return pathlib.Path(dataset).suffix.lower() in (".csv", ".npz")
-
-
 def load_task(command: options.Train) -> Task:
     """The data set and its model."""
     dataset = _dataset(command)
@@ -227,7 +159,9 @@ def load_task(command: options.Train) -> Task:
     )
     if command.group is None:
         return task
-    found = groups.of_command(command, dataset, is_file=_is_file(command.dataset))
+    found = groups.of_command(
+        command, dataset, is_file=refusals.is_file(command.dataset)
+    )
     names = found.names
 
     def errors_fn(params: Any) -> jax.Array:
@@ -257,7 +191,7 @@ def _dataset(command: options.Train) -> models.Dataset:
     fraction = command.test_fraction
     extra: dict[str, Any] = {} if fraction is None else {"test_fraction": fraction}
     with usage(command, "--dataset"):
-        if not _is_file(command.dataset):
+        if not refusals.is_file(command.dataset):
             if command.dataset not in models.DATASETS:
                 names = ", ".join(models.DATASETS)
                 raise UsageError(
@@ -294,15 +228,22 @@ def _recipe(
     shapes: Any,
 ) -> recipes.AnyRecipe:
     """The data set's recipe with what the options change; all of it checked."""
-    name = "*" if _is_file(command.dataset) else task.dataset.name
+    name = "*" if refusals.is_file(command.dataset) else task.dataset.name
     if name == "diabetes" and task.dataset.task == "classification":
         name = recipes.DIABETES_CLASSES
     base = recipes.find(name, command.model, algorithm, epsilon)
+    if algorithm == "o2nc":
+        oracle: Any = _either(command.oracle, "zeroth_order")
+        base = conversions.find(epsilon, oracle, multi_pass=command.multi_pass)
     names = [field.name for field in dataclasses.fields(base)]
     given = {name: getattr(command, name) for name in names}
     changes = {name: value for name, value in given.items() if value is not None}
     recipe = dataclasses.replace(base, **changes)
-    if isinstance(recipe, recipes.Conversion) and command.num_directions is None:
+    if (
+        isinstance(recipe, recipes.Conversion)
+        and recipe.direction != "ball"
+        and command.num_directions is None
+    ):
         # Small models have fewer than the recipe asks for.
         dim = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
         most = min(recipe.num_directions, dim)
@@ -345,20 +286,12 @@ def _check_second_order(recipe: recipes.SecondOrder, num_features: int) -> None:
 
 def _check_conversion(command: options.Train, recipe: recipes.Conversion) -> None:
     with usage(command):
-        _validate.integer(
-            period=recipe.period, restart_batch_size=recipe.restart_batch_size
-        )
-        if recipe.batch_size is not None:
-            _validate.integer(batch_size=recipe.batch_size)
+        sizes = {name: getattr(recipe, name) for name in ("period", *_SIZES)}
+        _validate.integer(**{name: x for name, x in sizes.items() if x is not None})
         if recipe.window is not None:
             _validate.integer(window=recipe.window, at_least=2)
         _validate.positive(restart_l2_clip_norm=recipe.restart_l2_clip_norm)
-    for name in _OF_PERIODS:
-        if getattr(command, name) is not None and recipe.period == 1:
-            raise UsageError(
-                f"{flag(name)} is for --period 2 or more only, got 1, where every step is "
-                "a restart"
-            )
+    refusals.refuse_differences(command, recipe)
 
 
 def _check_steps(recipe: recipes.Recipe) -> None:

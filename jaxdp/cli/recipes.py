@@ -10,16 +10,17 @@ run's epsilon: for private data of your own, choose on public data of the same k
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, overload
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, overload
 
 import optax
 
 from jaxdp import plans, sampling
 from jaxdp._types import Relation
+from jaxdp.cli import conversions
+from jaxdp.cli.conversions import Conversion, for_budget
 from jaxdp.cli.curvature import SecondOrder
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans.dpzero import DirectionLaw
-from jaxdp.plans.o2nc.bounds import Direction
 from jaxdp.transforms.averaging import polyak_average
 
 #: Step sizes of which only the ratio counts, before they are calibrated.
@@ -52,32 +53,6 @@ class Recipe:
     smoothing_radius: float = 1e-3
     num_directions: int = 1
     direction: DirectionLaw = "sphere"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """What a run of ``o2nc`` needs: the numbers of a ``plans.O2NC``, by their names there.
-
-    ``num_steps`` None is all that one pass allows, in whole windows; ``window`` None is
-    one window of all steps; ``learning_rate`` None adapts the step. ``batch_size`` and
-    ``l2_clip_norm`` None are those of a restart.
-    """
-
-    average: ClassVar[float] = 0.0  # The plan returns a mean of its own.
-
-    num_steps: int | None = None
-    period: int = 1
-    restart_batch_size: int
-    batch_size: int | None = None
-    window: int | None = None
-    restart_l2_clip_norm: float
-    l2_clip_norm: float | None = None
-    smoothing_radius: float
-    num_directions: int
-    direction: Direction = "orthonormal"
-    max_step: float
-    learning_rate: float | None = None
-    prefix_noise: str = "blt_3"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +104,7 @@ def make_plan(
       ValueError, TypeError: a number out of range, named.
     """
     if isinstance(recipe, Conversion):
-        plan = _conversion(recipe, num_examples, relation)
+        plan = conversions.make_plan(recipe, num_examples, relation)
         return plan.calibrate(epsilon=epsilon, delta=delta)
     private = algorithm in PRIVATE
     common: dict[str, Any] = {
@@ -151,49 +126,6 @@ def make_plan(
     if private:
         return plan.calibrate(epsilon=epsilon, delta=delta)
     return plan.with_noise(noise_multiplier=0.0)
-
-
-def _conversion(
-    recipe: Conversion, num_examples: int, relation: Relation
-) -> plans.O2NC:
-    """The plan of a conversion, without noise."""
-    sampler = sampling.SinglePassRestarts(
-        period=recipe.period,
-        restart_batch_size=recipe.restart_batch_size,
-        batch_size=recipe.batch_size or recipe.restart_batch_size,
-    )
-    most = sampler.max_steps(num_examples)
-    least = recipe.window or 2
-    if most < least:
-        raise ValueError(
-            f"restart_batch_size must leave {least} steps, a window, of one pass over "
-            f"{num_examples} records, got {recipe.restart_batch_size}, which leaves {most}"
-        )
-    steps = recipe.num_steps
-    if steps is None:
-        steps = most // recipe.window * recipe.window if recipe.window else most
-    window = recipe.window or steps
-    if window > steps:
-        raise ValueError(
-            f"window must be at most num_steps = {steps}, for one to be complete, got "
-            f"{window}"
-        )
-    clip = recipe.l2_clip_norm
-    return plans.O2NC(
-        num_examples=num_examples,
-        num_steps=steps,
-        sampling=sampler,
-        relation=relation,
-        l2_clip_norm=recipe.restart_l2_clip_norm if clip is None else clip,
-        restart_l2_clip_norm=recipe.restart_l2_clip_norm,
-        smoothing_radius=recipe.smoothing_radius,
-        max_step=recipe.max_step,
-        window=window,
-        num_directions=recipe.num_directions,
-        direction=recipe.direction,
-        learning_rate=recipe.learning_rate,
-        prefix_noise=recipe.prefix_noise,
-    )
 
 
 def make_vertex_plan(
@@ -256,7 +188,6 @@ def make_optimizer(recipe: AnyRecipe) -> optax.GradientTransformation | None:
 
 # --- the table ---------------------------------------------------------------------
 
-AnyOf = TypeVar("AnyOf", Recipe, Conversion)
 Rows = tuple[tuple[float, Recipe], ...]
 
 #: Name of diabetes where the target is one of two classes, for groups.
@@ -353,22 +284,6 @@ RECIPES: dict[tuple[str, str, StepAlgorithm], Rows] = {
     ("*", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 0.2}),
 }
 
-# With little noise many small batches; with more of it fewer and larger ones.
-_SMALL_BATCHES = Conversion(
-    restart_batch_size=8,
-    restart_l2_clip_norm=2.0,
-    smoothing_radius=0.1,
-    num_directions=64,
-    max_step=1.0,
-)
-_LARGE_BATCHES = dataclasses.replace(
-    _SMALL_BATCHES, restart_batch_size=32, max_step=3.0
-)
-
-#: The conversions of ``o2nc``, as above, for every data set and model. Tuned with the hinge
-#: loss on breast_cancer, whose 455 records are one pass; for others they are a start.
-CONVERSIONS = ((4.0, _LARGE_BATCHES), (math.inf, _SMALL_BATCHES))
-
 # Such clips leave little but the signs of a record's gradient, and so large a radius only
 # makes the bound of the losses loose: at these sizes weights of groups that move more cost
 # the parameters more budget than they bring the worst group.
@@ -425,14 +340,14 @@ def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> AnyR
     """The recipe for a data set and a budget.
 
     Args:
-      dataset: its name; one without a row of its own gets the row of ``"*"``. (The
-        conversions have one for all.)
+      dataset: its name; one without a row of its own gets the row of ``"*"``. (Of a
+        conversion: that of the zeroth-order oracle, which is one for all.)
       model: ``"linear"`` or ``"mlp"``; ``"linear"`` for the quadratics, which have none.
       algorithm: one of :data:`ALGORITHMS`.
       epsilon: the budget; algorithms that are not private take any.
     """
     if algorithm == "o2nc":
-        return for_budget(CONVERSIONS, epsilon)
+        return conversions.find(epsilon)
     if algorithm == "saddle":
         return VERTEX_SAMPLINGS.get(dataset) or VERTEX_SAMPLINGS["*"]
     if algorithm == "sosp":
@@ -440,8 +355,3 @@ def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> AnyR
     family = "quadratic" if dataset.startswith("quadratic") else dataset
     rows = RECIPES.get((family, model, algorithm)) or RECIPES["*", model, algorithm]
     return for_budget(rows, epsilon)
-
-
-def for_budget(rows: tuple[tuple[float, AnyOf], ...], epsilon: float) -> AnyOf:
-    """The recipe of the first row whose budget is at least ``epsilon``."""
-    return next(recipe for most, recipe in rows if epsilon <= most)

@@ -13,13 +13,12 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import plans, sampling, training
-from jaxdp.cli import budget, options, plots, recipes, record, stationary
+from jaxdp import accounting, plans, training
+from jaxdp.cli import budget, noise, options, plots, recipes, record, stationary
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
 from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
-from jaxdp.plans._correlated import CorrelatedPlan
 from jaxdp.plans.saddle._scores import VertexSamplingPlan
 from jaxdp.transforms.averaging import polyak_output
 
@@ -250,27 +249,13 @@ def write(job: Job, outcome: Outcome) -> None:
             job.out / RELEASES,
             title=title,
             releases=outcome.releases,
-            noise_std=_noise_of_steps(job.plan),
+            noise_std=noise.of_steps(job.plan),
             num_parameters=None if job.plan.replayable else parameters,
-            released=_released(job.plan),
+            released=noise.released(job.plan),
+            follows_movement=noise.follows_movement(job.plan),
         )
     text = json.dumps(outcome.report, indent=2, allow_nan=False)
     replace(job.out / REPORT, (text + "\n").encode())
-
-
-def _noise_of_steps(plan: Any) -> float | np.ndarray:
-    """Standard deviation of the noise on a released number: of all steps, or each."""
-    if not isinstance(plan, CorrelatedPlan):
-        return plan.noise_std
-    of_period = plan.node_std * plan.correlation.increment_norms()
-    return np.resize(of_period, plan.num_steps)  # Repeats it.
-
-
-def _released(plan: Any) -> str:
-    """What the releases of a step are, in words."""
-    if not isinstance(plan, CorrelatedPlan) or plan.noise_period == 1:
-        return "gradient"
-    return "gradient or its change"
 
 
 def lost(report: dict[str, Any]) -> int:
@@ -288,12 +273,20 @@ def spent_over_time(
     if plan.delta is None or not math.isfinite(plan.epsilon()):
         return None
     # Closed forms cost nothing; other accountants take about a second for each point.
-    most = 50 if isinstance(plan.sampling, sampling.FullBatch) else 5
+    most = 5 if plan.sampling.amplifies else 50
     chosen = [1, *steps[:: -(-len(steps) // most)], steps[-1]]
-    return [
-        (t, float(dataclasses.replace(plan, num_steps=t + extra).epsilon()))
-        for t in sorted(set(chosen))
-    ]
+    return [(t, float(_spent_after(plan, t + extra))) for t in sorted(set(chosen))]
+
+
+def _spent_after(plan: Any, num_steps: int) -> float:
+    """Epsilon of the first steps of a run."""
+    conversion: Any = plan
+    if isinstance(plan, plans.O2NC):  # One of fewer steps would have less noise.
+        guarantee: accounting.Guarantee = conversion._guarantee_of(
+            plan.noise_multiplier, num_steps
+        )
+        return accounting.epsilon(*guarantee, conversion.delta)
+    return dataclasses.replace(plan, num_steps=num_steps).epsilon()
 
 
 def summary(job: Job, outcome: Outcome) -> Table:
@@ -360,23 +353,9 @@ def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
         table.add_row("noise", stationary.noise(plan))
         table.add_section()
         return table
-    sums = f"each of {plan.num_steps} {_averaged(plan)}"
-    noise = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
-    table.add_row("noise", f"{noise if plan.noise_multiplier else 'none'} on {sums}")
+    table.add_row("noise", noise.said(plan))
     table.add_section()
     return table
-
-
-def _averaged(plan: Any) -> str:
-    """What the noise is on, in words."""
-    if not isinstance(plan, CorrelatedPlan):
-        return f"sums of {plan.normalizer:.5g} records"
-    means = (
-        f"means of {' or '.join(str(rows) for _, rows in plan.clips.values())} records"
-    )
-    if plan.noise_period == 1:
-        return means
-    return f"{means}, correlated over {plan.noise_period} steps ({plan.prefix_noise})"
 
 
 def duration(report: dict[str, Any]) -> str:

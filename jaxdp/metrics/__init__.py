@@ -5,6 +5,9 @@ is a statistic of them that nobody charged: measure on public records, or publis
 The one exception is :func:`private_gap`, which adds noise and states its guarantee.
 """
 
+from jaxdp.metrics.componentwise import (
+    componentwise_goldstein_norm as componentwise_goldstein_norm,
+)
 from jaxdp.metrics.duality_gap import Interval as Interval
 from jaxdp.metrics.duality_gap import bilinear_gap as bilinear_gap
 from jaxdp.metrics.duality_gap import duality_gap as duality_gap

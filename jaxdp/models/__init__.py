@@ -16,6 +16,13 @@ from jaxdp.models.datasets import Dataset as Dataset
 from jaxdp.models.datasets import load as load
 from jaxdp.models.datasets import quadratic_data as quadratic_data
 from jaxdp.models.datasets import validation_split as validation_split
+from jaxdp.models.envelopes import LasryLionsSettings as LasryLionsSettings
+from jaxdp.models.envelopes import Smoothed as Smoothed
+from jaxdp.models.envelopes import lasry_lions as lasry_lions
+from jaxdp.models.envelopes import lasry_lions_mean as lasry_lions_mean
+from jaxdp.models.envelopes import lasry_lions_settings as lasry_lions_settings
+from jaxdp.models.envelopes import lasry_lions_smoothing as lasry_lions_smoothing
+from jaxdp.models.envelopes import moreau_envelope as moreau_envelope
 from jaxdp.models.files import load_file as load_file
 from jaxdp.models.games import Game as Game
 from jaxdp.models.games import diagonal_game as diagonal_game

@@ -14,7 +14,12 @@ from jaxdp.plans._plan import Plan
 _ONE_SIZE = tuple(
     kind
     for kind in get_args(sampling.AnySampler)
-    if kind not in (sampling.SinglePassRestarts, sampling.AdaptiveCursor)
+    if kind
+    not in (
+        sampling.SinglePassRestarts,
+        sampling.MultiPassRestarts,
+        sampling.AdaptiveCursor,
+    )
 )
 
 Vary = Literal["noise_multiplier", "num_steps"]

@@ -86,8 +86,8 @@ class CorrelatedPlan(SumPlan):
         raise NotImplementedError
 
     @property
-    def clips(self) -> dict[str, tuple[float, int]]:
-        """Of each phase: bound on one record's vector, and records of a batch."""
+    def clips(self) -> dict[str, tuple[float, float]]:
+        """Of each phase: bound on one record's vector, and what sums are divided by."""
         raise NotImplementedError
 
     @property
@@ -142,12 +142,20 @@ class CorrelatedPlan(SumPlan):
         """Standard deviation of a coordinate's noise in the running sum: its worst step."""
         return self.node_std * _longest(self.correlation).prefix
 
+    def step_std(self, phase: str) -> float:
+        """Standard deviation of a coordinate of a node's noise in a phase's steps."""
+        return self.node_std
+
+    def rows_of(self, phase: str) -> int:
+        """The most records that a step of a phase reads."""
+        return next(each.batch_size for each in self.phases if each.name == phase)
+
     def grid(self, phase: str) -> Grid:
         """How the sums of a phase are bounded, noised and averaged."""
-        bound, rows = self.clips[phase]
+        bound, size = self.clips[phase]
         if math.isinf(bound):  # The non-private limit.
-            return Grid(bound, None, rows, 0.0)
-        in_clips = self.node_std * rows / bound
+            return Grid(bound, None, size, 0.0)
+        rows, in_clips = self.rows_of(phase), self.step_std(phase) * size / bound
         most = in_clips * _longest(self.correlation).increment
         try:
             bits = clip.grid_bits(rows, most, exact_noise=False)
@@ -159,7 +167,7 @@ class CorrelatedPlan(SumPlan):
                 "epsilon, or bring the clips over their batch sizes closer together"
             ) from error
         # A little more, for what float32 rounds in the noise and in this number.
-        return Grid(bound, bits, rows, in_clips * 2**bits * (1 + 5e-6))
+        return Grid(bound, bits, size, in_clips * 2**bits * (1 + 5e-6))
 
     @property
     def grid_bits(self) -> int | None:

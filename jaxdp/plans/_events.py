@@ -18,8 +18,11 @@ def guarantee(
     num_examples: int,
     num_steps: int,
     noise_multiplier: float,
+    among_sampled: bool = False,
 ) -> accounting.Guarantee:
     """The guarantee of ``num_steps`` noised sums over what a sampler picks.
+
+    With ``among_sampled``, full batches are stated so that they compose with sampled ones.
 
     Raises:
       ValueError: no accountant has a bound for the three together.
@@ -58,5 +61,8 @@ def guarantee(
             )
     # So many sums read one record; the others tell nothing of it.
     sums = sampler.max_participations(num_examples, num_steps)
-    make = accounting.full_batch_laplace if laplace else accounting.full_batch_gaussian
-    return make(noise_multiplier, sums, relation)
+    if laplace:
+        return accounting.full_batch_laplace(noise_multiplier, sums, relation)
+    return accounting.full_batch_gaussian(
+        noise_multiplier, sums, relation, among_sampled=among_sampled
+    )

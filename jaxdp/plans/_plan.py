@@ -132,6 +132,13 @@ class Plan:
         """Bound and randomness of a step, for reports."""
         raise NotImplementedError
 
+    def perturbation(self, dim: int) -> float:
+        """By how much a parameter is moved, in root mean square, where losses are compared.
+
+        Zero where none are.
+        """
+        return 0.0
+
     def replay(
         self, direction: Any, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:

@@ -132,6 +132,9 @@ class SlopeSumPlan(SumPlan):
             theorem=found,
         ).calibrate(epsilon=epsilon, delta=delta)
 
+    def perturbation(self, dim: int) -> float:
+        return self.smoothing_radius
+
     @property
     def num_directions(self) -> int:
         """K: directions of a step."""

@@ -50,7 +50,7 @@ class PrefixSum(CorrelatedPlan):
         return most if self.period is None else min(self.period, most)
 
     @property
-    def clips(self) -> dict[str, tuple[float, int]]:
+    def clips(self) -> dict[str, tuple[float, float]]:
         return {"step": (self.l2_clip_norm, self.sampling.rows(self.num_examples))}
 
     @property

@@ -13,6 +13,7 @@ sampler                 one record is in a step         what that earns
 ``FixedSize``           in a random subset of one size  amplification, replace-one only
 ``SinglePass``          in one step of the run          all steps cost what one costs
 ``SinglePassRestarts``  the same, batches of two sizes  the same
+``MultiPassRestarts``   always, or by its own coin      as the step's kind of sample
 ``ShuffledEpochs``      in one step of an epoch         an epoch costs what a step costs
 ``AdaptiveCursor``      in one query of a pass          a pass costs what a query costs
 ``External``            as somebody else decides        nothing: every step is charged
@@ -32,6 +33,7 @@ from jaxdp.sampling.samplers import AnySampler as AnySampler
 from jaxdp.sampling.samplers import External as External
 from jaxdp.sampling.samplers import FixedSize as FixedSize
 from jaxdp.sampling.samplers import FullBatch as FullBatch
+from jaxdp.sampling.samplers import MultiPassRestarts as MultiPassRestarts
 from jaxdp.sampling.samplers import Sampler as Sampler
 from jaxdp.sampling.samplers import ShuffledEpochs as ShuffledEpochs
 from jaxdp.sampling.samplers import SinglePass as SinglePass

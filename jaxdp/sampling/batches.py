@@ -26,7 +26,7 @@ _ALL = FullBatch | AdaptiveCursor
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("records", "mask", "step"),
+    data_fields=("records", "mask", "index", "step"),
     meta_fields=("sampler", "num_examples", "private", "phase"),
 )
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Batch:
     Attributes:
       records: pytree with leading axis B; masked rows hold some record and count nothing.
       mask: bool (B,).
+      index: int32 (B,); where in the data each row lies. Randomness of a record's own must
+        be drawn by it: its row may depend on which other records were sampled.
       sampler: what drew it; static.
       num_examples: of how many records; static.
       private: whether secret keys from entropy drew it; static.
@@ -45,6 +47,7 @@ class Batch:
 
     records: Any
     mask: jax.Array
+    index: jax.Array
     sampler: AnySampler
     num_examples: int
     private: bool
@@ -109,7 +112,8 @@ def batch(
       step: index of the step, shape=(); may be traced.
       data: pytree of arrays with ``plan.num_examples`` rows.
       phase: name of the phase (of ``plan.phases``) that the step belongs to; plans of one
-        phase need none. A step of another phase gets a batch without records.
+        phase need none. In a single pass a step of another phase has a batch without
+        records.
 
     Returns:
       A :class:`Batch` of static shape. Nothing of it may be released.
@@ -126,11 +130,12 @@ def batch(
     context = int(plan.digest[:8], 16)
     key = keys_lib.stream(keys.sampling, "sampling", context=context)
     index, mask = sampler.of_phase(phase).draw(key, step, plan.num_examples)
-    records = data
-    if index is not None:
-        records = jax.tree.map(lambda x: jnp.asarray(x)[index], data)
     n, at = plan.num_examples, jnp.asarray(step, jnp.int32)
-    return Batch(records, mask, sampler, n, keys.private, phase, at)
+    if index is None:
+        records, index = data, jnp.arange(n, dtype=jnp.int32)
+    else:
+        records = jax.tree.map(lambda x: jnp.asarray(x)[index], data)
+    return Batch(records, mask, index, sampler, n, keys.private, phase, at)
 
 
 def check_phase(plan: DataPlan, phase: str | None) -> str:

@@ -250,6 +250,61 @@ class _OfPhase(Sampler):
         return index, jnp.full((self.size,), here) & (index < num_examples)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiPassRestarts(Sampler):
+    """Every step reads all records, or a sample of its own; periods as above.
+
+    The first of every ``period`` steps and the others each read all records, or a truncated
+    Poisson sample of them (:class:`TruncatedPoisson`) with a probability of their own.
+    (Under ``"add_or_remove"`` an absent record leaves its row, masked.)
+
+    Attributes:
+      period: steps from one restart to the next; with 1 every step is a restart.
+      restart_sampling_prob: probability in (0, 1) that a record joins the first step of a
+        period; None for all records.
+      sampling_prob: the same of its other steps.
+    """
+
+    period: int
+    restart_sampling_prob: float | None = None
+    sampling_prob: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.integer(period=self.period)
+        object.__setattr__(self, "period", int(self.period))
+        for name in ("restart_sampling_prob", "sampling_prob"):
+            value = getattr(self, name)
+            if value is not None:
+                _validate.probability(**{name: value})
+                object.__setattr__(self, name, float(value))
+        if self.period == 1 and self.sampling_prob is not None:
+            raise ValueError(
+                "sampling_prob must be None with period=1, where every step is a restart, "
+                f"got {self.sampling_prob!r}"
+            )
+
+    @property
+    def amplifies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.restart_sampling_prob is not None or self.sampling_prob is not None
+
+    def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
+        """The steps of a period, by the shape of their batches."""
+        sizes = [
+            self.of_phase(name).rows(num_examples) for name in ("restart", "difference")
+        ]
+        restart = Phase("restart", 1, sizes[0])
+        if self.period == 1:
+            return (restart,)
+        return restart, Phase("difference", self.period - 1, sizes[1])
+
+    def rows(self, num_examples: int) -> int:
+        return max(phase.batch_size for phase in self.phases_of(num_examples))
+
+    def of_phase(self, name: str) -> FullBatch | TruncatedPoisson:
+        q = self.restart_sampling_prob if name == "restart" else self.sampling_prob
+        return FullBatch() if q is None else TruncatedPoisson(sampling_prob=q)
+
+
 @dataclasses.dataclass(frozen=True)
 class ShuffledEpochs(_Sized):
     """Every epoch reads the records in a new random order, in full batches.
@@ -349,6 +404,7 @@ AnySampler = (
     | FixedSize
     | SinglePass
     | SinglePassRestarts
+    | MultiPassRestarts
     | ShuffledEpochs
     | AdaptiveCursor
     | External

@@ -13,6 +13,7 @@ from jaxdp._types import ValueFn
 from jaxdp.algorithms._algorithm import Algorithm
 from jaxdp.plans._plan import Plan
 from jaxdp.training import loop, parallel, recording, replaying, resolution
+from jaxdp.transforms import _common
 
 #: One object, by which a compiled program is found again.
 _IDENTITY = optax.identity()
@@ -77,9 +78,9 @@ def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) ->
                 f"got {stacked!r}"
             )
         options["stacked"] = stacked
-    radius = getattr(task.plan, "smoothing_radius", 0.0)  # DPGD has none.
+    dim = _common.size(task.params, _common.moving(task.params, trainable))
     resolution.warn_if_unresolved(
-        radius, task.params, trainable=trainable, stacklevel=3
+        task.plan.perturbation(dim), task.params, trainable=trainable, stacklevel=3
     )
     return task.plan.transform(keys, **options)
 

@@ -262,15 +262,20 @@ def _decide(
 def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) -> None:
     """Refuses to charge steps again that the plan's epsilon has no room for."""
     steps = plan.num_steps
-    # Of which several queries may be one step.
-    cursor = isinstance(plan.sampling, AdaptiveCursor)
-    if cursor or plan.sampling.max_participations(plan.num_examples, steps) < steps:
-        # (Where every step reads all records, one that is made again costs no more than the
-        # step at the end that is left out for it: charges do not fall with the steps.)
-        # Lost batches would be read again, and new orders of the running epoch drawn.
+    reads = plan.sampling.max_participations(plan.num_examples, steps)
+    why = ""
+    if isinstance(plan.sampling, AdaptiveCursor) or reads < steps:
+        # Lost batches would be read again, and new orders of the running epoch drawn. (Of
+        # a cursor several queries may be one step.)
+        why = "records that were read cannot be read again"
+    elif len(plan.phases) > 1:
+        why = "a restart that was lost may cost more than the last step"
+    # (Where every step reads all records, one that is made again costs no more than the
+    # step at the end that is left out for it: charges do not fall with the steps.)
+    if why:
         raise ValueError(
-            "new_attempt must be for a plan that charges every step by itself, got one of "
-            f"{plan.sampling!r}: records that were read cannot be read again"
+            "new_attempt must be for a plan that charges every step by itself, and all "
+            f"alike, got one of {plan.sampling!r}: {why}"
         )
     if lost is not None and left < 1:
         raise ValueError(

@@ -1,5 +1,6 @@
 """What the gradient makers share: which leaves move, the horizon, integer noise."""
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -91,6 +92,12 @@ def refuse_masked(params: Any, name: str) -> None:
             "masked; do not wrap it in optax.masked or optax.partition, name the leaves "
             "that move with trainable= instead"
         )
+
+
+def size(params: Any, moves: PathPredicate) -> int:
+    """d: how many numbers move."""
+    named = jax.tree_util.tree_leaves_with_path(params)
+    return sum(math.prod(jnp.shape(x)) for path, x in named if moves(path_str(path)))
 
 
 def moving(params: Any, trainable: Trainable) -> PathPredicate:

@@ -1,15 +1,14 @@
-r"""Private gradients from one pass over the data: released changes, added up.
+r"""Private gradients from one pass over the data, or more: released changes, added up.
 
 .. math::
    \tilde g_1 = \mathrm{GRAD}(w_1) + n_1, \qquad
    \tilde g_t = \tilde g_{t-1} + \big(\mathrm{DIFF}(w_t, w_{t-1}) + n_t\big)
 
-from one restart to the next. The noise :math:`n` is correlated over the period, so that
-what adds up in :math:`\tilde g_t` stays small. The bracket is evaluated first: un-noised
-data are never rounded at the scale of the rest.
+from one restart to the next. In a single pass the noise :math:`n` is correlated over the
+period, so that what adds up in :math:`\tilde g_t` stays small. The bracket is evaluated
+first: un-noised data are never rounded at the scale of the rest.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +20,6 @@ from jaxdp import sampling
 from jaxdp._types import IncrementPlan, PathPredicate, ValueFn
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.kernels.finite_difference import AxisName
-from jaxdp.kernels.sphere import path_str
 from jaxdp.oracles import variance_reduced
 from jaxdp.transforms import _common, _correlated
 
@@ -56,12 +54,13 @@ def private_oracle(
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """The single-pass variance-reduced zeroth-order oracle as an optax transformation.
+    """The oracles of ``plans.O2NC`` as an optax transformation.
 
     Stands first in a chain, before :func:`jaxdp.o2nc`: incoming updates are ignored and may
     be None. ``update`` takes ``value_fn``, ``batch`` (of ``jaxdp.sampling.batch``) and
     ``phase``, the static name of the step's phase in ``plan.phases``; unknown keywords are
-    ignored. Outgoing updates are the released gradient estimate at the params.
+    ignored. Outgoing updates are the released gradient estimate at the params. The
+    first-order oracle needs a loss that can be differentiated.
 
     Args:
       plan: a ``jaxdp.plans.O2NC`` with noise.
@@ -73,20 +72,22 @@ def private_oracle(
 
     Privacy:
       Each step releases d numbers, an increment of the running estimate; the estimate is
-      their sum. One record is read in one step and moves its sum by at most the phase's
-      clip. Where ``phase`` is not that of the step, no record is read: what comes out is
-      noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must not be
-      called twice with one state on different data. Noise is float32 Gaussian, rounded to
-      the grid of the integer sum; contributions are rounded towards zero.
+      their sum. (The scalar oracle releases ``num_directions`` numbers, and its estimate is
+      a function of them.) One record moves the sum of a step that reads it by at most the
+      phase's clip, or its share by the distance from the last query; in a single pass one
+      step reads it. Where ``phase`` is not that of the step, no record is read: what comes
+      out is noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must
+      not be called twice with one state on different data. Noise is float32 Gaussian,
+      rounded to the grid of the integer sum; contributions are rounded towards zero.
 
     Raises:
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
 
     References:
       Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-      <https://arxiv.org/abs/2406.19579>`_, 2024, Algorithms 1, 2, 4; Kornowski, Liu,
+      <https://arxiv.org/abs/2406.19579>`_, 2024, Algorithms 1, 2, 4, 6; Kornowski, Liu,
       Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization
-      <https://arxiv.org/abs/2410.05880>`_, 2025, Algorithm 3.
+      <https://arxiv.org/abs/2410.05880>`_, 2025, Algorithms 3 to 6.
     """
     keys = keys_lib.check(keys)
     _common.check_plan(plan, "o2nc")
@@ -96,10 +97,11 @@ def private_oracle(
 
     def init_fn(params: Any) -> PrivateOracleState:
         _common.refuse_masked(params, "private_oracle")
-        dim = _size(params, _common.moving(params, trainable))
+        dim = _common.size(params, _common.moving(params, trainable))
         _common.begin_run(params, keys, "o2nc")
         # Copies, because callers donate their state.
-        begun = (start, _correlated.begin(plan, keys, dim), direction, params)
+        size = variance_reduced.release_size(plan, dim)
+        begun = (start, _correlated.begin(plan, keys, size), direction, params)
         at, noise, root, previous = jax.tree.map(jnp.array, begun)
         estimate = jnp.zeros((dim,), jnp.float32)
         release = jnp.zeros((1,), jnp.float32)
@@ -131,16 +133,18 @@ def private_oracle(
         active, horizon = _common.advance(plan, state.horizon)
         count = state.horizon.count
         moves = _common.moving(params, trainable)
-        dim = _size(params, moves)
+        dim = _common.size(params, moves)
         where = _correlated.place(plan, count)
         restart = phase == "restart"
-        noise, correlated = _correlated.draw(plan, state.noise, where, dim)
+        size = variance_reduced.release_size(plan, dim)
+        noise, correlated = _correlated.draw(plan, state.noise, where, size)
         increment = variance_reduced.release_increment(
             plan,
             value_fn,
             params,
             state.previous,
             records,
+            batch.index.astype(jnp.uint32),  # The plan's samplers make batches.
             kept & ((where.at == 0) == restart),
             keys_lib.at_step(state.direction, count),
             noise,
@@ -161,9 +165,3 @@ def private_oracle(
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
-
-
-def _size(params: Any, moves: PathPredicate) -> int:
-    """d: how many numbers move."""
-    named = jax.tree_util.tree_leaves_with_path(params)
-    return sum(math.prod(jnp.shape(x)) for path, x in named if moves(path_str(path)))

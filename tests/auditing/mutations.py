@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jaxdp import plans, sampling
+from tests.auditing.plans_of_faults import SADDLE_PLANS, plan_named
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_RUNS = 20_000
@@ -30,151 +30,6 @@ copy, *words = sys.argv[1:]
 assert pathlib.Path(jaxdp.cli.__file__).is_relative_to(copy), jaxdp.cli.__file__
 sys.exit(jaxdp.cli.main(["audit", *words]))
 """
-
-
-#: The plans that are audited, by what they change. Each passes where nothing is planted.
-PLANS: dict[str, dict[str, Any]] = {
-    "full": {"noise_multiplier": 5.3},  # epsilon 1
-    "float": {"noise_multiplier": 5.3, "noise": "gaussian"},
-    # Where a record may be absent, a mean tells how many there are: epsilon 0.5.
-    "absent": {
-        "noise_multiplier": 14.0,
-        "relation": "add_or_remove",
-        "num_examples": 2,
-        "num_steps": 4,
-    },
-    # Epsilon 1.
-    "sampled": {
-        "noise_multiplier": 0.86,
-        "sampling": sampling.TruncatedPoisson(sampling_prob=0.1, max_batch_size=20),
-        "num_examples": 20,
-        "num_steps": 4,
-    },
-    # 32 records join a step, and 2 of them are kept: epsilon 0.5.
-    "truncated": {
-        "noise_multiplier": 1.3,
-        "sampling": sampling.TruncatedPoisson(sampling_prob=0.5, max_batch_size=2),
-        "num_examples": 64,
-        "num_steps": 4,
-    },
-}
-
-#: Of ``plans.O2NC``, two periods each: epsilon 1.
-O2NC_PLANS: dict[str, dict[str, Any]] = {
-    # The first leaf of four is the worst, the second almost as bad.
-    "tree": {"prefix_noise": "tree", "num_directions": 2},
-    "one direction": {"direction": "sphere"},
-    # The estimate is 2000 times the noise in it, and half-way between two bfloat16.
-    "large estimate": {
-        "prefix_noise": "independent",
-        "num_directions": 2,
-        "sampling": sampling.SinglePassRestarts(
-            period=2, restart_batch_size=2**14, batch_size=1
-        ),
-        "num_examples": 2 * (2**14 + 1),
-        "num_steps": 4,
-        "restart_l2_clip_norm": 1 + 2**-8,
-        "l2_clip_norm": (1 + 2**-8) / 2**14,
-    },
-}
-
-
-#: Of ``plans.Saddle``: epsilon 9, for half of a rho is told from the whole where both are
-#: large. Batches of two records, so that one may read a record of the last again.
-SADDLE_PLANS: dict[str, dict[str, Any]] = {
-    "saddle": {"step_size_x": 0.5, "step_size_y": 1.0},
-}
-
-
-#: Of ``plans.SOSP``: epsilon 2.
-SOSP_PLANS: dict[str, dict[str, Any]] = {
-    "sosp": {},
-    "tracked": {"hessian": "tracked", "hessian_lipschitz": 1.0, "dim": 2},
-    # Two queries a pass; without refreshes a period would go on through all passes.
-    "passes": {
-        "sampling": sampling.AdaptiveCursor(num_passes=8),
-        "num_examples": 3,
-        "num_steps": 16,
-        "refresh_batch_size": 1,
-        "max_differences": 8,
-        "escape_steps": None,
-        "noise_multiplier": 5.6,
-    },
-    # Two queries of two records, and slices of three.
-    "short data": {
-        "num_examples": 4,
-        "refresh_batch_size": 2,
-        "max_differences": 1,
-        "escape_steps": None,
-    },
-}
-
-
-def plan_named(name: str) -> Any:
-    if name in SOSP_PLANS:
-        fields: dict[str, Any] = {
-            "num_examples": 100,
-            "num_steps": 40,
-            "relation": "replace_one",
-            "l2_clip_norm": 1.4,
-            "smoothness": 1.0,
-            "refresh_batch_size": 4,
-            "difference_batch_rate": 5.0,
-            "drift_limit": 2.0,
-            "max_differences": 4,
-            "prefix_noise": "tree",
-            "trigger_norm": 0.1,
-            "escape_steps": 4,
-            "escape_radius": 0.3,
-            "escape_noise_std": 0.0,
-            "hessian_batch_size": 2,
-            "hessian_clip_norm": 0.9,
-            "noise_multiplier": 2.0,
-            "delta": 1e-5,
-        }
-        return plans.SOSP(**fields | SOSP_PLANS[name])
-    if name in SADDLE_PLANS:
-        numbers: dict[str, Any] = {
-            "num_examples": 8,
-            "num_steps": 4,
-            "sampling": sampling.SinglePass(2),
-            "relation": "replace_one",
-            "dim_x": 6,
-            "dim_y": 6,
-            "linf_clip_norm_x": 1.0,
-            "linf_clip_norm_y": 0.5,
-            "num_draws": 1,
-            "delta": 1e-5,
-        }
-        return plans.Saddle(**numbers | SADDLE_PLANS[name])
-    if name in O2NC_PLANS:
-        fields: dict[str, Any] = {
-            "num_examples": 10,
-            "num_steps": 8,
-            "sampling": sampling.SinglePassRestarts(
-                period=4, restart_batch_size=2, batch_size=1
-            ),
-            "relation": "replace_one",
-            "restart_l2_clip_norm": 1.4,
-            "l2_clip_norm": 0.85,
-            "smoothing_radius": 1e-3,
-            "max_step": 1e-3,
-            "window": 4,
-            "share_directions": True,
-            "noise_multiplier": 3.75,
-            "delta": 1e-5,
-        }
-        return plans.O2NC(**fields | O2NC_PLANS[name])
-    numbers = {
-        "num_examples": 6,
-        "num_steps": 2,
-        "sampling": sampling.FullBatch(),
-        "relation": "replace_one",
-        "l2_clip_norm": 0.7,
-        "smoothing_radius": 1e-3,
-        "delta": 1e-5,
-    }
-    return plans.DPZero(**numbers | PLANS[name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +64,20 @@ SECRET = "secret = keys_lib.exact_noise_secret(keys)"
 PUBLIC = "np.asarray(jax.random.key_data(keys.direction)).tobytes()"
 ORACLE = "jaxdp/transforms/private_oracle.py"
 INCREMENT = "jaxdp/oracles/variance_reduced.py"
+RELEASES = "jaxdp/plans/o2nc/_releases.py"
 TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> jax.Array:\n"
 ADDED = "        estimate = increment + (0 if restart else state.estimate)\n"
+SCALED = "grid._replace(l2_clip_norm=grid.l2_clip_norm * share)"
+SLOPES = "            rows = _slopes(plan, value_fn, params, some, draw(key))\n"
+CHANGES = """            rows = _first_order(
+                plan, value_fn, params, previous, some, places, key, draw, phase, moves
+            )
+"""
+#: What is added on the grid without another look at the bound.
+UNBOUNDED = """            units = jnp.round(rows * (2**grid.bits / grid.l2_clip_norm))
+            return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
+"""
+DRAWN = "_correlated.draw(plan, state.noise, where, size)"
 
 DESCENT = "jaxdp/algorithms/saddle/mirror_descent.py"
 PLAYERS = "jaxdp/algorithms/saddle/_players.py"
@@ -337,9 +204,9 @@ MUTATIONS = (
     ),
     Mutation(
         "leaves of zero-out for replace-one",
-        "jaxdp/plans/o2nc/plan.py",
-        "accounting.sensitivity(self.relation, bound) / rows",
-        "bound / rows",
+        RELEASES,
+        "accounting.sensitivity(self.relation, bound) / size",
+        "bound / size",
         "tree",
     ),
     Mutation(
@@ -389,6 +256,74 @@ MUTATIONS = (
         ADDED,
         ADDED.replace("increment", "increment - plan.node_std * noise", 1),
         "tree",
+    ),
+    Mutation(
+        "several passes charged as one",
+        RELEASES,
+        "num_steps=counts[name],",
+        "num_steps=1,",
+        "several passes",
+    ),
+    Mutation(
+        "full batches charged as samples",
+        RELEASES,
+        "sampler.of_phase(name),",
+        "type(sampler)(period=1, restart_sampling_prob=0.05).of_phase('restart'),",
+        "several passes",
+    ),
+    Mutation(
+        "all records read and a sample charged",
+        "jaxdp/sampling/batches.py",
+        "sampler.of_phase(phase).draw(",
+        "FullBatch().draw(",
+        "samples",
+    ),
+    Mutation(
+        "noise scaled with the movement squared",
+        INCREMENT,
+        SCALED,
+        SCALED.replace(")", ", noise_scale=grid.noise_scale * share)"),
+        "moved",
+    ),
+    Mutation(
+        "noise scaled with the movement, and no clip",
+        INCREMENT,
+        SCALED,
+        "grid._replace(noise_scale=grid.noise_scale * share)",
+        "moved",
+    ),
+    Mutation(
+        "gradients clipped one by one",
+        INCREMENT,
+        CHANGES,
+        """            def clipped(at):
+                rows = _first_order(
+                    plan, value_fn, at, at, some, places, key, draw, "restart", moves
+                )
+                return clip.clip_vector(rows, grid.l2_clip_norm)
+
+            rows = clipped(params)
+            if phase != "restart":
+                rows -= clipped(previous)
+"""
+        + UNBOUNDED,
+        "gradients",
+    ),
+    Mutation(
+        "slopes clipped one by one",
+        INCREMENT,
+        SLOPES,
+        SLOPES
+        + "            rows = clip.clip_scalar(rows, grid.l2_clip_norm)\n"
+        + UNBOUNDED,
+        "slopes",
+    ),
+    Mutation(
+        "a restart and the next change share one noise",
+        ORACLE,
+        DRAWN,
+        DRAWN.replace("where", "where._replace(at=jnp.maximum(where.at, 1))"),
+        "gradients",
     ),
     Mutation(
         "2 k draws counted as k",

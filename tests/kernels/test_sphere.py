@@ -169,8 +169,7 @@ def test_norm_of_a_long_vector(layered: bool) -> None:
 # --- the same bits everywhere ---
 
 
-# The ball is a sphere with another scale.
-@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher", "orthonormal"])
+@pytest.mark.parametrize("law", sphere.LAWS)
 def test_same_bits_in_every_program(law: str) -> None:
     """Another number of rows; by leaf, by layer in a scan, next to other arithmetic."""
     # Rows of a frame are not bit for bit those of a smaller one.

@@ -12,6 +12,7 @@ import pytest
 from jaxdp import accounting
 from jaxdp.kernels import prefix_noise
 from jaxdp.plans.o2nc import bounds, design, theorems
+from jaxdp.plans.o2nc.settings import law
 
 COMMON: dict[str, Any] = {
     "num_examples": 20_000,
@@ -145,7 +146,7 @@ def test_nothing_near_or_far_is_better(
             reset=True,
             noise_variance=dim * std**2,
             clip_bias=bias,
-            **dataclasses.asdict(estimator),
+            **law(estimator),
         ).bound
 
     count = found.num_steps // found.window
@@ -202,7 +203,7 @@ def test_examples_of_the_digest(
             max_step=step,
             reset=True,
             noise_variance=dim * (worst * norms[2] / problem.mu) ** 2,
-            **dataclasses.asdict(estimator),
+            **law(estimator),
         )
 
     window, *sizes = tuned

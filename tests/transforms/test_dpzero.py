@@ -311,7 +311,14 @@ def test_a_batch_of_three_and_of_seventy_divide_by_the_same_constant() -> None:
         mask = jnp.arange(90) < size
         start = jnp.zeros((), jnp.int32)
         batch = sampling.Batch(
-            jnp.ones(90), mask, sampler, 100, private=False, phase="step", step=start
+            jnp.ones(90),
+            mask,
+            jnp.arange(90),
+            sampler,
+            100,
+            private=False,
+            phase="step",
+            step=start,
         )
         _, state = tx.update(
             None, tx.init(jnp.ones(5)), jnp.ones(5), value_fn=adversarial, batch=batch

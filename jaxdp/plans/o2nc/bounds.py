@@ -1,4 +1,4 @@
-r"""What is proven of O2NC with the variance-reduced oracle, as plain numbers.
+r"""What is proven of O2NC with an oracle that restarts, as plain numbers.
 
 Every record's loss is L-Lipschitz; nothing else is assumed. F is their mean over the
 population, :math:`\hat F` its mean over a ball of radius :math:`\delta`, the smoothing
@@ -9,12 +9,12 @@ the least norm in the Goldstein subdifferential of F at radius :math:`2\delta`:
 
 .. math::
   \mathbb E\|\partial_{2\delta} F(\bar w)\| \le \frac{h + L\delta}{D K M}
-    + c_R \frac{G}{\sqrt M} + \gamma \sqrt V + \beta L,
+    + c_R \frac{G}{\sqrt M} + \gamma \sqrt V + \beta L + \Gamma,
   \qquad \mathbb E\|\tilde g_t - \nabla\hat F(w_t)\|^2 \le V,
   \quad \mathbb E\|\tilde g_t\|^2 \le G^2 .
 
-K windows, D the longest step. The terms are ``start``, ``regret``, ``estimation`` and
-``clip_bias`` of :class:`Promise`, where V is split as well.
+K windows, D the longest step. The terms are ``start``, ``regret``, ``estimation``,
+``clip_bias`` and ``generalisation`` of :class:`Promise`, where V is split as well.
 
 That is for a constant step size: an adaptive one has other constants. The papers have
 :math:`\gamma = 2`. With an oracle that restarts every P steps it is less:
@@ -29,215 +29,58 @@ That is for a constant step size: an adaptive one has other constants. The paper
 Hence :math:`\gamma = \min(1, \sqrt{P/M}) + \frac1P\sum_{r<P}\min(1, r\eta G/D)`, which is
 :math:`1/\sqrt M` for fresh estimates at every step, and nearly 2 for P above M.
 
+**Several passes.** If every step reads all n records, the same holds with the mean loss
+:math:`F_n` of these records for F: h is its gap, and given the records only directions and
+noise make errors, which start anew in every period as above. A point of the window has the
+gradients of :math:`\hat F_n` and :math:`\hat F` at most :math:`\Gamma` apart, wherever the
+run, which has seen the records, has gone: so does the window's mean, and it is the
+population's :math:`\|\nabla\hat F\|` that bounds Goldstein's subdifferential at radius
+:math:`2\delta`. With queries in a ball of radius R about a start that knows no record,
+
+.. math:: \Gamma = \mathbb E\sup_w\|\nabla\hat F_n(w) - \nabla\hat F(w)\| \le
+  \frac L{\sqrt n}\Bigl[2 + \sqrt{2d\ln(1 + 4R\kappa\sqrt n/\delta)}\Bigr] .
+
+At one point the norm is at most :math:`L/\sqrt n` in expectation, and sub-Gaussian about it
+with :math:`L/\sqrt n` (McDiarmid: a record moves it by 2 L / n); a net of radius
+:math:`\delta/(2\kappa\sqrt n)` and the smoothness of :math:`\hat F_n - \hat F` do the rest.
+Without smoothing there is no such bound (the second paper's Proposition 5.1 is false): on
+the line, with slopes 0 and 1 by the toss of a coin for each record and each of
+:math:`N \gg 2^n` small cells, F has slope 1/2 everywhere, and :math:`F_n` slope 0 in some
+cell, for every n.
+
 References:
   Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
   <https://arxiv.org/abs/2406.19579>`_, 2024, section 4.
   Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
-  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, section 3.
-  Pinelis, Optimum Bounds for the Distributions of Martingales in Banach Spaces, Annals of
-  Probability 22, 1994.
-  Meckes, The Random Matrix Theory of the Classical Compact Groups, 2019, chapter 5: the
-  logarithmic Sobolev constant 4 / (d - 2) of rotations.
+  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, sections 3 to 6.
 """
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import gammaln
 
-Direction = Literal["orthonormal", "sphere"]
-Difference = Literal["antithetic", "one_sided", "independent"]
-
-DIRECTIONS: tuple[Direction, ...] = ("orthonormal", "sphere")
-DIFFERENCES: tuple[Difference, ...] = ("antithetic", "one_sided", "independent")
+from jaxdp.plans.o2nc.estimators import DIFFERENCES as DIFFERENCES
+from jaxdp.plans.o2nc.estimators import DIRECTIONS as DIRECTIONS
+from jaxdp.plans.o2nc.estimators import MOVEMENT as MOVEMENT
+from jaxdp.plans.o2nc.estimators import ORACLES as ORACLES
+from jaxdp.plans.o2nc.estimators import Difference as Difference
+from jaxdp.plans.o2nc.estimators import Direction as Direction
+from jaxdp.plans.o2nc.estimators import Moments as Moments
+from jaxdp.plans.o2nc.estimators import Number as Number
+from jaxdp.plans.o2nc.estimators import Oracle as Oracle
+from jaxdp.plans.o2nc.estimators import diff_clip as diff_clip
+from jaxdp.plans.o2nc.estimators import diff_moments as diff_moments
+from jaxdp.plans.o2nc.estimators import grad_clip as grad_clip
+from jaxdp.plans.o2nc.estimators import grad_moments as grad_moments
+from jaxdp.plans.o2nc.estimators import kappa as kappa
+from jaxdp.plans.o2nc.estimators import practical_diff_clip as practical_diff_clip
+from jaxdp.plans.o2nc.estimators import practical_grad_clip as practical_grad_clip
+from jaxdp.plans.o2nc.estimators import practical_slopes_clip as practical_slopes_clip
+from jaxdp.plans.o2nc.estimators import slopes_clip as slopes_clip
 
 #: Probability that any clip is active, where clips rest on concentration.
 FAILURE = 1e-6
-
-#: A number, or an array of them: a search asks for many settings at once.
-Number = Any
-
-#: E r^2 / D^2 of two queries r apart, (1 - s) D and s' D long with uniform s and s'.
-_MOVEMENT = 7 / 6
-
-
-# --- the smoothed loss and its estimators --------------------------------------------
-
-
-def kappa(dim: int) -> float:
-    r"""The gradient of :math:`\hat F` is :math:`\kappa L/\delta`-Lipschitz, and no better.
-
-    .. math:: \kappa_d = 2\,\Gamma(d/2 + 1) / (\sqrt\pi\,\Gamma((d+1)/2))
-
-    It is 1 at d = 1 and grows as sqrt(2 d / pi).
-    """
-    if dim > 10**6:  # Where the logarithms would cancel; the error is of order 1/d^2.
-        return math.sqrt((2 * dim + 1) / math.pi)
-    log = float(gammaln(dim / 2 + 1) - gammaln((dim + 1) / 2))
-    return 2 / math.sqrt(math.pi) * math.exp(log)
-
-
-class Moments(NamedTuple):
-    """Of one record's estimate, in units of L^2.
-
-    Attributes:
-      total: its second moment, of which only the true mean's square is not error. A mean
-        over B independent records and directions has an error of at most total / B.
-      direction: how much of the error of the population's own estimate is due to the
-        directions, which records that share them do not average out.
-    """
-
-    total: Number
-    direction: Number
-
-    def of_mean(self, batch_size: Number, share_directions: bool) -> Number:
-        """Expected squared error of the mean over a batch, in units of L^2."""
-        error = self.total / batch_size
-        if share_directions:
-            error = error + (1 - 1 / batch_size) * self.direction
-        return error
-
-
-def _slope(dim: int) -> float:
-    """E c^2 / L^2 of a score of GRAD: the spectral gap of the sphere is d - 1."""
-    return dim**2 / (dim - 1) if dim > 1 else 1.0
-
-
-def grad_moments(dim: int, num_directions: int, direction: Direction) -> Moments:
-    r"""Of GRAD, :math:`\frac{d}{2\delta m}\sum_j (f(x+\delta u_j) - f(x-\delta u_j)) u_j`.
-
-    An odd Lipschitz function on the sphere has variance L^2 / (d - 1) at most, by
-    Poincare. The vectors of orthonormal directions add in squares; independent ones have
-    the mean's square besides. For d = 1 the estimate is exact.
-    """
-    mean = _slope(dim) / num_directions
-    spread = mean if dim > 1 else 0.0
-    if direction == "sphere":
-        mean += 1 - 1 / num_directions
-    return Moments(mean, spread)
-
-
-def diff_moments(
-    dim: int,
-    num_directions: int,
-    direction: Direction,
-    difference: Difference,
-    reach: Number,
-) -> Moments:
-    r"""Of DIFF, between two queries of a run.
-
-    With the directions common to both points a score is at most :math:`dLr/\delta`;
-    with independent ones the scatter of both ends stays, however near they are.
-
-    Args:
-      dim: d.
-      num_directions: m.
-      direction: law of the directions.
-      difference: how the two points share them.
-      reach: D / delta, the longest step over the smoothing radius.
-    """
-    square = _MOVEMENT * np.square(reach)  # E r^2 / delta^2
-    smooth = kappa(dim) ** 2 * square
-    if difference == "independent":
-        spread = 2 * grad_moments(dim, num_directions, direction).direction
-        return Moments(spread + smooth, spread + 0 * square)
-    spread = dim**2 / num_directions * square
-    if direction == "sphere":
-        return Moments(spread + (1 - 1 / num_directions) * smooth, spread)
-    return Moments(spread, spread)
-
-
-# --- clips that leave every Lipschitz loss alone -------------------------------------
-
-
-def grad_clip(
-    dim: int, num_directions: int, direction: Direction, failure: float | None = None
-) -> float:
-    r"""C1 / L: no record's GRAD is longer, surely or but for a probability.
-
-    Surely: :math:`d` if directions may coincide. Orthonormal ones: d sqrt(q) / m, since
-    two scores together are at most sqrt(2) d.
-
-    With probability, the least of those and of bounds by concentration. Orthonormal
-    directions: all scores are small, by Levy's inequality; or their norm is near its
-    mean, as a d-Lipschitz function on the rotations. Independent ones: all scores are
-    small; or the mean's deviation is, by Bernstein's inequality in Hilbert space.
-
-    Args:
-      dim: d.
-      num_directions: m, at most d if orthonormal.
-      direction: law of the directions.
-      failure: probability for one record that the bound is exceeded; None for surely.
-    """
-    d, m = dim, num_directions
-    if direction == "orthonormal":
-        sure = d / m * math.sqrt(max(m / 2, 1 + (m - 1) * (math.sqrt(2) - 1) ** 2))
-    else:
-        sure = float(d)
-    if failure is None or d < 3:
-        return sure
-    largest = d * math.sqrt(2 * math.log(2 * m / failure) / (d - 1))
-    if direction == "orthonormal":
-        mean = d / math.sqrt(m * (d - 1))
-        near = mean + d / m * math.sqrt(8 * math.log(1 / failure) / (d - 2))
-        return min(sure, largest / math.sqrt(m), near)
-    return min(sure, largest, 1 + _deviation(d, m, failure))
-
-
-def _deviation(dim: int, num_directions: int, failure: float, points: int = 1) -> float:
-    """How far a mean over independent directions is from its own mean, over L.
-
-    Pinelis' form of Bernstein's inequality. A term is at most d + 1, which gives the scale
-    (d + 1) / 3; and its norm is sub-Gaussian with d / sqrt(d - 1), of which the moments
-    give 3 d / sqrt(d - 1).
-    """
-    variance = _slope(dim)
-    scale = min((dim + 1) / 3, 3 * math.sqrt(variance))
-    share = math.log(2 / failure) / num_directions
-    a = scale * share
-    return a + math.sqrt(a**2 + 2 * points * variance * share)
-
-
-def diff_clip(
-    dim: int,
-    num_directions: int,
-    direction: Direction,
-    difference: Difference,
-    movement: Number,
-    failure: float | None = None,
-) -> Number:
-    r"""C2 / L: no record's DIFF is longer, surely or but for a probability.
-
-    With common directions it is proportional to the movement: d r / delta surely, over
-    sqrt(m) if they are orthonormal. With independent ones it is twice GRAD's, and does
-    not vanish with the movement.
-
-    Args:
-      dim: d.
-      num_directions: m.
-      direction: law of the directions.
-      difference: how the two points share them.
-      movement: r / delta, the distance of the points over the smoothing radius.
-      failure: probability for one record that the bound is exceeded; None for surely.
-    """
-    d, m = dim, num_directions
-    smooth = kappa(d) * movement
-    if difference == "independent":
-        each = None if failure is None else failure / 2
-        bound = 2 * grad_clip(d, m, direction, each) + 0 * smooth
-        if direction == "sphere" and failure is not None and d > 1:
-            bound = np.minimum(bound, smooth + _deviation(d, m, failure, points=2))
-        return bound
-    if direction == "orthonormal":
-        return d / math.sqrt(m) * movement
-    bound = d * movement
-    if failure is not None:
-        # McDiarmid: one direction moves the norm by 2 d r / (delta m).
-        spread = d / math.sqrt(m) * (1 + math.sqrt(2 * math.log(1 / failure)))
-        bound = np.minimum(bound, smooth + spread * movement)
-    return bound
 
 
 # --- windows and records -------------------------------------------------------------
@@ -268,6 +111,40 @@ def num_steps(
     return whole * period + np.where(left >= restart_batch_size, partial, 0)
 
 
+# --- the records and the population --------------------------------------------------
+
+
+def generalisation(
+    dim: int,
+    num_examples: int,
+    lipschitz: float,
+    radius: float,
+    reach: Number,
+    failure: float | None = None,
+) -> Number:
+    r"""How far smoothed gradients of n records are from the population's, at worst.
+
+    The supremum over a ball, in expectation, or but for a probability: then
+    :math:`2\ln(1/\text{failure})` stands under the root as well.
+
+    Args:
+      dim: d.
+      num_examples: n.
+      lipschitz: L.
+      radius: delta, the smoothing radius.
+      reach: R, the ball's radius; its centre must not depend on the records.
+      failure: probability of more; None for the expectation.
+
+    Returns:
+      The bound, at most 2 L.
+    """
+    root = math.sqrt(num_examples)
+    points = dim * np.log1p(4 * reach * kappa(dim) * root / radius)  # ln of the net's
+    if failure is not None:
+        points = points + math.log(1 / failure)
+    return lipschitz * np.minimum(2.0, (2 + np.sqrt(2 * points)) / root)
+
+
 # --- the bound -----------------------------------------------------------------------
 
 
@@ -289,6 +166,11 @@ class Promise:
       difference_variance: what the differences add to V until the end of a period.
       noise_variance: what the noise adds.
       learning_rate: eta, the learner's step size that the bound is about.
+      generalisation: what n records that are read in every step can differ from the
+        population by. 0 for a single pass, whose steps meet fresh records.
+      rounding: of records' estimates to the grid, which several passes, with many rows and
+        much noise, leave coarser. In a single pass the bound is of real arithmetic: there
+        the grid mostly has its full 16 bits.
     """
 
     bound: float
@@ -301,15 +183,19 @@ class Promise:
     difference_variance: float
     noise_variance: float
     learning_rate: float
+    generalisation: float = 0.0
+    rounding: float = 0.0
 
     def __str__(self) -> str:
+        records = f", generalisation {self.generalisation:.3g}"
+        records += f", rounding {self.rounding:.3g}"
         return (
             f"E|grad| <= {self.bound:.4g} at Goldstein radius "
             f"{self.goldstein_radius:.4g} (start {self.start:.3g}, regret "
             f"{self.regret:.3g}, estimation {self.estimation:.3g}, clips "
-            f"{self.clip_bias:.3g}; variance: restarts {self.restart_variance:.3g}, "
-            f"differences {self.difference_variance:.3g}, noise "
-            f"{self.noise_variance:.3g})"
+            f"{self.clip_bias:.3g}{records if self.generalisation else ''}; variance: "
+            f"restarts {self.restart_variance:.3g}, differences "
+            f"{self.difference_variance:.3g}, noise {self.noise_variance:.3g})"
         )
 
 
@@ -323,7 +209,7 @@ def promise(
     direction: Direction,
     difference: Difference,
     share_directions: bool,
-    period: int,
+    period: Number,
     restart_batch_size: Number,
     batch_size: Number,
     window: Number,
@@ -331,8 +217,10 @@ def promise(
     max_step: Number,
     reset: bool,
     noise_variance: Number,
-    clip_bias: float = 0.0,
+    clip_bias: Number = 0.0,
     rate_factor: float | None = None,
+    multi_pass: bool = False,
+    rounding: Number = 0.0,
 ) -> Promise:
     r"""The bound for any setting; no more than what a run does enters it.
 
@@ -346,8 +234,8 @@ def promise(
       difference: how DIFF's points share them.
       share_directions: whether the records of a batch do.
       period: P, steps from one restart of the oracle to the next.
-      restart_batch_size: records of a period's first step.
-      batch_size: records of each other step.
+      restart_batch_size: records of a period's first step; n if ``multi_pass``.
+      batch_size: records of each other step; n if ``multi_pass``.
       window: M, queries that one output is the mean of.
       num_windows: K. Steps behind the last whole window count for nothing.
       max_step: D.
@@ -356,6 +244,10 @@ def promise(
         release.
       clip_bias: upper bound for the difference that clipping makes.
       rate_factor: eta G sqrt(M) / D; None takes the best, 1 with a reset and 2 without.
+      multi_pass: whether every step reads all records: then the start is at
+        ``initial_gap`` above the infimum of their mean loss.
+      rounding: by how much the grid may shorten an estimate: a bias, which meets
+        :math:`\|\Delta_t - u\| \le 2D` in every step.
 
     Returns:
       A promise; its fields are arrays where arguments are.
@@ -372,11 +264,22 @@ def promise(
     grad = grad_moments(dim, num_directions, direction)
     diff = diff_moments(dim, num_directions, direction, difference, max_step / radius)
     square = lipschitz**2
-    restarts = square * grad.of_mean(restart_batch_size, share_directions)
-    differences = square * (period - 1) * diff.of_mean(batch_size, share_directions)
+    if multi_pass:
+        first = grad.of_all(restart_batch_size, share_directions)
+        other = diff.of_all(batch_size, share_directions)
+        # Of D T to the last query; the radius more, for all that is averaged there.
+        ball = max_step * num_windows * window + radius
+        records = generalisation(dim, batch_size, lipschitz, radius, ball)
+    else:
+        first = grad.of_mean(restart_batch_size, share_directions)
+        other = diff.of_mean(batch_size, share_directions)
+        records = 0.0
+    restarts = square * first
+    differences = square * (period - 1) * other
     error = np.sqrt(restarts + differences + noise_variance)
     # Only a fresh estimate is known to be uncorrelated with the gradient.
-    size = np.hypot(lipschitz, error) if period == 1 else lipschitz + error
+    size = np.where(period == 1, np.hypot(lipschitz, error), lipschitz + error)
+    size = size + rounding
 
     root = np.sqrt(window)
     span = 1 if reset else 2  # |Delta_1 - u| <= span * D
@@ -387,7 +290,7 @@ def promise(
         np.minimum(1, np.sqrt(period) / root) + _moved(period, h / root)
     ) * error
     return Promise(
-        bound=start + regret + estimation + clip_bias,
+        bound=start + regret + estimation + clip_bias + records + 2 * rounding,
         goldstein_radius=2 * radius,
         start=start,
         regret=regret,
@@ -397,10 +300,12 @@ def promise(
         difference_variance=differences,
         noise_variance=noise_variance,
         learning_rate=h * max_step / (size * root),
+        generalisation=records,
+        rounding=2 * rounding,
     )
 
 
-def _moved(period: int, rate: Number) -> Number:
+def _moved(period: Number, rate: Number) -> Number:
     """The mean of min(1, r * rate) over r < period."""
     below = np.minimum(period - 1, np.floor(1 / rate))
     return (rate * below * (below + 1) / 2 + period - 1 - below) / period

@@ -1,56 +1,69 @@
 """The plan of private online-to-non-convex conversion."""
 
 import dataclasses
-import functools
-import math
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import optax
 
-from jaxdp import _validate, accounting
-from jaxdp._types import Phase, Relation
-from jaxdp.kernels import smoothed_gradient
-from jaxdp.kernels.sphere import MAX_ORTHONORMAL
+from jaxdp import _validate
+from jaxdp._types import Relation
 from jaxdp.keys import Keys
-from jaxdp.plans._base import check_clip
-from jaxdp.plans._correlated import CorrelatedPlan
-from jaxdp.plans.o2nc import bounds, design, theorems
-from jaxdp.sampling import SinglePassRestarts
+from jaxdp.plans.o2nc import bounds, design, estimators, theorems
+from jaxdp.plans.o2nc import recommend as recommendations
+from jaxdp.plans.o2nc._releases import OracleReleases
+from jaxdp.plans.o2nc.settings import Settings, read
+from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
 from jaxdp.transforms import o2nc as driver
 from jaxdp.transforms.private_oracle import private_oracle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class O2NC(CorrelatedPlan):
-    r"""One pass over the data to a Goldstein-stationary point of a nonsmooth loss.
+class O2NC(OracleReleases):
+    r"""A Goldstein-stationary point of a nonsmooth loss, from one or many passes.
 
     An oracle releases how a smoothed gradient changes from query to query and restarts
     every ``sampling.period`` steps; online-to-non-convex conversion turns its gradients
     into the next queries, in windows of ``window`` steps. The two lengths are independent.
 
-    Every record is read in one step: all releases together are one Gaussian mechanism,
-    whatever the losses are. Lipschitz constants choose the clips; nothing rests on them.
+    ==================  ==============================  =================================
+    oracle              one record's contribution       reads
+    ==================  ==============================  =================================
+    ``"zeroth_order"``  slopes times directions         values, at points of the sphere
+    ``"first_order"``   mean gradient                   gradients, at points of the ball
+    ``"scalar"``        slopes, released as such        values; directions are common
+    ==================  ==============================  =================================
+
+    In a single pass every record is read in one step: all releases together are one
+    Gaussian mechanism, whatever the losses are. In several, every step is charged.
+    Lipschitz constants choose the clips; nothing rests on them.
 
     Attributes:
       num_steps: T, queries (releases) in all.
-      sampling: a ``sampling.SinglePassRestarts``: the restart period, and the records of
-        its first and of its other steps.
+      sampling: the restart period, and which records a step reads: a
+        ``sampling.SinglePassRestarts``, or a ``sampling.MultiPassRestarts``.
       restart_l2_clip_norm: :math:`C_1`, bound on one record's estimate where a period
-        begins (a gradient).
+        begins (a gradient; of the scalar oracle its slopes, along directions of length
+        :math:`\sqrt d`).
       l2_clip_norm: :math:`C_2`, bound on one record's estimate elsewhere (the change of a
         gradient over a move of up to ``2 max_step``).
       smoothing_radius: :math:`\delta > 0` (:math:`\alpha`), how far a perturbation moves a
         point; what is estimated is the gradient of the mean loss over such a ball.
       max_step: D, the longest increment.
       window: M, steps of a window; its mean query is a candidate for the output.
-      num_directions: m, for each record, or shared.
-      direction: ``"orthonormal"`` (m <= min(d, 64)) or ``"sphere"``, independent ones.
+      oracle: see above.
+      num_directions: m, for each record, or shared. The first-order oracle takes the mean
+        gradient of so many points in differences, and one gradient at restarts.
+      direction: ``"orthonormal"`` (m <= min(d, 64)) or ``"sphere"``, independent ones;
+        ``"ball"`` for the first-order oracle.
       difference: how the change is estimated: ``"antithetic"`` (four evaluations a
         direction; nothing on linear losses), ``"one_sided"`` (two; Zhang et al.) or
-        ``"independent"`` (four; Kornowski et al.).
+        ``"independent"`` (four; Kornowski et al.). Of gradients: at ``"common"`` or
+        ``"independent"`` points of the ball.
       share_directions: one set of directions for a whole batch: fewer perturbed models,
         more variance.
+      scale_with_movement: of several passes: whether bound and noise of a difference are
+        proportional to the distance of the two queries, which is public. (For estimates
+        that are so too: ``"antithetic"`` and ``"one_sided"``.)
       learning_rate: :math:`\eta` of the online learner; None adapts it.
       reset: whether the learner starts from zero in each window.
       skip_last_query: whether a window's last query is not asked: with ``reset`` nothing
@@ -65,46 +78,22 @@ class O2NC(CorrelatedPlan):
       <https://arxiv.org/abs/2410.05880>`_, 2025.
     """
 
-    sampling: SinglePassRestarts  # pyright: ignore[reportIncompatibleVariableOverride]
-    restart_l2_clip_norm: float
-    smoothing_radius: float
-    max_step: float
     window: int
-    num_directions: int = 1
-    direction: bounds.Direction = "orthonormal"
-    difference: bounds.Difference = "antithetic"
-    share_directions: bool = False
     learning_rate: float | None = None
     reset: bool = True
     skip_last_query: bool = False
-    theorem: theorems.Settings | None = None
+    theorem: Settings | None = None
 
     family: ClassVar[str] = "o2nc"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
-    samplers: ClassVar[tuple[type, ...]] = (SinglePassRestarts,)
     nested: ClassVar[dict[str, Any]] = {
-        **CorrelatedPlan.nested,
-        "theorem": theorems.read,
+        **OracleReleases.nested,
+        "theorem": read,
     }
 
     def __post_init__(self) -> None:
-        _validate.instance(self.samplers, sampling=self.sampling)
-        check_clip("restart_l2_clip_norm", self.restart_l2_clip_norm)
-        check_clip("l2_clip_norm", self.l2_clip_norm)
-        if math.isinf(self.restart_l2_clip_norm) != math.isinf(self.l2_clip_norm):
-            raise ValueError(
-                "restart_l2_clip_norm must be finite if and only if l2_clip_norm is, got "
-                f"{self.restart_l2_clip_norm!r} and {self.l2_clip_norm!r}"
-            )
-        _validate.positive(
-            smoothing_radius=self.smoothing_radius, max_step=self.max_step
-        )
-        _validate.one_of(bounds.DIRECTIONS, direction=self.direction)
-        most = MAX_ORTHONORMAL if self.direction == "orthonormal" else None
-        _validate.integer(num_directions=self.num_directions, at_most=most)
-        _validate.one_of(smoothed_gradient.KINDS, difference=self.difference)
-        for name in ("share_directions", "reset", "skip_last_query"):
+        for name in ("reset", "skip_last_query"):
             _validate.instance(bool, **{name: getattr(self, name)})
         if self.learning_rate is not None:
             _validate.positive(learning_rate=self.learning_rate)
@@ -119,12 +108,13 @@ class O2NC(CorrelatedPlan):
         if self.theorem is not None and not self._keeps(self.theorem):
             object.__setattr__(self, "theorem", None)
 
-    def _keeps(self, found: theorems.Settings) -> bool:
+    def _keeps(self, found: Settings) -> bool:
         """Whether what was promised is about these numbers, and no more noise."""
         ours = {field.name for field in dataclasses.fields(self)}
         same = all(getattr(self, k) == v for k, v in vars(found).items() if k in ours)
-        sampler = dataclasses.asdict(self.sampling)
-        same = same and all(getattr(found, k) == v for k, v in sampler.items())
+        same = same and self.sampling == _sampler(found)
+        # Across a query that is skipped a change is over two steps.
+        same = same and not (self.skip_last_query and self.sampling.period > 1)
         if not same or self.noise_multiplier is None:
             return same
         energy = found.dim * self.noise_std**2
@@ -152,17 +142,20 @@ class O2NC(CorrelatedPlan):
         paper's formula and its number of directions, which are only reported.
 
         Args:
-          theorem: ``"4.9"`` (Zhang, Tran, Cutkosky) or ``"3.1"`` (Kornowski, Liu, Talwar).
+          theorem: of Zhang, Tran, Cutkosky ``"4.9"``, or ``"E"`` for the simple method of
+            their appendix; of Kornowski, Liu, Talwar ``"3.1"``, ``"6.1"`` (first-order),
+            ``"4.1"`` (several passes) or ``"4.1 first-order"``.
           num_examples: n >= 4.
           dim: d, parameters that move.
           epsilon: > 0; the budget.
           delta: in (0, 1).
           relation: which data sets are neighbours; the papers' is ``"replace_one"``.
           lipschitz: L, of every record's loss.
-          initial_gap: expected loss at the start above its infimum.
+          initial_gap: expected loss at the start above its infimum; in several passes, of
+            the records' mean loss. A public bound, not computed from the records.
           smoothing_radius: what is proven is about Goldstein's subdifferential at twice
             this radius.
-          num_directions: m; None takes d.
+          num_directions: m; None takes d, 64 for gradients, and 1 for ``"E"``.
 
         Raises:
           ValueError, TypeError: as :func:`jaxdp.plans.o2nc.theorems.settings`.
@@ -207,11 +200,13 @@ class O2NC(CorrelatedPlan):
           delta: in (0, 1).
           relation: which data sets are neighbours.
           lipschitz: L, of every record's loss.
-          initial_gap: expected loss at the start above its infimum.
+          initial_gap: expected loss at the start above its infimum; in several passes, of
+            the records' mean loss. A public bound, not computed from the records.
           smoothing_radius: what is proven is about Goldstein's subdifferential at twice
             this radius.
-          **choices: ``num_directions``, ``direction``, ``difference``,
-            ``share_directions``, ``prefix_noise``, which the search leaves as they are.
+          **choices: ``oracle`` and ``multi_pass``; ``num_directions``, ``direction``,
+            ``difference``, ``share_directions``, ``prefix_noise``, which the search leaves
+            as they are; ``max_evaluations`` and ``gradient_cost``, which limit it.
 
         Raises:
           ValueError, TypeError: as :func:`jaxdp.plans.o2nc.design.certified`.
@@ -230,43 +225,103 @@ class O2NC(CorrelatedPlan):
         return cls._of(found).calibrate(epsilon=epsilon, delta=delta)
 
     @classmethod
-    def _of(cls, found: theorems.Settings) -> Self:
+    def _of(cls, found: Settings) -> Self:
         """A plan without noise, with the numbers of some settings."""
-        sampler = SinglePassRestarts(
-            period=found.period,
-            restart_batch_size=found.restart_batch_size,
-            batch_size=found.batch_size,
-        )
         ours = {field.name for field in dataclasses.fields(cls)}
         same = {k: v for k, v in vars(found).items() if k in ours}
-        return cls(sampling=sampler, theorem=found, **same)
+        return cls(sampling=_sampler(found), theorem=found, **same)
 
-    @property
-    def noise_period(self) -> int:
-        return self.sampling.period
+    @classmethod
+    def recommend(
+        cls,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        initial_gap: float,
+        smoothing_radius: float,
+        gradient_cost: float | None = None,
+        max_evaluations: float | None = None,
+    ) -> recommendations.Recommendation:
+        """Compares the certified plans of all oracles: print it to see which, and why.
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return self.sampling.phases
+        Taken is the least proven bound; or, of those within 5% of it, what costs least. A
+        bound is what is proven of the worst loss with these constants, not a forecast.
 
-    @property
-    def clips(self) -> dict[str, tuple[float, int]]:
-        bounds = {
-            "restart": self.restart_l2_clip_norm,
-            "difference": self.l2_clip_norm,
-        }
-        return {p.name: (bounds[p.name], p.batch_size) for p in self.phases}
+        Args:
+          num_examples: n >= 4.
+          dim: d, parameters that move.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L, of every record's loss.
+          initial_gap: expected loss at the start above its infimum; in several passes, of
+            the records' mean loss. A public bound, not computed from the records.
+          smoothing_radius: what is proven is about Goldstein's subdifferential at twice
+            this radius.
+          gradient_cost: how many values of a record's loss its gradient costs; None where
+            there are no gradients, and no first-order oracle is compared.
+          max_evaluations: the most values of one record's loss that the run may take,
+            gradients included. What needs more is listed, and not taken.
 
-    @functools.cached_property
-    def leaf_sensitivities(self) -> np.ndarray:
-        moves = {
-            name: accounting.sensitivity(self.relation, bound) / rows
-            for name, (bound, rows) in self.clips.items()
-        }
-        steps = [np.full(p.num_steps, moves[p.name]) for p in self.phases]
-        leaves = np.concatenate(steps)
-        leaves.flags.writeable = False  # It is kept: nobody else may change it.
-        return leaves
+        Returns:
+          A ``Recommendation``: ``plan``, calibrated; ``reason``; ``candidates``.
+
+        Raises:
+          ValueError, TypeError: as :func:`jaxdp.plans.o2nc.recommend.recommend`.
+        """
+        found = recommendations.recommend(
+            num_examples=num_examples,
+            dim=dim,
+            epsilon=epsilon,
+            delta=delta,
+            relation=relation,
+            lipschitz=lipschitz,
+            initial_gap=initial_gap,
+            radius=smoothing_radius,
+            gradient_cost=gradient_cost,
+            max_evaluations=max_evaluations,
+        )
+        plan = cls._of(found.settings).calibrate(epsilon=epsilon, delta=delta)
+        return dataclasses.replace(found, plan=plan)
+
+    def with_practical_clips(
+        self, *, dim: int, lipschitz: float, fraction: float = 1.0
+    ) -> Self:
+        """The same plan with clips that records of usual losses seldom reach.
+
+        Those of :meth:`certified` are proven to leave every Lipschitz loss alone, and are
+        several times longer than nearly all estimates. The noise follows the clips, so the
+        guarantee stays; nothing is promised of the result.
+
+        Args:
+          dim: d, parameters that move.
+          lipschitz: L, of every record's loss.
+          fraction: in (0, 1], of the clip of differences: 1 is reached by kinks alone.
+
+        Raises:
+          ValueError, TypeError: an argument out of range.
+        """
+        _validate.integer(dim=dim)
+        _validate.positive(lipschitz=lipschitz, fraction=fraction)
+        if fraction > 1:
+            raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
+        m, movement = self.num_directions, 2 * self.max_step / self.smoothing_radius
+        if self.oracle == "scalar":
+            restart = rest = estimators.practical_slopes_clip(dim, m, self.direction)
+        else:
+            restart = estimators.practical_grad_clip(dim, m, self.direction)
+            rest = estimators.practical_diff_clip(
+                dim, m, self.direction, self.difference, movement, fraction
+            )
+        return dataclasses.replace(
+            self,
+            restart_l2_clip_norm=lipschitz * restart,
+            l2_clip_norm=lipschitz * float(rest),
+        )
 
     @property
     def goldstein_radius(self) -> float:
@@ -294,3 +349,14 @@ class O2NC(CorrelatedPlan):
 
     def returned(self, state: Any, params: Any) -> Any:
         return driver.o2nc_output(state, params)
+
+
+def _sampler(found: Settings) -> SinglePassRestarts | MultiPassRestarts:
+    """Which records the steps of some settings read."""
+    if found.multi_pass:
+        return MultiPassRestarts(period=found.period)
+    return SinglePassRestarts(
+        period=found.period,
+        restart_batch_size=found.restart_batch_size,
+        batch_size=found.batch_size,
+    )

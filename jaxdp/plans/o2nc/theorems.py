@@ -4,16 +4,24 @@ A theorem turns (n, d, epsilon, delta), L, the gap and a radius into windows, ba
 a longest step. It does not choose the noise: plans calibrate that exactly. What its own
 formula gives is reported, and so is its number of directions.
 
-=========  ============  ========  ===========  ================  ===================
-theorem    restart       window    longest      directions        batches
-           period                  step
-=========  ============  ========  ===========  ================  ===================
-``"4.9"``  T             T         radius / T   common, m = d     T + 1, then 1
-``"3.1"``  Sigma         M         D            of each point     Sigma, then 1
-=========  ============  ========  ===========  ================  ===================
+=====================  =========  =========  ===========  ==============  ================
+theorem                restart    window     longest      directions, or  batches
+                       period                step         points
+=====================  =========  =========  ===========  ==============  ================
+``"4.9"``              T          T          radius / T   common, m = d   T + 1, then 1
+``"3.1"``              Sigma      M          D            of each query   Sigma, then 1
+``"4.1"``              Sigma      M          D            of each query   all, every step
+``"6.1"``              Sigma      M          D            of each query   Sigma, then 1
+``"4.1 first-order"``  Sigma      M          D            of each query   all, every step
+``"E"``                1          T          radius / T   m = 1           B
+=====================  =========  =========  ===========  ==============  ================
+
+4.9 and E are of the first paper, the others of the second. 6.1 is 3.1 with gradients, and
+``"4.1 first-order"`` is 4.1 with gradients, of which the paper only says that it can be
+done. E is the simple method to which appendix E compares.
 
 The radius is that of the smoothed loss, :math:`\delta` in 4.9 and :math:`\alpha` in 3.1.
-Both prove something of the Goldstein subdifferential at *twice* that radius; 4.9 as
+All prove something of the Goldstein subdifferential at *twice* that radius; 4.9 as
 printed promises the radius itself. Other corrections:
 
 * 4.9: the epoch is the larger, not the smaller, of two numbers (else the error can
@@ -22,152 +30,51 @@ printed promises the radius itself. Other corrections:
   of a release enters twice. The paper's m (10^10 and up) is what makes the difference of
   two independent estimates small; with any m that can be run it is not, and neither is
   the noise. Use 3.1 to compare with, and a certified design to work with.
+* 4.1: D and T as printed have wrong units. It takes a target for the norm; here that is
+  what n records allow, by its own condition with constant 1. Its m does not give the
+  sensitivities that it claims, and its noise with constant 1 is about five times short of
+  its epsilon. It can ask for more steps than anyone can run: T grows as n squared.
+* E: the batch of one record that is printed needs d^3 / (rho^2 eps^3) records; the rate
+  that is claimed needs B = max(d, d^(3/2) / rho). The printed noise is half of what is
+  needed where a record is replaced.
 
 The bound is what is proven with these corrections, exact noise and the constants of
 :mod:`jaxdp.plans.o2nc.bounds`. It is often above L, where it says nothing.
 
 References:
   Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-  <https://arxiv.org/abs/2406.19579>`_, 2024, Theorem 4.9.
+  <https://arxiv.org/abs/2406.19579>`_, 2024, Theorem 4.9 and appendix E.
   Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
-  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, Theorem 3.1.
+  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, Theorems 3.1, 4.1 and 6.1.
 """
 
-import dataclasses
 import enum
 import math
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
-
-from jaxdp import _validate, accounting
+from jaxdp import _validate
 from jaxdp._types import Relation
-from jaxdp.kernels import prefix_noise as kernels
 from jaxdp.plans.o2nc import bounds
+from jaxdp.plans.o2nc.settings import Estimator as Estimator
+from jaxdp.plans.o2nc.settings import Problem as Problem
+from jaxdp.plans.o2nc.settings import Settings as Settings
+from jaxdp.plans.o2nc.settings import clips as clips
+from jaxdp.plans.o2nc.settings import read as read
+from jaxdp.plans.o2nc.settings import settled as settled
+
+#: Points of the ball that a gradient is averaged over, where no number is given.
+POINTS = 64
 
 
 class Theorem(enum.StrEnum):
-    """The theorems on private O2NC with function values only."""
+    """The theorems on private O2NC."""
 
     FOUR_NINE = "4.9"
     THREE_ONE = "3.1"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """A plan's numbers, save for the noise, and what they promise.
-
-    Attributes:
-      name: of a theorem, or ``"certified"``.
-      dim: d, parameters that move.
-      num_examples: n, records of the single pass.
-      num_steps: T, queries in all: whole windows.
-      period: steps from one restart of the oracle to the next.
-      restart_batch_size: fresh records of a period's first step.
-      batch_size: fresh records of each other step.
-      relation: neighbours.
-      restart_l2_clip_norm: C1, bound on one record's GRAD estimate.
-      l2_clip_norm: C2, bound on one record's DIFF estimate at the largest movement,
-        2 * max_step.
-      smoothing_radius: in units of the parameters.
-      num_directions: m.
-      direction: law of the directions.
-      difference: how DIFF's two points share directions.
-      share_directions: whether the records of a batch share them.
-      prefix_noise: name of the noise kernel.
-      max_step: D.
-      learning_rate: eta of the online learner.
-      window: queries that one output is the mean of.
-      reset: whether the learner starts at rest in every window.
-      promise: the bound, at exactly calibrated noise, and its parts.
-      paper_noise_std: standard deviation of a node's noise by the theorem's formula, for
-        comparison with the plan's. None if certified.
-      paper_num_directions: m by the theorem. None if certified.
-    """
-
-    name: str
-    dim: int
-    num_examples: int
-    num_steps: int
-    period: int
-    restart_batch_size: int
-    batch_size: int
-    relation: Relation
-    restart_l2_clip_norm: float
-    l2_clip_norm: float
-    smoothing_radius: float
-    num_directions: int
-    direction: bounds.Direction
-    difference: bounds.Difference
-    share_directions: bool
-    prefix_noise: str
-    max_step: float
-    learning_rate: float
-    window: int
-    reset: bool
-    promise: bounds.Promise
-    paper_noise_std: float | None = None
-    paper_num_directions: int | None = None
-
-    @property
-    def bound(self) -> float:
-        """The promise's bound on the expected norm."""
-        return self.promise.bound
-
-    def __str__(self) -> str:
-        """What a plan's table shows of it, for the rest stands in its other rows."""
-        return f"{self.name}: {self.promise}"
-
-
-def read(**fields: Any) -> Settings:
-    """Settings from their JSON's fields."""
-    promise: Any = bounds.Promise(**fields["promise"])
-    return Settings(**fields | {"promise": promise})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-    """Checked arguments: the data, the budget, and constants of the loss.
-
-    Attributes:
-      num_examples: n >= 4.
-      dim: d, parameters that move.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours.
-      lipschitz: L > 0, of every record's loss.
-      initial_gap: F at the start above its infimum, >= 0.
-      radius: of the smoothed loss, > 0.
-    """
-
-    num_examples: int
-    dim: int
-    epsilon: float
-    delta: float
-    relation: Relation
-    lipschitz: float
-    initial_gap: float
-    radius: float
-
-    def __post_init__(self) -> None:
-        _validate.integer(at_least=4, num_examples=self.num_examples)
-        _validate.integer(dim=self.dim)
-        _validate.positive(
-            epsilon=self.epsilon, lipschitz=self.lipschitz, radius=self.radius
-        )
-        _validate.probability(delta=self.delta)
-        _validate.one_of(accounting.RELATIONS, relation=self.relation)
-        _validate.non_negative(initial_gap=self.initial_gap)
-
-    @property
-    def mu(self) -> float:
-        """The largest mu of Gaussian DP within (epsilon, delta)."""
-        return accounting.gaussian_mu(self.epsilon, self.delta)
-
-    @property
-    def moved(self) -> float:
-        """How many clips one record moves a sum by."""
-        return accounting.sensitivity(self.relation, 1.0)
+    FOUR_ONE = "4.1"
+    SIX_ONE = "6.1"
+    FOUR_ONE_FIRST_ORDER = "4.1 first-order"
+    NAIVE = "E"
 
 
 def settings(
@@ -187,16 +94,16 @@ def settings(
 
     Args:
       theorem: an entry of :class:`Theorem`.
-      num_examples: n >= 4, read in a single pass.
+      num_examples: n >= 4.
       dim: d, parameters that move.
       epsilon: > 0.
       delta: in (0, 1).
       relation: neighbours. The papers replace a record; under the other relations one
         record moves a sum half as far. Only the exact noise depends on it.
       lipschitz: L, of every record's loss.
-      initial_gap: F at the start above its infimum.
+      initial_gap: F at the start above its infimum; of 4.1, the records' mean loss.
       radius: of the smoothed loss; the guarantee is at twice that.
-      num_directions: m; None takes d.
+      num_directions: m; None takes d, 64 points of the ball, or 1 for E.
 
     Returns:
       The settings.
@@ -216,17 +123,31 @@ def settings(
         initial_gap=initial_gap,
         radius=radius,
     )
-    m = dim if num_directions is None else num_directions
+    name = Theorem(theorem)
+    first_order = name in (Theorem.SIX_ONE, Theorem.FOUR_ONE_FIRST_ORDER)
+    default = 1 if name is Theorem.NAIVE else POINTS if first_order else dim
+    m = default if num_directions is None else num_directions
     _validate.integer(num_directions=m)
-    formula = _four_nine if Theorem(theorem) is Theorem.FOUR_NINE else _three_one
-    return formula(problem, int(m))
+    if name is Theorem.FOUR_NINE:
+        return _four_nine(problem, int(m))
+    if name is Theorem.NAIVE:
+        return _naive(problem, int(m))
+    if first_order:
+        estimator = Estimator(int(m), "ball", "independent", oracle="first_order")
+    else:
+        estimator = Estimator(int(m), "sphere", "independent")
+    if name in (Theorem.THREE_ONE, Theorem.SIX_ONE):
+        return _single_pass(str(name), problem, estimator)
+    return _multi_pass(str(name), problem, estimator)
+
+
+# --- Zhang, Tran, Cutkosky -----------------------------------------------------------
 
 
 def _four_nine(p: Problem, num_directions: int) -> Settings:
     n = p.num_examples
     epoch = min(max(math.ceil(max(balanced_epochs(p, p.mu))), 2), n // 2)
-    # The printed noise, with the printed conversion of rho.
-    rho = p.epsilon / (2 * math.sqrt(math.log(1 / p.delta)))
+    # The printed noise.
     leaf = 4 * p.dim * p.lipschitz / epoch
     return settled(
         "4.9",
@@ -241,7 +162,7 @@ def _four_nine(p: Problem, num_directions: int) -> Settings:
         reset=True,
         prefix_noise="tree",
         failure=None,
-        paper_noise_std=math.sqrt(2 * math.log(epoch)) * leaf / rho,
+        paper_noise_std=math.sqrt(2 * math.log(epoch)) * leaf / _printed_rho(p),
         paper_num_directions=p.dim,
     )
 
@@ -257,7 +178,47 @@ def balanced_epochs(p: Problem, rho: float) -> tuple[float, float]:
     return (math.sqrt(p.dim) * scale) ** (2 / 3), math.sqrt(p.dim**1.5 * scale / rho)
 
 
-def _three_one(p: Problem, num_directions: int) -> Settings:
+def _printed_rho(p: Problem) -> float:
+    """The paper's rho, a mu of Gaussian DP, by its own conversion."""
+    return p.epsilon / (2 * math.sqrt(math.log(1 / p.delta)))
+
+
+def _naive(p: Problem, num_directions: int) -> Settings:
+    n, d = p.num_examples, p.dim
+    # At least two steps in a window.
+    batch = min(math.ceil(max(d, d**1.5 / p.mu)), n // 2)
+    epoch = min(max(math.ceil(naive_epoch(p, batch)), 2), n // batch)
+    return settled(
+        "E",
+        p,
+        estimator=Estimator(num_directions, "sphere", "antithetic"),
+        period=1,
+        restart_batch_size=batch,
+        batch_size=1,
+        window=epoch,
+        num_windows=n // (batch * epoch),
+        max_step=p.radius / epoch,
+        reset=True,
+        prefix_noise="tree",
+        failure=None,
+        paper_noise_std=d * p.lipschitz / (batch * _printed_rho(p)),
+        paper_num_directions=1,
+    )
+
+
+def naive_epoch(p: Problem, batch: int) -> float:
+    """At which the bound's growing term equals the learner's regret, L / sqrt(T).
+
+    With its B, an estimate and its noise are of the order of L.
+    """
+    gap = p.initial_gap + p.lipschitz * p.radius
+    return (p.lipschitz * p.radius * p.num_examples / (gap * batch)) ** (2 / 3)
+
+
+# --- Kornowski, Liu, Talwar ----------------------------------------------------------
+
+
+def _single_pass(name: str, p: Problem, estimator: Estimator) -> Settings:
     n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.radius
     # At least as many steps; the theorem is about gaps of at least L alpha.
     steps, gap = n / 2, max(p.initial_gap, lip * alpha)
@@ -275,11 +236,14 @@ def _three_one(p: Problem, num_directions: int) -> Settings:
     window = min(max(1, math.floor(reach / 4)), total)
     leaf = lip / period + lip * math.sqrt(d) / reach
     logs = math.log(period) * math.log(1 / p.delta)
-    paper_m = math.log(d * period / p.delta) * ((d * period) ** 2 + d * reach**2)
+    if estimator.oracle == "first_order":
+        paper_m = math.log(d / p.delta) * reach**2 / d
+    else:
+        paper_m = math.log(d * period / p.delta) * ((d * period) ** 2 + d * reach**2)
     return settled(
-        "3.1",
+        name,
         p,
-        estimator=Estimator(num_directions, "sphere", "independent"),
+        estimator=estimator,
         period=period,
         restart_batch_size=period,
         batch_size=1,
@@ -295,102 +259,71 @@ def _three_one(p: Problem, num_directions: int) -> Settings:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimator:
-    """How a record's gradient is estimated: what stands in a plan under these names."""
+class MultiPass(NamedTuple):
+    """The numbers of Theorem 4.1 for a target, corrected; the last three as printed."""
 
+    max_step: float
+    num_steps: int
+    period: int
+    window: int
+    restart_std: float
+    difference_std: float
     num_directions: int
-    direction: bounds.Direction
-    difference: bounds.Difference
-    share_directions: bool = False
 
 
-def clips(
-    p: Problem, estimator: Estimator, max_step: bounds.Number, failure: float | None
-) -> tuple[float, bounds.Number, float]:
-    """C1, C2 at the largest movement, and the bias: 0 if neither is ever exceeded.
+def multi_pass_target(p: Problem) -> float:
+    r"""The norm that n records allow by Theorem 4.1, its constant taken as 1.
 
-    Every record is read once and takes an equal share of the failures, None for none.
-    Where nothing fails, clipping changes nothing; elsewhere the norm is at most L.
+    :math:`n = \sqrt\Phi L d^{3/4} / (\epsilon \alpha^{1/2} \beta^{3/2})`, and at most L/2,
+    above which a step is longer than a window.
     """
-    e = estimator
-    movement = 2 * max_step / p.radius
-
-    def both(failure: float | None) -> tuple[float, bounds.Number]:
-        grad = bounds.grad_clip(p.dim, e.num_directions, e.direction, failure)
-        diff = bounds.diff_clip(
-            p.dim, e.num_directions, e.direction, e.difference, movement, failure
-        )
-        return p.lipschitz * grad, p.lipschitz * diff
-
-    sure = both(None)
-    likely = sure if failure is None else both(failure / p.num_examples)
-    same = likely[0] == sure[0] and np.array_equal(likely[1], sure[1])
-    return *likely, 0.0 if failure is None or same else failure * p.lipschitz
+    gap = max(p.initial_gap, p.lipschitz * p.radius)
+    root = math.sqrt(gap / p.radius) * p.lipschitz * p.dim**0.75
+    return min((root / (p.epsilon * p.num_examples)) ** (2 / 3), p.lipschitz / 2)
 
 
-def settled(
-    name: str,
-    p: Problem,
-    *,
-    estimator: Estimator,
-    period: int,
-    restart_batch_size: int,
-    batch_size: int,
-    window: int,
-    num_windows: int,
-    max_step: float,
-    reset: bool,
-    prefix_noise: str,
-    failure: float | None,
-    rate_factor: float | None = None,
-    paper_noise_std: float | None = None,
-    paper_num_directions: int | None = None,
-) -> Settings:
-    """Adds clips, the bound at exact noise, and the step size it is about."""
-    c1, c2, bias = clips(p, estimator, max_step, failure)
-    c2 = float(c2)
-    kernel = kernels.make(prefix_noise, period)
-    leaves = np.full(period, p.moved * c2 / batch_size)
-    leaves[0] = p.moved * c1 / restart_batch_size
-    std = kernels.sensitivity(kernel, leaves) / p.mu * max(kernel.prefix_norms())
-    promise = bounds.promise(
-        dim=p.dim,
-        lipschitz=p.lipschitz,
-        initial_gap=p.initial_gap,
-        radius=p.radius,
-        period=period,
-        restart_batch_size=restart_batch_size,
-        batch_size=batch_size,
-        window=window,
-        num_windows=num_windows,
-        max_step=max_step,
-        reset=reset,
-        noise_variance=p.dim * std**2,
-        clip_bias=bias,
-        rate_factor=rate_factor,
-        **dataclasses.asdict(estimator),
+def multi_pass_numbers(p: Problem, target: float) -> MultiPass:
+    """Of Theorem 4.1, for any target."""
+    n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.radius
+    gap = max(p.initial_gap, lip * alpha)
+    ratio = (lip / target) ** 2
+    tiny = 1e-9  # Of rounding, that no whole number is missed by.
+    steps = max(1, math.ceil(gap * ratio / (alpha * target) * (1 - tiny)))
+    period = max(1, math.floor(ratio / math.sqrt(d) * (1 + tiny)))
+    root = math.sqrt(steps * math.log(1 / p.delta)) / (n * p.epsilon)
+    first = lip * root / math.sqrt(period)
+    other = lip * math.sqrt(d) * root / ratio
+    paper_m = lip**2 * d * (period / first**2 + 1 / other**2) / n
+    return MultiPass(
+        max_step=alpha / ratio,
+        num_steps=steps,
+        period=min(period, steps),
+        window=min(max(1, math.floor(ratio / 4 * (1 + tiny))), steps),
+        restart_std=first,
+        difference_std=other,
+        num_directions=max(1, math.ceil(paper_m)),
     )
-    promise = bounds.Promise(*(float(x) for x in dataclasses.astuple(promise)))
-    return Settings(
-        name=name,
-        dim=int(p.dim),
-        num_examples=int(p.num_examples),
-        num_steps=int(num_windows * window),
-        period=int(period),
-        restart_batch_size=int(restart_batch_size),
-        batch_size=int(batch_size),
-        relation=p.relation,
-        restart_l2_clip_norm=c1,
-        l2_clip_norm=c2,
-        smoothing_radius=float(p.radius),
-        prefix_noise=prefix_noise,
-        max_step=float(max_step),
-        learning_rate=promise.learning_rate,
-        window=int(window),
-        reset=reset,
-        promise=promise,
-        paper_noise_std=paper_noise_std,
-        paper_num_directions=paper_num_directions,
-        **dataclasses.asdict(estimator),
+
+
+def _multi_pass(name: str, p: Problem, estimator: Estimator) -> Settings:
+    found = multi_pass_numbers(p, multi_pass_target(p))
+    first_order = estimator.oracle == "first_order"
+    return settled(
+        name,
+        p,
+        estimator=estimator,
+        period=found.period,
+        restart_batch_size=p.num_examples,
+        batch_size=p.num_examples,
+        window=found.window,
+        num_windows=found.num_steps // found.window,
+        max_step=found.max_step,
+        reset=False,
+        prefix_noise="independent",
+        failure=bounds.FAILURE,
+        rate_factor=1.0,  # The paper's step size.
+        multi_pass=True,
+        paper_noise_std=found.restart_std,
+        paper_difference_noise_std=found.difference_std,
+        paper_num_directions=None if first_order else found.num_directions,
     )

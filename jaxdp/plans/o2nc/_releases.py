@@ -1,0 +1,276 @@
+"""What the oracles release: bounds, noise and accounting."""
+
+import dataclasses
+import functools
+import math
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp import _validate, accounting
+from jaxdp._types import Phase
+from jaxdp.kernels import smoothed_gradient
+from jaxdp.kernels.sphere import MAX_ORTHONORMAL
+from jaxdp.plans import _events
+from jaxdp.plans._base import Vary, check_clip
+from jaxdp.plans._correlated import CorrelatedPlan
+from jaxdp.plans.o2nc import bounds
+from jaxdp.plans.o2nc.settings import MOVED
+from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OracleReleases(CorrelatedPlan):
+    r"""Releases of an estimate, and of its changes until it is restarted.
+
+    With ``SinglePassRestarts`` a record is in one step of a run: see
+    :class:`~jaxdp.plans._correlated.CorrelatedPlan`.
+
+    With ``MultiPassRestarts`` it may be in all. The noise of the steps is independent, and
+    adds up in the running estimate until the next restart. One record moves the mean of a
+    restart by :math:`s_1`, that of another step by :math:`s_2`; of both kinds a run has
+    :math:`N_1` and :math:`N_2`, and the last estimate of a period of P steps has the
+    variance :math:`\sigma_1^2 + (P-1)\sigma_2^2`. At a given cost
+    :math:`N_1 s_1^2/\sigma_1^2 + N_2 s_2^2/\sigma_2^2 = \mu^2` it is least, namely
+    :math:`((r_1 + r_2)/\mu)^2`, for
+
+    .. math:: \sigma_1^2 = r_1(r_1+r_2)/\mu^2, \quad
+      \sigma_2^2 = \frac{r_2(r_1+r_2)}{(P-1)\mu^2}, \qquad
+      r_1 = s_1\sqrt{N_1}, \quad r_2 = s_2\sqrt{(P-1)N_2} .
+
+    So ``sensitivity`` is :math:`r_1 + r_2`, and with full batches the run is exactly
+    :math:`\mu`-GDP with :math:`\mu` = 1 / ``noise_multiplier``. With samples the same noise
+    costs about as much: more where a record that is drawn, which weighs 1/q times as much,
+    is large beside it. What samples save is time.
+    """
+
+    sampling: SinglePassRestarts | MultiPassRestarts  # pyright: ignore[reportIncompatibleVariableOverride]
+    restart_l2_clip_norm: float
+    smoothing_radius: float
+    max_step: float
+    oracle: bounds.Oracle = "zeroth_order"
+    num_directions: int = 1
+    direction: bounds.Direction = "orthonormal"
+    difference: bounds.Difference = "antithetic"
+    share_directions: bool = False
+    scale_with_movement: bool = False
+
+    samplers: ClassVar[tuple[type, ...]] = (SinglePassRestarts, MultiPassRestarts)
+
+    def __post_init__(self) -> None:
+        _validate.instance(self.samplers, sampling=self.sampling)
+        check_clip("restart_l2_clip_norm", self.restart_l2_clip_norm)
+        check_clip("l2_clip_norm", self.l2_clip_norm)
+        if math.isinf(self.restart_l2_clip_norm) != math.isinf(self.l2_clip_norm):
+            raise ValueError(
+                "restart_l2_clip_norm must be finite if and only if l2_clip_norm is, got "
+                f"{self.restart_l2_clip_norm!r} and {self.l2_clip_norm!r}"
+            )
+        _validate.positive(
+            smoothing_radius=self.smoothing_radius, max_step=self.max_step
+        )
+        _validate.one_of(bounds.ORACLES, oracle=self.oracle)
+        _validate.one_of(bounds.DIRECTIONS[self.oracle], direction=self.direction)
+        _validate.one_of(bounds.DIFFERENCES[self.oracle], difference=self.difference)
+        most = MAX_ORTHONORMAL if self.direction == "orthonormal" else None
+        _validate.integer(num_directions=self.num_directions, at_most=most)
+        for name in ("share_directions", "scale_with_movement"):
+            _validate.instance(bool, **{name: getattr(self, name)})
+        self._check_oracle()
+        if self.multi_pass and self.prefix_noise != "independent":
+            raise ValueError(
+                "prefix_noise must be 'independent' with sampling.MultiPassRestarts, got "
+                f"{self.prefix_noise!r}: a record is in every step"
+            )
+        if self.scale_with_movement and not self.multi_pass:
+            raise ValueError(
+                "scale_with_movement must be False with sampling.SinglePassRestarts, got "
+                "True: a record is in one step, and the longest move decides"
+            )
+        if self.scale_with_movement and self.l2_clip_norm < 1e-22:
+            raise ValueError(
+                "l2_clip_norm must be at least 1e-22 with scale_with_movement, which takes "
+                f"a share of it, got {self.l2_clip_norm!r}"
+            )
+        super().__post_init__()
+
+    def _check_oracle(self) -> None:
+        """What each oracle needs of directions and periods."""
+        if self.oracle == "first_order" and self.share_directions:
+            raise ValueError(
+                "share_directions must be False with oracle='first_order', got True: "
+                "every record has points of its own"
+            )
+        if self.oracle != "scalar":
+            return
+        if not self.share_directions:
+            raise ValueError(
+                "share_directions must be True with oracle='scalar', got False: slopes "
+                "are added over the records of a batch"
+            )
+        if self.sampling.period != 1:
+            raise ValueError(
+                "sampling.period must be 1 with oracle='scalar', got "
+                f"{self.sampling.period}: slopes along other directions do not add up"
+            )
+
+    def perturbation(self, dim: int) -> float:
+        if self.oracle == "first_order":
+            return 0.0
+        return smoothed_gradient.scale(self.smoothing_radius, dim)
+
+    @property
+    def multi_pass(self) -> bool:
+        """Whether a record may be read in every step."""
+        return isinstance(self.sampling, MultiPassRestarts)
+
+    @property
+    def noise_period(self) -> int:
+        return self.sampling.period
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        if isinstance(self.sampling, MultiPassRestarts):
+            return self.sampling.phases_of(self.num_examples)
+        return self.sampling.phases
+
+    @property
+    def clips(self) -> dict[str, tuple[float, float]]:
+        bound = {
+            "restart": self.restart_l2_clip_norm,
+            "difference": self.l2_clip_norm,
+        }
+        return {p.name: (bound[p.name], self._size(p)) for p in self.phases}
+
+    def _size(self, phase: Phase) -> float:
+        """What the sums of a phase are divided by."""
+        if isinstance(self.sampling, MultiPassRestarts):
+            sampler = self.sampling.of_phase(phase.name)
+            return sampler.expected_batch_size(self.num_examples)
+        return phase.batch_size
+
+    @functools.cached_property
+    def leaf_sensitivities(self) -> np.ndarray:
+        moves = {
+            name: accounting.sensitivity(self.relation, bound) / size
+            for name, (bound, size) in self.clips.items()
+        }
+        steps = [np.full(p.num_steps, moves[p.name]) for p in self.phases]
+        leaves = np.concatenate(steps)
+        leaves.flags.writeable = False  # It is kept: nobody else may change it.
+        return leaves
+
+    # Where every step may read a record.
+
+    def _counts(self, steps: int) -> dict[str, int]:
+        """How many of the first steps are of each phase."""
+        restarts = -(-steps // self.sampling.period)
+        return {"restart": restarts, "difference": steps - restarts}
+
+    @functools.cached_property
+    def _moved(self) -> dict[str, float]:
+        """r_1 and r_2."""
+        n, counts = self.num_examples, self._counts(self.num_steps)
+        scaled = MOVED if self.scale_with_movement else 1.0
+
+        def moved(name: str, weight: float) -> float:
+            bound = self.clips[name][0] if name in self.clips else 0.0
+            if not counts[name]:
+                return 0.0
+            # As if all records were read: a sample's larger share is paid less often.
+            move = accounting.sensitivity(self.relation, bound) / n
+            return move * math.sqrt(counts[name] * weight)
+
+        last = self.sampling.period - 1
+        return {
+            "restart": moved("restart", 1.0),
+            "difference": moved("difference", scaled * last),
+        }
+
+    def _unit_std(self, phase: str) -> float:
+        """Standard deviation of a step's noise over the noise multiplier."""
+        moved = self._moved
+        variance = moved[phase] * sum(moved.values())
+        if phase == "difference":
+            scaled = MOVED if self.scale_with_movement else 1.0
+            variance /= scaled * (self.sampling.period - 1)
+        return math.sqrt(variance)
+
+    @functools.cached_property
+    def sensitivity(self) -> float:
+        """How far one record moves what is released, in L2.
+
+        Of one pass: the sequence Cd of means. Of several: the root of a sum of squares in
+        which the steps are weighed by their noise, such that ``noise_multiplier`` times it
+        is the largest standard deviation of the running estimate.
+        """
+        if self.multi_pass:
+            return sum(self._moved.values())
+        return super().sensitivity
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of a coordinate's noise in the estimate: its worst step.
+
+        With ``scale_with_movement`` in expectation over the learner's random places, if
+        every step is the longest. Of the scalar oracle the mean over coordinates.
+        """
+        std = self.node_std if self.multi_pass else super().noise_std
+        return std / math.sqrt(self.num_directions) if self.oracle == "scalar" else std
+
+    def step_std(self, phase: str) -> float:
+        """Standard deviation of a coordinate's noise in the mean of a phase's steps.
+
+        With ``scale_with_movement`` at the largest move. In a single pass that of a node.
+        """
+        if self.multi_pass:
+            return self._noise * self._unit_std(phase) if self._noise else 0.0
+        return self.node_std
+
+    def _guarantee_of(
+        self, noise_multiplier: float, steps: int
+    ) -> accounting.Guarantee:
+        if not isinstance(self.sampling, MultiPassRestarts):
+            return super()._guarantee_of(noise_multiplier, steps)
+        sampler = self.sampling
+        if math.isinf(self.l2_clip_norm) or not noise_multiplier:
+            return accounting.full_batch_gaussian(noise_multiplier, 1, self.relation)
+        counts = self._counts(steps)
+        parts = [
+            _events.guarantee(
+                "gaussian",
+                sampler.of_phase(name),
+                self.relation,
+                num_examples=self.num_examples,
+                num_steps=counts[name],
+                noise_multiplier=noise_multiplier
+                * self._unit_std(name)
+                * size
+                / accounting.sensitivity(self.relation, bound),
+                among_sampled=sampler.amplifies,
+            )
+            for name, (bound, size) in self.clips.items()
+            if counts[name]
+        ]
+        return accounting.composed(parts)
+
+    def calibrate(
+        self, *, epsilon: float, delta: float, vary: Vary = "noise_multiplier"
+    ) -> Self:
+        if self.multi_pass and vary == "num_steps":
+            raise ValueError(
+                "vary must be 'noise_multiplier' for this plan, got 'num_steps': what its "
+                "noise costs does not depend on the number of steps, which make the noise "
+                "larger instead"
+            )
+        return super().calibrate(epsilon=epsilon, delta=delta, vary=vary)
+
+    def rows(self) -> list[tuple[str, str]]:
+        out = super().rows()
+        if self.multi_pass and self.noise_multiplier is not None:
+            at = [name for name, _ in out].index("node_std")
+            stds = [
+                (f"{p.name}_std", f"{self.step_std(p.name):.6g}") for p in self.phases
+            ]
+            out[at : at + 1] = stds
+        return out

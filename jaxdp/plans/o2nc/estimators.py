@@ -1,0 +1,367 @@
+r"""What is proven of one record's estimate: its error, and how long it can be.
+
+All in units of L, the Lipschitz constant of the record's loss, of which nothing else is
+known. :math:`\hat F` is the loss's mean over a ball of radius :math:`\delta`. GRAD
+estimates its gradient at a query, DIFF the change of it between two queries r apart.
+
+With values (the zeroth-order oracle and the scalar one) both are means over directions u
+of the unit sphere; with gradients (the first-order oracle), over points of the ball.
+
+References:
+  Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
+  <https://arxiv.org/abs/2406.19579>`_, 2024, section 3.
+  Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
+  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, sections 3 and 6.
+  Pinelis, Optimum Bounds for the Distributions of Martingales in Banach Spaces, Annals of
+  Probability 22, 1994.
+  Ledoux, The Concentration of Measure Phenomenon, 2001, chapter 5: logarithmic Sobolev
+  inequalities of spheres (constant d - 1) and of products.
+  Meckes, The Random Matrix Theory of the Classical Compact Groups, 2019, chapter 5: the
+  logarithmic Sobolev constant 4 / (d - 2) of rotations.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.special import gammaln
+
+Oracle = Literal["zeroth_order", "first_order", "scalar"]
+Direction = Literal["orthonormal", "sphere", "ball"]
+Difference = Literal["antithetic", "one_sided", "independent", "common"]
+
+ORACLES: tuple[Oracle, ...] = ("zeroth_order", "first_order", "scalar")
+#: The laws, and the ways to estimate a change, that go with each oracle.
+DIRECTIONS: dict[Oracle, tuple[Direction, ...]] = {
+    "zeroth_order": ("orthonormal", "sphere"),
+    "first_order": ("ball",),
+    "scalar": ("orthonormal", "sphere"),
+}
+DIFFERENCES: dict[Oracle, tuple[Difference, ...]] = {
+    "zeroth_order": ("antithetic", "one_sided", "independent"),
+    "first_order": ("common", "independent"),
+    "scalar": ("antithetic", "one_sided", "independent"),  # It has no differences.
+}
+
+#: A number, or an array of them: a search asks for many settings at once.
+Number = Any
+
+#: E r^2 / D^2 of two queries r apart, (1 - s) D and s' D long with uniform s and s'.
+MOVEMENT = 7 / 6
+
+
+def kappa(dim: int) -> float:
+    r"""The gradient of :math:`\hat F` is :math:`\kappa L/\delta`-Lipschitz, and no better.
+
+    .. math:: \kappa_d = 2\,\Gamma(d/2 + 1) / (\sqrt\pi\,\Gamma((d+1)/2))
+
+    It is 1 at d = 1 and grows as sqrt(2 d / pi).
+    """
+    if dim > 10**6:  # Where the logarithms would cancel; the error is of order 1/d^2.
+        return math.sqrt((2 * dim + 1) / math.pi)
+    log = float(gammaln(dim / 2 + 1) - gammaln((dim + 1) / 2))
+    return 2 / math.sqrt(math.pi) * math.exp(log)
+
+
+# --- errors --------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """Of one record's estimate, in units of L^2.
+
+    Attributes:
+      total: its second moment, of which only the true mean's square is not error. A mean
+        over B independent records and directions has an error of at most total / B.
+      direction: how much of the error of the population's own estimate is due to the
+        directions, which records that share them do not average out.
+    """
+
+    total: Number
+    direction: Number
+
+    def of_mean(self, batch_size: Number, share_directions: bool) -> Number:
+        """Expected squared error of the mean over a batch, in units of L^2."""
+        error = self.total / batch_size
+        if share_directions:
+            error = error + (1 - 1 / batch_size) * self.direction
+        return error
+
+    def of_all(self, num_examples: int, share_directions: bool) -> Number:
+        """The same where all records are read, and their own mean is estimated."""
+        return self.direction if share_directions else self.direction / num_examples
+
+
+def _slope(dim: int) -> float:
+    """E c^2 / L^2 of a score of GRAD: the spectral gap of the sphere is d - 1."""
+    return dim**2 / (dim - 1) if dim > 1 else 1.0
+
+
+def grad_moments(dim: int, num_directions: int, direction: Direction) -> Moments:
+    r"""Of GRAD, :math:`\frac{d}{2\delta m}\sum_j (f(x+\delta u_j) - f(x-\delta u_j)) u_j`.
+
+    An odd Lipschitz function on the sphere has variance L^2 / (d - 1) at most, by
+    Poincare. The vectors of orthonormal directions add in squares; independent ones have
+    the mean's square besides. For d = 1 the estimate is exact.
+
+    With ``"ball"``, one gradient at one point, which is never longer than L.
+    """
+    if direction == "ball":
+        return Moments(1.0, 1.0)
+    mean = _slope(dim) / num_directions
+    spread = mean if dim > 1 else 0.0
+    if direction == "sphere":
+        mean += 1 - 1 / num_directions
+    return Moments(mean, spread)
+
+
+def diff_moments(
+    dim: int,
+    num_directions: int,
+    direction: Direction,
+    difference: Difference,
+    reach: Number,
+) -> Moments:
+    r"""Of DIFF, between two queries of a run.
+
+    With the directions common to both points a score is at most :math:`dLr/\delta`;
+    with independent ones the scatter of both ends stays, however near they are.
+
+    Gradients at two points, common or not, can differ by 2 L however near the points are:
+    those of a triangle wave of period 2 r do.
+
+    Args:
+      dim: d.
+      num_directions: m; of the ball, points at either query.
+      direction: law of the directions.
+      difference: how the two points share them.
+      reach: D / delta, the longest step over the smoothing radius.
+    """
+    square = MOVEMENT * np.square(reach)  # E r^2 / delta^2
+    smooth = kappa(dim) ** 2 * square
+    if direction == "ball":
+        spread = _ball_spread(num_directions, difference) + 0 * square
+        return Moments(spread + smooth, spread)
+    if difference == "independent":
+        spread = 2 * grad_moments(dim, num_directions, direction).direction
+        return Moments(spread + smooth, spread + 0 * square)
+    spread = dim**2 / num_directions * square
+    if direction == "sphere":
+        return Moments(spread + (1 - 1 / num_directions) * smooth, spread)
+    return Moments(spread, spread)
+
+
+def _ball_spread(num_directions: int, difference: Difference) -> float:
+    """Variance of DIFF with gradients: a term is at most 2, or two are at most 1."""
+    return (4 if difference == "common" else 2) / num_directions
+
+
+# --- clips that leave every Lipschitz loss alone -------------------------------------
+
+
+def grad_clip(
+    dim: int,
+    num_directions: int,
+    direction: Direction,
+    failure: Number | None = None,
+) -> Number:
+    r"""C1 / L: no record's GRAD is longer, surely or but for a probability.
+
+    Surely: :math:`d` if directions may coincide. Orthonormal ones: d sqrt(q) / m, since
+    two scores together are at most sqrt(2) d. A gradient: 1.
+
+    With probability, the least of those and of bounds by concentration. Orthonormal
+    directions: all scores are small, by Levy's inequality; or their norm is near its
+    mean, as a d-Lipschitz function on the rotations. Independent ones: all scores are
+    small; or the mean's deviation is, by Bernstein's inequality in Hilbert space.
+
+    Args:
+      dim: d.
+      num_directions: m, at most d if orthonormal.
+      direction: law of the directions.
+      failure: probability for one record that the bound is exceeded; None for surely.
+    """
+    d, m = dim, num_directions
+    if direction == "ball":
+        return 1.0
+    if direction == "orthonormal":
+        sure = d / m * math.sqrt(max(m / 2, 1 + (m - 1) * (math.sqrt(2) - 1) ** 2))
+    else:
+        sure = float(d)
+    if failure is None or d < 3:
+        return sure
+    largest = d * np.sqrt(2 * np.log(2 * m / failure) / (d - 1))
+    if direction == "orthonormal":
+        mean = d / math.sqrt(m * (d - 1))
+        near = mean + d / m * np.sqrt(8 * np.log(1 / failure) / (d - 2))
+        return np.minimum(sure, np.minimum(largest / math.sqrt(m), near))
+    near = 1 + _deviation(d, m, failure)
+    return np.minimum(sure, np.minimum(largest, near))
+
+
+def _deviation(
+    dim: int, num_directions: int, failure: Number, points: int = 1
+) -> Number:
+    """How far a mean over independent directions is from its own mean, over L.
+
+    Pinelis' form of Bernstein's inequality. A term is at most d + 1, which gives the scale
+    (d + 1) / 3; and its norm is sub-Gaussian with d / sqrt(d - 1), of which the moments
+    give 3 d / sqrt(d - 1).
+    """
+    variance = _slope(dim)
+    scale = min((dim + 1) / 3, 3 * math.sqrt(variance))
+    share = np.log(2 / failure) / num_directions
+    a = scale * share
+    return a + np.sqrt(a**2 + 2 * points * variance * share)
+
+
+def diff_clip(
+    dim: int,
+    num_directions: int,
+    direction: Direction,
+    difference: Difference,
+    movement: Number,
+    failure: Number | None = None,
+) -> Number:
+    r"""C2 / L: no record's DIFF is longer, surely or but for a probability.
+
+    With common directions it is proportional to the movement: d r / delta surely, over
+    sqrt(m) if they are orthonormal. With independent ones it is twice GRAD's, and does
+    not vanish with the movement; nor does what gradients need.
+
+    Args:
+      dim: d.
+      num_directions: m.
+      direction: law of the directions.
+      difference: how the two points share them.
+      movement: r / delta, the distance of the points over the smoothing radius.
+      failure: probability for one record that the bound is exceeded; None for surely.
+    """
+    d, m = dim, num_directions
+    smooth = kappa(d) * movement
+    if direction == "ball":
+        return _ball_diff_clip(m, difference, smooth, failure)
+    if difference == "independent":
+        each = None if failure is None else failure / 2
+        bound = 2 * grad_clip(d, m, direction, each) + 0 * smooth
+        if direction == "sphere" and failure is not None and d > 1:
+            bound = np.minimum(bound, smooth + _deviation(d, m, failure, points=2))
+        return bound
+    if direction == "orthonormal":
+        return d / math.sqrt(m) * movement
+    bound = d * movement
+    if failure is not None:
+        # McDiarmid: one direction moves the norm by 2 d r / (delta m).
+        spread = d / math.sqrt(m) * (1 + np.sqrt(2 * np.log(1 / failure)))
+        bound = np.minimum(bound, smooth + spread * movement)
+    return bound
+
+
+def _ball_diff_clip(
+    num_directions: int, difference: Difference, smooth: Number, failure: Number | None
+) -> Number:
+    """Of gradients: their change is 2 at most, and near its root mean square.
+
+    McDiarmid: one point of the ball moves the norm by 2 / m, or one that is common to both
+    queries by 4 / m. The sum of the squares of that is 4 times the variance's bound.
+    """
+    m = num_directions
+    sure = 2.0 + 0 * smooth
+    if failure is None:
+        return sure
+    spread = _ball_spread(m, difference)
+    bias = smooth**2 * (1 - 1 / m if difference == "common" else 1)
+    likely = np.sqrt(bias + spread) + np.sqrt(2 * spread * np.log(1 / failure))
+    return np.minimum(sure, likely)
+
+
+def slopes_clip(
+    dim: int,
+    num_directions: int,
+    direction: Direction,
+    failure: Number | None = None,
+) -> Number:
+    r"""Bound on one record's m slopes along directions of length sqrt(d), over L.
+
+    A slope is a score of GRAD over sqrt(d). Orthonormal: |slopes| = |GRAD| m / sqrt(d).
+    Independent ones: sqrt(m) times the largest slope; or their norm is near its root mean
+    square, as a sqrt(d)-Lipschitz function on a product of spheres.
+
+    Args: as :func:`grad_clip`.
+    """
+    d, m = dim, num_directions
+    if direction == "orthonormal":
+        return grad_clip(d, m, direction, failure) * (m / math.sqrt(d))
+    sure = math.sqrt(d * m)
+    if failure is None or d < 3:
+        return sure
+    largest = np.sqrt(2 * m * np.log(2 * m / failure))
+    near = math.sqrt(m) + np.sqrt(2 * np.log(1 / failure))
+    return np.minimum(sure, math.sqrt(d / (d - 1)) * np.minimum(largest, near))
+
+
+# --- clips that usual losses seldom reach --------------------------------------------
+
+#: Of a linear loss's estimates, how many may be longer.
+_SELDOM = 1e-3
+
+
+def practical_grad_clip(dim: int, num_directions: int, direction: Direction) -> float:
+    r"""C1 / L that linear losses exceed once in 1000 times at most; nothing is proven.
+
+    Linear losses have the longest estimates that are usual: their root mean square is
+    :math:`\sqrt{d/m}` with orthonormal directions, and :math:`\sqrt{1 + (d-1)/m}` with
+    independent ones.
+    """
+    if direction == "ball":
+        return 1.0
+    logs = math.log(1 / _SELDOM) / num_directions
+    clip = math.sqrt(dim / num_directions) * (1 + math.sqrt(2 * logs))
+    if direction == "sphere":
+        clip += 1 + 2 * math.sqrt(logs)
+    return min(float(grad_clip(dim, num_directions, direction)), clip)
+
+
+def practical_slopes_clip(dim: int, num_directions: int, direction: Direction) -> float:
+    """Of the scalar oracle: a linear loss's slopes are nearly normal."""
+    near = math.sqrt(num_directions) + math.sqrt(2 * math.log(1 / _SELDOM))
+    return min(float(slopes_clip(dim, num_directions, direction)), near)
+
+
+def practical_diff_clip(
+    dim: int,
+    num_directions: int,
+    direction: Direction,
+    difference: Difference,
+    movement: Number,
+    fraction: float = 1.0,
+) -> Number:
+    r"""C2 / L for usual losses; nothing is proven.
+
+    With common directions the fraction of :math:`\sqrt{\kappa^2 + d^2/m}\, r/\delta`, the
+    root of DIFF's second moment (:math:`d r / (\delta\sqrt m)` if they are orthonormal),
+    which antithetic differences reach at kinks alone: networks and norms measure a tenth
+    to a hundredth of it. One-sided ones reach it on linear losses. With independent
+    directions, or gradients at independent points, of the scatter at both ends. Common
+    points of the ball: of what one kink does, which few of m points meet.
+
+    Args: as :func:`diff_clip`.
+      fraction: in (0, 1].
+    """
+    d, m = dim, num_directions
+    smooth = kappa(d) * movement
+    logs = math.log(1 / _SELDOM)
+    if direction == "ball" and difference == "common":
+        a = (
+            2 * logs / (3 * m)
+        )  # Bernstein: the gradient jumps by 2 at kappa r / 2 of them.
+        clip = smooth + a + np.sqrt(a**2 + 4 * smooth * logs / m)
+    elif direction == "ball":
+        clip = _ball_diff_clip(m, difference, smooth, _SELDOM)
+    elif difference == "independent":
+        clip = smooth + math.sqrt(2) * practical_grad_clip(d, m, direction)
+    elif direction == "orthonormal":
+        clip = d / math.sqrt(m) * movement
+    else:
+        clip = math.sqrt(kappa(d) ** 2 + d**2 / m) * movement
+    sure = diff_clip(d, m, direction, difference, movement)
+    return fraction * np.minimum(sure, clip)
