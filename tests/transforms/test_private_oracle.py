@@ -146,27 +146,28 @@ def test_it_is_the_algorithm(kind: str, share: bool) -> None:
     common: dict[str, Any] = {"smoothing_radius": 0.5, "share": share}
 
     @jax.jit
-    def restart(x: jax.Array, some: jax.Array, key: jax.Array) -> jax.Array:
-        places = jnp.arange(len(some), dtype=jnp.uint32)
-        return smoothed_gradient.gradients(kinked, x, some, places, key, draw, **common)
+    def restart(x: jax.Array, index: jax.Array, key: jax.Array) -> jax.Array:
+        return smoothed_gradient.gradients(
+            kinked, x, data[index], index, key, draw, **common
+        )
 
     @jax.jit
     def change(
-        x: jax.Array, y: jax.Array, some: jax.Array, key: jax.Array
+        x: jax.Array, y: jax.Array, index: jax.Array, key: jax.Array
     ) -> jax.Array:
-        places = jnp.arange(len(some), dtype=jnp.uint32)
         return smoothed_gradient.differences(
-            kinked, x, y, some, places, key, draw, kind=kind, **common
+            kinked, x, y, data[index], index, key, draw, kind=kind, **common
         )
 
     g = np.zeros(D)
     for t in range(STEPS):
-        some, key = data[jnp.asarray(list(reads(t)))], jax.random.fold_in(root, t)
+        # A record's own directions are keyed by where it lies in the data.
+        index, key = jnp.asarray(reads(t), jnp.uint32), jax.random.fold_in(root, t)
         here, there = jnp.asarray(POINTS[t]), jnp.asarray(POINTS[t - 1])
         if t % PERIOD == 0:
-            g, vectors = np.zeros(D), restart(here, some, key)
+            g, vectors = np.zeros(D), restart(here, index, key)
         else:
-            vectors = change(here, there, some, key)
+            vectors = change(here, there, index, key)
         g = g + np.asarray(vectors, np.float64).mean(axis=0)
         np.testing.assert_allclose(got[t], g, atol=2e-5)
 
