@@ -23,6 +23,22 @@ class Phase(NamedTuple):
     batch_size: int
 
 
+class Perturbation(NamedTuple):
+    """How a plan moves parameters to look at losses nearby.
+
+    Attributes:
+      smoothing_radius: the plan's, in units of the parameters; 0 where it moves none.
+      share: how much of it one parameter moves, in root mean square.
+      differences: whether losses are subtracted there, or else differentiated.
+      may_be_zero: whether the plan may have the radius 0, and derivatives.
+    """
+
+    smoothing_radius: float
+    share: float = 1.0
+    differences: bool = True
+    may_be_zero: bool = True
+
+
 class Sampler(Protocol):
     """What a batch carries of the sampler that made it: hashable, static."""
 

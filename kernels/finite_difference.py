@@ -313,7 +313,9 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
     if num == 1:
         total = term(select(rows, 0), weights[0])
     else:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+        # Of the weights, which may differ from device to device: so must the first sum.
+        start = zero_after(weights).astype(jnp.float32)
+        zeros = jax.tree.map(lambda x: jnp.full(x.shape, start), like)
 
         def add(carry: Any, row: tuple[Direction, jax.Array]) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, carry, term(*row)), None

@@ -329,7 +329,9 @@ def _mean(term: Callable[..., Any], rows: tuple[Direction, ...], params: Any) ->
     def add(total: Any, each: tuple[Direction, ...]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, term(*each)), None
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
+    # Of the records' keys, which may differ from device to device: so must the first sum.
+    start = zero_after(jax.random.key_data(rows[0].leaf_keys)).astype(jnp.float32)
+    zeros = jax.tree.map(lambda x: jnp.full(jnp.shape(x), start), params)
     total, _ = jax.lax.scan(add, zeros, rows)
     num = rows[0].scale.shape[0]
     return jax.tree.map(lambda x: x[None] / num, total)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxdp import _validate, sampling
 from jaxdp import keys as keys_lib
+from jaxdp._types import Perturbation
 from jaxdp.cli import budget, finetune_options, language, options, recipes, record
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.cli.language import MODEL
@@ -321,7 +322,7 @@ def _unresolved(command: options.Finetune, params: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         resolution.warn_if_unresolved(
-            command.smoothing_radius or 0.0,
+            Perturbation(command.smoothing_radius or 0.0),
             params,
             trainable=trainable(command),
             compute_dtype=command.compute_dtype,

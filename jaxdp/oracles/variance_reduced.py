@@ -73,15 +73,16 @@ def release_increment(
     Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
     Talwar, ICML 2025, Algorithms 3 to 6.
     """
-    params, previous = (
-        finite_difference.on_each(tree, axis_name) for tree in (params, previous)
-    )
     grid = plan.grid(phase)
     if plan.scale_with_movement and phase == "difference":
         share = _moved(params, previous, moves) / (2 * plan.max_step)
         # All of the bound at most, and never nothing, which has no grid.
         share = jnp.clip(share, 2.0**-20, 1)
         grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)
+    params, previous, places = (
+        finite_difference.on_each(tree, axis_name)
+        for tree in (params, previous, places)
+    )
 
     def draw(key: jax.Array, num: int = plan.num_directions) -> sphere.Direction:
         return sphere.directions(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, get_args
 import optax
 
 from jaxdp import _validate, accounting, sampling
-from jaxdp._types import Phase, Relation
+from jaxdp._types import Perturbation, Phase, Relation
 from jaxdp.algorithms._algorithm import Algorithm
 from jaxdp.keys import Keys
 
@@ -132,12 +132,10 @@ class Plan:
         """Bound and randomness of a step, for reports."""
         raise NotImplementedError
 
-    def perturbation(self, dim: int) -> float:
-        """By how much a parameter is moved, in root mean square, where losses are compared.
-
-        Zero where none are.
-        """
-        return 0.0
+    def perturbation(self, dim: int) -> Perturbation:
+        """How the d parameters are moved where losses nearby are looked at, if they are."""
+        del dim  # Of plans whose radius is the distance of the points.
+        return Perturbation(0.0)
 
     def replay(
         self, direction: Any, **kwargs: Any

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from jaxdp import _validate, sampling
-from jaxdp._types import Relation
+from jaxdp._types import Perturbation, Relation
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.keys import Keys
 from jaxdp.plans import theorems
@@ -132,8 +132,8 @@ class SlopeSumPlan(SumPlan):
             theorem=found,
         ).calibrate(epsilon=epsilon, delta=delta)
 
-    def perturbation(self, dim: int) -> float:
-        return self.smoothing_radius
+    def perturbation(self, dim: int) -> Perturbation:
+        return Perturbation(self.smoothing_radius)
 
     @property
     def num_directions(self) -> int:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _validate
+from jaxdp._types import Perturbation
 from jaxdp.kernels.sphere import path_str
 from jaxdp.transforms import _common
 
@@ -24,7 +25,7 @@ _LARGE = 2**20
 
 
 def warn_if_unresolved(
-    smoothing_radius: float,
+    perturbation: Perturbation,
     params: Any,
     *,
     trainable: _common.Trainable = None,
@@ -33,16 +34,17 @@ def warn_if_unresolved(
 ) -> None:
     """Warns where rounding hides most of what a perturbation does to the losses.
 
-    Slopes are then noise, and nothing is learned; privacy is not touched. Reads a sample
-    of the parameters on the host, and no data. The least recommended radius is the larger
-    of two, for the coarsest dtype at hand:
+    Slopes are then noise, and nothing is learned, or gradients are of a loss that is not
+    smoothed; privacy is not touched. Reads a sample of the parameters on the host, and no
+    data. The least recommended radius is the larger of two, for the coarsest dtype at hand:
 
-    * what :data:`LEAST_RADIUS` gives for losses computed in that dtype;
+    * what :data:`LEAST_RADIUS` gives for losses computed in that dtype, where they are
+      subtracted;
     * half the distance of neighbouring numbers, at the median of the elements that move:
       below it, most parameters round back to where they were.
 
     Args:
-      smoothing_radius: lambda >= 0, in units of the parameters; 0 never warns.
+      perturbation: its radius is in units of the parameters; 0 never warns.
       params: the initial parameters, public: a pytree of arrays of any shape and dtype.
       trainable: which leaves move (None, predicate on the path, pytree of bools).
       compute_dtype: what the losses cast the parameters to; None is their own dtype.
@@ -55,19 +57,26 @@ def warn_if_unresolved(
     Raises:
       TypeError, ValueError: a radius below zero, or a ``trainable`` that does not fit.
     """
-    _validate.non_negative(smoothing_radius=smoothing_radius)
-    if smoothing_radius == 0:
+    radius, share, differences, may_be_zero = perturbation
+    _validate.non_negative(smoothing_radius=radius)
+    if radius == 0:
         return
+    floors = LEAST_RADIUS if differences else {}
     found = [
-        (max(LEAST_RADIUS.get(dtype, 0.0), _median(sizes)), dtype)
+        (max(floors.get(dtype, 0.0), _median(sizes)), dtype)
         for dtype, sizes in _spacings(params, trainable, compute_dtype).items()
     ]
     least, dtype = max(found, default=(0.0, ""))
-    if smoothing_radius < least:
+    if radius * share < least:
+        lost = (
+            "slopes will mostly be rounding errors"
+            if differences
+            else "most parameters will stay where they are, and losses are not smoothed"
+        )
+        other = ", or 0 for exact derivatives" if may_be_zero else ""
         warnings.warn(
-            f"smoothing_radius={smoothing_radius:g} is below what {dtype} resolves here: "
-            f"slopes will mostly be rounding errors; take at least {least:.2g}, or 0 for "
-            "exact derivatives",
+            f"smoothing_radius={radius:g} is below what {dtype} resolves here: {lost}; "
+            f"take at least {least / share:.2g}{other}",
             stacklevel=stacklevel + 1,
         )
 

@@ -88,6 +88,42 @@ def test_calibration_reaches_the_budget() -> None:
     assert [p.name for p in restarts.phases] == ["restart"]
 
 
+def test_a_run_shorter_than_its_period_is_one_period() -> None:
+    whole, longer = (
+        make(num_steps=3, window=3, sampling=sampling.MultiPassRestarts(period=period))
+        for period in (3, 100)
+    )
+    assert longer.sensitivity == pytest.approx(whole.sensitivity, rel=1e-12)
+    for phase in ("restart", "difference"):
+        assert longer.step_std(phase) == pytest.approx(whole.step_std(phase), rel=1e-12)
+    assert longer.epsilon(delta=1e-5) == pytest.approx(whole.epsilon(delta=1e-5))
+
+
+def test_practical_clips_keep_the_guarantee() -> None:
+    plan = make(noise_multiplier=None).calibrate(epsilon=2.0, delta=1e-6)
+    other = plan.with_practical_clips(dim=10, lipschitz=1.0)
+    assert other.l2_clip_norm != plan.l2_clip_norm
+    assert other.epsilon() == pytest.approx(2.0, rel=1e-9)
+    # Of samples it depends on the ratio of the clips.
+    sampled = make(
+        num_examples=2000,
+        sampling=dataclasses.replace(SAMPLED, period=3, sampling_prob=0.02),
+        relation="zero_out",
+        restart_l2_clip_norm=10.0,
+        l2_clip_norm=0.1,
+        smoothing_radius=0.1,
+        max_step=0.05,
+        noise_multiplier=4.0,
+        delta=1e-6,
+    )
+    with pytest.raises(ValueError, match=r"noise_multiplier must be None or 0 .* 4\.0"):
+        sampled.with_practical_clips(dim=10, lipschitz=1.0)
+    bare = dataclasses.replace(sampled, noise_multiplier=None)
+    other = bare.with_practical_clips(dim=10, lipschitz=1.0)
+    kept = dataclasses.replace(other, noise_multiplier=4.0).epsilon()
+    assert kept > 2 * sampled.epsilon()
+
+
 SAMPLED: Any = sampling.MultiPassRestarts(
     period=PERIOD, restart_sampling_prob=0.3, sampling_prob=0.05
 )

@@ -247,6 +247,65 @@ def test_a_loop_by_hand(family: Any) -> None:
     assert_replicas_agree((got, state.release))
 
 
+BALL = {"oracle": "first_order", "direction": "ball", "difference": "common"}
+SCALED = {"scale_with_movement": True, "direction": "sphere"}
+SLOPES = {
+    "oracle": "scalar",
+    "share_directions": True,
+    "sampling": sampling.MultiPassRestarts(period=1),
+}
+
+
+@pytest.mark.parametrize("size", [3, N], ids=["slices", "one slice"])
+@pytest.mark.parametrize("changes", [SCALED, BALL, SLOPES])
+def test_an_oracle_by_hand(changes: dict[str, Any], size: int) -> None:
+    """A restart and, where there are any, a difference: the bits of one device."""
+    base: dict[str, Any] = {
+        "num_examples": N,
+        "num_steps": 2,
+        "sampling": sampling.MultiPassRestarts(period=2),
+        "relation": "replace_one",
+        "restart_l2_clip_norm": 2.0,
+        "l2_clip_norm": 2.0,
+        "smoothing_radius": 0.1,
+        "max_step": 0.1,
+        "window": 2,
+        "num_directions": 2,
+        "prefix_noise": "independent",
+        "noise_multiplier": 1.0,
+    }
+    plan, keys, x = plans.O2NC(**base | changes), Keys.insecure(1), jnp.ones(D)
+
+    def losses(x: jax.Array, batch: Any) -> jax.Array:
+        return jnp.abs(batch[0] @ x - batch[1])
+
+    def steps(axis: str | None) -> Any:
+        tx = jaxdp.private_oracle(plan, keys, axis_name=axis, microbatch_size=size)
+
+        def run(x: jax.Array, data: Any) -> Any:
+            state, releases = tx.init(x), []
+            for t, phase in enumerate(plan.phases):
+                batch = sampling.batch(plan, keys, t, data, phase=phase.name)
+                given = {"value_fn": losses, "batch": batch, "phase": phase.name}
+                gradient, state = tx.update(None, state, x, **given)
+                x = x - 0.01 * gradient
+                releases.append(state.release)
+            return x, releases
+
+        return run
+
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared = jax.jit(jax.shard_map(steps("data"), mesh=MESH, **specs))
+    traced = shared.lower(*parallel.on_all(MESH, (x, BROKEN)))
+    if size == N:
+        return  # What may differ from device to device is known, and checked.
+    many = traced.compile()(*parallel.on_all(MESH, (x, BROKEN)))
+    one = jax.jit(steps(None))(x, BROKEN)
+    chex.assert_trees_all_equal(many, one)
+    assert_replicas_agree(many)
+    assert np.all(np.isfinite(many[1]))
+
+
 def test_parts_of_a_batch_are_refused() -> None:
     parts = jax.device_put(DATA, jax.NamedSharding(MESH, PartitionSpec("data")))
     specs = (EVERYWHERE, EVERYWHERE, PartitionSpec("data"))

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import jaxdp
+from jaxdp import plans, sampling
+from jaxdp._types import Perturbation
 from jaxdp.training import resolution
 from jaxdp.training.resolution import warn_if_unresolved
-from tests.training.problem import DATA, PARAMS, make_plan, value_fn
+from tests.training.problem import DATA, PARAMS, N, make_plan, value_fn
 
 WEIGHTS = np.random.default_rng(0).normal(scale=0.02, size=(40, 30))
 
@@ -21,11 +23,13 @@ def weights(dtype: str, scale: float = 1.0) -> dict[str, jax.Array]:
     return {"w": jnp.asarray(scale * WEIGHTS, dtype), "b": jnp.zeros(30, dtype)}
 
 
-def warned(radius: float, params: Any, **kwargs: Any) -> str | None:
+def warned(
+    radius: float, params: Any, moved: dict[str, Any] | None = None, **kwargs: Any
+) -> str | None:
     """The message of the warning, None if there is none."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        warn_if_unresolved(radius, params, **kwargs)
+        warn_if_unresolved(Perturbation(radius, **moved or {}), params, **kwargs)
     assert len(found) <= 1
     return str(found[0].message) if found else None
 
@@ -42,6 +46,29 @@ def test_the_least_radius_of_each_dtype(dtype: str) -> None:
 
 def test_radius_zero_never_warns() -> None:
     assert warned(0.0, weights("float16", 1e4)) is None
+
+
+def test_points_at_a_distance_move_each_parameter_by_a_share_of_it() -> None:
+    """The radius that is named is the plan's."""
+    params, share = weights("float32"), {"share": 0.1, "may_be_zero": False}
+    assert warned(1.01e-5, params, share) is None
+    message = warned(0.9e-5, params, share) or ""
+    assert "smoothing_radius=9e-06 is below what float32" in message
+    assert message.endswith("take at least 1e-05")
+
+
+def test_gradients_lose_what_points_lose_when_they_are_rounded() -> None:
+    """Nothing is subtracted: only parameters that stay where they are count."""
+    given = {"differences": False, "may_be_zero": False}
+    params = {"w": jnp.ones((30, 40), "bfloat16")}
+    least = 2.0**-8  # Half the distance from 1 to the next number.
+    assert warned(1.01 * least, params, given) is None
+    message = warned(0.99 * least, params, given) or ""
+    assert "most parameters will stay where they are" in message
+    assert message.endswith("take at least 0.0039")
+    small = {"w": 1e-3 * jnp.ones(3)}
+    assert warned(1e-7, small, given) is None
+    assert warned(1e-7, small) is not None  # Differences are lost before.
 
 
 def test_a_narrower_compute_dtype_counts() -> None:
@@ -113,9 +140,9 @@ def test_a_large_leaf_is_sampled_all_over() -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="smoothing_radius must be"):
-        warn_if_unresolved(-1.0, PARAMS)
+        warn_if_unresolved(Perturbation(-1.0), PARAMS)
     with pytest.raises(ValueError, match="trainable"):
-        warn_if_unresolved(1e-3, PARAMS, trainable=lambda path: False)
+        warn_if_unresolved(Perturbation(1e-3), PARAMS, trainable=lambda path: False)
 
 
 def test_fit_and_resume_warn(tmp_path: Path) -> None:
@@ -128,3 +155,47 @@ def test_fit_and_resume_warn(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="smoothing_radius") as at:
         jaxdp.resume(run, PARAMS, DATA, value_fn=value_fn)
     assert [w.filename for w in at] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("oracle", "direction", "difference", "lost"),
+    [
+        ("zeroth_order", "orthonormal", "antithetic", "slopes will mostly be"),
+        ("first_order", "ball", "common", "most parameters will stay where they are"),
+    ],
+)
+def test_plans_of_points_at_a_distance_warn(
+    oracle: Any, direction: Any, difference: Any, lost: str
+) -> None:
+    """Of sixteen parameters each moves by a quarter of the radius."""
+    plan = plans.O2NC(
+        num_examples=N,
+        num_steps=2,
+        sampling=sampling.SinglePassRestarts(period=1, restart_batch_size=2),
+        relation="replace_one",
+        oracle=oracle,
+        direction=direction,
+        difference=difference,
+        restart_l2_clip_norm=1.0,
+        l2_clip_norm=1.0,
+        smoothing_radius=0.01,
+        max_step=0.1,
+        window=2,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+
+    def values(params: jax.Array, batch: jax.Array) -> jax.Array:
+        return jnp.abs(batch - params[0])
+
+    def fit(dtype: str) -> None:
+        x, data = jnp.ones(16, dtype), jnp.linspace(-1, 1, N)
+        jaxdp.fit(plan, jaxdp.Keys.insecure(0), x, data, value_fn=values)
+
+    # Half the distance from 1 to the next number is 2**-8; four times that is named.
+    said = rf"smoothing_radius=0\.01 is .* bfloat16 .* {lost}.*; take at least 0\.016$"
+    with pytest.warns(UserWarning, match=said):
+        fit("bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit("float32")

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp import _validate, accounting
-from jaxdp._types import Phase
+from jaxdp._types import Perturbation, Phase
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.plans import _events
@@ -114,10 +114,13 @@ class OracleReleases(CorrelatedPlan):
                 f"{self.sampling.period}: slopes along other directions do not add up"
             )
 
-    def perturbation(self, dim: int) -> float:
-        if self.oracle == "first_order":
-            return 0.0
-        return smoothed_gradient.scale(self.smoothing_radius, dim)
+    def perturbation(self, dim: int) -> Perturbation:
+        return Perturbation(
+            self.smoothing_radius,
+            share=smoothed_gradient.scale(1.0, dim),
+            differences=self.oracle != "first_order",
+            may_be_zero=False,
+        )
 
     @property
     def multi_pass(self) -> bool:
@@ -181,11 +184,15 @@ class OracleReleases(CorrelatedPlan):
             move = accounting.sensitivity(self.relation, bound) / n
             return move * math.sqrt(counts[name] * weight)
 
-        last = self.sampling.period - 1
         return {
             "restart": moved("restart", 1.0),
-            "difference": moved("difference", scaled * last),
+            "difference": moved("difference", scaled * self._differences),
         }
+
+    @property
+    def _differences(self) -> int:
+        """How many follow a restart: P - 1, or fewer where the run ends before."""
+        return min(self.sampling.period, self.num_steps) - 1
 
     def _unit_std(self, phase: str) -> float:
         """Standard deviation of a step's noise over the noise multiplier."""
@@ -193,7 +200,7 @@ class OracleReleases(CorrelatedPlan):
         variance = moved[phase] * sum(moved.values())
         if phase == "difference":
             scaled = MOVED if self.scale_with_movement else 1.0
-            variance /= scaled * (self.sampling.period - 1)
+            variance /= scaled * max(self._differences, 1)
         return math.sqrt(variance)
 
     @functools.cached_property

@@ -295,7 +295,9 @@ class O2NC(OracleReleases):
 
         Those of :meth:`certified` are proven to leave every Lipschitz loss alone, and are
         several times longer than nearly all estimates. The noise follows the clips, so the
-        guarantee stays; nothing is promised of the result.
+        guarantee stays; nothing is promised of the result. Where steps read samples of the
+        records, what the noise costs depends on the ratio of the two clips: calibrate such
+        a plan afterwards.
 
         Args:
           dim: d, parameters that move.
@@ -303,10 +305,17 @@ class O2NC(OracleReleases):
           fraction: in (0, 1], of the clip of differences: 1 is reached by kinks alone.
 
         Raises:
-          ValueError, TypeError: an argument out of range.
+          ValueError, TypeError: an argument out of range; noise in a plan whose steps
+            read samples.
         """
         _validate.integer(dim=dim)
         _validate.positive(lipschitz=lipschitz, fraction=fraction)
+        if self.sampling.amplifies and self.noise_multiplier:
+            raise ValueError(
+                "noise_multiplier must be None or 0 where steps read samples, got "
+                f"{self.noise_multiplier!r}: with other clips its cost is another; call "
+                "calibrate afterwards"
+            )
         if fraction > 1:
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
         m, movement = self.num_directions, 2 * self.max_step / self.smoothing_radius
