@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,52 +124,27 @@ def test_report_says_which_oracle(
     assert math.isfinite(report["test_accuracy"])
 
 
-def killed(folder: Path, out: Path, lines: int) -> dict[str, Any]:
-    """A copy of a run's folder as a kill after some lines leaves it; its report."""
-    (out / "secret").mkdir(parents=True)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            (out / path.relative_to(folder)).write_bytes(path.read_bytes())
-    kept = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (out / "ledger.jsonl").write_bytes(b"".join(kept[:lines]))
-    report = json.loads((out / "report.json").read_text())
-    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
-        (out / name).unlink()
-    return report
-
-
-def test_killed_run_of_several_passes_goes_on(
+def test_steps_that_cost_unlike_have_no_new_attempt(
     folders: dict[str, Path], tmp_path: Path, capsys: Any
 ) -> None:
-    """From the period that was under way; with no new noise, for steps cost unlike."""
-    folder, out = folders["first_order"], tmp_path / "run"
-    with np.load(folder / train.PARAMS) as file:
-        want = dict(file)
-    report = killed(folder, out, lines=4)  # Header, a period, an intent.
+    out = tmp_path / "run"
+    shutil.copytree(folders["first_order"], out)
+    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "ledger.jsonl").write_bytes(b"".join(lines[:4]))  # An intent is last.
+    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
+        (out / name).unlink()
     refused = ("train", "--resume", "--new-attempt", "--out", out, "--quiet")
     assert run(*refused) == 2
     shown = capsys.readouterr().err
     assert "--new-attempt must be for a plan that charges every step" in shown
-    assert run("train", "--resume", "--out", out, "--quiet") == 0
-    with np.load(out / train.PARAMS) as file:
-        for leaf, value in want.items():
-            np.testing.assert_array_equal(file[leaf], value)
-    again = json.loads((out / "report.json").read_text())
-    assert again["test_accuracy"] == report["test_accuracy"]
-    assert again["steps_charged"] == report["steps_charged"]
 
 
-def test_plans_are_read_by_epsilon_and_audited(
-    folders: dict[str, Path], capsys: Any
-) -> None:
+def test_plans_are_read_by_epsilon(folders: dict[str, Path], capsys: Any) -> None:
     for name in ("first_order", "scalar"):
         path = folders[name] / "plan.json"
         assert run("epsilon", "--plan", path, "--json") == 0
         found = json.loads(capsys.readouterr().out)
         assert found["epsilon"] == pytest.approx(8.0, rel=1e-3)
-    path = folders["first_order"] / "plan.json"
-    assert run("audit", path, "--num-runs", 1000, "--num-steps", 2, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["passed"] is True
 
 
 def table_of(plan: Any) -> str:

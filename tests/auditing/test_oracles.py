@@ -28,11 +28,6 @@ def changed(name: str, **changes: Any) -> plans.O2NC:
 MIXED: Any = sampling.MultiPassRestarts(period=2, sampling_prob=0.5)
 PLANS = {
     **{name: changed(name) for name in ORACLE_PLANS},
-    "slopes of several passes": changed(
-        "slopes",
-        sampling=sampling.MultiPassRestarts(period=1),
-        prefix_noise="independent",
-    ),
     "some samples": changed(
         "gradients",
         sampling=MIXED,
