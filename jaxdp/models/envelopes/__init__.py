@@ -26,17 +26,19 @@ The Moreau envelope and the Lasry-Lions smoothing of an L-Lipschitz h are
   neighbourhood faster: a gap g takes about :math:`(\lambda L^2/g)^{d/2}` evaluations. With
   a weak convexity as well, of any size, subgradients do better.
 
-**Cost**, in evaluations of h at one x (measured; others are dearer):
+**Cost**, in evaluations of h at one x: median (largest) of nine, ``bench/envelopes.py``:
 
-=================================  ============  ============  =============
-search                             d = 1         d = 2         d = 3
-=================================  ============  ============  =============
-values, :math:`\lambda L^2=1/2`    1e-6: 4100    1e-3: 39000   1e-2: 89000
-subgradients too, 2 lambda w > 1   1e-6: 67      1e-6: 670     1e-4: 52000
-=================================  ============  ============  =============
+=====================================  ==================  ====================
+search                                 to 1e-6, d = 1      in more dimensions
+=====================================  ==================  ====================
+values, :math:`\lambda L^2=1/2`        77 (8771)           d = 2, to 1e-3: 25983 (38685);
+                                                           d = 3, to 1e-2: 77703 (136249)
+subgradients too, :math:`\lambda w=1`  61 (69)             d = 2, to 1e-6: 5385 (17967);
+                                                           d = 3, to 1e-4: 66921 (148261)
+=====================================  ==================  ====================
 
-Cutting planes took 3 to 50 for 1e-6 in 2 to 10 dimensions, and at most 300 for 1e-9 of
-ill-conditioned losses. A hundred thousand evaluations of a cheap loss take seconds.
+Cutting planes took 9, 13 and 18 to 1e-6 in 2, 5 and 10 dimensions. A hundred thousand
+evaluations of a cheap loss take seconds.
 
 A search stops at ``tolerance`` or ``max_evaluations``, and its result carries the bounds it
 has: read ``gap`` and ``gradient_error``, always. They rest on the asserted constants, which

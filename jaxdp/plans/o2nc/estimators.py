@@ -339,10 +339,10 @@ def practical_diff_clip(
 
     With common directions the fraction of :math:`\sqrt{\kappa^2 + d^2/m}\, r/\delta`, the
     root of DIFF's second moment (:math:`d r / (\delta\sqrt m)` if they are orthonormal),
-    which antithetic differences reach at kinks alone: networks and norms measure a tenth
-    to a hundredth of it. One-sided ones reach it on linear losses. With independent
-    directions, or gradients at independent points, of the scatter at both ends. Common
-    points of the ball: of what one kink does, which few of m points meet.
+    which antithetic differences reach at kinks alone, and norms mostly stay below
+    (``bench/o2nc_scaling.py``, "clips"). One-sided ones reach it on linear losses. With
+    independent directions, or gradients at independent points, of the scatter at both
+    ends. Common points of the ball: of what one kink does, which few of m points meet.
 
     Args: as :func:`diff_clip`.
       fraction: in (0, 1].
@@ -351,9 +351,8 @@ def practical_diff_clip(
     smooth = kappa(d) * movement
     logs = math.log(1 / _SELDOM)
     if direction == "ball" and difference == "common":
-        a = (
-            2 * logs / (3 * m)
-        )  # Bernstein: the gradient jumps by 2 at kappa r / 2 of them.
+        # Bernstein: the gradient jumps by 2 at kappa r / 2 of the points.
+        a = 2 * logs / (3 * m)
         clip = smooth + a + np.sqrt(a**2 + 4 * smooth * logs / m)
     elif direction == "ball":
         clip = _ball_diff_clip(m, difference, smooth, _SELDOM)

@@ -32,7 +32,7 @@ printed promises the radius itself. Other corrections:
   the noise. Use 3.1 to compare with, and a certified design to work with.
 * 4.1: D and T as printed have wrong units. It takes a target for the norm; here that is
   what n records allow, by its own condition with constant 1. Its m does not give the
-  sensitivities that it claims, and its noise with constant 1 is about five times short of
+  sensitivities that it claims, and its noise with constant 1 is short of
   its epsilon. It can ask for more steps than anyone can run: T grows as n squared.
 * E: the batch of one record that is printed needs d^3 / (rho^2 eps^3) records; the rate
   that is claimed needs B = max(d, d^(3/2) / rho). The printed noise is half of what is
