@@ -231,10 +231,12 @@ def _recipe(
     name = "*" if refusals.is_file(command.dataset) else task.dataset.name
     if name == "diabetes" and task.dataset.task == "classification":
         name = recipes.DIABETES_CLASSES
-    base = recipes.find(name, command.model, algorithm, epsilon)
+    base: recipes.AnyRecipe
     if algorithm == "o2nc":
         oracle: Any = _either(command.oracle, "zeroth_order")
         base = conversions.find(epsilon, oracle, multi_pass=command.multi_pass)
+    else:
+        base = recipes.find(name, command.model, algorithm, epsilon)
     names = [field.name for field in dataclasses.fields(base)]
     given = {name: getattr(command, name) for name in names}
     changes = {name: value for name, value in given.items() if value is not None}

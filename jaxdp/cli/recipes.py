@@ -341,7 +341,7 @@ def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> AnyR
 
     Args:
       dataset: its name; one without a row of its own gets the row of ``"*"``. (Of a
-        conversion: that of the zeroth-order oracle, which is one for all.)
+        conversion: that of the zeroth-order oracle in one pass, whatever the data set.)
       model: ``"linear"`` or ``"mlp"``; ``"linear"`` for the quadratics, which have none.
       algorithm: one of :data:`ALGORITHMS`.
       epsilon: the budget; algorithms that are not private take any.

@@ -174,19 +174,11 @@ class _Records(goldstein._Ball):
 
         super().__init__(mean, x, radius, batch_size)
 
-    def gradients(self, offsets: np.ndarray) -> np.ndarray:
-        """At ``center + reach * offsets``: shape (k, n, d), float64, all finite."""
-        points = jnp.asarray(self.center + self.reach * offsets, self.dtype)
-        g = _record_gradients(
+    def _at(self, points: jax.Array) -> jax.Array:
+        """Of each record: shape (k, n, d)."""
+        return _record_gradients(
             self.of_records, self.batch_size, self.x, points, self.data
         )
-        g = np.asarray(g, np.float64)
-        if not np.isfinite(g).all():
-            raise ValueError(
-                "grad_fn must return finite gradients in the ball around x; got one that "
-                "is not"
-            )
-        return g
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -359,17 +359,20 @@ class _Ball:
             )
 
     def gradients(self, offsets: np.ndarray) -> np.ndarray:
-        """At ``center + reach * offsets``: shape (k, d), float64, all finite."""
+        """At ``center + reach * offsets``: float64, all finite; as :meth:`_at`."""
         points = self.center + self.reach * offsets
         points = jnp.asarray(points, self.dtype)
-        g = _gradients(self.grad_fn, self.batch_size, self.x, points)
-        g = np.asarray(g, np.float64)
+        g = np.asarray(self._at(points), np.float64)
         if not np.isfinite(g).all():
             raise ValueError(
                 "grad_fn must return finite gradients in the ball around x; got one that "
                 "is not"
             )
         return g
+
+    def _at(self, points: jax.Array) -> jax.Array:
+        """At points (k, d): shape (k, d)."""
+        return _gradients(self.grad_fn, self.batch_size, self.x, points)
 
 
 def _shapes(tree: Any) -> Any:
