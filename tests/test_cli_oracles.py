@@ -306,6 +306,7 @@ def test_wrong_argument_gives_one_line(
     assert run("train", *O2NC, *words.split(), "--out", tmp_path) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
+    assert shown.err.startswith("jaxdp: ")
     assert shown.err.count("\n") == 1
     assert said in shown.err
     assert not list(tmp_path.iterdir())

@@ -81,6 +81,14 @@ ORACLE_PLANS: dict[str, dict[str, Any]] = {
         "num_directions": 4,
         "noise_multiplier": 2.0,
     },
+    "slopes of several passes": SEVERAL
+    | {
+        "oracle": "scalar",
+        "sampling": sampling.MultiPassRestarts(period=1),
+        "difference": "antithetic",
+        "num_directions": 4,
+        "num_steps": 4,
+    },
     "samples": SEVERAL
     | {
         "sampling": sampling.MultiPassRestarts(

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,10 @@ import jaxdp
 from jaxdp.cli import options, prepare
 from jaxdp.training import loop
 
+BENCH = "groups"  # For the fixture `bench`.
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "cpu" / "groups.json"
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """``bench`` is run from the root of the repository and never installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        from bench import groups
-
-        yield groups
 
 
 def test_runs_are_the_command_line_s(

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,20 +12,12 @@ import pytest
 import jaxdp
 from jaxdp import plans
 
+BENCH = "o2nc"  # For the fixture `bench`.
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "cpu" / "o2nc.json"
 
 WINDOWS, SEEDS = 3, (4, 5)
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """``bench`` is run from the root of the repository and never installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        from bench import o2nc
-
-        yield o2nc
 
 
 @pytest.fixture(scope="module")

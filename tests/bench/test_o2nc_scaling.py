@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,18 +11,10 @@ import pytest
 
 import jaxdp
 
+BENCH = "o2nc_scaling"  # For the fixture `bench`.
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "cpu" / "o2nc_scaling.json"
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """``bench`` is run from the root of the repository and never installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        from bench import o2nc_scaling
-
-        yield o2nc_scaling
 
 
 # --- statistics ----------------------------------------------------------------------

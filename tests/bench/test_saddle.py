@@ -3,24 +3,15 @@
 import json
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+BENCH = "saddle"  # For the fixture `bench`.
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "cpu" / "saddle.json"
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """``bench`` is run from the root of the repository and never installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        from bench import saddle
-
-        yield saddle
 
 
 def made(bench: Any, mean: float, **more: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,18 +11,11 @@ import pytest
 
 from jaxdp import accounting, models
 
+BENCH = "_saddle_baselines"  # For the fixture `bench`.
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RHO = 0.0243558  # (1, 1e-6)-DP
 GAME = models.rock_paper_scissors(10)
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        from bench import _saddle_baselines
-
-        yield _saddle_baselines
 
 
 @pytest.fixture(scope="module")

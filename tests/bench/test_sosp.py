@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,18 +13,10 @@ import pytest
 
 import jaxdp
 
+BENCH = "sosp"  # For the fixture `bench`.
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "cpu" / "sosp.json"
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """``bench`` is run from the root of the repository and never installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        from bench import sosp
-
-        yield sosp
 
 
 @pytest.fixture(scope="module")

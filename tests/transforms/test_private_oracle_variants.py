@@ -322,9 +322,11 @@ def simulated(plan: plans.O2NC, runs: int, points: Any = POINTS) -> np.ndarray:
 RUNS = 4000
 
 
-def test_noise_of_several_passes_adds_up_until_the_restart() -> None:
+@pytest.mark.parametrize("sampler", [WHOLE, SAMPLED])
+def test_noise_of_several_passes_adds_up_until_the_restart(sampler: Any) -> None:
     """A mean over 16000 squares of normals is off by 4.5% with probability 1e-6."""
-    plan = make(**SEVERAL | BOUNDED | {"noise_multiplier": 1.0})
+    changes = {"sampling": sampler, "noise_multiplier": 1.0}
+    plan = make(**SEVERAL | BOUNDED | changes)
     noise = simulated(plan, RUNS)
     first, rest = (plan.step_std(p.name) ** 2 for p in plan.phases)
     at = np.arange(STEPS) % PERIOD
