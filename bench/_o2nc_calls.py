@@ -17,6 +17,7 @@ from bench import _o2nc_runs as runs
 from bench import _sosp_rules as rules
 from jaxdp import keys as keys_lib
 from jaxdp import models, plans, sampling
+from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.oracles import variance_reduced
 from jaxdp.plans.o2nc import bounds
 
@@ -56,7 +57,7 @@ def estimates(
             place[None],
             jnp.ones(1, bool),
             key,
-            jnp.zeros(size),
+            Fixed(jnp.zeros(size, jnp.int32)),
             phase=phase,
             moves=lambda path: True,
         )

@@ -10,6 +10,10 @@ errors.
 Of SOSP the gradients and the products with Hessians of a drill are seen, with canaries in
 each role.
 
+The lattice adversary looks at the low digits of what a plan releases in its first steps,
+with the noise of the whole plan: its bound is to be 0, and the p-value of the digits of no
+release below 5e-7 over their number.
+
 One draw at d = 4096 is enumerated, from scores that spread over 60 octaves and neighbours
 3.5e-3 apart: for the integers of the certified sampler, the ratio is the range of the
 logarithms of the two laws' ratio over what is accounted; for a float32 inverse CDF it is
@@ -19,6 +23,7 @@ above 1 by as much as 64 bits allow, and delta, which should be 0, is a row.
 from typing import Any
 
 from bench import _harness
+from bench._lattice_plans import LATTICE_PLANS
 from jaxdp import auditing, plans, sampling
 from jaxdp.auditing import draws
 from jaxdp.kernels import simplex
@@ -103,6 +108,8 @@ SOSP: dict[str, dict[str, Any]] = {
         "dim": 2,
     },
 }
+#: The lattice adversary's plans, as they are: epsilon 1, of correlated noise less.
+LATTICES = tuple(LATTICE_PLANS)
 _ENUMERATED = 3.5e-3  # sensitivity of the enumerated draw
 
 
@@ -124,7 +131,28 @@ def run(quick: bool) -> list[_harness.Row]:
     if not quick:
         rows.append(_row("ConvexSimplex, d = 16, 4 steps, K = 15", runs, _convex()))
         rows.append(_row("SyntheticData, 32 queries, 8 steps", runs, _synthetic()))
+    cases = LATTICES[: 2 if quick else None]
+    rows += [row for name in cases for row in _lattice(name, 200 if quick else 2000)]
     return rows + _enumerated()
+
+
+def _lattice(name: str, runs: int) -> list[_harness.Row]:
+    """What the digits of a plan's releases show: a bound, and the least p-value."""
+    found = auditing.lattice(LATTICE_PLANS[name], num_runs=runs)
+    worst = found.worst
+    assert worst is not None
+    case = f"lattice, {name}, {runs} runs"
+    against = f"accounted {found.epsilon:.4g}; {found.method}"
+    fits = f"{worst.num_numbers} numbers, {worst.even:.5f} even; {worst.statistic}"
+    ratio = found.epsilon_lower / found.epsilon
+    return [
+        _harness.Row(
+            case, "lower bound on epsilon", found.epsilon_lower, "", against, ratio
+        ),
+        _harness.Row(
+            case, "least p-value of its digits", worst.p_value, "", fits, None
+        ),
+    ]
 
 
 def _enumerated() -> list[_harness.Row]:

@@ -47,7 +47,6 @@ def _plan(rows: int, law: str) -> plans.DPZero:
         smoothing_radius=1e-3,
         direction=law,  # pyright: ignore[reportArgumentType]
         noise_multiplier=1.0,
-        noise="gaussian",
     )
 
 

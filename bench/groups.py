@@ -1,6 +1,6 @@
 """Worst-group logistic regression on real data: vertex sampling beside DPZero and DP-GD.
 
-diabetes (353 training records, whether the target is above its published median, by sex)
+diabetes (353 training records, whether the target is above 150, by sex)
 and digits (1437, by class); replace-one, delta = 1e-5; errors on the held-out public
 records, 89 and 360, by the command line's recipes, which were chosen on validation splits
 of the training records. ``saddle`` reads every record once and plays against weights of

@@ -1,4 +1,4 @@
-"""Directions and slopes per second.
+"""Directions, slopes and noise per second.
 
 *Directions.* Each side adds one direction after another to a vector of d numbers, in
 place, in a loop: drawing it is part of the work. "copy" is the same loop adding a
@@ -8,9 +8,14 @@ K directions in one step are added as their weighted mean.
 
 *Slopes.* B records times K directions over a 784-256-10 network, against two forward
 passes for each direction, unperturbed and in a loop, and against NumPy.
+
+*Noise.* Discrete Gaussians of :data:`NOISE_STD` units, as integers and with 32 bits more
+behind the point, against ``jax.random.normal`` of the same shape: programs that write what
+they draw, and nothing else. Asked of both: at most twice its time.
 """
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -22,23 +27,30 @@ import numpy as np
 
 from bench import _harness
 from jaxdp import models
-from jaxdp.kernels import finite_difference, perturb, sphere, threefry
+from jaxdp.kernels import (
+    finite_difference,
+    lattice_gaussian,
+    perturb,
+    sphere,
+    threefry,
+)
 
 SCALE = np.float32(1e-3)
 #: Rows of a frame are orthogonalised at a cost of K^2 d and d K numbers of memory.
 FRAME = 4
 LARGEST_FRAME = 10**6
+NOISE_STD = 2**20
 
 
 def run(quick: bool) -> list[_harness.Row]:
-    """Rows for every law over d and K, and for slopes over K and B."""
+    """Rows for noise, for every law over d and K, and for slopes over K and B."""
     exponents = (3, 6) if quick else (3, 4, 5, 6, 7, 8)
     batches = [(10**4, 16)] if quick else [(10**4, 16), (10**4, 64), (10**6, 16)]
     tables = [(256, 1), (64, 8)]
     if not quick:
         tables = [(b, k) for b in (16, 256, 1024) for k in (1, 4, 16)]
     rounds = 5 if quick else 11
-    rows: list[_harness.Row] = []
+    rows = _noise(10**7, 3 if quick else rounds)
     for exponent in exponents:
         rows += _directions(10**exponent, 1, rounds if exponent < 8 else 3)
     for dim, num in batches:
@@ -155,6 +167,54 @@ def _numpy(law: str, dim: int, num: int, steps: int) -> Callable[[], np.ndarray]
         return x
 
     return call
+
+
+# --- noise ---
+
+
+def _noise(size: int, rounds: int) -> list[_harness.Row]:
+    """Both samplers beside ``jax.random.normal``, each under a new key at every call."""
+    law = lattice_gaussian.law(NOISE_STD)
+    fine = lattice_gaussian.law(NOISE_STD, fine=True)
+
+    def normal(words: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+        return jax.random.normal(key, (size,))
+
+    draws: dict[str, Callable[[jax.Array], Any]] = {
+        "normal": normal,
+        "draw": lambda words: lattice_gaussian.draw(
+            threefry.secret_key(words), (size,), law
+        ),
+        "draw_fine": lambda words: lattice_gaussian.draw_fine(
+            threefry.secret_key(words), (size,), fine
+        ),
+    }
+    numbers = itertools.count()
+    # As a plan's steps have them: a role, a context and a step are folded in.
+    shape = jax.ShapeDtypeStruct((7,), jnp.uint32)
+    programs = {name: jax.jit(f).lower(shape).compile() for name, f in draws.items()}
+
+    def side(program: Callable[[jax.Array], Any]) -> Callable[[], Any]:
+        return lambda: program(jnp.full(7, next(numbers), jnp.uint32))
+
+    sides = {name: side(program) for name, program in programs.items()}
+    seconds = _harness.alternate(sides, rounds)
+    case = f"{{}}, {size / 1e6:g} M numbers, std 2**{NOISE_STD.bit_length() - 1}"
+    rows = []
+    for name in ("draw", "draw_fine"):
+        of_name = case.format(f"lattice_gaussian.{name}")
+        rows += [
+            _harness.paired(of_name, "one array", seconds, name, "normal"),
+            _harness.Row(
+                of_name,
+                "temp over its results",
+                _harness.temp_bytes(programs[name])
+                / (4 * size * (2 if name == "draw_fine" else 1)),
+                "ratio",
+            ),
+        ]
+    return rows
 
 
 # --- slopes ---

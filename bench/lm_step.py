@@ -84,7 +84,6 @@ def plan(rows: int, law: str, *, private: bool = True) -> plans.DPZero:
         smoothing_radius=1e-3,
         direction=law,  # pyright: ignore[reportArgumentType]
         noise_multiplier=1.0 if private else 0.0,
-        noise="gaussian",
     )
 
 

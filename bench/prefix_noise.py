@@ -1,7 +1,8 @@
 """One step of prefix-sum noise, over adding independent noise.
 
-A step is ``x = x + (g + sigma * n)`` with the kernel's increment n, in a compiled loop over
-a period of 64 steps with x and the kernel's state in place; "step" is the mean of the 64.
+A step is ``x = x + (g + sigma * n)`` with the kernel's increment n, rounded to float32 from
+exact noise of :data:`NODE_STD` units, in a compiled loop over a period of 64 steps with x
+and the kernel's state in place; "step" is the mean of the 64.
 The baseline is the same loop with ``jax.random.normal`` under a new key at every step.
 "worst step" is the slower one of the last two steps alone, in the same program: the most
 nodes to take in, the longest history. "temp" is what the program needs besides x and the
@@ -20,12 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import _harness
-from jaxdp.kernels import prefix_noise, threefry, toeplitz_noise
+from jaxdp.kernels import fixed_point, prefix_noise, threefry, toeplitz_noise
 
 STEPS = 64
 SIGMA = 0.1
+#: Of the kernels' noise, in units, which are scaled to SIGMA.
+NODE_STD = 2**20
 PLAIN = "g + sigma * jax.random.normal"
-#: The square root's state is 63 vectors: not for more numbers than this.
+#: The square root's state is 126 vectors: not for more numbers than this.
 LARGEST_HISTORY = 10**6
 
 
@@ -33,7 +36,8 @@ class Side(NamedTuple):
     """One way to add noise.
 
     Attributes:
-      step: ``(key, state, t, g) -> (g plus noise, state)``, with t the step in the period.
+      step: ``(words, state, t, g) -> (g plus noise, state)``, with t the step in the period
+        and four words of its key, of which a key of 64 bits takes the last two.
       state: before the first step.
       variance: of the noise on the last prefix sum.
     """
@@ -56,7 +60,7 @@ def _compare(dim: int, rounds: int) -> list[_harness.Row]:
     rows: list[_harness.Row] = []
     sides = {PLAIN: _plain(), **_ours(dim)}
     for name in set(prefix_noise.NAMES) - set(sides):
-        said = f"skipped: a state of {STEPS - 1} vectors"
+        said = f"skipped: a state of {2 * (STEPS - 1)} vectors"
         rows.append(_harness.Row(f"{name}, {size}", "step", None, said))
     if said := _harness.missing("jax_privacy"):
         rows.append(_harness.Row(f"jax_privacy, {size}", "step", None, said))
@@ -111,11 +115,9 @@ class Run:
         def loop(
             carry: Any, g: jax.Array, words: jax.Array, begin: jax.Array, end: jax.Array
         ) -> Any:
-            key = jax.random.wrap_key_data(words, impl="threefry2x32")
-
             def body(t: jax.Array, carry: Any) -> Any:
                 x, state = carry
-                noised, state = side.step(key, state, t, g)
+                noised, state = side.step(words, state, t, g)
                 return x + noised, state
 
             return jax.lax.fori_loop(begin, end, body, carry)
@@ -123,7 +125,7 @@ class Run:
         self._g = g
         # A copy: what is donated must not be shared.
         self._carry = jnp.zeros_like(g), jax.tree.map(jnp.copy, side.state)
-        args = (self._g, jnp.zeros(2, jnp.uint32), jnp.int32(0), jnp.int32(STEPS))
+        args = (self._g, jnp.zeros(4, jnp.uint32), jnp.int32(0), jnp.int32(STEPS))
         lowered = jax.jit(loop, donate_argnums=0).lower(self._carry, *args)
         self._program = lowered.compile()
         self._calls = 0
@@ -136,7 +138,7 @@ class Run:
 
         def call() -> jax.Array:
             self._calls += 1
-            words = jnp.array([0, self._calls], jnp.uint32)
+            words = jnp.array([0, 0, 0, self._calls], jnp.uint32)
             self._carry = self._program(self._carry, self._g, words, *ends)
             return self._carry[0]
 
@@ -148,7 +150,8 @@ class Run:
 
 
 def _plain() -> Side:
-    def step(key: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
+    def step(words: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
+        key = jax.random.wrap_key_data(words[2:], impl="threefry2x32")
         normal = jax.random.normal(threefry.fold_in(key, t), g.shape)
         return g + SIGMA * normal, state
 
@@ -159,9 +162,12 @@ def _ours(dim: int) -> dict[str, Side]:
     like = jax.ShapeDtypeStruct((dim,), jnp.float32)
 
     def side(kernel: prefix_noise.PrefixNoise) -> Side:
-        def step(key: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
-            noise, state = kernel.increment(key, state, t, like)
-            return g + SIGMA * noise, state
+        laws = kernel.laws(NODE_STD)
+
+        def step(words: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
+            key = threefry.secret_key(words)
+            noise, state = kernel.increment(key, state, t, like, laws)
+            return g + (SIGMA / NODE_STD) * fixed_point.to_float(noise), state
 
         return Side(step, kernel.init(like), float(kernel.prefix_norms()[-1]) ** 2)
 
@@ -190,15 +196,15 @@ def _theirs(dim: int) -> dict[str, Side]:
     )
     streaming = privatizer(blt.inverse_as_streaming_matrix())
 
-    def stream(key: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
-        del key, t  # Both are in its state.
+    def stream(words: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
+        del words, t  # Both are in its state.
         return streaming.update(g, state)
 
     tree = prefix_noise.make("tree", STEPS)
     dense = privatizer(jnp.asarray(np.linalg.inv(tree.strategy()), jnp.float32))
 
-    def row(key: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
-        del key  # A constant of the privatizer; its state is the step.
+    def row(words: jax.Array, state: Any, t: jax.Array, g: jax.Array) -> Any:
+        del words  # A constant of the privatizer; its state is the step.
         return dense.update(g, t)[0], state
 
     return {

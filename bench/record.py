@@ -37,7 +37,6 @@ def _recorded(steps: int, rounds: int) -> list[_harness.Row]:
         smoothing_radius=1e-3,
         num_directions=4,
         noise_multiplier=100.0,
-        noise="gaussian",  # Drawn in the loop: setting up is the same on both sides.
     )
 
     def fit(**kwargs: Any) -> Any:

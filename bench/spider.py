@@ -21,7 +21,7 @@ import numpy as np
 
 import jaxdp
 from bench import _harness
-from jaxdp.kernels import clip, threefry
+from jaxdp.kernels import clip, fixed_point, lattice_gaussian, threefry
 from jaxdp.oracles import grad_diff, hessian
 
 D = 1000
@@ -93,7 +93,7 @@ def _sides(loss: str, size: int, query: str) -> dict[str, Callable[[], jax.Array
     key = threefry.fold_in(jaxdp.Keys.insecure(0).noise, 1)
     return {
         "adaptive": lambda: adaptive(points, data, first, count, key),
-        "static": lambda: static(points, data, first, key),
+        "static": lambda: static(points, data, first, jax.random.key(1)),
     }
 
 
@@ -109,18 +109,24 @@ def _adaptive(
 ) -> jax.Array:
     """The library's query, on a stretch of traced place and length."""
     records = grad_diff.Records(data, None, first, count, 2**20 // D)
-    noise = threefry.secret_normal(key, (D,))
+
+    def noise(grid: Any) -> fixed_point.Fixed:
+        law = lattice_gaussian.law(grid.noise_std)
+        return fixed_point.Fixed(lattice_gaussian.draw(key, (D,), law))
+
     if query == "gradient":
         grid = plan.refresh_grid
-        return grad_diff.release_gradient(grid, loss, points[0], records, noise)
+        return grad_diff.release_gradient(grid, loss, points[0], records, noise(grid))
     if query == "difference":
         grid = plan.difference_grid
         return grad_diff.release_difference(
-            grid, loss, points[0], points[1], records, noise
+            grid, loss, points[0], points[1], records, noise(grid)
         )
     grid, v = plan.product_grid(D), points[1]
     times = hessian.halvings(grid, plan.escape_radius * jnp.cos(points[0, 0]))
-    return hessian.release_product(grid, loss, points[0], v, times, records, noise)
+    return hessian.release_product(
+        grid, loss, points[0], v, times, records, noise(grid)
+    )
 
 
 def _static(

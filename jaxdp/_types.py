@@ -121,7 +121,16 @@ class Grid(NamedTuple):
     l2_clip_norm: float  # bound on one record's contribution
     bits: int | None  # a grid unit is 2**-bits of it; None: no bound, no noise
     normalizer: float  # what the sum is divided by
-    noise_scale: float  # standard deviation of a node's noise, in grid units
+    noise_std: int  # of a node's noise, in units of the noise
+    limit: int | None = None  # so many units are the bound, instead of 2**bits
+    shift: int = 0  # a grid unit is 2**shift units of the noise
+
+    @property
+    def noise_unit(self) -> float:
+        """Of the noise, in what is released."""
+        assert self.bits is not None
+        units = 2.0**self.bits if self.limit is None else self.limit
+        return self.l2_clip_norm / (units * 2.0**self.shift * self.normalizer)
 
 
 class PrefixSumPlan(PrivatePlan, Protocol):
@@ -270,7 +279,7 @@ class TrackedGrid(NamedTuple):
     bits: int  # a unit is 2**-bits of record_move
     record_move: float  # how far one record moves the mean, if it is taken out
     product_unit: float  # grid of the products
-    noise_scale: float  # standard deviation of their noise, in its units
+    noise_std: int  # of their noise, in its units
 
     @property
     def unit(self) -> float:
@@ -285,7 +294,7 @@ class ProductGrid(NamedTuple):
     radius: float  # the longest vector
     bits: int  # sums are released in units of 2**-bits of the longest product's bound
     normalizer: float  # what sums are divided by
-    noise_scale: float  # standard deviation of the noise, in these units
+    noise_std: int  # in these units
     rounding: float  # what the grid costs, as a length of the vector
 
 

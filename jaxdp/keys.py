@@ -13,9 +13,11 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
+import os
 import secrets
 import threading
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
+from jax.extend.core import get_opaque_trace_state
 
 from jaxdp.kernels import threefry
 
@@ -43,31 +46,61 @@ ROLES = {
     "order": 12,  # sampling root: in which records are read
 }
 
+#: What one ``Keys`` from entropy serves: each of these once, in any order. Their draws are
+#: of different roles or labels, so that none is shared.
+#:
+#: What belongs to one of them spends nothing. ``jaxdp.o2nc`` (after ``private_oracle`` or
+#: any other gradient), ``sampling.batch`` and a plan's ``replay`` read the run's directions
+#: and samples. ``tune``'s trials have keys of their own, hashed from the search's.
+#: ``resume`` goes on with the run of its folder. ``broadcast`` hands the keys of one run to
+#: its processes. ``synthetic_records`` draws from a histogram that is public.
+USES = {
+    "run": (
+        "a run: one fit, one tune with all its trials, or one init of a transformation "
+        "or an algorithm, of whatever family"
+    ),
+    "private_gap": "a metrics.private_gap, before or after the run",
+}
+
 _ROOTS = ("direction", "noise", "sampling")
 _SEED_WORDS = 8
 _spent: set[bytes] = set()
-_resuming: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "resuming", default=False
+_resuming: contextvars.ContextVar[frozenset[bytes]] = contextvars.ContextVar(
+    "resuming", default=frozenset()
+)
+_shapes_only: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "shapes_only", default=False
 )
 _lock = threading.Lock()
+
+
+def _untraced() -> Any:
+    """The state of JAX where nothing is traced: that of a new thread."""
+    with futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(get_opaque_trace_state).result()
+
+
+_UNTRACED = _untraced()
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("direction", "noise", "sampling", "noise_words"),
-    meta_fields=("private",),
+    meta_fields=("private", "process"),
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class Keys:
     """All the randomness of one run. Make it with ``from_entropy`` or ``insecure``.
 
     Attributes:
-      direction: typed key, shape=(); public.
-      noise: typed key, shape=(); secret; root of float32 noise.
-      sampling: typed key, shape=(); secret.
-      noise_words: uint32 (8,); secret; 256-bit root of exact noise, read on the host.
+      direction: typed key, shape=(); public, of 64 bits.
+      noise: typed key, shape=(); secret, of 128 bits; root of what is drawn on the device.
+      sampling: typed key, shape=(); secret, of 128 bits.
+      noise_words: uint32 (8,); secret; 256-bit root of what is drawn on the host.
       private: whether the roots come from the operating system's entropy; static. A run
         with ``insecure`` keys is reproducible and carries no privacy guarantee.
+      process: id of the process that made private ones, 0 for insecure ones; static. What
+        was spent is remembered by process, so no other one, such as a fork, may use them.
     """
 
     direction: jax.Array
@@ -75,12 +108,18 @@ class Keys:
     sampling: jax.Array
     noise_words: jax.Array
     private: bool
+    process: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.process is None:  # Else rebuilt, as jax.tree.map does.
+            object.__setattr__(self, "process", os.getpid() if self.private else 0)
 
     @classmethod
     def from_entropy(cls) -> "Keys":
         """New roots from 32 bytes of the operating system's entropy.
 
-        One such object serves one run: ``jaxdp.fit`` refuses to take it twice.
+        One such object serves one run, and what :data:`USES` lists beside it: a second
+        run of whatever family raises. It is neither copied nor pickled.
         """
         if isinstance(jnp.zeros(()), Tracer):
             raise ValueError(
@@ -97,8 +136,8 @@ class Keys:
             digest = hashlib.shake_256(b"jaxdp keys 1 " + name.encode() + b":" + seed)
             return np.frombuffer(digest.digest(size), dtype="<u4").astype(np.uint32)
 
-        names = ("direction", "noise", "sampling")
-        direction, noise, sampling = (_wrap(jnp.asarray(root(n, 8))) for n in names)
+        direction = from_words(root("direction", 8))
+        noise, sampling = (from_words(root(n, 16)) for n in ("noise", "sampling"))
         exact = jnp.asarray(root("exact noise", 32))
         return cls(direction, noise, sampling, exact, private=private)
 
@@ -122,10 +161,12 @@ class Keys:
         def root(number: int) -> jax.Array:
             return threefry.fold_in(base, number)
 
-        exact = jnp.concatenate(
-            [jax.random.key_data(threefry.fold_in(root(4), i)) for i in range(4)]
-        )
-        return cls(root(1), root(2), root(3), exact, private=False)
+        def wide(parent: jax.Array, size: int) -> jax.Array:
+            keys = [threefry.fold_in(parent, i) for i in range(size // 2)]
+            return jnp.concatenate([jax.random.key_data(key) for key in keys])
+
+        noise, sampling = (from_words(wide(root(i), 4)) for i in (2, 3))
+        return cls(root(1), noise, sampling, wide(root(4), 8), private=False)
 
     def broadcast(self) -> "Keys":
         """The keys of process 0, in every process of ``jax.distributed``.
@@ -134,11 +175,12 @@ class Keys:
         gives a run of several processes its one set of roots. Secrets pass between the
         processes, as clear as everything else that they send to one another.
         """
+        _check_process(self)
         parts = [jax.random.key_data(getattr(self, name)) for name in _ROOTS]
         flags = np.array([self.private], np.uint32)
         words = np.concatenate([*parts, self.noise_words, flags])
         *roots, exact, private = np.split(
-            np.asarray(multihost_utils.broadcast_one_to_all(words)), (2, 4, 6, 14)
+            np.asarray(multihost_utils.broadcast_one_to_all(words)), (2, 6, 10, 18)
         )
         direction, noise, sampling = (from_words(root) for root in roots)
         return Keys(direction, noise, sampling, jnp.asarray(exact), bool(private[0]))
@@ -149,6 +191,17 @@ class Keys:
 
     def __repr__(self) -> str:
         return f"Keys(seed_source={self.seed_source!r}, private={self.private})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What copy and pickle ask for: insecure keys alone."""
+        if self.private:
+            raise TypeError(
+                "keys from entropy cannot be copied or pickled, nor what holds them: a "
+                "copy elsewhere would not know that they are spent, and would put the same "
+                "noise on other data. Make keys where the run is; processes of one "
+                "jax.distributed run share them by jaxdp.Keys.from_entropy().broadcast()"
+            )
+        return super().__reduce_ex__(protocol)
 
 
 def _wrap(words: jax.Array) -> jax.Array:
@@ -208,7 +261,8 @@ def from_hex(fields: dict[str, Any]) -> Keys:
     """Reads what :func:`to_hex` wrote."""
     roots = {name: root_from_hex(fields[name]) for name in _ROOTS}
     noise_words = jnp.asarray(_words_of(fields["noise_words"]))
-    return Keys(**roots, noise_words=noise_words, private=bool(fields["private"]))
+    private = bool(fields["private"])
+    return Keys(**roots, noise_words=noise_words, private=private, process=None)
 
 
 def root_from_hex(text: str) -> jax.Array:
@@ -216,8 +270,13 @@ def root_from_hex(text: str) -> jax.Array:
     return from_words(_words_of(text))
 
 
-def from_words(words: np.ndarray) -> jax.Array:
-    """Typed keys from their words, uint32 (..., 2): what ``jax.random.key_data`` gave."""
+def from_words(words: Any) -> jax.Array:
+    """Typed keys from their words: what ``jax.random.key_data`` gave.
+
+    Two words (..., 2) are a public key, four (..., 4) or more a secret one.
+    """
+    if np.shape(words)[-1] != 2:
+        return threefry.secret_key(words)
     return _wrap(jnp.asarray(words))
 
 
@@ -251,7 +310,11 @@ def stream(
       step: index of the step; None gives the role's own key, for :func:`at_step`.
       context: 32 bits that separate runs of different plans (their digests).
     """
-    key = threefry.fold_in(threefry.fold_in(root, ROLES[role]), context)
+    if threefry.is_secret(root):
+        key = threefry.for_role(root, ROLES[role])
+    else:
+        key = threefry.fold_in(root, ROLES[role])
+    key = threefry.fold_in(key, context)
     return key if step is None else at_step(key, step)
 
 
@@ -268,8 +331,8 @@ def exact_noise_secret(keys: Keys) -> bytes:
     """
     if isinstance(keys.noise_words, Tracer):
         raise ValueError(
-            "keys are traced, but exact noise is drawn on the host when the transform "
-            'is built; build it outside jit and vmap, or give the plan noise="gaussian"'
+            "keys are traced, but Laplace noise is drawn on the host when the transform "
+            'is built; build it outside jit and vmap, or give the plan noise="discrete"'
         )
     return np.asarray(keys.noise_words).astype("<u4").tobytes()
 
@@ -286,7 +349,8 @@ def trial(keys: Keys, index: int) -> Keys:
     """
     data = b"jaxdp keys 1 trial:" + index.to_bytes(8, "little")
     seed = hashlib.shake_256(data + exact_noise_secret(keys)).digest(32)
-    return Keys._from_seed(seed, private=keys.private)
+    made = Keys._from_seed(seed, private=keys.private)
+    return dataclasses.replace(made, process=keys.process)  # A fork's are no new ones.
 
 
 def fingerprint(keys: Keys) -> bytes:
@@ -294,40 +358,92 @@ def fingerprint(keys: Keys) -> bytes:
     return hashlib.sha256(repr(sorted(to_hex(keys).items())).encode()).digest()
 
 
-def _mark(keys: Keys, use: str) -> bytes | None:
-    """What is remembered of a use; None for keys that need no remembering."""
-    if not keys.private or isinstance(keys.noise_words, Tracer):
-        return None
-    return hashlib.sha256(use.encode() + b":" + exact_noise_secret(keys)).digest()
+def _marks(keys: Keys, use: str) -> frozenset[bytes]:
+    """What is remembered of a use: of each secret root, whatever object holds it."""
+    use = use if use in USES else "run"
+    secret = {
+        k: v for k, v in to_hex(keys).items() if k not in ("direction", "private")
+    }
+    return frozenset(
+        hashlib.sha256(f"{use}:{name}:{text}".encode()).digest()
+        for name, text in secret.items()
+    )
 
 
-def check_unspent(keys: Keys, use: str) -> None:
-    """Raises ValueError if keys from entropy have served a run of this use."""
-    if _mark(keys, use) in _spent and not _resuming.get():
+def _check_process(keys: Keys) -> None:
+    if keys.private and keys.process != os.getpid():
         raise ValueError(
-            "keys have already served a run; the same noise must not cover two "
-            "releases, so make new ones with jaxdp.Keys.from_entropy()"
+            "keys must be of this process, got keys from entropy that another one made "
+            f"(process {keys.process}, before a fork), which may use them too: the same "
+            "noise would cover two releases. Make them with jaxdp.Keys.from_entropy() in "
+            "the process that runs"
         )
 
 
-def spend(keys: Keys, use: str) -> None:
-    """Marks keys from entropy as used by a run; ``use`` is the name of what used them.
+def check_unspent(keys: Keys, use: str, given: Any = None) -> None:
+    """Requires that keys from entropy can still be spent; as :func:`spend`, and no more."""
+    if not keys.private:
+        return
+    _check_process(keys)
+    if _is_traced((keys, given)):
+        raise ValueError(
+            "keys from entropy must begin a run outside every transformation of JAX, got "
+            "one that is traced, as by jax.jit(tx.init), jax.vmap or jax.eval_shape: "
+            "what is compiled would begin a run with the same noise in every call. Call "
+            "tx.init(params) as it is (its state lies where the params lie, or "
+            "jax.device_put moves it); for shapes alone, trace the init of the same "
+            "transformation made with jaxdp.Keys.insecure(0)"
+        )
+    again = _marks(keys, use) & _spent
+    if not again <= _resuming.get():
+        raise ValueError(
+            f"keys have already served {USES.get(use, USES['run'])}; the same noise must "
+            "not cover two releases, so make new ones with jaxdp.Keys.from_entropy()"
+        )
+
+
+def spend(keys: Keys, use: str, given: Any = None) -> None:
+    """Marks keys from entropy as used.
+
+    Args:
+      keys: insecure ones are never spent.
+      use: an entry of :data:`USES`; any other name is a run's.
+      given: what the use begins from, such as params: looked through for tracers.
 
     Raises:
-      ValueError: they have been used so: the same noise would cover two runs.
+      ValueError: they have been used so: the same noise would cover two runs. Or this is
+        traced, so that what is compiled could be called again and again. Or another
+        process made them.
     """
-    mark = _mark(keys, use)
-    if mark is None:
+    if not keys.private or (_shapes_only.get() and _is_traced((keys, given))):
         return
+    _check_process(keys)  # Before the lock: a thread may have held it at the fork.
     with _lock:
-        check_unspent(keys, use)
-        _spent.add(mark)
+        check_unspent(keys, use, given)
+        _spent.update(_marks(keys, use))
+
+
+def _is_traced(tree: Any) -> bool:
+    """Whether this runs within a transformation of JAX, or on what one passes in."""
+    if get_opaque_trace_state() != _UNTRACED:
+        return True
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
 
 
 @contextlib.contextmanager
-def resuming() -> Iterator[None]:
+def shapes_only() -> Iterator[None]:
+    """Where the library traces an ``init`` of which it keeps no more than the shapes."""
+    token = _shapes_only.set(True)
+    try:
+        yield
+    finally:
+        _shapes_only.reset(token)
+
+
+@contextlib.contextmanager
+def resuming(keys: Keys) -> Iterator[None]:
     """Where a recorded run goes on: its keys may be used again, for the same releases."""
-    token = _resuming.set(True)
+    token = _resuming.set(_marks(keys, "run") if keys.private else frozenset())
     try:
         yield
     finally:
@@ -336,4 +452,6 @@ def resuming() -> Iterator[None]:
 
 def words(key: jax.Array, size: int) -> jax.Array:
     """Uniform uint32 words (size,) of a stream's key."""
+    if threefry.is_secret(key):
+        return threefry.bits(key, (size,))
     return threefry.stored_bits(key, size)

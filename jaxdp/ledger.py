@@ -5,7 +5,7 @@ A run's folder::
     plan.json      the plan                                            public
     ledger.jsonl   a header, then two lines a chunk of steps           public
     report.json    what was spent, when the run is over                public
-    secret/        keys, keyed digests, last checkpoint, a lock        mode 0700
+    secret/        keys, keyed digests, checkpoints, the chain, a lock mode 0700
 
 Before a chunk is computed its *intent* is written and synchronised with the disk, after
 it its *releases*: from the intent on, its steps count as released, whatever becomes of
@@ -17,9 +17,28 @@ the process. Lines of ``ledger.jsonl``, JSON each::
 
 A line counts when its line feed has been written. The folder holds no hash of a key or
 of data outside ``secret/``: either could be tried out.
+
+Whoever can write the public part must not decide what the next process takes for
+released: the same noise would cover other sums. So ``secret/chain.json`` has a chain over
+the plan and all lines, each link an HMAC of the one before and a line, under a key that
+lies in ``secret/`` too. It is written *ahead*: the link of the lines that are there,
+together with the line that comes next, then that line itself. A process that takes up the
+folder finds one of two states, and puts the first right:
+
+* all lines but the next one (and perhaps a torn part of it): the process ended between the
+  two writes. The line is appended from ``secret/``: an intent counts as made, releases are
+  not computed again.
+* all lines and the next one.
+
+Anything else is refused: a ledger that is shorter, longer, edited, of another plan or
+another run, with another attempt's number. There is no kill that leads there, and no way
+back, for what a cut would take away is appended again. (Who can also turn back ``secret/``
+has the keys, and needs none of this.)
 """
 
 import base64
+import hashlib
+import hmac
 import json
 import os
 import pathlib
@@ -37,7 +56,7 @@ FORMAT = 1
 PLAN, LEDGER, REPORT, SECRET = "plan.json", "ledger.jsonl", "report.json", "secret"
 #: In ``secret/``: what a run needs to go on.
 RUN = "run.json"
-_LOCK = "lock"
+_LOCK, _CHAIN = "lock", "chain.json"
 
 
 class Intent(NamedTuple):
@@ -68,6 +87,12 @@ class Record(NamedTuple):
         return last if last is not None and last.last > len(self.releases) else None
 
     @property
+    def last_recorded(self) -> Intent | None:
+        """The intent of the last chunk whose releases are there, if there is one."""
+        done = len(self.releases)
+        return next((i for i in reversed(self.intents) if i.last == done), None)
+
+    @property
     def charged(self) -> int:
         """Steps that count as released: those of every intent."""
         return sum(intent.last - intent.first for intent in self.intents)
@@ -84,12 +109,20 @@ def read(folder: str | os.PathLike[str]) -> Record:
     """
     path = pathlib.Path(folder)
     path = path / LEDGER if path.is_dir() else path
+    return _parsed(_content(path), path)
+
+
+def _content(path: pathlib.Path) -> bytes:
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ValueError(
             f"ledger must be a run's folder or its {LEDGER}, got {str(path)!r}: {error}"
         ) from error
+
+
+def _parsed(text: bytes, path: pathlib.Path) -> Record:
+    """What the lines say; ``path`` is named where they say nothing."""
     header: dict[str, Any] | None = None
     parts: list[np.ndarray] = []
     intents: list[Intent] = []
@@ -136,12 +169,94 @@ def _decode(fields: dict[str, Any]) -> np.ndarray:
     return flat.reshape(last - first, -1).astype(np.float32)
 
 
+class _Chain(NamedTuple):
+    """The keyed chain over a ledger's lines, up to those that have been written.
+
+    Attributes:
+      key: of the HMACs.
+      start: the link before the first line: of the plan.
+      lines: how many are covered.
+      link: of the last of them.
+    """
+
+    key: bytes
+    start: bytes
+    lines: int
+    link: bytes
+
+    @classmethod
+    def begin(cls, key: bytes, plan: bytes) -> Self:
+        """The chain of no lines; ``plan`` is what ``plan.json`` holds."""
+        start = hmac.digest(key, b"plan:" + hashlib.sha256(plan).digest(), "sha256")
+        return cls(key, start, 0, start)
+
+    def then(self, line: bytes) -> Self:
+        """With one line more, which ends without a line feed."""
+        link = hmac.digest(self.key, self.link + line, "sha256")
+        return self._replace(lines=self.lines + 1, link=link)
+
+    def ahead(self, line: bytes | None) -> bytes:
+        """What is written before ``line`` is appended."""
+        following = None if line is None else line.decode()
+        fields = {
+            "plan": self.start.hex(),
+            "lines": self.lines,
+            "link": self.link.hex(),
+        }
+        return json.dumps(fields | {"next": following}).encode()
+
+
+def _verified(folder: pathlib.Path, text: bytes, key: bytes) -> tuple[_Chain, bytes]:
+    """The chain of a ledger's lines, and the line that has still to be appended, or b"".
+
+    Raises:
+      ValueError: they are not the lines that the run wrote, or not all of them.
+    """
+    try:
+        known = json.loads((folder / SECRET / _CHAIN).read_bytes())
+        plan = (folder / PLAN).read_bytes()
+        want = known["lines"], bytes.fromhex(known["link"])
+        begun, following = bytes.fromhex(known["plan"]), known["next"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"ledger must have its {PLAN} and {SECRET}/{_CHAIN} to go on, got "
+            f"{str(folder)!r}: {error!r}"
+        ) from error
+    chain = _Chain.begin(key, plan)
+    lines = text[: text.rfind(b"\n") + 1].split(b"\n")[:-1]
+    ahead = [] if following is None else [following.encode()]
+    why = ""
+    if not hmac.compare_digest(chain.start, begun):
+        why = f"its {PLAN} is another than that of the run"
+    elif len(lines) < want[0]:
+        why = f"it was cut back: {len(lines)} lines are left of {want[0] + len(ahead)}"
+    else:
+        for line in lines[: want[0]]:
+            chain = chain.then(line)
+        more = lines[want[0] :]
+        if not hmac.compare_digest(chain.link, want[1]) or (more and more != ahead):
+            why = (
+                "it was edited or exchanged: its lines are not those that the run wrote"
+            )
+    if why:
+        raise ValueError(
+            f"ledger must be as its run left it, got {str(folder)!r}, but {why}. Steps "
+            "that were released could be released again, with the same noise over other "
+            f"sums. Restore {LEDGER} and {PLAN}, or begin another run"
+        )
+    missing = ahead[0] if ahead and not lines[want[0] :] else b""
+    for line in ahead:
+        chain = chain.then(line)
+    return chain, missing
+
+
 class Ledger:
     """A run's folder, held by one process. Make it with ``create`` or ``open``."""
 
-    def __init__(self, folder: pathlib.Path, lock: Any):
+    def __init__(self, folder: pathlib.Path, lock: Any, chain: _Chain):
         self.folder = folder
         self._lock = lock
+        self._chain = chain
         self._file = open(folder / LEDGER, "r+b")  # noqa: SIM115  (closed by close)
 
     @classmethod
@@ -159,7 +274,8 @@ class Ledger:
           folder: may exist, without a ledger.
           plan: the plan's JSON.
           header: public; the fields of the first line, ``run`` among them.
-          secret: goes to ``secret/run.json``.
+          secret: goes to ``secret/run.json``; ``key``, 32 bytes in hexadecimal, is that of
+            the chain over the lines.
 
         Raises:
           ValueError: the folder holds a ledger, which is the record of another run, or
@@ -167,16 +283,19 @@ class Ledger:
           OSError: it cannot be written.
         """
         path = pathlib.Path(folder)
-        line = json.dumps({"ledger": FORMAT} | header) + "\n"
+        line = json.dumps({"ledger": FORMAT} | header).encode()
         hidden = json.dumps(secret | {"run": header["run"]})
+        content = (plan + "\n").encode()
+        chain = _Chain.begin(bytes.fromhex(secret["key"]), content).then(line)
         lock = _locked(path)
         try:
             check_new(path)
             replace(path / SECRET / RUN, hidden.encode(), mode=0o600)
-            replace(path / PLAN, (plan + "\n").encode())
-            replace(path / LEDGER, line.encode())
+            replace(path / SECRET / _CHAIN, chain.ahead(None), mode=0o600)
+            replace(path / PLAN, content)
+            replace(path / LEDGER, line + b"\n")
             _sync_folder(path.parent)
-            return cls(path, lock)
+            return cls(path, lock, chain)
         except BaseException:
             lock.close()
             raise
@@ -188,29 +307,38 @@ class Ledger:
         """Takes up the folder of a run: the ledger, what it says, and the secrets.
 
         Raises:
-          ValueError: no ledger, one in use by another process, or other secrets.
+          ValueError: no ledger, one in use by another process, other secrets, or lines
+            that are not those that the run wrote.
         """
         path = pathlib.Path(folder)
         read(path)  # Its message where there is none.
         lock = _locked(path)
         try:
-            record, secret = read(path), _secrets(path)
+            text, secret = _content(path / LEDGER), _secrets(path)
+            record = _parsed(text, path / LEDGER)
             if secret.get("run") != record.header["run"]:
                 raise ValueError(
                     f"ledger must have its own {SECRET}/{RUN}, got {str(path)!r} with "
                     "that of another run"
                 )
-            ledger = cls(path, lock)
-            ledger._cut_torn_line()
+            chain, missing = _verified(path, text, bytes.fromhex(secret["key"]))
+            whole = text[: text.rfind(b"\n") + 1]
+            if missing:
+                record = _parsed(whole + missing + b"\n", path / LEDGER)
+            ledger = cls(path, lock, chain)
+            ledger._put_right(len(whole), missing)
         except BaseException:
             lock.close()
             raise
         return ledger, record, secret
 
-    def _cut_torn_line(self) -> None:
-        self._file.seek(0)
-        whole = self._file.read().rfind(b"\n") + 1
-        self._file.truncate(whole)
+    def _put_right(self, size: int, missing: bytes) -> None:
+        """Cuts a torn line off, and appends the one that was written ahead."""
+        self._file.truncate(size)
+        if missing:
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(missing + b"\n")
+            self._file.flush()
         os.fsync(self._file.fileno())
 
     def intend(self, first: int, last: int, attempt: int) -> None:
@@ -224,11 +352,13 @@ class Ledger:
         self._append({"releases": [first, first + len(releases)], "float32": text})
 
     def _append(self, fields: dict[str, Any]) -> None:
+        line = json.dumps(fields, separators=(",", ":")).encode()
+        self.save(_CHAIN, self._chain.ahead(line), secret=True)
         self._file.seek(0, os.SEEK_END)
-        line = json.dumps(fields, separators=(",", ":")) + "\n"
-        self._file.write(line.encode())
+        self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+        self._chain = self._chain.then(line)
 
     def save(self, name: str, content: bytes, *, secret: bool) -> None:
         """Writes a file of the folder, whole or not at all."""
@@ -241,6 +371,18 @@ class Ledger:
             return (self.folder / SECRET / name).read_bytes()
         except FileNotFoundError:
             return None
+
+    def supersede(self, name: str, by: str, content: bytes) -> None:
+        """Writes a file of ``secret/``; the one that was there keeps the name ``by``."""
+        path = self.folder / SECRET / name
+        if path.exists():
+            os.replace(path, path.with_name(by))
+        self.save(name, content, secret=True)
+
+    def forget(self, name: str) -> None:
+        """Removes a file of ``secret/``, if it is there."""
+        (self.folder / SECRET / name).unlink(missing_ok=True)
+        _sync_folder(self.folder / SECRET)
 
     def close(self) -> None:
         """Lets another process take up the folder."""

@@ -30,11 +30,14 @@ import optax
 from jaxdp import _validate, accounting, noise, sampling, training
 from jaxdp import keys as keys_lib
 from jaxdp._types import PathPredicate, ValueFn
+from jaxdp.accounting import lattice
 from jaxdp.plans._base import SumPlan
+from jaxdp.training import preparing
 
 _Plan = TypeVar("_Plan", bound=SumPlan)
 
-#: A plan with noise, and the optimizer that ``fit`` runs after it.
+#: A plan with noise, and the optimizer that ``fit`` runs after it: None only of plans that
+#: make the steps themselves.
 Candidate = tuple[SumPlan, optax.GradientTransformation | None]
 
 # Whether a program was already compiled tells how often its candidate was tried.
@@ -64,6 +67,7 @@ def tune(
     trainable: Any = None,
     stacked: PathPredicate | None = None,
     microbatch_size: int | None = None,
+    check_isolation: bool = True,
 ) -> TuneResult:
     """Runs a random number of random candidates and returns the best run.
 
@@ -74,7 +78,7 @@ def tune(
       candidates: pairs (plan, optimizer). The plans have one event, relation and delta,
         so that every trial costs the same: they may differ in clip, smoothing radius and
         directions, the optimizers in anything.
-      keys: a ``jaxdp.Keys``; keys from entropy serve one search.
+      keys: a ``jaxdp.Keys``; keys from entropy serve one search, and no run beside it.
       params: initial parameters; they must not depend on the data.
       data: pytree of arrays with ``plan.num_examples`` rows.
       value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``jaxdp.LazyLoss``.
@@ -90,6 +94,7 @@ def tune(
       trainable: which leaves move, as in ``fit``.
       stacked: as in ``fit``.
       microbatch_size: records evaluated at once.
+      check_isolation: as in ``fit``; once, before the search.
 
     Returns:
       ``TuneResult(params, info, candidate, report)`` of the best trial, the first of equal
@@ -109,6 +114,7 @@ def tune(
     candidates = _checked_candidates(candidates)
     keys = keys_lib.check(keys)
     _check_law(mean_trials, shape)
+    _validate.instance(bool, check_isolation=check_isolation)
     for name, function in (("value_fn", value_fn), ("score_fn", score_fn)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, got {function!r}")
@@ -118,6 +124,8 @@ def tune(
     delta = plan.delta if delta is None else delta
     if delta is None:
         raise ValueError("delta must be a number in (0, 1); the plans have none")
+    # The plans are of one event, but for what the samplers of their noise cost.
+    plan = max((p for p, _ in candidates), key=lambda p: lattice.sampler_error(p.event))
     base = plan.epsilon(delta=delta)
     spent = base
     if math.isfinite(base):
@@ -126,18 +134,23 @@ def tune(
     options = {"trainable": trainable, "microbatch_size": microbatch_size}
     if stacked is not None:
         options["stacked"] = stacked
-    uses = {"tune"} | {plan.family for plan, _ in candidates}
-    for use in uses:
-        keys_lib.check_unspent(keys, use)
+    keys_lib.check_unspent(keys, "tune")
     for candidate in candidates:
         _rehearse(candidate, params, data, value_fn, options)
-    for use in uses:
-        keys_lib.spend(keys, use)
+        preparing.check_losses(candidate[0], params, data, value_fn, check_isolation)
+    keys_lib.spend(keys, "tune")
 
     def run(index: int, own: keys_lib.Keys) -> training.FitResult:
         plan, optimizer = candidates[index]
         return training.fit(
-            plan, own, params, data, value_fn=value_fn, optimizer=optimizer, **options
+            plan,
+            own,
+            params,
+            data,
+            value_fn=value_fn,
+            optimizer=optimizer,
+            check_isolation=False,  # It was checked before the search.
+            **options,
         )
 
     num = len(candidates)
@@ -204,11 +217,7 @@ def _checked_candidates(candidates: Any) -> list[Candidate]:
         raise ValueError("candidates must be at least one pair (plan, optimizer)")
     for plan, optimizer in pairs:
         _validate.instance(SumPlan, plan=plan)
-        if not isinstance(optimizer, optax.GradientTransformation | None):
-            raise TypeError(
-                "optimizer must be an optax.GradientTransformation or None, got "
-                f"{optimizer!r}"
-            )
+        preparing.check_optimizer(plan, optimizer)
     first = pairs[0][0]
     for name in ("event", "event_relation", "relation", "delta"):
         for i, (plan, _) in enumerate(pairs):

@@ -107,13 +107,7 @@ def clip_tree(
     return jax.tree.map(scale, safe)
 
 
-def grid_bits(
-    rows: int,
-    noise_over_bound: float,
-    *,
-    exact_noise: bool = True,
-    deviations: int = 8,
-) -> int:
+def grid_bits(rows: int, noise_over_bound: float, *, deviations: int = 8) -> int:
     r"""Bits k of the grid :math:`2^{-k}` of the bound such that the sum fits int32.
 
     .. math:: k = \min(16, \lfloor\log_2((2^{31} - 1) / (\text{rows} + 8 m))\rfloor)
@@ -121,32 +115,26 @@ def grid_bits(
     with m the standard deviation of the noise over the bound: the sum of ``rows``
     contributions and eight standard deviations of noise (``deviations`` of them, for
     noise of heavier tails) stay below 2**31. (Beyond that the sum wraps, which is still
-    post-processing.)
-
-    Noise that is a rounded float32 (``exact_noise=False``) must besides stay below 2**20
-    units: a float32 has 24 bits, so larger noise would skip integers and leave the low
-    bits of the sum in the clear.
+    post-processing.) So the noise is at most 2**28 units.
 
     Raises:
       ValueError: fewer than 8 bits would be left.
     """
     most = rows + deviations * noise_over_bound
     bits = min(16, math.floor(math.log2((2**31 - 1) / most)))
-    if not exact_noise and noise_over_bound > 0:
-        bits = min(bits, math.floor(20 - math.log2(noise_over_bound)))
     if bits < 8:
         raise ValueError(
             f"{rows} records a step with noise of {noise_over_bound:.4g} times the clip "
             f"leave {bits} bits for one contribution; at least 8 are needed, so use "
-            'smaller batches, less noise, or noise="discrete"'
+            "smaller batches or less noise"
         )
     return bits
 
 
-def _within(c: jax.Array, bits: int) -> jax.Array:
-    """Whether sum(c**2) <= 2**(2 bits) along the last axis, in exact integers.
+def _within(c: jax.Array, limit: int) -> jax.Array:
+    """Whether sum(c**2) <= limit**2 along the last axis, in exact integers.
 
-    Limbs of 16 bits in uint32. Elements must be below 2**bits <= 2**16 in size, and
+    Limbs of 16 bits in uint32. Elements must be below limit <= 2**16 in size, and
     rows not far above the bound (they come out of a float clip).
     """
     square = jnp.square(c.astype(jnp.uint32))
@@ -161,7 +149,7 @@ def _within(c: jax.Array, bits: int) -> jax.Array:
     low = low.sum(axis=-1, dtype=jnp.uint32)
     high = high.sum(axis=-1, dtype=jnp.uint32) + (low >> 16)
     low = low & 0xFFFF
-    limit_high, limit_low = divmod(2 ** (2 * bits), 2**16)
+    limit_high, limit_low = divmod(limit**2, 2**16)
     return (high < limit_high) | ((high == limit_high) & (low <= limit_low))
 
 
@@ -172,6 +160,7 @@ def to_grid(
     bits: int,
     *,
     order: int = 2,
+    limit: int | None = None,
 ) -> jax.Array:
     """Clips rows to ``bound`` and puts them on the grid: integers of norm <= 2**bits.
 
@@ -181,28 +170,30 @@ def to_grid(
       bound: bound on the norm of one row; finite, > 0.
       bits: k; one grid unit is ``bound * 2**-k``. At most 16.
       order: of the norm: 1 (K at most 2**15) or 2.
+      limit: so many units, instead of ``2**bits``, are the bound; at most ``2**bits``.
 
     Returns:
       int32 ``(B, K)``, each row of norm at most ``2**bits``: verified in integers, not
       assumed. K = 1 rounds to nearest and reaches ``2**bits``; K > 1 rounds towards zero,
       because rounding to nearest can lengthen a row.
     """
-    unit = jnp.asarray(2**bits / bound, jnp.float32)
+    most = 2**bits if limit is None else limit
+    unit = jnp.asarray(most / bound, jnp.float32)
     keep = mask[:, None]
     if x.shape[-1] == 1:
         clipped = clip_scalar(x, bound).astype(jnp.float32)
-        c = jnp.clip(jnp.round(clipped * unit), -(2**bits), 2**bits)
+        c = jnp.clip(jnp.round(clipped * unit), -(most), most)
         return jnp.where(keep, c, 0).astype(jnp.int32)
     if order == 1 and x.shape[-1] > 2**15:
         raise ValueError(f"rows must have at most 2**15 columns, got {x.shape[-1]}")
     clipped = clip_vector(x.astype(jnp.float32), bound * _MARGIN, order=order)
     c = jnp.trunc(clipped * unit)
-    c = jnp.clip(c, -(2**bits - 1), 2**bits - 1).astype(jnp.int32)
+    c = jnp.clip(c, -(most - 1), most - 1).astype(jnp.int32)
     magnitude = jnp.abs(c)
     if order == 1:
-        within = magnitude.sum(axis=-1) <= 2**bits
+        within = magnitude.sum(axis=-1) <= most
     else:
-        within = _within(magnitude, bits)
+        within = _within(magnitude, most)
     return jnp.where(keep & within[:, None], c, 0)
 
 
@@ -213,9 +204,10 @@ def grid_sum(
     bits: int,
     *,
     order: int = 2,
+    limit: int | None = None,
 ) -> jax.Array:
     """Sum over records of :func:`to_grid`: int32 ``(K,)``, exact in any order."""
-    c = to_grid(x, mask, bound, bits, order=order)
+    c = to_grid(x, mask, bound, bits, order=order, limit=limit)
     return c.sum(axis=0, dtype=jnp.int32)
 
 

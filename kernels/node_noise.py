@@ -1,8 +1,12 @@
-"""The standard normals behind prefix-sum noise: one tree of them for each step.
+"""The random numbers behind prefix-sum noise: one tree of them for each step.
 
 A period has one secret key. What its step t draws is a function of that key, t and the
 leaf's path alone, so that a kernel may draw it again instead of storing it, and a leaf's
 noise does not depend on the other leaves.
+
+A kernel that only adds and subtracts draws integers (:func:`draw`). One that multiplies
+draws on the grid of its products, ``2**-32`` (:func:`fine`), the same law on a
+finer lattice.
 """
 
 from typing import Any
@@ -11,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.kernels import sphere, threefry
+from jaxdp.kernels import fixed_point, lattice_gaussian, sphere, threefry
 
 #: Steps and twice a step must fit into int32.
 MAX_PERIOD = 2**30
@@ -26,9 +30,14 @@ def check_period(period: int) -> None:
 
 
 def zeros(like: Any, rows: int | None = None) -> Any:
-    """A tree of float32 zeros shaped like ``like``, or ``rows`` of them in each leaf."""
+    """A tree of int32 zeros shaped like ``like``, or ``rows`` of them in each leaf."""
     front = () if rows is None else (rows,)
-    return jax.tree.map(lambda x: jnp.zeros((*front, *x.shape), jnp.float32), like)
+    return jax.tree.map(lambda x: jnp.zeros((*front, *x.shape), jnp.int32), like)
+
+
+def fine_zeros(like: Any, rows: int | None = None) -> Any:
+    """:func:`zeros` with a fraction: a tree of :class:`fixed_point.Fixed`."""
+    return jax.tree.map(fixed_point.from_int, zeros(like, rows))
 
 
 def as_step(step: int | jax.Array) -> jax.Array:
@@ -41,21 +50,54 @@ def as_step(step: int | jax.Array) -> jax.Array:
     return step.astype(jnp.int32)
 
 
-def draw(key: jax.Array, step: jax.Array, like: Any) -> Any:
-    """Standard normals of one step of a period.
+def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
+    """Integers of one step of a period.
 
     Args:
       key: typed threefry key of this period, shape=(); secret.
       step: int32, shape=().
       like: pytree of arrays or ``jax.ShapeDtypeStruct``; only paths and shapes are read.
+      law: of every integer.
 
     Returns:
-      A tree like ``like``, float32: ``threefry.secret_normal`` under ``fold_in(fold_in(key,
-      step), hash of the leaf's path)``.
+      A tree like ``like``, int32: ``lattice_gaussian.draw`` under the leaf's key, which is
+      ``fold_in(fold_in(key, step), hash of the leaf's path)``; of a bare array it is
+      ``fold_in(key, step)``.
 
     Raises:
       ValueError: two leaves have one identity and would share their noise.
     """
+    leaves, treedef, keys = _keys(key, step, like)
+    return treedef.unflatten(
+        lattice_gaussian.draw(keys[i], tuple(leaf.shape), law)
+        for i, leaf in enumerate(leaves)
+    )
+
+
+def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
+    """Numbers on the grid of ``2**-32`` of one step of a period.
+
+    Args:
+      key: as in :func:`draw`, and so are the others.
+      step: int32, shape=().
+      like: pytree.
+      law: of ``lattice_gaussian.law(std, fine=True)``.
+
+    Returns:
+      A tree like ``like`` of :class:`fixed_point.Fixed`: ``lattice_gaussian.draw_fine``
+      under the leaf's key.
+    """
+    leaves, treedef, keys = _keys(key, step, like)
+    return treedef.unflatten(
+        fixed_point.Fixed(*lattice_gaussian.draw_fine(keys[i], tuple(leaf.shape), law))
+        for i, leaf in enumerate(leaves)
+    )
+
+
+def _keys(
+    key: jax.Array, step: jax.Array, like: Any
+) -> tuple[list[Any], Any, jax.Array]:
+    """The leaves, their tree, and each one's key."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     paths = [sphere.path_str(path) for path, _ in leaves]
     ids = [sphere.leaf_id(path) for path in paths]
@@ -65,14 +107,14 @@ def draw(key: jax.Array, step: jax.Array, like: Any) -> Any:
             "share their noise; rename one of them"
         )
     if not leaves:
-        return treedef.unflatten([])
-    # In a loop, which XLA does not fuse: see sphere.
+        return [], treedef, key[None]
     step_key = threefry.fold_in(key, step)
+    if paths == [""]:
+        # An array by itself has no name. And its key costs no evaluation of the cipher in
+        # the program, which XLA would repeat for every number.
+        return [leaf for _, leaf in leaves], treedef, step_key[None]
+    # In a loop, which XLA does not fuse: see sphere.
     keys = jax.lax.map(
         lambda i: threefry.fold_in(step_key, i), jnp.asarray(np.array(ids, np.uint32))
     )
-    draws = [
-        threefry.secret_normal(keys[i], tuple(leaf.shape))
-        for i, (_, leaf) in enumerate(leaves)
-    ]
-    return treedef.unflatten(draws)
+    return [leaf for _, leaf in leaves], treedef, keys

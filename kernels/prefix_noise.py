@@ -1,13 +1,31 @@
 """Noise for prefix sums: one interface, by name.
 
-A period releases the prefix sums ``S_t + N_t`` of bounded contributions. The noise is
-``N = B xi`` with standard normals xi, where ``B C = A``, the lower triangle of ones: adding
-N to the prefix sums A x is the post-processing ``B (C x + xi)`` of one Gaussian mechanism
-on ``C x``, adaptive because C is lower triangular. One record that appears at step i alone
-moves C x by at most ``s_i ||C e_i||``, with s_i the step's sensitivity.
+A period releases the prefix sums ``S_t + N_t`` of bounded contributions x_t, or, which says
+the same, their increments ``r_t = x_t + n_t``. The noise follows ``C n = xi`` with
+independent draws xi and a lower triangular C; with ``B C = A``, the lower triangle of ones,
+N is B xi. One record that appears at step i alone moves C x by at most ``s_i ||C e_i||``,
+with s_i the step's sensitivity.
 
-A kernel hands out the increments ``n_t = N_t - N_{t-1} = (C^-1 xi)_t``, so that a user adds
-step t's contribution and n_t to what was released before and holds nothing else.
+A kernel hands out the increments n_t, so that a user adds step t's contribution and n_t to
+what was released before and holds nothing else.
+
+All is exact. The x_t are integers (contributions on a grid, whose spacing is the unit
+here), and the xi_t are integers of a known law (``integral`` kernels, whose C and inverse
+are integers) or come from the grid of ``2**-32`` (:func:`node_noise.fine`). On that
+grid n_t is xi_t plus a function of the earlier xi, with every product rounded down to it.
+So whoever knows x and sees r finds xi step by step: C n is xi + delta(xi), where delta_t
+depends on earlier draws only and lies in an interval of the length that
+:meth:`PrefixNoise.rounding` gives. For the same r another x' needs
+
+    xi' = xi + C (x - x') + delta(xi) - delta(xi'),
+
+which lies on the grid of xi, as r, x' and the rounded products do. The privacy of a period
+is then that of one mechanism, which adds xi to something that a record moves by at most
+``sensitivity(...) + rounding_shift(...)`` in L2: adaptively, because what moves xi_t is
+decided by what was released before. What is made of r, and be it rounded to float32, is
+post-processing. So is the modulo of ``2**32`` in the integers of integral kernels. The
+others multiply, and a wrap before a product is no wrap of the product: choose the std so
+that numbers of ``largest_norm()`` stds stay below ``2**31`` in all but negligible cases.
 
 | name | kernel |
 |---|---|
@@ -25,13 +43,14 @@ References:
 """
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import numpy as np
 
-from jaxdp.kernels import toeplitz_noise, tree_noise
+from jaxdp.kernels import lattice_gaussian, toeplitz_noise, tree_noise
 
 
 class PrefixNoise(Protocol):
@@ -42,8 +61,20 @@ class PrefixNoise(Protocol):
         """Steps of one period."""
         ...
 
+    #: Whether the noise is integers; otherwise multiples of ``2**-32``.
+    integral: ClassVar[bool]
+
+    def laws(self, std: int) -> lattice_gaussian.Law:
+        """The laws of the draws for nodes of this std, host arrays: for :meth:`increment`.
+
+        Args:
+          std: in units of the contributions, from 1 to ``2**28``; of kernels that are not
+            ``integral`` at least 75.
+        """
+        ...
+
     def init(self, like: Any) -> Any:
-        """State before the first step: a pytree of float32 arrays, maybe without leaves.
+        """State before the first step: a pytree of 32-bit integers, maybe without leaves.
 
         Args:
           like: pytree of arrays or ``jax.ShapeDtypeStruct``; only paths and shapes are
@@ -52,9 +83,14 @@ class PrefixNoise(Protocol):
         ...
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
-        """The noise to add at one step of a period, in stds of one node.
+        """The noise to add at one step of a period, in units of the contributions.
 
         Args:
           key: typed threefry key, shape=(): fresh for every period, secret, the same at
@@ -63,11 +99,25 @@ class PrefixNoise(Protocol):
             whole of a restart.
           step: int32, shape=(), from 0 to ``period - 1``, in this order; may be traced.
           like: pytree.
+          laws: of :meth:`laws`, the same at all steps of the period.
 
         Returns:
-          Row ``step`` of C^-1 xi, a tree like ``like`` in float32, with xi independent
-          standard normals for every step and element; and the next state.
+          Row ``step`` of C^-1 xi, a tree like ``like`` of :class:`fixed_point.Fixed`, with
+          xi independent for every step and element; and the next state. Fractions are None
+          where the kernel is ``integral``.
         """
+        ...
+
+    def rounding(self) -> float:
+        """How far rounding moves xi at most, between two data sets, at any number.
+
+        The length of the interval of ``C n - xi``: in units of the contributions, over the
+        std of xi there in stds of a node. 0 where the kernel is ``integral``.
+        """
+        ...
+
+    def largest_norm(self) -> float:
+        """The largest std, in stds of a node, of an increment or a number of the state."""
         ...
 
     def column_norms(self) -> np.ndarray:
@@ -75,15 +125,21 @@ class PrefixNoise(Protocol):
         ...
 
     def prefix_norms(self) -> np.ndarray:
-        """``||B_t||``: stds of the noise on the prefix sums, float64 (period,)."""
+        """``||B_t||``: stds of the noise on the prefix sums, float64 (period,).
+
+        In stds of a node. Roundings to ``2**-32`` come on top.
+        """
         ...
 
     def increment_norms(self) -> np.ndarray:
-        """Stds of the increments, float64 (period,)."""
+        """Stds of the increments, in stds of a node, float64 (period,)."""
         ...
 
     def strategy(self) -> np.ndarray:
-        """C, float64 (period, period): for tests and audits, not for long periods."""
+        """C, each row over the std of xi there in stds of a node: float64 (period, period).
+
+        For tests and audits, not for long periods.
+        """
         ...
 
 
@@ -140,3 +196,16 @@ def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
     if not (np.isfinite(leaf).all() and (leaf >= 0).all()):
         raise ValueError("leaf_sensitivities must be finite and at least 0")
     return float(np.max(leaf * kernel.column_norms()))
+
+
+def rounding_shift(kernel: PrefixNoise, size: int) -> float:
+    """What rounding adds to :func:`sensitivity`, in units of the contributions.
+
+    Args:
+      kernel: for its period and its roundings.
+      size: numbers in one release.
+
+    Returns:
+      ``rounding() * sqrt(size * period)``: an L2 length over a whole period.
+    """
+    return kernel.rounding() * math.sqrt(size * kernel.period)

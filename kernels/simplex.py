@@ -381,6 +381,8 @@ def _sample(key: jax.Array, scores: jax.Array, num: int) -> jax.Array:
         new, accepted = _locate(scores, levels, root, words[3], words[4])
         return count + 1, jnp.where(due, new, index), due & ~(uniform & accepted)
 
+    if threefry.is_secret(key):  # Once, and not in every round.
+        key = threefry.settled(key)
     start = jnp.zeros((), jnp.int32), jnp.zeros(num, jnp.int32), jnp.ones(num, bool)
     return jax.lax.while_loop(lambda carry: jnp.any(carry[2]), attempt, start)[1]
 

@@ -5,16 +5,22 @@ fusion barrier. The same twenty rounds written out in ``jnp`` give the same
 bits (a test compares them), fuse into whatever consumes them, and need no
 temporary. The bits do not depend on ``jax_threefry_partitionable``.
 
-Whatever must be secret (noise, sampling) and every key is threefry. The normals of
-*public directions* come from a keyed integer hash, which is cheaper: a direction must
-look random to a loss function, not to an adversary, who is told the direction anyway.
+Keys are of two kinds. *Public* ones (directions) are JAX's threefry-2x32 keys of 64
+bits. *Secret* ones (noise, sampling) have 128 bits: typed keys of threefry-4x32 (Salmon et
+al., 2011, twenty rounds), made by :func:`secret_key`. :func:`fold_in`, :func:`bits` and
+:func:`permuted` take either kind.
+
+The normals of public directions come from a keyed integer hash, which is cheaper: a
+direction must look random to a loss function, not to an adversary, who is told it anyway.
 """
 
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
@@ -49,6 +55,144 @@ def _threefry(
     return x0, x1
 
 
+_ROTATIONS_4 = (
+    (10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20),
+)  # fmt: skip
+Block = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+def _threefry4(key: Block, counter: Block) -> Block:
+    """Twenty rounds of threefry-4x32 (Salmon et al., 2011); uint32 throughout."""
+    ks = (*key, key[0] ^ key[1] ^ key[2] ^ key[3] ^ jnp.uint32(0x1BD11BDA))
+    x = [c + k for c, k in zip(counter, key, strict=True)]
+    for i in range(20):
+        # Of two mixes a round, the odd rounds' cross over.
+        for to, other, r in zip(
+            (0, 2), (1, 3) if i % 2 == 0 else (3, 1), _ROTATIONS_4[i % 8], strict=True
+        ):
+            x[to] = x[to] + x[other]
+            turned = (x[other] << jnp.uint32(r)) | (x[other] >> jnp.uint32(32 - r))
+            x[other] = turned ^ x[to]
+        if i % 4 == 3:
+            x = [word + ks[(i // 4 + 1 + j) % 5] for j, word in enumerate(x)]
+            x[3] = x[3] + jnp.uint32(i // 4 + 1)
+    return x[0], x[1], x[2], x[3]
+
+
+#: What a block of a secret key is for.
+_DRAWS, _CHILDREN, _BITS, _PLACES = 0, 1, 2, 3
+
+
+def _refuse(*args: Any) -> NoReturn:
+    raise NotImplementedError(
+        "secret keys are for the functions of jaxdp.kernels.threefry, which say what a "
+        "number is drawn for; jax.random does not"
+    )
+
+
+# A secret key is the cipher's four words, and up to three that go into its counters: what
+# is folded in costs nothing until there is no place left.
+_SECRET = {
+    size: jax.extend.random.define_prng_impl(
+        key_shape=(size,),
+        seed=_refuse,
+        split=_refuse,
+        random_bits=_refuse,
+        fold_in=_refuse,
+        name=f"threefry4x32_{size - 4}",
+        tag="fry4",
+    )
+    for size in (4, 5, 6, 7)
+}
+
+
+def secret_key(words: jax.Array | np.ndarray) -> jax.Array:
+    """Typed secret keys of their words, uint32 (..., 4): 128 bits each.
+
+    (Also of what ``jax.random.key_data`` gives of keys into which something was folded: one
+    to three words more.)
+    """
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=_SECRET[words.shape[-1]])
+
+
+def is_secret(key: jax.Array) -> bool:
+    """Whether a typed key is one of 128 bits (and not just as long, as JAX's rbg are)."""
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return typed and jax.random.key_impl(key) in _SECRET.values()
+
+
+def _secret_words(key: jax.Array) -> jax.Array:
+    """The words of one secret key, shape=(4..7,)."""
+    words = jax.random.key_data(key) if is_secret(key) else None
+    if words is None or words.ndim != 1:
+        raise ValueError(
+            f"key must be one secret key, got dtype {key.dtype} of shape {key.shape}; see "
+            "threefry.secret_key, and jax.vmap for several"
+        )
+    return words
+
+
+def for_role(key: jax.Array, role: int) -> jax.Array:
+    """The secret key of one use, from 1 to 2**16 - 1, of a settled one."""
+    words = _secret_words(key)
+    if len(words) != 4:
+        raise ValueError(
+            f"key must be a settled secret key, got one of {len(words)} words"
+        )
+    if not 1 <= role < 2**16:
+        raise ValueError(f"role must be from 1 to 2**16 - 1, got {role}")
+    return secret_key(jnp.concatenate([words, jnp.full((1,), role, jnp.uint32)]))
+
+
+def secret_block(
+    key: jax.Array,
+    index: jax.Array,
+    number: int | jax.Array = 0,
+    use: int = _DRAWS,
+) -> Block:
+    """Four uniform uint32 words for every index, functions of it and the key alone.
+
+    Args:
+      key: a secret key (:func:`secret_key`), shape=().
+      index: integers, any shape; counts modulo 2**32.
+      number: further blocks of the same index have other numbers, below 64.
+      use: keeps apart what one key serves for.
+
+    Returns:
+      Four arrays of that shape. All that an element needs comes from one evaluation, which
+      XLA fuses into its consumer.
+    """
+    words = _secret_words(key)
+    if isinstance(number, int) and not 0 <= number < 64:
+        # It would run into the bits that say what the block is for.
+        raise ValueError(f"number must be from 0 to 63, got {number}")
+    size = len(words)
+    zero = jnp.zeros(jnp.shape(index), jnp.uint32)
+    role, one, other = (words[i] if i < size else jnp.uint32(0) for i in (4, 5, 6))
+    code = (role << jnp.uint32(16)) | jnp.uint32(size << 8 | use << 6)
+    code = code | jnp.asarray(number, jnp.uint32)
+    counter = index.astype(jnp.uint32), zero + code, zero + one, zero + other
+    return _threefry4((words[0], words[1], words[2], words[3]), counter)
+
+
+@functools.partial(jax.jit, inline=True)
+def settled(key: jax.Array) -> jax.Array:
+    """A secret key of four words that stands for one into which something was folded."""
+    if len(_secret_words(key)) == 4:
+        return key
+    words = secret_block(key, jnp.zeros((), jnp.uint32), use=_CHILDREN)
+    return secret_key(jnp.stack(words))
+
+
+def _folded(key: jax.Array, data: jax.Array) -> jax.Array:
+    words = _secret_words(key)
+    if len(words) == 7:
+        words = jax.random.key_data(settled(key))
+    if len(words) == 4:
+        words = jnp.concatenate([words, jnp.zeros((1,), jnp.uint32)])
+    return secret_key(jnp.concatenate([words, data.astype(jnp.uint32).reshape(1)]))
+
+
 # Traced once per shape and inlined: an eager call compiles one program, not a hundred
 # operations.
 _inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
@@ -58,7 +202,7 @@ def fold_in(key: jax.Array, data: int | jax.Array) -> jax.Array:
     """``jax.random.fold_in``, bit for bit, without its loop.
 
     Args:
-      key: typed threefry key, shape=().
+      key: typed threefry key, shape=(), of either kind; so is what is returned.
       data: integer in [0, 2**32), shape=().
     """
     low = np.uint32(data) if isinstance(data, int) else data.astype(jnp.uint32)
@@ -67,6 +211,8 @@ def fold_in(key: jax.Array, data: int | jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def _fold_in(key: jax.Array, low: jax.Array) -> jax.Array:
+    if is_secret(key):
+        return _folded(key, low)
     k0, k1 = _words(key)
     return jax.random.wrap_key_data(
         jnp.stack(_threefry(k0, k1, jnp.uint32(0), low)), impl="threefry2x32"
@@ -82,7 +228,12 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
 
 @_inlined
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """``jax.random.bits(key, shape)``, bit for bit: uint32, fusible."""
+    """``jax.random.bits(key, shape)``, bit for bit: uint32, fusible.
+
+    (Of a secret key: one word of each block.)
+    """
+    if is_secret(key):
+        return secret_block(key, _counters(shape), use=_BITS)[0]
     k0, k1 = _words(key)
     a, b = _threefry(k0, k1, jnp.uint32(0), _counters(shape))
     return a ^ b
@@ -118,13 +269,20 @@ def stored_words(keys: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax
     loop for each leaf would be compiled as often as there are leaves.
 
     Args:
-      keys: typed threefry keys, shape=(P,).
+      keys: typed threefry keys of public directions, shape=(P,).
       shapes: of what is drawn from them, in their order: ``(size,)`` from one key,
         ``(N, size)`` from N.
 
     Returns:
       Arrays of these shapes, uint32.
+
+    Raises:
+      ValueError: secret keys, of whose words only two would count.
     """
+    if is_secret(keys):
+        raise ValueError(
+            "keys must be one threefry key of 64 bits each, not secret ones"
+        )
     blocks = [-(-shape[-1] // _BLOCK) for shape in shapes]  # Of each key.
     owners = [math.prod(shape[:-1]) for shape in shapes]
     ends = np.cumsum(np.repeat(blocks, owners), dtype=np.uint32)
@@ -173,16 +331,20 @@ def permuted(key: jax.Array, index: jax.Array, size: int) -> jax.Array:
     Returns:
       int32 of the same shape.
     """
-    k0, k1 = _words(key)
     bits = (size - 1).bit_length()
     low = bits // 2
     low_mask, high_mask = np.uint32(2**low - 1), np.uint32(2 ** (bits - low) - 1)
 
+    def mixed(counter: jax.Array, half: jax.Array) -> jax.Array:
+        if is_secret(key):
+            return secret_block(key, half, counter, _PLACES)[0]
+        return _threefry(*_words(key), counter, half)[0]
+
     def twice(i: jax.Array, halves: tuple[jax.Array, jax.Array]) -> tuple:
         left, right = halves
-        counter = 2 * i.astype(jnp.uint32)
-        left ^= _threefry(k0, k1, counter, right)[0] & high_mask
-        right ^= _threefry(k0, k1, counter + 1, left)[0] & low_mask
+        counter = jnp.asarray(2 * i, jnp.uint32)
+        left ^= mixed(counter, right) & high_mask
+        right ^= mixed(counter + 1, left) & low_mask
         return left, right
 
     def outside(x_and_due: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -192,7 +354,7 @@ def permuted(key: jax.Array, index: jax.Array, size: int) -> jax.Array:
         x, due = x_and_due
         left, right = jax.lax.fori_loop(0, 8, twice, (x >> low, x & low_mask))
         x = jnp.where(due, (left << low) | right, x)
-        return x, x >= size
+        return x, x >= np.uint32(size)
 
     start = index.astype(jnp.uint32), jnp.ones(jnp.shape(index), bool)
     return jax.lax.while_loop(outside, again, start)[0].astype(jnp.int32)
@@ -269,7 +431,7 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     Hashed words through an inverse that is within 2e-6 (relative) of the exact one, far
     cheaper than ``jax.random.normal``. 2**24 values, and the support ends at
-    5.42 standard deviations; secret noise comes from :func:`wide_normal`.
+    5.42 standard deviations; secret noise is :mod:`jaxdp.kernels.lattice_gaussian`'s.
     """
     return _inverse_normal(_hash(*_words(key), _counters(shape)))
 
@@ -303,71 +465,6 @@ def normal_sum_of_squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.sum(jax.lax.map(partial, jnp.asarray(starts)))
 
 
-@_inlined
-def wide_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Standard normals in float32 whose support ends at 9.4, not 5.42.
-
-    Box-Muller with a radius from 64 bits, so the missing tail has mass below 1e-20 a
-    draw instead of 6e-8, and an angle from another block.
-    """
-    k0, k1 = _words(key)
-    high, low = _threefry(k0, k1, jnp.uint32(0), _counters(shape))
-    b, _ = _threefry(k0, k1, jnp.uint32(1), _counters(shape))
-    # (high + (low + 1) / 2**32) / 2**32 in (0, 1]: small values keep their precision.
-    fraction = (low.astype(jnp.float32) + jnp.float32(1)) * jnp.float32(2**-32)
-    u = (high.astype(jnp.float32) + fraction) * jnp.float32(2**-32)
-    radius = jnp.sqrt(jnp.float32(-2) * jnp.log(u))
-    angle = b.astype(jnp.float32) * jnp.float32(2 * math.pi * 2**-32)
-    return radius * jnp.cos(angle)
-
-
-# erfinv(u) / u for w = -log(1 - u**2) from 5 to 43: a minimax polynomial of sqrt(w) - 4,
-# fitted to values of 50 digits; relative error 3e-6 in float32.
-_ERFINV_FAR_TAIL = (
-    1.2868172e-05,
-    -7.567255e-05,
-    0.00012696543,
-    -4.14028e-05,
-    0.00017149257,
-    -0.00093052327,
-    0.0013553592,
-    1.0095118,
-    3.8397746,
-)
-
-
-def _far_inverse_normal(high: jax.Array, low: jax.Array) -> jax.Array:
-    """Standard normals of 64 uniform bits: see :func:`secret_normal`."""
-    one, ulp = jnp.float32(1), jnp.float32(2**-31)
-    # p in (0, 1], the mass of both tails beyond the normal, from 63 bits: its relative
-    # precision is that of a float. For the same of u = 1 - p, it is the complement's.
-    magnitude = high & jnp.uint32(0x7FFFFFFF)
-    fraction = (low.astype(jnp.float32) + one) * jnp.float32(2**-32)
-    p = (magnitude.astype(jnp.int32).astype(jnp.float32) + fraction) * ulp
-    complement = (magnitude ^ jnp.uint32(0x7FFFFFFF)).astype(jnp.int32)
-    u = (complement.astype(jnp.float32) + jnp.float32(0.5)) * ulp
-    w = jnp.float32(-math.log(2)) * _log2(p * (jnp.float32(2) - p))
-    centre = _horner(w - jnp.float32(2.5), _ERFINV_CENTRE)
-    tail = _horner(jnp.sqrt(jnp.maximum(w, 0)) - jnp.float32(4), _ERFINV_FAR_TAIL)
-    z = jnp.float32(math.sqrt(2)) * u * jnp.where(w < 5, centre, tail)
-    sign = high & jnp.uint32(0x80000000)
-    word = jax.lax.bitcast_convert_type(z, jnp.uint32) ^ sign
-    return jax.lax.bitcast_convert_type(word, jnp.float32)
-
-
-@_inlined
-def secret_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Standard normals in float32 whose support ends at 9.08, one block each.
-
-    As good a tail as :func:`wide_normal` at half the blocks: one sign and 63 bits of
-    magnitude go through an inverse that is within 4e-6 (relative) of the exact one. The
-    missing tail has mass 1.1e-19. For noise that is drawn where it is used.
-    """
-    return _far_inverse_normal(
-        *_threefry(*_words(key), jnp.uint32(0), _counters(shape))
-    )
-
-
 def zero_after(after: jax.Array) -> jax.Array:
     """int32 zero, shape=(), that no compiler knows to be zero before ``after`` exists.
 
@@ -389,6 +486,8 @@ def keys_after(keys: jax.Array, after: jax.Array) -> jax.Array:
     and kept alive in between. What is drawn from ordered keys is drawn anew.
     """
     data = jax.random.key_data(keys) + zero_after(after).astype(jnp.uint32)
+    if is_secret(keys):
+        return secret_key(data)
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 

@@ -1,20 +1,20 @@
 """Prefix-sum noise whose strategy is a Toeplitz matrix.
 
 The first column of C (1, c_1, c_2, ...) says everything: step t's noise is its own draw
-minus what the earlier noise carries over, ``n_t = xi_t - sum_l c_l n_{t-l}``.
+minus what the earlier noise carries over, ``n_t = xi_t - sum_l c_l n_{t-l}``. The
+coefficients are made of multiples of ``2**-32``, and every product is rounded to that.
 
 The interface is :class:`jaxdp.kernels.prefix_noise.PrefixNoise`.
 """
 
 import dataclasses
-import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.kernels import node_noise
+from jaxdp.kernels import fixed_point, lattice_gaussian, node_noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,24 @@ class _Toeplitz:
       period: steps of one period.
     """
 
+    integral: ClassVar[bool] = False
+
     period: int
 
     def __post_init__(self) -> None:
         node_noise.check_period(self.period)
+
+    def laws(self, std: int) -> lattice_gaussian.Law:
+        """That of every step's draw."""
+        return lattice_gaussian.law(std, fine=not self.integral)
+
+    def rounding(self) -> float:
+        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
+        raise NotImplementedError
+
+    def largest_norm(self) -> float:
+        """That of the longest increment."""
+        return float(self.increment_norms()[-1])
 
     def coefficients(self) -> np.ndarray:
         """First column of C, float64 (period,)."""
@@ -64,16 +78,28 @@ def _cumulative_norms(x: np.ndarray) -> np.ndarray:
 class Independent(_Toeplitz):
     """Independent noise on every increment: C is the identity. No state."""
 
+    integral: ClassVar[bool] = True
+
     def init(self, like: Any) -> Any:
         """No state."""
         del like
         return ()
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
         """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
-        return node_noise.draw(key, node_noise.as_step(step), like), state
+        drawn = node_noise.draw(key, node_noise.as_step(step), like, laws)
+        return jax.tree.map(fixed_point.Fixed, drawn), state
+
+    def rounding(self) -> float:
+        """0: nothing is multiplied."""
+        return 0.0
 
     def coefficients(self) -> np.ndarray:
         """1, 0, 0, ..."""
@@ -89,7 +115,7 @@ class SquareRoot(_Toeplitz):
     """C is the square root of the matrix of ones: 1, 1/2, 3/8, 5/16, ...
 
     Close to the least possible worst variance, for the memory of a whole period: State:
-    ``period - 1`` rows (at least one) for each leaf, the increments so far.
+    ``period - 1`` rows (at least one) of two words for each leaf, the increments so far.
 
     References:
       H. Fichtenberger, M. Henzinger, J. Upadhyay, Constant matters, 2023.
@@ -97,20 +123,30 @@ class SquareRoot(_Toeplitz):
 
     def init(self, like: Any) -> Any:
         """Zeros; no step reads a row before it was written in the same period."""
-        return node_noise.zeros(like, max(self.period - 1, 1))
+        return node_noise.fine_zeros(like, max(self.period - 1, 1))
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
         """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
-        c = jnp.asarray(self.coefficients(), jnp.float32)
+        c = jnp.asarray(self._numerators())
 
         def carry_over(s: jax.Array, noise: Any) -> Any:
             c_lag = c[step - s]
-            return jax.tree.map(lambda n, rows: n - c_lag * rows[s], noise, state)
+            row = jax.tree.map(lambda rows: rows[s], state)
+            return fixed_point.tree_map(
+                lambda n, x: fixed_point.sub(n, fixed_point.scaled(x, c_lag)),
+                noise,
+                row,
+            )
 
-        new = node_noise.draw(key, step, like)
+        new = node_noise.fine(key, step, like, laws)
         noise = jax.lax.fori_loop(0, step, carry_over, new)
         # The last step's row lies beyond the end and is put in the place of the one before
         # it, which nobody reads again.
@@ -121,15 +157,31 @@ class SquareRoot(_Toeplitz):
         )
         return noise, state
 
+    def rounding(self) -> float:
+        """One for each earlier step."""
+        return (self.period - 1) * fixed_point.ULP
+
     def coefficients(self) -> np.ndarray:
-        """``c_l = c_{l-1} (2 l - 1) / (2 l)``: those of ``(1 - x)**-0.5``."""
+        """``c_l = c_{l-1} (2 l - 1) / (2 l)``, those of ``(1 - x)**-0.5``, as rounded."""
+        return np.concatenate([np.ones(1), self._numerators()[1:] * fixed_point.ULP])
+
+    def inverse_coefficients(self) -> np.ndarray:
+        """Those of ``(1 - x)**0.5``, and what rounding the coefficients makes of them."""
+        lag = np.arange(1, self.period)
+        exact = np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
+        # To first order in the error E: -C^-1 E C^-1, of which C^-2 is 1 - x. The second
+        # order is below the precision of float64.
+        error = self.coefficients() - self._exact()
+        return exact - np.diff(error, prepend=0.0)
+
+    def _exact(self) -> np.ndarray:
         lag = np.arange(1, self.period)
         return np.concatenate([np.ones(1), np.cumprod((2 * lag - 1) / (2 * lag))])
 
-    def inverse_coefficients(self) -> np.ndarray:
-        """Those of ``(1 - x)**0.5``."""
-        lag = np.arange(1, self.period)
-        return np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
+    def _numerators(self) -> np.ndarray:
+        """The coefficients over ``2**-32``, uint32; 0 in place of the first, which is 1."""
+        below_one = np.concatenate([np.zeros(1), self._exact()[1:]])
+        return np.rint(fixed_point.ONE * below_one).astype(np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,14 +190,15 @@ class Buffered(_Toeplitz):
 
     ``c_l = sum_q output_scale[q] * buf_decay[q]**(l - 1)`` for l >= 1. Almost as good as
     the square root at one buffer of memory for each sequence and one draw a step. The
-    numbers are used in float32, and the norms are those of the float32 numbers.
+    numbers are rounded to multiples of ``2**-32``, and the norms are those of the rounded
+    numbers.
 
-    State: a tuple with one tree like the leaves for each buffer.
+    State: a tuple with one tree like the leaves, of two words a number, for each buffer.
 
     Attributes:
       period: steps of one period.
       buf_decay: in [0, 1], one for each buffer.
-      output_scale: at least 0, one for each buffer.
+      output_scale: in [0, 1], one for each buffer.
 
     References:
       K. Dvijotham, H. B. McMahan, K. Pillutla, T. Steinke, A. Thakurta, Efficient and
@@ -162,28 +215,31 @@ class Buffered(_Toeplitz):
                 "buf_decay and output_scale must have one number for each buffer, got "
                 f"{self.buf_decay} and {self.output_scale}"
             )
-        for name, high in (("buf_decay", 1.0), ("output_scale", math.inf)):
+        for name in ("buf_decay", "output_scale"):
             numbers = tuple(float(x) for x in getattr(self, name))
-            if not all(0 <= x <= high and math.isfinite(x) for x in numbers):
-                raise ValueError(f"{name} must be in [0, {high}], got {numbers}")
+            if not all(0 <= x <= 1 for x in numbers):
+                raise ValueError(f"{name} must be in [0, 1], got {numbers}")
             object.__setattr__(self, name, numbers)
 
     def init(self, like: Any) -> Any:
         """Zeros, one tree for each buffer: XLA updates separate arrays in one pass."""
-        return tuple(node_noise.zeros(like) for _ in self.buf_decay)
+        return tuple(node_noise.fine_zeros(like) for _ in self.buf_decay)
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
         """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
-        decay = np.asarray(self.buf_decay, np.float32)
-        scale = np.asarray(self.output_scale, np.float32)
-        noise = node_noise.draw(key, step, like)
+        noise = node_noise.fine(key, step, like, laws)
 
         def carry_over(_: jax.Array, noise: Any) -> Any:
             for buf in state:
-                noise = jax.tree.map(jnp.subtract, noise, buf)
+                noise = fixed_point.tree_map(fixed_point.sub, noise, buf)
             return noise
 
         # Once, and not at step 0. In a loop, because XLA would otherwise draw again for
@@ -191,17 +247,43 @@ class Buffered(_Toeplitz):
         # multiplied with inside the loop XLA would compute before, and store.
         noise = jax.lax.fori_loop(0, jnp.minimum(step, 1), carry_over, noise)
 
-        def updated(buf: Any, theta: np.float32, omega: np.float32) -> Any:
-            restart, zero = step == 0, np.float32(0)
-            return jax.tree.map(
-                lambda b, n: theta * jnp.where(restart, zero, b) + omega * n, buf, noise
+        def updated(buf: Any, theta: int, omega: int) -> Any:
+            if theta == fixed_point.ONE:
+                kept = jax.tree.map(
+                    lambda b: jnp.where(step == 0, jnp.zeros_like(b), b), buf
+                )
+            else:
+                k = jnp.where(step == 0, jnp.uint32(0), jnp.uint32(theta))
+                kept = fixed_point.tree_map(lambda b: fixed_point.scaled(b, k), buf)
+            return fixed_point.tree_map(
+                lambda b, n: fixed_point.add(b, fixed_point.scaled(n, omega)),
+                kept,
+                noise,
             )
 
-        state = tuple(map(updated, state, decay, scale))
-        return noise, state
+        return noise, tuple(map(updated, state, *self._numerators()))
+
+    def rounding(self) -> float:
+        """Two for each step and buffer, which decay with it; none by 0 or by 1."""
+        total = 0.0
+        for theta, omega in zip(*self._numerators(), strict=True):
+            each = sum(k not in (0, fixed_point.ONE) for k in (theta, omega))
+            powers = np.power(theta / fixed_point.ONE, np.arange(self.period - 1))
+            total += each * float(powers.sum())
+        return total * fixed_point.ULP
+
+    def largest_norm(self) -> float:
+        """That of the longest increment or buffer."""
+        inverse = self.inverse_coefficients()
+        decay, scale = self._used()
+        longest, buffers = np.zeros(len(decay)), np.zeros(len(decay))
+        for impulse in inverse:
+            buffers = decay * buffers + scale * impulse
+            longest += buffers**2
+        return float(np.sqrt(max(np.square(inverse).sum(), *longest)))
 
     def coefficients(self) -> np.ndarray:
-        """Of the float32 numbers that :meth:`increment` uses."""
+        """Of the numbers that :meth:`increment` uses."""
         decay, scale = self._used()
         powers = decay[:, None] ** np.arange(self.period - 1)
         return np.concatenate([np.ones(1), scale @ powers])
@@ -215,9 +297,19 @@ class Buffered(_Toeplitz):
             buffers = decay * buffers + inverse[t]
         return inverse
 
+    def _numerators(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Decays and scales over ``2**-32``, integers."""
+        decay, scale = (
+            tuple(map(fixed_point.numerator, x))
+            for x in (self.buf_decay, self.output_scale)
+        )
+        return decay, scale
+
     def _used(self) -> tuple[np.ndarray, np.ndarray]:
-        as_used = (self.buf_decay, self.output_scale)
-        decay, scale = (np.asarray(x, np.float32).astype(np.float64) for x in as_used)
+        """What :meth:`increment` uses for the decays and the scales."""
+        decay, scale = (
+            np.array(k, np.float64) / fixed_point.ONE for k in self._numerators()
+        )
         return decay, scale
 
 

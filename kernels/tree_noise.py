@@ -4,19 +4,21 @@ Step t (here from 1) adds one node, the sum over its last ``2**ctz(t)`` steps. A
 is a sum of nodes, as t is a sum of powers of two, and so is its noise. Its increment is the
 noise of the new node minus that of the nodes it takes in, which end at ``t - 2**i`` for
 i < ctz(t). :class:`Stored`, :class:`Regenerated` and :class:`Incremental` give the same
-noise; they differ in memory and in what is drawn again.
+noise, bit for bit: all is sums of integers. They differ in memory and in what is drawn
+again.
 
 The interface is :class:`jaxdp.kernels.prefix_noise.PrefixNoise`.
 """
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.kernels import node_noise
+from jaxdp.kernels import fixed_point, lattice_gaussian, node_noise
 
 
 def _levels(period: int) -> int:
@@ -49,6 +51,10 @@ def _minus(a: Any, b: Any) -> Any:
     return jax.tree.map(jnp.subtract, a, b)
 
 
+def _fixed(noise: Any) -> Any:
+    return jax.tree.map(fixed_point.Fixed, noise)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Fenwick:
     """The factorisation that the three forms of the tree share.
@@ -57,10 +63,24 @@ class _Fenwick:
       period: steps of one period.
     """
 
+    integral: ClassVar[bool] = True
+
     period: int
 
     def __post_init__(self) -> None:
         node_noise.check_period(self.period)
+
+    def laws(self, std: int) -> lattice_gaussian.Law:
+        """That of every node."""
+        return lattice_gaussian.law(std)
+
+    def rounding(self) -> float:
+        """0: only integers are added."""
+        return 0.0
+
+    def largest_norm(self) -> float:
+        """That of the longest increment or of a node, which is what the state holds."""
+        return float(self.increment_norms().max())
 
     def column_norms(self) -> np.ndarray:
         """Square roots of the numbers of nodes that a step is part of."""
@@ -98,17 +118,22 @@ class Stored(_Fenwick):
         return node_noise.zeros(like, _levels(self.period))
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
         """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
         level = _trailing_zeros(step + 1)
-        state = _set_row(state, level, node_noise.draw(key, step, like))
+        state = _set_row(state, level, node_noise.draw(key, step, like, laws))
         # Read back from the row: with the draw itself XLA would keep a second copy of the
         # store, or draw twice.
         new = _row(state, level)
         noise = jax.lax.fori_loop(0, level, lambda i, n: _minus(n, _row(state, i)), new)
-        return noise, state
+        return _fixed(noise), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,18 +149,23 @@ class Incremental(_Fenwick):
         return ()
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
         """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
 
         def take_in(i: jax.Array, noise: Any) -> Any:
             ended = step - (jnp.int32(1) << i)
-            return _minus(noise, node_noise.draw(key, ended, like))
+            return _minus(noise, node_noise.draw(key, ended, like, laws))
 
-        new = node_noise.draw(key, step, like)
+        new = node_noise.draw(key, step, like, laws)
         level = _trailing_zeros(step + 1)
-        return jax.lax.fori_loop(0, level, take_in, new), state
+        return _fixed(jax.lax.fori_loop(0, level, take_in, new)), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,46 +181,63 @@ class Regenerated(_Fenwick):
         del like
         return ()
 
-    def prefix(self, key: jax.Array, count: int | jax.Array, like: Any) -> Any:
-        """The noise on the sum of the first ``count`` steps, in node stds.
+    def prefix(
+        self,
+        key: jax.Array,
+        count: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
+    ) -> Any:
+        """The noise on the sum of the first ``count`` steps.
 
         Args:
           key: typed threefry key of this period, shape=(); secret.
           count: int32, shape=(), from 0 to ``period``; may be traced.
           like: pytree; only paths and shapes are read.
+          laws: of :meth:`laws`.
 
         Returns:
-          A tree like ``like``, float32; zeros for ``count=0``.
+          A tree like ``like`` of integers, as :meth:`increment` gives them; zeros for
+          ``count=0``.
         """
-        count = node_noise.as_step(count)
+        return _fixed(self._prefix(key, node_noise.as_step(count), like, laws))
 
+    def _prefix(
+        self, key: jax.Array, count: jax.Array, like: Any, laws: lattice_gaussian.Law
+    ) -> Any:
         def add(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
             node, total = carry
-            draw = node_noise.draw(key, node - 1, like)
+            draw = node_noise.draw(key, node - 1, like, laws)
             return node & (node - 1), jax.tree.map(jnp.add, total, draw)
 
         start = count, node_noise.zeros(like)
         return jax.lax.while_loop(lambda carry: carry[0] > 0, add, start)[1]
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
         """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
-        noise = _minus(self.prefix(key, step + 1, like), self.prefix(key, step, like))
-        return noise, state
+        before = self._prefix(key, step, like, laws)
+        return _fixed(_minus(self._prefix(key, step + 1, like, laws), before)), state
 
 
 def _estimate_weights(levels: int) -> tuple[np.ndarray, np.ndarray]:
     """Honaker's estimates in terms of earlier ones: see :class:`Honaker`.
 
     Returns:
-      ``kept`` (levels, levels): the weight in an estimate at level j of the stored one at
-      level i < j, 0 otherwise; ``fresh`` (levels,): the std of what is new in it.
+      ``dropped`` (levels, levels), uint32, in units of ``2**-32``: one less the weight in
+      an estimate at level j of the stored one at level i < j, 0 otherwise; ``fresh``
+      (levels,): the std of what is new in it.
     """
     leaves = 2.0 ** np.arange(1, levels + 1) - 1  # Nodes below and at each level.
-    kept = np.tril(leaves[None] / leaves[:, None], -1)
-    return kept, np.sqrt((leaves + 2) / (3 * leaves))
+    dropped = np.rint(fixed_point.ONE * np.tril(1 - leaves[None] / leaves[:, None], -1))
+    return dropped.astype(np.uint32), np.sqrt((leaves + 2) / (3 * leaves))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,12 +248,15 @@ class Honaker:
     estimates, so that the variance falls from 1 to ``2**j / (2**(j + 1) - 1)`` at level j.
     With m_j = ``2**(j + 1) - 1``, the noise of an estimate at level j is that of the left
     siblings on the way down to its last leaf, with weight m_i / m_j at level i < j, and
-    something that appears nowhere before, of variance (m_j + 2) / (3 m_j). That is drawn as
-    one normal: the law is the same as with a normal for every node, at one draw a step. And
+    something that appears nowhere before, of variance (m_j + 2) / (3 m_j). That is drawn at
+    once: the variances are the same as with a draw for every node, at one draw a step. And
     the strategy is square, with columns a little shorter than the roots of the numbers of
     nodes: what is released says less than the noisy nodes would.
 
-    State: ``floor(log2(period)) + 1`` rows for each leaf.
+    The weights are multiples of ``2**-32``, and the std of what is new is rounded up to an
+    integer: the noise is a little more than the norms say, never less.
+
+    State: ``floor(log2(period)) + 1`` rows of two words for each leaf.
 
     Attributes:
       period: steps of one period.
@@ -216,35 +266,71 @@ class Honaker:
       from below).
     """
 
+    integral: ClassVar[bool] = False
+
     period: int
 
     def __post_init__(self) -> None:
         node_noise.check_period(self.period)
 
+    def laws(self, std: int) -> lattice_gaussian.Law:
+        """Stacked: one for each level."""
+        found = []
+        for level in range(_levels(self.period)):
+            leaves = 2 ** (level + 1) - 1
+            # Rounded up: the least integer whose square is at least this quotient.
+            square = -(-(std**2) * (leaves + 2) // (3 * leaves))
+            std_there = 1 + math.isqrt(square - 1)
+            found.append(lattice_gaussian.law(std_there, fine=True))
+        return jax.tree.map(lambda *of_levels: np.stack(of_levels), *found)
+
     def init(self, like: Any) -> Any:
         """Zeros; no step reads a row before it was written in the same period."""
-        return node_noise.zeros(like, _levels(self.period))
+        return node_noise.fine_zeros(like, _levels(self.period))
 
     def increment(
-        self, key: jax.Array, state: Any, step: int | jax.Array, like: Any
+        self,
+        key: jax.Array,
+        state: Any,
+        step: int | jax.Array,
+        like: Any,
+        laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
         """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
         level = _trailing_zeros(step + 1)
-        weights, stds = _estimate_weights(_levels(self.period))
-        kept = jnp.asarray(weights, jnp.float32)[level]
-        fresh = jnp.asarray(stds, jnp.float32)[level]
-        new = jax.tree.map(lambda xi: fresh * xi, node_noise.draw(key, step, like))
+        dropped = jnp.asarray(_estimate_weights(_levels(self.period))[0])[level]
+        law = jax.tree.map(lambda x: jnp.asarray(x)[level], laws)
+        new = node_noise.fine(key, step, like, law)
 
         def take_in(i: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             estimate, noise = carry
             row = _row(state, i)
-            estimate = jax.tree.map(lambda e, s: e + kept[i] * s, estimate, row)
-            noise = jax.tree.map(lambda n, s: n - (1 - kept[i]) * s, noise, row)
-            return estimate, noise
+            part = fixed_point.tree_map(
+                lambda s: fixed_point.scaled(s, dropped[i]), row
+            )
+            # The same rounding in both: an estimate is the sum of its steps' increments.
+            estimate = fixed_point.tree_map(
+                lambda e, s, p: fixed_point.add(e, fixed_point.sub(s, p)),
+                estimate,
+                row,
+                part,
+            )
+            return estimate, fixed_point.tree_map(fixed_point.sub, noise, part)
 
         estimate, noise = jax.lax.fori_loop(0, level, take_in, (new, new))
         return noise, _set_row(state, level, estimate)
+
+    def rounding(self) -> float:
+        """One for each estimate that a node takes in, over the std of what is new there."""
+        fresh = _estimate_weights(_levels(self.period))[1]
+        return float(np.max(np.arange(len(fresh)) / fresh)) * fixed_point.ULP
+
+    def largest_norm(self) -> float:
+        """That of the longest increment or estimate."""
+        return float(
+            np.sqrt(max(self._variances().max(), *self.increment_norms() ** 2))
+        )
 
     def column_norms(self) -> np.ndarray:
         """Lengths of the columns of :meth:`strategy`."""
@@ -261,8 +347,7 @@ class Honaker:
 
     def increment_norms(self) -> np.ndarray:
         """Stds of the increments, whose estimates are independent."""
-        kept, fresh = _estimate_weights(_levels(self.period))
-        dropped = np.tril(1 - kept, -1)
+        dropped, fresh = self._weights()
         of_level = np.sqrt(fresh**2 + dropped**2 @ self._variances())
         return of_level[_trailing_zeros(np.arange(1, self.period + 1))]
 
@@ -273,19 +358,28 @@ class Honaker:
             rows[node - 1, node - len(row) : node] = row
         return rows
 
+    def _weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """Those of :func:`_estimate_weights`, in float64."""
+        dropped, fresh = _estimate_weights(_levels(self.period))
+        return dropped * fixed_point.ULP, fresh
+
     def _variances(self) -> np.ndarray:
         """Of the estimates, by level."""
-        size = 2.0 ** np.arange(_levels(self.period))
-        return size / (2 * size - 1)
+        dropped, fresh = self._weights()
+        found = np.zeros(len(fresh))
+        for level, std in enumerate(fresh):
+            kept = 1 - dropped[level, :level]
+            found[level] = std**2 + kept**2 @ found[:level]
+        return found
 
     def _rows(self) -> list[tuple[int, np.ndarray]]:
         """Each node (by its last step, from 1) with its row on the steps that it sums."""
-        kept, fresh = _estimate_weights(_levels(self.period))
+        dropped, fresh = self._weights()
         # Of a node's 2**j steps the last one is new, and 2**i before it are estimated at
         # level i: what their estimates have is taken off.
         patterns = []
         for level, std in enumerate(fresh):
-            parts = [np.full(2**i, 1 - kept[level, i]) for i in reversed(range(level))]
+            parts = [np.full(2**i, dropped[level, i]) for i in reversed(range(level))]
             patterns.append(np.concatenate([*parts, np.ones(1)]) / std)
         nodes = np.arange(1, self.period + 1)
         levels = _trailing_zeros(nodes)

@@ -20,6 +20,7 @@ from bench import digits
 from jaxdp import accounting, models, plans, sampling, training
 from jaxdp.cli import budget, main, options, prepare, recipes, train
 from jaxdp.cli.errors import UsageError
+from tests.training import kills
 
 REPORT_FIELDS = {
     *("algorithm", "dataset", "num_examples", "num_steps", "epsilon", "delta"),
@@ -228,6 +229,41 @@ def test_own_files(tmp_path: Path) -> None:
     assert dataset.train[0].max() > 2 * dataset.train[1].max() - 0.1
 
 
+def test_records_that_would_count_zero_are_said_before_the_run(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the held-out records, which are public."""
+    lines = [f"3e38,{1 + i % 3},{i / 60},{i % 2}" for i in range(60)]
+    path = tmp_path / "mine.csv"
+    path.write_text("\n".join(["a,kind,b,ill", *lines]))
+
+    def said(**given: Any) -> list[str]:
+        shared = {"test_fraction": 0.5, "out": tmp_path / "run", "label": "ill"}
+        command = options.Train(dataset=str(path), **(shared | given))
+        return train.doubts(prepare.prepare(command))
+
+    assert said() == []
+    assert said(group="kind", group_values=(1.0, 2.0, 3.0)) == []
+    (line,) = said(group="kind", group_values=(1.0, 7.0))
+    assert (
+        "of the 30 held-out public records belong to no group of --group kind" in line
+    )
+    with pytest.raises(UsageError, match=r"--group-values must be .* none of the 30"):
+        said(group="kind", group_values=(7.0, 8.0))
+    (line,) = said(label="a", task="regression")  # Its square is infinite.
+    assert "the loss of 30 of the 30 held-out public records is not finite" in line
+
+    def stop(*args: Any) -> Any:
+        raise UsageError("here the run would begin")
+
+    monkeypatch.setattr(train, "_initial", stop)
+    words = ("--label", "ill", "--test-fraction", 0.5, "--bounds", "100,200")
+    assert run("train", "--dataset", path, *words) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("jaxdp: warning: --bounds leave out more than half")
+    assert "'a', 'kind', 'b'" in first and last == "jaxdp: here the run would begin"
+
+
 def test_command_as_a_process(tmp_path: Path) -> None:
     """As a person types it: no output on standard error, a table on the other."""
 
@@ -312,15 +348,12 @@ def test_a_bug_shows_its_traceback(
 
 
 def killed(out: Path, *words: object, lines: int) -> dict[str, Any]:
-    """A finished run whose folder is brought to where a kill would have left it."""
-    assert run("train", *QUICK, "--seed", 3, "--out", out, *words) == 0
-    result = {name: np.load(out / name) for name in ("params.npz",)}
-    path = out / "ledger.jsonl"
-    kept = path.read_bytes().splitlines(keepends=True)[:lines]
-    path.write_bytes(b"".join(kept))
-    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
-        (out / name).unlink()
-    return dict(result["params.npz"])
+    """A run that is killed after so many lines; what it would have ended with."""
+    said = ("train", *QUICK, "--seed", 3, *words)
+    assert run(*said, "--out", out.with_name("whole")) == 0
+    with kills.killed(lines):
+        run(*said, "--out", out)
+    return dict(np.load(out.with_name("whole") / "params.npz"))
 
 
 def test_resumed_run_ends_as_if_undisturbed(tmp_path: Path, capsys: Any) -> None:
@@ -389,6 +422,34 @@ def test_resume_refuses_what_changed_and_new_attempt_charges(
     assert "identical" in shown
 
 
+def test_what_a_folder_holds_of_time_and_of_noise(tmp_path: Path) -> None:
+    """Time is public for data that are; noise roots are gone unless they are kept."""
+    table = tmp_path / "mine.csv"
+    rows = (f"{x},{x % 3},{'ab'[x % 2]}" for x in range(40))
+    table.write_text("\n".join(["age,size,kind", *rows]))
+    file = ("--dataset", table, "--label", "kind", "--classes", "a,b")
+    file += ("--bounds", "0,40", "--test-fraction", 0.5)
+    times = {"compile_seconds", "train_seconds", "steps_per_second"}
+    wine, small = ("--dataset", "wine"), ("--num-steps", 5, "--seed", 1, "--quiet")
+    for name, words, public, kept in (
+        ("wine", wine, True, False),
+        ("kept", (*wine, "--timings", "secret", "--keep-noise-roots"), False, True),
+        ("file", file, False, False),
+        ("shown", (*file, "--timings", "public"), True, False),
+    ):
+        out = tmp_path / name
+        assert run("train", *words, *small, "--out", out) == 0
+        assert times & reported(out).keys() == (times if public else set())
+        hidden = json.loads((out / "secret" / "timing.json").read_text())
+        assert hidden.keys() == times
+        secret = json.loads((out / "secret" / "run.json").read_text())
+        assert (set(secret["keys"]["noise_words"]) != {"0"}) == kept
+    assert run("train", "--resume", "--out", tmp_path / "kept", "--quiet") == 0
+    again = json.loads((tmp_path / "kept" / "secret" / "run.json").read_text())
+    assert set(again["keys"]["noise_words"]) != {"0"}
+    assert not times & reported(tmp_path / "kept").keys()
+
+
 # --- wrong arguments ---------------------------------------------------------------
 
 #: Words, and what the line must say: the argument, and what it may be or was.
@@ -437,9 +498,13 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("train --algorithm dpgd --direction sphere", ("--direction is for --algorithm",)),
     ("train --dataset mnist", ("--dataset must be one of digits", "'mnist'")),
     ("train --dataset no.csv", ("--dataset must be an existing file", "'no.csv'")),
-    ("train --dataset my.csv", ("--label must be one of the columns 'a', 'b'",)),
+    ("train --dataset my.csv", ("--label must be one of the 2 columns",)),
     ("train --dataset my.csv --label c", ("--label must be", "'c'")),
-    ("train --dataset bad.csv --label b", ("--dataset", "row 2", "'x'")),
+    (
+        "train --dataset bad.csv --label b",
+        ("--dataset", "row 2 (line 3)", "'a'", "kept back"),
+    ),
+    ("train --dataset bad.csv --label b --show-values", ("row 2 (line 3)", "got 'x'")),
     ("train --dataset my.csv --label b --bounds 1", ("--bounds must be", "'1'")),
     ("train --dataset my.csv --label b --bounds 2,1", ("--bounds must be", "(2.0")),
     ("train --dataset my.csv --label b --bounds no.json", ("--bounds", "'no.json'")),
@@ -544,11 +609,10 @@ def printed(capsys: Any, *words: object) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("relation", "sampled"),
-    [*((relation, False) for relation in accounting.RELATIONS), ("replace_one", True)],
-)
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("relation", accounting.RELATIONS)
 def test_numbers_are_the_plan_s(relation: Any, sampled: bool, capsys: Any) -> None:
+    """Sampled, every relation has another epsilon: one that got lost would be seen."""
     words: tuple[object, ...] = ("--relation", relation)
     sampler: Any = sampling.FullBatch()
     if sampled:
@@ -564,6 +628,7 @@ def test_numbers_are_the_plan_s(relation: Any, sampled: bool, capsys: Any) -> No
     ).calibrate(epsilon=1.5, delta=1e-6)
     common = (*words, "--delta", 1e-6)
     got = printed(capsys, "calibrate", "--epsilon", 1.5, "--num-steps", 100, *common)
+    assert got["relation"] == relation
     assert got["noise_multiplier"] == plan.noise_multiplier
     assert got["epsilon"] == float(plan.epsilon())
     assert got["accountant"] == plan.epsilon().accountant

@@ -10,6 +10,7 @@ import pytest
 
 from jaxdp import plans, sampling, training
 from jaxdp.cli import main, noise, options, prepare, recipes, train
+from tests.training import kills
 
 O2NC = ("--dataset", "breast_cancer", "--algorithm", "o2nc", "--loss", "hinge")
 CHANGES = {
@@ -33,13 +34,17 @@ def run(*words: object) -> int:
     return main([str(word) for word in words])
 
 
+def trained(out: Path) -> int:
+    words = [w for name, x in CHANGES.items() for w in (f"--{name}", x)]
+    more = ("--model", "mlp", "--hidden", 3, "--epsilon", 8, "--seed", 5, "--quiet")
+    return run("train", *O2NC, *words, *more, "--out", out)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every option, of a ReLU network with hinge loss."""
     out = tmp_path_factory.mktemp("o2nc") / "run"
-    words = [w for name, x in CHANGES.items() for w in (f"--{name}", x)]
-    more = ("--model", "mlp", "--hidden", 3, "--epsilon", 8, "--seed", 5, "--quiet")
-    assert run("train", *O2NC, *words, *more, "--out", out) == 0
+    assert trained(out) == 0
     return out
 
 
@@ -79,28 +84,15 @@ def test_metric_is_that_of_what_is_returned(tmp_path: Path) -> None:
     assert loss != outcome.metrics[-1]  # That of the last query.
 
 
-def killed(folder: Path, out: Path) -> dict[str, Any]:
-    """A copy of a run's folder as a kill in its second period leaves it; its report."""
-    out.mkdir()
-    (out / "secret").mkdir()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            (out / path.relative_to(folder)).write_bytes(path.read_bytes())
-    report = json.loads((out / "report.json").read_text())
-    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (out / "ledger.jsonl").write_bytes(b"".join(lines[:4]))  # An intent is last.
-    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
-        (out / name).unlink()
-    return report
-
-
 def test_killed_run_goes_on_and_is_not_replayed(
     folder: Path, tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "run"
     with np.load(folder / train.PARAMS) as file:
         want = dict(file)
-    report = killed(folder, out)
+    with kills.killed(4):  # In its second period, an intent is last.
+        trained(out)
+    report = json.loads((folder / "report.json").read_text())
     assert run("train", "--resume", "--out", out, "--quiet") == 0
     with np.load(out / train.PARAMS) as file:
         assert set(file) == set(want)

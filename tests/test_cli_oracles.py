@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from jaxdp import plans, sampling, training
 from jaxdp.cli import conversions, main, noise, options, plots, prepare, train
 from jaxdp.plans.o2nc.bounds import ORACLES
+from tests.training import kills
 
 O2NC = ("--dataset", "breast_cancer", "--algorithm", "o2nc", "--loss", "hinge")
 SHARED = {"restart_l2_clip_norm": 1.5, "smoothing_radius": 0.2, "max_step": 0.3}
@@ -64,12 +64,16 @@ def words_of(changes: dict[str, Any]) -> list[object]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each oracle that is not tests/test_cli_o2nc.py's."""
     out = {name: tmp_path_factory.mktemp(name) / "run" for name in RUNS}
-    for name, (changes, _) in RUNS.items():
+    for name in RUNS:
         if name != "zeroth_order":
-            words = words_of({"oracle": name, **changes, **SHARED})
-            more = ("--epsilon", 8, "--seed", 5, "--quiet", "--out", out[name])
-            assert run("train", *O2NC, *words, *more) == 0
+            assert trained(name, out[name]) == 0
     return out
+
+
+def trained(name: str, out: Path) -> int:
+    words = words_of({"oracle": name, **RUNS[name][0], **SHARED})
+    more = ("--epsilon", 8, "--seed", 5, "--quiet", "--out", out)
+    return run("train", *O2NC, *words, *more)
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +129,11 @@ def test_report_says_which_oracle(
 
 
 def test_steps_that_cost_unlike_have_no_new_attempt(
-    folders: dict[str, Path], tmp_path: Path, capsys: Any
+    tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    shutil.copytree(folders["first_order"], out)
-    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (out / "ledger.jsonl").write_bytes(b"".join(lines[:4]))  # An intent is last.
-    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
-        (out / name).unlink()
+    with kills.killed(4):  # An intent is last.
+        trained("first_order", out)
     refused = ("train", "--resume", "--new-attempt", "--out", out, "--quiet")
     assert run(*refused) == 2
     shown = capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 
 from jaxdp import models, plans, sampling, training
 from jaxdp.cli import main, options, prepare, recipes, train
+from tests.training import kills
 
 SADDLE = ("--dataset", "diabetes", "--algorithm", "saddle", "--group", "sex")
 CHANGES = {
@@ -32,13 +33,17 @@ def reported(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
+def trained(out: Path) -> int:
+    words = [w for name, x in CHANGES.items() for w in (f"--{name}", x)]
+    more = ("--epsilon", 3, "--group-probabilities", "0.6,0.4", "--seed", 5, "--quiet")
+    return run("train", *SADDLE, *words, *more, "--out", out)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every option."""
     out = tmp_path_factory.mktemp("saddle") / "run"
-    words = [w for name, x in CHANGES.items() for w in (f"--{name}", x)]
-    more = ("--epsilon", 3, "--group-probabilities", "0.6,0.4", "--seed", 5, "--quiet")
-    assert run("train", *SADDLE, *words, *more, "--out", out) == 0
+    assert trained(out) == 0
     return out
 
 
@@ -88,7 +93,7 @@ def test_parameters_are_a_linear_model_s(folder: Path) -> None:
         kernel, bias = file["Dense_0/kernel"], file["Dense_0/bias"]
         weights = file["group_weights"]
     assert weights.sum() == pytest.approx(1)
-    dataset = models.above(models.load("diabetes"), models.DIABETES_MEDIAN)
+    dataset = models.above(models.load("diabetes"), models.DIABETES_THRESHOLD)
     x, y = dataset.test
     accuracy = np.mean(np.argmax(x @ kernel + bias, axis=1) == y)
     assert accuracy == pytest.approx(reported(folder)["test_accuracy"], abs=1e-6)
@@ -102,15 +107,8 @@ def test_same_seed_same_run_and_a_killed_one_goes_on(
 ) -> None:
     """As a kill leaves it: the last steps are under way, nothing is written."""
     out = tmp_path / "run"
-    out.mkdir()
-    (out / "secret").mkdir()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            (out / path.relative_to(folder)).write_bytes(path.read_bytes())
-    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (out / "ledger.jsonl").write_bytes(b"".join(lines[:2]))
-    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
-        (out / name).unlink()
+    with kills.killed(2):
+        trained(out)
     assert run("train", "--resume", "--out", out) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "3 vertices of either player in each of 4 steps of 88 records" in shown

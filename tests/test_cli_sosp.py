@@ -22,6 +22,7 @@ from jaxdp.cli import (
     stationary,
     train,
 )
+from tests.training import kills
 
 SOSP = ("--dataset", "digits_4x4", "--algorithm", "sosp")
 CHANGES = {
@@ -43,13 +44,17 @@ def reported(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
+def trained(out: Path) -> int:
+    words = [w for name, x in CHANGES.items() for w in (f"--{name}", x)]
+    more = ("--epsilon", 40, "--seed", 5, "--quiet")
+    return run("train", *SOSP, *words, *more, "--out", out)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every option, whose records are enough for a certificate."""
     out = tmp_path_factory.mktemp("sosp") / "run"
-    words = [w for name, x in CHANGES.items() for w in (f"--{name}", x)]
-    more = ("--epsilon", 40, "--seed", 5, "--quiet", "--out", out)
-    assert run("train", *SOSP, *words, *more) == 0
+    assert trained(out) == 0
     return out
 
 
@@ -112,15 +117,8 @@ def test_same_seed_same_run_and_a_killed_one_goes_on(
 ) -> None:
     """As a kill leaves it: the last steps are under way, nothing is written."""
     out = tmp_path / "run"
-    out.mkdir()
-    (out / "secret").mkdir()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            (out / path.relative_to(folder)).write_bytes(path.read_bytes())
-    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (out / "ledger.jsonl").write_bytes(b"".join(lines[:2]))
-    for name in ("report.json", "params.npz", "secret/checkpoint.npz"):
-        (out / name).unlink()
+    with kills.killed(2):
+        trained(out)
     assert run("train", "--resume", "--out", out) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "gradients and on how they change (sqrt_toeplitz)" in shown

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxdp import plans
-from jaxdp.cli import main, synthesize
+from jaxdp.cli import main, overlap, synthesize
+from jaxdp.cli.errors import UsageError
 from jaxdp.models import binning
 from jaxdp.oracles.queries import Marginals
 from tests.test_cli import check_plot
@@ -199,6 +200,46 @@ def test_steps_are_chosen_and_other_relations_and_degrees_are_taken(
     assert report["num_steps"] == report["plan"]["num_steps"] > 1
 
 
+def wide(seed: int, count: int) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(seed)
+    return [tuple(row) for row in rng.integers(0, 1000, (count, 3)).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("public", "shared"),
+    [
+        (wide(0, 100)[::-1] + wide(1, 1), 100),  # One line more.
+        (wide(0, 100)[:40], 40),  # A part.
+        (wide(0, 100)[:31] + wide(1, 29), 31),
+        (wide(0, 100)[:30] + wide(1, 30), None),  # A half and no more.
+        (wide(1, 60), None),
+    ],
+)
+def test_a_large_part_of_the_private_records_is_refused(
+    public: list[tuple[int, ...]], shared: int | None
+) -> None:
+    if shared is None:
+        overlap.refuse(wide(0, 100), public, "--public", "--input", "a.csv")
+        return
+    said = (
+        rf"--public must be .* of whose {len(public)} records {shared} are in --input"
+    )
+    with pytest.raises(UsageError, match=said):
+        overlap.refuse(wide(0, 100), public, "--public", "--input", "a.csv")
+
+
+@pytest.mark.parametrize("size", [2, 10, 100, 1000, 10_000, 10**6])
+@pytest.mark.parametrize(("private", "public"), [(300, 300), (3000, 200), (200, 3000)])
+def test_honest_samples_of_a_domain_of_any_size_pass(
+    size: int, private: int, public: int
+) -> None:
+    """However likely the same rows are in both."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        one, other = (rng.integers(0, size, n).tolist() for n in (private, public))
+        overlap.refuse(one, other, "--public", "--input", "a.csv")
+
+
 # --- mistakes ----------------------------------------------------------------------
 
 
@@ -228,6 +269,10 @@ def refused(capsys: Any, *words: object) -> str:
             ("--test-fraction", 0.5, "--public", "in.csv"),
             "--test-fraction must be left",
         ),
+        (("--public", "in.csv"), "--public must be another file than --input, got"),
+        (("--public", "link.csv"), "--public must be another file than --input, got"),
+        (("--public", "again.csv"), "--public must be public records, not those of"),
+        (("--public", "rounded.csv"), "--public must be public records, not those of"),
         (("--public", "none.csv"), "--public: path must be an existing file"),
         (("--public", "other.csv"), "--public must give public records that --bins"),
         (("--input", "none.csv"), "--input: path must be an existing file"),
@@ -253,6 +298,13 @@ def test_mistakes_name_their_option(
     Path("large.json").write_text(json.dumps({str(i): two for i in range(23)}))
     Path("other.csv").write_text("age,smoker,town\n20,never,A\n")
     Path("empty.csv").write_text("age,smoker,town\n")
+    Path("link.csv").symlink_to("in.csv")
+    rows = binning.read_rows(files / "in.csv", ["age", "town", "smoker"])[::-1]
+    lines = [",".join(row) for row in rows]
+    Path("again.csv").write_text("\n".join(["age,town,smoker", *lines]))
+    # Other ages in the same bins: the same to all queries.
+    lines = [line.replace("30,", "31,") for line in lines]
+    Path("rounded.csv").write_text("\n".join(["age,town,smoker", *lines]))
     before = sorted(files.iterdir())
     assert f"jaxdp: {message}" in refused(capsys, *given(files), *STEPS, *words)
     assert sorted(files.iterdir()) == before

@@ -17,6 +17,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import jaxdp
+from jaxdp import keys as keys_lib
 from jaxdp import sampling
 from tests.conftest import BATCH, COMMON, PARAMS, Case, value_fn
 
@@ -113,9 +114,9 @@ def test_scan_equals_the_loop(case: Case) -> None:
 
 
 def test_vmap_over_insecure_keys(case: Case) -> None:
-    """Float noise is drawn inside: one program for many seeds."""
-    # Exact noise is drawn on the host, which a traced key does not reach.
-    changes = {} if case.plan.noise == "gaussian" else {"noise": "gaussian"}
+    """Noise is drawn inside: one program for many seeds."""
+    # Laplace noise is drawn on the host, which a traced key does not reach.
+    changes = {"noise": "discrete"} if case.plan.noise == "laplace" else {}
     plan = dataclasses.replace(case.plan, **changes)
 
     def run(seed: jax.Array) -> Any:
@@ -162,7 +163,7 @@ def test_whole_run_exports_without_the_device(case: Case, platform: str) -> None
 
     def run(words: list[jax.Array], data: Any) -> Any:
         leaves = [
-            jax.random.wrap_key_data(x, impl="threefry2x32") if key else x
+            keys_lib.from_words(x) if key else x
             for x, key in zip(words, is_key, strict=True)
         ]
         carry, keys = jax.tree.unflatten(tree, leaves)
@@ -210,7 +211,9 @@ def test_public_looks_inside_every_pytree(case: Case) -> None:
 def test_keys_from_entropy_begin_one_run(case: Case) -> None:
     """Two runs of one plan would share their noise."""
     tx = case.make(case.plan, jaxdp.Keys.from_entropy())
-    jax.eval_shape(tx.init, PARAMS)  # Only traced: no run.
+    for traced in (jax.jit(tx.init), jax.jit(lambda _: tx.init(PARAMS))):
+        with pytest.raises(ValueError, match=r"^keys .*jax.jit\(tx.init\)"):
+            traced(PARAMS)
     tx.init(PARAMS)
     with pytest.raises(ValueError, match="already served"):
         tx.init(PARAMS)

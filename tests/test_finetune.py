@@ -177,7 +177,10 @@ def test_prompt_run_writes_everything(home: Path, tmp_path: Path, capsys: Any) -
     check_plot(out / "releases.png")
 
     report = reported(out)
-    assert REPORT_FIELDS | {"test_accuracy", "test_macro_f1"} <= set(report)
+    # How long a run on somebody's texts takes may tell of them: not in the public file.
+    times = {"compile_seconds", "train_seconds", "steps_per_second"}
+    assert (REPORT_FIELDS - times) | {"test_accuracy", "test_macro_f1"} <= set(report)
+    assert not times & set(report)
     assert (report["private"], report["seed_source"]) == (True, "entropy")
     assert (report["model"], report["dataset"]) == ("roberta", "train")
     assert (report["num_examples"], report["num_test_examples"]) == (20, 12)
@@ -534,7 +537,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{WORDS} --template {{txt}}{{mask}}", ("--eval: ", "line 1", "'txt'")),
     (f"{WORDS} --label-words bad,xylophones", ("--label-words: ", "'xylophones'")),
     (f"{WORDS} --labels bad", ("--labels must be two or more",)),
-    (f"{WORDS} --labels a,b", ("--eval: record 1: label must be one of a, b",)),
+    (
+        f"{WORDS} --labels a,b",
+        ("--eval: record 1 (eval.jsonl, line 1): label must be one of a, b",),
+    ),
     (f"{WORDS} --labels 3", ("--label-words must be one for each of", "bad,good")),
     (f"{WORDS} --label-field no", ("--eval: ", "'no'")),
     (f"{WORDS} --trainable head", ("--trainable head is for --task head only",)),
@@ -585,6 +591,19 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{HEAD} --eval train.jsonl", ("--eval must be public records", "train.jsonl")),
     (f"{HEAD} --eval linked.jsonl", ("--eval must be public", "'linked.jsonl'")),
     (f"{HEAD} --eval copied.csv --train copy.csv", ("--eval must be public", "copied")),
+    (f"{HEAD} --eval turned.csv --train copy.csv", ("--eval must be public", "2")),
+    (
+        f"{HEAD} --eval longer.csv --train wide.csv",
+        ("--eval must be public records, got 'longer.csv', of whose 10 records 9 are",),
+    ),
+    (
+        f"{HEAD} --eval eval.jsonl --train secret.csv",
+        ("--train: record 2 (secret.csv, line 3): label must be one of 0, 1",),
+    ),
+    (
+        f"{HEAD} --eval eval.jsonl --train secret.csv --show-values",
+        ("--train: record 2 (secret.csv, line 3): label must be", "got 'ill'"),
+    ),
     (f"{HEAD} --new-attempt", ("--new-attempt is for --resume only",)),
     ("--resume --out .", ("--out: ledger must be a run's folder",)),
     ("--task choice --template {text}", ("--label-words or --choices-field",)),
@@ -634,6 +653,14 @@ def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "linked.jsonl").symlink_to(home / "train.jsonl")
     for name in ("copied.csv", "copy.csv"):
         (root / name).write_text("text,label\na,0\nb,1\n")
+    (root / "turned.csv").write_text("text,label\nb,1\na,0\n")
+    (root / "secret.csv").write_text("text,label\na,0\nb,ill\n")
+    rows = [
+        f"{a}{b} film,{i % 2}"
+        for i, (a, b) in enumerate(zip("abcdefghi", "ihgfedcba", strict=True))
+    ]
+    (root / "wide.csv").write_text("\n".join(["text,label", *rows]))
+    (root / "longer.csv").write_text("\n".join(["text,label", *rows[::-1], "new,1"]))
     (root / "bad.jsonl").write_text('{"text": "a", "label": 0}\n{"text"\n')
     (root / "eval.txt").write_text("text\n")
     (root / "model").symlink_to(home / "roberta")

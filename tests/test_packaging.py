@@ -168,7 +168,8 @@ def test_sdist_holds_every_source_once(built: tuple[Path, Path], copy: Path) -> 
     assert len(names) == len(set(names))
     modules = {name.replace("jaxdp/kernels/", "kernels/") for name in modules_in(copy)}
     assert modules | {"jaxdp/py.typed"} <= set(names)
-    assert {"pyproject.toml", "README.md", "LICENSE", "constraints.txt"} <= set(names)
+    texts = {"README.md", "CHANGELOG.md", "LICENSE"}
+    assert texts | {"pyproject.toml", "constraints.txt"} <= set(names)
     assert not [name for name in names if name.startswith("jaxdp/kernels")]
     tests = {p.relative_to(copy).as_posix() for p in (copy / "tests").rglob("*.py")}
     assert tests <= set(names)

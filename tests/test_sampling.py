@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 
@@ -206,17 +207,34 @@ def test_epochs_are_partitions(size: int, num_examples: int) -> None:
         assert len({tuple(order) for order in orders.tolist()}) > epochs // 2
 
 
-@pytest.mark.parametrize("period", [1, 4])
-def test_restarts_read_every_record_once(period: int) -> None:
-    """Larger batches where a period begins, in order; nothing at a wrong phase."""
+@pytest.mark.parametrize(
+    ("num_examples", "period", "steps", "left"),
+    [
+        # Periods of 11 records. All of 40: three, a restart of five and a step of two.
+        (40, 4, 14, 0),
+        (39, 4, 13, 1),
+        (37, 4, 12, 4),  # Too few for another restart.
+        (42, 4, 15, 0),
+        (43, 4, 15, 1),
+        # Restarts of five alone.
+        (40, 1, 8, 0),
+        (39, 1, 7, 4),
+        (42, 1, 8, 2),
+    ],
+)
+def test_restarts_read_every_record_once(
+    num_examples: int, period: int, steps: int, left: int
+) -> None:
+    """Larger batches where a period begins, in order; nothing at a wrong phase.
+
+    What is left over is not read, nor is anything a second time: also not past the end.
+    """
     sampler = sampling.SinglePassRestarts(
         period=period, restart_batch_size=5, batch_size=2
     )
-    steps = sampler.max_steps(N)
-    # Three periods of 11 records, and a restart of five with one step of two.
-    assert steps == (14 if period == 4 else 8)
+    assert sampler.max_steps(num_examples) == steps
     p = plans.O2NC(
-        num_examples=N,
+        num_examples=num_examples,
         num_steps=steps,
         sampling=sampler,
         relation="replace_one",
@@ -226,16 +244,31 @@ def test_restarts_read_every_record_once(period: int) -> None:
         max_step=1.0,
         window=2,
     )
+    data = (jnp.arange(num_examples, dtype=jnp.float32), jnp.arange(num_examples))
     keys, read = Keys.insecure(0), []
-    for step in range(steps):
+    draw = {
+        phase.name: jax.jit(
+            lambda step, name=phase.name: sampling.batch(
+                p, keys, step, data, phase=name
+            )
+        )
+        for phase in p.phases
+    }
+    for step in range(steps + 2 * period):
         for phase in p.phases:
-            batch = sampling.batch(p, keys, jnp.asarray(step), DATA, phase=phase.name)
+            batch = draw[phase.name](jnp.asarray(step))
             assert batch.mask.shape == (phase.batch_size,)
             here = (phase.name == "restart") == (step % period == 0)
-            assert (np.asarray(batch.mask) == here).all()
-            if here:
-                read += np.asarray(batch.records[1]).tolist()
-    assert read == list(range(40))
+            mask = np.asarray(batch.mask)
+            if step < steps:
+                assert (mask == here).all()
+            assert not mask.any() or here
+            assert (np.asarray(batch.index)[mask] < num_examples).all()
+            read += np.asarray(batch.records[1])[mask].tolist()
+        if step == steps - 1:
+            assert read == list(range(num_examples - left))
+    # No plan comes so far; a loop by hand that does reads nothing twice.
+    assert read == list(range(len(read))) and len(read) <= num_examples
     with pytest.raises(ValueError, match="num_steps must be an integer"):
         dataclasses.replace(p, num_steps=steps + 1)
 
@@ -454,7 +487,14 @@ def quiet(sampler: Any, num_steps: int) -> plans.DPZero:
 @pytest.mark.parametrize("sampler", DRAWING, ids=repr)
 def test_fit_reads_what_the_sampler_draws(sampler: Any) -> None:
     p = quiet(sampler, 5)
-    result = jaxdp.fit(p, Keys.insecure(0), jnp.zeros(1), DATA, value_fn=linear)
+    result = jaxdp.fit(
+        p,
+        Keys.insecure(0),
+        jnp.zeros(1),
+        DATA,
+        value_fn=linear,
+        optimizer=optax.sgd(1.0),
+    )
     keys = Keys.insecure(0)
     drawn = jax.jit(jax.vmap(lambda t: sampling.batch(p, keys, t, DATA)))(jnp.arange(5))
     sums = np.where(drawn.mask, drawn.records[0], 0).sum(axis=1)
@@ -466,7 +506,14 @@ def test_fit_reads_what_the_sampler_draws(sampler: Any) -> None:
 def test_external_batches_are_divided_by_a_constant() -> None:
     p = quiet(OUTSIDE, 3)
     with pytest.raises(ValueError, match="somebody else makes"):
-        jaxdp.fit(p, Keys.insecure(0), jnp.zeros(1), DATA, value_fn=linear)
+        jaxdp.fit(
+            p,
+            Keys.insecure(0),
+            jnp.zeros(1),
+            DATA,
+            value_fn=linear,
+            optimizer=optax.sgd(1.0),
+        )
     tx: Any = jaxdp.dpzero(p, Keys.insecure(0))
 
     @jax.jit

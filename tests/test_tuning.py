@@ -18,6 +18,7 @@ from dp_accounting.rdp import RdpAccountant
 import jaxdp
 from jaxdp import Keys, accounting, noise, plans, sampling, tuning
 from jaxdp import keys as keys_lib
+from jaxdp.accounting import lattice
 
 N, D = 64, 3
 TRUTH = np.array([1.0, -2.0, 0.5], np.float32)
@@ -44,6 +45,7 @@ def make_plan(**changes: Any) -> plans.DPZero:
 
 
 PLAN = make_plan()
+SGD = optax.sgd(0.1)
 # Too small a step, a good one, one that diverges.
 CANDIDATES = [(PLAN, optax.sgd(s)) for s in (1e-5, 0.2, 100.0)]
 
@@ -158,7 +160,10 @@ def test_charged_epsilon_is_that_of_repeat_and_select(
 ) -> None:
     got = search(Keys.insecure(0), mean_trials=mean, shape=shape).report
     event = RepeatAndSelectDpEvent(PLAN.event, mean, shape)
-    want = RdpAccountant().compose(event).get_epsilon(1e-5)
+    extra, lost = lattice.sampler_error(event)
+    assert 0 < extra < 1e-5 and lost < 1e-10
+    left = (1e-5 - lost) * math.exp(-extra)
+    want = RdpAccountant().compose(event).get_epsilon(left) + extra
     assert got["epsilon"] == pytest.approx(want, rel=1e-12)
     assert got["accountant"] == "RDP (repeat and select)"
     assert got["base_epsilon"] == pytest.approx(PLAN.epsilon(), rel=1e-12)
@@ -181,7 +186,10 @@ def test_calibrated_search_spends_the_budget(
     got = tuning.calibrate(plan, epsilon=epsilon, delta=1e-6, **law)
     assert (got.delta, got.l2_clip_norm) == (1e-6, plan.l2_clip_norm)
     event = RepeatAndSelectDpEvent(got.event, mean, shape)
-    spent = RdpAccountant().compose(event).get_epsilon(1e-6)
+    extra, lost = lattice.sampler_error(event)
+    assert extra > 0
+    left = (1e-6 - lost) * math.exp(-extra)
+    spent = RdpAccountant().compose(event).get_epsilon(left) + extra
     assert epsilon * (1 - 1e-4) <= spent <= epsilon
     assert got.epsilon() < epsilon
     # Clips and radii do not enter: one noise multiplier serves all candidates.
@@ -314,7 +322,7 @@ def test_keys_from_entropy_serve_one_search_and_mistakes_spend_nothing() -> None
     with pytest.raises(ValueError, match="already served"):
         search(keys)
     with pytest.raises(ValueError, match="already served"):
-        jaxdp.fit(PLAN, keys, jnp.zeros(D), DATA, value_fn=value_fn)
+        jaxdp.fit(PLAN, keys, jnp.zeros(D), DATA, value_fn=value_fn, optimizer=SGD)
 
 
 # What is refused.
@@ -336,7 +344,7 @@ def test_keys_from_entropy_serve_one_search_and_mistakes_spend_nothing() -> None
 def test_candidates_that_cost_differently_are_refused(changes: Any, name: str) -> None:
     other = (make_plan(**changes), optax.sgd(0.1))
     with pytest.raises(ValueError, match=rf"the {name} .*candidates\[1\] has"):
-        search(Keys.insecure(0), candidates=[(PLAN, None), other])
+        search(Keys.insecure(0), candidates=[(PLAN, SGD), other])
 
 
 def test_candidates_of_one_cost_may_differ_in_all_else() -> None:
@@ -345,7 +353,7 @@ def test_candidates_of_one_cost_may_differ_in_all_else() -> None:
         {"num_directions": 1, "noise": "gaussian"},
     )
     candidates = [(PLAN, optax.adam(0.1))]
-    candidates += [(make_plan(**c), None) for c in others]
+    candidates += [(make_plan(**c), SGD) for c in others]
     candidates += [(plans.DPGD(**_common(PLAN)), optax.sgd(0.1, momentum=0.9))]
     got = search(Keys.insecure(6), candidates=candidates, mean_trials=6.0)
     assert got.report["l2_clip_norm"] == candidates[got.candidate][0].l2_clip_norm
@@ -360,7 +368,7 @@ def test_samplers_that_rdp_does_not_account_are_refused_with_what_works() -> Non
     sampled = sampling.TruncatedPoisson(sampling_prob=0.25)
     plan = make_plan(sampling=sampled)
     with pytest.raises(ValueError, match=r"sampling must be .*RDP.* FullBatch, Single"):
-        search(Keys.insecure(0), candidates=[(plan, None)])
+        search(Keys.insecure(0), candidates=[(plan, SGD)])
     with pytest.raises(ValueError, match="sampling must be"):
         tuning.calibrate(plan, epsilon=1.0, delta=1e-5, mean_trials=2.0)
 
@@ -394,7 +402,7 @@ def test_samplers_that_rdp_accounts(
 
 def test_without_noise_nothing_is_claimed() -> None:
     silent = PLAN.with_noise(noise_multiplier=0)
-    got = search(Keys.from_entropy(), candidates=[(silent, None)], mean_trials=1.5)
+    got = search(Keys.from_entropy(), candidates=[(silent, SGD)], mean_trials=1.5)
     assert got.report["epsilon"] is got.report["base_epsilon"] is None
     assert got.report["private"] is False
 
@@ -405,14 +413,16 @@ def test_without_noise_nothing_is_claimed() -> None:
         ({"candidates": []}, ValueError, "candidates"),
         ({"candidates": [PLAN]}, TypeError, "candidates"),
         ({"candidates": PLAN}, TypeError, "candidates"),
-        ({"candidates": [("x", None)]}, TypeError, "plan"),
+        ({"candidates": [("x", SGD)]}, TypeError, "plan"),
         ({"candidates": [(PLAN, 0.1)]}, TypeError, "optimizer"),
         (
-            {"candidates": [(make_plan(noise_multiplier=None), None)]},
+            {"candidates": [(make_plan(noise_multiplier=None), SGD)]},
             ValueError,
             "noise_multiplier",
         ),
-        ({"candidates": [(make_plan(delta=None), None)]}, ValueError, "delta"),
+        ({"candidates": [(make_plan(delta=None), SGD)]}, ValueError, "delta"),
+        ({"candidates": [(PLAN, None)]}, ValueError, "optimizer must be given"),
+        ({"check_isolation": 1}, TypeError, "check_isolation"),
         ({"keys": 0}, TypeError, "keys"),
         ({"value_fn": None}, TypeError, "value_fn"),
         ({"score_fn": None}, TypeError, "score_fn"),

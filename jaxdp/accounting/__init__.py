@@ -51,6 +51,8 @@ from jaxdp.accounting.gaussian import gaussian_delta as gaussian_delta
 from jaxdp.accounting.gaussian import gaussian_epsilon as gaussian_epsilon
 from jaxdp.accounting.gaussian import gaussian_mu as gaussian_mu
 from jaxdp.accounting.gaussian import gaussian_rho as gaussian_rho
+from jaxdp.accounting.lattice import MAX_NUMBERS as MAX_NUMBERS
+from jaxdp.accounting.lattice import drawn as drawn
 from jaxdp.accounting.spending import Epsilon as Epsilon
 from jaxdp.accounting.spending import delta as delta
 from jaxdp.accounting.spending import epsilon as epsilon

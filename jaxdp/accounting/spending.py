@@ -11,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from jaxdp import _validate
+from jaxdp.accounting import lattice
 from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
 
 #: Basic events, and how often each occurs.
@@ -76,6 +77,14 @@ def epsilon(
         and some noise has no pure guarantee.
     """
     leaves = leaves_of(event, event_relation)
+    sampler, missed = lattice.sampler_error(event)
+    if missed:
+        if delta <= missed:
+            _validate.probability(delta=delta)
+            return Epsilon(math.inf, account(event, event_relation)[0])
+        left = (delta - missed) * math.exp(-sampler)
+        spent = epsilon(lattice.ideal(event), event_relation, left)
+        return Epsilon(spent + sampler, spent.accountant)
     pure = Epsilon(pure_epsilon(leaves, event_relation), "pure composition")
     no_noise = any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves)
     if delta == 0 and pure < math.inf:
@@ -103,6 +112,13 @@ def delta(
       ValueError: no accountant supports the event under that relation.
     """
     _validate.non_negative(epsilon=epsilon)
+    sampler, missed = lattice.sampler_error(event)
+    if missed:
+        if epsilon < sampler:
+            return 1.0
+        ideal = lattice.ideal(event)
+        left = delta(ideal, event_relation, epsilon - sampler)
+        return min(left * math.exp(sampler) + missed, 1.0)
     if pure_epsilon(leaves_of(event, event_relation), event_relation) <= epsilon:
         return 0.0
     _, mu, accountant = account(event, event_relation)

@@ -24,6 +24,8 @@ an audit, and hides nothing. (``tests/auditing`` plants it.)
 * :mod:`jaxdp.auditing.drill`, :mod:`jaxdp.auditing.second_order`: the same for plans whose
   queries depend on what was released, and a short run in which they are known;
 * :mod:`jaxdp.auditing.draws`: one of those draws, its law enumerated;
+* :mod:`jaxdp.auditing.grid_releases`, :mod:`jaxdp.auditing.residues`: what is released, as
+  integers of its grid, and whether their low digits show the sum (:func:`lattice`);
 * :mod:`jaxdp.auditing.bounds`: from errors of an attack to an epsilon.
 
 References:
@@ -34,3 +36,6 @@ References:
 from jaxdp.auditing._audit import AuditResult as AuditResult
 from jaxdp.auditing._audit import audit as audit
 from jaxdp.auditing._audit import shortened as shortened
+from jaxdp.auditing._lattice import LatticeResult as LatticeResult
+from jaxdp.auditing._lattice import LatticeSite as LatticeSite
+from jaxdp.auditing._lattice import lattice as lattice

@@ -106,9 +106,9 @@ def audit(
     released between prescribed points. The canary of the result says in which role a
     record was read.
 
-    Exact noise is drawn on the host: 15 to 30 microseconds for each of the ``num_runs *
-    num_steps * num_directions`` numbers. So audit few steps (:func:`shortened`). Where
-    records are sampled, a run takes time for each record of the data set too.
+    Laplace noise is drawn on the host: 15 to 30 microseconds for each of the ``num_runs *
+    num_steps * num_directions`` numbers. Where records are sampled, a run takes time for
+    each record of the data set. So audit few steps (:func:`shortened`).
 
     Args:
       plan: one that builds a transformation, with noise; or one that draws vertices and

@@ -14,12 +14,13 @@ import numpy as np
 from jaxdp import sampling
 from jaxdp.auditing.canaries import Canary as Canary
 from jaxdp.auditing.canaries import DataSet as DataSet
-from jaxdp.auditing.canaries import amplitudes, num_records, phases
+from jaxdp.auditing.canaries import amplitudes, phases
 from jaxdp.auditing.canaries import canaries as canaries
+from jaxdp.auditing.canaries import num_records as num_records
 from jaxdp.keys import Keys
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans.o2nc import O2NC
-from jaxdp.transforms.dpzero import exact_noise
+from jaxdp.transforms.dpzero import laplace_noise
 
 # Slope of the canary over the clip: so steep that in no direction it stays below.
 _STEEP = 1e6
@@ -36,7 +37,7 @@ def transcripts(
     """What ``num_runs`` runs of a plan release, on each of several data sets.
 
     What runs is ``plan.transform`` on batches of ``jaxdp.sampling.batch``, under jit, vmap
-    and scan. Exact noise is drawn on the host, by the function that the transformation
+    and scan. Laplace noise is drawn on the host, by the function that the transformation
     itself calls. Every run has noise and sampling roots of its own, the same on every
     data set; all have the direction root of ``Keys.insecure(seed)``, and its sampling root
     too where the order of records need not be secret.
@@ -59,9 +60,7 @@ def transcripts(
     """
     seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
     own = make_keys(seeds)
-    tables = None
-    if plan.noise != "gaussian":
-        tables = _tables(plan, seeds, np.asarray(own.noise_words), public)
+    tables = noise_tables(plan, seeds, own, public)
     records = jax.tree.map(
         lambda *rows: np.stack(rows), *(_records(plan, one) for one in data)
     )
@@ -156,7 +155,7 @@ def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
 
             query = params["x"].at[0].set(queries[t])
             here = {"x": query, "query": query, "step": t}
-            given = _batch(plan, keys, t, records, phase)
+            given = batch_of(plan, keys, t, records, phase)
             update, after = tx.update(None, state, here, value_fn=value_fn, **given)
             released = _released(plan, phase, state, update, after)
             return after, released / (_unit(plan, phase, state) * scales[t])
@@ -220,7 +219,9 @@ def run_keys(plan: Any, own: Keys, public: Keys) -> Keys:
     return dataclasses.replace(own, direction=public.direction, sampling=sampling_root)
 
 
-def _batch(plan: SumPlan, keys: Keys, step: jax.Array, records: Any, phase: str) -> Any:
+def batch_of(
+    plan: SumPlan, keys: Keys, step: jax.Array, records: Any, phase: str
+) -> Any:
     """What ``update`` is given of a step: batch, mask if there is one, and phase."""
     if isinstance(plan.sampling, sampling.External):
         return {"batch": records, "mask": records["present"], "phase": phase}
@@ -245,13 +246,26 @@ class _Remembering:
         return value
 
 
+def noise_tables(
+    plan: Any, seeds: np.ndarray, own: Keys, public: Keys
+) -> np.ndarray | None:
+    """The Laplace noise of every run, int32 (n, T, R), if it is drawn on the host.
+
+    Raises:
+      RuntimeError: it is not what the plan's transformation would draw.
+    """
+    if getattr(plan, "noise", None) != "laplace":
+        return None
+    return _tables(plan, seeds, np.asarray(own.noise_words), public)
+
+
 def _tables(
     plan: SumPlan, seeds: np.ndarray, words: np.ndarray, public: Keys
 ) -> np.ndarray:
-    """The exact noise of every run, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
+    """The Laplace noise of every run, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
     numbers: Any = _Remembering(plan)
     keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
-    draw = functools.partial(exact_noise, numbers, name=plan.family)
+    draw = functools.partial(laplace_noise, numbers, name=plan.family)
     tables = np.stack([draw(dataclasses.replace(keys, noise_words=w)) for w in words])
     # The other secret roots were the first run's: see that nothing comes from them.
     own = run_keys(plan, Keys.insecure(int(seeds[-1])), public)

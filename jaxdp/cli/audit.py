@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 from typing import Any
 
@@ -13,40 +14,115 @@ from jaxdp.cli import budget, options
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.plans._base import SumPlan
 from jaxdp.plans._plan import Plan
+from jaxdp.plans.prefix_sum import PrefixSum
 from jaxdp.plans.sosp import SOSP
+
+#: The least number of runs of the lattice adversary.
+_LEAST_LATTICE_RUNS = 100
 
 
 def run(command: options.Audit) -> int:
-    """Prints what the audit found; 1 if the bound is above the accounted epsilon.
+    """Prints what the audit found; 1 if a bound is above the accounted epsilon.
 
     A plan of more steps than ``--num-steps`` is audited with so many steps, and so much
     less noise that its epsilon is the same: a step of a long run shows too little of a
     record to be measured. Of correlated noise the periods get shorter instead; a plan that
     draws vertices takes longer steps, with fewer vertices to draw from; of second-order
     points it is a drill with short periods and escapes.
+
+    The lattice adversary attacks the first steps of the plan as it is. It is all there is
+    of a plan whose updates come from elsewhere. 1 also if low digits are not what noise
+    leaves of them.
     """
     plan = _read(command)
-    with usage(command, "PLAN"):
-        audited = auditing.shortened(plan, command.num_steps, delta=command.delta)
-        found = auditing.audit(
-            audited, num_runs=command.num_runs, delta=command.delta, seed=command.seed
+    if command.lattice_runs and command.lattice_runs < _LEAST_LATTICE_RUNS:
+        raise UsageError(
+            f"--lattice-runs must be 0 or an integer >= {_LEAST_LATTICE_RUNS}, got "
+            f"{command.lattice_runs}"
         )
-    answer = _answer(plan, audited, found)
+    audited = found = lattice = None
+    with usage(command, "PLAN"):
+        if not (isinstance(plan, PrefixSum) and command.lattice_runs):
+            audited = auditing.shortened(plan, command.num_steps, delta=command.delta)
+            found = auditing.audit(
+                audited,
+                num_runs=command.num_runs,
+                delta=command.delta,
+                seed=command.seed,
+            )
+        if command.lattice_runs:
+            lattice = auditing.lattice(
+                plan,
+                num_runs=command.lattice_runs,
+                delta=command.delta,
+                seed=command.seed,
+            )
+    passed = all(one.passed for one in (found, lattice) if one is not None)
+    answer = _answer(plan, audited, found) | {"passed": passed}
     if command.json:
-        print(json.dumps(answer))
+        print(json.dumps(answer | {"lattice": _lattice(lattice)}))
     else:
-        table = Table(show_header=False, box=None)
-        for name, value in answer.items():
-            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-            table.add_row(name, shown)
-        rich.print(table)
-    if found.passed and found.epsilon_lower < found.epsilon / 4:
+        _show(answer)
+        if lattice is not None:
+            _show_lattice(lattice)
+    if found is not None and found.passed and found.epsilon_lower < found.epsilon / 4:
         print(
             "jaxdp: so low a bound shows little; take more runs, or audit a plan with an "
             "epsilon of 1 to 5",
             file=sys.stderr,
         )
-    return 0 if found.passed else 1
+    return 0 if passed else 1
+
+
+def _show(answer: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None)
+    for name, value in answer.items():
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        table.add_row(name, shown)
+    rich.print(table)
+
+
+def _show_lattice(lattice: auditing.LatticeResult) -> None:
+    """The lattice adversary's table: what is asked of all, then a row a release."""
+    answer: dict[str, Any] = {
+        "lattice_flagged": lattice.flagged,
+        "lattice_epsilon_lower": lattice.epsilon_lower,
+        "lattice_method": lattice.method,
+        "lattice_runs": lattice.num_runs,
+    }
+    if lattice.reason:
+        answer = {"lattice": f"not applicable: {lattice.reason}"}
+    if lattice.left_out:
+        answer["lattice_left_out"] = "; ".join(lattice.left_out)
+    _show(answer)
+    if not lattice.sites:
+        return
+    table = Table(box=None)
+    for column in ("lattice", "noise", "numbers", "even", "even tails", "p", "worst"):
+        table.add_column(column)
+    for site in lattice.sites:
+        table.add_row(
+            site.name,
+            f"{site.noise_std:.4g}",
+            str(site.num_numbers),
+            f"{site.even:.4f}",
+            f"{site.even_tails:.4f}",
+            f"{site.p_value:.2g}",
+            site.statistic,
+        )
+    rich.print(table)
+
+
+def _lattice(lattice: auditing.LatticeResult | None) -> dict[str, Any] | None:
+    """What is printed as JSON, which has no NaN."""
+    if lattice is None:
+        return None
+    answer = dataclasses.asdict(lattice)
+    for site in answer["sites"]:
+        for name, value in site.items():
+            if isinstance(value, float) and math.isnan(value):
+                site[name] = None
+    return answer | {"applicable": lattice.applicable, "flagged": lattice.flagged}
 
 
 def _read(command: options.Audit) -> Plan:
@@ -76,16 +152,19 @@ _CHANGED = {
 }
 
 
-def _answer(plan: Plan, audited: Plan, found: auditing.AuditResult) -> dict[str, Any]:
+def _answer(
+    plan: Plan, audited: Plan | None, found: auditing.AuditResult | None
+) -> dict[str, Any]:
     """What is printed, by name: of the run's plan first, then of the audit."""
     run = {"plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}"}
     if isinstance(plan, SumPlan | SOSP):
         run |= {"noise_multiplier": plan.noise_multiplier}
+    if audited is None or found is None:
+        return run
     here = {k: getattr(audited, field, None) for k, field in _CHANGED.items()}
     return {
         **run,
         "audited_num_steps": audited.num_steps,
         **{f"audited_{k}": value for k, value in here.items() if value is not None},
         **{k: v for k, v in dataclasses.asdict(found).items() if k != "num_steps"},
-        "passed": found.passed,
     }

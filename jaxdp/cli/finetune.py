@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import pathlib
 import platform
 import sys
@@ -28,8 +27,10 @@ from jaxdp.cli.train import (
     lost,
     spending,
     spent_over_time,
+    written,
 )
 from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
+from jaxdp.models import show_values
 from jaxdp.models.language import LanguageModel, num_parameters
 
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PROGRESS, RELEASES)
@@ -56,7 +57,8 @@ def run(command: options.Finetune) -> None:
     language.require()
     if command.resume:
         command = record.recorded_command(command, out_of(command))
-    job = prepare(command)
+    with show_values(command.show_values):
+        job = prepare(command)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:
@@ -103,6 +105,7 @@ def train(job: Job) -> Outcome:
         "microbatch_size": command.microbatch_size,
         "callback": evaluate,
         "progress": command.progress and not command.quiet and sys.stdout.isatty(),
+        "keep_noise_roots": command.keep_noise_roots,
     }
     with warnings.catch_warnings():
         # Said before, of the dtype that counts.
@@ -191,8 +194,7 @@ def write(job: Job, outcome: Outcome) -> None:
         releases=outcome.releases,
         noise_std=job.plan.noise_std,
     )
-    text = json.dumps(report, indent=2, allow_nan=False)
-    replace(job.out / REPORT, (text + "\n").encode())
+    replace(job.out / REPORT, written(report, job.command.timings))
 
 
 def summary(job: Job, outcome: Outcome) -> Table:

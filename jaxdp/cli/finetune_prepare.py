@@ -12,11 +12,20 @@ import numpy as np
 from jaxdp import _validate, sampling
 from jaxdp import keys as keys_lib
 from jaxdp._types import Perturbation
-from jaxdp.cli import budget, finetune_options, language, options, recipes, record
+from jaxdp.cli import (
+    budget,
+    finetune_options,
+    language,
+    options,
+    overlap,
+    recipes,
+    record,
+)
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.prepare import check_folder, initial_key
 from jaxdp.ledger import LEDGER, PLAN
+from jaxdp.models import _values
 from jaxdp.models.language import LanguageModel, adapter_only, tasks, text
 from jaxdp.plans._base import SumPlan
 from jaxdp.training import resolution
@@ -68,8 +77,7 @@ def prepare(command: options.Finetune) -> Job:
     judged = _encoded(command, tokenizer, shown, "--eval")
     records = _read(command, "train")
     train = _encoded(command, tokenizer, records, "--train")
-    if all(np.array_equal(train[name], judged[name]) for name in train):
-        raise _same(command)
+    overlap.refuse(_rows(train), _rows(judged), "--eval", "--train", command.eval)
     judge = _judge(command, task, tokenizer, judged, shown)
 
     command = finetune_options.with_batch_size(command, len(records))
@@ -146,16 +154,23 @@ def _check_files(command: options.Finetune) -> None:
     """Refuses private records as public ones."""
     shown, train = pathlib.Path(command.eval), pathlib.Path(command.train)
     with usage(command, "--eval"):  # A folder on the way that may not be read.
-        same = shown.exists() and train.exists() and shown.samefile(train)
+        same = overlap.same_file(train, shown)
     if same:
-        raise _same(command)
+        raise UsageError(
+            "--eval must be public records, not those of --train, got "
+            f"{str(command.eval)!r}: metrics are published without noise"
+        )
 
 
-def _same(command: options.Finetune) -> UsageError:
-    return UsageError(
-        f"--eval must be public records, not those of --train, got {str(command.eval)!r}: "
-        "metrics are published without noise"
-    )
+def _rows(batch: Batch) -> list[bytes]:
+    """What a task reads of each record."""
+    return [
+        b"".join(x[i].tobytes() for x in batch.values()) for i in range(_num(batch))
+    ]
+
+
+def _num(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _check_out(command: options.Finetune, out: pathlib.Path) -> None:
@@ -255,7 +270,7 @@ def _encoded(
                 span_length=command.span_length,
                 **form,
             )
-            _check_right_choice(command, batch["valid"], label)
+            _check_right_choice(command, records, batch["valid"], label)
             return batch | {"label": label}
         batch = text.encode_classification(tokenizer, records, **form)
     if command.task == "prompt" and "position" not in batch:
@@ -269,14 +284,17 @@ def _encoded(
 
 
 def _check_right_choice(
-    command: options.Finetune, valid: np.ndarray, label: np.ndarray
+    command: options.Finetune,
+    records: list[Record],
+    valid: np.ndarray,
+    label: np.ndarray,
 ) -> None:
     there = valid[np.arange(len(label)), label]
     if not there.all():
         i = int(np.argmin(there))
         raise ValueError(
-            f"record {i + 1}: {command.label_field} must be that of one of its "
-            f"{valid[i].sum()} choices, got {command.labels[label[i]]!r}"
+            f"{_values.place_of(records[i], i)}: {command.label_field} must be that of "
+            "one of its choices" + _values.got(command.labels[label[i]])
         )
 
 

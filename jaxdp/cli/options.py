@@ -36,6 +36,7 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 #: Those that a language model draws where it needs them.
 LAZY_DIRECTIONS = ("rademacher", "gaussian", "sphere")
 SAMPLING = ("poisson", "fixed-size", "full")
+TIMINGS = ("public", "secret")
 DEFAULT_EPSILON = 2.0
 DEFAULT_DELTA = 1e-5
 
@@ -70,7 +71,7 @@ class Train:
     pass, to a second-order stationary point with a certificate."""
     group: Annotated[str | None, *kinds.kind("NAME", "a name", str)] = None
     """Groups of records, for errors by group: class, or a column (diabetes: sex, and the
-    target becomes whether it is above its published median)."""
+    target becomes whether it is above 150)."""
     group_values: Annotated[
         tuple[float, ...] | None,
         *kinds.kind("V,V,...", "numbers V,V,...", kinds.numbers),
@@ -203,10 +204,21 @@ class Train:
     """Go on with the run in --out; other options stay as they were."""
     new_attempt: Flag = False
     """With --resume: other data or devices; lost steps are charged twice."""
+    keep_noise_roots: Flag = False
+    """When the run ends, leave in secret/ what its noise was drawn from, for an audit:
+    whoever reads it subtracts all noise."""
+    timings: Annotated[
+        str | None, *kinds.choice(*TIMINGS, missing="public, secret for a file")
+    ] = None
+    """Where the run's seconds and steps per second go: into the public report.json, or into
+    secret/ alone.
+    Epsilon does not cover time, which may depend on records."""
     progress: bool = True
     """Draw a progress bar, on a terminal."""
     quiet: Flag = False
     """Print nothing but errors."""
+    show_values: Flag = False
+    """Let error messages quote what is in the files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -312,10 +324,19 @@ class Finetune:
     """Go on with the run in --out; other options stay as they were."""
     new_attempt: Flag = False
     """With --resume: other data or devices; lost steps are charged twice."""
+    keep_noise_roots: Flag = False
+    """When the run ends, leave in secret/ what its noise was drawn from, for an audit:
+    whoever reads it subtracts all noise."""
+    timings: Annotated[str | None, *kinds.choice(*TIMINGS, missing="secret")] = None
+    """Where the run's seconds and steps per second go: into the public report.json, or into
+    secret/ alone.
+    Epsilon does not cover time, which may depend on records."""
     progress: bool = True
     """Draw a progress bar, on a terminal."""
     quiet: Flag = False
     """Print nothing but errors and warnings."""
+    show_values: Flag = False
+    """Let error messages quote what is in the files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -362,8 +383,14 @@ class Synthesize:
     """Folder for plan.json, report.json, histogram.npz and the plot."""
     overwrite: Flag = False
     """Also write in place of the files of an earlier run."""
+    timings: Annotated[str | None, *kinds.choice(*TIMINGS, missing="secret")] = None
+    """Where the run's seconds and steps per second go: into the public report.json, or
+    nowhere.
+    Epsilon does not cover time, which may depend on records."""
     quiet: Flag = False
     """Print nothing but errors and warnings."""
+    show_values: Flag = False
+    """Let error messages quote what is in the files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -452,6 +479,8 @@ class Audit:
     """The most steps of a simulated run."""
     delta: Annotated[float | None, *kinds.number("plan")] = None
     """At which delta."""
+    lattice_runs: Annotated[int, *kinds.integer()] = 1000
+    """Runs in which the low digits of releases are attacked, of the plan as it is; or 0."""
     seed: Annotated[int, *kinds.integer()] = 0
     """An audit is a function of it."""
     json: Flag = False

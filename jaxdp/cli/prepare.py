@@ -201,7 +201,7 @@ def _dataset(command: options.Train) -> models.Dataset:
             loaded = models.load(command.dataset, **extra)
             if command.group is None or command.dataset != "diabetes":
                 return loaded
-            return models.above(loaded, models.DIABETES_MEDIAN)
+            return models.above(loaded, models.DIABETES_THRESHOLD)
         loaded = models.load_file(
             command.dataset,
             label=command.label,

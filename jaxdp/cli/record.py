@@ -19,7 +19,15 @@ from jaxdp.kernels.sphere import path_str
 INITIAL, PARAMS = "initial.npz", "params.npz"
 
 #: Options that may differ when a run is taken up again.
-_FREE = ("out", "overwrite", "resume", "new_attempt", "progress", "quiet")
+_FREE = (
+    "out",
+    "overwrite",
+    "resume",
+    "new_attempt",
+    "progress",
+    "quiet",
+    "show_values",
+)
 # What these bring is compared with the record by the loop, which may be told to go on all
 # the same. Files may have moved.
 _CHECKED = {

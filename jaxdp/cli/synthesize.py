@@ -19,10 +19,10 @@ from rich.table import Table
 from jaxdp import _validate, plans, training
 from jaxdp import keys as keys_lib
 from jaxdp.algorithms.saddle import synthetic
-from jaxdp.cli import options, plots, record, train
+from jaxdp.cli import options, overlap, plots, record, train
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.ledger import PLAN, REPORT, replace
-from jaxdp.models import binning
+from jaxdp.models import binning, show_values
 from jaxdp.models.datasets import split_rows
 from jaxdp.oracles import queries as queries_lib
 
@@ -67,7 +67,8 @@ def run(command: options.Synthesize) -> None:
     Raises:
       UsageError: a wrong argument, before anything is spent or written.
     """
-    job = prepare(command)
+    with show_values(command.show_values):
+        job = prepare(command)
     outcome = release(job, command)
     write(job, command, outcome)
     if not command.quiet:
@@ -101,8 +102,12 @@ def prepare(command: options.Synthesize) -> Job:
             if command.seed is None
             else keys_lib.Keys.insecure(command.seed)
         )
-    codes = _codes(command, "input", bins)
-    public = None if command.public is None else _codes(command, "public", bins)
+    rows = _rows(command, "input", bins)
+    codes, public = bins.encode(rows), None
+    if command.public is not None:
+        shown = _rows(command, "public", bins)
+        public = bins.encode(shown)
+        _refuse_private(command, rows, shown, codes, public)
     if command.test_fraction is not None:
         with usage(command):
             kept, held_out = split_rows(
@@ -133,14 +138,36 @@ def prepare(command: options.Synthesize) -> Job:
     return Job(bins, queries, codes, public, plan, keys, num_records, folder)
 
 
-def _codes(command: options.Synthesize, name: str, bins: binning.Binning) -> np.ndarray:
-    """The records of an option's file."""
+def _refuse_private(
+    command: options.Synthesize,
+    rows: list[list[str]],
+    shown: list[list[str]],
+    codes: np.ndarray,
+    public: np.ndarray,
+) -> None:
+    """Refuses private records as public ones: as texts, and as the bins have them."""
+    with usage(command, "--public"):  # A folder on the way that may not be read.
+        same = command.public and overlap.same_file(command.input, command.public)
+    if same:
+        raise UsageError(
+            f"--public must be another file than --input, got {str(command.public)!r}: "
+            "metrics are published without noise"
+        )
+    about = ("--public", "--input", command.public)
+    overlap.refuse(map(tuple, rows), map(tuple, shown), *about)
+    overlap.refuse(codes.tolist(), public.tolist(), *about)
+
+
+def _rows(
+    command: options.Synthesize, name: str, bins: binning.Binning
+) -> list[list[str]]:
+    """The records of an option's file, as texts."""
     path = getattr(command, name)
     with usage(command, flag(name)):
         rows = binning.read_rows(path, bins.names)
     if not rows:
         raise UsageError(f"{flag(name)} must have records, got none in {str(path)!r}")
-    return bins.encode(rows)
+    return rows
 
 
 def _check_paths(command: options.Synthesize, folder: pathlib.Path) -> None:
@@ -270,8 +297,7 @@ def write(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
         replace(job.folder / PLAN, (job.plan.to_json() + "\n").encode())
         record.save_params(job.folder / HISTOGRAM, outcome.histogram)
         _plot(job, command, outcome)
-        text = json.dumps(outcome.report, indent=2, allow_nan=False)
-        replace(job.folder / REPORT, (text + "\n").encode())
+        replace(job.folder / REPORT, train.written(outcome.report, command.timings))
     except OSError as error:
         raise UsageError(
             f"--output and --report must be where files can be written: {error}"

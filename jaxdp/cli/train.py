@@ -5,7 +5,9 @@ import json
 import math
 import pathlib
 import platform
+import re
 import sys
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -13,13 +15,23 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import accounting, plans, training
-from jaxdp.cli import budget, noise, options, plots, recipes, record, stationary
+from jaxdp import accounting, models, plans, training
+from jaxdp.cli import (
+    budget,
+    noise,
+    options,
+    plots,
+    recipes,
+    record,
+    refusals,
+    stationary,
+)
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
 from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
 from jaxdp.plans.saddle._scores import VertexSamplingPlan
+from jaxdp.training import reporting
 from jaxdp.transforms.averaging import polyak_output
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
@@ -51,15 +63,60 @@ def run(command: options.Train) -> None:
     if command.resume:
         out = command.out or pathlib.Path("runs", command.dataset)
         command = record.recorded_command(command, out)
-    job = prepare(command)
+    with (
+        models.show_values(command.show_values),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always", UserWarning)
+        job = prepare(command)
+    flagged = [re.sub("^bounds ", "--bounds ", str(x.message)) for x in caught]
+    for line in [*flagged, *doubts(job)]:
+        print(f"jaxdp: warning: {line}", file=sys.stderr)
     if command.resume:  # The plan that was calibrated then, to the last digit.
         job = job._replace(plan=budget.read_plan(command, job.out / PLAN, "--out"))
     params = _initial(job, command)
     on_terminal = command.progress and not command.quiet and sys.stdout.isatty()
     outcome = train(job, command, params, progress=on_terminal)
-    write(job, outcome)
+    timings = command.timings
+    if timings is None:  # Of data that are public anyway, nothing can be told.
+        timings = "secret" if refusals.is_file(command.dataset) else "public"
+    write(job, outcome, timings)
     if not command.quiet:
         rich.print(summary(job, outcome))
+
+
+def doubts(job: Job) -> list[str]:
+    """What is to be said before the run, for records that would count zero in silence.
+
+    Private records are not counted: the held-out ones are of the same file.
+
+    Raises:
+      UsageError: no public record is in a group: errors by group would say nothing.
+    """
+    said, task = [], job.task
+    total = len(task.dataset.test[0])
+    if not job.plan.runs_algorithm:
+        losses = task.value_fn(initial(task, job.keys), task.dataset.test)
+        lost = int(np.sum(~np.isfinite(losses)))
+        if 2 * lost > total:
+            said.append(
+                f"the loss of {lost} of the {total} held-out public records is not finite "
+                "at the start: such records count zero, and the run would learn from noise"
+            )
+    if task.groups is not None:
+        lost = int(np.sum(task.groups.test < 0))
+        if lost == total:
+            raise UsageError(
+                f"--group-values must be those of --group {task.groups.group}, got "
+                f"{', '.join(task.groups.names)}: none of the {total} held-out public "
+                "records has one"
+            )
+        if 2 * lost > total:
+            said.append(
+                f"{lost} of the {total} held-out public records belong to no group of "
+                f"--group {task.groups.group}, and count for none"
+            )
+    return said
 
 
 def _initial(job: Job, command: options.Train) -> Any:
@@ -115,6 +172,7 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
         "microbatch_size": command.microbatch_size,
         "callback": evaluate,
         "progress": progress,
+        "keep_noise_roots": command.keep_noise_roots,
     }
     data = task.data
     if command.resume:
@@ -205,7 +263,14 @@ def finite(value: Any) -> Any:
 # --- after the run -----------------------------------------------------------------
 
 
-def write(job: Job, outcome: Outcome) -> None:
+def written(report: dict[str, Any], timings: str | None) -> bytes:
+    """A report as its public file has it; ``timings`` is what --timings says."""
+    hidden = () if timings == "public" else reporting.TIMING
+    shown = {name: value for name, value in report.items() if name not in hidden}
+    return (json.dumps(shown, indent=2, allow_nan=False) + "\n").encode()
+
+
+def write(job: Job, outcome: Outcome, timings: str) -> None:
     """Writes what comes of a run; plan.json is there since before it."""
     params = job.task.saved_fn(outcome.params)
     record.save_params(job.out / PARAMS, params)
@@ -254,8 +319,7 @@ def write(job: Job, outcome: Outcome) -> None:
             released=noise.released(job.plan),
             follows_movement=noise.follows_movement(job.plan),
         )
-    text = json.dumps(outcome.report, indent=2, allow_nan=False)
-    replace(job.out / REPORT, (text + "\n").encode())
+    replace(job.out / REPORT, written(outcome.report, timings))
 
 
 def lost(report: dict[str, Any]) -> int:

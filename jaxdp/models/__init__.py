@@ -6,6 +6,7 @@ with, not what makes it private.
 
 from jaxdp.kernels.perturb import At as At
 from jaxdp.models._scaling import scale_by_bounds as scale_by_bounds
+from jaxdp.models._values import show_values as show_values
 from jaxdp.models.datasets import BREAST_CANCER_BOUNDS as BREAST_CANCER_BOUNDS
 from jaxdp.models.datasets import DATASETS as DATASETS
 from jaxdp.models.datasets import DIABETES_BOUNDS as DIABETES_BOUNDS
@@ -31,8 +32,8 @@ from jaxdp.models.games import quadratic_game as quadratic_game
 from jaxdp.models.games import rock_paper_scissors as rock_paper_scissors
 from jaxdp.models.games import two_by_two as two_by_two
 from jaxdp.models.groups import CLASS as CLASS
-from jaxdp.models.groups import DIABETES_MEDIAN as DIABETES_MEDIAN
 from jaxdp.models.groups import DIABETES_SEXES as DIABETES_SEXES
+from jaxdp.models.groups import DIABETES_THRESHOLD as DIABETES_THRESHOLD
 from jaxdp.models.groups import Grouped as Grouped
 from jaxdp.models.groups import WorstGroup as WorstGroup
 from jaxdp.models.groups import above as above

@@ -1,5 +1,7 @@
 """Reads a CSV or NPZ file into checked arrays; every complaint names the cell.
 
+No complaint says what is in it, unless ``show_values`` allows that.
+
 Nothing here scales, splits or encodes: it only turns a file into finite numbers and
 raw labels, or says in one line what is wrong with it.
 """
@@ -12,6 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+
+from jaxdp.models import _values
 
 SUFFIXES = (".csv", ".npz")
 
@@ -64,7 +68,9 @@ def _read_csv(path: pathlib.Path, label: str | None) -> Table:
             reader = csv.reader(file)
             rows = [(reader.line_num, [c.strip() for c in row]) for row in reader]
     except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise ValueError(f"path {str(path)!r} is no UTF-8 CSV file: {error}") from error
+        raise ValueError(
+            f"path {str(path)!r} is no UTF-8 CSV file: {_values.decoding(error)}"
+        ) from error
     rows = [(line, cells) for line, cells in rows if any(cells)]
     if not rows:
         raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
@@ -99,32 +105,38 @@ def _header(path: pathlib.Path, header: list[str]) -> list[str]:
     if all(number(name) is not None for name in header):
         raise ValueError(
             f"path {str(path)!r} must begin with a header line of column names, "
-            f"got numbers: {','.join(header)[:60]}"
+            "but the first line holds numbers"
         )
     for i, name in enumerate(header):
         if not name:
             raise ValueError(f"the header of {str(path)!r} has no name in cell {i + 1}")
         if name in header[:i]:
-            raise ValueError(f"the header of {str(path)!r} names {name!r} twice")
+            raise ValueError(
+                f"the header of {str(path)!r} has one name in cells "
+                f"{header.index(name) + 1} and {i + 1}" + _values.got(name)
+            )
     if len(header) < 2:
         raise ValueError(
             f"path {str(path)!r} must have a label and at least one feature column "
-            f"separated by commas, got the columns {header}"
+            f"separated by commas; its first line has {len(header)}"
         )
     return header
 
 
 def _label_column(header: list[str], label: str | None) -> int:
     if label not in header:
-        columns = ", ".join(repr(name) for name in header)
-        raise ValueError(f"label must be one of the columns {columns}; got {label!r}")
+        # Without a header these would be the cells of a record.
+        raise ValueError(
+            f"label must be one of the {len(header)} columns that the first line names"
+            f"{_values.only(header)}; got {label!r}"
+        )
     return header.index(label)
 
 
 def _cell(text: str, where: str) -> float:
     value = number(text)
     if value is None or not math.isfinite(value):
-        raise ValueError(f"{where} must be a finite number, got {text!r}")
+        raise ValueError(f"{where} must be a finite number" + _values.got(text))
     return value
 
 
@@ -180,6 +192,6 @@ def _npz_features(path: pathlib.Path, x: np.ndarray) -> np.ndarray:
         row, column = bad[0]
         raise ValueError(
             f"row {row + 1}, column 'x{column}' of {str(path)!r} must be a finite "
-            f"number, got {features[row, column]}"
+            f"number" + _values.got(float(features[row, column]))
         )
     return features

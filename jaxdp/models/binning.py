@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.models import _values
+
 #: The most cells of a domain: tables of that size are held in memory, several at a time.
 MAX_CELLS = 2**22
 #: The code of a record that the bins do not describe.
@@ -187,10 +189,10 @@ def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
         bins = json.loads(text, object_pairs_hook=unique)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"bins must be a JSON file, got {str(path)!r}: {error}"
+            f"bins must be a JSON file, got {str(path)!r}: {_values.decoding(error)}"
         ) from error
     if not isinstance(bins, dict):
-        raise ValueError(f"bins must be {_ALLOWED}; got {bins!r}")
+        raise ValueError(f"bins must be {_ALLOWED}; got a {type(bins).__name__}")
     return bins
 
 
@@ -236,7 +238,9 @@ def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]
             reader = csv.reader(file)
             rows = [(reader.line_num, [c.strip() for c in row]) for row in reader]
     except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise ValueError(f"path {str(path)!r} is no UTF-8 CSV file: {error}") from error
+        raise ValueError(
+            f"path {str(path)!r} is no UTF-8 CSV file: {_values.decoding(error)}"
+        ) from error
     rows = [(line, cells) for line, cells in rows if any(cells)]
     if not rows:
         raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
@@ -245,7 +249,7 @@ def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]
         if header.count(name) != 1:
             raise ValueError(
                 f"the header of {str(path)!r} must have each column of the bins once, "
-                f"got {header.count(name)} of {name!r} in {header}"
+                f"got {header.count(name)} of {name!r}{_values.only(header)}"
             )
     for i, (line, cells) in enumerate(body):
         if len(cells) != len(header):

@@ -2,15 +2,19 @@
 
 import math
 import pathlib
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from jaxdp import _validate
-from jaxdp.models import _tables
+from jaxdp.models import _tables, _values
 from jaxdp.models._scaling import Bounds, bound_arrays, scale_by_bounds
 from jaxdp.models.datasets import PUBLIC_NOTE, Dataset, split_rows
+
+#: So many public records say nothing of the others.
+_FEW = 10
 
 
 def load_file(
@@ -49,8 +53,9 @@ def load_file(
 
     Raises:
       ValueError: naming the argument (missing file, column or array), or the row and
-        column of a cell that is no finite number, or bounds that are not low < high,
-        or too few rows to split.
+        column of a cell that is no finite number or no class, or bounds that are not
+        low < high, or too few rows to split. What a cell holds is said in
+        ``with jaxdp.models.show_values():`` only.
     """
     _validate.one_of(("classification", "regression"), task=task)
     table = _tables.read(path, label)
@@ -73,6 +78,7 @@ def load_file(
             raise ValueError("classes is for task='classification' only")
         y, target_bounds = _targets(table, label_bounds)
     kept, held_out = split_rows(num_records, test_fraction, seed, "test_fraction")
+    _warn_if_beyond(table, held_out, bounds, label_bounds)
     return Dataset(
         name=pathlib.Path(path).stem,
         train=(x[kept], y[kept]),
@@ -84,6 +90,34 @@ def load_file(
         target_bounds=target_bounds,
         note=" ".join([*notes, PUBLIC_NOTE]),
     )
+
+
+def _warn_if_beyond(
+    table: _tables.Table,
+    public: np.ndarray,
+    bounds: Bounds | None,
+    label_bounds: tuple[float, float] | None,
+) -> None:
+    """Says of which columns most numbers are clipped, from the public records alone."""
+    beyond = []
+    if len(public) < _FEW:
+        return
+    if bounds is not None:
+        low, high = bound_arrays(bounds, table.feature_names)
+        x = table.features[public]
+        share = np.mean((x < low) | (x > high), axis=0)
+        beyond += [table.feature_names[j] for j in np.flatnonzero(share > 0.5)]
+    if label_bounds is not None:
+        y = table.labels[public].astype(np.float64)
+        if np.mean((y < label_bounds[0]) | (y > label_bounds[1])) > 0.5:
+            beyond.append(table.label_name)
+    if beyond:
+        shown = ", ".join(map(repr, beyond[:8])) + (", ..." if len(beyond) > 8 else "")
+        warnings.warn(
+            f"bounds leave out more than half of the held-out public records' numbers in "
+            f"the columns {shown}: numbers beyond the bounds are clipped",
+            stacklevel=3,
+        )
 
 
 def _scaled_features(
@@ -104,8 +138,8 @@ def _float32(table: _tables.Table, values: np.ndarray) -> np.ndarray:
         columns = table.feature_names if values.ndim == 2 else (table.label_name,)
         name = columns[bad[0][1] if values.ndim == 2 else 0]
         raise ValueError(
-            f"{table.place(bad[0][0])}, column {name!r} must fit in float32, got "
-            f"{values[tuple(bad[0])]}"
+            f"{table.place(bad[0][0])}, column {name!r} must fit in float32"
+            + _values.got(float(values[tuple(bad[0])]))
         )
     return values.astype(np.float32)
 
@@ -138,8 +172,8 @@ def _label_numbers(table: _tables.Table, *, required: bool) -> np.ndarray | None
     for i, value in enumerate(numbers):
         if value is None or not math.isfinite(value):
             raise ValueError(
-                f"{table.place(i)}, column {table.label_name!r} must be a finite "
-                f"number, got {str(table.labels[i])!r}"
+                f"{table.place(i)}, column {table.label_name!r} must be a finite number"
+                + _values.got(str(table.labels[i]))
             )
     return np.array(numbers, np.float64)
 
@@ -155,7 +189,7 @@ def _numbered_classes(
     if bad.size:
         raise ValueError(
             f"{table.place(bad[0])}, column {table.label_name!r} must be {allowed} "
-            f"(a class), got {str(table.labels[bad[0]])!r}; name the classes with "
+            f"(a class){_values.got(str(table.labels[bad[0]]))}; name the classes with "
             "classes=, or use task='regression'"
         )
     count = classes or max(2, int(numbers.max()) + 1)
@@ -185,7 +219,7 @@ def _named_classes(
         if str(text) not in index:
             raise ValueError(
                 f"{table.place(i)}, column {table.label_name!r} must be one of "
-                f"{', '.join(map(repr, index))}; got {str(text)!r}"
+                f"{', '.join(map(repr, index))}" + _values.got(str(text))
             )
     y = np.array([index[str(text)] for text in table.labels], np.int32)
     return y, tuple(index), len(index)

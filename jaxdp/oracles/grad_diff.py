@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp._types import Grid, ValueFn
-from jaxdp.kernels import stretch
+from jaxdp.kernels import fixed_point, stretch
+from jaxdp.kernels.fixed_point import Fixed
 
 
 class Records(NamedTuple):
@@ -58,7 +59,7 @@ def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
 
 
 def release_gradient(
-    grid: Grid, loss: Loss, point: jax.Array, records: Records, noise: jax.Array
+    grid: Grid, loss: Loss, point: jax.Array, records: Records, noise: Fixed
 ) -> jax.Array:
     """Releases the mean of clipped gradients plus noise.
 
@@ -67,7 +68,7 @@ def release_gradient(
       loss: of one record.
       point: float32 (d,).
       records: the stretch.
-      noise: float32 (d,), standard normals; secret.
+      noise: integers (d,), in grid units; secret.
 
     Returns:
       float32 (d,): released.
@@ -89,7 +90,7 @@ def release_difference(
     point: jax.Array,
     reference: jax.Array,
     records: Records,
-    noise: jax.Array,
+    noise: Fixed,
 ) -> jax.Array:
     """Releases how the mean gradient changed from ``reference`` to ``point``, plus noise.
 
@@ -100,7 +101,7 @@ def release_difference(
       point: float32 (d,).
       reference: float32 (d,).
       records: the stretch; at least one record.
-      noise: float32 (d,), in standard deviations of a node; secret.
+      noise: (d,), in grid units; secret.
 
     Returns:
       float32 (d,): released. One record moves the mean before the noise by the grid's
@@ -132,13 +133,12 @@ def bounded_sum(
     )
 
 
-def noised_mean(grid: Grid, total: stretch.Wide, noise: jax.Array) -> jax.Array:
+def noised_mean(grid: Grid, total: stretch.Wide, noise: Fixed) -> jax.Array:
     """Adds noise to what :func:`bounded_sum` gave and divides by a constant: released.
 
-    The noise is rounded to the grid: what comes out is the ideal Gaussian mechanism's
-    output, rounded. (What remains of float32 is the tail of its normals.)
+    Integers are added; what floats make of the sum is post-processing.
     """
-    assert grid.bits is not None
-    scaled = jnp.round(noise * jnp.float32(grid.noise_scale)).astype(jnp.int32)
-    unit = jnp.float32(grid.l2_clip_norm / (2.0**grid.bits * grid.normalizer))
-    return stretch.to_float(stretch.add(total, scaled)) * unit
+    summed = stretch.to_float(stretch.add(total, noise.high))
+    if noise.low is not None:
+        summed += noise.low.astype(jnp.float32) * jnp.float32(fixed_point.ULP)
+    return summed * jnp.float32(grid.noise_unit)

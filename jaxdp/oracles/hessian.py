@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxdp._types import Grid, ProductGrid, TrackedGrid
 from jaxdp.kernels import stretch
+from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.oracles import grad_diff
 from jaxdp.oracles.grad_diff import Loss, Records
 
@@ -52,7 +53,7 @@ def release_product(
     vector: jax.Array,
     times: jax.Array,
     records: Records,
-    noise: jax.Array,
+    noise: Fixed,
 ) -> jax.Array:
     """Releases the mean of clipped Hessian-vector products plus noise.
 
@@ -67,7 +68,7 @@ def release_product(
       vector: float32 (d,).
       times: int32, shape=(), of :func:`halvings`; public.
       records: the stretch; none give noise alone.
-      noise: float32 (d,), standard normals; secret.
+      noise: integers (d,), in units of the grid; secret.
 
     Returns:
       float32 (d,): released. One record moves it by the clip times (``reach`` and
@@ -81,12 +82,12 @@ def release_product(
 
         return jax.vmap(product)(some)
 
-    fine = Grid(grid.l2_clip_norm, _RECORD_BITS, grid.normalizer, 0.0)
+    fine = Grid(grid.l2_clip_norm, _RECORD_BITS, grid.normalizer, 0)
     bound = grid.l2_clip_norm * reach(grid, times)
     total = grad_diff.bounded_sum(fine, products, point.size, records, bound)
     coarse = stretch.shifted(total, _RECORD_BITS - grid.bits + times)
     released = Grid(
-        grid.l2_clip_norm * grid.radius, grid.bits, grid.normalizer, grid.noise_scale
+        grid.l2_clip_norm * grid.radius, grid.bits, grid.normalizer, grid.noise_std
     )
     return grad_diff.noised_mean(released, coarse, noise)
 
@@ -204,7 +205,7 @@ def frozen(grid: TrackedGrid, total: stretch.Wide, dim: int) -> jax.Array:
 
 
 def release_tracked(
-    grid: TrackedGrid, hessian: jax.Array, vector: jax.Array, noise: jax.Array
+    grid: TrackedGrid, hessian: jax.Array, vector: jax.Array, noise: Fixed
 ) -> jax.Array:
     """Releases a product of a running sum with a vector, plus noise, on a grid.
 
@@ -213,21 +214,20 @@ def release_tracked(
         product is in the plan's sensitivity.
       hessian: float32 (d, d), of :func:`frozen`; secret.
       vector: float32 (d,), shorter than the plan's escape radius.
-      noise: float32 (d,), standard normals; secret.
+      noise: integers (d,), in units of the grid; secret.
 
     Returns:
       float32 (d,): released.
     """
     product = jnp.matmul(hessian, vector, precision="highest")
     units = jnp.round(product * jnp.float32(1 / grid.product_unit))
-    scaled = jnp.round(noise * jnp.float32(grid.noise_scale))
     # As integers: a float sum would round what depends on data before the noise hides it.
-    summed = units.astype(jnp.int32) + scaled.astype(jnp.int32)
+    summed = units.astype(jnp.int32) + noise.high
     return summed.astype(jnp.float32) * jnp.float32(grid.product_unit)
 
 
 def release_matrix(
-    grid: Grid, loss: Loss, point: jax.Array, records: Records, noise: jax.Array
+    grid: Grid, loss: Loss, point: jax.Array, records: Records, noise: Fixed
 ) -> jax.Array:
     """Releases the mean of clipped Hessians plus symmetric noise.
 
@@ -236,7 +236,7 @@ def release_matrix(
       loss: of one record.
       point: float32 (d,).
       records: the stretch.
-      noise: float32 (d (d + 1) / 2,), standard normals; secret.
+      noise: integers (d (d + 1) / 2,), in grid units; secret.
 
     Returns:
       float32 (d, d), symmetric: released. The coordinates are the diagonal and the upper

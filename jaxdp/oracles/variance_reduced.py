@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxdp._types import Grid, IncrementPlan, PathPredicate, ValueFn
 from jaxdp.kernels import clip, finite_difference, smoothed_gradient, sphere
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.fixed_point import Fixed, to_float
 
 
 def release_size(plan: IncrementPlan, dim: int) -> int:
@@ -38,7 +39,7 @@ def release_increment(
     places: jax.Array,
     mask: jax.Array,
     key: jax.Array,
-    noise: jax.Array,
+    noise: Fixed,
     *,
     phase: str,
     moves: PathPredicate,
@@ -59,7 +60,7 @@ def release_increment(
         not depend on which others are in the batch.
       mask: bool (B,); a False row contributes zero.
       key: of the step's directions; public.
-      noise: float32 (:func:`release_size`,), in standard deviations of a node; secret.
+      noise: (:func:`release_size`,), in units of the phase's noise; secret.
       phase: ``"restart"`` (GRAD) or ``"difference"`` (DIFF); static.
       moves: which leaves move; they have d elements.
       stacked: leaves whose first axis counts layers.
@@ -221,16 +222,15 @@ def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
     if grid.bits is None:
         rows = clip.clip_vector(rows, jnp.inf)
         return jnp.where(mask[:, None], rows, 0).sum(axis=0)
-    return clip.grid_sum(rows, mask, grid.l2_clip_norm, grid.bits)
+    return clip.grid_sum(rows, mask, grid.l2_clip_norm, grid.bits, limit=grid.limit)
 
 
-def noised_mean(grid: Grid, total: jax.Array, noise: jax.Array) -> jax.Array:
+def noised_mean(grid: Grid, total: jax.Array, noise: Fixed) -> jax.Array:
     """Adds noise to what :func:`bounded_sum` gave and divides by a constant: released.
 
-    The noise is rounded to the grid: what comes out is the ideal Gaussian mechanism's
-    output, rounded. (What remains of float32 is the tail of its normals.)
+    Integers are added; what floats make of the sum is post-processing.
     """
     if grid.bits is None:
         return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
-    scaled = jnp.round(noise * jnp.float32(grid.noise_scale)).astype(jnp.int32)
-    return clip.from_grid(total + scaled, grid.l2_clip_norm, grid.bits, grid.normalizer)
+    summed = Fixed((total << grid.shift) + noise.high, noise.low)
+    return to_float(summed) * jnp.asarray(grid.noise_unit, jnp.float32)

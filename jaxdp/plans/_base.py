@@ -64,8 +64,13 @@ class SumPlan(Plan):
 
     @property
     def noise(self) -> _events.Noise:
-        """The law of the noise: here, float32 Gaussians rounded to the grid."""
-        return "gaussian"
+        """The law of the noise: here, discrete Gaussians."""
+        return "discrete"
+
+    @property
+    def numbers_per_step(self) -> int:
+        """Noised numbers of a step, at most."""
+        return accounting.MAX_NUMBERS
 
     def __post_init__(self) -> None:
         _validate.integer(num_examples=self.num_examples)
@@ -121,7 +126,6 @@ class SumPlan(Plan):
         return clip.grid_bits(
             self.sampling.rows(self.num_examples),
             self._largest_noise * self._sensitivity_over_clip,
-            exact_noise=self.noise != "gaussian",
             # Where either law has a mass below 1e-14.
             deviations=32 if self.noise == "laplace" else 8,
         )
@@ -166,13 +170,29 @@ class SumPlan(Plan):
     def _guarantee_of(
         self, noise_multiplier: float, steps: int
     ) -> accounting.Guarantee:
-        return _events.guarantee(
+        ideal = _events.guarantee(
             self.noise,
             self.sampling,
             self.relation,
             num_examples=self.num_examples,
             num_steps=steps,
             noise_multiplier=noise_multiplier,
+        )
+        return self._drawn(ideal, noise_multiplier, steps)
+
+    def _drawn(
+        self, ideal: accounting.Guarantee, noise_multiplier: float, steps: int
+    ) -> accounting.Guarantee:
+        """With what the sampler of the noise costs."""
+        if self.noise == "laplace" or not noise_multiplier:
+            return ideal
+        # (A record that pushes another out of a full batch moves the sum by 2C.)
+        moves = 2 / self._sensitivity_over_clip if self.sampling.amplifies else 1.0
+        return accounting.drawn(
+            ideal,
+            num_steps=steps,
+            numbers_per_step=self.numbers_per_step,
+            reach=moves / noise_multiplier,
         )
 
     def calibrate(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from jaxdp.kernels import clip, toeplitz_noise
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.plans import _blt
 from jaxdp.plans._base import SumPlan
+
+#: A little more noise, for what fixed point rounds in what is carried from step to step.
+_MORE = 1 + 5e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +143,7 @@ class CorrelatedPlan(SumPlan):
     @property
     def noise_std(self) -> float:
         """Standard deviation of a coordinate's noise in the running sum: its worst step."""
-        return self.node_std * _longest(self.correlation).prefix
+        return self.node_std * _longest(self.correlation)
 
     def step_std(self, phase: str) -> float:
         """Standard deviation of a coordinate of a node's noise in a phase's steps."""
@@ -151,23 +154,54 @@ class CorrelatedPlan(SumPlan):
         return next(each.batch_size for each in self.phases if each.name == phase)
 
     def grid(self, phase: str) -> Grid:
-        """How the sums of a phase are bounded, noised and averaged."""
+        """How the sums of a phase are bounded, noised and averaged.
+
+        Where noise is carried from step to step all phases share its unit, and a bound is a
+        whole number of units: lower than ``clips`` says by less than 2**-7 of it.
+        """
         bound, size = self.clips[phase]
         if math.isinf(bound):  # The non-private limit.
-            return Grid(bound, None, size, 0.0)
-        rows, in_clips = self.rows_of(phase), self.step_std(phase) * size / bound
-        most = in_clips * _longest(self.correlation).increment
-        try:
-            bits = clip.grid_bits(rows, most, exact_noise=False)
-        except ValueError as error:
+            return Grid(bound, None, size, 0)
+        if isinstance(self.correlation, toeplitz_noise.Independent):
+            in_clips = self.step_std(phase) * size / bound
+            bits = clip.grid_bits(self.rows_of(phase), in_clips)
+            return Grid(bound, bits, size, math.ceil(in_clips * 2**bits))
+        unit = self._noise_unit
+        units = bound / size / unit
+        # A power of two remains one, whatever the quotient rounds.
+        shift = max(0, math.ceil(math.log2(units * (1 - 1e-12))) - 16)
+        limit = math.floor(units / 2**shift * (1 + 1e-12))
+        std = math.ceil(self.node_std / unit * _MORE)
+        if 0 < std < 256 and not self.correlation.integral:
             raise ValueError(
-                f"noise_multiplier must be such that the noise on the sum of a {phase!r} "
-                f"step of {rows} records is at most 4096 of its clips {bound:.4g}, got "
-                f"{self.noise_multiplier:.4g}, which makes {most:.4g}: ask for a larger "
+                "noise_multiplier must be larger with this prefix_noise, got "
+                f"{self.noise_multiplier:.4g}: its noise is only {std} units of the grid "
+                'on which sums are exact; take prefix_noise="tree"'
+            )
+        bits = (limit - 1).bit_length()
+        return Grid(limit * 2**shift * unit * size, bits, size, std, limit, shift)
+
+    @property
+    def _noise_unit(self) -> float:
+        """The unit that the phases' noise shares, in what is released."""
+        moves = [bound / size for bound, size in self.clips.values()]
+        # A number that wraps before it is multiplied would be another: so far none does.
+        deviations = 8 if self.correlation.integral else 16
+        noise = deviations * self.node_std * self.correlation.largest_norm()
+        most = max(
+            self.rows_of(name) * bound / size + noise
+            for name, (bound, size) in self.clips.items()
+        )
+        least = min(moves)
+        bits = min(16, math.floor(math.log2((2**31 - 1) / (most / least))))
+        if bits < 8:
+            raise ValueError(
+                "noise_multiplier must be such that a step's sum and its noise leave 8 "
+                "bits for one record's contribution, got "
+                f"{self.noise_multiplier:.4g}, which leaves {bits}: ask for a larger "
                 "epsilon, or bring the clips over their batch sizes closer together"
-            ) from error
-        # A little more, for what float32 rounds in the noise and in this number.
-        return Grid(bound, bits, size, in_clips * 2**bits * (1 + 5e-6))
+            )
+        return least * 2.0**-bits
 
     @property
     def grid_bits(self) -> int | None:
@@ -177,8 +211,8 @@ class CorrelatedPlan(SumPlan):
 
     @property
     def grid_noise_std(self) -> int:
-        """Standard deviation of a node's noise in grid units, rounded up."""
-        return math.ceil(max(self.grid(phase).noise_scale for phase in self.clips))
+        """Standard deviation of a node's noise in units of the noise."""
+        return max(self.grid(phase).noise_std for phase in self.clips)
 
     def rows(self) -> list[tuple[str, str]]:
         out = super().rows()
@@ -188,15 +222,7 @@ class CorrelatedPlan(SumPlan):
         return out
 
 
-class _Longest(NamedTuple):
-    """Of the rows of B and of the inverse of C."""
-
-    prefix: float
-    increment: float
-
-
 @functools.lru_cache(maxsize=64)
-def _longest(kernel: noises.PrefixNoise) -> _Longest:
-    return _Longest(
-        float(kernel.prefix_norms().max()), float(kernel.increment_norms().max())
-    )
+def _longest(kernel: noises.PrefixNoise) -> float:
+    """Of the rows of B."""
+    return float(kernel.prefix_norms().max())

@@ -5,9 +5,9 @@ from typing import Literal
 from jaxdp import accounting, sampling
 from jaxdp._types import Relation
 
-#: Exact integer Gaussians from the host; float32 Gaussians rounded to the grid; exact
-#: integer Laplace noise, which has a pure guarantee.
-Noise = Literal["discrete", "gaussian", "laplace"]
+#: Discrete Gaussians, drawn where they are used; exact integer Laplace noise from the
+#: host, which has a pure guarantee.
+Noise = Literal["discrete", "laplace"]
 
 
 def guarantee(

@@ -102,6 +102,14 @@ class Plan:
     # Structure.
 
     @property
+    def evaluates_batches(self) -> bool:
+        """Whether it evaluates losses of a whole batch at once.
+
+        A loss could then let one record reach another's, which ``fit`` checks.
+        """
+        return self.draws_directions
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         size = self.sampling.rows(self.num_examples)
         return (Phase("step", 1, size),)

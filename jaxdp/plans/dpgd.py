@@ -14,7 +14,7 @@ from jaxdp.transforms.dpgd import dpgd
 class DPGD(SumPlan):
     """Clipped per-record gradients: d numbers a step (needs backpropagation).
 
-    Noise is float32 Gaussian rounded to the grid. Where batches are sampled, the
+    Noise is discrete Gaussian. Where batches are sampled, the
     accountant's statement under replace-one and zero-out has been verified numerically
     for vectors and proved for one number only.
     """

@@ -28,8 +28,8 @@ class SlopeSumPlan(SumPlan):
       smoothing_radius: :math:`\lambda` >= 0, in units of the parameters, times a vector of
         norm about sqrt(d); 0 takes exact directional derivatives, forward-mode.
       direction: law of the directions.
-      noise: ``"discrete"``, exact discrete Gaussians drawn on the host, or
-        ``"gaussian"``, float32 Gaussians drawn in the loop and rounded to the grid.
+      noise: ``"discrete"``, discrete Gaussians. (``"gaussian"``, once float32 noise that
+        leaked the parity of the sum, is taken to mean the same.)
       output: what a run returns: ``"last"``, the last iterate, or ``"random"``, the
         paper's iterate before a uniformly random step (free, but no cheaper either).
       theorem: what :meth:`from_theorem` took the numbers from; None elsewhere. Its
@@ -50,9 +50,11 @@ class SlopeSumPlan(SumPlan):
     }
     isotropic: ClassVar[bool]
     laws: ClassVar[tuple[str, ...]]
-    noises: ClassVar[tuple[Noise, ...]] = ("discrete", "gaussian")
+    noises: ClassVar[tuple[Noise, ...]] = ("discrete",)
 
     def __post_init__(self) -> None:
+        if self.noise == "gaussian":
+            object.__setattr__(self, "noise", "discrete")
         _validate.non_negative(smoothing_radius=self.smoothing_radius)
         _validate.one_of(self.laws, direction=self.direction)
         _validate.one_of(self.noises, noise=self.noise)
@@ -141,6 +143,12 @@ class SlopeSumPlan(SumPlan):
         return 1
 
     @property
+    def numbers_per_step(self) -> int:
+        # The most that there can be, slopes and a count: one noise for candidates of a
+        # search that differ in their number of directions.
+        return MAX_ORTHONORMAL + 1
+
+    @property
     def clip_tuning(self) -> ClipTuning | None:
         """How the clip follows the slopes; None where it is a constant."""
         return None
@@ -215,7 +223,7 @@ class DPZero(SlopeSumPlan):
 
     Attributes:
       num_directions: K; at most 64.
-      noise: ``"discrete"``, ``"gaussian"`` or ``"laplace"``: exact integers on the host.
+      noise: ``"discrete"`` or ``"laplace"``: exact integers, drawn on the host.
       clip_tuning: None, or how the clip moves from ``l2_clip_norm``, with
         ``noise="discrete"`` only. ``noise_multiplier`` remains what a whole step is
         charged for; the sum's own is larger. ``sensitivity`` and ``noise_std`` are then
@@ -236,7 +244,7 @@ class DPZero(SlopeSumPlan):
         "rademacher",
         "orthonormal",
     )
-    noises: ClassVar[tuple[Noise, ...]] = ("discrete", "gaussian", "laplace")
+    noises: ClassVar[tuple[Noise, ...]] = ("discrete", "laplace")
 
     def __post_init__(self) -> None:
         _validate.integer(num_directions=self.num_directions, at_most=MAX_ORTHONORMAL)

@@ -116,7 +116,9 @@ def batch(
         records.
 
     Returns:
-      A :class:`Batch` of static shape. Nothing of it may be released.
+      A :class:`Batch` of static shape. Nothing of it may be released. NumPy arrays in
+      ``data`` are not copied (a full batch holds the very same), and JAX reads them when it
+      comes to it: do not change them in place while a step may not be done.
 
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: wrong number of rows, a phase

@@ -48,6 +48,8 @@ def fit(
     chunk: int | None = None,
     progress: bool = False,
     note: dict[str, Any] | None = None,
+    keep_noise_roots: bool = False,
+    check_isolation: bool = True,
 ) -> loop.FitResult:
     """Runs a plan on data.
 
@@ -61,8 +63,9 @@ def fit(
         plans of games, convex problems over polytopes and synthetic data, what their
         algorithms take: ``value_fn(x, y, batch)``, a ``jaxdp.Problem``, queries.
       optimizer: what turns gradients into updates (post-processing, costs no privacy):
-        ``optax.sgd(0.1)``. None adds gradients as they are, and is what a plan needs whose
-        transformation makes the steps itself (``O2NC``).
+        ``optax.sgd(0.1)``. Required of plans whose updates are gradients, which would
+        climb as they are; None for plans that make the steps themselves (``O2NC``, SOSP,
+        games).
       trainable: which leaves move (None, predicate on the path, pytree of bools).
       stacked: predicate on the path: leaves whose first axis counts layers.
       microbatch_size: records evaluated at once; None is all, or a device's equal part.
@@ -82,17 +85,30 @@ def fit(
         (64 MiB) and their releases give them back.
       progress: draws a progress bar.
       note: goes into the ledger's header; public, whatever JSON can hold.
+      keep_noise_roots: leaves the roots of noise and sampling in the ledger's ``secret/``
+        when the run is over, for an audit that computes it again: whoever reads them
+        subtracts all noise. Without it they are deleted then, which costs nothing: a run
+        that is over only gives its result.
+      check_isolation: refuses a loss of which one record's depends on another's, where
+        the plan evaluates a batch at once (``DPZero``, ``DPGDZerothOrder``, ``O2NC`` with
+        shared directions): it is tried on four made-up records of the data's shapes and
+        dtypes, at the initial parameters moved at random. A check, not a proof; a loss
+        that ``jaxdp.per_record`` lifts always passes. It warns where all losses there are
+        NaN. False leaves it out, for a loss that cannot take made-up records.
 
     Returns:
-      ``FitResult(params, info, report)``, all public: the result, the releases of
-      every step, and what was spent. No metric on private data is computed. ``params``
-      are the last iterate, or what the plan returns instead; with a mesh, a copy on each
-      of its devices.
+      ``FitResult(params, info, report)``, public but for the report's timings: the result,
+      the releases of every step, and what was spent. How long a run takes may depend on
+      its records, so ``report.json`` leaves ``compile_seconds``, ``train_seconds`` and
+      ``steps_per_second`` out; ``secret/timing.json`` has them. No metric on private data
+      is computed. ``params`` are the last iterate, or what the plan returns instead; with a
+      mesh, a copy on each of its devices.
 
     Raises:
       TypeError, ValueError: wrong arguments, named, before anything is compiled or spent.
     """
     _validate.instance(Plan, plan=plan)
+    _validate.instance(bool, check_isolation=check_isolation)
     keys = keys_lib.check(keys)
     mesh = parallel.check_mesh(mesh, params)
     task = preparing.make_task(
@@ -123,6 +139,7 @@ def fit(
     )
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
     parallel.check_same(mesh, keys, program=text)
+    preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
     carry = loop.start(plan, maker, task.optimizer, task.params)  # Spends the keys.
     recorder = None
     if ledger is not None and parallel.writes(mesh):
@@ -148,7 +165,7 @@ def fit(
             carry = jax.block_until_ready(run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
         timing = _timing(compile_seconds, seconds, _steps_done(plan, carry))
-        return _result(plan, keys, carry, timing, recorder)
+        return _result(plan, keys, carry, timing, recorder, keep_noise_roots)
 
 
 def resume(
@@ -164,13 +181,22 @@ def resume(
     new_attempt: bool = False,
     callback: loop.Callback | None = None,
     progress: bool = False,
+    keep_noise_roots: bool = False,
+    check_isolation: bool = True,
 ) -> loop.FitResult:
     """Goes on with a run of ``fit(..., ledger=...)`` that was killed.
 
     Steps whose releases are recorded are replayed from them. Steps that were under way
     are computed again, with the same noise, which costs nothing because the same numbers
-    come out: data, plan, losses, optimizer, microbatch size, mesh, version of JAX and kind
-    of device must be those of the run. A run that had ended gives its result again.
+    come out: data, plan, losses, optimizer, microbatch size, mesh, version and flags of JAX
+    and XLA, processor and kind of device must be those of the run. Before it goes on, the
+    last recorded chunk is computed again and compared with the record to the bit: what
+    else differs (a loss that is not deterministic, or has changed behind a Python callback)
+    is refused. Losses that call Python (``jax.pure_callback``) are never asked again for
+    steps that were under way. A run that had ended gives its result again.
+
+    The ledger must be as the run left it: ``secret/`` has a keyed chain over its lines and
+    the plan (``jaxdp.ledger``).
 
     Args:
       ledger: the run's folder, with ``secret/``.
@@ -188,14 +214,18 @@ def resume(
       callback: as in :func:`jaxdp.fit`; also called at the steps that are replayed, or
         once where they cannot be.
       progress: draws a progress bar.
+      keep_noise_roots: as in :func:`jaxdp.fit`.
+      check_isolation: as in :func:`jaxdp.fit`.
 
     Returns:
       What ``fit`` would have returned, to the bit, unless steps were charged twice.
 
     Raises:
-      ValueError: no such folder or one in use; something differs that must not; a new
-        attempt for which the plan's epsilon has no room.
+      ValueError: no such folder or one in use; a ledger that was cut back, edited or
+        exchanged; something differs that must not, or steps computed again do; steps under
+        way that called Python; a new attempt for which the plan's epsilon has no room.
     """
+    _validate.instance(bool, check_isolation=check_isolation)
     mesh = parallel.check_mesh(mesh, params)
     if parallel.several_processes(mesh):
         raise ValueError(
@@ -203,7 +233,7 @@ def resume(
             f"{jax.process_count()} processes"
         )
     at = recording.take_up(ledger, plan, params, new_attempt=new_attempt)
-    with at.ledger, keys_lib.resuming():
+    with at.ledger, keys_lib.resuming(at.keys):
         task = preparing.make_task(
             at.plan, params, data, value_fn, optimizer, microbatch_size, mesh, callback
         )
@@ -216,16 +246,19 @@ def resume(
         run, text, compile_seconds = preparing.compiled(
             task, maker, at.keys, **leaves, in_chunks=True, with_text=True
         )
+        preparing.check_losses(
+            at.plan, task.params, task.data, value_fn, check_isolation
+        )
         recorder = at.recorder(preparing.program_of(task, text), task.data)
         carry = loop.start(at.plan, maker, task.optimizer, task.params)
         step = functools.partial(_between, run, at.keys, task.data)
         size = at.record.header["chunk"]
         chunks = _Chunks(at.plan, size, callback, progress)
-        carry = _rebuilt(task, at, carry, chunks, step, leaves)
+        carry = _rebuilt(task, at, carry, chunks, step, leaves, recorder)
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         steps = max(0, _steps_done(at.plan, carry) - at.done)
         timing = _timing(compile_seconds, seconds, steps)
-        return _result(at.plan, at.keys, carry, timing, recorder)
+        return _result(at.plan, at.keys, carry, timing, recorder, keep_noise_roots)
 
 
 # --- what both do ------------------------------------------------------------------
@@ -319,51 +352,89 @@ def _rebuilt(
     chunks: _Chunks,
     step: _Step,
     leaves: dict[str, Any],
+    recorder: recording.Recorder,
 ) -> loop.Carry:
-    """The carry after the steps that are recorded, shown to the callback on the way."""
+    """The carry after the steps that are recorded, shown to the callback on the way.
+
+    Up to where the last chunk began it is read or replayed. From there on, and for plans
+    that cannot be replayed from the last checkpoint before it, the run's own program
+    computes the steps again, and what it gives must be what is on record.
+    """
     if at.done == 0:
         return carry
     width = carry.releases.shape[1]
     releases = jnp.asarray(replaying.filled(task.plan, at.record.releases, width))
     begin = carry._replace(releases=jnp.array(releases))
-    first, carry = recording.restore(at, carry)
-    carry = carry._replace(releases=jnp.array(releases))
+    states = recording.checkpoints(at)
+
+    def at_state(step: int) -> loop.Carry:
+        carry = recording.restore(states[step], begin) if step in states else begin
+        return carry._replace(releases=jnp.array(releases))
+
+    until = at.done
+    if _goes_on(at, at_state(at.done) if at.done in states else None):
+        until = recording.checked_from(at)
+    first = max((known for known in states if known <= until), default=0)
     silent = chunks._replace(callback=None)
-    if not task.plan.replayable:
-        if first < at.done:
-            _check_recomputable(at, first)
-            carry, _ = silent.run(step, carry, first, at.done, None)
-        if not np.array_equal(carry.releases[: at.done], releases[: at.done]):
-            raise ValueError(
-                "ledger must be resumed with what its run had, but computed again, its "
-                "steps release other numbers than it recorded"
+    if task.plan.replayable:
+        again: Any = None  # A checkpoint alone needs no program.
+        if first < until or chunks.callback is not None:
+            program = replaying.compiled(
+                task.plan, task.optimizer, at.keys.direction, begin, **leaves
             )
+            again = lambda carry, *bounds: program(carry, releases, *bounds)  # noqa: E731
         if chunks.callback is not None:
-            chunks.callback(at.done, *_shown(at.plan, carry, at.done))
-        return carry
-    program = replaying.compiled(
-        task.plan, task.optimizer, at.keys.direction, carry, **leaves
-    )
-    again = lambda carry, *bounds: program(carry, releases, *bounds)  # noqa: E731
-    if chunks.callback is not None:
-        # In copies: a program takes what it is given.
-        chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
-    # From the checkpoint, which is what the run itself had; or from the beginning.
+            # In copies: a program takes what it is given.
+            chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
+        carry = _replayed(at, silent, again, at_state(first), first, until)
+    else:
+        if first < until:
+            _check_recomputable(at, first)
+        carry, until = at_state(first), first
+    if until < at.done:
+        carry, _ = silent.run(step, carry, until, at.done, None)
+        recording.check_recomputed(at, until, carry, states.get(at.done))
+        known, digest = recording.replayed_to(at)
+        if known == at.done:
+            recording.check_replayed(at, digest, parallel.here(carry.params))
+        if at.done not in states:
+            recorder.checkpoint(carry)
+    if chunks.callback is not None and not task.plan.replayable:
+        chunks.callback(at.done, *_shown(at.plan, carry, at.done))
+    return carry
+
+
+def _goes_on(at: recording.Resumed, after: loop.Carry | None) -> bool:
+    """Whether steps follow those on record; ``after`` is the carry there, if known."""
+    stopped = after is not None and _ended(at.plan, after)
+    return at.done < at.last and not stopped
+
+
+def _replayed(
+    at: recording.Resumed,
+    silent: _Chunks,
+    again: _Step,
+    carry: loop.Carry,
+    first: int,
+    last: int,
+) -> loop.Carry:
+    """The carry after the steps [first, last), from their releases."""
     known, digest = recording.replayed_to(at)
-    carry = silent.run(again, carry, first, max(first, known), None)[0]
-    if first <= known:
+    between = min(max(first, known), last)
+    carry = silent.run(again, carry, first, between, None)[0]
+    if first <= known == between:
         recording.check_replayed(at, digest, parallel.here(carry.params))
-    return silent.run(again, carry, max(first, known), at.done, None)[0]
+    return silent.run(again, carry, between, last, None)[0]
 
 
 def _check_recomputable(at: recording.Resumed, first: int) -> None:
     """Whether steps that cannot be replayed may be computed again: with their own noise."""
     others = [i for i in at.record.intents if first < i.last <= at.done]
-    if at.new or any(intent.attempt != at.attempt for intent in others):
+    if at.new or at.ended or any(intent.attempt != at.attempt for intent in others):
         raise ValueError(
             f"ledger must have a checkpoint of step {at.done}, got one of step {first}: "
-            "the steps between belong to another attempt, and their releases are too large "
-            "to be logged whole"
+            "the steps between belong to another attempt or to a run that is over, and "
+            "their releases are too large to be logged whole"
         )
 
 
@@ -388,12 +459,12 @@ def _result(
     carry: loop.Carry,
     timing: dict[str, Any],
     recorder: recording.Recorder | None,
+    keep_noise_roots: bool,
 ) -> loop.FitResult:
     made, rest = carry.opt_state
     report = reporting.report(plan, made) | {"seed_source": keys.seed_source} | timing
     if recorder is not None:
         report["steps_charged"] = recorder.charged
-        text = json.dumps(report, indent=2) + "\n"
-        recorder.ledger.save(ledger_lib.REPORT, text.encode(), secret=False)
+        recorder.finish(carry, report, keep_noise_roots=keep_noise_roots)
     info = loop.FitInfo(carry.releases, public(rest))
     return loop.FitResult(plan.returned(made, carry.params), info, report)

@@ -123,9 +123,11 @@ def make_program(
     ) -> Carry:
         def periods(index: jax.Array, carry: Carry) -> Carry:
             step = first + index * period
-            for phase in plan.phases:
+            for place, phase in enumerate(plan.phases):
                 steps = functools.partial(one, keys, data, phase)
-                if phase.num_steps == 1:
+                # The first step of a period is always due; a later one may lie past the
+                # end, where its zero would overwrite the last release.
+                if place == 0 and phase.num_steps == 1:
                     carry = steps(step, carry)
                 else:
                     end = jnp.minimum(step + phase.num_steps, last)

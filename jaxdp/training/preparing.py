@@ -11,6 +11,7 @@ from jaxdp import _validate, sampling
 from jaxdp import keys as keys_lib
 from jaxdp._types import ValueFn
 from jaxdp.algorithms._algorithm import Algorithm
+from jaxdp.oracles import isolation
 from jaxdp.plans._plan import Plan
 from jaxdp.training import loop, parallel, recording, replaying, resolution
 from jaxdp.transforms import _common
@@ -50,18 +51,67 @@ def make_task(
         _validate.integer(microbatch_size=microbatch_size)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {callback!r}")
-    if plan.makes_steps and optimizer is not None:
-        raise ValueError(
-            f"optimizer must be None for {plan.family}, which makes the steps itself, got "
-            f"{optimizer!r}"
-        )
+    check_optimizer(plan, optimizer)
     optimizer = _IDENTITY if optimizer is None else optimizer
+    data = parallel.on_all(mesh, jax.tree.map(_own, data))
+    return Task(plan, params, data, losses, optimizer, microbatch_size, mesh)
+
+
+def check_optimizer(plan: Plan, optimizer: Any) -> None:
+    """Requires an optimizer of plans whose updates are gradients, and of no others.
+
+    Gradients that are added as they are climb: the loss goes up and the budget is spent.
+    """
+    if optimizer is None:
+        if plan.makes_steps or plan.runs_algorithm:
+            return
+        raise ValueError(
+            f"optimizer must be given for {plan.family}, whose updates are gradients: "
+            "optax.sgd(0.1), or another that goes down; got None, which would add them "
+            "as they are and climb"
+        )
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
             f"optimizer must be an optax.GradientTransformation, got {optimizer!r}"
         )
-    data = parallel.on_all(mesh, jax.tree.map(jnp.asarray, data))
-    return Task(plan, params, data, losses, optimizer, microbatch_size, mesh)
+    if plan.makes_steps:
+        raise ValueError(
+            f"optimizer must be None for {plan.family}, which makes the steps itself, got "
+            f"{optimizer!r}"
+        )
+
+
+def check_losses(
+    plan: Plan, params: Any, data: Any, value_fn: ValueFn, check_isolation: bool
+) -> None:
+    """Checks that records are kept apart, where a whole batch is evaluated at once.
+
+    Once for a loss and such shapes: another run of the same costs nothing.
+    """
+    if not (check_isolation and plan.evaluates_batches):
+        return
+    params, data = jax.tree.map(jnp.asarray, (params, data))
+    leaves = jax.tree.leaves(params)
+    if any(len(x.sharding.device_set) > 1 for x in leaves):
+        # No program of several devices or processes.
+        whole = all(x.is_fully_addressable for x in leaves)
+        params = jax.device_get(params) if whole else parallel.here(params)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
+
+    def build() -> None:
+        isolation.check_made_up(value_fn, params, shapes)
+
+    leaves, structure = jax.tree.flatten((params, shapes))
+    like = (structure, tuple((x.shape, x.dtype) for x in leaves))
+    loop.compiled(("isolation", value_fn, like), build)
+
+
+def _own(array: Any) -> jax.Array:
+    """An array that nobody changes in place: of NumPy's a copy, made before it returns.
+
+    ``jnp.asarray`` may share their memory, or copy it later.
+    """
+    return array if isinstance(array, jax.Array) else jnp.array(array)
 
 
 def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
@@ -105,7 +155,8 @@ def _algorithm(
     if task.microbatch_size is not None:
         options["microbatch_size"] = task.microbatch_size
     algorithm = plan.algorithm(keys, **options)
-    jax.eval_shape(algorithm.init, task.params)  # Raises, for params that do not fit.
+    with keys_lib.shapes_only():
+        jax.eval_shape(algorithm.init, task.params)  # Raises if params do not fit.
     return algorithm
 
 
@@ -128,9 +179,10 @@ def compiled(
 
     def build() -> tuple[Any, str]:
         """Compiles from shapes alone, so that no mistake found here spends the keys."""
-        carry = jax.eval_shape(
-            lambda p: loop.start(plan, maker, optimizer, p), task.params
-        )
+        with keys_lib.shapes_only():
+            carry = jax.eval_shape(
+                lambda p: loop.start(plan, maker, optimizer, p), task.params
+            )
         if in_chunks:
             step = jax.ShapeDtypeStruct((), jnp.int32)
             lowered = parallel.lowered(

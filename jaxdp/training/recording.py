@@ -1,9 +1,15 @@
 """What a run writes while it goes on, and how another process takes it up."""
 
 import dataclasses
+import functools
+import hashlib
 import hmac
 import io
 import json
+import os
+import pathlib
+import platform
+import re
 import secrets
 from typing import Any, NamedTuple
 
@@ -19,12 +25,29 @@ from jaxdp.sampling import AdaptiveCursor
 from jaxdp.training import loop, parallel, replaying, reporting
 from jaxdp.transforms import _common
 
-_CHECKPOINT = "checkpoint.npz"
+#: The last one, and the one before it, from which the last chunk is computed again.
+_CHECKPOINT, _BEFORE = "checkpoint.npz", "checkpoint-before.npz"
 #: Bytes of parameters beyond which a run that can be replayed writes no checkpoints: its
 #: releases give them back sooner than they would be written a hundred times.
 _LARGE = 2**26
 #: What is written instead: by it a replay is seen to give the same parameters.
 _DIGEST = "params.json"
+#: What a run took: for its owner. How long a step takes may depend on records.
+_TIMING = "timing.json"
+
+#: Where a program calls Python, or hands numbers to the host: pure_callback, io_callback,
+#: debug.callback and debug.print.
+_CALLBACK = re.compile(r"custom_call @\w*callback|is_host_transfer = true")
+#: What changes bits and is not in a program's text: in the environment, and in JAX.
+_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+_FLAGS = (
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
+    *("jax_disable_most_optimizations", "jax_optimization_level"),
+    "jax_exec_time_optimization_effort",
+)
+#: Of /proc/cpuinfo; of the features, those of instructions that compute.
+_CPU = ("model name", "cpu family", "model", "stepping", "CPU part", "CPU variant")
+_FEATURES = re.compile(r"(s*sse|avx|fma|f16c|amx|bmi|adx|asimd|sve|sme|fp16|bf16)\w*")
 
 
 class Recorder:
@@ -39,9 +62,11 @@ class Recorder:
         charged: int = 0,
         *,
         replayable: bool,
+        done: int = 0,
     ):
         self.ledger = ledger
         self._replayable = replayable
+        self._done = done
         #: Steps that count as released, those of every attempt.
         self.charged = charged
         self._run = run
@@ -60,13 +85,82 @@ class Recorder:
         """To be called with the carry after them, before it is shown to anybody."""
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(carry.params))
-        if size <= _LARGE or not self._replayable:
-            self.ledger.save(_CHECKPOINT, _pack(self._run, last, carry), secret=True)
+        self._done = last
+        self.checkpoint(carry)
+
+    def checkpoint(self, carry: loop.Carry) -> None:
+        """Writes how the steps so far ended, for the next process to begin with."""
+        carry = parallel.here(carry)
+        if self._has_checkpoints(carry):
+            content = _pack(self._run, self._done, carry)
+            self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
         else:
             digest = replaying.digest_of(carry.params).hexdigest()
-            content = {"run": self._run, "step": last, "params": digest}
-            self.ledger.save(_DIGEST, json.dumps(content).encode(), secret=True)
+            known = {"run": self._run, "step": self._done, "params": digest}
+            self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
+
+    def _has_checkpoints(self, carry: loop.Carry) -> bool:
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(carry.params))
+        return size <= _LARGE or not self._replayable
+
+    def finish(
+        self, carry: loop.Carry, report: dict[str, Any], *, keep_noise_roots: bool
+    ) -> None:
+        """To be called when the run is over: forgets its noise, and writes the report.
+
+        Whoever comes by ``secret/`` later could subtract the noise from all releases.
+        What stays gives the run's result again, and no step more: the last checkpoint
+        without its secret fields, and keys whose secret roots are zeros. (Renamed files
+        are gone for whoever reads the folder, not for who reads the disk.)
+        """
+        hidden = json.loads(self.ledger.load(ledger_lib.RUN) or b"")
+        if not keep_noise_roots and not hidden.get("ended"):
+            carry = parallel.here(carry)
+            if self._has_checkpoints(carry):
+                bare = carry._replace(opt_state=_blank(carry.opt_state))
+                content = _pack(self._run, self._done, bare)
+                self.ledger.save(_CHECKPOINT, content, secret=True)
+            self.ledger.forget(_BEFORE)
+            hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
+            content = json.dumps(hidden).encode()
+            self.ledger.save(ledger_lib.RUN, content, secret=True)
+        timing = {name: report[name] for name in reporting.TIMING}
+        self.ledger.save(_TIMING, _text(timing), secret=True)
+        public = {k: v for k, v in report.items() if k not in reporting.TIMING}
+        self.ledger.save(ledger_lib.REPORT, _text(public), secret=False)
+
+
+def _text(fields: dict[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=2) + "\n").encode()
+
+
+def _forgotten(words: dict[str, Any]) -> dict[str, Any]:
+    """Keys as text, with zeros for all that is secret."""
+    shown = ("direction", "private")
+    return {k: v if k in shown else "0" * len(v) for k, v in words.items()}
+
+
+def _blank(state: Any) -> Any:
+    """A state whose secret fields are zeros."""
+
+    def has_secrets(node: Any) -> bool:
+        return hasattr(type(node), "SECRET")
+
+    def zeros(leaf: Any) -> Any:
+        nothing = np.zeros_like(_words(leaf))
+        return keys_lib.from_words(nothing) if _is_key(leaf) else jnp.asarray(nothing)
+
+    def blanked(node: Any) -> Any:
+        if not has_secrets(node):
+            return node
+        fields = {name: getattr(node, name) for name in node._fields}
+        new = {
+            name: jax.tree.map(zeros, x) if name in node.SECRET else _blank(x)
+            for name, x in fields.items()
+        }
+        return type(node)(**new)
+
+    return jax.tree.map(blanked, state, is_leaf=has_secrets)
 
 
 class Program(NamedTuple):
@@ -75,6 +169,11 @@ class Program(NamedTuple):
     microbatch_size: int | None
     devices: int  # that share a batch
     text: str  # of the program of a chunk: losses, optimizer and all else
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether it calls back: then its text does not say all that it computes."""
+        return _CALLBACK.search(self.text) is not None
 
     def conditions(self, key: bytes, data: Any) -> dict[str, Any]:
         """What is compared, data and text by digests with a key: for ``secret/``.
@@ -92,8 +191,37 @@ class Program(NamedTuple):
             "jax": jax.__version__,
             "jaxlib": reporting.versions()["jaxlib"],
             "device": jax.devices()[0].device_kind,
+            **_surroundings(),
             "losses, optimizer": keyed(self.text.encode()),
         }
+
+
+def _surroundings() -> dict[str, Any]:
+    """What else decides bits: flags, and the processor where it computes."""
+    config: Any = jax.config
+    flags = {name: str(getattr(config, name, None)) for name in _FLAGS}
+    names = {name: os.environ.get(name, "") for name in _ENVIRONMENT}
+    on_cpu = jax.devices()[0].platform == "cpu"
+    return names | flags | ({"processor": _processor()} if on_cpu else {})
+
+
+@functools.cache
+def _processor() -> str:
+    """The processor as XLA compiles for it: model, and instructions that compute.
+
+    JAX calls every CPU "cpu". Where the system does not say more, its name alone.
+    """
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    pairs = (line.partition(":") for line in text.splitlines())
+    lines = {name.strip(): value.strip() for name, _, value in pairs}
+    features = (lines.get("flags") or lines.get("Features") or "").split()
+    known = " ".join(sorted(x for x in features if _FEATURES.fullmatch(x)))
+    said = [f"{name} {lines[name]}" for name in _CPU if name in lines]
+    digest = hashlib.sha256(known.encode()).hexdigest()[:8]
+    return ", ".join([platform.machine(), *said, f"features {digest}"])
 
 
 def create(
@@ -151,6 +279,7 @@ class Resumed:
       plan: of the run.
       attempt: whose noise covers the next steps.
       new: whether that attempt begins now.
+      ended: whether the run is over and its noise forgotten: no step can follow.
       keys: of that attempt.
       last: the step at which the budget ends.
     """
@@ -161,6 +290,7 @@ class Resumed:
     plan: Plan
     attempt: int
     new: bool
+    ended: bool
     keys: keys_lib.Keys
     last: int
 
@@ -173,17 +303,26 @@ class Resumed:
         """Compares what must be the same, or writes down what it is from now on.
 
         Raises:
-          ValueError: something is not as it was when this attempt began.
+          ValueError: something is not as it was when this attempt began, or cannot be
+            seen to be.
         """
         now = program.conditions(bytes.fromhex(self.hidden["key"]), data)
         attempts, outstanding = self.hidden["attempts"], self.record.outstanding
-        if self.new:
+        if self.new and not self.ended:
             attempts[self.attempt]["same"] = now
             content = json.dumps(self.hidden).encode()
             self.ledger.save(ledger_lib.RUN, content, secret=True)
             outstanding = None
-        else:
+        elif not self.new:
             _compare(attempts[self.attempt]["same"], now)
+            if outstanding is not None and program.calls_python:
+                raise ValueError(
+                    "value_fn must be all JAX for steps that were under way to be computed "
+                    f"again, but the program calls Python, and the steps "
+                    f"{outstanding.first} to {outstanding.last - 1} were lost: nothing "
+                    "tells whether Python would answer as it did, and the same noise would "
+                    f"cover what it answers now. {_WAY_OUT}"
+                )
         run, charged = self.record.header["run"], self.record.charged
         return Recorder(
             self.ledger,
@@ -192,7 +331,15 @@ class Resumed:
             outstanding,
             charged,
             replayable=self.plan.replayable,
+            done=self.done,
         )
+
+
+#: What every refusal ends with.
+_WAY_OUT = (
+    "A new attempt (new_attempt=True) draws new noise and charges the steps that were "
+    "under way again"
+)
 
 
 def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
@@ -206,7 +353,7 @@ def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
         raise ValueError(
             f"ledger must be resumed as the run was begun, but {'; '.join(changed)}: "
             "steps that were under way would release other numbers under the same noise. "
-            "A new attempt (new_attempt=True) draws new noise and charges them again"
+            f"{_WAY_OUT}"
         )
 
 
@@ -243,7 +390,8 @@ def _decide(
     keys = keys_lib.from_hex(hidden["keys"])
     outstanding = record.outstanding
     left = recorded.num_steps - record.charged
-    if new_attempt:
+    ended = bool(hidden.get("ended"))
+    if new_attempt and not ended:
         _check_new_attempt(recorded, outstanding, left)
         # Fresh, so that two copies of a folder never share the noise of an attempt.
         salted = secrets.token_hex(32) if keys.private else ""
@@ -251,12 +399,16 @@ def _decide(
         outstanding = None
     # An attempt counts from its first intent.
     attempt = record.intents[-1].attempt if record.intents else 0
-    if new_attempt:
+    if new_attempt and not ended:
         attempt = len(hidden["attempts"]) - 1
     salt = bytes.fromhex(hidden["attempts"][attempt]["salt"])
     keys = keys_lib.renewed(keys, attempt, salt)
     last = (len(record.releases) if outstanding is None else outstanding.last) + left
-    return Resumed(ledger, record, hidden, recorded, attempt, new_attempt, keys, last)
+    if ended:
+        last = len(record.releases)
+    return Resumed(
+        ledger, record, hidden, recorded, attempt, new_attempt, ended, keys, last
+    )
 
 
 def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) -> None:
@@ -285,21 +437,76 @@ def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) ->
         )
 
 
-def restore(at: Resumed, carry: loop.Carry) -> tuple[int, loop.Carry]:
-    """Step and carry of the last checkpoint, if the ledger knows of it; else 0 and carry.
+def checkpoints(at: Resumed) -> dict[int, dict[str, np.ndarray]]:
+    """Step -> content of the checkpoints that the ledger knows of.
 
-    A checkpoint of another run, or of steps that are not on record (a folder that was
-    copied while it changed), is none.
+    One of another run, or of steps that are not on record (a folder that was copied while
+    it changed), is none.
     """
-    content = at.ledger.load(_CHECKPOINT)
-    if content is None:
-        return 0, carry
-    with np.load(io.BytesIO(content)) as file:
-        arrays = dict(file)
-    step = int(arrays["step"])
-    if str(arrays["run"]) != at.record.header["run"] or step > at.done:
-        return 0, carry
-    return step, _unpack(arrays, carry)
+    found = {}
+    for name in (_BEFORE, _CHECKPOINT):
+        content = at.ledger.load(name)
+        if content is None:
+            continue
+        with np.load(io.BytesIO(content)) as file:
+            arrays = dict(file)
+        step = int(arrays["step"])
+        if str(arrays["run"]) == at.record.header["run"] and step <= at.done:
+            found[step] = arrays
+    return found
+
+
+def checked_from(at: Resumed) -> int:
+    """The step from which the record is computed again: where its last chunk began.
+
+    Nothing of it is where a new attempt begins, which draws new noise, or has begun
+    without a chunk on record yet: the last chunk may be one of other data then.
+    """
+    chunk = at.record.last_recorded
+    if at.new or chunk is None or chunk.attempt != at.attempt:
+        return at.done
+    return chunk.first
+
+
+def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
+    """The carry of a checkpoint; ``carry`` is that of the run's beginning."""
+    return _unpack(arrays, carry)
+
+
+def check_recomputed(
+    at: Resumed, first: int, carry: loop.Carry, known: dict[str, np.ndarray] | None
+) -> None:
+    """Requires that steps computed again gave what is on record, to the bit.
+
+    What they gave is thrown away: it is the same, or it is shown to nobody.
+
+    Args:
+      at: of the run.
+      first: the steps from here on were computed again.
+      carry: after them.
+      known: the checkpoint after them, if there is one.
+
+    Raises:
+      ValueError: they gave something else.
+    """
+    carry = parallel.here(carry)
+    got = np.asarray(carry.releases)[first : at.done]
+    want = at.record.releases[first:]
+    same = got.tobytes() == want.astype(got.dtype).tobytes()
+    if same and known is not None:
+        same = all(
+            _words(leaf).tobytes() == known[f"{i}"].tobytes()
+            for i, leaf in enumerate(_kept_leaves(carry))
+        )
+    if not same:
+        raise ValueError(
+            "ledger must be resumed where its last chunk comes out again as it is on "
+            f"record, to the bit, but here the steps {first} to {at.done - 1} give other "
+            "numbers: the machine or its settings are others, or the losses are, or they "
+            "are not deterministic. The next steps would not be those of this run, and "
+            "steps that were under way would release other numbers under the same noise. "
+            f"{_WAY_OUT}"
+        )
 
 
 def replayed_to(at: Resumed) -> tuple[int, str]:
@@ -323,8 +530,7 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
     if digest and not at.new and replaying.digest_of(params).hexdigest() != digest:
         raise ValueError(
             "ledger must be resumed where its replay gives the parameters of the run, to "
-            "the bit, but here it gives others. A new attempt (new_attempt=True) draws new "
-            "noise and charges the steps that were under way again"
+            f"the bit, but here it gives others. {_WAY_OUT}"
         )
 
 

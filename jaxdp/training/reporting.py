@@ -8,6 +8,10 @@ import numpy as np
 
 from jaxdp.plans._plan import Plan
 
+#: What a report says of time. How long a run takes may depend on records (losses that
+#: loop or branch, caches, denormal numbers), and epsilon does not cover it: not public.
+TIMING = ("compile_seconds", "train_seconds", "steps_per_second")
+
 
 def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, Any]:
     """What a run under ``plan`` has spent: for loops written by hand.

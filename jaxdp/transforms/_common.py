@@ -1,19 +1,20 @@
 """What the gradient makers share: which leaves move, the horizon, integer noise."""
 
+import enum
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.core import Tracer
 
 from jaxdp import keys as keys_lib
 from jaxdp._types import DataPlan, PathPredicate, PrivatePlan
-from jaxdp.kernels import finite_difference, threefry
+from jaxdp.kernels import finite_difference, lattice_gaussian
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.kernels.sphere import path_str
 
 #: A pytree of bools like the params, a predicate on the path, or None for all leaves.
@@ -52,9 +53,12 @@ def check_plan(plan: PrivatePlan, family: str) -> None:
 
 
 def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
-    """Spends the keys where a run begins: in ``init``, unless it is only traced."""
-    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(params)):
-        keys_lib.spend(keys, family)
+    """Spends the keys where a run begins: in ``init``.
+
+    Raises:
+      ValueError: keys from entropy have served a run, or ``init`` is traced.
+    """
+    keys_lib.spend(keys, family, params)
 
 
 def horizon(
@@ -178,38 +182,56 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
 
 
 def noise_root(plan: PrivatePlan, keys: keys_lib.Keys) -> jax.Array:
-    """The key of this plan's float32 noise; secret."""
+    """The key of this plan's noise; secret."""
     return keys_lib.stream(keys.noise, "noise", context=int(plan.digest[:8], 16))
 
 
-def rounded_normal(
-    plan: PrivatePlan, root: jax.Array, step: jax.Array, size: int
-) -> jax.Array:
-    """int32 (size,): float32 Gaussian of the plan's std, rounded to the grid.
+def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:
+    """The noise of one step: integers (size,) of the discrete Gaussian of ``std`` units.
 
-    With integer sums round(S + Z) = S + round(Z): the release is post-processing of the
-    Gaussian mechanism. What remains is the tail of the float Gaussian (9.4 std).
+    Args:
+      root: of :func:`noise_root` or another secret stream.
+      step: int32, shape=().
+      size: how many.
+      std: 0 gives zeros.
     """
-    z = threefry.wide_normal(keys_lib.at_step(root, step), (size,))
-    return jnp.round(z * jnp.float32(plan.grid_noise_std)).astype(jnp.int32)
+    if std == 0:
+        return Fixed(jnp.zeros((size,), jnp.int32))
+    key = keys_lib.at_step(root, step)
+    return Fixed(lattice_gaussian.draw(key, (size,), lattice_gaussian.law(std)))
 
 
 def zero_where_done(active: jax.Array, tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.where(active, x, jnp.zeros_like(x)), tree)
 
 
+def hiding_repr(self: Any) -> str:
+    """The ``__repr__`` of every class of states that declares ``SECRET``."""
+
+    def shown(name: str) -> str:
+        value = getattr(self, name)
+        return "<secret>" if name in self.SECRET and value is not None else repr(value)
+
+    fields = ", ".join(f"{name}={shown(name)}" for name in self._fields)
+    return f"{type(self).__name__}({fields})"
+
+
 def public(state: Any) -> Any:
     """A state without its secrets: what may be shown, logged or published.
 
-    Works on any pytree: optimiser states, a Flax ``TrainState``, an ``nnx.Optimizer``'s
-    state. Every node that declares ``SECRET`` has those fields replaced by None, and a
-    ``jaxdp.Keys`` becomes None.
+    Works on any pytree: optimiser states, a Flax ``TrainState``, an ``nnx.Optimizer`` or
+    its ``opt_state``. Every node that declares ``SECRET`` has those fields replaced by
+    None, and a ``jaxdp.Keys`` becomes None. So does whatever is static in a node and no
+    number, text, dtype or class of a module, or a container of these: the functions of a
+    ``TrainState``'s ``tx`` hold keys and noise. What is left serves to be read, not to go
+    on with a run.
 
     Raises:
       TypeError: it holds an object that is no pytree, array, number or text, of which
-        nobody knows what it hides.
+        nobody knows what it hides. Or a state of this library as a dictionary, such as
+        ``nnx.state`` and Flax's serialisation make: it does not say what is secret.
     """
-    return _without(state, lambda node: node.SECRET)
+    return _without_static(_without(state, lambda node: node.SECRET))
 
 
 def rootless(node: Any) -> tuple[str, ...]:
@@ -249,3 +271,52 @@ def _without(state: Any, hidden: Callable[[Any], Collection[str]]) -> Any:
         )
 
     return jax.tree.map(shown, state, is_leaf=is_leaf)
+
+
+_LEAF = jax.tree.structure(0)
+_PLAIN = bool | int | float | complex | str | bytes | np.dtype | enum.Enum | None
+#: By these a state of this library is known that has become a dictionary.
+_HORIZON = frozenset(Horizon._fields)
+
+
+def _without_static(node: Any) -> Any:
+    """A tree in whose nodes nothing is static but plain values."""
+    if isinstance(node, Mapping):
+        horizon = node.get("horizon")
+        if isinstance(horizon, Mapping) and set(horizon) >= _HORIZON:
+            raise TypeError(
+                "state must be a state as its transformation made it, got one as a "
+                f"{type(node).__name__}, which does not say what is secret; show the "
+                "original, such as the opt_state of an nnx.Optimizer"
+            )
+    children, structure = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
+    if structure == _LEAF:
+        return node
+    below = [_without_static(child) for child in children]
+    kind, static = structure.node_data()
+    if kind in (tuple, list, dict, type(None)) or hasattr(kind, "_fields"):
+        return jax.tree.unflatten(structure, below)
+    outline = jax.tree_util.PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, (kind, _plain(static)), [_LEAF] * len(below)
+    )
+    try:
+        return jax.tree.unflatten(outline, below)
+    except Exception as error:
+        raise TypeError(
+            "state must be a pytree of arrays; nobody knows what the static part of an "
+            f"object of type {type(node).__name__} hides, which is nothing without it"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """What hides nothing of a static value: None in the place of all else."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, type):  # One that is made in a function has its variables.
+        return None if "<locals>" in value.__qualname__ else value
+    if isinstance(value, dict):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        kept = map(_plain, value)
+        return type(value)(*kept) if hasattr(value, "_fields") else type(value)(kept)
+    return None

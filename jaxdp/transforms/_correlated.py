@@ -9,6 +9,9 @@ import numpy as np
 
 from jaxdp import keys as keys_lib
 from jaxdp._types import PrefixSumPlan
+from jaxdp.kernels import prefix_noise, threefry
+from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.kernels.prefix_noise import PrefixNoise
 from jaxdp.transforms import _common
 
 
@@ -16,9 +19,10 @@ class Correlated(NamedTuple):
     """Noise of the steps to come. Secret."""
 
     root: jax.Array  # shape=(), key; periods and steps are folded into it
-    state: Any  # of plan.correlation, float32
+    state: Any  # of plan.correlation
 
     SECRET = ("root", "state")
+    __repr__ = _common.hiding_repr
 
 
 class Place(NamedTuple):
@@ -43,8 +47,15 @@ def begin(plan: PrefixSumPlan, keys: keys_lib.Keys, dim: int) -> Correlated:
                 f"contribution to a {phase.name!r} step, and its coordinates would be "
                 "rounded to zero; use smaller batches or less noise"
             )
+        check_rounding(
+            plan.correlation,
+            dim,
+            plan.noise_multiplier or 0.0,
+            plan.grid(phase.name).noise_std,
+        )
     state = plan.correlation.init(_like(dim))
-    return Correlated(_common.noise_root(plan, keys), state)
+    # Settled, so that period and step can be folded in without a cost in the program.
+    return Correlated(threefry.settled(_common.noise_root(plan, keys)), state)
 
 
 def place(plan: PrefixSumPlan, count: jax.Array) -> Place:
@@ -56,12 +67,47 @@ def place(plan: PrefixSumPlan, count: jax.Array) -> Place:
 
 
 def draw(
-    plan: PrefixSumPlan, noise: Correlated, where: Place, dim: int
-) -> tuple[jax.Array, Correlated]:
-    """The noise of one step, float32 (dim,) in standard deviations of a node."""
+    plan: PrefixSumPlan, noise: Correlated, where: Place, dim: int, phase: str
+) -> tuple[Fixed, Correlated]:
+    """The noise of one step (dim,), in the units of its phase's noise."""
     key = keys_lib.at_step(noise.root, where.period)  # Drawn anew in every period.
-    drawn, state = plan.correlation.increment(key, noise.state, where.at, _like(dim))
+    drawn, state = increment(
+        plan.correlation,
+        key,
+        noise.state,
+        where.at,
+        _like(dim),
+        plan.grid(phase).noise_std,
+    )
     return drawn, noise._replace(state=state)
+
+
+def increment(
+    kernel: PrefixNoise, key: jax.Array, state: Any, step: Any, like: Any, std: int
+) -> tuple[Fixed, Any]:
+    """The kernel's noise of a step; none where ``std`` is 0."""
+    if std == 0:
+        return Fixed(jnp.zeros(like.shape, jnp.int32)), state
+    return kernel.increment(key, state, step, like, kernel.laws(std))
+
+
+def check_rounding(
+    kernel: PrefixNoise, dim: int, noise_multiplier: float, std: int
+) -> None:
+    """Raises where what fixed point rounds is more than the noise has to spare for it.
+
+    So much farther may one record move what the noise hides
+    (:mod:`jaxdp.kernels.prefix_noise`).
+    """
+    if not noise_multiplier:
+        return
+    spare = 4e-6 * std / noise_multiplier
+    if prefix_noise.rounding_shift(kernel, dim) > spare:
+        raise ValueError(
+            f"params must have fewer elements that move under this plan, got {dim}: what "
+            "is rounded in noise that is carried over so many steps would not be covered; "
+            'use a shorter period, or prefix_noise="tree"'
+        )
 
 
 def _like(dim: int) -> jax.ShapeDtypeStruct:

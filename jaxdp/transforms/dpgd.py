@@ -24,6 +24,7 @@ class DPGDState(NamedTuple):
     release: jax.Array  # shape=(1,), dtype=float32; norm of the last noised gradient
 
     SECRET = ("noise",)
+    __repr__ = _common.hiding_repr
 
     @property
     def count(self) -> jax.Array:
@@ -55,7 +56,7 @@ def dpgd(
       axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
 
     Privacy:
-      Each step releases d numbers. Noise is float32 Gaussian rounded to the grid of the
+      Each step releases d numbers. Noise is discrete Gaussian, added on the grid of the
       integer sum. ``init`` begins a run: keys from entropy serve one, and ``update`` must
       not be called twice with one state on different data. Contributions are rounded
       towards zero, which shrinks coordinates of a few grid units (d in the millions).
@@ -116,7 +117,7 @@ def dpgd(
             part,
             records,
             kept,
-            _common.rounded_normal(plan, state.noise, count, dim),
+            _common.gaussian(state.noise, count, dim, plan.grid_noise_std).high,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )

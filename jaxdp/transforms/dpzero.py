@@ -43,7 +43,7 @@ class DPZeroState(NamedTuple):
 
     horizon: _common.Horizon
     direction: jax.Array  # shape=(), key of all directions; public
-    noise: jax.Array  # int32 (num_steps, R) exact table, or key () for float noise
+    noise: jax.Array  # shape=(), key of the noise; or a table, int32 (num_steps, R)
     # shape=(R,), dtype=float32; y of the last step, and the count of clip tuning: R is K
     # or K + 1
     release: jax.Array
@@ -51,6 +51,7 @@ class DPZeroState(NamedTuple):
     clip: Any  # shape=(), dtype=float32, of the next step, or None: a constant; public
 
     SECRET = ("noise",)
+    __repr__ = _common.hiding_repr
 
     @property
     def count(self) -> jax.Array:
@@ -61,26 +62,36 @@ class DPZeroState(NamedTuple):
         return self.horizon.exhausted
 
 
-def exact_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.ndarray:
-    """The run's exact integers, int32 (num_steps, R): secret.
+def laplace_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.ndarray:
+    """The run's Laplace noise, int32 (num_steps, K): secret.
 
     A deterministic function of the noise root and the plan, drawn on the host.
     """
-    secret = keys_lib.exact_noise_secret(keys)
     # Attempt 0: further ones have roots of their own.
+    secret = keys_lib.exact_noise_secret(keys)
     coins = noise_lib.Coins(secret, name, plan.digest, 0)
     shape = (plan.num_steps, plan.num_directions)
-    if plan.noise == "laplace":
-        table = noise_lib.discrete_laplace(coins, plan.grid_noise_scale, shape)
-    else:
-        table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)
-    if plan.clip_tuning is not None:
-        coins = noise_lib.Coins(secret, name, plan.digest, 0, "count")
-        shape = (plan.num_steps, 1)
-        count = noise_lib.discrete_gaussian(coins, plan.grid_count_std, shape)
-        table = np.concatenate([table, count], axis=1)
+    table = noise_lib.discrete_laplace(coins, plan.grid_noise_scale, shape)
     # The sum wraps modulo 2**32 like int32 does, so truncating bits loses nothing.
     return (table & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+
+
+def step_noise(plan: ZerothOrderPlan, noise: jax.Array, step: jax.Array) -> jax.Array:
+    """The integers of one step, int32 (R,): secret.
+
+    Args:
+      plan: how many, and their standard deviations.
+      noise: of a :class:`DPZeroState`.
+      step: int32, shape=().
+    """
+    if noise.ndim:
+        return jax.lax.dynamic_index_in_dim(noise, step, keepdims=False)
+    slopes = _common.gaussian(noise, step, plan.num_directions, plan.grid_noise_std)
+    if plan.clip_tuning is None:
+        return slopes.high
+    key = keys_lib.at_step(noise, step)
+    count = _common.gaussian(key, 1, 1, plan.grid_count_std)
+    return jnp.concatenate([slopes.high, count.high])
 
 
 def dpzero(
@@ -114,20 +125,21 @@ def dpzero(
         tuned). They are those of one device of the same ``microbatch_size``, which is a
         device's equal part where it is None. With ``check_vma=False`` nothing checks that
         keys and parameters are the same everywhere, which the guarantee rests on.
-      noise_table: the exact noise, int32 (num_steps, K), or (num_steps, K + 1) where the
-        plan tunes its clip, for tests and audits; reports of such a run say
+      noise_table: the noise, int32 (num_steps, K), or (num_steps, K + 1) where the plan
+        tunes its clip, for tests and audits; reports of such a run say
         ``"private": false``.
 
     Privacy:
       Each step releases K numbers, and the count of clip tuning, whose noise the plan's
       event pays for; everything else is post-processing, :func:`dpzero_output` and the
       moving clip included. Past ``plan.num_steps`` releases and updates are zero. ``init``
-      begins a run: keys from entropy serve one, and ``update`` must not be called twice
-      with one state on different data, for the noise is a function of the state.
+      begins a run: keys from entropy serve one, which ``jax.jit(init)`` must not begin, and
+      ``update`` must not be called twice with one state on different data, for the noise is
+      a function of the state.
 
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: the plan has no noise; traced
-        keys with exact noise; masked params; a moving leaf that is not floating point;
+        keys with Laplace noise; masked params; a moving leaf that is not floating point;
         a batch that the plan's sampler did not draw.
 
     References:
@@ -168,7 +180,7 @@ def dpgd_zeroth_order(
       stacked: leaves whose first axis counts layers; as in :func:`dpzero`.
       microbatch_size: records evaluated at once.
       axis_name: as in :func:`dpzero`.
-      noise_table: the exact noise along the direction, int32 (num_steps, 1), for tests.
+      noise_table: the noise along the direction, int32 (num_steps, 1), for tests.
 
     Privacy:
       Each step releases one number, the coordinate of the noised sum along the direction;
@@ -401,14 +413,12 @@ def _maker(
     """The transformation of a plan of the family ``name``."""
     keys = keys_lib.check(keys)
     _common.check_plan(plan, name)
-    if noise_table is not None and plan.noise == "gaussian":
-        raise ValueError('noise_table must be None with a plan of noise="gaussian"')
-    if plan.noise == "gaussian":
-        noise: Any = _common.noise_root(plan, keys)
-    elif noise_table is not None:
-        noise = _checked_table(plan, noise_table)
+    if noise_table is not None:
+        noise: Any = _checked_table(plan, noise_table)
+    elif plan.noise == "laplace":
+        noise = laplace_noise(plan, keys, name)
     else:
-        noise = exact_noise(plan, keys, name)
+        noise = _common.noise_root(plan, keys)
     # Noise that was handed in is not ours to vouch for.
     start = _common.horizon(plan, keys, vouched=noise_table is None)
 
@@ -420,8 +430,7 @@ def _maker(
             lambda key: draw_directions(plan, key, params, moves, stacked),
             keys.direction,
         )
-        if noise_table is None:
-            _common.begin_run(params, keys, name)
+        _common.begin_run(params, keys, name)
         return _begin(plan, keys.direction, noise, start, params)
 
     def update_fn(
@@ -447,11 +456,7 @@ def _maker(
         moves = _common.moving(params, trainable)
         key = keys_lib.at_step(state.direction, count)
         rows = draw_directions(plan, key, params, moves, stacked)
-        if plan.noise == "gaussian":
-            size = plan.num_directions
-            integers = _common.rounded_normal(plan, state.noise, count, size)
-        else:
-            integers = jax.lax.dynamic_index_in_dim(state.noise, count, keepdims=False)
+        integers = step_noise(plan, state.noise, count)
         # The vector slope * direction is as long as sqrt(d) slopes.
         length = math.sqrt(rows.dim) if plan.isotropic else 1.0
         bound = plan.l2_clip_norm / length if state.clip is None else state.clip

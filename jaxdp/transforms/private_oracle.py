@@ -35,6 +35,7 @@ class PrivateOracleState(NamedTuple):
     release: jax.Array  # shape=(1,), dtype=float32; norm of the last released increment
 
     SECRET = ("noise",)
+    __repr__ = _common.hiding_repr
 
     @property
     def count(self) -> jax.Array:
@@ -77,8 +78,8 @@ def private_oracle(
       phase's clip, or its share by the distance from the last query; in a single pass one
       step reads it. Where ``phase`` is not that of the step, no record is read: what comes
       out is noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must
-      not be called twice with one state on different data. Noise is float32 Gaussian,
-      rounded to the grid of the integer sum; contributions are rounded towards zero.
+      not be called twice with one state on different data. Noise is discrete
+      Gaussian, added to the integer sum; contributions are rounded towards zero.
 
     Raises:
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
@@ -137,7 +138,7 @@ def private_oracle(
         where = _correlated.place(plan, count)
         restart = phase == "restart"
         size = variance_reduced.release_size(plan, dim)
-        noise, correlated = _correlated.draw(plan, state.noise, where, size)
+        noise, correlated = _correlated.draw(plan, state.noise, where, size, phase)
         increment = variance_reduced.release_increment(
             plan,
             value_fn,

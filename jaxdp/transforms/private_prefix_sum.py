@@ -23,6 +23,7 @@ class PrivatePrefixSumState(NamedTuple):
     release: jax.Array  # shape=(1,), dtype=float32; norm of the last noised mean
 
     SECRET = ("noise",)
+    __repr__ = _common.hiding_repr
 
     @property
     def count(self) -> jax.Array:
@@ -99,8 +100,10 @@ def private_prefix_sum(
         active, horizon = _common.advance(plan, state.horizon)
         where = _correlated.place(plan, state.horizon.count)
         flat = smoothed_gradient.flat(updates, _all)
-        noise, correlated = _correlated.draw(plan, state.noise, where, flat.shape[1])
         (phase,) = plan.phases
+        noise, correlated = _correlated.draw(
+            plan, state.noise, where, flat.shape[1], phase.name
+        )
         grid = plan.grid(phase.name)
         summed = variance_reduced.bounded_sum(grid, flat, kept)
         mean = jnp.where(active, variance_reduced.noised_mean(grid, summed, noise), 0)

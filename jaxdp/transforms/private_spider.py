@@ -30,7 +30,7 @@ from jaxdp._types import SpiderPlan, ValueFn
 from jaxdp.kernels import stretch, threefry
 from jaxdp.kernels.sphere import path_str
 from jaxdp.oracles import grad_diff
-from jaxdp.transforms import _common
+from jaxdp.transforms import _common, _correlated
 
 NONE, REFRESH, DIFFERENCE = 0, 1, 2
 #: Numbers in a slice of records, for gradients that are taken at once.
@@ -42,10 +42,11 @@ class Running(NamedTuple):
 
     refresh: jax.Array  # shape=(), key; the number of the refresh is folded into it
     difference: jax.Array  # shape=(), key; the same, and the number of the difference
-    state: Any  # of plan.correlation, float32
+    state: Any  # of plan.correlation
 
     SECRET = ("refresh", "difference", "state")
     KEPT = ("state",)  # A checkpoint may lie between two refreshes.
+    __repr__ = _common.hiding_repr
 
 
 class Spider(NamedTuple):
@@ -86,10 +87,17 @@ def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
         raise ValueError("params must be finite, got a NaN or an infinity")
     for grid in (plan.refresh_grid, plan.difference_grid):
         check_dim(flat.size, grid.bits)
+    _correlated.check_rounding(
+        plan.correlation,
+        flat.size,
+        plan.noise_multiplier or 0.0,
+        plan.difference_grid.noise_std,
+    )
     context = int(plan.digest[:8], 16)
     noise = Running(
         keys_lib.stream(keys.noise, "refresh", context=context),
-        keys_lib.stream(keys.noise, "noise", context=context),
+        # Settled: refresh and step are folded in, at no cost in the program.
+        threefry.settled(keys_lib.stream(keys.noise, "noise", context=context)),
         plan.correlation.init(_like(flat.size)),
     )
     zero, none = jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32)
@@ -182,8 +190,8 @@ def asked(
 
     def refresh() -> Spider:
         number = spider.refreshes + 1
-        key = keys_lib.at_step(noise.refresh, number)
-        drawn = threefry.secret_normal(key, point.shape)
+        std = plan.refresh_grid.noise_std
+        drawn = _common.gaussian(noise.refresh, number, point.size, std)
         return spider._replace(
             reference=point,
             estimate=grad_diff.release_gradient(
@@ -199,8 +207,13 @@ def asked(
 
     def difference() -> Spider:
         key = keys_lib.at_step(noise.difference, spider.refreshes)
-        drawn, state = plan.correlation.increment(
-            key, noise.state, spider.since, _like(point.size)
+        drawn, state = _correlated.increment(
+            plan.correlation,
+            key,
+            noise.state,
+            spider.since,
+            _like(point.size),
+            plan.difference_grid.noise_std,
         )
         change = grad_diff.release_difference(
             plan.difference_grid, loss, point, spider.reference, records, drawn

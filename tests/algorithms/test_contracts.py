@@ -166,6 +166,8 @@ def test_secrets_are_named(name: str) -> None:
 def test_keys_serve_one_run_and_are_needed(name: str) -> None:
     case = ready(name)
     algorithm = case.make(case.plan, Keys.from_entropy())
+    with pytest.raises(ValueError, match=r"^keys .*jax.jit\(tx.init\)"):
+        jax.jit(algorithm.init)(case.plan.uniform())
     assert bool(algorithm.init(case.plan.uniform()).horizon.private)
     with pytest.raises(ValueError, match="already served"):
         algorithm.init(case.plan.uniform())

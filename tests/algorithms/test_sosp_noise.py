@@ -2,6 +2,9 @@
 
 On the kernels' matrices and on the reference: why the noise begins again at a refresh and
 at a pass, and how far one record moves the whole sequence of releases.
+
+Of the library only the matrices of kernels/ are run: how it draws and adds noise is seen in
+test_sosp_against_reference.py and in transforms/test_private_spider.py.
 """
 
 import itertools

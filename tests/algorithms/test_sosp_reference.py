@@ -1,6 +1,8 @@
 """The reference of the search for second-order points: its rules, one at a time.
 
-What is shown here of the reference, a comparison then shows of the library.
+It runs tests/algorithms/reference_sosp.py alone: no fault of the library is seen here. What
+is shown of the reference, a comparison then shows of the library
+(test_sosp_against_reference.py).
 """
 
 import math

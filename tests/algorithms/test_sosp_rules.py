@@ -1,6 +1,9 @@
 """The reference of the search for second-order points: whole runs.
 
 What is true of every run, gradient descent as its limit, and the numbers of the prototype.
+
+It runs tests/algorithms/reference_sosp.py alone: no fault of the library is seen here. That
+is for test_sosp_against_reference.py, which compares the two step by step.
 """
 
 import dataclasses

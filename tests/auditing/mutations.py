@@ -20,6 +20,8 @@ from tests.auditing.plans_of_faults import SADDLE_PLANS, plan_named
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_RUNS = 20_000
+#: Of the lattice adversary, where it is what shows a fault.
+NUM_LATTICE_RUNS = 200
 #: Of plans that draw vertices, whose runs take longer.
 NUM_RUNS_OF_DRAWS = 10_000
 
@@ -37,7 +39,7 @@ class Mutation:
     """A fault: ``old`` in the file ``path`` becomes ``new``; ``plan`` shows it.
 
     ``also`` holds further pieces, as (path, old, new); ``num_runs`` None takes so many as
-    the plan's kind needs.
+    the plan's kind needs. Where ``lattice``, the low digits of releases show it.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Mutation:
     plan: str
     also: tuple[tuple[str, str, str], ...] = ()
     num_runs: int | None = None
+    lattice: bool = False
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -62,22 +65,35 @@ TOTAL = "    total = clip.grid_sum(rows, mask, bound, bits, order=plan.norm_orde
 RELEASE = "return _noised(plan, total, noise, bound)"
 SECRET = "secret = keys_lib.exact_noise_secret(keys)"
 PUBLIC = "np.asarray(jax.random.key_data(keys.direction)).tobytes()"
+#: The direction root as a key that noise can be drawn from: its two words, twice.
+KNOWN = (
+    "keys_lib.threefry.secret_key(keys_lib.jnp.tile("
+    "keys_lib.jax.random.key_data(keys.direction), 2))"
+)
 ORACLE = "jaxdp/transforms/private_oracle.py"
 INCREMENT = "jaxdp/oracles/variance_reduced.py"
 RELEASES = "jaxdp/plans/o2nc/_releases.py"
 TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> jax.Array:\n"
 ADDED = "        estimate = increment + (0 if restart else state.estimate)\n"
-SCALED = "grid._replace(l2_clip_norm=grid.l2_clip_norm * share)"
+SCALED = "        grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)\n"
+SCALED_NOISE = (
+    "        noise = Fixed(jnp.round(noise.high * share).astype(jnp.int32))\n"
+)
+#: What noise adds to the increment, from its integers.
+ADDED_NOISE = "noise.high.astype(jnp.float32) * plan.grid(phase).noise_unit"
 SLOPES = "            rows = _slopes(plan, value_fn, params, some, draw(key))\n"
 CHANGES = """            rows = _first_order(
                 plan, value_fn, params, previous, some, places, key, draw, phase, moves
             )
 """
 #: What is added on the grid without another look at the bound.
-UNBOUNDED = """            units = jnp.round(rows * (2**grid.bits / grid.l2_clip_norm))
+UNBOUNDED = """            most = grid.limit or 2**grid.bits
+            units = jnp.round(rows * (most / grid.l2_clip_norm))
             return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
 """
-DRAWN = "_correlated.draw(plan, state.noise, where, size)"
+DRAWN = "_correlated.draw(plan, state.noise, where, size, phase)"
+STEP_KEY = "key = keys_lib.at_step(root, step)\n"
+STEP_NOISE = "        integers = step_noise(plan, state.noise, count)\n"
 
 DESCENT = "jaxdp/algorithms/saddle/mirror_descent.py"
 PLAYERS = "jaxdp/algorithms/saddle/_players.py"
@@ -90,7 +106,19 @@ SPIDER = "jaxdp/transforms/private_spider.py"
 ESCAPES = "jaxdp/algorithms/sosp/_escapes.py"
 SOSP_ROLES = "jaxdp/plans/sosp/_roles.py"
 
-TABLE = "table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std, shape)\n"
+LATTICE = "kernels/lattice_gaussian.py"
+#: What a draw was before it was one of integers: a float32 normal (from two words of its
+#: own block) times the law's standard deviation, rounded to the grid.
+ROUNDED_FLOAT = """    words = threefry.secret_block(key, threefry._counters(shape))
+    stride = jnp.exp2(jnp.asarray(law.shift).astype(jnp.float32))
+    kept = jnp.asarray(law.thresholds[0]).astype(jnp.float32) / 2.0**20
+    other = jnp.asarray(law.alias).astype(jnp.float32)
+    squares = kept * jnp.arange(kept.size) ** 2.0 + (1 - kept) * other**2
+    std = jnp.sqrt(jnp.mean(squares) * stride**2 + (stride**2 - 1) / 2)
+    one, two = ((w.astype(jnp.float32) + 0.5) / 2.0**32 for w in words[:2])
+    normal = jnp.sqrt(-2 * jnp.log(one)) * jnp.cos(2 * math.pi * two)
+    rounded = jnp.round(normal * std).astype(jnp.int32)
+"""
 
 MUTATIONS = (
     Mutation(
@@ -108,38 +136,52 @@ MUTATIONS = (
         "full",
     ),
     Mutation(
-        "noise from the direction root", DPZERO, SECRET, f"secret = {PUBLIC}", "full"
-    ),
-    Mutation(
-        "float noise from the direction root",
+        "noise from the direction root",
         COMMON,
         'keys_lib.stream(keys.noise, "noise"',
-        'keys_lib.stream(keys.direction, "direction"',
-        "float",
+        f'keys_lib.stream({KNOWN}, "noise"',
+        "full",
+    ),
+    Mutation(
+        "Laplace noise from the direction root",
+        DPZERO,
+        SECRET,
+        f"secret = {PUBLIC}",
+        "laplace",
+    ),
+    Mutation(
+        "correlated noise from the direction root",
+        COMMON,
+        'keys_lib.stream(keys.noise, "noise"',
+        f'keys_lib.stream({KNOWN}, "noise"',
+        "tree",
     ),
     Mutation(
         "three quarters of the noise from the direction root",
         DPZERO,
-        TABLE,
-        "table = noise_lib.discrete_gaussian(coins, plan.grid_noise_std // 2, shape)\n"
-        f"    known = noise_lib.Coins({PUBLIC}, name)\n"
-        "    std = round(plan.grid_noise_std * 0.75**0.5)\n"
-        "    table = table + noise_lib.discrete_gaussian(known, std, shape)\n",
+        STEP_NOISE,
+        f"        known = {KNOWN}\n"
+        "        stds = plan.grid_noise_std // 2, round(plan.grid_noise_std * 0.75**0.5)\n"
+        "        roots = state.noise, known\n"
+        "        integers = sum(\n"
+        "            _common.gaussian(root, count, plan.num_directions, std).high\n"
+        "            for root, std in zip(roots, stds)\n"
+        "        )\n",
         "full",
     ),
     Mutation(
         "two steps share one noise",
-        DPZERO,
-        "jax.lax.dynamic_index_in_dim(state.noise, count, keepdims=False)",
-        "jax.lax.dynamic_index_in_dim(state.noise, count // 2, keepdims=False)",
+        COMMON,
+        STEP_KEY,
+        STEP_KEY.replace("step)", "step // 2)"),
         "full",
     ),
     Mutation(
-        "two steps share one float noise",
-        COMMON,
-        "threefry.wide_normal(keys_lib.at_step(root, step), (size,))",
-        "threefry.wide_normal(keys_lib.at_step(root, step // 2), (size,))",
-        "float",
+        "two steps share one Laplace noise",
+        DPZERO,
+        "jax.lax.dynamic_index_in_dim(noise, step, keepdims=False)",
+        "jax.lax.dynamic_index_in_dim(noise, step // 2, keepdims=False)",
+        "laplace",
     ),
     Mutation(
         "division by the realised batch size",
@@ -198,8 +240,8 @@ MUTATIONS = (
     Mutation(
         "correlated noise halved",
         "jaxdp/plans/_correlated.py",
-        "in_clips * 2**bits * (1 + 5e-6)",
-        "in_clips * 2**bits / 2",
+        "math.ceil(self.node_std / unit * _MORE)",
+        "math.ceil(self.node_std / unit / 2)",
         "tree",
     ),
     Mutation(
@@ -229,7 +271,8 @@ MUTATIONS = (
         scores = jnp.sum(rows * v, axis=1) / jnp.sum(v * v)
         bounded = clip.clip_scalar(scores, grid.l2_clip_norm / v.size**0.5)
         unbiased = jnp.where(kept, bounded, 0)[:, None] * v * (1 + 2 / v.size)
-        units = jnp.round(unbiased * (2**grid.bits / grid.l2_clip_norm))
+        most = grid.limit or 2**grid.bits
+        units = jnp.round(unbiased * (most / grid.l2_clip_norm))
         return units.sum(axis=0).astype(jnp.int32)
 
 """
@@ -242,9 +285,9 @@ MUTATIONS = (
         "data rounded before the noise arrives",
         ORACLE,
         ADDED,
-        """        estimate = increment
+        f"""        estimate = increment
         if not restart:
-            drawn = plan.node_std * noise
+            drawn = {ADDED_NOISE}
             data = jax.lax.reduce_precision(state.estimate + (increment - drawn), 8, 7)
             estimate = data + drawn
 """,
@@ -254,7 +297,7 @@ MUTATIONS = (
         "the running estimate has no noise",
         ORACLE,
         ADDED,
-        ADDED.replace("increment", "increment - plan.node_std * noise", 1),
+        ADDED.replace("increment", f"increment - {ADDED_NOISE}", 1),
         "tree",
     ),
     Mutation(
@@ -282,14 +325,14 @@ MUTATIONS = (
         "noise scaled with the movement squared",
         INCREMENT,
         SCALED,
-        SCALED.replace(")", ", noise_scale=grid.noise_scale * share)"),
+        SCALED + SCALED_NOISE,
         "moved",
     ),
     Mutation(
         "noise scaled with the movement, and no clip",
         INCREMENT,
         SCALED,
-        "grid._replace(noise_scale=grid.noise_scale * share)",
+        SCALED_NOISE,
         "moved",
     ),
     Mutation(
@@ -391,21 +434,21 @@ MUTATIONS = (
         "vertices from the direction root",
         PLAYERS,
         "keys_lib.stream(keys.noise, role, context=context)",
-        "keys_lib.stream(keys.direction, role, context=context)",
+        f"keys_lib.stream({KNOWN}, role, context=context)",
         "saddle",
     ),
     Mutation(
         "no noise on a refresh",
         SPIDER,
-        "drawn = threefry.secret_normal(key, point.shape)",
-        "drawn = jnp.zeros(point.shape)",
+        "std = plan.refresh_grid.noise_std",
+        "std = 0",
         "sosp",
     ),
     Mutation(
         "all refreshes have the same noise",
         SPIDER,
-        "keys_lib.at_step(noise.refresh, number)",
-        "noise.refresh",
+        "_common.gaussian(noise.refresh, number, point.size, std)",
+        "_common.gaussian(noise.refresh, 0, point.size, std)",
         "sosp",
     ),
     Mutation(
@@ -415,7 +458,11 @@ MUTATIONS = (
         "noise.difference",
         "sosp",
         also=(
-            (SPIDER, "noise.state, spider.since,", "noise.state, spider.differences,"),
+            (
+                SPIDER,
+                "            noise.state,\n            spider.since,\n",
+                "            noise.state,\n            spider.differences,\n",
+            ),
         ),
     ),
     Mutation(
@@ -466,8 +513,15 @@ MUTATIONS = (
     Mutation(
         "steps of an escape share one noise",
         ESCAPES,
-        "keys_lib.at_step(escape.root, state.horizon.count), x.shape",
-        "escape.root, x.shape",
+        "_common.gaussian, escape.root, state.horizon.count, x.size",
+        "_common.gaussian, escape.root, 0, x.size",
+        "sosp",
+    ),
+    Mutation(
+        "noise of escapes from the direction root",
+        "jaxdp/algorithms/sosp/search.py",
+        'keys_lib.stream(keys.noise, "escape"',
+        f'keys_lib.stream({KNOWN}, "escape"',
         "sosp",
     ),
     Mutation(
@@ -491,6 +545,25 @@ MUTATIONS = (
         ".reshape(-1, dim, dim), limit)",
         ".reshape(-1, dim, dim), limit * 2)",
         "tracked",
+    ),
+    # What the library did, too: parities of un-noised sums showed.
+    Mutation(
+        "a float rounded to the grid",
+        LATTICE,
+        "    return (table << jnp.asarray(law.shift)) + (smooth - centre)\n",
+        f"{ROUNDED_FLOAT}    return rounded\n",
+        "DPGD",
+        num_runs=1000,
+        lattice=True,
+    ),
+    Mutation(
+        "a float rounded to the grid in place of a fine number",
+        LATTICE,
+        "    return high, low\n",
+        f"{ROUNDED_FLOAT}    return rounded, jnp.zeros_like(low)\n",
+        "PrefixSum, buffers",
+        num_runs=1000,
+        lattice=True,
     ),
 )
 
@@ -530,7 +603,9 @@ def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
         num_runs = NUM_RUNS_OF_DRAWS if plan in SADDLE_PLANS else NUM_RUNS
         if mutation is not None and mutation.num_runs is not None:
             num_runs = mutation.num_runs
+        lattice = NUM_LATTICE_RUNS if mutation is not None and mutation.lattice else 0
         words = ["plan.json", "--json", "--num-runs", str(num_runs), "--num-steps", "8"]
+        words += ["--lattice-runs", str(lattice)]
         done = subprocess.run(
             [sys.executable, "-c", AUDIT, str(folder), *words],
             cwd=folder,
@@ -551,6 +626,8 @@ def main(names: list[str]) -> int:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda m: audited(m, m.plan), chosen))
     for mutation, (code, answer) in zip(chosen, found, strict=True):
+        if mutation.lattice:
+            answer = answer["lattice"]
         bounds = f"{answer['epsilon_lower']:7.3f} against {answer['epsilon']:.3f}"
         verdict = "flagged" if code == 1 else "MISSED "
         said = f"{verdict}  {bounds}  {mutation.name}  ({answer['method']})"

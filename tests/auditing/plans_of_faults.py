@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from bench._lattice_plans import LATTICE_PLANS
 from jaxdp import plans, sampling
 
 #: Of ``plans.DPZero``, by what they change.
 PLANS: dict[str, dict[str, Any]] = {
     "full": {"noise_multiplier": 5.3},  # epsilon 1
-    "float": {"noise_multiplier": 5.3, "noise": "gaussian"},
+    "laplace": {"noise_multiplier": 5.3, "noise": "laplace"},
     # Where a record may be absent, a mean tells how many there are: epsilon 0.5.
     "absent": {
         "noise_multiplier": 14.0,
@@ -136,6 +137,8 @@ SOSP_PLANS: dict[str, dict[str, Any]] = {
 
 
 def plan_named(name: str) -> Any:
+    if name in LATTICE_PLANS:
+        return LATTICE_PLANS[name]
     if name in SOSP_PLANS:
         fields: dict[str, Any] = {
             "num_examples": 100,

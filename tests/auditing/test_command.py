@@ -18,7 +18,7 @@ PLAN = plans.DPZero(
     relation="replace_one",
     l2_clip_norm=1.0,
     smoothing_radius=1e-3,
-    noise="gaussian",  # So that nothing is drawn on the host.
+    noise="discrete",  # So that nothing is drawn on the host.
 ).calibrate(epsilon=2.0, delta=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_a_bound_above_the_accounted_epsilon_is_exit_code_1(
 
     monkeypatch.setattr(auditing, "audit", violated)
     options = ("--num-runs", 5000, "--num-steps", 2, "--delta", 1e-6, "--seed", 3)
-    assert run(path, *options) == 1
+    assert run(path, *options, "--lattice-runs", 0) == 1
     assert asked == {"num_runs": 5000, "num_steps": 2, "delta": 1e-6, "seed": 3}
     shown = capsys.readouterr().out.split()
     assert {"2.5", "5000", "trade-off", "False"} <= set(shown)
@@ -82,7 +82,7 @@ def test_a_weak_audit_says_so(
     honest = auditing.audit(auditing.shortened(PLAN, 2), num_runs=2000)
     weak = dataclasses.replace(honest, epsilon_lower=0.1)
     monkeypatch.setattr(auditing, "audit", lambda plan, **kwargs: weak)
-    assert run(path) == 0
+    assert run(path, "--lattice-runs", 0) == 0
     assert "so low a bound shows little" in capsys.readouterr().err
 
 

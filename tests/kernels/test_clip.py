@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as hnp
 
-from jaxdp.kernels import clip, sphere
+from jaxdp.kernels import clip, lattice_gaussian, sphere
 from jaxdp.kernels import finite_difference as fd
 
 settings = hypothesis.settings(
@@ -44,8 +44,8 @@ def reference(x: np.ndarray, bound: float) -> np.ndarray:
 clip_scalar = jax.jit(clip.clip_scalar)
 clip_vector = jax.jit(clip.clip_vector, static_argnames="order")
 clip_tree = jax.jit(clip.clip_tree, static_argnames="batch_ndim")
-to_grid = jax.jit(clip.to_grid, static_argnums=3, static_argnames="order")
-grid_sum = jax.jit(clip.grid_sum, static_argnums=3)
+to_grid = jax.jit(clip.to_grid, static_argnums=3, static_argnames=("order", "limit"))
+grid_sum = jax.jit(clip.grid_sum, static_argnums=3, static_argnames=("order", "limit"))
 within = jax.jit(clip._within, static_argnums=1)
 
 
@@ -278,6 +278,31 @@ def test_exact_bound_in_l1(width: int, bits: int) -> None:
     assert error.max() <= 1.0001
 
 
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("width", [1, 3, 64])
+def test_a_limit_below_the_grid_is_the_bound(width: int, order: int) -> None:
+    """The bound is so many units: none above, none dropped, none within it shortened."""
+    generator = np.random.default_rng(width)
+    x = generator.normal(size=(5000, width))
+    x *= np.exp(generator.uniform(-6, 20, size=(len(x), 1)))
+    x, bound, mask = x.astype(np.float32), 0.7, np.arange(len(x)) % 5 > 0
+    true = np.linalg.norm(x.astype(np.float64), axis=1, ord=order)
+    beyond = mask & (true > bound * (1 + SLACK))
+    inside = mask & (true <= 0.99 * bound)
+    for limit in (40_001, 301):
+        c = np.asarray(to_grid(x, mask, bound, 16, order=order, limit=limit), np.int64)
+        norms = np.abs(c).sum(axis=1) if order == 1 else np.square(c).sum(axis=1)
+        assert norms.max() <= limit**order
+        assert not c[~mask].any()
+        lost = width if order == 1 else math.sqrt(width)
+        least = norms[beyond].min() ** (1 / order)
+        assert least == limit if width == 1 else least >= limit - lost - 1
+        exact = x[inside].astype(np.float64) * (limit / bound)
+        assert np.abs(c[inside] - exact).max() <= (0.51 if width == 1 else 1.0001)
+    total = grid_sum(x, mask, bound, 16, order=order, limit=301)
+    np.testing.assert_array_equal(total, c.sum(axis=0))
+
+
 def test_l1_integers_are_verified_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clip, "_MARGIN", 1.01)
     x = np.random.default_rng(6).normal(scale=100, size=(1000, 4)).astype(np.float32)
@@ -331,30 +356,30 @@ def with_norm(square: int, length: int) -> np.ndarray:
 @pytest.mark.parametrize("length", [12, 2**16, 150_000])
 def test_within_is_exact(length: int) -> None:
     """At the limit, one below and one above; at any number of 16-bit limbs."""
-    for bits in (8, 16):
-        squares = [4**bits - 1, 4**bits, 4**bits + 1]
+    for limit in (2**8, 301, 40_001, 2**16 - 1, 2**16):
+        squares = [limit**2 - 1, limit**2, limit**2 + 1]
         rows = np.stack([with_norm(s, length) for s in squares])
         assert list(np.square(rows).sum(axis=1)) == squares
-        got = within(jnp.asarray(rows, jnp.int32), bits)
+        got = within(jnp.asarray(rows, jnp.int32), limit)
         np.testing.assert_array_equal(got, [True, True, False])
 
 
 @settings
 @hypothesis.given(
     c=hnp.arrays(np.int32, (4, 3), elements=st.integers(0, 2**16 - 1)),
-    bits=st.sampled_from([8, 15, 16]),
+    limit=st.sampled_from([2**8, 2**15 - 7, 2**15, 60_001, 2**16]),
 )
-def test_within_against_python_integers(c: np.ndarray, bits: int) -> None:
-    expected = [n <= 4**bits for n in python_norms(c)]
-    np.testing.assert_array_equal(within(c, bits), expected)
+def test_within_against_python_integers(c: np.ndarray, limit: int) -> None:
+    expected = [n <= limit**2 for n in python_norms(c)]
+    np.testing.assert_array_equal(within(c, limit), expected)
 
 
 def test_within_does_not_overflow_on_long_rows_of_large_numbers() -> None:
     """Far above the bound, and at it with more than 2^32 in the low limbs alone."""
-    assert not within(jnp.full(200, 2**16 - 1), 16)
-    assert within(jnp.full(2**16, 2**8), 16)
+    assert not within(jnp.full(200, 2**16 - 1), 2**16)
+    assert within(jnp.full(2**16, 2**8), 2**16)
     assert 66_051 * 255**2 < 2**32 < 66_052 * 255**2
-    assert not within(jnp.full(66_052, 255), 16)
+    assert not within(jnp.full(66_052, 255), 2**16)
 
 
 # --- sums ---
@@ -416,39 +441,43 @@ def test_no_overflow_at_40_000_records() -> None:
 
 
 @settings
-@hypothesis.given(
-    rows=st.integers(1, 10**7), noise=st.floats(0, 1e6), exact=st.booleans()
-)
-def test_grid_bits(rows: int, noise: float, exact: bool) -> None:
-    """The most bits, up to 16, at which the sum and 8 deviations fit an int32."""
+@hypothesis.given(rows=st.integers(1, 10**7), noise=st.floats(0, 1e6))
+def test_grid_bits(rows: int, noise: float) -> None:
+    """The most bits, up to 16, at which the sum and 8 deviations fit an int32.
 
+    The noise is then within what the sampler draws, in every case.
+    """
     ulp = 1 + 1e-12  # of a logarithm in float64
 
     def fits(bits: int) -> bool:
-        rounded = exact or noise * 2**bits <= 2**20 * ulp
-        return (rows + 8 * noise) * 2**bits <= (2**31 - 1) * ulp and rounded
+        return (rows + 8 * noise) * 2**bits <= (2**31 - 1) * ulp
 
     possible = [bits for bits in range(17) if fits(bits)]
     if max(possible, default=0) < 8:
         with pytest.raises(ValueError, match=f"^{rows} records a step.*at least 8"):
-            clip.grid_bits(rows, noise, exact_noise=exact)
+            clip.grid_bits(rows, noise)
     else:
-        assert clip.grid_bits(rows, noise, exact_noise=exact) == max(possible)
+        bits = clip.grid_bits(rows, noise)
+        assert bits == max(possible)
+        assert round(noise * 2**bits) <= lattice_gaussian.MAX_STD
 
 
 @pytest.mark.parametrize(
-    ("rows", "noise", "exact", "bits"),
+    ("rows", "noise", "bits"),
     [
-        (1437, 100.0, True, 16),
-        (32767, 0.0, True, 16),
-        (32768, 0.0, True, 15),  # 2^15 records at 2^16 would be 2^31: one too many
-        (40_000, 0.0, True, 15),
-        (40_000, 5000.0, True, 14),
-        (100, 2.0**6, False, 14),  # 2^20 / 2^6
+        (1437, 100.0, 16),
+        (32767, 0.0, 16),
+        (32768, 0.0, 15),  # 2^15 records at 2^16 would be 2^31: one too many
+        (40_000, 0.0, 15),
+        (40_000, 5000.0, 14),
+        (100, 2.0**6, 16),  # 2^22 units of noise: more than a float32 could carry
+        (100, 4083.0, 16),
+        (100, 4084.0, 15),  # 100 + 8 * 4084 > 2^15
+        (100, 2.0**20 - 100, 8),
     ],
 )
-def test_grid_bits_by_hand(rows: int, noise: float, exact: bool, bits: int) -> None:
-    assert clip.grid_bits(rows, noise, exact_noise=exact) == bits
+def test_grid_bits_by_hand(rows: int, noise: float, bits: int) -> None:
+    assert clip.grid_bits(rows, noise) == bits
 
 
 def test_heavier_tails_ask_for_more_room() -> None:

@@ -10,6 +10,7 @@ import pytest
 from jaxdp.kernels import (
     clip,
     finite_difference,
+    lattice_gaussian,
     perturb,
     prefix_noise,
     simplex,
@@ -20,6 +21,8 @@ from jaxdp.kernels import (
 PARAMS = {"w": jax.ShapeDtypeStruct((6, 4), jnp.float32)}
 BATCH = jax.ShapeDtypeStruct((5, 6), jnp.float32)
 WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
+SECRET = jax.ShapeDtypeStruct((4,), jnp.uint32)
+STEP = jax.ShapeDtypeStruct((7,), jnp.uint32)  # The key of a role's step.
 ROWS = jax.ShapeDtypeStruct((5, 3), jnp.float32)
 SCORES = jax.ShapeDtypeStruct((40,), jnp.int32)
 MASK = jax.ShapeDtypeStruct((5,), jnp.bool_)
@@ -27,6 +30,9 @@ MASK = jax.ShapeDtypeStruct((5,), jnp.bool_)
 
 def key(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+secret = threefry.secret_key
 
 
 def loss(params: Any, batch: jax.Array) -> jax.Array:
@@ -43,15 +49,32 @@ def slopes(words: jax.Array, params: Any, batch: jax.Array, law: str) -> Any:
 
 def increment(noise_key: jax.Array, kernel: prefix_noise.PrefixNoise) -> Any:
     state = kernel.init(PARAMS)
-    return kernel.increment(noise_key, state, jnp.int32(3), PARAMS)
+    return kernel.increment(noise_key, state, jnp.int32(3), PARAMS, kernel.laws(1000))
 
 
 KERNELS: dict[str, tuple[Any, ...]] = {
     "bits": (lambda w: threefry.bits(key(w), (7, 3)), WORDS),
     "stored_bits": (lambda w: threefry.stored_bits(key(w), 7), WORDS),
     "normal": (lambda w: threefry.normal(key(w), (7,)), WORDS),
-    "wide_normal": (lambda w: threefry.wide_normal(key(w), (7,)), WORDS),
-    "secret_normal": (lambda w: threefry.secret_normal(key(w), (7,)), WORDS),
+    "secret_bits": (lambda w: threefry.bits(secret(w), (7, 3)), SECRET),
+    "secret_permuted": (
+        lambda w: threefry.permuted(secret(w), jnp.arange(5), 9),
+        SECRET,
+    ),
+    "lattice_gaussian": (
+        lambda w: lattice_gaussian.draw(secret(w), (7,), lattice_gaussian.law(2**20)),
+        STEP,
+    ),
+    "lattice_gaussian_fine": (
+        lambda w: lattice_gaussian.draw_fine(
+            secret(w), (7,), lattice_gaussian.law(2**20, fine=True)
+        ),
+        STEP,
+    ),
+    "secret_fold_in": (
+        lambda w: jax.random.key_data(threefry.fold_in(secret(w), 3)),
+        STEP,
+    ),
     "permuted": (lambda w: threefry.permuted(key(w), jnp.arange(5), 9), WORDS),
     **{
         f"flat-{law}": (
@@ -80,14 +103,19 @@ KERNELS: dict[str, tuple[Any, ...]] = {
     ),
     **{
         f"prefix_noise-{name}": (
-            lambda w, name=name: increment(key(w), prefix_noise.make(name, 5)),
-            WORDS,
+            lambda w, name=name: increment(secret(w), prefix_noise.make(name, 5)),
+            SECRET,
         )
         for name in prefix_noise.NAMES
     },
     "sample": (
         lambda w, s: simplex.sample(key(w), simplex.moved(s, s), 3),
         WORDS,
+        SCORES,
+    ),
+    "secret_sample": (
+        lambda w, s: simplex.sample(secret(w), simplex.moved(s, s), 3),
+        STEP,
         SCORES,
     ),
     "sample_float": (

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import math
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -9,54 +11,100 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.kernels import node_noise, prefix_noise, sphere, threefry
+from jaxdp.kernels import (
+    fixed_point,
+    lattice_gaussian,
+    node_noise,
+    prefix_noise,
+    sphere,
+    threefry,
+    toeplitz_noise,
+    tree_noise,
+)
 
-KEYS = jax.random.split(jax.random.key(5), 2)
+KEYS = jax.vmap(threefry.secret_key)(
+    np.array([[5, 0, 2**32 - 1, 3], [6, 0, 2**32 - 1, 3]], np.uint32)
+)
 SIZE = 40_000
+STD = 2**20
 PERIODS = (1, 2, 3, 4, 5, 8, 16, 37)
 TREES = ("tree", "tree_regenerated", "tree_incremental")
 
 
 def increments(
-    kernel: prefix_noise.PrefixNoise, keys: jax.Array, like: Any
+    kernel: prefix_noise.PrefixNoise, keys: jax.Array, like: Any, std: int = STD
 ) -> list[Any]:
-    """All of a period, stacked, for each key; the state is full of NaN at the begin."""
+    """All of a period, stacked, for each key; the state is no zeros at the begin."""
+    laws = kernel.laws(std)
 
     @jax.jit
     def period(key: jax.Array) -> Any:
         def step(state: Any, t: jax.Array) -> tuple[Any, Any]:
-            noise, state = kernel.increment(key, state, t, like)
+            noise, state = kernel.increment(key, state, t, like, laws)
             return state, noise
 
-        state = jax.tree.map(lambda s: jnp.full_like(s, jnp.nan), kernel.init(like))
+        state = jax.tree.map(lambda s: jnp.full_like(s, 123456789), kernel.init(like))
         return jax.lax.scan(step, state, jnp.arange(kernel.period, dtype=jnp.int32))[1]
 
     return [jax.tree.map(np.asarray, period(key)) for key in keys]
+
+
+def as_float(x: fixed_point.Fixed) -> np.ndarray:
+    """float64, exact to 53 bits."""
+    low = 0 if x.low is None else np.asarray(x.low, np.float64) * 2.0**-32
+    return np.asarray(x.high, np.float64) + low
+
+
+def draw_stds(kernel: prefix_noise.PrefixNoise) -> np.ndarray:
+    """Of the draws of every step, in stds of a node."""
+    if not isinstance(kernel, tree_noise.Honaker):
+        return np.ones(kernel.period)
+    fresh = tree_noise._estimate_weights(kernel.period.bit_length())[1]
+    return fresh[tree_noise._trailing_zeros(np.arange(1, kernel.period + 1))]
+
+
+def patch_draws(patch: pytest.MonkeyPatch, draw: Any) -> None:
+    """Puts ``draw(key, step) -> int32`` in place of what every leaf gets."""
+
+    def integers(key: jax.Array, step: jax.Array, like: Any, law: Any) -> Any:
+        return jax.tree.map(lambda _: draw(key, step), like)
+
+    def fine(key: jax.Array, step: jax.Array, like: Any, law: Any) -> Any:
+        return jax.tree.map(fixed_point.from_int, integers(key, step, like, law))
+
+    patch.setattr(node_noise, "draw", integers)
+    patch.setattr(node_noise, "fine", fine)
+
+
+def impulses(period: int) -> Any:
+    """Element t is one std at step t and zero at the others, under one key only."""
+    unit = STD * jnp.eye(period, dtype=jnp.int32)
+
+    def draw(key: jax.Array, step: jax.Array) -> jax.Array:
+        ours = jnp.all(jax.random.key_data(key) == jax.random.key_data(KEYS[0]))
+        return jnp.where(ours, unit[step], jnp.int32(12345678))
+
+    return draw
 
 
 def linear_map(
     kernel: prefix_noise.PrefixNoise, monkeypatch: pytest.MonkeyPatch
 ) -> np.ndarray:
     """What a kernel makes of the draws of its steps: the matrix, column by column."""
-    unit = jnp.eye(kernel.period, dtype=jnp.float32)
-
-    def draw(key: jax.Array, step: jax.Array, like: Any) -> Any:
-        ours = jnp.all(jax.random.key_data(key) == jax.random.key_data(KEYS[0]))
-        row = jnp.where(ours, unit[step], jnp.nan)
-        return jax.tree.map(lambda _: row, like)
-
     with monkeypatch.context() as patch:
-        patch.setattr(node_noise, "draw", draw)
+        patch_draws(patch, impulses(kernel.period))
         like = {"w": jnp.zeros(kernel.period)}
-        return increments(kernel, KEYS[:1], like)[0]["w"].astype(np.float64)
+        noise = increments(kernel, KEYS[:1], like)[0]["w"]
+    assert (noise.low is None) == kernel.integral
+    return as_float(noise) / STD * draw_stds(kernel)
 
 
 @functools.cache
 def drawn(name: str) -> np.ndarray:
-    """The increments of two periods of 37 steps, (2, 37, SIZE)."""
+    """The increments of two periods of 37 steps in stds of a node, (2, 37, SIZE)."""
     like = {"w": jax.ShapeDtypeStruct((SIZE,), jnp.bfloat16)}
     periods = increments(prefix_noise.make(name, 37), KEYS, like)
-    return np.stack([noise["w"] for noise in periods])
+    return np.stack([as_float(noise["w"]) for noise in periods]) / STD
 
 
 @pytest.mark.parametrize("period", PERIODS)
@@ -67,8 +115,8 @@ def test_the_linear_map_is_the_inverse_of_the_strategy(
     kernel = prefix_noise.make(name, period)
     increment, c = linear_map(kernel, monkeypatch), kernel.strategy()
     ones = np.tri(period)
-    np.testing.assert_allclose(increment @ c, np.eye(period), atol=3e-6)
-    np.testing.assert_allclose(ones @ increment @ c, ones, atol=1e-5)  # B C = A
+    np.testing.assert_allclose(increment @ c, np.eye(period), atol=1e-12)
+    np.testing.assert_allclose(ones @ increment @ c, ones, atol=1e-11)  # B C = A
     assert (np.triu(c, 1) == 0).all() and (np.diag(c) > 0).all()  # adaptive
     for norms, matrix, axis in (
         (kernel.column_norms(), c, 0),
@@ -76,21 +124,114 @@ def test_the_linear_map_is_the_inverse_of_the_strategy(
         (kernel.increment_norms(), increment, 1),
     ):
         assert norms.shape == (period,) and norms.dtype == np.float64
-        np.testing.assert_allclose(norms, np.linalg.norm(matrix, axis=axis), rtol=1e-5)
+        np.testing.assert_allclose(norms, np.linalg.norm(matrix, axis=axis), rtol=1e-11)
     # Nothing is ever let out without noise of its own, at the last step least of all.
     assert (np.diag(increment) > 0.5).all()
 
 
+def exact_strategy(kernel: prefix_noise.PrefixNoise) -> list[list[Fraction]]:
+    """C without a rounding, rows in units and not in stds, from the numbers in use."""
+    period = kernel.period
+    if isinstance(kernel, tree_noise.Honaker):
+        dropped = tree_noise._estimate_weights(period.bit_length())[0].tolist()
+        rows = []
+        for t in range(1, period + 1):
+            level, row = (t & -t).bit_length() - 1, [Fraction(0)] * period
+            row[t - 1] = Fraction(1)
+            for i in range(level):
+                for s in range(t - 2 * 2**i, t - 2**i):
+                    row[s] = Fraction(dropped[level][i], 2**32)
+            rows.append(row)
+        return rows
+    if not isinstance(kernel, toeplitz_noise.SquareRoot | toeplitz_noise.Buffered):
+        return [[Fraction(x) for x in row] for row in kernel.strategy().tolist()]
+    c = [Fraction(1)]
+    for lag in range(1, period):
+        if isinstance(kernel, toeplitz_noise.Buffered):
+            numbers = zip(*kernel._numerators(), strict=True)
+            parts = [Fraction(k * d ** (lag - 1), 2 ** (32 * lag)) for d, k in numbers]
+            c.append(sum(parts, Fraction(0)))
+        else:
+            c.append(Fraction(int(kernel._numerators()[lag]), 2**32))
+    return [
+        [c[t - s] if s <= t else Fraction(0) for s in range(period)]
+        for t in range(period)
+    ]
+
+
+@pytest.mark.parametrize("name", prefix_noise.NAMES)
+def test_the_noise_solves_the_exact_equations(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C n is xi up to the roundings that the kernel admits, in rationals.
+
+    The draws have large integers and all their fractions, so that carries count.
+    """
+    kernel = prefix_noise.make(name, 37)
+    random, numbers = np.random.default_rng(11), 6
+    high = random.integers(-(2**27), 2**27, (37, numbers)).astype(np.int32)
+    low = random.integers(0, 2**32, (37, numbers)).astype(np.uint32)
+
+    def integers(key: jax.Array, step: jax.Array, like: Any, law: Any) -> Any:
+        return jax.tree.map(lambda _: jnp.asarray(high)[step], like)
+
+    def fine(key: jax.Array, step: jax.Array, like: Any, law: Any) -> Any:
+        x = fixed_point.Fixed(jnp.asarray(high)[step], jnp.asarray(low)[step])
+        return jax.tree.map(lambda _: x, like)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node_noise, "draw", integers)
+        patch.setattr(node_noise, "fine", fine)
+        noise = increments(kernel, KEYS[:1], jnp.zeros(numbers))[0]
+
+    def exact(high: np.ndarray, low: np.ndarray | None) -> list[list[Fraction]]:
+        low = np.zeros_like(high) if low is None else low
+        both = zip(high.tolist(), low.tolist(), strict=True)
+        return [
+            [Fraction(a * 2**32 + b, 2**32) for a, b in zip(*row, strict=True)]
+            for row in both
+        ]
+
+    xi = exact(high, None if kernel.integral else low)
+    n, c, most = exact(*noise), exact_strategy(kernel), Fraction(0)
+    as_used = kernel.strategy() * draw_stds(kernel)[:, None]
+    np.testing.assert_allclose(np.array(c, np.float64), as_used, rtol=1e-15)
+    for t, own in enumerate(draw_stds(kernel)):
+        for i in range(numbers):
+            rest = sum(c[t][s] * n[s][i] for s in range(37)) - xi[t][i]
+            assert rest >= 0
+            most = max(most, rest / Fraction(float(own)))
+    # Half of each rounding on average: the bound is no empty one.
+    bound = kernel.rounding()
+    assert 0.3 * bound <= most <= bound
+    assert (bound == 0) == kernel.integral
+
+
 @pytest.mark.parametrize("name", prefix_noise.NAMES)
 def test_the_noise_is_the_map_of_the_draws_of_its_period(name: str) -> None:
-    """Of ``node_noise.draw`` under the same key and no other; float32, at every step."""
-    like = {"w": jnp.zeros(50)}
-    draw = jax.jit(lambda key, t: node_noise.draw(key, t, like)["w"])
-    inverse = np.linalg.inv(prefix_noise.make(name, 37).strategy())
-    assert drawn(name).dtype == np.float32
+    """Of the node draws under the same key and law and no other."""
+    like, kernel = {"w": jnp.zeros(50)}, prefix_noise.make(name, 37)
+    laws = kernel.laws(STD)
+    draw = node_noise.draw if kernel.integral else node_noise.fine
+
+    @jax.jit
+    def step(key: jax.Array, t: jax.Array, law: Any) -> fixed_point.Fixed:
+        drawn = draw(key, t, like, law)["w"]
+        return (
+            drawn if isinstance(drawn, fixed_point.Fixed) else fixed_point.Fixed(drawn)
+        )
+
+    def law(t: int) -> lattice_gaussian.Law:
+        if name != "honaker":
+            return laws
+        level = ((t + 1) & -(t + 1)).bit_length() - 1
+        return jax.tree.map(lambda x: x[level], laws)
+
+    inverse = np.linalg.inv(kernel.strategy())
     for key, noise in zip(KEYS, drawn(name)[:, :, :50], strict=True):
-        xi = np.stack([draw(key, jnp.int32(t)) for t in range(37)])
-        np.testing.assert_allclose(noise, inverse @ xi, atol=2e-5)
+        xi = np.stack([as_float(step(key, jnp.int32(t), law(t))) for t in range(37)])
+        xi = xi / STD / draw_stds(kernel)[:, None]
+        np.testing.assert_allclose(noise, inverse @ xi, atol=1e-12)
         assert (noise != 0).all() and (noise.sum(axis=0) != 0).all()
 
 
@@ -105,9 +246,30 @@ def test_the_three_trees_are_one(period: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_three_trees_draw_the_same() -> None:
-    """Up to the order of a few additions."""
     for name in TREES[1:]:
-        np.testing.assert_allclose(drawn(name), drawn(TREES[0]), atol=4e-6)
+        np.testing.assert_array_equal(drawn(name), drawn(TREES[0]))
+
+
+@pytest.mark.parametrize("name", prefix_noise.NAMES)
+def test_the_largest_number_of_increments_and_state(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, like = prefix_noise.make(name, 37), jnp.zeros(37)
+    laws, state, found = kernel.laws(STD), kernel.init(like), []
+    with monkeypatch.context() as patch:
+        patch_draws(patch, impulses(37))
+        step = jax.jit(lambda state, t: kernel.increment(KEYS[0], state, t, like, laws))
+        for t in range(37):
+            noise, state = step(state, jnp.int32(t))
+            held = jax.tree.leaves(
+                [noise, state], is_leaf=lambda x: isinstance(x, fixed_point.Fixed)
+            )
+            found += [as_float(fixed_point.Fixed(*held[0]))]
+            for x in held[1:]:
+                x = x if isinstance(x, fixed_point.Fixed) else fixed_point.Fixed(x)
+                found += list(as_float(x).reshape(-1, 37))
+    stds = np.linalg.norm(np.array(found) / STD * draw_stds(kernel), axis=1)
+    assert kernel.largest_norm() == pytest.approx(stds.max(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", prefix_noise.NAMES)
@@ -116,7 +278,7 @@ def test_covariances(name: str) -> None:
 
     Each entry is within 6.5 of its standard errors: 74 * 75 / 2 entries, 8e-11 each.
     """
-    sums = np.cumsum(drawn(name).astype(np.float64), axis=1).reshape(74, SIZE)
+    sums = np.cumsum(drawn(name), axis=1).reshape(74, SIZE)
     b = np.tri(37) @ np.linalg.inv(prefix_noise.make(name, 37).strategy())
     law = np.kron(np.eye(2), b @ b.T)
     error = np.sqrt((np.outer(np.diag(law), np.diag(law)) + law**2) / SIZE)
@@ -188,23 +350,51 @@ def test_sensitivity_of_unequal_steps() -> None:
             prefix_noise.sensitivity(kernel, np.full(8, float(bad)))
 
 
+def test_what_rounding_adds() -> None:
+    """Each number of each release by so much at most: an L2 length."""
+    kernel = toeplitz_noise.Buffered(4, (0.5,), (0.25,))
+    assert prefix_noise.rounding_shift(kernel, 9) == 3.5 * 2.0**-32 * math.sqrt(36)
+    assert prefix_noise.rounding_shift(prefix_noise.make("tree", 4), 9) == 0
+    # Beside one unit, for a billion numbers.
+    for name in prefix_noise.NAMES:
+        assert prefix_noise.rounding_shift(prefix_noise.make(name, 64), 10**9) < 0.01
+
+
 def test_draws_are_those_of_the_documented_keys() -> None:
     """Of the step and the leaf's path alone: other leaves and their order do not matter."""
     shapes = {"v": (2, 3), "a": (4,), "w": (2, 3)}
 
-    def draws(*paths: str) -> Any:
-        like = {path: jnp.zeros(shapes[path], jnp.int32) for path in paths}
-        return jax.jit(lambda t: node_noise.draw(KEYS[0], t, like))(jnp.int32(3))
+    def draws(draw: Any, law: Any, *paths: str) -> Any:
+        like = {path: jnp.zeros(shapes[path], jnp.int8) for path in paths}
+        return jax.jit(lambda t: draw(KEYS[0], t, like, law))(jnp.int32(3))
 
-    together = draws("v", "a", "w")
-    for path, noise in together.items():
-        step_key = jax.random.fold_in(KEYS[0], 3)
-        leaf_key = jax.random.fold_in(step_key, np.uint32(sphere.leaf_id(path)))
-        expected = threefry.secret_normal(leaf_key, shapes[path])
-        np.testing.assert_allclose(noise, expected, rtol=1e-5)
-    np.testing.assert_array_equal(draws("w")["w"], together["w"])
-    assert not np.any(together["v"] == together["w"])
-    assert draws() == {}
+    root = np.asarray(jax.random.key_data(KEYS[0])).tolist()
+    for draw, plain, law in (
+        (node_noise.draw, lattice_gaussian.draw, lattice_gaussian.law(1000)),
+        (
+            node_noise.fine,
+            lattice_gaussian.draw_fine,
+            lattice_gaussian.law(1000, fine=True),
+        ),
+    ):
+        together = draws(draw, law, "v", "a", "w")
+        for path, noise in together.items():
+            # No role, the step, and the leaf: the key's words, one after the other.
+            words = [*root, 0, 3, int(sphere.leaf_id(path))]
+            leaf_key = threefry.secret_key(np.array(words, np.uint32))
+            jax.tree.map(
+                np.testing.assert_array_equal,
+                jax.tree.leaves(noise),
+                jax.tree.leaves(plain(leaf_key, shapes[path], law)),
+            )
+            assert isinstance(noise, fixed_point.Fixed) == (draw is node_noise.fine)
+        jax.tree.map(
+            np.testing.assert_array_equal, draws(draw, law, "w")["w"], together["w"]
+        )
+        assert draws(draw, law) == {}
+        high = {path: jax.tree.leaves(noise)[0] for path, noise in together.items()}
+        assert high["v"].dtype == jnp.int32
+        assert not np.any(high["v"] == high["w"])
 
 
 @pytest.mark.parametrize("name", prefix_noise.NAMES)
@@ -213,37 +403,40 @@ def test_several_runs_at_once_and_one_step_at_a_time(
 ) -> None:
     """vmap over keys, over keys and steps, and eager steps: the same noise as in a scan."""
 
-    def draw(key: jax.Array, step: jax.Array, like: jax.Array) -> jax.Array:
-        words = jax.random.key_data(threefry.fold_in(key, step)).astype(jnp.float32)
-        return words[:1] * jnp.float32(2**-32)  # Cheap to compile.
+    def draw(key: jax.Array, step: jax.Array) -> jax.Array:
+        words = jax.random.key_data(threefry.fold_in(key, step))  # Cheap to compile.
+        return (words[:1] >> jnp.uint32(8)).astype(jnp.int32)
 
-    monkeypatch.setattr(node_noise, "draw", draw)
+    patch_draws(monkeypatch, draw)
     kernel, like = prefix_noise.make(name, 6), jnp.zeros(1)
-    expected = np.stack(increments(kernel, KEYS, like))
+    laws = kernel.laws(STD)
+    expected = [as_float(noise) for noise in increments(kernel, KEYS, like)]
 
     def step(key: jax.Array, state: Any, t: jax.Array) -> Any:
-        return kernel.increment(key, state, t, like)
+        return kernel.increment(key, state, t, like, laws)
 
     state = other = jax.vmap(lambda _: kernel.init(like))(jnp.arange(2))
     together = jax.jit(jax.vmap(step, in_axes=(0, 0, None)))
     apart = jax.jit(jax.vmap(step))
     eager = kernel.init(like)
     for t in range(6):
+        of_step = np.stack([noise[t] for noise in expected])
         noise, state = together(KEYS, state, jnp.int32(t))
-        np.testing.assert_allclose(noise, expected[:, t], atol=2e-6)
+        np.testing.assert_array_equal(as_float(noise), of_step)
         noise, other = apart(KEYS, other, jnp.full(2, t, jnp.int32))
-        np.testing.assert_allclose(noise, expected[:, t], atol=2e-6)
-        noise, eager = kernel.increment(KEYS[1], eager, t, like)
-        np.testing.assert_allclose(noise, expected[1, t], atol=2e-6)
+        np.testing.assert_array_equal(as_float(noise), of_step)
+        noise, eager = kernel.increment(KEYS[1], eager, t, like, laws)
+        np.testing.assert_array_equal(as_float(noise), of_step[1])
 
 
+# Vectors of 32 bits: two for each number with a fraction.
 STATE_ROWS = {
     "tree": 7,
-    "honaker": 7,
-    "sqrt_toeplitz": 63,
-    "blt_1": 1,
-    "blt_2": 2,
-    "blt_3": 3,
+    "honaker": 14,
+    "sqrt_toeplitz": 126,
+    "blt_1": 2,
+    "blt_2": 4,
+    "blt_3": 6,
 }
 
 
@@ -251,14 +444,14 @@ STATE_ROWS = {
 def test_the_state_is_updated_in_place(name: str) -> None:
     """Two periods of 64 steps in nested loops need few vectors beside their state."""
     size, kernel = 2**16, prefix_noise.make(name, 64)
-    like = jax.ShapeDtypeStruct((size,), jnp.float32)
+    like, laws = jax.ShapeDtypeStruct((size,), jnp.float32), kernel.laws(STD)
 
     def run(x: jax.Array, state: Any, key: jax.Array) -> tuple[jax.Array, Any]:
         def period(p: jax.Array, carry: Any) -> Any:
             def step(t: jax.Array, carry: Any) -> Any:
                 x, state = carry
-                noise, state = kernel.increment(period_key, state, t, like)
-                return x + noise, state
+                noise, state = kernel.increment(period_key, state, t, like, laws)
+                return x + fixed_point.to_float(noise), state
 
             period_key = threefry.fold_in(key, p)
             return jax.lax.fori_loop(0, 64, step, carry)
@@ -271,8 +464,21 @@ def test_the_state_is_updated_in_place(name: str) -> None:
     lowered = jax.jit(run, donate_argnums=(0, 1)).lower(jnp.zeros(size), state, KEYS[0])
     memory: Any = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes >= 4 * size * (1 + rows)
-    vectors = {"honaker": 2, "tree_regenerated": 3}.get(name, 1)
-    assert memory.temp_size_in_bytes < 4 * size * (vectors + 0.1)
+    # On the CPU XLA stores words of a draw that several parts of it read, and it writes
+    # the two words of a result one after the other and copies what the second still
+    # reads. Below what a copy of the state would add.
+    words = 5 if kernel.integral else 12
+    vectors = {
+        "tree": 2,
+        "tree_incremental": 2,
+        "tree_regenerated": 4,
+        "honaker": 6,
+        "sqrt_toeplitz": 4,
+        "blt_1": 4,
+        "blt_2": 7,
+        "blt_3": 10,
+    }.get(name, 1)
+    assert memory.temp_size_in_bytes < 4 * size * (words + vectors + 0.1)
 
 
 def test_names_and_periods() -> None:
@@ -296,4 +502,4 @@ def test_a_step_is_one_integer() -> None:
     kernel = prefix_noise.make("independent", 3)
     for step in (jnp.float32(1), jnp.arange(2)):
         with pytest.raises(ValueError, match="step must be one integer"):
-            kernel.increment(KEYS[0], (), step, jnp.zeros(2))
+            kernel.increment(KEYS[0], (), step, jnp.zeros(2), kernel.laws(1))

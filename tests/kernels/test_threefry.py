@@ -1,8 +1,9 @@
 """The written-out generator against ``jax.random``, known answers and NumPy."""
 
-import inspect
+import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxdp.kernels import threefry
+from jaxdp import keys as keys_lib
+from jaxdp.kernels import lattice_gaussian, threefry
 
 KEY = jax.random.key(2024)
 SHAPES = [(), (0,), (3, 500)]
@@ -128,8 +130,12 @@ def test_what_is_no_key_is_refused() -> None:
         threefry.bits(jnp.zeros(2, jnp.uint32), (3,))
     with pytest.raises(ValueError, match="one threefry key"):
         threefry.bits(jax.random.split(KEY, 3), (3,))
-    with pytest.raises(ValueError, match="one threefry key"):
-        threefry.bits(jax.random.key(0, impl="rbg"), (3,))
+    # JAX's rbg keys have as many words as secret ones: their type tells them apart.
+    for impl in ("rbg", "unsafe_rbg"):
+        with pytest.raises(ValueError, match="one threefry key"):
+            threefry.bits(jax.random.key(0, impl=impl), (3,))
+    with pytest.raises(TypeError, match="typed jax key"):
+        threefry.bits(jnp.zeros(4, jnp.uint32), (3,))
 
 
 def test_too_many_elements_are_refused() -> None:
@@ -218,105 +224,6 @@ def test_sum_of_squares_is_that_of_the_normals() -> None:
         np.testing.assert_allclose(total, exact, rtol=3e-7)
 
 
-def wide_normal_of(a: list[int], b: list[int], monkeypatch: pytest.MonkeyPatch):
-    """``wide_normal`` with the generator's two words given (and no trace cached)."""
-    high, angle = jnp.array(a, jnp.uint32), jnp.array(b, jnp.uint32)
-    low = jnp.zeros_like(high)
-    monkeypatch.setattr(
-        threefry,
-        "_threefry",
-        lambda k0, k1, block, count: (angle, low) if block else (high, low),
-    )
-    return np.asarray(inspect.unwrap(threefry.wide_normal)(KEY, (len(a),)))
-
-
-def test_wide_normal_at_the_extreme_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    top = 2**32 - 1
-    a = [0, 0, 0, 1, 255, 2**16, 2**24 + 1, 2**31, top - 128, top, top]
-    b = [0, 2**31, 2**30, 0, 2**29, 3, 2**31 + 7, top, 5, 0, 2**31]
-    z = wide_normal_of(a, b, monkeypatch)
-    wide = np.array(a, np.float64), np.array(b, np.float64)
-    radius = np.sqrt(-2 * np.log((wide[0] + 2.0**-32) / 2**32))
-    # Words are rounded to float32, so the last digits of a large word are lost.
-    expected = radius * np.cos(2 * np.pi * wide[1] / 2**32)
-    assert np.isfinite(z).all()
-    np.testing.assert_allclose(z, expected, rtol=2e-6, atol=4e-4)
-    assert z[0] == pytest.approx(math.sqrt(128 * math.log(2)), rel=1e-6)
-    assert min(z.max(), -z.min()) > 9.4  # beyond 5.42, on both sides
-
-
-def test_wide_normal_law() -> None:
-    """KS at a fixed seed: accepts the standard normal, rejects 10 % less and more."""
-    z = np.asarray(jax.jit(lambda k: threefry.wide_normal(k, (100_000,)))(KEY))
-    assert z.dtype == np.float32
-
-    def p(std: float) -> float:
-        return scipy.stats.kstest(z, scipy.stats.norm(scale=std).cdf).pvalue
-
-    assert p(1.0) > 1e-6 > max(p(0.9), p(1.1))
-    # Fourth moment: 3, with standard error sqrt(96 / n); 5 of them is 6e-7.
-    assert abs(np.mean(z.astype(np.float64) ** 4) - 3) < 5 * math.sqrt(96 / len(z))
-    # Neighbours are uncorrelated: standard error 1 / sqrt(n).
-    assert abs(np.mean(z[1:] * z[:-1])) < 5 / math.sqrt(len(z))
-
-
-def test_wide_normal_is_a_function_of_key_and_index() -> None:
-    z = threefry.wide_normal(KEY, (50,))
-    np.testing.assert_array_equal(z, threefry.wide_normal(KEY, (50,)))
-    other = threefry.wide_normal(threefry.fold_in(KEY, 1), (50,))
-    assert not np.any(np.asarray(z) == np.asarray(other))
-    assert threefry.wide_normal(KEY, (0, 2)).shape == (0, 2)
-
-
-def test_secret_normal_inverts_the_words() -> None:
-    """Words all over the range and at its ends, against an inverse in float64."""
-    rng = np.random.default_rng(7)
-    spread = np.exp2(rng.uniform(0, 31, 50_000)).astype(np.uint64)  # Also near 0 and 1.
-    magnitude = np.concatenate([spread, 2**31 - spread, np.zeros(1000, np.uint64)])
-    low = rng.integers(0, 2**32, magnitude.size, np.uint64)
-    low[-1000:] = np.exp2(rng.uniform(0, 32, 1000)).astype(np.uint64)  # The far tail.
-    low[-1] = 0
-    inverse = jax.jit(threefry._far_inverse_normal)
-    words = (jnp.asarray(w.astype(np.uint32)) for w in (magnitude, low))
-    z = np.asarray(inverse(*words), np.float64)
-    mass = (magnitude + (low + 1) / 2**32) / 2**31  # Of both tails beyond z.
-    rest = (2**31 - magnitude - 0.5) / 2**31
-    near = scipy.special.erfinv(rest) * math.sqrt(2)
-    exact = np.where(mass < 0.5, -scipy.special.ndtri(mass / 2), near)
-    np.testing.assert_allclose(z, exact, rtol=4e-6)
-    assert 0 < z.min() < 1e-9
-    assert z.max() == z[-1] == pytest.approx(9.0802, abs=1e-4)  # Both tails: 2**-63.
-    words = (jnp.asarray(w.astype(np.uint32)) for w in (magnitude + 2**31, low))
-    np.testing.assert_array_equal(inverse(*words), -z)
-
-
-def test_secret_normal_is_drawn_from_one_block_each() -> None:
-    """All 64 bits of the reference's block, in its order."""
-    k0, k1 = map(int, jax.random.key_data(KEY))
-    high, low = reference((k0, k1), np.zeros(20, np.uint32), np.arange(20))
-    expected = threefry._far_inverse_normal(jnp.asarray(high), jnp.asarray(low))
-    z = threefry.secret_normal(KEY, (4, 5))
-    np.testing.assert_allclose(z.reshape(-1), expected, rtol=1e-6)
-    assert threefry.secret_normal(KEY, (0, 2)).shape == (0, 2)
-
-
-def test_secret_normal_law() -> None:
-    """As for :func:`test_wide_normal_law`; and the moments that tails weigh in."""
-    z = np.asarray(jax.jit(lambda k: threefry.secret_normal(k, (400_000,)))(KEY))
-    assert z.dtype == np.float32
-
-    def p(std: float) -> float:
-        return scipy.stats.kstest(z, scipy.stats.norm(scale=std).cdf).pvalue
-
-    assert p(1.0) > 1e-6 > max(p(0.97), p(1.03))
-    z = z.astype(np.float64)
-    for power, moment, variance in ((2, 1, 2), (4, 3, 96), (6, 15, 10170)):
-        error = math.sqrt(variance / z.size)
-        assert abs(np.mean(z**power) - moment) < 5.5 * error
-    for lag in (1, 2, 64):
-        assert abs(np.mean(z[lag:] * z[:-lag])) < 5.5 / math.sqrt(z.size)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000, 2**12])
 def test_permuted_is_a_permutation(size: int) -> None:
     permute = jax.jit(threefry.permuted, static_argnums=2)
@@ -339,3 +246,293 @@ def test_permuted_orders_are_equally_likely() -> None:
     counts = np.bincount(orders, minlength=125)
     assert np.count_nonzero(counts) == 60
     assert scipy.stats.chisquare(counts[counts > 0]).pvalue > 1e-6
+
+
+# --- secret keys ---
+
+
+def block(key: list[int], counter: list[int]) -> list[int]:
+    """Threefry-4x32 with twenty rounds as the paper has it, in Python's integers."""
+    rotations = [(10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10)]
+    rotations += [(18, 20)]
+    schedule = [*key, 0x1BD11BDA ^ key[0] ^ key[1] ^ key[2] ^ key[3]]
+    x = [(c + k) % 2**32 for c, k in zip(counter, key, strict=True)]
+    for i in range(20):
+        pairs = [(0, 1), (2, 3)] if i % 2 == 0 else [(0, 3), (2, 1)]
+        for (a, b), r in zip(pairs, rotations[i % 8], strict=True):
+            x[a] = (x[a] + x[b]) % 2**32
+            x[b] = ((x[b] << r | x[b] >> 32 - r) % 2**32) ^ x[a]
+        if i % 4 == 3:
+            n = i // 4 + 1
+            x = [(word + schedule[(n + j) % 5]) % 2**32 for j, word in enumerate(x)]
+            x[3] = (x[3] + n) % 2**32
+    return x
+
+
+DRAWS, CHILDREN, BITS, PLACES = range(4)
+ROOT = [2**32 - 1, 0x243F6A88, 7, 2**31]
+# By what was folded in: a key of each length. (Its role, then context, step, one more.)
+SECRETS = {
+    "root": ROOT,
+    "role": [*ROOT, 2**16 - 1],
+    "context": [*ROOT, 2**16 - 1, 2**32 - 5],
+    "step": [*ROOT, 2**16 - 1, 2**32 - 5, 2**31 + 3],
+}
+
+
+def secret(words: list[int]) -> jax.Array:
+    return threefry.secret_key(np.array(words, np.uint32))
+
+
+def words_of(key: jax.Array) -> list[int]:
+    return np.asarray(jax.random.key_data(key)).tolist()
+
+
+def secret_words(key: list[int], index: int, use: int, number: int = 0) -> list[int]:
+    """The block of a secret key of 4 to 7 words, from the layout of its counter."""
+    role, one, other = [*key[4:], 0, 0, 0][:3]
+    code = role << 16 | len(key) << 8 | use << 6 | number
+    return block(key[:4], [index, code, one, other])
+
+
+def settled_words(key: list[int]) -> list[int]:
+    return key if len(key) == 4 else secret_words(key, 0, CHILDREN)
+
+
+def folded_words(key: list[int], data: int) -> list[int]:
+    """Role 0 is that of a key without one; a full key is settled first."""
+    if len(key) == 7:
+        key = settled_words(key)
+    return [*key, 0, data] if len(key) == 4 else [*key, data]
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_secret_blocks_are_the_reference(kind: str) -> None:
+    """For every use and number, at the first and the last indices."""
+    key, index = SECRETS[kind], [0, 1, 2**31, 2**32 - 1]
+    for use in (DRAWS, CHILDREN, BITS, PLACES):
+        for number in (0, 3, 63):
+            found = threefry.secret_block(
+                secret(key), jnp.array(index, jnp.uint32), number, use
+            )
+            expected = [secret_words(key, i, use, number) for i in index]
+            np.testing.assert_array_equal(np.stack(found, axis=1), expected)
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_secret_fold_in_settled_and_bits_are_the_reference(kind: str) -> None:
+    key = SECRETS[kind]
+    for data in (0, 1, 2**31, 2**32 - 1):
+        expected = folded_words(key, data)
+        assert words_of(threefry.fold_in(secret(key), data)) == expected
+        traced = jax.jit(threefry.fold_in)(secret(key), jnp.uint32(data))
+        assert words_of(traced) == expected and threefry.is_secret(traced)
+    for data in (-1, 2**32):
+        with pytest.raises(OverflowError):
+            threefry.fold_in(secret(key), data)
+    settled = threefry.settled(secret(key))
+    assert words_of(settled) == settled_words(key)
+    assert threefry.is_secret(settled)
+    for shape in SHAPES:
+        drawn = threefry.bits(secret(key), shape)
+        some = range(0, math.prod(shape), 97)
+        expected = [secret_words(key, i, BITS)[0] for i in some]
+        assert drawn.shape == shape and drawn.dtype == jnp.uint32
+        np.testing.assert_array_equal(drawn.reshape(-1)[::97], expected)
+
+
+def permuted_of(key: list[int], i: int, size: int) -> int:
+    """The Feistel network in Python's integers, until it comes back into the range."""
+    bits = (size - 1).bit_length()
+    low = bits // 2
+    while True:
+        left, right = i >> low, i % 2**low
+        for number in range(0, 16, 2):
+            left ^= secret_words(key, right, PLACES, number)[0] % 2 ** (bits - low)
+            right ^= secret_words(key, left, PLACES, number + 1)[0] % 2**low
+        i = left << low | right
+        if i < size:
+            return i
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_secret_permutations_are_the_reference(kind: str) -> None:
+    permute = jax.jit(threefry.permuted, static_argnums=2)
+    for size in (1, 37):
+        places = permute(secret(SECRETS[kind]), jnp.arange(size), size)
+        expected = [permuted_of(SECRETS[kind], i, size) for i in range(size)]
+        assert places.dtype == jnp.int32 and sorted(expected) == list(range(size))
+        np.testing.assert_array_equal(places, expected)
+    some = [0, 1, 10**9, 2**31 - 1]
+    places = permute(secret(SECRETS[kind]), jnp.array(some, jnp.int32), 2**31)
+    assert places.tolist() == [permuted_of(SECRETS[kind], i, 2**31) for i in some]
+
+
+def test_roles_are_the_fifth_word() -> None:
+    for role in (1, 2, 2**16 - 1):
+        assert words_of(threefry.for_role(secret(ROOT), role)) == [*ROOT, role]
+    for role in (0, -1, 2**16):
+        with pytest.raises(ValueError, match="role must be from 1 to 2"):
+            threefry.for_role(secret(ROOT), role)
+
+
+def test_streams_of_secret_roots() -> None:
+    """Four words, the role, the plan's digest and the step, and then a settled key."""
+    root = secret(ROOT)
+    stream = keys_lib.stream(root, "noise", 9, context=77)
+    assert words_of(stream) == [*ROOT, keys_lib.ROLES["noise"], 77, 9]
+    assert words_of(keys_lib.stream(root, "noise", context=77)) == words_of(stream)[:-1]
+    deeper = threefry.fold_in(stream, 5)
+    assert words_of(deeper) == [*settled_words(words_of(stream)), 0, 5]
+
+
+def test_no_two_secret_streams_are_the_same() -> None:
+    """Keys of all lengths, with small numbers and with those of the layout's own fields.
+
+    Every one has counters of its own: what tells them apart is the pair of the four
+    words and the block's counter, of which the cipher is one to one.
+    """
+    firsts = (0, 4, 0x0640, 2**32 - 1)
+    numbers = (0, 1, 2, 4, 6, 0x0400, 0x0600, 2**16, 2**16 - 1, 2**32 - 1)
+    paths = list(itertools.product(firsts, numbers, numbers))
+    roots = {None: secret(ROOT)}
+    roots |= {role: threefry.for_role(secret(ROOT), role) for role in (1, 4, 6, 0x0640)}
+
+    @jax.jit
+    def below(key: jax.Array, data: jax.Array) -> list[jax.Array]:
+        """One, two and three numbers folded in."""
+        found = [threefry.fold_in(key, data[0])]
+        for n in (1, 2):
+            found.append(threefry.fold_in(found[-1], data[n]))
+        return [threefry.bits(k, (2,)) for k in found]
+
+    seen: dict[tuple[int, ...], Any] = {}
+    for role, key in roots.items():
+        levels = jax.vmap(below, in_axes=(None, 0))(key, jnp.array(paths, jnp.uint32))
+        for depth, drawn in enumerate(levels, start=1):
+            for path, words in zip(paths, drawn.tolist(), strict=True):
+                name = (role, *path[:depth])
+                assert seen.setdefault(tuple(words), name) == name
+    each = len(firsts) * (1 + len(numbers) + len(numbers) ** 2)
+    assert len(seen) == len(roots) * each
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_the_uses_of_one_secret_key_share_no_block(kind: str) -> None:
+    """Numbers, bits, places and children: every call to the cipher has its own input."""
+    asked: list[tuple[int, ...]] = []
+
+    def note(key: tuple[jax.Array, ...], counter: tuple[jax.Array, ...]) -> tuple:
+        shape = jnp.shape(counter[0])
+        words = [np.broadcast_to(w, shape).reshape(-1) for w in (*key, *counter)]
+        asked.extend(map(tuple, np.stack(words, axis=1).tolist()))
+        return tuple(jnp.zeros(shape, jnp.uint32) for _ in range(4))
+
+    key, index = secret(SECRETS[kind]), jnp.arange(40, dtype=jnp.uint32)
+    with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
+        patch.setattr(threefry, "_threefry4", note)
+        lattice_gaussian.draw_fine(key, (40,), lattice_gaussian.law(100, fine=True))
+        assert len(asked) == len(set(asked)) == 4 * 40
+        threefry.bits(key, (40,))
+        assert len(asked) == len(set(asked)) == 5 * 40
+        threefry.settled(key)
+        children = kind != "root"  # A root stands for itself.
+        assert len(asked) == len(set(asked)) == 5 * 40 + children
+        threefry.permuted(key, index, 64)
+        places = asked[5 * 40 + children :]
+        # Several elements have one half, and then its block, in common.
+        assert len(places) == 16 * 40
+        assert not set(places) & set(asked[: 5 * 40 + children])
+        assert {word[5] & 0x3F for word in places} == set(range(16))
+        below = threefry.fold_in(key, 3)  # Of a full key: from its child.
+        before = set(asked)
+        del asked[:]
+        lattice_gaussian.draw(below, (40,), lattice_gaussian.law(100))
+        threefry.bits(below, (40,))
+        assert len(asked) == len(set(asked)) == 3 * 40 and not set(asked) & before
+
+
+# Short and long, so that what is folded in is counted, or makes a new key.
+@pytest.mark.parametrize("kind", ["root", "step"])
+def test_secret_keys_under_jit_vmap_and_scan(kind: str) -> None:
+    """The same bits in every program."""
+
+    def use(key: jax.Array, i: jax.Array) -> list[jax.Array]:
+        child = threefry.fold_in(key, i)
+        settled = jax.random.key_data(threefry.settled(child))
+        found = [threefry.bits(child, (3,)), settled]
+        # (A settled key within a permutation takes XLA long to compile.)
+        return [*found, threefry.permuted(key, i, 9)] if kind == "root" else found
+
+    index = jnp.arange(2, dtype=jnp.uint32)
+    key = secret(SECRETS[kind])
+    alone = [jax.jit(use)(key, i) for i in index]
+    expected = jax.tree.map(lambda *x: np.stack(x), *alone)
+    stacked = jax.vmap(lambda _: key)(index)
+    assert threefry.is_secret(stacked) and stacked.shape == (2,)
+    for found in (
+        jax.jit(jax.vmap(use))(stacked, index),
+        jax.lax.scan(lambda c, pair: (c, use(*pair)), 0, (stacked, index))[1],
+    ):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_keys_after_are_the_same_keys() -> None:
+    """Of both kinds and all lengths, alone and several; whatever they wait for."""
+    several = jax.vmap(lambda i: threefry.fold_in(secret(ROOT), i))(jnp.arange(3))
+    for key in (KEY, jax.random.split(KEY, 3), *map(secret, SECRETS.values()), several):
+        for after in (jnp.float32(jnp.nan), jnp.array([3, 4], jnp.int32), jnp.zeros(0)):
+            same = jax.jit(threefry.keys_after)(key, after)
+            assert same.dtype == key.dtype and same.shape == key.shape
+            np.testing.assert_array_equal(
+                jax.random.key_data(same), jax.random.key_data(key)
+            )
+
+
+def test_what_is_no_secret_key_is_refused() -> None:
+    some = jnp.zeros(3, jnp.uint32)
+    several = jax.vmap(lambda i: threefry.fold_in(secret(ROOT), i))(some)
+    rbg = jax.random.key(0, impl="rbg")
+    for bad in (KEY, rbg, jnp.zeros(4, jnp.uint32)):
+        assert not threefry.is_secret(bad)
+    for bad in (KEY, rbg, jnp.zeros(4, jnp.uint32), several):
+        for use in (
+            lambda key: threefry.secret_block(key, some),
+            threefry.settled,
+            lambda key: threefry.for_role(key, 1),
+            lambda key: lattice_gaussian.draw(key, (2,), lattice_gaussian.law(9)),
+        ):
+            with pytest.raises(ValueError, match="key must be one secret key"):
+                use(bad)
+    with pytest.raises(ValueError, match="key must be one secret key"):
+        threefry.fold_in(several, 1)
+    with pytest.raises(ValueError, match="settled secret key, got one of 5 words"):
+        threefry.for_role(secret(SECRETS["role"]), 1)
+    with pytest.raises(ValueError, match="2\\*\\*32 counters"):
+        threefry.bits(secret(ROOT), (2**16, 2**16))
+    for use in (threefry.normal, threefry.stored_bits):
+        with pytest.raises(ValueError, match="one threefry key"):
+            use(secret(ROOT), (3,) if use is threefry.normal else 3)
+    for size in (2, 3, 8):
+        with pytest.raises((KeyError, ValueError)):
+            threefry.secret_key(np.zeros(size, np.uint32))
+
+
+def test_jax_random_draws_nothing_from_secret_keys() -> None:
+    """It would use the key for what the library draws from it, or drop its words."""
+    for words in SECRETS.values():
+        for use in (
+            jax.random.bits,
+            jax.random.normal,
+            jax.random.split,
+            lambda key: jax.random.fold_in(key, 1),
+        ):
+            with pytest.raises(NotImplementedError, match="secret keys are for"):
+                use(secret(words))
+
+
+@pytest.mark.parametrize("number", [-1, 64])
+def test_blocks_beyond_those_of_a_use_are_refused(number: int) -> None:
+    key = threefry.secret_key(np.arange(4, dtype=np.uint32))
+    with pytest.raises(ValueError, match="number must be from 0 to 63"):
+        threefry.secret_block(key, jnp.zeros(2, jnp.uint32), number)

@@ -93,18 +93,38 @@ def test_square_root() -> None:
     kernel = toeplitz_noise.SquareRoot(60)
     np.testing.assert_allclose(kernel.coefficients()[:4], [1, 1 / 2, 3 / 8, 5 / 16])
     c = kernel.strategy()
-    np.testing.assert_allclose(c @ c, np.tri(60), atol=1e-14)
+    np.testing.assert_allclose(c @ c, np.tri(60), atol=60 * 2.0**-32)
     # Sums of squares as the digest prints them.
     for period, printed in ((16, 1.9439), (256, 2.8310), (4096, 3.7139)):
         first = toeplitz_noise.SquareRoot(period).column_norms()[0]
         assert first**2 == pytest.approx(printed, abs=6e-5)
 
 
-def test_norms_are_those_of_the_float32_numbers() -> None:
-    """0.1 and 0.7 are not floats; the kernel uses the nearest ones."""
-    kernel = toeplitz_noise.Buffered(2, (0.7,), (0.1,))
-    assert kernel.coefficients()[1] == float(np.float32(0.1)) != 0.1
-    assert kernel.inverse_coefficients()[1] == -float(np.float32(0.1))
+def test_norms_are_those_of_the_rounded_numbers() -> None:
+    """0.1 and 0.7 are no multiples of 2**-32; the kernel uses the nearest ones."""
+    kernel = toeplitz_noise.Buffered(3, (0.7,), (0.1,))
+    scale, decay = round(0.1 * 2**32) / 2**32, round(0.7 * 2**32) / 2**32
+    assert kernel.coefficients()[1] == scale != 0.1
+    assert kernel.coefficients()[2] == pytest.approx(scale * decay, rel=1e-15)
+    assert kernel.inverse_coefficients()[1] == -scale
+    root = toeplitz_noise.SquareRoot(50).coefficients()
+    np.testing.assert_array_equal(root * 2**32, np.rint(root * 2**32))
+
+
+def test_roundings_are_counted() -> None:
+    """Of each product, as it decays; products with 0 and 1 are exact."""
+    ulp = 2.0**-32
+    for decay, scale, count in (
+        ((0.5,), (0.25,), 2 * (1 + 0.5 + 0.25)),
+        ((1.0,), (0.25,), 3),
+        ((0.5,), (1.0,), 1 + 0.5 + 0.25),
+        ((0.0,), (0.25,), 1),
+        ((1.0, 0.0), (1.0, 0.0), 0),
+    ):
+        assert toeplitz_noise.Buffered(4, decay, scale).rounding() == count * ulp
+    assert toeplitz_noise.SquareRoot(4).rounding() == 3 * ulp
+    for name in prefix_noise.NAMES:
+        assert prefix_noise.make(name, 1).rounding() == 0
 
 
 def test_bad_numbers_are_refused() -> None:
@@ -117,6 +137,6 @@ def test_bad_numbers_are_refused() -> None:
     for decay in (-0.1, 1.01, float("nan")):
         with pytest.raises(ValueError, match="buf_decay must be in"):
             toeplitz_noise.Buffered(8, (decay,), (0.1,))
-    for scale in (-0.1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="output_scale must be in"):
+    for scale in (-0.1, 1.01, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"output_scale must be in \[0, 1\]"):
             toeplitz_noise.Buffered(8, (0.5,), (scale,))

@@ -155,21 +155,30 @@ def test_split_depends_on_the_seed_and_the_fraction(write):
         ("", "is empty"),
         ("1,2,3\n4,5,6\n", "begin with a header"),
         ("age,,ill\n1,2,0\n", "no name in cell 2"),
-        ("age,age,ill\n1,2,0\n", "names 'age' twice"),
+        ("age,age,ill\n1,2,0\n", "one name in cells 1 and 2"),
         ("ill\n0\n1\n", "at least one feature column"),
         ("age;weight;ill\n1;2;0\n", "separated by commas"),
         ("age,weight,ill\n", "at least 2 rows.* got 0"),
         ("age,weight,ill\n1,2,0\n", "at least 2 rows.* got 1"),
-        (CSV.replace("2.5", "tall"), r"row 2 \(line 3\), column 'weight'.*'tall'"),
-        (CSV.replace("2.5", ""), r"row 2 \(line 3\), column 'weight'.*''"),
-        (CSV.replace("30", "nan"), r"row 3 \(line 4\), column 'age'.*'nan'"),
+        (
+            CSV.replace("2.5", "tall"),
+            r"row 2 \(line 3\), column 'weight'.*finite number",
+        ),
+        (CSV.replace("2.5", ""), r"row 2 \(line 3\), column 'weight'.*finite number"),
+        (CSV.replace("30", "nan"), r"row 3 \(line 4\), column 'age'.*finite number"),
         (CSV.replace("30", "-inf"), r"row 3 \(line 4\), column 'age'.*finite"),
         (CSV.replace("30", "1e300"), r"row 3 \(line 4\).*column 'age'.*float32"),
         (CSV.replace("3.5,0", "3.5"), r"row 3 \(line 4\).*has 2 cells.*3 columns"),
-        (CSV.replace("3.5,0", "3.5,"), r"row 3 \(line 4\).*column 'ill'.*''"),
-        (CSV.replace("3.5,0", "3.5,x"), r"row 3 \(line 4\).*column 'ill'.*'x'"),
-        (CSV.replace("3.5,0", "3.5,0.5"), r"row 3 .*'0.5'.*task='regression'"),
-        (CSV.replace("3.5,0", "3.5,-1"), r"row 3 .*'-1'.*classes="),
+        (
+            CSV.replace("3.5,0", "3.5,"),
+            r"row 3 \(line 4\).*column 'ill'.*finite number",
+        ),
+        (
+            CSV.replace("3.5,0", "3.5,x"),
+            r"row 3 \(line 4\).*column 'ill'.*finite number",
+        ),
+        (CSV.replace("3.5,0", "3.5,0.5"), r"row 3 .*integer >= 0.*task='regression'"),
+        (CSV.replace("3.5,0", "3.5,-1"), r"row 3 .*integer >= 0.*classes="),
         (CSV.replace("3.5,0", "3.5,400"), "401 classes with only 5 rows"),
     ],
 )
@@ -181,14 +190,18 @@ def test_csv_refused(write, text, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label": "sick"}, "label must be one of the columns 'age'.*got 'sick'"),
-        ({"label": None}, "label must be one of the columns.*got None"),
+        ({"label": "sick"}, "label must be one of the 3 columns.*got 'sick'"),
+        ({"label": None}, "label must be one of the 3 columns.*got None"),
         ({"task": "ranking"}, "task must be one of"),
         ({"classes": 1}, "classes must be an integer >= 2"),
         ({"classes": "ab"}, "classes must be a number >= 2 or a sequence"),
         ({"classes": ("0",)}, "at least two different names"),
         ({"classes": ("0", "0")}, "at least two different names"),
-        ({"classes": ("0", "2")}, r"row 2 \(line 3\).*one of '0', '2'; got '1'"),
+        (
+            {"classes": ("0", "2")},
+            r"row 2 \(line 3\).*column 'ill' must be one of '0', '2',",
+        ),
+        ({"classes": 1 + 1, "label": "age"}, r"row 1 \(line 2\).*integer 0 to 1 \(a"),
         ({"task": "regression", "classes": 2}, "classes is for"),
         ({"label_bounds": (0, 1)}, "label_bounds is for"),
         ({"task": "regression", "label_bounds": (1, 0)}, "label_bounds must be"),
@@ -250,3 +263,60 @@ X, Y = np.ones((4, 2)), np.array([0, 1, 0, 1])
 def test_npz_refused(save, arrays, label, message):
     with pytest.raises(ValueError, match=message):
         models.load_file(save(**arrays), label=label)
+
+
+# What a message says of private records.
+
+NAMED = "age,weight,ill\n1,2,0\n3,Jane-HIV,1\n5,1,Jane-HIV\n7,8,1\n9,9,0\n"
+PRIVATE = [
+    (NAMED, {}),
+    (NAMED.replace("3,Jane-HIV,1\n", ""), {}),
+    (NAMED.replace("3,Jane-HIV,1\n", ""), {"classes": ("0", "1")}),
+    (NAMED.replace("3,Jane-HIV,1\n", ""), {"classes": 2}),
+    (NAMED.replace("Jane-HIV,1", "2,1").replace("Jane-HIV", "77777"), {"classes": 2}),
+    ("Jane-HIV,34,yes\nJohn,40,no\n", {}),  # A file without a header.
+    ("Jane-HIV,Jane-HIV,yes\nJohn,40,no\n", {}),
+    ("77777,34,1\n2,40,0\n", {}),
+    ("Jane-HIV\nJohn\n", {}),
+    (NAMED.replace("Jane-HIV", "77777e300"), {}),
+]
+
+
+@pytest.mark.parametrize(("text", "options"), PRIVATE)
+def test_messages_quote_no_cell_unless_they_may(write, text, options):
+    with pytest.raises(ValueError) as error:
+        models.load_file(write(text), label="ill", **options)
+    assert "Jane" not in str(error.value)
+    assert "77777" not in str(error.value)
+    # Nor what it is raised from, which a log may show.
+    assert "Jane" not in str(error.value.__cause__)
+
+
+def test_values_are_shown_where_that_is_allowed(write):
+    with (
+        models.show_values(),
+        pytest.raises(ValueError, match=r"row 2 \(line 3\).*got 'Jane-HIV'"),
+    ):
+        models.load_file(write(NAMED), label="ill")
+    with (
+        models.show_values(),
+        models.show_values(False),
+        pytest.raises(ValueError, match="kept back"),
+    ):
+        models.load_file(write(NAMED), label="ill")
+
+
+def test_bounds_that_most_public_records_are_beyond_are_said(write):
+    rows = "".join(f"{100 + i},{i / 10},{i % 2}\n" for i in range(60))
+    path, given = write("age,weight,ill\n" + rows), {"label": "ill", "bounds": (0, 3)}
+    with pytest.warns(UserWarning, match="columns 'age': numbers beyond") as at:
+        models.load_file(path, **given)
+    assert [w.filename for w in at] == [__file__]
+    with pytest.warns(UserWarning, match="columns 'weight'"):
+        models.load_file(
+            path,
+            label="weight",
+            task="regression",
+            label_bounds=(5, 6),
+            bounds={"age": (0, 200), "ill": (0, 1)},
+        )

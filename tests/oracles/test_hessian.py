@@ -9,7 +9,8 @@ import pytest
 import scipy.stats
 
 from jaxdp._types import Grid, ProductGrid, TrackedGrid
-from jaxdp.kernels import stretch
+from jaxdp.kernels import lattice_gaussian, stretch, threefry
+from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.oracles import grad_diff, hessian
 from jaxdp.oracles.grad_diff import Records
 
@@ -21,6 +22,8 @@ MATRICES = (MATRICES + MATRICES.swapaxes(1, 2)) / 2
 POINT, OTHER = RNG.normal(size=(2, D)).astype(np.float32)
 FIRST, COUNT = 3, 7
 ZERO = np.zeros(D, np.float32)
+#: No noise, in units of a grid.
+NONE = Fixed(jnp.zeros(D, jnp.int32))
 
 
 def loss(x: jax.Array, a: jax.Array) -> jax.Array:
@@ -53,13 +56,13 @@ def spoiled(by: float = np.nan) -> np.ndarray:
     return data
 
 
-GRADIENT = Grid(1.5, 16, COUNT, 0.0)
+GRADIENT = Grid(1.5, 16, COUNT, 0)
 
 
 @pytest.mark.parametrize("data", [MATRICES, spoiled(), spoiled(np.inf), spoiled(1e20)])
 def test_a_refresh_is_the_mean_of_clipped_gradients(data: np.ndarray) -> None:
     got = grad_diff.release_gradient(
-        GRADIENT, loss, jnp.asarray(POINT), records(data), jnp.asarray(ZERO)
+        GRADIENT, loss, jnp.asarray(POINT), records(data), NONE
     )
     rows = gradients(POINT, data)[FIRST : FIRST + COUNT]
     want = clipped(rows, 1.5).sum(axis=0) / COUNT
@@ -68,10 +71,10 @@ def test_a_refresh_is_the_mean_of_clipped_gradients(data: np.ndarray) -> None:
 
 def test_a_difference_is_the_mean_of_clipped_changes() -> None:
     """One record moves it by the grid's clip, whatever the number of records."""
-    grid = Grid(0.2, 16, 1.0, 0.0)
+    grid = Grid(0.2, 16, 1.0, 0)
     release = jax.jit(
         lambda data, count: grad_diff.release_difference(
-            grid, loss, POINT, OTHER, records(data)._replace(count=count), ZERO
+            grid, loss, POINT, OTHER, records(data)._replace(count=count), NONE
         )
     )
     for count in (1, 2, 7):
@@ -80,18 +83,19 @@ def test_a_difference_is_the_mean_of_clipped_changes() -> None:
         want = clipped(rows, 0.2 * count).sum(axis=0) / count
         got = release(MATRICES, count)
         np.testing.assert_allclose(got, want, atol=2 * 0.2 * 2**-16 * count)
-        wild = MATRICES.copy()
+        # Two arrays: what a program was given must not be changed before it is done.
+        wild, opposite = MATRICES.copy(), MATRICES.copy()
         wild[FIRST] = 1e6 * np.eye(D)
-        far = release(wild, count)
-        wild[FIRST] = -1e6 * np.eye(D)
-        moved = np.linalg.norm(np.asarray(far) - np.asarray(release(wild, count)))
+        opposite[FIRST] = -1e6 * np.eye(D)
+        far, near = (np.asarray(release(data, count)) for data in (wild, opposite))
+        moved = np.linalg.norm(far - near)
         assert 0.399 < moved <= 0.4 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("length", [2.0, 0.5, 1e-3])
 @pytest.mark.parametrize("bits", [16, 11])
 def test_products_are_means_of_clipped_ones(length: float, bits: int) -> None:
-    grid = ProductGrid(1.1, 2.0, bits, COUNT, 3.0, 0.0)
+    grid = ProductGrid(1.1, 2.0, bits, COUNT, 3, 0.0)
     v = np.float32(length) * OTHER / np.linalg.norm(OTHER)
     times = hessian.halvings(grid, jnp.float32(length))
     reach = float(hessian.reach(grid, times))
@@ -106,18 +110,23 @@ def test_products_are_means_of_clipped_ones(length: float, bits: int) -> None:
     want = clipped(rows, 1.1 * reach).sum(axis=0) / COUNT
     # Records are as fine as the vector is short; the sum is rounded once.
     fine, unit = 1.1 * reach * 2**-16, 1.1 * 2.0 * 2**-bits / COUNT
-    got = release(data, COUNT, ZERO)
+    got = release(data, COUNT, NONE)
     np.testing.assert_allclose(got, want, atol=2 * fine + unit)
-    # Noise has one size, whatever the vector.
-    noise = release(data, 0, jnp.ones(D)) / unit
-    np.testing.assert_allclose(noise, 3.0, atol=1e-3)
+    # Noise has one unit, whatever the vector: that of the longest one's product.
+    drawn = np.array([3, -1, 2**19, -(2**18)], np.int32)
+    noise = release(data, 0, Fixed(jnp.asarray(drawn)))
+    np.testing.assert_array_equal(np.round(np.asarray(noise, np.float64) / unit), drawn)
+    # It is added to the sum as an integer: nothing of either is rounded.
+    both = np.asarray(release(data, COUNT, Fixed(jnp.asarray(drawn))), np.float64)
+    alone = np.round(np.asarray(got, np.float64) / unit)
+    np.testing.assert_array_equal(np.round(both / unit), alone + drawn)
     # No records: nothing of the data.
-    np.testing.assert_array_equal(release(spoiled(1e9), 0, ZERO), ZERO)
+    np.testing.assert_array_equal(release(spoiled(1e9), 0, NONE), ZERO)
 
 
 def test_small_curvature_is_not_rounded_away() -> None:
     """A thousandth of the bound, on a grid of which a record is a fraction of a unit."""
-    grid = ProductGrid(1.0, 1.0, 9, 200, 0.0, 0.0)
+    grid = ProductGrid(1.0, 1.0, 9, 200, 0, 0.0)
     many = np.broadcast_to(-1e-3 * np.eye(D, dtype=np.float32), (200, D, D))
     data = Records(jnp.asarray(many), None, jnp.int32(0), jnp.int32(200), 50)
     v = jnp.asarray([0.1, 0.01, -0.1, 0.0])
@@ -128,7 +137,7 @@ def test_small_curvature_is_not_rounded_away() -> None:
         v,
         hessian.halvings(grid, jnp.float32(0.15)),
         data,
-        ZERO,
+        NONE,
     )
     np.testing.assert_allclose(got, -1e-3 * v, atol=2.0**-9 / 200)
     assert abs(float(got[0]) + 1e-4) < 2e-5
@@ -168,7 +177,7 @@ def test_operator_clip() -> None:
 
 def tracked_grid(norm: str) -> TrackedGrid:
     bits = 16 if norm == "frobenius" else 15
-    return TrackedGrid(norm, bits, 1.3 / COUNT, 2.0**-12, 5.0)
+    return TrackedGrid(norm, bits, 1.3 / COUNT, 2.0**-12, 5)
 
 
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
@@ -232,19 +241,23 @@ def test_tracked_products_lie_on_a_grid() -> None:
     grid = tracked_grid("operator")
     v = OTHER / np.float32(3)
     matrix = jnp.asarray(MATRICES[0])
-    noise = RNG.normal(size=D).astype(np.float32)
-    got = np.asarray(hessian.release_tracked(grid, matrix, v, noise), np.float64)
+    noise = np.array([0, 7, -1, -(2**19)], np.int32)
+    drawn = Fixed(jnp.asarray(noise))
+    got = np.asarray(hessian.release_tracked(grid, matrix, v, drawn), np.float64)
     units = got / grid.product_unit
     np.testing.assert_array_equal(units, np.round(units))
-    want = MATRICES[0] @ v / grid.product_unit + np.round(5 * noise)
-    assert np.abs(units - want).max() <= 0.501
+    want = MATRICES[0] @ v / grid.product_unit
+    assert np.abs(units - noise - want).max() <= 0.501
+    alone = hessian.release_tracked(grid, matrix, v, NONE)
+    without = np.asarray(alone, np.float64) / grid.product_unit
+    np.testing.assert_array_equal(units, without + noise)
 
 
 def test_a_released_hessian_is_the_mean_of_clipped_ones() -> None:
-    grid = Grid(2.0, 16, COUNT, 0.0)
-    count = D * (D + 1) // 2
+    grid = Grid(2.0, 16, COUNT, 0)
+    none = Fixed(jnp.zeros(D * (D + 1) // 2, jnp.int32))
     data = spoiled()
-    got = hessian.release_matrix(grid, loss, POINT, records(data), jnp.zeros(count))
+    got = hessian.release_matrix(grid, loss, POINT, records(data), none)
     flat = matrices(POINT, data)[FIRST : FIRST + COUNT].reshape(-1, D * D)
     want = clipped(flat, 2.0).sum(axis=0).reshape(D, D) / COUNT
     np.testing.assert_allclose(got, want, atol=2 * COUNT * 2.0 * 2**-16 / COUNT)
@@ -256,9 +269,11 @@ def test_noise_of_a_released_hessian_is_isotropic() -> None:
 
     Variances of 4000 draws each: outside by chance less than 1e-6 in all.
     """
-    grid = Grid(2.0, 8, 1.0, 64.0)
+    grid = Grid(2.0, 8, 1.0, 64)
     count, draws = D * (D + 1) // 2, 4000
-    noise = RNG.normal(size=(draws, count)).astype(np.float32)
+    key = threefry.secret_key(np.array([2, 7, 1, 8], np.uint32))
+    law = lattice_gaussian.law(64)
+    noise = Fixed(lattice_gaussian.draw(key, (draws, count), law))
     release = jax.jit(
         jax.vmap(
             lambda z: hessian.release_matrix(

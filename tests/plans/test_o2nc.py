@@ -12,6 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from jaxdp import accounting, plans, sampling
 from jaxdp._types import Phase
+from jaxdp.accounting import lattice
 from jaxdp.kernels import prefix_noise
 
 
@@ -159,23 +160,30 @@ def test_noise_std_is_that_of_the_worst_sum() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, 50.0])
 def test_sums_and_noise_fit_the_grid(noise: float) -> None:
-    plan = make(noise_multiplier=noise)
+    plan, units = make(noise_multiplier=noise), set()
     for phase, (bound, rows) in plan.clips.items():
         grid = plan.grid(phase)
         assert grid.bits is not None and 8 <= grid.bits <= 16
-        most = grid.noise_scale * plan.correlation.increment_norms().max()
-        assert most <= 2**20 * (1 + 1e-5)  # What float32 noise resolves.
-        assert rows * 2**grid.bits + 8 * most < 2**31
-        unit = bound * 2.0**-grid.bits / rows
-        assert grid.noise_scale * unit >= plan.node_std
-        assert grid.noise_scale * unit == pytest.approx(plan.node_std, rel=1e-5)
+        assert grid.limit is not None
+        record = grid.limit * 2**grid.shift  # In units of the noise.
+        most = grid.noise_std * plan.correlation.increment_norms().max()
+        assert rows * record + 8 * most < 2**31
+        # The clip of the grid is below the plan's, by less than a unit of records, and what
+        # the noise has to hide is not more than the plan's sensitivity says.
+        assert bound * (1 - 2.0**-7) < grid.l2_clip_norm <= bound * (1 + 1e-9)
+        unit = grid.l2_clip_norm / record / rows
+        assert grid.noise_unit == pytest.approx(unit, rel=1e-12)
+        units.add(float(f"{grid.noise_unit:.9g}"))
+        assert grid.noise_std * unit >= plan.node_std
+        assert grid.noise_std - plan.node_std / unit < 1 + 6e-6 * grid.noise_std
+    assert len(units) == 1  # Of noise that goes through all phases.
     if noise == 0:
         assert plan.grid_noise_std == 0
 
 
 def test_too_much_noise_for_the_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="noise_multiplier must be such that"):
-        make(noise_multiplier=1e5)
+        make(noise_multiplier=1e6)
 
 
 # --- structure ---
@@ -333,9 +341,12 @@ def test_unknown_theorems_are_refused() -> None:
 
 
 def test_one_pass_costs_what_one_release_costs() -> None:
-    assert summed().epsilon() == pytest.approx(
-        dp.get_epsilon_gaussian(2.0, 1e-5), rel=1e-9
-    )
+    plan = summed()
+    spent, missed = lattice.sampler_error(plan.event)
+    assert 0 < spent < 1e-6
+    left = (1e-5 - missed) * math.exp(-spent)
+    ideal = dp.get_epsilon_gaussian(2.0, left)
+    assert plan.epsilon() == pytest.approx(ideal + spent, rel=1e-9)
     plan = summed(prefix_noise="tree")
     assert plan.noise_period == 8
     assert plan.sensitivity == pytest.approx(2 * 0.5 / 4 * 2)
@@ -347,9 +358,11 @@ def test_passes_are_charged_and_restart() -> None:
     plan = summed(sampling=epochs, num_steps=15, period=4, prefix_noise="tree")
     assert plan.steps_per_pass == 6 and plan.num_passes == 3
     mu = math.sqrt(3) / plan.noise_multiplier
-    assert plan.epsilon() == pytest.approx(
-        dp.get_epsilon_gaussian(1 / mu, 1e-5), rel=1e-9
-    )
+    spent, missed = lattice.sampler_error(plan.event)
+    assert 0 < spent < 1e-6
+    left = (1e-5 - missed) * math.exp(-spent)
+    ideal = dp.get_epsilon_gaussian(1 / mu, left)
+    assert plan.epsilon() == pytest.approx(ideal + spent, rel=1e-9)
     # A period never runs over the end of a pass.
     assert dataclasses.replace(plan, period=50).noise_period == 6
     with pytest.raises(TypeError, match="sampling must be a SinglePass or ShuffledEp"):

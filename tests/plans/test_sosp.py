@@ -83,14 +83,14 @@ def test_every_role_costs_at_most_the_target(
     assert plan.epsilon() == pytest.approx(2.0, rel=1e-6) and plan.epsilon() <= 2.0
 
     grid = plan.refresh_grid
-    assert moves * 2**grid.bits / grid.noise_scale == pytest.approx(mu, rel=1e-4)
-    assert grid.noise_scale >= moves * 2**grid.bits / mu
+    assert moves * 2**grid.bits / grid.noise_std == pytest.approx(mu, rel=1e-4)
+    assert grid.noise_std >= moves * 2**grid.bits / mu
 
     # The bound on a difference's record grows with the batch; the grid is of its mean.
     grid = plan.difference_grid
     columns = np.linalg.norm(plan.correlation.strategy(), axis=0)
     least = moves * 2**grid.bits * columns.max() / mu
-    assert least <= grid.noise_scale <= least * (1 + 1e-4)
+    assert least <= grid.noise_std <= least * (1 + 1e-4)
 
     bound, rows = plan.hessian_clip_norm, plan.hessian_batch_size
     radius = plan.escape_radius
@@ -98,7 +98,7 @@ def test_every_role_costs_at_most_the_target(
     if mode in ("operator", "frobenius"):
         tracked = plan.tracked_grid
         assert tracked.record_move == bound / rows
-        std = tracked.noise_scale * tracked.product_unit
+        std = tracked.noise_std * tracked.product_unit
         exact = moves * tracked.record_move * radius * math.sqrt(steps - 1)
         # More than exact products would need: float32's rounding is charged.
         assert exact / mu < std < 1.1 * max(exact / mu, plan.escape_noise_std)
@@ -106,14 +106,14 @@ def test_every_role_costs_at_most_the_target(
     move = moves * bound / rows
     if mode == "released":
         matrix = plan.matrix_grid
-        std = matrix.noise_scale * bound / (2**matrix.bits * rows)
+        std = matrix.noise_std * bound / (2**matrix.bits * rows)
         assert std == pytest.approx(move / mu, rel=1e-4)
         assert std == pytest.approx(plan.escape_std, rel=1e-4)
         return
     for dim in (1, 10, 100_000):
         grid = plan.product_grid(dim)
-        assert grid.noise_scale <= 1.25 * 2**20
-        std = grid.noise_scale * bound * radius / (2**grid.bits * rows)
+        assert 32 * grid.noise_std < 2**31
+        std = grid.noise_std * bound * radius / (2**grid.bits * rows)
         assert std >= plan.escape_std
         # Sums are rounded to the grid: a unit a coordinate.
         unit = bound * radius * 2**-grid.bits / rows
@@ -148,14 +148,17 @@ def test_more_steps_and_more_escapes_cost_noise_not_epsilon() -> None:
 
 
 @pytest.mark.parametrize(("dim", "rows"), [(2, 500), (2, 100_000), (100, 500)])
-def test_products_of_running_hessians_have_noise_that_float32_holds(
+def test_products_of_running_hessians_have_noise_that_does_not_wrap(
     dim: int, rows: int
 ) -> None:
     """What is rounded in them is charged, and may be most of the noise."""
     for norm in ("operator", "frobenius"):
         changes = {"hessian_norm": norm, "dim": dim, "hessian_batch_size": rows}
         plan = make(**MODES["operator"] | changes).with_noise(noise_multiplier=40.0)
-        assert 2**8 < plan.tracked_grid.noise_scale <= 2**20
+        grid = plan.tracked_grid
+        # Thirty-two deviations, and the products themselves, are less than 2**31 units.
+        assert 2**8 < grid.noise_std <= 2**26
+        assert grid.noise_std * grid.product_unit >= plan.escape_std
 
 
 def test_passes_compose() -> None:

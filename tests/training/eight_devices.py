@@ -19,9 +19,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxdp
-from jaxdp import Keys, ledger, plans, sampling, training
+from jaxdp import Keys, plans, sampling, training
 from jaxdp.kernels import finite_difference
 from jaxdp.training import parallel
+from tests.training import kills
 from tests.training.problem import DATA, PARAMS, D, N, make_plan, value_fn
 
 MESH = jax.make_mesh((8,), ("data",))
@@ -327,9 +328,9 @@ def test_a_recorded_run_is_resumed_and_replayed(tmp_path: Path) -> None:
         jaxdp.replay(folder, PARAMS, optimizer=OPTIMIZER).params, whole.params
     )
     # Killed in the second chunk.
-    path = folder / ledger.LEDGER
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
-    (folder / ledger.SECRET / "checkpoint.npz").unlink()
+    folder = tmp_path / "killed"
+    with kills.killed(4):
+        fit(plan, ledger=folder, chunk=2, **run)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     given = {"value_fn": value_fn, "optimizer": OPTIMIZER}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -13,11 +14,14 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, models, plans, sampling, training
+from jaxdp import keys as keys_lib
+from jaxdp.training import preparing
 
 N, D = 60, 6
 X = jax.random.normal(jax.random.key(0), (N, D))
 Y = (X[:, 0] > 0).astype(jnp.int32)
 DATA = (X, Y)
+SGD = optax.sgd(0.1)
 
 
 def make_plan(**changes: Any) -> plans.DPZero:
@@ -106,7 +110,9 @@ def test_fit_is_the_loop_written_by_hand() -> None:
 def test_the_callers_params_survive_and_data_are_no_constants() -> None:
     params, value_fn = network("linear")
     before = jax.tree.map(np.array, params)
-    jaxdp.fit(make_plan(), Keys.insecure(0), params, DATA, value_fn=value_fn)
+    jaxdp.fit(
+        make_plan(), Keys.insecure(0), params, DATA, value_fn=value_fn, optimizer=SGD
+    )
     chex.assert_trees_all_equal(params, before)
     plan = make_plan()
     maker, optimizer = plan.transform(Keys.insecure(0)), optax.identity()
@@ -119,6 +125,43 @@ def test_the_callers_params_survive_and_data_are_no_constants() -> None:
     )
     assert f"dense<{float(X[0, 0]):.6e}"[:12] not in text
     assert text.count("stablehlo.while") >= 1
+
+
+def test_data_that_the_caller_changes_are_those_that_were_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where JAX shares the memory of a NumPy array, as ``asarray`` is free to do."""
+    # On a boundary of 64 bytes: only such memory is shared.
+    raw = np.empty(4 * N * D + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    x = raw[first : first + 4 * N * D].view(np.float32).reshape(N, D)
+    convert = jnp.asarray
+
+    def asarray(given: Any, *args: Any, **kwargs: Any) -> jax.Array:
+        if given is x:
+            return jax.device_put(given)
+        return convert(given, *args, **kwargs)
+
+    def run(spoil: bool) -> np.ndarray:
+        x[:] = X
+
+        def callback(*_: Any) -> None:
+            if spoil:
+                x[:] = 7
+
+        def loss(w: jax.Array, batch: jax.Array) -> jax.Array:
+            return batch @ w
+
+        plan, start = make_plan(num_steps=6), jnp.zeros(D)
+        given: Any = {"value_fn": loss, "chunk": 2, "callback": callback}
+        given["optimizer"] = SGD
+        result = jaxdp.fit(plan, Keys.insecure(0), start, x, **given)
+        return np.asarray(result.info.releases)
+
+    monkeypatch.setattr(jnp, "asarray", asarray)
+    want = run(spoil=False)
+    np.testing.assert_array_equal(run(spoil=True), want)
+    assert np.all(x == 7)
 
 
 def test_programs_are_compiled_once_for_all_keys() -> None:
@@ -155,7 +198,9 @@ def test_programs_are_compiled_once_for_all_keys() -> None:
 def test_report() -> None:
     params, value_fn = network("linear")
     plan = make_plan()
-    insecure = jaxdp.fit(plan, Keys.insecure(0), params, DATA, value_fn=value_fn)
+    insecure = jaxdp.fit(
+        plan, Keys.insecure(0), params, DATA, value_fn=value_fn, optimizer=SGD
+    )
     report = json.loads(json.dumps(insecure.report))
     assert report["private"] is False
     assert report["seed_source"] == "insecure"
@@ -175,11 +220,15 @@ def test_report() -> None:
         "versions",
     }
     assert wanted <= set(report)
-    entropy = jaxdp.fit(plan, Keys.from_entropy(), params, DATA, value_fn=value_fn)
+    entropy = jaxdp.fit(
+        plan, Keys.from_entropy(), params, DATA, value_fn=value_fn, optimizer=SGD
+    )
     assert entropy.report["private"] is True
     assert entropy.report["seed_source"] == "entropy"
     silent = plan.with_noise(noise_multiplier=0)
-    bare = jaxdp.fit(silent, Keys.from_entropy(), params, DATA, value_fn=value_fn)
+    bare = jaxdp.fit(
+        silent, Keys.from_entropy(), params, DATA, value_fn=value_fn, optimizer=SGD
+    )
     assert bare.report["private"] is False
     assert bare.report["epsilon"] is None
     text = json.dumps(insecure.report).lower()
@@ -191,12 +240,16 @@ def test_keys_from_entropy_serve_one_fit() -> None:
     keys = Keys.from_entropy()
     plan = make_plan(num_steps=2)
     with pytest.raises(ValueError, match="num_examples"):  # Mistakes spend nothing.
-        jaxdp.fit(plan, keys, params, (X[:-1], Y[:-1]), value_fn=value_fn)
+        jaxdp.fit(
+            plan, keys, params, (X[:-1], Y[:-1]), value_fn=value_fn, optimizer=SGD
+        )
     with pytest.raises(ValueError, match="one loss per record"):
-        jaxdp.fit(plan, keys, params, DATA, value_fn=lambda p, b: jnp.zeros(()))
-    jaxdp.fit(plan, keys, params, DATA, value_fn=value_fn)
+        jaxdp.fit(
+            plan, keys, params, DATA, value_fn=lambda p, b: jnp.zeros(()), optimizer=SGD
+        )
+    jaxdp.fit(plan, keys, params, DATA, value_fn=value_fn, optimizer=SGD)
     with pytest.raises(ValueError, match="already served"):
-        jaxdp.fit(plan, keys, params, DATA, value_fn=value_fn)
+        jaxdp.fit(plan, keys, params, DATA, value_fn=value_fn, optimizer=SGD)
 
 
 def test_the_optimizer_sees_releases_and_nothing_else() -> None:
@@ -237,6 +290,7 @@ def test_what_cannot_be_hashed_still_runs() -> None:
         params,
         DATA,
         value_fn=Loss(),
+        optimizer=SGD,
         trainable=trainable,
     )
 
@@ -245,7 +299,7 @@ def test_progress_is_drawn_and_changes_nothing(capsys: Any) -> None:
     params, value_fn = network("linear")
     plan = make_plan(num_steps=4)
     run = lambda **kwargs: jaxdp.fit(  # noqa: E731
-        plan, Keys.insecure(0), params, DATA, value_fn=value_fn, **kwargs
+        plan, Keys.insecure(0), params, DATA, value_fn=value_fn, optimizer=SGD, **kwargs
     )
     chex.assert_trees_all_equal(run().params, run(progress=True).params)
 
@@ -264,6 +318,8 @@ def test_progress_is_drawn_and_changes_nothing(capsys: Any) -> None:
         ({"chunk": 0}, ValueError, "chunk"),
         ({"callback": 3}, TypeError, "callback"),
         ({"optimizer": 0.1}, TypeError, "optimizer"),
+        ({"optimizer": None}, ValueError, "optimizer must be given for dpzero"),
+        ({"check_isolation": "no"}, TypeError, "check_isolation"),
         ({"microbatch_size": 1.5}, TypeError, "microbatch_size"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
@@ -276,6 +332,7 @@ def test_wrong_arguments_are_named(changes: dict, error: type, match: str) -> No
         "params": params,
         "data": DATA,
         "value_fn": value_fn,
+        "optimizer": SGD,
     }
     given |= changes
     first = [given.pop(name) for name in ("plan", "keys", "params", "data")]
@@ -303,3 +360,148 @@ def test_per_record_lifts_a_loss_of_one_record() -> None:
     loss = jaxdp.per_record(lambda p, record: jnp.sum(p * record[0]) + record[1])
     got = loss(jnp.ones(D), DATA)
     np.testing.assert_allclose(got, X.sum(axis=1) + Y, rtol=1e-5)
+
+
+# What fit checks of a loss on made-up records.
+
+
+def linear_loss(p: jax.Array, b: Any) -> jax.Array:
+    return jnp.tanh(b[0] @ p)
+
+
+def centred(p: jax.Array, b: Any) -> jax.Array:
+    """Batch normalisation: no change at zero parameters shows it."""
+    return jnp.tanh((b[0] - b[0].mean(axis=0)) @ p)
+
+
+def largest(p: jax.Array, b: Any) -> jax.Array:
+    return p[0] * jnp.max(b[0]) + 0 * b[0][:, 0]
+
+
+def least(p: jax.Array, b: Any) -> jax.Array:
+    return p[0] * jnp.min(b[0]) + 0 * b[0][:, 0]
+
+
+def balanced(p: jax.Array, b: Any) -> jax.Array:
+    """Classes weighted by how many of the batch have them."""
+    return jnp.tanh(b[0] @ p) / (1 + jnp.sum(b[1][:, None] == b[1], axis=0))
+
+
+def demeaned(p: jax.Array, b: Any) -> jax.Array:
+    losses = jnp.tanh(b[0] @ p)
+    return losses - losses.mean()
+
+
+def lazily_centred(p: jax.Array, b: Any, at: Any) -> jax.Array:
+    return centred(at("", p), b)
+
+
+ACROSS = [centred, largest, least, balanced, demeaned, jaxdp.LazyLoss(lazily_centred)]
+
+
+@pytest.mark.parametrize("loss", ACROSS, ids=lambda f: getattr(f, "__name__", "lazy"))
+def test_losses_across_records_are_refused_before_anything_is_spent(
+    loss: Any, tmp_path: Path
+) -> None:
+    keys, start = Keys.from_entropy(), jnp.zeros(D)
+    run = {"optimizer": SGD, "ledger": tmp_path / "run"}
+    with pytest.raises(
+        ValueError, match=r"value_fn is not per record.*check_isolation"
+    ):
+        jaxdp.fit(make_plan(num_steps=2), keys, start, DATA, value_fn=loss, **run)
+    assert not (tmp_path / "run").exists()
+    keys_lib.check_unspent(keys, "dpzero")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        linear_loss,
+        jaxdp.per_record(lambda p, record: jnp.tanh(record[0] @ p)),
+        jaxdp.LazyLoss(lambda p, b, at: linear_loss(at("", p), b)),
+        # Cannot take numbers below zero: the made-up record that has them is lost.
+        lambda p, b: jnp.log(b[0]) @ p,
+    ],
+)
+def test_losses_of_single_records_pass(loss: Any) -> None:
+    data = (jnp.abs(X), Y)
+    plan, keys = make_plan(num_steps=2), Keys.insecure(0)
+    jaxdp.fit(plan, keys, jnp.zeros(D), data, value_fn=loss, optimizer=SGD)
+
+
+def test_the_check_reads_shapes_alone_and_can_be_left_out() -> None:
+    """What reaches the loss outside of the run has no number of the data."""
+    seen: list[np.ndarray] = []
+
+    def outside(x: np.ndarray) -> np.ndarray:
+        seen.append(np.asarray(x))
+        return np.sum(x, axis=-1)
+
+    def loss(p: jax.Array, b: Any) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(b[0].shape[:1], b[0].dtype)
+        return jax.pure_callback(outside, shape, b[0], vmap_method="expand_dims") + p[0]
+
+    data = (jnp.full((N, D), 0.123456, jnp.float32), Y)
+    plan = make_plan()
+    preparing.check_losses(plan, jnp.zeros(D), data, loss, True)
+    assert len(seen) == 5
+    assert not any(np.any(x == np.float32(0.123456)) for x in seen)
+    preparing.check_losses(plan, jnp.zeros(D), data, loss, True)  # Known to pass.
+    preparing.check_losses(plan, jnp.zeros(D), data, lambda p, b: loss(p, b), False)
+    assert len(seen) == 5
+
+
+def test_a_loss_that_made_up_records_break_names_the_flag() -> None:
+    def strict(x: np.ndarray) -> np.ndarray:
+        if len(x) < N:
+            raise ValueError("rows are missing")
+        return np.sum(x, axis=-1)
+
+    def loss(p: jax.Array, b: Any) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(b[0].shape[:1], b[0].dtype)
+        return jax.pure_callback(strict, shape, b[0], vmap_method="sequential") + p[0]
+
+    plan, keys, start = make_plan(num_steps=1), Keys.from_entropy(), jnp.zeros(D)
+    run: dict[str, Any] = {"value_fn": loss, "optimizer": SGD}
+    with pytest.raises(ValueError, match=r"rows are missing.*check_isolation=False"):
+        jaxdp.fit(plan, keys, start, DATA, **run)
+    jaxdp.fit(plan, keys, start, DATA, check_isolation=False, **run)
+
+
+def test_nothing_is_claimed_where_all_made_up_losses_are_nan() -> None:
+    run: dict[str, Any] = {
+        "value_fn": lambda p, b: jnp.log(-1 - jnp.abs(b[0])) @ p,
+        "optimizer": SGD,
+    }
+    given = (make_plan(num_steps=2), Keys.insecure(0), jnp.zeros(D), DATA)
+    with pytest.warns(UserWarning, match="NaN on all made-up records") as at:
+        jaxdp.fit(*given, **run)
+    assert [w.filename for w in at] == [__file__]
+    jaxdp.fit(*given, check_isolation=False, **run)
+
+
+def test_plans_that_read_each_record_alone_need_no_check() -> None:
+    """They differentiate one record at a time: no other is there."""
+    plan = plans.DPGD(
+        num_examples=N,
+        num_steps=2,
+        sampling=sampling.FullBatch(),
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        noise_multiplier=2.0,
+    )
+    assert make_plan().evaluates_batches
+    assert not plan.evaluates_batches
+    start = jnp.zeros(D)
+    jaxdp.fit(plan, Keys.insecure(0), start, DATA, value_fn=centred, optimizer=SGD)
+
+
+def test_without_an_optimizer_nothing_climbs(tmp_path: Path) -> None:
+    params, value_fn = network("linear")
+    keys = Keys.from_entropy()
+    with pytest.raises(ValueError, match="optimizer must be given for dpzero"):
+        jaxdp.fit(
+            make_plan(), keys, params, DATA, value_fn=value_fn, ledger=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()
+    keys_lib.check_unspent(keys, "dpzero")

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -14,6 +15,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, models, plans, sampling
+from jaxdp._types import Phase
 from jaxdp.training import loop
 
 PROBLEM = models.l1_linear(8)
@@ -81,6 +83,45 @@ def test_fit_is_the_loop_by_hand() -> None:
     assert result.report["epsilon"] == pytest.approx(float(plan.epsilon()))
     by_hand_report = jaxdp.report(plan, state)
     assert by_hand_report["steps_done"] == result.report["steps_done"] == 35
+
+
+class Counted(NamedTuple):
+    """The state of a maker that releases the number of its step, and then zeros."""
+
+    count: jax.Array
+    release: jax.Array
+
+
+@pytest.mark.parametrize("lengths", [(1,), (1, 1), (1, 2), (3, 1), (1, 1, 1)], ids=str)
+def test_a_run_may_end_within_a_period(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that are no longer due none runs: their zeros would overwrite releases."""
+    monkeypatch.setattr(sampling, "batch", lambda *args, phase: phase)
+    identity, steps = optax.identity(), 7
+    phases = tuple(Phase(f"{i}", n, 1) for i, n in enumerate(lengths))
+    plan: Any = SimpleNamespace(phases=phases, may_stop=False, num_steps=steps)
+
+    def update(
+        updates: Any, state: Counted, params: Any, *, phase: str, batch: str, **_: Any
+    ) -> tuple[Any, Counted]:
+        assert phase == batch
+        number = 100 * int(phase) + state.count + 1
+        shown = jnp.where(state.count < steps, number, 0)
+        release = shown.astype(jnp.float32)[None]
+        return jax.tree.map(jnp.zeros_like, params), Counted(state.count + 1, release)
+
+    def init(params: Any) -> Counted:
+        return Counted(jnp.int32(0), jnp.zeros(1))
+
+    maker: Any = optax.GradientTransformationExtraArgs(init, update)
+    program: Any = loop.make_program(plan, maker, identity, PROBLEM.value_fn)
+    carry = loop.start(plan, maker, identity, jnp.zeros(2))
+    done = jax.jit(program)(carry, None, None, 0, steps)
+    of_period = [i for i, n in enumerate(lengths) for _ in range(n)]
+    expected = [100 * of_period[t % len(of_period)] + t + 1 for t in range(steps)]
+    np.testing.assert_array_equal(done.releases[:, 0], expected)
+    assert done.opt_state[0].count == steps
 
 
 def test_a_run_is_one_program_that_loops_over_phases() -> None:

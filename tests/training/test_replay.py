@@ -62,7 +62,7 @@ def test_replay_is_bit_exact(
     "changes",
     [
         {"sampling": sampling.TruncatedPoisson(sampling_prob=0.4)},
-        {"noise": "gaussian"},
+        {"noise": "laplace"},
         {"output": "random"},
         {"clip_tuning": TUNING, "num_directions": 2},
         {"smoothing_radius": 0.0},
@@ -174,7 +174,7 @@ def test_header_says_what_a_reader_needs(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_steps_fit_in_400_kB(tmp_path: Path) -> None:
-    plan = make_plan(num_steps=10_000, num_directions=4, noise="gaussian")
+    plan = make_plan(num_steps=10_000, num_directions=4)
     run(tmp_path / "run", plan)
     assert (tmp_path / "run" / ledger.LEDGER).stat().st_size < 400_000
 

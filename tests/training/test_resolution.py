@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxdp
@@ -149,11 +150,12 @@ def test_fit_and_resume_warn(tmp_path: Path) -> None:
     """In the line of the caller."""
     plan = make_plan(smoothing_radius=1e-8, num_steps=2)
     keys, run = jaxdp.Keys.insecure(0), tmp_path / "run"
+    given: dict[str, Any] = {"value_fn": value_fn, "optimizer": optax.sgd(0.1)}
     with pytest.warns(UserWarning, match=r"smoothing_radius=1e-08 .* float32") as at:
-        jaxdp.fit(plan, keys, PARAMS, DATA, value_fn=value_fn, ledger=run)
+        jaxdp.fit(plan, keys, PARAMS, DATA, ledger=run, **given)
     assert [w.filename for w in at] == [__file__]
     with pytest.warns(UserWarning, match="smoothing_radius") as at:
-        jaxdp.resume(run, PARAMS, DATA, value_fn=value_fn)
+        jaxdp.resume(run, PARAMS, DATA, **given)
     assert [w.filename for w in at] == [__file__]
 
 

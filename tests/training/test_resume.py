@@ -2,8 +2,11 @@
 
 import base64
 import dataclasses
+import io
 import json
+import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +17,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -21,12 +25,20 @@ import pytest
 import jaxdp
 from jaxdp import Keys, keys, ledger, plans, sampling, training
 from jaxdp.training import recording
+from jaxdp.transforms import dpzero
 from tests.training import victim
+from tests.training.kills import Killed, killed
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
+TIMING = {"compile_seconds", "train_seconds", "steps_per_second"}
 ROOT = Path(__file__).resolve().parents[2]
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
-ARGUMENTS: dict[str, Any] = {"value_fn": value_fn, "optimizer": OPTIMIZER}
+# Losses are called by runs alone here, and some change with every call.
+ARGUMENTS: dict[str, Any] = {
+    "value_fn": value_fn,
+    "optimizer": OPTIMIZER,
+    "check_isolation": False,
+}
 POISSON = sampling.TruncatedPoisson(sampling_prob=0.4)
 #: Lines of a ledger of 23 steps in chunks of 5: a header and two lines a chunk.
 LINES = 1 + 2 * 5
@@ -42,14 +54,28 @@ def resume(folder: Path, params: Any = PARAMS, data: Any = DATA, **kwargs: Any) 
     return jaxdp.resume(folder, params, data, **(ARGUMENTS | kwargs))
 
 
-def cut(folder: Path, lines: int, *, checkpoint: bool = False) -> None:
-    """What is left of a finished run that was killed after so many lines."""
-    path = folder / ledger.LEDGER
-    kept = path.read_bytes().splitlines(keepends=True)[:lines]
-    path.write_bytes(b"".join(kept))
-    (folder / ledger.REPORT).unlink()
-    if not checkpoint:
-        (folder / ledger.SECRET / "checkpoint.npz").unlink()
+def killed_fit(
+    folder: Path,
+    lines: int,
+    plan: Any = None,
+    *,
+    checkpoint: bool = False,
+    ahead: bool = False,
+    **kwargs: Any,
+) -> None:
+    """What is left of the run that was killed after so many lines."""
+    with killed(lines, checkpoint=checkpoint, ahead=ahead):
+        fit(folder, plan, **kwargs)
+
+
+def killed_resume(folder: Path, lines: int, **kwargs: Any) -> None:
+    with killed(lines):
+        resume(folder, **kwargs)
+
+
+def lines_of(folder: Path) -> list[bytes]:
+    """Of a ledger but for its header, whose name of the run is drawn."""
+    return (folder / ledger.LEDGER).read_bytes().splitlines()[1:]
 
 
 # --- the same bits -----------------------------------------------------------------
@@ -57,33 +83,30 @@ def cut(folder: Path, lines: int, *, checkpoint: bool = False) -> None:
 
 @pytest.mark.parametrize("lines", range(1, LINES + 1))
 def test_killed_after_any_line(lines: int, tmp_path: Path) -> None:
-    whole = fit(tmp_path / "run")
-    before = (tmp_path / "run" / ledger.LEDGER).read_bytes()
-    cut(tmp_path / "run", lines)
+    whole = fit(tmp_path / "whole")
+    killed_fit(tmp_path / "run", lines)
     again = resume(tmp_path / "run")
     chex.assert_trees_all_equal(again.params, whole.params)
     chex.assert_trees_all_equal(again.info, whole.info)
-    assert (tmp_path / "run" / ledger.LEDGER).read_bytes() == before
-    timing = {"compile_seconds", "train_seconds", "steps_per_second"}
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
     assert whole.report["steps_charged"] == 23
-    for name in whole.report.keys() - timing:
+    for name in whole.report.keys() - TIMING:
         assert again.report[name] == whole.report[name], name
     report = json.loads((tmp_path / "run" / ledger.REPORT).read_text())
-    assert report == again.report
+    assert report == {k: v for k, v in again.report.items() if k not in TIMING}
 
 
-def test_killed_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    whole = fit(tmp_path / "run")
+@pytest.mark.parametrize("lines", [2, 5, 6])
+def test_killed_between_the_two_writes_of_a_line(lines: int, tmp_path: Path) -> None:
+    """The line is in ``secret/`` only: it counts, be it an intent or releases."""
+    whole = fit(tmp_path / "whole")
+    killed_fit(tmp_path / "run", lines, ahead=True)
     path = tmp_path / "run" / ledger.LEDGER
-    before = path.read_bytes()
-    cut(tmp_path / "run", 5)
-    path.write_bytes(path.read_bytes()[:-7])
+    assert len(lines_of(tmp_path / "run")) == lines - 2
+    torn = lines_of(tmp_path / "whole")[lines - 2][:-7]
+    path.write_bytes(path.read_bytes() + torn)
     chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
-    assert path.read_bytes() == before
-
-
-class Killed(Exception):
-    """Stands for the end of the process."""
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
 
 
 def killed_at(folder: Path, step: int, **kwargs: Any) -> None:
@@ -97,25 +120,40 @@ def killed_at(folder: Path, step: int, **kwargs: Any) -> None:
         fit(folder, callback=callback, **kwargs)
 
 
+def dpgd() -> Any:
+    plan = make_plan(sampling=POISSON)
+    names = {field.name for field in dataclasses.fields(plans.DPGD)}
+    return plans.DPGD(**{name: getattr(plan, name) for name in names})
+
+
 @pytest.mark.parametrize("family", ["dpzero", "dpgd", "random"])
 def test_checkpoint_and_recomputation(family: str, tmp_path: Path) -> None:
     """DP-GD's releases are not in the ledger: it goes on from its checkpoint alone."""
-    plan: Any = make_plan(sampling=POISSON)
-    if family == "dpgd":
-        names = {field.name for field in dataclasses.fields(plans.DPGD)}
-        plan = plans.DPGD(**{name: getattr(plan, name) for name in names})
+    plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
     if family == "random":
         plan = dataclasses.replace(plan, output="random")
     whole = fit(tmp_path / "whole", plan)
-    killed_at(tmp_path / "run", 10, plan=plan)
-    stale = tmp_path / "stale"
-    shutil.copytree(tmp_path / "run", stale)
-    chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
-    # Two more chunks on record, the checkpoint older than they.
-    shutil.copy(tmp_path / "run" / ledger.LEDGER, stale / ledger.LEDGER)
-    lines = (stale / ledger.LEDGER).read_bytes().splitlines(keepends=True)
-    (stale / ledger.LEDGER).write_bytes(b"".join(lines[:10]))
-    chex.assert_trees_all_equal(resume(stale).params, whole.params)
+    for lines in (4, 5, 8):
+        for checkpoint in (True, False):
+            folder = tmp_path / f"{lines}{checkpoint}"
+            killed_fit(folder, lines, plan, checkpoint=checkpoint)
+            chex.assert_trees_all_equal(resume(folder).params, whole.params)
+    # Checkpoints older than two chunks on record, and none at all.
+    for keep in (True, False):
+        folder = tmp_path / f"stale{keep}"
+        killed_at(folder, 5, plan=plan)
+        old = {p.name: p.read_bytes() for p in checkpoints(folder)}
+        killed_resume(folder, 8)
+        for path in checkpoints(folder):
+            path.unlink()
+        if keep:
+            for name, content in old.items():
+                (folder / ledger.SECRET / name).write_bytes(content)
+        chex.assert_trees_all_equal(resume(folder).params, whole.params)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return list((folder / ledger.SECRET).glob("checkpoint*"))
 
 
 @pytest.mark.parametrize("family", ["dpzero", "dpgd"])
@@ -124,10 +162,7 @@ def test_large_parameters_come_from_the_releases(
 ) -> None:
     """No checkpoints of them, unless there is no other way."""
     monkeypatch.setattr(recording, "_LARGE", 0)
-    plan: Any = make_plan(sampling=POISSON)
-    if family == "dpgd":
-        names = {field.name for field in dataclasses.fields(plans.DPGD)}
-        plan = plans.DPGD(**{name: getattr(plan, name) for name in names})
+    plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
     whole = fit(tmp_path / "whole", plan)
     killed_at(tmp_path / "run", 10, plan=plan)
     there = (tmp_path / "run" / ledger.SECRET / "checkpoint.npz").exists()
@@ -153,21 +188,34 @@ def test_a_replay_that_gives_other_bits_is_refused(
 def test_callback_sees_the_whole_run(tmp_path: Path) -> None:
     first: list[Any] = []
     second: list[Any] = []
-    fit(tmp_path / "run", callback=lambda *x: first.append(x))
-    cut(tmp_path / "run", 6)
+    fit(tmp_path / "whole", callback=lambda *x: first.append(x))
+    killed_fit(tmp_path / "run", 6)
     resume(tmp_path / "run", callback=lambda *x: second.append(x))
     chex.assert_trees_all_equal(first, second)
+
+
+def stop_with_an_open_intent(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Halts a run where its last intent has no releases, however fast the machine is."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        if ledger.read(folder).outstanding is not None:
+            return
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.0005)
+        assert process.poll() is None, "ended without a kill"
 
 
 def test_twenty_kills_of_a_real_process(tmp_path: Path) -> None:
     """SIGKILL at random moments: while it starts, computes, writes or synchronises.
 
-    Over 30 s: twenty processes import JAX.
+    Minutes: twenty-one processes import JAX, and most compute a chunk again.
     """
     folder = tmp_path / "run"
     path = folder / ledger.LEDGER
     chance = random.Random(0)
     command = [sys.executable, "-m", "tests.training.victim", str(folder)]
+    open_intents = 0
     for kill in range(20):
         size = path.stat().st_size if path.exists() else 0
         process = subprocess.Popen(command, cwd=ROOT)
@@ -178,8 +226,14 @@ def test_twenty_kills_of_a_real_process(tmp_path: Path) -> None:
                 assert process.poll() is None, "ended without a kill"
                 time.sleep(0.001)
             time.sleep(chance.uniform(0, 0.06))
+        if (
+            kill % 5 == 2
+        ):  # While a chunk is computed, or its releases are on their way.
+            stop_with_an_open_intent(process, folder)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
+        open_intents += path.exists() and ledger.read(folder).outstanding is not None
+    assert open_intents >= 4
     cut_short = ledger.read(folder)
     assert 0 < len(cut_short.releases) < victim.PLAN.num_steps
     subprocess.run(command, cwd=ROOT, check=True)
@@ -230,9 +284,10 @@ def changed_data() -> Any:
 def test_changes_refuse(
     change: dict[str, Any], message: str, lines: int, tmp_path: Path
 ) -> None:
-    fit(tmp_path / "run")
     if lines < LINES:
-        cut(tmp_path / "run", lines)
+        killed_fit(tmp_path / "run", lines)
+    else:
+        fit(tmp_path / "run")
     before = (tmp_path / "run" / ledger.LEDGER).read_bytes()
     with pytest.raises(ValueError, match=message):
         resume(tmp_path / "run", **change)
@@ -241,11 +296,11 @@ def test_changes_refuse(
 
 
 def test_other_version_or_device_refuses(tmp_path: Path) -> None:
-    fit(tmp_path / "run")
-    cut(tmp_path / "run", 4)
+    killed_fit(tmp_path / "run", 4)
     path = tmp_path / "run" / ledger.SECRET / ledger.RUN
     hidden = json.loads(path.read_text())
-    for name, value in (("jax", "0.1"), ("jaxlib", "0.1"), ("device", "abacus")):
+    names = ("jax", "jaxlib", "device", "processor", "XLA_FLAGS", "jax_enable_x64")
+    for name, value in ((name, "0.1") for name in names):
         same = hidden["attempts"][0]["same"] | {name: value}
         path.write_text(json.dumps(hidden | {"attempts": [{"salt": "", "same": same}]}))
         with pytest.raises(ValueError, match=f"{name} is .* and was '{value}'"):
@@ -260,7 +315,7 @@ def other_losses(params: Any, batch: Any) -> Any:
     "change",
     [
         {"optimizer": optax.sgd(0.2, momentum=0.9)},
-        {"optimizer": None},
+        {"optimizer": optax.identity()},
         {"optimizer": optax.adam(0.1)},
         {"value_fn": other_losses},
     ],
@@ -269,8 +324,7 @@ def other_losses(params: Any, batch: Any) -> Any:
 def test_other_losses_or_optimizer_refuse(
     change: dict[str, Any], tmp_path: Path
 ) -> None:
-    fit(tmp_path / "run")
-    cut(tmp_path / "run", 6)
+    killed_fit(tmp_path / "run", 6)
     with pytest.raises(ValueError, match="losses, optimizer are not those of the run"):
         resume(tmp_path / "run", **change)
     resume(tmp_path / "run")
@@ -279,10 +333,10 @@ def test_other_losses_or_optimizer_refuse(
 def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
     """NumPy's float64 becomes JAX's float32, then and now."""
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), DATA)
-    keys_of_run = Keys.insecure(1)
+    whole = jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, **ARGUMENTS)
     args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
-    whole = jaxdp.fit(make_plan(), keys_of_run, PARAMS, wide, **args)
-    cut(tmp_path / "run", 4)
+    with killed(4):
+        jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, **args)
     chex.assert_trees_all_equal(
         resume(tmp_path / "run", data=wide).params, whole.params
     )
@@ -291,26 +345,40 @@ def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["dpzero", "dpgd"])
 def test_checkpoints_that_are_not_the_ledger_s(family: str, tmp_path: Path) -> None:
     """Of a later step (a folder copied while it changed) or of another run."""
-    plan: Any = make_plan(sampling=POISSON)
-    if family == "dpgd":
-        names = {field.name for field in dataclasses.fields(plans.DPGD)}
-        plan = plans.DPGD(**{name: getattr(plan, name) for name in names})
-    whole = fit(tmp_path / "run", plan)
-    fit(tmp_path / "other", plan, seed=2)
-    cut(tmp_path / "run", 5, checkpoint=True)  # Knows of step 23, the ledger of 5.
-    chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
-    cut(tmp_path / "run", 5)
-    foreign = (tmp_path / "other" / ledger.SECRET / "checkpoint.npz").read_bytes()
-    (tmp_path / "run" / ledger.SECRET / "checkpoint.npz").write_bytes(foreign)
-    chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
+    plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
+    whole = fit(tmp_path / "whole", plan)
+    later, run = tmp_path / "later", tmp_path / "run"
+    killed_fit(later, 9, plan, checkpoint=True)
+    killed_fit(tmp_path / "other", 5, plan, seed=2, checkpoint=True)
+    for of in (later, tmp_path / "other"):
+        shutil.rmtree(run, ignore_errors=True)
+        killed_fit(run, 5, plan)
+        for path in checkpoints(of):
+            content = path.read_bytes()
+            if of is later:  # The same run by name, of a step that it has not come to.
+                content = renamed(content, run)
+            (run / ledger.SECRET / path.name).write_bytes(content)
+        chex.assert_trees_all_equal(resume(run).params, whole.params)
 
 
+def renamed(content: bytes, folder: Path) -> bytes:
+    """A checkpoint with the name of another folder's run."""
+    with np.load(io.BytesIO(content)) as file:
+        arrays = dict(file) | {"run": np.asarray(ledger.read(folder).header["run"])}
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("noise", ["discrete", "laplace"])
 def test_resume_leaves_no_noise_in_compiled_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache of programs, or a dump, would show what a program holds as a constant."""
-    fit(tmp_path / "run")
-    cut(tmp_path / "run", 6)
+    plan = make_plan(noise=noise, sampling=sampling.FullBatch())
+    if noise == "discrete":
+        plan = make_plan(sampling=POISSON)  # With samples, whose root is secret too.
+    killed_fit(tmp_path / "run", 6, plan)
     texts: list[str] = []
     lower = jax.stages.Lowered.compile
 
@@ -323,11 +391,18 @@ def test_resume_leaves_no_noise_in_compiled_programs(
     monkeypatch.setattr(training.fitting.jax, "jit", spied_jit(jax.jit, jits))
     training.loop._programs.clear()
     resume(tmp_path / "run")
-    plan = make_plan(sampling=POISSON)
-    table = np.asarray(plan.transform(Keys.insecure(1)).init(PARAMS).noise)
-    numbers = [str(int(x)) for x in table[:3, 0]]
+    own = Keys.insecure(1)
+    state = plan.transform(own).init(PARAMS)
+    steps = jnp.arange(3)
+    drawn = jax.vmap(lambda t: dpzero.step_noise(plan, state.noise, t))(steps)
+    secret = [np.asarray(drawn).ravel(), np.asarray(own.noise_words)]
+    # (A state's key is the root's words and public ones: what it is for.)
+    secret += [np.asarray(jax.random.key_data(k)) for k in (own.noise, own.sampling)]
     assert texts
-    assert not any(number in text for number in numbers for text in texts)
+    # Constants are printed as numbers, or as bytes if there are many.
+    shown = "|".join(rf"(?<![\d-]){int(x)}\b" for words in secret for x in words)
+    shown += "|" + "|".join(words.tobytes().hex() for words in secret)
+    assert not set(re.findall(shown, "\n".join(texts), re.IGNORECASE))
     assert len(jits) <= 2  # The run's program and its replay, both in the texts.
 
 
@@ -354,13 +429,292 @@ def test_failed_compilation_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+# --- the record is of what is computed ---------------------------------------------
+
+
+class Host:
+    """A loss that NumPy computes: nothing of it but its shape is in a program.
+
+    Attributes:
+      scale: of the losses.
+      seen: what ``look`` gave in every call.
+    """
+
+    def __init__(self, look: Any = None):
+        self.scale, self.seen, self._look = 1.0, [], look
+
+    def value_fn(self, params: Any, batch: Any) -> jax.Array:
+        x, _ = batch
+        out = jax.ShapeDtypeStruct(x.shape[:1], np.float32)
+        return jax.pure_callback(
+            self._losses, out, params["out"], x, vmap_method="sequential"
+        )
+
+    def _losses(self, weights: Any, x: Any) -> Any:
+        if self._look is not None:
+            self.seen.append(self._look())
+        slopes = np.asarray(x)[:, :5] @ np.asarray(weights)
+        return np.float32(self.scale) * slopes.astype(np.float32)
+
+
+def test_an_intent_is_on_disk_before_its_chunk_is_computed(tmp_path: Path) -> None:
+    """Seen from within the losses: from then on the steps count, whatever becomes of it.
+
+    Over 10 s: the ledger is read for every record of every step, and three programs
+    compile.
+    """
+    host = Host(lambda: ledger.read(tmp_path / "run"))
+    # What is asked about made-up records comes before there is a ledger.
+    unchecked = {"check_isolation": False}
+    fit(tmp_path / "run", value_fn=host.value_fn, **unchecked)
+    chunks = [(0, 5), (5, 10), (10, 15), (15, 20), (20, 23)]
+    seen = {(record.outstanding, len(record.releases)) for record in host.seen}
+    assert seen == {((a, b, 0), a) for a, b in chunks}
+    # And by the process that takes it up: for lost steps, and for those that follow.
+    killed_fit(tmp_path / "again", 3)
+    folder = tmp_path / "again"
+    looks: list[Any] = []
+
+    def look(params: Any, batch: Any) -> Any:
+        jax.debug.callback(lambda: looks.append(ledger.read(folder).outstanding))
+        return value_fn(params, batch)
+
+    resume(folder, value_fn=look, new_attempt=True, **unchecked)
+    jax.effects_barrier()
+    assert set(looks) == {(a, b, 1) for a, b in chunks[1:]}
+    assert ledger.read(folder).charged == 23
+
+
+def test_a_chunk_that_was_computed_and_lost_is_charged(tmp_path: Path) -> None:
+    """The losses end the process in the second chunk, when their answers are in use."""
+    calls = iter(range(10_000))
+
+    def look() -> None:
+        if len(ledger.read(tmp_path / "run").releases) and next(calls) == 3:
+            raise Killed
+
+    host = Host(look)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Killed"):
+        fit(tmp_path / "run", value_fn=host.value_fn)
+    record = ledger.read(tmp_path / "run")
+    assert (record.charged, len(record.releases)) == (10, 5)
+    again = resume(tmp_path / "run", value_fn=value_fn, new_attempt=True)
+    assert again.report["steps_charged"] == 23
+    assert again.report["steps_done"] == 18
+
+
+def test_lost_steps_that_call_python_are_not_computed_again(tmp_path: Path) -> None:
+    """Even by the same function: nobody can see that it is, before it has answered."""
+    host = Host()
+    killed_fit(tmp_path / "run", 4, value_fn=host.value_fn)
+    asked = Host(lambda: "asked")
+    for again in (host, asked):
+        with pytest.raises(
+            ValueError, match=r"steps 5 to 9 were lost.*new_attempt=True"
+        ):
+            resume(tmp_path / "run", value_fn=again.value_fn)
+    assert asked.seen == []
+    result = resume(tmp_path / "run", value_fn=asked.value_fn, new_attempt=True)
+    assert result.report["steps_done"] == 18
+
+
+@pytest.mark.parametrize("kind", ["pure", "io", "ordered", "debug", "print", "none"])
+def test_which_programs_call_python(kind: str, tmp_path: Path) -> None:
+    def losses(params: Any, batch: Any) -> Any:
+        out = value_fn(params, batch)
+        like = jax.ShapeDtypeStruct((), np.float32)
+        mean = out.mean()
+        if kind == "pure":
+            mean = jax.pure_callback(np.asarray, like, mean, vmap_method="sequential")
+        if kind in ("io", "ordered"):
+            mean = jax.experimental.io_callback(
+                np.asarray, like, mean, ordered=kind == "ordered"
+            )
+        if kind == "debug":
+            jax.debug.callback(lambda x: None, mean)
+        if kind == "print":
+            jax.debug.print("callback {}", mean)
+        return out + 0 * mean + jax.numpy.linalg.qr(batch[0][:3, :3])[1].sum() * 0
+
+    run = jax.jit(losses).lower(PARAMS, DATA).as_text()
+    found = recording.Program(None, 1, run).calls_python
+    assert found == (kind != "none")
+
+
+@pytest.mark.parametrize("family", ["dpzero", "dpgd"])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_chunk_that_comes_out_otherwise_is_refused(
+    checkpoint: bool, family: str, tmp_path: Path
+) -> None:
+    """What no digest sees: another processor, or another function behind a callback."""
+    plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
+    folder, scale = tmp_path / "run", [np.float32(1)]
+
+    def losses(params: Any, batch: Any) -> jax.Array:
+        out = jax.ShapeDtypeStruct((), np.float32)
+        return value_fn(params, batch) * jax.pure_callback(lambda: scale[0], out)
+
+    killed_fit(folder, 5, plan, value_fn=losses, checkpoint=checkpoint)
+    before = lines_of(folder)
+    scale[0] = np.float32(1.01)
+    with pytest.raises(ValueError, match="steps 5 to 9 give other numbers") as refused:
+        resume(folder, value_fn=losses)
+    assert not any(str(x) in str(refused.value) for x in np.ravel(releases_of(folder)))
+    assert lines_of(folder) == before
+    scale[0] = np.float32(1)
+    whole = fit(tmp_path / "whole", plan, value_fn=losses)
+    shutil.copytree(folder, tmp_path / "copy")
+    chex.assert_trees_all_equal(resume(folder, value_fn=losses).info, whole.info)
+    # A new attempt asks for nothing that it would compare; DP-GD's needs the checkpoint.
+    if family == "dpzero" or checkpoint:
+        scale[0] = np.float32(0.5)
+        again = resume(tmp_path / "copy", value_fn=losses, new_attempt=True)
+        assert again.report["steps_done"] == 23
+
+
+def releases_of(folder: Path) -> np.ndarray:
+    return ledger.read(folder).releases
+
+
+def test_losses_that_are_not_deterministic_are_refused(tmp_path: Path) -> None:
+    """Of a run that was killed between two chunks: nothing of it is lost."""
+    host = Host()
+    host._look = lambda: setattr(host, "scale", host.scale * 1.01)
+    killed_fit(tmp_path / "run", 5, value_fn=host.value_fn, checkpoint=True)
+    with pytest.raises(ValueError, match="steps 5 to 9 give other numbers"):
+        resume(tmp_path / "run", value_fn=host.value_fn)
+
+
+def test_one_chunk_is_computed_again_and_no_more(tmp_path: Path) -> None:
+    """The last on record, after which the lost one and the rest are computed once.
+
+    Over 10 s on a busy machine: two plans compile.
+    """
+    for plan in (make_plan(), dpgd()):
+        folder = tmp_path / plan.family
+        steps: list[int] = []
+
+        def losses(params: Any, batch: Any, steps: Any = steps) -> Any:
+            jax.debug.callback(lambda: steps.append(1))
+            return value_fn(params, batch)
+
+        # Not counted: what is asked about made-up records.
+        own: Any = {"value_fn": losses, "check_isolation": False}
+        killed_fit(folder / "run", 7, plan, checkpoint=True, **own)
+        jax.effects_barrier()
+        calls = len(steps) // 15  # For each step.
+        assert len(steps) == 15 * calls > 0
+        steps.clear()
+        resume(folder / "run", **own)
+        jax.effects_barrier()
+        assert len(steps) == (5 + 8) * calls
+
+
+def test_a_ledger_that_was_changed_is_refused(tmp_path: Path) -> None:
+    """Cut back, edited, of another run, an attempt turned back: of a run that is over."""
+    fit(tmp_path / "run")
+    killed_fit(tmp_path / "two", 4)
+    killed_resume(tmp_path / "two", 7, new_attempt=True)
+    for folder in (tmp_path / "run", tmp_path / "two"):
+        path = folder / ledger.LEDGER
+        whole = path.read_bytes()
+        lines = whole.splitlines(keepends=True)
+        back = [line.replace(b'"attempt":1', b'"attempt":0') for line in lines]
+        if folder.name == "run":
+            back[2] = lines[4].replace(b"[5,10]", b"[0,5]")
+        for content, why in (
+            (lines[:4], "was cut back: 4 lines are left"),
+            (back, "was edited or exchanged"),
+        ):
+            path.write_bytes(b"".join(content))
+            for new in (False, True):
+                with pytest.raises(ValueError, match=why):
+                    resume(folder, new_attempt=new)
+        path.write_bytes(whole)
+        # A plan with less noise, in both of its places: with a new attempt too.
+        plan = folder / ledger.PLAN
+        known = plan.read_bytes()
+        noise = b'"noise_multiplier": 2.0', b'"noise_multiplier": 0.1'
+        assert known.count(noise[0]) == lines[0].count(noise[0]) == 1
+        plan.write_bytes(known.replace(*noise))
+        path.write_bytes(whole.replace(*noise))
+        for new in (False, True):
+            with pytest.raises(ValueError, match="is another than that of the run"):
+                resume(folder, new_attempt=new)
+        plan.write_bytes(known)
+        with pytest.raises(ValueError, match="was edited or exchanged"):
+            resume(folder, new_attempt=True)
+        path.write_bytes(whole)
+        resume(folder)
+
+
+# --- what stays when a run is over ---------------------------------------------------
+
+
+def everything(folder: Path) -> bytes:
+    return b"".join(p.read_bytes() for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("family", ["dpzero", "dpgd", "resumed"])
+def test_noise_roots_go_when_a_run_ends(family: str, tmp_path: Path) -> None:
+    plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
+    own, folder = Keys.from_entropy(), tmp_path / "run"
+    args = ARGUMENTS | {"ledger": folder, "chunk": 5}
+    with killed(6):
+        jaxdp.fit(plan, own, PARAMS, DATA, **args)
+    words = list(roots(own).values())
+    for word in words:  # The search finds what is there.
+        assert word.hex().encode() in everything(folder)
+    whole = resume(folder)
+    for word in words:
+        assert word.hex().encode() not in everything(folder)
+        assert word not in everything(folder)
+    assert len(checkpoints(folder)) == 1
+    before = everything(folder)
+    again = resume(folder)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+    for name in whole.report.keys() - TIMING:
+        assert again.report[name] == whole.report[name], name
+    assert again.report["private"] is True
+    new = resume(folder, data=changed_data(), new_attempt=True)
+    chex.assert_trees_all_equal(new.params, whole.params)
+    assert len(everything(folder)) > 0 and before.count(b"intent") == everything(
+        folder
+    ).count(b"intent")
+
+
+def test_noise_roots_are_kept_for_an_audit(tmp_path: Path) -> None:
+    own = Keys.from_entropy()
+    args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
+    whole = jaxdp.fit(
+        make_plan(), own, PARAMS, DATA, keep_noise_roots=True, **args
+    ).params
+    secret = json.loads((tmp_path / "run" / "secret" / "run.json").read_text())
+    assert secret["keys"] == keys.to_hex(own)
+    resume(tmp_path / "run", keep_noise_roots=True)
+    assert secret == json.loads((tmp_path / "run" / "secret" / "run.json").read_text())
+    chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole)
+    assert roots(own)["noise_words"].hex().encode() not in everything(tmp_path / "run")
+
+
+def test_timings_are_not_public(tmp_path: Path) -> None:
+    report = fit(tmp_path / "run").report
+    shown = json.loads((tmp_path / "run" / ledger.REPORT).read_text())
+    hidden = json.loads((tmp_path / "run" / "secret" / "timing.json").read_text())
+    assert hidden == {name: report[name] for name in TIMING}
+    assert shown == {k: v for k, v in report.items() if k not in TIMING}
+
+
 # --- a new attempt -----------------------------------------------------------------
 
 
 def test_new_attempt_draws_new_noise_and_ends_early(tmp_path: Path) -> None:
     """Steps 5 to 9 were under way: lost, charged twice, so 5 of 23 are missing."""
-    whole = fit(tmp_path / "run")
-    cut(tmp_path / "run", 4)
+    whole = fit(tmp_path / "whole")
+    killed_fit(tmp_path / "run", 4)
+    for lines in (4, 5, 6, 7):
+        shutil.copytree(tmp_path / "run", tmp_path / str(lines))
     again = resume(tmp_path / "run", data=changed_data(), new_attempt=True)
     record = ledger.read(tmp_path / "run")
     assert record.charged == 23
@@ -373,10 +727,11 @@ def test_new_attempt_draws_new_noise_and_ends_early(tmp_path: Path) -> None:
     np.testing.assert_array_equal(new[18:], 0)
     # Taken up once more after kills of the new attempt: as that was begun, not the first.
     for lines in (5, 6, 7):
-        cut(tmp_path / "run", lines)
+        folder = tmp_path / str(lines)
+        killed_resume(folder, lines, data=changed_data(), new_attempt=True)
         with pytest.raises(ValueError, match="data are not those"):
-            resume(tmp_path / "run")
-        once_more = resume(tmp_path / "run", data=changed_data())
+            resume(folder)
+        once_more = resume(folder, data=changed_data())
         chex.assert_trees_all_equal(once_more.info, again.info)
         assert once_more.report["steps_charged"] == 23
     replayed = jaxdp.replay(tmp_path / "run", PARAMS, optimizer=OPTIMIZER)
@@ -387,8 +742,8 @@ def test_attempts_from_entropy_never_share_noise(tmp_path: Path) -> None:
     """Two copies of a folder, each with a new attempt on other data."""
     plan = make_plan(sampling=POISSON)
     args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
-    jaxdp.fit(plan, Keys.from_entropy(), PARAMS, DATA, **args)
-    cut(tmp_path / "run", 4)
+    with killed(4):
+        jaxdp.fit(plan, Keys.from_entropy(), PARAMS, DATA, **args)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     one, other = (
         resume(tmp_path / name, new_attempt=True).info.releases
@@ -399,20 +754,18 @@ def test_attempts_from_entropy_never_share_noise(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_released_nothing_is_forgotten(tmp_path: Path) -> None:
-    whole = fit(tmp_path / "run")
-    cut(tmp_path / "run", 4)
-    before = (tmp_path / "run" / ledger.LEDGER).read_bytes()
-    resume(tmp_path / "run", data=changed_data(), new_attempt=True)
-    (tmp_path / "run" / ledger.LEDGER).write_bytes(before)  # Killed before its intent.
-    (tmp_path / "run" / ledger.SECRET / "checkpoint.npz").unlink()
+    whole = fit(tmp_path / "whole")
+    killed_fit(tmp_path / "run", 4)
+    before = lines_of(tmp_path / "run")
+    killed_resume(tmp_path / "run", 4, data=changed_data(), new_attempt=True)
+    assert lines_of(tmp_path / "run") == before  # Killed before its intent.
     with pytest.raises(ValueError, match="data are not those"):
         resume(tmp_path / "run", data=changed_data())
     chex.assert_trees_all_equal(resume(tmp_path / "run").info, whole.info)
 
 
 def test_new_attempt_beyond_the_budget_refuses(tmp_path: Path) -> None:
-    fit(tmp_path / "run")
-    cut(tmp_path / "run", LINES - 1)  # The last chunk was under way.
+    killed_fit(tmp_path / "run", LINES - 1)  # The last chunk was under way.
     with pytest.raises(ValueError, match="new_attempt must stay within"):
         resume(tmp_path / "run", new_attempt=True)
     assert resume(tmp_path / "run").report["steps_done"] == 23
@@ -426,18 +779,18 @@ def test_new_attempt_of_passes_refuses(
     sampler: Any, lines: int, tmp_path: Path
 ) -> None:
     """It would read records once more than a pass is charged for."""
-    fit(tmp_path / "run", make_plan(sampling=sampler))
-    cut(tmp_path / "run", lines)
+    killed_fit(tmp_path / "run", lines, make_plan(sampling=sampler))
     with pytest.raises(ValueError, match="records that were read cannot be read again"):
         resume(tmp_path / "run", new_attempt=True)
     assert resume(tmp_path / "run").report["steps_done"] == 23
 
 
-def test_new_attempt_of_exact_and_float_noise(tmp_path: Path) -> None:
-    for noise in ("discrete", "gaussian"):
+def test_new_attempt_of_gaussian_and_laplace_noise(tmp_path: Path) -> None:
+    """Of noise drawn in the loop, and of a table that is drawn on the host."""
+    for noise in ("discrete", "laplace"):
         plan = make_plan(noise=noise)
-        old = fit(tmp_path / noise, plan).info.releases
-        cut(tmp_path / noise, 2)
+        old = fit(tmp_path / "whole" / noise, plan).info.releases
+        killed_fit(tmp_path / noise, 2, plan)
         new = resume(tmp_path / noise, new_attempt=True).info.releases
         assert np.all(old[:18] != new[:18])
 
@@ -456,13 +809,16 @@ def test_no_public_file_holds_a_secret(tmp_path: Path) -> None:
     own = Keys.from_entropy()
     plan = make_plan(sampling=POISSON)
     args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
-    jaxdp.fit(plan, own, PARAMS, DATA, **args)
+    jaxdp.fit(plan, own, PARAMS, DATA, keep_noise_roots=True, **args)
     hidden = tmp_path / "run" / ledger.SECRET
     needles = list(roots(own).values())
     state = training.start(
         plan, plan.transform(dataclasses.replace(own, private=False)), OPTIMIZER, PARAMS
     ).opt_state[0]
-    needles.append(np.asarray(state.noise).tobytes())
+    needles.append(np.asarray(jax.random.key_data(state.noise)).tobytes())
+    drawn = jax.vmap(lambda t: dpzero.step_noise(plan, state.noise, t))(jnp.arange(23))
+    assert np.all(drawn[:5] != 0)
+    needles += [np.asarray(x).tobytes() for x in (drawn, drawn[:5])]
     secret = json.loads((hidden / "run.json").read_text())
     same = secret["attempts"][0]["same"]
     needles += [bytes.fromhex(same["data"]), bytes.fromhex(same["losses, optimizer"])]

@@ -18,7 +18,6 @@ PLAN = make_plan(
     sampling=sampling.TruncatedPoisson(sampling_prob=0.4),
     direction="gaussian",
     num_directions=2,
-    noise="gaussian",  # Drawn in the loop: the process starts in less time.
 )
 ARGUMENTS = {"value_fn": value_fn, "optimizer": optax.adam(0.01)}
 
@@ -28,7 +27,7 @@ def main(folder: pathlib.Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder.parent / "cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if (folder / ledger.LEDGER).exists():
-        jaxdp.resume(folder, PARAMS, DATA, **ARGUMENTS)
+        jaxdp.resume(folder, PARAMS, DATA, keep_noise_roots=True, **ARGUMENTS)
     else:
         keys = jaxdp.Keys.from_entropy()
         jaxdp.fit(PLAN, keys, PARAMS, DATA, ledger=folder, chunk=10, **ARGUMENTS)

@@ -15,6 +15,7 @@ import jaxdp
 from jaxdp import Keys, keys, plans, sampling
 from jaxdp.kernels import sphere
 from jaxdp.transforms import dpzero as transforms
+from tests.transforms import drawn
 
 N = 12
 DATA = (
@@ -84,7 +85,7 @@ def test_noise_is_isotropic(law: str) -> None:
 
     21 entries; failure probability below 1e-6 together (4e-8 each).
     """
-    plan = make(noise_multiplier=1.5, noise="gaussian", direction=law)
+    plan = make(noise_multiplier=1.5, direction=law)
     seeds = jnp.arange(40_000)
 
     def one(seed: jax.Array) -> Any:
@@ -119,12 +120,30 @@ def test_noise_across_is_public_and_noise_along_secret() -> None:
         unit = np.append(u["b"], u["w"]) / DIM**0.5
         return flat - unit * (flat @ unit), np.asarray(state.release)
 
-    mixed = dataclasses.replace(first, noise_words=second.noise_words)
+    mixed = dataclasses.replace(first, noise=second.noise)
     (a, y), (b, z), (c, w) = across(first), across(mixed), across(second)
     np.testing.assert_allclose(a, b, atol=1e-5)
     assert y != z
     assert not np.allclose(a, c, atol=1e-3)
     assert w != y
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_what_is_released_is_one_integer_of_the_plan(relation: str) -> None:
+    """Along the direction; one record moves the vector's sum by its clip."""
+    plan = make(noise_multiplier=1.5, num_steps=30, relation=relation)
+    result = jaxdp.fit(
+        plan,
+        Keys.insecure(7),
+        PARAMS,
+        DATA,
+        value_fn=silent,
+        optimizer=optax.sgd(0.1),
+    )
+    # The slope's clip is shorter by the direction's norm, and so is its unit.
+    unit = drawn.unit_of_sum(plan) / DIM**0.5
+    got = drawn.in_units(result.info.releases, unit)
+    np.testing.assert_array_equal(got, drawn.sums(plan, Keys.insecure(7), 1))
 
 
 def test_past_the_horizon_nothing_moves() -> None:
@@ -189,7 +208,9 @@ OPTIMIZER = optax.sgd(0.05, momentum=0.9)
 def test_one_step_returns_the_initial_params() -> None:
     """T below 1 in the theorems becomes one step whose output read no record."""
     plan = make(plans.DPZero, output="random", noise_multiplier=1.0, num_steps=1)
-    result = jaxdp.fit(plan, Keys.insecure(3), PARAMS, DATA, value_fn=value_fn)
+    result = jaxdp.fit(
+        plan, Keys.insecure(3), PARAMS, DATA, value_fn=value_fn, optimizer=OPTIMIZER
+    )
     chex.assert_trees_all_equal(result.params, PARAMS)
     assert np.all(result.info.releases != 0)
 

@@ -15,8 +15,10 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp import keys as keys_lib
 from jaxdp.kernels import smoothed_gradient, sphere
 from jaxdp.transforms.private_oracle import PrivateOracleState
+from tests.transforms import drawn
 
 KEYS = Keys.insecure(11)
 D = 4
@@ -317,9 +319,34 @@ def test_noise_is_that_of_the_plan(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize("name", ["tree", "blt_2"])
+def test_estimates_without_signal_are_the_noise(name: str, relation: str) -> None:
+    """Every number of a run, from the plan's numbers and its keys."""
+    plan = make(**NOISY, prefix_noise=name, relation=relation)
+    got = released(plan, POINTS, jnp.zeros((N, D)))
+    std, root = drawn.std_of_node(plan), drawn.correlated_root(plan, KEYS)
+    assert std == plan.grid_noise_std
+    unit = drawn.unit_of_means(plan)
+    for number, first in enumerate(range(0, STEPS, PERIOD)):
+        steps = min(PERIOD, STEPS - first)
+        noise = drawn.increments(
+            plan.correlation, keys_lib.at_step(root, number), std, D, steps
+        )
+        want = np.cumsum(noise, axis=0)
+        estimates = got[first : first + steps]
+        if plan.correlation.integral:
+            np.testing.assert_array_equal(drawn.in_units(estimates, unit), want)
+        else:  # Roundings of float32, some of them of what was added before.
+            np.testing.assert_allclose(estimates / unit, want, rtol=1e-6, atol=0.5)
+
+
 def test_released_numbers_lie_on_the_grid() -> None:
-    """Increments are whole multiples of the phase's unit, noise included."""
-    plan, data = make(**NOISY), records()
+    """With integers, increments are multiples of the unit that the phases share.
+
+    A grid unit of a phase is a whole number of them, noise included.
+    """
+    plan, data = make(**NOISY, prefix_noise="tree"), records()
     tx, step = compiled(plan, linear, None)
     state: Any = tx.init(jnp.asarray(POINTS[0]))
     before = np.zeros(D)
@@ -328,8 +355,8 @@ def test_released_numbers_lie_on_the_grid() -> None:
         assert grid.bits is not None
         _, state = step(state, jnp.asarray(POINTS[t]), jnp.asarray(t), data, phase)
         after = np.asarray(state.estimate, np.float64)
-        unit = grid.l2_clip_norm * 2.0**-grid.bits / grid.normalizer
-        units = (after - before) / unit
+        assert grid.noise_unit == pytest.approx(drawn.unit_of_means(plan), rel=1e-12)
+        units = (after - before) / grid.noise_unit
         before = after
         # The sum with the estimate is rounded to float32; the increment is not.
         assert np.abs(units - np.round(units)).max() < 0.1

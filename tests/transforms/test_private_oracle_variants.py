@@ -15,6 +15,7 @@ from jaxdp import Keys, plans, sampling
 from jaxdp import keys as keys_lib
 from jaxdp.kernels import sphere
 from jaxdp.kernels.threefry import fold_in
+from tests.transforms import drawn
 
 KEYS = Keys.insecure(11)
 D, N, PERIOD, STEPS = 4, 12, 3, 7
@@ -320,6 +321,48 @@ def simulated(plan: plans.O2NC, runs: int, points: Any = POINTS) -> np.ndarray:
 
 
 RUNS = 4000
+
+
+def zero(x: jax.Array, batch: jax.Array) -> jax.Array:
+    return 0 * batch @ x
+
+
+def test_several_passes_release_the_integers_of_their_plan() -> None:
+    """Of every step: its own integers; together they cost what the plan is charged."""
+    plan = make(**SEVERAL | BOUNDED | FIRST, noise_multiplier=1.5)
+    got = increments(plan, released(plan, jnp.zeros((N, D)), zero))
+    root, cost = drawn.correlated_root(plan, KEYS), 0.0
+    for t, phase in enumerate(phases(plan)):
+        bound, size = plan.clips[phase]
+        in_clips = plan.step_std(phase) * size / bound
+        bits = min(16, math.floor(math.log2((2**31 - 1) / (N + 8 * in_clips))))
+        law = math.ceil(in_clips * 2**bits)
+        period, at = divmod(t, PERIOD)
+        key = keys_lib.at_step(root, period)
+        want = drawn.increments(plan.correlation, key, law, D, at + 1)[at]
+        unit = bound / size * 2.0**-bits
+        np.testing.assert_array_equal(drawn.in_units(got[t], unit), want)
+        # A replaced record moves every sum by two clips.
+        cost += (2 * 2**bits / law) ** 2
+    charged = 1 / (plan.noise_multiplier or math.inf) ** 2
+    assert cost <= charged
+    assert cost == pytest.approx(charged, rel=1e-4)
+
+
+def test_slopes_along_common_directions_have_the_integers_of_their_plan() -> None:
+    plan = make(**SCALAR | BOUNDED | {"noise_multiplier": 1.5, "prefix_noise": "tree"})
+    got = released(plan, jnp.zeros((N, D)), zero)
+    context = int(plan.digest[:8], 16)
+    public = keys_lib.stream(KEYS.direction, "direction", context=context)
+    std, root = drawn.std_of_node(plan), drawn.correlated_root(plan, KEYS)
+    for t, estimate in enumerate(got):
+        key = keys_lib.at_step(public, jnp.asarray(t, jnp.int32))
+        v = np.asarray(sphere.flat(key, D, law="orthonormal", num=2), np.float64)
+        slopes = 2 * np.linalg.lstsq(v.T, estimate.astype(np.float64), rcond=None)[0]
+        own = keys_lib.at_step(root, t)  # A period is one step.
+        want = drawn.increments(plan.correlation, own, std, 2, 1)[0]
+        found = slopes / drawn.unit_of_means(plan)
+        np.testing.assert_allclose(found, want, rtol=2e-6, atol=0.5)
 
 
 @pytest.mark.parametrize("sampler", [WHOLE, SAMPLED])

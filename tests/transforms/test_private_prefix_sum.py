@@ -13,6 +13,8 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp import keys as keys_lib
+from tests.transforms import drawn
 
 KEYS = Keys.insecure(4)
 N, B, D = 24, 4, 3
@@ -100,6 +102,35 @@ def test_noise_starts_anew_with_every_period_and_pass() -> None:
     assert (np.abs(got - expected) < 6 * error).all()  # Below 1e-6 in all.
 
 
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize("name", ["tree", "honaker", "blt_2", "independent"])
+def test_means_without_signal_are_the_noise(name: str, relation: str) -> None:
+    """Every number of a run, from the plan's numbers and its keys."""
+    plan = make(
+        sampling=EPOCHS,
+        num_steps=12,
+        period=4,
+        prefix_noise=name,
+        relation=relation,
+        noise_multiplier=2.3,
+    )
+    means, _ = run(plan, np.zeros((N, D)))
+    std, root = drawn.std_of_node(plan), drawn.correlated_root(plan, KEYS)
+    want = [
+        drawn.increments(
+            plan.correlation, keys_lib.at_step(root, number), std, D, steps
+        )
+        for number, steps in enumerate((4, 2, 4, 2))  # A pass is six steps.
+    ]
+    assert std == plan.grid_noise_std
+    unit = drawn.unit_of_means(plan)
+    if plan.correlation.integral:
+        got = drawn.in_units(means, unit)
+        np.testing.assert_array_equal(got, np.concatenate(want))
+    else:  # Three roundings of float32.
+        np.testing.assert_allclose(means / unit, np.concatenate(want), rtol=2e-7)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_one_record_moves_a_mean_by_at_most_its_share(bad: float) -> None:
     plan = make()
@@ -180,6 +211,13 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="family 'prefix_sum', got DPGD"):
         jaxdp.private_prefix_sum(other, KEYS)
     with pytest.raises(ValueError, match="plan must be one whose transformation reads"):
-        jaxdp.fit(plan, KEYS, jnp.zeros(D), jnp.zeros((N, D)), value_fn=lambda p, b: b)
+        jaxdp.fit(
+            plan,
+            KEYS,
+            jnp.zeros(D),
+            jnp.zeros((N, D)),
+            value_fn=lambda p, b: b,
+            optimizer=optax.sgd(0.1),
+        )
     with pytest.raises(TypeError, match=r"jaxdp\.Keys"):
         jaxdp.private_prefix_sum(plan, jax.random.key(0))

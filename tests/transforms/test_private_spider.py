@@ -1,6 +1,7 @@
 """The adaptive variance-reduced gradient: queries, batches, noise, restarts."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -12,7 +13,9 @@ import scipy.stats
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp import keys as keys_lib
 from jaxdp.transforms import private_spider as spiders
+from tests.transforms import drawn
 
 N, D = 400, 3
 RNG = np.random.default_rng(0)
@@ -198,6 +201,39 @@ def test_variances_of_the_estimate(name: str) -> None:
     # Noise of the second refresh has nothing to do with the first.
     across = (drawn[:, 7] * drawn[:, 8]).mean() / np.sqrt(want[7] * want[8])
     assert abs(across) < 5.5 / np.sqrt(runs * D)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize("name", ["tree", "blt_2"])
+def test_without_records_estimates_are_the_noise(name: str, relation: str) -> None:
+    """Every number of refreshes and differences, from the plan's numbers and its keys.
+
+    One record moves the sum of a refresh by its clip, and a mean of changes by one over
+    the rate, twice that if it is replaced; units are 2**-16 of these moves.
+    """
+    plan = make(2.0, prefix_noise=name, relation=relation, max_differences=3)
+    states = along(plan, [fixed(i / 100) for i in range(6)], NOTHING, seed=9)
+    got = np.array([state.spider.estimate for state in states], np.float64)
+    keys, kernel = Keys.insecure(9), plan.correlation
+    moves = drawn.moves(plan)
+    std = math.ceil(2.0 * moves * 2**16 * drawn.MORE)
+    longest = np.linalg.norm(kernel.strategy(), axis=0).max()
+    node = math.ceil(2.0 * moves * longest * 2**16 * drawn.MORE)
+    large, small = 3.0 / 40 * 2.0**-16, 1 / 20 * 2.0**-16
+    refresh = drawn.root(plan, keys, "refresh")
+    difference = drawn.correlated_root(plan, keys)
+    want = []
+    for number in (1, 2):
+        first = drawn.integers(keys_lib.at_step(refresh, number), std, D) * large
+        rest = drawn.increments(
+            kernel, keys_lib.at_step(difference, number), node, D, 3
+        )
+        want += [first, *(first + np.cumsum(rest, axis=0) * small)]
+    assert [int(state.release[0]) for state in states] == [1, 2, 2, 2, 1, 2]
+    # To a unit: float32 rounds the sums of what was released.
+    np.testing.assert_allclose(got, np.array(want)[:6], rtol=0, atol=small)
+    first = drawn.integers(keys_lib.at_step(refresh, 1), std, D)
+    np.testing.assert_array_equal(drawn.in_units(got[0], large), first)
 
 
 def test_noise_on_every_branch() -> None:

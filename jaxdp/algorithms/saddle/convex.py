@@ -46,6 +46,7 @@ class ConvexState(NamedTuple):
 
     SECRET = ("scores", "roots")
     KEPT = ("scores",)
+    __repr__ = _common.hiding_repr
 
 
 def simplex_convex(

@@ -32,6 +32,7 @@ class SaddleState(NamedTuple):
 
     SECRET = ("scores_x", "scores_y", "roots")
     KEPT = ("scores_x", "scores_y")
+    __repr__ = _common.hiding_repr
 
 
 def saddle_mirror_descent(

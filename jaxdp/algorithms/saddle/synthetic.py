@@ -34,6 +34,7 @@ class SyntheticState(NamedTuple):
 
     SECRET = ("totals", "fractions", "scores", "roots")
     KEPT = ("totals", "fractions", "scores")
+    __repr__ = _common.hiding_repr
 
 
 def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:

@@ -1,11 +1,11 @@
 """Escapes: how they begin, go on and end, and what that says of their anchor."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxdp import keys as keys_lib
 from jaxdp._types import SOSPPlan
 from jaxdp.algorithms.sosp._state import (
     CERTIFIED,
@@ -16,8 +16,8 @@ from jaxdp.algorithms.sosp._state import (
     SOSPState,
     tracks,
 )
-from jaxdp.kernels import threefry
 from jaxdp.oracles import hessian
+from jaxdp.transforms import _common
 from jaxdp.transforms import private_spider as spiders
 
 
@@ -96,13 +96,14 @@ def walk(
     # At the anchor itself the product is zero, whatever the data.
     touch = within & (length > 0)
     spent, broke = escape.spent, jnp.zeros((), bool)
-    noise = threefry.secret_normal(
-        keys_lib.at_step(escape.root, state.horizon.count), x.shape
-    )
+    draw = functools.partial(_common.gaussian, escape.root, state.horizon.count, x.size)
     if plan.hessian == "tracked":
         shown = jnp.where(touch, v, 0)
         product = hessian.release_tracked(
-            plan.tracked_grid, escape.hessian.frozen, shown, noise
+            plan.tracked_grid,
+            escape.hessian.frozen,
+            shown,
+            draw(plan.tracked_grid.noise_std),
         )
     else:
         grid = plan.product_grid(x.size)
@@ -115,7 +116,13 @@ def walk(
             escape.first, jnp.where(touch, plan.hessian_batch_size, 0)
         )
         product = hessian.release_product(
-            grid, run.loss, escape.anchor, v, times, records, noise
+            grid,
+            run.loss,
+            escape.anchor,
+            v,
+            times,
+            records,
+            draw(grid.noise_std),
         )
     gradient = jnp.where(within, product + escape.gradient, spider.estimate)
     y = x - gradient / jnp.float32(plan.smoothness)
@@ -154,9 +161,10 @@ def jump(
     dim = x.size
 
     def look() -> tuple[jax.Array, jax.Array]:
-        key = keys_lib.at_step(escape.root, state.horizon.count)
-        noise = threefry.secret_normal(key, (dim * (dim + 1) // 2,))
-        matrix = hessian.release_matrix(plan.matrix_grid, run.loss, x, records, noise)
+        grid, size = plan.matrix_grid, dim * (dim + 1) // 2
+        count = state.horizon.count
+        noise = _common.gaussian(escape.root, count, size, grid.noise_std)
+        matrix = hessian.release_matrix(grid, run.loss, x, records, noise)
         values, vectors = jnp.linalg.eigh(matrix)
         return values[0], vectors[:, 0]
 

@@ -26,6 +26,7 @@ class Hessian(NamedTuple):
 
     SECRET = ("total", "frozen")
     KEPT = ("total", "frozen")
+    __repr__ = _common.hiding_repr
 
 
 class Escape(NamedTuple):
@@ -44,6 +45,7 @@ class Escape(NamedTuple):
     root: jax.Array  # shape=(), key; steps are folded into it; secret
 
     SECRET = ("root",)
+    __repr__ = _common.hiding_repr
 
 
 class Best(NamedTuple):

@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.models import _values
 from jaxdp.models.language._files import Path
 
 Record = Mapping[str, Any]
+
+
+class _Read(dict[str, Any]):
+    """A record that knows where it was read."""
+
+    place: str
 
 
 def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -24,7 +31,9 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
       fields: names that every record must have.
 
     Raises:
-      ValueError: naming the file, and the line and field at fault.
+      ValueError: naming the file, and the line and field at fault. What a record holds
+        is said in ``with jaxdp.models.show_values():`` only, here and by all that encode
+        records.
     """
     path = pathlib.Path(path)
     readers = {".jsonl": _read_jsonl, ".csv": _read_table, ".tsv": _read_table}
@@ -41,13 +50,15 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
                 missing = [name for name in fields if name not in record]
                 if missing:
                     raise _LineError(
-                        line, f"has no field {missing[0]!r}, only {', '.join(record)}"
+                        line, f"has no field {missing[0]!r}{_values.only(record)}"
                     )
+                record = _Read(record)
+                record.place = f"{path.name}, line {line}"
                 records.append(record)
     except _LineError as error:
         raise ValueError(f"{path}, line {error.line}: {error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise ValueError(f"{path} cannot be read: {_values.decoding(error)}") from None
     if not records:
         raise ValueError(f"{path} has no records")
     return records
@@ -68,7 +79,9 @@ def _read_jsonl(file: Any, _: str) -> Iterable[tuple[int, dict[str, Any]]]:
         except json.JSONDecodeError as error:
             raise _LineError(line, f"is not JSON: {error}") from None
         if not isinstance(record, dict):
-            raise _LineError(line, f"must hold an object, got {text.strip()[:40]!r}")
+            raise _LineError(
+                line, "must hold an object" + _values.got(text.strip()[:40])
+            )
         yield line, record
 
 
@@ -85,13 +98,14 @@ def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
             names = [cell.strip() for cell in cells]
             if "" in names or len(set(names)) < len(names):
                 raise _LineError(
-                    rows.line_num, f"must name each field once, got {names}"
+                    rows.line_num, "must name each field once" + _values.got(names)
                 )
             continue
         if len(cells) != len(names):
             raise _LineError(
                 rows.line_num,
-                f"has {len(cells)} cells, but the fields are {', '.join(names)}",
+                f"has {len(cells)} cells, but the first line has {len(names)}"
+                + _values.only(names),
             )
         yield rows.line_num, dict(zip(names, cells, strict=True))
 
@@ -112,7 +126,8 @@ def labels(
         value = text_of(record, field, i).strip()
         if value not in index:
             raise ValueError(
-                f"record {i + 1}: {field} must be one of {', '.join(index)}, got {value!r}"
+                f"{_values.place_of(record, i)}: {field} must be one of "
+                f"{', '.join(index)}" + _values.got(value)
             )
         out[i] = index[value]
     return out
@@ -121,8 +136,12 @@ def labels(
 def text_of(record: Record, field: str, i: int) -> str:
     """A field's text; ``i`` is the record's number from 0, for the complaint."""
     if field not in record:
-        raise ValueError(f"record {i + 1} has no field {field!r}, only {[*record]}")
+        raise ValueError(
+            f"{_values.place_of(record, i)} has no field {field!r}{_values.only(record)}"
+        )
     value = record[field]
     if not isinstance(value, str | int | float):
-        raise ValueError(f"record {i + 1}: {field} must be text, got {value!r}")
+        raise ValueError(
+            f"{_values.place_of(record, i)}: {field} must be text" + _values.got(value)
+        )
     return str(value)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxdp import _validate
+from jaxdp.models import _values
 from jaxdp.models.language._records import Record, text_of
 from jaxdp.models.language._records import labels as labels
 from jaxdp.models.language._records import read_records as read_records
@@ -226,18 +227,22 @@ def encode_choices(
     for i, (record, texts) in enumerate(zip(records, lists, strict=True)):
         if not 0 < len(texts) <= num_choices:
             raise ValueError(
-                f"record {i + 1} must have 1 to {num_choices} choices, got {len(texts)}"
+                f"{_values.place_of(record, i)} must have 1 to {num_choices} choices, got "
+                f"{len(texts)}"
             )
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
         spans = []
         for c, text in enumerate(texts):
             span = continuation(tokenizer, template, text)[:span_length]
             if not span:
-                raise ValueError(f"record {i + 1}: choice {c + 1} is empty")
+                raise ValueError(
+                    f"{_values.place_of(record, i)}: choice {c + 1} is empty"
+                )
             if span in spans:
                 raise ValueError(
-                    f"record {i + 1}: choices {spans.index(span) + 1} and {c + 1} must "
-                    f"differ within span_length = {span_length} tokens, got {text!r}"
+                    f"{_values.place_of(record, i)}: choices {spans.index(span) + 1} and "
+                    f"{c + 1} must differ within span_length = {span_length} tokens"
+                    + _values.got(text)
                 )
             spans.append(span)
             _put(batch, (i, c), prompt + span, len(prompt))
@@ -296,10 +301,13 @@ def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:
     value = record.get(field)
     if not (isinstance(value, list) and all(isinstance(x, str) for x in value)):
         raise ValueError(
-            f"record {i + 1}: {field} must be a list of texts, got {value!r}"
+            f"{_values.place_of(record, i)}: {field} must be a list of texts"
+            + _values.got(value)
         )
     if len(value) < at_least:
-        raise ValueError(f"record {i + 1}: {field} must have a text, got []")
+        raise ValueError(
+            f"{_values.place_of(record, i)}: {field} must have a text, got []"
+        )
     return value
 
 

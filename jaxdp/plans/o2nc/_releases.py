@@ -245,7 +245,7 @@ class OracleReleases(CorrelatedPlan):
         counts = self._counts(steps)
         parts = [
             _events.guarantee(
-                "gaussian",
+                self.noise,
                 sampler.of_phase(name),
                 self.relation,
                 num_examples=self.num_examples,
@@ -259,7 +259,15 @@ class OracleReleases(CorrelatedPlan):
             for name, (bound, size) in self.clips.items()
             if counts[name]
         ]
-        return accounting.composed(parts)
+        # The smallest noise of a phase, for it is moved the farthest.
+        least = min(
+            noise_multiplier
+            * self._unit_std(name)
+            * size
+            / accounting.sensitivity(self.relation, bound)
+            for name, (bound, size) in self.clips.items()
+        )
+        return self._drawn(accounting.composed(parts), least, steps)
 
     def calibrate(
         self, *, epsilon: float, delta: float, vary: Vary = "noise_multiplier"

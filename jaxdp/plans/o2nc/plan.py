@@ -1,12 +1,14 @@
 """The plan of private online-to-non-convex conversion."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Self
 
 import optax
 
-from jaxdp import _validate
+from jaxdp import _validate, accounting
 from jaxdp._types import Relation
+from jaxdp.accounting import lattice
 from jaxdp.keys import Keys
 from jaxdp.plans.o2nc import bounds, design, estimators, theorems
 from jaxdp.plans.o2nc import recommend as recommendations
@@ -108,6 +110,11 @@ class O2NC(OracleReleases):
         if self.theorem is not None and not self._keeps(self.theorem):
             object.__setattr__(self, "theorem", None)
 
+    @property
+    def evaluates_batches(self) -> bool:
+        """Whether directions are shared; else every record is evaluated alone."""
+        return self.share_directions
+
     def _keeps(self, found: Settings) -> bool:
         """Whether what was promised is about these numbers, and no more noise."""
         ours = {field.name for field in dataclasses.fields(self)}
@@ -118,7 +125,22 @@ class O2NC(OracleReleases):
         if not same or self.noise_multiplier is None:
             return same
         energy = found.dim * self.noise_std**2
-        return energy <= found.promise.noise_variance * (1 + 1e-6)
+        most = found.promise.noise_variance * (1 + 1e-6)
+        return energy <= most or energy <= most * self._drawn_for_ideal()
+
+    def _drawn_for_ideal(self) -> float:
+        """What the sampler costs, as a factor on the noise's variance.
+
+        Promises are of ideal noise for the same budget, which is less by this.
+        """
+        if self.delta is None or self.sampling.amplifies:
+            return 1.0
+        spent, missed = lattice.sampler_error(self.event)
+        epsilon = float(self.epsilon())
+        if not spent < epsilon < math.inf:
+            return 1.0
+        ideal = accounting.gaussian_mu(epsilon - spent, self.delta - missed)
+        return (accounting.gaussian_mu(epsilon, self.delta) / ideal) ** 2
 
     @classmethod
     def from_theorem(

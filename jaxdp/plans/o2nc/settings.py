@@ -269,9 +269,8 @@ def multi_pass_rounding(
 ) -> bounds.Number:
     """How much shorter the grid may make an estimate; infinite below 8 bits.
 
-    The sum of n contributions and its noise fill 32 bits, and the noise 20 by itself
-    (``jaxdp.kernels.clip.grid_bits``, here for arrays); each number of a contribution is
-    rounded by less than a unit.
+    The sum of n contributions and its noise fill 32 bits (``jaxdp.kernels.clip.grid_bits``,
+    here for arrays); each number of a contribution is rounded by less than a unit.
     """
     first, rest = _sequence(period, steps, c1, c2, scale_with_movement)
     scaled = MOVED if scale_with_movement else 1.0
@@ -282,12 +281,7 @@ def multi_pass_rounding(
         over * np.sqrt(rest / (scaled * later)) / c2,
     )
     units = [
-        np.floor(
-            np.minimum(
-                np.log2((2**31 - 1) / (p.num_examples + 8 * noise)),
-                20 - np.log2(np.maximum(noise, 1e-300)),
-            )
-        )
+        np.floor(np.log2((2**31 - 1) / (p.num_examples + 8 * noise)))
         for noise in noises
     ]
     least = np.where(np.asarray(period) > 1, np.minimum(*units), units[0])

@@ -12,7 +12,8 @@ from jaxdp.plans._plan import Plan
 from jaxdp.plans.sosp import settings
 from jaxdp.sampling import AdaptiveCursor
 
-#: A little more noise, for what float32 rounds in it and in the numbers of a grid.
+#: A little more noise, for what float32 rounds in the numbers of a grid, and for what
+#: fixed point rounds in correlated noise.
 _MORE = 1 + 5e-6
 #: How long a running Hessian may get, in clips, before a refresh.
 _GROWTH = 4.0
@@ -64,9 +65,32 @@ class RolesPlan(Plan):
 
     @property
     def _guarantee(self) -> accounting.Guarantee:
-        return accounting.full_batch_gaussian(
-            self._noise, self.num_passes, self.relation
+        return self._guarantee_of(self._noise)
+
+    def _guarantee_of(self, noise_multiplier: float) -> accounting.Guarantee:
+        ideal = accounting.full_batch_gaussian(
+            noise_multiplier, self.num_passes, self.relation
         )
+        if not noise_multiplier:
+            return ideal
+        return accounting.drawn(
+            ideal,
+            num_steps=self.num_steps,
+            numbers_per_step=self._numbers_per_step,
+            reach=1 / noise_multiplier,
+        )
+
+    @property
+    def _numbers_per_step(self) -> int:
+        """The most that a step may release: a gradient, and a product or a matrix.
+
+        Params of another size than ``dim`` are refused; where it is not given, any size
+        is charged for.
+        """
+        if self.dim is None:
+            return 2 * accounting.MAX_NUMBERS
+        more = math.comb(self.dim + 1, 2) if self.hessian == "released" else self.dim
+        return self.dim + more
 
     @property
     def _moves(self) -> float:
@@ -142,18 +166,17 @@ class RolesPlan(Plan):
         """Of the means of gradients."""
         noise = self._noise * self._moves
         bits = _bits("refresh", noise)
-        scale = noise * 2**bits * _MORE
-        return Grid(self.l2_clip_norm, bits, self.refresh_batch_size, scale)
+        std = math.ceil(noise * 2**bits * _MORE)
+        return Grid(self.l2_clip_norm, bits, self.refresh_batch_size, std)
 
     @property
     def difference_grid(self) -> Grid:
         """Of the means of changes, whose clip grows with their batch."""
         longest = float(self.correlation.column_norms().max())
         node = self._noise * self._moves * longest
-        bits = _bits(
-            "difference", node * float(self.correlation.increment_norms().max())
-        )
-        return Grid(1 / self.difference_batch_rate, bits, 1.0, node * 2**bits * _MORE)
+        bits = _bits("difference", node * self.correlation.largest_norm())
+        std = math.ceil(node * 2**bits * _MORE)
+        return Grid(1 / self.difference_batch_rate, bits, 1.0, std)
 
     @property
     def hessian_budget(self) -> float:
@@ -179,16 +202,16 @@ class RolesPlan(Plan):
         if not self.hessian_filter:
             exact = self._noise * self.hessian_sensitivity * rows / (clip_norm * radius)
             noise = max(noise, exact * (1 + rounding))
-        scale = noise * 2**bits * _MORE
-        return ProductGrid(clip_norm, radius, bits, rows, scale, rounding * radius)
+        std = math.ceil(noise * 2**bits * _MORE)
+        return ProductGrid(clip_norm, radius, bits, rows, std, rounding * radius)
 
     @property
     def matrix_grid(self) -> Grid:
         """Of the means of released Hessians."""
         noise = self._noise * self._moves
         bits = _bits("Hessian", noise)
-        scale = noise * 2**bits * _MORE
-        return Grid(self.hessian_clip_norm, bits, self.hessian_batch_size, scale)
+        std = math.ceil(noise * 2**bits * _MORE)
+        return Grid(self.hessian_clip_norm, bits, self.hessian_batch_size, std)
 
     # A running Hessian.
 
@@ -265,7 +288,7 @@ class RolesPlan(Plan):
             self._matrix_bits,
             self.hessian_clip_norm / self.hessian_batch_size,
             unit,
-            self.escape_std / unit * _MORE,
+            math.ceil(self.escape_std / unit * _MORE),
         )
 
 
@@ -277,11 +300,12 @@ def _correlation(name: str, period: int) -> noises.PrefixNoise:
 def _bits(name: str, noise_over_clip: float) -> int:
     """Bits of one record's contribution, under noise of so many clips on its sum."""
     try:
-        # Sums are of two words: only those over a slice must fit into one.
-        return clip.grid_bits(stretch.MAX_SLICE, noise_over_clip, exact_noise=False)
+        # Sums are of two words, so only those over a slice must fit into one; the largest
+        # noise that is ever drawn must not wrap.
+        return clip.grid_bits(stretch.MAX_SLICE, noise_over_clip, deviations=32)
     except ValueError as error:
         raise ValueError(
             f"noise_multiplier must be such that the noise on the sum of each {name} is at "
-            f"most 4096 of its clips, got {noise_over_clip:.4g} of them: ask for a larger "
+            f"most 2**18 of its clips, got {noise_over_clip:.4g} of them: ask for a larger "
             "epsilon, or less escape_noise_std"
         ) from error

@@ -45,11 +45,14 @@ def batch(choices: bool = False) -> dict[str, jax.Array]:
     lengths = jnp.asarray([10, 4, 7])
     lengths = lengths[:, None] - jnp.arange(CHOICES) if choices else lengths
     mask = jnp.arange(LENGTH) < lengths[..., None]
+    # One is shorter than the longest, of 2: what follows it must not be in its loss.
+    width = jnp.asarray([2, 1, 2])
+    width = width[:, None] if choices else width
     tokens = jax.random.randint(jax.random.key(1), shape, 3, 61)
     return {
         "tokens": jnp.where(mask, tokens, 1),
         "mask": mask,
-        "span": mask & (jnp.arange(LENGTH) >= lengths[..., None] - 2),
+        "span": mask & (jnp.arange(LENGTH) >= (lengths - width)[..., None]),
         "valid": jnp.ones((ROWS, CHOICES), bool).at[1, 1].set(choices is False),
         "position": jnp.asarray([9, 3, 0]),
         "label": jnp.asarray([0, 0, 1]),
@@ -213,7 +216,10 @@ def test_losses_read_one_record_each(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["roberta-head", "narrow-generation"])
 def test_padding_is_not_read(name: str) -> None:
-    """Other tokens where there is no mask, to the bit; a longer padding, to a rounding."""
+    """Other tokens where there is no mask, to the bit; a longer padding, to a rounding.
+
+    Nor beyond a span that is shorter than the longest: there is padding after it.
+    """
     task, params, data = case(name)
     losses = jax.jit(task.value_fn)
     other = data | {"tokens": jnp.where(data["mask"], data["tokens"], 17)}

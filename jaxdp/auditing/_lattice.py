@@ -1,0 +1,267 @@
+"""The lattice adversary: does the grid of the releases show what the noise should hide?"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.auditing import bounds, grid_releases, residues, vertices
+from jaxdp.auditing.grid_releases import Site
+from jaxdp.plans._base import SumPlan
+from jaxdp.plans._plan import Plan
+from jaxdp.plans.saddle import SaddleBiasReduced
+from jaxdp.plans.sosp import SOSP
+
+#: Shares of the runs that learn an attack and that choose one; the rest test it.
+_LEARN, _CHOOSE = 0.25, 0.25
+#: What digits an attack looks at: modulo what, within each binade of the number.
+_ATTACKS = {"parity": 2, "residues mod 16": 16, "residues mod 256": 256}
+#: What is said of a plan that draws vertices.
+_NO_LATTICE = "it draws vertices, and adds no noise to an integer sum"
+#: And one whose noise is so small that digits are not uniform, whatever draws it.
+_NO_DIGITS = f"its noise is less than {residues.LEAST_STD:g} units of its grid"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatticeSite:
+    """The digits of one kind of release, where nothing was summed.
+
+    Attributes:
+      name: of the release.
+      noise_std: standard deviation of its noise, in units of its grid.
+      num_numbers: that had all of their digits.
+      even: the share of even ones; 1/2 if nothing is wrong.
+      even_tails: the same beyond two standard deviations; NaN where there are few.
+      p_value: of the statistic that fits worst, times how many were computed.
+      statistic: its name.
+    """
+
+    name: str
+    noise_std: float
+    num_numbers: int
+    even: float
+    even_tails: float
+    p_value: float
+    statistic: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatticeResult:
+    """What the lattice adversary found.
+
+    Attributes:
+      epsilon_lower: lower bound on the epsilon that the code has at ``delta``.
+      epsilon: what the plan accounts at ``delta``.
+      delta: of both.
+      failure_prob: with at most this probability a plan without fault is flagged.
+      method: the attack, the release that it reads, and the rule that makes an epsilon of
+        its errors.
+      num_runs: simulated runs on each data set.
+      num_tested: those of them that the bound counts.
+      sites: the digits of each kind of release.
+      left_out: releases that are not looked at, with reasons.
+      reason: why there was nothing to look at; empty if there was.
+    """
+
+    epsilon_lower: float
+    epsilon: float
+    delta: float
+    failure_prob: float
+    method: str
+    num_runs: int
+    num_tested: int
+    sites: tuple[LatticeSite, ...]
+    left_out: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def applicable(self) -> bool:
+        """Whether there was something to look at."""
+        return not self.reason
+
+    @property
+    def worst(self) -> LatticeSite | None:
+        """The site that fits worst; None if there is none."""
+        return min(self.sites, key=lambda site: site.p_value, default=None)
+
+    @property
+    def flagged(self) -> bool:
+        """Whether digits do not fit, or the bound is above what is accounted."""
+        worst = self.worst
+        limit = self.failure_prob / 2 / max(len(self.sites), 1)
+        unfit = worst is not None and worst.p_value < limit
+        return unfit or self.epsilon_lower > self.epsilon
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found."""
+        return not self.flagged
+
+
+def lattice(
+    plan: Plan,
+    *,
+    num_runs: int = 1000,
+    delta: float | None = None,
+    failure_prob: float = 1e-6,
+    seed: int = 0,
+) -> LatticeResult:
+    """Attacks the low digits of what a plan with noise releases.
+
+    Sums of clipped contributions are integers, and so is their noise. Two data sets whose
+    sums differ by one unit in thousands of coordinates are almost the same to a Gaussian
+    mechanism; they are told apart at once if noise of float32 is rounded to the grid, for
+    that is even more often than odd. The plan is run as it is, with all its noise: its
+    first steps, with as many parameters as make the numbers many. (Attacks of
+    :func:`audit` look at sizes, of a plan that is shortened and has less noise.)
+
+    Two things are asked:
+
+    * Does an adversary who knows both data sets tell them apart? Ratios of counts, of each
+      parity or residue modulo 16 or 256 in each binade, are learned on some runs, the best
+      of the attacks is chosen on others, and its errors on the rest become a bound on
+      epsilon, as in :func:`audit`.
+    * Where nothing contributes, are digits uniform (:mod:`jaxdp.auditing.residues`), of
+      all numbers and of those far out? Of digits that are not, some data set's sum can be
+      read, even where this adversary's is not.
+
+    Neither depends on how noise is drawn: released numbers are looked at, in units that
+    follow from the plan.
+
+    Args:
+      plan: any. One that draws vertices has no lattice, and one of hardly any noise no
+        digits that could be uniform; the result then says so.
+      num_runs: simulated runs on each data set, at least 100; some thousands of numbers
+        each.
+      delta: default the plan's own; 0 for a pure guarantee.
+      failure_prob: in (0, 1): of flagging a plan without fault.
+      seed: in [0, 2**32); the result is a function of it.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range, or a plan without noise.
+      RuntimeError: what is simulated is not what the plan's transformation does.
+    """
+    _validate.integer(at_least=100, at_most=2**31, num_runs=num_runs)
+    _validate.probability(failure_prob=failure_prob)
+    _validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
+    drawn = (*get_args(vertices.VertexPlan), SaddleBiasReduced)
+    _validate.instance((SumPlan, SOSP, *drawn), plan=plan)
+    made: Any = plan
+    noisy = not isinstance(plan, drawn)
+    if noisy and not made.noise_multiplier:
+        raise ValueError(
+            "plan must have noise to be audited, got noise_multiplier = "
+            f"{made.noise_multiplier!r}"
+        )
+    accounted = made.epsilon(delta=delta)
+    chosen = made.delta if delta is None else delta
+    released = grid_releases.Releases((), ())
+    if noisy:
+        released = grid_releases.releases(plan, num_runs, seed)
+    large = tuple(s for s in released.sites if s.noise_std >= residues.LEAST_STD)
+    small = tuple(
+        f"{s.name}: noise of {s.noise_std:.4g} units"
+        for s in released.sites
+        if s.noise_std < residues.LEAST_STD
+    )
+    if not large:
+        return LatticeResult(
+            epsilon_lower=0.0,
+            epsilon=float(accounted),
+            delta=chosen,
+            failure_prob=failure_prob,
+            method="none",
+            num_runs=num_runs if noisy else 0,
+            num_tested=0,
+            sites=(),
+            left_out=(*released.left_out, *small),
+            reason=_NO_DIGITS if noisy else _NO_LATTICE,
+        )
+    sites = tuple(_looked_at(site) for site in large)
+    # Where who is read when is known, each run is a sequence of Gaussians.
+    closed_form = accounted.accountant == "Gaussian closed form"
+    gaussian = closed_form and not made.sampling.amplifies
+    rule = bounds.Rule(chosen, failure_prob / 2, gaussian)
+    best = max(_attempts(large, rule), key=lambda each: each.promise)
+    errors = bounds.error_rates(
+        best.first, best.second, best.threshold, failure_prob=rule.failure_prob
+    )
+    lower, how = bounds.epsilon_lower(float(errors[0]), float(errors[1]), rule)
+    return LatticeResult(
+        epsilon_lower=lower,
+        epsilon=float(accounted),
+        delta=chosen,
+        failure_prob=failure_prob,
+        method=f"{best.name}, {how}",
+        num_runs=num_runs,
+        num_tested=len(best.first),
+        sites=sites,
+        left_out=(*released.left_out, *small),
+    )
+
+
+def _looked_at(site: Site) -> LatticeSite:
+    found = residues.fit(site.units[0], site.noise_std)
+    return LatticeSite(
+        name=site.name, noise_std=float(site.noise_std), **found._asdict()
+    )
+
+
+class _Attempt(NamedTuple):
+    """One attack on one site, decided on but not tested."""
+
+    name: str
+    threshold: float
+    promise: float  # the bound that it gives on the runs it was chosen on
+    first: np.ndarray  # scores of the runs that are to test it, without the record
+    second: np.ndarray  # and with it
+
+
+def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[_Attempt]:
+    for site in sites:
+        first, second = (residues.integers(units) for units in site.units)
+        learn = math.ceil(_LEARN * len(first))
+        choose = math.ceil(_CHOOSE * len(first))
+        odd = _odd(first[:learn], second[:learn])
+        if not odd.any():
+            continue
+        both = first[:, odd], second[:, odd]
+        for name, modulus in _ATTACKS.items():
+            if site.noise_std < residues.MODULI[modulus]:
+                continue
+            cells = [residues.cells(found, modulus) for found in both]
+            ratio = _log_ratio([c[:learn] for c in cells], residues.num_cells(modulus))
+            one, other = (ratio[c[learn:]].sum(axis=1) for c in cells)
+            threshold, promise = bounds.best_threshold(
+                one[:choose], other[:choose], rule
+            )
+            yield _Attempt(
+                f"{name} of {site.name}",
+                threshold,
+                promise,
+                one[choose:],
+                other[choose:],
+            )
+    # So that there always is one: it tells nothing.
+    none = np.zeros(1)
+    yield _Attempt("no attack", 0.0, -math.inf, none, none)
+
+
+def _odd(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Which coordinates (m,) the record moves by an odd number, in some of the runs.
+
+    The runs have the same noise on both data sets, and so differ by the sums alone; and an
+    adversary who knows the data sets knows the sums.
+    """
+    known = (first != residues.LIMIT) & (second != residues.LIMIT)
+    return np.any(known & ((first - second) & 1 == 1), axis=0)
+
+
+def _log_ratio(learned: list[np.ndarray], num_cells: int) -> np.ndarray:
+    """Of each cell: how much likelier it is without the record (num_cells,)."""
+    counts = [np.bincount(c.ravel(), minlength=num_cells) + 1.0 for c in learned]
+    first, second = (np.log(c / c.sum()) for c in counts)
+    return first - second

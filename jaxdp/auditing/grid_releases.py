@@ -1,0 +1,519 @@
+"""Released numbers of a plan's mechanism, in the units of its grid.
+
+On two data sets: nothing that contributes, and one record that contributes about a unit to
+every coordinate of one step. The unit is that of the noise, in which releases are integers
+(or, of noise with a fraction, as good as real). What runs is the plan's transformation or
+algorithm, on prescribed public states: the running estimate of a step that releases a
+change is set to zero before it, so that float32 holds all digits of the change.
+"""
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import keys as keys_lib
+from jaxdp import sampling
+from jaxdp.auditing import simulation
+from jaxdp.kernels import finite_difference, sphere
+from jaxdp.keys import Keys
+from jaxdp.plans.dpgd import DPGD
+from jaxdp.plans.o2nc import O2NC
+from jaxdp.plans.prefix_sum import PrefixSum
+from jaxdp.plans.sosp import SOSP
+from jaxdp.transforms.private_oracle import private_oracle
+from jaxdp.transforms.private_spider import private_spider
+
+#: Coordinates of a release, where the plan does not say how many there are.
+DIM, DIM_OF_VALUES = 4096, 1024
+#: Steps of plans that release few numbers in one. Laplace noise is drawn on the host.
+STEPS, STEPS_OF_HOST = 1024, 64
+_ALIKE = sampling.FullBatch | sampling.External  # Samplers that read any record.
+_CELLS = 2**24  # numbers that are simulated at once
+_RECORDS = 2**22  # numbers of records' gradients at once
+#: Of a record, in units: between one and two, which every rounding makes one; and, along a
+#: random direction, so many that about half of the coordinates are odd.
+_ONE, _SEVERAL = 1.25, 4.0
+
+
+class Site(NamedTuple):
+    """Numbers that leave one kind of step.
+
+    Attributes:
+      name: for people.
+      noise_std: of one number, in units.
+      units: float64 (2, num_runs, m): without the record and with it, under the same noise.
+    """
+
+    name: str
+    noise_std: float
+    units: np.ndarray
+
+
+class Releases(NamedTuple):
+    """What was released, and what there is no way to read: names with reasons."""
+
+    sites: tuple[Site, ...]
+    left_out: tuple[str, ...]
+
+
+class _Reading(NamedTuple):
+    """How the numbers of a site are to be read.
+
+    Attributes:
+      noise_std: in units.
+      unit: of the released numbers.
+      inverse: float64 (S, m, d), from S released vectors to the numbers that are on the
+        grid; or None.
+    """
+
+    noise_std: float
+    unit: float
+    inverse: np.ndarray | None = None
+
+
+#: From a run's keys, its table of Laplace noise and how much the record is (0 or 1), to the
+#: numbers of each site.
+_Run = Callable[[Keys, Any, jax.Array], dict[str, jax.Array]]
+
+
+class _Mechanism(NamedTuple):
+    run: _Run
+    readings: dict[str, _Reading]
+    numbers: int  # that one run holds at once
+    plan: Any  # that the run is of
+    left_out: tuple[str, ...] = ()
+
+
+def releases(plan: Any, num_runs: int, seed: int) -> Releases:
+    """Simulates runs of a plan with noise, each with a noise root of its own.
+
+    Args:
+      plan: of one of the families that add noise to sums.
+      num_runs: on each of the two data sets.
+      seed: in [0, 2**32).
+
+    Raises:
+      RuntimeError: the noise is not what the plan's transformation would draw.
+    """
+    public = Keys.insecure(seed)
+    made = _mechanism(plan, public)
+    if not made.readings:
+        return Releases((), made.left_out)
+    seeds = simulation.run_seeds(num_runs, seed)
+    own = simulation.make_keys(seeds)
+    tables = simulation.noise_tables(made.plan, seeds, own, public)
+    amounts = jnp.arange(2, dtype=jnp.float32)
+    both = jax.vmap(made.run, in_axes=(None, None, 0))
+    run = jax.jit(jax.vmap(both, in_axes=(0, 0, None), out_axes=1))
+    at_once = max(1, min(num_runs, _CELLS // (2 * made.numbers)))
+    parts: list[dict[str, np.ndarray]] = []
+    for begin in range(0, num_runs, at_once):
+        # The last part overlaps the one before it: one shape, compiled once.
+        first = min(begin, num_runs - at_once)
+        part = slice(first, first + at_once)
+        seen = run(*jax.tree.map(operator.itemgetter(part), (own, tables)), amounts)
+        parts.append({k: np.asarray(v)[:, begin - first :] for k, v in seen.items()})
+    sites = []
+    for name, reading in made.readings.items():
+        values = np.concatenate([part[name] for part in parts], axis=1)
+        units = values.astype(np.float64) / reading.unit
+        if reading.inverse is not None:
+            units = np.einsum("skd,wnsd->wnsk", reading.inverse, units)
+        sites.append(Site(name, reading.noise_std, units.reshape(*units.shape[:2], -1)))
+    return Releases(tuple(sites), made.left_out)
+
+
+def _mechanism(plan: Any, public: Keys) -> _Mechanism:
+    if isinstance(plan, SOSP):
+        return _sosp(plan, public)
+    if isinstance(plan, PrefixSum):
+        return _prefix_sum(plan, public)
+    if isinstance(plan, O2NC):
+        return _slopes(plan, public) if plan.oracle == "scalar" else _o2nc(plan, public)
+    if isinstance(plan, DPGD):
+        return _dpgd(plan, public)
+    return _dpzero(plan, public)
+
+
+def _factor(bound: float, bits: Any, normalizer: float) -> float:
+    """What a release multiplies its integers by: a float32."""
+    return float(np.float32(bound / (2.0**bits * normalizer)))
+
+
+def _unit(bound: float, bits: Any) -> float:
+    """One grid unit of a record's contribution."""
+    return bound * 2.0**-bits
+
+
+def _unit_of(grid: Any) -> float:
+    """The same of a grid, whose bound may be another number of units."""
+    limit = 2**grid.bits if grid.limit is None else grid.limit
+    return grid.l2_clip_norm / limit
+
+
+def _reading_of(grid: Any, norm: float = 1.0) -> _Reading:
+    """Of releases on a grid, whose noise has ``norm`` standard deviations of a node."""
+    return _Reading(grid.noise_std * norm, float(np.float32(grid.noise_unit)))
+
+
+def _records(plan: Any, index: int, amount: jax.Array) -> dict[str, jax.Array]:
+    """Records that are not there, but for one of that amount."""
+    there = np.arange(simulation.num_records(plan)) == index
+    return {"amount": jnp.where(there, amount, 0), "present": jnp.asarray(there)}
+
+
+def _read(plan: Any, public: Keys, step: int, phase: str) -> int:
+    """A record that a step reads; where that is secret, the first one."""
+    if plan.sampling.amplifies or isinstance(plan.sampling, _ALIKE):
+        return 0
+
+    @jax.jit
+    def drawn() -> tuple[jax.Array, jax.Array]:
+        all_of_them = jnp.arange(plan.num_examples)
+        made = sampling.batch(plan, public, step, all_of_them, phase=phase)
+        return made.records, made.mask
+
+    records, mask = map(np.asarray, drawn())
+    return int(records[np.flatnonzero(mask)[-1]])
+
+
+def _slice(plan: Any, dim: int) -> int:
+    """Rows that are differentiated at once."""
+    return max(1, min(_RECORDS // dim, simulation.num_records(plan)))
+
+
+def _rows(plan: Any) -> int:
+    """Numbers of a batch of one run: where samples are secret, each run has its own."""
+    most = simulation.num_records(plan)
+    return min(plan.sampling.rows(plan.num_examples), most)
+
+
+def _held(plan: Any, dim: int) -> int:
+    """Numbers that a run holds at once."""
+    if not plan.sampling.amplifies:
+        return dim
+    return dim * min(_rows(plan), _slice(plan, dim))
+
+
+def _moves(path: str) -> bool:
+    return path == "x"
+
+
+def _dpgd(plan: Any, public: Keys) -> _Mechanism:
+    slope = _ONE * _unit(plan.l2_clip_norm, plan.grid_bits)
+    (phase,) = plan.phases
+    index, start = _read(plan, public, 0, phase.name), {"x": jnp.zeros(DIM)}
+
+    def value_fn(params: Any, batch: Any) -> jax.Array:
+        return batch["amount"] * (slope * jnp.sum(params["x"]))
+
+    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
+        del table
+        keys = simulation.run_keys(plan, own, public)
+        tx: Any = plan.transform(keys, microbatch_size=_slice(plan, DIM))
+        records = _records(plan, index, amount)
+        given = simulation.batch_of(plan, keys, jnp.int32(0), records, phase.name)
+        update, _ = tx.update(None, tx.init(start), start, value_fn=value_fn, **given)
+        return {"gradient": update["x"]}
+
+    unit = _factor(plan.l2_clip_norm, plan.grid_bits, plan.normalizer)
+    reading = _Reading(plan.grid_noise_std, unit)
+    return _Mechanism(run, {"gradient": reading}, _held(plan, DIM), plan)
+
+
+def _dpzero(plan: Any, public: Keys) -> _Mechanism:
+    most = STEPS_OF_HOST if plan.noise == "laplace" else STEPS
+    width, bits = plan.num_directions, plan.grid_bits
+    steps = min(plan.num_steps, max(most // width, 1))
+    # Its noise is that of the plan, and a table of it as long as the run.
+    plan = dataclasses.replace(plan, num_steps=steps)
+    dim = max(2, width)
+    bound = plan.l2_clip_norm / (math.sqrt(dim) if plan.isotropic else 1.0)
+    (phase,) = plan.phases
+    index, start = _read(plan, public, 0, phase.name), {"x": jnp.zeros(dim)}
+    value_fn = _along(_ONE * _unit(bound, bits), plan.smoothing_radius)
+    unit = _factor(bound, bits, plan.normalizer)
+    readings = {"slopes": _Reading(plan.grid_noise_std, unit)}
+    if plan.clip_tuning is not None:
+        unit = _factor(0.5, bits, plan.normalizer)
+        readings["count of clip tuning"] = _Reading(plan.grid_count_std, unit)
+
+    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
+        keys = simulation.run_keys(plan, own, public)
+        given = {} if table is None else {"noise_table": table}
+        tx: Any = plan.transform(keys, **given)
+        records = _records(plan, index, amount)
+
+        def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+            if state.clip is not None:  # One unit in all steps.
+                state = state._replace(clip=jnp.float32(bound))
+            now = simulation.batch_of(plan, keys, t, records, phase.name)
+            _, after = tx.update(None, state, start, value_fn=value_fn, **now)
+            return after, after.release
+
+        released = jax.lax.scan(step, tx.init(start), jnp.arange(steps))[1]
+        seen = {"slopes": released[:, :width], "count of clip tuning": released[:, -1]}
+        return {name: seen[name] for name in readings}
+
+    held = max(steps * width, _held(plan, dim))
+    return _Mechanism(run, readings, held, plan)
+
+
+def _along(slope: float, radius: float) -> Callable[[Any, Any], jax.Array]:
+    """Losses whose slope is this, or its negative, along whatever direction."""
+
+    def value_fn(params: Any, batch: Any) -> jax.Array:
+        x = params["x"][0]
+        # Without a radius a derivative is taken, which a sign does not have.
+        return batch["amount"] * (slope * (radius * jnp.sign(x) if radius else x))
+
+    return value_fn
+
+
+def _o2nc(plan: Any, public: Keys) -> _Mechanism:
+    gradients = plan.oracle == "first_order"
+    dim = DIM if gradients else DIM_OF_VALUES
+    names = [p.name for p in plan.phases for _ in range(p.num_steps)]
+    # The first steps of a period: of correlated noise, of one node and of several.
+    steps = min(2, len(names), plan.num_steps)
+    norms = plan.correlation.increment_norms()
+    index = [_read(plan, public, t, names[t]) for t in range(steps)]
+    radius = plan.smoothing_radius / math.sqrt(dim)
+    # Queries are as far apart as they may be: all of the bound is a record's.
+    queries = [1.5 * 2 * plan.max_step * (t % 2) for t in range(steps)]
+
+    def query(t: int) -> dict[str, jax.Array]:
+        x = jnp.zeros(dim).at[0].set(queries[t])
+        return {"x": x, "query": x, "step": jnp.float32(t)}
+
+    def value_fn_of(t: int) -> Callable[[Any, Any], jax.Array]:
+        grid = plan.grid(names[t])
+        unit = _unit_of(grid)
+        several = _SEVERAL * unit * math.sqrt(plan.num_directions)
+
+        def value_fn(params: Any, batch: Any) -> jax.Array:
+            away = params["x"] - params["query"]
+            if gradients:
+                loss = _ONE * unit * jnp.sum(away)
+            else:
+                loss = several * radius * jnp.sign(away[0])
+            # At the query before it is zero, and so is its slope.
+            return batch["amount"] * jnp.where(params["step"] == t, loss, 0)
+
+        return value_fn
+
+    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
+        del table
+        keys = simulation.run_keys(plan, own, public)
+        size = _slice(plan, 2 * dim)
+        tx: Any = private_oracle(plan, keys, trainable=_moves, microbatch_size=size)
+        state, seen = tx.init(query(0)), {}
+        for t in range(steps):
+            records = _records(plan, index[t], amount)
+            given = simulation.batch_of(plan, keys, jnp.int32(t), records, names[t])
+            state = state._replace(estimate=jnp.zeros(dim))
+            _, state = tx.update(
+                None, state, query(t), value_fn=value_fn_of(t), **given
+            )
+            seen[f"{names[t]}, step {t}"] = state.estimate
+        return seen
+
+    readings = {}
+    for t in range(steps):
+        readings[f"{names[t]}, step {t}"] = _reading_of(plan.grid(names[t]), norms[t])
+    return _Mechanism(run, readings, 2 * _held(plan, dim), plan)
+
+
+def _slopes(plan: Any, public: Keys) -> _Mechanism:
+    width = plan.num_directions
+    dim, steps = max(16, 4 * width), min(plan.num_steps, max(STEPS // width, 1))
+    (phase,) = plan.phases
+    grid, start = plan.grid(phase.name), {"x": jnp.zeros(dim)}
+    value_fn = _along(_ONE * _unit_of(grid), plan.smoothing_radius / math.sqrt(dim))
+    index = _read(plan, public, 0, phase.name)
+
+    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
+        del table
+        keys = simulation.run_keys(plan, own, public)
+        tx: Any = private_oracle(plan, keys)
+        records = _records(plan, index, amount)
+
+        def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+            given = simulation.batch_of(plan, keys, t, records, phase.name)
+            _, after = tx.update(None, state, start, value_fn=value_fn, **given)
+            return after, after.estimate
+
+        return {"slopes": jax.lax.scan(step, tx.init(start), jnp.arange(steps))[1]}
+
+    # What the estimate of a step is of the slopes that were released.
+    @jax.jit
+    def bases() -> jax.Array:
+        state: Any = private_oracle(plan, public).init(start)
+
+        def basis(t: jax.Array) -> jax.Array:
+            key = keys_lib.at_step(state.direction, t)
+            rows = sphere.directions(key, start, law=plan.direction, num=width)
+            one = lambda w: finite_difference.combine(w, rows, start)["x"]  # noqa: E731
+            return jax.vmap(one)(jnp.eye(width)).T
+
+        return jax.vmap(basis)(jnp.arange(steps))
+
+    inverse = np.linalg.pinv(np.asarray(bases(), np.float64))
+    reading = _reading_of(grid, plan.correlation.increment_norms()[0])
+    reading = reading._replace(inverse=inverse)
+    held = steps * max(dim, _held(plan, width))
+    return _Mechanism(run, {"slopes": reading}, held, plan)
+
+
+def _prefix_sum(plan: Any, public: Keys) -> _Mechanism:
+    (phase,) = plan.phases
+    grid, rows = plan.grid(phase.name), _rows(plan)
+    dim = max(256, min(DIM, 2**26 // rows))
+    steps = min(2, plan.noise_period, plan.num_steps)
+    norms, params = plan.correlation.increment_norms(), jnp.zeros(dim)
+    index = [_read(plan, public, t, phase.name) for t in range(steps)]
+    one = _ONE * _unit_of(grid)
+
+    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
+        del table
+        keys = simulation.run_keys(plan, own, public)
+        tx: Any = plan.transform(keys)
+        state, seen = tx.init(params), {}
+        for t in range(steps):
+            records = _records(plan, index[t], amount)
+            given = simulation.batch_of(plan, keys, jnp.int32(t), records, phase.name)
+            rows = given["batch"].records["amount"]
+            updates = jnp.broadcast_to(one * rows[:, None], (len(rows), dim))
+            update, state = tx.update(updates, state, params, batch=given["batch"])
+            seen[f"step {t}"] = update
+        return seen
+
+    readings = {f"step {t}": _reading_of(grid, norms[t]) for t in range(steps)}
+    return _Mechanism(run, readings, dim * steps, plan)
+
+
+def _sosp(plan: Any, public: Keys) -> _Mechanism:
+    refresh, readings, left_out = plan.refresh_grid, {}, []
+    dim = DIM_OF_VALUES
+    one = _ONE * _unit_of(refresh)
+    readings["refresh"] = _reading_of(refresh)
+    differs = plan.max_differences > 0 and plan.num_steps > 1
+    if differs:
+        grid, norms = plan.difference_grid, plan.correlation.increment_norms()
+        readings["difference"] = _reading_of(grid, norms[0])
+    size = min(plan.num_examples, max(plan.refresh_batch_size, 1), 2**12)
+    records = np.arange(plan.num_examples)
+    # So far that a difference takes one record, where it takes as many as it must.
+    away = 0.9 / (plan.difference_batch_rate * plan.smoothness * math.sqrt(dim))
+    rows = plan.difference_batch_size or 1
+    escape = _escape(plan, public, left_out)
+    if escape is not None:
+        readings["product with a Hessian"] = escape.readings["product"]
+
+    def gradients(own: Keys, amount: jax.Array) -> dict[str, Any]:
+        keys = simulation.run_keys(plan, own, public)
+        tx: Any = private_spider(plan, keys, microbatch_size=size)
+        here = jnp.zeros(dim)
+
+        def linear(x: jax.Array, batch: jax.Array) -> jax.Array:
+            return batch * (one * jnp.sum(x))
+
+        data = jnp.where(records == 0, amount, 0)
+        released, state = tx.update(
+            None, tx.init(here), here, value_fn=linear, batch=data
+        )
+        seen = {"refresh": released}
+        if not differs:
+            return seen
+        bend = _ONE * rows * _unit_of(grid) / away
+
+        def quadratic(x: jax.Array, batch: jax.Array) -> jax.Array:
+            return batch * (bend / 2 * jnp.sum(x**2))
+
+        data = jnp.where(records == plan.refresh_batch_size, amount, 0)
+        state = state._replace(spider=state.spider._replace(estimate=here))
+        there = jnp.full(dim, away)
+        seen["difference"], _ = tx.update(
+            None, state, there, value_fn=quadratic, batch=data
+        )
+        return seen
+
+    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, Any]:
+        seen = gradients(own, amount)
+        if escape is not None:
+            made = escape.run(own, table, amount)
+            seen["product with a Hessian"] = made["product"]
+        return seen
+
+    held = max(2 * dim, 0 if escape is None else escape.numbers)
+    return _Mechanism(run, readings, held, plan, tuple(left_out))
+
+
+def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
+    """The first products of escapes; None where there are none to be read."""
+    if plan.escape_steps is None:
+        return None
+    if plan.hessian == "released":
+        left_out.append("Hessian: its lowest eigenvalue alone is seen")
+        return None
+    dim = plan.dim or DIM_OF_VALUES
+    tracked = plan.hessian == "tracked"
+    # Where there are few coordinates, in so many steps.
+    counts = jnp.arange(max(1, min(DIM_OF_VALUES // dim, plan.num_steps)))
+    length = plan.escape_radius * (1 - 1e-3)
+    vector = np.full(dim, length / math.sqrt(dim), np.float32)
+    if tracked:
+        grid = plan.tracked_grid
+        unit = float(np.float32(grid.product_unit))
+        bend = _ONE * unit / vector[0]
+    else:
+        grid = plan.product_grid(dim)
+        if (plan.escape_radius + grid.rounding) ** 2 > plan.hessian_budget:
+            left_out.append("product with a Hessian: its budget is less than one step")
+            return None
+        bound = grid.l2_clip_norm * plan.escape_radius
+        unit = _factor(bound, grid.bits, grid.normalizer)
+        bend = _ONE * _unit(bound, grid.bits) / vector[0]
+
+    def value_fn(x: jax.Array, batch: jax.Array) -> jax.Array:
+        return batch * (float(bend) / 2 * jnp.sum(x**2))
+
+    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
+        del table
+        keys = simulation.run_keys(plan, own, public)
+        algorithm = plan.algorithm(keys, microbatch_size=1)
+        zero = jnp.zeros(dim)
+        state: Any = algorithm.init(zero)
+        data = jnp.zeros(plan.num_examples).at[0].set(0 if tracked else amount)
+        hessian = state.escape.hessian
+        if tracked:
+            # The running sum of the records before, one of which is that of this amount.
+            frozen = jnp.eye(dim) * (amount * float(bend))
+            hessian = hessian._replace(frozen=frozen)
+        escape = state.escape._replace(
+            active=jnp.bool_(True),
+            left=jnp.int32(9),
+            anchor=-jnp.asarray(vector),
+            gradient=zero,
+            hessian=hessian,
+        )
+        # At zero, so that the next point is the product and nothing else.
+        state = state._replace(escape=escape, point=zero)
+
+        def product(count: jax.Array) -> jax.Array:
+            horizon = state.horizon._replace(count=count)
+            before = state._replace(horizon=horizon)
+            after, _ = algorithm.step(before, data, value_fn=value_fn)
+            return -after.point
+
+        return {"product": jax.lax.map(product, counts)}
+
+    reading = _Reading(grid.noise_std, unit / float(np.float32(plan.smoothness)))
+    held = dim * len(counts)
+    return _Mechanism(run, {"product": reading}, held, plan)

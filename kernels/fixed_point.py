@@ -1,0 +1,101 @@
+"""Numbers in fixed point: 32 bits before the point and 32 behind it.
+
+Made of two 32-bit words, because the library runs without 64-bit types, and never of
+floats, whose roundings depend on the value. Everything is modulo ``2**32`` units, as
+int32 sums are.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: One, in units of the last place.
+ONE = 2**32
+#: The last place: what two results of one rounding differ by at most.
+ULP = 2.0**-32
+
+
+class Fixed(NamedTuple):
+    """``high + low / 2**32``, elementwise; ``low`` is None where all are integers."""
+
+    high: jax.Array  # int32
+    low: jax.Array | None = None  # uint32, same shape
+
+
+def from_int(x: jax.Array) -> Fixed:
+    """Integers, int32, with a fraction that is there and zero."""
+    return Fixed(x, jnp.zeros(x.shape, jnp.uint32))
+
+
+def to_float(x: Fixed) -> jax.Array:
+    """The float32 next to ``x``, up to two roundings."""
+    units = x.high.astype(jnp.float32)
+    return (
+        units if x.low is None else units + x.low.astype(jnp.float32) * np.float32(ULP)
+    )
+
+
+def add(a: Fixed, b: Fixed) -> Fixed:
+    """``a + b``, exact."""
+    if a.low is None or b.low is None:
+        return Fixed(a.high + b.high, b.low if a.low is None else a.low)
+    low = a.low + b.low
+    carry = (low < b.low).astype(jnp.int32)
+    return Fixed(a.high + b.high + carry, low)
+
+
+def sub(a: Fixed, b: Fixed) -> Fixed:
+    """``a - b``, exact."""
+    if b.low is None:
+        return Fixed(a.high - b.high, a.low)
+    low = -b.low if a.low is None else a.low - b.low
+    # Seen on the difference, not on a, which it may then replace in place.
+    borrow = (low > ~b.low).astype(jnp.int32)
+    return Fixed(a.high - b.high - borrow, low)
+
+
+def numerator(x: float) -> int:
+    """The k for which ``k / 2**32`` is nearest to ``x``, which is from 0 to 1."""
+    if not 0 <= x <= 1:
+        raise ValueError(f"a fraction must be in [0, 1], got {x}")
+    return round(x * ONE)  # The product is exact.
+
+
+def scaled(x: Fixed, k: int | jax.Array) -> Fixed:
+    """``x k / 2**32``, rounded towards minus infinity: an ulp is more than what is lost.
+
+    Args:
+      x: with a fraction, any shape.
+      k: an integer from 0 to ``2**32``, or uint32, shape=().
+    """
+    if x.low is None:
+        raise ValueError("x must have a fraction: the product has one")
+    if isinstance(k, int) and k == ONE:
+        return x
+    word = jnp.asarray(k, jnp.uint32)
+    # As an integer, x is low + 2**32 unsigned(high), less 2**64 where high is negative:
+    # the product is the two words' products, less k 2**64 there.
+    unsigned = x.high.astype(jnp.uint32)
+    below = _high_product(x.low, word)
+    low = unsigned * word + below
+    carry = (low < below).astype(jnp.uint32)
+    negative = (x.high >> 31).astype(jnp.uint32)  # All ones, or none.
+    high = _high_product(unsigned, word) - (word & negative) + carry
+    return Fixed(high.astype(jnp.int32), low)
+
+
+def _high_product(x: jax.Array, k: jax.Array) -> jax.Array:
+    """``x k // 2**32`` of uint32, from products of 16 bits by 16."""
+    half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
+    x1, x0, k1, k0 = x >> half, x & mask, k >> half, k & mask
+    a, b = x1 * k0, x0 * k1
+    middle = ((x0 * k0) >> half) + (a & mask) + (b & mask)  # Three times below 2**16.
+    return x1 * k1 + (a >> half) + (b >> half) + (middle >> half)
+
+
+def tree_map(fn: Callable[..., Any], *trees: Any) -> Any:
+    """``jax.tree.map`` that takes a :class:`Fixed` for a leaf."""
+    return jax.tree.map(fn, *trees, is_leaf=lambda x: isinstance(x, Fixed))
