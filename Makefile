@@ -64,5 +64,5 @@ bench: $(STAMP)
 	$(BIN)/python -m bench $(or $(ARGS),--quick)
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .jax_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

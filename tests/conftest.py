@@ -1,7 +1,9 @@
 """Registries: one line here puts a transform through the whole conformance suite."""
 
 import dataclasses
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,17 @@ import pytest
 
 import jaxdp
 from jaxdp import plans, sampling
+
+# Compiled programs are shared by the tests, the processes that run them and those that they
+# start. Compiling is most of what the tests take, and many compile the same program.
+if jax.config.jax_compilation_cache_dir is None:
+    for name, value in {
+        "jax_compilation_cache_dir": str(Path(__file__).parents[1] / ".jax_cache"),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
 
 NUM_EXAMPLES = 24
 BATCH = (

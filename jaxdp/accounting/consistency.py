@@ -53,7 +53,8 @@ def self_check(guarantee: Guarantee) -> None:
         check = _check_leaf if spending.is_hashable(leaf) else _check_leaf.__wrapped__
         check(leaf, type(accountant), relation)
     if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in leaves):
-        mu = min(spending.total_mu(leaves, relation), 100.0)
+        # Below 1e-2, dp-accounting takes the logarithm of zero.
+        mu = min(max(spending.total_mu(leaves, relation), 1e-2), 100.0)
         theirs = dp.get_epsilon_gaussian(1 / mu, 1e-5)
         _agree("two closed forms", event, gaussian_epsilon(mu, 1e-5), theirs, 1e-9)
 

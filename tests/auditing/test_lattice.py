@@ -18,7 +18,7 @@ from jaxdp.oracles.vertex_gradients import Problem
 
 #: One of each kind of draw, and of each way to read it.
 FAMILIES = (
-    "DPZero, float",
+    "DPZero, several directions",
     "DPZero, clip tuning",
     "DPGDZerothOrder",
     "DPGD",
