@@ -35,6 +35,18 @@ class BLTNumbers:
             object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
 
 
+def check_fine(
+    correlation: noises.PrefixNoise, std: int, noise_multiplier: float | None
+) -> None:
+    """Raises where a grid is too coarse for noise that is no sum of integers."""
+    if 0 < std < 256 and not correlation.integral:
+        raise ValueError(
+            "noise_multiplier must be larger with this prefix_noise, got "
+            f"{noise_multiplier:.4g}: its noise is only {std} units of the grid on which "
+            'sums are exact; take prefix_noise="tree"'
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorrelatedPlan(SumPlan):
     r"""Each step releases a bounded mean plus noise that is correlated over a period.
@@ -172,12 +184,7 @@ class CorrelatedPlan(SumPlan):
         shift = max(0, math.ceil(math.log2(units * (1 - 1e-12))) - 16)
         limit = math.floor(units / 2**shift * (1 + 1e-12))
         std = math.ceil(self.node_std / unit * _MORE)
-        if 0 < std < 256 and not self.correlation.integral:
-            raise ValueError(
-                "noise_multiplier must be larger with this prefix_noise, got "
-                f"{self.noise_multiplier:.4g}: its noise is only {std} units of the grid "
-                'on which sums are exact; take prefix_noise="tree"'
-            )
+        check_fine(self.correlation, std, self.noise_multiplier)
         bits = (limit - 1).bit_length()
         return Grid(limit * 2**shift * unit * size, bits, size, std, limit, shift)
 

@@ -262,6 +262,8 @@ def test_uncalibrated_plans_run_nothing() -> None:
         ),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": 1e6}, "noise_multiplier"),
+        # Too little for a lattice that is finer than the sums'.
+        ({"noise_multiplier": 1e-4, "prefix_noise": "blt_3"}, "noise_multiplier"),
         ({"delta": 1.0}, "delta"),
     ],
 )

@@ -481,7 +481,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_more_numbers_than_the_grid_resolves_are_refused() -> None:
-    plan = make(**BOUNDED, noise_multiplier=1000.0)
+    plan = make(**BOUNDED, noise_multiplier=1e4)
     bits = plan.grid_bits
     assert bits is not None and bits < 12
     tx = jaxdp.private_oracle(plan, KEYS)

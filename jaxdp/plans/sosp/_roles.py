@@ -8,6 +8,7 @@ from jaxdp._types import Grid, ProductGrid, TrackedGrid
 from jaxdp.kernels import clip, stretch
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.oracles import hessian as oracles
+from jaxdp.plans import _correlated
 from jaxdp.plans._plan import Plan
 from jaxdp.plans.sosp import settings
 from jaxdp.sampling import AdaptiveCursor
@@ -176,6 +177,7 @@ class RolesPlan(Plan):
         node = self._noise * self._moves * longest
         bits = _bits("difference", node * self.correlation.largest_norm())
         std = math.ceil(node * 2**bits * _MORE)
+        _correlated.check_fine(self.correlation, std, self.noise_multiplier)
         return Grid(1 / self.difference_batch_rate, bits, 1.0, std)
 
     @property
