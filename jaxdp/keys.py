@@ -71,6 +71,9 @@ _resuming: contextvars.ContextVar[frozenset[bytes]] = contextvars.ContextVar(
 _shapes_only: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "shapes_only", default=False
 )
+_together: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "together", default=False
+)
 _lock = threading.Lock()
 
 
@@ -86,7 +89,7 @@ _UNTRACED = _untraced()
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("direction", "noise", "sampling", "noise_words"),
-    meta_fields=("private", "process"),
+    meta_fields=("private", "process", "shared"),
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class Keys:
@@ -101,6 +104,8 @@ class Keys:
         with ``insecure`` keys is reproducible and carries no privacy guarantee.
       process: id of the process that made private ones, 0 for insecure ones; static. What
         was spent is remembered by process, so no other one, such as a fork, may use them.
+      shared: whether other processes of ``jax.distributed`` have them too; static. Private
+        ones then begin no run but one of all these processes.
     """
 
     direction: jax.Array
@@ -109,6 +114,7 @@ class Keys:
     noise_words: jax.Array
     private: bool
     process: int | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.process is None:  # Else rebuilt, as jax.tree.map does.
@@ -172,8 +178,10 @@ class Keys:
         """The keys of process 0, in every process of ``jax.distributed``.
 
         All processes call it, and wait for one another: ``Keys.from_entropy().broadcast()``
-        gives a run of several processes its one set of roots. Secrets pass between the
-        processes, as clear as everything else that they send to one another.
+        gives a run of several processes its one set of roots. Such keys serve that run
+        alone: each process by itself would put the same noise on data of its own. Secrets
+        pass between the processes, as clear as everything else that they send to one
+        another.
         """
         _check_process(self)
         parts = [jax.random.key_data(getattr(self, name)) for name in _ROOTS]
@@ -183,7 +191,8 @@ class Keys:
             np.asarray(multihost_utils.broadcast_one_to_all(words)), (2, 6, 10, 18)
         )
         direction, noise, sampling = (from_words(root) for root in roots)
-        return Keys(direction, noise, sampling, jnp.asarray(exact), bool(private[0]))
+        flags = bool(private[0]), None, jax.process_count() > 1
+        return Keys(direction, noise, sampling, jnp.asarray(exact), *flags)
 
     @property
     def seed_source(self) -> str:
@@ -413,14 +422,26 @@ def spend(keys: Keys, use: str, given: Any = None) -> None:
     Raises:
       ValueError: they have been used so: the same noise would cover two runs. Or this is
         traced, so that what is compiled could be called again and again. Or another
-        process made them.
+        process made them. Or other processes have them too, and ``given`` is not theirs.
     """
     if not keys.private or (_shapes_only.get() and _is_traced((keys, given))):
         return
     _check_process(keys)  # Before the lock: a thread may have held it at the fork.
+    if keys.shared and not (_together.get() or _spans_processes(given)):
+        raise ValueError(
+            "keys that were broadcast must serve a run of all processes: fit with a mesh "
+            "of all their devices, or an init of params on one; each process by itself "
+            "would put the same noise on other data. Keys of one process come from "
+            "jaxdp.Keys.from_entropy()"
+        )
     with _lock:
         check_unspent(keys, use, given)
         _spent.update(_marks(keys, use))
+
+
+def _spans_processes(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in leaves)
 
 
 def _is_traced(tree: Any) -> bool:
@@ -438,6 +459,16 @@ def shapes_only() -> Iterator[None]:
         yield
     finally:
         _shapes_only.reset(token)
+
+
+@contextlib.contextmanager
+def together(several: bool) -> Iterator[None]:
+    """Where a run begins, of all processes of ``jax.distributed`` if of ``several``."""
+    token = _together.set(several)
+    try:
+        yield
+    finally:
+        _together.reset(token)
 
 
 @contextlib.contextmanager

@@ -112,6 +112,21 @@ def read(folder: str | os.PathLike[str]) -> Record:
     return _parsed(_content(path), path)
 
 
+def verify(folder: str | os.PathLike[str]) -> Record:
+    """Reads a run's ledger as :meth:`Ledger.open` does, and lets go of the folder.
+
+    For what is read of a run that will go on: nothing of a ledger that somebody edited
+    should decide what is done with private records.
+
+    Raises:
+      ValueError: as :meth:`Ledger.open`.
+    """
+    path = pathlib.Path(folder)
+    read(path)  # Its message where there is none.
+    with _locked(path):
+        return _authentic(path).record
+
+
 def _content(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes()
@@ -250,6 +265,31 @@ def _verified(folder: pathlib.Path, text: bytes, key: bytes) -> tuple[_Chain, by
     return chain, missing
 
 
+class _Authentic(NamedTuple):
+    """A ledger whose lines are those that the run wrote."""
+
+    record: Record
+    secret: dict[str, Any]
+    chain: _Chain
+    size: int  # of its whole lines, in bytes
+    missing: bytes  # the line that has still to be appended
+
+
+def _authentic(path: pathlib.Path) -> _Authentic:
+    text, secret = _content(path / LEDGER), _secrets(path)
+    record = _parsed(text, path / LEDGER)
+    if secret.get("run") != record.header["run"]:
+        raise ValueError(
+            f"ledger must have its own {SECRET}/{RUN}, got {str(path)!r} with "
+            "that of another run"
+        )
+    chain, missing = _verified(path, text, bytes.fromhex(secret["key"]))
+    whole = text[: text.rfind(b"\n") + 1]
+    if missing:
+        record = _parsed(whole + missing + b"\n", path / LEDGER)
+    return _Authentic(record, secret, chain, len(whole), missing)
+
+
 class Ledger:
     """A run's folder, held by one process. Make it with ``create`` or ``open``."""
 
@@ -314,23 +354,13 @@ class Ledger:
         read(path)  # Its message where there is none.
         lock = _locked(path)
         try:
-            text, secret = _content(path / LEDGER), _secrets(path)
-            record = _parsed(text, path / LEDGER)
-            if secret.get("run") != record.header["run"]:
-                raise ValueError(
-                    f"ledger must have its own {SECRET}/{RUN}, got {str(path)!r} with "
-                    "that of another run"
-                )
-            chain, missing = _verified(path, text, bytes.fromhex(secret["key"]))
-            whole = text[: text.rfind(b"\n") + 1]
-            if missing:
-                record = _parsed(whole + missing + b"\n", path / LEDGER)
-            ledger = cls(path, lock, chain)
-            ledger._put_right(len(whole), missing)
+            found = _authentic(path)
+            ledger = cls(path, lock, found.chain)
+            ledger._put_right(found.size, found.missing)
         except BaseException:
             lock.close()
             raise
-        return ledger, record, secret
+        return ledger, found.record, found.secret
 
     def _put_right(self, size: int, missing: bytes) -> None:
         """Cuts a torn line off, and appends the one that was written ahead."""

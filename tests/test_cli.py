@@ -401,11 +401,21 @@ def test_a_finished_run_without_its_report_is_resumed(tmp_path: Path) -> None:
 
 
 def test_resume_refuses_what_changed_and_new_attempt_charges(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     killed(out, lines=24)
     again = ("train", "--resume", "--out", out, "--quiet")
+    # Whoever edits the public part must not choose what is counted in the data.
+    path = out / "ledger.jsonl"
+    whole = path.read_bytes()
+    assert b'"test_fraction": null' in whole
+    path.write_bytes(whole.replace(b'"test_fraction": null', b'"test_fraction": 0.9'))
+    with monkeypatch.context() as patched:
+        patched.setattr("jaxdp.cli.train.prepare", lambda command: pytest.fail("read"))
+        assert run(*again) == 2
+    assert "--resume: ledger must be as its run left it" in capsys.readouterr().err
+    path.write_bytes(whole)
     for words, part in (
         (("--num-steps", 41), "--num-steps must be left out with --resume"),
         (("--seed", 4), "--seed must be left out with --resume or be as it was, 3"),

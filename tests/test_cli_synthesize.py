@@ -211,6 +211,7 @@ def wide(seed: int, count: int) -> list[tuple[int, ...]]:
         (wide(0, 100)[::-1] + wide(1, 1), 100),  # One line more.
         (wide(0, 100)[:40], 40),  # A part.
         (wide(0, 100)[:31] + wide(1, 29), 31),
+        (wide(0, 100) * 2, 200),  # Each twice.
         (wide(0, 100)[:30] + wide(1, 30), None),  # A half and no more.
         (wide(1, 60), None),
     ],
@@ -226,6 +227,17 @@ def test_a_large_part_of_the_private_records_is_refused(
     )
     with pytest.raises(UsageError, match=said):
         overlap.refuse(wide(0, 100), public, "--public", "--input", "a.csv")
+
+
+@pytest.mark.parametrize("part", [slice(1, None), slice(1700), slice(None)])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_parts_and_multiples_of_coarse_records_are_refused(
+    part: slice, times: int
+) -> None:
+    """Where every row is there many times: all records, or most of them."""
+    private = np.random.default_rng(0).integers(0, 100, 2000).tolist()
+    with pytest.raises(UsageError, match="--public must be public records"):
+        overlap.refuse(private, private[part] * times, "--public", "--input", "a.csv")
 
 
 @pytest.mark.parametrize("size", [2, 10, 100, 1000, 10_000, 10**6])

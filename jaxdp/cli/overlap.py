@@ -1,16 +1,21 @@
 """Refuses private records that are given as public ones: what is judged is published."""
 
+import math
 import pathlib
 from collections import Counter
 from collections.abc import Hashable, Iterable
 
+from scipy import stats
+
 from jaxdp.cli.errors import UsageError
 
-#: The largest share of public records that may be in the private file too, and only once
-#: in each. Of two honest samples of a population, whatever it is, at most 1/e are expected:
-#: a row that a file of m records has np times on average in the other one of n is there
-#: once in both with probability mp exp(-mp) np exp(-np) <= mp / e.
+#: The largest share of public records whose row is in the private file exactly once. Of two
+#: honest samples of a population, whatever it is, at most 1/e are expected: of a file of m
+#: records mp have a row that the other one of n has np times on average, once therefore
+#: with probability np exp(-np) <= 1/e.
 MOST = 0.5
+#: The least probability that two honest samples are as alike as the two files are.
+ALIKE = 1e-9
 
 
 def same_file(one: pathlib.Path, other: pathlib.Path) -> bool:
@@ -27,9 +32,10 @@ def refuse(
 ) -> None:
     """Refuses the private records in any order, and a large part of them.
 
-    Rows that are there several times are no sign: in a small domain honest samples share
-    all their rows. Rows that are once in each file are, if they are most of the public
-    ones: see :data:`MOST`.
+    Rows that are in the private file several times are no sign by themselves: in a small
+    domain honest samples share all their rows. Rows that are there once are, if they are
+    most of the public ones: see :data:`MOST`. So are rows whose counts in the two files are
+    in proportion, more closely than chance lets them: see :func:`likeness`.
 
     Args:
       private: one hashable a record.
@@ -48,10 +54,37 @@ def refuse(
             f"{option} must be public records, not those of {of}, got {str(path)!r}, "
             f"whose {total} records are the same ones: metrics are published without noise"
         )
-    shared = sum(1 for row, times in theirs.items() if times == 1 == ours[row])
+    shared = sum(times for row, times in theirs.items() if ours[row] == 1)
     if shared > MOST * total:
         raise UsageError(
             f"{option} must be public records, got {str(path)!r}, of whose {total} records "
-            f"{shared} are in {of} too, once in each file, which is more than {MOST:.0%}: "
+            f"{shared} are in {of} too, where each is once, which is more than {MOST:.0%}: "
             "metrics are published without noise"
         )
+    if likeness(ours, theirs) < ALIKE:
+        raise UsageError(
+            f"{option} must be public records, got {str(path)!r}, whose {total} records "
+            f"are a part of those of {of}, or the same ones several times: each row is "
+            "there as often as in proportion, and closer than another sample would be; "
+            "metrics are published without noise"
+        )
+
+
+def likeness(ours: Counter, theirs: Counter) -> float:
+    """Probability that another sample's counts are as nearly in proportion, or nearer.
+
+    By the chi-squared statistic of two samples, over the rows that are in both files
+    together at least ten times, with half a record added to each difference.
+    """
+    rows = [row for row in ours | theirs if ours[row] + theirs[row] >= 10]
+    n, m = sum(ours[row] for row in rows), sum(theirs[row] for row in rows)
+    if not n or not m:
+        return 1.0
+    scale = math.sqrt(m / n)
+    half = max(scale, 1 / scale) / 2
+    found = sum(
+        (abs(ours[row] * scale - theirs[row] / scale) + half) ** 2
+        / (ours[row] + theirs[row])
+        for row in rows
+    )
+    return float(stats.chi2.cdf(found, max(len(rows) - 1, 1)))

@@ -68,10 +68,16 @@ def recorded_command(command: Command, out: pathlib.Path) -> Command:
     """The command of the run in ``out``, resumed by ``command``.
 
     Raises:
-      UsageError: no such run, or an option that is given and was another then.
+      UsageError: no such run, a ledger that somebody edited, or an option that is given
+        and was another then.
     """
     kind = type(command)
-    was = said(read(out, "--out"), kind)
+    read(out, "--out")
+    try:  # Before anything is done with private records as the header says.
+        record = ledger.verify(out)
+    except ValueError as error:
+        raise UsageError(f"--resume: {error}") from error
+    was = said(record, kind)
     if was is None:
         raise UsageError(
             f"--out must be a folder that jaxdp {_name(kind)} wrote, got {str(out)!r}"

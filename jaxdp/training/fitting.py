@@ -140,7 +140,8 @@ def fit(
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
     parallel.check_same(mesh, keys, program=text)
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
-    carry = loop.start(plan, maker, task.optimizer, task.params)  # Spends the keys.
+    with keys_lib.together(several):  # Spends the keys.
+        carry = loop.start(plan, maker, task.optimizer, task.params)
     recorder = None
     if ledger is not None and parallel.writes(mesh):
         recorder = recording.create(

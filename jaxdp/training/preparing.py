@@ -172,6 +172,11 @@ def compiled(
 ) -> tuple[Any, str, float]:
     """The compiled program, its text if asked for, and the seconds that it took now."""
     plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
+    if with_text and getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
+        raise ValueError(
+            "jax_use_simplified_jaxpr_constants must be off where programs are compared, as "
+            "for a ledger: what value_fn closes over would be no part of the program's text"
+        )
     follower = None
     if plan.replayable:  # Its update reads the key of directions from the state.
         follower = plan.replay(keys.direction, trainable=trainable, stacked=stacked)

@@ -12,7 +12,7 @@ import optax
 
 from jaxdp import keys as keys_lib
 from jaxdp._types import DataPlan, PathPredicate, PrivatePlan
-from jaxdp.kernels import finite_difference, lattice_gaussian
+from jaxdp.kernels import finite_difference, lattice_gaussian, threefry
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.kernels.sphere import path_str
@@ -228,8 +228,9 @@ def public(state: Any) -> Any:
 
     Raises:
       TypeError: it holds an object that is no pytree, array, number or text, of which
-        nobody knows what it hides. Or a state of this library as a dictionary, such as
-        ``nnx.state`` and Flax's serialisation make: it does not say what is secret.
+        nobody knows what it hides. Or a state of this library taken apart: as a dictionary,
+        such as ``nnx.state``, ``_asdict`` and Flax's serialisation make, a tuple or a list.
+        Such a thing does not say what is secret.
     """
     return _without_static(_without(state, lambda node: node.SECRET))
 
@@ -279,16 +280,25 @@ _PLAIN = bool | int | float | complex | str | bytes | np.dtype | enum.Enum | Non
 _HORIZON = frozenset(Horizon._fields)
 
 
+def _is_horizon(node: Any) -> bool:
+    return isinstance(node, Horizon) or (
+        isinstance(node, Mapping) and set(node) >= _HORIZON
+    )
+
+
 def _without_static(node: Any) -> Any:
     """A tree in whose nodes nothing is static but plain values."""
-    if isinstance(node, Mapping):
-        horizon = node.get("horizon")
-        if isinstance(horizon, Mapping) and set(horizon) >= _HORIZON:
-            raise TypeError(
-                "state must be a state as its transformation made it, got one as a "
-                f"{type(node).__name__}, which does not say what is secret; show the "
-                "original, such as the opt_state of an nnx.Optimizer"
-            )
+    parts = node.values() if isinstance(node, Mapping) else ()
+    if type(node) in (tuple, list):
+        parts = node
+    secret = isinstance(node, jax.Array) and threefry.is_secret(node)
+    if secret or any(map(_is_horizon, parts)):
+        found = "the key of its noise" if secret else f"one as a {type(node).__name__}"
+        raise TypeError(
+            f"state must be a state as its transformation made it, got {found}, which "
+            "does not say what is secret; show the original, such as the opt_state of an "
+            "nnx.Optimizer"
+        )
     children, structure = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
     if structure == _LEAF:
         return node

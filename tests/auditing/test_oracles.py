@@ -52,7 +52,7 @@ def test_every_oracle_can_be_audited(
         return made
 
     monkeypatch.setattr(simulation, "transcripts", transcripts)
-    found = auditing.audit(plan, num_runs=10_000)
+    found = auditing.audit(plan, num_runs=20_000)
     assert found.passed
     assert found.epsilon == plan.epsilon()
     gaussian = not plan.sampling.amplifies

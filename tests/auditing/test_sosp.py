@@ -89,7 +89,8 @@ def test_a_drill_is_short_and_has_the_same_epsilon(name: str) -> None:
     plan = dataclasses.replace(DRILLS[name], num_steps=10_000)
     short = auditing.shortened(plan, 3)
     assert isinstance(short, plans.SOSP)
-    assert short.epsilon() == plan.epsilon()
+    # Less is charged for the sampler of fewer draws.
+    assert plan.epsilon() * (1 - 1e-5) < short.epsilon() <= plan.epsilon()
     assert short.noise_multiplier == plan.noise_multiplier
     assert short.max_differences == 3
     assert short.num_steps < 30

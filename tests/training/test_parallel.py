@@ -87,6 +87,8 @@ def test_two_processes(tmp_path: Path) -> None:
         assert "keys must be the same in all 2 processes" in found["own keys"]
         assert "program must be the same in all 2 processes" in found["own slices"]
         assert "mesh must be one of this process alone" in found["resume"]
+        assert "keys that were broadcast must serve a run of all" in found["alone"]
+        assert found["together"] is True
     assert ledger.read(folder).charged == 6
     optimizer = two_processes.ARGUMENTS["optimizer"]
     again = jaxdp.replay(folder, PARAMS, optimizer=optimizer)

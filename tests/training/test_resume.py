@@ -648,6 +648,17 @@ def test_a_ledger_that_was_changed_is_refused(tmp_path: Path) -> None:
         resume(folder)
 
 
+def test_programs_whose_text_lacks_their_constants_are_refused(tmp_path: Path) -> None:
+    """Other labels that a loss closes over would be the same program."""
+    jax.config.update("jax_use_simplified_jaxpr_constants", True)
+    try:
+        with pytest.raises(ValueError, match="jaxpr_constants must be off"):
+            fit(tmp_path / "run")
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", False)
+    assert not (tmp_path / "run").exists()
+
+
 # --- what stays when a run is over ---------------------------------------------------
 
 

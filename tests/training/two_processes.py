@@ -69,6 +69,9 @@ def main(folder: str) -> dict[str, Any]:
         ),
         "keys": keys_lib.fingerprint(shared).hex(),
         "private": shared.private,
+        # Each process for itself would have the same noise on data of its own.
+        "alone": refusal(lambda: jaxdp.fit(PLAN, shared, PARAMS, DATA, **ARGUMENTS)),
+        "together": run(shared).report["private"],
         "shown": shown,
         "digest": digest((result.params, result.info)),
         "steps": result.report["steps_done"],

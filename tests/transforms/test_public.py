@@ -142,6 +142,24 @@ def test_states_without_their_names_are_refused(
         jaxdp.public(taken_apart(optimizer))
 
 
+@pytest.mark.parametrize(
+    "taken_apart",
+    [lambda s: s._asdict(), tuple, list, lambda s: {"state": list(s)}],
+    ids=["dictionary", "tuple", "list", "nested"],
+)
+def test_parts_of_a_state_are_refused(
+    case: Case, taken_apart: Callable[[Any], Any]
+) -> None:
+    state = case.make(case.plan, KEYS).init(PARAMS)
+    with pytest.raises(TypeError, match="as its transformation made it"):
+        jaxdp.public(taken_apart(state))
+
+
+def test_a_key_of_noise_is_refused() -> None:
+    with pytest.raises(TypeError, match="got the key of its noise"):
+        jaxdp.public([KEYS.noise])
+
+
 def test_nodes_that_are_nothing_without_their_function_are_refused() -> None:
     with pytest.raises(TypeError, match="Partial"):
         jaxdp.public(jax.tree_util.Partial(lambda x: KEYS, jnp.zeros(2)))
