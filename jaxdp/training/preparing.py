@@ -174,8 +174,8 @@ def compiled(
     plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
     if with_text and getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
         raise ValueError(
-            "jax_use_simplified_jaxpr_constants must be off where programs are compared, as "
-            "for a ledger: what value_fn closes over would be no part of the program's text"
+            "jax_use_simplified_jaxpr_constants must be off where programs are compared, "
+            "as for a ledger: what value_fn closes over would be no part of their text"
         )
     follower = None
     if plan.replayable:  # Its update reads the key of directions from the state.
