@@ -268,10 +268,9 @@ def to_hex(keys: Keys) -> dict[str, Any]:
 
 def from_hex(fields: dict[str, Any]) -> Keys:
     """Reads what :func:`to_hex` wrote."""
-    roots = {name: root_from_hex(fields[name]) for name in _ROOTS}
+    direction, noise, sampling = (root_from_hex(fields[name]) for name in _ROOTS)
     noise_words = jnp.asarray(_words_of(fields["noise_words"]))
-    private = bool(fields["private"])
-    return Keys(**roots, noise_words=noise_words, private=private, process=None)
+    return Keys(direction, noise, sampling, noise_words, bool(fields["private"]))
 
 
 def root_from_hex(text: str) -> jax.Array:
