@@ -182,12 +182,9 @@ def test_variances_of_the_estimate(name: str) -> None:
     @jax.vmap
     def run(seed: jax.Array) -> jax.Array:
         tx = jaxdp.private_spider(plan, Keys.insecure(seed))
-        state, out = tx.init(jnp.asarray(steps[0])), []
         update: Any = functools.partial(tx.update, None, value_fn=loss, batch=NOTHING)
-        for step in steps:
-            gradient, state = update(state, jnp.asarray(step))
-            out.append(gradient)
-        return jnp.stack(out)
+        state = tx.init(jnp.asarray(steps[0]))
+        return jax.lax.scan(lambda s, x: update(s, x)[::-1], state, np.array(steps))[1]
 
     runs = 3000
     drawn = np.asarray(run(jnp.arange(runs)), np.float64)
