@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,13 @@ GRADIENT_MAKERS = (
     ),
     Case("dpgd", plans.DPGD(**COMMON), jaxdp.dpgd, _mean_gradient),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_module() -> Iterator[None]:
+    """Forgets compiled programs after each module: thousands would fill the memory."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(params=GRADIENT_MAKERS, ids=str)
