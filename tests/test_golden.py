@@ -1,0 +1,35 @@
+"""Stored plans: read as they were written, with the same digest, event and epsilon."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from jaxdp import plans
+from tests import golden
+
+STORED: dict[str, dict[str, Any]] = json.loads(golden.FILE.read_text())
+_NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
+
+
+def test_every_kind_of_plan_is_stored() -> None:
+    kinds = {json.loads(known["plan"])["plan"] for known in STORED.values()}
+    assert kinds == set(plans._plan._PLANS)
+    assert len(STORED) >= 40
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_plan_means_what_it_did(name: str) -> None:
+    """Floats to 1e-12: another machine's libraries may round others."""
+    known = STORED[name]
+    plan = plans.from_json(known["plan"])
+    assert plan.to_json() == known["plan"]
+    found = golden.described(plan)
+    assert (found["digest"], found["relation"]) == (known["digest"], known["relation"])
+    assert found["epsilon"] == pytest.approx(known["epsilon"], rel=1e-12)
+    assert _NUMBER.sub("#", found["event"]) == _NUMBER.sub("#", known["event"])
+    numbers = (map(float, _NUMBER.findall(x["event"])) for x in (found, known))
+    assert list(numbers.__next__()) == pytest.approx(
+        list(numbers.__next__()), rel=1e-12
+    )
