@@ -17,12 +17,13 @@ STAMP := $(VENV)/.installed
 NEWER := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test lint bench clean
+.PHONY: help install demo demo-lm test test-all lint bench clean
 
 help:
 	@echo "make demo     train privately on real data; results in runs/demo"
 	@echo "make demo-lm  pretrain and privately tune a small language model; runs/demo-lm"
-	@echo "make test     run the tests          (ARGS=... goes to pytest)"
+	@echo "make test     the fast tests         (ARGS=... goes to pytest)"
+	@echo "make test-all all tests: builds, kills, planted faults, studies too"
 	@echo "make lint     ruff and pyright"
 	@echo "make bench    quick benchmarks       (ARGS=... goes to python -m bench)"
 	@echo "make install  only the set-up: .venv with the versions of constraints.txt"
@@ -52,8 +53,13 @@ demo-lm: $(STAMP)
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm,mf]'
 	$(BIN)/python -m bench docstrings --out runs/demo-lm --json runs/demo-lm/study.json
 
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=25
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=25 $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(STAMP)
+	$(PYTEST) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check

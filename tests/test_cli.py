@@ -748,6 +748,7 @@ def test_epsilon_over_time_ends_at_the_plan_s() -> None:
     assert spent[0] == float(first.epsilon())
 
 
+@pytest.mark.slow
 def test_accuracy_that_the_demo_claims() -> None:
     """Mean of 5 seeds, fixed; test accuracy of what the command line would train."""
     least = {2.0: 0.82, 8.0: 0.90}

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTION = "jaxdp-optim"
 SITE = sysconfig.get_paths()["purelib"]

@@ -27,6 +27,8 @@ from jaxdp.kernels import lattice_gaussian, prefix_noise
 from tests.algorithms import reference_sosp as ref
 from tests.algorithms.sosp_cases import CosineGrid
 
+pytestmark = pytest.mark.slow
+
 D, N = 4, 250
 A = D**-0.5
 LOSS = CosineGrid(D)

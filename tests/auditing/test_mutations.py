@@ -9,6 +9,8 @@ import pytest
 
 from tests.auditing.mutations import MUTATIONS, Mutation, audited, plant
 
+pytestmark = pytest.mark.slow
+
 Answer = tuple[int, dict[str, Any]]
 
 

@@ -15,6 +15,8 @@ import pytest
 import jaxdp
 from jaxdp import accounting, models, plans, sampling
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "cpu" / "dpzero_dimension.json"
 

@@ -8,6 +8,8 @@ import pytest
 
 from bench.docstrings import corpus
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {"mail": ("post", "letters"), "sound": ("audio",)}
 VERBS = ("Reads", "Writes", "Opens", "Closes", "Sends", "Counts", "Sorts", "Merges")
 

@@ -8,6 +8,8 @@ import pytest
 
 from jaxdp.models import envelopes
 
+pytestmark = pytest.mark.slow
+
 BENCH = "envelopes"  # For the fixture `bench`.
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,6 +11,8 @@ import jaxdp
 from jaxdp.cli import options, prepare
 from jaxdp.training import loop
 
+pytestmark = pytest.mark.slow
+
 BENCH = "groups"  # For the fixture `bench`.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -10,6 +10,8 @@ import pytest
 
 from jaxdp.models.language import LanguageModel, RobertaConfig, checkpoint, tasks
 
+pytestmark = pytest.mark.slow
+
 SMALL = RobertaConfig(
     vocab_size=64,
     hidden_size=16,

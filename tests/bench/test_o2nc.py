@@ -12,6 +12,8 @@ import pytest
 import jaxdp
 from jaxdp import plans
 
+pytestmark = pytest.mark.slow
+
 BENCH = "o2nc"  # For the fixture `bench`.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -11,6 +11,8 @@ import pytest
 
 import jaxdp
 
+pytestmark = pytest.mark.slow
+
 BENCH = "o2nc_scaling"  # For the fixture `bench`.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

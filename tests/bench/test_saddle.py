@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BENCH = "saddle"  # For the fixture `bench`.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

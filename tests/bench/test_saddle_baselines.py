@@ -11,6 +11,8 @@ import pytest
 
 from jaxdp import accounting, models
 
+pytestmark = pytest.mark.slow
+
 BENCH = "_saddle_baselines"  # For the fixture `bench`.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

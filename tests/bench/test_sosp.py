@@ -13,6 +13,8 @@ import pytest
 
 import jaxdp
 
+pytestmark = pytest.mark.slow
+
 BENCH = "sosp"  # For the fixture `bench`.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -13,6 +13,8 @@ import pytest
 from jaxdp import plans
 from jaxdp.plans.o2nc import theorems
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -16,6 +16,8 @@ from jaxdp import Keys, ledger
 from tests.training import two_processes
 from tests.training.problem import DATA, PARAMS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # Processes must have met before any of them asks JAX for an array.
 PROCESS = """

@@ -206,6 +206,7 @@ def stop_with_an_open_intent(process: subprocess.Popen[bytes], folder: Path) -> 
         assert process.poll() is None, "ended without a kill"
 
 
+@pytest.mark.slow
 def test_twenty_kills_of_a_real_process(tmp_path: Path) -> None:
     """SIGKILL at random moments: while it starts, computes, writes or synchronises.
 

@@ -15,6 +15,8 @@ from jaxdp import models, plans, sampling, training
 from jaxdp.kernels import sphere
 from jaxdp.plans import theorems
 
+pytestmark = pytest.mark.slow
+
 # --- memory ------------------------------------------------------------------------
 
 
