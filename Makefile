@@ -17,7 +17,7 @@ STAMP := $(VENV)/.installed
 NEWER := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test test-all lint bench clean
+.PHONY: help install demo demo-lm test test-all lint house bench clean
 
 help:
 	@echo "make demo     train privately on real data; results in runs/demo"
@@ -25,6 +25,7 @@ help:
 	@echo "make test     the fast tests         (ARGS=... goes to pytest)"
 	@echo "make test-all all tests: builds, kills, planted faults, studies too"
 	@echo "make lint     ruff and pyright"
+	@echo "make house    measure the structure of the library"
 	@echo "make bench    quick benchmarks       (ARGS=... goes to python -m bench)"
 	@echo "make install  only the set-up: .venv with the versions of constraints.txt"
 	@echo "make clean    remove build products and caches; keeps .venv and runs"
@@ -65,6 +66,9 @@ lint: $(STAMP)
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m pyright
+
+house: $(STAMP)
+	$(BIN)/python -m tests.house $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(or $(ARGS),--quick)
