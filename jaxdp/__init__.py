@@ -65,11 +65,18 @@ except _metadata.PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+uninstalled"
 
 
-def __getattr__(name: str) -> _ModuleType:
-    """Loads what judges runs and what they are given when it is first asked for.
+#: What is loaded when it is first asked for: ``jaxdp.models`` and ``jaxdp.auditing`` bring
+#: flax and sklearn, and much of scipy.
+_LAZY = ("auditing", "metrics", "models")
 
-    ``jaxdp.models`` and ``jaxdp.auditing`` bring flax and sklearn, and much of scipy.
-    """
-    if name in ("auditing", "metrics", "models"):
+
+def __getattr__(name: str) -> _ModuleType:
+    """Loads the modules that judge runs, and the data and models that runs are given."""
+    if name in _LAZY:
         return _import_module(f"jaxdp.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the names of this module, lazy ones too."""
+    return sorted({*globals(), *_LAZY})
