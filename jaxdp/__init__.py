@@ -71,7 +71,7 @@ _LAZY = ("auditing", "metrics", "models")
 
 
 def __getattr__(name: str) -> _ModuleType:
-    """Loads the modules that judge runs, and the data and models that runs are given."""
+    """Loads ``auditing``, ``metrics`` and ``models`` on first access."""
     if name in _LAZY:
         return _import_module(f"jaxdp.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The vocabulary that the layers share: what the lower ones may read of a plan."""
+"""Types that all layers share, and protocols of the plan fields that they read."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -24,7 +24,7 @@ class Phase(NamedTuple):
 
 
 class Perturbation(NamedTuple):
-    """How a plan moves parameters to look at losses nearby.
+    """Size and kind of the parameter perturbation at which a plan evaluates losses.
 
     Attributes:
       smoothing_radius: the plan's, in units of the parameters; 0 where it moves none.
@@ -40,13 +40,13 @@ class Perturbation(NamedTuple):
 
 
 class Sampler(Protocol):
-    """What a batch carries of the sampler that made it: hashable, static."""
+    """Interface of the sampler that a batch names as its own: hashable, static."""
 
     def rows(self, num_examples: int) -> int: ...
 
 
 class ClipTuning(Protocol):
-    """How a clip follows the share of records that it leaves alone."""
+    """Settings of adaptive clipping to a target quantile of unclipped records."""
 
     @property
     def target_unclipped_quantile(self) -> float: ...
@@ -55,7 +55,7 @@ class ClipTuning(Protocol):
 
 
 class DataPlan(Protocol):
-    """The numbers of a plan that the loop and every algorithm read."""
+    """Plan fields that the training loop and every algorithm read."""
 
     family: ClassVar[str]
 
@@ -74,7 +74,7 @@ class DataPlan(Protocol):
 
 
 class PrivatePlan(DataPlan, Protocol):
-    """What transforms read besides: one bounded sum a step, plus noise."""
+    """Plan fields that transforms read: clip, noise and normalizer of one sum per step."""
 
     @property
     def noise_multiplier(self) -> float | None: ...
@@ -93,7 +93,7 @@ class PrivatePlan(DataPlan, Protocol):
 
 
 class ZerothOrderPlan(PrivatePlan, Protocol):
-    """What the zeroth-order transforms read besides."""
+    """Plan fields that the zeroth-order transforms read."""
 
     isotropic: ClassVar[bool]
 
@@ -116,7 +116,7 @@ class ZerothOrderPlan(PrivatePlan, Protocol):
 
 
 class Grid(NamedTuple):
-    """How the sum of one phase's contributions is bounded, noised and averaged."""
+    """Clip, grid, noise and normalizer of the sum of one phase's contributions."""
 
     l2_clip_norm: float  # bound on one record's contribution
     bits: int | None  # a grid unit is 2**-bits of it; None: no bound, no noise
@@ -127,14 +127,14 @@ class Grid(NamedTuple):
 
     @property
     def noise_unit(self) -> float:
-        """Of the noise, in what is released."""
+        """Value of one unit of the noise in the released mean."""
         assert self.bits is not None
         units = 2.0**self.bits if self.limit is None else self.limit
         return self.l2_clip_norm / (units * 2.0**self.shift * self.normalizer)
 
 
 class PrefixSumPlan(PrivatePlan, Protocol):
-    """What a transform reads whose releases are increments of noised prefix sums."""
+    """Plan fields of transforms that release increments of noised prefix sums."""
 
     @property
     def steps_per_pass(self) -> int: ...
@@ -144,7 +144,7 @@ class PrefixSumPlan(PrivatePlan, Protocol):
 
 
 class IncrementPlan(PrefixSumPlan, Protocol):
-    """What the oracles of an estimate and its changes read besides."""
+    """Plan fields of the O2NC oracles: estimators of a gradient and of its change."""
 
     @property
     def oracle(self) -> str: ...
@@ -165,7 +165,7 @@ class IncrementPlan(PrefixSumPlan, Protocol):
 
 
 class DriverPlan(Protocol):
-    """What online-to-non-convex conversion reads: no oracle, no budget."""
+    """Plan fields of online-to-non-convex conversion, without oracle and budget."""
 
     family: ClassVar[str]
 
@@ -186,7 +186,10 @@ class DriverPlan(Protocol):
 
 
 class ScoreGrid(NamedTuple):
-    """How one player's scores move: by floor(total * multiplier / 2**shift) units."""
+    """Grid of one player's totals, and the factor from totals to scores.
+
+    A total moves a score by ``floor(total * multiplier / 2**shift)`` units.
+    """
 
     clip: float  # bound on a coordinate of one record's gradient
     bits: int  # a total counts units of 2**-bits of it
@@ -195,7 +198,7 @@ class ScoreGrid(NamedTuple):
 
 
 class VertexPlan(DataPlan, Protocol):
-    """What algorithms read that draw vertices from softmaxes of scores."""
+    """Plan fields of algorithms that draw vertices from softmaxes of scores."""
 
     @property
     def sampler(self) -> str: ...
@@ -204,7 +207,7 @@ class VertexPlan(DataPlan, Protocol):
 
 
 class SaddlePlan(VertexPlan, Protocol):
-    """Of two players with batches of one size."""
+    """Plan fields of a two-player game with a fixed batch size."""
 
     @property
     def dim_x(self) -> int: ...
@@ -219,14 +222,14 @@ class SaddlePlan(VertexPlan, Protocol):
 
 
 class LevelGrids(NamedTuple):
-    """How one player's scores move at a level: of the difference, and of the base."""
+    """Score grids of one player at a level: of the difference, and of the base."""
 
     difference: ScoreGrid
     base: ScoreGrid
 
 
 class BiasReducedPlan(VertexPlan, Protocol):
-    """Of two players whose batches depend on a level."""
+    """Plan fields of a two-player game whose batch sizes depend on a level."""
 
     @property
     def dim_x(self) -> int: ...
@@ -241,7 +244,7 @@ class BiasReducedPlan(VertexPlan, Protocol):
 
 
 class ConvexPlan(VertexPlan, Protocol):
-    """Of one player with an averaged, lazily refreshed point."""
+    """Plan fields of a one-player problem with an averaged, lazily refreshed point."""
 
     @property
     def dim(self) -> int: ...
@@ -254,7 +257,7 @@ class ConvexPlan(VertexPlan, Protocol):
 
 
 class QueryPlan(DataPlan, Protocol):
-    """Of a histogram against queries."""
+    """Plan fields of the synthetic-data game: a histogram against queries."""
 
     @property
     def sampler(self) -> str: ...
@@ -273,7 +276,7 @@ class QueryPlan(DataPlan, Protocol):
 
 
 class TrackedGrid(NamedTuple):
-    """How a running sum of Hessians is bounded, and its products noised."""
+    """Clip and grid of a running sum of Hessians, and noise of its products."""
 
     norm: str  # of a record's matrix that is bounded: "operator" or "frobenius"
     bits: int  # a unit is 2**-bits of record_move
@@ -283,12 +286,12 @@ class TrackedGrid(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """Of the mean's entries."""
+        """Value of one grid unit in an entry of the mean Hessian."""
         return self.record_move * 2.0**-self.bits
 
 
 class ProductGrid(NamedTuple):
-    """How products with Hessians are bounded and noised, however short the vector is."""
+    """Clip, grid and noise of Hessian-vector products, for vectors up to ``radius``."""
 
     l2_clip_norm: float  # bound on one record's product with a unit vector
     radius: float  # the longest vector
@@ -299,7 +302,7 @@ class ProductGrid(NamedTuple):
 
 
 class SpiderPlan(DataPlan, Protocol):
-    """What the adaptive variance-reduced gradient reads."""
+    """Plan fields of the adaptive variance-reduced gradient (SpiderBoost)."""
 
     @property
     def noise_multiplier(self) -> float | None: ...
@@ -326,7 +329,7 @@ class SpiderPlan(DataPlan, Protocol):
 
 
 class SOSPPlan(SpiderPlan, Protocol):
-    """What the search for second-order points reads besides."""
+    """Plan fields of the search for second-order stationary points."""
 
     @property
     def dim(self) -> int | None: ...

@@ -78,7 +78,7 @@ _lock = threading.Lock()
 
 
 def _untraced() -> Any:
-    """The state of JAX where nothing is traced: that of a new thread."""
+    """Returns the trace state of JAX outside every transformation, read in a new thread."""
     with futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(get_opaque_trace_state).result()
 
@@ -122,7 +122,7 @@ class Keys:
 
     @classmethod
     def from_entropy(cls) -> "Keys":
-        """New roots from 32 bytes of the operating system's entropy.
+        """Draws new roots from 32 bytes of the operating system's entropy.
 
         One such object serves one run, and what :data:`USES` lists beside it: a second
         run of whatever family raises. It is neither copied nor pickled.
@@ -136,7 +136,7 @@ class Keys:
 
     @classmethod
     def _from_seed(cls, seed: bytes, *, private: bool) -> "Keys":
-        """The roots that 32 secret bytes stand for: hashed, so that none tells another."""
+        """Derives the roots from 32 secret bytes by hashing: none of them tells another."""
 
         def root(name: str, size: int) -> np.ndarray:
             digest = hashlib.shake_256(b"jaxdp keys 1 " + name.encode() + b":" + seed)
@@ -149,7 +149,7 @@ class Keys:
 
     @classmethod
     def insecure(cls, seed: int | jax.Array) -> "Keys":
-        """Reproducible roots from a seed; for tests, studies and benchmarks.
+        """Makes reproducible roots from a seed; for tests, studies and benchmarks.
 
         Args:
           seed: Python integer in [0, 2**256), or an integer array, shape=(), which may be
@@ -175,7 +175,7 @@ class Keys:
         return cls(root(1), noise, sampling, wide(root(4), 8), private=False)
 
     def broadcast(self) -> "Keys":
-        """The keys of process 0, in every process of ``jax.distributed``.
+        """Returns the keys of process 0 in every process of ``jax.distributed``.
 
         All processes call it, and wait for one another: ``Keys.from_entropy().broadcast()``
         gives a run of several processes its one set of roots. Such keys serve that run
@@ -202,7 +202,7 @@ class Keys:
         return f"Keys(seed_source={self.seed_source!r}, private={self.private})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What copy and pickle ask for: insecure keys alone."""
+        """Supports copy and pickle of insecure keys alone."""
         if self.private:
             raise TypeError(
                 "keys from entropy cannot be copied or pickled, nor what holds them: a "
@@ -243,7 +243,7 @@ def _seed_words(seed: int | jax.Array) -> jax.Array:
 
 
 def renewed(keys: Keys, attempt: int, salt: bytes = b"") -> Keys:
-    """The keys of a further attempt at steps whose releases were lost.
+    """Returns the keys of a further attempt at steps whose releases were lost.
 
     Noise and sampling roots are new, hashed from the secret root, ``attempt`` and ``salt``;
     the directions stay. Attempt 0 is the keys themselves.
@@ -257,7 +257,7 @@ def renewed(keys: Keys, attempt: int, salt: bytes = b"") -> Keys:
 
 
 def to_hex(keys: Keys) -> dict[str, Any]:
-    """The roots as text, for a file that only its owner may read."""
+    """Returns the roots as text, for a file that only its owner may read."""
     words = {name: jax.random.key_data(getattr(keys, name)) for name in _ROOTS}
     words["noise_words"] = keys.noise_words
     text = {
@@ -274,12 +274,12 @@ def from_hex(fields: dict[str, Any]) -> Keys:
 
 
 def root_from_hex(text: str) -> jax.Array:
-    """A root from its part of :func:`to_hex`."""
+    """Reads a root from its part of :func:`to_hex`."""
     return from_words(_words_of(text))
 
 
 def from_words(words: Any) -> jax.Array:
-    """Typed keys from their words: what ``jax.random.key_data`` gave.
+    """Makes typed keys from their words, as ``jax.random.key_data`` gives them.
 
     Two words (..., 2) are a public key, four (..., 4) or more a secret one.
     """
@@ -310,7 +310,7 @@ def check(keys: Any) -> Keys:
 def stream(
     root: jax.Array, role: str, step: int | jax.Array | None = None, context: int = 0
 ) -> jax.Array:
-    """The key of one role, or of one step of it.
+    """Returns the key of one role, or of one step of it.
 
     Args:
       root: the root of that role's name, shape=().
@@ -327,12 +327,12 @@ def stream(
 
 
 def at_step(role_key: jax.Array, step: int | jax.Array) -> jax.Array:
-    """The key of step ``step`` from a role's key: ``stream`` in two halves."""
+    """Returns the key of step ``step`` from a role's key: ``stream`` in two halves."""
     return threefry.fold_in(role_key, step)
 
 
 def exact_noise_secret(keys: Keys) -> bytes:
-    """The 256-bit root of the exact host samplers.
+    """Returns the 256-bit root of the exact host samplers.
 
     Raises:
       ValueError: the keys are traced, so nothing can be drawn on the host.
@@ -346,7 +346,7 @@ def exact_noise_secret(keys: Keys) -> bytes:
 
 
 def trial(keys: Keys, index: int) -> Keys:
-    """The keys of one run of many, independent of the parent's and of one another.
+    """Returns the keys of one run of many, independent of the parent's and of one another.
 
     All roots, the public one too, are hashed from the parent's 256-bit secret: a trial's
     direction root, which may be published, tells neither a secret nor which trial it was.
@@ -362,12 +362,15 @@ def trial(keys: Keys, index: int) -> Keys:
 
 
 def fingerprint(keys: Keys) -> bytes:
-    """32 bytes by which processes of one run see that their keys are the same: secret."""
+    """Returns 32 bytes by which processes of one run compare their keys. Secret."""
     return hashlib.sha256(repr(sorted(to_hex(keys).items())).encode()).digest()
 
 
 def _marks(keys: Keys, use: str) -> frozenset[bytes]:
-    """What is remembered of a use: of each secret root, whatever object holds it."""
+    """Returns the marks of a use: a hash of each secret root.
+
+    They do not depend on the object that holds the roots.
+    """
     use = use if use in USES else "run"
     secret = {
         k: v for k, v in to_hex(keys).items() if k not in ("direction", "private")
@@ -389,7 +392,7 @@ def _check_process(keys: Keys) -> None:
 
 
 def check_unspent(keys: Keys, use: str, given: Any = None) -> None:
-    """Requires that keys from entropy can still be spent; as :func:`spend`, and no more."""
+    """Raises unless keys from entropy can still be spent; does not mark them."""
     if not keys.private:
         return
     _check_process(keys)
@@ -444,7 +447,7 @@ def _spans_processes(tree: Any) -> bool:
 
 
 def _is_traced(tree: Any) -> bool:
-    """Whether this runs within a transformation of JAX, or on what one passes in."""
+    """Returns True within a transformation of JAX, or if ``tree`` holds a tracer."""
     if get_opaque_trace_state() != _UNTRACED:
         return True
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
@@ -452,7 +455,7 @@ def _is_traced(tree: Any) -> bool:
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Where the library traces an ``init`` of which it keeps no more than the shapes."""
+    """Marks a block in which the library traces an ``init`` for its shapes alone."""
     token = _shapes_only.set(True)
     try:
         yield
@@ -462,7 +465,7 @@ def shapes_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together(several: bool) -> Iterator[None]:
-    """Where a run begins, of all processes of ``jax.distributed`` if of ``several``."""
+    """Marks a block in which a run begins, of all processes if ``several``."""
     token = _together.set(several)
     try:
         yield
@@ -472,7 +475,7 @@ def together(several: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def resuming(keys: Keys) -> Iterator[None]:
-    """Where a recorded run goes on: its keys may be used again, for the same releases."""
+    """Allows the keys of a recorded run to be used again, for the same releases."""
     token = _resuming.set(_marks(keys, "run") if keys.private else frozenset())
     try:
         yield
@@ -481,7 +484,7 @@ def resuming(keys: Keys) -> Iterator[None]:
 
 
 def words(key: jax.Array, size: int) -> jax.Array:
-    """Uniform uint32 words (size,) of a stream's key."""
+    """Draws uniform uint32 words (size,) from a stream's key."""
     if threefry.is_secret(key):
         return threefry.bits(key, (size,))
     return threefry.stored_bits(key, size)

@@ -68,7 +68,7 @@ class Intent(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a ledger says.
+    """Content of a ledger.
 
     Attributes:
       header: what the run was.
@@ -113,7 +113,7 @@ def read(folder: str | os.PathLike[str]) -> Record:
 
 
 def verify(folder: str | os.PathLike[str]) -> Record:
-    """Reads a run's ledger as :meth:`Ledger.open` does, and lets go of the folder.
+    """Reads a run's ledger, verified as by :meth:`Ledger.open`, and unlocks the folder.
 
     For what is read of a run that will go on: nothing of a ledger that somebody edited
     should decide what is done with private records.
@@ -137,7 +137,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def _parsed(text: bytes, path: pathlib.Path) -> Record:
-    """What the lines say; ``path`` is named where they say nothing."""
+    """Parses the lines of a ledger; errors name ``path`` and the line."""
     header: dict[str, Any] | None = None
     parts: list[np.ndarray] = []
     intents: list[Intent] = []
@@ -172,7 +172,7 @@ def _parsed(text: bytes, path: pathlib.Path) -> Record:
 
 
 def _whole_lines(text: bytes) -> Iterator[bytes]:
-    """Lines that end: a torn last one was never written."""
+    """Yields the complete lines: a torn last one was never written."""
     yield from text[: text.rfind(b"\n") + 1].splitlines()
 
 
@@ -201,17 +201,17 @@ class _Chain(NamedTuple):
 
     @classmethod
     def begin(cls, key: bytes, plan: bytes) -> Self:
-        """The chain of no lines; ``plan`` is what ``plan.json`` holds."""
+        """Returns the chain of no lines; ``plan`` is the content of ``plan.json``."""
         start = hmac.digest(key, b"plan:" + hashlib.sha256(plan).digest(), "sha256")
         return cls(key, start, 0, start)
 
     def then(self, line: bytes) -> Self:
-        """With one line more, which ends without a line feed."""
+        """Returns the chain with one more line, given without its line feed."""
         link = hmac.digest(self.key, self.link + line, "sha256")
         return self._replace(lines=self.lines + 1, link=link)
 
     def ahead(self, line: bytes | None) -> bytes:
-        """What is written before ``line`` is appended."""
+        """Returns the content of ``chain.json`` before ``line`` is appended."""
         following = None if line is None else line.decode()
         fields = {
             "plan": self.start.hex(),
@@ -222,7 +222,7 @@ class _Chain(NamedTuple):
 
 
 def _verified(folder: pathlib.Path, text: bytes, key: bytes) -> tuple[_Chain, bytes]:
-    """The chain of a ledger's lines, and the line that has still to be appended, or b"".
+    """Verifies a ledger's lines; returns their chain and the line still to append, or b"".
 
     Raises:
       ValueError: they are not the lines that the run wrote, or not all of them.
@@ -344,7 +344,7 @@ class Ledger:
     def open(
         cls, folder: str | os.PathLike[str]
     ) -> tuple[Self, Record, dict[str, Any]]:
-        """Takes up the folder of a run: the ledger, what it says, and the secrets.
+        """Opens the folder of a run; returns the ledger, its record and its secrets.
 
         Raises:
           ValueError: no ledger, one in use by another process, other secrets, or lines
@@ -372,7 +372,7 @@ class Ledger:
         os.fsync(self._file.fileno())
 
     def intend(self, first: int, last: int, attempt: int) -> None:
-        """Writes that the steps [first, last) will be released: they count from now on."""
+        """Writes the intent to release the steps [first, last): they count from now on."""
         self._append({"intent": [first, last], "attempt": attempt})
 
     def record(self, first: int, releases: np.ndarray) -> None:
@@ -396,7 +396,7 @@ class Ledger:
         replace(path, content, mode=0o600 if secret else 0o644)
 
     def load(self, name: str) -> bytes | None:
-        """A file of ``secret/``; None if there is none."""
+        """Reads a file of ``secret/``; returns None if there is none."""
         try:
             return (self.folder / SECRET / name).read_bytes()
         except FileNotFoundError:
@@ -415,7 +415,7 @@ class Ledger:
         _sync_folder(self.folder / SECRET)
 
     def close(self) -> None:
-        """Lets another process take up the folder."""
+        """Closes the ledger and unlocks its folder for other processes."""
         self._file.close()
         self._lock.close()
 
@@ -460,7 +460,7 @@ def _secrets(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _locked(folder: pathlib.Path) -> Any:
-    """The open lock of a folder, which is made if need be; closing it lets go."""
+    """Locks a folder, made if missing; closing the returned file unlocks it."""
     hidden = folder / SECRET
     folder.mkdir(parents=True, exist_ok=True)
     hidden.mkdir(mode=0o700, exist_ok=True)
@@ -483,7 +483,7 @@ def _locked(folder: pathlib.Path) -> Any:
 
 
 def replace(path: pathlib.Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file under another name, then renames it: never half of it is there."""
+    """Replaces a file as a whole: writes it under another name, then renames it."""
     part = path.with_name(path.name + ".part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with os.fdopen(os.open(part, flags, mode), "wb") as file:
@@ -495,7 +495,7 @@ def replace(path: pathlib.Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-    """Makes a rename last, where the system can."""
+    """Synchronises a folder with the disk, where the system can, so that renames last."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

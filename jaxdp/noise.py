@@ -33,7 +33,7 @@ _LARGEST_SCALE = 2**56
 
 
 class Coins:
-    """An endless stream of coins: a function of a secret and of what it is for.
+    """Endless stream of coins: a function of a secret and a context.
 
     Block i of the stream is SHAKE-256(encoding of secret and context, i), so that a long
     stream costs linear time. The encoding writes the type and the length of each part,
@@ -66,17 +66,17 @@ class Coins:
         raise TypeError("Coins cannot be copied or pickled; make them from the secret")
 
     def bits(self, k: int) -> int:
-        """``k`` uniform bits, as an integer in [0, 2**k)."""
+        """Draws ``k`` uniform bits, as an integer in [0, 2**k)."""
         _validate.integer(at_least=0, k=k)
         return self._bits(k)
 
     def below(self, n: int) -> int:
-        """A uniform integer in [0, n)."""
+        """Draws a uniform integer in [0, n)."""
         _validate.integer(n=n)
         return self._below(n)
 
     def bernoulli_exp(self, num: int, den: int) -> bool:
-        """True with probability exactly exp(-num/den), for integers num >= 0, den > 0."""
+        """Draws True with probability exp(-num/den) exactly, for num >= 0, den > 0."""
         _validate.integer(at_least=0, num=num)
         _validate.integer(den=den)
         return self._bernoulli_exp(num, den)
@@ -97,7 +97,7 @@ class Coins:
                 return value
 
     def _bernoulli(self, num: int, den: int) -> bool:
-        """True with probability num/den <= 1: a uniform real against it, by words.
+        """Draws True with probability num/den <= 1: a uniform real against it, by words.
 
         One word decides, but for a probability of 2**-64.
         """
@@ -108,7 +108,7 @@ class Coins:
                 return word < threshold
 
     def _bernoulli_exp_unit(self, num: int, den: int) -> bool:
-        """True with probability exp(-num/den), for num <= den.
+        """Draws True with probability exp(-num/den), for num <= den.
 
         The first k at which a coin of probability num/(k den) fails is odd with the
         probability sum_k (-num/den)**k / k!.
@@ -127,7 +127,7 @@ class Coins:
 
 
 def discrete_gaussian(coins: Coins, std: int, shape: Shape) -> np.ndarray:
-    r"""Integers with :math:`P[Z=z] \propto \exp(-z^2/2\,\mathrm{std}^2)`.
+    r"""Draws integers with :math:`P[Z=z] \propto \exp(-z^2/2\,\mathrm{std}^2)`.
 
     Args:
       coins: where the randomness comes from; they advance.
@@ -163,7 +163,7 @@ def discrete_gaussian(coins: Coins, std: int, shape: Shape) -> np.ndarray:
 
 
 def discrete_laplace(coins: Coins, scale: int | Fraction, shape: Shape) -> np.ndarray:
-    r"""Integers with :math:`P[Z=z] \propto \exp(-|z|/\mathrm{scale})`.
+    r"""Draws integers with :math:`P[Z=z] \propto \exp(-|z|/\mathrm{scale})`.
 
     Args:
       coins: where the randomness comes from; they advance.
@@ -191,7 +191,7 @@ def discrete_laplace(coins: Coins, scale: int | Fraction, shape: Shape) -> np.nd
 
 
 def _laplace(coins: Coins, num: int, den: int) -> int:
-    """One integer z with probability proportional to exp(-abs(z) den/num)."""
+    """Draws one integer z with probability proportional to exp(-abs(z) den/num)."""
     unit = coins._bernoulli_exp_unit
     while True:
         # low + num * high is geometric of ratio exp(-1/num).
@@ -209,7 +209,7 @@ def _laplace(coins: Coins, num: int, den: int) -> int:
 
 
 def _encode(part: Any) -> bytes:
-    """A part of a context, unambiguously: type, length, content."""
+    """Encodes a part of a context unambiguously: type, length, content."""
     if isinstance(part, bytes):
         kind, content = b"b", part
     elif isinstance(part, str):
@@ -225,7 +225,7 @@ def _encode(part: Any) -> bytes:
 
 
 def _words(prefix: bytes) -> Iterator[int]:
-    """Uniform 64-bit words, block after block."""
+    """Yields uniform 64-bit words, block after block."""
     start = hashlib.shake_256(prefix)
     unpack = struct.Struct(f"<{_WORDS_PER_BLOCK}Q").unpack
     index = 0

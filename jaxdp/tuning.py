@@ -1,4 +1,4 @@
-r"""Random search over hyper-parameters, charged for what it looks at.
+r"""Random search over hyper-parameters, with its privacy cost accounted.
 
 The best of k private runs is not as private as one: that it is the best tells about the
 others. If k is a constant, little better than charging all k runs is known. If k is
@@ -45,7 +45,7 @@ _TIMING = ("compile_seconds", "train_seconds", "steps_per_second")
 
 
 class TuneResult(NamedTuple):
-    """What ``tune`` returns, of the best trial alone. Public."""
+    """Result of ``tune``, of the best trial alone. Public."""
 
     params: Any
     info: training.FitInfo
@@ -177,7 +177,7 @@ def calibrate(
     mean_trials: float,
     shape: float = 1.0,
 ) -> _Plan:
-    """The plan of least noise whose *search* is (epsilon, delta)-private.
+    """Returns the plan of least noise whose *search* is (epsilon, delta)-private.
 
     One run of that plan alone is more private than this. Plans that differ only in clip,
     smoothing radius and directions get the same noise multiplier: calibrate one and
@@ -206,7 +206,7 @@ def calibrate(
 
 
 def _checked_candidates(candidates: Any) -> list[Candidate]:
-    """The candidates as a list, if every trial costs the same whichever it takes."""
+    """Returns the candidates as a list; raises unless every trial costs the same."""
     try:
         pairs = [(plan, optimizer) for plan, optimizer in candidates]
     except (TypeError, ValueError) as error:
@@ -244,7 +244,7 @@ def _check_law(mean_trials: float, shape: float) -> None:
 def _search(
     plan: SumPlan, mean_trials: float, shape: float
 ) -> Callable[[float], accounting.Guarantee]:
-    """From a noise multiplier to the guarantee of a search over runs of the plan."""
+    """Returns a function from a noise multiplier to the guarantee of a search over runs."""
 
     def guarantee(noise_multiplier: float) -> accounting.Guarantee:
         one = plan._guarantee_of(noise_multiplier, plan.num_steps)
@@ -269,7 +269,7 @@ def _rehearse(
     value_fn: ValueFn,
     options: dict[str, Any],
 ) -> None:
-    """Traces one step from shapes alone: a mistake is to be found before the search."""
+    """Traces one step from shapes alone, to find mistakes before the search."""
     plan, optimizer = candidate
     sampling.check_data(plan, data)
     plan = dataclasses.replace(plan, num_steps=1)
@@ -293,7 +293,7 @@ def _best(
     mean_trials: float,
     shape: float,
 ) -> tuple[int, Any]:
-    """The candidate and the result of the best of a random number of trials.
+    """Runs a random number of trials; returns the best one's candidate and result.
 
     The trials are exchangeable, so that to take the first of equal scores is to take any.
     """
@@ -310,7 +310,7 @@ def _best(
 
 
 def _num_trials(coins: noise.Coins, mean: float, shape: float) -> int:
-    """A draw from the law of the number of trials, exact for the rational gamma used.
+    """Draws the number of trials from its law, exact for the rational gamma used.
 
     A walk that stops at each k with probability gamma would be geometric. Here it also
     starts anew, on the way from k to k + 1, unless a coin of (k + shape) / (k + 1) says
@@ -328,7 +328,7 @@ def _coin(coins: noise.Coins, probability: Fraction) -> bool:
 
 
 def _gamma(mean: float, shape: float) -> float:
-    """The gamma of a mean, at most a rounding above it: never a larger mean."""
+    """Computes the gamma of a mean, rounded so that the mean is never larger."""
 
     def mean_at(x: float) -> float:  # x = log(1 / gamma)
         if shape == 0:

@@ -64,7 +64,7 @@ def clip_tree(
     """
 
     def rows(x: jax.Array) -> jax.Array:
-        """(records..., everything else)."""
+        """Reshapes to (records..., everything else)."""
         return x.reshape(*x.shape[:batch_ndim], math.prod(x.shape[batch_ndim:]))
 
     leaves = jax.tree.leaves(tree)
@@ -108,7 +108,7 @@ def clip_tree(
 
 
 def grid_bits(rows: int, noise_over_bound: float, *, deviations: int = 8) -> int:
-    r"""Bits k of the grid :math:`2^{-k}` of the bound such that the sum fits int32.
+    r"""Returns bits k of the grid :math:`2^{-k}` of the bound such that the sum fits int32.
 
     .. math:: k = \min(16, \lfloor\log_2((2^{31} - 1) / (\text{rows} + 8 m))\rfloor)
 
@@ -132,7 +132,7 @@ def grid_bits(rows: int, noise_over_bound: float, *, deviations: int = 8) -> int
 
 
 def _within(c: jax.Array, limit: int) -> jax.Array:
-    """Whether sum(c**2) <= limit**2 along the last axis, in exact integers.
+    """Returns True where sum(c**2) <= limit**2 along the last axis, in exact integers.
 
     Limbs of 16 bits in uint32. Elements must be below limit <= 2**16 in size, and
     rows not far above the bound (they come out of a float clip).
@@ -206,7 +206,7 @@ def grid_sum(
     order: int = 2,
     limit: int | None = None,
 ) -> jax.Array:
-    """Sum over records of :func:`to_grid`: int32 ``(K,)``, exact in any order."""
+    """Sums :func:`to_grid` over records: int32 ``(K,)``, exact in any order."""
     c = to_grid(x, mask, bound, bits, order=order, limit=limit)
     return c.sum(axis=0, dtype=jnp.int32)
 
@@ -214,6 +214,6 @@ def grid_sum(
 def from_grid(
     total: jax.Array, bound: float | jax.Array, bits: int, normalizer: float
 ) -> jax.Array:
-    """float32 value of a grid sum divided by a constant: total * bound / (2**k norm)."""
+    """Converts a grid sum to float32 over a constant: total * bound / (2**k norm)."""
     factor = jnp.asarray(bound / (2.0**bits * normalizer), jnp.float32)
     return total.astype(jnp.float32) * factor

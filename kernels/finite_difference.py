@@ -29,7 +29,10 @@ AxisName = str | tuple[str, ...]
 
 
 def _checked(losses: jax.Array, batch: Any) -> jax.Array:
-    """Losses in float32 or wider, shape (B,); else an error that names ``value_fn``."""
+    """Checks that losses have the shape (B,), and casts them to float32 or wider.
+
+    The error names ``value_fn``.
+    """
     rows = num_rows(batch)
     if losses.shape != (rows,):
         raise ValueError(
@@ -43,7 +46,7 @@ def _checked(losses: jax.Array, batch: Any) -> jax.Array:
 
 
 def num_rows(batch: Any) -> int:
-    """B: the common leading axis of all leaves of a batch.
+    """Returns B, the common leading axis of all leaves of a batch.
 
     Raises:
       ValueError: no leaves, a scalar leaf, or leaves that disagree.
@@ -60,7 +63,7 @@ def num_rows(batch: Any) -> int:
 def _slope(
     value_fn: ValueFn, params: Any, batch: Any, direction: Direction, radius: float
 ) -> jax.Array:
-    """Slopes (B,) along one direction."""
+    """Computes the slopes (B,) along one direction."""
 
     def losses(scale: jax.Array, after: jax.Array | None = None) -> jax.Array:
         values = perturb.losses_at(value_fn, params, batch, direction, scale, after)
@@ -87,7 +90,7 @@ def _small(batch: Any, direction: Direction) -> bool:
 
 
 def _derivative(losses: Callable[[jax.Array], jax.Array], zero: jax.Array) -> jax.Array:
-    """The forward-mode limit (B,) of a slope, for losses that have one.
+    """Computes the forward-mode limit (B,) of a slope, for losses that have one.
 
     Raises:
       ValueError: JAX cannot differentiate the losses, or their derivative is zero because
@@ -105,7 +108,7 @@ def _derivative(losses: Callable[[jax.Array], jax.Array], zero: jax.Array) -> ja
 
 @jax.custom_jvp
 def _differentiable(losses: jax.Array, scale: jax.Array) -> jax.Array:
-    """The losses; to differentiate them raises where they are constant by structure."""
+    """Returns the losses; their derivative raises if they are constant by structure."""
     del scale  # Its tangent is not zero: JAX asks only where one of them is not.
     return losses
 
@@ -127,7 +130,7 @@ def _floating(params: Any) -> list[jax.Array]:
 
 
 def _microbatches(batch: Any, size: int) -> Any:
-    """``(count, size, ...)`` slices; the last is padded with copies of record 0."""
+    """Splits a batch into ``(count, size, ...)`` slices, padded with copies of record 0."""
     rows = num_rows(batch)
     count = -(-rows // size)
 
@@ -141,7 +144,7 @@ def _microbatches(batch: Any, size: int) -> Any:
 def _map_microbatches(
     fn: Callable[[Any], jax.Array], batch: Any, size: int | None
 ) -> jax.Array:
-    """``fn`` over slices of ``size`` records, one after the other, concatenated."""
+    """Applies ``fn`` to slices of ``size`` records in turn and concatenates the results."""
     rows = num_rows(batch)
     if size is None or size >= rows:
         return fn(batch)
@@ -155,7 +158,7 @@ def sum_microbatches(
     size: int | None,
     axis_name: AxisName | None = None,
 ) -> jax.Array:
-    """Sum of ``fn((records, mask))`` over slices of ``size`` records, and over devices.
+    """Sums ``fn((records, mask))`` over slices of ``size`` records, and over devices.
 
     Every record is in one slice, and every slice on one device: a device takes as many
     whole slices as the others, the last ones fewer. All slices have one shape (the last
@@ -201,7 +204,9 @@ def sum_microbatches(
 
 
 def on_each(tree: Any, axis_name: AxisName | None) -> Any:
-    """What all devices share, as values of each: for derivatives of a device's own losses.
+    """Casts values that all devices share to values of each device.
+
+    Derivatives of a device's own losses need this.
 
     (A ``shard_map`` that checks replication sums derivatives by shared values over all
     devices, before anything is clipped.)
@@ -225,7 +230,7 @@ def slopes(
     smoothing_radius: float,
     microbatch_size: int | None = None,
 ) -> jax.Array:
-    """Slopes of every record along every direction.
+    """Computes the slopes of every record along every direction.
 
     Args:
       value_fn: ``value_fn(params, batch) -> losses (B,)``, or a ``LazyLoss``.
@@ -291,7 +296,7 @@ def changes(
 
 
 def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
-    r"""The tree :math:`\frac1K\sum_k w_k u_k`; frozen leaves are zero.
+    r"""Computes the tree :math:`\frac1K\sum_k w_k u_k`; frozen leaves are zero.
 
     Args:
       weights: ``(K,)`` float32.
@@ -334,7 +339,7 @@ def estimates(
     smoothing_radius: float,
     microbatch_size: int | None = None,
 ) -> Any:
-    r"""Per-record vector estimates :math:`\frac1K\sum_k s_{ik} u_k`.
+    r"""Computes the per-record vector estimates :math:`\frac1K\sum_k s_{ik} u_k`.
 
     Returns:
       A tree like ``params`` with leading axis B, float32: B copies of the parameters, so

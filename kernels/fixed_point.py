@@ -26,12 +26,12 @@ class Fixed(NamedTuple):
 
 
 def from_int(x: jax.Array) -> Fixed:
-    """Integers, int32, with a fraction that is there and zero."""
+    """Converts int32 integers to fixed point with a fraction of zero."""
     return Fixed(x, jnp.zeros(x.shape, jnp.uint32))
 
 
 def to_float(x: Fixed) -> jax.Array:
-    """The float32 next to ``x``, up to two roundings."""
+    """Converts to float32, exactly up to two roundings."""
     units = x.high.astype(jnp.float32)
     return (
         units if x.low is None else units + x.low.astype(jnp.float32) * np.float32(ULP)
@@ -39,7 +39,7 @@ def to_float(x: Fixed) -> jax.Array:
 
 
 def add(a: Fixed, b: Fixed) -> Fixed:
-    """``a + b``, exact."""
+    """Returns ``a + b`` exactly."""
     if a.low is None or b.low is None:
         return Fixed(a.high + b.high, b.low if a.low is None else a.low)
     low = a.low + b.low
@@ -48,7 +48,7 @@ def add(a: Fixed, b: Fixed) -> Fixed:
 
 
 def sub(a: Fixed, b: Fixed) -> Fixed:
-    """``a - b``, exact."""
+    """Returns ``a - b`` exactly."""
     if b.low is None:
         return Fixed(a.high - b.high, a.low)
     low = -b.low if a.low is None else a.low - b.low
@@ -58,14 +58,14 @@ def sub(a: Fixed, b: Fixed) -> Fixed:
 
 
 def numerator(x: float) -> int:
-    """The k for which ``k / 2**32`` is nearest to ``x``, which is from 0 to 1."""
+    """Returns the integer k for which ``k / 2**32`` is nearest to ``x``, in [0, 1]."""
     if not 0 <= x <= 1:
         raise ValueError(f"a fraction must be in [0, 1], got {x}")
     return round(x * ONE)  # The product is exact.
 
 
 def scaled(x: Fixed, k: int | jax.Array) -> Fixed:
-    """``x k / 2**32``, rounded towards minus infinity: an ulp is more than what is lost.
+    """Returns ``x k / 2**32``, rounded towards minus infinity by less than an ulp.
 
     Args:
       x: with a fraction, any shape.
@@ -88,7 +88,7 @@ def scaled(x: Fixed, k: int | jax.Array) -> Fixed:
 
 
 def _high_product(x: jax.Array, k: jax.Array) -> jax.Array:
-    """``x k // 2**32`` of uint32, from products of 16 bits by 16."""
+    """Returns ``x k // 2**32`` of uint32, from products of 16 bits by 16."""
     half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
     x1, x0, k1, k0 = x >> half, x & mask, k >> half, k & mask
     a, b = x1 * k0, x0 * k1
@@ -97,5 +97,5 @@ def _high_product(x: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def tree_map(fn: Callable[..., Any], *trees: Any) -> Any:
-    """``jax.tree.map`` that takes a :class:`Fixed` for a leaf."""
+    """Applies ``jax.tree.map`` with every :class:`Fixed` taken for a leaf."""
     return jax.tree.map(fn, *trees, is_leaf=lambda x: isinstance(x, Fixed))

@@ -77,7 +77,7 @@ class Law(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def law(std: int, *, fine: bool = False) -> Law:
-    """The tables of a standard deviation, from integer arithmetic: the same everywhere.
+    """Returns the tables of a standard deviation, the same on every machine.
 
     Args:
       std: integer from 1 to 2**28, in units.
@@ -104,7 +104,7 @@ def law(std: int, *, fine: bool = False) -> Law:
 
 
 def shift_of(std: int) -> int:
-    """s: the logarithm of the table's stride."""
+    """Returns s, the logarithm of the table's stride."""
     if isinstance(std, bool) or not isinstance(std, int | np.integer):
         raise TypeError(f"std must be an integer, got {std!r}")
     if not 1 <= std <= MAX_STD:
@@ -113,7 +113,10 @@ def shift_of(std: int) -> int:
 
 
 def _counts(std: int, shift: int, fine: bool) -> list[int]:
-    """Of abs(T) = 0, 1, ...: integers of sum 2**127, half of what zero has with it."""
+    """Returns the counts of abs(T) = 0, 1, ...: integers of sum 2**127.
+
+    The count of zero is half of its weight, because zero is drawn with both signs.
+    """
     stride = Fraction(2) ** shift
     step = Fraction(1, 2**32) if fine else Fraction(1)  # Of the lattice of the U_i.
     low = step / stride
@@ -162,7 +165,7 @@ def _counts(std: int, shift: int, fine: bool) -> list[int]:
 
 
 def _aliased(counts: list[int]) -> tuple[list[int], list[int]]:
-    """Thresholds and aliases of the slots: each count is kept exactly."""
+    """Computes thresholds and aliases of the slots; each count is kept exactly."""
     full = 2**_SLOT_BITS
     thresholds, alias = [0] * _SLOTS, list(range(_SLOTS))
     left = list(counts)
@@ -179,7 +182,7 @@ def _aliased(counts: list[int]) -> tuple[list[int], list[int]]:
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def draw(key: jax.Array, shape: tuple[int, ...], law: Law) -> jax.Array:
-    """Integers of the discrete Gaussian of a law.
+    """Draws integers of the discrete Gaussian of a law.
 
     Args:
       key: a secret typed key (``threefry.secret_key``), shape=(). Element i depends on it
@@ -202,7 +205,7 @@ def draw(key: jax.Array, shape: tuple[int, ...], law: Law) -> jax.Array:
 def draw_fine(
     key: jax.Array, shape: tuple[int, ...], law: Law
 ) -> tuple[jax.Array, jax.Array]:
-    """The same on the lattice of 2**-32 units.
+    """Draws from the discrete Gaussian of a law on the lattice of 2**-32 units.
 
     Args:
       key: as in :func:`draw`.
@@ -229,7 +232,7 @@ def draw_fine(
 
 
 def _look_up(law: Law, words: threefry.Block) -> jax.Array:
-    """T: a sign bit, eleven bits of a slot, and 116 bits against its threshold."""
+    """Draws T: a sign bit, eleven bits of a slot, and 116 bits against its threshold."""
     slot = (words[0] >> jnp.uint32(20)) & jnp.uint32(_SLOTS - 1)
 
     # Each table is read once, so that XLA keeps one program and draws no word twice.
@@ -246,7 +249,7 @@ def _look_up(law: Law, words: threefry.Block) -> jax.Array:
 
 
 def _slices(words: threefry.Block, shift: jax.Array) -> jax.Array:
-    """The sum of six numbers of ``shift`` bits, out of four words: int32.
+    """Returns the sum of six numbers of ``shift`` bits, out of four words: int32.
 
     (Shifts by 32 give zero: XLA defines them so.)
     """

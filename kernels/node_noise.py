@@ -30,18 +30,18 @@ def check_period(period: int) -> None:
 
 
 def zeros(like: Any, rows: int | None = None) -> Any:
-    """A tree of int32 zeros shaped like ``like``, or ``rows`` of them in each leaf."""
+    """Returns a tree of int32 zeros like ``like``, or ``rows`` of them in each leaf."""
     front = () if rows is None else (rows,)
     return jax.tree.map(lambda x: jnp.zeros((*front, *x.shape), jnp.int32), like)
 
 
 def fine_zeros(like: Any, rows: int | None = None) -> Any:
-    """:func:`zeros` with a fraction: a tree of :class:`fixed_point.Fixed`."""
+    """Returns :func:`zeros` with a fraction: a tree of :class:`fixed_point.Fixed`."""
     return jax.tree.map(fixed_point.from_int, zeros(like, rows))
 
 
 def as_step(step: int | jax.Array) -> jax.Array:
-    """``step`` as an int32 scalar, traced or not."""
+    """Returns ``step`` as an int32 scalar, traced or not."""
     step = jnp.asarray(step)
     if step.shape or not jnp.issubdtype(step.dtype, jnp.integer):
         raise ValueError(
@@ -51,7 +51,7 @@ def as_step(step: int | jax.Array) -> jax.Array:
 
 
 def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
-    """Integers of one step of a period.
+    """Draws the integers of one step of a period.
 
     Args:
       key: typed threefry key of this period, shape=(); secret.
@@ -75,7 +75,7 @@ def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
 
 
 def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
-    """Numbers on the grid of ``2**-32`` of one step of a period.
+    """Draws the numbers of one step of a period, on the grid of ``2**-32``.
 
     Args:
       key: as in :func:`draw`, and so are the others.
@@ -97,7 +97,7 @@ def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
 def _keys(
     key: jax.Array, step: jax.Array, like: Any
 ) -> tuple[list[Any], Any, jax.Array]:
-    """The leaves, their tree, and each one's key."""
+    """Returns the leaves, their tree structure, and the key of each leaf."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     paths = [sphere.path_str(path) for path, _ in leaves]
     ids = [sphere.leaf_id(path) for path in paths]

@@ -58,7 +58,7 @@ def identity(
     after: jax.Array | None = None,
     rows: jax.Array | None = None,
 ) -> jax.Array:
-    """The view of an unperturbed evaluation."""
+    """Returns the leaf unperturbed: the view of an unperturbed evaluation."""
     del path, layer, after
     return leaf if rows is None else leaf[rows]
 
@@ -66,7 +66,7 @@ def identity(
 def _ordered(
     direction: Direction, scale: jax.Array, after: jax.Array | None
 ) -> tuple[Direction, jax.Array]:
-    """The same direction and scale, to the bit, not available before ``after``.
+    """Returns the same direction and scale, to the bit, not available before ``after``.
 
     Without this order XLA forms every perturbed layer of both signs at once, and
     keeps one copy of a regenerated direction alive from its first use to its last.
@@ -80,7 +80,7 @@ def _ordered(
 
 
 def view(direction: Direction, scale: jax.Array) -> At:
-    """The ``at`` of one evaluation: leaf + scale * direction.
+    """Returns the ``at`` of one evaluation: leaf + scale * direction.
 
     Computed in float32 (or the leaf's own dtype if wider), then cast to the leaf's.
     """
@@ -105,7 +105,7 @@ def view(direction: Direction, scale: jax.Array) -> At:
 
 
 def perturb(params: Any, direction: Direction, scale: jax.Array) -> Any:
-    """``params + scale * direction`` as a tree; frozen leaves come back as they are."""
+    """Returns ``params + scale * direction`` as a tree; frozen leaves stay as they are."""
     at = view(direction, jnp.asarray(scale))
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: at(path_str(path), leaf), params
@@ -120,7 +120,7 @@ def losses_at(
     scale: jax.Array,
     after: jax.Array | None = None,
 ) -> jax.Array:
-    """Losses (B,) of ``params + scale * direction``, through either form of loss.
+    """Computes the losses (B,) of ``params + scale * direction``, for either form of loss.
 
     ``after``: an array that must exist before this evaluation starts.
 

@@ -39,7 +39,7 @@ def _check_dim(dim: Any) -> None:
 
 
 def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """In full float32: an accelerator's default would round the factors first."""
+    """Multiplies in full float32; an accelerator's default rounds the factors first."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -61,7 +61,7 @@ class Simplex:
 
     @property
     def num_vertices(self) -> int:
-        """How many vertices (m) there are."""
+        """Number m of vertices."""
         return self.dim
 
     @property
@@ -70,11 +70,11 @@ class Simplex:
         return 2.0 if self.dim > 1 else 0.0
 
     def point(self, weights: jax.Array) -> jax.Array:
-        """The point ``(..., dim)`` of weights ``(..., dim)``."""
+        """Returns the point ``(..., dim)`` of weights ``(..., dim)``."""
         return weights
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
-        """The derivative ``(..., dim)`` by the weights, of a gradient ``(..., dim)``."""
+        """Maps a gradient ``(..., dim)`` to the weights' derivative ``(..., dim)``."""
         return gradient
 
 
@@ -106,7 +106,7 @@ class L1Ball:
 
     @property
     def num_vertices(self) -> int:
-        """How many vertices (m) there are."""
+        """Number m of vertices."""
         return 2 * self.dim
 
     @property
@@ -115,12 +115,12 @@ class L1Ball:
         return 2.0 * float(self.radius)
 
     def point(self, weights: jax.Array) -> jax.Array:
-        """The point ``(..., p)`` of weights ``(..., 2 p)``."""
+        """Returns the point ``(..., p)`` of weights ``(..., 2 p)``."""
         positive, negative = weights[..., : self.dim], weights[..., self.dim :]
         return jnp.asarray(self.radius, weights.dtype) * (positive - negative)
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
-        """The derivative ``(..., 2 p)`` by the weights, of a gradient ``(..., p)``."""
+        """Maps a gradient ``(..., p)`` to the weights' derivative ``(..., 2 p)``."""
         scaled = jnp.asarray(self.radius, gradient.dtype) * gradient
         return jnp.concatenate([scaled, -scaled], axis=-1)
 
@@ -160,7 +160,7 @@ class Polytope:
 
     @property
     def num_vertices(self) -> int:
-        """How many vertices (m) there are."""
+        """Number m of vertices."""
         return self.vertices.shape[0]
 
     @functools.cached_property
@@ -170,9 +170,9 @@ class Polytope:
         return max(float(np.abs(rows - row).sum(axis=1).max()) for row in rows)
 
     def point(self, weights: jax.Array) -> jax.Array:
-        """The point ``(..., p)`` of weights ``(..., m)``."""
+        """Returns the point ``(..., p)`` of weights ``(..., m)``."""
         return _matmul(weights, jnp.asarray(self.vertices, weights.dtype))
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
-        """The derivative ``(..., m)`` by the weights, of a gradient ``(..., p)``."""
+        """Maps a gradient ``(..., p)`` to the weights' derivative ``(..., m)``."""
         return _matmul(gradient, jnp.asarray(self.vertices.T, gradient.dtype))

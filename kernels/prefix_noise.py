@@ -54,7 +54,7 @@ from jaxdp.kernels import lattice_gaussian, toeplitz_noise, tree_noise
 
 
 class PrefixNoise(Protocol):
-    """A kernel: a frozen, hashable dataclass."""
+    """Interface of a prefix-noise kernel, which is a frozen, hashable dataclass."""
 
     @property
     def period(self) -> int:
@@ -65,7 +65,7 @@ class PrefixNoise(Protocol):
     integral: ClassVar[bool]
 
     def laws(self, std: int) -> lattice_gaussian.Law:
-        """The laws of the draws for nodes of this std, host arrays: for :meth:`increment`.
+        """Returns the laws of the draws for nodes of this std: host arrays.
 
         Args:
           std: in units of the contributions, from 1 to ``2**28``; of kernels that are not
@@ -74,7 +74,9 @@ class PrefixNoise(Protocol):
         ...
 
     def init(self, like: Any) -> Any:
-        """State before the first step: a pytree of 32-bit integers, maybe without leaves.
+        """Returns the state before the first step: a pytree of 32-bit integers.
+
+        It may have no leaves.
 
         Args:
           like: pytree of arrays or ``jax.ShapeDtypeStruct``; only paths and shapes are
@@ -90,7 +92,9 @@ class PrefixNoise(Protocol):
         like: Any,
         laws: lattice_gaussian.Law,
     ) -> tuple[Any, Any]:
-        """The noise to add at one step of a period, in units of the contributions.
+        """Returns the noise to add at one step of a period, and the next state.
+
+        The noise is in units of the contributions.
 
         Args:
           key: typed threefry key, shape=(): fresh for every period, secret, the same at
@@ -109,7 +113,7 @@ class PrefixNoise(Protocol):
         ...
 
     def rounding(self) -> float:
-        """How far rounding moves xi at most, between two data sets, at any number.
+        """Bounds the difference of xi between two data sets by rounding, at any number.
 
         The length of the interval of ``C n - xi``: in units of the contributions, over the
         std of xi there in stds of a node. 0 where the kernel is ``integral``.
@@ -117,26 +121,31 @@ class PrefixNoise(Protocol):
         ...
 
     def largest_norm(self) -> float:
-        """The largest std, in stds of a node, of an increment or a number of the state."""
+        """Returns the largest std of an increment or a number of the state.
+
+        In stds of a node.
+        """
         ...
 
     def column_norms(self) -> np.ndarray:
-        """``||C e_i||`` of every step, float64 (period,)."""
+        """Returns ``||C e_i||`` of every step, float64 (period,)."""
         ...
 
     def prefix_norms(self) -> np.ndarray:
-        """``||B_t||``: stds of the noise on the prefix sums, float64 (period,).
+        """Returns ``||B_t||``: stds of the noise on the prefix sums, float64 (period,).
 
         In stds of a node. Roundings to ``2**-32`` come on top.
         """
         ...
 
     def increment_norms(self) -> np.ndarray:
-        """Stds of the increments, in stds of a node, float64 (period,)."""
+        """Returns the stds of the increments, in stds of a node, float64 (period,)."""
         ...
 
     def strategy(self) -> np.ndarray:
-        """C, each row over the std of xi there in stds of a node: float64 (period, period).
+        """Returns C, float64 (period, period).
+
+        Each row is divided by the std of xi there, in stds of a node.
 
         For tests and audits, not for long periods.
         """
@@ -158,7 +167,7 @@ NAMES = tuple(_KERNELS)
 
 
 def make(name: str, period: int) -> PrefixNoise:
-    """The kernel of one of :data:`NAMES` for periods of so many steps.
+    """Makes the kernel of one of :data:`NAMES` for periods of so many steps.
 
     Raises:
       ValueError: an unknown name, or a period below 1 or above 2**30.
@@ -170,7 +179,7 @@ def make(name: str, period: int) -> PrefixNoise:
 
 
 def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
-    """How far one record moves what the noise of one period is added to.
+    """Returns the L2 sensitivity of ``C x`` over one period.
 
     The record appears at one step of the period, whichever is the worst. Divided into the
     std of one node this is the noise multiplier of the one Gaussian event that a whole
@@ -199,7 +208,7 @@ def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
 
 
 def rounding_shift(kernel: PrefixNoise, size: int) -> float:
-    """What rounding adds to :func:`sensitivity`, in units of the contributions.
+    """Returns what rounding adds to :func:`sensitivity`, in units of the contributions.
 
     Args:
       kernel: for its period and its roundings.

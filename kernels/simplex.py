@@ -46,7 +46,7 @@ _FAN = 16  # Children of a node.
 
 
 def scaled(total: jax.Array, multiplier: int, shift: int) -> jax.Array:
-    """``floor(total * multiplier / 2**shift)``, exact.
+    """Computes ``floor(total * multiplier / 2**shift)`` exactly.
 
     Args:
       total: int32, any shape.
@@ -75,7 +75,7 @@ def scaled(total: jax.Array, multiplier: int, shift: int) -> jax.Array:
 
 
 def normalized(scores: jax.Array) -> jax.Array:
-    """Scores minus their maximum, none below ``LOWEST``.
+    """Shifts scores to the maximum 0 and raises those below ``LOWEST`` to it.
 
     The law does not depend on a common shift. Saturation after it widens the range of no
     difference: t -> max(t, LOWEST) is 1-Lipschitz, and the maxima differ by something
@@ -93,7 +93,7 @@ def normalized(scores: jax.Array) -> jax.Array:
 
 
 def moved(scores: jax.Array, increment: jax.Array) -> jax.Array:
-    """``normalized(scores + increment)``.
+    """Returns ``normalized(scores + increment)``.
 
     Args:
       scores: normalized scores, shape=(d,).
@@ -103,14 +103,14 @@ def moved(scores: jax.Array, increment: jax.Array) -> jax.Array:
 
 
 def from_probabilities(probabilities: jax.Array) -> jax.Array:
-    """Normalized scores, int32 (d,), of float probabilities (d,); 0 is ``LOWEST``."""
+    """Returns scores, int32 (d,), normalized, of probabilities (d,); 0 is ``LOWEST``."""
     relative = probabilities / jnp.max(probabilities)
     octaves = jnp.maximum(jnp.log2(relative), LOWEST / 2**BITS)
     return normalized(jnp.round(octaves * 2**BITS).astype(jnp.int32))
 
 
 def probabilities(scores: jax.Array) -> jax.Array:
-    """Softmax of the scores, float32 (d,)."""
+    """Computes the softmax of the scores, float32 (d,)."""
     return jax.nn.softmax(scores.astype(jnp.float32) * (math.log(2) * 2**-BITS))
 
 
@@ -120,7 +120,7 @@ def entropic_step(
     step_size: float | jax.Array,
     top: float | jax.Array = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """One step of mirror descent: float logits, and their maximum.
+    """Takes one step of mirror descent; returns float logits and their maximum.
 
     ``logits - top - step_size * gradient``. What is taken away changes no softmax; with
     the maximum of the step before, logits stay near 0 without a pass of their own.
@@ -139,7 +139,7 @@ def entropic_step(
 
 
 def counts(indices: jax.Array, dim: int) -> jax.Array:
-    """How often each of ``dim`` vertices occurs, int32 (dim,)."""
+    """Counts the occurrences of each of ``dim`` vertices, int32 (dim,)."""
     return jnp.zeros(dim, jnp.int32).at[indices].add(1)
 
 
@@ -153,13 +153,13 @@ _COARSE = (65536, 45289, 15079, 2557)
 
 
 def _split(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How far below 0: whole octaves (at most OCTAVES) and the rest, of 24 bits."""
+    """Splits minus the scores into whole octaves, at most OCTAVES, and a 24-bit rest."""
     below = (-jnp.clip(scores, -(OCTAVES << BITS), 0)).astype(jnp.uint32)
     return below >> BITS, below & (2**BITS - 1)
 
 
 def _power(fraction: jax.Array) -> jax.Array:
-    """About ``2**(24 - fraction / 2**24)``, uint32, for fractions below 2**24."""
+    """Approximates ``2**(24 - fraction / 2**24)``, uint32, for fractions below 2**24."""
     x1, x0 = fraction >> 12, fraction & 0xFFF
     total = jnp.full_like(fraction, _FINE[-1])
     for c in _FINE[-2::-1]:
@@ -171,7 +171,7 @@ def _power(fraction: jax.Array) -> jax.Array:
 
 
 def _weights(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``2**32 * upper + lower``: each vertex's weight, an integer below 2**59.
+    """Computes each vertex's weight ``2**32 * upper + lower``, an integer below 2**59.
 
     It is exactly ``_power(fraction) * 2**(OCTAVES - octaves)``, so the relative error is
     that of ``_power``, whatever the octave.
@@ -182,7 +182,7 @@ def _weights(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _bounds(scores: jax.Array) -> jax.Array:
-    """Bounds that are cheap, and sum up in one word: what :func:`sample` proposes by.
+    """Bounds the weights from above in one word each: the proposal of :func:`sample`.
 
     ``_bounds * 2**32`` is at least the weight and at most 1.00024 times it plus 2**32;
     uint32 in [1, 2**27 + 1].
@@ -199,7 +199,7 @@ def _bounds(scores: jax.Array) -> jax.Array:
 
 
 def _grouped(x: jax.Array) -> jax.Array:
-    """Sums of 16 neighbours each; of the last, perhaps fewer."""
+    """Sums groups of 16 neighbours; the last group may be smaller."""
     whole = x.size // _FAN * _FAN
     sums = jnp.sum(x[:whole].reshape(-1, _FAN), axis=1, dtype=x.dtype)
     if whole == x.size:
@@ -210,7 +210,7 @@ def _grouped(x: jax.Array) -> jax.Array:
 def _levels(
     leaves: jax.Array, group: Callable[[jax.Array], jax.Array]
 ) -> list[jax.Array]:
-    """Groups of leaves, groups of groups, and so on to one group of all."""
+    """Builds the tree of sums: groups of leaves, groups of groups, up to a single group."""
     levels = [group(leaves)]
     while levels[-1].size > 1:
         levels.append(group(levels[-1]))
@@ -225,7 +225,7 @@ def _descend(
     choose: Callable[..., tuple[jax.Array, Any]],
     state: Any,
 ) -> tuple[jax.Array, Any]:
-    """From the root to ``num`` of the ``dim`` leaves: their indices, and the last state.
+    """Descends from the root to ``num`` of the ``dim`` leaves; returns indices and state.
 
     ``levels`` are those of :func:`_levels`; ``leaves`` computes the values at indices
     (16, num) again, so that none are kept. ``choose`` takes the depth, 0 below the root,
@@ -260,14 +260,16 @@ def _descend(
 
 
 def _shared(x: jax.Array) -> jax.Array:
-    """Sums of 16 neighbours in units that are 16 times as large, rounded up."""
+    """Sums groups of 16 neighbours in units that are 16 times as large, rounded up."""
     # Bounds are at most 2**27 + 1: 16 of them and 15 are below 2**32, and a sixteenth of
     # their sum, rounded up, is again at most 2**27 + 1.
     return (_grouped(x) + (_FAN - 1)) >> 4
 
 
 def _root(words: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Uniform on 0 ... total - 1 by rejection, from words (tries, num); whether it is.
+    """Draws a uniform number in 0 ... total - 1 by rejection, from words (tries, num).
+
+    Also returns True where a word was accepted.
 
     Of the 2**32 words, the last ``2**32 modulo total`` are rejected: so many that each
     remainder is left equally often.
@@ -283,7 +285,7 @@ def _root(words: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _narrow(
     depth: int | jax.Array, values: jax.Array, state: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """One level down: four more bits of the position, and the child that holds it."""
+    """Descends one level: four more bits of the position, and the child that holds it."""
     del depth
     position, digits, inside = state
     position = position * _FAN + (digits & (_FAN - 1))  # Below 16 (2**27 + 1).
@@ -305,7 +307,7 @@ def _locate(
     digits: jax.Array,
     low: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """The vertices at some positions, and whether they are accepted, each (num,).
+    """Finds the vertices at some positions, and which of them are accepted, each (num,).
 
     A position is ``root`` (a unit of the root), four bits of ``digits`` for every level,
     the lowest first, and the 32 bits of ``low``.
@@ -320,7 +322,7 @@ def _locate(
 
 
 def sample(key: jax.Array, scores: jax.Array, num: int) -> jax.Array:
-    r"""``num`` vertices from the softmax of the scores, certified.
+    r"""Draws ``num`` vertices from the softmax of the scores, certified.
 
     Vertex j is drawn with probability :math:`W_j/\sum_iW_i`, exactly, given uniform
     bits. The weights are integers, computed from a vertex's score alone, in 32-bit
@@ -393,7 +395,7 @@ def _sample(key: jax.Array, scores: jax.Array, num: int) -> jax.Array:
 def sample_float(
     key: jax.Array, logits: jax.Array, num: int, top: jax.Array | None = None
 ) -> jax.Array:
-    """``num`` vertices from the softmax of float logits: no bound on the privacy loss.
+    """Draws ``num`` vertices from the softmax of float logits, without a privacy bound.
 
     A float32 inverse CDF at every level of the tree, each with a uniform of its own, a
     multiple of 2**-24. A vertex whose weight is below 2**-24 of its group's may have

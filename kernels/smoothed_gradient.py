@@ -1,4 +1,4 @@
-r"""Vector estimates of the gradient of a smoothed loss, and of how it changed.
+r"""Vector estimates of the gradient of a smoothed loss, and of its change.
 
 With directions :math:`v` of radius :math:`\sqrt d` and the smoothing radius
 :math:`\delta` (the distance that a point is moved, so :math:`\lambda=\delta/\sqrt d`
@@ -62,7 +62,7 @@ Draw = Callable[[jax.Array], Direction]
 
 
 def scale(smoothing_radius: float, dim: int) -> float:
-    r""":math:`\lambda`: what multiplies directions of radius sqrt(d) to move so far."""
+    r"""Returns :math:`\lambda`, the factor from directions of norm sqrt(d) to radius."""
     return smoothing_radius / math.sqrt(dim)
 
 
@@ -77,7 +77,7 @@ def gradients(
     smoothing_radius: float,
     share: bool,
 ) -> Any:
-    """GRAD of every record.
+    """Computes GRAD of every record.
 
     Args:
       value_fn: ``value_fn(params, batch) -> losses (B,)``, or a ``LazyLoss``.
@@ -121,7 +121,7 @@ def differences(
     share: bool,
     kind: str,
 ) -> Any:
-    """DIFF of every record: how the smoothed gradient changed since ``previous``.
+    """Computes DIFF of every record: the smoothed gradient's change since ``previous``.
 
     Args:
       value_fn: as in :func:`gradients`.
@@ -180,7 +180,7 @@ def ball_gradients(
     smoothing_radius: float,
     moves: PathPredicate,
 ) -> Any:
-    """The mean gradient of every record over m points near ``params``.
+    """Computes the mean gradient of every record over m points near ``params``.
 
     The points of a record are its own, and are visited one after the other: one gradient
     of each record is alive beside the sum.
@@ -235,7 +235,7 @@ def ball_differences(
     moves: PathPredicate,
     kind: str,
 ) -> Any:
-    """How the mean gradient of every record changed since ``previous``.
+    """Computes the change of every record's mean gradient since ``previous``.
 
     Args:
       value_fn: as in :func:`ball_gradients`.
@@ -293,7 +293,7 @@ def _gradient(
     radius: float,
     moves: PathPredicate,
 ) -> Any:
-    """The gradient of a batch of one record at ``params + radius * row``; float32."""
+    """Computes a batch-of-one gradient at ``params + radius * row`` in float32."""
     point = perturb.perturb(params, row, jnp.asarray(radius))
 
     def loss(moving: dict[str, jax.Array]) -> jax.Array:
@@ -324,7 +324,7 @@ def _gradient(
 
 
 def _mean(term: Callable[..., Any], rows: tuple[Direction, ...], params: Any) -> Any:
-    """The mean of ``term(*rows)``, one after the other; leaves (1, ...), of one record."""
+    """Averages ``term(*rows)``, one after the other; leaves (1, ...), of one record."""
 
     def add(total: Any, each: tuple[Direction, ...]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, term(*each)), None
@@ -338,12 +338,12 @@ def _mean(term: Callable[..., Any], rows: tuple[Direction, ...], params: Any) ->
 
 
 def _other_key(key: jax.Array) -> jax.Array:
-    """The key of the other point, where it has directions of its own."""
+    """Returns the key of the other point, if it has directions of its own."""
     return fold_in(key, sphere.leaf_id("directions of the other point"))
 
 
 def _vectors(table: jax.Array, rows: Direction, params: Any) -> Any:
-    """(B, m) scores times directions, over m."""
+    """Combines scores (B, m) with the m directions to vectors, divided by m."""
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
     )
@@ -359,7 +359,7 @@ def _each(
     *,
     share: bool,
 ) -> Any:
-    """``estimate(records, key)`` of all records at once, or of each with its own key."""
+    """Calls ``estimate(records, key)`` on all records, or on each with its own key."""
     if share:
         return estimate(batch, key)
 
@@ -372,7 +372,7 @@ def _each(
 
 
 def flat(tree: Any, moves: PathPredicate) -> jax.Array:
-    """The leaves that move beside one another: (B, d), from leaves (B, ...)."""
+    """Concatenates the leaves that move: (B, d), from leaves (B, ...)."""
     leaves = [
         x.reshape(len(x), -1)
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
@@ -382,7 +382,7 @@ def flat(tree: Any, moves: PathPredicate) -> jax.Array:
 
 
 def unflat(vector: jax.Array, like: Any, moves: PathPredicate) -> Any:
-    """The tree of a vector (d,), float32; zero in the leaves that do not move."""
+    """Returns the tree of a vector (d,), with zeros in the leaves that do not move."""
     named, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves, at = [], 0
     for path, x in named:

@@ -47,12 +47,12 @@ PathPredicate = Callable[[str], bool]
 
 
 def path_str(path: tuple[Any, ...]) -> str:
-    """The name of a leaf: its keys joined by ``/``."""
+    """Returns the name of a leaf: its keys joined by ``/``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def leaf_id(path: str) -> int:
-    """32-bit identity of a leaf: a hash of its path, the same on every machine."""
+    """Hashes a leaf's path to 32 bits, the same on every machine."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little")
 
 
@@ -90,7 +90,7 @@ class Direction:
 
     @property
     def dim(self) -> int:
-        """d: the number of elements that move."""
+        """Number d of elements that move."""
         return sum(math.prod(shape) for _, shape in self.shapes)
 
 
@@ -114,7 +114,7 @@ def _moving_leaves(
 
 
 def _leaf_keys(key: jax.Array, paths: tuple[str, ...]) -> jax.Array:
-    """``fold_in(key, hash of the path)`` for each leaf.
+    """Returns ``fold_in(key, hash of the path)`` for each leaf.
 
     In a loop, which XLA does not fuse: the scalar chain would otherwise be compiled into
     every kernel that draws from it.
@@ -130,7 +130,7 @@ def _draw(
     shape: tuple[int, ...],
     layer: int | jax.Array | None,
 ) -> jax.Array:
-    """``draw`` from the key of a leaf, of one layer, or of all layers stacked."""
+    """Calls ``draw`` with the key of a leaf, of one layer, or of all layers stacked."""
     key = direction.leaf_keys[direction.paths.index(path)]
     if path not in direction.stacked:
         return draw(key)
@@ -145,7 +145,7 @@ def _num_words(shape: tuple[int, ...]) -> int:
 
 
 def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """+-1 in float32 from packed bits; element j reads word j % W, bit 31 - j // W."""
+    """Unpacks bits to +-1 in float32; element j reads word j % W, bit 31 - j // W."""
     if shape and shape[0] % 32 == 0:
         # The same order, kept in the leaf's own axes: what reads along the last of them
         # reads words one after the other, which XLA can vectorise.
@@ -159,7 +159,7 @@ def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _row_indices(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Where the elements of rows of a leaf lie in it: uint32 (*rows.shape, *shape[1:])."""
+    """Returns the flat indices of rows of a leaf: uint32 (*rows.shape, *shape[1:])."""
     width = math.prod(shape[1:])
     within = jax.lax.broadcasted_iota(jnp.uint32, (*rows.shape, width), rows.ndim)
     index = rows.astype(jnp.uint32)[..., None] * jnp.uint32(width) + within
@@ -167,14 +167,14 @@ def _row_indices(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _signs_at(words: jax.Array, index: jax.Array) -> jax.Array:
-    """The elements of :func:`_signs` at some indices."""
+    """Returns the elements of :func:`_signs` at some indices."""
     count = np.uint32(words.size)
     sign = (words[index % count] << (index // count)) & jnp.uint32(0x80000000)
     return jax.lax.bitcast_convert_type(sign | jnp.uint32(0x3F800000), jnp.float32)
 
 
 def _sum_of_squares(direction: Direction) -> jax.Array:
-    """Squared norm of the normals of all leaves: one pass, one layer at a time."""
+    """Computes the squared norm of all leaves' normals in one pass, a layer at a time."""
     squares = threefry.normal_sum_of_squares
 
     def leaf(path: str, shape: tuple[int, ...]) -> jax.Array:
@@ -191,7 +191,7 @@ def _sum_of_squares(direction: Direction) -> jax.Array:
 
 
 def _sign_words(bare: Direction) -> dict[str, jax.Array]:
-    """The packed signs of every leaf, those of stacked leaves layer by layer."""
+    """Draws the packed signs of every leaf, those of stacked leaves layer by layer."""
     shapes, leaves, layers = [], [], []
     for leaf, (path, shape) in enumerate(bare.shapes):
         layered = path in bare.stacked
@@ -211,7 +211,7 @@ def _sign_words(bare: Direction) -> dict[str, jax.Array]:
 
 
 def _one(bare: Direction, key: jax.Array) -> Direction:
-    """Fills in what this law keeps: words or a scale."""
+    """Fills in the stored words or the scale that the law keeps."""
     if bare.law == "rademacher":
         return dataclasses.replace(bare, stored=_sign_words(bare))
     if bare.law in ("sphere", "ball"):
@@ -301,7 +301,7 @@ def directions(
 
 
 def select(rows: Direction, k: int) -> Direction:
-    """Direction ``k`` (static) of K."""
+    """Returns direction ``k`` (static) of K."""
     return jax.tree.map(lambda a: a[k], rows)
 
 
@@ -312,7 +312,7 @@ def leaf_direction(
     layer: int | jax.Array | None = None,
     rows: jax.Array | None = None,
 ) -> jax.Array:
-    """The part of one direction that belongs to a leaf, or to a layer or rows of it.
+    """Returns the part of one direction for a leaf, or for a layer or rows of it.
 
     Args:
       direction: one direction (no leading axis).
@@ -360,7 +360,7 @@ def _stored(
     layer: int | jax.Array | None,
     rows: jax.Array | None,
 ) -> jax.Array:
-    """:func:`leaf_direction` of the laws that keep their bits or their rows."""
+    """Returns :func:`leaf_direction` of the laws that store their bits or their rows."""
     stored = direction.stored[path]
     if layer is not None:
         stored = jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)
@@ -374,7 +374,7 @@ def _stored(
 
 
 def materialise(direction: Direction, like: Any) -> Any:
-    """The whole of one direction as a tree like ``like``; frozen leaves are zero."""
+    """Returns one direction as a tree like ``like``; frozen leaves are zero."""
 
     def leaf(path: tuple[Any, ...], x: Any) -> jax.Array:
         name = path_str(path)
@@ -386,7 +386,7 @@ def materialise(direction: Direction, like: Any) -> Any:
 
 
 def flat(key: jax.Array, dim: int, *, law: str, num: int = 1) -> jax.Array:
-    """``num`` directions in R^dim as rows, float32 ``(num, dim)``."""
+    """Draws ``num`` directions in R^dim as rows, float32 ``(num, dim)``."""
     like = jax.ShapeDtypeStruct((dim,), jnp.float32)
     rows = directions(key, like, law=law, num=num)
     return jax.vmap(lambda one: materialise(one, like))(rows)

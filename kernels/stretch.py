@@ -29,24 +29,24 @@ class Wide(NamedTuple):
 
 
 def zero(shape: tuple[int, ...]) -> Wide:
-    """No sum yet."""
+    """Returns a sum of zero."""
     return Wide(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32))
 
 
 def add(total: Wide, part: jax.Array) -> Wide:
-    """``total + part``, exactly; ``part`` int32 of size below 2**31 - 2**16."""
+    """Returns ``total + part`` exactly; ``part`` int32 of size below 2**31 - 2**16."""
     low = total.low + part
     return Wide(total.high + (low >> _WORD), low & (2**_WORD - 1))
 
 
 def plus(a: Wide, b: Wide) -> Wide:
-    """``a + b``, exactly."""
+    """Returns ``a + b`` exactly."""
     low = a.low + b.low
     return Wide(a.high + b.high + (low >> _WORD), low & (2**_WORD - 1))
 
 
 def shifted(total: Wide, by: jax.Array) -> Wide:
-    """``floor(total / 2**by)``, exactly; ``by`` int32 from 0 to 32."""
+    """Returns ``floor(total / 2**by)`` exactly; ``by`` int32 from 0 to 32."""
     for part in (jnp.minimum(by, _WORD), jnp.maximum(by - _WORD, 0)):
         lost = total.high & ((1 << part) - 1)
         low = (total.low >> part) | (lost << (_WORD - part))
@@ -55,7 +55,7 @@ def shifted(total: Wide, by: jax.Array) -> Wide:
 
 
 def to_float(total: Wide) -> jax.Array:
-    """float32 values, rounded."""
+    """Converts to float32, rounded."""
     return total.high.astype(jnp.float32) * 2.0**_WORD + total.low.astype(jnp.float32)
 
 
@@ -68,7 +68,7 @@ def fold(
     count: jax.Array,
     size: int,
 ) -> Any:
-    """``carry = step(carry, rows, kept)`` over the slices of a stretch, in order.
+    """Applies ``carry = step(carry, rows, kept)`` to the slices of a stretch, in order.
 
     Args:
       step: takes the carry, ``size`` rows of every leaf of ``data``, and which of them
@@ -121,7 +121,7 @@ def grid_sum(
     bits: int,
     size: int,
 ) -> Wide:
-    """The sum over a stretch of ``rows_of(rows)``, each row clipped and put on the grid.
+    """Sums ``rows_of(rows)`` over a stretch, each row clipped and put on the grid.
 
     Args:
       rows_of: from ``size`` rows of ``data`` to float (size, dim).

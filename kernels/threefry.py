@@ -28,7 +28,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def _words(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The two 32-bit words of a scalar typed threefry key."""
+    """Returns the two 32-bit words of a scalar typed threefry key."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise TypeError(f"key must be a typed jax key, got dtype {key.dtype}")
     data = jax.random.key_data(key)
@@ -43,7 +43,7 @@ def _words(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _threefry(
     k0: jax.Array, k1: jax.Array, x0: jax.Array, x1: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Twenty rounds of threefry-2x32 (Salmon et al., 2011); uint32 throughout."""
+    """Computes twenty rounds of threefry-2x32 (Salmon et al., 2011) in uint32."""
     ks = (k0, k1, k0 ^ k1 ^ jnp.uint32(0x1BD11BDA))
     x0, x1 = x0 + ks[0], x1 + ks[1]
     for i in range(5):
@@ -62,7 +62,7 @@ Block = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def _threefry4(key: Block, counter: Block) -> Block:
-    """Twenty rounds of threefry-4x32 (Salmon et al., 2011); uint32 throughout."""
+    """Computes twenty rounds of threefry-4x32 (Salmon et al., 2011) in uint32."""
     ks = (*key, key[0] ^ key[1] ^ key[2] ^ key[3] ^ jnp.uint32(0x1BD11BDA))
     x = [c + k for c, k in zip(counter, key, strict=True)]
     for i in range(20):
@@ -107,7 +107,7 @@ _SECRET = {
 
 
 def secret_key(words: jax.Array | np.ndarray) -> jax.Array:
-    """Typed secret keys of their words, uint32 (..., 4): 128 bits each.
+    """Makes typed secret keys from their words, uint32 (..., 4): 128 bits each.
 
     (Also of what ``jax.random.key_data`` gives of keys into which something was folded: one
     to three words more.)
@@ -116,13 +116,16 @@ def secret_key(words: jax.Array | np.ndarray) -> jax.Array:
 
 
 def is_secret(key: jax.Array) -> bool:
-    """Whether a typed key is one of 128 bits (and not just as long, as JAX's rbg are)."""
+    """Returns True if a typed key is a secret key of 128 bits.
+
+    JAX's rbg keys are as long, but no secret keys.
+    """
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return typed and jax.random.key_impl(key) in _SECRET.values()
 
 
 def _secret_words(key: jax.Array) -> jax.Array:
-    """The words of one secret key, shape=(4..7,)."""
+    """Returns the words of one secret key, shape=(4..7,)."""
     words = jax.random.key_data(key) if is_secret(key) else None
     if words is None or words.ndim != 1:
         raise ValueError(
@@ -133,7 +136,7 @@ def _secret_words(key: jax.Array) -> jax.Array:
 
 
 def for_role(key: jax.Array, role: int) -> jax.Array:
-    """The secret key of one use, from 1 to 2**16 - 1, of a settled one."""
+    """Derives the secret key of a role, from 1 to 2**16 - 1, from a settled key."""
     words = _secret_words(key)
     if len(words) != 4:
         raise ValueError(
@@ -150,7 +153,7 @@ def secret_block(
     number: int | jax.Array = 0,
     use: int = _DRAWS,
 ) -> Block:
-    """Four uniform uint32 words for every index, functions of it and the key alone.
+    """Computes four uniform uint32 words for every index, from it and the key alone.
 
     Args:
       key: a secret key (:func:`secret_key`), shape=().
@@ -177,7 +180,7 @@ def secret_block(
 
 @functools.partial(jax.jit, inline=True)
 def settled(key: jax.Array) -> jax.Array:
-    """A secret key of four words that stands for one into which something was folded."""
+    """Returns a secret key of four words for one into which something was folded."""
     if len(_secret_words(key)) == 4:
         return key
     words = secret_block(key, jnp.zeros((), jnp.uint32), use=_CHILDREN)
@@ -199,7 +202,9 @@ _inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
 
 
 def fold_in(key: jax.Array, data: int | jax.Array) -> jax.Array:
-    """``jax.random.fold_in``, bit for bit, without its loop.
+    """Computes ``jax.random.fold_in`` bit for bit, without its loop.
+
+    A secret key, which JAX does not fold, becomes another secret key.
 
     Args:
       key: typed threefry key, shape=(), of either kind; so is what is returned.
@@ -228,7 +233,7 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
 
 @_inlined
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """``jax.random.bits(key, shape)``, bit for bit: uint32, fusible.
+    """Computes ``jax.random.bits(key, shape)`` bit for bit: uint32, fusible.
 
     (Of a secret key: one word of each block.)
     """
@@ -240,14 +245,14 @@ def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """An invertible 32-bit mixer of low bias (C. Wellons' ``lowbias32``)."""
+    """Mixes 32 bits invertibly with low bias (C. Wellons' ``lowbias32``)."""
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
     return x ^ (x >> jnp.uint32(16))
 
 
 def _hash(k0: jax.Array, k1: jax.Array, counters: jax.Array) -> jax.Array:
-    """Words of public directions: two mixes, each under one word of the key."""
+    """Hashes counters for public directions: two mixes, each under one word of the key."""
     return _mix(_mix(counters ^ k0) + k1)
 
 
@@ -256,12 +261,12 @@ _BLOCK = 64
 
 
 def stored_bits(key: jax.Array, size: int) -> jax.Array:
-    """``bits(key, (size,))``, made to exist in memory."""
+    """Draws ``bits(key, (size,))`` and stores them in memory."""
     return stored_words(key[None], [(size,)])[0]
 
 
 def stored_words(keys: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """``bits(key, (size,))`` of many keys, made to exist in memory.
+    """Draws ``bits(key, (size,))`` of many keys and stores them in memory.
 
     A loop is the one thing XLA does not fuse into its consumers. Words that are read
     more often than they cost to draw (packed signs: 32 elements each, three times a
@@ -316,7 +321,7 @@ def stored_words(keys: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax
 
 @functools.partial(jax.jit, static_argnums=2, inline=True)
 def permuted(key: jax.Array, index: jax.Array, size: int) -> jax.Array:
-    """Where a random permutation of [0, size) takes some of the indices.
+    """Returns the images of some indices under a random permutation of [0, size).
 
     A Feistel network of 16 rounds on the bits of an index, so that a few entries of a
     permutation cost a few words: no sort, and nothing of length ``size``. What leaves
@@ -404,7 +409,7 @@ def _horner(x: jax.Array, coefficients: tuple[float, ...]) -> jax.Array:
 
 
 def _log2(x: jax.Array) -> jax.Array:
-    """Logarithm of positive normal floats, absolute error 2.2e-6."""
+    """Computes log2 of positive normal floats, with an absolute error of 2.2e-6."""
     word = jax.lax.bitcast_convert_type(x, jnp.int32)
     exponent = ((word >> 23) - 127).astype(jnp.float32)
     mantissa = jax.lax.bitcast_convert_type((word & 0x7FFFFF) | 0x3F800000, jnp.float32)
@@ -412,7 +417,7 @@ def _log2(x: jax.Array) -> jax.Array:
 
 
 def _inverse_normal(words: jax.Array) -> jax.Array:
-    """Standard normals of uniform words: see :func:`normal`."""
+    """Maps uniform words to standard normals: see :func:`normal`."""
     # Odd multiples of 2**-24 in (-1, 1): symmetric, never 0 or 1.
     odd = (words >> jnp.uint32(8)).astype(jnp.int32) * 2 + (1 - 2**24)
     u = odd.astype(jnp.float32) * jnp.float32(2**-24)
@@ -427,7 +432,7 @@ def _inverse_normal(words: jax.Array) -> jax.Array:
 
 @_inlined
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Standard normals in float32, for public directions only.
+    """Draws standard normals in float32, for public directions only.
 
     Hashed words through an inverse that is within 2e-6 (relative) of the exact one, far
     cheaper than ``jax.random.normal``. 2**24 values, and the support ends at
@@ -438,13 +443,13 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def normal_at(key: jax.Array, index: jax.Array) -> jax.Array:
-    """The elements of ``normal(key, shape).reshape(-1)`` at some indices, any shape."""
+    """Draws elements of ``normal(key, shape).reshape(-1)`` at indices of any shape."""
     return _inverse_normal(_hash(*_words(key), index.astype(jnp.uint32)))
 
 
 @_inlined
 def normal_sum_of_squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Sum of squares of ``normal(key, shape)``, float32, shape=().
+    """Computes the sum of squares of ``normal(key, shape)``, float32, shape=().
 
     In blocks, in a loop: XLA would otherwise store all the normals to sum them. The
     two stages keep the float32 error far below one in 1e6.
@@ -466,7 +471,7 @@ def normal_sum_of_squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def zero_after(after: jax.Array) -> jax.Array:
-    """int32 zero, shape=(), that no compiler knows to be zero before ``after`` exists.
+    """Returns int32 zero, shape=(), unknown to compilers before ``after`` exists.
 
     It comes from the bits of one element, so a NaN in ``after`` (one record's
     activation) cannot reach the perturbation, which every record shares.
@@ -480,7 +485,7 @@ def zero_after(after: jax.Array) -> jax.Array:
 
 
 def keys_after(keys: jax.Array, after: jax.Array) -> jax.Array:
-    """The same typed keys, to the bit, not available before ``after``.
+    """Returns the same typed keys, to the bit, not available before ``after``.
 
     XLA merges equal computations: what is drawn twice from one key would be drawn once
     and kept alive in between. What is drawn from ordered keys is drawn anew.
@@ -493,7 +498,7 @@ def keys_after(keys: jax.Array, after: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
-    """``x`` as its own dtype rounds it, whatever it is used for.
+    """Rounds ``x`` to its own dtype, whatever it is used for.
 
     What goes straight into a product or a sum may be contracted with it, in one program
     and not in another, and a rounding to 16 bits may be left out. Nothing does so through
@@ -506,5 +511,5 @@ def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
 
 @rounded.defjvp
 def _rounded_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    """A bitcast has no tangent; what is rounded keeps its own."""
+    """Passes the tangent of ``x`` through, because a bitcast has none."""
     return rounded(*primals), tangents[0]

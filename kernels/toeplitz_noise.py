@@ -19,7 +19,7 @@ from jaxdp.kernels import fixed_point, lattice_gaussian, node_noise
 
 @dataclasses.dataclass(frozen=True)
 class _Toeplitz:
-    """What the coefficients decide.
+    """Base of the Toeplitz kernels: methods that follow from the coefficients.
 
     Attributes:
       period: steps of one period.
@@ -33,7 +33,7 @@ class _Toeplitz:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> lattice_gaussian.Law:
-        """That of every step's draw."""
+        """Returns the law of every step's draw."""
         return lattice_gaussian.law(std, fine=not self.integral)
 
     def rounding(self) -> float:
@@ -41,31 +41,31 @@ class _Toeplitz:
         raise NotImplementedError
 
     def largest_norm(self) -> float:
-        """That of the longest increment."""
+        """Returns the std of the last increment, which is the longest."""
         return float(self.increment_norms()[-1])
 
     def coefficients(self) -> np.ndarray:
-        """First column of C, float64 (period,)."""
+        """Returns the first column of C, float64 (period,)."""
         raise NotImplementedError
 
     def inverse_coefficients(self) -> np.ndarray:
-        """First column of the inverse of C, float64 (period,)."""
+        """Returns the first column of the inverse of C, float64 (period,)."""
         raise NotImplementedError
 
     def column_norms(self) -> np.ndarray:
-        """Lengths of the columns of C: the first is the longest."""
+        """Returns the lengths of the columns of C: the first is the longest."""
         return _cumulative_norms(self.coefficients())[::-1]
 
     def prefix_norms(self) -> np.ndarray:
-        """Stds of the noise on the prefix sums: lengths of the rows of B."""
+        """Returns the stds of the noise on the prefix sums: lengths of the rows of B."""
         return _cumulative_norms(np.cumsum(self.inverse_coefficients()))
 
     def increment_norms(self) -> np.ndarray:
-        """Stds of the increments: lengths of the rows of the inverse of C."""
+        """Returns the stds of the increments: lengths of the rows of the inverse of C."""
         return _cumulative_norms(self.inverse_coefficients())
 
     def strategy(self) -> np.ndarray:
-        """C, lower triangular."""
+        """Returns C, lower triangular."""
         lag = np.subtract.outer(np.arange(self.period), np.arange(self.period))
         return np.where(lag >= 0, self.coefficients()[np.maximum(lag, 0)], 0.0)
 
@@ -81,7 +81,7 @@ class Independent(_Toeplitz):
     integral: ClassVar[bool] = True
 
     def init(self, like: Any) -> Any:
-        """No state."""
+        """Returns the empty state."""
         del like
         return ()
 
@@ -98,15 +98,15 @@ class Independent(_Toeplitz):
         return jax.tree.map(fixed_point.Fixed, drawn), state
 
     def rounding(self) -> float:
-        """0: nothing is multiplied."""
+        """Returns 0: nothing is multiplied."""
         return 0.0
 
     def coefficients(self) -> np.ndarray:
-        """1, 0, 0, ..."""
+        """Returns 1, 0, 0, ..."""
         return np.eye(1, self.period)[0]
 
     def inverse_coefficients(self) -> np.ndarray:
-        """1, 0, 0, ..."""
+        """Returns 1, 0, 0, ..."""
         return self.coefficients()
 
 
@@ -122,7 +122,7 @@ class SquareRoot(_Toeplitz):
     """
 
     def init(self, like: Any) -> Any:
-        """Zeros; no step reads a row before it was written in the same period."""
+        """Returns zeros; no step reads a row before it was written in the same period."""
         return node_noise.fine_zeros(like, max(self.period - 1, 1))
 
     def increment(
@@ -158,15 +158,18 @@ class SquareRoot(_Toeplitz):
         return noise, state
 
     def rounding(self) -> float:
-        """One for each earlier step."""
+        """Returns one ulp for each earlier step."""
         return (self.period - 1) * fixed_point.ULP
 
     def coefficients(self) -> np.ndarray:
-        """``c_l = c_{l-1} (2 l - 1) / (2 l)``, those of ``(1 - x)**-0.5``, as rounded."""
+        """Returns those of ``(1 - x)**-0.5``, rounded.
+
+        ``c_l = c_{l-1} (2 l - 1) / (2 l)``.
+        """
         return np.concatenate([np.ones(1), self._numerators()[1:] * fixed_point.ULP])
 
     def inverse_coefficients(self) -> np.ndarray:
-        """Those of ``(1 - x)**0.5``, and what rounding the coefficients makes of them."""
+        """Returns those of ``(1 - x)**0.5``, corrected for rounded coefficients of C."""
         lag = np.arange(1, self.period)
         exact = np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
         # To first order in the error E: -C^-1 E C^-1, of which C^-2 is 1 - x. The second
@@ -179,7 +182,7 @@ class SquareRoot(_Toeplitz):
         return np.concatenate([np.ones(1), np.cumprod((2 * lag - 1) / (2 * lag))])
 
     def _numerators(self) -> np.ndarray:
-        """The coefficients over ``2**-32``, uint32; 0 in place of the first, which is 1."""
+        """Returns the coefficients over ``2**-32``, uint32; 0 for the first, which is 1."""
         below_one = np.concatenate([np.zeros(1), self._exact()[1:]])
         return np.rint(fixed_point.ONE * below_one).astype(np.uint32)
 
@@ -222,7 +225,7 @@ class Buffered(_Toeplitz):
             object.__setattr__(self, name, numbers)
 
     def init(self, like: Any) -> Any:
-        """Zeros, one tree for each buffer: XLA updates separate arrays in one pass."""
+        """Returns zeros, a tree a buffer: XLA updates separate arrays in one pass."""
         return tuple(node_noise.fine_zeros(like) for _ in self.buf_decay)
 
     def increment(
@@ -264,7 +267,10 @@ class Buffered(_Toeplitz):
         return noise, tuple(map(updated, state, *self._numerators()))
 
     def rounding(self) -> float:
-        """Two for each step and buffer, which decay with it; none by 0 or by 1."""
+        """Sums up to two ulps for each step and buffer, which decay with it.
+
+        A product by 0 or by 1 has no rounding.
+        """
         total = 0.0
         for theta, omega in zip(*self._numerators(), strict=True):
             each = sum(k not in (0, fixed_point.ONE) for k in (theta, omega))
@@ -273,7 +279,7 @@ class Buffered(_Toeplitz):
         return total * fixed_point.ULP
 
     def largest_norm(self) -> float:
-        """That of the longest increment or buffer."""
+        """Returns the std of the longest increment or buffer."""
         inverse = self.inverse_coefficients()
         decay, scale = self._used()
         longest, buffers = np.zeros(len(decay)), np.zeros(len(decay))
@@ -283,13 +289,13 @@ class Buffered(_Toeplitz):
         return float(np.sqrt(max(np.square(inverse).sum(), *longest)))
 
     def coefficients(self) -> np.ndarray:
-        """Of the numbers that :meth:`increment` uses."""
+        """Returns the first column of C for the numbers that :meth:`increment` uses."""
         decay, scale = self._used()
         powers = decay[:, None] ** np.arange(self.period - 1)
         return np.concatenate([np.ones(1), scale @ powers])
 
     def inverse_coefficients(self) -> np.ndarray:
-        """The recursion of :meth:`increment` on one impulse."""
+        """Runs the recursion of :meth:`increment` on one impulse."""
         decay, scale = self._used()
         inverse, buffers = np.eye(1, self.period)[0], np.zeros(len(decay))
         for t in range(self.period):
@@ -298,7 +304,7 @@ class Buffered(_Toeplitz):
         return inverse
 
     def _numerators(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Decays and scales over ``2**-32``, integers."""
+        """Returns the decays and the scales over ``2**-32``, as integers."""
         decay, scale = (
             tuple(map(fixed_point.numerator, x))
             for x in (self.buf_decay, self.output_scale)
@@ -306,7 +312,7 @@ class Buffered(_Toeplitz):
         return decay, scale
 
     def _used(self) -> tuple[np.ndarray, np.ndarray]:
-        """What :meth:`increment` uses for the decays and the scales."""
+        """Returns the decays and the scales that :meth:`increment` uses, on its grid."""
         decay, scale = (
             np.array(k, np.float64) / fixed_point.ONE for k in self._numerators()
         )
@@ -344,7 +350,7 @@ BLT_NUMBERS: dict[int, dict[int, _Numbers]] = {
 
 
 def blt(period: int, num_buffers: int) -> Buffered:
-    """The kernel with the numbers of :data:`BLT_NUMBERS`.
+    """Makes the kernel with the numbers of :data:`BLT_NUMBERS`.
 
     Those of the smallest period in the table that is not below ``period``, of the largest
     beyond it. They are valid for any period, whose norms are exact, and best for their own.

@@ -22,26 +22,26 @@ from jaxdp.kernels import fixed_point, lattice_gaussian, node_noise
 
 
 def _levels(period: int) -> int:
-    """Levels of the tree: those of the steps 1..period."""
+    """Returns the number of levels of the tree of the steps 1..period."""
     return period.bit_length()
 
 
 def _trailing_zeros(t: Any) -> Any:
-    """Number of trailing zero bits of positive integers, NumPy's or JAX's."""
+    """Counts the trailing zero bits of positive integers, NumPy's or JAX's."""
     if isinstance(t, np.ndarray):
         return np.bitwise_count(~t & (t - 1)).astype(np.int64)
     return jax.lax.population_count(~t & (t - 1))
 
 
 def _row(store: Any, i: jax.Array) -> Any:
-    """Row ``i`` of every leaf."""
+    """Returns row ``i`` of every leaf."""
     return jax.tree.map(
         lambda s: jax.lax.dynamic_index_in_dim(s, i, keepdims=False), store
     )
 
 
 def _set_row(store: Any, i: jax.Array, row: Any) -> Any:
-    """``store`` with row ``i`` of every leaf replaced, in place where it is donated."""
+    """Replaces row ``i`` of every leaf of ``store``, in place where it is donated."""
     return jax.tree.map(
         lambda s, r: jax.lax.dynamic_update_index_in_dim(s, r, i, axis=0), store, row
     )
@@ -71,19 +71,19 @@ class _Fenwick:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> lattice_gaussian.Law:
-        """That of every node."""
+        """Returns the law of every node."""
         return lattice_gaussian.law(std)
 
     def rounding(self) -> float:
-        """0: only integers are added."""
+        """Returns 0: only integers are added."""
         return 0.0
 
     def largest_norm(self) -> float:
-        """That of the longest increment or of a node, which is what the state holds."""
+        """Returns the std of the longest increment; no node in the state exceeds it."""
         return float(self.increment_norms().max())
 
     def column_norms(self) -> np.ndarray:
-        """Square roots of the numbers of nodes that a step is part of."""
+        """Returns the roots of the numbers of nodes that a step is part of."""
         count, node = np.zeros(self.period), np.arange(1, self.period + 1)
         while (inside := node <= self.period).any():
             count += inside
@@ -91,16 +91,16 @@ class _Fenwick:
         return np.sqrt(count)
 
     def prefix_norms(self) -> np.ndarray:
-        """Square roots of the numbers of nodes that a prefix is made of."""
+        """Returns the roots of the numbers of nodes that a prefix is made of."""
         t = np.arange(1, self.period + 1)
         return np.sqrt(np.bitwise_count(t).astype(np.float64))
 
     def increment_norms(self) -> np.ndarray:
-        """Square roots of the numbers of nodes in an increment."""
+        """Returns the roots of the numbers of nodes in an increment."""
         return np.sqrt(1.0 + _trailing_zeros(np.arange(1, self.period + 1)))
 
     def strategy(self) -> np.ndarray:
-        """Rows are nodes: which steps each of them sums."""
+        """Returns the matrix whose rows are nodes, with ones at the steps of each."""
         t = np.arange(1, self.period + 1)
         begin = t & (t - 1)
         return ((t > begin[:, None]) & (t <= t[:, None])).astype(np.float64)
@@ -114,7 +114,7 @@ class Stored(_Fenwick):
     """
 
     def init(self, like: Any) -> Any:
-        """Zeros; no step reads a row before it was written in the same period."""
+        """Returns zeros; no step reads a row before it was written in the same period."""
         return node_noise.zeros(like, _levels(self.period))
 
     def increment(
@@ -144,7 +144,7 @@ class Incremental(_Fenwick):
     """
 
     def init(self, like: Any) -> Any:
-        """No state."""
+        """Returns the empty state."""
         del like
         return ()
 
@@ -177,7 +177,7 @@ class Regenerated(_Fenwick):
     """
 
     def init(self, like: Any) -> Any:
-        """No state."""
+        """Returns the empty state."""
         del like
         return ()
 
@@ -188,7 +188,7 @@ class Regenerated(_Fenwick):
         like: Any,
         laws: lattice_gaussian.Law,
     ) -> Any:
-        """The noise on the sum of the first ``count`` steps.
+        """Returns the noise on the sum of the first ``count`` steps.
 
         Args:
           key: typed threefry key of this period, shape=(); secret.
@@ -228,7 +228,7 @@ class Regenerated(_Fenwick):
 
 
 def _estimate_weights(levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Honaker's estimates in terms of earlier ones: see :class:`Honaker`.
+    """Returns the weights of earlier estimates in Honaker's: see :class:`Honaker`.
 
     Returns:
       ``dropped`` (levels, levels), uint32, in units of ``2**-32``: one less the weight in
@@ -274,7 +274,7 @@ class Honaker:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> lattice_gaussian.Law:
-        """Stacked: one for each level."""
+        """Returns the laws of all levels, stacked."""
         found = []
         for level in range(_levels(self.period)):
             leaves = 2 ** (level + 1) - 1
@@ -285,7 +285,7 @@ class Honaker:
         return jax.tree.map(lambda *of_levels: np.stack(of_levels), *found)
 
     def init(self, like: Any) -> Any:
-        """Zeros; no step reads a row before it was written in the same period."""
+        """Returns zeros; no step reads a row before it was written in the same period."""
         return node_noise.fine_zeros(like, _levels(self.period))
 
     def increment(
@@ -322,49 +322,49 @@ class Honaker:
         return noise, _set_row(state, level, estimate)
 
     def rounding(self) -> float:
-        """One for each estimate that a node takes in, over the std of what is new there."""
+        """Returns the most ulps of a node, one an estimate in it, over its fresh std."""
         fresh = _estimate_weights(_levels(self.period))[1]
         return float(np.max(np.arange(len(fresh)) / fresh)) * fixed_point.ULP
 
     def largest_norm(self) -> float:
-        """That of the longest increment or estimate."""
+        """Returns the std of the longest increment or estimate."""
         return float(
             np.sqrt(max(self._variances().max(), *self.increment_norms() ** 2))
         )
 
     def column_norms(self) -> np.ndarray:
-        """Lengths of the columns of :meth:`strategy`."""
+        """Returns the lengths of the columns of :meth:`strategy`."""
         squares = np.zeros(self.period)
         for node, row in self._rows():
             squares[node - len(row) : node] += row**2
         return np.sqrt(squares)
 
     def prefix_norms(self) -> np.ndarray:
-        """Roots of the sums of the variances of the estimates in a prefix."""
+        """Returns the roots of the summed variances of the estimates in a prefix."""
         t = np.arange(1, self.period + 1)
         level = np.arange(_levels(self.period))
         return np.sqrt(((t[:, None] >> level) & 1) @ self._variances())
 
     def increment_norms(self) -> np.ndarray:
-        """Stds of the increments, whose estimates are independent."""
+        """Returns the stds of the increments, whose estimates are independent."""
         dropped, fresh = self._weights()
         of_level = np.sqrt(fresh**2 + dropped**2 @ self._variances())
         return of_level[_trailing_zeros(np.arange(1, self.period + 1))]
 
     def strategy(self) -> np.ndarray:
-        """Row t: what step t's draw is added to, in its own std."""
+        """Returns C: row t is the sum that step t's draw is added to, in its own std."""
         rows = np.zeros((self.period, self.period))
         for node, row in self._rows():
             rows[node - 1, node - len(row) : node] = row
         return rows
 
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """Those of :func:`_estimate_weights`, in float64."""
+        """Returns :func:`_estimate_weights` in float64."""
         dropped, fresh = _estimate_weights(_levels(self.period))
         return dropped * fixed_point.ULP, fresh
 
     def _variances(self) -> np.ndarray:
-        """Of the estimates, by level."""
+        """Returns the variances of the estimates by level."""
         dropped, fresh = self._weights()
         found = np.zeros(len(fresh))
         for level, std in enumerate(fresh):
@@ -373,7 +373,7 @@ class Honaker:
         return found
 
     def _rows(self) -> list[tuple[int, np.ndarray]]:
-        """Each node (by its last step, from 1) with its row on the steps that it sums."""
+        """Returns each node (by its last step, from 1) with its row on its own steps."""
         dropped, fresh = self._weights()
         # Of a node's 2**j steps the last one is new, and 2**i before it are estimated at
         # level i: what their estimates have is taken off.

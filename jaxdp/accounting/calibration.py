@@ -1,4 +1,4 @@
-"""The least noise, or the most steps, within a budget."""
+"""Calibration: the least noise, or the most steps, within a privacy budget."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from jaxdp.accounting.gaussian import gaussian_mu, raised_until, root
 def calibrate_noise_multiplier(
     make_guarantee: Callable[[float], Guarantee], epsilon: float, delta: float
 ) -> float:
-    """The least noise of a family of guarantees that stays within (epsilon, delta).
+    """Finds the least noise of a family of guarantees that stays within (epsilon, delta).
 
     Args:
       make_guarantee: from a noise_multiplier to its guarantee; more noise costs less.
@@ -48,7 +48,7 @@ def calibrate_noise_multiplier(
 def _guess(
     make_guarantee: Callable[[float], Guarantee], epsilon: float, delta: float
 ) -> float:
-    """The logarithm of the noise, from what is cheap to compute."""
+    """Guesses the logarithm of the noise from the central limit theorem."""
     if delta == 0:
         return 0.0  # Pure costs just add up: any start will do.
     target = gaussian_mu(epsilon, delta)
@@ -67,7 +67,7 @@ def _mu(guarantee: Guarantee) -> float:
 
 
 def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
-    """Points with excess > 0 and <= 0, for a decreasing function; close to the guess."""
+    """Returns points near the guess with excess > 0 and <= 0, for a decreasing function."""
     low = high = guess
     # Epsilon falls at least as fast as the noise grows, so one step mostly suffices.
     step = 0.001 + 1.1 * abs(math.log1p(max(excess(guess), -0.9)))
@@ -91,7 +91,7 @@ def calibrate_num_steps(
     *,
     max_steps: int = 1_000_000,
 ) -> int:
-    """The most steps of a family of guarantees that stay within (epsilon, delta).
+    """Finds the most steps of a family of guarantees that stay within (epsilon, delta).
 
     Args:
       make_guarantee: from a number of steps to its guarantee; more steps cost more.
@@ -135,7 +135,10 @@ def calibrate_num_steps(
 
 
 def _extrapolate(points: list[tuple[float, float]], log_epsilon: float) -> float:
-    """Where the line through the last two points (in logarithms) meets epsilon."""
+    """Returns the number of steps at which the extrapolated cost meets epsilon.
+
+    The line goes through the last two points, in logarithms.
+    """
     x, y = points[-1]
     slope = 0.5
     if len(points) > 1 and x != points[-2][0]:

@@ -1,4 +1,4 @@
-"""The accountants against each other, and against what is known exactly."""
+"""Checks of the accountants against each other, and against exact results."""
 
 import functools
 import math
@@ -111,7 +111,7 @@ def _check_rdp(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
 
 
 def _order_2(leaf: dp.DpEvent) -> float:
-    """The Renyi divergence of order 2 of a Gaussian, sampled or not, or of a Laplace."""
+    """Computes the Renyi divergence of order 2 of a (sampled) Gaussian or Laplace."""
     if laplace := spending.as_laplace(leaf):
         loss = 1 / laplace[1]
         return loss + math.log1p(math.expm1(-3 * loss) / 3)
@@ -122,7 +122,7 @@ def _order_2(leaf: dp.DpEvent) -> float:
 def _check_subsets(
     n: int, size: int, m: float, relation: dp.NeighboringRelation
 ) -> None:
-    """RDP's order 2 against Theorem 27 of Wang et al."""
+    """Checks RDP's order 2 against Theorem 27 of Wang et al."""
     leaf = dp.SampledWithoutReplacementDpEvent(n, size, dp.GaussianDpEvent(m))
     got = RdpAccountant([2], relation).compose(leaf).rdp[0]
     worst = min(4 * math.expm1(m**-2), 2 * math.exp(m**-2))
@@ -131,7 +131,7 @@ def _check_subsets(
 
 
 def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, float]:
-    """A coarse grid of losses, and an epsilon on it of the size of one step's loss.
+    """Returns a coarse interval for the loss grid, and an epsilon near one step's loss.
 
     On the grid PLD's discretisation is exact, so coarseness loses nothing.
     """
@@ -142,7 +142,10 @@ def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, fl
 
 
 def _moderate(leaf: dp.DpEvent) -> dp.DpEvent:
-    """The event with a multiplier at which tables are small and losses are not tiny."""
+    """Returns the event with its multiplier clipped to [0.5, 1e4].
+
+    There tables are small and losses are not tiny.
+    """
     laplace = spending.as_laplace(leaf)
     q, m = laplace or spending.as_gaussian(leaf) or (0.0, 1.0)
     m = min(max(m, 0.5), 1e4)
@@ -177,7 +180,7 @@ def _require(holds: bool, what: str, on: Any, a: float, b: float) -> None:
 def _exact_delta(
     leaf: dp.DpEvent, relation: dp.NeighboringRelation, epsilon: float
 ) -> float:
-    """The delta of one occurrence, from its worst pairs of (mixtures of) two laws."""
+    """Computes the exact delta of one occurrence, from its worst pairs of mixtures."""
     if laplace := spending.as_laplace(leaf):
         return _laplace_delta(*laplace, epsilon)
     q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
@@ -198,11 +201,11 @@ def _exact_delta(
 
 
 def _mixture_delta(q: float, a: float, b: float, epsilon: float) -> float:
-    """Delta of (1-q) N(0, 1) + q N(a, 1) against the same with b < a."""
+    """Computes the delta of (1-q) N(0, 1) + q N(a, 1) against the same with b < a."""
     log_stay = math.log1p(-q) if q < 1 else -math.inf
 
     def log_density(x: float, shift: float) -> float:
-        """Relative to N(0, 1)."""
+        """Returns the log density of a mixture relative to N(0, 1)."""
         return float(np.logaddexp(log_stay, math.log(q) + shift * (x - shift / 2)))
 
     def excess_loss(x: float) -> float:
@@ -218,7 +221,7 @@ def _mixture_delta(q: float, a: float, b: float, epsilon: float) -> float:
 
 
 def _laplace_delta(q: float, scale: float, epsilon: float) -> float:
-    """Delta of a Laplace at distance 1, taken with probability q; epsilon >= 0."""
+    """Computes the delta of a Laplace at distance 1, sampled with probability q."""
 
     def plain(e: float) -> float:
         if abs(e) >= 1 / scale:

@@ -1,4 +1,4 @@
-"""What is released, as events that an accountant understands."""
+"""Privacy events of releases, as an accountant understands them."""
 
 import math
 import numbers
@@ -22,7 +22,7 @@ _SAMPLED = {
 
 
 class Guarantee(NamedTuple):
-    """What is released, for an accountant: the two belong together.
+    """Event of all releases, and the relation under which it is to be composed.
 
     Attributes:
       event: the dp-accounting event of all releases.
@@ -34,7 +34,7 @@ class Guarantee(NamedTuple):
 
 
 def sensitivity(relation: Relation, l2_clip_norm: float) -> float:
-    """How far one record moves the sum of clipped contributions, in L2.
+    """Returns the L2 sensitivity of the sum of clipped contributions.
 
     The only place that knows the factor: 2 where a record may be replaced by any other
     (from +C to -C), 1 where it appears, disappears, or becomes zero.
@@ -55,7 +55,7 @@ def full_batch_gaussian(
     *,
     among_sampled: bool = False,
 ) -> Guarantee:
-    """``num_steps`` Gaussian sums over all records, each free to use the earlier ones.
+    """Returns the guarantee of ``num_steps`` adaptive Gaussian sums over all records.
 
     The same holds of sums over parts of the records, if ``num_steps`` counts those that
     one record can enter: the others tell nothing of it.
@@ -78,7 +78,7 @@ def full_batch_gaussian(
 
 
 def composed(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Several mechanisms on the same records, each free to use the earlier releases.
+    """Composes mechanisms on the same records, each free to use the earlier releases.
 
     Args:
       guarantees: at least one, all stated under one relation.
@@ -97,7 +97,7 @@ def composed(guarantees: Sequence[Guarantee]) -> Guarantee:
 def poisson_gaussian(
     noise_multiplier: float, num_steps: int, *, sampling_prob: float, relation: Relation
 ) -> Guarantee:
-    """Gaussian sums over records that are drawn independently, anew at each step.
+    """Returns the guarantee of Gaussian sums over Poisson samples, drawn at each step.
 
     Under ``"replace_one"`` PLD's worst pair is proved to be the worst for a release of
     one scalar; for vectors this was verified numerically, not proved.
@@ -127,7 +127,9 @@ def truncated_poisson_gaussian(
     max_batch_size: int,
     relation: Relation,
 ) -> Guarantee:
-    """Gaussian sums over a Poisson sample, cut to size by a uniformly random subset.
+    """Returns the guarantee of Gaussian sums over Poisson samples that are truncated.
+
+    A sample is cut to size by a uniformly random subset.
 
     dp-accounting conditions on whether the *other* records alone fill the batch. If not,
     this is Poisson sampling. If so, a record that is drawn and kept also pushes another
@@ -193,7 +195,9 @@ def fixed_size_gaussian(
     batch_size: int,
     relation: Relation,
 ) -> Guarantee:
-    """Gaussian sums over uniformly random subsets of one size, drawn anew at each step.
+    """Returns the guarantee of Gaussian sums over uniformly random subsets of one size.
+
+    They are drawn anew at each step.
 
     RDP alone bounds this, for ``"replace_one"``. The bound is loose: where it is close to
     that of :func:`full_batch_gaussian`, Poisson sampling costs about half as much.
@@ -237,7 +241,7 @@ def fixed_size_gaussian(
 def full_batch_laplace(
     noise_multiplier: float, num_steps: int, relation: Relation
 ) -> Guarantee:
-    """Sums over all records with Laplace noise: pure differential privacy.
+    """Returns the guarantee of sums over all records with Laplace noise: pure DP.
 
     With an integer query of sensitivity S and the discrete Laplace noise of
     :func:`jaxdp.noise.discrete_laplace`, this holds for an integer scale b if ``b - 1``
@@ -257,7 +261,7 @@ def full_batch_laplace(
 def poisson_laplace(
     noise_multiplier: float, num_steps: int, *, sampling_prob: float, relation: Relation
 ) -> Guarantee:
-    """Laplace sums over records that are drawn independently, anew at each step.
+    """Returns the guarantee of Laplace sums over Poisson samples, drawn at each step.
 
     Pure as well: a step costs ``log(1 + q (exp(1 / scale) - 1))``.
 
@@ -286,7 +290,7 @@ def poisson_laplace(
 
 
 def zcdp(rho: float) -> Guarantee:
-    """A mechanism of which only its zero-concentrated differential privacy is known.
+    """Returns the guarantee of a mechanism of which only its zCDP is known.
 
     Args:
       rho: >= 0, finite, for the relation that matters: it is not in the event. That of
@@ -297,7 +301,7 @@ def zcdp(rho: float) -> Guarantee:
 
 
 def repeat_and_select(guarantee: Guarantee, *, mean: float, shape: float) -> Guarantee:
-    """The best of a random number of runs, the others never being shown.
+    """Returns the guarantee of the best of a random number of runs, the others not shown.
 
     Each run has the same guarantee, fresh noise, and a score by which it is selected. The
     score must be an output of the run: computed from its releases and from public data.
@@ -334,7 +338,7 @@ def repeat_and_select(guarantee: Guarantee, *, mean: float, shape: float) -> Gua
 
 
 def _laplace(noise_multiplier: float) -> dp.DpEvent:
-    """dp-accounting's multiplier of a Laplace is its scale, not its deviation."""
+    """Returns the Laplace event of a multiplier; dp-accounting's parameter is its scale."""
     return dp.LaplaceDpEvent(noise_multiplier / math.sqrt(2))
 
 

@@ -11,7 +11,7 @@ from jaxdp import _validate
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    r"""The least delta at ``epsilon`` for telling N(0, 1) from N(mu, 1).
+    r"""Computes the least delta at ``epsilon`` for telling N(0, 1) from N(mu, 1).
 
     .. math::
       \Phi(-\varepsilon/\mu + \mu/2) - e^\varepsilon \Phi(-\varepsilon/\mu - \mu/2)
@@ -30,7 +30,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The least epsilon >= 0 at which :func:`gaussian_delta` is at most ``delta``.
+    """Computes the least epsilon >= 0 with :func:`gaussian_delta` at most ``delta``.
 
     Args:
       mu: >= 0 or infinity.
@@ -50,7 +50,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest mu with ``gaussian_delta(mu, epsilon) <= delta``.
+    """Computes the largest mu with ``gaussian_delta(mu, epsilon) <= delta``.
 
     T Gaussian sums are (epsilon, delta)-DP if and only if ``sqrt(T) / noise_multiplier``
     is at most this.
@@ -75,7 +75,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_rho(noise_multiplier: float, num_steps: int = 1) -> float:
-    r"""The zCDP of Gaussian sums: :math:`T / 2 m^2`, and no sequence of them has less.
+    r"""Computes the zCDP of Gaussian sums: :math:`T / 2 m^2`, the least of any sequence.
 
     Args:
       noise_multiplier: m > 0, std over the sensitivity.
@@ -89,14 +89,17 @@ def gaussian_rho(noise_multiplier: float, num_steps: int = 1) -> float:
 def root(
     f: Callable[[float], float], low: float, high: float, xtol: float = 1e-300
 ) -> float:
-    """A root of ``f`` between two points of opposite sign, by default to all digits."""
+    """Finds a root of ``f`` between points of opposite sign, by default to all digits."""
     return float(scipy.optimize.brentq(f, low, high, xtol=xtol))  # pyright: ignore[reportArgumentType]
 
 
 def raised_until(
     enough: Callable[[float], bool], x: float, step: float = 1e-15
 ) -> float:
-    """``x``, raised by as little as makes it enough: a root may lie on either side."""
+    """Increases ``x`` in small, growing steps until ``enough(x)`` holds.
+
+    A computed root may lie on either side of the exact one.
+    """
     while not enough(x):
         x, step = x * (1 + step), 2 * step
     return x

@@ -1,4 +1,4 @@
-r"""What the sampler of integer noise costs: it is close to its law, not equal to it.
+r"""Privacy cost of sampling integer noise from a law that is close to the ideal one.
 
 Let :math:`\ell = \log(\tilde P/P)` compare a drawn number's law with the ideal discrete
 Gaussian's, where that is within :data:`~jaxdp.kernels.lattice_gaussian.REACH` standard
@@ -70,7 +70,7 @@ class LatticeDpEvent(dp.SelfComposedDpEvent):
 def drawn(
     guarantee: Guarantee, *, num_steps: int, numbers_per_step: int, reach: float
 ) -> Guarantee:
-    """The guarantee of a run whose noise comes from ``kernels.lattice_gaussian``.
+    """Returns the guarantee of a run with noise from ``kernels.lattice_gaussian``.
 
     Args:
       guarantee: of the run with ideal noise.
@@ -95,14 +95,14 @@ def drawn(
 
 
 def closeness(count: int) -> float:
-    """L: the bound on the sum of the log ratios of so many numbers."""
+    """Returns L, the bound on the sum of the log ratios of ``count`` drawn numbers."""
     spread, log = lattice_gaussian.MEAN_SQUARE, -math.log(_BETA)
     order = min(lattice_gaussian.ORDER, math.sqrt(2 * log / (count * spread)))
     return count * spread * (order + 1) / 2 + log / order
 
 
 def sampler_error(event: dp.DpEvent) -> tuple[float, float]:
-    """The epsilon and the delta that the samplers of an event's noise cost in all.
+    """Returns the epsilon and delta that the samplers of an event's noise cost in all.
 
     Of a random number of runs, of which one is selected: no law that
     :func:`jaxdp.accounting.repeat_and_select` knows has more than ``200 mean
@@ -130,7 +130,7 @@ def sampler_error(event: dp.DpEvent) -> tuple[float, float]:
 
 
 def ideal(event: dp.DpEvent) -> dp.DpEvent:
-    """The event with ideal noise, which :func:`sampler_error` has nothing to say of."""
+    """Returns the event with ideal noise, for which :func:`sampler_error` is zero."""
     if isinstance(event, dp.SelfComposedDpEvent):
         return dp.SelfComposedDpEvent(ideal(event.event), event.count)
     if isinstance(event, dp.ComposedDpEvent):

@@ -35,7 +35,7 @@ NAMES = {PLDAccountant: "PLD", RdpAccountant: "RDP"}
 
 
 class Epsilon(float):
-    """A bound on the privacy loss: a plain number that also names who computed it.
+    """Bound on the privacy loss: a float that also names its accountant.
 
     Attributes:
       accountant: "Gaussian closed form", "PLD", "RDP", "pure composition" or "no noise".
@@ -61,7 +61,7 @@ class Epsilon(float):
 def epsilon(
     event: dp.DpEvent, event_relation: dp.NeighboringRelation, delta: float
 ) -> Epsilon:
-    """The least epsilon known to hold at ``delta``: ``epsilon(*guarantee, delta)``.
+    """Returns the least epsilon known to hold at ``delta``: ``epsilon(*guarantee, delta)``.
 
     Args:
       event: any dp-accounting event.
@@ -101,7 +101,7 @@ def epsilon(
 def delta(
     event: dp.DpEvent, event_relation: dp.NeighboringRelation, epsilon: float
 ) -> float:
-    """The least delta known to hold at ``epsilon``: the reverse of :func:`epsilon`.
+    """Returns the least delta known to hold at ``epsilon``: the reverse of :func:`epsilon`.
 
     Args:
       event: any dp-accounting event.
@@ -128,7 +128,7 @@ def delta(
 
 
 def pure_epsilon(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
-    """The epsilon at delta = 0, by adding up; infinite unless all noise is Laplace."""
+    """Adds up the epsilon at delta = 0; infinite unless all noise is Laplace."""
     return math.fsum(count * _pure_step(leaf, relation) for leaf, count in leaves)
 
 
@@ -143,7 +143,10 @@ def _pure_step(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
 def account(
     event: dp.DpEvent, relation: dp.NeighboringRelation
 ) -> tuple[str, float, dp.PrivacyAccountant | None]:
-    """Who accounts, and the mu of a closed form or an accountant that has composed."""
+    """Returns the accountant's name, the mu of a closed form, and the composed accountant.
+
+    The mu is NaN with an accountant; without one the accountant is None.
+    """
     leaves = leaves_of(event, relation)
     if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves):
         return "no noise", math.inf, None
@@ -155,7 +158,7 @@ def account(
 
 
 def leaves_of(event: Any, relation: Any) -> Leaves:
-    """The basic events of nested compositions, equal ones counted together.
+    """Returns the basic events of nested compositions, equal ones counted together.
 
     An accountant composes a count much faster than a list.
     """
@@ -178,7 +181,7 @@ def leaves_of(event: Any, relation: Any) -> Leaves:
 
 
 def is_hashable(value: Any) -> bool:
-    """Whether results about an event can be remembered; some events hold lists."""
+    """Returns True if results about an event can be cached; some events hold lists."""
     try:
         hash(value)
     except TypeError:
@@ -197,7 +200,7 @@ def _composed(leaves: Leaves, relation: dp.NeighboringRelation) -> dp.PrivacyAcc
 def choose_accountant(
     leaves: Leaves, relation: dp.NeighboringRelation
 ) -> dp.PrivacyAccountant:
-    """A fresh accountant that supports all of the leaves.
+    """Returns a fresh accountant that supports all of the leaves.
 
     Raises:
       ValueError: none does; the message names the events.
@@ -220,7 +223,7 @@ def choose_accountant(
 
 
 def supports(accountant: dp.PrivacyAccountant, leaf: dp.DpEvent) -> bool:
-    """Whether an accountant supports an event and reads it as this package does.
+    """Returns True if an accountant supports an event and reads it as this package does.
 
     Under REPLACE_ONE, RDP takes every multiplier relative to 2C, where PLD and the
     events' documentation say C. Sampling without replacement, which RDP alone supports,
@@ -240,12 +243,12 @@ def supports(accountant: dp.PrivacyAccountant, leaf: dp.DpEvent) -> bool:
 
 
 def distance(relation: dp.NeighboringRelation) -> int:
-    """How far one record moves the sum, in the units of the event."""
+    """Returns the sum's sensitivity in units of the event: 2 under REPLACE_ONE, else 1."""
     return 2 if relation is dp.NeighboringRelation.REPLACE_ONE else 1
 
 
 def as_gaussian(leaf: dp.DpEvent) -> tuple[float, float] | None:
-    """Sampling probability and multiplier of a Gaussian, sampled or not."""
+    """Returns sampling probability and multiplier of a (sampled) Gaussian, or None."""
     match leaf:
         case dp.GaussianDpEvent():
             return 1.0, leaf.noise_multiplier
@@ -257,7 +260,7 @@ def as_gaussian(leaf: dp.DpEvent) -> tuple[float, float] | None:
 
 
 def as_laplace(leaf: dp.DpEvent) -> tuple[float, float] | None:
-    """Sampling probability and scale of a Laplace, sampled or not."""
+    """Returns sampling probability and scale of a (sampled) Laplace, or None."""
     match leaf:
         case dp.LaplaceDpEvent():
             return 1.0, leaf.noise_multiplier
@@ -267,7 +270,7 @@ def as_laplace(leaf: dp.DpEvent) -> tuple[float, float] | None:
 
 
 def step_mu(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
-    """The mu of one occurrence of an event.
+    """Returns the mu of one occurrence of an event.
 
     Exact for Gaussians. For other events what the central limit theorem makes of many:
     good for guesses, never for a guarantee. 0 where nothing is known.
@@ -292,14 +295,14 @@ def step_mu(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
 
 
 def total_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
-    """The mu of all occurrences together; see :func:`step_mu`."""
+    """Returns the mu of all occurrences together; see :func:`step_mu`."""
     return math.sqrt(math.fsum(k * step_mu(leaf, relation) ** 2 for leaf, k in leaves))
 
 
 def loss_width(
     leaf: dp.DpEvent, relation: dp.NeighboringRelation, count: int = 1
 ) -> float:
-    """The range of privacy losses that PLD tabulates for an event, roughly."""
+    """Estimates the range of privacy losses that PLD tabulates for an event."""
     far = distance(relation)
     if laplace := as_laplace(leaf):
         return 2 * far / laplace[1] if laplace[1] else 0.0
@@ -314,7 +317,7 @@ def loss_width(
 
 
 def _interval(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
-    """The grid of PLD's losses. Each choice gives a valid bound.
+    """Chooses the interval of PLD's loss grid; each choice gives a valid bound.
 
     1e-4, dp-accounting's default, but finer where the losses of one step are of that
     size, which rounding up would inflate, and coarser where the table would have several

@@ -1,1 +1,1 @@
-"""Algorithms: what owns iterates, phases or players, and returns a point of its own."""
+"""Algorithms: methods that own iterates, phases or players and return their own point."""

@@ -1,11 +1,11 @@
-"""What an algorithm is: three pure functions."""
+"""Interface of an algorithm: three pure functions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
 class Algorithm(NamedTuple):
-    """A private method that is no transformation of gradients. All three are pure.
+    """Private method that is no transformation of gradients: three pure functions.
 
     Attributes:
       init: ``init(params) -> state``. ``params`` is where the run starts, public. Begins a

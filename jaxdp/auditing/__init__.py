@@ -1,4 +1,4 @@
-r"""The accounted epsilon, attacked from below.
+r"""Privacy audits: empirical lower bounds on the epsilon of a plan's compiled mechanism.
 
 An audit runs the compiled mechanism of a plan many thousand times on two neighbouring
 data sets and asks how well an attacker tells them apart by what was released. A guarantee

@@ -1,4 +1,4 @@
-"""The audit of a plan: data sets, attacks and bounds put together."""
+"""Audit of a plan: data sets, attacks and bounds put together."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _MOST_RECORDS = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """What an audit found.
+    """Result of an audit: lower bound on epsilon, accounted epsilon, attack, error rates.
 
     Attributes:
       epsilon_lower: lower bound on the epsilon that the code has at ``delta``.
@@ -68,7 +68,7 @@ class AuditResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the bound is at most what is accounted."""
+        """True if the lower bound is at most the accounted epsilon."""
         return self.epsilon_lower <= self.epsilon
 
 
@@ -162,7 +162,7 @@ def audit(
 
 
 class _Attempt(NamedTuple):
-    """One attack on one canary, decided on but not tested."""
+    """Attack on one canary: its chosen threshold, and the scores that will test it."""
 
     canary: str
     attack: str
@@ -201,7 +201,7 @@ def _attempts(
 
 
 def _enumerated(plan: vertices.VertexPlan) -> AuditResult:
-    """The sampler's law in the worst case of one draw, against what a draw claims."""
+    """Returns the audit result of the sampler's enumerated law, in one worst-case draw."""
     found = draws.audited(plan)
     return AuditResult(
         epsilon_lower=found.bounded_range,
@@ -219,7 +219,7 @@ def _enumerated(plan: vertices.VertexPlan) -> AuditResult:
 
 
 def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
-    """The plan with fewer steps, and so much less noise that its epsilon is the same.
+    """Returns the plan with fewer steps, and less noise so that its epsilon is the same.
 
     What one step of a long run shows of a record is too little to be measured. The
     shortened plan has the same bound, sampling, directions and code, and spends in few
@@ -255,7 +255,7 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
 
 
 def _shorter(plan: Any, num_steps: int) -> dict[str, Any]:
-    """What changes in a shortened plan."""
+    """Returns the changed fields of a shortened plan; empty if it is short enough."""
     if isinstance(plan, vertices.VertexPlan):
         num_steps = max(num_steps, 2)
         most = {"dim": _MOST_VERTICES, "dim_x": _MOST_VERTICES, "dim_y": _MOST_VERTICES}
@@ -285,7 +285,7 @@ def _shorter(plan: Any, num_steps: int) -> dict[str, Any]:
 def _accounted(
     plan: Any, delta: float | None, *, whole: bool = True
 ) -> tuple[float, Epsilon]:
-    """Delta and epsilon of a plan that can be audited; checks both arguments.
+    """Returns delta and epsilon of a plan that can be audited; checks both arguments.
 
     With ``whole``, all that a run draws must be small enough to be looked at.
     """

@@ -1,4 +1,4 @@
-"""The lattice adversary: does the grid of the releases show what the noise should hide?"""
+"""Lattice adversary: tests whether low digits of releases reveal the un-noised sum."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ _NO_DIGITS = f"its noise is less than {residues.LEAST_STD:g} units of its grid"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatticeSite:
-    """The digits of one kind of release, where nothing was summed.
+    """Test of the low digits of one kind of release, where no record contributes.
 
     Attributes:
       name: of the release.
@@ -50,7 +50,7 @@ class LatticeSite:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatticeResult:
-    """What the lattice adversary found.
+    """Result of the lattice adversary: lower bound on epsilon, digit tests of each site.
 
     Attributes:
       epsilon_lower: lower bound on the epsilon that the code has at ``delta``.
@@ -79,17 +79,17 @@ class LatticeResult:
 
     @property
     def applicable(self) -> bool:
-        """Whether there was something to look at."""
+        """True if some release has digits that can be tested."""
         return not self.reason
 
     @property
     def worst(self) -> LatticeSite | None:
-        """The site that fits worst; None if there is none."""
+        """Site with the smallest p-value; None if there is no site."""
         return min(self.sites, key=lambda site: site.p_value, default=None)
 
     @property
     def flagged(self) -> bool:
-        """Whether digits do not fit, or the bound is above what is accounted."""
+        """True if some digits do not fit, or the bound exceeds the accounted epsilon."""
         worst = self.worst
         limit = self.failure_prob / 2 / max(len(self.sites), 1)
         unfit = worst is not None and worst.p_value < limit
@@ -97,7 +97,7 @@ class LatticeResult:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found."""
+        """True if the result is not flagged."""
         return not self.flagged
 
 
@@ -211,7 +211,7 @@ def _looked_at(site: Site) -> LatticeSite:
 
 
 class _Attempt(NamedTuple):
-    """One attack on one site, decided on but not tested."""
+    """Attack on one site: its chosen threshold, and the scores that will test it."""
 
     name: str
     threshold: float
@@ -251,7 +251,7 @@ def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[_Attempt]:
 
 
 def _odd(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Which coordinates (m,) the record moves by an odd number, in some of the runs.
+    """Selects the coordinates (m,) that the record moves by an odd number in some runs.
 
     The runs have the same noise on both data sets, and so differ by the sums alone; and an
     adversary who knows the data sets knows the sums.
@@ -261,7 +261,7 @@ def _odd(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _log_ratio(learned: list[np.ndarray], num_cells: int) -> np.ndarray:
-    """Of each cell: how much likelier it is without the record (num_cells,)."""
+    """Estimates the log likelihood ratio of each cell, without over with the record."""
     counts = [np.bincount(c.ravel(), minlength=num_cells) + 1.0 for c in learned]
     first, second = (np.log(c / c.sum()) for c in counts)
     return first - second

@@ -1,4 +1,4 @@
-"""From the transcript of a run to a score: which of two data sets was it?
+"""Attacks: scores of a run's transcript, larger for the first of two data sets.
 
 Each attack learns its parameters from transcripts of both data sets, and then scores
 others. Transcripts are (runs, T, R), float32, in standard deviations of the claimed
@@ -25,7 +25,7 @@ _RIDGE = 1e-9
 def attacks(
     plan: SumPlan, canary: Canary, first: np.ndarray, second: np.ndarray
 ) -> dict[str, Score]:
-    """All attacks by name, learned from transcripts of the canary's two data sets.
+    """Returns all attacks by name, learned from transcripts of the canary's two data sets.
 
     * *likelihood ratio*: the claimed one, along the canary's direction; with sampled
       batches of the mixture of steps that read the canary and steps that do not; with
@@ -53,7 +53,7 @@ def attacks(
 
 
 def _inclusion(plan: SumPlan) -> np.ndarray:
-    """The probability that a step reads the canary, where that is random: (T,)."""
+    """Returns the probability (T,) that a step reads the canary; ones without sampling."""
     if not plan.sampling.amplifies:
         return np.ones(plan.num_steps)
     n, read = plan.num_examples, {}
@@ -66,7 +66,9 @@ def _inclusion(plan: SumPlan) -> np.ndarray:
 def _projection(
     canary: Canary, first: np.ndarray, second: np.ndarray, inclusion: np.ndarray
 ) -> Score:
-    """Steps (n, T) along the canary's direction, around where they are without it.
+    """Returns a projection of transcripts onto each step's canary direction: (n, T).
+
+    Its origin is the mean without the canary.
 
     The direction of a step is public, and learned from the difference of the means; so is
     the location, which takes with it all that the direction root determines.
@@ -109,7 +111,7 @@ def _likelihood_ratio(
 def _whitened(
     plan: O2NC, canary: Canary, first: np.ndarray, second: np.ndarray
 ) -> Score:
-    r"""The likelihood ratio of one period of correlated noise, but for a constant.
+    r"""Returns the likelihood ratio of one period of correlated noise, up to a constant.
 
     The increments x of the period are a mean plus :math:`C^{-1}\xi`; the record moves the
     mean of leaf i alone, along one direction. So :math:`Cx` has independent noise, is moved
@@ -136,7 +138,7 @@ def _whitened(
 
 
 def linear(first: np.ndarray, second: np.ndarray) -> Score:
-    """Fisher's discriminant, from transcripts of two data sets."""
+    """Returns Fisher's linear discriminant, learned from transcripts of two data sets."""
     rows = [finite(x).reshape(len(x), -1) for x in (first, second)]
     centred = [x - x.mean(axis=0) for x in rows]
     covariance = np.mean([x.T @ x / len(x) for x in centred], axis=0)
@@ -152,7 +154,7 @@ def linear(first: np.ndarray, second: np.ndarray) -> Score:
 
 
 def histogram(project: Score, first: np.ndarray, second: np.ndarray) -> Score:
-    """Ratios of counts of what ``project`` makes of transcripts, column by column."""
+    """Returns the score that sums log count ratios of projected transcripts, by column."""
     rows = [project(x) for x in (first, second)]
     edges, log_ratio = [], []
     for both in zip(*(x.T for x in rows), strict=True):
@@ -172,12 +174,12 @@ def histogram(project: Score, first: np.ndarray, second: np.ndarray) -> Score:
 
 
 def _bins(x: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """The bin of each number; what is not finite has the last."""
+    """Returns the bin of each number; numbers that are not finite have the last bin."""
     finite = np.isfinite(x)
     inside = np.searchsorted(cuts, np.where(finite, x, 0), side="right")
     return np.where(finite, inside, len(cuts) + 1)
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """In float64, with zeros for what is not finite."""
+    """Returns the array as float64, with zeros for numbers that are not finite."""
     return np.where(np.isfinite(x), x, 0).astype(np.float64)

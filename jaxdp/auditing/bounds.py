@@ -1,4 +1,4 @@
-"""From the errors of an attack to a lower bound on epsilon."""
+"""Lower bounds on epsilon from the errors of an attack."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ _ORDERS = np.concatenate([1 + np.geomspace(1e-3, 1, 20), np.geomspace(2.1, 60, 4
 
 
 class Rule(NamedTuple):
-    """What is to be bounded, and how.
+    """Settings of a lower bound: delta, failure probability, and the claimed guarantee.
 
     Attributes:
       delta: in [0, 1).
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 def upper_limit(
     count: int | np.ndarray, trials: int, failure_prob: float
 ) -> np.ndarray:
-    """Clopper and Pearson's upper limit of a probability, one-sided.
+    """Returns Clopper and Pearson's one-sided upper limit of a probability.
 
     Args:
       count: successes, in [0, trials]; an array gives an array.
@@ -54,7 +54,7 @@ def error_rates(
     *,
     failure_prob: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper limits of the rates of false positives and of false negatives.
+    """Returns upper limits of the false-positive rate and the false-negative rate.
 
     The attack says "the first" where a score is above the threshold. For a threshold that
     was fixed without these scores, both limits hold together with probability at least
@@ -77,7 +77,7 @@ def error_rates(
 def epsilon_lower(
     false_positive: float, false_negative: float, rule: Rule
 ) -> tuple[float, str]:
-    r"""The least epsilon that allows such errors; and the reason.
+    r"""Returns the least epsilon that allows such error rates, and the rule that gives it.
 
     (epsilon, delta)-privacy by its definition allows errors :math:`\alpha, \beta` with
 
@@ -112,7 +112,7 @@ def epsilon_lower(
 def best_threshold(
     first: np.ndarray, second: np.ndarray, rule: Rule
 ) -> tuple[float, float]:
-    """The threshold with the highest bound on these scores, and that bound.
+    """Returns the threshold with the highest bound on these scores, and that bound.
 
     It is a valid bound only on scores that did not choose the threshold.
     """
@@ -130,9 +130,9 @@ def best_threshold(
 def _strengths(
     false_positive: float | np.ndarray, false_negative: float | np.ndarray, rule: Rule
 ) -> tuple[np.ndarray, ...]:
-    """The distance mu of two Gaussians, and the log of a ratio of probabilities.
+    """Returns the least Gaussian mu and the least epsilon that allow these errors.
 
-    And rho, where zCDP is claimed.
+    Both may be negative. Where zCDP is claimed, the least rho is the third value.
     """
     alpha, beta = np.asarray(false_positive), np.asarray(false_negative)
     with np.errstate(divide="ignore"):
@@ -143,7 +143,10 @@ def _strengths(
 
 
 def _rho(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """The largest Renyi divergence over its order, of two coins; 0 if they may be alike."""
+    """Returns the largest ratio of Renyi divergence to order, of two Bernoulli laws.
+
+    It is 0 where the error rates allow equal laws.
+    """
     apart = 1 - beta > alpha
 
     def over_order(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -158,7 +161,7 @@ def _rho(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
 
 
 def _candidates(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Thresholds at ranks that are dense at both ends, and between them."""
+    """Returns candidate thresholds: score ranks dense at both ends, and an even grid."""
     found = []
     for scores in (np.sort(first), np.sort(second)):
         last = len(scores) - 1

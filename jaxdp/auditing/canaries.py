@@ -14,7 +14,7 @@ _CLIPS = {"plus": 1, "minus": -1, "nan": 0, "absent": 0}
 
 
 class DataSet(NamedTuple):
-    """Records that contribute zero, but for one.
+    """Data set whose records contribute zero, except for one.
 
     Attributes:
       record: what the one is: its slopes are clipped to the bound ("plus", "minus"), or
@@ -34,7 +34,7 @@ class DataSet(NamedTuple):
 
 
 class Canary(NamedTuple):
-    """Two neighbouring data sets.
+    """Pair of neighbouring data sets.
 
     Attributes:
       name: for people.
@@ -52,7 +52,7 @@ class Canary(NamedTuple):
     step: int | None = None
 
     def moves(self, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """How far the record moves each release (T,) in the two data sets.
+        """Returns the displacement (T,) of each release by the record, in both data sets.
 
         In standard deviations of the claimed noise.
         """
@@ -66,7 +66,7 @@ class Canary(NamedTuple):
 
 
 def canaries(plan: SumPlan) -> tuple[Canary, ...]:
-    """The pairs of data sets that an audit of a plan looks at.
+    """Returns the pairs of data sets that an audit of a plan compares.
 
     * A record that saturates the clip, at either end of the data.
     * One whose loss is not a number; it has to count nothing.
@@ -97,24 +97,24 @@ def canaries(plan: SumPlan) -> tuple[Canary, ...]:
 
 
 def num_records(plan: SumPlan) -> int:
-    """Records of a data set; where somebody else makes the batches, those of one."""
+    """Returns the number of records of a data set; with external batches, of one batch."""
     if isinstance(plan.sampling, sampling.External):
         return plan.sampling.rows(plan.num_examples)
     return plan.num_examples
 
 
 def phases(plan: SumPlan) -> list[str]:
-    """The name of every step's phase."""
+    """Returns the name of every step's phase."""
     names = [p.name for p in plan.phases for _ in range(p.num_steps)]
     periods = -(-plan.num_steps // len(names))
     return (names * periods)[: plan.num_steps]
 
 
 def amplitudes(plan: SumPlan, data: DataSet) -> np.ndarray:
-    """What the steps multiply the losses of a data set by, float32 (T,).
+    """Returns the factor of a data set's losses in each step, float32 (T,).
 
-    It grows, so that the change from one step to the next has the sign of the second. Where
-    a change is to count nothing, it is not a number.
+    The factor grows, so that the change from one step to the next has the sign of the
+    second. It is NaN where a change is to count nothing.
     """
     steps = np.arange(plan.num_steps)
     signs = np.ones(plan.num_steps) if data.signs is None else np.array(data.signs)
@@ -129,7 +129,7 @@ def _pair(
     distance: float | np.ndarray,
     step: int | None = None,
 ) -> Canary:
-    """A data set and its neighbour."""
+    """Returns the canary of a data set and its neighbour under the plan's relation."""
     replaced = plan.relation == "replace_one"
     against = "its negative" if replaced else "none"
     second = first._replace(record="minus" if replaced else "absent")
@@ -145,7 +145,7 @@ def _ends(pair: Any, num_records: int) -> tuple[Canary, ...]:
 
 
 def _digits(pair: Any, num_steps: int, *, off: int) -> list[Canary]:
-    """For each digit a record with the sign 1 in steps that have it, and else ``off``."""
+    """Returns one canary a binary digit: sign 1 in steps that have it, else ``off``."""
     steps = range(num_steps)
 
     def signs(bit: int) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def _digits(pair: Any, num_steps: int, *, off: int) -> list[Canary]:
 
 
 def _every_step(plan: O2NC) -> tuple[Canary, ...]:
-    """Canaries of a plan whose steps may all read a record, each with noise of its own."""
+    """Returns canaries of a plan with independent noise whose steps may all read them."""
     names = phases(plan)
     moved = {p: bound / n / plan.step_std(p) for p, (bound, n) in plan.clips.items()}
     distance = np.array([moved[name] for name in names])
@@ -181,7 +181,7 @@ def _every_step(plan: O2NC) -> tuple[Canary, ...]:
 
 
 def _leaf_canaries(plan: O2NC) -> tuple[Canary, ...]:
-    """Canaries of a plan whose steps are the leaves of a period of correlated noise."""
+    """Returns canaries of a plan whose steps are leaves of periods of correlated noise."""
     names, period = phases(plan), min(plan.noise_period, plan.num_steps)
     moves = plan.leaf_sensitivities * plan.correlation.column_norms()
     worst = int(np.argmax(moves[:period]))

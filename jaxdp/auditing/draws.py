@@ -1,4 +1,4 @@
-r"""One draw of a vertex, enumerated: the law that the integers of a sampler realise.
+r"""Enumerated law of one vertex draw: the exact probabilities that a sampler realises.
 
 No number of runs shows that a vertex of probability :math:`10^{-6}` is never drawn. So the
 sampler of a plan is also held against two neighbouring score vectors that are spread far:
@@ -25,7 +25,7 @@ _GRID = 2**24  # values of a float32 uniform
 
 
 class Comparison(NamedTuple):
-    """Two laws of a vertex, of neighbouring data sets.
+    """Divergences between the vertex laws of two neighbouring data sets.
 
     Attributes:
       bounded_range: of the logarithms of the ratios of probabilities, the largest less
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
 def neighbours(
     sensitivity: float, *, dim: int = DIM, spread: float = SPREAD, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Normalized scores (dim,) of two data sets that differ by one record.
+    """Returns normalized scores (dim,) of two data sets that differ by one record.
 
     Args:
       sensitivity: by how much each score differs, up or down, in nats.
@@ -65,7 +65,7 @@ def neighbours(
 
 
 def integers_only(plan: Any) -> bool:
-    """Whether a plan's draws of vertices are computed by integers throughout."""
+    """Returns True if a plan's vertex draws are computed in integers throughout."""
 
     def draw(key: jax.Array, scores: jax.Array) -> jax.Array:
         return _players.draw(plan, key, scores, 2)
@@ -75,7 +75,7 @@ def integers_only(plan: Any) -> bool:
 
 
 def _dtypes(jaxpr: Any) -> set[Any]:
-    """Of all that a program computes."""
+    """Returns the dtypes of all values that a program computes."""
     found = {v.aval.dtype for eqn in jaxpr.eqns for v in eqn.outvars}
     parts = [p for eqn in jaxpr.eqns for p in jax.tree.leaves([*eqn.params.values()])]
     inner = [getattr(p, "jaxpr", p) for p in parts]  # Of those that are closed.
@@ -83,9 +83,9 @@ def _dtypes(jaxpr: Any) -> set[Any]:
 
 
 def certified_law(scores: np.ndarray) -> np.ndarray:
-    """Probabilities, float64 (d,), that the certified sampler realises: W / sum W.
+    """Returns the certified sampler's realised probabilities, float64 (d,): W / sum W.
 
-    From the integers that it accepts, summed as Python's.
+    The weights W are the integers that it accepts, summed as Python integers.
     """
     given = jnp.asarray(scores)
     upper, lower = (np.asarray(w, np.uint64) for w in simplex._weights(given))
@@ -97,7 +97,7 @@ def certified_law(scores: np.ndarray) -> np.ndarray:
 
 
 def float_law(scores: np.ndarray) -> np.ndarray:
-    """Those of a float32 inverse CDF, of all its uniforms: counts over 2**24."""
+    """Returns probabilities of a float32 inverse CDF, counted over all 2**24 uniforms."""
     logits = scores.astype(np.float32) * np.float32(math.log(2) / 2**simplex.BITS)
     prefix = np.cumsum(np.exp(logits - logits.max()), dtype=np.float32)
     uniform = np.arange(_GRID, dtype=np.float32) * np.float32(1 / _GRID)
@@ -106,7 +106,7 @@ def float_law(scores: np.ndarray) -> np.ndarray:
 
 
 def compare(first: np.ndarray, second: np.ndarray, epsilon: float) -> Comparison:
-    """How far two laws (d,) are apart; of what neither can draw, nothing is said."""
+    """Compares two laws (d,) at ``epsilon``, leaving out vertices that neither can draw."""
     drawn = (first > 0) | (second > 0)
     p, q = (np.maximum(x[drawn], LEAST) for x in (first, second))
     ratio = np.log(p) - np.log(q)
@@ -123,7 +123,7 @@ def compare(first: np.ndarray, second: np.ndarray, epsilon: float) -> Comparison
 
 
 def audited(plan: Any) -> Comparison:
-    """The enumerated case for the sampler of a plan, at what one of its draws claims.
+    """Compares the enumerated laws of a plan's sampler at the epsilon that one draw claims.
 
     A draw from scores that a record moves by at most Delta is of bounded range 2 Delta +
     2 e, e = ``simplex.LOG_ERROR``, and so as private. One that computes with floats is

@@ -1,4 +1,4 @@
-r"""A drill: a short run of a second-order plan in which every record's role is known.
+r"""Drill: a short run of a second-order plan in which every record's role is known.
 
 What a query reads depends on what was released, so a run is led by the hand: before each
 step the points that follow from releases are prescribed, which an adversary may do, for
@@ -36,7 +36,7 @@ _REFRESH_ROWS, _DIFFERENCE_ROWS, _HESSIAN_ROWS = 4, 2, 2
 
 
 class Trace(NamedTuple):
-    """What happens in each step of a drill, the same in all runs: arrays (T,)."""
+    """Queries and escapes in each step of a drill, the same in all runs: arrays (T,)."""
 
     kind: np.ndarray  # of the gradient query: NONE, REFRESH or DIFFERENCE
     rows: np.ndarray  # that it reads
@@ -50,27 +50,27 @@ class Trace(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What of a step is the same in all runs."""
+    """Part of a step that is the same in all runs."""
 
     before: Any  # the state, without what is a run's own
     course: jax.Array  # where the run is after the step
 
 
 class Script(NamedTuple):
-    """A rehearsed drill."""
+    """Dry run of a drill: the common parts of its steps, and their trace."""
 
     steps: Step  # stacked, (T, ...)
     trace: Trace
 
 
 def as_drill(plan: SOSP) -> SOSP:
-    """The plan itself if it is a drill, however long; else a drill of it."""
+    """Returns the plan itself if it is a drill of any length, else a drill of it."""
     longest = max(plan.max_differences, plan.escape_steps or 0)
     return plan if drilled(plan, longest) == plan else drilled(plan)
 
 
 def drilled(plan: SOSP, num_steps: int = 8) -> SOSP:
-    """The plan with the same noise, clips, modes and passes, and short periods.
+    """Returns the plan with the same noise, clips, modes and passes, and short periods.
 
     Two periods in a pass, or half of one where there are several passes: then a pass ends
     within a period. Privacy depends on none of what changes, but for the number of
@@ -135,21 +135,24 @@ def drilled(plan: SOSP, num_steps: int = 8) -> SOSP:
 
 
 def _difference_rows(plan: SOSP) -> int:
-    """Rows of a difference."""
+    """Returns the number of rows of a difference query."""
     most = plan.difference_batch_size or _DIFFERENCE_ROWS
     other = plan.num_examples - min(plan.refresh_batch_size, _REFRESH_ROWS)
     return min(most, _DIFFERENCE_ROWS, max(other, 1))
 
 
 def _smoothness(plan: SOSP) -> float:
-    """So large that steps are small beside the radius: points stay where they are put."""
+    """Returns a smoothness so large that steps are small relative to the escape radius.
+
+    Points then stay where they are prescribed.
+    """
     swing = _spread(plan) / (_INSIDE - _LAST) * 2.1
     gradient = plan.l2_clip_norm + 10 * plan.noise_std + plan.drift_limit
     return max(swing, 2 * gradient, 1.0) / plan.escape_radius
 
 
 def _spread(plan: SOSP) -> float:
-    """How long an escape's products get."""
+    """Returns an upper estimate of the length of an escape's products; 0 if it has none."""
     if plan.escape_steps is None or plan.hessian == "released":
         return 0.0
     largest = plan.hessian_clip_norm * plan.escape_radius
@@ -157,29 +160,32 @@ def _spread(plan: SOSP) -> float:
 
 
 def _pace(plan: SOSP) -> float:
-    """How far apart the points of two queries are."""
+    """Returns the distance between the points of two successive gradient queries."""
     return (_difference_rows(plan) - 0.5) / (
         plan.difference_batch_rate * plan.smoothness
     )
 
 
 def dim(plan: SOSP) -> int:
-    """d, parameters of a drill."""
+    """Returns d, the number of parameters of a drill."""
     return 2 if plan.dim is None else plan.dim
 
 
 def axis(plan: SOSP) -> np.ndarray:
-    """The direction of t; no coordinate's, so that bounds on coordinates are seen."""
+    """Returns the unit vector of t, (d,).
+
+    With two parameters it is oblique, so that bounds on single coordinates are seen.
+    """
     return np.array([0.6, 0.8] if dim(plan) == 2 else [1.0], np.float32)
 
 
 def slice_size(plan: SOSP) -> int:
-    """Rows that are read at once."""
+    """Returns the number of rows that are read at once."""
     return min(plan.num_examples, 16 if plan.hessian == "released" else _ROWS)
 
 
 def value_fn(plan: SOSP) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The losses: of parameters (d,) and signs (B,)."""
+    """Returns the loss function: (parameters (d,), signs (B,)) -> losses (B,)."""
     pace, rows = _pace(plan), _difference_rows(plan)
     slope = _STEEP * plan.l2_clip_norm
     bend = rows / plan.difference_batch_rate / pace
@@ -194,7 +200,10 @@ def value_fn(plan: SOSP) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def _led(plan: SOSP, state: Any) -> Any:
-    """A state in which the next step is asked for where it is to be: all of it public."""
+    """Returns the state with the next query's point, gradient and cooldown prescribed.
+
+    All prescribed values are public.
+    """
     escape, along = state.escape, jnp.asarray(axis(plan))
     wanted = 0 if plan.escape_steps is None else _escapes(plan)
     # The first escape fails, so that its end is seen; the others leave by the last step.
@@ -214,12 +223,18 @@ def _led(plan: SOSP, state: Any) -> Any:
 
 
 def _escapes(plan: SOSP) -> int:
-    """How many escapes a drill has: two more than a running Hessian may serve in."""
+    """Returns the number of escapes of a drill.
+
+    With a running Hessian, it is two more than a Hessian may serve in.
+    """
     return plan.escapes_per_refresh + 2 if plan.hessian == "tracked" else 2
 
 
 def shows(before: Any, after: Any) -> jax.Array:
-    """Whether a product can be told from the point that it leads to: not if that fails."""
+    """Returns True if a Hessian product can be recovered from the next point.
+
+    After an escape that failed it cannot.
+    """
     within = before.escape.active | (after.escapes > before.escapes)
     within &= after.horizon.count > before.horizon.count
     back = ~after.escape.active & jnp.all(after.point == after.escape.anchor)
@@ -227,7 +242,7 @@ def shows(before: Any, after: Any) -> jax.Array:
 
 
 def split(state: Any) -> tuple[Any, Any]:
-    """A state without what is a run's own, and that."""
+    """Splits a state into the part common to all runs and the run's own part."""
     spider, escape = state.spider, state.escape
     own = spider.estimate, spider.noise, escape.hessian, escape.root
     public = state._replace(
@@ -238,7 +253,7 @@ def split(state: Any) -> tuple[Any, Any]:
 
 
 def joined(public: Any, own: Any) -> Any:
-    """The inverse of :func:`split`."""
+    """Joins the two parts of a state: the inverse of :func:`split`."""
     estimate, noise, hessian, root = own
     return public._replace(
         spider=public.spider._replace(estimate=estimate, noise=noise),
@@ -247,7 +262,7 @@ def joined(public: Any, own: Any) -> Any:
 
 
 def course(state: Any) -> jax.Array:
-    """Where a run is: all that decides what is asked for next, but for points."""
+    """Returns the public counters of a run, which with its points decide the next query."""
     horizon, spider, escape = state.horizon, state.spider, state.escape
     numbers = (
         *(horizon.count, horizon.exhausted, spider.since, spider.cursor),
@@ -260,7 +275,7 @@ def course(state: Any) -> jax.Array:
 
 @functools.lru_cache(maxsize=8)
 def rehearsed(plan: SOSP) -> Script:
-    """What a drill does, by a run of it on records that contribute nothing."""
+    """Runs a drill on records that contribute nothing, and returns its script."""
     algorithm = plan.algorithm(Keys.insecure(0), microbatch_size=slice_size(plan))
     signs = jnp.zeros(plan.num_examples)
 

@@ -42,7 +42,7 @@ _ONE, _SEVERAL = 1.25, 4.0
 
 
 class Site(NamedTuple):
-    """Numbers that leave one kind of step.
+    """Released numbers of one kind of step, in grid units.
 
     Attributes:
       name: for people.
@@ -56,14 +56,14 @@ class Site(NamedTuple):
 
 
 class Releases(NamedTuple):
-    """What was released, and what there is no way to read: names with reasons."""
+    """Released numbers by site, and the releases that cannot be read, with reasons."""
 
     sites: tuple[Site, ...]
     left_out: tuple[str, ...]
 
 
 class _Reading(NamedTuple):
-    """How the numbers of a site are to be read.
+    """Conversion of a site's released numbers to units of its grid.
 
     Attributes:
       noise_std: in units.
@@ -142,34 +142,34 @@ def _mechanism(plan: Any, public: Keys) -> _Mechanism:
 
 
 def _factor(bound: float, bits: Any, normalizer: float) -> float:
-    """What a release multiplies its integers by: a float32."""
+    """Returns the factor from a release's integers to its numbers, rounded to float32."""
     return float(np.float32(bound / (2.0**bits * normalizer)))
 
 
 def _unit(bound: float, bits: Any) -> float:
-    """One grid unit of a record's contribution."""
+    """Returns one grid unit of a record's contribution."""
     return bound * 2.0**-bits
 
 
 def _unit_of(grid: Any) -> float:
-    """The same of a grid, whose bound may be another number of units."""
+    """Returns one unit of a grid, whose bound may differ from 2**bits units."""
     limit = 2**grid.bits if grid.limit is None else grid.limit
     return grid.l2_clip_norm / limit
 
 
 def _reading_of(grid: Any, norm: float = 1.0) -> _Reading:
-    """Of releases on a grid, whose noise has ``norm`` standard deviations of a node."""
+    """Returns the reading of releases whose noise has ``norm`` times a node's deviation."""
     return _Reading(grid.noise_std * norm, float(np.float32(grid.noise_unit)))
 
 
 def _records(plan: Any, index: int, amount: jax.Array) -> dict[str, jax.Array]:
-    """Records that are not there, but for one of that amount."""
+    """Returns records that are all masked, except for one of the given amount."""
     there = np.arange(simulation.num_records(plan)) == index
     return {"amount": jnp.where(there, amount, 0), "present": jnp.asarray(there)}
 
 
 def _read(plan: Any, public: Keys, step: int, phase: str) -> int:
-    """A record that a step reads; where that is secret, the first one."""
+    """Returns the last record of a step; 0 for sampled, full and external batches."""
     if plan.sampling.amplifies or isinstance(plan.sampling, _ALIKE):
         return 0
 
@@ -184,18 +184,18 @@ def _read(plan: Any, public: Keys, step: int, phase: str) -> int:
 
 
 def _slice(plan: Any, dim: int) -> int:
-    """Rows that are differentiated at once."""
+    """Returns the number of rows that are differentiated at once."""
     return max(1, min(_RECORDS // dim, simulation.num_records(plan)))
 
 
 def _rows(plan: Any) -> int:
-    """Numbers of a batch of one run: where samples are secret, each run has its own."""
+    """Returns the number of rows of a batch of one run."""
     most = simulation.num_records(plan)
     return min(plan.sampling.rows(plan.num_examples), most)
 
 
 def _held(plan: Any, dim: int) -> int:
-    """Numbers that a run holds at once."""
+    """Returns the number of values that one run holds at once."""
     if not plan.sampling.amplifies:
         return dim
     return dim * min(_rows(plan), _slice(plan, dim))
@@ -266,7 +266,7 @@ def _dpzero(plan: Any, public: Keys) -> _Mechanism:
 
 
 def _along(slope: float, radius: float) -> Callable[[Any, Any], jax.Array]:
-    """Losses whose slope is this, or its negative, along whatever direction."""
+    """Returns a loss whose slope along any direction is plus or minus ``slope``."""
 
     def value_fn(params: Any, batch: Any) -> jax.Array:
         x = params["x"][0]
@@ -456,7 +456,7 @@ def _sosp(plan: Any, public: Keys) -> _Mechanism:
 
 
 def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
-    """The first products of escapes; None where there are none to be read."""
+    """Returns the simulation of an escape's first products; None if none can be read."""
     if plan.escape_steps is None:
         return None
     if plan.hessian == "released":

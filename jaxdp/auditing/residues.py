@@ -1,4 +1,4 @@
-"""Integers that were released: are their low digits what noise leaves of them?
+"""Tests of released integers: under integer noise their low digits are uniform.
 
 A released number over its grid's unit is the un-noised integer sum plus noise. Noise that
 is drawn on the integers, of dozens of units and more, makes every residue modulo 16 or 256
@@ -32,7 +32,7 @@ _BINADES = 23  # of |k| < LIMIT, and one for zero
 
 
 class Fit(NamedTuple):
-    """How well the digits of released integers fit those of a sum under noise.
+    """Goodness of fit of released integers' low digits to the uniform law.
 
     Attributes:
       num_numbers: that had all their digits.
@@ -50,7 +50,7 @@ class Fit(NamedTuple):
 
 
 def integers(units: np.ndarray) -> np.ndarray:
-    """The integers of released numbers, int32; where digits were lost, ``LIMIT``.
+    """Returns released numbers as integers, int32; ``LIMIT`` where digits were lost.
 
     Half a unit goes up and not to the even neighbour: where noise is finer than the grid
     the rounding of this function must not look like the one that is searched for.
@@ -65,17 +65,17 @@ def integers(units: np.ndarray) -> np.ndarray:
 
 
 def binades(found: np.ndarray) -> np.ndarray:
-    """How many binary digits each of :func:`integers` has: int32 in [0, 23]."""
+    """Returns the number of binary digits of each of :func:`integers`: int32 in [0, 23]."""
     return np.frexp(np.abs(found).astype(np.float32))[1].astype(np.int32)
 
 
 def cells(found: np.ndarray, modulus: int) -> np.ndarray:
-    """Binade and residue of each of :func:`integers`, as one number (int32)."""
+    """Returns binade and residue of each of :func:`integers`, as one number (int32)."""
     return binades(found) * modulus + (found & (modulus - 1))
 
 
 def num_cells(modulus: int) -> int:
-    """How many values :func:`cells` can have."""
+    """Returns the number of values that :func:`cells` can have."""
     return (_BINADES + 1) * modulus
 
 
@@ -139,7 +139,7 @@ def _even(found: np.ndarray) -> float:
 
 
 def _uniform(found: np.ndarray, modulus: int) -> float:
-    """The p-value of every residue being as likely as the others."""
+    """Returns the p-value of the hypothesis that all residues are equally likely."""
     counts = np.bincount(found & (modulus - 1), minlength=modulus)
     if modulus == 2:
         return float(scipy.stats.binomtest(int(counts[0]), len(found)).pvalue)

@@ -25,7 +25,7 @@ _PLACES = {"refresh": [-1], "difference": [-2, -1], "Hessian": [0]}
 
 
 class DataSet(NamedTuple):
-    """Records that contribute zero, but for one.
+    """Data set whose records contribute zero, except for one.
 
     Attributes:
       record: what the one is: it saturates every bound ("plus", "minus"), or is not a
@@ -40,7 +40,7 @@ class DataSet(NamedTuple):
 
 
 class Canary(NamedTuple):
-    """Two neighbouring data sets.
+    """Pair of neighbouring data sets.
 
     Attributes:
       name: for people.
@@ -59,7 +59,7 @@ class Canary(NamedTuple):
 
 
 def canaries(plan: SOSP) -> tuple[Canary, ...]:
-    """The pairs of data sets that an audit of a drill looks at.
+    """Returns the pairs of data sets that an audit of a drill compares.
 
     Records of every role, where the claim is worst, and besides those of the last refresh,
     of the last two differences (before which a query beyond the end of the data would read
@@ -93,7 +93,7 @@ def canaries(plan: SOSP) -> tuple[Canary, ...]:
 
 
 def _roles(plan: SOSP, trace: Trace) -> dict[str, list[tuple[int, Any]]]:
-    """Of each role rows that move most and that are late, with what is claimed of them."""
+    """Returns each role's rows to audit with their claims, the most influential first."""
     last, kind = trace.first + trace.rows - 1, trace.kind
     found = {"refresh": last[kind == REFRESH], "difference": last[kind > REFRESH]}
     if plan.escape_steps is not None:
@@ -114,7 +114,7 @@ def _roles(plan: SOSP, trace: Trace) -> dict[str, list[tuple[int, Any]]]:
 
 
 def _claimed(plan: SOSP, trace: Trace, row: int) -> tuple[np.ndarray, np.ndarray]:
-    r"""How far a record moves the releases, and the claimed likelihood ratio's weights.
+    r"""Returns the claimed moves of the releases by a record, and likelihood-ratio weights.
 
     Each noise is independent, but for that of a period's differences, :math:`C^{-1}\xi`:
     their weights are :math:`C^\top C` times how far they are moved.
@@ -138,7 +138,10 @@ def _claimed(plan: SOSP, trace: Trace, row: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _times(plan: SOSP, trace: Trace, row: int) -> np.ndarray:
-    """How often a record counts in the Hessian of each step's product (T,)."""
+    """Returns a record's count in each step's Hessian, times the vector's length: (T,).
+
+    The length is relative to the escape radius, and 0 in steps without a product.
+    """
     if plan.hessian == "tracked":
         first = trace.first + trace.rows
         size = trace.extra
@@ -154,7 +157,10 @@ def _times(plan: SOSP, trace: Trace, row: int) -> np.ndarray:
 
 
 def _product(plan: SOSP) -> float:
-    """How far a record moves a product with a vector as long as the radius."""
+    """Returns a clipped record's contribution to a product with a vector of radius length.
+
+    For a released Hessian it is the contribution to the matrix.
+    """
     one = plan.hessian_clip_norm / plan.hessian_batch_size
     return one if plan.hessian == "released" else one * plan.escape_radius
 
@@ -162,7 +168,7 @@ def _product(plan: SOSP) -> float:
 def transcripts(
     plan: SOSP, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
-    """What ``num_runs`` runs of a drill release, on each of several data sets.
+    """Simulates ``num_runs`` runs of a drill on each data set; returns their releases.
 
     What runs is ``plan.algorithm``, step by step, under jit, vmap and scan, between
     prescribed points. Every run has a noise root of its own, the same on every data set.
@@ -192,7 +198,7 @@ def transcripts(
 def attacks(
     plan: SOSP, canary: Canary, first: np.ndarray, second: np.ndarray
 ) -> dict[str, Score]:
-    """Those of :func:`jaxdp.auditing.attacks.attacks`, on transcripts of a drill."""
+    """Returns attacks as :func:`jaxdp.auditing.attacks.attacks`, on drill transcripts."""
     dim = drill.dim(plan)
     chosen = canary.weights
 
@@ -212,7 +218,7 @@ def attacks(
 
 
 def _records(plan: SOSP, data: DataSet) -> np.ndarray:
-    """Signs of the records' losses."""
+    """Returns the signs of the records' losses."""
     signs = np.full(plan.num_examples, -1.0 * data.crowded, np.float32)
     values = {"plus": 1.0, "minus": -1.0, "nan": np.nan, "absent": 0.0}
     signs[data.index] = values[data.record]
@@ -220,7 +226,7 @@ def _records(plan: SOSP, data: DataSet) -> np.ndarray:
 
 
 def _runner(plan: SOSP, seed: int) -> Callable[..., jax.Array]:
-    """(signs (W, n), rehearsed steps, keys) -> (W, T, 2 d + 1)."""
+    """Returns the simulation: (signs (W, n), drill steps, keys) -> (W, T, 2 d + 1)."""
     public, value_fn = Keys.insecure(seed), drill.value_fn(plan)
 
     def run(data_sets: jax.Array, steps: drill.Step, own: Keys) -> jax.Array:
@@ -244,7 +250,7 @@ def _runner(plan: SOSP, seed: int) -> Callable[..., jax.Array]:
 
 
 def _released(plan: SOSP, before: Any, after: Any) -> jax.Array:
-    """All that leaves a step, (2 d,)."""
+    """Returns a step's gradient and product in standard deviations of the noise (2 d,)."""
     kind, last = after.release[0], before.spider.estimate
     change = after.spider.estimate - jnp.where(kind == REFRESH, 0, last)
     unit = jnp.where(kind == REFRESH, plan.refresh_noise_std, plan.node_std)
@@ -264,7 +270,7 @@ def _released(plan: SOSP, before: Any, after: Any) -> jax.Array:
 
 
 def _turned(plan: SOSP, x: jax.Array) -> jax.Array:
-    """Coordinates along the axis and across it."""
+    """Rotates a vector to coordinates along the axis and across it."""
     axis = drill.axis(plan)
     if len(axis) == 1:
         return x

@@ -34,7 +34,7 @@ _LEAST = 2.0**-20  # to which share of a clip it is scaled at least
 def transcripts(
     plan: SumPlan, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
-    """What ``num_runs`` runs of a plan release, on each of several data sets.
+    """Simulates ``num_runs`` runs of a plan on each data set; returns their releases.
 
     What runs is ``plan.transform`` on batches of ``jaxdp.sampling.batch``, under jit, vmap
     and scan. Laplace noise is drawn on the host, by the function that the transformation
@@ -83,13 +83,16 @@ def transcripts(
 
 
 def run_seeds(num_runs: int, seed: int) -> np.ndarray:
-    """A different seed of ``Keys.insecure`` for every run: uint32 (num_runs,)."""
+    """Returns a different seed of ``Keys.insecure`` for every run: uint32 (num_runs,)."""
     start = np.random.default_rng(seed).integers(2**32, dtype=np.uint64)
     return ((start + np.arange(num_runs, dtype=np.uint64)) % 2**32).astype(np.uint32)
 
 
 def _parameters(plan: SumPlan) -> dict[str, jax.Array]:
-    """Those that move; the query and the number of the step, which losses may read."""
+    """Returns initial parameters: the trainable ones, the query and the step number.
+
+    Losses may read the query and the step number.
+    """
     dim = max(2, getattr(plan, "num_directions", 1))
     zeros = jnp.zeros(dim)
     return {"x": zeros, "query": zeros, "step": jnp.zeros((), jnp.int32)}
@@ -100,7 +103,7 @@ def _moves(path: str) -> bool:
 
 
 def walk(plan: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The queries along the first parameter, float32 (T,); and scales of the noise (T,)."""
+    """Returns the queries' first coordinate, float32 (T,), and the noise scales (T,)."""
     steps, scales = plan.num_steps, np.ones(plan.num_steps)
     if not getattr(plan, "scale_with_movement", False):
         return np.zeros(steps, np.float32), scales
@@ -116,7 +119,7 @@ def walk(plan: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _records(plan: SumPlan, data: DataSet) -> dict[str, np.ndarray]:
-    """Gradients of the records' linear losses, and which rows are there."""
+    """Returns the gradients of the records' linear losses, and the mask of present rows."""
     rows = num_records(plan)
     slopes = np.zeros((rows, _parameters(plan)["x"].size), np.float32)
     bounds: Any = getattr(plan, "clips", {"step": (plan.l2_clip_norm, rows)})
@@ -131,9 +134,10 @@ def _records(plan: SumPlan, data: DataSet) -> dict[str, np.ndarray]:
 
 
 def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
-    """(records of W data sets, their amplitudes (W, T), keys, tables) -> (W, n, T, R).
+    """Returns the compiled simulation of n runs on W data sets: releases (W, n, T, R).
 
-    Keys (n,), and tables (n, T, R) or None.
+    It takes the records of W data sets, their amplitudes (W, T), keys (n,), and tables
+    (n, T, R) or None.
     """
     params = _parameters(plan)
     queries, scales = (jnp.asarray(x, jnp.float32) for x in walk(plan))
@@ -183,7 +187,7 @@ def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
 
 
 def _released(plan: Any, phase: str, before: Any, update: Any, after: Any) -> jax.Array:
-    """All that leaves a step: (R,)."""
+    """Returns the numbers that a step releases: (R,)."""
     if isinstance(plan, O2NC):
         kept = 0 if phase == "restart" else before.oracle.estimate
         return jnp.append(after.oracle.estimate - kept, after.release)
@@ -191,9 +195,10 @@ def _released(plan: Any, phase: str, before: Any, update: Any, after: Any) -> ja
 
 
 def _unit(plan: Any, phase: str, state: Any) -> Any:
-    """Standard deviation of the noise that is claimed for the release after a state.
+    """Returns the claimed standard deviation of the noise on the release after a state.
 
-    Where it is correlated, that of one node; where it is scaled, at the largest scale.
+    With correlated noise it is that of one node; with scaled noise, that at the largest
+    scale.
     """
     dim = _parameters(plan)["x"].size
     if isinstance(plan, O2NC):
@@ -214,7 +219,7 @@ def _unit(plan: Any, phase: str, state: Any) -> Any:
 
 
 def run_keys(plan: Any, own: Keys, public: Keys) -> Keys:
-    """A run's keys: its own roots, but for those that everybody may know."""
+    """Returns a run's keys: its own roots, except for those that everybody may know."""
     sampling_root = own.sampling if plan.sampling.amplifies else public.sampling
     return dataclasses.replace(own, direction=public.direction, sampling=sampling_root)
 
@@ -222,7 +227,7 @@ def run_keys(plan: Any, own: Keys, public: Keys) -> Keys:
 def batch_of(
     plan: SumPlan, keys: Keys, step: jax.Array, records: Any, phase: str
 ) -> Any:
-    """What ``update`` is given of a step: batch, mask if there is one, and phase."""
+    """Returns arguments of ``update``: batch, phase, and the mask of an external batch."""
     if isinstance(plan.sampling, sampling.External):
         return {"batch": records, "mask": records["present"], "phase": phase}
     batch = sampling.batch(plan, keys, step, records, phase=phase)
@@ -235,7 +240,7 @@ make_keys = jax.jit(jax.vmap(Keys.insecure))
 
 
 class _Remembering:
-    """A plan whose derived numbers are computed once: a digest costs as much as a draw."""
+    """Proxy of a plan that caches its attributes: a digest costs as much as a draw."""
 
     def __init__(self, plan: SumPlan):
         self._plan = plan
@@ -249,7 +254,7 @@ class _Remembering:
 def noise_tables(
     plan: Any, seeds: np.ndarray, own: Keys, public: Keys
 ) -> np.ndarray | None:
-    """The Laplace noise of every run, int32 (n, T, R), if it is drawn on the host.
+    """Returns the Laplace noise of every run, int32 (n, T, R); None if not host-drawn.
 
     Raises:
       RuntimeError: it is not what the plan's transformation would draw.
@@ -262,7 +267,7 @@ def noise_tables(
 def _tables(
     plan: SumPlan, seeds: np.ndarray, words: np.ndarray, public: Keys
 ) -> np.ndarray:
-    """The Laplace noise of every run, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
+    """Draws every run's Laplace noise, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
     numbers: Any = _Remembering(plan)
     keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
     draw = functools.partial(laplace_noise, numbers, name=plan.family)

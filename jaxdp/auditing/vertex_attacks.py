@@ -1,4 +1,4 @@
-"""From the drawn vertices of a run to a score: which of two data sets was it?
+"""Attacks on drawn vertices: scores of a run, larger for the first of two data sets.
 
 The attacker follows the scores of both data sets, given the vertices that were released,
 in exact integers of its own: nothing here calls the code that is audited. Transcripts are
@@ -31,7 +31,7 @@ _PAIRS = 2**22  # cells at most, of a table of pairs
 def attacks(
     plan: VertexPlan, canary: Canary, first: np.ndarray, second: np.ndarray
 ) -> dict[str, Score]:
-    """All attacks by name, learned from transcripts of the canary's two data sets.
+    """Returns all attacks by name, learned from transcripts of the canary's two data sets.
 
     * *likelihood ratio*: the claimed one, of independent draws from softmaxes.
     * *histogram*: ratios of counts, law by law. It finds any other law of a vertex.
@@ -62,7 +62,7 @@ def _likelihood_ratio(plan: VertexPlan, canary: Canary) -> Score:
 
 
 def laws(plan: Saddle | ConvexSimplex, data: DataSet) -> np.ndarray:
-    """Log-probabilities (laws, width) of the vertices, as the plan has them; 0 of none."""
+    """Returns the plan's log-probabilities (laws, width) of vertices; 0 where none is."""
     if isinstance(plan, ConvexSimplex):
         return _player(plan, data, "x", plan.dim, plan.grid)
     found = np.zeros((plan.num_steps, 2, width(plan)))
@@ -76,7 +76,7 @@ def laws(plan: Saddle | ConvexSimplex, data: DataSet) -> np.ndarray:
 def _player(
     plan: Saddle | ConvexSimplex, data: DataSet, player: str, dim: int, grid: Any
 ) -> np.ndarray:
-    """Log-probabilities (T, dim) of the vertices of one player at each step."""
+    """Returns log-probabilities (T, dim) of one player's vertices at each step."""
     units = np.clip(np.nan_to_num(rows(plan, data, player, dim)), -1, 1)
     units = units.astype(np.int64) * 2**grid.bits
     size = plan.sampling.rows(plan.num_examples)
@@ -94,7 +94,7 @@ def _player(
 def _answered(
     plan: SyntheticData, data: DataSet, transcripts: np.ndarray
 ) -> np.ndarray:
-    """Logarithms (n,) of the probabilities of drawn queries.
+    """Returns the log-probabilities (n,) of each run's drawn queries.
 
     All queries are alike, so only two things are drawn: a query or a negated one.
     """

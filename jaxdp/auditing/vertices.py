@@ -1,4 +1,4 @@
-r"""Plans that draw vertices: neighbouring data sets, and transcripts of what is drawn.
+r"""Plans that draw vertices: neighbouring data sets, and transcripts of the draws.
 
 The losses are linear, so that gradients are the records' alone: one record saturates the
 clip at every vertex, up at one half of them and down at the other, and no other record
@@ -30,7 +30,7 @@ _CELLS = 2**22  # scores of one run, times runs, that are simulated at once
 
 
 class DataSet(NamedTuple):
-    """Records that contribute zero, but for one.
+    """Data set whose records contribute zero, except for one.
 
     Attributes:
       record: what the one is: its gradients are clipped to the bound, up at one half of
@@ -48,7 +48,7 @@ class DataSet(NamedTuple):
 
 
 class Canary(NamedTuple):
-    """Two neighbouring data sets, and a name for people."""
+    """Pair of neighbouring data sets, with a name for people."""
 
     name: str
     first: DataSet
@@ -56,7 +56,7 @@ class Canary(NamedTuple):
 
 
 def canaries(plan: VertexPlan) -> tuple[Canary, ...]:
-    """The pairs of data sets that an audit looks at.
+    """Returns the pairs of data sets that an audit compares.
 
     The worst record is in the first batch: it moves all scores but the first. It is the
     last row there, which a batch that overlaps would read again. Others are NaN; or come
@@ -90,21 +90,21 @@ def canaries(plan: VertexPlan) -> tuple[Canary, ...]:
 
 
 def width(plan: VertexPlan) -> int:
-    """Vertices of a player; the larger number, where there are two."""
+    """Returns the number of a player's vertices; the larger one of two players."""
     if isinstance(plan, Saddle):
         return max(plan.dim_x, plan.dim_y)
     return plan.dim if isinstance(plan, ConvexSimplex) else plan.num_queries
 
 
 def num_laws(plan: VertexPlan) -> int:
-    """From how many laws a run draws: one for each step and player."""
+    """Returns the number of laws that a run draws from: one for each step and player."""
     return plan.num_steps * (2 if isinstance(plan, Saddle) else 1)
 
 
 def rows(
     plan: Saddle | ConvexSimplex, data: DataSet, player: str, dim: int
 ) -> np.ndarray:
-    """Gradients of the records by the vertices of a player, over its clip: (n, dim)."""
+    """Returns the records' gradients by a player's vertices, over its clip: (n, dim)."""
     found = np.zeros((plan.num_examples, dim))
     found[:, ::2] = _STEEP * data.crowded
     one = {"plus": _STEEP, "minus": -_STEEP, "nan": np.nan, "absent": 0.0}
@@ -114,7 +114,7 @@ def rows(
 
 
 def queries(plan: SyntheticData) -> QueryMatrix:
-    """Queries that are all alike: the highest answer in cell 0, the lowest in cell 1."""
+    """Returns identical queries: the highest answer in cell 0, the lowest in cell 1."""
     high = plan.query_range / 2
     matrix = np.zeros((plan.num_queries // 2, plan.domain_size))
     matrix[:, :2] = high, -high
@@ -124,7 +124,7 @@ def queries(plan: SyntheticData) -> QueryMatrix:
 def transcripts(
     plan: VertexPlan, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
-    """The vertices that ``num_runs`` runs of a plan draw, on each of several data sets.
+    """Simulates ``num_runs`` runs of a plan on each data set; returns the drawn vertices.
 
     What runs is ``plan.algorithm``, step by step, under jit, vmap and scan. Every run has
     a noise root of its own, the same on every data set; all have the direction and
@@ -153,7 +153,7 @@ def transcripts(
 
 
 class _Linear(VertexGradients):
-    """A loss whose gradients are the records themselves."""
+    """Loss whose gradients are the records themselves."""
 
     domain_x = domain_y = None
 
@@ -162,7 +162,7 @@ class _Linear(VertexGradients):
 
 
 def _records(plan: VertexPlan, data: DataSet) -> Any:
-    """What the algorithm is given as data."""
+    """Returns the data that the plan's algorithm takes."""
     if isinstance(plan, SyntheticData):
         codes = np.full(plan.num_examples, -1, np.int32)  # Those count nothing.
         codes[data.index] = {"plus": 0, "minus": 1}.get(data.record, -1)
@@ -176,7 +176,7 @@ def _records(plan: VertexPlan, data: DataSet) -> Any:
 
 
 def _compiled(plan: VertexPlan, public: Keys) -> Callable[..., jax.Array]:
-    """(records of W data sets, keys (n,)) -> (W, n, L)."""
+    """Returns the compiled simulation: (records of W data sets, keys (n,)) -> (W, n, L)."""
     value_fn: Any = MatrixGame()
     if isinstance(plan, ConvexSimplex):
         value_fn = _Linear()

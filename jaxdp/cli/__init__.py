@@ -1,4 +1,4 @@
-"""The command line: ``train``, ``finetune``, ``epsilon``, ``calibrate``, and so on.
+"""Command line: ``train``, ``finetune``, ``epsilon``, ``calibrate``, and so on.
 
 A wrong argument gives one line on standard error and exit code 2, before anything is
 spent or written; Ctrl-C gives one line and exit code 130. A traceback is a bug of ours.
@@ -80,7 +80,7 @@ def _dispatch(command: Any) -> int:
 
 
 def _parse(words: list[str]) -> Any:
-    """The command that the words say.
+    """Parses the words into a command.
 
     Raises:
       UsageError: they say none. SystemExit: help was asked for, and printed.
@@ -119,7 +119,7 @@ def _wide(wide: bool) -> Iterator[None]:
 
 
 def _one_line(box: str, words: list[str]) -> str:
-    """What tyro's framed complaint says, in one line.
+    """Extracts a one-line message from tyro's framed error.
 
     A complaint that is not known below keeps its own words, so that another version of
     tyro changes the wording at most.
@@ -152,7 +152,7 @@ def _one_line(box: str, words: list[str]) -> str:
 
 
 def _allowed(command: str, option: str) -> str:
-    """What the value of an option may be."""
+    """Describes the values that an option allows."""
     for field in dataclasses.fields(options.COMMANDS[command]):
         if flag(field.name) == option:
             return kinds.allowed(options.COMMANDS[command], field.name)

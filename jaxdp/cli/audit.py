@@ -1,4 +1,4 @@
-"""``jaxdp audit``: the accounted epsilon of a plan, attacked from below."""
+"""``jaxdp audit``: an empirical lower bound on the epsilon of a plan."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ _LEAST_LATTICE_RUNS = 100
 
 
 def run(command: options.Audit) -> int:
-    """Prints what the audit found; 1 if a bound is above the accounted epsilon.
+    """Prints the result of the audit; returns 1 if a bound exceeds the accounted epsilon.
 
     A plan of more steps than ``--num-steps`` is audited with so many steps, and so much
     less noise that its epsilon is the same: a step of a long run shows too little of a
@@ -83,7 +83,7 @@ def _show(answer: dict[str, Any]) -> None:
 
 
 def _show_lattice(lattice: auditing.LatticeResult) -> None:
-    """The lattice adversary's table: what is asked of all, then a row a release."""
+    """Prints the lattice adversary's result, and a table with one row a release."""
     answer: dict[str, Any] = {
         "lattice_flagged": lattice.flagged,
         "lattice_epsilon_lower": lattice.epsilon_lower,
@@ -114,7 +114,7 @@ def _show_lattice(lattice: auditing.LatticeResult) -> None:
 
 
 def _lattice(lattice: auditing.LatticeResult | None) -> dict[str, Any] | None:
-    """What is printed as JSON, which has no NaN."""
+    """Returns the lattice result for JSON, with None for NaN."""
     if lattice is None:
         return None
     answer = dataclasses.asdict(lattice)
@@ -155,7 +155,7 @@ _CHANGED = {
 def _answer(
     plan: Plan, audited: Plan | None, found: auditing.AuditResult | None
 ) -> dict[str, Any]:
-    """What is printed, by name: of the run's plan first, then of the audit."""
+    """Returns the printed fields by name: of the run's plan first, then of the audit."""
     run = {"plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}"}
     if isinstance(plan, SumPlan | SOSP):
         run |= {"noise_multiplier": plan.noise_multiplier}

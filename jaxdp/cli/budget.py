@@ -1,4 +1,4 @@
-"""``jaxdp epsilon`` and ``jaxdp calibrate``: numbers of plans, without data."""
+"""``jaxdp epsilon`` and ``jaxdp calibrate``: accounting of plans, without data."""
 
 import json
 import math
@@ -21,7 +21,7 @@ Command = options.Epsilon | options.Calibrate
 
 
 def run(command: Command) -> None:
-    """Prints what was asked for, as a table or as one JSON object."""
+    """Prints epsilon and the plan's numbers, as a table or as one JSON object."""
     if isinstance(command, options.Epsilon):
         plan, delta = _given(command)
     else:
@@ -51,7 +51,7 @@ def run(command: Command) -> None:
 def sampler(
     command: Command | options.Train, num_examples: int | None
 ) -> sampling.AnySampler:
-    """The sampler that ``--sampling-prob`` or ``--batch-size`` asks for.
+    """Returns the sampler that ``--sampling-prob`` or ``--batch-size`` asks for.
 
     Raises:
       UsageError: both, one out of range, or no ``--num-examples`` where it is needed.
@@ -83,7 +83,7 @@ def sampler(
 
 
 def _given(command: options.Epsilon) -> tuple[Plan, float]:
-    """The plan whose epsilon is asked for, and at which delta."""
+    """Returns the plan whose epsilon is asked for, and the delta."""
     delta = options.DEFAULT_DELTA if command.delta is None else command.delta
     if command.plan is None:
         for name in ("noise_multiplier", "num_steps"):
@@ -109,7 +109,7 @@ def _given(command: options.Epsilon) -> tuple[Plan, float]:
 
 
 def read_plan(command: Any, path: pathlib.Path, option: str) -> Any:
-    """The plan of a plan.json, of any kind; what is wrong is said of ``option``.
+    """Reads a plan.json of any kind; errors name ``option``.
 
     Raises:
       UsageError: it cannot be read, or holds no plan.
@@ -138,9 +138,9 @@ def _calibrated(command: options.Calibrate) -> SumPlan:
 
 
 def _plan(command: Command) -> SumPlan:
-    """A plan of these numbers; clip and radius cancel in all that is asked here.
+    """Returns a plan of these numbers; clip and radius do not affect the answers.
 
-    Of DPZero, whose exact noise fits its grid for every multiplier that makes sense.
+    It is a DPZero, whose exact noise fits its grid for every multiplier that makes sense.
     """
     chosen = sampler(command, command.num_examples)
     with usage(command):

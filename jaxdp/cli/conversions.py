@@ -1,4 +1,4 @@
-"""What ``jaxdp train --algorithm o2nc`` needs: a recipe for each oracle, and its plan."""
+"""Recipes of ``jaxdp train --algorithm o2nc`` for each oracle, and their plans."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from jaxdp.plans.o2nc.bounds import Direction, Oracle
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What a run of ``o2nc`` needs: the numbers of a ``plans.O2NC``, by their names there.
+    """Recipe of an ``o2nc`` run: the numbers of a ``plans.O2NC``, by their names there.
 
     ``num_steps`` None is all that one pass allows, in whole windows; ``window`` None is
     one window of all steps; ``learning_rate`` None adapts the step. ``batch_size`` and
@@ -46,7 +46,7 @@ class Conversion:
 def make_plan(
     recipe: Conversion, num_examples: int, relation: Relation = "replace_one"
 ) -> plans.O2NC:
-    """The plan of a recipe, without noise.
+    """Returns the plan of a recipe, without noise.
 
     Raises:
       ValueError, TypeError: a number out of range, named.
@@ -96,7 +96,7 @@ def _sampler(
 
 
 def _sampled(prob: float | None) -> float | None:
-    """None where all records are read."""
+    """Returns the sampling probability, or None if it is 1 and all records are read."""
     return None if prob == 1 else prob
 
 
@@ -205,12 +205,12 @@ AnyOf = TypeVar("AnyOf")
 
 
 def for_budget(rows: tuple[tuple[float, AnyOf], ...], epsilon: float) -> AnyOf:
-    """The recipe of the first row whose budget is at least ``epsilon``."""
+    """Returns the recipe of the first row whose budget is at least ``epsilon``."""
     return next(recipe for most, recipe in rows if epsilon <= most)
 
 
 def find(
     epsilon: float, oracle: Oracle = "zeroth_order", *, multi_pass: bool = False
 ) -> Conversion:
-    """The recipe of an oracle for a budget: one for all data sets and models."""
+    """Returns the recipe of an oracle for a budget; data set and model do not matter."""
     return for_budget(CONVERSIONS[oracle, multi_pass], epsilon)

@@ -1,4 +1,4 @@
-"""What ``jaxdp train --algorithm sosp`` needs, and the plan that it makes."""
+"""Recipe of ``jaxdp train --algorithm sosp``, and the plan that it makes."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ _MAX_STEPS = {"released": 100, "on_demand": 1000, "tracked": 1000}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SecondOrder:
-    """What a run of ``sosp`` needs: numbers of a ``plans.SOSP.certified``.
+    """Recipe of a ``sosp`` run: settings of a ``plans.SOSP.certified``.
 
     ``accuracy`` None is the least for which the records are expected to be enough;
     ``num_steps`` None is more than those allow. The rest follows from public constants of
@@ -39,7 +39,7 @@ class SecondOrder:
 
 
 class Smooth(NamedTuple):
-    """What the plan knows of a problem.
+    """Public constants of a problem: size, radius, bounds on derivatives, deviation.
 
     Attributes:
       dim: parameters.
@@ -69,7 +69,7 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> plans.SOSP:
-    """The calibrated plan for a problem that starts in the middle of its ball.
+    """Returns the calibrated plan for a problem that starts in the middle of its ball.
 
     Raises:
       ValueError, TypeError: a number out of range, named; or too few records for it.
@@ -102,7 +102,7 @@ def make_plan(
 
 
 def _least_accuracy(numbers: dict[str, Any]) -> float:
-    """The least accuracy at which a run is expected to end within the records.
+    """Finds the least accuracy at which a run is expected to end within the records.
 
     It reads one refresh, differences over the whole way, and the Hessians of the start and
     of the end. At the largest accuracy an escape begins anywhere, and alpha says nothing.

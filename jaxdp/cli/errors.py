@@ -1,4 +1,4 @@
-"""What a person can put right, in one line that names the option."""
+"""Usage errors: one line that names the option."""
 
 import contextlib
 import dataclasses
@@ -11,17 +11,17 @@ _RENAMED = {"path": "dataset", "num": "num_directions"}
 
 
 class UsageError(Exception):
-    """A wrong argument: one line on standard error and exit code 2."""
+    """Error of a wrong argument: one line on standard error and exit code 2."""
 
 
 def flag(name: str) -> str:
-    """How a field is spelled on the command line."""
+    """Returns the spelling of a field on the command line."""
     return "--" + name.replace("_", "-")
 
 
 @contextlib.contextmanager
 def usage(command: Any, about: str | None = None) -> Iterator[None]:
-    """Turns what the library refuses into a :class:`UsageError`.
+    """Turns errors of the library about arguments into a :class:`UsageError`.
 
     Only for calls that refuse what a person gave: elsewhere a ValueError is a bug, and
     shows its traceback.

@@ -37,7 +37,7 @@ FILES = (PLAN, LEDGER, INITIAL, REPORT, PROGRESS, RELEASES)
 
 
 class Outcome(NamedTuple):
-    """What a run gave; all of it public."""
+    """Result of a run; all of it public."""
 
     params: Any
     releases: np.ndarray  # shape=(num_steps, K)
@@ -141,7 +141,7 @@ def train(job: Job) -> Outcome:
 def _report(
     job: Job, of_fit: dict[str, Any], metrics: list[dict[str, float]]
 ) -> dict[str, Any]:
-    """The report of the loop with what the command line adds, fit for strict JSON."""
+    """Returns the loop's report with the command line's fields, fit for strict JSON."""
     command = job.command
     moving, leaves = job.trainable, language.flat(job.params)
     versions = of_fit["versions"] | {
@@ -172,7 +172,7 @@ def _report(
 
 
 def write(job: Job, outcome: Outcome) -> None:
-    """Writes what comes of a run; plan.json is there since before it."""
+    """Writes the results of a run; plan.json was written before the run."""
     language.save(job.out / MODEL, job.command.model, job.model, outcome.params)
     report = outcome.report
     title = f"{report['model']} on {report['dataset']} ({job.task.name})"
@@ -198,7 +198,7 @@ def write(job: Job, outcome: Outcome) -> None:
 
 
 def summary(job: Job, outcome: Outcome) -> Table:
-    """What was spent and reached, as a table."""
+    """Returns a table of the privacy spent and the metrics reached."""
     report = outcome.report
     title = f"dpzero: {report['model']} on {report['dataset']} ({report['task']})"
     table = spending(title, job.plan, report)

@@ -1,4 +1,4 @@
-"""What the options of ``jaxdp finetune`` say together: defaults, and contradictions."""
+"""Defaults and consistency checks of the options of ``jaxdp finetune``."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _BATCH_SIZE = 64
 
 
 def completed(command: options.Finetune) -> options.Finetune:
-    """The command with what its recipe and the defaults say of all that is not given.
+    """Fills in options that are not given, from the command's recipe and the defaults.
 
     Raises:
       UsageError: an option that is missing, or one that would be ignored.
@@ -82,7 +82,7 @@ def completed(command: options.Finetune) -> options.Finetune:
 
 
 def _with_recipe(command: options.Finetune) -> options.Finetune:
-    """The command with what the experiment of ``--recipe`` says where nothing is given."""
+    """Fills in options that are not given, from the experiment of ``--recipe``."""
     if command.recipe is None:
         return command
     if command.recipe not in EXPERIMENTS:
@@ -108,7 +108,7 @@ def _with_recipe(command: options.Finetune) -> options.Finetune:
 
 
 def _refuse_strangers(command: options.Finetune) -> None:
-    """Refuses options that would be ignored: who gives one expects an effect."""
+    """Refuses options that would have no effect."""
 
     def refuse(names: Sequence[str], where: str, there: bool) -> None:
         for name in names:
@@ -187,7 +187,7 @@ def check_numbers(command: options.Finetune) -> None:
 
 
 def with_batch_size(command: options.Finetune, num_examples: int) -> options.Finetune:
-    """The command with a batch size, which is no more than the records."""
+    """Returns the command with a batch size, at most the number of records."""
     size = command.batch_size
     if command.sampling == "full":
         return command

@@ -1,4 +1,4 @@
-"""From the options of ``jaxdp finetune`` to a run: everything is checked here."""
+"""Preparation of ``jaxdp finetune``: checks every option and builds the run."""
 
 import dataclasses
 import functools
@@ -35,14 +35,14 @@ Record = dict[str, Any]
 
 
 class Judge(NamedTuple):
-    """How a model is judged, on public records."""
+    """Evaluation of a model on public records."""
 
     fn: Callable[[Any], dict[str, float]]  # params -> metrics, the main one first
     num_examples: int
 
 
 class Job(NamedTuple):
-    """Everything that a run needs, checked."""
+    """Checked inputs of a run: options, plan, keys, parameters and data."""
 
     command: options.Finetune  # with all that recipe and defaults say
     recipe: recipes.Recipe
@@ -104,7 +104,7 @@ def prepare(command: options.Finetune) -> Job:
 
 
 def out_of(command: options.Finetune) -> pathlib.Path:
-    """The folder of a run."""
+    """Returns the folder of a run."""
     if command.out is not None:
         return command.out
     if command.train is None:
@@ -113,7 +113,7 @@ def out_of(command: options.Finetune) -> pathlib.Path:
 
 
 def trainable(command: options.Finetune) -> Callable[[str], bool] | None:
-    """Which leaves move, by their path; None is all."""
+    """Returns a predicate on the paths of leaves that move; None if all move."""
     if command.trainable == "all":
         return None
     if command.trainable == "head":
@@ -122,7 +122,7 @@ def trainable(command: options.Finetune) -> Callable[[str], bool] | None:
 
 
 def recipe_of(command: options.Finetune) -> recipes.Recipe:
-    """The numbers of a run, as all commands keep them."""
+    """Returns the hyper-parameters of a completed command as a :class:`recipes.Recipe`."""
     names = [field.name for field in dataclasses.fields(recipes.Recipe)]
     given = {name: getattr(command, name, None) for name in names}
     return recipes.Recipe(**{n: x for n, x in given.items() if x is not None})
@@ -131,7 +131,7 @@ def recipe_of(command: options.Finetune) -> recipes.Recipe:
 def plan_of(
     command: options.Finetune, recipe: recipes.Recipe, num_examples: int
 ) -> SumPlan:
-    """The plan of a completed command, calibrated."""
+    """Returns the calibrated plan of a completed command."""
     size = command.batch_size or num_examples
     chosen: sampling.AnySampler = sampling.FullBatch()
     with usage(command, "--epsilon"):  # What else is wrong with the numbers together.
@@ -151,7 +151,7 @@ def plan_of(
 
 
 def _check_files(command: options.Finetune) -> None:
-    """Refuses private records as public ones."""
+    """Refuses a file of public records that is the file of the private ones."""
     shown, train = pathlib.Path(command.eval), pathlib.Path(command.train)
     with usage(command, "--eval"):  # A folder on the way that may not be read.
         same = overlap.same_file(train, shown)
@@ -163,7 +163,7 @@ def _check_files(command: options.Finetune) -> None:
 
 
 def _rows(batch: Batch) -> list[bytes]:
-    """What a task reads of each record."""
+    """Returns the arrays of each record as bytes, for comparison with other records."""
     return [
         b"".join(x[i].tobytes() for x in batch.values()) for i in range(_num(batch))
     ]
@@ -209,7 +209,7 @@ def _model(command: options.Finetune) -> LanguageModel:
 def _task(
     command: options.Finetune, model: LanguageModel, tokenizer: text.Tokenizer
 ) -> tuple[options.Finetune, tasks.Task]:
-    """The task, and the command with the lengths of texts, which the model limits."""
+    """Returns the task, and the command with text lengths, which the model limits."""
     limit = model.config.max_length
     length = command.max_length
     if length is None:
@@ -250,7 +250,7 @@ def _encoded(
     records: list[Record],
     about: str,
 ) -> Batch:
-    """Records as a task reads them, all of one shape."""
+    """Encodes records for a task, all in one shape."""
     form: dict[str, Any] = {
         "max_length": command.max_length,
         "template": command.template,
@@ -308,7 +308,7 @@ def _judge(
     data: Batch,
     records: list[Record],
 ) -> Judge:
-    """Metrics on the public records."""
+    """Builds the evaluation of a model on the public records."""
     label: Any = data.get("label")
     given: Any = data
 
@@ -336,7 +336,7 @@ def _judge(
 
 
 def _unresolved(command: options.Finetune, params: Any) -> list[str]:
-    """What is to be said of a radius that the arithmetic cannot see."""
+    """Returns warnings about a smoothing radius that the arithmetic cannot resolve."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         resolution.warn_if_unresolved(

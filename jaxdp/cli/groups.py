@@ -1,4 +1,4 @@
-"""Groups of records on the command line: which ones, and the game against them."""
+"""Groups of records on the command line, and the game against them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 def of_command(
     command: options.Train, dataset: models.Dataset, *, is_file: bool
 ) -> models.Grouped:
-    """The groups that ``--group`` asks for.
+    """Returns the groups that ``--group`` asks for.
 
     Raises:
       UsageError: no such groups, or values or probabilities that do not fit.
@@ -46,7 +46,9 @@ def of_command(
 def against_groups(
     task: Task, recipe: recipes.VertexSampling, params: Any
 ) -> tuple[Task, recipes.Players]:
-    """The same task for ``saddle``: what moves is weights of vertices and of groups.
+    """Returns the task as a game for ``saddle``, and the players' sizes and bounds.
+
+    The game's variables are weights of vertices and weights of groups.
 
     Args:
       task: of a linear model with groups.

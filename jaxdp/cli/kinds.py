@@ -1,4 +1,4 @@
-"""Kinds of values that options take: how they are read, and described if wrong."""
+"""Kinds of values that options take: parsers, and descriptions for errors."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from jaxdp import accounting
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """What the value of an option may be, in words."""
+    """Description of the values that an option allows."""
 
     words: str
 
@@ -22,7 +22,7 @@ class Allowed:
 def kind(
     metavar: str, allowed: str, parse: Callable[[str], Any], missing: str = "none"
 ) -> tuple[Any, Allowed]:
-    """What annotates an option of one value.
+    """Returns the annotations of an option of one value: its parser and description.
 
     Args:
       metavar: what help calls the value.
@@ -48,14 +48,14 @@ def kind(
 
 
 def allowed(command: type, name: str) -> str:
-    """What the value of a command's field may be, in words."""
+    """Describes the values that a command's field allows."""
     hint = typing.get_type_hints(command, include_extras=True)[name]
     words = [x.words for x in typing.get_args(hint) if isinstance(x, Allowed)]
     return words[0] if words else "a value"
 
 
 def choice(*names: str, missing: str = "none") -> tuple[Any, Allowed]:
-    """One of some names."""
+    """Returns the annotations of an option that takes one of some names."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -67,18 +67,18 @@ def choice(*names: str, missing: str = "none") -> tuple[Any, Allowed]:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Numbers between commas."""
+    """Parses numbers separated by commas."""
     return tuple(float(part) for part in text.split(","))
 
 
 def pair(text: str) -> tuple[float, float]:
-    """Two numbers, LOW,HIGH."""
+    """Parses two numbers, LOW,HIGH."""
     low, high = numbers(text)
     return low, high
 
 
 def widths(text: str) -> tuple[int, ...]:
-    """Integers >= 1 between commas."""
+    """Parses integers >= 1, separated by commas."""
     widths = tuple(int(part) for part in text.split(","))
     if min(widths) < 1:
         raise ValueError
@@ -86,7 +86,7 @@ def widths(text: str) -> tuple[int, ...]:
 
 
 def bounds(text: str) -> tuple[float, float] | Mapping[str, Any]:
-    """LOW,HIGH, or what a JSON file says of every column."""
+    """Parses LOW,HIGH, or reads the entries of every column from a JSON file."""
     if not text.endswith(".json"):
         return pair(text)
     columns = json.loads(pathlib.Path(text).read_text(encoding="utf-8"))
@@ -96,14 +96,14 @@ def bounds(text: str) -> tuple[float, float] | Mapping[str, Any]:
 
 
 def classes(text: str) -> int | tuple[str, ...]:
-    """A number of classes, or their names between commas."""
+    """Parses a number of classes, or their names separated by commas."""
     if text.isdecimal():
         return int(text)
     return tuple(part.strip() for part in text.split(","))
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Words between commas."""
+    """Parses words separated by commas."""
     parts = tuple(part.strip() for part in text.split(","))
     if "" in parts:
         raise ValueError
@@ -111,17 +111,17 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def number(missing: str = "none") -> tuple[Any, Allowed]:
-    """A number."""
+    """Returns the annotations of an option that takes a number."""
     return kind("NUMBER", "a number", float, missing)
 
 
 def integer(missing: str = "none") -> tuple[Any, Allowed]:
-    """An integer."""
+    """Returns the annotations of an option that takes an integer."""
     return kind("INTEGER", "an integer", int, missing)
 
 
 def path(missing: str = "none") -> tuple[Any, Allowed]:
-    """A path."""
+    """Returns the annotations of an option that takes a path."""
     return kind("PATH", "a path", pathlib.Path, missing)
 
 

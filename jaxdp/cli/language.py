@@ -1,4 +1,4 @@
-"""Checkpoint folders for the command line: what a run starts from and what it leaves."""
+"""Checkpoint folders for the command line: initial models and tuned ones."""
 
 import dataclasses
 import pathlib
@@ -45,7 +45,7 @@ def require() -> None:
 def model_of(
     command: options.Finetune, folder: str, option: str = "--model"
 ) -> LanguageModel:
-    """The model that a command tunes, by what its folder says of it; no weights are read.
+    """Returns the model that a command tunes, from its folder's config; reads no weights.
 
     Args:
       command: of the run.
@@ -94,7 +94,7 @@ def initial(
     key: jax.Array,
     option: str = "--model",
 ) -> Any:
-    """The initial parameters, on the host: those of a folder and what it lacks.
+    """Returns the initial parameters on the host: the folder's, and new ones that it lacks.
 
     Args:
       command: of the run.
@@ -115,7 +115,7 @@ def initial(
 def recorded(
     params: Any, home: pathlib.Path, header: dict[str, Any], option: str = "--model"
 ) -> Any:
-    """Initial parameters with what a run drew then, instead of what was drawn now.
+    """Returns initial parameters with a run's recorded draws in place of new ones.
 
     Args:
       params: as :func:`initial` made them.
@@ -160,7 +160,7 @@ def _small(params: Any) -> dict[str, Any]:
 
 
 def flat(params: Any) -> dict[str, Any]:
-    """Path -> leaf."""
+    """Returns a dictionary path -> leaf."""
     return {path_str(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
@@ -173,7 +173,7 @@ def save(folder: pathlib.Path, source: str, model: LanguageModel, params: Any) -
 
 
 def load(folder: pathlib.Path, model: LanguageModel) -> Any:
-    """The parameters that :func:`save` wrote.
+    """Loads the parameters that :func:`save` wrote.
 
     Raises:
       ValueError, OSError: they are not there, or are another model's.

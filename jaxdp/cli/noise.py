@@ -1,4 +1,4 @@
-"""The noise on what a run releases: in words, and for plots."""
+"""Noise on the releases of a run: descriptions, and standard deviations for plots."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from jaxdp.plans._correlated import CorrelatedPlan
 
 
 def said(plan: Any) -> str:
-    """How much noise, and what it is on."""
+    """Describes the size of the noise, and the quantities that it is added to."""
     if isinstance(plan, plans.O2NC) and plan.multi_pass:
         return _of_passes(plan)
     sums = f"each of {plan.num_steps} {_averaged(plan)}"
@@ -19,7 +19,7 @@ def said(plan: Any) -> str:
 
 
 def _averaged(plan: Any) -> str:
-    """What the noise is on."""
+    """Describes the sums or means that the noise is added to."""
     if not isinstance(plan, CorrelatedPlan):
         return f"sums of {plan.normalizer:.5g} records"
     sizes = " or ".join(str(size) for _, size in plan.clips.values())
@@ -36,7 +36,7 @@ def _slopes(plan: Any) -> str:
 
 
 def _of_passes(plan: plans.O2NC) -> str:
-    """Where a record is in every step, restarts and changes have noise of their own."""
+    """Describes the noise of a multi-pass plan, separately for restarts and changes."""
     restarts = -(-plan.num_steps // plan.sampling.period)
     size = plan.clips["restart"][1]
     std = plan.step_std("restart")
@@ -56,10 +56,10 @@ def _is_scalar(plan: Any) -> bool:
 
 
 def of_steps(plan: Any) -> float | np.ndarray:
-    """Standard deviation of the noise on a released number: of all steps, or each.
+    """Returns the standard deviation of a released number's noise, for all steps or each.
 
-    Of slopes that a gradient is made of, that of the gradient's coordinates. Where bound
-    and noise follow how far a step moved, that of the longest move.
+    For the scalar oracle it is that of the coordinates of the gradient made of slopes.
+    Where bound and noise follow how far a step moved, it is that of the longest move.
     """
     if not isinstance(plan, CorrelatedPlan):
         return plan.noise_std
@@ -72,12 +72,12 @@ def of_steps(plan: Any) -> float | np.ndarray:
 
 
 def follows_movement(plan: Any) -> bool:
-    """Whether the noise of a step is at most that of :func:`of_steps`."""
+    """Returns True if the noise of a step may be smaller than that of :func:`of_steps`."""
     return isinstance(plan, plans.O2NC) and plan.scale_with_movement
 
 
 def released(plan: Any) -> str:
-    """What the releases of a step are, in words."""
+    """Describes the releases of a step."""
     if _is_scalar(plan):
         return "gradient, made of slopes"
     if not isinstance(plan, CorrelatedPlan) or plan.noise_period == 1:

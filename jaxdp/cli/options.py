@@ -1,4 +1,4 @@
-"""What each command takes: types, help and how a wrong value is described."""
+"""Options of each command: types, help and allowed values."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""Refuses private records that are given as public ones: what is judged is published."""
+"""Checks against private records given as public ones, whose metrics are published."""
 
 import math
 import pathlib
@@ -19,7 +19,7 @@ ALIKE = 1e-9
 
 
 def same_file(one: pathlib.Path, other: pathlib.Path) -> bool:
-    """Whether two names are of one file; OSError if that cannot be found out."""
+    """Returns True if two paths exist and are one file; OSError if that is unknown."""
     return one.exists() and other.exists() and one.samefile(other)
 
 
@@ -30,7 +30,7 @@ def refuse(
     of: str,
     path: object,
 ) -> None:
-    """Refuses the private records in any order, and a large part of them.
+    """Refuses public records that are the private ones in any order, or a part of them.
 
     Rows that are in the private file several times are no sign by themselves: in a small
     domain honest samples share all their rows. Rows that are there once are, if they are
@@ -71,7 +71,7 @@ def refuse(
 
 
 def likeness(ours: Counter, theirs: Counter) -> float:
-    """Probability that another sample's counts are as nearly in proportion, or nearer.
+    """Returns the probability that another sample's counts are at least as proportional.
 
     By the chi-squared statistic of two samples, over the rows that are in both files
     together at least ten times, with half a record added to each difference.

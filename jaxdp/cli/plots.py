@@ -23,7 +23,7 @@ _SHARES = ("test_accuracy", "test_token_f1", "test_captured_variance")
 
 
 def figure(rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, in the style of all our plots."""
+    """Returns a figure and its axes, in the style of all our plots."""
     fig = Figure(layout="constrained", **kwargs)
     axes = fig.subplots(rows, columns, sharex=rows > 1)
     for axis in np.atleast_1d(axes).flat:
@@ -54,7 +54,7 @@ def progress(
     returned: float | None = None,
     groups: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """The metric on public records, and below it the budget, against steps.
+    """Plots the metric on public records, and below it the budget, against steps.
 
     Args:
       path: the PNG.
@@ -106,7 +106,7 @@ def progress(
 def _group_errors(
     axis: Axes, steps: Sequence[int], groups: Mapping[str, np.ndarray]
 ) -> None:
-    """The error of every group against steps, the worst of them marked."""
+    """Plots the error of every group against steps, with the worst one marked."""
     named = len(groups) <= 3
     for i, (name, errors) in enumerate(groups.items()):
         color = (SKY, GREEN, PURPLE)[i] if named else "0.7"
@@ -134,7 +134,7 @@ def draws(
     groups: Sequence[str],
     weights: np.ndarray,
 ) -> None:
-    """The vertices that left a run, step by step: of groups and of parameters.
+    """Plots the released vertices of groups and of parameters, step by step.
 
     Args:
       path: the PNG.
@@ -183,7 +183,7 @@ def escapes(
     num_examples: int,
     said: str,
 ) -> None:
-    """The gradients of a run with escapes, step by step, and the records that they read.
+    """Plots the gradients of a run with escapes, step by step, and the records read.
 
     Args:
       path: the PNG.
@@ -256,7 +256,7 @@ def releases(
     released: str = "gradient",
     follows_movement: bool = False,
 ) -> None:
-    """What left the run, step by step, against what noise alone would look like.
+    """Plots the releases of each step against the level of the noise alone.
 
     Args:
       path: the PNG.
@@ -344,7 +344,7 @@ def queries(
     errors: Mapping[str, Mapping[str, np.ndarray]],
     columns: Mapping[str, tuple[Sequence[str], Mapping[str, np.ndarray]]],
 ) -> None:
-    """Errors of all queries, largest first, and below them the columns' shares.
+    """Plots the errors of all queries, largest first, and below them the columns' shares.
 
     Args:
       path: the PNG.

@@ -1,4 +1,4 @@
-"""From the options of ``jaxdp train`` to a run: everything is checked here."""
+"""Preparation of ``jaxdp train``: checks every option and builds the run."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.
 
 
 class Job(NamedTuple):
-    """Everything that a run needs, checked."""
+    """Checked inputs of a run: task, recipe, plan, keys and folder."""
 
     task: Task
     algorithm: recipes.Algorithm
@@ -98,12 +98,12 @@ def prepare(command: options.Train) -> Job:
 
 
 def initial(task: Task, keys: keys_lib.Keys) -> Any:
-    """Initial parameters: public, as directions are, and no function of the data."""
+    """Returns the initial parameters, which are public and no function of the data."""
     return task.init(initial_key(keys.direction))
 
 
 def initial_key(direction: jax.Array) -> jax.Array:
-    """What initial parameters are drawn from, of the public root of a run."""
+    """Returns the key of the initial parameters, derived from a run's public root."""
     return keys_lib.stream(direction, "direction", context=_INITIAL)
 
 
@@ -126,7 +126,7 @@ def _either(value: Any, default: Any) -> Any:
 
 
 def load_task(command: options.Train) -> Task:
-    """The data set and its model."""
+    """Returns the task of a command: its data set and model."""
     dataset = _dataset(command)
     if dataset.task == "quadratic":
         if command.model != "linear":
@@ -227,7 +227,7 @@ def _recipe(
     epsilon: float,
     shapes: Any,
 ) -> recipes.AnyRecipe:
-    """The data set's recipe with what the options change; all of it checked."""
+    """Returns the data set's recipe with the changes by options, all of it checked."""
     name = "*" if refusals.is_file(command.dataset) else task.dataset.name
     if name == "diabetes" and task.dataset.task == "classification":
         name = recipes.DIABETES_CLASSES
@@ -328,7 +328,7 @@ def check_folder(out: pathlib.Path, overwrite: bool) -> None:
 
 
 def _is_ours(out: pathlib.Path) -> bool:
-    """Whether a folder holds an earlier run: a plan that can be read."""
+    """Returns True if a folder holds an earlier run: a plan that can be read."""
     try:
         plans.from_json((out / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError):

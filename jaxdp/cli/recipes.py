@@ -36,7 +36,7 @@ PRIVATE: tuple[Algorithm, ...] = ("dpzero", "dpgd", "o2nc", "saddle", "sosp")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a run needs besides data and budget, where gradients go to an optimizer.
+    """Hyper-parameters of a run whose gradients go to an optimizer.
 
     ``momentum`` is the decay of a moving average of the releases, with weights that sum
     to one, so that the step size keeps its meaning. ``average`` is the share of the last
@@ -57,7 +57,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VertexSampling:
-    """What a run of ``saddle`` needs: the numbers of a ``plans.Saddle``.
+    """Recipe of a ``saddle`` run: settings from which a ``plans.Saddle`` is made.
 
     ``num_steps`` None is the square root of the records, rounded down; each is read once.
     ``clip_x`` is a share of the bound that the problem has by itself; 1 clips nothing. Step
@@ -78,7 +78,7 @@ AnyRecipe = Recipe | Conversion | VertexSampling | SecondOrder
 
 
 class Players(NamedTuple):
-    """What a ``plans.Saddle`` knows of a problem: its sizes and bounds."""
+    """Sizes and gradient bounds of a two-player problem, for a ``plans.Saddle``."""
 
     dim_x: int
     dim_y: int
@@ -96,7 +96,7 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> SumPlan:
-    """The plan of a recipe: calibrated, or without clip and noise if not private.
+    """Returns the plan of a recipe: calibrated, or without clip and noise if not private.
 
     A :class:`Conversion` says itself how it samples.
 
@@ -137,7 +137,7 @@ def make_vertex_plan(
     epsilon: float,
     delta: float,
 ) -> plans.Saddle:
-    """The calibrated plan of vertex sampling for a problem of two players.
+    """Returns the calibrated plan of vertex sampling for a problem of two players.
 
     Raises:
       ValueError, TypeError: a number out of range, named.
@@ -167,7 +167,7 @@ def make_vertex_plan(
 
 @functools.lru_cache(maxsize=256)  # One object a recipe: fit keeps its program.
 def make_optimizer(recipe: AnyRecipe) -> optax.GradientTransformation | None:
-    """What turns releases into steps: momentum, step size, average, in this order.
+    """Returns the optimizer of a recipe: momentum, step size, average, in this order.
 
     None where the plan makes the steps itself.
     """
@@ -195,7 +195,7 @@ DIABETES_CLASSES = "diabetes_classes"
 
 
 def _by_budget(base: Recipe, rates: dict[float, float]) -> Rows:
-    """One recipe with a step size for each budget up to which it counts."""
+    """Returns one recipe with a step size for each budget up to which it counts."""
     return tuple(
         (most, dataclasses.replace(base, learning_rate=rate))
         for most, rate in rates.items()
@@ -337,7 +337,7 @@ def find(
 
 
 def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> AnyRecipe:
-    """The recipe for a data set and a budget.
+    """Returns the recipe for a data set, model, algorithm and budget.
 
     Args:
       dataset: its name; one without a row of its own gets the row of ``"*"``. (Of a

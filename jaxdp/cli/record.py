@@ -1,4 +1,4 @@
-"""What a run's folder holds for the command line: options, initial parameters."""
+"""Records of the command line in a run's folder: options, initial parameters."""
 
 import dataclasses
 import io
@@ -48,7 +48,7 @@ Command = TypeVar("Command", options.Train, options.Finetune)
 def note(
     command: options.Train | options.Finetune, recipe: recipes.AnyRecipe
 ) -> dict[str, Any]:
-    """What the ledger's header says of the command."""
+    """Returns the note for the ledger's header: command name, options and recipe."""
     given = dataclasses.asdict(command)
     chosen = {name: value for name, value in given.items() if name not in _FREE}
     parts = {name: _strict(x) for name, x in dataclasses.asdict(recipe).items()}
@@ -60,12 +60,12 @@ def _name(kind: type) -> str:
 
 
 def _strict(value: Any) -> Any:
-    """Strict JSON has no infinity: a word stands for it."""
+    """Returns the value, with ``"inf"`` for infinity, which strict JSON lacks."""
     return "inf" if value == math.inf else value
 
 
 def recorded_command(command: Command, out: pathlib.Path) -> Command:
-    """The command of the run in ``out``, resumed by ``command``.
+    """Returns the command of the run in ``out``, resumed by ``command``.
 
     Raises:
       UsageError: no such run, a ledger that somebody edited, or an option that is given
@@ -98,7 +98,7 @@ def recorded_command(command: Command, out: pathlib.Path) -> Command:
 
 
 def said(record: ledger.Record, kind: type) -> dict[str, Any] | None:
-    """The options in a ledger's header; None if no command of that kind wrote it."""
+    """Returns the options in a ledger's header; None if another command wrote it."""
     try:
         note = record.header["note"]
         # Before there were several commands, none was named.
@@ -111,7 +111,7 @@ def said(record: ledger.Record, kind: type) -> dict[str, Any] | None:
 
 
 def options_of(kind: type[Command], said: dict[str, Any]) -> Command:
-    """The command of the options that a ledger's header says.
+    """Builds a command from the options in a ledger's header.
 
     Raises:
       UsageError: an option that there is not, as another version's may be.
@@ -127,7 +127,7 @@ def options_of(kind: type[Command], said: dict[str, Any]) -> Command:
 
 
 def read(folder: pathlib.Path, option: str) -> ledger.Record:
-    """The ledger of a folder; what is wrong with it is said of ``option``."""
+    """Reads the ledger of a folder; errors name ``option``."""
     try:
         return ledger.read(folder)
     except ValueError as error:
@@ -149,7 +149,7 @@ def save_params(path: pathlib.Path, params: Any) -> None:
 
 
 def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:
-    """The parameters of a file, as a flat tree in the order of a ledger's leaves.
+    """Loads the parameters of a file, as a flat tree in the order of a ledger's leaves.
 
     Directions depend on the leaves' paths and their order alone, so the run's own tree is
     not needed.
@@ -165,7 +165,7 @@ def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:
 
 
 def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
-    """The initial parameters of a run, from its folder.
+    """Loads the initial parameters of a run from its folder.
 
     Raises:
       UsageError: they are not there, or others.
@@ -179,7 +179,7 @@ def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
 
 
 def recipe_of(record: ledger.Record) -> recipes.AnyRecipe:
-    """The recipe that a run of ``jaxdp train`` or ``jaxdp finetune`` used.
+    """Returns the recipe that a run of ``jaxdp train`` or ``jaxdp finetune`` used.
 
     Raises:
       UsageError: the ledger is not of such a run.

@@ -1,4 +1,4 @@
-"""Options of ``jaxdp train`` that would be ignored, or do not go together."""
+"""Checks for options of ``jaxdp train`` that are ignored or do not go together."""
 
 import pathlib
 from typing import Any
@@ -22,7 +22,7 @@ _OF_PERIODS = ("batch_size", "sampling_prob", "l2_clip_norm", "prefix_noise")
 
 
 def refuse_strangers(command: options.Train) -> None:
-    """Refuses options that would be ignored: who gives one expects an effect.
+    """Refuses options that would have no effect.
 
     Raises:
       UsageError: one sentence that names the option.
@@ -71,7 +71,7 @@ def refuse_strangers(command: options.Train) -> None:
 
 
 def _refuse_models(command: options.Train) -> None:
-    """``sosp`` has a problem of its own, of features alone."""
+    """Refuses a model, loss or group with ``sosp``, whose problem has features alone."""
     for name, usual in (("model", "linear"), ("loss", None), ("group", None)):
         value = getattr(command, name)
         if value != usual:
@@ -82,7 +82,7 @@ def _refuse_models(command: options.Train) -> None:
 
 
 def _refuse_other_games(command: options.Train) -> None:
-    """``saddle`` needs groups and a convex problem."""
+    """Requires groups and a convex problem for ``saddle``."""
     if command.group is None:
         raise UsageError(
             "--group must be given with --algorithm saddle: class, or a column; got nothing"
@@ -99,7 +99,7 @@ def _refuse_other_games(command: options.Train) -> None:
 
 
 def _refuse_pairs(command: options.Train) -> None:
-    """What an oracle, or reading records more than once, leaves no choice of."""
+    """Refuses options that an oracle or ``--multi-pass`` fixes."""
     if command.multi_pass:
         for name in ("restart_batch_size", "batch_size"):
             value: Any = getattr(command, name)
@@ -127,7 +127,7 @@ def _refuse_pairs(command: options.Train) -> None:
 
 
 def refuse_differences(command: options.Train, recipe: Conversion) -> None:
-    """Refuses what only steps between restarts read, where there are none.
+    """Refuses options of the steps between restarts, if every step is a restart.
 
     Raises:
       UsageError: one sentence that names the option.
@@ -144,5 +144,5 @@ def refuse_differences(command: options.Train, recipe: Conversion) -> None:
 
 
 def is_file(dataset: str) -> bool:
-    """Whether the name of a data set is that of a file of one's own."""
+    """Returns True if the name of a data set is the path of a .csv or .npz file."""
     return pathlib.Path(dataset).suffix.lower() in (".csv", ".npz")

@@ -24,7 +24,7 @@ REPLAYED, REPLAYED_MODEL = "replayed.npz", "replayed"
 
 
 class _Kind(NamedTuple):
-    """What a run's command left, and how parameters like its own are written."""
+    """Initial parameters of a run, and the paths and format of its parameter files."""
 
     initial: Any
     out: pathlib.Path
@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
 
 
 def run(command: options.Replay) -> None:
-    """Rebuilds, writes and compares.
+    """Rebuilds a run's parameters, writes them, and compares them with the run's own.
 
     Raises:
       UsageError: a folder that holds no such run, or a file that cannot be written.
@@ -87,7 +87,7 @@ def run(command: options.Replay) -> None:
 def _trained(
     command: options.Replay, home: pathlib.Path, ledger: ledger_lib.Record
 ) -> _Kind:
-    """A run of ``jaxdp train``: parameters are ``.npz`` files."""
+    """Returns the kind of a ``jaxdp train`` run, whose parameters are ``.npz`` files."""
     out, leaves = command.out or home / REPLAYED, ledger.header["leaves"]
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"--out must be a file in a folder that exists, got '{out}'")
@@ -109,7 +109,7 @@ def _finetuned(
     ledger: ledger_lib.Record,
     tuned: options.Finetune,
 ) -> _Kind:
-    """A run of ``jaxdp finetune``: parameters are checkpoint folders."""
+    """Returns the kind of a ``jaxdp finetune`` run, whose parameters are checkpoints."""
     language.require()
     out = command.out or home / REPLAYED_MODEL
     if (out.exists() and not out.is_dir()) or not out.parent.is_dir():
@@ -133,7 +133,7 @@ def _finetuned(
 
 
 def _check_new(out: pathlib.Path, usual: pathlib.Path, wrote: pathlib.Path) -> None:
-    """Refuses to write over anything but what an earlier replay wrote.
+    """Refuses to overwrite anything but the output of an earlier replay.
 
     Args:
       out: where the parameters are to go.
@@ -149,7 +149,7 @@ def _check_new(out: pathlib.Path, usual: pathlib.Path, wrote: pathlib.Path) -> N
 
 
 def _compared(kind: _Kind, path: pathlib.Path, params: Any) -> str:
-    """How the rebuilt parameters compare with those that the run wrote."""
+    """Describes the difference between the rebuilt parameters and the run's own."""
     name = kind.written
     if not path.exists():
         return f"there is no {name}"

@@ -1,4 +1,4 @@
-"""Second-order stationary points on the command line: the problem, what is said of it."""
+"""Second-order stationary points on the command line: the problem and its report."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ _MARGIN = 0.9
 
 
 def of_features(task: Task, rank: int, hessian: str) -> tuple[Task, curvature.Smooth]:
-    """The task for ``sosp``: principal directions of the features, from the saddle at 0.
+    """Returns the ``sosp`` task: principal directions of features, from the saddle at 0.
 
     Records are made unit vectors, each by itself, and are read in a random order, which is
     a function of their number alone: a batch is of records in a row, and data are often
@@ -104,7 +104,7 @@ def _alpha_fn(
 def report(
     task: Task, plan: plans.SOSP, start: Any, found: Any, outcome: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a report says of the start and of what was found.
+    """Returns the report's fields on the stationarity of the start and of the result.
 
     Both are measured on public records: the certificate alone is of the private ones.
 
@@ -129,13 +129,13 @@ def report(
 
 
 def _excludes(outcome: dict[str, Any], start: float) -> bool | None:
-    """Whether the certificate could not be that of the start; None without one."""
+    """Returns True if the certificate excludes the start; None without a certificate."""
     alpha = outcome["alpha"]
     return None if alpha is None else alpha < start
 
 
 def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
-    """What a certificate is worth, in words."""
+    """Describes the guarantee of a certificate, or why there is none."""
     if not outcome["certified"]:
         return f"none: {outcome['ended']}"
     alpha = outcome["alpha"]
@@ -158,7 +158,7 @@ def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
 
 
 def noise(plan: plans.SOSP) -> str:
-    """What the noise is on, in words."""
+    """Describes the noise of a plan, and the quantities that it is added to."""
     words = (
         f"{plan.noise_multiplier:.4g} x sensitivity on means of "
         f"{plan.refresh_batch_size} gradients and on how they change "
@@ -173,7 +173,7 @@ def noise(plan: plans.SOSP) -> str:
 
 
 def rows(job_report: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a summary shows."""
+    """Returns the rows of a summary: certificate, alpha, and how the run ended."""
     outcome = job_report["outcome"]
     queries = (
         f"{outcome['records_used']} of {job_report['num_examples']} records: refreshes "

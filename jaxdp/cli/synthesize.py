@@ -41,7 +41,7 @@ _PUBLIC, _PRIVATE = "public records", "the private records (not private)"
 
 
 class Job(NamedTuple):
-    """Everything that a run needs, checked."""
+    """Checked inputs of a run: bins, queries, records, plan, keys and folder."""
 
     bins: binning.Binning
     queries: queries_lib.Marginals
@@ -54,7 +54,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run gave; public, but for ``unsafe`` numbers that were asked for."""
+    """Result of a run; public, except for ``unsafe`` numbers that were asked for."""
 
     histogram: np.ndarray  # shape=(domain_size,), dtype=float32
     codes: np.ndarray  # shape=(num_records,), dtype=int32
@@ -145,7 +145,7 @@ def _refuse_private(
     codes: np.ndarray,
     public: np.ndarray,
 ) -> None:
-    """Refuses private records as public ones: as texts, and as the bins have them."""
+    """Refuses private records as public ones, compared as texts and as codes."""
     with usage(command, "--public"):  # A folder on the way that may not be read.
         same = command.public and overlap.same_file(command.input, command.public)
     if same:
@@ -161,7 +161,7 @@ def _refuse_private(
 def _rows(
     command: options.Synthesize, name: str, bins: binning.Binning
 ) -> list[list[str]]:
-    """The records of an option's file, as texts."""
+    """Reads the records of an option's file, as texts."""
     path = getattr(command, name)
     with usage(command, flag(name)):
         rows = binning.read_rows(path, bins.names)
@@ -219,7 +219,7 @@ def release(job: Job, command: options.Synthesize) -> Outcome:
 
 
 def references(job: Job, command: options.Synthesize) -> dict[str, np.ndarray]:
-    """What the answers may be compared with: histograms of sum 1, by name."""
+    """Returns the histograms of sum 1 that answers are compared with, by name."""
     given = {} if job.public is None else {_PUBLIC: job.public}
     if command.unsafe_metrics:
         given[_PRIVATE] = job.codes
@@ -233,7 +233,7 @@ def _weights(codes: np.ndarray, job: Job) -> np.ndarray:
 
 
 def errors(job: Job, outcome: Outcome, reference: np.ndarray) -> dict[str, np.ndarray]:
-    """How far each query's answer is off, (m,), by what answers."""
+    """Returns the absolute error of each query (m,), by name of the answering histogram."""
     weights = _weights(outcome.codes, job), outcome.histogram, job.plan.uniform()
     means = jax.jit(job.queries.evaluate)
     half = job.queries.half_range
@@ -246,7 +246,7 @@ def errors(job: Job, outcome: Outcome, reference: np.ndarray) -> dict[str, np.nd
 def _report(
     job: Job, command: options.Synthesize, of_fit: dict[str, Any], outcome: Outcome
 ) -> dict[str, Any]:
-    """The report of the loop with what the command line adds, fit for strict JSON."""
+    """Returns the loop's report with the command line's fields, fit for strict JSON."""
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     report = of_fit | {
         "input": command.input.name,
@@ -331,7 +331,7 @@ def _plot(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
 def _shares(
     job: Job, axis: int, weights: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The marginal of one column, by name of the histogram."""
+    """Returns the marginal of one column, by name of the histogram."""
     others = tuple(i for i in range(len(job.bins.sizes)) if i != axis)
     return {
         name: table.reshape(job.bins.sizes).sum(axis=others)
@@ -340,7 +340,7 @@ def _shares(
 
 
 def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
-    """What was spent and reached, as a table."""
+    """Returns a table of the privacy spent and the errors reached."""
     report = outcome.report
     table = Table(
         title=f"synthetic {command.input.name}", title_justify="left", show_header=False

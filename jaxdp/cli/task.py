@@ -1,4 +1,4 @@
-"""What ``jaxdp train`` trains, and how it is judged."""
+"""Task of ``jaxdp train``: a model on a data set, with its metrics."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from jaxdp import metrics, models
 
 
 class Task(NamedTuple):
-    """A data set with a model: what is trained, and how it is judged.
+    """Data set and model of a run: parameters, losses and metrics.
 
     What the loop moves (``params`` below) is the model's parameters; for ``saddle`` weights
     of vertices and of groups; for ``sosp`` a factor of second moments.

@@ -41,7 +41,7 @@ _EVALUATIONS = 100
 
 
 class Outcome(NamedTuple):
-    """What a run gave; all of it public."""
+    """Result of a run; all of it public."""
 
     params: Any
     releases: np.ndarray  # shape=(num_steps, K)
@@ -86,7 +86,7 @@ def run(command: options.Train) -> None:
 
 
 def doubts(job: Job) -> list[str]:
-    """What is to be said before the run, for records that would count zero in silence.
+    """Returns warnings about records that would silently count zero.
 
     Private records are not counted: the held-out ones are of the same file.
 
@@ -120,7 +120,7 @@ def doubts(job: Job) -> list[str]:
 
 
 def _initial(job: Job, command: options.Train) -> Any:
-    """The initial parameters, public: drawn, or read where a run goes on.
+    """Returns the initial parameters, public: drawn, or read if a run is resumed.
 
     A new run's folder then holds them and the plan, and nothing of an earlier run.
     """
@@ -209,7 +209,7 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
 def _report(
     job: Job, of_fit: dict[str, Any], metric: float, errors: np.ndarray
 ) -> dict[str, Any]:
-    """The report of the loop with what the command line adds, fit for strict JSON."""
+    """Returns the loop's report with the command line's fields, fit for strict JSON."""
     dataset = job.task.dataset
     versions = of_fit["versions"] | {
         "python": platform.python_version(),
@@ -231,7 +231,7 @@ def _report(
 
 
 def _of_groups(job: Job, metric: float, errors: np.ndarray) -> dict[str, Any]:
-    """What a report says of groups: errors (1, num_groups) on public records."""
+    """Returns the report's fields on groups; errors (1, num_groups) on public records."""
     groups = job.task.groups
     if groups is None:
         return {}
@@ -247,12 +247,12 @@ def _of_groups(job: Job, metric: float, errors: np.ndarray) -> dict[str, Any]:
 
 
 def worst(errors: np.ndarray) -> list[float]:
-    """The largest error of each row (num_groups,); groups without records are NaN."""
+    """Returns the largest error of each row, ignoring NaN of groups without records."""
     return np.max(errors, axis=1, where=~np.isnan(errors), initial=-np.inf).tolist()
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity: None stands for it."""
+    """Replaces numbers that are not finite, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {name: finite(inner) for name, inner in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -264,14 +264,14 @@ def finite(value: Any) -> Any:
 
 
 def written(report: dict[str, Any], timings: str | None) -> bytes:
-    """A report as its public file has it; ``timings`` is what --timings says."""
+    """Encodes the public report; timings are left out unless ``timings`` is "public"."""
     hidden = () if timings == "public" else reporting.TIMING
     shown = {name: value for name, value in report.items() if name not in hidden}
     return (json.dumps(shown, indent=2, allow_nan=False) + "\n").encode()
 
 
 def write(job: Job, outcome: Outcome, timings: str) -> None:
-    """Writes what comes of a run; plan.json is there since before it."""
+    """Writes the results of a run; plan.json was written before the run."""
     params = job.task.saved_fn(outcome.params)
     record.save_params(job.out / PARAMS, params)
     title = f"{job.algorithm} on {job.task.dataset.name} ({job.task.model})"
@@ -323,14 +323,14 @@ def write(job: Job, outcome: Outcome, timings: str) -> None:
 
 
 def lost(report: dict[str, Any]) -> int:
-    """Steps that were charged beyond those that were done: lost ones."""
+    """Returns the number of lost steps, which were charged but not done."""
     return report["steps_charged"] - report["steps_done"]
 
 
 def spent_over_time(
     plan: Any, steps: list[int], extra: int = 0
 ) -> list[tuple[int, float]] | None:
-    """(t, epsilon after t steps) at some of the steps; None without a finite one.
+    """Returns (t, epsilon after t steps) at some steps; None without a finite epsilon.
 
     ``extra`` steps that were lost count from the start.
     """
@@ -343,7 +343,7 @@ def spent_over_time(
 
 
 def _spent_after(plan: Any, num_steps: int) -> float:
-    """Epsilon of the first steps of a run."""
+    """Returns the epsilon of the first ``num_steps`` steps of a run."""
     conversion: Any = plan
     if isinstance(plan, plans.O2NC):  # One of fewer steps would have less noise.
         guarantee: accounting.Guarantee = conversion._guarantee_of(
@@ -354,7 +354,7 @@ def _spent_after(plan: Any, num_steps: int) -> float:
 
 
 def summary(job: Job, outcome: Outcome) -> Table:
-    """What was spent and reached, as a table."""
+    """Returns a table of the privacy spent and the metrics reached."""
     report = outcome.report
     table = spending(f"{job.algorithm} on {job.task.dataset.name}", job.plan, report)
     metric = report[job.task.metric]
@@ -385,7 +385,7 @@ def _shown(error: float | None) -> str:
 
 
 def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
-    """A table that begins with what was spent."""
+    """Returns a table that begins with the privacy spent."""
     table = Table(title=title, title_justify="left", show_header=False)
     epsilon = report["epsilon"]
     spent = "infinite: not private"
@@ -423,7 +423,7 @@ def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
 
 
 def duration(report: dict[str, Any]) -> str:
-    """What a run took, and on which device."""
+    """Describes the compile and training time of a run, and its device."""
     rate = report["steps_per_second"]
     return (
         f"compile {report['compile_seconds']:.2f} s, train "

@@ -1,4 +1,4 @@
-"""What a result is worth, measured on raw data with exact gradients: not private.
+"""Measures of a result's quality, on raw data with exact gradients: not private.
 
 Nothing that computes a release imports this. A number measured here on private records
 is a statistic of them that nobody charged: measure on public records, or publish nothing.

@@ -1,4 +1,4 @@
-r"""How stationary a mean of records' losses is, component by component.
+r"""Componentwise Goldstein stationarity of a mean of records' losses.
 
 The Goldstein subdifferentials of the records, each a convex hull of gradients of its own
 loss in the ball of radius alpha, have the Minkowski mean
@@ -44,7 +44,7 @@ def componentwise_goldstein_norm(
     tolerance: float = 1e-12,
     seed: int = 0,
 ) -> GoldsteinNorm:
-    r"""An upper bound on the least norm in the mean of the Goldstein subdifferentials.
+    r"""Bounds the least norm in the mean of the Goldstein subdifferentials from above.
 
     Samples points and adds more of them as :func:`jaxdp.metrics.goldstein_norm` does: all
     records are read at the same ones, and each has a hull of its own. The least element of
@@ -103,7 +103,7 @@ def componentwise_goldstein_norm(
 def _least(
     gradients: np.ndarray, vertices: np.ndarray, weights: np.ndarray, tolerance: float
 ) -> tuple[MinimumNormPoint, np.ndarray]:
-    """The least point of the mean of hulls, from one over some of its vertices.
+    """Finds the least point of the mean of hulls, from one over some of its vertices.
 
     Args:
       gradients: shape (k, n, d), the hulls of n records.
@@ -133,7 +133,7 @@ def _least(
 
 
 def _vertex(gradients: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The mean of one gradient of each record: shape (d,)."""
+    """Computes the mean of one gradient of each record, shape (d,)."""
     return np.mean(gradients[rows, np.arange(gradients.shape[1])], axis=0)
 
 
@@ -175,7 +175,7 @@ class _Records(goldstein._Ball):
         super().__init__(mean, x, radius, batch_size)
 
     def _at(self, points: jax.Array) -> jax.Array:
-        """Of each record: shape (k, n, d)."""
+        """Returns the gradients of each record at points (k, d): shape (k, n, d)."""
         return _record_gradients(
             self.of_records, self.batch_size, self.x, points, self.data
         )
@@ -189,7 +189,7 @@ def _record_gradients(
     points: jax.Array,
     data: Any,
 ) -> jax.Array:
-    """Gradients of all records at the rows of ``points``, ravelled, a batch at a time."""
+    """Computes all records' gradients at the rows of ``points``, ravelled, in batches."""
     _, unravel = ravel_pytree(like)
 
     def one(point: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-r"""How far a pair of points is from a saddle point: the duality gap.
+r"""Duality gap of a pair of points in a convex-concave problem.
 
 .. math:: \mathrm{Gap}(x, y) = \max_{w\in\mathcal Y}F(x, w) - \min_{v\in\mathcal X}F(v, y)
   \ge 0
@@ -68,7 +68,7 @@ class Interval(NamedTuple):
 
 
 def _domain(name: str, domain: Domain, dim: int) -> Any:
-    """The polytope that is meant; its points have ``dim`` coordinates."""
+    """Returns the domain as a polytope whose points have ``dim`` coordinates."""
     if domain is None:
         return polytope.Simplex(dim)
     if not hasattr(domain, "vertex_gradient"):
@@ -102,7 +102,7 @@ def bilinear_gap(
     domain_x: Domain = None,
     domain_y: Domain = None,
 ) -> Interval:
-    r"""The exact gap of a bilinear F.
+    r"""Computes the exact duality gap of a bilinear F.
 
     .. math:: F(x, y) = x^\top A y + \langle b,x\rangle + \langle c,y\rangle, \quad
       \mathrm{Gap} = \langle b,x\rangle + \max_j\langle A^\top x+c, w_j\rangle
@@ -158,7 +158,7 @@ def duality_gap(
     tolerance: float = 1e-4,
     max_steps: int = 5000,
 ) -> Interval:
-    r"""The gap of any convex-concave function, between two certified bounds.
+    r"""Bounds the duality gap of any convex-concave function from both sides, certified.
 
     Both inner problems are solved by accelerated projected gradient steps on the weights
     of the vertices, and bounded from the other side by Frank and Wolfe's certificate
@@ -202,7 +202,7 @@ def excess_risk(
     tolerance: float = 1e-4,
     max_steps: int = 5000,
 ) -> Interval:
-    """F(x) minus the least value of a convex F on a polytope.
+    """Bounds F(x) minus the least value of a convex F on a polytope from both sides.
 
     Args:
       value_fn: x -> F, shape=(), convex, differentiable, hashable.
@@ -230,7 +230,7 @@ def linear_gap_bound(
     domain_x: Domain = None,
     domain_y: Domain = None,
 ) -> float:
-    r"""An upper bound on the gap from one gradient.
+    r"""Bounds the duality gap from above by one gradient.
 
     .. math:: \langle\nabla_xF,x\rangle-\min_i\langle\nabla_xF,v_i\rangle
       +\max_j\langle\nabla_yF,w_j\rangle-\langle\nabla_yF,y\rangle
@@ -263,7 +263,7 @@ def _least(
     *,
     player: str = "x",
 ) -> tuple[float, float, int]:
-    """Bounds on the least value of one player's problem: of -F if it is y's."""
+    """Bounds the least value of one player's problem: of -F if it is y's."""
     _validate.positive(tolerance=tolerance)
     _validate.integer(max_steps=max_steps)
     low, high, steps = _minimize(
@@ -277,7 +277,7 @@ def _least(
 
 
 class _State(NamedTuple):
-    """Of Tseng's method: all its points are mixtures of points of the simplex."""
+    """State of Tseng's method, whose points are mixtures of points of the simplex."""
 
     slow: jax.Array  # (m,)
     fast: jax.Array  # (m,)
@@ -298,7 +298,7 @@ def _minimize(
     tolerance: float,
     max_steps: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Accelerated projected gradients with backtracking and restarts; the bounds."""
+    """Minimises by accelerated projected gradients with restarts; returns the bounds."""
 
     def objective(weights: jax.Array) -> jax.Array:
         point = domain.point(weights)

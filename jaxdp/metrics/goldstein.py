@@ -1,4 +1,4 @@
-r"""How stationary a point of a nonsmooth, nonconvex function is, by Goldstein.
+r"""Goldstein stationarity of a point of a nonsmooth, nonconvex function.
 
 The Goldstein subdifferential :math:`\partial_\alpha h(x)` is the convex hull of the
 gradients of h in the ball of radius alpha around x. Its element of least norm is zero at
@@ -32,7 +32,7 @@ GradFn = Callable[[Any], Any]
 
 
 class GoldsteinNorm(float):
-    """An upper bound on the Goldstein norm: a plain number that knows how it was found.
+    """Upper bound on the Goldstein norm: a float with details of its computation.
 
     Attributes:
       gap: duality gap of the last minimum-norm problem, in squared units of a gradient.
@@ -95,7 +95,7 @@ class MinimumNormPoint(NamedTuple):
 
 
 def minimum_norm_point(gradients: Any, *, tolerance: float = 1e-12) -> MinimumNormPoint:
-    """The point of least norm in a convex hull, by Wolfe's active sets, on the host.
+    """Finds the minimum-norm point of a convex hull by Wolfe's active sets, on the host.
 
     Args:
       gradients: shape (k, d), k, d >= 1; computed with in float64.
@@ -124,7 +124,7 @@ def minimum_norm_point(gradients: Any, *, tolerance: float = 1e-12) -> MinimumNo
 def _wolfe(
     gradients: np.ndarray, weights: np.ndarray, tolerance: float
 ) -> MinimumNormPoint:
-    """Wolfe's algorithm from the weights of an earlier solution over some of the rows."""
+    """Runs Wolfe's algorithm from weights of an earlier solution over some of the rows."""
     scale = np.sqrt(np.max(np.sum(gradients**2, axis=1))) or 1.0
     g = gradients / scale
     gram = g @ g.T
@@ -174,7 +174,7 @@ def _shrink_to_corral(
 def minimum_norm_point_fista(
     gradients: jax.Array, *, num_steps: int = 500
 ) -> MinimumNormPoint:
-    """The point of least norm in a convex hull by a fixed number of FISTA steps.
+    """Finds the minimum-norm point of a convex hull by a fixed number of FISTA steps.
 
     For use inside compiled programs, where the host's exact solver is out of reach. The
     gap, which it leaves larger, is reported.
@@ -214,7 +214,7 @@ def minimum_norm_point_fista(
 
 
 def _project_to_simplex(y: jax.Array) -> jax.Array:
-    """The nearest point with non-negative coordinates of sum 1, by sorting."""
+    """Projects onto the probability simplex by sorting."""
     falling = -jnp.sort(-y)
     counts = jnp.arange(1, len(y) + 1, dtype=y.dtype)
     excess = (jnp.cumsum(falling) - 1) / counts
@@ -233,7 +233,7 @@ def goldstein_norm(
     tolerance: float = 1e-12,
     seed: int = 0,
 ) -> GoldsteinNorm:
-    r"""An upper bound on the norm of the least element of a Goldstein subdifferential.
+    r"""Bounds the norm of the least element of a Goldstein subdifferential from above.
 
     The minimum-norm point v of gradients sampled in the ball (half of the points) and on
     its sphere, then column generation: each round adds the gradients at
@@ -299,7 +299,7 @@ def smoothed_gradient_norm(
     batch_size: int = 64,
     seed: int = 0,
 ) -> SmoothedGradientNorm:
-    """The norm of the gradient of the function smoothed over a ball.
+    """Estimates the norm of the gradient of the function smoothed over a ball.
 
     The mean of the gradients at uniform points of the ball is an element of the Goldstein
     subdifferential, so its norm is an upper bound too: cheaper than
@@ -359,7 +359,7 @@ class _Ball:
             )
 
     def gradients(self, offsets: np.ndarray) -> np.ndarray:
-        """At ``center + reach * offsets``: float64, all finite; as :meth:`_at`."""
+        """Returns the gradients at ``center + reach * offsets`` in float64, all finite."""
         points = self.center + self.reach * offsets
         points = jnp.asarray(points, self.dtype)
         g = np.asarray(self._at(points), np.float64)
@@ -371,12 +371,12 @@ class _Ball:
         return g
 
     def _at(self, points: jax.Array) -> jax.Array:
-        """At points (k, d): shape (k, d)."""
+        """Returns the gradients at points (k, d): shape (k, d)."""
         return _gradients(self.grad_fn, self.batch_size, self.x, points)
 
 
 def _shapes(tree: Any) -> Any:
-    """The tree with each array replaced by its shape, for comparison."""
+    """Replaces each array of the tree by its shape, for comparison."""
     return jax.tree.map(lambda leaf: str(leaf.shape), tree)
 
 
@@ -384,7 +384,7 @@ def _shapes(tree: Any) -> Any:
 def _gradients(
     grad_fn: GradFn, batch_size: int, like: Any, points: jax.Array
 ) -> jax.Array:
-    """Gradients at the rows of ``points``, ravelled, a batch at a time."""
+    """Computes gradients at the rows of ``points``, ravelled, a batch at a time."""
     _, unravel = ravel_pytree(like)
 
     def one(point: jax.Array) -> jax.Array:
@@ -399,5 +399,5 @@ def _on_unit_sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
 
 
 def _in_unit_ball(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
-    """Exactly uniform: d coordinates of a point on the sphere in d + 2 dimensions."""
+    """Draws uniform points of the ball: d coordinates of a sphere in d + 2 dimensions."""
     return _on_unit_sphere(rng, num, dim + 2)[:, :dim]

@@ -28,7 +28,7 @@ _MOST_BITS = 16
 
 
 class PrivateGap(NamedTuple):
-    """A noised upper bound on the gap, and what it cost.
+    """Noised upper bound on the duality gap, with its guarantee.
 
     Attributes:
       value: the release: unbiased for the bound on the clipped records, but for a
@@ -199,7 +199,7 @@ def _sums(
     center: bool,
     microbatch_size: int | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The sums over all records, as one program. Secret."""
+    """Computes the sums over all records in one program. Secret."""
     return problem.gradient_sums(
         x,
         y,
@@ -213,7 +213,7 @@ def _sums(
 
 
 def _public_point(name: str, weights: Any, domain: Any) -> tuple[np.ndarray, jax.Array]:
-    """Weights as integers of sum 2**30, and the point that they mean."""
+    """Returns weights as integers of sum 2**30, and the point of these weights."""
     exact = np.asarray(weights, np.float64)
     if exact.ndim != 1 or not exact.size:
         raise ValueError(f"{name} must have shape (m,), got shape {exact.shape}")
@@ -231,7 +231,7 @@ def _public_point(name: str, weights: Any, domain: Any) -> tuple[np.ndarray, jax
 
 
 def _excess(counts: np.ndarray, total: Any) -> int:
-    """``<total, counts> - 2**30 min(total)``, exactly: at least 0."""
+    """Computes ``<total, counts> - 2**30 min(total)`` exactly; it is at least 0."""
     t = np.asarray(total, np.int64)
     if t.shape != counts.shape:
         raise ValueError(

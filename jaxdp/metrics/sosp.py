@@ -1,4 +1,4 @@
-r"""How close a point is to a second-order stationary one.
+r"""Second-order stationarity of a point.
 
 A point is an alpha-second-order stationary point (SOSP) of F, whose Hessian is
 rho-Lipschitz, if
@@ -44,7 +44,7 @@ _COLUMNS = 32
 
 
 class SospAlpha(float):
-    """The least alpha of a point: a plain number that knows how it was found.
+    """Least alpha of a point: a float with details of its computation.
 
     The number is at least the true one. It is the true one, but for rounding, where the
     Hessian was dense, and :attr:`lower` says how much smaller it may be where it was not.
@@ -82,7 +82,7 @@ class SospAlpha(float):
 
     @property
     def alpha(self) -> float:
-        """The number itself."""
+        """Value of alpha as a plain float."""
         return float(self)
 
     def _fields(self) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ def sosp_alpha(
     tolerance: float = 1e-6,
     seed: int = 0,
 ) -> SospAlpha:
-    """The least alpha for which x is an alpha-SOSP of the mean loss over records.
+    """Computes the least alpha for which x is an alpha-SOSP of the mean loss over records.
 
     Everything is computed in float64, whatever the dtype of x and of the records (what
     ``value_fn`` itself casts to a smaller one stays that imprecise). Up to
@@ -180,7 +180,7 @@ def sosp_alpha(
 def sosp_alpha_of(
     function: Callable[[Any], Any], x: Any, hess_lip: float, **options: Any
 ) -> SospAlpha:
-    """The least alpha for which x is an alpha-SOSP of a function without records.
+    """Computes the least alpha for which x is an alpha-SOSP of a function without records.
 
     Args:
       function: x -> F, shape=(): an expected loss in closed form. Hashable.
@@ -220,7 +220,7 @@ def _lanczos(
     num_steps: int,
     tolerance: float,
 ) -> _LeastEigenvalue:
-    r"""An interval for the least eigenvalue, from a start of standard normals (d,).
+    r"""Bounds the least eigenvalue by an interval, from a start of standard normals (d,).
 
     k steps from the unit vector v end with Ritz values :math:`\theta_i` and norms
     :math:`\beta_j` of what was orthogonalised, and
@@ -257,7 +257,7 @@ def _lanczos(
 
 
 def _distance_below(ritz: np.ndarray, norms: np.ndarray, overlap: float) -> float:
-    r"""The delta at which :math:`\prod_i(\theta_i-\theta_1+\delta)=\prod_j\beta_j/c`."""
+    r"""Solves :math:`\prod_i(\theta_i-\theta_1+\delta)=\prod_j\beta_j/c` for delta."""
     if not norms.all():
         return 0.0  # an invariant subspace, which the start does not leave
     target = np.log(norms).sum() - math.log(overlap)
@@ -305,16 +305,16 @@ class _Mean:
         self._arrays = point, data
 
     def gradient(self) -> np.ndarray:
-        """Shape (d,)."""
+        """Returns the gradient of the mean loss, shape (d,)."""
         return _finite("gradient", _gradient(*self._static, *self._arrays))
 
     def hessian_product(self, vector: np.ndarray) -> np.ndarray:
-        """Of a vector (d,): shape (d,)."""
+        """Returns the Hessian of the mean loss times a vector, shape (d,)."""
         products = _products(*self._static, *self._arrays, jnp.asarray(vector[None]))
         return _finite("Hessian", products)[0]
 
     def hessian(self) -> np.ndarray:
-        """Shape (d, d), symmetric."""
+        """Returns the Hessian of the mean loss, shape (d, d), symmetric."""
         found = _products(*self._static, *self._arrays, jnp.eye(self.dim))
         found = _finite("Hessian", found)
         return (found + found.T) / 2
@@ -328,7 +328,7 @@ def _finite(name: str, value: jax.Array) -> np.ndarray:
 
 
 def _rows(data: Any, rows: jax.Array) -> Any:
-    """Records in float64; integers stay what they are."""
+    """Returns records in float64; integers stay what they are."""
 
     def leaf_rows(leaf: jax.Array) -> jax.Array:
         found = leaf[rows]
@@ -339,7 +339,7 @@ def _rows(data: Any, rows: jax.Array) -> Any:
 
 
 def _mean(value_fn: ValueFn, x: Any, data: Any, rows: jax.Array) -> Any:
-    """The flat x, and the part of the mean loss that is due to some rows."""
+    """Returns the flat x, and a function: the part of the mean loss due to some rows."""
     flat, unravel = ravel_pytree(x)
     num = jax.tree.leaves(data)[0].shape[0]
     # The last batch may be cut short: it repeats a record, which does not count.
@@ -355,7 +355,7 @@ def _mean(value_fn: ValueFn, x: Any, data: Any, rows: jax.Array) -> Any:
 def _sum_over_batches(
     fn: Callable[[jax.Array], jax.Array], data: Any, batch_size: int
 ) -> jax.Array:
-    """The sum of fn(rows) over batches that cover all records once."""
+    """Sums fn(rows) over batches that cover all records once."""
     num = jax.tree.leaves(data)[0].shape[0]
     first = jnp.arange(batch_size)
 
@@ -380,7 +380,7 @@ def _gradient(value_fn: ValueFn, batch_size: int, x: Any, data: Any) -> jax.Arra
 def _products(
     value_fn: ValueFn, batch_size: int, x: Any, data: Any, vectors: jax.Array
 ) -> jax.Array:
-    """The Hessian times each row of ``vectors``."""
+    """Computes the Hessian times each row of ``vectors``."""
 
     def of_rows(rows: jax.Array) -> jax.Array:
         flat, part = _mean(value_fn, x, data, rows)

@@ -27,7 +27,7 @@ def scale_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
 
 
 def bound_arrays(bounds: Bounds, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high of each column from any of the accepted forms.
+    """Returns low and high of each column from any of the accepted forms.
 
     Args:
       bounds: (low, high), each a number or one number per column, or a mapping from

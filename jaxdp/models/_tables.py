@@ -1,4 +1,4 @@
-"""Reads a CSV or NPZ file into checked arrays; every complaint names the cell.
+"""Reader of CSV and NPZ files into checked arrays; every error names the cell.
 
 No complaint says what is in it, unless ``show_values`` allows that.
 
@@ -50,7 +50,7 @@ def read(path: str | pathlib.Path, label: str | None) -> Table:
 
 
 def number(text: str) -> float | None:
-    """The number written in a cell, or None if it is not one."""
+    """Returns the number written in a cell, or None if it is not one."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether complaints about records may say what the records hold."""
+"""Visibility of record values in error messages."""
 
 import contextlib
 import contextvars
@@ -26,25 +26,28 @@ def show_values(shown: bool = True) -> Iterator[None]:
 
 
 def got(value: Any) -> str:
-    """How a message ends that complains about ``value``, which may be private."""
+    """Returns the end of an error message about ``value``, which may be private."""
     if _SHOWN.get():
         return f", got {value!r}"
     return ", got a value that is kept back (--show-values or show_values() shows it)"
 
 
 def only(names: Any) -> str:
-    """Names that are there instead: of a file without a header they are a record."""
+    """Returns the end of an error message: the names that exist instead.
+
+    It is empty if values are hidden: without a header line, names are a record.
+    """
     return f", only {', '.join(map(repr, names))}" if _SHOWN.get() else ""
 
 
 def place_of(record: Any, i: int) -> str:
-    """Where record i, from 0, is: its number, and file and line where these are known."""
+    """Returns the place of record i, from 0: its number, and file and line if known."""
     place = getattr(record, "place", None)
     return f"record {i + 1}" + (f" ({place})" if place else "")
 
 
 def decoding(error: Exception) -> str:
-    """What a reader said, without the byte that it could not read."""
+    """Returns a reader's error message without the byte that it could not read."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} is not UTF-8"
     return str(error)

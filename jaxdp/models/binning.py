@@ -1,4 +1,4 @@
-"""Tables as codes of a finite domain, and back, by bins that are given.
+"""Conversion of tables to codes of a finite domain, and back, by given bins.
 
 Bins are public: they are never learned from the records. A record that they do not
 describe (a number that is none, a value that no list has) is no error, for an error would
@@ -55,18 +55,18 @@ class Column:
 
     @property
     def integral(self) -> bool:
-        """Whether all edges are integers: bins are then written as integers."""
+        """True if all edges are integers; bins are then written as integers."""
         return all(isinstance(edge, int) for edge in self.edges)
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Each cell in words."""
+        """Label of each cell, in words."""
         ends = itertools.pairwise(self.edges)
         return self.values or tuple(f"{low:g} to {high:g}" for low, high in ends)
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
-        """What is written for a cell: the value, or a number amid the bin."""
+        """Text written for each cell: the value, or a number in the middle of the bin."""
         if self.values:
             return self.values
         ends = itertools.pairwise(self.edges)
@@ -75,7 +75,7 @@ class Column:
         return tuple(_amid(low, high) for low, high in ends)
 
     def cells(self, texts: Iterable[str]) -> np.ndarray:
-        """The cell of each text: int32, or -1 for none."""
+        """Returns the cell of each text: int32, or -1 for none."""
         if self.values:
             known = {text: i for i, text in enumerate(self.values)}
             others = OUTSIDE if self.other is None else known[self.other]
@@ -88,7 +88,7 @@ class Column:
 
 
 def _amid(low: float, high: float) -> str:
-    """The middle of a bin, in six digits where these still lie in it."""
+    """Returns the middle of a bin, rounded to six digits if that lies in the bin."""
     middle = low / 2 + high / 2
     short = f"{middle:.6g}"
     return short if low <= float(short) < high else repr(middle)
@@ -113,7 +113,7 @@ class Binning:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Cells of each column."""
+        """Number of cells of each column."""
         return tuple(column.num_cells for column in self.columns)
 
     @property
@@ -121,7 +121,7 @@ class Binning:
         return math.prod(self.sizes)
 
     def encode(self, rows: Sequence[Sequence[str]]) -> np.ndarray:
-        """Codes of records; each depends on its own record alone.
+        """Encodes records as codes; each depends on its own record alone.
 
         Args:
           rows: n records of texts, in the order of the columns.
@@ -139,7 +139,7 @@ class Binning:
         return np.where(inside, codes, OUTSIDE).astype(np.int32)
 
     def decode(self, codes: np.ndarray) -> list[list[str]]:
-        """Records as texts: a value of a category, or the middle of a bin.
+        """Decodes codes to texts: a value of a category, or the middle of a bin.
 
         Args:
           codes: integers (n,) in [0, domain_size).
@@ -221,7 +221,7 @@ def _column(name: str, spec: Any) -> Column:
 
 
 def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]:
-    """The named columns of a CSV file with a header line; others are left out.
+    """Reads the named columns of a CSV file with a header line; others are left out.
 
     Returns:
       One list of texts for each row that is not blank, in the order of ``names``.

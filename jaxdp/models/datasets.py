@@ -186,7 +186,7 @@ DIABETES_TARGET_BOUNDS = (0.0, 400.0)
 def split_rows(
     num_records: int, fraction: float, seed: int, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (kept, held out): a function of the number of records and the seed alone.
+    """Splits rows into (kept, held out), by the number of records and the seed alone.
 
     Args:
       num_records: n.
@@ -276,7 +276,7 @@ def _classification(
 
 
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Handwritten digits, 1797 images of 8 x 8 pixels: 1437 to train, 360 to test."""
+    """Loads handwritten digits, 1797 images of 8 x 8 pixels: 1437 to train, 360 to test."""
     return _classification(
         "digits",
         _sklearn("digits"),
@@ -288,7 +288,7 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 
 
 def digits_4x4(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """The same records at half the resolution: means of 2 x 2 pixels, 16 features."""
+    """Loads the digits at half the resolution: means of 2 x 2 pixels, 16 features."""
     bunch = _sklearn("digits")
     blocks = np.asarray(bunch.data).reshape(-1, 4, 2, 4, 2)
     bunch.data = blocks.mean(axis=(2, 4)).reshape(-1, 16)
@@ -304,7 +304,7 @@ def digits_4x4(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 
 
 def breast_cancer(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Wisconsin breast cancer, 569 records of 30 features, two classes."""
+    """Loads Wisconsin breast cancer, 569 records of 30 features, two classes."""
     return _classification(
         "breast_cancer",
         _sklearn("breast_cancer"),
@@ -316,7 +316,7 @@ def breast_cancer(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 
 
 def wine(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Wine recognition, 178 records of 13 features, three classes."""
+    """Loads wine recognition, 178 records of 13 features, three classes."""
     return _classification(
         "wine",
         _sklearn("wine"),
@@ -328,7 +328,7 @@ def wine(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 
 
 def diabetes(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Diabetes progression, 442 records of 10 features; target scaled to [0, 1].
+    """Loads diabetes progression, 442 records of 10 features; target scaled to [0, 1].
 
     scikit-learn's own default is centred and scaled by statistics of all records;
     this takes the raw columns (``scaled=False``) and public bounds instead.
@@ -358,7 +358,7 @@ def quadratic_data(
     dim: int = 20,
     seed: int = 0,
 ) -> Dataset:
-    """Records xi ~ N(1, I) of the paper's synthetic quadratics; as many to test.
+    """Draws records xi ~ N(1, I) of the paper's synthetic quadratics; as many to test.
 
     The loss of a record is ``problems.centered_quadratic(hessian, dim).value_fn``.
 

@@ -1,4 +1,4 @@
-"""Your own records: a CSV or NPZ file as a ``Dataset``."""
+"""Data sets from a user's CSV or NPZ file."""
 
 import math
 import pathlib
@@ -98,7 +98,7 @@ def _warn_if_beyond(
     bounds: Bounds | None,
     label_bounds: tuple[float, float] | None,
 ) -> None:
-    """Says of which columns most numbers are clipped, from the public records alone."""
+    """Warns of columns whose public records are mostly outside the bounds."""
     beyond = []
     if len(public) < _FEW:
         return
@@ -132,7 +132,7 @@ def _scaled_features(
 
 
 def _float32(table: _tables.Table, values: np.ndarray) -> np.ndarray:
-    """Casts, and refuses numbers that float32 cannot hold."""
+    """Casts to float32; raises for numbers that it cannot hold."""
     bad = np.argwhere(np.abs(values) > np.finfo(np.float32).max)
     if bad.size:
         columns = table.feature_names if values.ndim == 2 else (table.label_name,)
@@ -147,7 +147,7 @@ def _float32(table: _tables.Table, values: np.ndarray) -> np.ndarray:
 def _class_labels(
     table: _tables.Table, classes: int | Sequence[str] | None
 ) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Labels as classes 0 to K - 1, the classes' names if any, and K."""
+    """Returns labels as classes 0 to K - 1, the classes' names if any, and K."""
     if isinstance(classes, str | float):
         raise ValueError(
             f"classes must be a number >= 2 or a sequence of names, got {classes!r}"
@@ -164,7 +164,7 @@ def _class_labels(
 
 
 def _label_numbers(table: _tables.Table, *, required: bool) -> np.ndarray | None:
-    """Labels as float64; None if all are names and numbers are not required."""
+    """Returns labels as float64; None if all are names and numbers are not required."""
     numbers = [_tables.number(str(text)) for text in table.labels]
     if not required and all(table.labels) and not any(v is not None for v in numbers):
         return None
@@ -199,7 +199,7 @@ def _numbered_classes(
 
 
 def _check_inferred(table: _tables.Table, count: int) -> None:
-    """Refuses a column that looks like a number line or an identifier."""
+    """Raises if inferred classes are too many: numbers or identifiers, not classes."""
     if count > max(2, len(table.labels) // 2):
         raise ValueError(
             f"label {table.label_name!r} would have {count} classes with only "
@@ -228,7 +228,7 @@ def _named_classes(
 def _targets(
     table: _tables.Table, label_bounds: tuple[float, float] | None
 ) -> tuple[np.ndarray, tuple[float, float] | None]:
-    """Targets as float32, and the bounds they were scaled by."""
+    """Returns targets as float32, and the bounds that they were scaled by."""
     numbers = _label_numbers(table, required=True)
     assert numbers is not None
     if label_bounds is None:

@@ -72,13 +72,13 @@ class Game:
     matrix: np.ndarray | None = None
 
     def value_fn(self, x: Array, y: Array, batch: Batch) -> Array:
-        """Losses (B,) of records ``batch = (a, b)``, signs (B, dim_x) and (B, dim_y)."""
+        """Returns the losses (B,) of records (a, b): signs (B, dim_x) and (B, dim_y)."""
         a, b = batch
         signs = jnp.asarray(a, x.dtype) @ x + jnp.asarray(b, y.dtype) @ y
         return self.population_fn(x, y) + self.sign_scale * signs
 
     def make_data(self, num_examples: int, seed: int) -> Batch:
-        """Records (a, b): int8 arrays (n, dim_x) and (n, dim_y) of -1 and 1."""
+        """Draws records (a, b): int8 arrays (n, dim_x) and (n, dim_y) of -1 and 1."""
         rng = np.random.default_rng(seed)
         return tuple(signs(rng, num_examples, d) for d in (self.dim_x, self.dim_y))
 
@@ -89,7 +89,7 @@ def rock_paper_scissors(
     *,
     sign_scale: float = 0.5,
 ) -> Game:
-    r"""The weighted game, with d - 3 strategies more that no player should touch.
+    r"""Builds the weighted game with d - 3 more strategies that no player should use.
 
     The winner's prize depends on the pair: the equilibrium of both players is
     :math:`\propto(w_3,w_2,w_1)`, the value 0. Whoever plays one of the other strategies
@@ -141,7 +141,7 @@ def max_loss(
     *,
     sign_scale: float = 0.1,
 ) -> Game:
-    r"""The largest of the losses :math:`F_i(x)=\frac{w_i}2(x_i-a_i)^2`, as a game.
+    r"""Builds the largest of the losses :math:`F_i(x)=\frac{w_i}2(x_i-a_i)^2`, as a game.
 
     With :math:`s=\sum a_i>1` not all can be zero. They are equal at
     :math:`x^*_i=a_i-\sqrt{c/w_i}`, :math:`\sqrt c=(s-1)/\sum w_i^{-1/2}`, with
@@ -194,7 +194,7 @@ def max_loss(
 def quadratic_game(
     dim_x: int = 4, dim_y: int = 5, *, seed: int = 0, sign_scale: float = 0.5
 ) -> Game:
-    r"""A random game with curvature of its own for each coordinate.
+    r"""Builds a random game with curvature of its own for each coordinate.
 
     .. math:: F(x,y) = \tfrac12\textstyle\sum_ip_ix_i^2 + x^\top Ay
       - \tfrac12\sum_jq_jy_j^2 + \langle b,x\rangle + \langle c,y\rangle
@@ -246,7 +246,7 @@ def quadratic_game(
 def _bilinear(
     name: str, a: np.ndarray, x: np.ndarray, y: np.ndarray, sign_scale: float
 ) -> Game:
-    """x'Ay, of which (x, y) is an equilibrium."""
+    """Builds the game x'Ay, given its equilibrium (x, y)."""
     _validate.non_negative(sign_scale=sign_scale)
     matrix = a.astype(np.float32)
     largest = float(np.abs(a).max())
@@ -278,7 +278,7 @@ def _quadratic(*parts: Any) -> Any:
 
 
 def _least_quadratic(curvature: np.ndarray, slope: np.ndarray) -> float:
-    r"""The least :math:`\frac12\sum c_iv_i^2+b_iv_i` on the simplex, c >= 0: by sorting.
+    r"""Returns the least :math:`\frac12\sum c_iv_i^2+b_iv_i` on the simplex, c >= 0.
 
     A coordinate is :math:`v_i=\max(0,-b_i-\nu)/c_i` for the multiplier at which they sum to
     1; one without curvature takes what is left when the multiplier reaches its -b_i.
@@ -299,7 +299,7 @@ def _least_quadratic(curvature: np.ndarray, slope: np.ndarray) -> float:
 
 
 def signs(rng: np.random.Generator, num_examples: int, dim: int) -> np.ndarray:
-    """Independent uniform signs, int8 (num_examples, dim)."""
+    """Draws independent uniform signs, int8 (num_examples, dim)."""
     _validate.integer(num_examples=num_examples)
     size = num_examples * dim
     bits = np.unpackbits(np.frombuffer(rng.bytes(-(-size // 8)), np.uint8))[:size]

@@ -72,7 +72,7 @@ class Grouped:
 
 
 def above(dataset: Dataset, threshold: float) -> Dataset:
-    """A regression data set as one of two classes: whether the target is above a number.
+    """Turns a regression into two classes: targets at most, and above, a threshold.
 
     Args:
       dataset: a regression; of a scaled target the bounds are known.
@@ -111,7 +111,7 @@ def grouped(
     bounds: Any = None,
     group_probabilities: Sequence[float] | None = None,
 ) -> Grouped:
-    """A data set with groups.
+    """Assigns the records of a data set to groups.
 
     Args:
       dataset: a classification.
@@ -150,7 +150,7 @@ def _splits(dataset: Dataset) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray,
 def _column(
     dataset: Dataset, group: str, values: Sequence[float] | None, bounds: Any
 ) -> np.ndarray:
-    """The values of a feature, scaled as it is: float32 (groups,)."""
+    """Returns the groups' values of a feature on the feature's scale, float32 (groups,)."""
     if group not in dataset.feature_names:
         columns = ", ".join(repr(name) for name in (CLASS, *dataset.feature_names))
         raise ValueError(f"group must be one of {columns}; got {group!r}")
@@ -174,7 +174,7 @@ def _column(
 
 
 def _match(column: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Index of the value that each record has, int32 (n,); -1 for another one."""
+    """Returns the index of each record's value, int32 (n,); -1 for another value."""
     same = column[:, None] == values
     return np.where(same.any(axis=1), same.argmax(axis=1), -1).astype(np.int32)
 
@@ -196,7 +196,7 @@ def _shares(given: Sequence[float] | None, num: int) -> tuple[float, ...]:
 
 
 def group_errors(outputs: Rows, y: Rows, group: Rows, num_groups: int) -> Array:
-    """Share of wrong records in each group.
+    """Computes the share of wrong records in each group.
 
     Args:
       outputs: of a network, (B, k).
@@ -244,7 +244,7 @@ class WorstGroup(NamedTuple):
 def worst_group(
     network: Network, params: Any, probabilities: Sequence[float], radius: float
 ) -> WorstGroup:
-    r"""The worst group's problem for a linear network with cross-entropy.
+    r"""Builds the worst group's problem for a linear network with cross-entropy.
 
     Two outputs differ by at most the radius R. So a loss is within
     :math:`\log(1+(k-1)e^R)-\log k` of that of zero parameters, and its derivative by a

@@ -19,14 +19,14 @@ TASKS: tuple[NetworkTask, ...] = ("classification", "regression")
 
 
 def softmax_cross_entropy(logits: Array, y: Rows) -> Array:
-    """-log softmax(logits)[y]: (B, k), (B,) integers -> (B,) float32."""
+    """Computes -log softmax(logits)[y]: (B, k), (B,) integers -> (B,) float32."""
     return optax.softmax_cross_entropy_with_integer_labels(
         logits.astype(jnp.float32), y
     )
 
 
 def hinge(logits: Array, y: Rows) -> Array:
-    r"""Multi-class hinge loss, which has kinks: (B, k), (B,) integers -> (B,) float32.
+    r"""Computes the multi-class hinge loss: (B, k), (B,) integers -> (B,) float32.
 
     :math:`\max(0, 1 + \max_{j \ne y} o_j - o_y)`: 0 where the class wins by a margin of 1.
     (Crammer and Singer, `On the Algorithmic Implementation of Multiclass Kernel-based
@@ -41,17 +41,17 @@ def hinge(logits: Array, y: Rows) -> Array:
 
 
 def squared_error(predictions: Array, y: Rows) -> Array:
-    """(prediction - y)^2: (B,), (B,) -> (B,) float32; not clipped, not halved."""
+    """Computes (prediction - y)^2: (B,), (B,) -> (B,) float32; not clipped, not halved."""
     return (predictions.astype(jnp.float32) - y.astype(jnp.float32)) ** 2
 
 
 def accuracy(logits: Array, y: Rows) -> Array:
-    """Share of records whose largest logit is their class; () float32."""
+    """Computes the share of records whose largest logit is their class; () float32."""
     return jnp.mean(jnp.argmax(logits, -1) == y, dtype=jnp.float32)
 
 
 def mean_squared_error(predictions: Array, y: Rows) -> Array:
-    """Mean of ``squared_error``; () float32."""
+    """Computes the mean of ``squared_error``; () float32."""
     return jnp.mean(squared_error(predictions, y))
 
 
@@ -69,7 +69,7 @@ _OF_TASK: Mapping[NetworkTask, tuple[Loss, ...]] = MappingProxyType(
 
 
 def loss_of(task: NetworkTask, loss: Loss | None) -> Loss:
-    """The loss that is meant: where it is None, the task's own.
+    """Returns the given loss, or the task's default for None.
 
     Raises:
       ValueError: an unknown task, or a loss that is not of it.
@@ -83,7 +83,7 @@ def loss_of(task: NetworkTask, loss: Loss | None) -> Loss:
 
 
 def check_batch(x: Rows, y: Rows) -> None:
-    """Refuses what is not one target for each record."""
+    """Raises unless the batch has one target for each record."""
     # (B, 1) targets would broadcast to a (B, B) table: losses of pairs of records.
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(

@@ -104,7 +104,7 @@ class _Blocks(nn.Module):
 
 
 def mlp_outputs(params: Params, x: Rows, at: At) -> Array:
-    """``MLP`` with every leaf taken through ``at``; (B, d) -> (B, num_outputs)."""
+    """Evaluates ``MLP`` with all leaves taken through ``at``: (B, num_outputs)."""
     h, depth = jnp.asarray(x), len(params)
     for i in range(depth):
         h = _dense(params, f"Dense_{i}", h, at)
@@ -113,7 +113,7 @@ def mlp_outputs(params: Params, x: Rows, at: At) -> Array:
 
 
 def residual_stack_outputs(params: Params, x: Rows, at: At) -> Array:
-    """``ResidualStack`` with every leaf, and slice of a leaf, taken through ``at``."""
+    """Evaluates ``ResidualStack`` with all leaves, or slices, taken through ``at``."""
 
     def block(h: Array, scanned: tuple[Array, Params]) -> tuple[Array, None]:
         layer, slices = scanned
@@ -128,7 +128,7 @@ def residual_stack_outputs(params: Params, x: Rows, at: At) -> Array:
 
 
 def is_stacked(path: str) -> bool:
-    """Whether a leaf of ``ResidualStack`` is stacked: the ``stacked=`` predicate."""
+    """Returns True if a leaf of ``ResidualStack`` is stacked, for ``stacked=``."""
     return path.startswith("blocks/")
 
 

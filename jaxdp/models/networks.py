@@ -48,17 +48,17 @@ Batch = tuple[Rows, Rows]
 
 
 def mlp_loss(params: Params, batch: Batch, at: At) -> Array:
-    """Lazy cross-entropy of an ``MLP`` (or linear model): (B,) float32."""
+    """Computes the lazy cross-entropy of an ``MLP`` (or linear model): (B,) float32."""
     return _lazy(mlp_outputs, "cross_entropy")(params, batch, at)
 
 
 def mlp_squared_error(params: Params, batch: Batch, at: At) -> Array:
-    """Lazy squared error of an ``MLP`` with one output: (B,) float32."""
+    """Computes the lazy squared error of an ``MLP`` with one output: (B,) float32."""
     return _lazy(mlp_outputs, "squared_error")(params, batch, at)
 
 
 def residual_stack_loss(params: Params, batch: Batch, at: At) -> Array:
-    """Lazy cross-entropy of a ``ResidualStack``: (B,) float32."""
+    """Computes the lazy cross-entropy of a ``ResidualStack``: (B,) float32."""
     return _lazy(residual_stack_outputs, "cross_entropy")(params, batch, at)
 
 
@@ -104,7 +104,7 @@ def linear(
     loss: Loss | None = None,
     output_scale: float = 0.0,
 ) -> Network:
-    """Softmax regression, or linear regression for one output.
+    """Builds a linear model for classification or for regression.
 
     Args:
       num_features: d.
@@ -137,7 +137,7 @@ def mlp(
     loss: Loss | None = None,
     output_scale: float = 0.0,
 ) -> Network:
-    """A multilayer perceptron with ReLU.
+    """Builds a multilayer perceptron with ReLU.
 
     Args:
       num_features: d.
@@ -168,7 +168,7 @@ def residual_stack(
     loss: Loss | None = None,
     output_scale: float = 0.0,
 ) -> Network:
-    """A residual network whose blocks are stacked leaves under ``lax.scan``.
+    """Builds a residual network whose blocks are stacked leaves under ``lax.scan``.
 
     Args:
       num_features: d.
@@ -196,7 +196,7 @@ NETWORKS: Mapping[str, Callable[..., Network]] = MappingProxyType(
 
 
 def network_for(dataset: Dataset, name: str = "linear", **options: Any) -> Network:
-    """The named network, with the sizes and the task of a data set.
+    """Builds the named network, with the sizes and the task of a data set.
 
     Args:
       dataset: for classification or regression.

@@ -1,4 +1,4 @@
-r"""Nonsmooth problems with known constants: what O2NC is run on and judged with.
+r"""Nonsmooth problems with known constants, on which O2NC is run and judged.
 
 Parameters are one array of shape (d,); a batch is a tuple of arrays with the same leading
 axis B, as in :mod:`jaxdp.models.problems`. Each problem draws its own data, so that its
@@ -21,7 +21,7 @@ Batch = tuple[jax.Array | np.ndarray, ...]
 
 
 class NonsmoothProblem(NamedTuple):
-    """A Lipschitz per-record loss with its constants; d parameters, B records.
+    """Lipschitz per-record loss with its constants; d parameters, B records.
 
     ``gradient_fn`` is right wherever the loss has a gradient and gives a subgradient of
     one branch elsewhere. ``smoothed_gradient_fn`` is that of the loss averaged over the
@@ -42,7 +42,7 @@ class NonsmoothProblem(NamedTuple):
 def mean_gradient_fn(
     problem: NonsmoothProblem, batch: Batch
 ) -> Callable[[Array], Array]:
-    """The gradient of the mean loss over one fixed batch: what a Goldstein norm reads.
+    """Returns the gradient function of a fixed batch's mean loss, for Goldstein norms.
 
     Args:
       problem: of which ``value_fn`` is differentiated.
@@ -56,7 +56,7 @@ def mean_gradient_fn(
 
 
 def smoothed_sign(offset: Array, radius: float | Array, dim: int) -> Array:
-    r"""E sign(offset + radius w_1), w uniform in the unit ball of R^dim.
+    r"""Computes E sign(offset + radius w_1), w uniform in the unit ball of R^dim.
 
     :math:`\mathrm{sgn}(t) I_{\min(1,t^2/r^2)}(\frac12,\frac{d+1}2)`, I the regularised
     incomplete beta function. On the sphere the second parameter would be (d - 1)/2.
@@ -212,7 +212,7 @@ def robust_regression(dim: int = 8, cap: float = 1.0) -> NonsmoothProblem:
 def relu_network(
     num_features: int = 2, num_hidden: int = 16, seed: int = 0
 ) -> NonsmoothProblem:
-    r"""The hinge loss of a two-layer ReLU network, nonconvex: batch = (a, y).
+    r"""Builds the hinge loss of a two-layer ReLU network, nonconvex: batch = (a, y).
 
     .. math:: f(W; a, y) = \max\Big(0, 1 - y \sum_{j\le m} \frac{\pm1}{\sqrt m}
       \max(0, \langle w_j, (a, 1)\rangle)\Big)
@@ -277,13 +277,13 @@ def relu_network(
 
 
 def _sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
-    """Uniform on the unit sphere of R^dim, shape (num, dim), float64."""
+    """Draws uniform points of the unit sphere of R^dim, shape (num, dim), float64."""
     normals = rng.standard_normal((num, dim))
     return normals / np.linalg.norm(normals, axis=1, keepdims=True)
 
 
 def _linear_parts(dim: int, norm: float) -> Callable[[int, int], Batch]:
-    """Draws z uniformly on a sphere: mean zero, every record of the same norm."""
+    """Returns a function that draws z uniformly on a sphere of radius ``norm``."""
 
     def make_data(num_examples: int, seed: int) -> Batch:
         _validate.integer(num_examples=num_examples)

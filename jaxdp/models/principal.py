@@ -26,7 +26,7 @@ _TINY = 1e-5
 
 
 class SmoothConstants(NamedTuple):
-    """What bounds the derivatives of every record's loss.
+    """Bounds on the derivatives of every record's loss.
 
     Attributes:
       lipschitz: G, of the gradient's norm.
@@ -75,11 +75,11 @@ class PrincipalDirections:
 
     @property
     def start(self) -> Array:
-        """The saddle: zeros of shape (d, r), float32. It depends on no record."""
+        """Saddle at zero: zeros of shape (d, r), float32. It depends on no record."""
         return jnp.zeros((self.num_features, self.rank), jnp.float32)
 
     def value_fn(self, params: Array, batch: Batch) -> Array:
-        """Losses of records.
+        """Returns the losses of records.
 
         Args:
           params: U, (d, r), floating.
@@ -94,7 +94,7 @@ class PrincipalDirections:
 
     @property
     def constants(self) -> SmoothConstants:
-        r"""G, M and rho of every record in the unit ball, for :math:`\|U\|_F\le R`.
+        r"""Bounds G, M and rho of every record in the unit ball, for :math:`\|U\|_F\le R`.
 
         The derivatives along V and W are
 
@@ -126,7 +126,7 @@ class PrincipalDirections:
 
 
 def unit_rows(x: Rows) -> np.ndarray:
-    """Records as unit vectors: a function of each record alone.
+    """Scales records to unit length, each by itself.
 
     Args:
       x: (n, d).
@@ -141,7 +141,7 @@ def unit_rows(x: Rows) -> np.ndarray:
 
 
 def moment_deviation(x: Rows) -> float:
-    r"""How far the second moments of one record are from those of all, along any direction.
+    r"""Returns the largest standard deviation of second moments along any direction.
 
     For unit vectors :math:`E\|(zz^\top-S)v\|^2=v^\top(S-S^2)v`. So every record's Hessian
     has this standard deviation along v at most, a difference of gradients it times the
@@ -159,7 +159,7 @@ def moment_deviation(x: Rows) -> float:
 
 
 def captured_variance(params: Array, x: Rows) -> Array:
-    r"""How much of records' second moments lies in the span of a factor's columns.
+    r"""Computes the share of second moments that a factor's columns capture.
 
     Args:
       params: U, (d, r); only its span counts.

@@ -42,7 +42,7 @@ class Problem(NamedTuple):
 
 
 def hessian_diagonal(hessian: Hessian, dim: int) -> np.ndarray:
-    """Eigenvalues j^-p, j = 1..d, p = 0, 1/2, 1; shape (dim,), float64.
+    """Returns the eigenvalues j^-p, j = 1..d, p = 0, 1/2, 1; shape (dim,), float64.
 
     Args:
       hessian: ``"identity"``, ``"inverse_sqrt"`` or ``"inverse"``.
@@ -57,7 +57,7 @@ def hessian_diagonal(hessian: Hessian, dim: int) -> np.ndarray:
 
 
 def effective_rank(diagonal: np.ndarray) -> float:
-    """Trace over largest eigenvalue of a diagonal H >= 0, shape (d,): r in [1, d]."""
+    """Returns the trace over the largest eigenvalue of a diagonal H >= 0: r in [1, d]."""
     return float(np.sum(diagonal) / np.max(diagonal))
 
 
@@ -66,7 +66,7 @@ def _num_records(batch: Batch) -> int:
 
 
 def _rows(batch: Batch, row: Array) -> Array:
-    """The same row for each record: shape (B, ...)."""
+    """Repeats a row for each record: shape (B, ...)."""
     return jnp.broadcast_to(row, (_num_records(batch), *row.shape))
 
 
@@ -243,7 +243,7 @@ def pseudo_huber(dim: int = 100) -> Problem:
 
 
 def _exact_slope(gradient_fn: Callable[[Array, Batch], Array]):
-    """Losses of degree two have u^T grad f as their central difference, any radius."""
+    """Returns the central difference u^T grad f of losses of degree two, for any radius."""
 
     def slope_fn(x: Array, batch: Batch, u: Array, radius: float) -> Array:
         del radius

@@ -68,7 +68,7 @@ class BinaryDomain:
     population: np.ndarray
 
     def make_data(self, num_examples: int, seed: int) -> np.ndarray:
-        """Codes of independent records, int32 (num_examples,)."""
+        """Draws the codes of independent records, int32 (num_examples,)."""
         _validate.integer(num_examples=num_examples)
         rng = np.random.default_rng(seed)
         return rng.choice(
@@ -76,12 +76,12 @@ class BinaryDomain:
         ).astype(np.int32)
 
     def frequencies(self, codes: Any) -> np.ndarray:
-        """The share of the records in each cell, float64 (2**k,)."""
+        """Computes the share of the records in each cell, float64 (2**k,)."""
         counts = np.bincount(np.asarray(codes), minlength=len(self.population))
         return counts / counts.sum()
 
     def max_error(self, weights: Any, reference: Any = None) -> float:
-        """The largest absolute error of a query on ``weights`` (2**k,).
+        """Computes the largest absolute error of a query on ``weights`` (2**k,).
 
         Args:
           weights: of the cells, of sum 1.
@@ -140,7 +140,7 @@ def binary_domain(
     concentration: float = 0.05,
     seed: int = 0,
 ) -> BinaryDomain:
-    """All marginals of one order of binary attributes, and a random population.
+    """Builds all marginals of one order of binary attributes, and a random population.
 
     Args:
       num_attributes: k, at most 16.

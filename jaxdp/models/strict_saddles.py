@@ -1,6 +1,6 @@
-r"""Nonconvex problems with strict saddles: where they are, and how steep, is known.
+r"""Nonconvex problems whose strict saddles and their curvature are known.
 
-What finding second-order stationary points is run on and judged with. A batch is a tuple
+The search for second-order stationary points is run and judged on them. A batch is a tuple
 of arrays with the same leading axis B. The expected loss F has a closed form, no local
 minimum that is not global, and a negative eigenvalue at every other critical point.
 
@@ -92,7 +92,7 @@ def cosine_grid(
     half_width: float = 0.5,
     num_at_maximum: int = 2,
 ) -> StrictSaddleProblem:
-    r"""Cosines with a random phase, batch = (z,), z of shape (B, d).
+    r"""Builds cosines with a random phase, batch = (z,), z of shape (B, d).
 
     .. math:: f(x; z) = \sum_ja_j\cos(x_j+z_j), \quad z_j\sim U[-h, h], \qquad
       F(x) = \frac{\sin h}h\sum_ja_j\cos x_j
@@ -130,7 +130,7 @@ def cosine_grid(
         return (z.astype(np.float32),)
 
     def point(num: int) -> CriticalPoint:
-        """The first ``num`` coordinates at 0."""
+        """Returns the critical point with the first ``num`` coordinates at 0."""
         x = np.where(np.arange(dim) < num, 0.0, math.pi)
         least = -a[:num].max() if num else a.min()
         gap = 2 * shrink * a[:num].sum()
@@ -164,7 +164,7 @@ def quartic_saddle(
     linear_noise: float = 0.1,
     radius: float = 1.5,
 ) -> StrictSaddleProblem:
-    r"""A saddle at 0, batch = (v, s, w), shapes (B, d), (B,) and (B, d).
+    r"""Builds a problem with a saddle at 0, batch = (v, s, w): (B, d), (B,), (B, d).
 
     .. math:: f(x; v, s, w) = \tfrac12x^\top(A+s\,\nu vv^\top)x + \tfrac c4\|x\|^4
       + \langle w,x\rangle, \quad A=\mathrm{diag}(1,\dots,1,-\lambda), \qquad
@@ -240,7 +240,7 @@ def low_rank_factorization(
     noise: float = 0.3,
     radius: float = 1.3,
 ) -> StrictSaddleProblem:
-    r"""A matrix of low rank seen through rank-one noise, batch = (v, s).
+    r"""Builds a low-rank matrix seen through rank-one noise, batch = (v, s).
 
     .. math:: f(U; v, s) = \tfrac14\|UU^\top-Y\|_F^2 - \tfrac14\|Y\|_F^2, \quad
       Y = M^\star + R\,s\,vv^\top, \quad U\in\mathbb R^{d\times r}
@@ -296,7 +296,7 @@ def low_rank_factorization(
         return _signed_directions(np.random.default_rng(seed), num_examples, dim)
 
     def point(first: int) -> CriticalPoint:
-        """The eigenvectors from ``first`` on, counted from 0."""
+        """Returns the critical point of the eigenvectors from ``first`` on, from 0."""
         x = np.zeros((dim, rank))
         taken = np.arange(first, first + rank)
         x[taken, np.arange(rank)] = np.sqrt(values[taken])
@@ -329,7 +329,7 @@ def low_rank_factorization(
 
 
 def phase_retrieval(dim: int = 10, *, radius: float = 1.0) -> StrictSaddleProblem:
-    r"""A unit vector from squared products, batch = (a,), a of shape (B, d).
+    r"""Builds phase retrieval of a unit vector, batch = (a,), a of shape (B, d).
 
     .. math:: f(x; a) = \tfrac14\big((a^\top x)^2-(a^\top x^\star)^2\big)^2, \qquad
       F(x) = \frac d{d+2}\cdot\tfrac14\big[3\|x\|^4+3-2\|x\|^2-4\langle x,x^\star\rangle^2
@@ -390,7 +390,7 @@ def _radius_holds_minimum(radius: float, norm: float) -> None:
 
 
 def _sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
-    """Uniform on the unit sphere of R^dim, shape (num, dim), float64."""
+    """Draws uniform points of the unit sphere of R^dim, shape (num, dim), float64."""
     _validate.integer(num_examples=num)
     normals = rng.standard_normal((num, dim))
     return normals / np.linalg.norm(normals, axis=1, keepdims=True)
@@ -399,6 +399,6 @@ def _sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
 def _signed_directions(
     rng: np.random.Generator, num: int, dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Unit vectors (num, dim), float32, and fair signs (num,), int8."""
+    """Draws unit vectors (num, dim), float32, and fair signs (num,), int8."""
     directions = _sphere(rng, num, dim).astype(np.float32)
     return directions, rng.choice(np.array([-1, 1], np.int8), num)

@@ -19,7 +19,7 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 class Recipe(NamedTuple):
-    """How marginals are made: static.
+    """Static recipe of marginals: the order of their partial sums.
 
     After some columns there is a table for each number of columns that were kept. Its rows
     are their cells, for all ways to keep so many that a marginal needs, and its width is
@@ -32,7 +32,7 @@ class Recipe(NamedTuple):
 
 
 def recipe(sizes: tuple[int, ...], marginals: Sequence[Columns]) -> Recipe:
-    """The recipe of marginals, each a tuple of increasing columns."""
+    """Makes the recipe of marginals, each a tuple of increasing columns."""
     rows: dict[Columns, np.ndarray] = {(): np.arange(1)}
     stages = []
     for axis, size in enumerate(sizes):
@@ -63,13 +63,13 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _numbered(names: list[Columns], counts: list[int]) -> dict[Columns, np.ndarray]:
-    """Consecutive numbers for each name, so many."""
+    """Assigns consecutive numbers to each name, as many as its count."""
     parts = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
     return dict(zip(names, parts, strict=True))
 
 
 def cells(recipe: Recipe, weights: jax.Array) -> jax.Array:
-    """Every cell of every marginal.
+    """Computes every cell of every marginal.
 
     Args:
       recipe: of the marginals.
@@ -97,5 +97,5 @@ def cells(recipe: Recipe, weights: jax.Array) -> jax.Array:
 
 
 def _taken(table: jax.Array, rows: np.ndarray) -> jax.Array:
-    """Some rows; without a copy where it is all of them."""
+    """Returns some rows of a table; without a copy if they are all of it."""
     return table if np.array_equal(rows, np.arange(len(table))) else table[rows]

@@ -1,4 +1,4 @@
-"""Gradients, and how they changed, over batches whose size depends on what was released.
+"""Gradient and gradient-difference queries on adaptively sized batches.
 
 What is released is the mean over a stretch of records of clipped per-record vectors, plus
 noise. The stretch is chosen by a cursor that every release moves on, so a record is in one
@@ -25,7 +25,7 @@ from jaxdp.kernels.fixed_point import Fixed
 
 
 class Records(NamedTuple):
-    """A stretch of the data. Secret, like them."""
+    """Stretch of consecutive records. Secret, as the data are."""
 
     data: Any  # pytree of arrays with n rows
     mask: jax.Array | None  # shape=(n,), dtype=bool; rows that exist
@@ -39,7 +39,7 @@ Loss = Callable[[jax.Array, Any], jax.Array]
 
 
 def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
-    """``value_fn`` on a flat vector and a single record.
+    """Returns ``value_fn`` as a loss of a flat vector and a single record.
 
     Raises:
       ValueError: when traced, where it does not give one loss per record.
@@ -92,7 +92,7 @@ def release_difference(
     records: Records,
     noise: Fixed,
 ) -> jax.Array:
-    """Releases how the mean gradient changed from ``reference`` to ``point``, plus noise.
+    """Releases the mean gradient's change from ``reference`` to ``point``, plus noise.
 
     Args:
       grid: its clip, times the number of records, bounds the change of one record's
@@ -125,7 +125,7 @@ def bounded_sum(
     records: Records,
     bound: float | jax.Array,
 ) -> stretch.Wide:
-    """The exact sum of clipped vectors, in units of ``bound * 2**-bits``: un-noised."""
+    """Sums clipped vectors exactly, in units of ``bound * 2**-bits``: un-noised."""
     assert grid.bits is not None
     data, mask, first, count, size = records
     return stretch.grid_sum(
@@ -134,7 +134,7 @@ def bounded_sum(
 
 
 def noised_mean(grid: Grid, total: stretch.Wide, noise: Fixed) -> jax.Array:
-    """Adds noise to what :func:`bounded_sum` gave and divides by a constant: released.
+    """Adds noise to the sum of :func:`bounded_sum` and divides by a constant: released.
 
     Integers are added; what floats make of the sum is post-processing.
     """

@@ -1,4 +1,4 @@
-r"""Curvature: Hessians of records, times a vector or whole, bounded and noised.
+r"""Curvature queries: records' Hessians, times a vector or whole, bounded and noised.
 
 Three queries, of which a method uses one:
 
@@ -36,13 +36,16 @@ _SLACK = 1 + 1e-4
 
 
 def halvings(grid: ProductGrid, length: jax.Array) -> jax.Array:
-    """How often the radius can be halved and still be at least ``length``: int32."""
+    """Counts the halvings of the radius that leave it at least ``length``: int32.
+
+    The count is at most :data:`MAX_HALVINGS`.
+    """
     shorter = grid.radius * 0.5 ** np.arange(1, MAX_HALVINGS + 1)
     return (length <= jnp.asarray(shorter, jnp.float32)).sum(dtype=jnp.int32)
 
 
 def reach(grid: ProductGrid, times: jax.Array) -> jax.Array:
-    """The radius, halved so often: what a vector's length counts as."""
+    """Returns the radius after ``times`` halvings: the length that a vector counts as."""
     return jnp.float32(grid.radius) * jnp.exp2(-times.astype(jnp.float32))
 
 
@@ -93,7 +96,7 @@ def release_product(
 
 
 def hessians(loss: Loss, point: jax.Array, some: Any) -> jax.Array:
-    """Hessians of records at one point, float32 (B, d, d)."""
+    """Computes the Hessians of records at one point, float32 (B, d, d)."""
     return jax.vmap(jax.hessian(loss), in_axes=(None, 0))(point, some)
 
 
@@ -105,7 +108,7 @@ def add_hessians(
     reference: jax.Array | None,
     records: Records,
 ) -> stretch.Wide:
-    """Adds clipped Hessians of a stretch, or how they changed, to a running sum: secret.
+    """Adds clipped Hessians of a stretch, or their changes, to a running sum: secret.
 
     Args:
       grid: how they are clipped and counted.
@@ -160,7 +163,7 @@ def _added(
 
 
 def frobenius_bits(dim: int) -> int:
-    """By how many doublings a Frobenius norm may exceed the operator norm."""
+    """Bounds log2 of the ratio of Frobenius norm to operator norm by an integer."""
     return math.ceil(math.log2(max(dim, 1)) / 2)
 
 
@@ -180,12 +183,12 @@ def operator_clipped(matrices: jax.Array, bound: float | jax.Array) -> jax.Array
 
 
 def operator_slack(dim: int) -> float:
-    """By which factor :func:`operator_bound` is above the norm, at most."""
+    """Bounds the factor by which :func:`operator_bound` exceeds the operator norm."""
     return dim ** (1 / 2 ** (_SQUARINGS + 1)) * _SLACK**2
 
 
 def operator_bound(matrices: jax.Array) -> jax.Array:
-    """Upper bounds (B,) on the operator norms of symmetric matrices (B, d, d)."""
+    """Computes upper bounds (B,) on operator norms of symmetric matrices (B, d, d)."""
     peak = jnp.max(jnp.abs(matrices), axis=(1, 2), initial=0)
     power = matrices / jnp.where(peak > 0, peak, 1)[:, None, None]
     log_norm = jnp.log(peak)  # -inf, for a matrix of zeros
@@ -200,7 +203,7 @@ def operator_bound(matrices: jax.Array) -> jax.Array:
 
 
 def frozen(grid: TrackedGrid, total: stretch.Wide, dim: int) -> jax.Array:
-    """The mean Hessian that a running sum stands for, float32 (d, d): secret."""
+    """Returns the mean Hessian of a running sum, float32 (d, d): secret."""
     return (stretch.to_float(total) * jnp.float32(grid.unit)).reshape(dim, dim)
 
 

@@ -1,4 +1,4 @@
-"""A check of the one assumption that no clip can enforce: isolation."""
+"""Check of record isolation, the one assumption that no clip can enforce."""
 
 import math
 import warnings
@@ -117,7 +117,7 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
 
 
 def _made_up(data: Any, index: int) -> np.ndarray:
-    """Records in a range that nearly every loss takes, for one leaf of the data."""
+    """Makes up records for one leaf of the data, in a range that most losses take."""
     shape = (_ROWS, *data.shape[1:])
     bits = _hashed(np.arange(math.prod(shape), dtype=np.uint32), index)
     if not jnp.issubdtype(data.dtype, jnp.inexact):
@@ -152,7 +152,7 @@ def _first(x: np.ndarray, row: int) -> np.ndarray:
 
 
 def _moved(params: Any) -> Any:
-    """Parameters moved at random: by up to a half, or by up to 0.1 where they are zero.
+    """Moves parameters at random: by up to half of their size, or up to 0.1 from zero.
 
     They keep their signs, so that a loss of positive parameters stays defined.
     """
@@ -173,7 +173,7 @@ def _moved_leaf(leaf: Any, index: int) -> Any:
 
 
 def _hashed(places: Any, seed: int) -> Any:
-    """32 bits for each place: made-up numbers need no key, and no table in memory."""
+    """Hashes each place to 32 bits: made-up numbers need no key, and no table in memory."""
     bits = places + np.uint32(0x9E3779B9 * (seed + 1) & 0xFFFFFFFF)
     for factor in (0x85EBCA6B, 0xC2B2AE35):  # Of MurmurHash3's last steps.
         bits = (bits ^ (bits >> 16)) * np.uint32(factor)
@@ -181,7 +181,7 @@ def _hashed(places: Any, seed: int) -> Any:
 
 
 def _compare(before: np.ndarray, after: np.ndarray, row: int) -> None:
-    """Requires that no loss but that of ``row`` changed in a bit."""
+    """Raises if a loss other than that of ``row`` changed in a bit."""
     moved = np.flatnonzero((np.arange(len(before)) != row) & _differ(before, after))
     if moved.size:
         raise ValueError(
@@ -191,12 +191,15 @@ def _compare(before: np.ndarray, after: np.ndarray, row: int) -> None:
 
 
 def _last_line(error: Exception) -> str:
-    """What a message says: of a callback that raised, the end of its traceback."""
+    """Returns the last line of an error's message, at most 200 characters.
+
+    It is the end of the traceback if a callback raised.
+    """
     lines = str(error).strip().splitlines()
     return (lines[-1] if lines else "").rstrip(".")[:200]
 
 
 def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whether two losses differ in a bit, of any dtype; shape=(B,)."""
+    """Returns True for each record whose two losses differ in a bit; shape=(B,)."""
     as_bytes = [np.ascontiguousarray(x).view(np.uint8) for x in (a, b)]
     return (as_bytes[0] != as_bytes[1]).reshape(a.shape[0], -1).any(axis=1)

@@ -36,7 +36,7 @@ _LIMIT = 2**31
 def histogram(
     codes: jax.Array, mask: jax.Array | None = None, *, domain_size: int
 ) -> jax.Array:
-    """How many records lie in each cell: exact.
+    """Counts the records in each cell exactly.
 
     Args:
       codes: integers (n,); one outside [0, domain_size) counts nowhere.
@@ -66,16 +66,16 @@ class Queries(abc.ABC):
     @property
     @abc.abstractmethod
     def num_queries(self) -> int:
-        """m, without the negations."""
+        """Number m of queries, without the negations."""
 
     @property
     @abc.abstractmethod
     def domain_size(self) -> int:
-        """How many weights a histogram has."""
+        """Number of weights of a histogram."""
 
     @property
     def num_cells(self) -> int:
-        """How many codes records may have."""
+        """Number of codes that records may have."""
         return self.domain_size
 
     @property
@@ -86,11 +86,11 @@ class Queries(abc.ABC):
     @property
     @abc.abstractmethod
     def bits(self) -> int:
-        """A unit of :meth:`totals` is 2**-bits of a centred query."""
+        """Bits of the grid: a unit of :meth:`totals` is 2**-bits of a centred query."""
 
     @abc.abstractmethod
     def evaluate(self, weights: jax.Array) -> jax.Array:
-        """Means of the centred queries under a histogram.
+        """Computes the means of the centred queries under a histogram.
 
         Args:
           weights: float32 (domain_size,), of sum 1.
@@ -101,7 +101,7 @@ class Queries(abc.ABC):
 
     @abc.abstractmethod
     def values(self, index: int | jax.Array) -> jax.Array:
-        """One centred query over the whole domain.
+        """Returns one centred query over the whole domain.
 
         Args:
           index: in [0, m); may be traced.
@@ -112,10 +112,10 @@ class Queries(abc.ABC):
 
     @abc.abstractmethod
     def _grid_sums(self, counts: jax.Array) -> jax.Array:
-        """Totals of integer counts (num_cells,): int32 (m,)."""
+        """Computes the totals of integer counts (num_cells,): int32 (m,)."""
 
     def combined(self, coefficients: jax.Array) -> jax.Array:
-        """Sum of the centred queries, each times its coefficient.
+        """Sums the centred queries, each times its coefficient.
 
         Args:
           coefficients: float32 (m,).
@@ -128,11 +128,11 @@ class Queries(abc.ABC):
         return sums
 
     def _of_cells(self, coefficients: jax.Array) -> jax.Array:
-        """:meth:`combined` over the records' cells: float32 (num_cells,)."""
+        """Computes :meth:`combined` over the records' cells: float32 (num_cells,)."""
         return self.combined(coefficients)
 
     def __call__(self, x: jax.Array, y: jax.Array, batch: jax.Array) -> jax.Array:
-        r"""The game whose saddle point is the closest histogram, record by record.
+        r"""Returns the losses of the game whose saddle point is the closest histogram.
 
         :math:`f(x, y; z) = \sum_j y_j (q_j(z) - \langle q_j, x \rangle)` over the queries
         and their negations.
@@ -155,11 +155,11 @@ class Queries(abc.ABC):
 
     @property
     def half_range(self) -> float:
-        """What one unit of a centred query is, in units of the queries."""
+        """Half of the query range: one unit of a centred query, in units of the queries."""
         return self.query_range / 2
 
     def totals(self, codes: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Sums of the centred queries over the records: exact, not noised, not private.
+        """Sums the centred queries over the records: exact, not noised, not private.
 
         Args:
           codes: integers (n,), with n * 2**bits below 2**31. A record with a code outside
@@ -185,7 +185,7 @@ class Queries(abc.ABC):
         return self._grid_sums(histogram(codes, mask, domain_size=self.num_cells))
 
     def max_error(self, weights_a: jax.Array, weights_b: jax.Array) -> jax.Array:
-        """The largest difference of an answer between two histograms of sum 1.
+        """Computes the largest difference of an answer between two histograms of sum 1.
 
         Returns:
           float32 (), in units of the queries. Of a histogram of private records, it is not
@@ -287,7 +287,7 @@ class QueryMatrix(Queries):
 
 
 def _at_vertices(values: np.ndarray, vertices: np.ndarray) -> np.ndarray:
-    """What queries (m, num_cells) say of distributions: float32 (m, len(vertices))."""
+    """Computes means of queries (m, num_cells) under distributions: (m, len(vertices))."""
     rows = np.asarray(vertices, np.float64)
     if rows.ndim != 2 or len(rows) == 0 or rows.shape[1] != values.shape[1]:
         raise ValueError(
@@ -350,7 +350,7 @@ class Marginals(Queries):
 
     @functools.cached_property
     def columns(self) -> tuple[tuple[int, ...], ...]:
-        """The columns of each marginal."""
+        """Columns of each marginal."""
         if self.attributes is not None:
             return self.attributes
         assert self.degree is not None
@@ -358,7 +358,7 @@ class Marginals(Queries):
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """Where each marginal begins, and m at the end; int32."""
+        """Index at which each marginal begins, and m at the end; int32."""
         cells = [math.prod(self.sizes[c] for c in one) for one in self.columns]
         return np.cumsum([0, *cells]).astype(np.int32)
 
@@ -395,7 +395,7 @@ class Marginals(Queries):
         return cells - (jnp.sum(counts, dtype=jnp.int32) - cells)
 
     def _cells(self, weights: jax.Array) -> jax.Array:
-        """Every cell of every marginal of weights (domain_size,): (m,), same dtype."""
+        """Computes all cells of the marginals of weights (domain_size,): (m,)."""
         return _marginals.cells(self._recipe, weights)
 
     @functools.cached_property
@@ -404,7 +404,7 @@ class Marginals(Queries):
 
     @functools.cached_property
     def _strides(self) -> np.ndarray:
-        """By how much a cell of a marginal moves with a column: int32 (marginals, k)."""
+        """Stride of each column in the cells of a marginal: int32 (marginals, k)."""
         strides = np.zeros((len(self.columns), len(self.sizes)), np.int32)
         for row, columns in zip(strides, self.columns, strict=True):
             step = 1

@@ -90,7 +90,7 @@ def _bounded_sum(
 def _noised(
     plan: ZerothOrderPlan, total: jax.Array, noise: jax.Array, bound: float | jax.Array
 ) -> jax.Array:
-    """Adds integer noise to what :func:`_bounded_sum` gave, divides by a constant."""
+    """Adds integer noise to the sum of :func:`_bounded_sum` and divides by a constant."""
     bits, constant = plan.grid_bits, plan.normalizer
     if bits is None:
         return total.astype(jnp.float32) / jnp.float32(constant)
@@ -108,7 +108,7 @@ def _noised(
 def _count_within(
     rows: jax.Array, mask: jax.Array, bound: float | jax.Array, bits: int
 ) -> jax.Array:
-    """Records within the bound minus records beyond it, in units of 2**-bits: int32 (1,).
+    """Counts records within the bound minus those beyond it, times 2**bits: int32 (1,).
 
     Masked rows and rows that are not finite are in neither.
     """

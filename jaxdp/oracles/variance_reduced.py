@@ -1,4 +1,4 @@
-"""The variance-reduced query: an estimate of a gradient, or of how it changed.
+"""Variance-reduced query: an estimate of a gradient, or of its change.
 
 What is released at a step is the increment of a running estimate: the mean of clipped
 per-record vectors (GRAD where a period begins, DIFF elsewhere; of values, or of gradients),
@@ -26,7 +26,7 @@ from jaxdp.kernels.fixed_point import Fixed, to_float
 
 
 def release_size(plan: IncrementPlan, dim: int) -> int:
-    """How many numbers a step releases, of d that move."""
+    """Returns the number of values that a step releases, given the d that move."""
     return plan.num_directions if plan.oracle == "scalar" else dim
 
 
@@ -118,7 +118,7 @@ def release_increment(
 
 
 def _moved(params: Any, previous: Any, moves: PathPredicate) -> jax.Array:
-    """The distance of two queries; public."""
+    """Computes the distance of two query points; public."""
     apart = jax.tree.map(
         lambda x, y: (jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32))[None],
         params,
@@ -134,7 +134,7 @@ def _slopes(
     records: Any,
     rows: sphere.Direction,
 ) -> jax.Array:
-    """Of every record along common directions (B, m); as are all below, not bounded."""
+    """Computes the slopes of every record along common directions (B, m), not bounded."""
     scale = smoothed_gradient.scale(plan.smoothing_radius, rows.dim)
     return finite_difference.slopes(
         value_fn, params, records, rows, smoothing_radius=scale
@@ -153,7 +153,7 @@ def _zeroth_order(
     phase: str,
     moves: PathPredicate,
 ) -> jax.Array:
-    """GRAD or DIFF of every record (B, d), from values."""
+    """Computes GRAD or DIFF of every record (B, d) from values, not bounded."""
     shared: dict[str, Any] = {
         "smoothing_radius": plan.smoothing_radius,
         "share": plan.share_directions,
@@ -189,7 +189,10 @@ def _first_order(
     phase: str,
     moves: PathPredicate,
 ) -> jax.Array:
-    """The same from gradients, of which a restart takes one a record."""
+    """Computes GRAD or DIFF of every record (B, d) from gradients, not bounded.
+
+    A restart takes one gradient of each record.
+    """
     shared: dict[str, Any] = {
         "smoothing_radius": plan.smoothing_radius,
         "moves": moves,
@@ -215,7 +218,7 @@ def _first_order(
 
 
 def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
-    """The sum of clipped rows (B, d): int32 (d,), not noised yet.
+    """Sums clipped rows (B, d): int32 (d,), not noised yet.
 
     Without a bound (the non-private limit), the finite rows as they are, in float32.
     """
@@ -226,7 +229,7 @@ def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def noised_mean(grid: Grid, total: jax.Array, noise: Fixed) -> jax.Array:
-    """Adds noise to what :func:`bounded_sum` gave and divides by a constant: released.
+    """Adds noise to the sum of :func:`bounded_sum` and divides by a constant: released.
 
     Integers are added; what floats make of the sum is post-processing.
     """

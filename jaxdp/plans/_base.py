@@ -1,4 +1,4 @@
-"""What plans of one noised sum a step share: bound, grid, event, calibration."""
+"""Base of plans with one noised sum per step: clip, grid, event and calibration."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ Vary = Literal["noise_multiplier", "num_steps"]
 
 
 def check_clip(name: str, value: Any) -> None:
-    """What the bound on one record's contribution may be."""
+    """Checks that a clip norm is in [1e-30, 1e30] or infinite."""
     _validate.positive(allow_inf=True, **{name: value})
     # Where float32 holds the clip, its grid and their inverses with room to spare.
     if not (1e-30 <= value <= 1e30 or math.isinf(value)):
@@ -37,7 +37,7 @@ def check_clip(name: str, value: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SumPlan(Plan):
-    """Each step releases one bounded sum over the records of a batch, plus noise.
+    """Plan whose steps each release one bounded sum over a batch, plus noise.
 
     Attributes:
       num_examples: n, records in the data set; public.
@@ -64,12 +64,12 @@ class SumPlan(Plan):
 
     @property
     def noise(self) -> _events.Noise:
-        """The law of the noise: here, discrete Gaussians."""
+        """Law of the noise: discrete Gaussians, unless a subclass has another."""
         return "discrete"
 
     @property
     def numbers_per_step(self) -> int:
-        """Noised numbers of a step, at most."""
+        """Largest number of noised values that a step releases."""
         return accounting.MAX_NUMBERS
 
     def __post_init__(self) -> None:
@@ -104,23 +104,23 @@ class SumPlan(Plan):
 
     @property
     def sensitivity(self) -> float:
-        """How far one record moves the released sum, in the norm that is bounded."""
+        """Sensitivity of the released sum, in L2, or in L1 with Laplace noise."""
         return accounting.sensitivity(self.relation, self.l2_clip_norm)
 
     @property
     def normalizer(self) -> float:
-        """The constant that sums are divided by: the expected batch size."""
+        """Constant divisor of the sums: the expected batch size."""
         return self.sampling.expected_batch_size(self.num_examples)
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on what updates the parameters."""
+        """Standard deviation of the noise on the sum, divided by ``normalizer``."""
         noise = self._sum_noise
         return noise * self.sensitivity / self.normalizer if noise else 0.0
 
     @property
     def grid_bits(self) -> int | None:
-        """k: sums are integers in units of 2**-k of the clip; None without a clip."""
+        """Bits k of the grid, whose unit is 2**-k times the clip; None without a clip."""
         if math.isinf(self.l2_clip_norm):
             return None
         return clip.grid_bits(
@@ -132,7 +132,7 @@ class SumPlan(Plan):
 
     @property
     def grid_noise_std(self) -> int:
-        """Standard deviation of the integer noise, rounded up."""
+        """Standard deviation of the integer noise in grid units, rounded up."""
         if self.grid_bits is None:
             return 0
         over_clip = self._sum_noise * self._sensitivity_over_clip
@@ -153,12 +153,12 @@ class SumPlan(Plan):
 
     @property
     def _sum_noise(self) -> float:
-        """The noise multiplier of the sum; more than what a whole step is charged for."""
+        """Noise multiplier of the sum; at least the one that a step is charged for."""
         return self._noise
 
     @property
     def _largest_noise(self) -> float:
-        """The largest noise multiplier of all that a step releases."""
+        """Largest noise multiplier among the releases of a step."""
         return self._sum_noise
 
     # Accounting.
@@ -183,7 +183,7 @@ class SumPlan(Plan):
     def _drawn(
         self, ideal: accounting.Guarantee, noise_multiplier: float, steps: int
     ) -> accounting.Guarantee:
-        """With what the sampler of the noise costs."""
+        """Returns the guarantee with the error of the integer Gaussian sampler added."""
         if self.noise == "laplace" or not noise_multiplier:
             return ideal
         # (A record that pushes another out of a full batch moves the sum by 2C.)
@@ -198,7 +198,7 @@ class SumPlan(Plan):
     def calibrate(
         self, *, epsilon: float, delta: float, vary: Vary = "noise_multiplier"
     ) -> Self:
-        """A plan of at most (epsilon, delta): least noise, or with it most steps.
+        """Returns a plan of at most (epsilon, delta), with least noise or most steps.
 
         Args:
           epsilon: > 0.
@@ -226,7 +226,7 @@ class SumPlan(Plan):
     def with_noise(
         self, *, noise_multiplier: float, delta: float | None = None
     ) -> Self:
-        """The same plan with this noise; 0 is the non-private limit."""
+        """Returns the same plan with this noise; 0 is the non-private limit."""
         delta = self.delta if delta is None else delta
         return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
 

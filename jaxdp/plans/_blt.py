@@ -13,10 +13,11 @@ MAX_BUFFERS = 10
 
 @functools.cache
 def optimise_blt(period: int, num_buffers: int) -> toeplitz_noise.Buffered:
-    """The buffered Toeplitz kernel of least worst variance at equal sensitivity.
+    """Returns the buffered Toeplitz kernel of least worst variance at equal sensitivity.
 
-    Seconds to half a minute on the host, once for each pair of arguments. The numbers that
-    ship (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096 steps.
+    Takes seconds to half a minute on the host, once for each pair of arguments. The
+    numbers that ship (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096
+    steps.
 
     Args:
       period: steps of one period.

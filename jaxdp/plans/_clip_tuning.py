@@ -1,4 +1,4 @@
-"""The numbers of private clip tuning."""
+"""Parameters of private clip tuning."""
 
 import dataclasses
 
@@ -48,7 +48,9 @@ class ClipTuning:
             object.__setattr__(self, field.name, float(getattr(self, field.name)))
 
     def sum_noise_multiplier(self, noise_multiplier: float) -> float:
-        """What is left for the sum, so that sum and count together cost one Gaussian.
+        """Returns the noise multiplier of the sum that leaves room for the count.
+
+        Sum and count together then cost one Gaussian release.
 
         Args:
           noise_multiplier: m of the pair; the sum's is

@@ -1,4 +1,4 @@
-"""What plans share whose noise is correlated: one mechanism a period, one event."""
+"""Base of plans with correlated noise: one Gaussian mechanism per period."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ _MORE = 1 + 5e-6
 
 @dataclasses.dataclass(frozen=True)
 class BLTNumbers:
-    """The numbers of a buffered Toeplitz kernel.
+    """Parameters of a buffered Toeplitz kernel.
 
     Attributes:
       buf_decay: in [0, 1], one for each buffer.
@@ -38,7 +38,7 @@ class BLTNumbers:
 def check_fine(
     correlation: noises.PrefixNoise, std: int, noise_multiplier: float | None
 ) -> None:
-    """Raises where a grid is too coarse for noise that is no sum of integers."""
+    """Raises ValueError if non-integral noise has a std below 256 grid units."""
     if 0 < std < 256 and not correlation.integral:
         raise ValueError(
             "noise_multiplier must be larger with this prefix_noise, got "
@@ -49,7 +49,7 @@ def check_fine(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorrelatedPlan(SumPlan):
-    r"""Each step releases a bounded mean plus noise that is correlated over a period.
+    r"""Plan whose steps each release a bounded mean, plus noise correlated over a period.
 
     The means of a period are :math:`d_1, \dots, d_T`, and :math:`d_t + (C^{-1}\xi)_t` is
     released, with :math:`\xi` independent normals of standard deviation :math:`\sigma` and
@@ -87,36 +87,36 @@ class CorrelatedPlan(SumPlan):
 
     @property
     def steps_per_pass(self) -> int:
-        """After so many steps a record may be read again, and noise restarts."""
+        """Number of steps of one pass over the data; the noise restarts with each pass."""
         return self.num_steps
 
     @property
     def num_passes(self) -> int:
-        """In how many periods one record can be."""
+        """Largest number of steps that can read one record."""
         return self.sampling.max_participations(self.num_examples, self.num_steps)
 
     @property
     def noise_period(self) -> int:
-        """Steps from one restart of the noise to the next."""
+        """Number of steps from one restart of the noise to the next."""
         raise NotImplementedError
 
     @property
     def clips(self) -> dict[str, tuple[float, float]]:
-        """Of each phase: bound on one record's vector, and what sums are divided by."""
+        """Clip norm and normalizer of each phase, by the phase's name."""
         raise NotImplementedError
 
     @property
     def correlation(self) -> noises.PrefixNoise:
-        """The noise of a period: the kernel, which knows C."""
+        """Noise kernel of one period, which holds the matrix C."""
         if self.blt_numbers is not None:
             numbers = dataclasses.asdict(self.blt_numbers)
             return toeplitz_noise.Buffered(self.noise_period, **numbers)
         return noises.make(self.prefix_noise, self.noise_period)
 
     def with_optimised_noise(self, num_buffers: int = 3) -> Self:
-        """The same plan with a buffered Toeplitz C that is optimised for its period.
+        """Returns the same plan with a buffered Toeplitz C optimised for its period.
 
-        By ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
+        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
         guarantee stays: the noise follows from C.
 
         Args:
@@ -133,40 +133,40 @@ class CorrelatedPlan(SumPlan):
 
     @property
     def leaf_sensitivities(self) -> np.ndarray:
-        """s, float64 (period,): how far one record moves the mean of each step."""
+        """Sensitivity s of each step's mean, float64 (period,)."""
         raise NotImplementedError
 
     @functools.cached_property
     def sensitivity(self) -> float:
-        """How far one record moves the sequence Cd of the released means, in L2."""
+        """L2 sensitivity of Cd, the sequence d of means times the matrix C."""
         return noises.sensitivity(self.correlation, self.leaf_sensitivities)
 
     @property
     def normalizer(self) -> float:
-        """One: what is released, bounded and noised are means."""
+        """Constant 1, because the bounded and noised quantities are means."""
         return 1.0
 
     @property
     def node_std(self) -> float:
-        """sigma: standard deviation of one coordinate of one node's noise."""
+        """Standard deviation sigma of one coordinate of one node's noise."""
         noise = self._noise
         return noise * self.sensitivity if noise else 0.0
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of a coordinate's noise in the running sum: its worst step."""
+        """Largest standard deviation of a coordinate's noise in the running sum."""
         return self.node_std * _longest(self.correlation)
 
     def step_std(self, phase: str) -> float:
-        """Standard deviation of a coordinate of a node's noise in a phase's steps."""
+        """Returns the standard deviation of a coordinate of a node's noise in a phase."""
         return self.node_std
 
     def rows_of(self, phase: str) -> int:
-        """The most records that a step of a phase reads."""
+        """Returns the largest number of records that a step of a phase reads."""
         return next(each.batch_size for each in self.phases if each.name == phase)
 
     def grid(self, phase: str) -> Grid:
-        """How the sums of a phase are bounded, noised and averaged.
+        """Returns the grid of a phase: clip norm, grid unit, normalizer and integer noise.
 
         Where noise is carried from step to step all phases share its unit, and a bound is a
         whole number of units: lower than ``clips`` says by less than 2**-7 of it.
@@ -190,7 +190,7 @@ class CorrelatedPlan(SumPlan):
 
     @property
     def _noise_unit(self) -> float:
-        """The unit that the phases' noise shares, in what is released."""
+        """Noise unit that all phases share, in units of the released means."""
         moves = [bound / size for bound, size in self.clips.values()]
         # A number that wraps before it is multiplied would be another: so far none does.
         deviations = 8 if self.correlation.integral else 16
@@ -212,13 +212,13 @@ class CorrelatedPlan(SumPlan):
 
     @property
     def grid_bits(self) -> int | None:
-        """The coarsest phase's; None without a clip."""
+        """Grid bits of the coarsest phase; None without a clip."""
         bits = [self.grid(phase).bits for phase in self.clips]
         return None if None in bits else min(b for b in bits if b is not None)
 
     @property
     def grid_noise_std(self) -> int:
-        """Standard deviation of a node's noise in units of the noise."""
+        """Largest standard deviation of a node's noise over the phases, in noise units."""
         return max(self.grid(phase).noise_std for phase in self.clips)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -231,5 +231,5 @@ class CorrelatedPlan(SumPlan):
 
 @functools.lru_cache(maxsize=64)
 def _longest(kernel: noises.PrefixNoise) -> float:
-    """Of the rows of B."""
+    """Returns the largest L2 norm of a row of B, where BC is the prefix-sum matrix."""
     return float(kernel.prefix_norms().max())

@@ -1,4 +1,4 @@
-"""What a plan's noise, sampler and relation amount to, as an event."""
+"""Accounting events of noise, sampler and neighbouring relation together."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ def guarantee(
     noise_multiplier: float,
     among_sampled: bool = False,
 ) -> accounting.Guarantee:
-    """The guarantee of ``num_steps`` noised sums over what a sampler picks.
+    """Returns the guarantee of ``num_steps`` noised sums over a sampler's batches.
 
     With ``among_sampled``, full batches are stated so that they compose with sampled ones.
 

@@ -1,4 +1,4 @@
-"""What all plans share: a guarantee, phases, and text."""
+"""Base class of all plans: guarantee, phases, JSON and tables."""
 
 import dataclasses
 import hashlib
@@ -63,7 +63,7 @@ class Plan:
         _validate.probability(delta=delta)
 
     def _coerce(self) -> None:
-        """Makes plain numbers of NumPy's: equal plans have equal digests."""
+        """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
         for field in self._fields():
             value: Any = getattr(self, field.name)
             if isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -89,9 +89,9 @@ class Plan:
         return self._guarantee.event_relation
 
     def epsilon(self, *, delta: float | None = None) -> accounting.Epsilon:
-        """The epsilon of the whole run at ``delta`` (default: the calibrated one).
+        """Returns the epsilon of the whole run at ``delta`` (default: the calibrated one).
 
-        A float that also names the accountant which computed it. Infinite without noise.
+        The float also names the accountant that computed it. It is infinite without noise.
         """
         delta = self.delta if delta is None else delta
         if delta is None:
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def evaluates_batches(self) -> bool:
-        """Whether it evaluates losses of a whole batch at once.
+        """True if losses of a whole batch are evaluated in one call.
 
         A loss could then let one record reach another's, which ``fit`` checks.
         """
@@ -117,38 +117,38 @@ class Plan:
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
-        """The gradient maker that runs under this plan."""
+        """Builds the gradient transformation that runs under this plan."""
         raise NotImplementedError
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
-        """The algorithm that runs under this plan, if it ``runs_algorithm``."""
+        """Builds the algorithm that runs under this plan, if it ``runs_algorithm``."""
         raise NotImplementedError
 
     def returned(self, state: Any, params: Any) -> Any:
-        """What a run returns, from the state of what ran and the last iterate."""
+        """Returns the result of a run, given its state and the last iterate."""
         return params
 
     def shown(self, state: Any, params: Any) -> Any:
-        """What a callback sees in the middle of a run: public."""
+        """Returns the public value that a callback is shown during a run."""
         return params
 
     def outcome(self, state: Any) -> dict[str, Any]:
-        """What reports say of how a run went: public, from the state of what ran."""
+        """Returns the entries of a report on a run, given its state; all are public."""
         return {}
 
     def mechanism(self) -> dict[str, Any]:
-        """Bound and randomness of a step, for reports."""
+        """Returns clip and randomness of a step, for reports."""
         raise NotImplementedError
 
     def perturbation(self, dim: int) -> Perturbation:
-        """How the d parameters are moved where losses nearby are looked at, if they are."""
+        """Returns size and kind of the parameter perturbation; radius 0 means none."""
         del dim  # Of plans whose radius is the distance of the points.
         return Perturbation(0.0)
 
     def replay(
         self, direction: Any, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
-        """The gradient maker of a run whose releases are known; it reads no data.
+        """Builds the transformation that replays known releases; it reads no data.
 
         Args:
           direction: the run's direction root, a typed key, shape=(); public.
@@ -165,7 +165,7 @@ class Plan:
     # Text.
 
     def to_json(self) -> str:
-        """The plan as JSON; :func:`jaxdp.plans.from_json` reads it back."""
+        """Returns the plan as JSON, which :func:`jaxdp.plans.from_json` reads back."""
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in self._fields():
             value: Any = getattr(self, field.name)
@@ -181,7 +181,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what :meth:`to_json` wrote.
+        """Reads a plan from the JSON that :meth:`to_json` wrote.
 
         Raises:
           ValueError: not such a text, or a plan of another class.
@@ -199,7 +199,7 @@ class Plan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def rows(self) -> list[tuple[str, str]]:
-        """(name, value) of every number of the plan, for tables."""
+        """Returns (name, value) of every number of the plan, for tables."""
         out = [("plan", type(self).__name__)]
         out += [(f.name, f"{getattr(self, f.name)}") for f in self._fields()]
         return out
@@ -210,7 +210,7 @@ class Plan:
 
 
 def _written(value: Any) -> Any:
-    """What stands for a value in JSON, which has no infinity."""
+    """Replaces infinity, which JSON lacks, by a string."""
     if isinstance(value, dict):
         return {name: _written(part) for name, part in value.items()}
     return "inf" if value == math.inf else value
@@ -223,7 +223,7 @@ def _read(value: Any) -> Any:
 
 
 def from_json(text: str) -> Plan:
-    """The plan that ``to_json`` wrote.
+    """Reads a plan from the JSON that ``to_json`` wrote.
 
     Raises:
       ValueError: not JSON of a plan, an unknown plan or sampler, or fields that are

@@ -12,9 +12,9 @@ from jaxdp.transforms.dpgd import dpgd
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPGD(SumPlan):
-    """Clipped per-record gradients: d numbers a step (needs backpropagation).
+    """Plan of DP-GD: steps release a sum of clipped per-record gradients, d numbers.
 
-    Noise is discrete Gaussian. Where batches are sampled, the
+    It needs backpropagation. Noise is discrete Gaussian. Where batches are sampled, the
     accountant's statement under replace-one and zero-out has been verified numerically
     for vectors and proved for one number only.
     """

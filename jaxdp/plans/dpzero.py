@@ -22,7 +22,7 @@ DirectionLaw = Literal["sphere", "gaussian", "rademacher", "orthonormal"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SlopeSumPlan(SumPlan):
-    r"""What the plans of the DPZero paper share: one kind of release, noised slopes.
+    r"""Base of the DPZero paper's plans, whose steps release noised sums of slopes.
 
     Attributes:
       smoothing_radius: :math:`\lambda` >= 0, in units of the parameters, times a vector of
@@ -80,7 +80,7 @@ class SlopeSumPlan(SumPlan):
         direction: theorems.Law = "sphere",
         per_record_rank: bool = False,
     ) -> Self:
-        """The plan that a theorem prescribes, with full batches and exact noise.
+        """Returns the plan that a theorem prescribes, with full batches and exact noise.
 
         Run it with ``optax.sgd(plan.theorem.learning_rate)``. ``plan.theorem`` also has
         the theorem's bound, and the noise of the paper's formula, which is only reported.
@@ -139,7 +139,7 @@ class SlopeSumPlan(SumPlan):
 
     @property
     def num_directions(self) -> int:
-        """K: directions of a step."""
+        """Number K of directions per step."""
         return 1
 
     @property
@@ -150,7 +150,7 @@ class SlopeSumPlan(SumPlan):
 
     @property
     def clip_tuning(self) -> ClipTuning | None:
-        """How the clip follows the slopes; None where it is a constant."""
+        """Parameters of private clip tuning; None for a constant clip."""
         return None
 
     @property

@@ -14,7 +14,7 @@ from jaxdp.transforms.private_prefix_sum import private_prefix_sum
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefixSum(CorrelatedPlan):
-    """Means of clipped per-record updates, with noise that adds up to little.
+    """Plan of means of clipped per-record updates, whose noise adds up to little.
 
     One pass over the data costs what one Gaussian release costs; P passes cost P of them,
     for noise restarts with each. No amplification is claimed.
@@ -62,7 +62,7 @@ class PrefixSum(CorrelatedPlan):
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
-        """The transformation of incoming per-record updates; it takes no options.
+        """Builds the transformation of incoming per-record updates; it takes no options.
 
         Raises:
           ValueError: options, which ``jaxdp.fit`` gives: there is nothing to fit.

@@ -78,7 +78,7 @@ Law = Literal["sphere", "rademacher", "gaussian"]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a theorem prescribes.
+    """Parameters that a theorem prescribes, and its bound.
 
     Attributes:
       theorem: its name.
@@ -107,14 +107,14 @@ class Settings:
     paper_noise_std: float
 
     def __str__(self) -> str:
-        """What a plan's table shows of it, for the rest stands in its other rows."""
+        """Returns name, learning rate and bound, for one row of a plan's table."""
         bound = "none" if self.bound is None else f"{self.bound:.6g}"
         return f"{self.theorem} (learning_rate {self.learning_rate:.6g}, bound {bound})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """The checked arguments in the paper's letters; 0 where a constant is not needed."""
+    """Checked arguments in the paper's letters; 0 where a constant is not needed."""
 
     n: int
     d: int
@@ -132,7 +132,7 @@ class _Problem:
 
     @property
     def paper_rate(self) -> float:
-        """sqrt(Lambda) / (n epsilon): R over the square root of the rank."""
+        """Rate sqrt(Lambda) / (n epsilon): R over the square root of the rank."""
         return math.sqrt(self.log) / (self.n * self.eps)
 
     @property
@@ -141,7 +141,7 @@ class _Problem:
 
     @property
     def low_rank_rate(self) -> float:
-        """The step size of every theorem that knows the effective rank."""
+        """Step size of every theorem that knows the effective rank."""
         return 1 / (4 * self.ell * (self.r + 2))
 
     def paper_noise(self, clip: float, steps: int) -> float:
@@ -154,7 +154,7 @@ class _Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Numbers:
-    """What a theorem's formulas give; T is still a real number."""
+    """Values of a theorem's formulas; T is still a real number."""
 
     rate: float
     steps: float
@@ -183,7 +183,7 @@ def settings(
     direction: Law = "sphere",
     per_record_rank: bool = False,
 ) -> Settings:
-    r"""The parameters of a theorem.
+    r"""Computes the parameters that a theorem prescribes.
 
     Args:
       theorem: an entry of :class:`Theorem` that belongs to ``family``.
@@ -294,7 +294,7 @@ def _check_constants(
 def _settled(
     theorem: Theorem, p: _Problem, numbers: _Numbers, initial_gap: float | None
 ) -> Settings:
-    """Makes T an integer, and everything that depends on it."""
+    """Rounds T down to at least 1 and computes the settings that depend on it."""
     moves = numbers.steps >= 1
     steps = math.floor(numbers.steps) if moves else 1
     heuristic = theorem in (Theorem.F2, Theorem.F3, Theorem.F4)
@@ -350,7 +350,7 @@ def _two(p: _Problem) -> _Numbers:
 
 
 def _log_tail(x: float) -> float:
-    """log(x), at least 1: x is smaller than e only where the theorem takes no step."""
+    """Returns log(x), at least 1: x is below e only where the theorem takes no step."""
     return math.log(max(x, math.e))
 
 
@@ -401,7 +401,7 @@ def _three_prime(p: _Problem) -> _Numbers:
 
 
 def _quadratic_form(p: _Problem, log: float) -> float:
-    """What u^T H u / ell exceeds with probability at most exp(-log), for one record."""
+    """Bounds u^T H u / ell for one record, except with probability exp(-log)."""
     if p.law != "gaussian" and not p.per_record_rank:
         return p.d  # The squared norm of u.
     rank = p.r if p.per_record_rank else p.d

@@ -1,4 +1,4 @@
-"""Which records a step reads.
+"""Samplers and batches: the records that a step reads.
 
 A sampler's fields are public; which records it picks is secret where privacy is
 amplified by it. Batches are drawn inside the compiled loop at a fixed shape, and carry

@@ -31,7 +31,7 @@ _ALL = FullBatch | AdaptiveCursor
 )
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The records of one step. Secret, like the data.
+    """Records of one step. Secret, like the data.
 
     Attributes:
       records: pytree with leading axis B; masked rows hold some record and count nothing.
@@ -70,7 +70,7 @@ def check_data(plan: DataPlan, data: Any, name: str = "data") -> None:
 
 
 def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
-    """``data`` in a random order, for methods that read records in the order they lie in.
+    """Returns ``data`` in a random order, for methods that read records in order.
 
     The order depends on no record, so a record that is replaced stays in its place. No
     amplification is claimed for it; it need not be secret.
@@ -104,7 +104,7 @@ def batch(
     *,
     phase: str | None = None,
 ) -> Batch:
-    """The batch of one step, as the plan's sampler draws it.
+    """Draws the batch of one step with the plan's sampler.
 
     Args:
       plan: any plan; its ``sampling`` and ``num_examples`` are read.
@@ -141,7 +141,7 @@ def batch(
 
 
 def check_phase(plan: DataPlan, phase: str | None) -> str:
-    """The name of a phase of the plan; the only one, where None is given.
+    """Returns the name of a phase of the plan; the only one if None is given.
 
     Raises:
       ValueError: no such phase, or None where there are several.
@@ -164,7 +164,7 @@ def resolve(
     step: jax.Array,
     phase: str | None = None,
 ) -> tuple[Any, jax.Array]:
-    """Records and mask of what a transform was given, if the plan allows it.
+    """Returns records and mask of a transform's batch, if the plan allows the batch.
 
     Args:
       plan: the transform's plan.

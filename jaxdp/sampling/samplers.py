@@ -1,4 +1,4 @@
-"""The samplers: what each picks, and what that is worth."""
+"""Samplers: the records that each step reads, and the amplification that this earns."""
 
 import dataclasses
 import math
@@ -15,31 +15,31 @@ from jaxdp.kernels import threefry
 
 
 class Sampler:
-    """What every sampler says of itself."""
+    """Base class of samplers: batch shapes, limits on steps, and draws."""
 
     #: Whether privacy is amplified because nobody knows which records it picks.
     amplifies: ClassVar[bool] = False
 
     def rows(self, num_examples: int) -> int:
-        """Rows of a batch: its static shape, and the most records that a step reads."""
+        """Returns the rows of a batch: its static shape, and the most that a step reads."""
         raise NotImplementedError
 
     def expected_batch_size(self, num_examples: int) -> float:
-        """What sums are divided by: a constant, whatever a step reads."""
+        """Returns the constant that sums are divided by, whatever a step reads."""
         return float(self.rows(num_examples))
 
     def max_steps(self, num_examples: int) -> int:
-        """How many batches there are."""
+        """Returns the largest number of steps that the records suffice for."""
         return 2**31 - 1  # The counter of steps is a 32-bit integer.
 
     def max_participations(self, num_examples: int, num_steps: int) -> int:
-        """In how many of ``num_steps`` steps one record can be read."""
+        """Bounds the number of ``num_steps`` steps in which one record can be read."""
         return num_steps
 
     def draw(
         self, key: jax.Array, step: int | jax.Array, num_examples: int
     ) -> tuple[jax.Array | None, jax.Array]:
-        """Indices (B,) of the records of a step, None for all in order; and mask (B,).
+        """Returns a step's record indices (B,), None for all in order; and the mask (B,).
 
         Args:
           key: the run's sampling key, of which steps are folded.
@@ -49,13 +49,13 @@ class Sampler:
         raise NotImplementedError
 
     def of_phase(self, name: str) -> "Sampler":
-        """What draws in the steps of a phase: shapes are static in each."""
+        """Returns the sampler of the steps of a phase: shapes are static in each."""
         return self
 
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(Sampler):
-    """Every step reads every record: no amplification, no sampling noise."""
+    """Full batches: every step reads every record; no amplification, no sampling noise."""
 
     def rows(self, num_examples: int) -> int:
         return num_examples
@@ -68,7 +68,7 @@ class FullBatch(Sampler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TruncatedPoisson(Sampler):
-    """Each record joins each step independently; at most ``max_batch_size`` of them.
+    """Poisson sampling: each record joins a step independently, up to ``max_batch_size``.
 
     The shape is fixed: absent rows are masked. On overflow a uniformly random subset of
     the sampled records is kept (not the lowest indices; ties of 30 random bits aside),
@@ -152,7 +152,7 @@ class FixedSize(_Sized):
 
 @dataclasses.dataclass(frozen=True)
 class SinglePass(_Sized):
-    """Step t reads the records tB to (t+1)B - 1: one pass, in the order of the data.
+    """One pass in the order of the data: step t reads the records tB to (t+1)B - 1.
 
     No record is read twice, so all steps together cost what one costs, under every
     relation. (Under ``"add_or_remove"`` an absent record leaves its row, masked: the
@@ -178,7 +178,7 @@ class SinglePass(_Sized):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinglePassRestarts(Sampler):
-    """One pass, in the order of the data, with larger batches where a period begins.
+    """One pass in the order of the data, with another batch size where a period begins.
 
     Of every ``period`` steps the first reads ``restart_batch_size`` fresh records and each
     other one ``batch_size``. No record is read twice. (Under ``"add_or_remove"`` an absent
@@ -201,7 +201,7 @@ class SinglePassRestarts(Sampler):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The steps of a period, by the shape of their batches."""
+        """Phases of a period, by the shape of their batches."""
         restart = Phase("restart", 1, self.restart_batch_size)
         if self.period == 1:
             return (restart,)
@@ -230,7 +230,7 @@ class SinglePassRestarts(Sampler):
 
 
 class _OfPhase(Sampler):
-    """The steps of one phase of a :class:`SinglePassRestarts`."""
+    """Sampler of the steps of one phase of a :class:`SinglePassRestarts`."""
 
     def __init__(self, sampler: SinglePassRestarts, size: int, *, restart: bool):
         self.sampler, self.size, self.restart = sampler, size, restart
@@ -252,7 +252,7 @@ class _OfPhase(Sampler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultiPassRestarts(Sampler):
-    """Every step reads all records, or a sample of its own; periods as above.
+    """Periods of steps that read all records, or a sample of their own.
 
     The first of every ``period`` steps and the others each read all records, or a truncated
     Poisson sample of them (:class:`TruncatedPoisson`) with a probability of their own.
@@ -288,7 +288,7 @@ class MultiPassRestarts(Sampler):
         return self.restart_sampling_prob is not None or self.sampling_prob is not None
 
     def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
-        """The steps of a period, by the shape of their batches."""
+        """Returns the phases of a period, by the shape of their batches."""
         sizes = [
             self.of_phase(name).rows(num_examples) for name in ("restart", "difference")
         ]
@@ -307,7 +307,7 @@ class MultiPassRestarts(Sampler):
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledEpochs(_Sized):
-    """Every epoch reads the records in a new random order, in full batches.
+    """Epochs that each read the records in a new random order, in full batches.
 
     What is left over at the end of an epoch is not read in it. No amplification is
     claimed, for none near that of Poisson sampling is proved: one record is read once an
@@ -334,7 +334,7 @@ class ShuffledEpochs(_Sized):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveCursor(Sampler):
-    """A cursor over the records, in the order of the data; each query moves it on.
+    """Cursor over the records, in the order of the data; each query moves it on.
 
     How many records a query reads follows from what was released before, so a batch is the
     whole data set, of which the method reads a stretch. Each record is in one query of a
@@ -420,7 +420,7 @@ def _at_most(batch_size: int, num_examples: int) -> int:
 
 
 def _score(words: jax.Array) -> jax.Array:
-    """Largest for the smallest words: 30 bits as negative floats, for top_k.
+    """Maps words to 30-bit negative floats for top_k, largest for the smallest words.
 
     (It is fast on floats alone. A tie, of probability 2**-30 a pair, goes to the lower
     index.)

@@ -1,4 +1,4 @@
-"""The loop: a plan and data in, the plan's output point out."""
+"""Training loop: runs a plan on data and returns the plan's output point."""
 
 from jaxdp.training.fitting import fit as fit
 from jaxdp.training.fitting import resume as resume

@@ -185,7 +185,7 @@ def resume(
     keep_noise_roots: bool = False,
     check_isolation: bool = True,
 ) -> loop.FitResult:
-    """Goes on with a run of ``fit(..., ledger=...)`` that was killed.
+    """Continues a run of ``fit(..., ledger=...)`` that was killed.
 
     Steps whose releases are recorded are replayed from them. Steps that were under way
     are computed again, with the same noise, which costs nothing because the same numbers
@@ -282,7 +282,7 @@ _Step = Callable[[loop.Carry, jax.Array, jax.Array], loop.Carry]
 
 
 class _Chunks(NamedTuple):
-    """How a run is cut, and what happens between the parts."""
+    """Division of a run into chunks, with a callback and a progress bar between them."""
 
     plan: Plan
     size: int
@@ -297,7 +297,7 @@ class _Chunks(NamedTuple):
         last: int,
         recorder: recording.Recorder | None,
     ) -> tuple[loop.Carry, float]:
-        """Runs [first, last) chunk by chunk; the seconds leave out the callbacks."""
+        """Runs [first, last) in chunks; returns the carry and the seconds of the steps."""
         seconds = 0.0
         bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.description}"),
@@ -328,7 +328,7 @@ class _Chunks(NamedTuple):
 
 
 def _ended(plan: Plan, carry: loop.Carry) -> bool:
-    """Whether a run of a plan that may stop early has stopped."""
+    """Returns True if a run of a plan that may stop early has stopped."""
     return plan.may_stop and bool(carry.opt_state[0].horizon.exhausted)
 
 
@@ -339,7 +339,7 @@ def _steps_done(plan: Plan, carry: loop.Carry) -> int:
 
 
 def _shown(plan: Plan, carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:
-    """Params and info for a callback, in copies: the next chunk takes these buffers."""
+    """Copies params and info for a callback, because the next chunk takes the buffers."""
     made, rest = carry.opt_state
     shown = parallel.here((plan.shown(made, carry.params), public(rest)))
     params, state = jax.tree.map(jnp.array, shown)
@@ -355,7 +355,7 @@ def _rebuilt(
     leaves: dict[str, Any],
     recorder: recording.Recorder,
 ) -> loop.Carry:
-    """The carry after the steps that are recorded, shown to the callback on the way.
+    """Rebuilds the carry after the recorded steps, and shows it to the callback.
 
     Up to where the last chunk began it is read or replayed. From there on, and for plans
     that cannot be replayed from the last checkpoint before it, the run's own program
@@ -406,7 +406,7 @@ def _rebuilt(
 
 
 def _goes_on(at: recording.Resumed, after: loop.Carry | None) -> bool:
-    """Whether steps follow those on record; ``after`` is the carry there, if known."""
+    """Returns True if steps follow those on record; ``after`` is that carry, if known."""
     stopped = after is not None and _ended(at.plan, after)
     return at.done < at.last and not stopped
 
@@ -419,7 +419,7 @@ def _replayed(
     first: int,
     last: int,
 ) -> loop.Carry:
-    """The carry after the steps [first, last), from their releases."""
+    """Replays the releases of the steps [first, last); returns the carry after them."""
     known, digest = recording.replayed_to(at)
     between = min(max(first, known), last)
     carry = silent.run(again, carry, first, between, None)[0]
@@ -429,7 +429,7 @@ def _replayed(
 
 
 def _check_recomputable(at: recording.Resumed, first: int) -> None:
-    """Whether steps that cannot be replayed may be computed again: with their own noise."""
+    """Raises unless steps that cannot be replayed can be computed with their own noise."""
     others = [i for i in at.record.intents if first < i.last <= at.done]
     if at.new or at.ended or any(intent.attempt != at.attempt for intent in others):
         raise ValueError(

@@ -27,14 +27,14 @@ _programs_lock = threading.Lock()
 
 
 class FitInfo(NamedTuple):
-    """What left the run, step by step. Public."""
+    """Releases of each step, and the optimizer's state without secrets. Public."""
 
     releases: jax.Array  # shape=(num_steps, K), dtype=float32
     state: Any  # of ``optimizer``, secret fields None: jaxdp.polyak_output reads it
 
 
 class FitResult(NamedTuple):
-    """What ``fit`` returns. Public."""
+    """Result of ``fit``. Public, except for the timings in ``report``."""
 
     params: Any
     info: FitInfo
@@ -42,7 +42,7 @@ class FitResult(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """What the loop carries. ``opt_state`` holds secrets (noise)."""
+    """State that the loop carries. ``opt_state`` holds secrets (noise)."""
 
     params: Any
     opt_state: Any
@@ -62,7 +62,7 @@ def start(
     optimizer: optax.GradientTransformation,
     params: Any,
 ) -> Carry:
-    """The carry before the first step, in buffers of its own, for they are donated."""
+    """Returns the carry before the first step, in its own buffers, which are donated."""
     params = jax.tree.map(jnp.array, params)
     opt_state: Any = (maker.init(params), optimizer.init(params))
     width = opt_state[0].release.shape[0]
@@ -76,7 +76,7 @@ def make_program(
     value_fn: ValueFn,
     follower: optax.GradientTransformationExtraArgs | None = None,
 ) -> Callable[..., Carry]:
-    """The pure function that runs steps of a plan: for jit, vmap and export.
+    """Returns the pure function that runs steps of a plan, for jit, vmap and export.
 
     Args:
       plan: what runs.
@@ -159,7 +159,7 @@ def applied(
     gradient: Any = None,
     follower: optax.GradientTransformationExtraArgs | None = None,
 ) -> Carry:
-    """The carry after a step: what follows its release, which is post-processing.
+    """Returns the carry after a step, by post-processing of the step's release.
 
     A run and its replay both come here, so that they do the same. All of it is in a branch
     that is always taken, which XLA compiles by itself: fused with what comes before it, it
@@ -193,14 +193,14 @@ def applied(
 
 
 def logged(carry: Carry, params: Any, made: Any, rest: Any, step: jax.Array) -> Carry:
-    """The carry after a step, with its release."""
+    """Returns the carry after a step, with the step's release written."""
     row = made.release[None]
     releases = jax.lax.dynamic_update_slice_in_dim(carry.releases, row, step, 0)
     return Carry(params, (made, rest), releases)
 
 
 def compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
-    """The compiled program of a key and the seconds its compilation took now."""
+    """Returns the compiled program of a key, and the seconds its compilation took now."""
     try:
         hash(key)
     except TypeError:  # A value_fn that cannot be looked up is compiled every time.
@@ -220,12 +220,12 @@ def compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def signature(tree: Any) -> Any:
-    """What a compiled program depends on: structure, shapes, dtypes, shardings."""
+    """Returns structure, shapes, dtypes and shardings, which determine a program."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
 
 
 def whole_periods(plan: Plan, chunk: int) -> int:
-    """The largest number of steps up to ``chunk`` that is whole periods; at least one."""
+    """Rounds ``chunk`` down to whole periods, at least one."""
     period = sum(phase.num_steps for phase in plan.phases)
     return max(period, chunk // period * period)

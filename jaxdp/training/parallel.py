@@ -50,17 +50,17 @@ def check_mesh(mesh: Any, params: Any) -> Mesh | None:
 
 
 def several_processes(mesh: Mesh | None) -> bool:
-    """Whether a run on this mesh goes on in other processes too."""
+    """Returns True if a run on this mesh spans several processes."""
     return mesh is not None and mesh.is_multi_process
 
 
 def writes(mesh: Mesh | None) -> bool:
-    """Whether this process keeps the record of a run: one of them does."""
+    """Returns True if this process keeps the record of a run: exactly one does."""
     return not several_processes(mesh) or jax.process_index() == 0
 
 
 def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None:
-    """Requires that all processes of a run have the same of these. They all wait here.
+    """Requires equal keys and arguments in all processes of a run; all wait here.
 
     Other keys would put other noise on the same sums; other slices of a batch would count
     records twice. ``arguments`` are texts or trees of arrays.
@@ -86,7 +86,7 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
 
 
 def on_all(mesh: Mesh | None, tree: Any) -> Any:
-    """The same arrays on every device of a mesh; as they are where they are there."""
+    """Copies arrays to every device of a mesh, unless they are there already."""
     if mesh is None:
         return tree
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -105,17 +105,20 @@ def on_all(mesh: Mesh | None, tree: Any) -> Any:
 
 @functools.cache
 def _spread(everywhere: NamedSharding) -> Any:
-    """To devices of other processes: only a program takes keys there."""
+    """Returns a program that copies arrays to devices of other processes.
+
+    Only a program can copy keys there.
+    """
     return jax.jit(lambda leaves: leaves, out_shardings=everywhere)
 
 
 def here(tree: Any) -> Any:
-    """This process's own copy of arrays that every device has."""
+    """Returns this process's own copy of arrays that every device has."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
 def lowered(mesh: Mesh | None, program: Callable[..., Any], *given: Any) -> Any:
-    """A program of a run for such arguments, of which the first is donated to it.
+    """Lowers a program of a run for the given arguments, of which the first is donated.
 
     On a mesh it runs on every device, with what ``axis_name=mesh.axis_names`` adds over
     them.

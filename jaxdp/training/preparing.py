@@ -1,4 +1,4 @@
-"""From the arguments of a run to what is compiled: checks, what runs, the program."""
+"""Preparation of a run: checks of its arguments, its transformation, its program."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ _IDENTITY = optax.identity()
 
 
 class Task(NamedTuple):
-    """The arguments of a run, checked."""
+    """Checked arguments of a run."""
 
     plan: Plan
     params: Any
@@ -42,7 +42,7 @@ def make_task(
     mesh: Mesh | None,
     callback: Any,
 ) -> Task:
-    """The arguments that ``fit`` and ``resume`` share, checked."""
+    """Returns the arguments that ``fit`` and ``resume`` share, checked."""
     sampling.check_data(plan, data)
     if not callable(value_fn):
         raise TypeError(f"value_fn must be callable, got {value_fn!r}")
@@ -58,7 +58,7 @@ def make_task(
 
 
 def check_optimizer(plan: Plan, optimizer: Any) -> None:
-    """Requires an optimizer of plans whose updates are gradients, and of no others.
+    """Requires an optimizer for plans whose updates are gradients, and None for others.
 
     Gradients that are added as they are climb: the loss goes up and the budget is spent.
     """
@@ -84,7 +84,7 @@ def check_optimizer(plan: Plan, optimizer: Any) -> None:
 def check_losses(
     plan: Plan, params: Any, data: Any, value_fn: ValueFn, check_isolation: bool
 ) -> None:
-    """Checks that records are kept apart, where a whole batch is evaluated at once.
+    """Checks that no loss depends on other records, for plans that evaluate whole batches.
 
     Once for a loss and such shapes: another run of the same costs nothing.
     """
@@ -107,15 +107,16 @@ def check_losses(
 
 
 def _own(array: Any) -> jax.Array:
-    """An array that nobody changes in place: of NumPy's a copy, made before it returns.
+    """Returns an array that cannot change in place: a JAX array, or a copy of NumPy's.
 
-    ``jnp.asarray`` may share their memory, or copy it later.
+    The copy is made before the function returns. ``jnp.asarray`` may share memory with the
+    NumPy array, or copy it later.
     """
     return array if isinstance(array, jax.Array) else jnp.array(array)
 
 
 def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
-    """What runs: the plan's transformation or algorithm, with the options of the run."""
+    """Returns the plan's transformation or algorithm, with the options of the run."""
     if task.plan.runs_algorithm:
         return _algorithm(task, keys, trainable, stacked)
     options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
@@ -138,7 +139,7 @@ def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) ->
 def _algorithm(
     task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any
 ) -> Algorithm:
-    """The algorithm of a plan that owns its iterates."""
+    """Returns the algorithm of a plan that owns its iterates."""
     plan = task.plan
     for name, given in (
         ("mesh", task.mesh),
@@ -170,7 +171,7 @@ def compiled(
     in_chunks: bool,
     with_text: bool,
 ) -> tuple[Any, str, float]:
-    """The compiled program, its text if asked for, and the seconds that it took now."""
+    """Returns the compiled program, its text if asked for, and the seconds it took now."""
     plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
     if with_text and getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
         raise ValueError(
@@ -207,6 +208,6 @@ def compiled(
 
 
 def program_of(task: Task, text: str) -> recording.Program:
-    """What is written down of the program, to be compared when a run is taken up."""
+    """Returns the properties of the program that a resumed run is compared with."""
     devices = 1 if task.mesh is None else task.mesh.size
     return recording.Program(task.microbatch_size, devices, text)

@@ -1,4 +1,4 @@
-"""What a run writes while it goes on, and how another process takes it up."""
+"""Records of a run: written while it runs, and read to resume it in another process."""
 
 import dataclasses
 import functools
@@ -51,7 +51,7 @@ _FEATURES = re.compile(r"(s*sse|avx|fma|f16c|amx|bmi|adx|asimd|sve|sme|fp16|bf16
 
 
 class Recorder:
-    """Writes intents, releases and checkpoints of one process's part of a run."""
+    """Writer of intents, releases and checkpoints of one process's part of a run."""
 
     def __init__(
         self,
@@ -74,7 +74,10 @@ class Recorder:
         self._outstanding = outstanding
 
     def before(self, first: int, last: int) -> None:
-        """To be called before the steps [first, last) are computed."""
+        """Records the intent to compute the steps [first, last), which charges them.
+
+        Must be called before they are computed. An outstanding intent is not charged again.
+        """
         intent = ledger_lib.Intent(first, last, self._attempt)
         if intent != self._outstanding:  # Computed again, with the noise of its intent.
             self.ledger.intend(*intent)
@@ -82,14 +85,17 @@ class Recorder:
         self._outstanding = None
 
     def after(self, first: int, last: int, carry: loop.Carry) -> None:
-        """To be called with the carry after them, before it is shown to anybody."""
+        """Records the releases of the steps [first, last), and a checkpoint.
+
+        Must be called with the carry after them, before it is shown to anybody.
+        """
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
         self._done = last
         self.checkpoint(carry)
 
     def checkpoint(self, carry: loop.Carry) -> None:
-        """Writes how the steps so far ended, for the next process to begin with."""
+        """Writes a checkpoint of the carry, or a digest for large replayable runs."""
         carry = parallel.here(carry)
         if self._has_checkpoints(carry):
             content = _pack(self._run, self._done, carry)
@@ -106,7 +112,7 @@ class Recorder:
     def finish(
         self, carry: loop.Carry, report: dict[str, Any], *, keep_noise_roots: bool
     ) -> None:
-        """To be called when the run is over: forgets its noise, and writes the report.
+        """Erases the noise roots of a finished run, unless kept, and writes the report.
 
         Whoever comes by ``secret/`` later could subtract the noise from all releases.
         What stays gives the run's result again, and no step more: the last checkpoint
@@ -135,13 +141,13 @@ def _text(fields: dict[str, Any]) -> bytes:
 
 
 def _forgotten(words: dict[str, Any]) -> dict[str, Any]:
-    """Keys as text, with zeros for all that is secret."""
+    """Returns keys as text, with zeros for all that is secret."""
     shown = ("direction", "private")
     return {k: v if k in shown else "0" * len(v) for k, v in words.items()}
 
 
 def _blank(state: Any) -> Any:
-    """A state whose secret fields are zeros."""
+    """Returns a state whose secret fields are zeros."""
 
     def has_secrets(node: Any) -> bool:
         return hasattr(type(node), "SECRET")
@@ -164,7 +170,7 @@ def _blank(state: Any) -> Any:
 
 
 class Program(NamedTuple):
-    """What must be the same for the same steps to give the same bits, data aside."""
+    """Properties of a program that its bits depend on, data aside."""
 
     microbatch_size: int | None
     devices: int  # that share a batch
@@ -172,13 +178,14 @@ class Program(NamedTuple):
 
     @property
     def calls_python(self) -> bool:
-        """Whether it calls back: then its text does not say all that it computes."""
+        """True if the program calls Python: its text is then not all that it computes."""
         return _CALLBACK.search(self.text) is not None
 
     def conditions(self, key: bytes, data: Any) -> dict[str, Any]:
-        """What is compared, data and text by digests with a key: for ``secret/``.
+        """Returns the conditions that a resumed run must meet, for ``secret/``.
 
-        Without the key nobody can try out data or losses against them.
+        Data and text are in it as keyed digests: without the key nobody can try out data or
+        losses against them.
         """
 
         def keyed(content: bytes) -> str:
@@ -197,7 +204,7 @@ class Program(NamedTuple):
 
 
 def _surroundings() -> dict[str, Any]:
-    """What else decides bits: flags, and the processor where it computes."""
+    """Returns the flags and, on a CPU, the processor, on which bits also depend."""
     config: Any = jax.config
     flags = {name: str(getattr(config, name, None)) for name in _FLAGS}
     names = {name: os.environ.get(name, "") for name in _ENVIRONMENT}
@@ -207,7 +214,7 @@ def _surroundings() -> dict[str, Any]:
 
 @functools.cache
 def _processor() -> str:
-    """The processor as XLA compiles for it: model, and instructions that compute.
+    """Returns the processor that XLA compiles for: model, and instructions that compute.
 
     JAX calls every CPU "cpu". Where the system does not say more, its name alone.
     """
@@ -237,7 +244,7 @@ def create(
     chunk: int,
     note: dict[str, Any],
 ) -> Recorder:
-    """The folder of a new run."""
+    """Creates the folder of a new run, and returns its recorder."""
     moving, layered = replaying.chosen_leaves(params, trainable, stacked)
     words = keys_lib.to_hex(keys)
     run = secrets.token_hex(16)
@@ -270,7 +277,7 @@ def create(
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """Where a run stands that is taken up again.
+    """State of a resumed run: its ledger, plan, keys and attempt.
 
     Attributes:
       ledger: open and locked.
@@ -296,11 +303,13 @@ class Resumed:
 
     @property
     def done(self) -> int:
-        """Steps whose releases are recorded."""
+        """Number of steps whose releases are recorded."""
         return len(self.record.releases)
 
     def recorder(self, program: Program, data: Any) -> Recorder:
-        """Compares what must be the same, or writes down what it is from now on.
+        """Returns the recorder, if the conditions of the attempt are met.
+
+        For a new attempt, stores the present conditions instead.
 
         Raises:
           ValueError: something is not as it was when this attempt began, or cannot be
@@ -360,7 +369,7 @@ def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
 def take_up(
     folder: Any, plan: Plan | None, params: Any, *, new_attempt: bool
 ) -> Resumed:
-    """Opens a run's folder and decides whose noise covers what comes next.
+    """Opens a run's folder and decides which attempt's noise covers the next steps.
 
     Raises:
       ValueError: as :func:`jaxdp.resume`.
@@ -412,7 +421,7 @@ def _decide(
 
 
 def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) -> None:
-    """Refuses to charge steps again that the plan's epsilon has no room for."""
+    """Refuses a new attempt if epsilon has no room for charging the lost steps again."""
     steps = plan.num_steps
     reads = plan.sampling.max_participations(plan.num_examples, steps)
     why = ""
@@ -438,10 +447,10 @@ def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) ->
 
 
 def checkpoints(at: Resumed) -> dict[int, dict[str, np.ndarray]]:
-    """Step -> content of the checkpoints that the ledger knows of.
+    """Returns the content of the ledger's checkpoints by step.
 
-    One of another run, or of steps that are not on record (a folder that was copied while
-    it changed), is none.
+    A checkpoint of another run, or of steps that are not on record, is left out: the
+    folder may have been copied while it changed.
     """
     found = {}
     for name in (_BEFORE, _CHECKPOINT):
@@ -457,10 +466,11 @@ def checkpoints(at: Resumed) -> dict[int, dict[str, np.ndarray]]:
 
 
 def checked_from(at: Resumed) -> int:
-    """The step from which the record is computed again: where its last chunk began.
+    """Returns the step from which the record is computed again: its last chunk's first.
 
-    Nothing of it is where a new attempt begins, which draws new noise, or has begun
-    without a chunk on record yet: the last chunk may be one of other data then.
+    It is the end of the record, so that nothing is computed again, where a new attempt
+    begins, which draws new noise, or has begun without a chunk on record yet: the last
+    chunk may be one of other data then.
     """
     chunk = at.record.last_recorded
     if at.new or chunk is None or chunk.attempt != at.attempt:
@@ -469,7 +479,7 @@ def checked_from(at: Resumed) -> int:
 
 
 def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
-    """The carry of a checkpoint; ``carry`` is that of the run's beginning."""
+    """Returns the carry of a checkpoint; ``carry`` is that of the run's beginning."""
     return _unpack(arrays, carry)
 
 
@@ -510,7 +520,7 @@ def check_recomputed(
 
 
 def replayed_to(at: Resumed) -> tuple[int, str]:
-    """Step and digest by which :func:`check_replayed` judges a replay; else 0 and ""."""
+    """Returns the step and digest that :func:`check_replayed` needs; else 0 and ""."""
     content = at.ledger.load(_DIGEST)
     known: Any = json.loads(content) if content else {"run": ""}
     if known["run"] != at.record.header["run"] or known["step"] > at.done:
@@ -535,7 +545,7 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
 
 
 def _kept_leaves(carry: loop.Carry) -> list[jax.Array]:
-    """What a checkpoint holds: what the roots do not give back. Secret."""
+    """Returns the leaves of a checkpoint: all that the roots do not give back. Secret."""
     made, rest = carry.opt_state
     return jax.tree.leaves((carry.params, _common.without_roots(made), rest))
 
@@ -545,7 +555,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _words(leaf: Any) -> np.ndarray:
-    """A leaf as NumPy has it; of a typed key its words."""
+    """Returns a leaf as a NumPy array; for a typed key, its words."""
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
@@ -582,7 +592,7 @@ def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
 
 
 def _with_roots(kept: Any, made: Any) -> Any:
-    """What a checkpoint held, with the other secret fields of a fresh state."""
+    """Returns a checkpoint's state, with fields that roots give back from a fresh one."""
     if not hasattr(made, "_fields"):
         return kept
     fresh = _common.rootless(made) if hasattr(made, "SECRET") else ()

@@ -1,4 +1,4 @@
-"""Replay: from the initial parameters and a ledger to the parameters of the run."""
+"""Replay of a run: its parameters from the initial ones and the ledger."""
 
 import functools
 import hashlib
@@ -22,7 +22,7 @@ from jaxdp.transforms._common import moving, public
 
 
 class Replay(NamedTuple):
-    """What :func:`replay` returns. Public."""
+    """Result of :func:`replay`. Public."""
 
     params: Any  # what the run returned, or would have returned after these steps
     info: loop.FitInfo
@@ -80,7 +80,7 @@ def compiled(
     trainable: Any,
     stacked: Any,
 ) -> Callable[..., loop.Carry]:
-    """``program(carry, releases (T, K), first, last) -> carry``, compiled.
+    """Returns ``program(carry, releases (T, K), first, last) -> carry``, compiled.
 
     Args:
       plan: of the run.
@@ -115,7 +115,7 @@ def compiled(
 def chosen_leaves(
     params: Any, trainable: Any, stacked: Any
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths of the leaves that move, and of those whose first axis counts layers."""
+    """Returns paths of leaves that move, and of those whose first axis counts layers."""
     moves = moving(params, trainable)
     paths = list(describe_leaves(params))
     layered = [path for path in paths if stacked is not None and stacked(path)]
@@ -123,7 +123,7 @@ def chosen_leaves(
 
 
 def filled(plan: Plan, releases: np.ndarray, width: int) -> np.ndarray:
-    """Releases (steps, R) with zeros up to the plan's steps: (num_steps, R).
+    """Pads releases (steps, R) with zeros to the plan's steps: (num_steps, R).
 
     Raises:
       ValueError: more steps than the plan has, or releases of another width.
@@ -141,7 +141,7 @@ def filled(plan: Plan, releases: np.ndarray, width: int) -> np.ndarray:
 
 
 def plan_of(record: ledger_lib.Record) -> Plan:
-    """The plan of a ledger, if its directions are those of this version.
+    """Returns the plan of a ledger, if its directions are those of this version.
 
     Raises:
       ValueError: they are not, or the header holds no plan.
@@ -161,20 +161,20 @@ def plan_of(record: ledger_lib.Record) -> Plan:
 
 
 def prng() -> dict[str, Any]:
-    """What decides random bits besides a key."""
+    """Returns the PRNG settings that decide random bits besides a key."""
     config: Any = jax.config  # Its flags are made while JAX is imported.
     partitionable = bool(config.jax_threefry_partitionable)
     return {"impl": "threefry2x32", "threefry_partitionable": partitionable}
 
 
 def leaves_of(header: dict[str, Any]) -> dict[str, Any]:
-    """``trainable`` and ``stacked`` as a header has them."""
+    """Returns ``trainable`` and ``stacked`` of a header, as predicates on paths."""
     moving, stacked = (frozenset(header[name]) for name in ("trainable", "stacked"))
     return {"trainable": moving.__contains__, "stacked": stacked.__contains__}
 
 
 def describe_leaves(params: Any) -> dict[str, list[Any]]:
-    """Path -> [identity, dtype, shape] of every leaf; public."""
+    """Returns path -> [identity, dtype, shape] of every leaf; public."""
     return {
         sphere.path_str(path): [
             sphere.leaf_id(sphere.path_str(path)),
@@ -186,7 +186,7 @@ def describe_leaves(params: Any) -> dict[str, list[Any]]:
 
 
 def digest_of(tree: Any) -> "hashlib._Hash":
-    """SHA-256 over paths, dtypes, shapes and bytes of a tree's leaves."""
+    """Returns SHA-256 over paths, dtypes, shapes and bytes of a tree's leaves."""
     state = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(jnp.asarray(leaf))  # As a run has it: in JAX's precision.

@@ -1,4 +1,4 @@
-"""What a run has spent, in a dictionary that JSON can hold."""
+"""Report of the privacy that a run has spent, in a dictionary that JSON can hold."""
 
 import importlib.metadata
 from typing import Any
@@ -14,7 +14,7 @@ TIMING = ("compile_seconds", "train_seconds", "steps_per_second")
 
 
 def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, Any]:
-    """What a run under ``plan`` has spent: for loops written by hand.
+    """Reports the privacy that a run under ``plan`` has spent, for loops written by hand.
 
     Args:
       plan: the plan.
@@ -66,7 +66,7 @@ def _outcome(plan: Plan, state: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes a run."""
+    """Returns the versions of the packages that compute a run."""
     names = {"jaxdp": "jaxdp-optim"} | {
         name: name for name in ("jaxlib", "optax", "dp-accounting")
     }

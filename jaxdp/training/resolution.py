@@ -1,4 +1,4 @@
-"""Whether the arithmetic of a run can see its smoothing radius."""
+"""Warnings about smoothing radii below the resolution of a run's arithmetic."""
 
 import warnings
 from typing import Any
@@ -32,7 +32,7 @@ def warn_if_unresolved(
     compute_dtype: Any = None,
     stacklevel: int = 1,
 ) -> None:
-    """Warns where rounding hides most of what a perturbation does to the losses.
+    """Warns if rounding hides most of a perturbation's effect on the losses.
 
     Slopes are then noise, and nothing is learned, or gradients are of a loss that is not
     smoothed; privacy is not touched. Reads a sample of the parameters on the host, and no
@@ -88,7 +88,7 @@ _Sizes = list[tuple[np.ndarray, int]]
 def _spacings(
     params: Any, trainable: _common.Trainable, compute_dtype: Any
 ) -> dict[str, _Sizes]:
-    """The leaves that move, by the name of the dtype that they are used in."""
+    """Returns half spacings and sizes of leaves that move, by the dtype of their use."""
     moves = _common.moving(params, trainable)
     found: dict[str, _Sizes] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -106,7 +106,7 @@ def _spacings(
 
 
 def _sample(leaf: Any) -> np.ndarray:
-    """Some elements of a leaf, float64, evenly spread over it."""
+    """Returns some elements of a leaf, float64, evenly spread over it."""
     size = np.size(leaf)
     places = np.linspace(0, size - 1, min(size, _SAMPLE)).astype(np.int64)
     if size < _LARGE:
@@ -117,13 +117,13 @@ def _sample(leaf: Any) -> np.ndarray:
 
 
 def _half_spacing(values: np.ndarray, eps: float) -> np.ndarray:
-    """Half the distance from each value to the next larger number of its dtype."""
+    """Returns half the distance from each value to the next larger number of its dtype."""
     _, exponent = np.frexp(values)
     return np.where(values == 0, 0.0, np.ldexp(eps / 4, exponent))
 
 
 def _median(sizes: _Sizes) -> float:
-    """The median over all elements of all leaves."""
+    """Returns the median over all elements of all leaves."""
     values = np.concatenate([half for half, _ in sizes])
     weights = np.concatenate([np.full(len(h), n / len(h)) for h, n in sizes])
     order = np.argsort(values)

@@ -1,4 +1,4 @@
-"""What the gradient makers share: which leaves move, the horizon, integer noise."""
+"""Helpers of the gradient transformations: moving leaves, horizon, noise, secrets."""
 
 import enum
 import math
@@ -22,7 +22,7 @@ Trainable = Any | PathPredicate | None
 
 
 class Horizon(NamedTuple):
-    """How far a run has come. Public."""
+    """Progress of a run through its plan. Public."""
 
     count: jax.Array  # shape=(), dtype=int32; releases made
     exhausted: jax.Array  # shape=(), dtype=bool; the plan allows no further release
@@ -53,7 +53,7 @@ def check_plan(plan: PrivatePlan, family: str) -> None:
 
 
 def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
-    """Spends the keys where a run begins: in ``init``.
+    """Spends the keys at the start of a run, in ``init``.
 
     Raises:
       ValueError: keys from entropy have served a run, or ``init`` is traced.
@@ -64,13 +64,19 @@ def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
 def horizon(
     plan: PrivatePlan, keys: keys_lib.Keys | None, *, vouched: bool = True
 ) -> Horizon:
-    """The start of a run; ``vouched``: its noise is drawn here, from ``keys``."""
+    """Returns the horizon of a new run.
+
+    ``vouched``: the run's noise is drawn here, from ``keys``.
+    """
     drawn_here = keys is not None and keys.private and vouched
     return begun(plan, private=plan.grid_noise_std > 0 and drawn_here)
 
 
 def begun(plan: DataPlan, *, private: bool) -> Horizon:
-    """The start of a run; ``private``: what it releases is randomised, from entropy."""
+    """Returns the horizon of a new run.
+
+    ``private``: its releases are randomised, from entropy.
+    """
     words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
     return Horizon(
         jnp.zeros((), jnp.int32),
@@ -81,14 +87,17 @@ def begun(plan: DataPlan, *, private: bool) -> Horizon:
 
 
 def advance(plan: DataPlan, at: Horizon) -> tuple[jax.Array, Horizon]:
-    """Whether this step may release, and the horizon after it."""
+    """Advances the horizon by one step; returns (active, new horizon).
+
+    ``active`` is True if this step may release.
+    """
     active = at.count < plan.num_steps
     count = at.count + active.astype(jnp.int32)
     return active, at._replace(count=count, exhausted=count >= plan.num_steps)
 
 
 def refuse_masked(params: Any, name: str) -> None:
-    """Raises where optax.masked or partition has taken leaves away."""
+    """Raises if optax.masked or partition has taken leaves away."""
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
@@ -99,13 +108,13 @@ def refuse_masked(params: Any, name: str) -> None:
 
 
 def size(params: Any, moves: PathPredicate) -> int:
-    """d: how many numbers move."""
+    """Returns d, the number of elements that move."""
     named = jax.tree_util.tree_leaves_with_path(params)
     return sum(math.prod(jnp.shape(x)) for path, x in named if moves(path_str(path)))
 
 
 def moving(params: Any, trainable: Trainable) -> PathPredicate:
-    """The predicate on paths that ``trainable`` stands for, checked against params.
+    """Returns the predicate on paths that ``trainable`` stands for, checked against params.
 
     Raises:
       ValueError: no leaf moves, a tree of another structure, or a moving leaf that is
@@ -151,7 +160,7 @@ def need_params(params: Any, name: str) -> Any:
 
 
 def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
-    """Raises where devices that share a batch are not given the same.
+    """Raises if devices that share a batch are given different arguments.
 
     Only a ``shard_map`` that checks replication can tell. Each device's part of a batch
     in place of the whole would be cut once more, and a record that two devices hold would
@@ -182,12 +191,12 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
 
 
 def noise_root(plan: PrivatePlan, keys: keys_lib.Keys) -> jax.Array:
-    """The key of this plan's noise; secret."""
+    """Returns the key of this plan's noise; secret."""
     return keys_lib.stream(keys.noise, "noise", context=int(plan.digest[:8], 16))
 
 
 def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:
-    """The noise of one step: integers (size,) of the discrete Gaussian of ``std`` units.
+    """Draws the noise of one step: discrete Gaussian integers (size,) of ``std`` units.
 
     Args:
       root: of :func:`noise_root` or another secret stream.
@@ -206,7 +215,7 @@ def zero_where_done(active: jax.Array, tree: Any) -> Any:
 
 
 def hiding_repr(self: Any) -> str:
-    """The ``__repr__`` of every class of states that declares ``SECRET``."""
+    """Returns the ``repr`` of a state without the fields that its ``SECRET`` names."""
 
     def shown(name: str) -> str:
         value = getattr(self, name)
@@ -217,7 +226,7 @@ def hiding_repr(self: Any) -> str:
 
 
 def public(state: Any) -> Any:
-    """A state without its secrets: what may be shown, logged or published.
+    """Removes the secrets of a state, so that it may be shown, logged or published.
 
     Works on any pytree: optimiser states, a Flax ``TrainState``, an ``nnx.Optimizer`` or
     its ``opt_state``. Every node that declares ``SECRET`` has those fields replaced by
@@ -236,12 +245,15 @@ def public(state: Any) -> Any:
 
 
 def rootless(node: Any) -> tuple[str, ...]:
-    """The secret fields of a state that the roots give back; ``KEPT`` ones they do not."""
+    """Returns the secret fields of a state that its roots give back.
+
+    They do not give back ``KEPT`` ones.
+    """
     return tuple(set(node.SECRET) - set(getattr(node, "KEPT", ())))
 
 
 def without_roots(state: Any) -> Any:
-    """What of a state a checkpoint has to hold: all that its roots do not give back.
+    """Returns the part of a state for a checkpoint: all that its roots do not give back.
 
     Secret, where a node declares secret fields to be ``KEPT``: they depend on data.
     """
@@ -249,7 +261,7 @@ def without_roots(state: Any) -> Any:
 
 
 def _without(state: Any, hidden: Callable[[Any], Collection[str]]) -> Any:
-    """A state without the fields that ``hidden`` names of a node with secrets."""
+    """Returns a state without the fields that ``hidden`` names of a node with secrets."""
 
     def is_leaf(node: Any) -> bool:
         return hasattr(type(node), "SECRET") or isinstance(node, keys_lib.Keys)
@@ -287,7 +299,7 @@ def _is_horizon(node: Any) -> bool:
 
 
 def _without_static(node: Any) -> Any:
-    """A tree in whose nodes nothing is static but plain values."""
+    """Returns a tree in whose nodes nothing is static but plain values."""
     parts = node.values() if isinstance(node, Mapping) else ()
     if type(node) in (tuple, list):
         parts = node
@@ -319,7 +331,7 @@ def _without_static(node: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What hides nothing of a static value: None in the place of all else."""
+    """Returns the plain part of a static value, with None in the place of all else."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, type):  # One that is made in a function has its variables.

@@ -16,7 +16,7 @@ from jaxdp.transforms import _common
 
 
 class Correlated(NamedTuple):
-    """Noise of the steps to come. Secret."""
+    """State of the correlated noise of later steps. Secret."""
 
     root: jax.Array  # shape=(), key; periods and steps are folded into it
     state: Any  # of plan.correlation
@@ -26,14 +26,14 @@ class Correlated(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a step lies. Public."""
+    """Position of a step: its period, and its index there. Public."""
 
     period: jax.Array  # shape=(), dtype=int32; counts from 0 over the whole run
     at: jax.Array  # shape=(), dtype=int32; step in the period, from 0
 
 
 def begin(plan: PrefixSumPlan, keys: keys_lib.Keys, dim: int) -> Correlated:
-    """Before the first step of a run over ``dim`` numbers.
+    """Returns the noise before the first step of a run over ``dim`` numbers.
 
     Raises:
       ValueError: so many numbers that the grid would round contributions to zero.
@@ -59,7 +59,10 @@ def begin(plan: PrefixSumPlan, keys: keys_lib.Keys, dim: int) -> Correlated:
 
 
 def place(plan: PrefixSumPlan, count: jax.Array) -> Place:
-    """A new period begins every ``plan.correlation.period`` steps, and with every pass."""
+    """Returns the position of the step after ``count`` steps.
+
+    A new period begins every ``plan.correlation.period`` steps, and with every pass.
+    """
     period, steps = plan.correlation.period, plan.steps_per_pass
     number, step = jnp.divmod(count, np.int32(steps))
     within, at = jnp.divmod(step, np.int32(period))
@@ -69,7 +72,7 @@ def place(plan: PrefixSumPlan, count: jax.Array) -> Place:
 def draw(
     plan: PrefixSumPlan, noise: Correlated, where: Place, dim: int, phase: str
 ) -> tuple[Fixed, Correlated]:
-    """The noise of one step (dim,), in the units of its phase's noise."""
+    """Draws the noise of one step (dim,), in the units of its phase's noise."""
     key = keys_lib.at_step(noise.root, where.period)  # Drawn anew in every period.
     drawn, state = increment(
         plan.correlation,
@@ -85,7 +88,7 @@ def draw(
 def increment(
     kernel: PrefixNoise, key: jax.Array, state: Any, step: Any, like: Any, std: int
 ) -> tuple[Fixed, Any]:
-    """The kernel's noise of a step; none where ``std`` is 0."""
+    """Returns the kernel's noise of a step, zero where ``std`` is 0, and the next state."""
     if std == 0:
         return Fixed(jnp.zeros(like.shape, jnp.int32)), state
     return kernel.increment(key, state, step, like, kernel.laws(std))
@@ -94,10 +97,9 @@ def increment(
 def check_rounding(
     kernel: PrefixNoise, dim: int, noise_multiplier: float, std: int
 ) -> None:
-    """Raises where what fixed point rounds is more than the noise has to spare for it.
+    """Raises if fixed-point rounding adds more sensitivity than the noise allows for.
 
-    So much farther may one record move what the noise hides
-    (:mod:`jaxdp.kernels.prefix_noise`).
+    :mod:`jaxdp.kernels.prefix_noise` derives what rounding adds.
     """
     if not noise_multiplier:
         return

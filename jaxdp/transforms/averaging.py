@@ -10,7 +10,7 @@ from jaxdp import _validate
 
 
 class PolyakState(NamedTuple):
-    """State of :func:`polyak_average`. Public: it depends on the data by the params."""
+    """State of :func:`polyak_average`. Public: it depends on data by the params alone."""
 
     count: jax.Array  # shape=(), dtype=int32; updates seen
     average: Any  # like the params, floating leaves in float32 or better
@@ -67,7 +67,7 @@ def polyak_average(start_step: int = 0) -> optax.GradientTransformationExtraArgs
 
 
 def _wide(leaf: Any) -> Any:
-    """At least float32, in which a small weight is not rounded away."""
+    """Returns the dtype of the average: at least float32, so that small weights count."""
     dtype = jnp.result_type(leaf)
     if not jnp.issubdtype(dtype, jnp.inexact):
         return dtype
@@ -75,7 +75,7 @@ def _wide(leaf: Any) -> Any:
 
 
 def polyak_output(state: Any) -> Any:
-    """The averaged params: the point that a run with :func:`polyak_average` returns.
+    """Returns the averaged params: the point that :func:`polyak_average` is for.
 
     Args:
       state: the transform's state or any tree that holds it once: a chain's state, or

@@ -43,7 +43,7 @@ def dpgd(
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Noised sums of clipped per-record gradients as an optax transformation.
+    """Makes noised sums of clipped per-record gradients an optax transformation.
 
     Used as :func:`jaxdp.dpzero` is, with the same keywords of ``update``; it needs
     backpropagation and a ``value_fn`` that can be differentiated.

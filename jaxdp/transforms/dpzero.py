@@ -63,7 +63,7 @@ class DPZeroState(NamedTuple):
 
 
 def laplace_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.ndarray:
-    """The run's Laplace noise, int32 (num_steps, K): secret.
+    """Draws the run's Laplace noise, int32 (num_steps, K): secret.
 
     A deterministic function of the noise root and the plan, drawn on the host.
     """
@@ -77,7 +77,7 @@ def laplace_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.n
 
 
 def step_noise(plan: ZerothOrderPlan, noise: jax.Array, step: jax.Array) -> jax.Array:
-    """The integers of one step, int32 (R,): secret.
+    """Returns the noise of one step, int32 (R,): secret.
 
     Args:
       plan: how many, and their standard deviations.
@@ -104,7 +104,7 @@ def dpzero(
     axis_name: AxisName | None = None,
     noise_table: jax.Array | np.ndarray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Private zeroth-order gradients as an optax transformation.
+    """Makes private zeroth-order gradients an optax transformation.
 
     Stands first in a chain: incoming updates are ignored and may be None. ``update``
     takes ``value_fn`` (losses (B,) of a batch), ``batch`` and, for padded full batches,
@@ -168,7 +168,7 @@ def dpgd_zeroth_order(
     axis_name: AxisName | None = None,
     noise_table: jax.Array | np.ndarray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DPGD-0th as an optax transformation: the DPZero paper's baseline.
+    """Makes DPGD-0th, the DPZero paper's baseline, an optax transformation.
 
     Per-record vectors ``slope * direction`` are clipped in L2 and their sum gets isotropic
     noise. Used as :func:`dpzero`, with the same arguments and errors.
@@ -204,7 +204,7 @@ def dpgd_zeroth_order(
 
 
 def dpzero_output(state: Any, params: Any) -> Any:
-    """The point that a run returns: ``x_tau`` of the paper, or the last iterate.
+    """Returns the point of a run: ``x_tau`` of the paper, or the last iterate.
 
     Args:
       state: the state of :func:`dpzero` or :func:`dpgd_zeroth_order`, or a tree that holds
@@ -234,7 +234,10 @@ def dpzero_output(state: Any, params: Any) -> Any:
 
 
 def output_step(plan: ZerothOrderPlan, direction: jax.Array) -> jax.Array:
-    """tau, int32 (): uniform on {0, ..., T-1} up to 2**-32 T; from the direction root."""
+    """Draws tau, int32 (), uniform on {0, ..., T-1} up to 2**-32 T.
+
+    From the direction root.
+    """
     context = int(plan.digest[:8], 16)
     key = keys_lib.stream(direction, "output", context=context)
     return (keys_lib.words(key, 1)[0] % np.uint32(plan.num_steps)).astype(jnp.int32)
@@ -247,7 +250,7 @@ def draw_directions(
     moves: PathPredicate,
     stacked: PathPredicate | None,
 ) -> sphere.Direction:
-    """The K directions of a step from its key."""
+    """Draws the K directions of a step from its key."""
     return sphere.directions(
         key,
         params,
@@ -265,7 +268,7 @@ def gradient(
     key: jax.Array,
     params: Any,
 ) -> Any:
-    """The gradient that a release stands for: post-processing, without data.
+    """Computes the gradient that a release stands for: post-processing, without data.
 
     Args:
       plan: whether there is noise across the direction, and how much.
@@ -290,7 +293,7 @@ def gradient(
 
 
 def _inner(one: sphere.Direction, other: sphere.Direction, params: Any) -> jax.Array:
-    """Inner product of two directions, shape=(), float32."""
+    """Computes the inner product of two directions, shape=(), float32."""
     u, v = (sphere.materialise(d, params) for d in (one, other))
     return jnp.asarray(optax.tree.vdot(u, v))
 
@@ -298,7 +301,7 @@ def _inner(one: sphere.Direction, other: sphere.Direction, params: Any) -> jax.A
 def _begin(
     plan: ZerothOrderPlan, direction: jax.Array, noise: Any, start: Any, params: Any
 ) -> DPZeroState:
-    """The state before the first step, in copies, because callers donate theirs."""
+    """Returns the state before the first step, in copies, because callers donate theirs."""
     kept = None
     if plan.output == "random":
         kept = Kept(output_step(plan, direction), params)
@@ -310,12 +313,12 @@ def _begin(
 
 
 def _width(plan: ZerothOrderPlan) -> int:
-    """R: numbers that leave a step."""
+    """Returns R, the number of values that a step releases."""
     return plan.num_directions + (plan.clip_tuning is not None)
 
 
 def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
-    """The clip after a step: float32, shape=().
+    """Computes the clip after a step: float32, shape=().
 
     Args:
       tuning: how fast it moves, and whereto.
@@ -338,7 +341,7 @@ def _follow(
     key: jax.Array,
     params: Any,
 ) -> tuple[Any, DPZeroState]:
-    """What a step does with its release: a run and its replay both come here."""
+    """Applies a step's release to the state: both a run and its replay come here."""
     count = state.horizon.count
     active, horizon = _common.advance(plan, state.horizon)
     release = _common.zero_where_done(active, release)
@@ -366,7 +369,7 @@ def replay(
     trainable: _common.Trainable = None,
     stacked: PathPredicate | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a run whose releases are known: it reads no data.
+    """Returns the transformation of a run whose releases are known: it reads no data.
 
     ``update`` takes ``release``, float32, of the shape of ``state.release``. It works on
     its own state, which holds no noise, and on that of the run's transformation.
@@ -410,7 +413,7 @@ def _maker(
     axis_name: AxisName | None,
     noise_table: jax.Array | np.ndarray | None,
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a plan of the family ``name``."""
+    """Makes the transformation of a plan of the family ``name``."""
     keys = keys_lib.check(keys)
     _common.check_plan(plan, name)
     if noise_table is not None:

@@ -88,7 +88,7 @@ def entropic_descent(
 
 
 def _stepped(rate: jax.Array, logits: jax.Array, gradient: jax.Array) -> jax.Array:
-    """Logits after a step, their maxima 0."""
+    """Returns the logits after a step, shifted to a maximum of 0."""
     logits, top = _step(logits, gradient.astype(jnp.float32), rate)
     return logits - top[..., None]
 

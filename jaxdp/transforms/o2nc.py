@@ -167,7 +167,7 @@ def o2nc(
 
 
 def o2nc_output(state: Any, params: Any) -> Any:
-    """The point that a run returns: the mean of a uniformly drawn window's queries.
+    """Returns the point of a run: the mean of a uniformly drawn window's queries.
 
     Args:
       state: the state of :func:`o2nc`, or a tree that holds one, such as a chain's.
@@ -231,7 +231,7 @@ def conversion(
     oracle: optax.GradientTransformationExtraArgs,
     driver: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """``optax.chain(oracle, driver)`` with a state that names its parts."""
+    """Chains ``oracle`` and ``driver`` with a state that names its parts."""
 
     def init_fn(params: Any) -> RunState:
         state: Any = driver.init(params)
@@ -248,13 +248,13 @@ def conversion(
 
 
 def _is_taken(key: jax.Array, windows: jax.Array) -> jax.Array:
-    """Whether the j-th complete window takes the place of the one kept: 1 in j."""
+    """Draws whether the j-th complete window replaces the one kept: probability 1 / j."""
     word = keys_lib.words(keys_lib.at_step(key, windows), 1)[0]
     return word % jnp.maximum(windows, 1).astype(jnp.uint32) == 0
 
 
 def _projected(tree: Any, radius: np.float32) -> Any:
-    """Onto the ball; the norm of huge trees does not overflow, and zero stays zero."""
+    """Projects onto the ball; huge norms do not overflow, and zero stays zero."""
     peak = optax.tree.norm(tree, ord=jnp.inf)
     peak = jnp.maximum(peak, jnp.finfo(jnp.float32).tiny)
     unit = optax.tree.scale(1 / peak, tree)
@@ -263,7 +263,7 @@ def _projected(tree: Any, radius: np.float32) -> Any:
 
 
 def _averaged(mean: Any, point: Any, count: int | jax.Array) -> Any:
-    """The mean of ``count`` points from that of all but the last: constants stay exact."""
+    """Adds the last of ``count`` points to the mean of the others: constants stay exact."""
     weight = 1 / jnp.asarray(count, jnp.float32)
     return jax.tree.map(lambda m, p: m + weight.astype(m.dtype) * (p - m), mean, point)
 
@@ -273,7 +273,7 @@ def _where(condition: jax.Array, yes: Any, no: Any) -> Any:
 
 
 def _wide(leaf: Any) -> Any:
-    """float32 or wider; what does not float stays what it is."""
+    """Returns the state's dtype of a leaf: float32, or the leaf's own if that is wider."""
     dtype = jnp.result_type(leaf)
     if not jnp.issubdtype(dtype, jnp.floating):
         return jnp.float32
@@ -285,7 +285,7 @@ def _wider(tree: Any) -> Any:
 
 
 def _floating(updates: Any, params: Any) -> Any:
-    """Gradients in the dtypes of the state; zero for leaves that cannot move."""
+    """Casts gradients to the dtypes of the state; zero for leaves that cannot move."""
 
     def leaf(g: Any, p: Any) -> jax.Array:
         if not jnp.issubdtype(jnp.result_type(p), jnp.floating):

@@ -1,4 +1,4 @@
-r"""Private gradients from one pass over the data, or more: released changes, added up.
+r"""Private gradient estimates as running sums of released changes.
 
 .. math::
    \tilde g_1 = \mathrm{GRAD}(w_1) + n_1, \qquad
@@ -55,7 +55,7 @@ def private_oracle(
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """The oracles of ``plans.O2NC`` as an optax transformation.
+    """Makes the oracles of ``plans.O2NC`` an optax transformation.
 
     Stands first in a chain, before :func:`jaxdp.o2nc`: incoming updates are ignored and may
     be None. ``update`` takes ``value_fn``, ``batch`` (of ``jaxdp.sampling.batch``) and

@@ -1,4 +1,4 @@
-"""Per-record updates in, their noised mean out: running sums are what is protected."""
+"""Noised means of per-record updates, with noise that cancels in their running sums."""
 
 from typing import Any, NamedTuple
 

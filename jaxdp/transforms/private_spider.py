@@ -1,4 +1,4 @@
-r"""Private gradients from one pass, with batches as large as the point has moved.
+r"""Private variance-reduced gradients on batches as large as the point has moved.
 
 .. math::
    \tilde g_t = \mathrm{mean}\,\nabla f(x_t) + n_t
@@ -38,7 +38,7 @@ _SLICE = 2**20
 
 
 class Running(NamedTuple):
-    """Noise of the queries to come. Secret."""
+    """State of the noise of later queries. Secret."""
 
     refresh: jax.Array  # shape=(), key; the number of the refresh is folded into it
     difference: jax.Array  # shape=(), key; the same, and the number of the difference
@@ -67,7 +67,7 @@ class Spider(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What is to be asked at a point. Public: it follows from releases."""
+    """Query at a point: its kind and its records. Public: it follows from releases."""
 
     kind: jax.Array  # shape=(), dtype=int32; NONE, REFRESH or DIFFERENCE
     moved: jax.Array  # shape=(), dtype=float32; smoothness times the way from reference
@@ -78,7 +78,7 @@ class Query(NamedTuple):
 
 
 def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
-    """Before the first query.
+    """Returns the estimate's state before the first query.
 
     Raises:
       ValueError: so many numbers that the grid would round contributions to zero.
@@ -106,7 +106,7 @@ def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
 
 
 def check_dim(dim: int, bits: int | None) -> None:
-    """Raises ValueError where a record's coordinates would be rounded to zero."""
+    """Raises ValueError if a record's coordinates would be rounded to zero."""
     if bits is not None and dim > 4 ** (bits - 2):
         raise ValueError(
             f"params must have at most {4 ** (bits - 2)} elements under this plan, got "
@@ -124,7 +124,9 @@ def ask(
     renew: jax.Array | bool = False,
     extra: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> Query:
-    """What the estimate needs to be one at ``point``, and whether there are records.
+    """Decides the next query at ``point``: none, a difference or a refresh.
+
+    The query also says whether enough records are left.
 
     Args:
       plan: its batch sizes and limits.
@@ -177,7 +179,7 @@ def asked(
     mask: jax.Array | None,
     size: int,
 ) -> Spider:
-    """The estimate after a query, which must fit; releases d numbers.
+    """Returns the estimate after a query, which must fit; releases d numbers.
 
     The cursor is moved by ``query.records`` and not by what else is read.
     """
@@ -234,7 +236,7 @@ def asked(
 
 
 def flattened(params: Any, name: str) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """All parameters in one float32 vector, and the way back.
+    """Returns all parameters in one float32 vector, and the way back.
 
     Raises:
       ValueError: a leaf of another dtype, whose differences of gradients would be the
@@ -259,7 +261,7 @@ def _leaves(params: Any) -> list[Any]:
 
 
 def slice_size(plan: SpiderPlan, dim: int, microbatch_size: int | None) -> int:
-    """Records that are differentiated at once: by default, about a million numbers.
+    """Returns the records to differentiate at once: by default, about a million numbers.
 
     But not so many that most of a small batch's slice would be masked.
     """
@@ -289,7 +291,7 @@ class PrivateSpiderState(NamedTuple):
 def private_spider(
     plan: SpiderPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """The adaptive variance-reduced gradient as an optax transformation.
+    """Makes the adaptive variance-reduced gradient an optax transformation.
 
     Stands first in a chain; incoming updates are ignored and may be None.
     ``optax.chain(private_spider(plan, keys), optax.scale(-1 / smoothness))`` is private
@@ -373,7 +375,7 @@ def check_plan(plan: Any) -> None:
 
 
 def is_private(plan: SpiderPlan, keys: keys_lib.Keys) -> bool:
-    """Whether what a run releases is noised, from entropy."""
+    """Returns True if a run's releases are noised, from entropy."""
     return keys.private and bool(plan.noise_multiplier)
 
 

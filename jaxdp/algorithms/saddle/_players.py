@@ -1,4 +1,4 @@
-"""What the methods share: starts, draws of vertices, moves of scores, records of a step."""
+"""Helpers of the saddle-point methods: scores, vertex draws and a step's records."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ _LOGIT = np.float32(np.log(2) / 2**simplex.BITS)
 
 
 class Info(NamedTuple):
-    """What a step let out. Public."""
+    """Release of one step. Public."""
 
     release: jax.Array  # shape=(R,), dtype=float32
 
@@ -37,18 +37,21 @@ def check(plan: Any, keys: Any, family: str) -> keys_lib.Keys:
 
 
 def horizon(plan: VertexPlan | Any, keys: keys_lib.Keys) -> _common.Horizon:
-    """The start of a run; private with secret keys and the certified sampler."""
+    """Returns the horizon of a new run.
+
+    It is private with keys from entropy and the certified sampler.
+    """
     return _common.begun(plan, private=keys.private and plan.sampler == "integer")
 
 
 def roots(plan: DataPlan, keys: keys_lib.Keys, *roles: str) -> tuple[jax.Array, ...]:
-    """Secret keys of what is drawn, one for each role; steps are folded into them."""
+    """Returns the secret keys of the draws, one a role; steps are folded into them."""
     context = int(plan.digest[:8], 16)
     return tuple(keys_lib.stream(keys.noise, role, context=context) for role in roles)
 
 
 def start(name: str, weights: Any, size: int) -> jax.Array:
-    """Scores (size,) of the public weights that a player starts from.
+    """Returns the scores (size,) of the public weights that a player starts from.
 
     Raises:
       ValueError: not weights (size,): non-negative, and of sum 1.
@@ -74,7 +77,7 @@ def start(name: str, weights: Any, size: int) -> jax.Array:
 def draw(
     plan: VertexPlan | Any, key: jax.Array, scores: jax.Array, num: int
 ) -> jax.Array:
-    """``num`` vertices of an iterate, independent: an exponential mechanism."""
+    """Draws ``num`` independent vertices of an iterate: an exponential mechanism."""
     if plan.sampler == "integer":
         return simplex.sample(key, scores, num)
     logits = scores.astype(jnp.float32) * _LOGIT
@@ -82,12 +85,12 @@ def draw(
 
 
 def mean(vertices: jax.Array, size: int) -> jax.Array:
-    """The mean of drawn vertices, as weights float32 (size,)."""
+    """Computes the mean of drawn vertices, as weights float32 (size,)."""
     return simplex.counts(vertices, size).astype(jnp.float32) / vertices.shape[0]
 
 
 def shares(counts: jax.Array) -> jax.Array:
-    """Each vertex's share of what was counted, float32; zeros before anything was."""
+    """Computes each vertex's share of the counts, float32; zeros without counts."""
     return counts.astype(jnp.float32) / jnp.maximum(counts.sum(), 1)
 
 
@@ -96,17 +99,17 @@ def bound(grid: ScoreGrid) -> vertex_gradients.Bound:
 
 
 def change(total: jax.Array, grid: ScoreGrid) -> jax.Array:
-    """By how much a total of contributions moves the scores: exact, int32."""
+    """Computes the exact int32 change of the scores by a total of contributions."""
     return simplex.scaled(total, grid.multiplier, grid.shift)
 
 
 def moved(active: jax.Array, scores: jax.Array, increment: jax.Array) -> jax.Array:
-    """Scores after a step, where there is one."""
+    """Returns the scores after a step, unchanged if the step is not active."""
     return jnp.where(active, simplex.moved(scores, increment), scores)
 
 
 def domains(problem: Any, *sizes: int) -> list[Any]:
-    """The polytopes of a problem's players: simplices, where it names none.
+    """Returns the polytopes of a problem's players; the simplex is the default.
 
     Raises:
       ValueError: other numbers of vertices than the plan's.
@@ -127,7 +130,7 @@ def domains(problem: Any, *sizes: int) -> list[Any]:
 def rows(
     plan: DataPlan, data: Any, first: jax.Array, size: int, active: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """``size`` records in a row from ``first`` on, and their mask.
+    """Returns ``size`` consecutive records from ``first`` on, and their mask.
 
     Raises:
       ValueError: data of another number of records than the plan's.

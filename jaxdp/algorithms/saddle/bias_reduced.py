@@ -19,7 +19,7 @@ from jaxdp.transforms import _common
 def saddle_bias_reduced(
     plan: BiasReducedPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
 ) -> Algorithm:
-    r""":func:`jaxdp.saddle_mirror_descent` with gradients of a smaller bias.
+    r"""Runs :func:`jaxdp.saddle_mirror_descent` with gradients of a smaller bias.
 
     A step of level N draws :math:`2^{N+1}` vertices of each player and adds to the gradient
     at the first one :math:`C_M2^N` times how the gradient at the mean of all of them
@@ -89,7 +89,7 @@ def _increments(
     *,
     microbatch_size: int | None,
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Algorithm 2 in a step of one level: how scores move, and vertices to put out."""
+    """Runs Algorithm 2 at one level: returns score increments and the output's vertices."""
     domain_x, domain_y = _players.domains(problem, plan.dim_x, plan.dim_y)
     size = plan.batch_sizes[level]
     records, mask = _players.rows(plan, data, first, size, active)
@@ -100,7 +100,7 @@ def _increments(
     grids_x, grids_y = plan.grids[level]
 
     def totals(drawn: int) -> tuple[jax.Array, jax.Array]:
-        """Of the gradients at the mean of the vertices that were drawn first."""
+        """Returns the sums of gradients at the mean of the first ``drawn`` vertices."""
         return problem.gradient_sums(
             domain_x.point(_players.mean(seen_x[:drawn], plan.dim_x)),
             domain_y.point(_players.mean(seen_y[:drawn], plan.dim_y)),
@@ -122,7 +122,7 @@ def _increments(
 def combined(
     level: int, grids: LevelGrids, every: jax.Array, half: jax.Array, one: jax.Array
 ) -> jax.Array:
-    """Increment of the scores from the totals at the three points.
+    """Computes the increment of the scores from the totals at the three points.
 
     At level 0 half of the vertices is the first one, and what is taken away of it is less
     than what is added: :math:`C_M g_+ - (C_M - 1) g_1`.

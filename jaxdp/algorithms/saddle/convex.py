@@ -16,7 +16,7 @@ from jaxdp.transforms import _common
 
 
 class Schedule(NamedTuple):
-    """Which vertices each step draws for which averages. Public: it depends on no data.
+    """Vertex draws of each step, by the averages that they are for. Public: without data.
 
     The average of the first t iterates is a mixture of softmaxes. To draw from it is to
     draw one of the t iterates, and a vertex of that: here the iterate is drawn before the
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
 
 
 class ConvexState(NamedTuple):
-    """A run of :func:`simplex_convex`."""
+    """State of :func:`simplex_convex`."""
 
     horizon: _common.Horizon
     scores: jax.Array  # shape=(dim,), dtype=int32; secret: never noised, never shown
@@ -133,7 +133,10 @@ def simplex_convex(
 
 
 def output(plan: ConvexPlan, state: ConvexState) -> jax.Array:
-    """The mean of K vertices of the last average; before the end, the point in use."""
+    """Returns the mean of K vertices of the last average.
+
+    Before the end it is that of the point in use.
+    """
     last = jnp.maximum(state.horizon.count - 1, 0)
     at = _point_in_use(last, plan.refresh_every)
     at = jnp.where(state.horizon.exhausted, len(state.drawn) - 1, at)
@@ -141,13 +144,13 @@ def output(plan: ConvexPlan, state: ConvexState) -> jax.Array:
 
 
 def refresh_times(num_steps: int, refresh_every: int) -> list[int]:
-    """The steps, counted from 1, that draw a new point: 1, .., q, 2q, 3q, .."""
+    """Returns the steps, from 1, that draw a new point: 1, .., q, 2q, 3q, .."""
     early = range(1, min(refresh_every, num_steps) + 1)
     return [*early, *range(2 * refresh_every, num_steps + 1, refresh_every)]
 
 
 def _point_in_use(count: jax.Array, refresh_every: int) -> jax.Array:
-    """Which of the points the step uses; ``count`` steps were done before it."""
+    """Returns the index of the point that a step uses after ``count`` earlier steps."""
     lazy = (count + 1) // refresh_every + refresh_every - 2
     return jnp.where(count < refresh_every, count, lazy)
 
@@ -172,7 +175,7 @@ def make_schedule(
 
 
 def _drawn(plan: ConvexPlan, state: ConvexState, count: jax.Array) -> jax.Array:
-    """The vertices for all points, with those of the iterate of this step."""
+    """Returns the vertices of all points, with this step's draws filled in."""
     slots, offsets = state.schedule
     key = keys_lib.at_step(state.roots[0], count)
     num, end = plan.num_draws, offsets[count + 1]

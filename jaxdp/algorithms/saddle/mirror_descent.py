@@ -16,7 +16,7 @@ ROLES = ("vertices_x", "vertices_y")
 
 
 class SaddleState(NamedTuple):
-    """A run of :func:`saddle_mirror_descent`; of :func:`saddle_bias_reduced` too."""
+    """State of :func:`saddle_mirror_descent` and of :func:`saddle_bias_reduced`."""
 
     horizon: _common.Horizon
     scores_x: (
@@ -127,7 +127,7 @@ def begin(
     params: Any,
     width: int,
 ) -> SaddleState:
-    """The state before the first step; spends the keys."""
+    """Returns the state before the first step and spends the keys."""
     if not isinstance(params, tuple | list) or len(params) != 2:
         raise ValueError(
             "params must be the players' weights, (x (dim_x,), y (dim_y,)), as "
@@ -152,7 +152,7 @@ def after(
     shown: tuple[jax.Array, jax.Array],
     release: jax.Array,
 ) -> tuple[SaddleState, _players.Info]:
-    """The state after a step that drew ``shown`` for the output."""
+    """Returns state and info after a step that drew ``shown`` for the output."""
     by = active.astype(jnp.int32)
     release = _common.zero_where_done(active, release.astype(jnp.float32))
     new = SaddleState(
@@ -168,5 +168,5 @@ def after(
 
 
 def output(state: SaddleState) -> tuple[jax.Array, jax.Array]:
-    """The share of each vertex in what was put out so far, float32 (dim_x,), (dim_y,)."""
+    """Returns each vertex's share of the output's draws, float32 (dim_x,), (dim_y,)."""
     return _players.shares(state.counts_x), _players.shares(state.counts_y)

@@ -17,7 +17,7 @@ from jaxdp.transforms import _common
 
 
 class SyntheticState(NamedTuple):
-    """A run of :func:`synthetic_data`; what is not called secret is public."""
+    """State of :func:`synthetic_data`. Public but for the fields called secret."""
 
     horizon: _common.Horizon
     totals: jax.Array  # shape=(m,), dtype=int32; answers of the data; secret
@@ -38,7 +38,7 @@ class SyntheticState(NamedTuple):
 
 
 def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:
-    r"""A histogram over a finite domain whose answers to m queries are those of the data.
+    r"""Fits a histogram over a finite domain to the data's answers to m queries.
 
     The one player holds a histogram, the other one weights of the queries and of their
     negations. Each step draws one query from the second player (an exponential mechanism,
@@ -124,7 +124,7 @@ def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:
 
 
 def output(state: SyntheticState) -> jax.Array:
-    """The mean of the histograms so far, float32 (domain_size,)."""
+    """Returns the mean of the histograms so far, float32 (domain_size,)."""
     steps = jnp.maximum(state.horizon.count, 1).astype(jnp.float32)
     return state.total / steps
 
@@ -147,7 +147,7 @@ def _check(plan: QueryPlan, queries: Queries) -> None:
 def _taken(
     grid: Any, totals: jax.Array, fractions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """By how much the totals move the scores in a step, and the fraction that is left.
+    """Returns the change of the scores by the totals in a step, and the fraction left.
 
     After t steps they have moved by floor(t * total * multiplier / 2**shift), exactly:
     what a step rounds away is kept for the next. So one record moves a score that never
@@ -164,7 +164,7 @@ def _taken(
 def synthetic_records(
     keys: keys_lib.Keys, histogram: jax.Array, num_records: int
 ) -> jax.Array:
-    """Records drawn from a histogram: post-processing, where the histogram is private.
+    """Draws records from a histogram: post-processing if the histogram is private.
 
     Args:
       keys: a ``jaxdp.Keys``, that of the run or another; it is not spent.

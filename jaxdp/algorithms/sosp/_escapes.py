@@ -1,4 +1,4 @@
-"""Escapes: how they begin, go on and end, and what that says of their anchor."""
+"""Escapes from saddle points: their start, steps and end, and the anchor's certificate."""
 
 import functools
 from typing import Any
@@ -22,14 +22,14 @@ from jaxdp.transforms import private_spider as spiders
 
 
 def own_batch(plan: SOSPPlan) -> int:
-    """Records of an escape's own Hessians."""
+    """Returns the number of records of an escape's own Hessians."""
     return 0 if plan.hessian == "tracked" else plan.hessian_batch_size
 
 
 def offer(
     best: Best, given: jax.Array, x: jax.Array, norm: jax.Array, rank: Any
 ) -> Best:
-    """Keeps the highest rank, and of one rank the smallest norm."""
+    """Keeps the point of highest rank, and among equal ranks of smallest gradient norm."""
     better = (rank > best.rank) | ((rank == best.rank) & (norm < best.norm))
     better &= given
     return Best(
@@ -46,7 +46,10 @@ def begin(
     small: jax.Array,
     x: jax.Array,
 ) -> tuple[spiders.Spider, Escape, jax.Array, jax.Array]:
-    """Begins an escape at an anchor: also whether it began, and whether data ran out."""
+    """Begins an escape at an anchor if ``small`` and enough records are left.
+
+    Also returns whether it began, and whether the data ran out.
+    """
     size = own_batch(plan)
     over = spider.cursor + size > plan.num_examples
     turn = over & (spider.passes + 1 < plan.num_passes)
@@ -89,7 +92,7 @@ def walk(
     within: jax.Array,
     x: jax.Array,
 ) -> tuple[jax.Array, Escape, Best]:
-    """A step of an escape, or a plain one: the new point, and what follows from it."""
+    """Takes an escape step or a plain one; returns the new point, escape and best point."""
     plan = run.plan
     v = x - escape.anchor
     length = jnp.linalg.norm(v)
@@ -153,7 +156,7 @@ def jump(
     start: jax.Array,
     x: jax.Array,
 ) -> tuple[jax.Array, Escape, Best]:
-    """Releases the anchor's Hessian, and leaves along its lowest direction, if low."""
+    """Releases the anchor's Hessian and leaves along its lowest eigenvector, if low."""
     plan = run.plan
     assert plan.curvature_threshold is not None
     assert plan.hessian_lipschitz is not None
@@ -186,7 +189,7 @@ def jump(
 
 
 def _forget(best: Best, refuted: jax.Array, x: jax.Array) -> Best:
-    """Drops what has no certificate: the anchor was just refuted, whatever its norm."""
+    """Resets the best point if an anchor was refuted and it has no certificate."""
     refuted &= best.rank < CERTIFIED
     return Best(
         jnp.where(refuted, x, best.point),

@@ -1,4 +1,4 @@
-"""What a search for second-order points carries from step to step."""
+"""State of a search for second-order stationary points."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ RUNNING, CERTIFICATE, DATA, STEPS = 0, 1, 2, 3
 
 
 class Hessian(NamedTuple):
-    """What is known of curvature. Secret, where there is a running sum."""
+    """Running sum of Hessians and its copy at the anchor, if they are kept. Secret."""
 
     total: Any  # stretch.Wide, shape=(d * d,): running sum; () where none is kept
     frozen: Any  # shape=(d, d), dtype=float32: that of the anchor; ()
@@ -30,7 +30,7 @@ class Hessian(NamedTuple):
 
 
 class Escape(NamedTuple):
-    """An escape, and what came before it. Public but for the key and the Hessian."""
+    """State of the current or last escape. Public but for the key and the Hessian."""
 
     active: jax.Array  # shape=(), dtype=bool
     left: jax.Array  # shape=(), dtype=int32; steps of it that are left
@@ -49,7 +49,7 @@ class Escape(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The point that the run would return. Public."""
+    """Point that the run would return. Public."""
 
     point: Any  # like params
     norm: jax.Array  # shape=(), dtype=float32; of the released gradient there
@@ -57,7 +57,7 @@ class Best(NamedTuple):
 
 
 class SOSPState(NamedTuple):
-    """A run of :func:`sosp`."""
+    """State of :func:`sosp`."""
 
     horizon: _common.Horizon
     point: Any  # like params; the iterate, public
@@ -71,7 +71,7 @@ class SOSPState(NamedTuple):
 
 
 class SOSPInfo(NamedTuple):
-    """What a step let out: norms of what it released, and what follows from releases.
+    """Logged numbers of a step: norms of its releases, and functions of releases.
 
     ``release`` holds: the kind of gradient query (0 none, 1 refresh, 2 difference), the
     records that were spent by it, the norm of the gradient estimate, the escape steps that
@@ -82,7 +82,7 @@ class SOSPInfo(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What does not change from step to step."""
+    """Constants of a run: plan, loss, data and slice size."""
 
     plan: SOSPPlan
     loss: grad_diff.Loss
@@ -95,12 +95,12 @@ class Run(NamedTuple):
 
 
 def tracks(plan: SOSPPlan) -> bool:
-    """Whether a running Hessian is kept."""
+    """Returns True if the plan keeps a running Hessian."""
     return plan.hessian == "tracked" and plan.escape_steps is not None
 
 
 def no_escape(plan: SOSPPlan, flat: jax.Array, root: jax.Array) -> Escape:
-    """Before the first escape.
+    """Returns the escape state before the first escape.
 
     Raises:
       ValueError: parameters of another size than the plan's, or too many for its grids.

@@ -118,7 +118,7 @@ def sosp(
 
 
 def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
-    """A step on flat vectors: the state's points are (d,)."""
+    """Makes a step on flat vectors: the state's points are (d,)."""
     plan = run.plan
     escape, best = state.escape, state.best
     best = best._replace(point=spiders.flattened(best.point, "sosp")[0])
@@ -192,7 +192,7 @@ def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
 
 
 def _ask(plan: SOSPPlan, state: SOSPState, x: jax.Array) -> spiders.Query:
-    """The gradient query of a step, with the records of a running Hessian."""
+    """Returns the gradient query of a step, with the records of a running Hessian."""
     escape, spider = state.escape, state.spider
     if not tracks(plan):
         return spiders.ask(plan, spider, x, hold=escape.active)
@@ -212,7 +212,7 @@ def _ask(plan: SOSPPlan, state: SOSPState, x: jax.Array) -> spiders.Query:
 
 
 def _change_batch(plan: SOSPPlan, moved: jax.Array) -> jax.Array:
-    """Records by which a running Hessian follows the point."""
+    """Returns the number of records that update a running Hessian after a movement."""
     assert plan.hessian_lipschitz is not None
     rate = plan.hessian_change_rate * plan.hessian_lipschitz / plan.smoothness
     want, most = jnp.ceil(jnp.float32(rate) * moved), plan.num_examples + 1
@@ -220,7 +220,7 @@ def _change_batch(plan: SOSPPlan, moved: jax.Array) -> jax.Array:
 
 
 def _growth(plan: SOSPPlan, moved: jax.Array) -> jax.Array:
-    """By how many clips a difference may lengthen the running Hessian."""
+    """Bounds the growth of the running Hessian by one difference, in clips."""
     return _change_batch(plan, moved).astype(jnp.float32) / plan.hessian_batch_size
 
 
@@ -232,7 +232,7 @@ def _track(
     x: jax.Array,
     reference: jax.Array,
 ) -> tuple[spiders.Spider, Escape]:
-    """A running Hessian follows the gradient's queries, on records of its own."""
+    """Updates the running Hessian after a gradient query, on records of its own."""
     refreshed = query.kind == spiders.REFRESH
     escape = escape._replace(since=jnp.where(refreshed, 0, escape.since))
     plan = run.plan

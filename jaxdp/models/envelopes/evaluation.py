@@ -1,4 +1,4 @@
-"""Searches run on functions that JAX traces, in float64, records side by side."""
+"""Evaluation of the searches on functions that JAX traces, in float64."""
 
 import functools
 import math
@@ -36,7 +36,7 @@ def solve(
     data: Any = None,
     num: int = 1,
 ) -> list[Smoothed]:
-    """One search for each of ``num`` records around x; None is no record."""
+    """Runs one search around x for each of ``num`` records; ``data`` None is no record."""
     found: dict[int, Smoothed] = {}
     group = num if method.asks_for_one else 1
     for first in range(0, num, group):
@@ -72,7 +72,10 @@ def _evaluate(
     data: Any,
     rows: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Values (k,), gradients (k, d) or None: of record ``rows[j]`` at ``points[j]``."""
+    """Evaluates record ``rows[j]`` at ``points[j]``: values (k,), gradients (k, d).
+
+    The gradients are None if they are not asked for.
+    """
     values, gradients = [], []
     with jax.enable_x64(True):
         for first in range(0, len(points), _LARGEST_BATCH):

@@ -25,7 +25,7 @@ _CONTRADICTION = 1e-12  # likewise: by so much a wrong constant must show
 
 
 class Smoothed(NamedTuple):
-    """A smoothed function's value and gradient at a point, and how sure they are.
+    """Value and gradient of a smoothed function at a point, with error bounds.
 
     Attributes:
       lower: at most the value.
@@ -123,7 +123,7 @@ def branch_and_bound(
     *,
     double: bool,
 ) -> Search:
-    r"""The Moreau envelope, or the Lasry-Lions smoothing, of any Lipschitz h.
+    r"""Computes the Moreau envelope, or the Lasry-Lions smoothing, of any Lipschitz h.
 
     Boxes cover the ball that all minimisers lie in. On each of them, h is bounded from its
     value at the centre, and the sum with a quadratic by a quadratic that is separable;
@@ -216,7 +216,9 @@ def branch_and_bound(
 def _lipschitz_bounds(
     offsets: np.ndarray, halves: np.ndarray, width: float, lipschitz: float
 ) -> np.ndarray:
-    r"""Of h - h(c) + ||y - z||^2 / (2 width) on boxes around c, offsets c - z.
+    r"""Bounds h - h(c) + ||y - z||^2 / (2 width) on boxes around c from below.
+
+    Offsets are c - z.
 
     With R the distance to a corner, :math:`-L\|t\|\ge-\frac L2(R+\|t\|^2/R)` there: a
     separable quadratic, and tight at the corners.
@@ -234,7 +236,7 @@ def _weakly_convex_bounds(
     gradients: np.ndarray,
     weak_convexity: float,
 ) -> np.ndarray:
-    """The same from the subgradients at the centres."""
+    """Bounds the same function from below by the subgradients at the centres."""
     curvature = np.full(len(offsets), 1 / width - weak_convexity)
     least = _least_in_box(gradients + offsets / width, curvature, halves)
     return least + np.sum(offsets**2, axis=1) / (2 * width)
@@ -243,7 +245,7 @@ def _weakly_convex_bounds(
 def _least_in_box(
     slopes: np.ndarray, curvatures: np.ndarray, halves: np.ndarray
 ) -> np.ndarray:
-    """Least ``<slope, t> + curvature ||t||^2 / 2`` over ``|t_i| <= half_i``, exactly."""
+    """Returns the least ``<slope, t> + curvature ||t||^2 / 2`` over ``|t_i| <= half_i``."""
     curvature = np.broadcast_to(curvatures[:, None], slopes.shape)
     at_end = curvature * halves**2 / 2 - np.abs(slopes) * halves
     inside = np.abs(slopes) < curvature * halves
@@ -252,7 +254,7 @@ def _least_in_box(
 
 
 def _check(name: str, value: float, excess: float, scale: float) -> None:
-    """A bound from a constant lies above the function: the constant is wrong."""
+    """Raises if a bound from a constant lies above the function: the constant is wrong."""
     if excess > _CONTRADICTION * scale:
         raise ValueError(
             f"{name} must be that of value_fn; {value!r} is too small: a bound that "

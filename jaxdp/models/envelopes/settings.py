@@ -1,4 +1,4 @@
-"""How much to smooth, and the numbers of the theorem that smooths."""
+"""Choice of the smoothing parameter, and settings of the smoothing theorem."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from jaxdp import _validate
 
 
 def lasry_lions_smoothing(goldstein_radius: float, lipschitz: float) -> float:
-    r"""The smoothing alpha / (3 L): what is stationary for the smoothing is so for h.
+    r"""Returns the smoothing alpha / (3 L), whose stationary points are stationary for h.
 
     A point at which the gradient of :math:`\tilde h_\lambda` is at most beta is
     :math:`(\alpha,\beta)`-Goldstein stationary for h: the gradient is a mean of
@@ -28,7 +28,7 @@ def lasry_lions_smoothing(goldstein_radius: float, lipschitz: float) -> float:
 
 
 class LasryLionsSettings(NamedTuple):
-    """What Theorem B.5 prescribes, with hidden constants and logarithms set to 1.
+    """Settings of Theorem B.5, with hidden constants and logarithms set to 1.
 
     Attributes:
       smoothing: lambda, of every record's loss.
@@ -53,7 +53,7 @@ def lasry_lions_settings(
     goldstein_norm: float,
     distance: float,
 ) -> LasryLionsSettings:
-    r"""The settings of Theorem B.5, corrected; numbers only.
+    r"""Computes the settings of Theorem B.5, corrected; numbers only.
 
     .. math:: \lambda=\frac{\alpha}{3L},\qquad n=\frac{R^{1/3}Ld^{2/3}}{\varepsilon
       \alpha^{1/3}\beta}+\frac{L\sqrt d}{\varepsilon\beta}

@@ -1,4 +1,4 @@
-"""Moreau envelopes and Lasry-Lions smoothings: which search may be used, and its result."""
+"""Moreau envelopes and Lasry-Lions smoothings, by the search that the constants allow."""
 
 import functools
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def moreau_envelope(
     tolerance: float = 1e-8,
     max_evaluations: int = 100_000,
 ) -> Smoothed:
-    r"""The Moreau envelope of h at x, and its gradient :math:`(x-y^*)/\lambda`.
+    r"""Computes the Moreau envelope of h at x, and its gradient :math:`(x-y^*)/\lambda`.
 
     A minimiser y* need not be unique where :math:`\lambda w\ge1`, and then there is no
     gradient: ``gradient_error`` covers every minimiser that is left.
@@ -78,7 +78,7 @@ def lasry_lions(
     tolerance: float = 1e-8,
     max_evaluations: int = 100_000,
 ) -> Smoothed:
-    r"""The Lasry-Lions smoothing of h at x, and its gradient.
+    r"""Computes the Lasry-Lions smoothing of h at x, and its gradient.
 
     The outer problem is strongly concave with modulus :math:`1/2\lambda`, so a gap g leaves
     the gradient off by at most :math:`2\sqrt{g/\lambda}`.
@@ -117,7 +117,7 @@ def lasry_lions_mean(
     tolerance: float = 1e-8,
     max_evaluations: int = 100_000,
 ) -> Smoothed:
-    r"""The mean over records of the Lasry-Lions smoothings of their losses.
+    r"""Computes the mean over records of the Lasry-Lions smoothings of their losses.
 
     Not the smoothing of the mean: the minimisers of :math:`\tilde F=\frac1n\sum_i\tilde
     f_i` are not those of F. Where :math:`\|\nabla\tilde F(x)\|\le\beta`, the mean of the
@@ -177,7 +177,7 @@ def _method(
     *,
     double: bool,
 ) -> evaluation.Method:
-    """The search that the asserted constants allow."""
+    """Chooses the search that the asserted constants allow."""
     _validate.positive(smoothing=smoothing, tolerance=tolerance)
     _validate.integer(max_evaluations=max_evaluations)
     if weak_convexity is not None:

@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder: what they hold, read when asked for; and writing."""
+"""Files of a checkpoint folder: tensors read on demand, and writing."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ _SHOWN = 6  # items that an error lists
 
 
 def safetensors() -> Any:
-    """The library, which is an extra."""
+    """Imports the package safetensors, an optional dependency."""
     try:
         import safetensors
         import safetensors.numpy
@@ -33,7 +33,7 @@ def safetensors() -> Any:
 
 
 def open_file(path: pathlib.Path) -> Any:
-    """A safetensors file, to be used in ``with``; nothing is read yet."""
+    """Opens a safetensors file, to be used in ``with``; nothing is read yet."""
     library = safetensors()
     try:
         return library.safe_open(path, framework="numpy")
@@ -44,12 +44,12 @@ def open_file(path: pathlib.Path) -> Any:
 
 
 class Stored:
-    """The tensors of a checkpoint, under their full names, read when asked for."""
+    """Tensors of a checkpoint under their full names, read on demand."""
 
     def __init__(
         self, folder: pathlib.Path, family: Family, stack: contextlib.ExitStack
     ):
-        """``stack`` closes the files."""
+        """Opens the files of ``folder``; ``stack`` closes them."""
         self._tensors: dict[str, tuple[Any, str]] = {}  # name -> file, name in the file
         for path, names in _files(folder).items():
             file = stack.enter_context(open_file(path))
@@ -79,7 +79,7 @@ class Stored:
 
 
 def _files(folder: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
-    """The files of a checkpoint, each with the names that the index says it has."""
+    """Returns a checkpoint's files, each with its names in the index, if there is one."""
     if (folder / WEIGHTS).is_file():
         return {folder / WEIGHTS: None}
     if (folder / INDEX).is_file():
@@ -103,7 +103,7 @@ def _files(folder: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
 
 
 def folder_of(folder: Path) -> pathlib.Path:
-    """A folder that exists."""
+    """Returns the path of a folder; raises if it does not exist."""
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise ValueError(f"folder {str(folder)!r} does not exist, or is a file")
@@ -111,7 +111,7 @@ def folder_of(folder: Path) -> pathlib.Path:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The object that a file holds."""
+    """Reads the object in a JSON file."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -127,7 +127,7 @@ def write_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
 
 
 def listed(items: Iterable[str]) -> str:
-    """The first few of some items, and how many more there are."""
+    """Returns the first few of some items as text, and how many more there are."""
     items = sorted(items)
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(items[:_SHOWN]) + more
@@ -135,7 +135,7 @@ def listed(items: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def replacing(folder: pathlib.Path) -> Iterator[Callable[[str], pathlib.Path]]:
-    """A function from a name to a path to write to; all get their names at the end.
+    """Yields a function from names to paths to write to; files get their names at the end.
 
     The weights of an earlier checkpoint are removed then, for loading would take them for
     part of this one. If the body raises, the folder is as it was.

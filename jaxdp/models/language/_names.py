@@ -1,4 +1,4 @@
-"""How Hugging Face names the tensors of RoBERTa and OPT checkpoints."""
+"""Hugging Face's names of the tensors of RoBERTa and OPT checkpoints."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How Hugging Face names the parts of one family.
+    """Hugging Face's names of the parts of one family.
 
     Attributes:
       modules: our modules (or leaves that are a module there) -> theirs.
@@ -26,7 +26,7 @@ class Family:
     architectures: tuple[str, str]  # language model, classification
 
     def name(self, path: str) -> str:
-        """Their name of a leaf, with ``{}`` for the number of the layer."""
+        """Returns Hugging Face's name of a leaf, with ``{}`` for the layer's number."""
         module, _, leaf = path.rpartition("/")
         if leaf in ("kernel", "scale"):
             return f"{self.modules[module]}.weight"
@@ -35,7 +35,7 @@ class Family:
         return f"{self.modules[path]}.weight"
 
     def full_name(self, name: str) -> str:
-        """A name with the prefix that a checkpoint of the base model leaves out."""
+        """Adds the prefix that a checkpoint of the base model leaves out of a name."""
         return self.prefix + name if name.startswith(self.base) else name
 
 
@@ -99,5 +99,5 @@ FAMILIES = {
 
 
 def is_language_head(name: str) -> bool:
-    """Whether a tensor belongs to the head of the language model alone."""
+    """Returns True if a tensor belongs to the head of the language model alone."""
     return name.startswith("lm_head.")

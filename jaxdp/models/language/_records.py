@@ -1,4 +1,4 @@
-"""Files of labelled texts, read line by line; every complaint names its place."""
+"""Files of labelled texts, read line by line; every error names its place."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 
 
 class _Read(dict[str, Any]):
-    """A record that knows where it was read."""
+    """Record with the place where it was read."""
 
     place: str
 
@@ -113,7 +113,7 @@ def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
 def labels(
     records: Sequence[Record], field: str, classes: Sequence[str | int]
 ) -> np.ndarray:
-    """The class of each record, int32 (n,): where its field's text stands in ``classes``.
+    """Returns the class of each record, int32 (n,): the index of its text in ``classes``.
 
     Raises:
       ValueError: a record without the field, or with another text, by its number.
@@ -134,7 +134,7 @@ def labels(
 
 
 def text_of(record: Record, field: str, i: int) -> str:
-    """A field's text; ``i`` is the record's number from 0, for the complaint."""
+    """Returns a field's text; ``i`` is the record's number from 0, for error messages."""
     if field not in record:
         raise ValueError(
             f"{_values.place_of(record, i)} has no field {field!r}{_values.only(record)}"

@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def is_decoder(self) -> bool:
-        """Whether the model reads from left to right."""
+        """True if the model is a decoder: it reads from left to right."""
         return isinstance(self.config, OPTConfig)
 
     @property
@@ -100,17 +100,17 @@ class Tokenizer:
         return [] if self.is_decoder else [self.config.eos_token_id]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
+        """Encodes a text as tokens, without special ones."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens; special ones are left out."""
+        """Decodes tokens to text; special ones are left out."""
         special = set(self._special.values())
         kept = [int(token) for token in tokens if int(token) not in special]
         return self.backend.decode(kept, skip_special_tokens=True)
 
     def label_words(self, words: Sequence[str]) -> list[int]:
-        """The token of each word, with a space before it.
+        """Returns the token of each word, with a space before it.
 
         Raises:
           ValueError: a word of more than one token, or two words of one token.
@@ -171,7 +171,7 @@ def _backend(root: pathlib.Path, add_prefix_space: bool) -> Any:
 
 
 def _settings(root: pathlib.Path) -> dict[str, Any]:
-    """What a tokenizer's files say beside its vocabulary; names of tokens as text."""
+    """Reads the settings of a tokenizer beside its vocabulary; token names become text."""
     settings: dict[str, Any] = {"mask_token": "<mask>"}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (root / name).is_file():

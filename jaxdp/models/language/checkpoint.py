@@ -37,7 +37,7 @@ _ADAPTERS: Mapping[str, type[LoRA] | type[Prefix]] = {"lora": LoRA, "prefix": Pr
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """A leaf of the parameters, and the tensors that it is in a checkpoint.
+    """Leaf of the parameters, and its tensors in a checkpoint.
 
     Attributes:
       path: ours.
@@ -63,14 +63,14 @@ class _Leaf:
         return self.path.endswith("/kernel")
 
     def transpose(self, array: np.ndarray) -> np.ndarray:
-        """A tensor as our layer of the leaf, and the other way round."""
+        """Converts a tensor to our layer of the leaf, or the other way round."""
         return array.T if self._transposed else array
 
 
 def _leaves(
     config: Config, adapter: Adapter | None, num_labels: int | None
 ) -> dict[str, _Leaf]:
-    """Path -> leaf of all of a model's parameters, their shapes from the model itself."""
+    """Returns all of a model's leaves by path, with shapes from the model itself."""
     family = FAMILIES[config.model_type]
     model = LanguageModel(config=config, adapter=adapter, num_labels=num_labels)
     any_key = keys.from_words(np.zeros(2, np.uint32))  # only shapes are asked for
@@ -84,7 +84,7 @@ def _leaves(
 
 
 def _language_head(leaves: Mapping[str, _Leaf]) -> set[str]:
-    """The leaves that only a language model reads."""
+    """Returns the paths of the leaves that only a language model reads."""
     return {p for p, x in leaves.items() if any(map(is_language_head, x.names))}
 
 
@@ -93,12 +93,12 @@ def _is_adapter(path: str) -> bool:
 
 
 def _flat(tree: Any) -> dict[str, Any]:
-    """Path -> leaf."""
+    """Returns the leaves of a tree by path."""
     return {path_str(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _nested(flat: Mapping[str, Any]) -> Params:
-    """The tree of leaves by path."""
+    """Returns the tree of leaves that are given by path."""
     tree: Params = {}
     for path, leaf in flat.items():
         *modules, name = path.split("/")
@@ -113,7 +113,7 @@ def _nested(flat: Mapping[str, Any]) -> Params:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration in a checkpoint folder.
+    """Reads the configuration in a checkpoint folder.
 
     Raises:
       ValueError: no ``config.json``, another family than RoBERTa and OPT, or an option
@@ -130,7 +130,7 @@ def read_config(folder: Path) -> Config:
 
 
 def read_adapter(folder: Path) -> Adapter | None:
-    """The adapter whose leaves are in ``adapters.safetensors``; None without that file.
+    """Reads the adapter stored in ``adapters.safetensors``; None without that file.
 
     Raises:
       ValueError: a file that :func:`save` did not write.
@@ -207,7 +207,7 @@ def load(
 
 
 def _drop_absent_classifier(wanted: dict[str, _Leaf], stored: _files.Stored) -> None:
-    """Wants no classification head if the checkpoint has no part of one."""
+    """Drops the classification head from ``wanted`` if the checkpoint has none."""
     head = [leaf for path, leaf in wanted.items() if path.startswith("classifier/")]
     if not any(name in stored.names for leaf in head for name in leaf.names):
         for leaf in head:
@@ -217,7 +217,10 @@ def _drop_absent_classifier(wanted: dict[str, _Leaf], stored: _files.Stored) -> 
 def _name_output_bias(
     wanted: dict[str, _Leaf], stored: _files.Stored, config: Config
 ) -> None:
-    """RoBERTa's output bias has two names; untied, transformers adds the decoder's."""
+    """Sets the name of RoBERTa's output bias to the one that the checkpoint has.
+
+    It has two names; untied, transformers adds the decoder's.
+    """
     names = ["lm_head.bias", "lm_head.decoder.bias"]
     names = names if config.tie_word_embeddings else names[::-1]
     if "head/bias" in wanted:
@@ -232,7 +235,7 @@ def _problems(
     config: Config,
     num_labels: int | None,
 ) -> list[str]:
-    """What a checkpoint lacks, has wrongly, and has without being known."""
+    """Lists the missing, wrong and unexpected tensors of a checkpoint."""
     tensors = {name: leaf for leaf in wanted.values() for name in leaf.names}
     missing = [name for name in tensors if name not in stored.names]
     wrong = []
@@ -274,7 +277,7 @@ def _problems(
 
 
 def _read(leaf: _Leaf, stored: _files.Stored) -> jax.Array:
-    """One leaf as float32, filled tensor by tensor."""
+    """Reads one leaf as float32, tensor by tensor."""
     array = np.empty(leaf.shape, np.float32)
     layers = array if LanguageModel.is_stacked(leaf.path) else array[None]
     for layer, name in zip(layers, leaf.names, strict=True):
@@ -286,7 +289,7 @@ def _read(leaf: _Leaf, stored: _files.Stored) -> jax.Array:
 def _read_adapters(
     path: pathlib.Path, wanted: Mapping[str, _Leaf]
 ) -> dict[str, jax.Array]:
-    """The leaves of an adapter, stored as we have them."""
+    """Reads the leaves of an adapter, stored as we have them."""
     want = {p: leaf.shape for p, leaf in wanted.items() if _is_adapter(p)}
     with _files.open_file(path) as file:
         have = {
@@ -398,7 +401,7 @@ def _check_params(
 
 
 def _tensor(leaf: _Leaf, value: Any, layer: int) -> np.ndarray:
-    """One tensor of a leaf; contiguous, for safetensors writes memory as it lies."""
+    """Returns one tensor of a leaf, contiguous because safetensors writes raw memory."""
     array = value[layer] if LanguageModel.is_stacked(leaf.path) else value
     return np.ascontiguousarray(leaf.transpose(np.asarray(array)))
 
@@ -406,7 +409,7 @@ def _tensor(leaf: _Leaf, value: Any, layer: int) -> np.ndarray:
 def _shards(
     tensors: list[tuple[str, _Leaf, int]], max_bytes: int
 ) -> list[list[tuple[str, _Leaf, int]]]:
-    """The tensors in order, in groups of at most ``max_bytes`` or of one tensor."""
+    """Groups the tensors in order, each group of at most ``max_bytes`` or of one tensor."""
     shards: list[list[tuple[str, _Leaf, int]]] = [[]]
     room = max_bytes
     for tensor in tensors:
@@ -422,7 +425,7 @@ def _shards(
 def _config_fields(
     config: Config, family: Family, num_labels: int | None
 ) -> dict[str, Any]:
-    """``config.json``, with what transformers needs to choose the class of the model."""
+    """Returns ``config.json``, with the fields that tell transformers the model's class."""
     fields = config.to_json()
     fields["architectures"] = [family.architectures[num_labels is not None]]
     if num_labels is not None:

@@ -1,4 +1,4 @@
-"""What a RoBERTa or OPT checkpoint says of itself in ``config.json``."""
+"""Configuration of a RoBERTa or OPT checkpoint: its ``config.json``."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class _Config:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The configuration of a ``config.json``; fields that do not matter are dropped.
+        """Reads the configuration of a ``config.json``; irrelevant fields are dropped.
 
         Raises:
           ValueError: another family, an option in a form that is not supported, or a
@@ -67,7 +67,7 @@ class _Config:
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of a ``config.json`` that Hugging Face reads as the same model."""
+        """Returns fields of a ``config.json`` that Hugging Face reads as the same model."""
         return {
             "model_type": self.model_type,
             "architectures": [self._architecture],
@@ -140,7 +140,7 @@ class OPTConfig(_Config):
 
     @property
     def embedding_size(self) -> int:
-        """e: width of the table of tokens."""
+        """Width e of the table of tokens."""
         return self.word_embed_proj_dim or self.hidden_size
 
     @property
@@ -164,7 +164,7 @@ FAMILIES: Mapping[str, type[RobertaConfig] | type[OPTConfig]] = {
 
 
 def from_json(fields: Mapping[str, Any]) -> Config:
-    """The configuration that a ``config.json`` holds.
+    """Reads the configuration that a ``config.json`` holds.
 
     Raises:
       ValueError: neither of the families, or what they do not support.

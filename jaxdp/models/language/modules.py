@@ -1,4 +1,4 @@
-"""The flax modules of RoBERTa and OPT, and what adapters add to them.
+"""Flax modules of RoBERTa and OPT, and of their adapters.
 
 Every parameter is taken where it is used, through a view that may perturb it.
 """
@@ -25,13 +25,13 @@ View = Callable[..., Array]
 
 
 def as_it_is(path: str, leaf: Array, after: Array | None = None) -> Array:
-    """The view of an unperturbed evaluation."""
+    """Returns the leaf unperturbed: the view of an unperturbed evaluation."""
     del path, after
     return leaf
 
 
 def below(prefix: str, at: At) -> View:
-    """The view of the leaves below a prefix."""
+    """Returns the view of the leaves below a prefix."""
 
     def view(path: str, leaf: Array, after: Array | None = None) -> Array:
         return at(f"{prefix}/{path}", leaf, after=after)
@@ -40,7 +40,7 @@ def below(prefix: str, at: At) -> View:
 
 
 def in_layer(at: At, layer: Array) -> View:
-    """The view of one layer's leaves, of which the small ones come perturbed."""
+    """Returns the view of one layer's leaves, of which the small ones come perturbed."""
 
     def view(path: str, leaf: Array, after: Array | None = None) -> Array:
         if leaf.ndim == 1:
@@ -51,7 +51,7 @@ def in_layer(at: At, layer: Array) -> View:
 
 
 def with_small_leaves(layers: Params, at: At) -> Params:
-    """The stacked layers, with biases and norms as ``at`` sees them, kernels as they are.
+    """Perturbs biases and norms of the stacked layers as ``at`` does; kernels stay.
 
     A vector that is perturbed in its layer is perturbed again for every token that it is
     added to: XLA fuses the one into the other.
@@ -100,7 +100,7 @@ Adapter = LoRA | Prefix
 
 
 def adapter_only(path: str) -> bool:
-    """``trainable=``: the leaves of LoRA, of a prefix, and of a classification head."""
+    """Selects leaves of LoRA, a prefix and a classification head, for ``trainable=``."""
     return path.startswith(("layers/lora/", "layers/prefix/", "classifier/"))
 
 
@@ -131,7 +131,7 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Over the last axis, in float32; the result has the compute dtype."""
+    """Layer normalisation over the last axis in float32, cast to the compute dtype."""
 
     epsilon: float
     dtype: Any
@@ -150,7 +150,7 @@ class LayerNorm(nn.Module):
 
 
 def _mean(x: Array) -> Array:
-    """Mean over the last axis, kept: a product with a constant.
+    """Computes the mean over the last axis, kept, as a product with a constant.
 
     A reduction is fused with what makes its operand, perturbed or not, and then adds in
     another order: the lazy loss would be an ulp off the loss of perturbed parameters.
@@ -235,7 +235,7 @@ class Block(nn.Module):
         return second(x + mlp(x))
 
     def _adapters(self, width: int) -> tuple[Params | None, Params | None]:
-        """What LoRA adds to query and value, and the prefix of key and value."""
+        """Returns LoRA's updates of query and value, and the prefix of key and value."""
         if isinstance(self.adapter, LoRA):
             lora = _LowRanks(self.adapter, self.dtype, self.view, name="lora")
             return {"query": lora.query, "value": lora.value}, None
@@ -287,7 +287,7 @@ class _Prefixes(nn.Module):
 
 
 class Head(nn.Module):
-    """Dense, activation, and what follows: RoBERTa's heads."""
+    """Transform of RoBERTa's language-model head: dense layer, GELU, layer norm."""
 
     width: int
     config: RobertaConfig

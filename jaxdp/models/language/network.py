@@ -76,11 +76,11 @@ class LanguageModel:
 
     @staticmethod
     def is_stacked(path: str) -> bool:
-        """``stacked=``: whether the first axis of a leaf counts layers."""
+        """Returns True if the first axis of a leaf counts layers, for ``stacked=``."""
         return path.startswith("layers/")
 
     def init(self, key: Array) -> Params:
-        """Random parameters, float32.
+        """Draws random parameters, float32.
 
         Args:
           key: a typed JAX key. Initial parameters are public.
@@ -132,7 +132,7 @@ class LanguageModel:
         return jax.vmap(one)(jax.random.split(key, self.config.num_hidden_layers))
 
     def with_new_parts(self, params: Params, key: Array) -> Params:
-        """``params`` and what they lack of this model: an adapter, a classification head.
+        """Adds the parts that ``params`` lack: an adapter, a classification head.
 
         Args:
           params: as a checkpoint has them.
@@ -166,7 +166,7 @@ class LanguageModel:
     def hidden(
         self, params: Params, tokens: Array, mask: Array, at: At = perturb.identity
     ) -> Array:
-        """Last hidden states: (B, L), (B, L) -> (B, L, d) in the compute dtype."""
+        """Computes last hidden states: (B, L), (B, L) -> (B, L, d) in the compute dtype."""
         x = self._embed(params["embedding"], tokens, mask, at)
         attends = self._attention_mask(mask)
 
@@ -193,7 +193,7 @@ class LanguageModel:
         at: At = perturb.identity,
         vocabulary: Array | None = None,
     ) -> Array:
-        """Logits over the tokens: (..., d) -> float32 (..., V).
+        """Computes logits over the tokens: (..., d) -> float32 (..., V).
 
         Args:
           params: with the masked-LM head, where the model has one.
@@ -230,7 +230,7 @@ class LanguageModel:
         mask: Array,
         at: At = perturb.identity,
     ) -> Array:
-        """Logits of the classification head: float32 (B, num_labels).
+        """Computes logits of the classification head: float32 (B, num_labels).
 
         RoBERTa's reads the first token, OPT's the last.
 
@@ -251,7 +251,7 @@ class LanguageModel:
         return module.apply({"params": params["classifier"]}, x)  # pyright: ignore
 
     def _embed(self, params: Params, tokens: Array, mask: Array, at: At) -> Array:
-        """Sums of the embeddings of tokens and positions, normalised in RoBERTa."""
+        """Sums the embeddings of tokens and positions, normalised in RoBERTa."""
         look_up = functools.partial(_look_up, at, params)
         # Both families count from where their tables say the first position is.
         before = 1 if isinstance(self.config, OPTConfig) else self.config.pad_token_id
@@ -271,14 +271,14 @@ class LanguageModel:
         return module.apply({"params": params}, x)  # pyright: ignore[reportReturnType]
 
     def _project(self, params: Params, path: str, x: Array, at: At) -> Array:
-        """Between the width of OPT's table of tokens and that of its layers."""
+        """Projects between the width of OPT's table of tokens and that of its layers."""
         leaves, view = params["projection"], below(f"{path}/projection", at)
         width = leaves["kernel"].shape[1]
         module = Dense(width, self._dtype(), view, use_bias=False)
         return module.apply({"params": leaves}, x)  # pyright: ignore[reportReturnType]
 
     def _attention_mask(self, mask: Array) -> Array:
-        """Which token may look at which: (B, L) -> bool (B, 1, L, L or P + L)."""
+        """Returns the attention mask: (B, L) -> bool (B, 1, L, L or P + L)."""
         length = mask.shape[1]
         attends = jnp.broadcast_to(
             mask[:, None, None, :], (len(mask), 1, length, length)
@@ -292,7 +292,7 @@ class LanguageModel:
 
 
 def _look_up(at: At, params: Params, name: str, rows: Array) -> Array:
-    """Rows of a table; of a small one, which is read more than once, all of them."""
+    """Looks up rows of a table; perturbs all of a table no larger than the look-up."""
     path, table = f"embedding/{name}", params[name]
     if rows.size < table.shape[0]:
         return at(path, table, rows=rows)
@@ -300,5 +300,5 @@ def _look_up(at: At, params: Params, name: str, rows: Array) -> Array:
 
 
 def num_parameters(params: Any) -> int:
-    """d: the number of elements of all leaves."""
+    """Returns d, the number of elements of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

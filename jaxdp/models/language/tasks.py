@@ -1,4 +1,4 @@
-"""What a language model is tuned to do: one loss per record, and predictions.
+"""Fine-tuning tasks of a language model: one loss per record, and predictions.
 
 A batch is a dict of arrays with a leading axis of records, padded to one fixed length L
 on the right; :mod:`jaxdp.models.language.text` makes them:
@@ -66,7 +66,7 @@ def _classes(
 
 
 def prompt(model: LanguageModel, label_words: Sequence[int]) -> Task:
-    """Classification by the word that the model puts at a position.
+    """Makes the task of classification by the word that the model puts at a position.
 
     The loss is the cross-entropy over the label words alone: at the mask token for
     RoBERTa, after the last token of the prompt for OPT.
@@ -98,7 +98,9 @@ def prompt(model: LanguageModel, label_words: Sequence[int]) -> Task:
 
 
 def head(model: LanguageModel) -> Task:
-    """Classification by a head on the first token (RoBERTa) or the last one (OPT).
+    """Makes the task of classification by a head on the first or the last token.
+
+    RoBERTa has it on the first token, OPT on the last one.
 
     Raises:
       ValueError: the model has no classification head.
@@ -113,7 +115,7 @@ def head(model: LanguageModel) -> Task:
 
 
 def choice(model: LanguageModel, *, span_length: int) -> Task:
-    """Choice by likelihood: the mean log-likelihood of each choice's tokens.
+    """Makes the task of choice by the mean log-likelihood of each choice's tokens.
 
     The loss is the cross-entropy over the choices of a record.
 
@@ -132,7 +134,7 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
 
 
 def generation(model: LanguageModel, *, span_length: int) -> Task:
-    """Generation: minus the mean log-likelihood of the answer's tokens.
+    """Makes the task of generation: the loss is minus the answer's mean log-likelihood.
 
     Args:
       model: an OPT decoder.
@@ -162,7 +164,7 @@ def _flat(x: Array) -> Array:
 def _mean_log_likelihood(
     model: LanguageModel, params: Any, batch: Batch, span_length: int, at: At
 ) -> Array:
-    """Mean over a contiguous span's tokens of log p(token | those before): (B,)."""
+    """Averages log p(token | those before) over a contiguous span's tokens: (B,)."""
     tokens, span = batch["tokens"], batch["span"]
     x = model.hidden(params, tokens, batch["mask"], at)
     # Logits at the span alone: over the whole vocabulary they are the largest array.
@@ -184,7 +186,7 @@ def _mean_log_likelihood(
 def predict(
     task: Task, params: Any, data: Batch, *, batch_size: int = 64
 ) -> np.ndarray:
-    """The class of every record, int (n,), in batches of one size.
+    """Predicts the class of every record, int (n,), in batches of one size.
 
     Raises:
       ValueError: the task has no classes.
@@ -208,7 +210,7 @@ def generate(
     max_new_tokens: int,
     batch_size: int = 16,
 ) -> np.ndarray:
-    """Greedy continuations, int32 (n, max_new_tokens), padded after the end token.
+    """Generates greedy continuations, int32 (n, max_new_tokens), padded after the end.
 
     Args:
       model: an OPT decoder.
@@ -267,7 +269,7 @@ def _generator(model: LanguageModel, max_new_tokens: int) -> Callable[..., Array
 def _in_batches(
     program: Callable[..., Array], params: Any, data: Batch, batch_size: int
 ) -> np.ndarray:
-    """``program`` over slices of one size, the last one filled up, concatenated."""
+    """Applies ``program`` to slices of one size, the last filled up, and concatenates."""
     _validate.integer(batch_size=batch_size)
     count = len(data["tokens"])
     parts = []
@@ -283,12 +285,12 @@ def _in_batches(
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of predictions that are right."""
+    """Computes the share of predictions that are right."""
     return float(np.mean(np.asarray(predictions) == np.asarray(labels)))
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over the classes of their F1 scores."""
+    """Computes the mean over the classes of their F1 scores."""
     from sklearn.metrics import f1_score
 
     options: Any = {"average": "macro", "zero_division": 0.0}
@@ -296,7 +298,7 @@ def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """F1 of the words of a text against the best of some answers, as SQuAD counts.
+    """Computes the F1 of a text's words against the best of some answers, as SQuAD does.
 
     Rajpurkar et al., `SQuAD <https://arxiv.org/abs/1606.05250>`_, 2016: without case,
     punctuation and articles; words count as often as they stand there.

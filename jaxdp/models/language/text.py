@@ -33,7 +33,7 @@ MARKS = ("mask", "sep")
 
 
 def template_fields(template: str) -> list[str]:
-    """The fields that a template names, in order.
+    """Returns the fields that a template names, in order.
 
     Raises:
       ValueError: braces that do not match, or an empty name.
@@ -42,7 +42,7 @@ def template_fields(template: str) -> list[str]:
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:
-    """Literal text and the name after it, which is None at the end."""
+    """Parses a template into pairs: literal text, and the name after it or None."""
     try:
         parsed = [*string.Formatter().parse(template)]
     except ValueError as error:
@@ -81,7 +81,7 @@ class _Template:
     def fill(
         self, record: Record, i: int, room: int, truncate: Side
     ) -> tuple[list[int], int | None]:
-        """The tokens of record i, at most ``room``; and where the mask token is."""
+        """Returns the tokens of record i, at most ``room``, and the mask token's index."""
         fields = [j for j, part in enumerate(self._parts) if isinstance(part, tuple)]
         if self._fixed + len(fields) > room:
             raise ValueError(
@@ -127,7 +127,7 @@ def encode_classification(
     template: str = "{text}",
     truncate: Side = "right",
 ) -> Batch:
-    """Records for the tasks ``prompt`` and ``head``.
+    """Encodes records for the tasks ``prompt`` and ``head``.
 
     Args:
       tokenizer: of the model.
@@ -183,7 +183,7 @@ def encode_choices(
     num_choices: int | None = None,
     truncate: Side = "right",
 ) -> Batch:
-    """Records for the task ``choice``: a prompt with each of its choices after it.
+    """Encodes records for the task ``choice``: a prompt with each of its choices after it.
 
     Args:
       tokenizer: a decoder's.
@@ -260,7 +260,7 @@ def encode_generation(
     span_length: int,
     truncate: Side = "right",
 ) -> Batch:
-    """Records for the task ``generation``: a prompt, its answer and the end token.
+    """Encodes records for the task ``generation``: a prompt, its answer and the end token.
 
     Args:
       tokenizer: a decoder's.
@@ -314,7 +314,7 @@ def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:
 def check_choices(
     tokenizer: Tokenizer, template: str, choices: Sequence[str], span_length: int
 ) -> None:
-    """Refuses choices of every record that a model could not tell apart.
+    """Raises if a model could not tell choices of every record apart.
 
     Raises:
       ValueError: a choice that is empty or of more than ``span_length`` tokens, or two
@@ -337,7 +337,7 @@ def check_choices(
 
 
 def continuation(tokenizer: Tokenizer, template: str, text: str) -> list[int]:
-    """The tokens of a text that follows a prompt: after a space or a new line."""
+    """Returns the tokens of a text that follows a prompt: after a space or a new line."""
     space = "" if template.endswith("\n") else " "
     return tokenizer.encode(space + text.strip()) if text.strip() else []
 
@@ -345,7 +345,7 @@ def continuation(tokenizer: Tokenizer, template: str, text: str) -> list[int]:
 def _room(
     tokenizer: Tokenizer, max_length: int, span_length: int, truncate: Side
 ) -> int:
-    """Tokens for a prompt, the same whatever follows: choices share their prompt."""
+    """Returns the number of tokens for a prompt, the same for all choices after it."""
     _check(tokenizer, max_length, truncate)
     _validate.integer(span_length=span_length)
     if not tokenizer.is_decoder:

@@ -1,4 +1,4 @@
-"""What all problems share: the bound of a record, the grid, the checks, microbatches."""
+"""Base of the vertex-gradient problems: bounds, grid, checks and microbatches."""
 
 import abc
 import dataclasses
@@ -21,7 +21,7 @@ _FOLDS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """What one record may contribute to a coordinate of a sum.
+    """Clip and grid of one record's contribution to a coordinate of a sum.
 
     Attributes:
       clip: C: a coordinate is clipped to ``[-C, C]``; in units of the gradient, between
@@ -43,7 +43,7 @@ class Bound:
 
 
 class Query(NamedTuple):
-    """One question to the data, with everything public in it."""
+    """Query to the data, with all its public inputs."""
 
     x: jax.Array  # (p_x,) float32
     y: jax.Array | None  # (p_y,) float32; None: minimise over x alone
@@ -53,7 +53,7 @@ class Query(NamedTuple):
 
 
 class VertexGradients(abc.ABC):
-    """A saddle-point problem, or a convex one, of which the sums can be asked.
+    """Saddle-point or convex problem whose vertex gradients can be summed.
 
     Attributes:
       domain_x: polytope of the minimising player; None is the simplex of x's length.
@@ -75,7 +75,7 @@ class VertexGradients(abc.ABC):
         center: bool = False,
         microbatch_size: int | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Sums over the records of their bounded vertex gradients, for both players.
+        """Sums the records' bounded vertex gradients, for both players.
 
         Raw partial derivatives: x descends along its own, y ascends along its own.
 
@@ -121,12 +121,12 @@ class VertexGradients(abc.ABC):
     def _sums(
         self, query: Query, records: Any, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The two sums over a part of the batch: int32 (m_x,), (m_y,) or None."""
+        """Computes the two sums over a part of the batch: int32 (m_x,), (m_y,) or None."""
 
     def _row_sums(
         self, query: Query, rows_x: jax.Array, rows_y: jax.Array | None, ok: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The two sums of gradients (B, p_x) and (B, p_y) of the records that count."""
+        """Computes the two sums of gradients (B, p_x), (B, p_y) over records that count."""
         rows_x, ok = vertex_rows(self.domain_x, rows_x, ok)
         if rows_y is None or query.bound_y is None:
             return row_sums(
@@ -169,7 +169,7 @@ class VertexGradients(abc.ABC):
 
 
 def _point(name: str, point: Any, domain: Domain | None) -> jax.Array:
-    """The point in float32, of the length that its domain has."""
+    """Returns the point in float32, after checking its length against its domain."""
     shape = jnp.shape(point)
     if len(shape) != 1 or (domain is not None and shape != (domain.dim,)):
         wanted = "(p,)" if domain is None else f"({domain.dim},)"
@@ -187,7 +187,7 @@ def _fits(name: str, bound: Bound, rows: int) -> None:
 
 
 def finite(rows: jax.Array) -> jax.Array:
-    """Which rows (B, m) are finite throughout: bool (B,).
+    """Returns True for each of the rows (B, m) that is finite throughout: bool (B,).
 
     Not by a maximum, which passes over a NaN on CPU, nor by a product with zero, which
     XLA merges with a constant factor before it.
@@ -198,7 +198,7 @@ def finite(rows: jax.Array) -> jax.Array:
 def vertex_rows(
     domain: Domain | None, gradient: jax.Array, ok: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Vertex gradients of the records, and which of them count.
+    """Returns the vertex gradients of the records, and which of them count.
 
     Args:
       domain: of the player.
@@ -222,7 +222,7 @@ def vertex_rows(
 
 
 def to_grid(x: jax.Array, ok: jax.Array, bound: Bound) -> jax.Array:
-    """Each number clipped and rounded to nearest: integers of size at most 2**bits."""
+    """Clips each number and rounds it to nearest: integers of size at most 2**bits."""
     limit = 2**bound.bits
     units = jnp.round(clip.clip_scalar(x, bound.clip) * jnp.float32(limit / bound.clip))
     return jnp.where(ok, jnp.clip(units, -limit, limit), 0).astype(jnp.int32)
@@ -231,7 +231,7 @@ def to_grid(x: jax.Array, ok: jax.Array, bound: Bound) -> jax.Array:
 def row_sums(
     domain: Domain | None, rows: jax.Array, ok: jax.Array, bound: Bound, center: bool
 ) -> jax.Array:
-    """The sum (m,) of the bounded rows that count; rows as :func:`vertex_rows` gives."""
+    """Sums the bounded rows that count: (m,); rows as :func:`vertex_rows` gives."""
     if center:
         rows = rows - middle(domain, rows)
     return mirrored(domain, sum_units(lambda x: x, rows, ok, bound))
@@ -240,7 +240,7 @@ def row_sums(
 def sum_units(
     rows_of: Callable[[Any], jax.Array], parts: Any, ok: jax.Array, bound: Bound
 ) -> jax.Array:
-    """The sum over records of ``to_grid(rows_of(parts))``: int32 (m,).
+    """Sums ``to_grid(rows_of(parts))`` over records: int32 (m,).
 
     Args:
       rows_of: from some records' part of ``parts`` to their rows; elementwise.
@@ -257,7 +257,7 @@ def sum_units(
 
 
 def _folded(rows: Callable[[slice], jax.Array], count: int) -> jax.Array:
-    """The sum of ``count`` rows, by additions written out, of a sixteenth of them each.
+    """Sums ``count`` rows by additions written out, of a sixteenth of them each.
 
     XLA on CPU stores everything that a reduction over the first axis sums, and takes up
     to twelve times as long.
@@ -273,7 +273,7 @@ def _folded(rows: Callable[[slice], jax.Array], count: int) -> jax.Array:
 
 
 def middle(domain: Domain | None, rows: jax.Array) -> jax.Array:
-    """The middle of each row's range, (B, 1); of an l1 ball's rows it is zero."""
+    """Returns the middle of each row's range, (B, 1); of an l1 ball's rows it is zero."""
     if isinstance(domain, L1Ball):
         return jnp.zeros_like(rows[:, :1])
     # Halved first: the sum of two large numbers may overflow where the middle does not.
@@ -282,7 +282,7 @@ def middle(domain: Domain | None, rows: jax.Array) -> jax.Array:
 
 
 def mirrored(domain: Domain | None, total: jax.Array) -> jax.Array:
-    """The sums of all vertices from those that :func:`vertex_rows` gave.
+    """Returns the sums of all vertices from those that :func:`vertex_rows` gave.
 
     Rounding to nearest is odd, so the negatives' sum is the negative sum.
     """
@@ -292,12 +292,12 @@ def mirrored(domain: Domain | None, total: jax.Array) -> jax.Array:
 
 
 def one_record(record: Any) -> Any:
-    """A batch of this record alone."""
+    """Makes a batch of this record alone."""
     return jax.tree.map(lambda leaf: leaf[None], record)
 
 
 def check_losses(name: str, losses: Any, shape: tuple[int | None, ...]) -> jax.Array:
-    """What a function returned for a batch of one record, in float32.
+    """Checks the losses of a batch of one record and returns them in float32.
 
     Raises:
       ValueError: another shape (None is any length), or no floating dtype.

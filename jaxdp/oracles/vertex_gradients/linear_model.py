@@ -52,7 +52,7 @@ class LinearModel(VertexGradients):
     domain_y: None = dataclasses.field(default=None, init=False)
 
     def __call__(self, x: jax.Array, batch: Any) -> jax.Array:
-        """Losses (B,)."""
+        """Returns the losses (B,)."""
         features, targets = batch
         return self.loss(_predictions(features, x), targets)
 
@@ -89,7 +89,7 @@ class LinearModel(VertexGradients):
         return mirrored(self.domain_x, total), None
 
     def _residuals(self, predictions: jax.Array, targets: Any) -> jax.Array:
-        """The derivative phi' of each record alone: (B,)."""
+        """Computes the derivative phi' of each record alone: (B,)."""
 
         def loss(prediction: jax.Array, target: Any) -> jax.Array:
             losses = self.loss(prediction[None], one_record(target))
@@ -105,5 +105,5 @@ class LinearModel(VertexGradients):
 
 
 def _predictions(features: jax.Array, x: jax.Array) -> jax.Array:
-    """<a, x> of each record, summed alone: a matrix product rounds by its shape."""
+    """Computes <a, x> of each record alone: a matrix product rounds by its shape."""
     return jnp.sum(features * x, axis=-1)

@@ -64,7 +64,7 @@ class MatrixGame(VertexGradients):
         object.__setattr__(self, "matrix", matrix)
 
     def __call__(self, x: jax.Array, y: jax.Array, batch: Any) -> jax.Array:
-        """Values (B,)."""
+        """Returns the values (B,)."""
         values = jnp.sum(self._gradients(x, y, batch)[0] * x, axis=-1)
         if self.records == "vectors":  # <b, y>: A y is in the gradient of x already.
             values = values + self.scale * jnp.sum(_float32(batch[1]) * y, axis=-1)
@@ -95,7 +95,7 @@ class MatrixGame(VertexGradients):
     def _gradients(
         self, x: jax.Array, y: jax.Array, batch: Any
     ) -> tuple[jax.Array, jax.Array]:
-        """Gradients (B, p_x) and (B, p_y) of the records."""
+        """Computes the gradients (B, p_x) and (B, p_y) of the records."""
         if self.records == "vectors":
             a, b = map(_float32, batch)
         else:

@@ -80,7 +80,7 @@ class MaxOfLosses(VertexGradients):
         object.__setattr__(self, "domain_y", Simplex(len(given)))
 
     def __call__(self, x: jax.Array, y: jax.Array, batch: Any) -> jax.Array:
-        """Values (B,)."""
+        """Returns the values (B,)."""
         losses = self.loss_fn(x, batch)
         if self.group_fn is None:
             return jnp.sum(losses * y, axis=-1)
@@ -132,7 +132,7 @@ class MaxOfLosses(VertexGradients):
         ) if query.center else sum_y
 
     def _group(self, record: Any) -> tuple[jax.Array, jax.Array]:
-        """Group of a record, (), and whether it is one."""
+        """Returns the group of a record, (), and whether it is one of the known groups."""
         assert self.group_fn is not None
         group = jnp.asarray(self.group_fn(one_record(record)))
         if group.shape != (1,):
@@ -143,7 +143,7 @@ class MaxOfLosses(VertexGradients):
         return self._groups(group[0])
 
     def _groups(self, group: Any) -> tuple[jax.Array, jax.Array]:
-        """The groups, 0 where there is none, and whether they are any."""
+        """Returns the groups, 0 for unknown ones, and whether they are known."""
         assert self.group_probabilities is not None
         group = jnp.asarray(group)
         if not jnp.issubdtype(group.dtype, jnp.integer):
@@ -152,5 +152,5 @@ class MaxOfLosses(VertexGradients):
         return jnp.where(known, group, 0).astype(jnp.int32), known
 
     def _inverse(self) -> jax.Array:
-        """1 / p_i, (d_y,)."""
+        """Returns the inverse group probabilities 1 / p_i, (d_y,)."""
         return 1 / jnp.asarray(self.group_probabilities, jnp.float32)

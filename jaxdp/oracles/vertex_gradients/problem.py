@@ -39,7 +39,7 @@ class Problem(VertexGradients):
     domain_y: Domain | None = None
 
     def __call__(self, *args: Any) -> jax.Array:
-        """``problem(x, y, batch)``, or ``problem(x, batch)``: losses (B,)."""
+        """Returns the losses (B,): ``problem(x, y, batch)``, or ``problem(x, batch)``."""
         return self.value_fn(*args)
 
     def _sums(
@@ -61,7 +61,7 @@ class Problem(VertexGradients):
 def as_problem(
     value_fn: VertexGradients | Callable[..., jax.Array],
 ) -> VertexGradients:
-    """A problem as it is, or a plain ``value_fn`` as a :class:`Problem` on simplices.
+    """Returns a problem as it is, or ``value_fn`` as a :class:`Problem` on simplices.
 
     Raises:
       TypeError: ``value_fn`` is neither.

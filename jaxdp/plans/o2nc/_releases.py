@@ -1,4 +1,4 @@
-"""What the oracles release: bounds, noise and accounting."""
+"""Releases of the O2NC oracles: clips, noise and accounting."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OracleReleases(CorrelatedPlan):
-    r"""Releases of an estimate, and of its changes until it is restarted.
+    r"""Base of the O2NC plan: releases of an estimate and of its changes until a restart.
 
     With ``SinglePassRestarts`` a record is in one step of a run: see
     :class:`~jaxdp.plans._correlated.CorrelatedPlan`.
@@ -95,7 +95,7 @@ class OracleReleases(CorrelatedPlan):
         super().__post_init__()
 
     def _check_oracle(self) -> None:
-        """What each oracle needs of directions and periods."""
+        """Checks that directions and restart period suit the oracle."""
         if self.oracle == "first_order" and self.share_directions:
             raise ValueError(
                 "share_directions must be False with oracle='first_order', got True: "
@@ -124,7 +124,7 @@ class OracleReleases(CorrelatedPlan):
 
     @property
     def multi_pass(self) -> bool:
-        """Whether a record may be read in every step."""
+        """True if every step may read every record."""
         return isinstance(self.sampling, MultiPassRestarts)
 
     @property
@@ -146,7 +146,7 @@ class OracleReleases(CorrelatedPlan):
         return {p.name: (bound[p.name], self._size(p)) for p in self.phases}
 
     def _size(self, phase: Phase) -> float:
-        """What the sums of a phase are divided by."""
+        """Returns the normalizer of a phase: its expected batch size."""
         if isinstance(self.sampling, MultiPassRestarts):
             sampler = self.sampling.of_phase(phase.name)
             return sampler.expected_batch_size(self.num_examples)
@@ -166,13 +166,13 @@ class OracleReleases(CorrelatedPlan):
     # Where every step may read a record.
 
     def _counts(self, steps: int) -> dict[str, int]:
-        """How many of the first steps are of each phase."""
+        """Counts the restarts and the differences among the first ``steps`` steps."""
         restarts = -(-steps // self.sampling.period)
         return {"restart": restarts, "difference": steps - restarts}
 
     @functools.cached_property
     def _moved(self) -> dict[str, float]:
-        """r_1 and r_2."""
+        """Sensitivity terms r_1 of the restarts and r_2 of the differences, by phase."""
         n, counts = self.num_examples, self._counts(self.num_steps)
         scaled = MOVED if self.scale_with_movement else 1.0
 
@@ -191,11 +191,11 @@ class OracleReleases(CorrelatedPlan):
 
     @property
     def _differences(self) -> int:
-        """How many follow a restart: P - 1, or fewer where the run ends before."""
+        """Number of differences after a restart: P - 1, or fewer in a shorter run."""
         return min(self.sampling.period, self.num_steps) - 1
 
     def _unit_std(self, phase: str) -> float:
-        """Standard deviation of a step's noise over the noise multiplier."""
+        """Returns the standard deviation of a step's noise over the noise multiplier."""
         moved = self._moved
         variance = moved[phase] * sum(moved.values())
         if phase == "difference":
@@ -205,11 +205,12 @@ class OracleReleases(CorrelatedPlan):
 
     @functools.cached_property
     def sensitivity(self) -> float:
-        """How far one record moves what is released, in L2.
+        """L2 sensitivity of all releases, to which ``noise_multiplier`` refers.
 
-        Of one pass: the sequence Cd of means. Of several: the root of a sum of squares in
-        which the steps are weighed by their noise, such that ``noise_multiplier`` times it
-        is the largest standard deviation of the running estimate.
+        In one pass, that of the sequence Cd of means. In several, r_1 + r_2: the root of a
+        sum of squares in which the steps are weighed by their noise, such that
+        ``noise_multiplier`` times it is the largest standard deviation of the running
+        estimate.
         """
         if self.multi_pass:
             return sum(self._moved.values())
@@ -217,7 +218,7 @@ class OracleReleases(CorrelatedPlan):
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of a coordinate's noise in the estimate: its worst step.
+        """Largest standard deviation of a coordinate's noise in the running estimate.
 
         With ``scale_with_movement`` in expectation over the learner's random places, if
         every step is the longest. Of the scalar oracle the mean over coordinates.
@@ -226,7 +227,7 @@ class OracleReleases(CorrelatedPlan):
         return std / math.sqrt(self.num_directions) if self.oracle == "scalar" else std
 
     def step_std(self, phase: str) -> float:
-        """Standard deviation of a coordinate's noise in the mean of a phase's steps.
+        """Returns the standard deviation of a coordinate's noise in a phase's means.
 
         With ``scale_with_movement`` at the largest move. In a single pass that of a node.
         """

@@ -1,4 +1,4 @@
-r"""What is proven of O2NC with an oracle that restarts, as plain numbers.
+r"""Convergence bounds of O2NC with an oracle that restarts, as plain numbers.
 
 Every record's loss is L-Lipschitz; nothing else is assumed. F is their mean over the
 population, :math:`\hat F` its mean over a ball of radius :math:`\delta`, the smoothing
@@ -87,9 +87,10 @@ FAILURE = 1e-6
 
 
 def window_radius(window: Number, reset: bool) -> Number:
-    """How far a query can be from its window's mean, in units of the longest step D.
+    """Returns the largest distance of a query from its window's mean, in units of D.
 
-    Attained by a straight line. With a reset the window's first step does not move.
+    D is the longest step. A straight line attains it. With a reset the window's first
+    step does not move.
 
     Args:
       window: M, at least 2 with a reset: one query of a window that starts at rest is
@@ -102,7 +103,7 @@ def window_radius(window: Number, reset: bool) -> Number:
 def num_steps(
     num_examples: int, period: int, restart_batch_size: Number, batch_size: Number
 ) -> Number:
-    """T: how many steps a single pass allows, the last period being cut."""
+    """Returns T, the number of steps of a single pass; its last period may be cut."""
     rest = period - 1
     cost = restart_batch_size + rest * batch_size
     whole = num_examples // cost
@@ -122,9 +123,9 @@ def generalisation(
     reach: Number,
     failure: float | None = None,
 ) -> Number:
-    r"""How far smoothed gradients of n records are from the population's, at worst.
+    r"""Bounds the uniform deviation of n records' smoothed gradient from the population's.
 
-    The supremum over a ball, in expectation, or but for a probability: then
+    It bounds the supremum over a ball, in expectation, or but for a probability: then
     :math:`2\ln(1/\text{failure})` stands under the root as well.
 
     Args:
@@ -150,7 +151,7 @@ def generalisation(
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-    """The guarantee on a run's output, and what it is the sum of.
+    """Bound on the output's Goldstein stationarity, and the terms that it is the sum of.
 
     L bounds the norm always, so a larger bound says nothing.
 
@@ -222,7 +223,7 @@ def promise(
     multi_pass: bool = False,
     rounding: Number = 0.0,
 ) -> Promise:
-    r"""The bound for any setting; no more than what a run does enters it.
+    r"""Computes the bound and its terms for any settings.
 
     Args:
       dim: d.
@@ -306,6 +307,6 @@ def promise(
 
 
 def _moved(period: Number, rate: Number) -> Number:
-    """The mean of min(1, r * rate) over r < period."""
+    """Returns the mean of min(1, r * rate) over r < period."""
     below = np.minimum(period - 1, np.floor(1 / rate))
     return (rate * below * (below + 1) / 2 + period - 1 - below) / period

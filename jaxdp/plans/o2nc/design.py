@@ -1,4 +1,4 @@
-"""Settings that minimise what is proven, under noise that is private whatever happens.
+"""Certified designs: settings of least proven bound, with noise for the whole budget.
 
 No theorem's formulas: the bound of :mod:`jaxdp.plans.o2nc.bounds` is computed for many
 settings, with clips that leave Lipschitz losses alone and noise for the whole budget, and
@@ -48,7 +48,7 @@ def certified(
     gradient_cost: float = 1.0,
     max_evaluations: float | None = None,
 ) -> Settings:
-    """Period, batches or number of steps, and window of least proven bound.
+    """Searches for the period, batches or steps, and window of least proven bound.
 
     Privacy rests on the clips alone. That the bound holds, and that clips do not bite
     (except with a probability that the bound includes), rests on the constants.
@@ -135,7 +135,7 @@ def _estimator(
     difference: bounds.Difference | None,
     share_directions: bool | None,
 ) -> Estimator:
-    """Checked choices, or their defaults."""
+    """Checks the choices of an estimator and fills in the defaults."""
     _validate.one_of(bounds.ORACLES, oracle=oracle)
     first_order, scalar = oracle == "first_order", oracle == "scalar"
     if direction is None:
@@ -204,7 +204,7 @@ def _one_pass(
 
 
 class Choice(NamedTuple):
-    """A point of the search, and its bound."""
+    """Candidate of the search, and its bound."""
 
     bound: float
     period: int
@@ -225,7 +225,7 @@ def search(
     clip: Clip,
     most: tuple[float, float] = (np.inf, np.inf),
 ) -> Choice:
-    """The least bound over a coarse grid, and then over finer ones around the best.
+    """Searches for the least bound on a coarse grid, then on finer ones around the best.
 
     Args:
       p: the problem.
@@ -266,7 +266,7 @@ def search(
 
 @functools.lru_cache(maxsize=512)
 def _norms(prefix_noise: str, period: int) -> tuple[float, float, float]:
-    """Longest column of the first leaf and of the others, and longest row."""
+    """Returns the norm of C's first column, the largest of its others and of B's rows."""
     kernel = kernels.make(prefix_noise, period)
     columns = kernel.column_norms()
     others = float(max(columns[1:], default=0.0))
@@ -284,7 +284,7 @@ def _best(
     batch_sizes: np.ndarray,
     window_counts: np.ndarray,
 ) -> Choice:
-    """The best of all combinations at one period."""
+    """Returns the combination of least bound at one period."""
     if period == 1:
         batch_sizes = np.ones(1, np.int64)  # There are no other steps.
     else:  # Not much more than a period of them.

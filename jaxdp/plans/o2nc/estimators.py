@@ -1,4 +1,4 @@
-r"""What is proven of one record's estimate: its error, and how long it can be.
+r"""Error and norm bounds of one record's gradient estimate.
 
 All in units of L, the Lipschitz constant of the record's loss, of which nothing else is
 known. :math:`\hat F` is the loss's mean over a ball of radius :math:`\delta`. GRAD
@@ -51,7 +51,9 @@ MOVEMENT = 7 / 6
 
 
 def kappa(dim: int) -> float:
-    r"""The gradient of :math:`\hat F` is :math:`\kappa L/\delta`-Lipschitz, and no better.
+    r"""Returns kappa: :math:`\nabla\hat F` is :math:`\kappa L/\delta`-Lipschitz.
+
+    No smaller constant holds for every loss.
 
     .. math:: \kappa_d = 2\,\Gamma(d/2 + 1) / (\sqrt\pi\,\Gamma((d+1)/2))
 
@@ -67,7 +69,7 @@ def kappa(dim: int) -> float:
 
 
 class Moments(NamedTuple):
-    """Of one record's estimate, in units of L^2.
+    """Second moments of one record's estimate, in units of L^2.
 
     Attributes:
       total: its second moment, of which only the true mean's square is not error. A mean
@@ -80,24 +82,26 @@ class Moments(NamedTuple):
     direction: Number
 
     def of_mean(self, batch_size: Number, share_directions: bool) -> Number:
-        """Expected squared error of the mean over a batch, in units of L^2."""
+        """Returns the expected squared error of the mean over a batch, in units of L^2."""
         error = self.total / batch_size
         if share_directions:
             error = error + (1 - 1 / batch_size) * self.direction
         return error
 
     def of_all(self, num_examples: int, share_directions: bool) -> Number:
-        """The same where all records are read, and their own mean is estimated."""
+        """Returns the expected squared error about the records' mean if all are read."""
         return self.direction if share_directions else self.direction / num_examples
 
 
 def _slope(dim: int) -> float:
-    """E c^2 / L^2 of a score of GRAD: the spectral gap of the sphere is d - 1."""
+    """Bounds E c^2 / L^2 of a score c of GRAD: the spectral gap of the sphere is d - 1."""
     return dim**2 / (dim - 1) if dim > 1 else 1.0
 
 
 def grad_moments(dim: int, num_directions: int, direction: Direction) -> Moments:
-    r"""Of GRAD, :math:`\frac{d}{2\delta m}\sum_j (f(x+\delta u_j) - f(x-\delta u_j)) u_j`.
+    r"""Bounds the second moments of GRAD.
+
+    GRAD is :math:`\frac{d}{2\delta m}\sum_j (f(x+\delta u_j) - f(x-\delta u_j)) u_j`.
 
     An odd Lipschitz function on the sphere has variance L^2 / (d - 1) at most, by
     Poincare. The vectors of orthonormal directions add in squares; independent ones have
@@ -121,7 +125,7 @@ def diff_moments(
     difference: Difference,
     reach: Number,
 ) -> Moments:
-    r"""Of DIFF, between two queries of a run.
+    r"""Bounds the second moments of DIFF between two queries of a run.
 
     With the directions common to both points a score is at most :math:`dLr/\delta`;
     with independent ones the scatter of both ends stays, however near they are.
@@ -151,7 +155,10 @@ def diff_moments(
 
 
 def _ball_spread(num_directions: int, difference: Difference) -> float:
-    """Variance of DIFF with gradients: a term is at most 2, or two are at most 1."""
+    """Bounds the variance of DIFF with gradients, over L^2.
+
+    At common points a term is at most 2; at independent ones two are at most 1.
+    """
     return (4 if difference == "common" else 2) / num_directions
 
 
@@ -164,7 +171,7 @@ def grad_clip(
     direction: Direction,
     failure: Number | None = None,
 ) -> Number:
-    r"""C1 / L: no record's GRAD is longer, surely or but for a probability.
+    r"""Returns C1 / L, a bound on the norm of GRAD, surely or but for a probability.
 
     Surely: :math:`d` if directions may coincide. Orthonormal ones: d sqrt(q) / m, since
     two scores together are at most sqrt(2) d. A gradient: 1.
@@ -201,7 +208,7 @@ def grad_clip(
 def _deviation(
     dim: int, num_directions: int, failure: Number, points: int = 1
 ) -> Number:
-    """How far a mean over independent directions is from its own mean, over L.
+    """Bounds the norm of a mean over independent directions less its expectation, over L.
 
     Pinelis' form of Bernstein's inequality. A term is at most d + 1, which gives the scale
     (d + 1) / 3; and its norm is sub-Gaussian with d / sqrt(d - 1), of which the moments
@@ -222,7 +229,7 @@ def diff_clip(
     movement: Number,
     failure: Number | None = None,
 ) -> Number:
-    r"""C2 / L: no record's DIFF is longer, surely or but for a probability.
+    r"""Returns C2 / L, a bound on the norm of DIFF, surely or but for a probability.
 
     With common directions it is proportional to the movement: d r / delta surely, over
     sqrt(m) if they are orthonormal. With independent ones it is twice GRAD's, and does
@@ -259,7 +266,7 @@ def diff_clip(
 def _ball_diff_clip(
     num_directions: int, difference: Difference, smooth: Number, failure: Number | None
 ) -> Number:
-    """Of gradients: their change is 2 at most, and near its root mean square.
+    """Bounds the norm of DIFF with gradients by 2, and near its root mean square.
 
     McDiarmid: one point of the ball moves the norm by 2 / m, or one that is common to both
     queries by 4 / m. The sum of the squares of that is 4 times the variance's bound.
@@ -280,7 +287,7 @@ def slopes_clip(
     direction: Direction,
     failure: Number | None = None,
 ) -> Number:
-    r"""Bound on one record's m slopes along directions of length sqrt(d), over L.
+    r"""Bounds the norm of one record's m slopes along directions of length sqrt(d), over L.
 
     A slope is a score of GRAD over sqrt(d). Orthonormal: |slopes| = |GRAD| m / sqrt(d).
     Independent ones: sqrt(m) times the largest slope; or their norm is near its root mean
@@ -306,11 +313,11 @@ _SELDOM = 1e-3
 
 
 def practical_grad_clip(dim: int, num_directions: int, direction: Direction) -> float:
-    r"""C1 / L that linear losses exceed once in 1000 times at most; nothing is proven.
+    r"""Returns a C1 / L that linear losses exceed once in 1000 times at most.
 
-    Linear losses have the longest estimates that are usual: their root mean square is
-    :math:`\sqrt{d/m}` with orthonormal directions, and :math:`\sqrt{1 + (d-1)/m}` with
-    independent ones.
+    Nothing is proven. Linear losses have the longest estimates that are usual: their root
+    mean square is :math:`\sqrt{d/m}` with orthonormal directions, and
+    :math:`\sqrt{1 + (d-1)/m}` with independent ones.
     """
     if direction == "ball":
         return 1.0
@@ -322,7 +329,10 @@ def practical_grad_clip(dim: int, num_directions: int, direction: Direction) -> 
 
 
 def practical_slopes_clip(dim: int, num_directions: int, direction: Direction) -> float:
-    """Of the scalar oracle: a linear loss's slopes are nearly normal."""
+    """Returns a clip over L of the scalar oracle for usual losses; nothing is proven.
+
+    The slopes of a linear loss are nearly normal.
+    """
     near = math.sqrt(num_directions) + math.sqrt(2 * math.log(1 / _SELDOM))
     return min(float(slopes_clip(dim, num_directions, direction)), near)
 
@@ -335,7 +345,7 @@ def practical_diff_clip(
     movement: Number,
     fraction: float = 1.0,
 ) -> Number:
-    r"""C2 / L for usual losses; nothing is proven.
+    r"""Returns C2 / L for usual losses; nothing is proven.
 
     With common directions the fraction of :math:`\sqrt{\kappa^2 + d^2/m}\, r/\delta`, the
     root of DIFF's second moment (:math:`d r / (\delta\sqrt m)` if they are orthonormal),

@@ -1,4 +1,4 @@
-r"""The search for the best settings where every step reads all records.
+r"""Search for the settings of least proven bound where every step reads all records.
 
 The data do not limit the number of steps, only noise and cost do: more steps are noisier.
 
@@ -31,7 +31,7 @@ LONGEST = 2**16
 
 
 class Choice(NamedTuple):
-    """A point of the search, and its bound."""
+    """Candidate of the search, and its bound."""
 
     bound: float
     period: int
@@ -46,7 +46,7 @@ def search(
     prices: tuple[float, float] = (0.0, 0.0),
     most: float = np.inf,
 ) -> Choice:
-    """The least bound over a coarse grid, and then over finer ones around the best.
+    """Searches for the least bound on a coarse grid, then on finer ones around the best.
 
     Args:
       p: the problem.
@@ -80,14 +80,14 @@ def search(
 
 
 def around(x: int, at_most: int, ratio: float, reach: int = 3) -> np.ndarray:
-    """Integers in [1, at_most] at powers of a ratio from x, and x's neighbours."""
+    """Returns integers in [1, at_most] at powers of a ratio from x, and x's neighbours."""
     powers = np.rint(x * ratio ** np.arange(-reach, reach + 1.0))
     powers = np.append(powers, [x - 1, x + 1])
     return np.unique(np.clip(powers, 1, at_most)).astype(np.int64)
 
 
 def _powers(at_most: int, ratio: float) -> np.ndarray:
-    """Integers from 1 to a limit, at powers of a ratio."""
+    """Returns integers from 1 to a limit, at powers of a ratio."""
     count = math.ceil(math.log(at_most) / math.log(ratio))
     return around(1, at_most, ratio, count)
 
@@ -102,7 +102,7 @@ def _best(
     windows: np.ndarray,
     window_counts: np.ndarray,
 ) -> Choice:
-    """The best of all combinations."""
+    """Returns the combination of least bound."""
     # A learner that starts at rest moves in no shorter.
     windows = windows[windows >= 2]
     period, window, count = np.meshgrid(

@@ -21,7 +21,7 @@ from jaxdp.transforms.private_oracle import private_oracle
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class O2NC(OracleReleases):
-    r"""A Goldstein-stationary point of a nonsmooth loss, from one or many passes.
+    r"""Plan for a Goldstein-stationary point of a nonsmooth loss, in one or many passes.
 
     An oracle releases how a smoothed gradient changes from query to query and restarts
     every ``sampling.period`` steps; online-to-non-convex conversion turns its gradients
@@ -112,11 +112,11 @@ class O2NC(OracleReleases):
 
     @property
     def evaluates_batches(self) -> bool:
-        """Whether directions are shared; else every record is evaluated alone."""
+        """True if records share directions; else every record is evaluated alone."""
         return self.share_directions
 
     def _keeps(self, found: Settings) -> bool:
-        """Whether what was promised is about these numbers, and no more noise."""
+        """Returns True if ``found`` still describes this plan, with no more noise."""
         ours = {field.name for field in dataclasses.fields(self)}
         same = all(getattr(self, k) == v for k, v in vars(found).items() if k in ours)
         same = same and self.sampling == _sampler(found)
@@ -129,9 +129,9 @@ class O2NC(OracleReleases):
         return energy <= most or energy <= most * self._drawn_for_ideal()
 
     def _drawn_for_ideal(self) -> float:
-        """What the sampler costs, as a factor on the noise's variance.
+        """Returns the factor on the noise's variance that the noise sampler's error costs.
 
-        Promises are of ideal noise for the same budget, which is less by this.
+        Promises are of ideal noise for the same budget, whose variance is less by this.
         """
         if self.delta is None or self.sampling.amplifies:
             return 1.0
@@ -157,7 +157,7 @@ class O2NC(OracleReleases):
         smoothing_radius: float,
         num_directions: int | None = None,
     ) -> Self:
-        """The plan that a theorem prescribes, corrected, with exactly calibrated noise.
+        """Returns the plan that a theorem prescribes, corrected, with calibrated noise.
 
         For study and comparison; :meth:`certified` is better in every respect.
         ``plan.theorem`` has the bound that is proven for these numbers, the noise of the
@@ -210,7 +210,7 @@ class O2NC(OracleReleases):
         smoothing_radius: float,
         **choices: Any,
     ) -> Self:
-        """The plan of least proven bound: period, batches, window and step chosen.
+        """Returns the plan of least proven bound: period, batches, window and step chosen.
 
         ``plan.theorem.promise`` says what is proven. Privacy rests on none of the
         constants.
@@ -248,7 +248,7 @@ class O2NC(OracleReleases):
 
     @classmethod
     def _of(cls, found: Settings) -> Self:
-        """A plan without noise, with the numbers of some settings."""
+        """Builds a plan from settings, without noise."""
         ours = {field.name for field in dataclasses.fields(cls)}
         same = {k: v for k, v in vars(found).items() if k in ours}
         return cls(sampling=_sampler(found), theorem=found, **same)
@@ -268,7 +268,7 @@ class O2NC(OracleReleases):
         gradient_cost: float | None = None,
         max_evaluations: float | None = None,
     ) -> recommendations.Recommendation:
-        """Compares the certified plans of all oracles: print it to see which, and why.
+        """Compares the certified plans of all oracles and recommends one.
 
         Taken is the least proven bound; or, of those within 5% of it, what costs least. A
         bound is what is proven of the worst loss with these constants, not a forecast.
@@ -313,7 +313,7 @@ class O2NC(OracleReleases):
     def with_practical_clips(
         self, *, dim: int, lipschitz: float, fraction: float = 1.0
     ) -> Self:
-        """The same plan with clips that records of usual losses seldom reach.
+        """Returns the same plan with clips that records of usual losses seldom reach.
 
         Those of :meth:`certified` are proven to leave every Lipschitz loss alone, and are
         several times longer than nearly all estimates. The noise follows the clips, so the
@@ -356,9 +356,9 @@ class O2NC(OracleReleases):
 
     @property
     def goldstein_radius(self) -> float:
-        """How far from the output the gradients lie that its window is made of.
+        """Radius of the Goldstein subdifferential that contains the window's gradients.
 
-        The farthest a query can be from its window's mean, and the smoothing radius.
+        The largest distance of a query from its window's mean, plus the smoothing radius.
         """
         reach = bounds.window_radius(self.window, self.reset) * self.max_step
         return float(reach) + self.smoothing_radius
@@ -368,13 +368,13 @@ class O2NC(OracleReleases):
 
     @property
     def num_windows(self) -> int:
-        """Complete windows, each as likely to be returned."""
+        """Number of complete windows, all equally likely to be returned."""
         return self.num_steps // (self.window - self.skip_last_query)
 
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
-        """The oracle and the conversion: what ``optax.chain`` of the two does."""
+        """Builds the oracle and the conversion: what ``optax.chain`` of the two does."""
         oracle = private_oracle(self, keys, **kwargs)
         return driver.conversion(oracle, driver.o2nc(self, keys))
 
@@ -383,7 +383,7 @@ class O2NC(OracleReleases):
 
 
 def _sampler(found: Settings) -> SinglePassRestarts | MultiPassRestarts:
-    """Which records the steps of some settings read."""
+    """Returns the sampler of some settings."""
     if found.multi_pass:
         return MultiPassRestarts(period=found.period)
     return SinglePassRestarts(

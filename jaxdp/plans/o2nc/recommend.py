@@ -1,4 +1,4 @@
-"""Which oracle to take: all certified designs for one problem, side by side."""
+"""Recommendation of an oracle: all certified designs for one problem, side by side."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ _HEAD += ("generalisation", "records per step", "steps", "period", "cost")
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """Certified settings of several oracles, and the one to take.
+    """Certified settings of several oracles, and the recommended one.
 
     Attributes:
       candidates: one for each oracle, in one pass and in several.
@@ -35,11 +35,11 @@ class Recommendation:
 
     @property
     def settings(self) -> Settings:
-        """The one to take."""
+        """Settings of the recommended candidate."""
         return self.candidates[self.chosen]
 
     def __str__(self) -> str:
-        """A table, its columns aligned, and the reason."""
+        """Returns a table of the candidates, its columns aligned, and the reason."""
         rows: list[tuple[str, ...]] = [_HEAD]
         for i, (found, cost) in enumerate(
             zip(self.candidates, self.costs, strict=True)
@@ -148,7 +148,7 @@ def _chosen(
     lipschitz: float,
     max_evaluations: float | None,
 ) -> tuple[int, str]:
-    """Which one, and why."""
+    """Returns the index of the recommended candidate and the reason."""
     most = float("inf") if max_evaluations is None else max_evaluations
     within = [i for i, cost in enumerate(costs) if cost <= most]
     if not within:
@@ -181,6 +181,6 @@ def _chosen(
 
 
 def _name(found: Settings) -> str:
-    """An oracle, and how often it reads the records."""
+    """Describes an oracle and its number of passes in words."""
     passes = "several passes" if found.multi_pass else "a single pass"
     return f"the {found.oracle} oracle in {passes}"

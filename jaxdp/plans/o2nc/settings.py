@@ -1,4 +1,4 @@
-"""A plan's numbers without its noise, and what they promise at the exact noise."""
+"""Result of a design: the plan's fields and the bound that they imply."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ MOVED = bounds.MOVEMENT / 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A plan's numbers, save for the noise, and what they promise.
+    """Plan fields, except the noise, and the bound that they imply.
 
     Attributes:
       name: of a theorem, or ``"certified"``.
@@ -90,11 +90,11 @@ class Settings:
 
     @property
     def bound(self) -> float:
-        """The promise's bound on the expected norm."""
+        """Bound on the expected least norm in the Goldstein subdifferential."""
         return self.promise.bound
 
     def cost(self, gradient_cost: float = 1.0) -> float:
-        """What the run takes, in values of one record's loss.
+        """Returns the cost of the run, in evaluations of one record's loss.
 
         Args:
           gradient_cost: how many of them a gradient costs.
@@ -102,12 +102,12 @@ class Settings:
         return self.evaluations + gradient_cost * self.gradients
 
     def __str__(self) -> str:
-        """What a plan's table shows of it, for the rest stands in its other rows."""
+        """Returns name and promise, for one row of a plan's table."""
         return f"{self.name}: {self.promise}"
 
 
 def read(**fields: Any) -> Settings:
-    """Settings from their JSON's fields."""
+    """Builds settings from the fields of their JSON."""
     promise: Any = bounds.Promise(**fields["promise"])
     return Settings(**fields | {"promise": promise})
 
@@ -153,13 +153,13 @@ class Problem:
 
     @property
     def moved(self) -> float:
-        """How many clips one record moves a sum by."""
+        """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
         return accounting.sensitivity(self.relation, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimator:
-    """How a record's gradient is estimated: what stands in a plan under these names."""
+    """Estimator of one record's gradient: the plan fields that define it."""
 
     num_directions: int
     direction: bounds.Direction
@@ -169,14 +169,14 @@ class Estimator:
 
     @property
     def calls(self) -> tuple[float, float]:
-        """Of a record, at a restart and elsewhere: values of its loss, or gradients."""
+        """Number of loss values or gradients per record, at a restart and elsewhere."""
         m = float(self.num_directions)
         if self.oracle == "first_order":
             return 1.0, 2 * m
         return 2 * m, (2 if self.difference == "one_sided" else 4) * m
 
     def energy(self, dim: int) -> float:
-        """E ||noise||^2 of an estimate, for noise of variance 1 on what is released."""
+        """Returns E ||noise||^2 of an estimate, for noise of variance 1 on the releases."""
         return dim / self.num_directions if self.oracle == "scalar" else float(dim)
 
 
@@ -187,10 +187,11 @@ def clips(
     failure: float | None,
     reads: bounds.Number = 1,
 ) -> tuple[bounds.Number, bounds.Number, bounds.Number]:
-    """C1, C2 at the largest movement, and the bias: 0 if neither is ever exceeded.
+    """Returns C1, C2 at the largest movement, and the bias from clipping.
 
-    Every record takes an equal share of the failures each time it is read, None for none.
-    Where nothing fails, clipping changes nothing; elsewhere the norm is at most L.
+    The bias is 0 if neither clip is ever exceeded. Every record takes an equal share of
+    the failures each time it is read, None for none. Where nothing fails, clipping changes
+    nothing; elsewhere the norm is at most L.
 
     Args:
       p: the problem.
@@ -229,7 +230,7 @@ def multi_pass_noise(
     c2: bounds.Number,
     scale_with_movement: bool,
 ) -> bounds.Number:
-    r"""E ||noise||^2 of the worst estimate of a period, all records read in every step.
+    r"""Returns E ||noise||^2 of a period's worst estimate if every step reads all records.
 
     The noise of a period adds up: :math:`\sigma_1^2 + (P - 1)\sigma_2^2`, of which
     :math:`(r_1 + r_2)^2/\mu^2` is the least at the cost
@@ -250,7 +251,7 @@ def _sequence(
     c2: bounds.Number,
     scale_with_movement: bool,
 ) -> tuple[bounds.Number, bounds.Number]:
-    """r_1 and r_2, of records that move a sum by their clips."""
+    """Returns r_1 and r_2 of :func:`multi_pass_noise` for sensitivities C1 and C2."""
     steps = np.asarray(steps, float)  # A theorem may ask for more than 2^63.
     restarts = np.ceil(steps / period)
     scaled = MOVED if scale_with_movement else 1.0
@@ -267,7 +268,7 @@ def multi_pass_rounding(
     c2: bounds.Number,
     scale_with_movement: bool,
 ) -> bounds.Number:
-    """How much shorter the grid may make an estimate; infinite below 8 bits.
+    """Bounds the L2 norm of an estimate's rounding to the grid; infinite below 8 bits.
 
     The sum of n contributions and its noise fill 32 bits (``jaxdp.kernels.clip.grid_bits``,
     here for arrays); each number of a contribution is rounded by less than a unit.
@@ -316,7 +317,7 @@ def settled(
     paper_difference_noise_std: float | None = None,
     paper_num_directions: int | None = None,
 ) -> Settings:
-    """Adds clips, the bound at exact noise, the step size it is about, and costs."""
+    """Builds settings: adds clips, the bound at exact noise, its step size, and costs."""
     steps = num_windows * window
     reads = steps if multi_pass else 1
     c1, c2, bias = (float(x) for x in clips(p, estimator, max_step, failure, reads))
@@ -389,7 +390,7 @@ def settled(
 
 
 def law(estimator: Estimator) -> dict[str, Any]:
-    """What the error of its estimates depends on: not what is released of them."""
+    """Returns the estimator's fields except the oracle: arguments of ``bounds.promise``."""
     fields = dataclasses.asdict(estimator)
     del fields["oracle"]
     return fields

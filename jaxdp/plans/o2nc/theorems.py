@@ -90,7 +90,7 @@ def settings(
     radius: float,
     num_directions: int | None = None,
 ) -> Settings:
-    """The parameters of a theorem.
+    """Computes the parameters that a theorem prescribes.
 
     Args:
       theorem: an entry of :class:`Theorem`.
@@ -168,7 +168,7 @@ def _four_nine(p: Problem, num_directions: int) -> Settings:
 
 
 def balanced_epochs(p: Problem, rho: float) -> tuple[float, float]:
-    """The two epochs of Theorem 4.9, of which it needs the larger.
+    """Returns the two epoch lengths of Theorem 4.9, of which it needs the larger.
 
     The bound's growing term equals the sampling error at the first, and the error of
     private noise at the second.
@@ -179,7 +179,7 @@ def balanced_epochs(p: Problem, rho: float) -> tuple[float, float]:
 
 
 def _printed_rho(p: Problem) -> float:
-    """The paper's rho, a mu of Gaussian DP, by its own conversion."""
+    """Returns the paper's rho, a mu of Gaussian DP, by its own conversion."""
     return p.epsilon / (2 * math.sqrt(math.log(1 / p.delta)))
 
 
@@ -207,7 +207,7 @@ def _naive(p: Problem, num_directions: int) -> Settings:
 
 
 def naive_epoch(p: Problem, batch: int) -> float:
-    """At which the bound's growing term equals the learner's regret, L / sqrt(T).
+    """Returns the epoch T at which the bound's growing term is the regret L / sqrt(T).
 
     With its B, an estimate and its noise are of the order of L.
     """
@@ -260,7 +260,7 @@ def _single_pass(name: str, p: Problem, estimator: Estimator) -> Settings:
 
 
 class MultiPass(NamedTuple):
-    """The numbers of Theorem 4.1 for a target, corrected; the last three as printed."""
+    """Parameters of Theorem 4.1 for a target, corrected; the last three as printed."""
 
     max_step: float
     num_steps: int
@@ -272,7 +272,7 @@ class MultiPass(NamedTuple):
 
 
 def multi_pass_target(p: Problem) -> float:
-    r"""The norm that n records allow by Theorem 4.1, its constant taken as 1.
+    r"""Returns the norm that n records allow by Theorem 4.1, its constant taken as 1.
 
     :math:`n = \sqrt\Phi L d^{3/4} / (\epsilon \alpha^{1/2} \beta^{3/2})`, and at most L/2,
     above which a step is longer than a window.
@@ -283,7 +283,7 @@ def multi_pass_target(p: Problem) -> float:
 
 
 def multi_pass_numbers(p: Problem, target: float) -> MultiPass:
-    """Of Theorem 4.1, for any target."""
+    """Computes the parameters of Theorem 4.1 for any target."""
     n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.radius
     gap = max(p.initial_gap, lip * alpha)
     ratio = (lip / target) ** 2

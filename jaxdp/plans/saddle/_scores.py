@@ -1,4 +1,4 @@
-"""What plans of vertex sampling share: grids of scores, sensitivities, calibration."""
+"""Base of the vertex-sampling plans: score grids, sensitivities and calibration."""
 
 import dataclasses
 import functools
@@ -24,9 +24,9 @@ Sampler = Literal["integer", "float"]
 
 
 def score_grid(step_size: float, clip: float, bits: int, records: float) -> ScoreGrid:
-    """The grid on which scores move by ``step_size`` times the mean over ``records``.
+    """Returns the grid that moves scores by ``step_size`` times a mean over ``records``.
 
-    By slightly less, for the multiplier is rounded down.
+    Scores move by slightly less, because the multiplier is rounded down.
 
     Args:
       step_size: >= 0.
@@ -42,7 +42,7 @@ def score_grid(step_size: float, clip: float, bits: int, records: float) -> Scor
 
 
 def sensitivity(grid: ScoreGrid, moves: float) -> float:
-    """How far one record moves a score, in nats.
+    """Returns the sensitivity of a score to one record, in nats.
 
     Args:
       grid: of the scores.
@@ -55,7 +55,7 @@ def sensitivity(grid: ScoreGrid, moves: float) -> float:
 
 
 def record_bits(rows: int) -> int:
-    """Bits of one record's contribution such that a total over ``rows`` fits int32.
+    """Returns the bits of a record's contribution for which a sum of ``rows`` fits int32.
 
     Raises:
       ValueError: fewer than 8 would be left.
@@ -72,7 +72,7 @@ def record_bits(rows: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VertexSamplingPlan(Plan):
-    """Steps draw vertices from softmaxes of scores, and release nothing else.
+    """Plan whose steps draw vertices from softmaxes of scores and release nothing else.
 
     Subclasses say what the draws cost at given step sizes; the rest follows.
     """
@@ -84,7 +84,7 @@ class VertexSamplingPlan(Plan):
     steps: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
 
     def _check(self, **clips: float) -> None:
-        """Checks what all have; subclasses have checked what is theirs."""
+        """Checks the fields that all vertex-sampling plans share."""
         given: Any = self
         _validate.integer(num_examples=self.num_examples)
         _validate.one_of(accounting.RELATIONS, relation=self.relation)
@@ -117,9 +117,9 @@ class VertexSamplingPlan(Plan):
         self.rho_at(known)  # Raises if there are no grids for these numbers.
 
     def _keeps(self, found: settings.Settings) -> bool:
-        """Whether what was promised is about these numbers.
+        """Returns True if ``found`` still describes this plan.
 
-        (About step sizes to within one per cent: integers take a little off.)
+        Step sizes may differ by one per cent, because integers take a little off.
         """
         given: Any = self
         if given.sampler != "integer" or self.num_steps != found.num_steps:
@@ -142,26 +142,26 @@ class VertexSamplingPlan(Plan):
     # What a subclass says.
 
     def longest(self, steps: list[float]) -> float:
-        """How far a step may move a score, in nats, with these step sizes."""
+        """Bounds the change of a score in one step, in nats, at these step sizes."""
         raise NotImplementedError
 
     def rho_at(self, steps: list[float]) -> float:
-        """Its cost in zCDP with these step sizes."""
+        """Returns the zCDP cost of the whole run at these step sizes."""
         raise NotImplementedError
 
     def _start(self) -> list[float]:
-        """Step sizes in the proportion that calibration keeps."""
+        """Returns step sizes in the proportion that calibration keeps."""
         raise NotImplementedError
 
     # What follows.
 
     @property
     def kappa(self) -> float:
-        """By how many clips one record moves a total."""
+        """Sensitivity of a total in units of the clip: 2 under replace-one, else 1."""
         return accounting.sensitivity(self.relation, 1.0)
 
     def check_ready(self) -> None:
-        """Requires step sizes; ValueError without."""
+        """Raises ValueError if the plan has no step sizes yet."""
         if getattr(self, self.steps[0]) is None:
             raise ValueError(
                 f"the plan has no {self.steps[0]} yet: call .calibrate(epsilon=..., "
@@ -170,7 +170,7 @@ class VertexSamplingPlan(Plan):
 
     @functools.cached_property
     def rho(self) -> float:
-        """The cost in zCDP of the whole run, with the certified sampler's error.
+        """Cost of the whole run in zCDP, including the certified sampler's error.
 
         Infinite with the float sampler, whose error has no bound.
         """
@@ -191,7 +191,7 @@ class VertexSamplingPlan(Plan):
         return accounting.zcdp(self.rho)
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
-        """A plan of at most (epsilon, delta): the longest steps that it admits.
+        """Returns a plan of at most (epsilon, delta), with the largest step sizes.
 
         The proportion of two step sizes is kept where they are given. Without, it is that
         of sqrt(log dim) / clip, which is best for regret without privacy.
@@ -225,7 +225,7 @@ class VertexSamplingPlan(Plan):
 
     @classmethod
     def _of(cls, found: settings.Settings, **more: Any) -> Self:
-        """The plan of some settings, with their step sizes."""
+        """Builds a plan from settings, with their step sizes."""
         names = {field.name for field in cls._fields()}
         same = {k: v for k, v in vars(found).items() if k in names}
         if "sampling" in names:
@@ -234,7 +234,7 @@ class VertexSamplingPlan(Plan):
         return make(**same | more, theorem=found)
 
     def _at_most(self, *, epsilon: float, delta: float) -> Self:
-        """The same plan with its step sizes, or the longest that are admitted."""
+        """Returns the same plan, its step sizes limited to what (epsilon, delta) admits."""
         most = self.calibrate(epsilon=epsilon, delta=delta)
         names = {
             name: min(getattr(self, name), getattr(most, name)) for name in self.steps
@@ -242,7 +242,7 @@ class VertexSamplingPlan(Plan):
         return dataclasses.replace(self, delta=delta, **names)
 
     def with_step_size(self, step_size: float, *, delta: float | None = None) -> Self:
-        """The same plan with this step size, for both players where there are two."""
+        """Returns the same plan with this step size, for both players if there are two."""
         delta = self.delta if delta is None else delta
         steps: dict[str, Any] = dict.fromkeys(self.steps, step_size)
         return dataclasses.replace(self, delta=delta, **steps)
@@ -269,7 +269,7 @@ class VertexSamplingPlan(Plan):
 
 
 def proportion(dim: int, clip: float) -> float:
-    """The step size of least regret, up to the horizon."""
+    """Returns the step size of least regret, but for a factor of the horizon."""
     return math.sqrt(math.log(max(dim, 2))) / clip
 
 

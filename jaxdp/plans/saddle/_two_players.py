@@ -1,4 +1,4 @@
-"""What plans of two players share."""
+"""Base of the plans of two-player games."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxdp.plans.saddle._scores import (
 
 
 class TwoPlayers(VertexSamplingPlan):
-    """What the plans of two players share."""
+    """Base class of the plans of two-player games."""
 
     dim_x: int
     dim_y: int
@@ -43,7 +43,7 @@ class TwoPlayers(VertexSamplingPlan):
         return [proportion(d, c) for d, c in zip(dims, self._clips, strict=True)]
 
     def uniform(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where runs start: all vertices alike, float32 (dim_x,) and (dim_y,)."""
+        """Returns the uniform starting points, float32 (dim_x,) and (dim_y,)."""
         return uniform(self.dim_x), uniform(self.dim_y)
 
     def returned(self, state: Any, params: Any) -> Any:

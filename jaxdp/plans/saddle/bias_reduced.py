@@ -109,7 +109,9 @@ class SaddleBiasReduced(TwoPlayers):
 
     @classmethod
     def from_theorem(cls, theorem: str, *, delta: float, **numbers: Any) -> Self:
-        """The plan that Theorem 4.3 prescribes: for study; :meth:`certified` is better.
+        """Returns the plan that Theorem 4.3 prescribes, for study.
+
+        :meth:`certified` is better.
 
         Args:
           theorem: ``"4.3"``.
@@ -126,7 +128,9 @@ class SaddleBiasReduced(TwoPlayers):
 
     @classmethod
     def certified(cls, *, epsilon: float, delta: float, **numbers: Any) -> Self:
-        """The plan of least proven bound, with all records and exact charges.
+        """Returns the plan of least bound up to constants, with all records read.
+
+        Its charges are exact, and its promise is the bound with proven constants.
 
         Args:
           epsilon: > 0.
@@ -144,14 +148,14 @@ class SaddleBiasReduced(TwoPlayers):
 
     @property
     def _top(self) -> int:
-        """M: ``max_level``, or what stands for None."""
+        """Highest level M: ``max_level``, or its default for None."""
         if self.max_level is not None:
             return self.max_level
         return levels.largest_level(self.vertex_budget)
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """N of each step, as the seed has them."""
+        """Level N of each step, drawn from the seed."""
         return self._levels
 
     @functools.cached_property
@@ -180,7 +184,7 @@ class SaddleBiasReduced(TwoPlayers):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Records of a step of each level 0..M."""
+        """Batch size of a step at each level 0..M."""
         return self._batch_sizes
 
     @functools.cached_property
@@ -197,12 +201,12 @@ class SaddleBiasReduced(TwoPlayers):
 
     @property
     def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """S: how many steps the levels allow."""
+        """Number S of steps that the levels allow."""
         return len(self.levels)
 
     @property
     def sampling(self) -> SinglePass:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """One pass; the largest batch is named."""
+        """Single-pass sampler with the largest batch size of all steps."""
         return SinglePass(max(self.batch_sizes[level] for level in self.levels))
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
@@ -214,7 +218,7 @@ class SaddleBiasReduced(TwoPlayers):
         return super().calibrate(epsilon=epsilon, delta=delta)
 
     def filtered(self, *, epsilon: float, delta: float) -> Self:
-        """The same steps, as many as (epsilon, delta) allows: a privacy filter.
+        """Returns the same plan with a privacy filter that ends it at (epsilon, delta).
 
         Args:
           epsilon: > 0.
@@ -230,7 +234,7 @@ class SaddleBiasReduced(TwoPlayers):
 
     @property
     def grid_bits(self) -> int:
-        """As in :class:`Saddle`; a difference of two totals fits too."""
+        """Bits of a record's contribution; a difference of two totals fits int32 too."""
         return record_bits(2 * max(self.batch_sizes))
 
     def _grids_at(
@@ -251,13 +255,13 @@ class SaddleBiasReduced(TwoPlayers):
 
     @property
     def grids(self) -> tuple[tuple[LevelGrids, LevelGrids], ...]:
-        """How scores move in a step of each level, of x and of y."""
+        """Score grids of each level, of x and of y."""
         self.check_ready()
         steps = [getattr(self, name) for name in self.steps]
         return tuple(self._grids_at(level, steps) for level in range(self._top + 1))
 
     def _deltas(self, steps: list[float]) -> list[list[float]]:
-        """How far one record of a step moves a score, by level and player."""
+        """Returns the sensitivity of a score to a record of a step, by level and player."""
         found = []
         for level in range(self._top + 1):
             # Above level 0, two gradients of the record differ by up to twice the clip.
@@ -273,7 +277,7 @@ class SaddleBiasReduced(TwoPlayers):
 
     @property
     def sensitivity(self) -> float:
-        """How far one record can move a score in any step, in nats."""
+        """Largest sensitivity of a score to one record over all steps, in nats."""
         self.check_ready()
         deltas = self._deltas([getattr(self, name) for name in self.steps])
         return max(max(deltas[level]) for level in self.levels)

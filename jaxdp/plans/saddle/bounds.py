@@ -1,4 +1,4 @@
-r"""What is proven of mirror descent with vertex sampling, as plain numbers.
+r"""Convergence bounds of mirror descent with vertex sampling, as plain numbers.
 
 Every record's f is convex in x, concave in y, and in the l1 norm of both together
 :math:`L_0`-Lipschitz and :math:`L_1`-smooth; where :math:`L_2` is given, so is every
@@ -28,7 +28,7 @@ Number = Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Promise:
-    """A bound on the expected error, and what it is the sum of.
+    """Bound on the expected error, and the terms that it is the sum of.
 
     Attributes:
       bound: the sum.
@@ -56,7 +56,7 @@ class Promise:
 
 
 def promised(**terms: Number) -> Promise:
-    """A promise of its terms; a field is an array where terms are."""
+    """Builds a promise from its terms; fields are arrays where terms are."""
     return Promise(bound=sum(terms.values()), **terms)
 
 
@@ -66,9 +66,10 @@ def promised(**terms: Number) -> Promise:
 def joint_bias(
     num_draws: Number, smoothness: float, second_order_smoothness: float | None
 ) -> Number:
-    """Of a gradient at the means of K vertices of each player, in the largest entry.
+    """Bounds the bias of a gradient at the means of K vertices of each player.
 
-    4 L2 / K, or 4 sqrt(2) L1 / sqrt(K) if first-order-smooth only.
+    The bound is on the largest entry: 4 L2 / K, or 4 sqrt(2) L1 / sqrt(K) if
+    first-order-smooth only.
     """
     if second_order_smoothness is None:
         return 4 * math.sqrt(2) * smoothness / np.sqrt(num_draws)
@@ -78,7 +79,7 @@ def joint_bias(
 def single_bias(
     num_draws: Number, smoothness: float, second_order_smoothness: float | None
 ) -> Number:
-    """What the bias of one player's gradient costs: twice itself.
+    """Bounds the error due to the bias of one player's gradient: twice that bias.
 
     4 L2 / K, or 8 L1 / sqrt(K) if first-order-smooth only.
     """
@@ -94,9 +95,10 @@ def single_variance(
     smoothness: float,
     second_order_smoothness: float | None,
 ) -> Number:
-    """E |gradient at the mean of K vertices - gradient|^2, largest entry, one player.
+    """Bounds the mean squared error of one player's gradient at a mean of K vertices.
 
-    Corollary D.3 with the constants that its proof gives, and D.4.
+    The error is the largest entry's. Corollary D.3 with the constants that its proof
+    gives, and D.4.
     """
     k, l1 = num_draws, smoothness
     if second_order_smoothness is None:
@@ -113,9 +115,10 @@ def bias_reduced_moment(
     smoothness: float,
     second_order_smoothness: float,
 ) -> Number:
-    """E |g|^2, largest entry of both players, of a bias-reduced gradient (Lemma 4.3).
+    """Bounds the second moment of a bias-reduced gradient (Lemma 4.3).
 
-    With constants that the proof does give; the printed ones it does not.
+    That is E |g|^2 of the largest entry of both players. With constants that the proof
+    does give; the printed ones it does not.
     """
     levels = (384 + 96 * log_dim) * (max_level + 1)
     return 4 * lipschitz**2 + 2560 * second_order_smoothness**2 + levels * smoothness**2
@@ -134,7 +137,7 @@ def saddle(
     smoothness: float,
     second_order_smoothness: float | None,
 ) -> Promise:
-    """Algorithm 1, on the gap of its output, with a fresh output vertex at each step.
+    """Bounds the duality gap of Algorithm 1, with a fresh output vertex at each step.
 
     Args:
       num_steps: T.
@@ -155,7 +158,7 @@ def saddle(
 
 
 def saddle_step_size(num_steps: Number, log_dim: float, lipschitz: float) -> Number:
-    """The tau of least bound, if privacy allows it."""
+    """Returns the tau of least bound, if privacy allows it."""
     return np.sqrt(2 * log_dim / (5 * num_steps)) / lipschitz
 
 
@@ -164,7 +167,7 @@ def _output(num_steps: Number, log_dim: float, smoothness: float) -> Number:
 
 
 def expected_steps(vertex_budget: Number, max_level: Number) -> tuple[Number, Number]:
-    """Between which numbers E S of Algorithm 3 lies."""
+    """Bounds E S, the expected steps of Algorithm 3, from below and above."""
     rate = (2 - 0.5**max_level) / (max_level + 1)
     return (vertex_budget - 2**max_level) * rate, vertex_budget * rate
 
@@ -180,7 +183,7 @@ def saddle_bias_reduced(
     second_order_smoothness: float,
     moment: Number | None = None,
 ) -> Promise:
-    """Algorithm 3, on E[S gap] / E[S], the number of steps S being random.
+    """Bounds E[S gap] / E[S] of Algorithm 3, whose number of steps S is random.
 
     The paper's statement is on the gap itself, with constant probability and constants
     that it hides: S is a stopping time, and levels have heavy tails. This is its proof's
@@ -211,7 +214,7 @@ def saddle_bias_reduced(
 def saddle_bias_reduced_step_size(
     steps: Number, moment: Number, log_dim: float, lipschitz: float
 ) -> Number:
-    """The tau of least bound, if privacy allows it."""
+    """Returns the tau of least bound, if privacy allows it."""
     return np.sqrt(2 * log_dim / (steps * (3 * moment + 2 * lipschitz**2)))
 
 
@@ -226,7 +229,7 @@ def convex(
     smoothness: float,
     second_order_smoothness: float | None,
 ) -> Promise:
-    """Algorithm 4, on the excess of F at its output.
+    """Bounds the excess of F at the output of Algorithm 4.
 
     Args:
       num_steps: T.
@@ -259,7 +262,7 @@ def convex_step_size(
     smoothness: float,
     second_order_smoothness: float | None,
 ) -> Number:
-    """The tau of least bound that the proof allows, if privacy does too."""
+    """Returns the tau of least bound that the proof allows, if privacy does too."""
     constants = (lipschitz, smoothness, second_order_smoothness)
     variance = single_variance(num_draws, log_dim, *constants)
     slope = lipschitz**2 / 2 + 4 * refresh_every * variance
@@ -268,12 +271,12 @@ def convex_step_size(
 
 
 def convex_longest_step(lipschitz: float, refresh_every: Number) -> Number:
-    """1 / (4 L0 q): what the proof needs; privacy does not."""
+    """Returns the proof's largest step size, 1 / (4 L0 q); privacy does not need it."""
     return 1 / (4 * lipschitz * refresh_every)
 
 
 def synthetic_step_size_x(num_steps: Number, domain_size: int) -> Number:
-    """The tau_x of least bound, for answers in [-1, 1]."""
+    """Returns the tau_x of least bound, for answers in [-1, 1]."""
     return np.sqrt(0.8 * math.log(domain_size) / num_steps)
 
 
@@ -286,7 +289,7 @@ def synthetic(
     log_domain: float,
     log_queries: float,
 ) -> Promise:
-    """Algorithm 5, on the largest error of a query with answers in [-1, 1].
+    """Bounds the largest query error of Algorithm 5, for answers in [-1, 1].
 
     Args:
       num_examples: n.

@@ -1,4 +1,4 @@
-r"""What the draws of mirror descent with vertex sampling cost, in zCDP.
+r"""Privacy cost in zCDP of the draws of mirror descent with vertex sampling.
 
 A vertex is drawn with probability proportional to :math:`e^{s_j}`, s the score. If one
 record moves every :math:`s_j` by at most :math:`\Delta`, and the sampler's probabilities
@@ -29,12 +29,12 @@ from jaxdp import _validate, accounting
 
 
 def draw(delta: Any, error: float = 0.0) -> Any:
-    """One draw: rho of a score sensitivity, or of an array of them."""
+    """Returns rho of one draw, for a score sensitivity or an array of them."""
     return np.square(np.asarray(delta, float) + error) / 2
 
 
 def vertices(level: Any) -> Any:
-    """Data-dependent draws of one player at a step of that level, output included."""
+    """Counts one player's data-dependent draws at a step of a level, output included."""
     return 2 ** (np.asarray(level, np.int64) + 1) + 1
 
 
@@ -46,7 +46,7 @@ def vertex_sampling(
     num_draws: int,
     error: float = 0.0,
 ) -> float:
-    """Algorithm 1: at every step but the first, K + 1 draws of each player.
+    """Returns rho of Algorithm 1: K + 1 draws of each player per step but the first.
 
     Args:
       delta_x: how far one record moves a score of x, whatever its batch.
@@ -71,7 +71,7 @@ def bias_reduced(
     *,
     error: float = 0.0,
 ) -> float:
-    r"""Algorithms 2 and 3, given the levels: the worst of the steps' records.
+    r"""Returns rho of Algorithms 2 and 3, given the levels: the worst record's charge.
 
     .. math:: \max_r \frac{(\Delta_{x,r}+e)^2 + (\Delta_{y,r}+e)^2}2
               \sum_{t>r} (2^{N_t + 1} + 1)
@@ -103,7 +103,7 @@ def bias_reduced(
 def bias_reduced_a_priori(
     delta_x: float, delta_y: float, vertex_budget: float, *, error: float = 0.0
 ) -> float:
-    """Algorithms 2 and 3, whatever the levels: at most 3 U draws of each player.
+    """Bounds rho of Algorithms 2 and 3 for any levels: 3 U draws of each player.
 
     Args:
       delta_x: how far any record moves a score of x, at any level.
@@ -124,7 +124,7 @@ def convex(
     refresh_every: int,
     error: float = 0.0,
 ) -> float:
-    """Algorithm 4: K draws at every refresh but the first, and K final ones.
+    """Returns rho of Algorithm 4: K draws at every refresh but the first, and K final ones.
 
     A draw from a mean of iterates is a draw from one of them, chosen without a look at
     the data; each is within the bound, and so is their mixture.
@@ -153,7 +153,7 @@ def convex(
 def synthetic(
     delta: float, *, num_steps: int, last_draw: bool = True, error: float = 0.0
 ) -> float:
-    """Algorithm 5: one query at every step t > 1, from t - 1 sums over all records.
+    """Returns rho of Algorithm 5: one query per step t > 1, from t - 1 sums over all data.
 
     Args:
       delta: how far one record moves a score in one step; (t - 1) delta at step t.
@@ -173,13 +173,13 @@ def synthetic(
 
 
 def epsilon(rho: float, delta: float) -> float:
-    """The epsilon that a plan of this rho reports."""
+    """Returns the epsilon that a plan of this rho reports."""
     return float(accounting.epsilon(*accounting.zcdp(rho), delta))
 
 
 @functools.lru_cache(maxsize=256)
 def rho_budget(epsilon: float, delta: float) -> float:
-    """The largest rho whose accounted epsilon stays within a budget.
+    """Returns the largest rho whose accounted epsilon stays within a budget.
 
     Args:
       epsilon: > 0, finite.
@@ -203,7 +203,7 @@ def rho_budget(epsilon: float, delta: float) -> float:
 
 
 def admissible(charge: Callable[[float], float], rho: float) -> float:
-    """The largest step size whose charge stays within rho.
+    """Returns the largest step size whose charge stays within rho.
 
     Args:
       charge: of a step size >= 0: rho, growing with it. Proportional to its square, as
@@ -242,7 +242,7 @@ def admissible(charge: Callable[[float], float], rho: float) -> float:
 
 
 def _largest(fits: Callable[[float], bool], low: float, high: float) -> float:
-    """The largest number that fits, which ``low`` does and ``high`` does not."""
+    """Returns the largest number that fits; ``low`` does and ``high`` does not."""
     for _ in range(200):
         middle = (low + high) / 2
         if high - low <= 1e-12 * high or not low < middle < high:

@@ -87,7 +87,9 @@ class ConvexSimplex(VertexSamplingPlan):
 
     @classmethod
     def from_theorem(cls, theorem: str, *, delta: float, **numbers: Any) -> Self:
-        """The plan that Theorem 5.1 prescribes: for study; :meth:`certified` is better.
+        """Returns the plan that Theorem 5.1 prescribes, for study.
+
+        :meth:`certified` is better.
 
         Args:
           theorem: ``"5.1"``.
@@ -103,7 +105,7 @@ class ConvexSimplex(VertexSamplingPlan):
 
     @classmethod
     def certified(cls, *, epsilon: float, delta: float, **numbers: Any) -> Self:
-        """The plan of least proven bound: T, K, q and the step size chosen.
+        """Returns the plan of least proven bound: T, K, q and the step size chosen.
 
         The proof wants steps of at most 1 / (4 L0 q), which privacy does not: what
         :meth:`calibrate` admits for the same T, K and q may be better.
@@ -122,7 +124,7 @@ class ConvexSimplex(VertexSamplingPlan):
 
     @property
     def grid_bits(self) -> int:
-        """A record's contribution is an integer in units of 2**-grid_bits of the clip."""
+        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
         return record_bits(self.sampling.batch_size)
 
     def _grid_at(self, step: float) -> ScoreGrid:
@@ -131,13 +133,13 @@ class ConvexSimplex(VertexSamplingPlan):
 
     @property
     def grid(self) -> ScoreGrid:
-        """How scores move."""
+        """Grid of the score updates."""
         self.check_ready()
         return self._grid_at(self.step_size or 0.0)
 
     @property
     def sensitivity(self) -> float:
-        """How far one record moves a score, in nats: exactly."""
+        """Sensitivity of a score to one record, in nats, including rounding."""
         return sensitivity(self.grid, self.kappa)
 
     def longest(self, steps: list[float]) -> float:
@@ -156,7 +158,7 @@ class ConvexSimplex(VertexSamplingPlan):
         return [proportion(self.dim, self.linf_clip_norm)]
 
     def uniform(self) -> np.ndarray:
-        """Where runs start: all vertices alike, float32 (dim,)."""
+        """Returns the uniform starting point, float32 (dim,)."""
         return uniform(self.dim)
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Settings that minimise what is proven, with the steps that exact charges admit.
+"""Certified designs: settings of least proven bound, with exactly charged step sizes.
 
 The bounds of :mod:`jaxdp.plans.saddle.bounds` are computed for many settings, from public
 constants alone, each at the step size that is best for the bound or the largest that the
@@ -41,7 +41,7 @@ def saddle(
     second_order_smoothness: float | None = None,
     num_steps: int | None = None,
 ) -> SaddleSettings:
-    """T, K and the step size of Algorithm 1, of least proven bound.
+    """Searches for T, K and the step size of Algorithm 1 of least proven bound.
 
     Args:
       num_examples: n, read in a single pass.
@@ -108,7 +108,7 @@ def saddle(
 
 
 def _step_counts(num_examples: int, num_steps: int | None) -> np.ndarray:
-    """The numbers of steps that can be best: the largest of each batch size."""
+    """Returns the numbers of steps that can be best: the largest of each batch size."""
     if num_steps is not None:
         _validate.integer(at_most=num_examples, num_steps=num_steps)
         return np.array([num_steps])
@@ -118,7 +118,7 @@ def _step_counts(num_examples: int, num_steps: int | None) -> np.ndarray:
 
 
 def _around(x: int, at_most: int, ratio: float, reach: int) -> np.ndarray:
-    """Integers in [1, at_most] at powers of a ratio from x, and x's neighbours."""
+    """Returns integers in [1, at_most] at powers of a ratio from x, and x's neighbours."""
     powers = np.rint(x * ratio ** np.arange(-reach, reach + 1.0))
     powers = np.append(powers, [x - 1, x + 1])
     return np.unique(np.clip(powers, 1, at_most)).astype(np.int64)
@@ -139,7 +139,7 @@ def saddle_bias_reduced(
     max_level: int | None = None,
     level_seed: int = 0,
 ) -> BiasReducedSettings:
-    """U, M and the step size of Algorithm 3, with equalized batches of all records.
+    """Searches for U, M and the step size of Algorithm 3, with equalized batches.
 
     U and M are best at the expected charge for a bound whose second moment of gradients
     has the proven order and no constants: those that can be proven are in the thousands,
@@ -203,7 +203,7 @@ def saddle_bias_reduced(
 
 
 def _usual_moment(p: Problem, max_level: int) -> float:
-    """The proven second moment of gradients but for its constants."""
+    """Returns the proven second moment of gradients without its constants."""
     l0, l1, l2 = p.lipschitz, p.smoothness, p.second_order_smoothness or 0.0
     return l0**2 + l2**2 + (max_level + 1) * p.log_dim * l1**2
 
@@ -211,9 +211,9 @@ def _usual_moment(p: Problem, max_level: int) -> float:
 def _best_budget(
     p: Problem, budgets: np.ndarray, max_level: int
 ) -> tuple[float, int, int] | None:
-    """Least bound, its U and M: at the charge of expected draws and weights.
+    """Returns the least bound, U and M, at the charge of expected draws and weights.
 
-    Of budgets for which no levels leave a step without a record; None without any.
+    Tries budgets for which no levels leave a step without a record; None without any.
     """
     n, law, a = p.num_examples, levels.pmf(max_level), levels.amplification(max_level)
     most = budgets * np.max(a / 2.0 ** np.arange(max_level + 1))
@@ -249,7 +249,7 @@ def convex_simplex(
     second_order_smoothness: float | None = None,
     num_steps: int | None = None,
 ) -> ConvexSettings:
-    """T, K, q and the step size of Algorithm 4, of least proven bound.
+    """Searches for T, K, q and the step size of Algorithm 4 of least proven bound.
 
     The step size is at most 1 / (4 L0 q), which the proof needs and privacy does not:
     ``steps.certified`` may be larger, and was better where it was tried.
@@ -300,7 +300,7 @@ def convex_simplex(
 def _best_convex(
     p: Problem, counts: np.ndarray, draws: np.ndarray, periods: np.ndarray
 ) -> tuple[float, int, int, int]:
-    """The best of all combinations: bound, T, K and q."""
+    """Returns the combination of least bound: bound, T, K and q."""
     t, k, q = np.meshgrid(counts, draws, periods, indexing="ij", sparse=True)
     times = np.minimum(q, t)
     numbers = {"num_steps": t, "num_draws": k, "refresh_every": times}
@@ -330,7 +330,7 @@ def synthetic_data(
     last_draw: bool = True,
     num_steps: int | None = None,
 ) -> SyntheticSettings:
-    """T and the step sizes of Algorithm 5.
+    """Computes T and the step sizes of Algorithm 5.
 
     The bound's best T is about 11 n sqrt(rho log(domain)) / (k log(queries)), where one
     record moves a sum of answers by at most k; a third of it costs little accuracy and

@@ -30,23 +30,23 @@ MAX_LEVEL = 30
 
 
 def normalizer(max_level: int) -> float:
-    """C_M: 1, 1.5, 1.75, ...; it also multiplies the difference of two levels."""
+    """Returns C_M: 1, 1.5, 1.75, ...; it also multiplies the difference of two levels."""
     _validate.integer(at_least=0, at_most=MAX_LEVEL, max_level=max_level)
     return 2 - 0.5**max_level
 
 
 def pmf(max_level: int) -> np.ndarray:
-    """(M + 1,) probabilities of the levels."""
+    """Returns the probabilities of the levels, (M + 1,)."""
     return 0.5 ** np.arange(max_level + 1) / normalizer(max_level)
 
 
 def mean_size(max_level: int) -> float:
-    """E 2^N = (M + 1) / C_M."""
+    """Returns E 2^N = (M + 1) / C_M."""
     return (max_level + 1) / normalizer(max_level)
 
 
 def amplification(max_level: int) -> np.ndarray:
-    """(M + 1,) how many clips a bias-reduced gradient can reach, by level.
+    """Returns the bound on a bias-reduced gradient in clips, by level: (M + 1,).
 
     2 C_M - 1 for N = 0, where two of its three points are one; 2 C_M 2^N + 1 above.
     """
@@ -57,7 +57,7 @@ def amplification(max_level: int) -> np.ndarray:
 
 
 def largest_level(vertex_budget: int) -> int:
-    """M = floor(log2(sqrt(U))), exactly."""
+    """Returns M = floor(log2(sqrt(U))), exactly, and ``MAX_LEVEL`` at most."""
     _validate.integer(vertex_budget=vertex_budget)
     return min((int(vertex_budget).bit_length() - 1) // 2, MAX_LEVEL)
 
@@ -66,7 +66,7 @@ def largest_level(vertex_budget: int) -> int:
 
 
 def _coins(seed: int) -> Iterator[int]:
-    """Fair bits without end: SHAKE-256 of a label, the seed and a counter."""
+    """Yields fair bits without end: SHAKE-256 of a label, the seed and a counter."""
     for block in itertools.count():
         text = f"jaxdp/saddle/levels/{int(seed)}/{block}"
         for byte in hashlib.shake_256(text.encode()).digest(1024):
@@ -75,7 +75,7 @@ def _coins(seed: int) -> Iterator[int]:
 
 
 def _levels(seed: int, max_level: int) -> Iterator[int]:
-    """Tails before the first head; started again where there are more than M."""
+    """Yields levels: tails before the first head, started again above M."""
     tails = 0
     for head in _coins(seed):
         if head:
@@ -86,7 +86,7 @@ def _levels(seed: int, max_level: int) -> Iterator[int]:
 
 
 def sequence(seed: int, max_level: int, num: int) -> np.ndarray:
-    """The first levels of a seed's sequence: independent draws of the exact law.
+    """Returns the first levels of a seed's sequence: independent draws of the exact law.
 
     Args:
       seed: any integer; public.
@@ -104,7 +104,7 @@ def sequence(seed: int, max_level: int, num: int) -> np.ndarray:
 def executed(
     seed: int, *, vertex_budget: int, max_level: int | None = None
 ) -> np.ndarray:
-    """The levels of Algorithm 3: steps are taken while 2^M vertices are left of U.
+    """Returns the levels of Algorithm 3: steps are taken while 2^M vertices are left of U.
 
     So the sum of 2^N over them is above U - 2^M and at most U.
 
@@ -134,12 +134,13 @@ def filtered(
     vertex_budget: int | None = None,
     error: float = 0.0,
 ) -> np.ndarray:
-    """The levels that a budget allows at given step sizes: the fully adaptive version.
+    """Returns the levels that a privacy budget allows at given step sizes.
 
-    Steps are taken until the realised charge of the worst record, the records, or the
-    vertices would not suffice for the next. No record costs more than rho whatever the
-    levels are. The sequence stops before the first step that does not fit, so that it
-    never depends on anything but the seed.
+    This is the fully adaptive version of :func:`executed`. Steps are taken until the
+    realised charge of the worst record, the records, or the vertices would not suffice for
+    the next. No record costs more than rho whatever the levels are. The sequence stops
+    before the first step that does not fit, so that it never depends on anything but the
+    seed.
 
     Args:
       seed: any integer; public.
@@ -210,7 +211,7 @@ def _check(seed: int, max_level: int) -> None:
 
 
 def equalized(levels: np.ndarray, *, num_examples: int, max_level: int) -> np.ndarray:
-    """Batch sizes that use all records and give each the same weight.
+    """Returns batch sizes that use all records and give each the same weight.
 
     b(N) = floor(n a(N) / sum of a over the steps), a the :func:`amplification`; at least
     1. Exact integers.
@@ -245,7 +246,7 @@ def equalized(levels: np.ndarray, *, num_examples: int, max_level: int) -> np.nd
 
 
 def proportional(max_level: int, *, alpha: float) -> np.ndarray:
-    """The paper's batch sizes, max(1, ceil(2^N / alpha)): (M + 1,) int64, by level."""
+    """Returns the paper's batch sizes, max(1, ceil(2^N / alpha)): (M + 1,), by level."""
     _validate.integer(at_least=0, at_most=MAX_LEVEL, max_level=max_level)
     _validate.positive(alpha=alpha)
     if 2.0**max_level / alpha > 2**31:

@@ -110,10 +110,10 @@ class Saddle(TwoPlayers):
         smoothness: float,
         second_order_smoothness: float | None = None,
     ) -> Self:
-        """The plan that a theorem prescribes: for study; :meth:`certified` is better.
+        """Returns the plan that a theorem prescribes, for study.
 
-        Its step sizes are those of the paper's privacy proof, which spend less than the
-        budget: :meth:`epsilon` says how much.
+        :meth:`certified` is better. The step sizes are those of the paper's privacy proof,
+        which spend less than the budget: :meth:`epsilon` says how much.
 
         Args:
           theorem: ``"4.1"`` or ``"4.2"``.
@@ -159,7 +159,7 @@ class Saddle(TwoPlayers):
         second_order_smoothness: float | None = None,
         num_steps: int | None = None,
     ) -> Self:
-        """The plan of least proven bound: T, K and step sizes chosen, exactly charged.
+        """Returns the plan of least proven bound: T, K and step sizes, exactly charged.
 
         The bound is pessimistic: 5 to 20 times fewer steps with all of the step that
         :meth:`calibrate` admits did better where it was tried.
@@ -195,7 +195,7 @@ class Saddle(TwoPlayers):
 
     @property
     def grid_bits(self) -> int:
-        """A record's contribution is an integer in units of 2**-grid_bits of the clip."""
+        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
         return record_bits(self.sampling.batch_size)
 
     def grids_at(self, steps: list[float]) -> tuple[ScoreGrid, ScoreGrid]:
@@ -208,23 +208,23 @@ class Saddle(TwoPlayers):
 
     @property
     def grids(self) -> tuple[ScoreGrid, ScoreGrid]:
-        """How scores move, of x and of y."""
+        """Grids of the score updates, of x and of y."""
         self.check_ready()
         return self.grids_at([getattr(self, name) for name in self.steps])
 
     @property
     def sensitivity_x(self) -> float:
-        """How far one record moves a score of x, in nats: exactly."""
+        """Sensitivity of a score of x to one record, in nats, including rounding."""
         return sensitivity(self.grids[0], self.kappa)
 
     @property
     def sensitivity_y(self) -> float:
-        """How far one record moves a score of y, in nats: exactly."""
+        """Sensitivity of a score of y to one record, in nats, including rounding."""
         return sensitivity(self.grids[1], self.kappa)
 
     @property
     def sensitivity(self) -> float:
-        """The larger of the two."""
+        """Larger of the two players' score sensitivities, in nats."""
         return max(self.sensitivity_x, self.sensitivity_y)
 
     def longest(self, steps: list[float]) -> float:

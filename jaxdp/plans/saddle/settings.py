@@ -1,4 +1,4 @@
-"""What the plans of vertex sampling are told: numbers, their promise, admissible steps."""
+"""Results of designs for vertex sampling: plan fields, bound, admissible step sizes."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from jaxdp.plans.saddle import bounds, charges, levels, steps
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every plan's numbers have.
+    """Fields that the settings of all vertex-sampling plans share.
 
     Attributes:
       name: of a theorem, or ``"certified"``.
@@ -31,7 +31,7 @@ class Settings:
 
     @property
     def bound(self) -> float:
-        """The promise's bound."""
+        """Bound on the expected error."""
         return self.promise.bound
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaddleSettings(Settings):
-    """Of Algorithm 1.
+    """Settings for Algorithm 1 (saddle points).
 
     Attributes:
       dim_x: vertices of the player that minimises.
@@ -65,7 +65,7 @@ class SaddleSettings(Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BiasReducedSettings(Settings):
-    """Of Algorithms 2 and 3; ``num_steps`` follows from the seed.
+    """Settings for Algorithms 2 and 3 (bias reduction); the seed gives ``num_steps``.
 
     Attributes:
       dim_x: vertices of the player that minimises.
@@ -104,7 +104,7 @@ class BiasReducedSettings(Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvexSettings(Settings):
-    """Of Algorithm 4.
+    """Settings for Algorithm 4 (convex problems).
 
     Attributes:
       dim: vertices.
@@ -125,7 +125,7 @@ class ConvexSettings(Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticSettings(Settings):
-    """Of Algorithm 5; ``steps`` are of y.
+    """Settings for Algorithm 5 (synthetic data); ``steps`` apply to y.
 
     Attributes:
       domain_size: cells.
@@ -145,7 +145,7 @@ class SyntheticSettings(Settings):
 
 
 def read(kind: type[Settings], **fields: Any) -> Any:
-    """Settings of a kind from their JSON's fields."""
+    """Builds settings of a kind from the fields of their JSON."""
     nested: dict[str, Any] = {
         "promise": bounds.Promise(**fields["promise"]),
         "steps": steps.Steps(**fields["steps"]),
@@ -195,27 +195,27 @@ class Problem:
 
     @property
     def log_dim(self) -> float:
-        """The entropy of all players' uniform points."""
+        """Entropy of all players' uniform points: the sum of log(dim)."""
         return math.fsum(math.log(d) for d in self.dims.values())
 
     @property
     def log_inverse_delta(self) -> float:
-        """log(1 / delta)."""
+        """Logarithm of 1 / delta."""
         return math.log(1 / self.delta)
 
     @property
     def rho(self) -> float:
-        """The budget in zCDP."""
+        """Privacy budget in zCDP."""
         return charges.rho_budget(self.epsilon, self.delta)
 
     @property
     def moved(self) -> float:
-        """How far one record moves a sum of clipped gradients."""
+        """Sensitivity of a coordinate of a sum of gradients that are clipped at L0."""
         return accounting.sensitivity(self.relation, self.lipschitz)
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What every bound of one pass needs."""
+        """Constants of the problem, as keyword arguments of the bounds of one pass."""
         return {
             "log_dim": self.log_dim,
             "lipschitz": self.lipschitz,
@@ -225,7 +225,7 @@ class Problem:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """What every admissible step size needs."""
+        """Budget, relation and L0, as keyword arguments of the admissible step sizes."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -234,7 +234,7 @@ class Problem:
         }
 
     def need_second_order(self, what: str) -> None:
-        """Raises for a first-order-smooth problem."""
+        """Raises ValueError for a first-order-smooth problem: L2 is None."""
         if self.second_order_smoothness is None:
             raise ValueError(
                 f"second_order_smoothness must be a number >= 0 for {what}, got None"
@@ -249,7 +249,7 @@ def check_synthetic(
     delta: float,
     relation: Relation,
 ) -> None:
-    """What the settings of Algorithm 5 require, save for epsilon."""
+    """Checks the arguments of Algorithm 5's settings, except epsilon."""
     _validate.integer(num_examples=num_examples)
     _validate.integer(at_least=2, domain_size=domain_size, num_queries=num_queries)
     _validate.positive(query_range=query_range)
@@ -265,7 +265,7 @@ def check_synthetic(
 
 
 def least(useful: float, private: float | None) -> float:
-    """The smaller of a step size for utility and one for privacy."""
+    """Returns the smaller of a step size for utility and one for privacy."""
     return float(useful if private is None else min(useful, private))
 
 
@@ -277,7 +277,7 @@ def settled_saddle(
     step_size: float,
     admitted: steps.Steps,
 ) -> SaddleSettings:
-    """Adds the bound."""
+    """Builds the settings of Algorithm 1, with their bound."""
     return SaddleSettings(
         name=name,
         num_examples=p.num_examples,
@@ -303,7 +303,7 @@ def settled_saddle(
 
 
 def as_floats(promise: bounds.Promise) -> bounds.Promise:
-    """Plain numbers, for JSON."""
+    """Converts a promise's fields to Python floats, for JSON."""
     fields = dataclasses.asdict(promise)
     return bounds.Promise(**{name: float(x) for name, x in fields.items()})
 
@@ -378,7 +378,7 @@ def settled_convex(
     step_size: float,
     admitted: steps.Steps,
 ) -> ConvexSettings:
-    """Adds the bound."""
+    """Builds the settings of Algorithm 4, with their bound."""
     numbers: dict[str, Any] = {
         "num_steps": num_steps,
         "num_draws": num_draws,
@@ -412,7 +412,7 @@ def settled_synthetic(
     admitted: steps.Steps,
     paper_bound: float | None = None,
 ) -> SyntheticSettings:
-    """Adds the bound."""
+    """Builds the settings of Algorithm 5, with their bound."""
     half = query_range / 2  # The bound is for answers in [-1, 1], and scales.
     centred = bounds.synthetic(
         num_examples=num_examples,

@@ -36,7 +36,7 @@ class Steps:
 
     @property
     def ratio(self) -> float | None:
-        """Certified over paper."""
+        """Ratio of the certified step size to the paper's; None without the latter."""
         return None if self.paper is None else self.certified / self.paper
 
 
@@ -65,7 +65,7 @@ def saddle(
     relation: Relation,
     lipschitz: float,
 ) -> Steps:
-    """Of Algorithm 1, the same for both players, whose clips are both L0.
+    """Returns the step sizes of Algorithm 1, equal for both players, whose clips are L0.
 
     The paper's is Proposition 4.1, which counts the vertices of one player; it holds all
     the same, except for very large epsilon.
@@ -95,7 +95,7 @@ def saddle_bias_reduced(
     paper_vertex_budget: float | None = None,
     alpha: float | None = None,
 ) -> Steps:
-    """Of Algorithm 3, the same for both players, given the levels that are executed.
+    """Returns the step sizes of Algorithm 3 for given levels, equal for both players.
 
     Args:
       executed: (S,) levels.
@@ -132,7 +132,7 @@ def saddle_bias_reduced_a_priori(
     relation: Relation,
     lipschitz: float,
 ) -> Steps:
-    """Of Algorithm 3 with proportional batches, whatever the levels will be."""
+    """Returns the step sizes of Algorithm 3 with proportional batches, for any levels."""
     largest = np.max(levels.amplification(max_level) / 2.0 ** np.arange(max_level + 1))
     moved = accounting.sensitivity(relation, lipschitz) * alpha * float(largest)
 
@@ -154,7 +154,7 @@ def convex(
     relation: Relation,
     lipschitz: float,
 ) -> Steps:
-    """Of Algorithm 4; the paper's is Proposition F.1."""
+    """Returns the step sizes of Algorithm 4; the paper's is Proposition F.1."""
     moved = accounting.sensitivity(relation, lipschitz) / batch_size
 
     def charge(step: float) -> float:
@@ -171,7 +171,7 @@ def convex(
 
 
 def query_sensitivity(query_range: float, relation: Relation) -> float:
-    """How far one record moves a sum of answers: a missing one answers the middle."""
+    """Returns the sensitivity of a sum of answers; a missing record answers the middle."""
     return accounting.sensitivity(relation, query_range) / 2
 
 
@@ -185,7 +185,7 @@ def synthetic(
     relation: Relation,
     last_draw: bool = True,
 ) -> Steps:
-    """Of Algorithm 5, for the queries' player.
+    """Returns the step sizes of Algorithm 5 for the queries' player.
 
     The paper's is the condition of Theorem G.1, for answers in [-1, 1].
     """

@@ -96,7 +96,9 @@ class SyntheticData(VertexSamplingPlan):
     def from_theorem(
         cls, theorem: str, *, delta: float, grid_bits: int = 0, **numbers: Any
     ) -> Self:
-        """The plan that Theorem G.1 prescribes: for study; :meth:`certified` is better.
+        """Returns the plan that Theorem G.1 prescribes, for study.
+
+        :meth:`certified` is better.
 
         Args:
           theorem: ``"G.1"``.
@@ -116,7 +118,7 @@ class SyntheticData(VertexSamplingPlan):
     def certified(
         cls, *, epsilon: float, delta: float, grid_bits: int = 0, **numbers: Any
     ) -> Self:
-        """A third of the rounds of the best proven bound, with exact charges.
+        """Returns the plan of a third of the best proven bound's rounds, exactly charged.
 
         Args:
           epsilon: > 0.
@@ -135,7 +137,7 @@ class SyntheticData(VertexSamplingPlan):
 
     @property
     def histogram_step_size(self) -> float:
-        """``step_size_x``, or what stands for None."""
+        """Step size of the histogram: ``step_size_x``, or its default for None."""
         if self.step_size_x is not None:
             return self.step_size_x
         # Of gradients within [-1, 1]; narrower ranges are centred.
@@ -144,7 +146,7 @@ class SyntheticData(VertexSamplingPlan):
 
     @property
     def sampling(self) -> FullBatch:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """All records, in every score."""
+        """Full-batch sampler: all records are in every score."""
         return FullBatch()
 
     def _grid_at(self, step: float) -> ScoreGrid:
@@ -162,12 +164,12 @@ class SyntheticData(VertexSamplingPlan):
 
     @property
     def grid(self) -> ScoreGrid:
-        """How the data move scores in a step."""
+        """Grid of the score updates by the data."""
         self.check_ready()
         return self._grid_at(self.step_size_y or 0.0)
 
     def _rounding(self, step: int, step_size: float) -> float:
-        """By how much rounding can add to how far a record moves scores, in nats.
+        """Bounds the part of the scores' sensitivity that is due to rounding, in nats.
 
         One unit, while no score saturates: what a step rounds away is kept for the next.
         A score that saturates, 64 octaves below the largest, loses what it had moved by;
@@ -179,7 +181,7 @@ class SyntheticData(VertexSamplingPlan):
         return min(step, 1 + 2 * windows) * UNIT
 
     def sensitivity_at(self, step: int) -> float:
-        """How far one record moves the scores that step ``step`` >= 0 draws from."""
+        """Returns the sensitivity of the scores of step ``step`` >= 0, in nats."""
         grid = self.grid
         if grid.multiplier == 0:
             return 0.0
@@ -188,7 +190,7 @@ class SyntheticData(VertexSamplingPlan):
 
     @property
     def sensitivity(self) -> float:
-        """How far one record moves a score by the last step, in nats."""
+        """Sensitivity of a score at the last step, in nats."""
         return self.sensitivity_at(self.num_steps - 1)
 
     def longest(self, steps: list[float]) -> float:
@@ -210,7 +212,7 @@ class SyntheticData(VertexSamplingPlan):
         return [proportion(self.num_queries, self.query_range)]
 
     def uniform(self) -> np.ndarray:
-        """Where runs start: all cells alike, float32 (domain_size,)."""
+        """Returns the uniform starting histogram, float32 (domain_size,)."""
         return uniform(self.domain_size)
 
     def mechanism(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ SYNTHETIC_DATA = (Theorem.G_ONE,)
 
 
 def _clamped(name: str, value: float) -> int:
-    """A rounded number, or 1 and a warning."""
+    """Returns a number as an integer, or 1 with a warning where it is 0."""
     if value >= 1:
         return int(value)
     warnings.warn(
@@ -89,7 +89,7 @@ def saddle(
     smoothness: float,
     second_order_smoothness: float | None = None,
 ) -> SaddleSettings:
-    """Theorems 4.1 and 4.2.
+    """Computes the settings of Theorems 4.1 and 4.2.
 
     Args:
       theorem: ``"4.1"`` or ``"4.2"``.
@@ -165,7 +165,7 @@ def saddle_bias_reduced(
     second_order_smoothness: float,
     level_seed: int = 0,
 ) -> BiasReducedSettings:
-    """Theorem 4.3: vertex budget, levels, step size and batches, in this order.
+    """Computes the settings of Theorem 4.3: vertex budget, step size, batches, levels.
 
     Args:
       theorem: ``"4.3"``.
@@ -241,7 +241,7 @@ def convex_simplex(
     smoothness: float,
     second_order_smoothness: float | None = None,
 ) -> ConvexSettings:
-    """Theorem 5.1, for a second-order-smooth loss, or without L2 a first-order-smooth one.
+    """Computes the settings of Theorem 5.1; without L2, of a first-order-smooth loss.
 
     Args:
       theorem: ``"5.1"``.
@@ -313,7 +313,7 @@ def synthetic_data(
     last_draw: bool = True,
     printed: bool = False,
 ) -> SyntheticSettings:
-    """Theorem G.1.
+    """Computes the settings of Theorem G.1.
 
     Args:
       theorem: ``"G.1"``.

@@ -1,4 +1,4 @@
-"""The three roles that share the data: how far a record moves each, and the noise."""
+"""Three roles that share the data: sensitivity, noise and grid of each."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ _EPS = 2.0**-24  # float32's rounding
 
 
 class RolesPlan(Plan):
-    """What follows from the numbers of a plan: bounds, noise, grids, the guarantee.
+    """Base of the SOSP plan: sensitivities, noise, grids and guarantee from its fields.
 
     Each role is a Gaussian mechanism of one ``noise_multiplier`` over its own exact
     sensitivity. A record is in one role in each pass, so the run is one Gaussian event a
@@ -52,7 +52,7 @@ class RolesPlan(Plan):
 
     @property
     def num_passes(self) -> int:
-        """E: in how many queries one record can be."""
+        """Number E of passes: the most queries that one record can be in."""
         return self.sampling.num_passes
 
     @property
@@ -83,7 +83,7 @@ class RolesPlan(Plan):
 
     @property
     def _numbers_per_step(self) -> int:
-        """The most that a step may release: a gradient, and a product or a matrix.
+        """Largest count of values in a step: a gradient, and a product or a matrix.
 
         Params of another size than ``dim`` are refused; where it is not given, any size
         is charged for.
@@ -95,29 +95,30 @@ class RolesPlan(Plan):
 
     @property
     def _moves(self) -> float:
-        """By how many clips one record moves a sum."""
+        """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
         return accounting.sensitivity(self.relation, 1.0)
 
     @property
     def sensitivity(self) -> float:
-        """How far one record moves the sum of a refresh; other roles have their own."""
+        """L2 sensitivity of the sum of a refresh; other roles have their own."""
         return self._moves * self.l2_clip_norm
 
     @property
     def refresh_sensitivity(self) -> float:
-        """How far one record moves the mean of a refresh."""
+        """L2 sensitivity of the mean of a refresh."""
         return self.sensitivity / self.refresh_batch_size
 
     @property
     def difference_sensitivity(self) -> float:
-        """How far one record moves the mean of a difference, however large it is."""
+        """L2 sensitivity of the mean of a difference, whatever its batch size."""
         return self._moves / self.difference_batch_rate
 
     @property
     def hessian_sensitivity(self) -> float:
-        """How far one record moves all products of the escapes that it serves in, in L2.
+        """L2 sensitivity of all products of the escapes that one record serves in.
 
-        With the filter, what it may; with a released matrix, the matrix's Frobenius norm.
+        With the filter it is the limit that the filter keeps. Of a released matrix it is
+        the sensitivity in Frobenius norm.
         """
         one = self._moves * self.hessian_clip_norm / self.hessian_batch_size
         if self.hessian == "released":
@@ -143,12 +144,12 @@ class RolesPlan(Plan):
 
     @property
     def difference_noise_std(self) -> float:
-        """Standard deviation of what differences add to the estimate: its worst step."""
+        """Largest standard deviation of the differences' noise in the estimate."""
         return self.node_std * float(self.correlation.prefix_norms().max())
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the estimate's noise, at its worst step."""
+        """Largest standard deviation of the estimate's noise over its steps."""
         return math.hypot(self.refresh_noise_std, self.difference_noise_std)
 
     @property
@@ -159,12 +160,12 @@ class RolesPlan(Plan):
 
     @property
     def correlation(self) -> noises.PrefixNoise:
-        """The noise of the differences between two refreshes: the kernel, which knows C."""
+        """Noise kernel of the differences between two refreshes, which holds C."""
         return _correlation(self.prefix_noise, max(self.max_differences, 1))
 
     @property
     def refresh_grid(self) -> Grid:
-        """Of the means of gradients."""
+        """Grid of the means of gradients."""
         noise = self._noise * self._moves
         bits = _bits("refresh", noise)
         std = math.ceil(noise * 2**bits * _MORE)
@@ -172,7 +173,7 @@ class RolesPlan(Plan):
 
     @property
     def difference_grid(self) -> Grid:
-        """Of the means of changes, whose clip grows with their batch."""
+        """Grid of the means of gradient changes, whose clip grows with their batch."""
         longest = float(self.correlation.column_norms().max())
         node = self._noise * self._moves * longest
         bits = _bits("difference", node * self.correlation.largest_norm())
@@ -182,7 +183,7 @@ class RolesPlan(Plan):
 
     @property
     def hessian_budget(self) -> float:
-        """Of an escape: the most that squared lengths of its vectors may add up to."""
+        """Limit on an escape's sum of squared lengths; infinite without the filter."""
         if not (self.hessian_filter and self._noise):
             return math.inf
         move = self._moves * self.hessian_clip_norm / self.hessian_batch_size
@@ -191,7 +192,7 @@ class RolesPlan(Plan):
         return (self.escape_noise_std / (move * self._noise)) ** 2 * kept
 
     def product_grid(self, dim: int) -> ProductGrid:
-        """Of the means of products with Hessians, in ``dim`` dimensions.
+        """Returns the grid of the means of Hessian-vector products in ``dim`` dimensions.
 
         Exact sums are rounded down to the grid of the noise, each coordinate by less than
         a unit: a record moves them by up to root d units more than it does itself.
@@ -209,7 +210,7 @@ class RolesPlan(Plan):
 
     @property
     def matrix_grid(self) -> Grid:
-        """Of the means of released Hessians."""
+        """Grid of the means of released Hessians."""
         noise = self._noise * self._moves
         bits = _bits("Hessian", noise)
         std = math.ceil(noise * 2**bits * _MORE)
@@ -219,19 +220,19 @@ class RolesPlan(Plan):
 
     @property
     def hessian_change_rate(self) -> float:
-        """Records of a running Hessian's change, over hessian_lipschitz times the way."""
+        """Records of a tracked Hessian's change over hessian_lipschitz times distance."""
         if self.hessian_difference_rate is not None:
             return self.hessian_difference_rate
         return self.hessian_batch_size / min(self.hessian_clip_norm, self.smoothness)
 
     @property
     def hessian_drift_limit(self) -> float:
-        """How long a running Hessian may get, in clips, before a refresh."""
+        """Largest norm that a tracked Hessian may reach before a refresh, in clips."""
         return _GROWTH
 
     @property
     def _matrix_bits(self) -> int:
-        """Of a running Hessian: a unit is so many halvings of how far a record moves it."""
+        """Bits of a tracked Hessian's grid: one record's contribution is 2**bits units."""
         assert self.dim is not None
         if self.hessian_norm == "frobenius":
             return 16
@@ -240,7 +241,7 @@ class RolesPlan(Plan):
 
     @property
     def _product_unit(self) -> float:
-        """The grid on which products with a running Hessian are released."""
+        """Grid unit of the released products with a tracked Hessian."""
         assert self.escape_steps is not None
         one = self._moves * self.hessian_clip_norm / self.hessian_batch_size
         one *= self.escape_radius
@@ -254,9 +255,9 @@ class RolesPlan(Plan):
 
     @property
     def _product_sensitivity(self) -> float:
-        """How far one record moves a product with a running Hessian, as it is computed.
+        """L2 sensitivity of a product with a tracked Hessian, including float32 rounding.
 
-        In float32, from exact sums: what is rounded depends on data, and is charged.
+        Sums are exact. The rounding of products depends on data, and is charged.
         """
         assert self.dim is not None
         move = self._moves * self.hessian_clip_norm / self.hessian_batch_size
@@ -266,7 +267,7 @@ class RolesPlan(Plan):
 
     @property
     def _on_grid(self) -> float:
-        """By how much a record's matrix may grow where it is put on the grid."""
+        """Factor by which the grid may enlarge the norm of a record's matrix."""
         assert self.dim is not None
         if self.hessian_norm == "frobenius":
             return 1.0
@@ -274,7 +275,7 @@ class RolesPlan(Plan):
 
     @property
     def _product_rounding(self) -> float:
-        """How far float32 may be from a product with a running Hessian, in L2."""
+        """Bound on the float32 error of a product with a tracked Hessian, in L2."""
         assert self.dim is not None
         longest = _GROWTH * self.hessian_clip_norm * self._on_grid  # Of the sum.
         if self.hessian_norm == "operator":
@@ -283,7 +284,7 @@ class RolesPlan(Plan):
 
     @property
     def tracked_grid(self) -> TrackedGrid:
-        """Of a running Hessian, and of the products with it."""
+        """Grid of a tracked Hessian, and of the products with it."""
         unit = self._product_unit
         return TrackedGrid(
             self.hessian_norm,
@@ -300,7 +301,7 @@ def _correlation(name: str, period: int) -> noises.PrefixNoise:
 
 
 def _bits(name: str, noise_over_clip: float) -> int:
-    """Bits of one record's contribution, under noise of so many clips on its sum."""
+    """Returns the grid bits of one record's contribution, for noise of so many clips."""
     try:
         # Sums are of two words, so only those over a slice must fit into one; the largest
         # noise that is ever drawn must not wrap.

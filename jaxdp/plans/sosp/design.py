@@ -102,7 +102,7 @@ def certified(
     difference_std: float | None = None,
     hessian_std: float | None = None,
 ) -> Settings:
-    """Batches and thresholds by explicit constants, for one accuracy.
+    """Computes batches and thresholds by explicit constants, for one accuracy.
 
     Args:
       num_examples: n >= 4, independent records of a population, read in a single pass.
@@ -232,13 +232,13 @@ class Choices:
 
     @property
     def typical(self) -> bool:
-        """Whether any deviation is taken to be typical."""
+        """True if any deviation is taken to be typical."""
         given = (self.gradient_std, self.difference_std, self.hessian_std)
         return any(x is not None for x in given)
 
 
 class Gradients(NamedTuple):
-    """Batches of gradients, and D."""
+    """Batch sizes of gradients, and the noise radius D."""
 
     radius: float
     batch: int
@@ -246,7 +246,7 @@ class Gradients(NamedTuple):
 
 
 class Hessians(NamedTuple):
-    """Batches of Hessians, and the escapes that they are for."""
+    """Batch sizes of Hessians, and the parameters of their escapes."""
 
     batch: int
     rate: float | None
@@ -258,13 +258,13 @@ class Hessians(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _norms(prefix_noise: str, period: int) -> float:
-    """Longest column times longest prefix row."""
+    """Returns the noise kernel's largest column norm times its largest prefix-row norm."""
     kernel = kernels.make(prefix_noise, period)
     return float(max(kernel.column_norms()) * max(kernel.prefix_norms()))
 
 
 def gradients(p: Problem, c: Choices, accuracy: float, refreshes: int) -> Gradients:
-    """For so many epochs."""
+    """Computes the batch sizes of gradients for a number of epochs."""
     share, gamma, g = p.failure_probability / 4, accuracy, p.lipschitz
     sums = refreshes * (c.max_differences + 1)
     radius = formulas.noise_radius(p.dim, share / sums)
@@ -289,7 +289,7 @@ def gradients(p: Problem, c: Choices, accuracy: float, refreshes: int) -> Gradie
 def hessians(
     p: Problem, c: Choices, accuracy: float, radius: float, refreshes: int, escapes: int
 ) -> Hessians:
-    """For so many escapes; of so many epochs, if it is tracked."""
+    """Computes batch sizes of Hessians for a number of escapes, and epochs if tracked."""
     m, rho, gamma = p.smoothness, p.hessian_lipschitz, accuracy
     share = p.failure_probability / 4
     tracked, released = c.hessian == "tracked", c.hessian == "released"
@@ -336,7 +336,7 @@ def hessians(
 
 
 def _least(at_most: int, enough: Callable[[int], bool]) -> int:
-    """The least integer in [1, at_most] that is enough, as all above it are."""
+    """Returns the least integer that is enough, as all above it are, or ``at_most``."""
     low, high = 0, at_most
     while high - low > 1:
         middle = (low + high) // 2
@@ -345,7 +345,7 @@ def _least(at_most: int, enough: Callable[[int], bool]) -> int:
 
 
 def settled(p: Problem, c: Choices, accuracy: float) -> Settings:
-    """The settings at one accuracy, whether or not the records suffice.
+    """Computes the settings at one accuracy, whether or not the records suffice.
 
     Batches grow with the number of failures that share; that many do not fit for long.
     """
@@ -413,7 +413,7 @@ def settled(p: Problem, c: Choices, accuracy: float) -> Settings:
 
 
 def _least_accuracy(p: Problem, c: Choices) -> float:
-    """The least gamma whose expected records fit, up to where alpha says nothing.
+    """Returns the least gamma whose expected records fit, up to where alpha is vacuous.
 
     There every gradient and every curvature is allowed.
     """

@@ -23,7 +23,7 @@ _ONE_PASS = AdaptiveCursor()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SOSP(RolesPlan):
-    r"""Adaptive batches, noise that is correlated between refreshes, escapes.
+    r"""Plan for second-order stationary points by adaptive batches and noisy escapes.
 
     Three roles share the data, and every record is in one of them in each pass: means of
     gradients (refreshes), means of how they changed (differences), and Hessians (escapes).
@@ -186,7 +186,7 @@ class SOSP(RolesPlan):
             self._check_noise()
 
     def _check_escapes(self) -> None:
-        """Checks what the modes of the Hessian need."""
+        """Checks the fields of Hessians and escapes against the Hessian's mode."""
         for name in ("hessian_lipschitz", "hessian_difference_rate"):
             if getattr(self, name) is not None:
                 _validate.positive(**{name: getattr(self, name)})
@@ -237,7 +237,7 @@ class SOSP(RolesPlan):
             )
 
     def _check_noise(self) -> None:
-        """Requires noise for escapes that a grid can hold, and a budget for them."""
+        """Checks that a grid holds the noise of escapes, and that their budget suffices."""
         if self.hessian == "released":
             _ = self.matrix_grid  # Raises if there is none for these numbers.
             return
@@ -256,7 +256,7 @@ class SOSP(RolesPlan):
             )
 
     def _keeps(self, found: settings.Settings) -> bool:
-        """Whether what was promised is about these numbers, and no more noise."""
+        """Returns True if ``found`` still describes this plan, with no more noise."""
         for field in self._fields():
             name = field.name
             if name in vars(found) and getattr(self, name) != getattr(found, name):
@@ -280,7 +280,7 @@ class SOSP(RolesPlan):
     def from_theorem(
         cls, theorem: str, *, epsilon: float, delta: float, **numbers: Any
     ) -> Self:
-        """The plan that Theorem 3.17 prescribes, with exactly calibrated noise.
+        """Returns the plan that Theorem 3.17 prescribes, with exactly calibrated noise.
 
         For study; :meth:`certified` is what to use. ``plan.theorem`` has the printed
         noise, which is not private, and the printed tau, which are only reported.
@@ -299,7 +299,7 @@ class SOSP(RolesPlan):
 
     @classmethod
     def certified(cls, *, epsilon: float, delta: float, **numbers: Any) -> Self:
-        """The plan with explicit constants: what it certifies is ``theorem.promise``.
+        """Returns the plan with explicit constants; ``theorem.promise`` is its guarantee.
 
         Privacy rests on none of the constants. Whether a run ends with a certificate
         before the data do is not promised.
@@ -317,13 +317,13 @@ class SOSP(RolesPlan):
 
     @classmethod
     def _of(cls, found: settings.Settings) -> Self:
-        """A plan without noise, with the numbers of some settings."""
+        """Builds a plan from settings, without noise."""
         ours = {field.name for field in cls._fields()}
         same = {k: v for k, v in vars(found).items() if k in ours}
         return cls(**same, theorem=found)
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
-        """A plan of at most (epsilon, delta), with the least noise.
+        """Returns a plan of at most (epsilon, delta), with the least noise.
 
         Args:
           epsilon: > 0.
@@ -341,7 +341,7 @@ class SOSP(RolesPlan):
     def with_noise(
         self, *, noise_multiplier: float, delta: float | None = None
     ) -> Self:
-        """The same plan with this noise; 0 is the non-private limit."""
+        """Returns the same plan with this noise; 0 is the non-private limit."""
         delta = self.delta if delta is None else delta
         return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
 
@@ -365,7 +365,7 @@ class SOSP(RolesPlan):
         }
 
     def outcome(self, state: Any) -> dict[str, Any]:
-        """What a run found, and what of the data it read: all of it was released.
+        """Returns the result of a run and the records that it read, all from releases.
 
         ``certified`` is whether an escape from the returned point failed. Then, with the
         probability that ``theorem.promise`` states, and under its assumptions, the point

@@ -1,4 +1,4 @@
-r"""What a plan of second-order stationary points is told: numbers, and what they promise.
+r"""Parameters of the SOSP plan, and the guarantee that they imply.
 
 A point x is :math:`\alpha`-second-order stationary if
 
@@ -50,7 +50,7 @@ _BASES: dict[Basis, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Printed:
-    """What the paper's formulas give and no plan uses: such noise is not private.
+    """Values of the paper's formulas that no plan uses: such noise is not private.
 
     Attributes:
       escapes_per_refresh: tau, below 1 in most settings.
@@ -67,7 +67,7 @@ class Printed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What holds of a point that comes with a certificate, and what that rests on.
+    """Guarantee of a point that comes with a certificate, and its assumptions.
 
     Attributes:
       alpha: it is alpha-second-order stationary.
@@ -110,7 +110,7 @@ class Promise:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A plan's numbers, save for the noise, and what they promise.
+    """Plan fields, except the noise, and the guarantee that they imply.
 
     Attributes:
       name: of a theorem, or ``"certified"``.
@@ -173,16 +173,16 @@ class Settings:
 
     @property
     def alpha(self) -> float:
-        """The promise's."""
+        """Level of second-order stationarity that the promise guarantees."""
         return self.promise.alpha
 
     def __str__(self) -> str:
-        """What a plan's table shows of it, for the rest stands in its other rows."""
+        """Returns name and promise, for one row of a plan's table."""
         return f"{self.name}: {self.promise}"
 
 
 def read(**fields: Any) -> Settings:
-    """Settings from their JSON's fields."""
+    """Builds settings from the fields of their JSON."""
     promise = dict(fields["promise"])
     if promise["printed"] is not None:
         promise["printed"] = Printed(**promise["printed"])
@@ -236,7 +236,7 @@ class Problem:
 
     @property
     def moved(self) -> float:
-        """How many clips one record moves a sum by."""
+        """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
         return accounting.sensitivity(self.relation, 1.0)
 
 
@@ -244,12 +244,12 @@ class Problem:
 
 
 def rounded_up(x: float, at_least: int = 1) -> int:
-    """The integer above x >= 0, or x where only rounding keeps it from being one."""
+    """Rounds x >= 0 up to an integer, ignoring a relative excess of 1e-9."""
     return max(at_least, math.ceil(min(x, 2.0**53) * (1 - 1e-9)))
 
 
 def noise_radius(dim: int, failure: float) -> float:
-    r"""A standard normal vector is longer with probability at most ``failure``.
+    r"""Bounds the norm of a standard normal vector, but for probability ``failure``.
 
     .. math:: D = \sqrt d + \sqrt{2\ln(1/p)}
     """
@@ -257,7 +257,9 @@ def noise_radius(dim: int, failure: float) -> float:
 
 
 def gradient_noise_std(accuracy: float, radius: float) -> float:
-    r"""For refreshes, and for prefix sums of differences: both are :math:`\gamma/2` long.
+    r"""Returns the noise std of refreshes, and of prefix sums of differences.
+
+    Together the two noises are at most :math:`\gamma/2` long.
 
     Args:
       accuracy: gamma.
@@ -267,7 +269,7 @@ def gradient_noise_std(accuracy: float, radius: float) -> float:
 
 
 def private_batch_size(moved: float, mu: float, std: float) -> int:
-    """Records of a mean for which noise of ``std`` is mu-GDP.
+    """Returns the batch size of a mean for which noise of ``std`` is mu-GDP.
 
     Args:
       moved: how far one record moves the sum, over all uses of the mean.
@@ -278,7 +280,7 @@ def private_batch_size(moved: float, mu: float, std: float) -> int:
 
 
 def private_rate(moved: float, mu: float, std: float, norms: float) -> float:
-    """The difference batch rate for which noise of ``std`` on prefix sums is mu-GDP.
+    """Returns the difference batch rate for which prefix-sum noise of ``std`` is mu-GDP.
 
     Args:
       moved: by how many clips one record moves a sum.
@@ -290,14 +292,14 @@ def private_rate(moved: float, mu: float, std: float, norms: float) -> float:
 
 
 def escape_radius(accuracy: float, hessian_lipschitz: float) -> float:
-    r""":math:`\Xi = \sqrt{\gamma/\rho}`: there the quadratic model is gamma / 2 off."""
+    r"""Returns :math:`\Xi = \sqrt{\gamma/\rho}`, where the model is gamma / 2 off."""
     return math.sqrt(accuracy / hessian_lipschitz)
 
 
 def escape_deviation(
     num_steps: int, *, curvature: float, smoothness: float, noise_std: float
 ) -> float:
-    """Std of the displacement along a direction of curvature ``-curvature``.
+    """Returns the std of the displacement along a direction of curvature ``-curvature``.
 
     Args:
       num_steps: t >= 1, of an escape that is not ended by its radius.
@@ -320,7 +322,9 @@ def escape_failure(
     noise_std: float,
     radius: float,
 ) -> float:
-    """How likely an escape at most stays within ``radius``, at this curvature or below.
+    """Bounds the probability that an escape stays within ``radius``.
+
+    The bound holds at this curvature or below.
 
     Args:
       num_steps: t >= 1.
@@ -343,7 +347,7 @@ def escape_steps(
     radius: float,
     failure: float,
 ) -> int:
-    r"""Steps for which :func:`escape_failure` is at most ``failure``, at least 2.
+    r"""Returns steps for which :func:`escape_failure` is at most ``failure``, at least 2.
 
     .. math::
       \Gamma = \left\lceil \frac{\ln(1 + (a^2 - 1)\,2\Xi^2/(\pi p^2\eta^2\sigma^2))}

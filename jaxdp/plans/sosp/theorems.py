@@ -57,7 +57,7 @@ class Theorem(enum.StrEnum):
 
 
 class Formula(NamedTuple):
-    """What a theorem says at one alpha, before anything is rounded but tau.
+    """Values of a theorem's formulas at one alpha, before anything is rounded but tau.
 
     Attributes:
       records: what a run reads by it.
@@ -88,7 +88,7 @@ def settings(
     initial_gap: float,
     failure_probability: float = 0.1,
 ) -> Settings:
-    """The parameters of Theorem 3.17.
+    """Computes the parameters of Theorem 3.17.
 
     Args:
       theorem: ``"3.17"`` or ``"3.17 as printed"``.
@@ -187,7 +187,7 @@ def settings(
 
 
 def solved(records: Callable[[float], float], p: Problem) -> float:
-    """The alpha at which a run reads n records, or just fewer where the equation jumps.
+    """Solves for the alpha at which a run reads n records, or just fewer at a jump.
 
     Bisection over alpha / G, so that another unit of length changes nothing.
     """
@@ -206,12 +206,12 @@ def _escape_steps(p: Problem, alpha: float) -> float:
 
 
 def printed_escapes(p: Problem, alpha: float) -> float:
-    """The paper's tau."""
+    """Returns the paper's tau, escapes per refresh."""
     return alpha**1.5 / (p.smoothness * math.sqrt(p.hessian_lipschitz))
 
 
 def printed(p: Problem, gap: float, alpha: float) -> Formula:
-    """Theorem 3.17, and the records by Lemma 3.15."""
+    """Computes Theorem 3.17 as printed, and the records by Lemma 3.15."""
     g, m, rho = p.lipschitz, p.smoothness, p.hessian_lipschitz
     noise = math.sqrt(p.dim) / p.epsilon
     kappa = max(alpha * noise, (gap * g * m) ** (1 / 3))
@@ -225,7 +225,7 @@ def printed(p: Problem, gap: float, alpha: float) -> Formula:
 
 
 def corrected(p: Problem, gap: float, alpha: float) -> Formula:
-    """With escapes that are paid for, and every record that a run reads."""
+    """Computes Theorem 3.17 with escapes paid for and every record that a run reads."""
     g, m, rho = p.lipschitz, p.smoothness, p.hessian_lipschitz
     noise = math.sqrt(p.dim) / p.epsilon
     kappa = (gap * g * m) ** (1 / 3)
@@ -247,7 +247,7 @@ def corrected(p: Problem, gap: float, alpha: float) -> Formula:
 
 
 def printed_noise(p: Problem, alpha: float, batch: int, rate: float) -> Printed:
-    """The paper's noise. It prints the sensitivities of a mean as G / b and 1 / c."""
+    """Returns the paper's noise, for its sensitivities G / b and 1 / c of a mean."""
     log = math.log(1 / p.delta)
     m, rho = p.smoothness, p.hessian_lipschitz
     tau = printed_escapes(p, alpha)

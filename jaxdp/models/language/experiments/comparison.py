@@ -1,4 +1,4 @@
-"""The noise of the experiments, and what the paper's own runs can claim."""
+"""Noise of the experiments, and epsilons that the paper's own runs can claim."""
 
 import dataclasses
 import math
@@ -59,7 +59,7 @@ def noise_table(
     experiments: Iterable[Experiment] = tuple(EXPERIMENTS.values()),
     epsilons: Iterable[float] = EPSILONS,
 ) -> list[NoiseRow]:
-    """The noise of each setting by the paper, by its code and by our accounting.
+    """Computes the noise of each setting by the paper, by its code and by our accounting.
 
     Experiments that share their numbers share a row. A row takes seconds.
     """
@@ -73,7 +73,7 @@ def noise_table(
 def _settings(
     experiments: Iterable[Experiment],
 ) -> list[tuple[tuple[str, ...], Experiment]]:
-    """Names, and one of them, of experiments that accounting cannot tell apart."""
+    """Groups experiments of equal accounting: their names, and one of them."""
     groups: dict[Any, list[Experiment]] = {}
     for e in experiments:
         numbers = (
@@ -121,7 +121,7 @@ def _noise_row(names: tuple[str, ...], e: Experiment, epsilon: float) -> NoiseRo
 def opacus_noise_multiplier(
     *, epsilon: float, delta: float, sampling_prob: float, num_steps: int
 ) -> float:
-    """The multiplier, noise on the sum over the clip, that opacus 1.4 gives.
+    """Computes the noise multiplier (std over clip) that opacus 1.4 gives.
 
     RDP of Poisson sampling under add-or-remove at opacus's default orders, bisected until
     epsilon is met to 0.01. The released code doubles it.
@@ -164,7 +164,7 @@ def _opacus_of(e: Experiment, epsilon: float) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClaimRow:
-    """The least epsilon that is proved of the paper's runs, had their noise been secret.
+    """Least epsilon that is proved of the paper's runs, had their noise been secret.
 
     (The released code draws the noise from the seed of the direction.)
 
@@ -193,7 +193,7 @@ def claims_table(
     experiments: Iterable[Experiment] = tuple(EXPERIMENTS.values()),
     epsilons: Iterable[float] = EPSILONS,
 ) -> list[ClaimRow]:
-    """What the paper's runs can claim. Upper bounds, not attacks.
+    """Computes the epsilons that the paper's runs can claim. Upper bounds, not attacks.
 
     That the code ends an epoch with a smaller batch, where B does not divide n, is in the
     figures of shuffled batches alone; the others take all batches as B records.
@@ -235,7 +235,7 @@ def _claim_row(names: tuple[str, ...], e: Experiment, claimed: float) -> ClaimRo
 
 
 def _shuffled_epsilon(e: Experiment, noise_multiplier: float) -> float:
-    """Epsilon of batches cut from a new order of the records in every epoch.
+    """Computes the epsilon of batches cut from a new order of the records in every epoch.
 
     A record is read once an epoch. In an epoch's last batch, which may be smaller, the
     same noise is on the *mean*, so less is on the sum. Orders are independent of the data

@@ -1,4 +1,4 @@
-"""What the DPZero paper printed about language models, as data.
+"""Printed results of the DPZero paper about language models, as data.
 
 Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Tables 2 to 5, 7, 9 and
 11, and the text beside them. Nothing here was measured by this library.
@@ -99,7 +99,7 @@ DPGD-0th   2        67.0
 
 
 def _read(table: str, text: str, prefix: str) -> list[Printed]:
-    """The cells of a table; ``prefix`` and a column make ``model/task``."""
+    """Reads the cells of a table; ``prefix`` and a column make ``model/task``."""
     (_, _, *columns), *rows = (line.split() for line in text.strip().splitlines())
     found: list[Printed] = []
     for method, epsilon, *cells in rows:

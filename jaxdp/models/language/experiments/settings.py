@@ -1,4 +1,4 @@
-"""The settings of each model and task; what they share stands once."""
+"""Settings of each model and task; shared ones are stated once."""
 
 import dataclasses
 import math
@@ -90,7 +90,7 @@ class Experiment:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a run is told, by the names that ``jaxdp finetune`` gives it."""
+        """Options of a run, by their names in ``jaxdp finetune``."""
         found = {
             "task": self.kind,
             "template": self.template,
@@ -113,7 +113,7 @@ class Experiment:
 
     @property
     def printed(self) -> tuple[Printed, ...]:
-        """What the paper printed of this model and task."""
+        """Printed results of the paper for this model and task."""
         return tuple(p for p in PRINTED if f"{p.model}/{p.task}" == self.name)
 
     def plan(
@@ -127,7 +127,7 @@ class Experiment:
         direction: DirectionLaw | None = None,
         delta: float | None = None,
     ) -> plans.DPZero:
-        """The plan of a run, calibrated; without noise where epsilon is infinite.
+        """Returns the calibrated plan of a run, without noise if epsilon is infinite.
 
         Args:
           epsilon: > 0; infinity is MeZO, whose clip is infinite unless one is given.
@@ -170,7 +170,7 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstOrder:
-    """What the first-order baselines of Table 2 ran with: AdamW and LoRA, private or not.
+    """Settings of the first-order baselines of Table 2: AdamW and LoRA, private or not.
 
     Attributes:
       num_steps: of a run.
@@ -302,7 +302,7 @@ _OPT: dict[str, Any] = {
 
 
 def _classes(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbered from 0, as the public copies of the data sets are; 512 records of each."""
+    """Adds classes numbered from 0, as in the public copies, with 512 records of each."""
     count = len(task["label_words"])
     # The released code says 512 even where a class has fewer.
     sizes = {"num_examples": 512 * count, "code_num_examples": 512 * count}
