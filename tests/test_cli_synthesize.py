@@ -284,7 +284,10 @@ def refused(capsys: Any, *words: object) -> str:
         (("--public", "in.csv"), "--public must be another file than --input, got"),
         (("--public", "link.csv"), "--public must be another file than --input, got"),
         (("--public", "again.csv"), "--public must be public records, not those of"),
-        (("--public", "rounded.csv"), "--public must be public records, not those of"),
+        (
+            ("--public", "rounded.csv"),
+            "--public must be public records, got 'rounded.c",
+        ),
         (("--public", "none.csv"), "--public: path must be an existing file"),
         (("--public", "other.csv"), "--public must give public records that --bins"),
         (("--input", "none.csv"), "--input: path must be an existing file"),
@@ -314,7 +317,7 @@ def test_mistakes_name_their_option(
     rows = binning.read_rows(files / "in.csv", ["age", "town", "smoker"])[::-1]
     lines = [",".join(row) for row in rows]
     Path("again.csv").write_text("\n".join(["age,town,smoker", *lines]))
-    # Other ages in the same bins: the same to all queries.
+    # Other ages in the same bins: the same to all queries, and most rows are the same.
     lines = [line.replace("30,", "31,") for line in lines]
     Path("rounded.csv").write_text("\n".join(["age,town,smoker", *lines]))
     before = sorted(files.iterdir())
