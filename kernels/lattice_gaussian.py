@@ -193,7 +193,7 @@ def draw(key: jax.Array, shape: tuple[int, ...], law: Law) -> jax.Array:
     Returns:
       int32, of that shape.
     """
-    index = threefry._counters(shape)
+    key, index = threefry.held(key), threefry._counters(shape)
     table = _look_up(law, threefry.secret_block(key, index))
     shift = jnp.asarray(law.shift).astype(jnp.uint32)
     smooth = _slices(threefry.secret_block(key, index, 1), shift)
@@ -215,7 +215,7 @@ def draw_fine(
     Returns:
       int32 and uint32 of that shape: ``high + low * 2**-32``.
     """
-    index = threefry._counters(shape)
+    key, index = threefry.held(key), threefry._counters(shape)
     table = _look_up(law, threefry.secret_block(key, index))
     shift = jnp.asarray(law.shift).astype(jnp.uint32)
     smooth = _slices(threefry.secret_block(key, index, 1), shift)

@@ -196,6 +196,15 @@ def _folded(key: jax.Array, data: jax.Array) -> jax.Array:
     return secret_key(jnp.concatenate([words, data.astype(jnp.uint32).reshape(1)]))
 
 
+def held(key: jax.Array) -> jax.Array:
+    """Returns the same secret key, computed before anything is drawn from it.
+
+    XLA would otherwise compute a key that changes within a loop again in every consumer,
+    and keep vectors of the cipher's words in memory, three to twelve for each draw.
+    """
+    return secret_key(jax.lax.optimization_barrier(_secret_words(key)))
+
+
 # Traced once per shape and inlined: an eager call compiles one program, not a hundred
 # operations.
 _inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
@@ -238,7 +247,7 @@ def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     (Of a secret key: one word of each block.)
     """
     if is_secret(key):
-        return secret_block(key, _counters(shape), use=_BITS)[0]
+        return secret_block(held(key), _counters(shape), use=_BITS)[0]
     k0, k1 = _words(key)
     a, b = _threefry(k0, k1, jnp.uint32(0), _counters(shape))
     return a ^ b
