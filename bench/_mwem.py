@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp import models, noise
+from jaxdp import models
+from jaxdp.core import noise
 
 NUM_ROUNDS = (5, 10, 20, 40, 80, 160, 320)
 

@@ -8,8 +8,8 @@ from bench import _harness
 from bench import _o2nc_methods as methods
 from bench import _o2nc_runs as runs
 from jaxdp.kernels import prefix_noise
-from jaxdp.plans.o2nc import bounds, design, theorems
-from jaxdp.plans.o2nc.settings import Settings, law
+from jaxdp.o2nc.theory import bounds, design, theorems
+from jaxdp.o2nc.theory.settings import Settings, law
 
 DIMS = (20, 100)
 #: Of the norm, over L: above 1 a bound says nothing.

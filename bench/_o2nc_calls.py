@@ -15,11 +15,11 @@ import numpy as np
 
 from bench import _o2nc_runs as runs
 from bench import _sosp_rules as rules
-from jaxdp import keys as keys_lib
 from jaxdp import models, plans, sampling
+from jaxdp.core import keys as keys_lib
 from jaxdp.kernels.fixed_point import Fixed
-from jaxdp.oracles import variance_reduced
-from jaxdp.plans.o2nc import bounds
+from jaxdp.o2nc import oracle as variance_reduced
+from jaxdp.o2nc.theory import bounds
 
 
 def estimates(

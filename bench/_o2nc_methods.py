@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from bench import _o2nc_runs as runs
 from jaxdp import plans, sampling
-from jaxdp.plans.o2nc import bounds
+from jaxdp.o2nc.theory import bounds
 
 EPSILON, DELTA = 8.0, 1e-5
 #: So many restarts for every record is the most that a run of several passes may take.

@@ -13,7 +13,7 @@ import scipy.special
 
 import jaxdp
 from jaxdp import Keys, metrics, models, plans, sampling
-from jaxdp._types import Phase
+from jaxdp.core.types import Phase
 
 #: Of the smoothed loss; the guarantees are about Goldstein's subdifferential at twice it.
 RADIUS = 0.25

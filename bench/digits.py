@@ -30,7 +30,7 @@ from bench._harness import Mean, mean
 from jaxdp import models, training
 from jaxdp.cli import plots, recipes
 from jaxdp.cli.recipes import Recipe
-from jaxdp.transforms.averaging import polyak_output
+from jaxdp.core.averaging import polyak_output
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -35,10 +35,10 @@ from matplotlib.ticker import LogLocator
 from bench import _harness
 from bench._harness import Mean, mean
 from jaxdp import Keys, models, plans, sampling
-from jaxdp import keys as keys_lib
 from jaxdp.cli import plots
+from jaxdp.core import keys as keys_lib
+from jaxdp.data.datasets import quadratic_data
 from jaxdp.kernels import sphere, threefry
-from jaxdp.models.datasets import quadratic_data
 
 NUM_EXAMPLES = 10_000
 EPSILON, DELTA = 2.0, 1e-6

@@ -23,7 +23,7 @@ import numpy as np
 import jaxdp
 from bench import _harness, _saddle_baselines
 from jaxdp.cli import options, prepare, recipes
-from jaxdp.transforms.averaging import polyak_output
+from jaxdp.core.averaging import polyak_output
 
 CASES = {"diabetes": "sex", "digits": "class"}
 EPSILONS, DELTA = (2.0, 8.0), 1e-5

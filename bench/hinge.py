@@ -20,8 +20,8 @@ import jaxdp
 from bench import _harness
 from jaxdp import models
 from jaxdp.cli import options, plots, prepare, recipes
-from jaxdp.plans.o2nc.bounds import ORACLES
-from jaxdp.transforms.averaging import polyak_output
+from jaxdp.core.averaging import polyak_output
+from jaxdp.o2nc.theory.bounds import ORACLES
 
 DELTA, HIDDEN, EPSILONS = 1e-5, 8, (2.0, 8.0)
 MODELS = {"linear": None, "mlp": (HIDDEN,)}

@@ -43,9 +43,9 @@ from matplotlib.figure import Figure
 
 from bench import _harness
 from jaxdp import Keys, metrics, models, plans, sampling
-from jaxdp._types import Phase
 from jaxdp.cli import plots
-from jaxdp.plans.o2nc import bounds
+from jaxdp.core.types import Phase
+from jaxdp.o2nc.theory import bounds
 
 DIM, WINDOW, WINDOWS = 8, 64, 400
 RADIUS = 0.5

@@ -13,7 +13,8 @@ import optax
 
 import jaxdp
 from bench import _harness
-from jaxdp import accounting, ledger, models, plans, sampling
+from jaxdp import accounting, models, plans, sampling
+from jaxdp.training import ledger
 
 OPTIMIZER = optax.sgd(0.15)
 

@@ -22,7 +22,8 @@ import numpy as np
 import jaxdp
 from bench import _harness
 from jaxdp.kernels import clip, fixed_point, lattice_gaussian, threefry
-from jaxdp.oracles import grad_diff, hessian
+from jaxdp.sosp import gradients as grad_diff
+from jaxdp.sosp import hessian
 
 D = 1000
 

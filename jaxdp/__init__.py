@@ -14,49 +14,50 @@ from jaxdp import kernels as kernels
 from jaxdp import plans as plans
 from jaxdp import sampling as sampling
 from jaxdp import tuning as tuning
-from jaxdp.algorithms._algorithm import Algorithm as Algorithm
-from jaxdp.algorithms.saddle.bias_reduced import (
-    saddle_bias_reduced as saddle_bias_reduced,
-)
-from jaxdp.algorithms.saddle.convex import simplex_convex as simplex_convex
-from jaxdp.algorithms.saddle.mirror_descent import (
-    saddle_mirror_descent as saddle_mirror_descent,
-)
-from jaxdp.algorithms.saddle.synthetic import synthetic_data as synthetic_data
-from jaxdp.algorithms.saddle.synthetic import synthetic_records as synthetic_records
-from jaxdp.algorithms.sosp.search import sosp as sosp
+from jaxdp.core.algorithm import Algorithm as Algorithm
+from jaxdp.core.averaging import polyak_average as polyak_average
+from jaxdp.core.averaging import polyak_output as polyak_output
+from jaxdp.core.keys import Keys as Keys
+from jaxdp.core.run_state import public as public
+from jaxdp.dpgd.transform import dpgd as dpgd
+from jaxdp.dpzero.transform import dpgd_zeroth_order as dpgd_zeroth_order
+from jaxdp.dpzero.transform import dpzero as dpzero
+from jaxdp.dpzero.transform import dpzero_output as dpzero_output
 from jaxdp.kernels.finite_difference import per_record as per_record
 from jaxdp.kernels.perturb import LazyLoss as LazyLoss
 from jaxdp.kernels.polytope import L1Ball as L1Ball
 from jaxdp.kernels.polytope import Polytope as Polytope
 from jaxdp.kernels.polytope import Simplex as Simplex
-from jaxdp.keys import Keys as Keys
-from jaxdp.oracles.isolation import check_isolation as check_isolation
-from jaxdp.oracles.queries import Marginals as Marginals
-from jaxdp.oracles.queries import QueryMatrix as QueryMatrix
-from jaxdp.oracles.vertex_gradients import LinearModel as LinearModel
-from jaxdp.oracles.vertex_gradients import MatrixGame as MatrixGame
-from jaxdp.oracles.vertex_gradients import MaxOfLosses as MaxOfLosses
-from jaxdp.oracles.vertex_gradients import Problem as Problem
+from jaxdp.o2nc.conversion import o2nc as o2nc
+from jaxdp.o2nc.conversion import o2nc_output as o2nc_output
+from jaxdp.o2nc.gradient import private_oracle as private_oracle
+from jaxdp.o2nc.prefix_sum import private_prefix_sum as private_prefix_sum
+from jaxdp.saddle.algorithms.bias_reduced import (
+    saddle_bias_reduced as saddle_bias_reduced,
+)
+from jaxdp.saddle.algorithms.convex import simplex_convex as simplex_convex
+from jaxdp.saddle.algorithms.mirror_descent import (
+    saddle_mirror_descent as saddle_mirror_descent,
+)
+from jaxdp.saddle.algorithms.synthetic import synthetic_data as synthetic_data
+from jaxdp.saddle.algorithms.synthetic import synthetic_records as synthetic_records
+from jaxdp.saddle.entropic import entropic_descent as entropic_descent
+from jaxdp.saddle.oracles import LinearModel as LinearModel
+from jaxdp.saddle.oracles import MatrixGame as MatrixGame
+from jaxdp.saddle.oracles import MaxOfLosses as MaxOfLosses
+from jaxdp.saddle.oracles import Problem as Problem
+from jaxdp.saddle.oracles.queries import Marginals as Marginals
+from jaxdp.saddle.oracles.queries import QueryMatrix as QueryMatrix
+from jaxdp.sosp.algorithm import sosp as sosp
+from jaxdp.sosp.spider import private_spider as private_spider
 from jaxdp.training import FitInfo as FitInfo
 from jaxdp.training import FitResult as FitResult
 from jaxdp.training import fit as fit
+from jaxdp.training import ledger as ledger
 from jaxdp.training import replay as replay
 from jaxdp.training import report as report
 from jaxdp.training import resume as resume
-from jaxdp.transforms._common import public as public
-from jaxdp.transforms.averaging import polyak_average as polyak_average
-from jaxdp.transforms.averaging import polyak_output as polyak_output
-from jaxdp.transforms.dpgd import dpgd as dpgd
-from jaxdp.transforms.dpzero import dpgd_zeroth_order as dpgd_zeroth_order
-from jaxdp.transforms.dpzero import dpzero as dpzero
-from jaxdp.transforms.dpzero import dpzero_output as dpzero_output
-from jaxdp.transforms.entropic import entropic_descent as entropic_descent
-from jaxdp.transforms.o2nc import o2nc as o2nc
-from jaxdp.transforms.o2nc import o2nc_output as o2nc_output
-from jaxdp.transforms.private_oracle import private_oracle as private_oracle
-from jaxdp.transforms.private_prefix_sum import private_prefix_sum as private_prefix_sum
-from jaxdp.transforms.private_spider import private_spider as private_spider
+from jaxdp.training.isolation import check_isolation as check_isolation
 from jaxdp.tuning import tune as tune
 
 try:

@@ -27,11 +27,12 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import optax
 
-from jaxdp import _validate, accounting, noise, sampling, training
-from jaxdp import keys as keys_lib
-from jaxdp._types import PathPredicate, ValueFn
+from jaxdp import accounting, sampling, training
 from jaxdp.accounting import lattice
-from jaxdp.plans._base import SumPlan
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import noise, validate
+from jaxdp.core.types import PathPredicate, ValueFn
+from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.training import preparing
 
 _Plan = TypeVar("_Plan", bound=SumPlan)
@@ -114,12 +115,12 @@ def tune(
     candidates = _checked_candidates(candidates)
     keys = keys_lib.check(keys)
     _check_law(mean_trials, shape)
-    _validate.instance(bool, check_isolation=check_isolation)
+    validate.instance(bool, check_isolation=check_isolation)
     for name, function in (("value_fn", value_fn), ("score_fn", score_fn)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, got {function!r}")
     if microbatch_size is not None:
-        _validate.integer(microbatch_size=microbatch_size)
+        validate.integer(microbatch_size=microbatch_size)
     plan = candidates[0][0]
     delta = plan.delta if delta is None else delta
     if delta is None:
@@ -194,9 +195,9 @@ def calibrate(
       ValueError: an argument is out of range, or the plan's event is one that RDP cannot
         account.
     """
-    _validate.instance(SumPlan, plan=plan)
-    _validate.positive(epsilon=epsilon)
-    _validate.probability(delta=delta)
+    validate.instance(SumPlan, plan=plan)
+    validate.positive(epsilon=epsilon)
+    validate.probability(delta=delta)
     _check_law(mean_trials, shape)
     if math.isinf(plan.l2_clip_norm):
         raise ValueError("l2_clip_norm must be finite to calibrate noise, got inf")
@@ -216,7 +217,7 @@ def _checked_candidates(candidates: Any) -> list[Candidate]:
     if not pairs:
         raise ValueError("candidates must be at least one pair (plan, optimizer)")
     for plan, optimizer in pairs:
-        _validate.instance(SumPlan, plan=plan)
+        validate.instance(SumPlan, plan=plan)
         preparing.check_optimizer(plan, optimizer)
     first = pairs[0][0]
     for name in ("event", "event_relation", "relation", "delta"):
@@ -231,8 +232,8 @@ def _checked_candidates(candidates: Any) -> list[Candidate]:
 
 
 def _check_law(mean_trials: float, shape: float) -> None:
-    _validate.positive(mean_trials=mean_trials)
-    _validate.non_negative(shape=shape)
+    validate.positive(mean_trials=mean_trials)
+    validate.non_negative(shape=shape)
     if not 1 < mean_trials <= 1e6:
         raise ValueError(
             f"mean_trials must be a number > 1 and <= 1e6, got {mean_trials!r}"

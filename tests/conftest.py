@@ -13,6 +13,7 @@ import pytest
 
 import jaxdp
 from jaxdp import plans, sampling
+from jaxdp.mechanism.sum_plan import SumPlan
 
 # Compiled programs are shared by the tests, the processes that run them and those that they
 # start. Compiling is most of what the tests take, and many compile the same program.
@@ -48,7 +49,7 @@ class Case:
     """One gradient maker: its plan and constructor, and its non-private limit."""
 
     name: str
-    plan: plans._base.SumPlan
+    plan: SumPlan
     make: Callable[..., optax.GradientTransformationExtraArgs]
     #: gradient of the non-private method at (params, batch), given the transform's state
     non_private: Callable[[Any, Any, Any], Any]
@@ -60,7 +61,7 @@ class Case:
 def _mezo(law: str, num: int) -> Callable[[Any, Any, Any], Any]:
     def gradient(params: Any, batch: Any, state: Any) -> Any:
         """MeZO, plainly: the difference of two mean losses times the direction."""
-        from jaxdp import keys
+        from jaxdp.core import keys
         from jaxdp.kernels import sphere
 
         key = keys.at_step(state.direction, state.count)

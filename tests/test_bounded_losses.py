@@ -16,7 +16,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
-from jaxdp import keys as keys_lib
+from jaxdp.core import keys as keys_lib
 
 RADIUS = 0.1
 

@@ -11,8 +11,8 @@ import pytest
 from jaxdp import plans
 from jaxdp.cli import main, overlap, synthesize
 from jaxdp.cli.errors import UsageError
-from jaxdp.models import binning
-from jaxdp.oracles.queries import Marginals
+from jaxdp.data import binning
+from jaxdp.saddle.oracles.queries import Marginals
 from tests.test_cli import check_plot
 
 SPEC = {

@@ -17,8 +17,8 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import jaxdp
-from jaxdp import keys as keys_lib
 from jaxdp import sampling
+from jaxdp.core import keys as keys_lib
 from tests.conftest import BATCH, COMMON, PARAMS, Case, value_fn
 
 KEYS = jaxdp.Keys.insecure(3)
@@ -342,6 +342,7 @@ def test_a_microbatch_size_changes_nothing_for_elementwise_losses(
     got, _ = jax.jit(
         lambda s: parts.update(None, s, PARAMS, value_fn=loss, batch=BATCH)
     )(state)
+    assert case.plan.grid_bits is not None
     unit = case.plan.l2_clip_norm * 2.0**-case.plan.grid_bits
     slack = 0.0 if case.name != "dpgd" else 2 * unit  # Gradients contract sums anew.
     if "dpzero" in case.name:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tokenizers
 
-from jaxdp import ledger as ledger_lib
 from jaxdp import plans, sampling, training
 from jaxdp.cli import (
     finetune,
@@ -38,6 +37,7 @@ from jaxdp.models.language import (
     tasks,
     text,
 )
+from jaxdp.training import ledger as ledger_lib
 from tests.test_cli import REPORT_FIELDS, check_plot
 
 #: In no public file of a run: only private records have it.
@@ -375,7 +375,7 @@ def test_resumed_run_ends_as_if_undisturbed(
     assert note in newer
     (other / "ledger.jsonl").write_bytes(newer)
     # Its chain would be that of its own version.
-    monkeypatch.setattr("jaxdp.ledger.verify", ledger_lib.read)
+    monkeypatch.setattr("jaxdp.training.ledger.verify", ledger_lib.read)
     for words in (("replay", other), ("finetune", "--resume", "--out", other)):
         assert run(*words) == 2
         line = capsys.readouterr().err

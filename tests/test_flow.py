@@ -18,7 +18,9 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling, training
-from jaxdp.oracles import grad_diff, hessian, scalar, variance_reduced
+from jaxdp.dpzero import oracle as slopes
+from jaxdp.o2nc import oracle as increments
+from jaxdp.sosp import gradients, hessian
 
 N, D = 240, 3
 RNG = np.random.default_rng(0)
@@ -48,10 +50,10 @@ def without_data(released: Any) -> Any:
 @pytest.fixture(autouse=True)
 def noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in (
-        (grad_diff, "noised_mean"),
-        (variance_reduced, "noised_mean"),
+        (gradients, "noised_mean"),
+        (increments, "noised_mean"),
         (hessian, "release_tracked"),
-        (scalar, "_noised"),
+        (slopes, "_noised"),
     ):
         monkeypatch.setattr(place, name, without_data(getattr(place, name)))
 

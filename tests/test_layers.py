@@ -18,27 +18,26 @@ ROOT = Path(__file__).resolve().parents[1]
 # number are peers and do not import each other; modules inside one folder may.
 LAYERS = {
     "kernels": 0,
-    "_types": 1,
-    "_validate": 1,
-    "keys": 1,
-    "noise": 1,
-    "ledger": 1,
-    "oracles": 2,
+    "core": 1,
     "accounting": 2,
     "sampling": 2,
-    "transforms": 3,
-    "algorithms": 4,
+    "mechanism": 3,
+    "dpzero": 4,
+    "dpgd": 4,
+    "o2nc": 4,
+    "sosp": 4,
+    "saddle": 4,
     "plans": 5,
     "training": 6,
     "metrics": 7,
     "auditing": 7,
-    "models": 7,
     "tuning": 7,
-    "": 8,  # jaxdp/__init__.py, which names what is public
-    "cli": 9,
+    "data": 7,
+    "models": 8,
+    "": 9,  # jaxdp/__init__.py, which names what is public
+    "cli": 10,
 }
-# The one exception: the vocabulary builds on itself, in this order.
-VOCABULARY = ["_validate", "_types", "keys", "noise", "ledger"]
+METHODS = {"dpzero", "dpgd", "o2nc", "sosp", "saddle"}
 # What computes a release; what judges on raw data lies above it.
 LAST_RELEASE_LAYER = 6
 
@@ -48,7 +47,7 @@ KERNEL_LIBRARIES = {"jax", "numpy"}
 # Who may derive keys, and how. Everyone else is given the key that it uses.
 DERIVING = {"key", "PRNGKey", "wrap_key_data", "split", "fold_in", "clone"}
 MAY_DERIVE = {
-    "jaxdp/keys.py": DERIVING,
+    "jaxdp/core/keys.py": DERIVING,
     "kernels/smoothed_gradient.py": {"fold_in"},  # records, other point: public
     "kernels/sphere.py": {"fold_in"},  # leaf, layer, direction: all public
     "kernels/simplex.py": {"fold_in"},  # a draw's next try: secret
@@ -130,7 +129,7 @@ def layer_violations(tree: ast.AST, path: str) -> Iterator[str]:
         yield f"{path}: {own!r} has no layer; give it one in tests/test_layers.py"
         return
     reported = set()
-    # Uses as well: after `import jaxdp.keys` one can write `jaxdp.plans`.
+    # Uses as well: after `import jaxdp.core.keys` one can write `jaxdp.plans`.
     for line, name in [*imports(tree, path), *uses(tree, path)]:
         where = f"{path}:{line}"
         top = name.split(".")[0]
@@ -143,10 +142,7 @@ def layer_violations(tree: ast.AST, path: str) -> Iterator[str]:
         other = part(name)
         if other not in LAYERS:  # a name such as `from jaxdp import Keys`
             other = ""
-        if own in VOCABULARY and other in VOCABULARY:
-            allowed = VOCABULARY.index(other) <= VOCABULARY.index(own)
-        else:
-            allowed = other == own or LAYERS[other] < LAYERS[own]
+        allowed = other == own or LAYERS[other] < LAYERS[own]
         if not allowed and other not in reported:
             reported.add(other)
             yield (
@@ -202,7 +198,7 @@ def key_violations(tree: ast.AST, path: str) -> Iterator[str]:
         if name == "jax.random.*" or name.startswith("jax._src"):
             yield f"{path}:{line}: import {name} hides what is used"
         if deriving(name) and deriving(name) not in allowed:
-            yield f"{path}:{line}: {name}; keys are derived in jaxdp/keys.py"
+            yield f"{path}:{line}: {name}; keys are derived in jaxdp/core/keys.py"
     for line, name in uses(tree, path):
         if name == "jax.random":
             yield f"{path}:{line}: jax.random is passed on or searched"
@@ -260,13 +256,14 @@ def test_readme_shows_these_layers() -> None:
         for name in re.findall(r"`(\w+)`", cell)
     }
     assert shown == LAYERS
-    assert [name for name in shown if name in VOCABULARY] == VOCABULARY
 
 
 def test_every_layer_was_read() -> None:
-    assert {"jaxdp/__init__.py", "jaxdp/_validate.py", "kernels/__init__.py"} <= set(
-        sources()
-    )
+    assert {
+        "jaxdp/__init__.py",
+        "jaxdp/core/validate.py",
+        "kernels/__init__.py",
+    } <= set(sources())
     assert part("jaxdp.kernels.clip") == "kernels"
     assert part("jaxdp") == ""
 
@@ -275,39 +272,39 @@ def test_every_layer_was_read() -> None:
     ("path", "source", "message"),
     [
         # upwards, however it is written
-        ("jaxdp/oracles/scalar.py", "import jaxdp.plans", "imports jaxdp.plans"),
-        ("jaxdp/oracles/scalar.py", "from jaxdp import plans", "layer 5"),
-        ("jaxdp/oracles/scalar.py", "from .. import transforms", "layer 3"),
-        ("jaxdp/oracles/scalar.py", "from ..training import fit", "layer 6"),
-        ("jaxdp/oracles/__init__.py", "from ..plans import DPZero", "layer 5"),
-        ("jaxdp/transforms/dpzero.py", "def f():\n import jaxdp.plans.dpzero", ":2:"),
+        ("jaxdp/dpzero/oracle.py", "import jaxdp.plans", "imports jaxdp.plans"),
+        ("jaxdp/dpzero/oracle.py", "from jaxdp import plans", "layer 5"),
+        ("jaxdp/dpzero/oracle.py", "from .. import o2nc", "layer 4"),
+        ("jaxdp/dpzero/oracle.py", "from ..training import fit", "layer 6"),
+        ("jaxdp/core/__init__.py", "from ..plans import DPZero", "layer 5"),
+        ("jaxdp/dpzero/transform.py", "def f():\n import jaxdp.training.loop", ":2:"),
+        ("jaxdp/mechanism/plan.py", "import jaxdp.o2nc.plan", "layer 4"),
         (
-            "jaxdp/transforms/dpzero.py",
+            "jaxdp/dpzero/transform.py",
             "from typing import TYPE_CHECKING\n"
             "if TYPE_CHECKING:\n    from jaxdp.plans import DPZero",
             "layer 5",
         ),
-        ("jaxdp/keys.py", "from jaxdp.sampling import FullBatch", "layer 2"),
+        ("jaxdp/core/keys.py", "from jaxdp.sampling import FullBatch", "layer 2"),
         # the whole package from inside it
         ("jaxdp/training.py", "import jaxdp", "the whole package"),
         ("jaxdp/training.py", "from jaxdp import Keys", "the whole package"),
-        ("jaxdp/__init__.py", "from jaxdp.cli import main", "layer 9"),
+        ("jaxdp/__init__.py", "from jaxdp.cli import main", "layer 10"),
         (
-            "jaxdp/oracles/scalar.py",
-            "import jaxdp.keys\nx = jaxdp.plans.DPZero",
+            "jaxdp/dpzero/oracle.py",
+            "import jaxdp.core.keys\nx = jaxdp.plans.DPZero",
             "jaxdp.plans.DPZero",
         ),
         # peers
         ("jaxdp/sampling.py", "from jaxdp import accounting", "layer 2"),
-        ("jaxdp/oracles/scalar.py", "from jaxdp.sampling import Batch", "layer 2"),
-        ("jaxdp/metrics/goldstein.py", "from jaxdp import models", "layer 7"),
-        ("jaxdp/keys.py", "from jaxdp import noise", "layer 1"),
-        ("jaxdp/_validate.py", "from jaxdp import _types", "layer 1"),
+        ("jaxdp/sosp/gradients.py", "from jaxdp.dpgd import oracle", "layer 4"),
+        ("jaxdp/o2nc/plan.py", "from jaxdp.sosp.spider import begin", "layer 4"),
+        ("jaxdp/metrics/goldstein.py", "from jaxdp import models", "layer 8"),
         # what computes a release does not see what judges it
-        ("jaxdp/training.py", "from jaxdp.models import networks", "layer 7"),
-        ("jaxdp/plans/dpzero.py", "from jaxdp import auditing", "layer 7"),
+        ("jaxdp/training.py", "from jaxdp.models import networks", "layer 8"),
+        ("jaxdp/dpzero/plan.py", "from jaxdp import auditing", "layer 7"),
         ("jaxdp/sampling.py", "import jaxdp.metrics.goldstein", "layer 7"),
-        ("jaxdp/plans/dpzero.py", "__import__('jaxdp.models')", "hides"),
+        ("jaxdp/dpzero/plan.py", "__import__('jaxdp.models')", "hides"),
         (
             "jaxdp/training.py",
             "from importlib import import_module as load\nload('jaxdp.models')",
@@ -322,29 +319,41 @@ def test_every_layer_was_read() -> None:
         ("jaxdp/training.py", "import bench.loop", "not shipped"),
         ("jaxdp/helpers.py", "", "has no layer"),
         # kernels
-        ("kernels/clip.py", "from jaxdp import _validate", "a kernel imports"),
+        ("kernels/clip.py", "from jaxdp.core import validate", "a kernel imports"),
         ("kernels/clip.py", "from ..keys import Keys", "a kernel imports"),
         ("kernels/clip.py", "import optax\noptax.global_norm(x)", "only optax.tree"),
         ("kernels/clip.py", "from optax import tree_utils", "a kernel imports"),
         ("kernels/clip.py", "import scipy.special", "a kernel imports"),
         # keys
-        ("jaxdp/noise.py", "import jax\njax.random.split(k)", "jax.random.split"),
-        ("jaxdp/noise.py", "import jax\njax.vmap(jax.random.fold_in)(k)", "fold_in"),
-        ("jaxdp/noise.py", "import jax.random as jr\njr.fold_in(k, 1)", "fold_in"),
-        ("jaxdp/noise.py", "from jax import random\nrandom.split(k)", "split"),
-        ("jaxdp/noise.py", "from jax.random import key as k\nk(s)", "jax.random.key"),
-        ("jaxdp/noise.py", "from jax.random import *", "hides"),
-        ("jaxdp/noise.py", "import jax\ngetattr(jax.random, f)(k)", "passed on"),
+        ("jaxdp/core/noise.py", "import jax\njax.random.split(k)", "jax.random.split"),
+        (
+            "jaxdp/core/noise.py",
+            "import jax\njax.vmap(jax.random.fold_in)(k)",
+            "fold_in",
+        ),
+        ("jaxdp/core/noise.py", "import jax.random as jr\njr.fold_in(k, 1)", "fold_in"),
+        ("jaxdp/core/noise.py", "from jax import random\nrandom.split(k)", "split"),
+        (
+            "jaxdp/core/noise.py",
+            "from jax.random import key as k\nk(s)",
+            "jax.random.key",
+        ),
+        ("jaxdp/core/noise.py", "from jax.random import *", "hides"),
+        ("jaxdp/core/noise.py", "import jax\ngetattr(jax.random, f)(k)", "passed on"),
         ("jaxdp/training.py", "import jax\njax.random.PRNGKey(s)", "PRNGKey"),
         ("jaxdp/models/x.py", "import jax\njax.random.wrap_key_data(x)", "wrap"),
         ("kernels/clip.py", "import jax\njax.random.fold_in(k, 1)", "fold_in"),
         ("kernels/sphere.py", "import jax\njax.random.split(k)", "split"),
         ("kernels/threefry.py", "import jax\njax.random.fold_in(k, 1)", "fold_in"),
         ("kernels/clip.py", "from . import threefry as t\nt.fold_in(k, 1)", "fold_in"),
-        ("jaxdp/noise.py", "from jaxdp.kernels.threefry import fold_in", "fold_in"),
-        ("jaxdp/keys.py", "import jax\njax.random.key(0)", "a constant is no key"),
-        ("jaxdp/keys.py", "from jax.random import key\nkey(seed=1)", "constant"),
-        ("jaxdp/noise.py", "import numpy as np\nnp.random.normal()", "jaxdp.Keys"),
+        (
+            "jaxdp/core/noise.py",
+            "from jaxdp.kernels.threefry import fold_in",
+            "fold_in",
+        ),
+        ("jaxdp/core/keys.py", "import jax\njax.random.key(0)", "a constant is no key"),
+        ("jaxdp/core/keys.py", "from jax.random import key\nkey(seed=1)", "constant"),
+        ("jaxdp/core/noise.py", "import numpy as np\nnp.random.normal()", "jaxdp.Keys"),
         ("jaxdp/sampling.py", "from random import shuffle", "jaxdp.Keys"),
     ],
 )
@@ -362,14 +371,20 @@ def test_planted_violation_is_found(path: str, source: str, message: str) -> Non
         ("kernels/clip.py", "from optax import tree\nfrom jaxdp.kernels import sphere"),
         ("kernels/perturb.py", "from .sphere import sphere\nfrom . import clip"),
         ("kernels/sphere.py", "import jax\njax.vmap(jax.random.fold_in)(k, i)"),
-        ("jaxdp/keys.py", "import jax\njax.random.wrap_key_data(x)\njax.random.key(s)"),
-        ("jaxdp/noise.py", "import jax\nfrom jaxdp import keys\njax.random.normal(k)"),
-        ("jaxdp/oracles/scalar.py", "from jaxdp import _types, kernels, noise"),
-        ("jaxdp/oracles/scalar.py", "from .first_order import clipped"),
-        ("jaxdp/oracles/scalar.py", "import jaxdp.noise\njaxdp.noise.draw()"),
-        ("jaxdp/plans/dpzero.py", "from jaxdp import accounting, sampling, transforms"),
+        (
+            "jaxdp/core/keys.py",
+            "import jax\njax.random.wrap_key_data(x)\njax.random.key(s)",
+        ),
+        (
+            "jaxdp/core/noise.py",
+            "import jax\nfrom jaxdp.core import keys\njax.random.normal(k)",
+        ),
+        ("jaxdp/dpzero/oracle.py", "from jaxdp import core, kernels, sampling"),
+        ("jaxdp/dpzero/oracle.py", "from .first_order import clipped"),
+        ("jaxdp/dpzero/oracle.py", "import jaxdp.core.noise\njaxdp.core.noise.draw()"),
+        ("jaxdp/dpzero/plan.py", "from jaxdp import accounting, mechanism, sampling"),
         ("jaxdp/models/networks.py", "from jaxdp.training import fit"),
-        ("jaxdp/__init__.py", "from jaxdp import models\nfrom .keys import Keys"),
+        ("jaxdp/__init__.py", "from jaxdp import models\nfrom .core.keys import Keys"),
         ("jaxdp/__init__.py", "import importlib\nimportlib.import_module(name)"),
         ("jaxdp/cli.py", "import jaxdp\nimport bench\nfrom jaxdp import Keys"),
         ("jaxdp/auditing.py", "import numpy as np\nnp.random.default_rng(0)"),

@@ -16,9 +16,10 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 import jaxdp
-from jaxdp import Keys, accounting, noise, plans, sampling, tuning
-from jaxdp import keys as keys_lib
+from jaxdp import Keys, accounting, plans, sampling, tuning
 from jaxdp.accounting import lattice
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import noise
 
 N, D = 64, 3
 TRUTH = np.array([1.0, -2.0, 0.5], np.float32)

@@ -4,10 +4,10 @@ import functools
 import math
 from collections.abc import Callable
 
-from jaxdp import _validate
 from jaxdp.accounting import spending
 from jaxdp.accounting.events import Guarantee
 from jaxdp.accounting.gaussian import gaussian_mu, raised_until, root
+from jaxdp.core import validate
 
 
 def calibrate_noise_multiplier(
@@ -28,7 +28,7 @@ def calibrate_noise_multiplier(
       ValueError: an argument is out of range, or no noise_multiplier costs as little (or
         as much) as ``epsilon``.
     """
-    _validate.positive(epsilon=epsilon)
+    validate.positive(epsilon=epsilon)
 
     @functools.cache
     def excess(log_noise: float) -> float:
@@ -103,8 +103,8 @@ def calibrate_num_steps(
       ValueError: an argument is out of range, or a single step costs more than
         ``epsilon``.
     """
-    _validate.positive(epsilon=epsilon)
-    _validate.integer(max_steps=max_steps)
+    validate.positive(epsilon=epsilon)
+    validate.integer(max_steps=max_steps)
 
     def spent(steps: int) -> float:
         return spending.epsilon(*make_guarantee(steps), delta)

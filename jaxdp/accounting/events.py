@@ -8,8 +8,8 @@ from typing import NamedTuple, get_args
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from jaxdp import _validate
-from jaxdp._types import Relation
+from jaxdp.core import validate
+from jaxdp.core.types import Relation
 
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
@@ -43,8 +43,8 @@ def sensitivity(relation: Relation, l2_clip_norm: float) -> float:
       relation: one of :data:`RELATIONS`.
       l2_clip_norm: C > 0, the bound on one contribution; infinity gives infinity.
     """
-    _validate.one_of(RELATIONS, relation=relation)
-    _validate.positive(allow_inf=True, l2_clip_norm=l2_clip_norm)
+    validate.one_of(RELATIONS, relation=relation)
+    validate.positive(allow_inf=True, l2_clip_norm=l2_clip_norm)
     return (2.0 if relation == "replace_one" else 1.0) * float(l2_clip_norm)
 
 
@@ -67,7 +67,7 @@ def full_batch_gaussian(
       among_sampled: whether the event is stated as those of sampled Gaussians are, to be
         composed with them: relative to C, under the relation itself.
     """
-    _validate.one_of(RELATIONS, relation=relation)
+    validate.one_of(RELATIONS, relation=relation)
     if not among_sampled:
         return _repeated(dp.GaussianDpEvent, noise_multiplier, num_steps, _UNSAMPLED)
 
@@ -108,8 +108,8 @@ def poisson_gaussian(
       sampling_prob: in (0, 1), of each record at each step.
       relation: one of :data:`RELATIONS`.
     """
-    _validate.probability(sampling_prob=sampling_prob)
-    _validate.one_of(RELATIONS, relation=relation)
+    validate.probability(sampling_prob=sampling_prob)
+    validate.one_of(RELATIONS, relation=relation)
 
     def step(multiplier: float) -> dp.DpEvent:
         gaussian = dp.GaussianDpEvent(multiplier * sensitivity(relation, 1.0))
@@ -163,9 +163,9 @@ def truncated_poisson_gaussian(
     References:
       Method and event: https://arxiv.org/abs/2508.15089.
     """
-    _validate.probability(sampling_prob=sampling_prob)
-    _validate.integer(num_examples=num_examples, max_batch_size=max_batch_size)
-    _validate.one_of(RELATIONS, relation=relation)
+    validate.probability(sampling_prob=sampling_prob)
+    validate.integer(num_examples=num_examples, max_batch_size=max_batch_size)
+    validate.one_of(RELATIONS, relation=relation)
     larger = int(num_examples)
     if relation == "add_or_remove":
         larger += 1
@@ -216,9 +216,9 @@ def fixed_size_gaussian(
       Wang, Balle & Kasiviswanathan, `Subsampled Renyi Differential Privacy
       <https://arxiv.org/abs/1808.00087>`_, 2019, Theorem 27.
     """
-    _validate.integer(num_examples=num_examples)
-    _validate.integer(at_most=num_examples, batch_size=batch_size)
-    _validate.one_of(RELATIONS, relation=relation)
+    validate.integer(num_examples=num_examples)
+    validate.integer(at_most=num_examples, batch_size=batch_size)
+    validate.one_of(RELATIONS, relation=relation)
     if relation != "replace_one":
         raise ValueError(
             "relation must be 'replace_one' with random batches of a fixed size, got "
@@ -244,9 +244,9 @@ def full_batch_laplace(
     """Returns the guarantee of sums over all records with Laplace noise: pure DP.
 
     With an integer query of sensitivity S and the discrete Laplace noise of
-    :func:`jaxdp.noise.discrete_laplace`, this holds for an integer scale b if ``b - 1``
-    is still S times the scale accounted for. (To divide S by b for epsilon makes it
-    purely epsilon-DP; its curve at delta > 0 is that of a continuous Laplace whose
+    :func:`jaxdp.core.noise.discrete_laplace`, this holds for an integer scale b if
+    ``b - 1`` is still S times the scale accounted for. (To divide S by b for epsilon makes
+    it purely epsilon-DP; its curve at delta > 0 is that of a continuous Laplace whose
     epsilon is larger by ``2 log cosh(1 / 2b)``, for which one unit of scale pays.)
 
     Args:
@@ -254,7 +254,7 @@ def full_batch_laplace(
       num_steps: >= 1.
       relation: one of :data:`RELATIONS`; it is in the sensitivity, not in the event.
     """
-    _validate.one_of(RELATIONS, relation=relation)
+    validate.one_of(RELATIONS, relation=relation)
     return _repeated(_laplace, noise_multiplier, num_steps, _UNSAMPLED)
 
 
@@ -274,8 +274,8 @@ def poisson_laplace(
     Raises:
       ValueError: an argument is out of range, or ``"replace_one"``.
     """
-    _validate.probability(sampling_prob=sampling_prob)
-    _validate.one_of(RELATIONS, relation=relation)
+    validate.probability(sampling_prob=sampling_prob)
+    validate.one_of(RELATIONS, relation=relation)
     if relation == "replace_one":
         raise ValueError(
             "relation must be 'zero_out' or 'add_or_remove' with sampled Laplace noise, "
@@ -296,7 +296,7 @@ def zcdp(rho: float) -> Guarantee:
       rho: >= 0, finite, for the relation that matters: it is not in the event. That of
         Gaussian sums is :func:`gaussian_rho`.
     """
-    _validate.non_negative(rho=rho)
+    validate.non_negative(rho=rho)
     return Guarantee(dp.ZCDpEvent(float(rho)), _UNSAMPLED)
 
 
@@ -325,8 +325,8 @@ def repeat_and_select(guarantee: Guarantee, *, mean: float, shape: float) -> Gua
       Papernot & Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
       <https://arxiv.org/abs/2110.03620>`_, 2022, Theorems 2 and 6.
     """
-    _validate.instance(Guarantee, guarantee=guarantee)
-    _validate.positive(mean=mean)
+    validate.instance(Guarantee, guarantee=guarantee)
+    validate.positive(mean=mean)
     if mean < 1:
         raise ValueError(f"mean must be a number >= 1, got {mean!r}")
     if isinstance(shape, bool) or not isinstance(shape, numbers.Real):
@@ -348,8 +348,8 @@ def _repeated(
     num_steps: int,
     event_relation: dp.NeighboringRelation,
 ) -> Guarantee:
-    _validate.non_negative(noise_multiplier=noise_multiplier)
-    _validate.integer(num_steps=num_steps)
+    validate.non_negative(noise_multiplier=noise_multiplier)
+    validate.integer(num_steps=num_steps)
     if noise_multiplier == 0:
         return Guarantee(dp.NonPrivateDpEvent(), event_relation)
     event = dp.SelfComposedDpEvent(step(float(noise_multiplier)), int(num_steps))

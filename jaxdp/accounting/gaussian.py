@@ -7,7 +7,7 @@ import numpy as np
 import scipy.optimize
 from scipy.special import log_ndtr, ndtri
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -36,7 +36,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
       mu: >= 0 or infinity.
       delta: in (0, 1).
     """
-    _validate.probability(delta=delta)
+    validate.probability(delta=delta)
     if not mu >= 0:
         raise ValueError(f"mu must be a number >= 0 or infinity, got {mu!r}")
     if mu == math.inf:
@@ -59,8 +59,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
       epsilon: >= 0, finite.
       delta: in (0, 1).
     """
-    _validate.non_negative(epsilon=epsilon)
-    _validate.probability(delta=delta)
+    validate.non_negative(epsilon=epsilon)
+    validate.probability(delta=delta)
 
     def enough(noise: float) -> bool:
         return gaussian_delta(1 / noise, epsilon) <= delta
@@ -81,8 +81,8 @@ def gaussian_rho(noise_multiplier: float, num_steps: int = 1) -> float:
       noise_multiplier: m > 0, std over the sensitivity.
       num_steps: T >= 1.
     """
-    _validate.positive(noise_multiplier=noise_multiplier)
-    _validate.integer(num_steps=num_steps)
+    validate.positive(noise_multiplier=noise_multiplier)
+    validate.integer(num_steps=num_steps)
     return num_steps / (2 * noise_multiplier**2)
 
 

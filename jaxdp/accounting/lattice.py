@@ -33,8 +33,8 @@ import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from scipy.special import ndtr
 
-from jaxdp import _validate
 from jaxdp.accounting.events import Guarantee
+from jaxdp.core import validate
 from jaxdp.kernels import lattice_gaussian
 
 #: Numbers of a step at most, where a plan does not know how many: counters have 32 bits.
@@ -78,7 +78,7 @@ def drawn(
       numbers_per_step: noised numbers of a step, >= 1.
       reach: how far one record moves a step's numbers, in standard deviations.
     """
-    _validate.integer(num_steps=num_steps, numbers_per_step=numbers_per_step)
+    validate.integer(num_steps=num_steps, numbers_per_step=numbers_per_step)
     if isinstance(guarantee.event, dp.NonPrivateDpEvent):
         return guarantee
     count = num_steps * numbers_per_step

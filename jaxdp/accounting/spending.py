@@ -10,9 +10,9 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from jaxdp import _validate
 from jaxdp.accounting import lattice
 from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from jaxdp.core import validate
 
 #: Basic events, and how often each occurs.
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
@@ -80,7 +80,7 @@ def epsilon(
     sampler, missed = lattice.sampler_error(event)
     if missed:
         if delta <= missed:
-            _validate.probability(delta=delta)
+            validate.probability(delta=delta)
             return Epsilon(math.inf, account(event, event_relation)[0])
         left = (delta - missed) * math.exp(-sampler)
         spent = epsilon(lattice.ideal(event), event_relation, left)
@@ -90,7 +90,7 @@ def epsilon(
     if delta == 0 and pure < math.inf:
         return pure
     if not (delta == 0 and no_noise):
-        _validate.probability(delta=delta)
+        validate.probability(delta=delta)
     name, mu, accountant = account(event, event_relation)
     if accountant is None:
         spent = math.inf if mu == math.inf else gaussian_epsilon(mu, delta)
@@ -111,7 +111,7 @@ def delta(
     Raises:
       ValueError: no accountant supports the event under that relation.
     """
-    _validate.non_negative(epsilon=epsilon)
+    validate.non_negative(epsilon=epsilon)
     sampler, missed = lattice.sampler_error(event)
     if missed:
         if epsilon < sampler:
@@ -162,8 +162,8 @@ def leaves_of(event: Any, relation: Any) -> Leaves:
 
     An accountant composes a count much faster than a list.
     """
-    _validate.instance(dp.DpEvent, event=event)
-    _validate.instance(dp.NeighboringRelation, event_relation=relation)
+    validate.instance(dp.DpEvent, event=event)
+    validate.instance(dp.NeighboringRelation, event_relation=relation)
     found: dict[str, tuple[dp.DpEvent, int]] = {}
 
     def walk(event: dp.DpEvent, count: int) -> None:

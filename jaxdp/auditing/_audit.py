@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp.accounting import Epsilon
 from jaxdp.auditing import (
     attacks,
@@ -18,13 +17,14 @@ from jaxdp.auditing import (
     vertex_attacks,
     vertices,
 )
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans._correlated import CorrelatedPlan
-from jaxdp.plans._plan import Plan
-from jaxdp.plans.o2nc import O2NC
-from jaxdp.plans.saddle import Saddle, SaddleBiasReduced, SyntheticData
-from jaxdp.plans.sosp import SOSP
+from jaxdp.core import validate
+from jaxdp.mechanism.correlated_plan import CorrelatedPlan
+from jaxdp.mechanism.plan import Plan
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.o2nc.plan import O2NC
+from jaxdp.saddle.plans import Saddle, SaddleBiasReduced, SyntheticData
 from jaxdp.sampling import MultiPassRestarts
+from jaxdp.sosp.plan import SOSP
 
 # How the runs are divided: this share to learn the attacks, as many to choose one, the
 # rest to test it. Fewer where the best attack has nothing to learn.
@@ -123,9 +123,9 @@ def audit(
         data, promises nothing, or whose releases are elsewhere.
       RuntimeError: what is simulated is not what the plan's transformation does.
     """
-    _validate.integer(at_least=1000, at_most=2**31, num_runs=num_runs)
-    _validate.probability(failure_prob=failure_prob)
-    _validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
+    validate.integer(at_least=1000, at_most=2**31, num_runs=num_runs)
+    validate.probability(failure_prob=failure_prob)
+    validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     delta, accounted = _accounted(plan, delta)
     if isinstance(plan, SOSP):
         plan = drill.as_drill(plan)
@@ -243,7 +243,7 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
     Raises:
       TypeError, ValueError: as :func:`audit`.
     """
-    _validate.integer(num_steps=num_steps)
+    validate.integer(num_steps=num_steps)
     delta, accounted = _accounted(plan, delta, whole=False)
     if isinstance(plan, SOSP):
         return drill.drilled(plan, num_steps)
@@ -295,7 +295,7 @@ def _accounted(
             "SaddleBiasReduced, which releases those of its output alone; plans.Saddle "
             "draws and moves scores by the same code"
         )
-    _validate.instance((SumPlan, SOSP, *get_args(vertices.VertexPlan)), plan=plan)
+    validate.instance((SumPlan, SOSP, *get_args(vertices.VertexPlan)), plan=plan)
     if isinstance(plan, vertices.VertexPlan):
         _check_draws(plan, whole)
     elif not plan.noise_multiplier:

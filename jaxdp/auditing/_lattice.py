@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp.auditing import bounds, grid_releases, residues, vertices
 from jaxdp.auditing.grid_releases import Site
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans._plan import Plan
-from jaxdp.plans.saddle import SaddleBiasReduced
-from jaxdp.plans.sosp import SOSP
+from jaxdp.core import validate
+from jaxdp.mechanism.plan import Plan
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.saddle.plans import SaddleBiasReduced
+from jaxdp.sosp.plan import SOSP
 
 #: Shares of the runs that learn an attack and that choose one; the rest test it.
 _LEARN, _CHOOSE = 0.25, 0.25
@@ -144,11 +144,11 @@ def lattice(
       TypeError, ValueError: an argument is out of range, or a plan without noise.
       RuntimeError: what is simulated is not what the plan's transformation does.
     """
-    _validate.integer(at_least=100, at_most=2**31, num_runs=num_runs)
-    _validate.probability(failure_prob=failure_prob)
-    _validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
+    validate.integer(at_least=100, at_most=2**31, num_runs=num_runs)
+    validate.probability(failure_prob=failure_prob)
+    validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     drawn = (*get_args(vertices.VertexPlan), SaddleBiasReduced)
-    _validate.instance((SumPlan, SOSP, *drawn), plan=plan)
+    validate.instance((SumPlan, SOSP, *drawn), plan=plan)
     made: Any = plan
     noisy = not isinstance(plan, drawn)
     if noisy and not made.noise_multiplier:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxdp.auditing.canaries import Canary, phases
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans.o2nc import O2NC
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.o2nc.plan import O2NC
 
 #: From transcripts (n, T, R) to finite scores (n,), larger for the first data set.
 Score = Callable[[np.ndarray], np.ndarray]

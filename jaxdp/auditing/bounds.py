@@ -6,8 +6,9 @@ import numpy as np
 import scipy.stats
 from scipy.special import ndtri
 
-from jaxdp import _validate, accounting
+from jaxdp import accounting
 from jaxdp.accounting import gaussian_epsilon
+from jaxdp.core import validate
 
 #: Orders of Renyi divergences at which zCDP is put to the test.
 _ORDERS = np.concatenate([1 + np.geomspace(1e-3, 1, 20), np.geomspace(2.1, 60, 40)])
@@ -39,8 +40,8 @@ def upper_limit(
       trials: >= 1, of which they are.
       failure_prob: with at most this probability the limit is below the truth.
     """
-    _validate.integer(trials=trials)
-    _validate.probability(failure_prob=failure_prob)
+    validate.integer(trials=trials)
+    validate.probability(failure_prob=failure_prob)
     count = np.asarray(count)
     others = np.maximum(trials - count, 1)
     limit = scipy.stats.beta.isf(failure_prob, count + 1, others)

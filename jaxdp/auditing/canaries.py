@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxdp import sampling
-from jaxdp.keys import Keys
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans.o2nc import O2NC
+from jaxdp.core.keys import Keys
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.o2nc.plan import O2NC
 
 _CLIPS = {"plus": 1, "minus": -1, "nan": 0, "absent": 0}
 

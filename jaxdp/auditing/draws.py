@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
-from jaxdp.algorithms.saddle import _players
+from jaxdp.core.keys import Keys
 from jaxdp.kernels import simplex
-from jaxdp.keys import Keys
+from jaxdp.saddle.algorithms import players
 
 #: Vertices of the enumerated case, and the standard deviation of its scores, in octaves.
 DIM, SPREAD = 4096, 8.5
@@ -68,7 +68,7 @@ def integers_only(plan: Any) -> bool:
     """Returns True if a plan's vertex draws are computed in integers throughout."""
 
     def draw(key: jax.Array, scores: jax.Array) -> jax.Array:
-        return _players.draw(plan, key, scores, 2)
+        return players.draw(plan, key, scores, 2)
 
     traced = jax.make_jaxpr(draw)(Keys.insecure(0).noise, jnp.zeros((64,), jnp.int32))
     return not any(jnp.issubdtype(t, jnp.floating) for t in _dtypes(traced.jaxpr))

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import accounting
-from jaxdp.keys import Keys
-from jaxdp.plans.sosp import SOSP
+from jaxdp.core.keys import Keys
+from jaxdp.sosp.plan import SOSP
 
 _STEEP = 1e3  # of a record, over its bounds
 #: How far inside of the radius the steps of an escape are, and its last one, which leaves:

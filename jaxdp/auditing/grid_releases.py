@@ -17,17 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import keys as keys_lib
 from jaxdp import sampling
 from jaxdp.auditing import simulation
+from jaxdp.core import keys as keys_lib
+from jaxdp.core.keys import Keys
+from jaxdp.dpgd.plan import DPGD
 from jaxdp.kernels import finite_difference, sphere
-from jaxdp.keys import Keys
-from jaxdp.plans.dpgd import DPGD
-from jaxdp.plans.o2nc import O2NC
-from jaxdp.plans.prefix_sum import PrefixSum
-from jaxdp.plans.sosp import SOSP
-from jaxdp.transforms.private_oracle import private_oracle
-from jaxdp.transforms.private_spider import private_spider
+from jaxdp.o2nc.gradient import private_oracle
+from jaxdp.o2nc.plan import O2NC
+from jaxdp.o2nc.prefix_sum_plan import PrefixSum
+from jaxdp.sosp.plan import SOSP
+from jaxdp.sosp.spider import private_spider
 
 #: Coordinates of a release, where the plan does not say how many there are.
 DIM, DIM_OF_VALUES = 4096, 1024

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.stats
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 #: Numbers of so many units and more have lost digits to the rounding of a release.
 LIMIT = 2**22
@@ -94,7 +94,7 @@ def fit(units: np.ndarray, noise_std: float) -> Fit:
     Raises:
       ValueError: less noise than that, of which no residue is uniform.
     """
-    _validate.positive(noise_std=noise_std)
+    validate.positive(noise_std=noise_std)
     if noise_std < LEAST_STD:
         raise ValueError(
             f"noise_std must be at least {LEAST_STD:g} units of the grid, got "

@@ -15,9 +15,9 @@ from jaxdp.auditing import attacks as linear_attacks
 from jaxdp.auditing import drill, simulation
 from jaxdp.auditing.attacks import Score
 from jaxdp.auditing.drill import Trace
-from jaxdp.keys import Keys
-from jaxdp.plans.sosp import SOSP
-from jaxdp.transforms.private_spider import NONE, REFRESH
+from jaxdp.core.keys import Keys
+from jaxdp.sosp.plan import SOSP
+from jaxdp.sosp.spider import NONE, REFRESH
 
 _CELLS = 2**19  # numbers of one run, times runs and data sets, simulated at once
 #: Of the queries of a role, those whose records are canaries, besides the worst one.

@@ -17,10 +17,10 @@ from jaxdp.auditing.canaries import DataSet as DataSet
 from jaxdp.auditing.canaries import amplitudes, phases
 from jaxdp.auditing.canaries import canaries as canaries
 from jaxdp.auditing.canaries import num_records as num_records
-from jaxdp.keys import Keys
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans.o2nc import O2NC
-from jaxdp.transforms.dpzero import laplace_noise
+from jaxdp.core.keys import Keys
+from jaxdp.dpzero.transform import laplace_noise
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.o2nc.plan import O2NC
 
 # Slope of the canary over the clip: so steep that in no direction it stays below.
 _STEEP = 1e6

@@ -22,7 +22,7 @@ from jaxdp.auditing.vertices import (
     width,
 )
 from jaxdp.kernels import simplex
-from jaxdp.plans.saddle import ConvexSimplex, Saddle, SyntheticData
+from jaxdp.saddle.plans import ConvexSimplex, Saddle, SyntheticData
 
 _NATS = np.log(2) / 2**simplex.BITS
 _PAIRS = 2**22  # cells at most, of a table of pairs

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.auditing import simulation
-from jaxdp.keys import Keys
-from jaxdp.oracles.queries import QueryMatrix
-from jaxdp.oracles.vertex_gradients import MatrixGame, VertexGradients
-from jaxdp.plans.saddle import ConvexSimplex, Saddle, SyntheticData
+from jaxdp.core.keys import Keys
+from jaxdp.saddle.oracles import MatrixGame, VertexGradients
+from jaxdp.saddle.oracles.queries import QueryMatrix
+from jaxdp.saddle.plans import ConvexSimplex, Saddle, SyntheticData
 
 #: Plans whose runs release every vertex that they draw.
 VertexPlan = Saddle | ConvexSimplex | SyntheticData

@@ -12,10 +12,10 @@ from rich.table import Table
 from jaxdp import auditing
 from jaxdp.cli import budget, options
 from jaxdp.cli.errors import UsageError, usage
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans._plan import Plan
-from jaxdp.plans.prefix_sum import PrefixSum
-from jaxdp.plans.sosp import SOSP
+from jaxdp.mechanism.plan import Plan
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.o2nc.prefix_sum_plan import PrefixSum
+from jaxdp.sosp.plan import SOSP
 
 #: The least number of runs of the lattice adversary.
 _LEAST_LATTICE_RUNS = 100

@@ -8,12 +8,13 @@ from typing import Any
 import rich
 from rich.table import Table
 
-from jaxdp import _validate, plans, sampling
+from jaxdp import plans, sampling
 from jaxdp.cli import options
 from jaxdp.cli.errors import UsageError, flag, usage
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans._plan import Plan
-from jaxdp.plans.saddle._scores import VertexSamplingPlan
+from jaxdp.core import validate
+from jaxdp.mechanism.plan import Plan
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.saddle.plans.scores import VertexSamplingPlan
 
 _NOISE = "noise_multiplier"
 
@@ -78,7 +79,7 @@ def sampler(
         prob = size / num_examples
     assert prob is not None
     with usage(command):
-        _validate.probability(allow_one=True, sampling_prob=prob)
+        validate.probability(allow_one=True, sampling_prob=prob)
         return sampling.TruncatedPoisson(sampling_prob=prob)
 
 

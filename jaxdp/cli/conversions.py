@@ -5,8 +5,8 @@ import math
 from typing import Any, ClassVar, TypeVar
 
 from jaxdp import plans, sampling
-from jaxdp._types import Relation
-from jaxdp.plans.o2nc.bounds import Direction, Oracle
+from jaxdp.core.types import Relation
+from jaxdp.o2nc.theory.bounds import Direction, Oracle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

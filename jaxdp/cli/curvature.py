@@ -5,9 +5,9 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 from jaxdp import plans
-from jaxdp._types import Relation
-from jaxdp.plans.sosp import design
-from jaxdp.plans.sosp.settings import Hessian
+from jaxdp.core.types import Relation
+from jaxdp.sosp.theory import design
+from jaxdp.sosp.theory.settings import Hessian
 
 #: An escape begins where the estimated gradient is no longer than so many of its errors.
 #: The error's noise is about a quarter of its bound: what is left goes into alpha.

@@ -29,9 +29,9 @@ from jaxdp.cli.train import (
     spent_over_time,
     written,
 )
-from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
 from jaxdp.models import show_values
 from jaxdp.models.language import LanguageModel, num_parameters
+from jaxdp.training.ledger import LEDGER, PLAN, REPORT, discard, replace
 
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PROGRESS, RELEASES)
 

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdp import _validate
 from jaxdp.cli import options
 from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.core import validate
 from jaxdp.models.language.experiments import EXPERIMENTS
 
 WITH_WORDS, DECODERS = ("prompt", "choice"), ("choice", "generation")
@@ -167,23 +167,23 @@ def _check_classes(command: options.Finetune) -> None:
 def check_numbers(command: options.Finetune) -> None:
     """Refuses numbers out of range."""
     with usage(command):
-        _validate.positive(
+        validate.positive(
             epsilon=command.epsilon,
             l2_clip_norm=command.l2_clip_norm,
             learning_rate=command.learning_rate,
         )
-        _validate.probability(delta=command.delta)
+        validate.probability(delta=command.delta)
         # The step counter is a 32-bit integer.
-        _validate.integer(num_steps=command.num_steps, at_most=2**31 - 1)
-        _validate.integer(eval_every=command.eval_every)
+        validate.integer(num_steps=command.num_steps, at_most=2**31 - 1)
+        validate.integer(eval_every=command.eval_every)
         some = {
             name: getattr(command, name)
             for name in ("microbatch_size", "lora_rank", "prefix_length", "span_length")
             if getattr(command, name) is not None
         }
-        _validate.integer(**some)
+        validate.integer(**some)
         if command.lora_alpha is not None:
-            _validate.positive(lora_alpha=command.lora_alpha)
+            validate.positive(lora_alpha=command.lora_alpha)
 
 
 def with_batch_size(command: options.Finetune, num_examples: int) -> options.Finetune:

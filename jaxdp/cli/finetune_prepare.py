@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp import _validate, sampling
-from jaxdp import keys as keys_lib
-from jaxdp._types import Perturbation
+from jaxdp import sampling
 from jaxdp.cli import (
     budget,
     finetune_options,
@@ -24,11 +22,14 @@ from jaxdp.cli import (
 from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.prepare import check_folder, initial_key
-from jaxdp.ledger import LEDGER, PLAN
-from jaxdp.models import _values
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
+from jaxdp.core.types import Perturbation
+from jaxdp.data import values
+from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.models.language import LanguageModel, adapter_only, tasks, text
-from jaxdp.plans._base import SumPlan
 from jaxdp.training import resolution
+from jaxdp.training.ledger import LEDGER, PLAN
 
 Batch = dict[str, np.ndarray]
 Record = dict[str, Any]
@@ -217,7 +218,7 @@ def _task(
             command, max_length=min(finetune_options.MAX_LENGTH, limit)
         )
     with usage(command):
-        _validate.integer(at_least=2, at_most=limit, max_length=command.max_length)
+        validate.integer(at_least=2, at_most=limit, max_length=command.max_length)
     words = command.label_words or ()
     if command.task in finetune_options.DECODERS and command.span_length is None:
         follows = functools.partial(text.continuation, tokenizer, command.template)
@@ -293,8 +294,8 @@ def _check_right_choice(
     if not there.all():
         i = int(np.argmin(there))
         raise ValueError(
-            f"{_values.place_of(records[i], i)}: {command.label_field} must be that of "
-            "one of its choices" + _values.got(command.labels[label[i]])
+            f"{values.place_of(records[i], i)}: {command.label_field} must be that of "
+            "one of its choices" + values.got(command.labels[label[i]])
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp import plans
-from jaxdp.plans._correlated import CorrelatedPlan
+from jaxdp.mechanism.correlated_plan import CorrelatedPlan
 
 
 def said(plan: Any) -> str:

@@ -18,10 +18,10 @@ from jaxdp.cli.kinds import (
     Relation,
     SamplingProb,
 )
+from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
-from jaxdp.plans.dpzero import DirectionLaw
-from jaxdp.plans.o2nc.bounds import ORACLES
-from jaxdp.plans.sosp.settings import HESSIANS
+from jaxdp.o2nc.theory.bounds import ORACLES
+from jaxdp.sosp.theory.settings import HESSIANS
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
 MODELS = ("linear", "mlp")

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate, models, plans, sampling
-from jaxdp import keys as keys_lib
+from jaxdp import models, plans, sampling
 from jaxdp.cli import (
     budget,
     conversions,
@@ -24,9 +23,11 @@ from jaxdp.cli import (
 )
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.task import Task
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
 from jaxdp.kernels import sphere, stretch
-from jaxdp.ledger import LEDGER, PLAN
-from jaxdp.plans._plan import Plan
+from jaxdp.mechanism.plan import Plan
+from jaxdp.training.ledger import LEDGER, PLAN
 
 _SIZES = ("restart_batch_size", "batch_size")  # Of a single pass.
 _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.
@@ -51,10 +52,10 @@ def prepare(command: options.Train) -> Job:
     epsilon = _either(command.epsilon, options.DEFAULT_EPSILON)
     delta = _either(command.delta, options.DEFAULT_DELTA)
     with usage(command):
-        _validate.positive(epsilon=epsilon)
-        _validate.probability(delta=delta)
+        validate.positive(epsilon=epsilon)
+        validate.probability(delta=delta)
         if command.microbatch_size is not None:
-            _validate.integer(microbatch_size=command.microbatch_size)
+            validate.integer(microbatch_size=command.microbatch_size)
     with usage(command):
         keys = (
             keys_lib.Keys.from_entropy()
@@ -73,7 +74,7 @@ def prepare(command: options.Train) -> Job:
         task, problem = stationary.of_features(task, recipe.rank, recipe.hessian)
         if command.microbatch_size is not None:
             with usage(command, "--microbatch-size"):
-                _validate.integer(
+                validate.integer(
                     at_most=stretch.MAX_SLICE, microbatch_size=command.microbatch_size
                 )
         with usage(command, "--epsilon"):
@@ -252,24 +253,24 @@ def _recipe(
         recipe = dataclasses.replace(recipe, num_directions=most)
     with usage(command):
         if isinstance(recipe, recipes.VertexSampling):
-            _validate.positive(
+            validate.positive(
                 radius=recipe.radius, clip_x=recipe.clip_x, step_ratio=recipe.step_ratio
             )
-            _validate.integer(num_draws=recipe.num_draws, at_most=2**20)
+            validate.integer(num_draws=recipe.num_draws, at_most=2**20)
             if recipe.num_steps is not None:
                 most = task.dataset.num_examples  # One for each step.
-                _validate.integer(num_steps=recipe.num_steps, at_least=2, at_most=most)
+                validate.integer(num_steps=recipe.num_steps, at_least=2, at_most=most)
             return recipe
         if isinstance(recipe, recipes.SecondOrder):
             _check_second_order(recipe, task.dataset.num_features)
             return recipe
         if recipe.learning_rate is not None:
-            _validate.positive(learning_rate=recipe.learning_rate)
+            validate.positive(learning_rate=recipe.learning_rate)
         if recipe.num_steps is not None:
             # The step counter is a 32-bit integer.
-            _validate.integer(num_steps=recipe.num_steps, at_most=2**31 - 1)
+            validate.integer(num_steps=recipe.num_steps, at_most=2**31 - 1)
         if algorithm in recipes.PRIVATE and recipe.l2_clip_norm is not None:
-            _validate.positive(l2_clip_norm=recipe.l2_clip_norm)
+            validate.positive(l2_clip_norm=recipe.l2_clip_norm)
     if isinstance(recipe, recipes.Conversion):
         _check_conversion(command, recipe)
     else:
@@ -278,21 +279,21 @@ def _recipe(
 
 
 def _check_second_order(recipe: recipes.SecondOrder, num_features: int) -> None:
-    _validate.integer(rank=recipe.rank, at_most=num_features)
+    validate.integer(rank=recipe.rank, at_most=num_features)
     if recipe.num_steps is not None:
-        _validate.integer(num_steps=recipe.num_steps, at_most=2**31 - 1)
-    _validate.probability(failure_probability=recipe.failure_probability)
+        validate.integer(num_steps=recipe.num_steps, at_most=2**31 - 1)
+    validate.probability(failure_probability=recipe.failure_probability)
     if recipe.accuracy is not None:
-        _validate.positive(accuracy=recipe.accuracy)
+        validate.positive(accuracy=recipe.accuracy)
 
 
 def _check_conversion(command: options.Train, recipe: recipes.Conversion) -> None:
     with usage(command):
         sizes = {name: getattr(recipe, name) for name in ("period", *_SIZES)}
-        _validate.integer(**{name: x for name, x in sizes.items() if x is not None})
+        validate.integer(**{name: x for name, x in sizes.items() if x is not None})
         if recipe.window is not None:
-            _validate.integer(window=recipe.window, at_least=2)
-        _validate.positive(restart_l2_clip_norm=recipe.restart_l2_clip_norm)
+            validate.integer(window=recipe.window, at_least=2)
+        validate.positive(restart_l2_clip_norm=recipe.restart_l2_clip_norm)
     refusals.refuse_differences(command, recipe)
 
 

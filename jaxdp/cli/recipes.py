@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, overload
 import optax
 
 from jaxdp import plans, sampling
-from jaxdp._types import Relation
 from jaxdp.cli import conversions
 from jaxdp.cli.conversions import Conversion, for_budget
 from jaxdp.cli.curvature import SecondOrder
-from jaxdp.plans._base import SumPlan
-from jaxdp.plans.dpzero import DirectionLaw
-from jaxdp.transforms.averaging import polyak_average
+from jaxdp.core.averaging import polyak_average
+from jaxdp.core.types import Relation
+from jaxdp.dpzero.plan import DirectionLaw
+from jaxdp.mechanism.sum_plan import SumPlan
 
 #: Step sizes of which only the ratio counts, before they are calibrated.
 _TINY = 1e-6

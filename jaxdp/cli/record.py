@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import ledger
 from jaxdp.cli import options, recipes
 from jaxdp.cli.errors import UsageError, flag
 from jaxdp.kernels.sphere import path_str
+from jaxdp.training import ledger
 
 INITIAL, PARAMS = "initial.npz", "params.npz"
 

@@ -10,14 +10,14 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import keys as keys_lib
-from jaxdp import ledger as ledger_lib
 from jaxdp import training
 from jaxdp.cli import language, options, recipes, record
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import initial_key
-from jaxdp.ledger import LEDGER
-from jaxdp.transforms.averaging import polyak_output
+from jaxdp.core import keys as keys_lib
+from jaxdp.core.averaging import polyak_output
+from jaxdp.training import ledger as ledger_lib
+from jaxdp.training.ledger import LEDGER
 
 #: Where the parameters go: of ``jaxdp train``, and of ``jaxdp finetune``.
 REPLAYED, REPLAYED_MODEL = "replayed.npz", "replayed"

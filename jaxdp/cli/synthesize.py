@@ -16,15 +16,17 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import _validate, plans, training
-from jaxdp import keys as keys_lib
-from jaxdp.algorithms.saddle import synthetic
+from jaxdp import plans, training
 from jaxdp.cli import options, overlap, plots, record, train
 from jaxdp.cli.errors import UsageError, flag, usage
-from jaxdp.ledger import PLAN, REPORT, replace
-from jaxdp.models import binning, show_values
-from jaxdp.models.datasets import split_rows
-from jaxdp.oracles import queries as queries_lib
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
+from jaxdp.data import binning
+from jaxdp.data.datasets import split_rows
+from jaxdp.models import show_values
+from jaxdp.saddle.algorithms import synthetic
+from jaxdp.saddle.oracles import queries as queries_lib
+from jaxdp.training.ledger import PLAN, REPORT, replace
 
 HISTOGRAM, PLOT = "histogram.npz", "queries.png"
 FILES = (PLAN, REPORT, HISTOGRAM, PLOT)
@@ -88,15 +90,15 @@ def prepare(command: options.Synthesize) -> Job:
             f"{command.test_fraction}"
         )
     with usage(command):
-        _validate.positive(epsilon=command.epsilon)
-        _validate.probability(delta=command.delta)
+        validate.positive(epsilon=command.epsilon)
+        validate.probability(delta=command.delta)
         for name in ("num_steps", "num_records"):
             value = getattr(command, name)
             if value is not None:
                 # The step counter is a 32-bit integer.
-                _validate.integer(at_most=2**31 - 1, **{name: value})
+                validate.integer(at_most=2**31 - 1, **{name: value})
         bins = binning.binning(command.bins)
-        _validate.integer(at_most=len(bins.columns), degree=command.degree)
+        validate.integer(at_most=len(bins.columns), degree=command.degree)
         keys = (
             keys_lib.Keys.from_entropy()
             if command.seed is None

@@ -29,10 +29,10 @@ from jaxdp.cli import (
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
-from jaxdp.ledger import LEDGER, PLAN, REPORT, discard, replace
-from jaxdp.plans.saddle._scores import VertexSamplingPlan
+from jaxdp.core.averaging import polyak_output
+from jaxdp.saddle.plans.scores import VertexSamplingPlan
 from jaxdp.training import reporting
-from jaxdp.transforms.averaging import polyak_output
+from jaxdp.training.ledger import LEDGER, PLAN, REPORT, discard, replace
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PARAMS, PROGRESS, RELEASES)

@@ -20,8 +20,8 @@ from jaxdp.metrics.goldstein import goldstein_norm as goldstein_norm
 from jaxdp.metrics.goldstein import minimum_norm_point as minimum_norm_point
 from jaxdp.metrics.goldstein import minimum_norm_point_fista as minimum_norm_point_fista
 from jaxdp.metrics.goldstein import smoothed_gradient_norm as smoothed_gradient_norm
-from jaxdp.metrics.private_gap import PrivateGap as PrivateGap
-from jaxdp.metrics.private_gap import private_gap as private_gap
-from jaxdp.metrics.sosp import SospAlpha as SospAlpha
-from jaxdp.metrics.sosp import sosp_alpha as sosp_alpha
-from jaxdp.metrics.sosp import sosp_alpha_of as sosp_alpha_of
+from jaxdp.metrics.second_order import SospAlpha as SospAlpha
+from jaxdp.metrics.second_order import sosp_alpha as sosp_alpha
+from jaxdp.metrics.second_order import sosp_alpha_of as sosp_alpha_of
+from jaxdp.saddle.private_gap import PrivateGap as PrivateGap
+from jaxdp.saddle.private_gap import private_gap as private_gap

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.metrics import goldstein
 from jaxdp.metrics.goldstein import GoldsteinNorm, MinimumNormPoint
 
@@ -76,9 +76,9 @@ def componentwise_goldstein_norm(
       ValueError: as :func:`jaxdp.metrics.goldstein_norm`; or arrays in ``data`` without one
         number of records.
     """
-    _validate.integer(num_samples=num_samples)
-    _validate.integer(at_least=0, num_rounds=num_rounds)
-    _validate.positive(tolerance=tolerance)
+    validate.integer(num_samples=num_samples)
+    validate.integer(at_least=0, num_rounds=num_rounds)
+    validate.positive(tolerance=tolerance)
     records = _Records(grad_fn, x, data, radius, batch_size)
     rng = np.random.default_rng(seed)
     inside = num_samples // 2

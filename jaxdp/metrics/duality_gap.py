@@ -15,7 +15,7 @@ for F convex in x and concave in y, both on polytopes given by their vertices
 ========================  =============================================================
 
 Measure the expected F, or that of public records: it is what the theorems bound. The gap on
-the training records is neither that nor private; :mod:`jaxdp.metrics.private_gap` releases
+the training records is neither that nor private; :mod:`jaxdp.saddle.private_gap` releases
 a bound on it.
 
 References:
@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.kernels import polytope
 
 #: A polytope, a matrix of its vertices (m, p), or None for the simplex.
@@ -264,8 +264,8 @@ def _least(
     player: str = "x",
 ) -> tuple[float, float, int]:
     """Bounds the least value of one player's problem: of -F if it is y's."""
-    _validate.positive(tolerance=tolerance)
-    _validate.integer(max_steps=max_steps)
+    validate.positive(tolerance=tolerance)
+    validate.integer(max_steps=max_steps)
     low, high, steps = _minimize(
         value_fn, domain, player, dtype, other, tolerance, max_steps
     )

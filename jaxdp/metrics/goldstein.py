@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 GradFn = Callable[[Any], Any]
 
@@ -108,7 +108,7 @@ def minimum_norm_point(gradients: Any, *, tolerance: float = 1e-12) -> MinimumNo
     Raises:
       ValueError: another shape, a gradient that is not finite, or a tolerance <= 0.
     """
-    _validate.positive(tolerance=tolerance)
+    validate.positive(tolerance=tolerance)
     g = np.asarray(gradients, np.float64)
     if g.ndim != 2 or 0 in g.shape:
         raise ValueError(
@@ -266,9 +266,9 @@ def goldstein_norm(
       ValueError: a number out of its range, x without elements, a radius that the dtype of
         x does not resolve, gradients of other shapes, or gradients that are not finite.
     """
-    _validate.integer(num_samples=num_samples)
-    _validate.integer(at_least=0, num_rounds=num_rounds)
-    _validate.positive(tolerance=tolerance)
+    validate.integer(num_samples=num_samples)
+    validate.integer(at_least=0, num_rounds=num_rounds)
+    validate.positive(tolerance=tolerance)
     ball = _Ball(grad_fn, x, radius, batch_size)
     rng = np.random.default_rng(seed)
     inside = num_samples // 2
@@ -319,7 +319,7 @@ def smoothed_gradient_norm(
     Raises:
       TypeError, ValueError: as :func:`goldstein_norm`.
     """
-    _validate.integer(at_least=2, num_samples=num_samples)
+    validate.integer(at_least=2, num_samples=num_samples)
     ball = _Ball(grad_fn, x, radius, batch_size)
     points = _in_unit_ball(np.random.default_rng(seed), num_samples, ball.dim)
     g = ball.gradients(points)
@@ -331,8 +331,8 @@ class _Ball:
     """The gradients of one function in the ball of one radius around one point."""
 
     def __init__(self, grad_fn: GradFn, x: Any, radius: float, batch_size: int):
-        _validate.positive(radius=radius)
-        _validate.integer(batch_size=batch_size)
+        validate.positive(radius=radius)
+        validate.integer(batch_size=batch_size)
         x = jax.tree.map(jnp.asarray, x)
         leaves = jax.tree.leaves(x)
         for leaf in leaves:

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 Array = jax.Array
 Batch = tuple[jax.Array | np.ndarray, ...]
@@ -101,9 +101,9 @@ def rock_paper_scissors(
       weights: (w_1, w_2, w_3), > 0.
       sign_scale: s >= 0.
     """
-    _validate.integer(at_least=3, dim=dim)
+    validate.integer(at_least=3, dim=dim)
     w1, w2, w3 = weights
-    _validate.positive(w1=w1, w2=w2, w3=w3)
+    validate.positive(w1=w1, w2=w2, w3=w3)
     a = np.zeros((dim, dim))
     a[3:, :3], a[:3, 3:] = 0.5, -0.5
     a[:3, :3] = [[0, w1, -w2], [-w1, 0, w3], [w2, -w3, 0]]
@@ -129,7 +129,7 @@ def diagonal_game(
       sign_scale: s >= 0.
     """
     for cost in costs:
-        _validate.positive(costs=cost)
+        validate.positive(costs=cost)
     c = np.asarray(costs, np.float64)
     mixed = 1 / c / np.sum(1 / c)
     return _bilinear("diagonal_game", np.diag(c), mixed, mixed, sign_scale)
@@ -208,7 +208,7 @@ def quadratic_game(
       seed: of the game.
       sign_scale: s >= 0.
     """
-    _validate.integer(dim_x=dim_x, dim_y=dim_y)
+    validate.integer(dim_x=dim_x, dim_y=dim_y)
     rng = np.random.default_rng(seed)
     p, q = rng.uniform(0.5, 1, dim_x), rng.uniform(0.5, 1, dim_y)
     a = rng.uniform(-1, 1, (dim_x, dim_y))
@@ -247,7 +247,7 @@ def _bilinear(
     name: str, a: np.ndarray, x: np.ndarray, y: np.ndarray, sign_scale: float
 ) -> Game:
     """Builds the game x'Ay, given its equilibrium (x, y)."""
-    _validate.non_negative(sign_scale=sign_scale)
+    validate.non_negative(sign_scale=sign_scale)
     matrix = a.astype(np.float32)
     largest = float(np.abs(a).max())
 
@@ -300,7 +300,7 @@ def _least_quadratic(curvature: np.ndarray, slope: np.ndarray) -> float:
 
 def signs(rng: np.random.Generator, num_examples: int, dim: int) -> np.ndarray:
     """Draws independent uniform signs, int8 (num_examples, dim)."""
-    _validate.integer(num_examples=num_examples)
+    validate.integer(num_examples=num_examples)
     size = num_examples * dim
     bits = np.unpackbits(np.frombuffer(rng.bytes(-(-size // 8)), np.uint8))[:size]
     return (2 * bits.astype(np.int8) - 1).reshape(num_examples, dim)

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxdp import _validate
+from jaxdp.core import validate
+from jaxdp.data.datasets import Dataset
+from jaxdp.data.scaling import bound_arrays, scale_by_bounds
 from jaxdp.kernels.polytope import L1Ball
-from jaxdp.models._scaling import bound_arrays, scale_by_bounds
-from jaxdp.models.datasets import Dataset
 from jaxdp.models.losses import Rows
 from jaxdp.models.networks import Network
-from jaxdp.oracles.vertex_gradients import MaxOfLosses
+from jaxdp.saddle.oracles import MaxOfLosses
 
 Array = jax.Array
 
@@ -81,7 +81,7 @@ def above(dataset: Dataset, threshold: float) -> Dataset:
     Raises:
       ValueError: not a regression.
     """
-    _validate.instance(Dataset, dataset=dataset)
+    validate.instance(Dataset, dataset=dataset)
     if dataset.task != "regression":
         raise ValueError(f"dataset must be a regression, got {dataset.task}")
     at = threshold
@@ -124,7 +124,7 @@ def grouped(
     Raises:
       ValueError: an argument that does not fit, named.
     """
-    _validate.instance(Dataset, dataset=dataset)
+    validate.instance(Dataset, dataset=dataset)
     if dataset.num_classes is None:
         raise ValueError(f"dataset must be a classification, got {dataset.task}")
     if group == CLASS:
@@ -260,7 +260,7 @@ def worst_group(
     Raises:
       ValueError: a network that is not such a one, a radius out of range.
     """
-    _validate.positive(radius=radius, allow_inf=False)
+    validate.positive(radius=radius, allow_inf=False)
     if network.loss != "cross_entropy" or getattr(network.module, "hidden", None) != ():
         raise ValueError(
             "network must be linear with cross-entropy, for the problem to be convex; got "

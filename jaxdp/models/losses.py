@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 Array = jax.Array
 Rows = jax.Array | np.ndarray  # with a leading axis of records
@@ -74,7 +74,7 @@ def loss_of(task: NetworkTask, loss: Loss | None) -> Loss:
     Raises:
       ValueError: an unknown task, or a loss that is not of it.
     """
-    _validate.one_of(TASKS, task=task)
+    validate.one_of(TASKS, task=task)
     allowed = _OF_TASK[task]
     if loss is not None and loss not in allowed:
         names = " or ".join(map(repr, allowed))

@@ -17,9 +17,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp.core import validate
+from jaxdp.data.datasets import Dataset
 from jaxdp.kernels.perturb import At
-from jaxdp.models.datasets import Dataset
 from jaxdp.models.losses import (
     LOSSES,
     Loss,
@@ -152,8 +152,8 @@ def mlp(
     """
     hidden = tuple(hidden)
     for width in hidden:
-        _validate.integer(hidden=width)
-    _validate.non_negative(output_scale=output_scale)
+        validate.integer(hidden=width)
+    validate.non_negative(output_scale=output_scale)
     module = MLP(num_outputs, hidden, output_scale)
     return _network(module, mlp_outputs, lambda path: False, num_features, task, loss)
 
@@ -182,8 +182,8 @@ def residual_stack(
     Raises:
       ValueError: as ``linear``.
     """
-    _validate.integer(width=width, num_layers=num_layers)
-    _validate.non_negative(output_scale=output_scale)
+    validate.integer(width=width, num_layers=num_layers)
+    validate.non_negative(output_scale=output_scale)
     module = ResidualStack(num_outputs, width, num_layers, output_scale)
     outputs_fn = residual_stack_outputs
     return _network(module, outputs_fn, is_stacked, num_features, task, loss)
@@ -212,8 +212,8 @@ def network_for(dataset: Dataset, name: str = "linear", **options: Any) -> Netwo
       >>> network = network_for(load("digits"), "mlp", hidden=(32,))
       >>> params = network.init(jax.random.key(0))
     """
-    _validate.instance(Dataset, dataset=dataset)
-    _validate.one_of(NETWORKS, name=name)
+    validate.instance(Dataset, dataset=dataset)
+    validate.one_of(NETWORKS, name=name)
     allowed = set(inspect.signature(NETWORKS[name]).parameters) - {
         "num_features",
         "num_outputs",
@@ -297,7 +297,7 @@ def _check_key(key: Array) -> None:
 
 
 def _check_sizes(num_features: int, num_outputs: int, task: NetworkTask) -> None:
-    _validate.integer(num_features=num_features, num_outputs=num_outputs)
+    validate.integer(num_features=num_features, num_outputs=num_outputs)
     if (task == "classification") != (num_outputs > 1):
         raise ValueError(
             "num_outputs must be at least 2 (the classes) for classification and 1 "

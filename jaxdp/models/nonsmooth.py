@@ -1,7 +1,7 @@
 r"""Nonsmooth problems with known constants, on which O2NC is run and judged.
 
 Parameters are one array of shape (d,); a batch is a tuple of arrays with the same leading
-axis B, as in :mod:`jaxdp.models.problems`. Each problem draws its own data, so that its
+axis B, as in :mod:`jaxdp.data.problems`. Each problem draws its own data, so that its
 Lipschitz constant and its initial gap are known without looking at any. Losses are
 computed in the parameters' dtype (float64 under x64).
 """
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 Array = jax.Array
 Batch = tuple[jax.Array | np.ndarray, ...]
@@ -75,8 +75,8 @@ def l1_linear(dim: int = 8, linear_norm: float = 0.5) -> NonsmoothProblem:
       dim: d.
       linear_norm: norm of z, >= 0.
     """
-    _validate.integer(dim=dim)
-    _validate.non_negative(linear_norm=linear_norm)
+    validate.integer(dim=dim)
+    validate.non_negative(linear_norm=linear_norm)
     root = math.sqrt(dim)
 
     def value_fn(x: Array, batch: Batch) -> Array:
@@ -118,8 +118,8 @@ def max_of_linear(
       linear_norm: norm of z, >= 0.
       seed: of the a_j.
     """
-    _validate.integer(dim=dim, num_pairs=num_pairs)
-    _validate.non_negative(linear_norm=linear_norm)
+    validate.integer(dim=dim, num_pairs=num_pairs)
+    validate.non_negative(linear_norm=linear_norm)
     half = _sphere(np.random.default_rng(seed), num_pairs, dim)
     pieces = np.concatenate([half, -half])
 
@@ -160,8 +160,8 @@ def robust_regression(dim: int = 8, cap: float = 1.0) -> NonsmoothProblem:
       dim: d.
       cap: > 0, may be infinite.
     """
-    _validate.integer(dim=dim)
-    _validate.positive(allow_inf=True, cap=cap)
+    validate.integer(dim=dim)
+    validate.positive(allow_inf=True, cap=cap)
 
     def residual(x: Array, batch: Batch) -> tuple[Array, Array]:
         a, b = (jnp.asarray(array, x.dtype) for array in batch)
@@ -185,7 +185,7 @@ def robust_regression(dim: int = 8, cap: float = 1.0) -> NonsmoothProblem:
         return slope[:, None] * a
 
     def make_data(num_examples: int, seed: int) -> Batch:
-        _validate.integer(num_examples=num_examples)
+        validate.integer(num_examples=num_examples)
         rng = np.random.default_rng(seed)
         a = _sphere(rng, num_examples, dim)
         noise = rng.uniform(-TARGET_NOISE, TARGET_NOISE, num_examples)
@@ -231,7 +231,7 @@ def relu_network(
       num_hidden: m, even.
       seed: of x0.
     """
-    _validate.integer(at_least=2, num_features=num_features, num_hidden=num_hidden)
+    validate.integer(at_least=2, num_features=num_features, num_hidden=num_hidden)
     if num_hidden % 2:
         raise ValueError(f"num_hidden must be even, got {num_hidden}")
     shape = (num_hidden, num_features + 1)
@@ -256,7 +256,7 @@ def relu_network(
         return rows.reshape(len(rows), -1)
 
     def make_data(num_examples: int, seed: int) -> Batch:
-        _validate.integer(num_examples=num_examples)
+        validate.integer(num_examples=num_examples)
         rng = np.random.default_rng(seed)
         a = _sphere(rng, num_examples, num_features + 2)[:, :num_features]
         y = np.where(a[:, 0] * a[:, 1] >= 0, 1.0, -1.0)
@@ -286,7 +286,7 @@ def _linear_parts(dim: int, norm: float) -> Callable[[int, int], Batch]:
     """Returns a function that draws z uniformly on a sphere of radius ``norm``."""
 
     def make_data(num_examples: int, seed: int) -> Batch:
-        _validate.integer(num_examples=num_examples)
+        validate.integer(num_examples=num_examples)
         z = norm * _sphere(np.random.default_rng(seed), num_examples, dim)
         return (z.astype(np.float32),)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.models.losses import Rows
 
 Array = jax.Array
@@ -64,9 +64,9 @@ class PrincipalDirections:
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.integer(num_features=self.num_features)
-        _validate.integer(at_most=self.num_features, rank=self.rank)
-        _validate.positive(radius=self.radius)
+        validate.integer(num_features=self.num_features)
+        validate.integer(at_most=self.num_features, rank=self.rank)
+        validate.positive(radius=self.radius)
 
     @property
     def dim(self) -> int:

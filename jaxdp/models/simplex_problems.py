@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.models import games
 
 Array = jax.Array
@@ -69,7 +69,7 @@ class BinaryDomain:
 
     def make_data(self, num_examples: int, seed: int) -> np.ndarray:
         """Draws the codes of independent records, int32 (num_examples,)."""
-        _validate.integer(num_examples=num_examples)
+        validate.integer(num_examples=num_examples)
         rng = np.random.default_rng(seed)
         return rng.choice(
             len(self.population), size=num_examples, p=self.population
@@ -105,7 +105,7 @@ def sparse_regression(
       dim: d.
       target: the first coordinates of x*, >= 0 of sum 1; the others are 0.
     """
-    _validate.integer(at_least=len(target), dim=dim)
+    validate.integer(at_least=len(target), dim=dim)
     best = np.zeros(dim)
     best[: len(target)] = target
     if (best < 0).any() or not math.isclose(best.sum(), 1, abs_tol=1e-9):
@@ -148,9 +148,9 @@ def binary_domain(
       concentration: of the Dirichlet law of the population; small ones are spiky.
       seed: of the population.
     """
-    _validate.integer(at_most=16, num_attributes=num_attributes)
-    _validate.integer(at_most=num_attributes, order=order)
-    _validate.positive(concentration=concentration)
+    validate.integer(at_most=16, num_attributes=num_attributes)
+    validate.integer(at_most=num_attributes, order=order)
+    validate.positive(concentration=concentration)
     cells = np.arange(2**num_attributes)
     bits = cells[:, None] >> np.arange(num_attributes) & 1
     queries = [

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 Array = jax.Array
 Batch = tuple[jax.Array | np.ndarray, ...]
@@ -106,9 +106,9 @@ def cosine_grid(
       half_width: h in (0, pi).
       num_at_maximum: coordinates at 0 in the saddle, at least 1 and below d.
     """
-    _validate.integer(at_least=2, dim=dim)
-    _validate.integer(at_most=dim - 1, num_at_maximum=num_at_maximum)
-    _validate.positive(half_width=half_width)
+    validate.integer(at_least=2, dim=dim)
+    validate.integer(at_most=dim - 1, num_at_maximum=num_at_maximum)
+    validate.positive(half_width=half_width)
     if half_width >= math.pi:
         raise ValueError(f"half_width must be below pi, got {half_width}")
     a = np.full(dim, dim**-0.5) if weights is None else np.asarray(weights, np.float64)
@@ -124,7 +124,7 @@ def cosine_grid(
         return shrink * jnp.vdot(jnp.asarray(a, x.dtype), jnp.cos(x))
 
     def make_data(num_examples: int, seed: int) -> Batch:
-        _validate.integer(num_examples=num_examples)
+        validate.integer(num_examples=num_examples)
         shape = num_examples, dim
         z = np.random.default_rng(seed).uniform(-half_width, half_width, shape)
         return (z.astype(np.float32),)
@@ -183,11 +183,11 @@ def quartic_saddle(
       linear_noise: norm of w, >= 0.
       radius: of the ball of the constants; the minima lie inside.
     """
-    _validate.integer(at_least=2, dim=dim)
-    _validate.positive(
+    validate.integer(at_least=2, dim=dim)
+    validate.positive(
         negative_curvature=negative_curvature, quartic=quartic, radius=radius
     )
-    _validate.non_negative(quadratic_noise=quadratic_noise, linear_noise=linear_noise)
+    validate.non_negative(quadratic_noise=quadratic_noise, linear_noise=linear_noise)
     distance = math.sqrt(negative_curvature / quartic)
     _radius_holds_minimum(radius, distance)
     diagonal = np.ones(dim)
@@ -263,9 +263,9 @@ def low_rank_factorization(
       noise: R >= 0.
       radius: of the ball of the constants; the minimum lies inside.
     """
-    _validate.integer(dim=dim, rank=rank)
-    _validate.non_negative(noise=noise)
-    _validate.positive(radius=radius)
+    validate.integer(dim=dim, rank=rank)
+    validate.non_negative(noise=noise)
+    validate.positive(radius=radius)
     values = np.asarray(spectrum, np.float64)
     if (
         values.ndim != 1
@@ -344,8 +344,8 @@ def phase_retrieval(dim: int = 10, *, radius: float = 1.0) -> StrictSaddleProble
       dim: d >= 2.
       radius: of the ball of the constants, >= 1.
     """
-    _validate.integer(at_least=2, dim=dim)
-    _validate.positive(radius=radius)
+    validate.integer(at_least=2, dim=dim)
+    validate.positive(radius=radius)
     _radius_holds_minimum(radius, 1.0)
     scale = dim / (dim + 2)
 
@@ -358,7 +358,7 @@ def phase_retrieval(dim: int = 10, *, radius: float = 1.0) -> StrictSaddleProble
         return scale / 4 * (3 * square**2 + 3 - 2 * square - 4 * x[0] ** 2)
 
     def make_data(num_examples: int, seed: int) -> Batch:
-        _validate.integer(num_examples=num_examples)
+        validate.integer(num_examples=num_examples)
         a = math.sqrt(dim) * _sphere(np.random.default_rng(seed), num_examples, dim)
         return (a.astype(np.float32),)
 
@@ -391,7 +391,7 @@ def _radius_holds_minimum(radius: float, norm: float) -> None:
 
 def _sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
     """Draws uniform points of the unit sphere of R^dim, shape (num, dim), float64."""
-    _validate.integer(num_examples=num)
+    validate.integer(num_examples=num)
     normals = rng.standard_normal((num, dim))
     return normals / np.linalg.norm(normals, axis=1, keepdims=True)
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
-from jaxdp import keys as keys_lib
-from jaxdp._types import DataPlan
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
+from jaxdp.core.types import DataPlan
 from jaxdp.kernels import threefry
 from jaxdp.sampling.samplers import (
     AdaptiveCursor,
@@ -125,7 +125,7 @@ def batch(
         that the plan does not have, or a sampler that draws no batches.
     """
     keys = keys_lib.check(keys)
-    _validate.instance(Sampler, **{"plan.sampling": plan.sampling})
+    validate.instance(Sampler, **{"plan.sampling": plan.sampling})
     check_data(plan, data)
     phase = check_phase(plan, phase)
     sampler: Any = plan.sampling

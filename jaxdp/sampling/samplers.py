@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
-from jaxdp import keys as keys_lib
-from jaxdp._types import Phase
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
+from jaxdp.core.types import Phase
 from jaxdp.kernels import threefry
 
 
@@ -87,10 +87,10 @@ class TruncatedPoisson(Sampler):
     max_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        _validate.probability(sampling_prob=self.sampling_prob)
+        validate.probability(sampling_prob=self.sampling_prob)
         object.__setattr__(self, "sampling_prob", float(self.sampling_prob))
         if self.max_batch_size is not None:
-            _validate.integer(max_batch_size=self.max_batch_size)
+            validate.integer(max_batch_size=self.max_batch_size)
             object.__setattr__(self, "max_batch_size", int(self.max_batch_size))
 
     def rows(self, num_examples: int) -> int:
@@ -122,7 +122,7 @@ class _Sized(Sampler):
     batch_size: int
 
     def __post_init__(self) -> None:
-        _validate.integer(batch_size=self.batch_size)
+        validate.integer(batch_size=self.batch_size)
         object.__setattr__(self, "batch_size", int(self.batch_size))
 
     def rows(self, num_examples: int) -> int:
@@ -196,7 +196,7 @@ class SinglePassRestarts(Sampler):
 
     def __post_init__(self) -> None:
         for name in ("period", "restart_batch_size", "batch_size"):
-            _validate.integer(**{name: getattr(self, name)})
+            validate.integer(**{name: getattr(self, name)})
             object.__setattr__(self, name, int(getattr(self, name)))
 
     @property
@@ -270,12 +270,12 @@ class MultiPassRestarts(Sampler):
     sampling_prob: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.integer(period=self.period)
+        validate.integer(period=self.period)
         object.__setattr__(self, "period", int(self.period))
         for name in ("restart_sampling_prob", "sampling_prob"):
             value = getattr(self, name)
             if value is not None:
-                _validate.probability(**{name: value})
+                validate.probability(**{name: value})
                 object.__setattr__(self, name, float(value))
         if self.period == 1 and self.sampling_prob is not None:
             raise ValueError(
@@ -349,7 +349,7 @@ class AdaptiveCursor(Sampler):
     num_passes: int = 1
 
     def __post_init__(self) -> None:
-        _validate.integer(num_passes=self.num_passes)
+        validate.integer(num_passes=self.num_passes)
         object.__setattr__(self, "num_passes", int(self.num_passes))
 
     def rows(self, num_examples: int) -> int:
@@ -381,7 +381,7 @@ class External(Sampler):
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
-            _validate.integer(batch_size=self.batch_size)
+            validate.integer(batch_size=self.batch_size)
             object.__setattr__(self, "batch_size", int(self.batch_size))
 
     def rows(self, num_examples: int) -> int:

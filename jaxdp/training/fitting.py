@@ -15,11 +15,12 @@ import optax
 from jax.sharding import Mesh
 from rich import progress as rich_progress
 
-from jaxdp import _validate
-from jaxdp import keys as keys_lib
-from jaxdp import ledger as ledger_lib
-from jaxdp._types import PathPredicate
-from jaxdp.plans._plan import Plan
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
+from jaxdp.core.run_state import public
+from jaxdp.core.types import PathPredicate
+from jaxdp.mechanism.plan import Plan
+from jaxdp.training import ledger as ledger_lib
 from jaxdp.training import (
     loop,
     parallel,
@@ -28,7 +29,6 @@ from jaxdp.training import (
     replaying,
     reporting,
 )
-from jaxdp.transforms._common import public
 
 
 def fit(
@@ -107,15 +107,15 @@ def fit(
     Raises:
       TypeError, ValueError: wrong arguments, named, before anything is compiled or spent.
     """
-    _validate.instance(Plan, plan=plan)
-    _validate.instance(bool, check_isolation=check_isolation)
+    validate.instance(Plan, plan=plan)
+    validate.instance(bool, check_isolation=check_isolation)
     keys = keys_lib.check(keys)
     mesh = parallel.check_mesh(mesh, params)
     task = preparing.make_task(
         plan, params, data, value_fn, optimizer, microbatch_size, mesh, callback
     )
     if chunk is not None:
-        _validate.integer(chunk=chunk)
+        validate.integer(chunk=chunk)
     if ledger is not None:
         ledger_lib.check_new(ledger)
         _check_note(note)
@@ -226,7 +226,7 @@ def resume(
         exchanged; something differs that must not, or steps computed again do; steps under
         way that called Python; a new attempt for which the plan's epsilon has no room.
     """
-    _validate.instance(bool, check_isolation=check_isolation)
+    validate.instance(bool, check_isolation=check_isolation)
     mesh = parallel.check_mesh(mesh, params)
     if parallel.several_processes(mesh):
         raise ValueError(

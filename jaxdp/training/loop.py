@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import keys as keys_lib
 from jaxdp import sampling
-from jaxdp._types import Phase, ValueFn
-from jaxdp.algorithms._algorithm import Algorithm
-from jaxdp.plans._plan import Plan
+from jaxdp.core import keys as keys_lib
+from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.types import Phase, ValueFn
+from jaxdp.mechanism.plan import Plan
 
 _MAX_PROGRAMS = 64
 _programs: "OrderedDict[Any, Any]" = OrderedDict()

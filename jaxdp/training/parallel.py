@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdp import keys as keys_lib
+from jaxdp.core import keys as keys_lib
 from jaxdp.training import replaying
 
 

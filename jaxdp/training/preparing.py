@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxdp import _validate, sampling
-from jaxdp import keys as keys_lib
-from jaxdp._types import ValueFn
-from jaxdp.algorithms._algorithm import Algorithm
-from jaxdp.oracles import isolation
-from jaxdp.plans._plan import Plan
-from jaxdp.training import loop, parallel, recording, replaying, resolution
-from jaxdp.transforms import _common
+from jaxdp import sampling
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state, validate
+from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.types import ValueFn
+from jaxdp.mechanism.plan import Plan
+from jaxdp.training import isolation, loop, parallel, recording, replaying, resolution
 
 #: One object, by which a compiled program is found again.
 _IDENTITY = optax.identity()
@@ -48,7 +47,7 @@ def make_task(
         raise TypeError(f"value_fn must be callable, got {value_fn!r}")
     losses: Any = value_fn
     if microbatch_size is not None:
-        _validate.integer(microbatch_size=microbatch_size)
+        validate.integer(microbatch_size=microbatch_size)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {callback!r}")
     check_optimizer(plan, optimizer)
@@ -129,7 +128,7 @@ def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) ->
                 f"got {stacked!r}"
             )
         options["stacked"] = stacked
-    dim = _common.size(task.params, _common.moving(task.params, trainable))
+    dim = run_state.size(task.params, run_state.moving(task.params, trainable))
     resolution.warn_if_unresolved(
         task.plan.perturbation(dim), task.params, trainable=trainable, stacklevel=3
     )

@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import keys as keys_lib
-from jaxdp import ledger as ledger_lib
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state
 from jaxdp.kernels import sphere
-from jaxdp.plans._plan import Plan
+from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import AdaptiveCursor
+from jaxdp.training import ledger as ledger_lib
 from jaxdp.training import loop, parallel, replaying, reporting
-from jaxdp.transforms import _common
 
 #: The last one, and the one before it, from which the last chunk is computed again.
 _CHECKPOINT, _BEFORE = "checkpoint.npz", "checkpoint-before.npz"
@@ -238,7 +238,7 @@ def create(
     params: Any,
     data: Any,
     *,
-    trainable: _common.Trainable,
+    trainable: run_state.Trainable,
     stacked: Any,
     program: Program,
     chunk: int,
@@ -547,7 +547,7 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
 def _kept_leaves(carry: loop.Carry) -> list[jax.Array]:
     """Returns the leaves of a checkpoint: all that the roots do not give back. Secret."""
     made, rest = carry.opt_state
-    return jax.tree.leaves((carry.params, _common.without_roots(made), rest))
+    return jax.tree.leaves((carry.params, run_state.without_roots(made), rest))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -578,7 +578,7 @@ def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
     and so is what else depends on data: a checkpoint is secret.)
     """
     made, rest = carry.opt_state
-    kept = _common.without_roots(made)
+    kept = run_state.without_roots(made)
     old, structure = jax.tree.flatten((carry.params, kept, rest))
     new = []
     for i, leaf in enumerate(old):
@@ -595,7 +595,7 @@ def _with_roots(kept: Any, made: Any) -> Any:
     """Returns a checkpoint's state, with fields that roots give back from a fresh one."""
     if not hasattr(made, "_fields"):
         return kept
-    fresh = _common.rootless(made) if hasattr(made, "SECRET") else ()
+    fresh = run_state.rootless(made) if hasattr(made, "SECRET") else ()
     fields = {
         name: getattr(made, name)
         if name in fresh

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import keys as keys_lib
-from jaxdp import ledger as ledger_lib
 from jaxdp import plans
+from jaxdp.core import keys as keys_lib
+from jaxdp.core.run_state import moving, public
 from jaxdp.kernels import sphere
-from jaxdp.plans._plan import Plan
+from jaxdp.mechanism.plan import Plan
+from jaxdp.training import ledger as ledger_lib
 from jaxdp.training import loop
-from jaxdp.transforms._common import moving, public
 
 
 class Replay(NamedTuple):
@@ -40,7 +40,8 @@ def replay(
     with its version of JAX; elsewhere up to rounding.
 
     Args:
-      ledger: the run's folder, its ``ledger.jsonl``, or what ``jaxdp.ledger.read`` gave.
+      ledger: the run's folder, its ``ledger.jsonl``, or what ``jaxdp.ledger.read``
+        gave.
       params: the initial parameters of the run.
       optimizer: the optimizer of the run.
 

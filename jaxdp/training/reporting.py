@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.plans._plan import Plan
+from jaxdp.mechanism.plan import Plan
 
 #: What a report says of time. How long a run takes may depend on records (losses that
 #: loop or branch, caches, denormal numbers), and epsilon does not cover it: not public.

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
-from jaxdp._types import Perturbation
+from jaxdp.core import run_state, validate
+from jaxdp.core.types import Perturbation
 from jaxdp.kernels.sphere import path_str
-from jaxdp.transforms import _common
 
 #: The least radius that the rounding of losses and activations leaves visible: at 1e-6 in
 #: float32 the error of a slope is 1.4 % (14 % at 1e-7), at 3e-4 in bfloat16 about a half
@@ -28,7 +27,7 @@ def warn_if_unresolved(
     perturbation: Perturbation,
     params: Any,
     *,
-    trainable: _common.Trainable = None,
+    trainable: run_state.Trainable = None,
     compute_dtype: Any = None,
     stacklevel: int = 1,
 ) -> None:
@@ -58,7 +57,7 @@ def warn_if_unresolved(
       TypeError, ValueError: a radius below zero, or a ``trainable`` that does not fit.
     """
     radius, share, differences, may_be_zero = perturbation
-    _validate.non_negative(smoothing_radius=radius)
+    validate.non_negative(smoothing_radius=radius)
     if radius == 0:
         return
     floors = LEAST_RADIUS if differences else {}
@@ -86,10 +85,10 @@ _Sizes = list[tuple[np.ndarray, int]]
 
 
 def _spacings(
-    params: Any, trainable: _common.Trainable, compute_dtype: Any
+    params: Any, trainable: run_state.Trainable, compute_dtype: Any
 ) -> dict[str, _Sizes]:
     """Returns half spacings and sizes of leaves that move, by the dtype of their use."""
-    moves = _common.moving(params, trainable)
+    moves = run_state.moving(params, trainable)
     found: dict[str, _Sizes] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not moves(path_str(path)) or np.size(leaf) == 0:

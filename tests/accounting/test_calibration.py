@@ -5,7 +5,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxdp import accounting
-from jaxdp._types import Relation
+from jaxdp.core.types import Relation
 
 DELTA = 1e-5
 

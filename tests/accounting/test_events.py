@@ -7,8 +7,8 @@ import scipy.optimize
 import scipy.stats
 
 from jaxdp import accounting
-from jaxdp._types import Relation
 from jaxdp.accounting import consistency
+from jaxdp.core.types import Relation
 
 ADD, SWAP, SPECIAL = (
     dp.NeighboringRelation.ADD_OR_REMOVE_ONE,

@@ -12,8 +12,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from jaxdp import accounting
-from jaxdp._types import Relation
 from jaxdp.accounting import Epsilon, spending
+from jaxdp.core.types import Relation
 
 ADD, SWAP, SPECIAL = (
     dp.NeighboringRelation.ADD_OR_REMOVE_ONE,

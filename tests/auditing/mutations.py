@@ -55,11 +55,11 @@ class Mutation:
         return self.name.replace(" ", "-")
 
 
-DPZERO = "jaxdp/transforms/dpzero.py"
-COMMON = "jaxdp/transforms/_common.py"
-SCALAR = "jaxdp/oracles/scalar.py"
+DPZERO = "jaxdp/dpzero/transform.py"
+COMMON = "jaxdp/core/run_state.py"
+SCALAR = "jaxdp/dpzero/oracle.py"
 SAMPLING = "jaxdp/sampling/samplers.py"
-BASE = "jaxdp/plans/_base.py"
+BASE = "jaxdp/mechanism/sum_plan.py"
 
 TOTAL = "    total = clip.grid_sum(rows, mask, bound, bits, order=plan.norm_order)\n"
 RELEASE = "return _noised(plan, total, noise, bound)"
@@ -70,9 +70,9 @@ KNOWN = (
     "keys_lib.threefry.secret_key(keys_lib.jnp.tile("
     "keys_lib.jax.random.key_data(keys.direction), 2))"
 )
-ORACLE = "jaxdp/transforms/private_oracle.py"
-INCREMENT = "jaxdp/oracles/variance_reduced.py"
-RELEASES = "jaxdp/plans/o2nc/_releases.py"
+ORACLE = "jaxdp/o2nc/gradient.py"
+INCREMENT = "jaxdp/o2nc/oracle.py"
+RELEASES = "jaxdp/o2nc/releases.py"
 TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> jax.Array:\n"
 ADDED = "        estimate = increment + (0 if restart else state.estimate)\n"
 SCALED = "        grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)\n"
@@ -95,16 +95,16 @@ DRAWN = "_correlated.draw(plan, state.noise, where, size, phase)"
 STEP_KEY = "key = keys_lib.at_step(root, step)\n"
 STEP_NOISE = "        integers = step_noise(plan, state.noise, count)\n"
 
-DESCENT = "jaxdp/algorithms/saddle/mirror_descent.py"
-PLAYERS = "jaxdp/algorithms/saddle/_players.py"
-SUMS = "jaxdp/oracles/vertex_gradients/_sums.py"
-CHARGES = "jaxdp/plans/saddle/charges.py"
+DESCENT = "jaxdp/saddle/algorithms/mirror_descent.py"
+PLAYERS = "jaxdp/saddle/algorithms/players.py"
+SUMS = "jaxdp/saddle/oracles/sums.py"
+CHARGES = "jaxdp/saddle/theory/charges.py"
 DRAWS_OF_ALL_STEPS = "return (num_steps - 1) * (num_draws + 1) * each"
 CERTIFIED_DRAW = "        return simplex.sample(key, scores, num)\n"
 
-SPIDER = "jaxdp/transforms/private_spider.py"
-ESCAPES = "jaxdp/algorithms/sosp/_escapes.py"
-SOSP_ROLES = "jaxdp/plans/sosp/_roles.py"
+SPIDER = "jaxdp/sosp/spider.py"
+ESCAPES = "jaxdp/sosp/escapes.py"
+SOSP_ROLES = "jaxdp/sosp/roles.py"
 
 LATTICE = "kernels/lattice_gaussian.py"
 #: What a draw was before it was one of integers: a float32 normal (from two words of its
@@ -232,14 +232,14 @@ MUTATIONS = (
     ),
     Mutation(
         "every period has the same noise",
-        "jaxdp/transforms/_correlated.py",
+        "jaxdp/core/correlated_noise.py",
         "keys_lib.at_step(noise.root, where.period)",
         "noise.root",
         "tree",
     ),
     Mutation(
         "correlated noise halved",
-        "jaxdp/plans/_correlated.py",
+        "jaxdp/mechanism/correlated_plan.py",
         "math.ceil(self.node_std / unit * _MORE)",
         "math.ceil(self.node_std / unit / 2)",
         "tree",
@@ -378,7 +378,7 @@ MUTATIONS = (
     ),
     Mutation(
         "scores of zero-out for replace-one",
-        "jaxdp/plans/saddle/_scores.py",
+        "jaxdp/saddle/plans/scores.py",
         "return accounting.sensitivity(self.relation, 1.0)",
         "return 1.0",
         "saddle",
@@ -519,7 +519,7 @@ MUTATIONS = (
     ),
     Mutation(
         "noise of escapes from the direction root",
-        "jaxdp/algorithms/sosp/search.py",
+        "jaxdp/sosp/algorithm.py",
         'keys_lib.stream(keys.noise, "escape"',
         f'keys_lib.stream({KNOWN}, "escape"',
         "sosp",
@@ -533,7 +533,7 @@ MUTATIONS = (
     ),
     Mutation(
         "more escapes than a running Hessian may serve in",
-        "jaxdp/algorithms/sosp/search.py",
+        "jaxdp/sosp/algorithm.py",
         "escape.since >= plan.escapes_per_refresh",
         "escape.since >= 9",
         "tracked",
@@ -541,7 +541,7 @@ MUTATIONS = (
     # What the running Hessian's first version did.
     Mutation(
         "matrices clipped at the bound of their grid",
-        "jaxdp/oracles/hessian.py",
+        "jaxdp/sosp/hessian.py",
         ".reshape(-1, dim, dim), limit)",
         ".reshape(-1, dim, dim), limit * 2)",
         "tracked",

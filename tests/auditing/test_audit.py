@@ -12,7 +12,7 @@ import pytest
 import jaxdp
 from jaxdp import auditing, plans, sampling
 from jaxdp.auditing import simulation
-from jaxdp.plans._clip_tuning import ClipTuning
+from jaxdp.dpzero.clip_tuning import ClipTuning
 from tests.auditing.mutations import plan_named
 
 POISSON = sampling.TruncatedPoisson(sampling_prob=0.5, max_batch_size=8)

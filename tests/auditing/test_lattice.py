@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from bench._lattice_plans import LATTICE_PLANS
-from jaxdp import Keys, auditing, metrics, noise, plans, sampling
+from jaxdp import Keys, auditing, metrics, plans, sampling
 from jaxdp.auditing import _lattice, grid_releases, residues
 from jaxdp.cli import main
-from jaxdp.oracles.vertex_gradients import Problem
+from jaxdp.core import noise
+from jaxdp.saddle.oracles import Problem
 
 #: One of each kind of draw, and of each way to read it.
 FAMILIES = (

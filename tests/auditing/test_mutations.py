@@ -42,6 +42,6 @@ def test_planted_fault_is_flagged(mutation: Mutation, answers: Any) -> None:
 
 
 def test_a_fault_whose_text_is_gone_is_an_error(tmp_path: Path) -> None:
-    lost = Mutation("lost", "jaxdp/keys.py", "no such text", "", "full")
+    lost = Mutation("lost", "jaxdp/core/keys.py", "no such text", "", "full")
     with pytest.raises(ValueError, match="once, but has it 0 times"):
         plant(lost, tmp_path)

@@ -13,7 +13,7 @@ from jaxdp import auditing, plans, sampling
 from jaxdp.auditing import bounds, draws, vertex_attacks, vertices
 from jaxdp.cli import main
 from jaxdp.kernels import simplex
-from jaxdp.plans.saddle import charges
+from jaxdp.saddle.theory import charges
 from tests.auditing.mutations import plan_named
 
 SADDLE = plan_named("saddle")

@@ -12,7 +12,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxdp import keys as keys_lib
+from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import lattice_gaussian, threefry
 
 KEY = jax.random.key(2024)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import accounting, metrics, models, noise
+from jaxdp import accounting, metrics, models
+from jaxdp.core import noise
+from jaxdp.core.keys import exact_noise_secret
 from jaxdp.kernels.polytope import L1Ball, Polytope
-from jaxdp.keys import exact_noise_secret
-from jaxdp.oracles.vertex_gradients import Problem
+from jaxdp.saddle.oracles import Problem
 
 GAMES = (
     models.rock_paper_scissors(10),

@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp import models
 from jaxdp.models import groups
-from jaxdp.oracles.vertex_gradients import Bound
+from jaxdp.saddle.oracles import Bound
 
 P = (0.2, 0.5, 0.3)
 RADIUS = 2.0

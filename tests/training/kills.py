@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxdp import ledger
+from jaxdp.training import ledger
 
 
 class Killed(Exception):

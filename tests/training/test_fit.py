@@ -14,7 +14,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, models, plans, sampling, training
-from jaxdp import keys as keys_lib
+from jaxdp.core import keys as keys_lib
 from jaxdp.training import preparing
 
 N, D = 60, 6

@@ -12,7 +12,8 @@ import jax
 import pytest
 
 import jaxdp
-from jaxdp import Keys, ledger
+from jaxdp import Keys
+from jaxdp.training import ledger
 from tests.training import two_processes
 from tests.training.problem import DATA, PARAMS
 

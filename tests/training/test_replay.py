@@ -13,8 +13,10 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import Keys, keys, ledger, plans, sampling
+from jaxdp import Keys, plans, sampling
+from jaxdp.core import keys
 from jaxdp.kernels import sphere
+from jaxdp.training import ledger
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 TUNING = plans.ClipTuning(

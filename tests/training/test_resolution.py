@@ -12,7 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp import plans, sampling
-from jaxdp._types import Perturbation
+from jaxdp.core.types import Perturbation
 from jaxdp.training import resolution
 from jaxdp.training.resolution import warn_if_unresolved
 from tests.training.problem import DATA, PARAMS, N, make_plan, value_fn

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp import keys as keys_lib
 from jaxdp import sampling
+from jaxdp.core import keys as keys_lib
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(

@@ -10,7 +10,8 @@ import jax
 import optax
 
 import jaxdp
-from jaxdp import ledger, sampling
+from jaxdp import sampling
+from jaxdp.training import ledger
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 
 def lasry_lions_smoothing(goldstein_radius: float, lipschitz: float) -> float:
@@ -23,7 +23,7 @@ def lasry_lions_smoothing(goldstein_radius: float, lipschitz: float) -> float:
     Raises:
       ValueError: a number that is not positive.
     """
-    _validate.positive(goldstein_radius=goldstein_radius, lipschitz=lipschitz)
+    validate.positive(goldstein_radius=goldstein_radius, lipschitz=lipschitz)
     return goldstein_radius / (3 * lipschitz)
 
 
@@ -83,10 +83,8 @@ def lasry_lions_settings(
     Raises:
       TypeError, ValueError: a number of another type or out of its range.
     """
-    _validate.integer(dim=dim)
-    _validate.positive(
-        epsilon=epsilon, goldstein_norm=goldstein_norm, distance=distance
-    )
+    validate.integer(dim=dim)
+    validate.positive(epsilon=epsilon, goldstein_norm=goldstein_norm, distance=distance)
     smoothing = lasry_lions_smoothing(goldstein_radius, lipschitz)
     leading = (distance * dim**2 / goldstein_radius) ** (1 / 3)
     leading /= epsilon * goldstein_norm

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.models.envelopes import evaluation, searches
 from jaxdp.models.envelopes.searches import Smoothed
 
@@ -178,12 +178,12 @@ def _method(
     double: bool,
 ) -> evaluation.Method:
     """Chooses the search that the asserted constants allow."""
-    _validate.positive(smoothing=smoothing, tolerance=tolerance)
-    _validate.integer(max_evaluations=max_evaluations)
+    validate.positive(smoothing=smoothing, tolerance=tolerance)
+    validate.integer(max_evaluations=max_evaluations)
     if weak_convexity is not None:
-        _validate.non_negative(weak_convexity=weak_convexity)
+        validate.non_negative(weak_convexity=weak_convexity)
     if lipschitz is not None:
-        _validate.positive(lipschitz=lipschitz)
+        validate.positive(lipschitz=lipschitz)
     point = np.asarray(x, np.float64)
     if point.ndim != 1 or not 1 <= len(point) <= MAX_DIM:
         raise ValueError(

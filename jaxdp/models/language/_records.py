@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.models import _values
+from jaxdp.data import values
 from jaxdp.models.language._files import Path
 
 Record = Mapping[str, Any]
@@ -50,7 +50,7 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
                 missing = [name for name in fields if name not in record]
                 if missing:
                     raise _LineError(
-                        line, f"has no field {missing[0]!r}{_values.only(record)}"
+                        line, f"has no field {missing[0]!r}{values.only(record)}"
                     )
                 record = _Read(record)
                 record.place = f"{path.name}, line {line}"
@@ -58,7 +58,7 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
     except _LineError as error:
         raise ValueError(f"{path}, line {error.line}: {error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {_values.decoding(error)}") from None
+        raise ValueError(f"{path} cannot be read: {values.decoding(error)}") from None
     if not records:
         raise ValueError(f"{path} has no records")
     return records
@@ -80,7 +80,7 @@ def _read_jsonl(file: Any, _: str) -> Iterable[tuple[int, dict[str, Any]]]:
             raise _LineError(line, f"is not JSON: {error}") from None
         if not isinstance(record, dict):
             raise _LineError(
-                line, "must hold an object" + _values.got(text.strip()[:40])
+                line, "must hold an object" + values.got(text.strip()[:40])
             )
         yield line, record
 
@@ -98,14 +98,14 @@ def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
             names = [cell.strip() for cell in cells]
             if "" in names or len(set(names)) < len(names):
                 raise _LineError(
-                    rows.line_num, "must name each field once" + _values.got(names)
+                    rows.line_num, "must name each field once" + values.got(names)
                 )
             continue
         if len(cells) != len(names):
             raise _LineError(
                 rows.line_num,
                 f"has {len(cells)} cells, but the first line has {len(names)}"
-                + _values.only(names),
+                + values.only(names),
             )
         yield rows.line_num, dict(zip(names, cells, strict=True))
 
@@ -126,8 +126,8 @@ def labels(
         value = text_of(record, field, i).strip()
         if value not in index:
             raise ValueError(
-                f"{_values.place_of(record, i)}: {field} must be one of "
-                f"{', '.join(index)}" + _values.got(value)
+                f"{values.place_of(record, i)}: {field} must be one of "
+                f"{', '.join(index)}" + values.got(value)
             )
         out[i] = index[value]
     return out
@@ -137,11 +137,11 @@ def text_of(record: Record, field: str, i: int) -> str:
     """Returns a field's text; ``i`` is the record's number from 0, for error messages."""
     if field not in record:
         raise ValueError(
-            f"{_values.place_of(record, i)} has no field {field!r}{_values.only(record)}"
+            f"{values.place_of(record, i)} has no field {field!r}{values.only(record)}"
         )
     value = record[field]
     if not isinstance(value, str | int | float):
         raise ValueError(
-            f"{_values.place_of(record, i)}: {field} must be text" + _values.got(value)
+            f"{values.place_of(record, i)}: {field} must be text" + values.got(value)
         )
     return str(value)

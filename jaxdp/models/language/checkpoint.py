@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate, keys
+from jaxdp.core import keys, validate
 from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language import _files
 from jaxdp.models.language import config as configs
@@ -177,7 +177,7 @@ def load(
       ImportError: without the extra ``[lm]``.
     """
     if num_labels is not None:
-        _validate.integer(at_least=2, num_labels=num_labels)
+        validate.integer(at_least=2, num_labels=num_labels)
     root = _files.folder_of(folder)
     config, adapter = read_config(root), read_adapter(root)
     family = FAMILIES[config.model_type]
@@ -337,7 +337,7 @@ def save(
       ValueError: parameters that are not those of ``config`` and ``adapter``, by name.
       ImportError: without the extra ``[lm]``.
     """
-    _validate.integer(max_shard_bytes=max_shard_bytes)
+    validate.integer(max_shard_bytes=max_shard_bytes)
     save_file = _files.safetensors().numpy.save_file
     family, flat = FAMILIES[config.model_type], _flat(params)
     output = flat.get("classifier/output/kernel")

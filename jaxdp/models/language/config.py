@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from jaxdp import _validate
+from jaxdp.core import validate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class _Config:
     _stated: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        _validate.integer(
+        validate.integer(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,

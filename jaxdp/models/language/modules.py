@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.kernels.perturb import At
 from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language.config import Config, OPTConfig, RobertaConfig
@@ -78,8 +78,8 @@ class LoRA:
     alpha: float = 16.0
 
     def __post_init__(self) -> None:
-        _validate.integer(rank=self.rank)
-        _validate.positive(alpha=self.alpha)
+        validate.integer(rank=self.rank)
+        validate.positive(alpha=self.alpha)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Prefix:
     length: int = 5
 
     def __post_init__(self) -> None:
-        _validate.integer(length=self.length)
+        validate.integer(length=self.length)
 
 
 Adapter = LoRA | Prefix

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At
 from jaxdp.models.language.config import Config, OPTConfig, RobertaConfig
@@ -65,12 +65,12 @@ class LanguageModel:
     num_labels: int | None = None
 
     def __post_init__(self) -> None:
-        _validate.instance((RobertaConfig, OPTConfig), config=self.config)
-        _validate.one_of(get_args(ComputeDtype), compute_dtype=self.compute_dtype)
+        validate.instance((RobertaConfig, OPTConfig), config=self.config)
+        validate.one_of(get_args(ComputeDtype), compute_dtype=self.compute_dtype)
         if self.adapter is not None:
-            _validate.instance((LoRA, Prefix), adapter=self.adapter)
+            validate.instance((LoRA, Prefix), adapter=self.adapter)
         if self.num_labels is not None:
-            _validate.integer(at_least=2, num_labels=self.num_labels)
+            validate.integer(at_least=2, num_labels=self.num_labels)
 
     # --- parameters ---
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At, LazyLoss
 from jaxdp.models.language.config import OPTConfig
@@ -149,7 +149,7 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
 
 
 def _check_decoder(model: LanguageModel, span_length: int) -> None:
-    _validate.integer(span_length=span_length)
+    validate.integer(span_length=span_length)
     if not isinstance(model.config, OPTConfig):
         raise ValueError(
             "model must be a decoder, whose tokens have a likelihood, got "
@@ -270,7 +270,7 @@ def _in_batches(
     program: Callable[..., Array], params: Any, data: Batch, batch_size: int
 ) -> np.ndarray:
     """Applies ``program`` to slices of one size, the last filled up, and concatenates."""
-    _validate.integer(batch_size=batch_size)
+    validate.integer(batch_size=batch_size)
     count = len(data["tokens"])
     parts = []
     for start in range(0, count, batch_size):

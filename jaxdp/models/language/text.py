@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxdp import _validate
-from jaxdp.models import _values
+from jaxdp.core import validate
+from jaxdp.data import values
 from jaxdp.models.language._records import Record, text_of
 from jaxdp.models.language._records import labels as labels
 from jaxdp.models.language._records import read_records as read_records
@@ -209,7 +209,7 @@ def encode_choices(
     """
     room = _room(tokenizer, max_length, span_length, truncate)
     if isinstance(choices, str):
-        _validate.integer(at_least=2, num_choices=num_choices)
+        validate.integer(at_least=2, num_choices=num_choices)
         assert num_choices is not None
         lists = [_list(record, choices, i) for i, record in enumerate(records)]
     else:
@@ -227,7 +227,7 @@ def encode_choices(
     for i, (record, texts) in enumerate(zip(records, lists, strict=True)):
         if not 0 < len(texts) <= num_choices:
             raise ValueError(
-                f"{_values.place_of(record, i)} must have 1 to {num_choices} choices, got "
+                f"{values.place_of(record, i)} must have 1 to {num_choices} choices, got "
                 f"{len(texts)}"
             )
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
@@ -236,13 +236,13 @@ def encode_choices(
             span = continuation(tokenizer, template, text)[:span_length]
             if not span:
                 raise ValueError(
-                    f"{_values.place_of(record, i)}: choice {c + 1} is empty"
+                    f"{values.place_of(record, i)}: choice {c + 1} is empty"
                 )
             if span in spans:
                 raise ValueError(
-                    f"{_values.place_of(record, i)}: choices {spans.index(span) + 1} and "
+                    f"{values.place_of(record, i)}: choices {spans.index(span) + 1} and "
                     f"{c + 1} must differ within span_length = {span_length} tokens"
-                    + _values.got(text)
+                    + values.got(text)
                 )
             spans.append(span)
             _put(batch, (i, c), prompt + span, len(prompt))
@@ -301,12 +301,12 @@ def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:
     value = record.get(field)
     if not (isinstance(value, list) and all(isinstance(x, str) for x in value)):
         raise ValueError(
-            f"{_values.place_of(record, i)}: {field} must be a list of texts"
-            + _values.got(value)
+            f"{values.place_of(record, i)}: {field} must be a list of texts"
+            + values.got(value)
         )
     if len(value) < at_least:
         raise ValueError(
-            f"{_values.place_of(record, i)}: {field} must have a text, got []"
+            f"{values.place_of(record, i)}: {field} must have a text, got []"
         )
     return value
 
@@ -347,7 +347,7 @@ def _room(
 ) -> int:
     """Returns the number of tokens for a prompt, the same for all choices after it."""
     _check(tokenizer, max_length, truncate)
-    _validate.integer(span_length=span_length)
+    validate.integer(span_length=span_length)
     if not tokenizer.is_decoder:
         raise ValueError(
             "tokenizer must be a decoder's, for what follows a text has no likelihood in "
@@ -358,8 +358,8 @@ def _room(
 
 def _check(tokenizer: Tokenizer, max_length: int, truncate: Side) -> None:
     limit = tokenizer.config.max_length
-    _validate.integer(at_least=2, at_most=limit, max_length=max_length)
-    _validate.one_of(("left", "right"), truncate=truncate)
+    validate.integer(at_least=2, at_most=limit, max_length=max_length)
+    validate.one_of(("left", "right"), truncate=truncate)
 
 
 def _empty(

@@ -11,8 +11,8 @@ from scipy import stats
 
 from jaxdp import accounting
 from jaxdp import sampling as samplers
-from jaxdp._types import Relation
 from jaxdp.accounting.gaussian import root
+from jaxdp.core.types import Relation
 from jaxdp.models.language.experiments.settings import (
     EPSILONS,
     EXPERIMENTS,

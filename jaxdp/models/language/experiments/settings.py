@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from jaxdp import plans
 from jaxdp import sampling as samplers
-from jaxdp._types import Relation
+from jaxdp.core.types import Relation
+from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.models.language.experiments.printed import PRINTED, Printed
 from jaxdp.models.language.text import template_fields
-from jaxdp.plans.dpzero import DirectionLaw
 
 #: The budgets of all tables.
 EPSILONS = (2.0, 6.0)

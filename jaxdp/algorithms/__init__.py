@@ -1,1 +1,0 @@
-"""Algorithms: methods that own iterates, phases or players and return their own point."""

@@ -1,1 +1,0 @@
-"""Mirror descent over vertices: iterates are drawn from, never released."""

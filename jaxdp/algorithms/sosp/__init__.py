@@ -1,1 +1,0 @@
-"""Private second-order stationary points: adaptive batches, escapes, certificates."""

@@ -1,0 +1,97 @@
+"""Averages of the iterates: post-processing of releases, at no cost in privacy."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp.core import validate
+
+
+class PolyakState(NamedTuple):
+    """State of :func:`polyak_average`. Public: it depends on data by the params alone."""
+
+    count: jax.Array  # shape=(), dtype=int32; updates seen
+    average: Any  # like the params, floating leaves in float32 or better
+
+
+def polyak_average(start_step: int = 0) -> optax.GradientTransformationExtraArgs:
+    r"""Keeps the mean of the iterates after step ``start_step``; passes updates on.
+
+    Stands last in a chain, where updates are what is added to the params, and changes
+    nothing about the run: read the mean with :func:`polyak_output`. Until
+    ``start_step`` the mean is the current iterate.
+
+    .. math:: \bar\theta_t = \frac1{t-t_0}\sum_{s=t_0+1}^t \theta_s
+
+    Args:
+      start_step: :math:`t_0`, how many of the first iterates are left out. Three
+        quarters of the steps average the last quarter.
+
+    Privacy:
+      Post-processing: iterates are functions of the initial params and of releases.
+
+    Raises:
+      TypeError, ValueError: ``start_step`` is no integer >= 0; ``update`` without params.
+
+    References:
+      Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992.
+    """
+    validate.integer(at_least=0, start_step=start_step)
+
+    def init_fn(params: Any) -> PolyakState:
+        # Copies, because callers donate params and state.
+        average = jax.tree.map(lambda p: jnp.array(p, _wide(p)), params)
+        return PolyakState(jnp.zeros((), jnp.int32), average)
+
+    def update_fn(
+        updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, PolyakState]:
+        del extra_args
+        if params is None:
+            raise ValueError("params must be passed to update: they are averaged")
+        count = state.count + 1
+        weight = 1 / jnp.maximum(count - start_step, 1).astype(jnp.float32)
+        after = optax.apply_updates(params, updates)
+
+        def mean(new: jax.Array, old: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(old.dtype, jnp.inexact):
+                return jnp.asarray(new, old.dtype)
+            return old + weight.astype(old.dtype) * (new.astype(old.dtype) - old)
+
+        average = jax.tree.map(mean, after, state.average)
+        return updates, PolyakState(count, average)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _wide(leaf: Any) -> Any:
+    """Returns the dtype of the average: at least float32, so that small weights count."""
+    dtype = jnp.result_type(leaf)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return dtype
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def polyak_output(state: Any) -> Any:
+    """Returns the averaged params: the point that :func:`polyak_average` is for.
+
+    Args:
+      state: the transform's state or any tree that holds it once: a chain's state, or
+        ``FitInfo.state``.
+
+    Returns:
+      A tree like the params; floating leaves in float32 or better.
+
+    Raises:
+      ValueError: no such state, or more than one.
+    """
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, PolyakState))
+    found = [x for x in leaves if isinstance(x, PolyakState)]
+    if len(found) != 1:
+        raise ValueError(
+            "state must hold the state of one jaxdp.polyak_average, got "
+            f"{len(found) or 'none'}"
+        )
+    return found[0].average

@@ -1,0 +1,116 @@
+"""Noise that is correlated over a period, in the state of a transformation."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state
+from jaxdp.core.types import PrefixSumPlan
+from jaxdp.kernels import prefix_noise, threefry
+from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.kernels.prefix_noise import PrefixNoise
+
+
+class Correlated(NamedTuple):
+    """State of the correlated noise of later steps. Secret."""
+
+    root: jax.Array  # shape=(), key; periods and steps are folded into it
+    state: Any  # of plan.correlation
+
+    SECRET = ("root", "state")
+    __repr__ = run_state.hiding_repr
+
+
+class Place(NamedTuple):
+    """Position of a step: its period, and its index there. Public."""
+
+    period: jax.Array  # shape=(), dtype=int32; counts from 0 over the whole run
+    at: jax.Array  # shape=(), dtype=int32; step in the period, from 0
+
+
+def begin(plan: PrefixSumPlan, keys: keys_lib.Keys, dim: int) -> Correlated:
+    """Returns the noise before the first step of a run over ``dim`` numbers.
+
+    Raises:
+      ValueError: so many numbers that the grid would round contributions to zero.
+    """
+    for phase in plan.phases:
+        bits = plan.grid(phase.name).bits
+        if bits is not None and math.sqrt(dim) > 2**bits / 4:
+            raise ValueError(
+                f"params must have at most {4 ** (bits - 2)} elements that move under this "
+                f"plan, got {dim}: the noise leaves {bits} bits for one record's "
+                f"contribution to a {phase.name!r} step, and its coordinates would be "
+                "rounded to zero; use smaller batches or less noise"
+            )
+        check_rounding(
+            plan.correlation,
+            dim,
+            plan.noise_multiplier or 0.0,
+            plan.grid(phase.name).noise_std,
+        )
+    state = plan.correlation.init(_like(dim))
+    # Settled, so that period and step can be folded in without a cost in the program.
+    return Correlated(threefry.settled(run_state.noise_root(plan, keys)), state)
+
+
+def place(plan: PrefixSumPlan, count: jax.Array) -> Place:
+    """Returns the position of the step after ``count`` steps.
+
+    A new period begins every ``plan.correlation.period`` steps, and with every pass.
+    """
+    period, steps = plan.correlation.period, plan.steps_per_pass
+    number, step = jnp.divmod(count, np.int32(steps))
+    within, at = jnp.divmod(step, np.int32(period))
+    return Place(number * np.int32(-(-steps // period)) + within, at)
+
+
+def draw(
+    plan: PrefixSumPlan, noise: Correlated, where: Place, dim: int, phase: str
+) -> tuple[Fixed, Correlated]:
+    """Draws the noise of one step (dim,), in the units of its phase's noise."""
+    key = keys_lib.at_step(noise.root, where.period)  # Drawn anew in every period.
+    drawn, state = increment(
+        plan.correlation,
+        key,
+        noise.state,
+        where.at,
+        _like(dim),
+        plan.grid(phase).noise_std,
+    )
+    return drawn, noise._replace(state=state)
+
+
+def increment(
+    kernel: PrefixNoise, key: jax.Array, state: Any, step: Any, like: Any, std: int
+) -> tuple[Fixed, Any]:
+    """Returns the kernel's noise of a step, zero where ``std`` is 0, and the next state."""
+    if std == 0:
+        return Fixed(jnp.zeros(like.shape, jnp.int32)), state
+    return kernel.increment(key, state, step, like, kernel.laws(std))
+
+
+def check_rounding(
+    kernel: PrefixNoise, dim: int, noise_multiplier: float, std: int
+) -> None:
+    """Raises if fixed-point rounding adds more sensitivity than the noise allows for.
+
+    :mod:`jaxdp.kernels.prefix_noise` derives what rounding adds.
+    """
+    if not noise_multiplier:
+        return
+    spare = 4e-6 * std / noise_multiplier
+    if prefix_noise.rounding_shift(kernel, dim) > spare:
+        raise ValueError(
+            f"params must have fewer elements that move under this plan, got {dim}: what "
+            "is rounded in noise that is carried over so many steps would not be covered; "
+            'use a shorter period, or prefix_noise="tree"'
+        )
+
+
+def _like(dim: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((dim,), jnp.float32)

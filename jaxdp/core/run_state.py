@@ -1,0 +1,346 @@
+"""Helpers of the gradient transformations: moving leaves, horizon, noise, secrets."""
+
+import enum
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp.core import keys as keys_lib
+from jaxdp.core.types import DataPlan, PathPredicate, PrivatePlan
+from jaxdp.kernels import finite_difference, lattice_gaussian, threefry
+from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.kernels.sphere import path_str
+
+#: A pytree of bools like the params, a predicate on the path, or None for all leaves.
+Trainable = Any | PathPredicate | None
+
+
+class Horizon(NamedTuple):
+    """Progress of a run through its plan. Public."""
+
+    count: jax.Array  # shape=(), dtype=int32; releases made
+    exhausted: jax.Array  # shape=(), dtype=bool; the plan allows no further release
+    digest: jax.Array  # shape=(2,), dtype=uint32; of the plan
+    private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
+
+
+def check_family(plan: Any, family: str) -> None:
+    """Requires a plan of this family; ValueError for another."""
+    if getattr(plan, "family", None) != family:
+        raise ValueError(
+            f"plan must be one of the family {family!r}, got {type(plan).__name__}"
+        )
+
+
+def check_plan(plan: PrivatePlan, family: str) -> None:
+    """Requires a plan of this family, with noise (which may be zero).
+
+    Raises:
+      ValueError: a plan of another family, or one without a noise_multiplier.
+    """
+    check_family(plan, family)
+    if plan.noise_multiplier is None:
+        raise ValueError(
+            "the plan has no noise_multiplier yet: call "
+            ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
+        )
+
+
+def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
+    """Spends the keys at the start of a run, in ``init``.
+
+    Raises:
+      ValueError: keys from entropy have served a run, or ``init`` is traced.
+    """
+    keys_lib.spend(keys, family, params)
+
+
+def horizon(
+    plan: PrivatePlan, keys: keys_lib.Keys | None, *, vouched: bool = True
+) -> Horizon:
+    """Returns the horizon of a new run.
+
+    ``vouched``: the run's noise is drawn here, from ``keys``.
+    """
+    drawn_here = keys is not None and keys.private and vouched
+    return begun(plan, private=plan.grid_noise_std > 0 and drawn_here)
+
+
+def begun(plan: DataPlan, *, private: bool) -> Horizon:
+    """Returns the horizon of a new run.
+
+    ``private``: its releases are randomised, from entropy.
+    """
+    words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
+    return Horizon(
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), bool),
+        jnp.asarray(np.array(words, np.uint32)),
+        jnp.asarray(private),
+    )
+
+
+def advance(plan: DataPlan, at: Horizon) -> tuple[jax.Array, Horizon]:
+    """Advances the horizon by one step; returns (active, new horizon).
+
+    ``active`` is True if this step may release.
+    """
+    active = at.count < plan.num_steps
+    count = at.count + active.astype(jnp.int32)
+    return active, at._replace(count=count, exhausted=count >= plan.num_steps)
+
+
+def refuse_masked(params: Any, name: str) -> None:
+    """Raises if optax.masked or partition has taken leaves away."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    if any(isinstance(x, optax.MaskedNode) for x in leaves):
+        raise ValueError(
+            f"{name} evaluates the loss and needs the whole params, but some leaves are "
+            "masked; do not wrap it in optax.masked or optax.partition, name the leaves "
+            "that move with trainable= instead"
+        )
+
+
+def size(params: Any, moves: PathPredicate) -> int:
+    """Returns d, the number of elements that move."""
+    named = jax.tree_util.tree_leaves_with_path(params)
+    return sum(math.prod(jnp.shape(x)) for path, x in named if moves(path_str(path)))
+
+
+def moving(params: Any, trainable: Trainable) -> PathPredicate:
+    """Returns the predicate on paths that ``trainable`` stands for, checked against params.
+
+    Raises:
+      ValueError: no leaf moves, a tree of another structure, or a moving leaf that is
+        not real floating point (named by its path).
+    """
+    named = jax.tree_util.tree_leaves_with_path(params)
+    paths = {path_str(path): leaf for path, leaf in named}
+    if len(paths) < len(named):
+        raise ValueError(
+            "params must have leaves of different paths, got "
+            f"{sorted(path_str(path) for path, _ in named)}"
+        )
+    if trainable is None:
+        chosen = frozenset(paths)
+    elif callable(trainable):
+        chosen = frozenset(p for p in paths if trainable(p))
+    else:
+        flags, structure = jax.tree.flatten(trainable)
+        if structure != jax.tree.structure(params):
+            raise ValueError(
+                "trainable must be None, a predicate on the path, or a pytree of bools "
+                f"like the params {jax.tree.structure(params)}; got {structure}"
+            )
+        chosen = frozenset(p for p, flag in zip(paths, flags, strict=True) if flag)
+    if not chosen:
+        raise ValueError(f"trainable selects none of the leaves {sorted(paths)}")
+    for path in sorted(chosen):
+        dtype = jnp.result_type(paths[path])
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"the leaf {path!r} of params has dtype {dtype}, which cannot move; "
+                "exclude it with trainable="
+            )
+    return chosen.__contains__
+
+
+def need_params(params: Any, name: str) -> Any:
+    """Returns the params; raises ValueError if ``update`` was given none."""
+    if params is None:
+        raise ValueError(
+            f"params must be passed to update: {name} evaluates the loss at them"
+        )
+    return params
+
+
+def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
+    """Raises if devices that share a batch are given different arguments.
+
+    Only a ``shard_map`` that checks replication can tell. Each device's part of a batch
+    in place of the whole would be cut once more, and a record that two devices hold would
+    count twice; other states would put other noise on one sum.
+
+    Raises:
+      ValueError: an argument is sharded over ``axis_name``; it is named. Or there is no
+        such axis here.
+    """
+    if axis_name is None:
+        return
+    try:
+        jax.lax.axis_index(axis_name)
+    except NameError as error:
+        raise ValueError(
+            "axis_name must be of the mesh of a jax.shard_map in which update is called, "
+            f"got {axis_name!r}"
+        ) from error
+    for name, tree in arguments.items():
+        try:
+            finite_difference.on_each(tree, axis_name)
+        except ValueError as error:
+            raise ValueError(
+                f"{name} must be the same on every device of axis_name={axis_name!r} "
+                "(in_specs of jax.sharding.PartitionSpec()), got one that is sharded "
+                "over it: the whole batch goes to every device, which takes its part"
+            ) from error
+
+
+def noise_root(plan: PrivatePlan, keys: keys_lib.Keys) -> jax.Array:
+    """Returns the key of this plan's noise; secret."""
+    return keys_lib.stream(keys.noise, "noise", context=int(plan.digest[:8], 16))
+
+
+def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:
+    """Draws the noise of one step: discrete Gaussian integers (size,) of ``std`` units.
+
+    Args:
+      root: of :func:`noise_root` or another secret stream.
+      step: int32, shape=().
+      size: how many.
+      std: 0 gives zeros.
+    """
+    if std == 0:
+        return Fixed(jnp.zeros((size,), jnp.int32))
+    key = keys_lib.at_step(root, step)
+    return Fixed(lattice_gaussian.draw(key, (size,), lattice_gaussian.law(std)))
+
+
+def zero_where_done(active: jax.Array, tree: Any) -> Any:
+    """Returns the tree, or zeros like it past the horizon."""
+    return jax.tree.map(lambda x: jnp.where(active, x, jnp.zeros_like(x)), tree)
+
+
+def hiding_repr(self: Any) -> str:
+    """Returns the ``repr`` of a state without the fields that its ``SECRET`` names."""
+
+    def shown(name: str) -> str:
+        value = getattr(self, name)
+        return "<secret>" if name in self.SECRET and value is not None else repr(value)
+
+    fields = ", ".join(f"{name}={shown(name)}" for name in self._fields)
+    return f"{type(self).__name__}({fields})"
+
+
+def public(state: Any) -> Any:
+    """Removes the secrets of a state, so that it may be shown, logged or published.
+
+    Works on any pytree: optimiser states, a Flax ``TrainState``, an ``nnx.Optimizer`` or
+    its ``opt_state``. Every node that declares ``SECRET`` has those fields replaced by
+    None, and a ``jaxdp.Keys`` becomes None. So does whatever is static in a node and no
+    number, text, dtype or class of a module, or a container of these: the functions of a
+    ``TrainState``'s ``tx`` hold keys and noise. What is left serves to be read, not to go
+    on with a run.
+
+    Raises:
+      TypeError: it holds an object that is no pytree, array, number or text, of which
+        nobody knows what it hides. Or a state of this library taken apart: as a dictionary,
+        such as ``nnx.state``, ``_asdict`` and Flax's serialisation make, a tuple or a list.
+        Such a thing does not say what is secret.
+    """
+    return _without_static(_without(state, lambda node: node.SECRET))
+
+
+def rootless(node: Any) -> tuple[str, ...]:
+    """Returns the secret fields of a state that its roots give back.
+
+    They do not give back ``KEPT`` ones.
+    """
+    return tuple(set(node.SECRET) - set(getattr(node, "KEPT", ())))
+
+
+def without_roots(state: Any) -> Any:
+    """Returns the part of a state for a checkpoint: all that its roots do not give back.
+
+    Secret, where a node declares secret fields to be ``KEPT``: they depend on data.
+    """
+    return _without(state, rootless)
+
+
+def _without(state: Any, hidden: Callable[[Any], Collection[str]]) -> Any:
+    """Returns a state without the fields that ``hidden`` names of a node with secrets."""
+
+    def is_leaf(node: Any) -> bool:
+        return hasattr(type(node), "SECRET") or isinstance(node, keys_lib.Keys)
+
+    def shown(node: Any) -> Any:
+        if isinstance(node, keys_lib.Keys):
+            return None
+        if hasattr(type(node), "SECRET"):
+            gone = hidden(node)
+            fields = {
+                f: None if f in gone else _without(getattr(node, f), hidden)
+                for f in node._fields
+            }
+            return type(node)(**fields)
+        if isinstance(node, jax.Array | np.ndarray | np.generic | int | float | str):
+            return node
+        raise TypeError(
+            "state must be a pytree of arrays; nobody knows what an object of type "
+            f"{type(node).__name__} hides"
+        )
+
+    return jax.tree.map(shown, state, is_leaf=is_leaf)
+
+
+_LEAF = jax.tree.structure(0)
+_PLAIN = bool | int | float | complex | str | bytes | np.dtype | enum.Enum | None
+#: By these a state of this library is known that has become a dictionary.
+_HORIZON = frozenset(Horizon._fields)
+
+
+def _is_horizon(node: Any) -> bool:
+    return isinstance(node, Horizon) or (
+        isinstance(node, Mapping) and set(node) >= _HORIZON
+    )
+
+
+def _without_static(node: Any) -> Any:
+    """Returns a tree in whose nodes nothing is static but plain values."""
+    parts = node.values() if isinstance(node, Mapping) else ()
+    if type(node) in (tuple, list):
+        parts = node
+    secret = isinstance(node, jax.Array) and threefry.is_secret(node)
+    if secret or any(map(_is_horizon, parts)):
+        found = "the key of its noise" if secret else f"one as a {type(node).__name__}"
+        raise TypeError(
+            f"state must be a state as its transformation made it, got {found}, which "
+            "does not say what is secret; show the original, such as the opt_state of an "
+            "nnx.Optimizer"
+        )
+    children, structure = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
+    if structure == _LEAF:
+        return node
+    below = [_without_static(child) for child in children]
+    kind, static = structure.node_data()
+    if kind in (tuple, list, dict, type(None)) or hasattr(kind, "_fields"):
+        return jax.tree.unflatten(structure, below)
+    outline = jax.tree_util.PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, (kind, _plain(static)), [_LEAF] * len(below)
+    )
+    try:
+        return jax.tree.unflatten(outline, below)
+    except Exception as error:
+        raise TypeError(
+            "state must be a pytree of arrays; nobody knows what the static part of an "
+            f"object of type {type(node).__name__} hides, which is nothing without it"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Returns the plain part of a static value, with None in the place of all else."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, type):  # One that is made in a function has its variables.
+        return None if "<locals>" in value.__qualname__ else value
+    if isinstance(value, dict):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        kept = map(_plain, value)
+        return type(value)(*kept) if hasattr(value, "_fields") else type(value)(kept)
+    return None

@@ -1,0 +1,1 @@
+"""Data sets, files of users, bins and groups."""

@@ -1,0 +1,261 @@
+"""Conversion of tables to codes of a finite domain, and back, by given bins.
+
+Bins are public: they are never learned from the records. A record that they do not
+describe (a number that is none, a value that no list has) is no error, for an error would
+tell that somebody has it: unless the column names a value for all others, the record gets
+the code -1, which counts zero in every query.
+"""
+
+import csv
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp.data import values as values_lib
+
+#: The most cells of a domain: tables of that size are held in memory, several at a time.
+MAX_CELLS = 2**22
+#: The code of a record that the bins do not describe.
+OUTSIDE = -1
+
+_ALLOWED = (
+    'a mapping from each column to {"edges": [0, 18, 65, 120]}, at least three ascending '
+    'finite numbers, or to {"values": ["f", "m"]}, at least two different values, of '
+    'which "other" may name the one for all unknown values'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column's bins; made by :func:`binning`.
+
+    Attributes:
+      name: in the header of the table.
+      edges: ascending numbers, one more than bins. A bin holds its low edge and not its
+        high one; numbers beyond the edges belong to the first and the last bin.
+      values: the texts of a column of categories, instead.
+      other: which of the values stands for texts that are none of them; None: no value.
+    """
+
+    name: str
+    edges: tuple[int | float, ...] = ()
+    values: tuple[str, ...] = ()
+    other: str | None = None
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.values) or len(self.edges) - 1
+
+    @property
+    def integral(self) -> bool:
+        """True if all edges are integers; bins are then written as integers."""
+        return all(isinstance(edge, int) for edge in self.edges)
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Label of each cell, in words."""
+        ends = itertools.pairwise(self.edges)
+        return self.values or tuple(f"{low:g} to {high:g}" for low, high in ends)
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Text written for each cell: the value, or a number in the middle of the bin."""
+        if self.values:
+            return self.values
+        ends = itertools.pairwise(self.edges)
+        if self.integral:  # The high edge is not in the bin.
+            return tuple(str((low + high - 1) // 2) for low, high in ends)
+        return tuple(_amid(low, high) for low, high in ends)
+
+    def cells(self, texts: Iterable[str]) -> np.ndarray:
+        """Returns the cell of each text: int32, or -1 for none."""
+        if self.values:
+            known = {text: i for i, text in enumerate(self.values)}
+            others = OUTSIDE if self.other is None else known[self.other]
+            found = [known.get(text.strip(), others) for text in texts]
+            return np.array(found, np.int32)
+        numbers = np.array([_number(text) for text in texts], np.float64)
+        inner = np.array(self.edges[1:-1], np.float64)
+        bins = np.searchsorted(inner, numbers, side="right")
+        return np.where(np.isnan(numbers), OUTSIDE, bins).astype(np.int32)
+
+
+def _amid(low: float, high: float) -> str:
+    """Returns the middle of a bin, rounded to six digits if that lies in the bin."""
+    middle = low / 2 + high / 2
+    short = f"{middle:.6g}"
+    return short if low <= float(short) < high else repr(middle)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Binning:
+    """All columns' bins: a product domain; made by :func:`binning`."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of cells of each column."""
+        return tuple(column.num_cells for column in self.columns)
+
+    @property
+    def domain_size(self) -> int:
+        return math.prod(self.sizes)
+
+    def encode(self, rows: Sequence[Sequence[str]]) -> np.ndarray:
+        """Encodes records as codes; each depends on its own record alone.
+
+        Args:
+          rows: n records of texts, in the order of the columns.
+
+        Returns:
+          int32 (n,), in [0, domain_size), the last column moving fastest; -1 where a
+          column has no cell for the text.
+        """
+        codes = np.zeros(len(rows), np.int64)
+        inside = np.ones(len(rows), bool)
+        for j, column in enumerate(self.columns):
+            cells = column.cells(row[j] for row in rows)
+            inside &= cells != OUTSIDE
+            codes = codes * column.num_cells + cells
+        return np.where(inside, codes, OUTSIDE).astype(np.int32)
+
+    def decode(self, codes: np.ndarray) -> list[list[str]]:
+        """Decodes codes to texts: a value of a category, or the middle of a bin.
+
+        Args:
+          codes: integers (n,) in [0, domain_size).
+        """
+        cells = np.unravel_index(np.asarray(codes), self.sizes)
+        columns = [
+            np.array(column.texts, object)[numbers]
+            for column, numbers in zip(self.columns, cells, strict=True)
+        ]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+
+# --- what is given -----------------------------------------------------------------
+
+
+def binning(bins: Mapping[str, Any] | str | pathlib.Path) -> Binning:
+    """Reads bins, from a mapping or a JSON file of one.
+
+    ``{"age": {"edges": [0, 18, 40, 65, 120]}, "sex": {"values": ["f", "m", "x"], "other":
+    "x"}}`` has 4 times 3 cells.
+
+    Raises:
+      ValueError: no such file, another form, or more than ``MAX_CELLS`` cells in all.
+    """
+    if not isinstance(bins, Mapping):
+        bins = _read_json(pathlib.Path(bins))
+    if not bins:
+        raise ValueError(f"bins must be {_ALLOWED}; got no column")
+    made = Binning(tuple(_column(name, spec) for name, spec in bins.items()))
+    if made.domain_size > MAX_CELLS:
+        product = " x ".join(str(size) for size in made.sizes)
+        raise ValueError(
+            f"bins must have at most {MAX_CELLS} cells in all, one for each combination; "
+            f"got {product} = {made.domain_size}"
+        )
+    return made
+
+
+def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError("a name is there twice")
+        return dict(pairs)
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        bins = json.loads(text, object_pairs_hook=unique)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"bins must be a JSON file, got {str(path)!r}: {values_lib.decoding(error)}"
+        ) from error
+    if not isinstance(bins, dict):
+        raise ValueError(f"bins must be {_ALLOWED}; got a {type(bins).__name__}")
+    return bins
+
+
+def _column(name: str, spec: Any) -> Column:
+    where = f"bins must be {_ALLOWED}; column {name!r} has {spec!r}"
+    keys = set(spec) if isinstance(spec, Mapping) else set()
+    if keys == {"edges"} and isinstance(spec["edges"], list | tuple):
+        edges = tuple(spec["edges"])
+        good = all(type(e) in (int, float) and math.isfinite(e) for e in edges)
+        rising = good and all(a < b for a, b in itertools.pairwise(edges))
+        if len(edges) >= 3 and rising:
+            return Column(name, edges=edges)
+    if keys in ({"values"}, {"values", "other"}) and isinstance(
+        spec["values"], list | tuple
+    ):
+        good = all(type(value) in (int, str) for value in spec["values"])
+        values = tuple(str(value).strip() for value in spec["values"])
+        other = str(spec["other"]).strip() if "other" in keys else None
+        different = len(set(values)) == len(values) >= 2
+        if good and different and (other is None or other in values):
+            return Column(name, values=values, other=other)
+    raise ValueError(where)
+
+
+# --- tables ------------------------------------------------------------------------
+
+
+def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]:
+    """Reads the named columns of a CSV file with a header line; others are left out.
+
+    Returns:
+      One list of texts for each row that is not blank, in the order of ``names``.
+
+    Raises:
+      ValueError: no such file, no such columns, or a row of another length.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(f"path must be an existing file, got {str(path)!r}")
+    try:
+        # utf-8-sig: spreadsheets write a byte-order mark.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, [c.strip() for c in row]) for row in reader]
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise ValueError(
+            f"path {str(path)!r} is no UTF-8 CSV file: {values_lib.decoding(error)}"
+        ) from error
+    rows = [(line, cells) for line, cells in rows if any(cells)]
+    if not rows:
+        raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
+    header, body = rows[0][1], rows[1:]
+    for name in names:
+        if header.count(name) != 1:
+            raise ValueError(
+                f"the header of {str(path)!r} must have each column of the bins once, "
+                f"got {header.count(name)} of {name!r}{values_lib.only(header)}"
+            )
+    for i, (line, cells) in enumerate(body):
+        if len(cells) != len(header):
+            raise ValueError(
+                f"row {i + 1} (line {line}) of {str(path)!r} has {len(cells)} cells, but "
+                f"the header has {len(header)} columns"
+            )
+    where = [header.index(name) for name in names]
+    return [[cells[j] for j in where] for _, cells in body]

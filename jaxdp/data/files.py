@@ -1,0 +1,241 @@
+"""Data sets from a user's CSV or NPZ file."""
+
+import math
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from jaxdp.core import validate
+from jaxdp.data import tables
+from jaxdp.data import values as values_lib
+from jaxdp.data.datasets import PUBLIC_NOTE, Dataset, split_rows
+from jaxdp.data.scaling import Bounds, bound_arrays, scale_by_bounds
+
+#: So many public records say nothing of the others.
+_FEW = 10
+
+
+def load_file(
+    path: str | pathlib.Path,
+    *,
+    label: str | None = None,
+    task: Literal["classification", "regression"] = "classification",
+    classes: int | Sequence[str] | None = None,
+    bounds: Bounds | None = None,
+    label_bounds: tuple[float, float] | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Reads a CSV or NPZ file; all its numbers must be finite.
+
+    A CSV begins with a header line; every column but the label is a feature. An NPZ
+    holds the features as array ``x`` (records first; further axes are flattened) and
+    the labels as array ``label``.
+
+    Args:
+      path: a ``.csv`` or ``.npz`` file.
+      label: CSV: the label column's name. NPZ: the label array's name, ``"y"`` if None.
+      task: what the label is.
+      classes: the public set of classes: their number K, for labels 0 to K - 1, or
+        their names in order, for labels that are names. None reads the set from the
+        file, and the note says so: it is then assumed to be public.
+      bounds: public (low, high) of the features, each a number or one per column, or a
+        mapping from every column's name to its (low, high). Features are scaled to
+        [0, 1], values outside are clipped. None leaves features as they are.
+      label_bounds: the same for a regression target.
+      test_fraction: held-out public records, in (0, 1), rounded up.
+      seed: of the permutation that chooses them.
+
+    Returns:
+      The data set; the split depends on the number of records and the seed alone.
+
+    Raises:
+      ValueError: naming the argument (missing file, column or array), or the row and
+        column of a cell that is no finite number or no class, or bounds that are not
+        low < high, or too few rows to split. What a cell holds is said in
+        ``with jaxdp.models.show_values():`` only.
+    """
+    validate.one_of(("classification", "regression"), task=task)
+    table = tables.read(path, label)
+    num_records = len(table.features)
+    if num_records < 2:
+        raise ValueError(
+            f"path {str(path)!r} must have at least 2 rows, one to train and one to "
+            f"test, got {num_records}"
+        )
+    x, notes = _scaled_features(table, bounds)
+    class_names, num_classes, target_bounds = (), None, None
+    if task == "classification":
+        if label_bounds is not None:
+            raise ValueError("label_bounds is for task='regression' only")
+        y, class_names, num_classes = _class_labels(table, classes)
+        if classes is None:
+            notes.append("The set of labels was read from the file: it is public.")
+    else:
+        if classes is not None:
+            raise ValueError("classes is for task='classification' only")
+        y, target_bounds = _targets(table, label_bounds)
+    kept, held_out = split_rows(num_records, test_fraction, seed, "test_fraction")
+    _warn_if_beyond(table, held_out, bounds, label_bounds)
+    return Dataset(
+        name=pathlib.Path(path).stem,
+        train=(x[kept], y[kept]),
+        test=(x[held_out], y[held_out]),
+        task=task,
+        num_classes=num_classes,
+        feature_names=table.feature_names,
+        class_names=class_names,
+        target_bounds=target_bounds,
+        note=" ".join([*notes, PUBLIC_NOTE]),
+    )
+
+
+def _warn_if_beyond(
+    table: tables.Table,
+    public: np.ndarray,
+    bounds: Bounds | None,
+    label_bounds: tuple[float, float] | None,
+) -> None:
+    """Warns of columns whose public records are mostly outside the bounds."""
+    beyond = []
+    if len(public) < _FEW:
+        return
+    if bounds is not None:
+        low, high = bound_arrays(bounds, table.feature_names)
+        x = table.features[public]
+        share = np.mean((x < low) | (x > high), axis=0)
+        beyond += [table.feature_names[j] for j in np.flatnonzero(share > 0.5)]
+    if label_bounds is not None:
+        y = table.labels[public].astype(np.float64)
+        if np.mean((y < label_bounds[0]) | (y > label_bounds[1])) > 0.5:
+            beyond.append(table.label_name)
+    if beyond:
+        shown = ", ".join(map(repr, beyond[:8])) + (", ..." if len(beyond) > 8 else "")
+        warnings.warn(
+            f"bounds leave out more than half of the held-out public records' numbers in "
+            f"the columns {shown}: numbers beyond the bounds are clipped",
+            stacklevel=3,
+        )
+
+
+def _scaled_features(
+    table: tables.Table, bounds: Bounds | None
+) -> tuple[np.ndarray, list[str]]:
+    if bounds is None:
+        return _float32(table, table.features), ["Features as they are."]
+    low, high = bound_arrays(bounds, table.feature_names)
+    return scale_by_bounds(table.features, low, high), [
+        "Features scaled by the given bounds."
+    ]
+
+
+def _float32(table: tables.Table, values: np.ndarray) -> np.ndarray:
+    """Casts to float32; raises for numbers that it cannot hold."""
+    bad = np.argwhere(np.abs(values) > np.finfo(np.float32).max)
+    if bad.size:
+        columns = table.feature_names if values.ndim == 2 else (table.label_name,)
+        name = columns[bad[0][1] if values.ndim == 2 else 0]
+        raise ValueError(
+            f"{table.place(bad[0][0])}, column {name!r} must fit in float32"
+            + values_lib.got(float(values[tuple(bad[0])]))
+        )
+    return values.astype(np.float32)
+
+
+def _class_labels(
+    table: tables.Table, classes: int | Sequence[str] | None
+) -> tuple[np.ndarray, tuple[str, ...], int]:
+    """Returns labels as classes 0 to K - 1, the classes' names if any, and K."""
+    if isinstance(classes, str | float):
+        raise ValueError(
+            f"classes must be a number >= 2 or a sequence of names, got {classes!r}"
+        )
+    if classes is None or isinstance(classes, int):
+        if classes is not None:
+            validate.integer(at_least=2, classes=classes)
+        numbers = _label_numbers(table, required=classes is not None)
+        if numbers is not None:
+            return _numbered_classes(table, numbers, classes)
+        classes = sorted({str(text) for text in table.labels})
+        _check_inferred(table, len(classes))
+    return _named_classes(table, tuple(classes))
+
+
+def _label_numbers(table: tables.Table, *, required: bool) -> np.ndarray | None:
+    """Returns labels as float64; None if all are names and numbers are not required."""
+    numbers = [tables.number(str(text)) for text in table.labels]
+    if not required and all(table.labels) and not any(v is not None for v in numbers):
+        return None
+    # One typing error among numbers must not quietly become a class of its own.
+    for i, value in enumerate(numbers):
+        if value is None or not math.isfinite(value):
+            raise ValueError(
+                f"{table.place(i)}, column {table.label_name!r} must be a finite number"
+                + values_lib.got(str(table.labels[i]))
+            )
+    return np.array(numbers, np.float64)
+
+
+def _numbered_classes(
+    table: tables.Table, numbers: np.ndarray, classes: int | None
+) -> tuple[np.ndarray, tuple[str, ...], int]:
+    top = np.inf if classes is None else classes - 1
+    allowed = "an integer >= 0" if classes is None else f"an integer 0 to {top}"
+    bad = np.flatnonzero(
+        (numbers != np.round(numbers)) | (numbers < 0) | (numbers > top)
+    )
+    if bad.size:
+        raise ValueError(
+            f"{table.place(bad[0])}, column {table.label_name!r} must be {allowed} "
+            f"(a class){values_lib.got(str(table.labels[bad[0]]))}; name the classes with "
+            "classes=, or use task='regression'"
+        )
+    count = classes or max(2, int(numbers.max()) + 1)
+    if classes is None:
+        _check_inferred(table, count)
+    return numbers.astype(np.int32), (), count
+
+
+def _check_inferred(table: tables.Table, count: int) -> None:
+    """Raises if inferred classes are too many: numbers or identifiers, not classes."""
+    if count > max(2, len(table.labels) // 2):
+        raise ValueError(
+            f"label {table.label_name!r} would have {count} classes with only "
+            f"{len(table.labels)} rows; give classes=, or use task='regression'"
+        )
+
+
+def _named_classes(
+    table: tables.Table, names: tuple[str, ...]
+) -> tuple[np.ndarray, tuple[str, ...], int]:
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise ValueError(
+            f"classes must be at least two different names, got {list(names)}"
+        )
+    index = {str(name): k for k, name in enumerate(names)}
+    for i, text in enumerate(table.labels):
+        if str(text) not in index:
+            raise ValueError(
+                f"{table.place(i)}, column {table.label_name!r} must be one of "
+                f"{', '.join(map(repr, index))}" + values_lib.got(str(text))
+            )
+    y = np.array([index[str(text)] for text in table.labels], np.int32)
+    return y, tuple(index), len(index)
+
+
+def _targets(
+    table: tables.Table, label_bounds: tuple[float, float] | None
+) -> tuple[np.ndarray, tuple[float, float] | None]:
+    """Returns targets as float32, and the bounds that they were scaled by."""
+    numbers = _label_numbers(table, required=True)
+    assert numbers is not None
+    if label_bounds is None:
+        return _float32(table, numbers), None
+    try:
+        (low,), (high,) = bound_arrays(label_bounds, (table.label_name,))
+    except ValueError as error:
+        raise ValueError(f"label_{error}") from error
+    return scale_by_bounds(numbers, low, high), (float(low), float(high))

@@ -1,0 +1,197 @@
+"""Reader of CSV and NPZ files into checked arrays; every error names the cell.
+
+No complaint says what is in it, unless ``show_values`` allows that.
+
+Nothing here scales, splits or encodes: it only turns a file into finite numbers and
+raw labels, or says in one line what is wrong with it.
+"""
+
+import csv
+import math
+import pathlib
+import zipfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp.data import values
+
+SUFFIXES = (".csv", ".npz")
+
+
+class Table(NamedTuple):
+    """A file's content: features as numbers, labels as they were written."""
+
+    feature_names: tuple[str, ...]  # length d
+    features: np.ndarray  # shape=(n, d), dtype=float64, finite
+    labels: np.ndarray  # shape=(n,), str for CSV; the file's dtype for NPZ
+    label_name: str
+    place: Callable[[int], str]  # 0-based row -> where it is, for messages
+
+
+def read(path: str | pathlib.Path, label: str | None) -> Table:
+    """Reads a ``.csv`` or ``.npz`` file.
+
+    Args:
+      path: the file; its suffix decides the format.
+      label: CSV: the label column's name, required. NPZ: the label array's name,
+        ``"y"`` when None.
+
+    Raises:
+      ValueError: naming ``path`` or ``label`` and the row and column at fault.
+    """
+    path = pathlib.Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"path must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
+    if not path.is_file():
+        raise ValueError(f"path must be an existing file, got {str(path)!r}")
+    return (_read_csv if path.suffix.lower() == ".csv" else _read_npz)(path, label)
+
+
+def number(text: str) -> float | None:
+    """Returns the number written in a cell, or None if it is not one."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# --- CSV ---------------------------------------------------------------------------
+
+
+def _read_csv(path: pathlib.Path, label: str | None) -> Table:
+    try:
+        # utf-8-sig: spreadsheets write a byte-order mark, which would otherwise
+        # become part of the first column's name.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, [c.strip() for c in row]) for row in reader]
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise ValueError(
+            f"path {str(path)!r} is no UTF-8 CSV file: {values.decoding(error)}"
+        ) from error
+    rows = [(line, cells) for line, cells in rows if any(cells)]
+    if not rows:
+        raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
+    header, body = _header(path, rows[0][1]), rows[1:]
+    column = _label_column(header, label)
+    lines = [line for line, _ in body]
+    features = np.empty((len(body), len(header) - 1), np.float64)
+    labels = []
+    for i, (line, cells) in enumerate(body):
+        where = f"row {i + 1} (line {line})"
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{where} of {str(path)!r} has {len(cells)} cells, but the header "
+                f"has {len(header)} columns"
+            )
+        labels.append(cells.pop(column))
+        names = header[:column] + header[column + 1 :]
+        features[i] = [
+            _cell(cell, f"{where}, column {name!r} of {str(path)!r}")
+            for name, cell in zip(names, cells, strict=True)
+        ]
+    return Table(
+        feature_names=tuple(header[:column] + header[column + 1 :]),
+        features=features,
+        labels=np.array(labels, dtype=np.str_),
+        label_name=header[column],
+        place=lambda i: f"row {i + 1} (line {lines[i]}) of {str(path)!r}",
+    )
+
+
+def _header(path: pathlib.Path, header: list[str]) -> list[str]:
+    if all(number(name) is not None for name in header):
+        raise ValueError(
+            f"path {str(path)!r} must begin with a header line of column names, "
+            "but the first line holds numbers"
+        )
+    for i, name in enumerate(header):
+        if not name:
+            raise ValueError(f"the header of {str(path)!r} has no name in cell {i + 1}")
+        if name in header[:i]:
+            raise ValueError(
+                f"the header of {str(path)!r} has one name in cells "
+                f"{header.index(name) + 1} and {i + 1}" + values.got(name)
+            )
+    if len(header) < 2:
+        raise ValueError(
+            f"path {str(path)!r} must have a label and at least one feature column "
+            f"separated by commas; its first line has {len(header)}"
+        )
+    return header
+
+
+def _label_column(header: list[str], label: str | None) -> int:
+    if label not in header:
+        # Without a header these would be the cells of a record.
+        raise ValueError(
+            f"label must be one of the {len(header)} columns that the first line names"
+            f"{values.only(header)}; got {label!r}"
+        )
+    return header.index(label)
+
+
+def _cell(text: str, where: str) -> float:
+    value = number(text)
+    if value is None or not math.isfinite(value):
+        raise ValueError(f"{where} must be a finite number" + values.got(text))
+    return value
+
+
+# --- NPZ ---------------------------------------------------------------------------
+
+
+def _read_npz(path: pathlib.Path, label: str | None) -> Table:
+    label = "y" if label is None else label
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise ValueError(
+            f"path {str(path)!r} must be an NPZ file of plain arrays: {error}"
+        ) from error
+    found = ", ".join(repr(name) for name in arrays) or "none"
+    if "x" not in arrays:
+        raise ValueError(
+            f"path {str(path)!r} must hold the features as array 'x', it has {found}"
+        )
+    if label == "x" or label not in arrays:
+        raise ValueError(
+            f"label must be an array of {str(path)!r} other than 'x' ({found}); "
+            f"got {label!r}"
+        )
+    features, labels = _npz_features(path, arrays["x"]), arrays[label]
+    if labels.dtype.kind == "b":
+        labels = labels.astype(np.int32)
+    if labels.shape != (len(features),):
+        raise ValueError(
+            f"array {label!r} of {str(path)!r} must have shape ({len(features)},), one "
+            f"label per record of 'x', got {labels.shape}"
+        )
+    return Table(
+        feature_names=tuple(f"x{j}" for j in range(features.shape[1])),
+        features=features,
+        labels=labels,
+        label_name=label,
+        place=lambda i: f"row {i + 1} of {str(path)!r}",
+    )
+
+
+def _npz_features(path: pathlib.Path, x: np.ndarray) -> np.ndarray:
+    if x.ndim < 2 or x.dtype.kind not in "biuf" or x[:1].size == 0 < len(x):
+        raise ValueError(
+            f"array 'x' of {str(path)!r} must hold real numbers, shape (records, "
+            f"features, ...), got shape {x.shape} of {x.dtype}"
+        )
+    width = math.prod(x.shape[1:])
+    features = x.reshape(len(x), width).astype(np.float64)
+    bad = np.argwhere(~np.isfinite(features))
+    if bad.size:
+        row, column = bad[0]
+        raise ValueError(
+            f"row {row + 1}, column 'x{column}' of {str(path)!r} must be a finite "
+            f"number" + values.got(float(features[row, column]))
+        )
+    return features

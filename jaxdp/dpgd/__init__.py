@@ -1,0 +1,1 @@
+"""DP-GD: noised sums of clipped per-record gradients, the first-order baseline."""

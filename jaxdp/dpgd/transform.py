@@ -1,0 +1,131 @@
+"""DP-GD: clipped per-record gradients, the first-order baseline."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import sampling
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state
+from jaxdp.core.types import PrivatePlan, ValueFn
+from jaxdp.dpgd import oracle
+from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.sphere import path_str
+
+
+class DPGDState(NamedTuple):
+    """State of :func:`dpgd`."""
+
+    horizon: run_state.Horizon
+    noise: jax.Array  # shape=(), key; secret
+    release: jax.Array  # shape=(1,), dtype=float32; norm of the last noised gradient
+
+    SECRET = ("noise",)
+    __repr__ = run_state.hiding_repr
+
+    @property
+    def count(self) -> jax.Array:
+        return self.horizon.count
+
+    @property
+    def exhausted(self) -> jax.Array:
+        return self.horizon.exhausted
+
+
+def dpgd(
+    plan: PrivatePlan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: run_state.Trainable = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes noised sums of clipped per-record gradients an optax transformation.
+
+    Used as :func:`jaxdp.dpzero` is, with the same keywords of ``update``; it needs
+    backpropagation and a ``value_fn`` that can be differentiated.
+
+    Args:
+      plan: a ``jaxdp.plans.DPGD`` with noise.
+      keys: a ``jaxdp.Keys``.
+      trainable: which leaves move; as in :func:`jaxdp.dpzero`.
+      microbatch_size: records differentiated at once: their gradients are all stored.
+      axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
+
+    Privacy:
+      Each step releases d numbers. Noise is discrete Gaussian, added on the grid of the
+      integer sum. ``init`` begins a run: keys from entropy serve one, and ``update`` must
+      not be called twice with one state on different data. Contributions are rounded
+      towards zero, which shrinks coordinates of a few grid units (d in the millions).
+
+    Raises:
+      As :func:`jaxdp.dpzero`.
+
+    References:
+      DPZero paper, Section 2 (DP-GD); Abadi et al., 2016.
+    """
+    keys = keys_lib.check(keys)
+    run_state.check_plan(plan, "dpgd")
+    root = run_state.noise_root(plan, keys)
+    start = run_state.horizon(plan, keys)
+
+    def init_fn(params: Any) -> DPGDState:
+        run_state.refuse_masked(params, "dpgd")
+        run_state.moving(params, trainable)
+        run_state.begin_run(params, keys, "dpgd")
+        # Copies, because callers donate their state.
+        at, key = jax.tree.map(jnp.array, (start, root))
+        return DPGDState(at, key, jnp.zeros((1,), jnp.float32))
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        value_fn: ValueFn,
+        batch: Any,
+        mask: jax.Array | None = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args  # No gradient comes in; other arguments are not ours.
+        params = run_state.need_params(params, "dpgd")
+        run_state.refuse_masked(params, "dpgd")
+        run_state.refuse_differing(
+            axis_name, state=state, params=params, batch=batch, mask=mask
+        )
+        records, kept = sampling.resolve(
+            plan, batch, mask, private=keys.private, step=state.horizon.count
+        )
+        active, horizon = run_state.advance(plan, state.horizon)
+        named = jax.tree_util.tree_leaves_with_path(params)
+        moves = run_state.moving(params, trainable)
+        part = {path_str(p): leaf for p, leaf in named if moves(path_str(p))}
+
+        def whole(moved: dict[str, jax.Array]) -> Any:
+            return jax.tree_util.tree_map_with_path(
+                lambda p, leaf: moved.get(path_str(p), leaf), params
+            )
+
+        dim = sum(math.prod(jnp.shape(leaf)) for leaf in part.values())
+        count = state.horizon.count
+        gradient = oracle.release_gradient(
+            plan,
+            lambda moved, batch: value_fn(whole(moved), batch),
+            part,
+            records,
+            kept,
+            run_state.gaussian(state.noise, count, dim, plan.grid_noise_std).high,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+        )
+        gradient = run_state.zero_where_done(active, gradient)
+        norm = optax.tree.norm(gradient).astype(jnp.float32).reshape(1)
+        out = jax.tree_util.tree_map_with_path(
+            lambda p, leaf: gradient.get(path_str(p), jnp.zeros_like(leaf)), params
+        )
+        return out, state._replace(horizon=horizon, release=norm)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]

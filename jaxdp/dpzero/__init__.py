@@ -1,0 +1,1 @@
+"""DPZero and DPGD-0th: noised slopes along shared random directions."""

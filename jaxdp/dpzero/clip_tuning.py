@@ -1,0 +1,71 @@
+"""Parameters of private clip tuning."""
+
+import dataclasses
+
+from jaxdp.core import validate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClipTuning:
+    r"""A clip that follows a quantile of the slopes, for a share of a step's budget.
+
+    Besides the sum of slopes a step releases how many of its records lie within the clip,
+    each counted as a half for or against, with noise of its own. The next clip is
+
+    .. math::
+      \log C_{t+1} = \log C_t - \eta\Big(\frac{\tilde b_t}{\bar B} + \frac12 - \gamma\Big),
+      \qquad \tilde b_t = \sum_i \big(\mathbf 1\{\|s_{t,i}\| \le C_t\} - \tfrac12\big) + Z_t
+
+    which reads releases alone: the clip is public. Masked rows and rows that are not
+    finite count nothing: a record that is zeroed out is a masked row, not one whose loss
+    is constant, which would count a half for.
+
+    Attributes:
+      target_unclipped_quantile: :math:`\gamma` in (0, 1), the share of records that are
+        not to be clipped.
+      learning_rate: :math:`\eta` in (0, 100], per step.
+      count_noise_multiplier: standard deviation of the noise on the count over how far one
+        record moves it (1 where a record is replaced, a half otherwise). It must exceed
+        the plan's ``noise_multiplier``, which is that of the pair.
+    """
+
+    target_unclipped_quantile: float
+    learning_rate: float
+    count_noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        target = self.target_unclipped_quantile
+        validate.probability(target_unclipped_quantile=target)
+        validate.positive(
+            learning_rate=self.learning_rate,
+            count_noise_multiplier=self.count_noise_multiplier,
+        )
+        if self.learning_rate > 100:  # A step by e**50 is beyond every clip.
+            raise ValueError(
+                f"learning_rate must be a number in (0, 100], got {self.learning_rate!r}"
+            )
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, float(getattr(self, field.name)))
+
+    def sum_noise_multiplier(self, noise_multiplier: float) -> float:
+        """Returns the noise multiplier of the sum that leaves room for the count.
+
+        Sum and count together then cost one Gaussian release.
+
+        Args:
+          noise_multiplier: m of the pair; the sum's is
+            ``(m**-2 - count_noise_multiplier**-2)**-0.5``.
+
+        Raises:
+          ValueError: the count alone costs as much.
+        """
+        count = self.count_noise_multiplier
+        if noise_multiplier == 0:
+            return 0.0
+        if count <= noise_multiplier:
+            raise ValueError(
+                "count_noise_multiplier must exceed the plan's noise_multiplier = "
+                f"{noise_multiplier:.6g}, which pays for sum and count together, got "
+                f"{count!r}"
+            )
+        return (noise_multiplier**-2 - count**-2) ** -0.5

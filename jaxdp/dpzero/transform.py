@@ -1,0 +1,490 @@
+r"""DPZero: private zeroth-order gradients from one noised number per direction.
+
+.. math::
+   y_{t,k} = \frac{1}{\bar B}\Big(\sum_i \mathrm{clip}_C(s_{t,i})_k + Z_{t,k}\Big),
+   \qquad g_t = \frac1K \sum_k y_{t,k} u_{t,k}
+
+with the slopes s of :mod:`jaxdp.kernels.finite_difference`. The dimension enters
+neither sensitivity nor noise.
+
+DPGD-0th is the same release with noise in the other directions added afterwards:
+clipping the vector :math:`s_{t,i}u_t` at C is clipping the slope at
+:math:`C/\|u_t\|`, and isotropic noise is noise along :math:`u_t`, which privacy needs,
+plus independent noise across it, which depends on no record and may be public.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import sampling
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import noise as noise_lib
+from jaxdp.core import run_state
+from jaxdp.core.types import ClipTuning, PathPredicate, ValueFn, ZerothOrderPlan
+from jaxdp.dpzero import oracle
+from jaxdp.kernels import finite_difference, sphere
+from jaxdp.kernels.finite_difference import AxisName
+
+
+class Kept(NamedTuple):
+    """The iterate that the paper returns. Public, as every iterate is."""
+
+    step: jax.Array  # shape=(), dtype=int32; tau
+    params: Any  # x_tau, or x_0 as long as the run has not come to tau
+
+
+class DPZeroState(NamedTuple):
+    """State of :func:`dpzero`. No field holds anything that depends on data un-noised."""
+
+    horizon: run_state.Horizon
+    direction: jax.Array  # shape=(), key of all directions; public
+    noise: jax.Array  # shape=(), key of the noise; or a table, int32 (num_steps, R)
+    # shape=(R,), dtype=float32; y of the last step, and the count of clip tuning: R is K
+    # or K + 1
+    release: jax.Array
+    output: Any  # Kept, or None where the last iterate is the output; public
+    clip: Any  # shape=(), dtype=float32, of the next step, or None: a constant; public
+
+    SECRET = ("noise",)
+    __repr__ = run_state.hiding_repr
+
+    @property
+    def count(self) -> jax.Array:
+        return self.horizon.count
+
+    @property
+    def exhausted(self) -> jax.Array:
+        return self.horizon.exhausted
+
+
+def laplace_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.ndarray:
+    """Draws the run's Laplace noise, int32 (num_steps, K): secret.
+
+    A deterministic function of the noise root and the plan, drawn on the host.
+    """
+    # Attempt 0: further ones have roots of their own.
+    secret = keys_lib.exact_noise_secret(keys)
+    coins = noise_lib.Coins(secret, name, plan.digest, 0)
+    shape = (plan.num_steps, plan.num_directions)
+    table = noise_lib.discrete_laplace(coins, plan.grid_noise_scale, shape)
+    # The sum wraps modulo 2**32 like int32 does, so truncating bits loses nothing.
+    return (table & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+
+
+def step_noise(plan: ZerothOrderPlan, noise: jax.Array, step: jax.Array) -> jax.Array:
+    """Returns the noise of one step, int32 (R,): secret.
+
+    Args:
+      plan: how many, and their standard deviations.
+      noise: of a :class:`DPZeroState`.
+      step: int32, shape=().
+    """
+    if noise.ndim:
+        return jax.lax.dynamic_index_in_dim(noise, step, keepdims=False)
+    slopes = run_state.gaussian(noise, step, plan.num_directions, plan.grid_noise_std)
+    if plan.clip_tuning is None:
+        return slopes.high
+    key = keys_lib.at_step(noise, step)
+    count = run_state.gaussian(key, 1, 1, plan.grid_count_std)
+    return jnp.concatenate([slopes.high, count.high])
+
+
+def dpzero(
+    plan: ZerothOrderPlan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: run_state.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+    noise_table: jax.Array | np.ndarray | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes private zeroth-order gradients an optax transformation.
+
+    Stands first in a chain: incoming updates are ignored and may be None. ``update``
+    takes ``value_fn`` (losses (B,) of a batch), ``batch`` and, for padded full batches,
+    ``mask``; unknown keywords are ignored. Outgoing updates point uphill, as gradients do,
+    and have the dtypes of the params.
+
+    Args:
+      plan: a ``jaxdp.plans.DPZero`` with noise.
+      keys: a ``jaxdp.Keys``; read when the transformation is built.
+      trainable: which leaves move: None for all, a predicate on the path, or a pytree of
+        bools. The others get zero updates and no direction.
+      stacked: predicate on the path: leaves whose first axis counts layers.
+      microbatch_size: records evaluated at once; None is all, or a device's equal part.
+      axis_name: the mesh axis, or several, of the ``jax.shard_map`` in which ``update`` is
+        called, whose devices share the records of a batch. Each is given the same
+        arguments, the *whole* batch among them, evaluates its part of it, and gets the
+        same results: K integers are added over the devices (K + 1 where the clip is
+        tuned). They are those of one device of the same ``microbatch_size``, which is a
+        device's equal part where it is None. With ``check_vma=False`` nothing checks that
+        keys and parameters are the same everywhere, which the guarantee rests on.
+      noise_table: the noise, int32 (num_steps, K), or (num_steps, K + 1) where the plan
+        tunes its clip, for tests and audits; reports of such a run say
+        ``"private": false``.
+
+    Privacy:
+      Each step releases K numbers, and the count of clip tuning, whose noise the plan's
+      event pays for; everything else is post-processing, :func:`dpzero_output` and the
+      moving clip included. Past ``plan.num_steps`` releases and updates are zero. ``init``
+      begins a run: keys from entropy serve one, which ``jax.jit(init)`` must not begin, and
+      ``update`` must not be called twice with one state on different data, for the noise is
+      a function of the state.
+
+    Raises:
+      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: the plan has no noise; traced
+        keys with Laplace noise; masked params; a moving leaf that is not floating point;
+        a batch that the plan's sampler did not draw.
+
+    References:
+      Zhang, Li, Thekumparampil, Oh, He, `DPZero: Private Fine-Tuning of Language Models
+      without Backpropagation <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 2.
+    """
+    return _maker(
+        plan,
+        keys,
+        "dpzero",
+        trainable=trainable,
+        stacked=stacked,
+        microbatch_size=microbatch_size,
+        axis_name=axis_name,
+        noise_table=noise_table,
+    )
+
+
+def dpgd_zeroth_order(
+    plan: ZerothOrderPlan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: run_state.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+    noise_table: jax.Array | np.ndarray | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes DPGD-0th, the DPZero paper's baseline, an optax transformation.
+
+    Per-record vectors ``slope * direction`` are clipped in L2 and their sum gets isotropic
+    noise. Used as :func:`dpzero`, with the same arguments and errors.
+
+    Args:
+      plan: a ``jaxdp.plans.DPGDZerothOrder`` with noise.
+      keys: a ``jaxdp.Keys``.
+      trainable: which leaves move; as in :func:`dpzero`.
+      stacked: leaves whose first axis counts layers; as in :func:`dpzero`.
+      microbatch_size: records evaluated at once.
+      axis_name: as in :func:`dpzero`.
+      noise_table: the noise along the direction, int32 (num_steps, 1), for tests.
+
+    Privacy:
+      Each step releases one number, the coordinate of the noised sum along the direction;
+      one record moves that sum by at most ``plan.sensitivity``. The noise across the
+      direction depends on no record: it comes from the direction root, is public, and a
+      run can be replayed from its releases.
+
+    References:
+      Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
+    """
+    return _maker(
+        plan,
+        keys,
+        "dpgd_zeroth_order",
+        trainable=trainable,
+        stacked=stacked,
+        microbatch_size=microbatch_size,
+        axis_name=axis_name,
+        noise_table=noise_table,
+    )
+
+
+def dpzero_output(state: Any, params: Any) -> Any:
+    """Returns the point of a run: ``x_tau`` of the paper, or the last iterate.
+
+    Args:
+      state: the state of :func:`dpzero` or :func:`dpgd_zeroth_order`, or a tree that holds
+        one, such as a chain's.
+      params: the current params.
+
+    Returns:
+      Where the plan has ``output="random"``, the params before step ``tau``, uniform on
+      {0, ..., num_steps - 1} and drawn from the direction root (so with one step the
+      initial params, which read no record); before step ``tau``, the initial params.
+      Else ``params``.
+
+    Raises:
+      ValueError: ``state`` holds no such state, or more than one.
+
+    References:
+      Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithms 1, 2.
+    """
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, DPZeroState))
+    found = [x for x in leaves if isinstance(x, DPZeroState)]
+    if len(found) != 1:
+        raise ValueError(
+            "state must hold the state of one jaxdp.dpzero or jaxdp.dpgd_zeroth_order, "
+            f"got {len(found) or 'none'}"
+        )
+    return params if found[0].output is None else found[0].output.params
+
+
+def output_step(plan: ZerothOrderPlan, direction: jax.Array) -> jax.Array:
+    """Draws tau, int32 (), uniform on {0, ..., T-1} up to 2**-32 T.
+
+    From the direction root.
+    """
+    context = int(plan.digest[:8], 16)
+    key = keys_lib.stream(direction, "output", context=context)
+    return (keys_lib.words(key, 1)[0] % np.uint32(plan.num_steps)).astype(jnp.int32)
+
+
+def draw_directions(
+    plan: ZerothOrderPlan,
+    key: jax.Array,
+    params: Any,
+    moves: PathPredicate,
+    stacked: PathPredicate | None,
+) -> sphere.Direction:
+    """Draws the K directions of a step from its key."""
+    return sphere.directions(
+        key,
+        params,
+        law=plan.direction,
+        num=plan.num_directions,
+        trainable=moves,
+        stacked=stacked,
+    )
+
+
+def gradient(
+    plan: ZerothOrderPlan,
+    release: jax.Array,
+    rows: sphere.Direction,
+    key: jax.Array,
+    params: Any,
+) -> Any:
+    """Computes the gradient that a release stands for: post-processing, without data.
+
+    Args:
+      plan: whether there is noise across the direction, and how much.
+      release: float32 (K,): y.
+      rows: the K directions of the step.
+      key: the direction key of the step that they were drawn from; public.
+      params: shapes and dtypes.
+    """
+    if not plan.isotropic:
+        return finite_difference.combine(release, rows, params)
+    # A second direction of the same step, for the noise across the first.
+    moves, stacked = frozenset(rows.paths).__contains__, rows.stacked.__contains__
+    two = sphere.directions(
+        key, params, law="gaussian", num=2, trainable=moves, stacked=stacked
+    )
+    other = jax.tree.map(lambda x: x[1:], two)
+    along = _inner(sphere.select(rows, 0), sphere.select(other, 0), params) / rows.dim
+    std = jnp.full((1,), plan.noise_std, jnp.float32)
+    on_direction = finite_difference.combine(release - std * along, rows, params)
+    across = finite_difference.combine(std, other, params)
+    return jax.tree.map(jnp.add, on_direction, across)
+
+
+def _inner(one: sphere.Direction, other: sphere.Direction, params: Any) -> jax.Array:
+    """Computes the inner product of two directions, shape=(), float32."""
+    u, v = (sphere.materialise(d, params) for d in (one, other))
+    return jnp.asarray(optax.tree.vdot(u, v))
+
+
+def _begin(
+    plan: ZerothOrderPlan, direction: jax.Array, noise: Any, start: Any, params: Any
+) -> DPZeroState:
+    """Returns the state before the first step, in copies, because callers donate theirs."""
+    kept = None
+    if plan.output == "random":
+        kept = Kept(output_step(plan, direction), params)
+    root = keys_lib.stream(direction, "direction")
+    release = jnp.zeros((_width(plan),), jnp.float32)
+    bound = None if plan.clip_tuning is None else np.float32(plan.l2_clip_norm)
+    state = DPZeroState(start, root, noise, release, kept, bound)
+    return jax.tree.map(jnp.array, state)
+
+
+def _width(plan: ZerothOrderPlan) -> int:
+    """Returns R, the number of values that a step releases."""
+    return plan.num_directions + (plan.clip_tuning is not None)
+
+
+def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
+    """Computes the clip after a step: float32, shape=().
+
+    Args:
+      tuning: how fast it moves, and whereto.
+      bound: the clip of the step.
+      count: the released count over the normalizer: a half if no record was clipped.
+    """
+    excess = count + np.float32(0.5 - tuning.target_unclipped_quantile)
+    factor = jnp.exp(excess * np.float32(-tuning.learning_rate))
+    # By itself, so that a run and its replay round alike.
+    factor = jax.lax.optimization_barrier(factor)
+    # The range of l2_clip_norm.
+    return jnp.clip(bound * factor, np.float32(1e-30), np.float32(1e30))
+
+
+def _follow(
+    plan: ZerothOrderPlan,
+    state: DPZeroState,
+    release: jax.Array,
+    rows: sphere.Direction,
+    key: jax.Array,
+    params: Any,
+) -> tuple[Any, DPZeroState]:
+    """Applies a step's release to the state: both a run and its replay come here."""
+    count = state.horizon.count
+    active, horizon = run_state.advance(plan, state.horizon)
+    release = run_state.zero_where_done(active, release)
+    made = gradient(plan, release[: plan.num_directions], rows, key, params)
+    if plan.isotropic:
+        made = run_state.zero_where_done(active, made)
+    output = state.output
+    if output is not None:
+        here = count == output.step
+        keep = lambda new, old: jnp.where(here, jnp.asarray(new), old)  # noqa: E731
+        output = Kept(output.step, jax.tree.map(keep, params, output.params))
+    bound = state.clip
+    if plan.clip_tuning is not None:
+        moved = next_clip(plan.clip_tuning, bound, release[-1])
+        bound = jnp.where(active, moved, bound)
+    return made, state._replace(
+        horizon=horizon, release=release, output=output, clip=bound
+    )
+
+
+def replay(
+    plan: ZerothOrderPlan,
+    direction: jax.Array,
+    *,
+    trainable: run_state.Trainable = None,
+    stacked: PathPredicate | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the transformation of a run whose releases are known: it reads no data.
+
+    ``update`` takes ``release``, float32, of the shape of ``state.release``. It works on
+    its own state, which holds no noise, and on that of the run's transformation.
+
+    Args:
+      plan: the plan of the run.
+      direction: the run's direction root; public.
+      trainable: as in the run.
+      stacked: as in the run.
+    """
+
+    def init_fn(params: Any) -> DPZeroState:
+        nobody = run_state.horizon(plan, None)
+        return _begin(plan, direction, None, nobody, params)
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        release: jax.Array,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args
+        moves = run_state.moving(params, trainable)
+        key = keys_lib.at_step(state.direction, state.horizon.count)
+        rows = draw_directions(plan, key, params, moves, stacked)
+        return _follow(plan, state, release, rows, key, params)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+
+
+def _maker(
+    plan: ZerothOrderPlan,
+    keys: keys_lib.Keys,
+    name: str,
+    *,
+    trainable: run_state.Trainable,
+    stacked: PathPredicate | None,
+    microbatch_size: int | None,
+    axis_name: AxisName | None,
+    noise_table: jax.Array | np.ndarray | None,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes the transformation of a plan of the family ``name``."""
+    keys = keys_lib.check(keys)
+    run_state.check_plan(plan, name)
+    if noise_table is not None:
+        noise: Any = _checked_table(plan, noise_table)
+    elif plan.noise == "laplace":
+        noise = laplace_noise(plan, keys, name)
+    else:
+        noise = run_state.noise_root(plan, keys)
+    # Noise that was handed in is not ours to vouch for.
+    start = run_state.horizon(plan, keys, vouched=noise_table is None)
+
+    def init_fn(params: Any) -> DPZeroState:
+        run_state.refuse_masked(params, name)
+        moves = run_state.moving(params, trainable)
+        # Refuses too many orthonormal rows and colliding leaves, draws nothing.
+        jax.eval_shape(
+            lambda key: draw_directions(plan, key, params, moves, stacked),
+            keys.direction,
+        )
+        run_state.begin_run(params, keys, name)
+        return _begin(plan, keys.direction, noise, start, params)
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        value_fn: ValueFn,
+        batch: Any,
+        mask: jax.Array | None = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args  # No gradient comes in; other arguments are not ours.
+        params = run_state.need_params(params, name)
+        run_state.refuse_masked(params, name)
+        run_state.refuse_differing(
+            axis_name, state=state, params=params, batch=batch, mask=mask
+        )
+        count = state.horizon.count
+        records, kept = sampling.resolve(
+            plan, batch, mask, private=keys.private, step=count
+        )
+        moves = run_state.moving(params, trainable)
+        key = keys_lib.at_step(state.direction, count)
+        rows = draw_directions(plan, key, params, moves, stacked)
+        integers = step_noise(plan, state.noise, count)
+        # The vector slope * direction is as long as sqrt(d) slopes.
+        length = math.sqrt(rows.dim) if plan.isotropic else 1.0
+        bound = plan.l2_clip_norm / length if state.clip is None else state.clip
+        y = oracle.release_slopes(
+            plan,
+            value_fn,
+            params,
+            records,
+            kept,
+            rows,
+            integers,
+            bound=bound,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+        )
+        return _follow(plan, state, y, rows, key, params)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+
+
+def _checked_table(plan: ZerothOrderPlan, table: Any) -> jax.Array:
+    shape, dtype = np.shape(table), jnp.result_type(table)
+    want = (plan.num_steps, _width(plan))
+    if shape != want or dtype != jnp.int32:
+        raise ValueError(
+            f"noise_table must be int32 of shape {want}, got {dtype} of shape {shape}"
+        )
+    return jnp.asarray(table)

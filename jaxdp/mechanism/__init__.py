@@ -1,0 +1,1 @@
+"""Bases of plans: sums with independent noise, sums with correlated noise, JSON."""

@@ -1,0 +1,247 @@
+"""Base class of all plans: guarantee, phases, JSON and tables."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import numbers
+from typing import Any, ClassVar, Self, get_args
+
+import optax
+
+from jaxdp import accounting, sampling
+from jaxdp.core import validate
+from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.keys import Keys
+from jaxdp.core.types import Perturbation, Phase, Relation
+
+_SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
+_PLANS: dict[str, type["Plan"]] = {}
+
+
+class Plan:
+    """Frozen numbers that couple sampling, bound, randomness and accounting.
+
+    A subclass is a frozen dataclass; its fields are the plan.
+    """
+
+    num_examples: int
+    num_steps: int  # how many releases there are
+    sampling: sampling.AnySampler  # which records a step reads
+    relation: Relation
+    delta: float | None
+
+    family: ClassVar[str]
+    #: Whether the releases of a step are few enough to be logged, so that the log alone
+    #: rebuilds the parameters.
+    replayable: ClassVar[bool] = False
+    #: Why the log of another plan does not rebuild them: what its releases are.
+    unlogged: ClassVar[str] = "are as large as the parameters"
+    #: Whether it draws directions, so that leaves of layers may be declared.
+    draws_directions: ClassVar[bool] = False
+    #: Whether it makes steps itself, which no optimizer may rescale.
+    makes_steps: ClassVar[bool] = False
+    #: Whether an ``Algorithm`` runs it, not a transformation of gradients.
+    runs_algorithm: ClassVar[bool] = False
+    #: Whether it differentiates records, which may be done in parts.
+    differentiates: ClassVar[bool] = True
+    #: Whether a run may end before its last step.
+    may_stop: ClassVar[bool] = False
+    #: Fields that hold several numbers, by name: how JSON gives them back.
+    nested: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "family" in vars(cls):  # Not for classes that others build on.
+            _PLANS[cls.__name__] = cls
+
+    @classmethod
+    def _fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        subclass: Any = cls  # Every subclass is a dataclass.
+        return dataclasses.fields(subclass)
+
+    def _check_delta(self, delta: float) -> None:
+        validate.probability(delta=delta)
+
+    def _coerce(self) -> None:
+        """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
+        for field in self._fields():
+            value: Any = getattr(self, field.name)
+            if isinstance(value, numbers.Real) and not isinstance(value, bool):
+                whole = field.type in (int, int | None)
+                number: Any = value
+                plain = int(number) if whole else float(number)
+                object.__setattr__(self, field.name, plain)
+
+    # Accounting.
+
+    @property
+    def _guarantee(self) -> accounting.Guarantee:
+        raise NotImplementedError
+
+    @property
+    def event(self) -> Any:
+        """The dp-accounting event of all releases together."""
+        return self._guarantee.event
+
+    @property
+    def event_relation(self) -> Any:
+        """The dp-accounting relation under which :attr:`event` is to be composed."""
+        return self._guarantee.event_relation
+
+    def epsilon(self, *, delta: float | None = None) -> accounting.Epsilon:
+        """Returns the epsilon of the whole run at ``delta`` (default: the calibrated one).
+
+        The float also names the accountant that computed it. It is infinite without noise.
+        """
+        delta = self.delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta must be a number in (0, 1); the plan has none")
+        self._check_delta(delta)
+        return accounting.epsilon(*self._guarantee, delta)
+
+    # Structure.
+
+    @property
+    def evaluates_batches(self) -> bool:
+        """True if losses of a whole batch are evaluated in one call.
+
+        A loss could then let one record reach another's, which ``fit`` checks.
+        """
+        return self.draws_directions
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        size = self.sampling.rows(self.num_examples)
+        return (Phase("step", 1, size),)
+
+    def transform(
+        self, keys: Keys, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """Builds the gradient transformation that runs under this plan."""
+        raise NotImplementedError
+
+    def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
+        """Builds the algorithm that runs under this plan, if it ``runs_algorithm``."""
+        raise NotImplementedError
+
+    def returned(self, state: Any, params: Any) -> Any:
+        """Returns the result of a run, given its state and the last iterate."""
+        return params
+
+    def shown(self, state: Any, params: Any) -> Any:
+        """Returns the public value that a callback is shown during a run."""
+        return params
+
+    def outcome(self, state: Any) -> dict[str, Any]:
+        """Returns the entries of a report on a run, given its state; all are public."""
+        return {}
+
+    def mechanism(self) -> dict[str, Any]:
+        """Returns clip and randomness of a step, for reports."""
+        raise NotImplementedError
+
+    def perturbation(self, dim: int) -> Perturbation:
+        """Returns size and kind of the parameter perturbation; radius 0 means none."""
+        del dim  # Of plans whose radius is the distance of the points.
+        return Perturbation(0.0)
+
+    def replay(
+        self, direction: Any, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """Builds the transformation that replays known releases; it reads no data.
+
+        Args:
+          direction: the run's direction root, a typed key, shape=(); public.
+          **kwargs: ``trainable`` and ``stacked``, as in the run.
+
+        Raises:
+          ValueError: the plan is not ``replayable``.
+        """
+        raise ValueError(
+            f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
+            f"releases {self.unlogged} and are not logged"
+        )
+
+    # Text.
+
+    def to_json(self) -> str:
+        """Returns the plan as JSON, which :func:`jaxdp.plans.from_json` reads back."""
+        fields: dict[str, Any] = {"plan": type(self).__name__}
+        for field in self._fields():
+            value: Any = getattr(self, field.name)
+            if field.name == "sampling":
+                sampler: Any = value
+                chosen = dataclasses.asdict(sampler)
+                value = {"sampler": type(sampler).__name__, **chosen}
+            elif field.name in self.nested and value is not None:
+                part: Any = value
+                value = dataclasses.asdict(part)
+            fields[field.name] = _written(value)
+        return json.dumps(fields, indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads a plan from the JSON that :meth:`to_json` wrote.
+
+        Raises:
+          ValueError: not such a text, or a plan of another class.
+        """
+        plan = from_json(text)
+        if not isinstance(plan, cls):
+            raise ValueError(
+                f"text must hold a {cls.__name__}, got a {type(plan).__name__}"
+            )
+        return plan
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the plan's numbers, in hex."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns (name, value) of every number of the plan, for tables."""
+        out = [("plan", type(self).__name__)]
+        out += [(f.name, f"{getattr(self, f.name)}") for f in self._fields()]
+        return out
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self.rows())
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
+
+
+def _written(value: Any) -> Any:
+    """Replaces infinity, which JSON lacks, by a string."""
+    if isinstance(value, dict):
+        return {name: _written(part) for name, part in value.items()}
+    return "inf" if value == math.inf else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _read(part) for name, part in value.items()}
+    return math.inf if value == "inf" else value
+
+
+def from_json(text: str) -> Plan:
+    """Reads a plan from the JSON that ``to_json`` wrote.
+
+    Raises:
+      ValueError: not JSON of a plan, an unknown plan or sampler, or fields that are
+        missing, unknown or out of range.
+    """
+    try:
+        fields = json.loads(text)
+        kind = _PLANS[fields.pop("plan")]
+        if "sampling" in fields:
+            chosen = fields["sampling"]
+            fields["sampling"] = _SAMPLERS[chosen.pop("sampler")](**chosen)
+        fields = {name: _read(value) for name, value in fields.items()}
+        for name, make in kind.nested.items():
+            if fields.get(name) is not None:
+                fields[name] = make(**fields[name])
+        return kind(**fields)
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"text must be the JSON of a plan ({', '.join(sorted(_PLANS))}): {error!r}"
+        ) from error

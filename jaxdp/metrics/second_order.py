@@ -1,0 +1,394 @@
+r"""Second-order stationarity of a point.
+
+A point is an alpha-second-order stationary point (SOSP) of F, whose Hessian is
+rho-Lipschitz, if
+
+.. math:: \|\nabla F(x)\| \le \alpha \quad\text{and}\quad
+  \nabla^2F(x) \succeq -\sqrt{\rho\alpha}\,I,
+
+so that the least alpha for which it is one is
+
+.. math:: \hat\alpha(x) = \max\Big\{\|\nabla F(x)\|,\
+  \frac{\max(0,-\lambda_{\min}(\nabla^2F(x)))^2}{\rho}\Big\}.
+
+Measure the expected F, where it is known (:func:`sosp_alpha_of`), or the mean over public
+records that no run has read (:func:`sosp_alpha`). It is an exact statistic of the records:
+not private. The promise of a private run is the alpha of its certificate.
+
+References:
+  Liu and Talwar, Adaptive batch size for privately finding second-order stationary
+  points, 2025: the measure. Van Dorsselaer, Hochstenbach and van der Vorst, Computing
+  probabilistic bounds for extreme eigenvalues of symmetric matrices with the Lanczos
+  method, 2000: the other side of a Ritz value.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from jax.flatten_util import ravel_pytree
+
+from jaxdp.core import validate
+from jaxdp.core.types import ValueFn
+
+#: How probable it is that the random start of Lanczos misleads a bound.
+_FAILURE = 1e-6
+#: Columns of a dense Hessian that are formed at once.
+_COLUMNS = 32
+
+
+class SospAlpha(float):
+    """Least alpha of a point: a float with details of its computation.
+
+    The number is at least the true one. It is the true one, but for rounding, where the
+    Hessian was dense, and :attr:`lower` says how much smaller it may be where it was not.
+
+    Attributes:
+      gradient_norm: of F.
+      min_eigenvalue: of the Hessian. From Lanczos it is a Ritz value: at least the least
+        eigenvalue, never below it.
+      min_eigenvalue_lower: at most the least eigenvalue. From Lanczos it is so with
+        probability at least 1 - 1e-6 over the random start, for any spectrum.
+      lower: the least alpha if ``min_eigenvalue`` were exact: at most the true one.
+      num_products: Hessian-vector products that it took.
+    """
+
+    gradient_norm: float
+    min_eigenvalue: float
+    min_eigenvalue_lower: float
+    lower: float
+    num_products: int
+
+    def __new__(
+        cls,
+        value: float,
+        gradient_norm: float,
+        min_eigenvalue: float,
+        min_eigenvalue_lower: float,
+        lower: float,
+        num_products: int,
+    ) -> Self:
+        self = super().__new__(cls, value)
+        self.gradient_norm, self.min_eigenvalue = gradient_norm, min_eigenvalue
+        self.min_eigenvalue_lower, self.lower = min_eigenvalue_lower, lower
+        self.num_products = num_products
+        return self
+
+    @property
+    def alpha(self) -> float:
+        """Value of alpha as a plain float."""
+        return float(self)
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (
+            self.gradient_norm,
+            self.min_eigenvalue,
+            self.min_eigenvalue_lower,
+            self.lower,
+            self.num_products,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (float(self), *self._fields())
+
+    def __repr__(self) -> str:
+        norm, least, bound, lower, count = self._fields()
+        return (
+            f"SospAlpha({float(self)!r}, gradient_norm={norm!r}, min_eigenvalue={least!r}, "
+            f"min_eigenvalue_lower={bound!r}, lower={lower!r}, num_products={count})"
+        )
+
+    def __str__(self) -> str:
+        return repr(float(self))
+
+
+def sosp_alpha(
+    value_fn: ValueFn,
+    x: Any,
+    data: Any,
+    hess_lip: float,
+    *,
+    batch_size: int = 512,
+    max_dense_dim: int = 500,
+    num_steps: int = 128,
+    tolerance: float = 1e-6,
+    seed: int = 0,
+) -> SospAlpha:
+    """Computes the least alpha for which x is an alpha-SOSP of the mean loss over records.
+
+    Everything is computed in float64, whatever the dtype of x and of the records (what
+    ``value_fn`` itself casts to a smaller one stays that imprecise). Up to
+    ``max_dense_dim`` parameters the Hessian is formed, and its eigenvalues are exact.
+    Beyond, Lanczos runs on Hessian-vector products with full reorthogonalisation, on the
+    host, in memory of ``num_steps`` vectors like x.
+
+    Args:
+      value_fn: ``(params, batch) -> losses (B,)``, twice differentiable, hashable; the
+        same object is compiled once.
+      x: pytree of floating arrays, d elements in all.
+      data: pytree of arrays with one leading axis, n >= 1 records.
+      hess_lip: rho > 0, the Lipschitz constant of the Hessian.
+      batch_size: records read at once; bounds the memory.
+      max_dense_dim: the largest d for which the Hessian is formed.
+      num_steps: of Lanczos, at most.
+      tolerance: Lanczos ends where the interval for the least eigenvalue is narrower than
+        this times the largest absolute Ritz value.
+      seed: of the start of Lanczos; public.
+
+    Returns:
+      A :class:`SospAlpha`, which is a float. It is a statistic of the records, and not
+      private.
+
+    Raises:
+      TypeError: a leaf of x that is not floating.
+      ValueError: a number out of its range, records without a common leading axis, losses
+        of another shape, or derivatives that are not finite.
+    """
+    validate.positive(hess_lip=hess_lip, tolerance=tolerance)
+    validate.integer(batch_size=batch_size, num_steps=num_steps)
+    validate.integer(at_least=0, max_dense_dim=max_dense_dim, seed=seed)
+    # User code may mix its own float32 constants with the float64 parameters.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        mean = _Mean(value_fn, x, data, batch_size)
+        gradient_norm = float(np.linalg.norm(mean.gradient()))
+        if mean.dim <= max_dense_dim:
+            least = float(np.linalg.eigvalsh(mean.hessian())[0])
+            found = _LeastEigenvalue(least, least, mean.dim)
+        else:
+            start = np.random.default_rng(seed).standard_normal(mean.dim)
+            found = _lanczos(mean.hessian_product, start, num_steps, tolerance)
+
+    def alpha(min_eigenvalue: float) -> float:
+        return max(gradient_norm, max(0.0, -min_eigenvalue) ** 2 / hess_lip)
+
+    return SospAlpha(
+        alpha(found.lower),
+        gradient_norm,
+        found.value,
+        found.lower,
+        alpha(found.value),
+        found.num_products,
+    )
+
+
+def sosp_alpha_of(
+    function: Callable[[Any], Any], x: Any, hess_lip: float, **options: Any
+) -> SospAlpha:
+    """Computes the least alpha for which x is an alpha-SOSP of a function without records.
+
+    Args:
+      function: x -> F, shape=(): an expected loss in closed form. Hashable.
+      x: pytree of floating arrays.
+      hess_lip: rho > 0.
+      **options: ``max_dense_dim``, ``num_steps``, ``tolerance`` and ``seed`` of
+        :func:`sosp_alpha`.
+
+    Returns:
+      A :class:`SospAlpha`.
+
+    Raises:
+      TypeError, ValueError: as :func:`sosp_alpha`.
+    """
+    return sosp_alpha(_OneRecord(function), x, np.zeros(1), hess_lip, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OneRecord:
+    """A function as the loss of a single record; equal where the functions are."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, params: Any, batch: Any) -> jax.Array:
+        return jnp.reshape(self.function(params), jnp.shape(batch))
+
+
+class _LeastEigenvalue(NamedTuple):
+    value: float  # at least the least eigenvalue
+    lower: float  # at most
+    num_products: int
+
+
+def _lanczos(
+    product: Callable[[np.ndarray], np.ndarray],
+    start: np.ndarray,
+    num_steps: int,
+    tolerance: float,
+) -> _LeastEigenvalue:
+    r"""Bounds the least eigenvalue by an interval, from a start of standard normals (d,).
+
+    k steps from the unit vector v end with Ritz values :math:`\theta_i` and norms
+    :math:`\beta_j` of what was orthogonalised, and
+    :math:`\|\prod_i(H-\theta_i)v\|=\prod_j\beta_j`. So for the least eigenvalue, with
+    unit vector w, either :math:`\lambda=\theta_1` or
+
+    .. math:: |\langle w,v\rangle|\,\prod_{i\le k}(\theta_i-\lambda)\le
+      \prod_{j\le k}\beta_j.
+
+    A uniform v has :math:`|\langle w,v\rangle|\ge c` but for a probability of
+    :math:`c\sqrt{2(d-1)/\pi}`. That one event bounds the eigenvalue from below at every
+    k, so that one may stop where the bound is close.
+    """
+    dim = len(start)
+    overlap = _FAILURE * math.sqrt(math.pi / (2 * max(dim - 1, 1)))
+    num_steps = min(num_steps, dim)
+    basis = np.empty((num_steps, dim))
+    diagonal, norms = np.empty(num_steps), np.empty(num_steps)
+    vector = start / np.linalg.norm(start)
+    for k in range(num_steps):
+        basis[k] = vector
+        vector = product(vector)
+        diagonal[k] = vector @ basis[k]
+        for _ in range(2):  # once loses orthogonality to rounding
+            vector = vector - (basis[: k + 1] @ vector) @ basis[: k + 1]
+        norms[k] = np.linalg.norm(vector)
+        tridiagonal = diagonal[: k + 1], norms[:k]
+        ritz = np.asarray(scipy.linalg.eigvalsh_tridiagonal(*tridiagonal))
+        below = _distance_below(ritz, norms[: k + 1], overlap) if k + 1 < dim else 0.0
+        if below <= tolerance * np.abs(ritz).max():
+            break
+        vector = vector / norms[k]
+    return _LeastEigenvalue(float(ritz[0]), float(ritz[0] - below), k + 1)
+
+
+def _distance_below(ritz: np.ndarray, norms: np.ndarray, overlap: float) -> float:
+    r"""Solves :math:`\prod_i(\theta_i-\theta_1+\delta)=\prod_j\beta_j/c` for delta."""
+    if not norms.all():
+        return 0.0  # an invariant subspace, which the start does not leave
+    target = np.log(norms).sum() - math.log(overlap)
+    high = target / len(ritz)  # of log delta: no factor is below delta
+    low = high - 100.0
+    gaps = ritz - ritz[0]
+    for _ in range(60):
+        middle = (low + high) / 2
+        if np.log(gaps + math.exp(middle)).sum() > target:
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)
+
+
+class _Mean:
+    """The mean loss over the records and its derivatives at one point, in float64."""
+
+    def __init__(self, value_fn: ValueFn, x: Any, data: Any, batch_size: int):
+        for leaf in jax.tree.leaves(x):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise TypeError(
+                    f"x must have floating leaves, got {jnp.result_type(leaf)}"
+                )
+        point = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), x)
+        flat = np.asarray(ravel_pytree(point)[0])
+        if not flat.size or not np.isfinite(flat).all():
+            raise ValueError("x must have elements, all of them finite")
+        data = jax.tree.map(jnp.asarray, data)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(data)]
+        if not shapes or any(s[:1] != shapes[0][:1] or not s[:1] for s in shapes):
+            raise ValueError(
+                f"data must be arrays with one leading axis, got shapes {shapes}"
+            )
+        num = shapes[0][0]
+        if not num:
+            raise ValueError("data must have records, got none")
+        losses = jax.eval_shape(value_fn, point, _rows(data, jnp.arange(num)))
+        if getattr(losses, "shape", None) != (num,):
+            raise ValueError(
+                f"value_fn must return losses of shape {(num,)}, got {losses}"
+            )
+        self.dim = flat.size
+        self._static = value_fn, min(batch_size, num)
+        self._arrays = point, data
+
+    def gradient(self) -> np.ndarray:
+        """Returns the gradient of the mean loss, shape (d,)."""
+        return _finite("gradient", _gradient(*self._static, *self._arrays))
+
+    def hessian_product(self, vector: np.ndarray) -> np.ndarray:
+        """Returns the Hessian of the mean loss times a vector, shape (d,)."""
+        products = _products(*self._static, *self._arrays, jnp.asarray(vector[None]))
+        return _finite("Hessian", products)[0]
+
+    def hessian(self) -> np.ndarray:
+        """Returns the Hessian of the mean loss, shape (d, d), symmetric."""
+        found = _products(*self._static, *self._arrays, jnp.eye(self.dim))
+        found = _finite("Hessian", found)
+        return (found + found.T) / 2
+
+
+def _finite(name: str, value: jax.Array) -> np.ndarray:
+    found = np.asarray(value)
+    if not np.isfinite(found).all():
+        raise ValueError(f"value_fn must have a finite {name} at x; it has not")
+    return found
+
+
+def _rows(data: Any, rows: jax.Array) -> Any:
+    """Returns records in float64; integers stay what they are."""
+
+    def leaf_rows(leaf: jax.Array) -> jax.Array:
+        found = leaf[rows]
+        floating = jnp.issubdtype(found.dtype, jnp.floating)
+        return found.astype(jnp.float64) if floating else found
+
+    return jax.tree.map(leaf_rows, data)
+
+
+def _mean(value_fn: ValueFn, x: Any, data: Any, rows: jax.Array) -> Any:
+    """Returns the flat x, and a function: the part of the mean loss due to some rows."""
+    flat, unravel = ravel_pytree(x)
+    num = jax.tree.leaves(data)[0].shape[0]
+    # The last batch may be cut short: it repeats a record, which does not count.
+    batch = _rows(data, jnp.minimum(rows, num - 1))
+
+    def part(point: jax.Array) -> jax.Array:
+        losses = value_fn(unravel(point), batch).astype(jnp.float64)
+        return jnp.sum(jnp.where(rows < num, losses, 0)) / num
+
+    return flat, part
+
+
+def _sum_over_batches(
+    fn: Callable[[jax.Array], jax.Array], data: Any, batch_size: int
+) -> jax.Array:
+    """Sums fn(rows) over batches that cover all records once."""
+    num = jax.tree.leaves(data)[0].shape[0]
+    first = jnp.arange(batch_size)
+
+    def body(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+        return total + fn(start + first), None
+
+    like = jax.eval_shape(fn, first)
+    starts = jnp.arange(0, num, batch_size)
+    return jax.lax.scan(body, jnp.zeros(like.shape, like.dtype), starts)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gradient(value_fn: ValueFn, batch_size: int, x: Any, data: Any) -> jax.Array:
+    def of_rows(rows: jax.Array) -> jax.Array:
+        flat, part = _mean(value_fn, x, data, rows)
+        return jax.grad(part)(flat)
+
+    return _sum_over_batches(of_rows, data, batch_size)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _products(
+    value_fn: ValueFn, batch_size: int, x: Any, data: Any, vectors: jax.Array
+) -> jax.Array:
+    """Computes the Hessian times each row of ``vectors``."""
+
+    def of_rows(rows: jax.Array) -> jax.Array:
+        flat, part = _mean(value_fn, x, data, rows)
+        gradient = jax.grad(part)
+
+        def product(vector: jax.Array) -> jax.Array:
+            return jax.jvp(gradient, (flat,), (vector,))[1]
+
+        return jax.lax.map(product, vectors, batch_size=min(_COLUMNS, len(vectors)))
+
+    return _sum_over_batches(of_rows, data, batch_size)

@@ -1,0 +1,1 @@
+"""Private online-to-non-convex conversion, and private prefix sums."""

@@ -1,0 +1,168 @@
+r"""Private gradient estimates as running sums of released changes.
+
+.. math::
+   \tilde g_1 = \mathrm{GRAD}(w_1) + n_1, \qquad
+   \tilde g_t = \tilde g_{t-1} + \big(\mathrm{DIFF}(w_t, w_{t-1}) + n_t\big)
+
+from one restart to the next. In a single pass the noise :math:`n` is correlated over the
+period, so that what adds up in :math:`\tilde g_t` stays small. The bracket is evaluated
+first: un-noised data are never rounded at the scale of the rest.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import sampling
+from jaxdp.core import correlated_noise, run_state
+from jaxdp.core import keys as keys_lib
+from jaxdp.core.types import IncrementPlan, PathPredicate, ValueFn
+from jaxdp.kernels import smoothed_gradient
+from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.o2nc import oracle
+
+
+class PrivateOracleState(NamedTuple):
+    """State of :func:`private_oracle`. No field holds un-noised data."""
+
+    horizon: run_state.Horizon
+    noise: correlated_noise.Correlated  # secret
+    direction: jax.Array  # shape=(), key of all directions; public
+    previous: Any  # params of the last release; public
+    estimate: jax.Array  # shape=(d,), dtype=float32; the last released gradient
+    release: jax.Array  # shape=(1,), dtype=float32; norm of the last released increment
+
+    SECRET = ("noise",)
+    __repr__ = run_state.hiding_repr
+
+    @property
+    def count(self) -> jax.Array:
+        return self.horizon.count
+
+    @property
+    def exhausted(self) -> jax.Array:
+        return self.horizon.exhausted
+
+
+def private_oracle(
+    plan: IncrementPlan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: run_state.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes the oracles of ``plans.O2NC`` an optax transformation.
+
+    Stands first in a chain, before :func:`jaxdp.o2nc`: incoming updates are ignored and may
+    be None. ``update`` takes ``value_fn``, ``batch`` (of ``jaxdp.sampling.batch``) and
+    ``phase``, the static name of the step's phase in ``plan.phases``; unknown keywords are
+    ignored. Outgoing updates are the released gradient estimate at the params. The
+    first-order oracle needs a loss that can be differentiated.
+
+    Args:
+      plan: a ``jaxdp.plans.O2NC`` with noise.
+      keys: a ``jaxdp.Keys``.
+      trainable: which leaves move; as in :func:`jaxdp.dpzero`.
+      stacked: leaves whose first axis counts layers; as in :func:`jaxdp.dpzero`.
+      microbatch_size: records evaluated at once; each takes d numbers.
+      axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
+
+    Privacy:
+      Each step releases d numbers, an increment of the running estimate; the estimate is
+      their sum. (The scalar oracle releases ``num_directions`` numbers, and its estimate is
+      a function of them.) One record moves the sum of a step that reads it by at most the
+      phase's clip, or its share by the distance from the last query; in a single pass one
+      step reads it. Where ``phase`` is not that of the step, no record is read: what comes
+      out is noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must
+      not be called twice with one state on different data. Noise is discrete
+      Gaussian, added to the integer sum; contributions are rounded towards zero.
+
+    Raises:
+      As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
+
+    References:
+      Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
+      <https://arxiv.org/abs/2406.19579>`_, 2024, Algorithms 1, 2, 4, 6; Kornowski, Liu,
+      Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization
+      <https://arxiv.org/abs/2410.05880>`_, 2025, Algorithms 3 to 6.
+    """
+    keys = keys_lib.check(keys)
+    run_state.check_plan(plan, "o2nc")
+    start = run_state.horizon(plan, keys)
+    context = int(plan.digest[:8], 16)
+    direction = keys_lib.stream(keys.direction, "direction", context=context)
+
+    def init_fn(params: Any) -> PrivateOracleState:
+        run_state.refuse_masked(params, "private_oracle")
+        dim = run_state.size(params, run_state.moving(params, trainable))
+        run_state.begin_run(params, keys, "o2nc")
+        # Copies, because callers donate their state.
+        size = oracle.release_size(plan, dim)
+        begun = (start, correlated_noise.begin(plan, keys, size), direction, params)
+        at, noise, root, previous = jax.tree.map(jnp.array, begun)
+        estimate = jnp.zeros((dim,), jnp.float32)
+        release = jnp.zeros((1,), jnp.float32)
+        return PrivateOracleState(at, noise, root, previous, estimate, release)
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        value_fn: ValueFn,
+        batch: Any,
+        phase: str | None = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args  # No gradient comes in; other arguments are not ours.
+        params = run_state.need_params(params, "private_oracle")
+        run_state.refuse_masked(params, "private_oracle")
+        run_state.refuse_differing(axis_name, state=state, params=params, batch=batch)
+        phase = sampling.check_phase(plan, phase)
+        records, kept = sampling.resolve(
+            plan,
+            batch,
+            None,
+            private=keys.private,
+            step=state.horizon.count,
+            phase=phase,
+        )
+        active, horizon = run_state.advance(plan, state.horizon)
+        count = state.horizon.count
+        moves = run_state.moving(params, trainable)
+        dim = run_state.size(params, moves)
+        where = correlated_noise.place(plan, count)
+        restart = phase == "restart"
+        size = oracle.release_size(plan, dim)
+        noise, correlated = correlated_noise.draw(plan, state.noise, where, size, phase)
+        increment = oracle.release_increment(
+            plan,
+            value_fn,
+            params,
+            state.previous,
+            records,
+            batch.index.astype(jnp.uint32),  # The plan's samplers make batches.
+            kept & ((where.at == 0) == restart),
+            keys_lib.at_step(state.direction, count),
+            noise,
+            phase=phase,
+            moves=moves,
+            stacked=stacked,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+        )
+        increment = jnp.where(active, increment, 0)
+        estimate = increment + (0 if restart else state.estimate)
+        estimate = jnp.where(active, estimate, 0)
+        tree = smoothed_gradient.unflat(estimate, params, moves)
+        out = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), tree, params)
+        norm = jnp.linalg.norm(increment).reshape(1)
+        return out, PrivateOracleState(
+            horizon, correlated, state.direction, params, estimate, norm
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,239 @@
+"""Variance-reduced query: an estimate of a gradient, or of its change.
+
+What is released at a step is the increment of a running estimate: the mean of clipped
+per-record vectors (GRAD where a period begins, DIFF elsewhere; of values, or of gradients),
+plus noise. One record moves the sum of a step that reads it by at most the phase's
+``l2_clip_norm`` in L2 (twice that if replaced), enforced on integers; what the noise's
+correlation and further steps make of it is in the plan's ``sensitivity``.
+
+The scalar oracle releases the mean of clipped slopes along directions that all records
+share, and makes its estimate of that: as many numbers as there are directions.
+
+The sum that the noise is added to holds this step's records alone: no un-noised running
+estimate exists anywhere.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.core.types import Grid, IncrementPlan, PathPredicate, ValueFn
+from jaxdp.kernels import clip, finite_difference, smoothed_gradient, sphere
+from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.fixed_point import Fixed, to_float
+
+
+def release_size(plan: IncrementPlan, dim: int) -> int:
+    """Returns the number of values that a step releases, given the d that move."""
+    return plan.num_directions if plan.oracle == "scalar" else dim
+
+
+def release_increment(
+    plan: IncrementPlan,
+    value_fn: ValueFn,
+    params: Any,
+    previous: Any,
+    records: Any,
+    places: jax.Array,
+    mask: jax.Array,
+    key: jax.Array,
+    noise: Fixed,
+    *,
+    phase: str,
+    moves: PathPredicate,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> jax.Array:
+    """Releases (sum of clipped vectors + noise) / normalizer.
+
+    Args:
+      plan: estimators, and the grid of each phase.
+      value_fn: per-record losses.
+      params: where the gradient is wanted.
+      previous: where it was released last; read in differences, of which bound and noise
+        may be proportional to the distance of the two.
+      records: pytree with leading axis B.
+      places: uint32 (B,), names of the records' own directions: what a record's are must
+        not depend on which others are in the batch.
+      mask: bool (B,); a False row contributes zero.
+      key: of the step's directions; public.
+      noise: (:func:`release_size`,), in units of the phase's noise; secret.
+      phase: ``"restart"`` (GRAD) or ``"difference"`` (DIFF); static.
+      moves: which leaves move; they have d elements.
+      stacked: leaves whose first axis counts layers.
+      microbatch_size: records evaluated at once. Changes neither bound nor noise.
+      axis_name: mesh axis whose devices share the records, as in
+        :func:`jaxdp.dpzero.oracle.release_slopes`.
+
+    Returns:
+      float32 (d,): released; of the scalar oracle a function of what is.
+
+    Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
+    Talwar, ICML 2025, Algorithms 3 to 6.
+    """
+    grid = plan.grid(phase)
+    if plan.scale_with_movement and phase == "difference":
+        share = _moved(params, previous, moves) / (2 * plan.max_step)
+        # All of the bound at most, and never nothing, which has no grid.
+        share = jnp.clip(share, 2.0**-20, 1)
+        grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)
+    params, previous, places = (
+        finite_difference.on_each(tree, axis_name)
+        for tree in (params, previous, places)
+    )
+
+    def draw(key: jax.Array, num: int = plan.num_directions) -> sphere.Direction:
+        return sphere.directions(
+            key, params, law=plan.direction, num=num, trainable=moves, stacked=stacked
+        )
+
+    def total(part: tuple[Any, jax.Array]) -> jax.Array:
+        (some, places), kept = part
+        if plan.oracle == "scalar":
+            rows = _slopes(plan, value_fn, params, some, draw(key))
+        elif plan.oracle == "first_order":
+            rows = _first_order(
+                plan, value_fn, params, previous, some, places, key, draw, phase, moves
+            )
+        else:
+            rows = _zeroth_order(
+                plan, value_fn, params, previous, some, places, key, draw, phase, moves
+            )
+        return bounded_sum(grid, rows, kept)
+
+    summed = finite_difference.sum_microbatches(
+        total, ((records, places), mask), microbatch_size, axis_name
+    )
+    released = noised_mean(grid, summed, noise)
+    if plan.oracle != "scalar":
+        return released
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
+    )
+    estimate = finite_difference.combine(released, draw(key), like)
+    return smoothed_gradient.flat(jax.tree.map(lambda x: x[None], estimate), moves)[0]
+
+
+def _moved(params: Any, previous: Any, moves: PathPredicate) -> jax.Array:
+    """Computes the distance of two query points; public."""
+    apart = jax.tree.map(
+        lambda x, y: (jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32))[None],
+        params,
+        previous,
+    )
+    return jnp.linalg.norm(smoothed_gradient.flat(apart, moves))
+
+
+def _slopes(
+    plan: IncrementPlan,
+    value_fn: ValueFn,
+    params: Any,
+    records: Any,
+    rows: sphere.Direction,
+) -> jax.Array:
+    """Computes the slopes of every record along common directions (B, m), not bounded."""
+    scale = smoothed_gradient.scale(plan.smoothing_radius, rows.dim)
+    return finite_difference.slopes(
+        value_fn, params, records, rows, smoothing_radius=scale
+    )
+
+
+def _zeroth_order(
+    plan: IncrementPlan,
+    value_fn: ValueFn,
+    params: Any,
+    previous: Any,
+    records: Any,
+    places: jax.Array,
+    key: jax.Array,
+    draw: smoothed_gradient.Draw,
+    phase: str,
+    moves: PathPredicate,
+) -> jax.Array:
+    """Computes GRAD or DIFF of every record (B, d) from values, not bounded."""
+    shared: dict[str, Any] = {
+        "smoothing_radius": plan.smoothing_radius,
+        "share": plan.share_directions,
+    }
+    if phase == "restart":
+        vectors = smoothed_gradient.gradients(
+            value_fn, params, records, places, key, draw, **shared
+        )
+    else:
+        vectors = smoothed_gradient.differences(
+            value_fn,
+            params,
+            previous,
+            records,
+            places,
+            key,
+            draw,
+            kind=plan.difference,
+            **shared,
+        )
+    return smoothed_gradient.flat(vectors, moves)
+
+
+def _first_order(
+    plan: IncrementPlan,
+    value_fn: ValueFn,
+    params: Any,
+    previous: Any,
+    records: Any,
+    places: jax.Array,
+    key: jax.Array,
+    draw: Any,
+    phase: str,
+    moves: PathPredicate,
+) -> jax.Array:
+    """Computes GRAD or DIFF of every record (B, d) from gradients, not bounded.
+
+    A restart takes one gradient of each record.
+    """
+    shared: dict[str, Any] = {
+        "smoothing_radius": plan.smoothing_radius,
+        "moves": moves,
+    }
+    if phase == "restart":
+        one = functools.partial(draw, num=1)
+        vectors = smoothed_gradient.ball_gradients(
+            value_fn, params, records, places, key, one, **shared
+        )
+    else:
+        vectors = smoothed_gradient.ball_differences(
+            value_fn,
+            params,
+            previous,
+            records,
+            places,
+            key,
+            draw,
+            kind=plan.difference,
+            **shared,
+        )
+    return smoothed_gradient.flat(vectors, moves)
+
+
+def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
+    """Sums clipped rows (B, d): int32 (d,), not noised yet.
+
+    Without a bound (the non-private limit), the finite rows as they are, in float32.
+    """
+    if grid.bits is None:
+        rows = clip.clip_vector(rows, jnp.inf)
+        return jnp.where(mask[:, None], rows, 0).sum(axis=0)
+    return clip.grid_sum(rows, mask, grid.l2_clip_norm, grid.bits, limit=grid.limit)
+
+
+def noised_mean(grid: Grid, total: jax.Array, noise: Fixed) -> jax.Array:
+    """Adds noise to the sum of :func:`bounded_sum` and divides by a constant: released.
+
+    Integers are added; what floats make of the sum is post-processing.
+    """
+    if grid.bits is None:
+        return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
+    summed = Fixed((total << grid.shift) + noise.high, noise.low)
+    return to_float(summed) * jnp.asarray(grid.noise_unit, jnp.float32)

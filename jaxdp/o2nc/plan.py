@@ -1,0 +1,394 @@
+"""The plan of private online-to-non-convex conversion."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Self
+
+import optax
+
+from jaxdp import accounting
+from jaxdp.accounting import lattice
+from jaxdp.core import validate
+from jaxdp.core.keys import Keys
+from jaxdp.core.types import Relation
+from jaxdp.o2nc import conversion as driver
+from jaxdp.o2nc.gradient import private_oracle
+from jaxdp.o2nc.releases import OracleReleases
+from jaxdp.o2nc.theory import bounds, design, estimators, theorems
+from jaxdp.o2nc.theory import recommend as recommendations
+from jaxdp.o2nc.theory.settings import Settings, read
+from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class O2NC(OracleReleases):
+    r"""Plan for a Goldstein-stationary point of a nonsmooth loss, in one or many passes.
+
+    An oracle releases how a smoothed gradient changes from query to query and restarts
+    every ``sampling.period`` steps; online-to-non-convex conversion turns its gradients
+    into the next queries, in windows of ``window`` steps. The two lengths are independent.
+
+    ==================  ==============================  =================================
+    oracle              one record's contribution       reads
+    ==================  ==============================  =================================
+    ``"zeroth_order"``  slopes times directions         values, at points of the sphere
+    ``"first_order"``   mean gradient                   gradients, at points of the ball
+    ``"scalar"``        slopes, released as such        values; directions are common
+    ==================  ==============================  =================================
+
+    In a single pass every record is read in one step: all releases together are one
+    Gaussian mechanism, whatever the losses are. In several, every step is charged.
+    Lipschitz constants choose the clips; nothing rests on them.
+
+    Attributes:
+      num_steps: T, queries (releases) in all.
+      sampling: the restart period, and which records a step reads: a
+        ``sampling.SinglePassRestarts``, or a ``sampling.MultiPassRestarts``.
+      restart_l2_clip_norm: :math:`C_1`, bound on one record's estimate where a period
+        begins (a gradient; of the scalar oracle its slopes, along directions of length
+        :math:`\sqrt d`).
+      l2_clip_norm: :math:`C_2`, bound on one record's estimate elsewhere (the change of a
+        gradient over a move of up to ``2 max_step``).
+      smoothing_radius: :math:`\delta > 0` (:math:`\alpha`), how far a perturbation moves a
+        point; what is estimated is the gradient of the mean loss over such a ball.
+      max_step: D, the longest increment.
+      window: M, steps of a window; its mean query is a candidate for the output.
+      oracle: see above.
+      num_directions: m, for each record, or shared. The first-order oracle takes the mean
+        gradient of so many points in differences, and one gradient at restarts.
+      direction: ``"orthonormal"`` (m <= min(d, 64)) or ``"sphere"``, independent ones;
+        ``"ball"`` for the first-order oracle.
+      difference: how the change is estimated: ``"antithetic"`` (four evaluations a
+        direction; nothing on linear losses), ``"one_sided"`` (two; Zhang et al.) or
+        ``"independent"`` (four; Kornowski et al.). Of gradients: at ``"common"`` or
+        ``"independent"`` points of the ball.
+      share_directions: one set of directions for a whole batch: fewer perturbed models,
+        more variance.
+      scale_with_movement: of several passes: whether bound and noise of a difference are
+        proportional to the distance of the two queries, which is public. (For estimates
+        that are so too: ``"antithetic"`` and ``"one_sided"``.)
+      learning_rate: :math:`\eta` of the online learner; None adapts it.
+      reset: whether the learner starts from zero in each window.
+      skip_last_query: whether a window's last query is not asked: with ``reset`` nothing
+        depends on its gradient.
+      theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what they
+        promise. None elsewhere, and where a number was changed since.
+
+    References:
+      Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
+      <https://arxiv.org/abs/2406.19579>`_, 2024; Kornowski, Liu, Talwar, `Improved Sample
+      Complexity for Private Nonsmooth Nonconvex Optimization
+      <https://arxiv.org/abs/2410.05880>`_, 2025.
+    """
+
+    window: int
+    learning_rate: float | None = None
+    reset: bool = True
+    skip_last_query: bool = False
+    theorem: Settings | None = None
+
+    family: ClassVar[str] = "o2nc"
+    draws_directions: ClassVar[bool] = True
+    makes_steps: ClassVar[bool] = True
+    nested: ClassVar[dict[str, Any]] = {
+        **OracleReleases.nested,
+        "theorem": read,
+    }
+
+    def __post_init__(self) -> None:
+        for name in ("reset", "skip_last_query"):
+            validate.instance(bool, **{name: getattr(self, name)})
+        if self.learning_rate is not None:
+            validate.positive(learning_rate=self.learning_rate)
+        # A learner that is reset after every step never moves.
+        validate.integer(window=self.window, at_least=2 if self.reset else 1)
+        if self.skip_last_query and not self.reset:
+            raise ValueError(
+                "skip_last_query must be False where reset is False, got True: the next "
+                "window's first increment depends on that query"
+            )
+        super().__post_init__()
+        if self.theorem is not None and not self._keeps(self.theorem):
+            object.__setattr__(self, "theorem", None)
+
+    @property
+    def evaluates_batches(self) -> bool:
+        """True if records share directions; else every record is evaluated alone."""
+        return self.share_directions
+
+    def _keeps(self, found: Settings) -> bool:
+        """Returns True if ``found`` still describes this plan, with no more noise."""
+        ours = {field.name for field in dataclasses.fields(self)}
+        same = all(getattr(self, k) == v for k, v in vars(found).items() if k in ours)
+        same = same and self.sampling == _sampler(found)
+        # Across a query that is skipped a change is over two steps.
+        same = same and not (self.skip_last_query and self.sampling.period > 1)
+        if not same or self.noise_multiplier is None:
+            return same
+        energy = found.dim * self.noise_std**2
+        most = found.promise.noise_variance * (1 + 1e-6)
+        return energy <= most or energy <= most * self._drawn_for_ideal()
+
+    def _drawn_for_ideal(self) -> float:
+        """Returns the factor on the noise's variance that the noise sampler's error costs.
+
+        Promises are of ideal noise for the same budget, whose variance is less by this.
+        """
+        if self.delta is None or self.sampling.amplifies:
+            return 1.0
+        spent, missed = lattice.sampler_error(self.event)
+        epsilon = float(self.epsilon())
+        if not spent < epsilon < math.inf:
+            return 1.0
+        ideal = accounting.gaussian_mu(epsilon - spent, self.delta - missed)
+        return (accounting.gaussian_mu(epsilon, self.delta) / ideal) ** 2
+
+    @classmethod
+    def from_theorem(
+        cls,
+        theorem: str,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        initial_gap: float,
+        smoothing_radius: float,
+        num_directions: int | None = None,
+    ) -> Self:
+        """Returns the plan that a theorem prescribes, corrected, with calibrated noise.
+
+        For study and comparison; :meth:`certified` is better in every respect.
+        ``plan.theorem`` has the bound that is proven for these numbers, the noise of the
+        paper's formula and its number of directions, which are only reported.
+
+        Args:
+          theorem: of Zhang, Tran, Cutkosky ``"4.9"``, or ``"E"`` for the simple method of
+            their appendix; of Kornowski, Liu, Talwar ``"3.1"``, ``"6.1"`` (first-order),
+            ``"4.1"`` (several passes) or ``"4.1 first-order"``.
+          num_examples: n >= 4.
+          dim: d, parameters that move.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours; the papers' is ``"replace_one"``.
+          lipschitz: L, of every record's loss.
+          initial_gap: expected loss at the start above its infimum; in several passes, of
+            the records' mean loss. A public bound, not computed from the records.
+          smoothing_radius: what is proven is about Goldstein's subdifferential at twice
+            this radius.
+          num_directions: m; None takes d, 64 for gradients, and 1 for ``"E"``.
+
+        Raises:
+          ValueError, TypeError: as :func:`jaxdp.o2nc.theory.theorems.settings`.
+        """
+        found = theorems.settings(
+            theorem,
+            num_examples=num_examples,
+            dim=dim,
+            epsilon=epsilon,
+            delta=delta,
+            relation=relation,
+            lipschitz=lipschitz,
+            initial_gap=initial_gap,
+            radius=smoothing_radius,
+            num_directions=num_directions,
+        )
+        return cls._of(found).calibrate(epsilon=epsilon, delta=delta)
+
+    @classmethod
+    def certified(
+        cls,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        initial_gap: float,
+        smoothing_radius: float,
+        **choices: Any,
+    ) -> Self:
+        """Returns the plan of least proven bound: period, batches, window and step chosen.
+
+        ``plan.theorem.promise`` says what is proven. Privacy rests on none of the
+        constants.
+
+        Args:
+          num_examples: n >= 4.
+          dim: d, parameters that move.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L, of every record's loss.
+          initial_gap: expected loss at the start above its infimum; in several passes, of
+            the records' mean loss. A public bound, not computed from the records.
+          smoothing_radius: what is proven is about Goldstein's subdifferential at twice
+            this radius.
+          **choices: ``oracle`` and ``multi_pass``; ``num_directions``, ``direction``,
+            ``difference``, ``share_directions``, ``prefix_noise``, which the search leaves
+            as they are; ``max_evaluations`` and ``gradient_cost``, which limit it.
+
+        Raises:
+          ValueError, TypeError: as :func:`jaxdp.o2nc.theory.design.certified`.
+        """
+        found = design.certified(
+            num_examples=num_examples,
+            dim=dim,
+            epsilon=epsilon,
+            delta=delta,
+            relation=relation,
+            lipschitz=lipschitz,
+            initial_gap=initial_gap,
+            radius=smoothing_radius,
+            **choices,
+        )
+        return cls._of(found).calibrate(epsilon=epsilon, delta=delta)
+
+    @classmethod
+    def _of(cls, found: Settings) -> Self:
+        """Builds a plan from settings, without noise."""
+        ours = {field.name for field in dataclasses.fields(cls)}
+        same = {k: v for k, v in vars(found).items() if k in ours}
+        return cls(sampling=_sampler(found), theorem=found, **same)
+
+    @classmethod
+    def recommend(
+        cls,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        initial_gap: float,
+        smoothing_radius: float,
+        gradient_cost: float | None = None,
+        max_evaluations: float | None = None,
+    ) -> recommendations.Recommendation:
+        """Compares the certified plans of all oracles and recommends one.
+
+        Taken is the least proven bound; or, of those within 5% of it, what costs least. A
+        bound is what is proven of the worst loss with these constants, not a forecast.
+
+        Args:
+          num_examples: n >= 4.
+          dim: d, parameters that move.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L, of every record's loss.
+          initial_gap: expected loss at the start above its infimum; in several passes, of
+            the records' mean loss. A public bound, not computed from the records.
+          smoothing_radius: what is proven is about Goldstein's subdifferential at twice
+            this radius.
+          gradient_cost: how many values of a record's loss its gradient costs; None where
+            there are no gradients, and no first-order oracle is compared.
+          max_evaluations: the most values of one record's loss that the run may take,
+            gradients included. What needs more is listed, and not taken.
+
+        Returns:
+          A ``Recommendation``: ``plan``, calibrated; ``reason``; ``candidates``.
+
+        Raises:
+          ValueError, TypeError: as :func:`jaxdp.o2nc.theory.recommend.recommend`.
+        """
+        found = recommendations.recommend(
+            num_examples=num_examples,
+            dim=dim,
+            epsilon=epsilon,
+            delta=delta,
+            relation=relation,
+            lipschitz=lipschitz,
+            initial_gap=initial_gap,
+            radius=smoothing_radius,
+            gradient_cost=gradient_cost,
+            max_evaluations=max_evaluations,
+        )
+        plan = cls._of(found.settings).calibrate(epsilon=epsilon, delta=delta)
+        return dataclasses.replace(found, plan=plan)
+
+    def with_practical_clips(
+        self, *, dim: int, lipschitz: float, fraction: float = 1.0
+    ) -> Self:
+        """Returns the same plan with clips that records of usual losses seldom reach.
+
+        Those of :meth:`certified` are proven to leave every Lipschitz loss alone, and are
+        several times longer than nearly all estimates. The noise follows the clips, so the
+        guarantee stays; nothing is promised of the result. Where steps read samples of the
+        records, what the noise costs depends on the ratio of the two clips: calibrate such
+        a plan afterwards.
+
+        Args:
+          dim: d, parameters that move.
+          lipschitz: L, of every record's loss.
+          fraction: in (0, 1], of the clip of differences: 1 is reached by kinks alone.
+
+        Raises:
+          ValueError, TypeError: an argument out of range; noise in a plan whose steps
+            read samples.
+        """
+        validate.integer(dim=dim)
+        validate.positive(lipschitz=lipschitz, fraction=fraction)
+        if self.sampling.amplifies and self.noise_multiplier:
+            raise ValueError(
+                "noise_multiplier must be None or 0 where steps read samples, got "
+                f"{self.noise_multiplier!r}: with other clips its cost is another; call "
+                "calibrate afterwards"
+            )
+        if fraction > 1:
+            raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
+        m, movement = self.num_directions, 2 * self.max_step / self.smoothing_radius
+        if self.oracle == "scalar":
+            restart = rest = estimators.practical_slopes_clip(dim, m, self.direction)
+        else:
+            restart = estimators.practical_grad_clip(dim, m, self.direction)
+            rest = estimators.practical_diff_clip(
+                dim, m, self.direction, self.difference, movement, fraction
+            )
+        return dataclasses.replace(
+            self,
+            restart_l2_clip_norm=lipschitz * restart,
+            l2_clip_norm=lipschitz * float(rest),
+        )
+
+    @property
+    def goldstein_radius(self) -> float:
+        """Radius of the Goldstein subdifferential that contains the window's gradients.
+
+        The largest distance of a query from its window's mean, plus the smoothing radius.
+        """
+        reach = bounds.window_radius(self.window, self.reset) * self.max_step
+        return float(reach) + self.smoothing_radius
+
+    def rows(self) -> list[tuple[str, str]]:
+        return [*super().rows(), ("goldstein_radius", f"{self.goldstein_radius:.6g}")]
+
+    @property
+    def num_windows(self) -> int:
+        """Number of complete windows, all equally likely to be returned."""
+        return self.num_steps // (self.window - self.skip_last_query)
+
+    def transform(
+        self, keys: Keys, **kwargs: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """Builds the oracle and the conversion: what ``optax.chain`` of the two does."""
+        oracle = private_oracle(self, keys, **kwargs)
+        return driver.conversion(oracle, driver.o2nc(self, keys))
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return driver.o2nc_output(state, params)
+
+
+def _sampler(found: Settings) -> SinglePassRestarts | MultiPassRestarts:
+    """Returns the sampler of some settings."""
+    if found.multi_pass:
+        return MultiPassRestarts(period=found.period)
+    return SinglePassRestarts(
+        period=found.period,
+        restart_batch_size=found.restart_batch_size,
+        batch_size=found.batch_size,
+    )

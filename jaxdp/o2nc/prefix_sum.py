@@ -1,0 +1,123 @@
+"""Noised means of per-record updates, with noise that cancels in their running sums."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import sampling
+from jaxdp.core import correlated_noise, run_state
+from jaxdp.core import keys as keys_lib
+from jaxdp.core.types import PrefixSumPlan
+from jaxdp.kernels import finite_difference, smoothed_gradient
+from jaxdp.o2nc import oracle
+
+
+class PrivatePrefixSumState(NamedTuple):
+    """State of :func:`private_prefix_sum`. No field holds un-noised data."""
+
+    horizon: run_state.Horizon
+    noise: correlated_noise.Correlated  # secret
+    total: Any  # like the params, float32: noised sum since the last restart; public
+    release: jax.Array  # shape=(1,), dtype=float32; norm of the last noised mean
+
+    SECRET = ("noise",)
+    __repr__ = run_state.hiding_repr
+
+    @property
+    def count(self) -> jax.Array:
+        return self.horizon.count
+
+    @property
+    def exhausted(self) -> jax.Array:
+        return self.horizon.exhausted
+
+
+def private_prefix_sum(
+    plan: PrefixSumPlan, keys: keys_lib.Keys
+) -> optax.GradientTransformationExtraArgs:
+    """Clips per-record updates, averages them, and adds noise that sums to little.
+
+    As in ``optax.contrib.differentially_private_aggregate``, the incoming updates have the
+    records in front: leaves (B, ...), such as ``jax.vmap(jax.grad(loss), (None, 0))``
+    gives. (A single bounded update is a batch of one: ``x[None]``.) ``update`` also takes
+    the ``batch`` of ``jaxdp.sampling.batch`` that they come from, whose mask counts.
+
+    Outgoing updates are noised means, one a step. Their sums from one restart to the next
+    have the noise of ``plan.correlation``, far less than independent noise would leave in
+    them: with ``optax.sgd`` after it the params are such sums (DP-FTRL). ``state.total`` is
+    the current one.
+
+    Args:
+      plan: a ``jaxdp.plans.PrefixSum`` with noise.
+      keys: a ``jaxdp.Keys``.
+
+    Privacy:
+      Each step releases d numbers; one record moves the sum of a step that reads it by at
+      most ``plan.l2_clip_norm`` (twice that if replaced), enforced on integers. What the
+      plan charges rests on which steps read a record: the updates of a step must be
+      functions of its batch's records, each of its own, and of what was released before.
+      Noise restarts with every period and with every pass over the data. Inside
+      ``optax.masked`` the other leaves pass through as they came, un-noised and with their
+      records in front: use ``optax.partition`` and let something else consume them.
+
+    Raises:
+      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a plan of another family or
+        without noise; updates without as many rows as the batch.
+
+    References:
+      Kairouz et al., `Practical and Private (Deep) Learning without Sampling or Shuffling
+      <https://arxiv.org/abs/2103.00039>`_, 2021; Denisov et al., `Improved Differential
+      Privacy for SGD via Optimal Private Linear Operators on Adaptive Streams
+      <https://arxiv.org/abs/2202.08312>`_, 2022.
+    """
+    keys = keys_lib.check(keys)
+    run_state.check_plan(plan, "prefix_sum")
+    start = run_state.horizon(plan, keys)
+
+    def init_fn(params: Any) -> PrivatePrefixSumState:
+        dim = sum(jnp.size(x) for x in jax.tree.leaves(params))
+        run_state.begin_run(params, keys, "prefix_sum")
+        begun = (start, correlated_noise.begin(plan, keys, dim))
+        at, noise = jax.tree.map(jnp.array, begun)
+        total = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
+        return PrivatePrefixSumState(at, noise, total, jnp.zeros((1,), jnp.float32))
+
+    def update_fn(
+        updates: Any, state: Any, params: Any = None, *, batch: Any, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        del params, extra_args
+        _, kept = sampling.resolve(
+            plan, batch, None, private=keys.private, step=state.horizon.count
+        )
+        rows = finite_difference.num_rows(updates)
+        if rows != len(kept):
+            raise ValueError(
+                "updates must have the records of the batch in front, "
+                f"{len(kept)} rows; got {rows}"
+            )
+        active, horizon = run_state.advance(plan, state.horizon)
+        where = correlated_noise.place(plan, state.horizon.count)
+        flat = smoothed_gradient.flat(updates, _all)
+        (phase,) = plan.phases
+        noise, correlated = correlated_noise.draw(
+            plan, state.noise, where, flat.shape[1], phase.name
+        )
+        grid = plan.grid(phase.name)
+        summed = oracle.bounded_sum(grid, flat, kept)
+        mean = jnp.where(active, oracle.noised_mean(grid, summed, noise), 0)
+        out = smoothed_gradient.unflat(mean, state.total, _all)
+        total = jax.tree.map(
+            lambda t, u: u + jnp.where(where.at == 0, 0, t), state.total, out
+        )
+        total = jax.tree.map(lambda t, u: jnp.where(active, u, t), state.total, total)
+        out = jax.tree.map(lambda u, x: u.astype(x.dtype), out, updates)
+        norm = jnp.linalg.norm(mean).reshape(1)
+        return out, PrivatePrefixSumState(horizon, correlated, total, norm)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+
+
+def _all(path: str) -> bool:
+    return True

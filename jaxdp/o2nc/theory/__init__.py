@@ -1,0 +1,1 @@
+"""Guarantees and designs of online-to-non-convex plans."""

@@ -1,1 +1,0 @@
-"""Oracles: one bounded and noised query each. Nothing un-noised leaves this folder."""

@@ -1,0 +1,19 @@
+"""Plans: frozen numbers that couple sampling, bound, noise and accounting.
+
+A plan alone states the guarantee, and builds what runs under it.
+"""
+
+from jaxdp.dpgd.plan import DPGD as DPGD
+from jaxdp.dpzero.clip_tuning import ClipTuning as ClipTuning
+from jaxdp.dpzero.plan import DPGDZerothOrder as DPGDZerothOrder
+from jaxdp.dpzero.plan import DPZero as DPZero
+from jaxdp.dpzero.theorems import Theorem as Theorem
+from jaxdp.mechanism.correlated_plan import BLTNumbers as BLTNumbers
+from jaxdp.mechanism.plan import from_json as from_json
+from jaxdp.o2nc.plan import O2NC as O2NC
+from jaxdp.o2nc.prefix_sum_plan import PrefixSum as PrefixSum
+from jaxdp.saddle.plans import ConvexSimplex as ConvexSimplex
+from jaxdp.saddle.plans import Saddle as Saddle
+from jaxdp.saddle.plans import SaddleBiasReduced as SaddleBiasReduced
+from jaxdp.saddle.plans import SyntheticData as SyntheticData
+from jaxdp.sosp.plan import SOSP as SOSP

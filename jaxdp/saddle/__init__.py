@@ -1,0 +1,1 @@
+"""Private mirror descent: saddle points, convex problems, synthetic data."""

@@ -1,0 +1,133 @@
+r"""Algorithms 2 and 3: mirror descent with a multilevel gradient of reduced bias."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state
+from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.types import BiasReducedPlan, LevelGrids
+from jaxdp.saddle import oracles
+from jaxdp.saddle.algorithms import mirror_descent, players
+from jaxdp.saddle.algorithms.mirror_descent import SaddleState
+
+
+def saddle_bias_reduced(
+    plan: BiasReducedPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+) -> Algorithm:
+    r"""Runs :func:`jaxdp.saddle_mirror_descent` with gradients of a smaller bias.
+
+    A step of level N draws :math:`2^{N+1}` vertices of each player and adds to the gradient
+    at the first one :math:`C_M2^N` times how the gradient at the mean of all of them
+    differs from that at the mean of the first half. Over the random level these
+    differences telescope, so that the bias is that of :math:`2^{M+1}` vertices at the cost
+    of a few. Levels, and so the sizes of the batches, depend on no data: they are the
+    plan's, drawn from its ``level_seed``.
+
+    Args:
+      plan: a ``jaxdp.plans.SaddleBiasReduced`` with its step sizes.
+      keys: a ``jaxdp.Keys``.
+      microbatch_size: records whose gradients are taken at once.
+
+    Privacy:
+      A step of level N releases :math:`2(2^{N+1}+1)` vertices. One record is read in one
+      step; each of its three gradients is clipped by itself.
+
+    Raises:
+      As :func:`jaxdp.saddle_mirror_descent`.
+
+    References:
+      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
+      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
+      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithms 2 and 3, corrected.
+    """
+    keys = players.check(plan, keys, "saddle_bias_reduced")
+    roots = players.roots(plan, keys, *mirror_descent.ROLES)
+    begun = players.horizon(plan, keys)
+    levels = np.array(plan.levels, np.int32)
+    sizes = [plan.batch_sizes[level] for level in plan.levels]
+    starts = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
+
+    def init(params: Any) -> SaddleState:
+        return mirror_descent.begin(plan, keys, begun, roots, params, 2)
+
+    def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
+        problem = oracles.as_problem(value_fn)
+        active, horizon = run_state.advance(plan, state.horizon)
+        count = jnp.minimum(state.horizon.count, len(levels) - 1)
+        key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
+        gradient = functools.partial(
+            _increments, plan, problem, data, microbatch_size=microbatch_size
+        )
+        branches = [functools.partial(gradient, n) for n in range(max(plan.levels) + 1)]
+        first = jnp.asarray(starts)[count]
+        operands = (state.scores_x, state.scores_y, key_x, key_y, first, active)
+        at = jnp.asarray(levels)[count]
+        increments, shown = jax.lax.switch(at, branches, *operands)
+        return mirror_descent.after(
+            state, horizon, active, increments, shown, jnp.concatenate(shown)
+        )
+
+    return Algorithm(init, step, mirror_descent.output)
+
+
+def _increments(
+    plan: BiasReducedPlan,
+    problem: Any,
+    data: Any,
+    level: int,
+    scores_x: jax.Array,
+    scores_y: jax.Array,
+    key_x: jax.Array,
+    key_y: jax.Array,
+    first: jax.Array,
+    active: jax.Array,
+    *,
+    microbatch_size: int | None,
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """Runs Algorithm 2 at one level: returns score increments and the output's vertices."""
+    domain_x, domain_y = players.domains(problem, plan.dim_x, plan.dim_y)
+    size = plan.batch_sizes[level]
+    records, mask = players.rows(plan, data, first, size, active)
+    number = 2 ** (level + 1)
+    # Independent draws: the last one is for the output.
+    seen_x = players.draw(plan, key_x, scores_x, number + 1)
+    seen_y = players.draw(plan, key_y, scores_y, number + 1)
+    grids_x, grids_y = plan.grids[level]
+
+    def totals(drawn: int) -> tuple[jax.Array, jax.Array]:
+        """Returns the sums of gradients at the mean of the first ``drawn`` vertices."""
+        return problem.gradient_sums(
+            domain_x.point(players.mean(seen_x[:drawn], plan.dim_x)),
+            domain_y.point(players.mean(seen_y[:drawn], plan.dim_y)),
+            records,
+            mask,
+            players.bound(grids_x.base),
+            players.bound(grids_y.base),
+            center=plan.center_gradients,
+            microbatch_size=min(microbatch_size or size, size),
+        )
+
+    every, one = totals(number), totals(1)
+    half = totals(number // 2) if level else one
+    x, y = zip(every, half, one, strict=True)
+    increments = -combined(level, grids_x, *x), combined(level, grids_y, *y)
+    return increments, (seen_x[number:], seen_y[number:])
+
+
+def combined(
+    level: int, grids: LevelGrids, every: jax.Array, half: jax.Array, one: jax.Array
+) -> jax.Array:
+    """Computes the increment of the scores from the totals at the three points.
+
+    At level 0 half of the vertices is the first one, and what is taken away of it is less
+    than what is added: :math:`C_M g_+ - (C_M - 1) g_1`.
+    """
+    if level == 0:
+        return players.change(every, grids.difference) - players.change(one, grids.base)
+    difference = players.change(every - half, grids.difference)
+    return difference + players.change(one, grids.base)

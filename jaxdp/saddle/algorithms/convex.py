@@ -1,0 +1,193 @@
+r"""Algorithm 4: convex problems, by mirror descent on anytime averages."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state
+from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.types import ConvexPlan
+from jaxdp.saddle import oracles
+from jaxdp.saddle.algorithms import players
+
+
+class Schedule(NamedTuple):
+    """Vertex draws of each step, by the averages that they are for. Public: without data.
+
+    The average of the first t iterates is a mixture of softmaxes. To draw from it is to
+    draw one of the t iterates, and a vertex of that: here the iterate is drawn before the
+    run, and its vertex at the time of the iterate, which is the same law. So every vertex
+    comes from a softmax of integer scores, and no average is ever formed.
+    """
+
+    slots: (
+        jax.Array
+    )  # shape=((R + 1) K,), dtype=int32; the draws in order of their step
+    offsets: (
+        jax.Array
+    )  # shape=(T + 1,), dtype=int32; step t makes those from offsets[t] on
+
+
+class ConvexState(NamedTuple):
+    """State of :func:`simplex_convex`."""
+
+    horizon: run_state.Horizon
+    scores: jax.Array  # shape=(dim,), dtype=int32; secret: never noised, never shown
+    drawn: jax.Array  # shape=(R + 1, K), dtype=int32; vertices for each point
+    schedule: Schedule
+    roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
+    release: (
+        jax.Array
+    )  # shape=(K or 1,), dtype=float32; the vertices of the point in use
+
+    SECRET = ("scores", "roots")
+    KEPT = ("scores",)
+    __repr__ = run_state.hiding_repr
+
+
+def simplex_convex(
+    plan: ConvexPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+) -> Algorithm:
+    r"""Minimises a convex expected loss over mixtures of the vertices of a polytope.
+
+    Gradients are taken at drawn means of K vertices of the *average* of the iterates, which
+    moves less and less: after the first q steps a point serves for q of them. Every step
+    reads a fresh batch, clips the coordinates of every record's gradient, and moves the
+    scores by their mean.
+
+    ``params`` of ``init`` are weights (dim,) of the vertices to start from, public
+    (``plan.uniform()``); ``step`` takes the whole data set and ``value_fn(x, batch) ->
+    (B,)`` or a problem of ``jaxdp``; ``output`` gives weights of the vertices.
+
+    Args:
+      plan: a ``jaxdp.plans.ConvexSimplex`` with its step size.
+      keys: a ``jaxdp.Keys``.
+      microbatch_size: records whose gradients are taken at once.
+
+    Privacy:
+      K vertices are released for each point, and K for the output. One record is read in
+      one step, and moves every later score by at most ``plan.sensitivity``.
+
+    Raises:
+      As :func:`jaxdp.saddle_mirror_descent`.
+
+    References:
+      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
+      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
+      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 4.
+    """
+    keys = players.check(plan, keys, "convex_simplex")
+    roots = players.roots(plan, keys, "vertices_x")
+    begun = players.horizon(plan, keys)
+    context = int(plan.digest[:8], 16)
+    source = keys_lib.stream(keys.direction, "source", context=context)
+    size = plan.sampling.rows(plan.num_examples)
+    times = refresh_times(plan.num_steps, plan.refresh_every)
+    num = plan.num_draws
+
+    def init(params: Any) -> ConvexState:
+        scores = players.start("x", params, plan.dim)
+        run_state.begin_run(params, keys, plan.family)
+        drawn = jnp.zeros((len(times) + 1, num), jnp.int32)
+        width = num if num <= players.MOST_LOGGED else 1
+        release = jnp.zeros((width,), jnp.float32)
+        schedule = make_schedule(source, times, plan.num_steps, num)
+        state = ConvexState(begun, scores, drawn, schedule, roots, release)
+        return jax.tree.map(jnp.array, state)
+
+    def step(state: ConvexState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
+        problem = oracles.as_problem(value_fn)
+        (domain,) = players.domains(problem, plan.dim)
+        active, horizon = run_state.advance(plan, state.horizon)
+        count = state.horizon.count
+        drawn = jnp.where(active, _drawn(plan, state, count), state.drawn)
+        point = drawn[_point_in_use(count, plan.refresh_every)]
+        records, mask = players.rows(plan, data, count * size, size, active)
+        total, _ = problem.gradient_sums(
+            domain.point(players.mean(point, plan.dim)),
+            None,
+            records,
+            mask,
+            players.bound(plan.grid),
+            None,
+            center=plan.center_gradients,
+            microbatch_size=microbatch_size,
+        )
+        scores = players.moved(active, state.scores, -players.change(total, plan.grid))
+        release = point.astype(jnp.float32)
+        if state.release.size < num:
+            release = jnp.linalg.norm(players.mean(point, plan.dim)).reshape(1)
+        release = run_state.zero_where_done(active, release)
+        new = state._replace(
+            horizon=horizon, scores=scores, drawn=drawn, release=release
+        )
+        return new, players.Info(release)
+
+    return Algorithm(init, step, functools.partial(output, plan))
+
+
+def output(plan: ConvexPlan, state: ConvexState) -> jax.Array:
+    """Returns the mean of K vertices of the last average.
+
+    Before the end it is that of the point in use.
+    """
+    last = jnp.maximum(state.horizon.count - 1, 0)
+    at = _point_in_use(last, plan.refresh_every)
+    at = jnp.where(state.horizon.exhausted, len(state.drawn) - 1, at)
+    return players.mean(state.drawn[at], plan.dim)
+
+
+def refresh_times(num_steps: int, refresh_every: int) -> list[int]:
+    """Returns the steps, from 1, that draw a new point: 1, .., q, 2q, 3q, .."""
+    early = range(1, min(refresh_every, num_steps) + 1)
+    return [*early, *range(2 * refresh_every, num_steps + 1, refresh_every)]
+
+
+def _point_in_use(count: jax.Array, refresh_every: int) -> jax.Array:
+    """Returns the index of the point that a step uses after ``count`` earlier steps."""
+    lazy = (count + 1) // refresh_every + refresh_every - 2
+    return jnp.where(count < refresh_every, count, lazy)
+
+
+def make_schedule(
+    key: jax.Array, times: list[int], num_steps: int, num_draws: int
+) -> Schedule:
+    """Draws, for every vertex of every point, the iterate that it is to come from.
+
+    Args:
+      key: public.
+      times: when points are drawn; the output's, at ``num_steps``, comes last.
+      num_steps: T.
+      num_draws: K.
+    """
+    until = np.repeat(np.array([*times, num_steps]), num_draws)
+    uniform = jax.random.uniform(key, until.shape, jnp.float32)
+    steps = jnp.minimum((uniform * until).astype(jnp.int32), until - 1)
+    slots = jnp.argsort(steps, stable=True).astype(jnp.int32)
+    counts = jnp.zeros((num_steps + 1,), jnp.int32).at[steps + 1].add(1)
+    return Schedule(slots, jnp.cumsum(counts).astype(jnp.int32))
+
+
+def _drawn(plan: ConvexPlan, state: ConvexState, count: jax.Array) -> jax.Array:
+    """Returns the vertices of all points, with this step's draws filled in."""
+    slots, offsets = state.schedule
+    key = keys_lib.at_step(state.roots[0], count)
+    num, end = plan.num_draws, offsets[count + 1]
+
+    def more(carry: tuple[jax.Array, ...]) -> jax.Array:
+        return carry[0] < end
+
+    def draw(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        first, part, drawn = carry
+        vertices = players.draw(plan, keys_lib.at_step(key, part), state.scores, num)
+        places = first + jnp.arange(num)
+        # What lies beyond the step's draws goes nowhere.
+        where = jnp.where(places < end, slots.at[places].get(mode="clip"), drawn.size)
+        return first + num, part + 1, drawn.at[where].set(vertices, mode="drop")
+
+    begin = (offsets[count], jnp.int32(0), state.drawn.reshape(-1))
+    return jax.lax.while_loop(more, draw, begin)[2].reshape(state.drawn.shape)

@@ -1,0 +1,172 @@
+r"""Algorithm 1: mirror descent for saddle points, its gradients taken at drawn vertices."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state
+from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.types import SaddlePlan
+from jaxdp.saddle import oracles
+from jaxdp.saddle.algorithms import players
+
+ROLES = ("vertices_x", "vertices_y")
+
+
+class SaddleState(NamedTuple):
+    """State of :func:`saddle_mirror_descent` and of :func:`saddle_bias_reduced`."""
+
+    horizon: run_state.Horizon
+    scores_x: (
+        jax.Array
+    )  # shape=(dim_x,), dtype=int32; secret: never noised, never shown
+    scores_y: jax.Array  # shape=(dim_y,), dtype=int32; secret
+    counts_x: (
+        jax.Array
+    )  # shape=(dim_x,), dtype=int32; how often each vertex was put out
+    counts_y: jax.Array  # shape=(dim_y,), dtype=int32
+    roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
+    release: jax.Array  # shape=(R,), dtype=float32; the vertices that the step drew
+
+    SECRET = ("scores_x", "scores_y", "roots")
+    KEPT = ("scores_x", "scores_y")
+    __repr__ = run_state.hiding_repr
+
+
+def saddle_mirror_descent(
+    plan: SaddlePlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+) -> Algorithm:
+    r"""Minimises over x and maximises over y, each a mixture of the vertices of a polytope.
+
+    Each player's iterate is the softmax of its scores and is never released. A step draws
+    K vertices from each (exponential mechanisms: no noise is added to anything), takes
+    every record's gradient at their mean, clips its coordinates, and moves the scores by
+    the batch's means, x down and y up; the paper's printed sign lets both descend. One more
+    vertex from each iterate goes into the output.
+
+    ``params`` of ``init`` are weights of the vertices to start from, (x (dim_x,), y
+    (dim_y,)), as ``plan.uniform()`` makes them. ``step`` takes the whole data set and
+    ``value_fn(x, y, batch) -> (B,)``, or a problem of ``jaxdp`` (``Problem``,
+    ``MatrixGame``, ``LinearModel``, ``MaxOfLosses``). ``output`` gives weights of the
+    vertices, (x, y).
+
+    Args:
+      plan: a ``jaxdp.plans.Saddle`` with its step sizes.
+      keys: a ``jaxdp.Keys``.
+      microbatch_size: records whose gradients are taken at once.
+
+    Privacy:
+      A step releases 2 (K + 1) vertices. One record is read in one step, and moves every
+      later score by at most ``plan.sensitivity_x`` (``_y``), exactly: scores are integers.
+      The state holds them, un-noised: they are secret, and what ``jaxdp.public`` drops.
+
+    Raises:
+      TypeError, ValueError: a plan of another family or without step sizes, bare keys; in
+        ``init`` and ``step`` sizes that are not the plan's.
+
+    References:
+      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
+      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
+      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 1, corrected.
+    """
+    keys = players.check(plan, keys, "saddle")
+    roots = players.roots(plan, keys, *ROLES)
+    begun = players.horizon(plan, keys)
+    num = plan.num_draws
+    size = plan.sampling.rows(plan.num_examples)
+
+    def init(params: Any) -> SaddleState:
+        width = 2 * (num + 1)
+        width = width if width <= players.MOST_LOGGED else 2
+        return begin(plan, keys, begun, roots, params, width)
+
+    def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
+        problem = oracles.as_problem(value_fn)
+        domain_x, domain_y = players.domains(problem, plan.dim_x, plan.dim_y)
+        active, horizon = run_state.advance(plan, state.horizon)
+        count = state.horizon.count
+        key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
+        # Independent draws: the last one is for the output.
+        drawn_x = players.draw(plan, key_x, state.scores_x, num + 1)
+        drawn_y = players.draw(plan, key_y, state.scores_y, num + 1)
+        seen_x, seen_y = drawn_x[:num], drawn_y[:num]
+        records, mask = players.rows(plan, data, count * size, size, active)
+        grid_x, grid_y = plan.grids
+        totals: Any = problem.gradient_sums(
+            domain_x.point(players.mean(seen_x, plan.dim_x)),
+            domain_y.point(players.mean(seen_y, plan.dim_y)),
+            records,
+            mask,
+            players.bound(grid_x),
+            players.bound(grid_y),
+            center=plan.center_gradients,
+            microbatch_size=microbatch_size,
+        )
+        total_x, total_y = totals
+        shown = (drawn_x[num:], drawn_y[num:])
+        logged = shown if state.release.size == 2 else (drawn_x, drawn_y)
+        return after(
+            state,
+            horizon,
+            active,
+            (-players.change(total_x, grid_x), players.change(total_y, grid_y)),
+            (drawn_x, drawn_y) if plan.output == "mean" else shown,
+            jnp.concatenate(logged),
+        )
+
+    return Algorithm(init, step, output)
+
+
+def begin(
+    plan: Any,
+    keys: keys_lib.Keys,
+    horizon: run_state.Horizon,
+    roots: tuple[jax.Array, ...],
+    params: Any,
+    width: int,
+) -> SaddleState:
+    """Returns the state before the first step and spends the keys."""
+    if not isinstance(params, tuple | list) or len(params) != 2:
+        raise ValueError(
+            "params must be the players' weights, (x (dim_x,), y (dim_y,)), as "
+            f"plan.uniform() gives them; got {type(params).__name__}"
+        )
+    start_x, start_y = params
+    scores_x = players.start("x", start_x, plan.dim_x)
+    scores_y = players.start("y", start_y, plan.dim_y)
+    run_state.begin_run(params, keys, plan.family)
+    counts = (jnp.zeros_like(scores_x), jnp.zeros_like(scores_y))
+    state = SaddleState(
+        horizon, scores_x, scores_y, *counts, roots, jnp.zeros((width,), jnp.float32)
+    )
+    return jax.tree.map(jnp.array, state)  # Copies, because callers donate their state.
+
+
+def after(
+    state: SaddleState,
+    horizon: run_state.Horizon,
+    active: jax.Array,
+    increments: tuple[jax.Array, jax.Array],
+    shown: tuple[jax.Array, jax.Array],
+    release: jax.Array,
+) -> tuple[SaddleState, players.Info]:
+    """Returns state and info after a step that drew ``shown`` for the output."""
+    by = active.astype(jnp.int32)
+    release = run_state.zero_where_done(active, release.astype(jnp.float32))
+    new = SaddleState(
+        horizon,
+        players.moved(active, state.scores_x, increments[0]),
+        players.moved(active, state.scores_y, increments[1]),
+        state.counts_x.at[shown[0]].add(by),
+        state.counts_y.at[shown[1]].add(by),
+        state.roots,
+        release,
+    )
+    return new, players.Info(release)
+
+
+def output(state: SaddleState) -> tuple[jax.Array, jax.Array]:
+    """Returns each vertex's share of the output's draws, float32 (dim_x,), (dim_y,)."""
+    return players.shares(state.counts_x), players.shares(state.counts_y)

@@ -1,0 +1,225 @@
+"""The plan of synthetic data."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from jaxdp.core import validate
+from jaxdp.core.keys import Keys
+from jaxdp.core.types import Relation, ScoreGrid
+from jaxdp.kernels import simplex
+from jaxdp.saddle.algorithms import synthetic
+from jaxdp.saddle.plans.scores import (
+    UNIT,
+    Sampler,
+    VertexSamplingPlan,
+    proportion,
+    score_grid,
+    sensitivity,
+    uniform,
+)
+from jaxdp.saddle.theory import charges, design, settings, theorems
+from jaxdp.sampling import FullBatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticData(VertexSamplingPlan):
+    r"""A private histogram whose answers to many queries are those of the data.
+
+    Attributes:
+      num_examples: n, records in the data set; public.
+      num_steps: T, rounds; each releases one query's number.
+      relation: which data sets are neighbours; no default. A record that is zeroed or
+        absent answers the middle of the range to every query.
+      domain_size: cells that a record may lie in.
+      num_queries: with the negations: twice those that are given.
+      query_range: largest minus smallest value of a query: 1 for marginals, which are 0 or
+        1; 2 for queries in [-1, 1].
+      grid_bits: of the integers that queries are rounded to (``queries.bits``): 0 for
+        marginals, which are exact.
+      step_size_x: :math:`\tau_x` of the histogram; costs no privacy. None is
+        sqrt(0.8 log(domain_size) / T) over half the range of a query.
+      step_size_y: :math:`\tau_y` of the queries' weights; None until :meth:`calibrate`.
+      sampler: as in :class:`Saddle`.
+      delta: what :meth:`calibrate` aimed at; used by reports.
+      theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what
+        they promise. None elsewhere, and where a number was changed since.
+
+    References:
+      As for :class:`Saddle`, Algorithm 5 and Theorem G.1, with the exact sensitivity.
+    """
+
+    num_examples: int
+    num_steps: int
+    relation: Relation
+    domain_size: int
+    num_queries: int
+    query_range: float = 1.0
+    grid_bits: int = 0
+    step_size_x: float | None = None
+    step_size_y: float | None = None
+    sampler: Sampler = "integer"
+    delta: float | None = None
+    theorem: settings.SyntheticSettings | None = None
+
+    family: ClassVar[str] = "synthetic_data"
+    nested: ClassVar[dict[str, Any]] = {
+        "theorem": functools.partial(settings.read, settings.SyntheticSettings)
+    }
+    steps: ClassVar[tuple[str, ...]] = ("step_size_y",)
+    differentiates: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        validate.integer(num_examples=self.num_examples, num_steps=self.num_steps)
+        validate.integer(domain_size=self.domain_size)
+        validate.integer(at_least=2, at_most=2**24, num_queries=self.num_queries)
+        if self.num_queries % 2:
+            raise ValueError(
+                "num_queries must be even, queries and their negations, got "
+                f"{self.num_queries}"
+            )
+        validate.positive(query_range=self.query_range)
+        validate.integer(at_least=0, at_most=16, grid_bits=self.grid_bits)
+        if self.num_examples * 2**self.grid_bits >= 2**31:
+            raise ValueError(
+                "num_examples must be below 2**31 over 2**grid_bits = "
+                f"{2**self.grid_bits}, got {self.num_examples}"
+            )
+        if self.step_size_x is not None:
+            validate.non_negative(step_size_x=self.step_size_x)
+        self._check(query_range=self.query_range)
+
+    @classmethod
+    def from_theorem(
+        cls, theorem: str, *, delta: float, grid_bits: int = 0, **numbers: Any
+    ) -> Self:
+        """Returns the plan that Theorem G.1 prescribes, for study.
+
+        :meth:`certified` is better.
+
+        Args:
+          theorem: ``"G.1"``.
+          delta: in (0, 1).
+          grid_bits: ``queries.bits``.
+          **numbers: ``num_examples``, ``domain_size``, ``num_queries``, ``query_range``,
+            ``epsilon`` (at most 1), ``relation``; ``printed=True`` for the number of steps
+            as printed, which is too small.
+
+        Raises:
+          ValueError, TypeError: as :func:`jaxdp.saddle.theory.theorems.synthetic_data`.
+        """
+        found = theorems.synthetic_data(theorem, delta=delta, **numbers)
+        return cls._of(found, delta=delta, grid_bits=grid_bits)
+
+    @classmethod
+    def certified(
+        cls, *, epsilon: float, delta: float, grid_bits: int = 0, **numbers: Any
+    ) -> Self:
+        """Returns the plan of a third of the best proven bound's rounds, exactly charged.
+
+        Args:
+          epsilon: > 0.
+          delta: in (0, 1).
+          grid_bits: ``queries.bits``.
+          **numbers: ``num_examples``, ``domain_size``, ``num_queries``, ``query_range``
+            (default 1: marginals), ``relation``; ``num_steps``, if it is known.
+
+        Raises:
+          ValueError, TypeError: as :func:`jaxdp.saddle.theory.design.synthetic_data`.
+        """
+        numbers = {"query_range": 1.0} | numbers
+        found = design.synthetic_data(epsilon=epsilon, delta=delta, **numbers)
+        plan = cls._of(found, grid_bits=grid_bits)
+        return plan._at_most(epsilon=epsilon, delta=delta)
+
+    @property
+    def histogram_step_size(self) -> float:
+        """Step size of the histogram: ``step_size_x``, or its default for None."""
+        if self.step_size_x is not None:
+            return self.step_size_x
+        # Of gradients within [-1, 1]; narrower ranges are centred.
+        rate = math.sqrt(0.8 * math.log(self.domain_size) / self.num_steps)
+        return rate / (self.query_range / 2)
+
+    @property
+    def sampling(self) -> FullBatch:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Full-batch sampler: all records are in every score."""
+        return FullBatch()
+
+    def _grid_at(self, step: float) -> ScoreGrid:
+        half = self.query_range / 2
+        grid = score_grid(step, half, self.grid_bits, self.num_examples)
+        if grid.shift < 0:  # Few records: their totals are scaled up first.
+            bits = self.grid_bits - grid.shift
+            grid = score_grid(step, half, bits, self.num_examples)
+        if grid.shift > 30:
+            raise ValueError(
+                f"step_size_y must be larger, got {step:.4g}: a record would move scores "
+                "by less than they can resolve"
+            )
+        return grid
+
+    @property
+    def grid(self) -> ScoreGrid:
+        """Grid of the score updates by the data."""
+        self.check_ready()
+        return self._grid_at(self.step_size_y or 0.0)
+
+    def _rounding(self, step: int, step_size: float) -> float:
+        """Bounds the part of the scores' sensitivity that is due to rounding, in nats.
+
+        One unit, while no score saturates: what a step rounds away is kept for the next.
+        A score that saturates, 64 octaves below the largest, loses what it had moved by;
+        from there on it is another sum of roundings, with up to two units more. To get
+        there takes so many steps. And no step adds more than one unit.
+        """
+        longest = self.longest([step_size])
+        windows = math.floor(2 * step * longest / (64 * math.log(2)))
+        return min(step, 1 + 2 * windows) * UNIT
+
+    def sensitivity_at(self, step: int) -> float:
+        """Returns the sensitivity of the scores of step ``step`` >= 0, in nats."""
+        grid = self.grid
+        if grid.multiplier == 0:
+            return 0.0
+        each = sensitivity(grid, self.kappa) - UNIT
+        return step * each + self._rounding(step, self.step_size_y or 0.0)
+
+    @property
+    def sensitivity(self) -> float:
+        """Sensitivity of a score at the last step, in nats."""
+        return self.sensitivity_at(self.num_steps - 1)
+
+    def longest(self, steps: list[float]) -> float:
+        # The data's part and the histogram's.
+        return steps[0] * self.query_range
+
+    def rho_at(self, steps: list[float]) -> float:
+        grid = self._grid_at(steps[0])
+        if grid.multiplier == 0:
+            return 0.0
+        rounding = self._rounding(self.num_steps - 1, steps[0])  # No step's is more.
+        return charges.synthetic(
+            sensitivity(grid, self.kappa) - UNIT,
+            num_steps=self.num_steps,
+            error=simplex.LOG_ERROR + rounding,
+        )
+
+    def _start(self) -> list[float]:
+        return [proportion(self.num_queries, self.query_range)]
+
+    def uniform(self) -> np.ndarray:
+        """Returns the uniform starting histogram, float32 (domain_size,)."""
+        return uniform(self.domain_size)
+
+    def mechanism(self) -> dict[str, Any]:
+        return super().mechanism() | {"step_size_x": self.histogram_step_size}
+
+    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
+        return synthetic.synthetic_data(self, keys, **kwargs)
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return synthetic.output(state)

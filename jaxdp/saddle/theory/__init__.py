@@ -1,0 +1,1 @@
+"""Guarantees and designs of plans for private mirror descent."""

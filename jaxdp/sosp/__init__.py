@@ -1,0 +1,1 @@
+"""Private search for second-order stationary points."""

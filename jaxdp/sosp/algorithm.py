@@ -1,0 +1,257 @@
+r"""Private second-order stationary points.
+
+Gradient steps with an adaptive variance-reduced gradient (``private_spider``). Where its
+norm is small the point may be a saddle: the method tries to *escape*, by noisy steps on the
+quadratic model at this *anchor*. Either they leave a ball around it, and the run goes on
+from there; or they stay, which by the law of the noise means that there is no direction of
+much negative curvature: the anchor is certified.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import sampling
+from jaxdp.core import keys as keys_lib
+from jaxdp.core import run_state
+from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.types import SOSPPlan
+from jaxdp.kernels import stretch
+from jaxdp.sosp import escapes, gradients, hessian
+from jaxdp.sosp import spider as spiders
+from jaxdp.sosp.state import (
+    CERTIFICATE,
+    CERTIFIED,
+    DATA,
+    NOTHING,
+    RUNNING,
+    SEEN,
+    STEPS,
+    UNTESTED,
+    Best,
+    Escape,
+    Run,
+    SOSPInfo,
+    SOSPState,
+    no_escape,
+    tracks,
+)
+
+
+def sosp(
+    plan: SOSPPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+) -> Algorithm:
+    r"""Finds an approximate second-order stationary point of a smooth expected loss.
+
+    ``params`` of ``init`` are any float32 pytree; ``step`` takes the whole data set and
+    ``value_fn(params, batch) -> (B,)``, twice differentiable; ``output`` gives the best
+    point so far, with what is known of it in ``state.best.rank``.
+
+    A step asks for the gradient (except in an escape, unless ``plan.query_in_escape``),
+    begins an escape where its norm is at most ``plan.trigger_norm``, and moves by
+    1 / ``plan.smoothness``. An escape that ends outside ``plan.escape_radius`` refutes its
+    anchor, and whatever was kept of lesser rank; one that stays inside for
+    ``plan.escape_steps`` steps certifies it.
+
+    Args:
+      plan: a ``jaxdp.plans.SOSP`` with noise.
+      keys: a ``jaxdp.Keys``.
+      microbatch_size: records differentiated at once, at most 2**14; each takes d numbers.
+        None: about a million numbers.
+
+    Privacy:
+      A step releases at most a gradient query (as :func:`jaxdp.private_spider`) and a
+      product with a Hessian, or a Hessian; batches, triggers, restarts and the end follow
+      from them. In each pass one record is in one gradient query or in one Hessian batch.
+      The state holds no un-noised number that depends on data, except with
+      ``hessian="tracked"``: its running sum is secret, dropped by ``jaxdp.public``, and in
+      ``secret/`` of a record.
+
+    Raises:
+      TypeError: bare keys. ValueError: a plan of another family or without noise; params
+        that are not float32, of another size than the plan's, or too many of them.
+
+    References:
+      Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary
+      Points <https://arxiv.org/abs/2410.07502>`_, 2025, Algorithm 3, completed and
+      corrected: noise on refreshes too, batches from a movement that is known, restarts of
+      the noise, a failed escape as a certificate.
+    """
+    keys = keys_lib.check(keys)
+    spiders.check_plan(plan)
+    horizon = run_state.begun(plan, private=spiders.is_private(plan, keys))
+    context = int(plan.digest[:8], 16)
+    root = keys_lib.stream(keys.noise, "escape", context=context)
+
+    def init(params: Any) -> SOSPState:
+        flat, _ = spiders.flattened(params, "sosp")
+        spiders.slice_size(plan, flat.size, microbatch_size)
+        spider = spiders.begin(plan, keys, flat)
+        escape = no_escape(plan, flat, root)
+        run_state.begin_run(params, keys, plan.family)
+        zero = jnp.zeros((), jnp.int32)
+        best = Best(params, jnp.full((), jnp.inf), jnp.full((), NOTHING, jnp.int32))
+        release = jnp.zeros((6,), jnp.float32)
+        state = SOSPState(
+            horizon, params, spider, escape, best, zero, zero, zero, release
+        )
+        return jax.tree.map(jnp.array, state)  # Copies: callers donate their state.
+
+    def step(
+        state: SOSPState, data: Any, *, value_fn: Any
+    ) -> tuple[SOSPState, SOSPInfo]:
+        sampling.check_data(plan, data)
+        flat, unravel = spiders.flattened(state.point, "sosp")
+        size = spiders.slice_size(plan, flat.size, microbatch_size)
+        loss = gradients.record_loss(value_fn, unravel)
+        run = Run(plan, loss, data, size)
+        new = _step(run, state, flat)
+        new = new._replace(
+            point=unravel(new.point),
+            best=new.best._replace(point=unravel(new.best.point)),
+        )
+        return new, SOSPInfo(new.release)
+
+    return Algorithm(init, step, lambda state: state.best.point)
+
+
+def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
+    """Makes a step on flat vectors: the state's points are (d,)."""
+    plan = run.plan
+    escape, best = state.escape, state.best
+    best = best._replace(point=spiders.flattened(best.point, "sosp")[0])
+    active = ~state.horizon.exhausted & (state.horizon.count < plan.num_steps)
+
+    # The gradient, if it is asked for and there are records.
+    ask = active & (plan.query_in_escape | ~escape.active)
+    query = _ask(plan, state, x)
+    no_data = ask & ~query.fits
+    query = query._replace(
+        kind=jnp.where(ask & query.fits, query.kind, spiders.NONE),
+        turn=query.turn & ask & query.fits,
+    )
+    reference = state.spider.reference
+    spider = spiders.asked(
+        plan, run.loss, state.spider, x, query, run.data, None, run.size
+    )
+    spider, escape = _track(run, spider, escape, query, x, reference)
+    norm = jnp.linalg.norm(spider.estimate)
+
+    # An anchor, where the gradient is small; and records for its Hessians.
+    plain = active & ~no_data & ~escape.active
+    small = plain & (escape.cool <= 0) & (norm <= plan.trigger_norm)
+    # (At a point that is no number nothing is known, and records count zero.)
+    small &= jnp.isfinite(x).all() & (plan.escape_steps is not None)
+    best = escapes.offer(best, plain, x, norm, jnp.where(small, UNTESTED, SEEN))
+    spider, escape, start, unfit = escapes.begin(plan, spider, escape, small, x)
+    no_data |= unfit
+
+    # The step.
+    moving = active & ~no_data
+    within = moving & escape.active
+    if plan.escape_steps is None:
+        y = x - spider.estimate / jnp.float32(plan.smoothness)
+    elif plan.hessian == "released":
+        within = jnp.zeros((), bool)
+        y, escape, best = escapes.jump(run, state, spider, escape, best, start, x)
+    else:
+        y, escape, best = escapes.walk(run, state, spider, escape, best, within, x)
+    y = jnp.where(moving, y, x)
+    cool = jnp.where(moving & ~within & ~start, escape.cool - 1, escape.cool)
+    escape = escape._replace(cool=jnp.maximum(cool, 0))
+
+    # A step that found no records may have released a gradient before.
+    released = moving | (query.kind != spiders.NONE)
+    count = state.horizon.count + released
+    certified = plan.stop_at_certificate & (best.rank == CERTIFIED)
+    ended = jnp.where(count >= plan.num_steps, STEPS, RUNNING)
+    ended = jnp.where(certified, CERTIFICATE, ended)
+    ended = jnp.where(no_data, DATA, ended)
+    ended = jnp.where(active, ended, state.ended).astype(jnp.int32)
+    horizon = state.horizon._replace(
+        count=count, exhausted=state.horizon.exhausted | (active & (ended != RUNNING))
+    )
+    left = jnp.where(within, escape.left, -1)
+    spent = jnp.where(query.kind == spiders.NONE, 0, query.records)
+    release = [query.kind, spent, norm, left, jnp.linalg.norm(y - x), best.rank]
+    release = jnp.stack([jnp.asarray(r, jnp.float32) for r in release])
+    read = jnp.where(query.kind == spiders.NONE, 0, query.extra)
+    return SOSPState(
+        horizon,
+        y,
+        spider,
+        escape,
+        best,
+        state.escapes + start,
+        state.records + read + start * escapes.own_batch(plan),
+        ended,
+        run_state.zero_where_done(released, release),
+    )
+
+
+def _ask(plan: SOSPPlan, state: SOSPState, x: jax.Array) -> spiders.Query:
+    """Returns the gradient query of a step, with the records of a running Hessian."""
+    escape, spider = state.escape, state.spider
+    if not tracks(plan):
+        return spiders.ask(plan, spider, x, hold=escape.active)
+    moved = jnp.float32(plan.smoothness) * jnp.linalg.norm(x - spider.reference)
+    grown = escape.reach + _growth(plan, moved)
+    renew = (escape.since >= plan.escapes_per_refresh) & ~escape.active
+    return spiders.ask(
+        plan,
+        spider,
+        x,
+        hold=escape.active,
+        renew=renew | ~(grown <= plan.hessian_drift_limit),
+        extra=lambda fresh, moved: jnp.where(
+            fresh, plan.hessian_batch_size, _change_batch(plan, moved)
+        ),
+    )
+
+
+def _change_batch(plan: SOSPPlan, moved: jax.Array) -> jax.Array:
+    """Returns the number of records that update a running Hessian after a movement."""
+    assert plan.hessian_lipschitz is not None
+    rate = plan.hessian_change_rate * plan.hessian_lipschitz / plan.smoothness
+    want, most = jnp.ceil(jnp.float32(rate) * moved), plan.num_examples + 1
+    return jnp.maximum(jnp.where(want < most, want, most).astype(jnp.int32), 1)
+
+
+def _growth(plan: SOSPPlan, moved: jax.Array) -> jax.Array:
+    """Bounds the growth of the running Hessian by one difference, in clips."""
+    return _change_batch(plan, moved).astype(jnp.float32) / plan.hessian_batch_size
+
+
+def _track(
+    run: Run,
+    spider: spiders.Spider,
+    escape: Escape,
+    query: spiders.Query,
+    x: jax.Array,
+    reference: jax.Array,
+) -> tuple[spiders.Spider, Escape]:
+    """Updates the running Hessian after a gradient query, on records of its own."""
+    refreshed = query.kind == spiders.REFRESH
+    escape = escape._replace(since=jnp.where(refreshed, 0, escape.since))
+    plan = run.plan
+    if not tracks(plan):
+        return spider, escape
+    records = run.records(spider.cursor, query.extra)
+    grid, total = plan.tracked_grid, escape.hessian.total
+
+    def fresh() -> stretch.Wide:
+        start = stretch.zero(total.low.shape)
+        return hessian.add_hessians(grid, run.loss, start, x, None, records)
+
+    def changed() -> stretch.Wide:
+        return hessian.add_hessians(grid, run.loss, total, x, reference, records)
+
+    total = jax.lax.switch(query.kind, [lambda: total, fresh, changed])
+    grown = escape.reach + _growth(plan, query.moved)
+    reach = jnp.stack([escape.reach, jnp.float32(1), grown])[query.kind]
+    read = jnp.where(query.kind == spiders.NONE, 0, query.extra)
+    return (
+        spider._replace(cursor=spider.cursor + read),
+        escape._replace(hessian=escape.hessian._replace(total=total), reach=reach),
+    )

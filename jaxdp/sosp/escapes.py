@@ -1,0 +1,192 @@
+"""Escapes from saddle points: their start, steps and end, and the anchor's certificate."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.core import run_state
+from jaxdp.core.types import SOSPPlan
+from jaxdp.sosp import hessian
+from jaxdp.sosp import spider as spiders
+from jaxdp.sosp.state import CERTIFIED, NOTHING, Best, Escape, Run, SOSPState, tracks
+
+
+def own_batch(plan: SOSPPlan) -> int:
+    """Returns the number of records of an escape's own Hessians."""
+    return 0 if plan.hessian == "tracked" else plan.hessian_batch_size
+
+
+def offer(
+    best: Best, given: jax.Array, x: jax.Array, norm: jax.Array, rank: Any
+) -> Best:
+    """Keeps the point of highest rank, and among equal ranks of smallest gradient norm."""
+    better = (rank > best.rank) | ((rank == best.rank) & (norm < best.norm))
+    better &= given
+    return Best(
+        jnp.where(better, x, best.point),
+        jnp.where(better, norm, best.norm),
+        jnp.where(better, rank, best.rank).astype(jnp.int32),
+    )
+
+
+def begin(
+    plan: SOSPPlan,
+    spider: spiders.Spider,
+    escape: Escape,
+    small: jax.Array,
+    x: jax.Array,
+) -> tuple[spiders.Spider, Escape, jax.Array, jax.Array]:
+    """Begins an escape at an anchor if ``small`` and enough records are left.
+
+    Also returns whether it began, and whether the data ran out.
+    """
+    size = own_batch(plan)
+    over = spider.cursor + size > plan.num_examples
+    turn = over & (spider.passes + 1 < plan.num_passes)
+    start = small & (~over | turn)
+    first = jnp.where(turn, 0, spider.cursor)
+    turn &= start
+    spider = spider._replace(
+        cursor=jnp.where(start, first + size, spider.cursor),
+        passes=spider.passes + turn,
+        # In a new pass the next query is a refresh: see private_spider.
+        since=jnp.where(turn, -1, spider.since),
+    )
+    kept = escape.hessian
+    if tracks(plan):
+        now = hessian.frozen(plan.tracked_grid, kept.total, x.size)
+        kept = kept._replace(frozen=jnp.where(start, now, kept.frozen))
+    steps = 0 if plan.escape_steps is None else plan.escape_steps
+    begun = Escape(
+        active=start | escape.active,
+        left=jnp.where(start, steps, escape.left),
+        cool=escape.cool,
+        anchor=jnp.where(start, x, escape.anchor),
+        gradient=jnp.where(start, spider.estimate, escape.gradient),
+        first=jnp.where(start, first, escape.first),
+        spent=jnp.where(start, 0, escape.spent),
+        since=escape.since + start,
+        reach=escape.reach,
+        hessian=kept,
+        root=escape.root,
+    )
+    return spider, begun, start, small & ~start
+
+
+def walk(
+    run: Run,
+    state: SOSPState,
+    spider: spiders.Spider,
+    escape: Escape,
+    best: Best,
+    within: jax.Array,
+    x: jax.Array,
+) -> tuple[jax.Array, Escape, Best]:
+    """Takes an escape step or a plain one; returns the new point, escape and best point."""
+    plan = run.plan
+    v = x - escape.anchor
+    length = jnp.linalg.norm(v)
+    # At the anchor itself the product is zero, whatever the data.
+    touch = within & (length > 0)
+    spent, broke = escape.spent, jnp.zeros((), bool)
+    draw = functools.partial(
+        run_state.gaussian, escape.root, state.horizon.count, x.size
+    )
+    if plan.hessian == "tracked":
+        shown = jnp.where(touch, v, 0)
+        product = hessian.release_tracked(
+            plan.tracked_grid,
+            escape.hessian.frozen,
+            shown,
+            draw(plan.tracked_grid.noise_std),
+        )
+    else:
+        grid = plan.product_grid(x.size)
+        times = hessian.halvings(grid, length)
+        cost = (hessian.reach(grid, times) + grid.rounding) ** 2
+        spent = escape.spent + jnp.where(touch, cost, 0)
+        broke = touch & ~(spent <= plan.hessian_budget)
+        touch &= ~broke
+        records = run.records(
+            escape.first, jnp.where(touch, plan.hessian_batch_size, 0)
+        )
+        product = hessian.release_product(
+            grid,
+            run.loss,
+            escape.anchor,
+            v,
+            times,
+            records,
+            draw(grid.noise_std),
+        )
+    gradient = jnp.where(within, product + escape.gradient, spider.estimate)
+    y = x - gradient / jnp.float32(plan.smoothness)
+    left = escape.left - within
+    far = jnp.linalg.norm(y - escape.anchor) >= plan.escape_radius
+    escaped = within & ~broke & far
+    stayed = within & ~broke & ~far & (left <= 0)
+    back = stayed | broke
+    best = _forget(best, escaped, y)
+    norm = jnp.linalg.norm(escape.gradient)
+    best = offer(best, stayed, escape.anchor, norm, jnp.int32(CERTIFIED))
+    escape = escape._replace(
+        active=jnp.where(within, ~escaped & ~back, escape.active),
+        left=left,
+        spent=spent,
+        # One plain step before this anchor may be tried again.
+        cool=jnp.where(escaped, 0, jnp.where(back, 1, escape.cool)),
+    )
+    return jnp.where(back, escape.anchor, y), escape, best
+
+
+def jump(
+    run: Run,
+    state: SOSPState,
+    spider: spiders.Spider,
+    escape: Escape,
+    best: Best,
+    start: jax.Array,
+    x: jax.Array,
+) -> tuple[jax.Array, Escape, Best]:
+    """Releases the anchor's Hessian and leaves along its lowest eigenvector, if low."""
+    plan = run.plan
+    assert plan.curvature_threshold is not None
+    assert plan.hessian_lipschitz is not None
+    records = run.records(escape.first, jnp.where(start, plan.hessian_batch_size, 0))
+    dim = x.size
+
+    def look() -> tuple[jax.Array, jax.Array]:
+        grid, size = plan.matrix_grid, dim * (dim + 1) // 2
+        count = state.horizon.count
+        noise = run_state.gaussian(escape.root, count, size, grid.noise_std)
+        matrix = hessian.release_matrix(grid, run.loss, x, records, noise)
+        values, vectors = jnp.linalg.eigh(matrix)
+        return values[0], vectors[:, 0]
+
+    def skip() -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros(()), jnp.zeros_like(x)
+
+    lowest, lower = jax.lax.cond(start, look, skip)
+    down = jnp.where(jnp.vdot(spider.estimate, lower) > 0, -lower, lower)
+    leave = start & (lowest < -plan.curvature_threshold)
+    stay = start & ~leave
+    away = x + down * (-lowest / plan.hessian_lipschitz)
+    plain = x - spider.estimate / jnp.float32(plan.smoothness)
+    y = jnp.where(start, jnp.where(leave, away, x), plain)
+    best = _forget(best, leave, y)
+    norm = jnp.linalg.norm(spider.estimate)
+    best = offer(best, stay, x, norm, jnp.int32(CERTIFIED))
+    cool = jnp.where(start, stay.astype(jnp.int32), escape.cool)
+    return y, escape._replace(active=jnp.zeros_like(start), cool=cool), best
+
+
+def _forget(best: Best, refuted: jax.Array, x: jax.Array) -> Best:
+    """Resets the best point if an anchor was refuted and it has no certificate."""
+    refuted &= best.rank < CERTIFIED
+    return Best(
+        jnp.where(refuted, x, best.point),
+        jnp.where(refuted, jnp.inf, best.norm),
+        jnp.where(refuted, NOTHING, best.rank).astype(jnp.int32),
+    )

@@ -1,0 +1,144 @@
+"""Gradient and gradient-difference queries on adaptively sized batches.
+
+What is released is the mean over a stretch of records of clipped per-record vectors, plus
+noise. The stretch is chosen by a cursor that every release moves on, so a record is in one
+of them. One record moves the sum of its stretch by at most the bound (twice that if
+replaced), on integers.
+
+Two kinds of stretch, in the words of the variance-reduced estimator:
+
+* a *refresh* has a fixed number of records b, each gradient bounded by ``l2_clip_norm``;
+* a *difference* has b_t records, and a change of gradient is bounded by ``b_t`` times a
+  constant: one record moves the mean by a constant, however many there are. That the
+  bound is at least as large as smooth losses need is what b_t is chosen for.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.core.types import Grid, ValueFn
+from jaxdp.kernels import fixed_point, stretch
+from jaxdp.kernels.fixed_point import Fixed
+
+
+class Records(NamedTuple):
+    """Stretch of consecutive records. Secret, as the data are."""
+
+    data: Any  # pytree of arrays with n rows
+    mask: jax.Array | None  # shape=(n,), dtype=bool; rows that exist
+    first: jax.Array  # shape=(), dtype=int32
+    count: jax.Array  # shape=(), dtype=int32
+    size: int  # rows that are read at once; static
+
+
+#: One record's loss at a vector of all parameters.
+Loss = Callable[[jax.Array, Any], jax.Array]
+
+
+def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
+    """Returns ``value_fn`` as a loss of a flat vector and a single record.
+
+    Raises:
+      ValueError: when traced, where it does not give one loss per record.
+    """
+
+    def loss(vector: jax.Array, record: Any) -> jax.Array:
+        one = jax.tree.map(lambda x: x[None], record)
+        losses = value_fn(unravel(vector), one)
+        if jnp.shape(losses) != (1,):
+            raise ValueError(
+                "value_fn must return losses of shape (B,), one per record, got shape "
+                f"{jnp.shape(losses)} for one record"
+            )
+        return losses[0]
+
+    return loss
+
+
+def release_gradient(
+    grid: Grid, loss: Loss, point: jax.Array, records: Records, noise: Fixed
+) -> jax.Array:
+    """Releases the mean of clipped gradients plus noise.
+
+    Args:
+      grid: its clip bounds one record's gradient; its normalizer is the number of records.
+      loss: of one record.
+      point: float32 (d,).
+      records: the stretch.
+      noise: integers (d,), in grid units; secret.
+
+    Returns:
+      float32 (d,): released.
+    """
+    gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
+    total = bounded_sum(
+        grid,
+        lambda some: gradients(point, some),
+        point.size,
+        records,
+        grid.l2_clip_norm,
+    )
+    return noised_mean(grid, total, noise)
+
+
+def release_difference(
+    grid: Grid,
+    loss: Loss,
+    point: jax.Array,
+    reference: jax.Array,
+    records: Records,
+    noise: Fixed,
+) -> jax.Array:
+    """Releases the mean gradient's change from ``reference`` to ``point``, plus noise.
+
+    Args:
+      grid: its clip, times the number of records, bounds the change of one record's
+        gradient; its normalizer is 1.
+      loss: of one record.
+      point: float32 (d,).
+      reference: float32 (d,).
+      records: the stretch; at least one record.
+      noise: (d,), in grid units; secret.
+
+    Returns:
+      float32 (d,): released. One record moves the mean before the noise by the grid's
+      clip (twice that if replaced), whatever the number of records.
+    """
+    gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
+    total = bounded_sum(
+        grid,
+        lambda some: gradients(point, some) - gradients(reference, some),
+        point.size,
+        records,
+        grid.l2_clip_norm * records.count.astype(jnp.float32),
+    )
+    return noised_mean(grid, total, noise)
+
+
+def bounded_sum(
+    grid: Grid,
+    rows_of: Callable[[Any], jax.Array],
+    dim: int,
+    records: Records,
+    bound: float | jax.Array,
+) -> stretch.Wide:
+    """Sums clipped vectors exactly, in units of ``bound * 2**-bits``: un-noised."""
+    assert grid.bits is not None
+    data, mask, first, count, size = records
+    return stretch.grid_sum(
+        rows_of, dim, data, mask, first, count, bound=bound, bits=grid.bits, size=size
+    )
+
+
+def noised_mean(grid: Grid, total: stretch.Wide, noise: Fixed) -> jax.Array:
+    """Adds noise to the sum of :func:`bounded_sum` and divides by a constant: released.
+
+    Integers are added; what floats make of the sum is post-processing.
+    """
+    summed = stretch.to_float(stretch.add(total, noise.high))
+    if noise.low is not None:
+        summed += noise.low.astype(jnp.float32) * jnp.float32(fixed_point.ULP)
+    return summed * jnp.float32(grid.noise_unit)

@@ -1,0 +1,261 @@
+r"""Curvature queries: records' Hessians, times a vector or whole, bounded and noised.
+
+Three queries, of which a method uses one:
+
+* :func:`release_product`: the mean over a stretch of records of Hessian-vector products,
+  each clipped, plus noise. No matrix is ever formed.
+* :func:`add_hessians` and :func:`release_tracked`: an exact running sum of clipped
+  matrices, of which products with vectors are released, with noise. The sum itself is
+  secret.
+* :func:`release_matrix`: a mean of clipped matrices, released once, with noise in
+  coordinates in which its Frobenius norm is the norm; all that follows is post-processing.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.core.types import Grid, ProductGrid, TrackedGrid
+from jaxdp.kernels import stretch
+from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.sosp import gradients
+from jaxdp.sosp.gradients import Loss, Records
+
+#: Bits of one record's product.
+_RECORD_BITS = 16
+#: How much shorter than the radius a vector may count as: by a factor of 2**12.
+MAX_HALVINGS = 12
+#: Squarings by which a matrix's operator norm is bounded: to within d**(1 / 64).
+_SQUARINGS = 5
+#: Above what float32 makes of that bound.
+_SLACK = 1 + 1e-4
+
+
+def halvings(grid: ProductGrid, length: jax.Array) -> jax.Array:
+    """Counts the halvings of the radius that leave it at least ``length``: int32.
+
+    The count is at most :data:`MAX_HALVINGS`.
+    """
+    shorter = grid.radius * 0.5 ** np.arange(1, MAX_HALVINGS + 1)
+    return (length <= jnp.asarray(shorter, jnp.float32)).sum(dtype=jnp.int32)
+
+
+def reach(grid: ProductGrid, times: jax.Array) -> jax.Array:
+    """Returns the radius after ``times`` halvings: the length that a vector counts as."""
+    return jnp.float32(grid.radius) * jnp.exp2(-times.astype(jnp.float32))
+
+
+def release_product(
+    grid: ProductGrid,
+    loss: Loss,
+    point: jax.Array,
+    vector: jax.Array,
+    times: jax.Array,
+    records: Records,
+    noise: Fixed,
+) -> jax.Array:
+    """Releases the mean of clipped Hessian-vector products plus noise.
+
+    Each record's product is put on a grid of 2**-16 of its bound, which is as fine as the
+    vector is short: curvature of any size moves it. Where the noise is large, float32 has
+    not so many digits for it, so the exact sum is rounded, once, to the grid of the noise.
+
+    Args:
+      grid: bounds and noise.
+      loss: of one record.
+      point: float32 (d,), where the Hessians are.
+      vector: float32 (d,).
+      times: int32, shape=(), of :func:`halvings`; public.
+      records: the stretch; none give noise alone.
+      noise: integers (d,), in units of the grid; secret.
+
+    Returns:
+      float32 (d,): released. One record moves it by the clip times (``reach`` and
+      ``grid.rounding``) over the normalizer (for replace-one, twice that).
+    """
+
+    def products(some: Any) -> jax.Array:
+        def product(record: Any) -> jax.Array:
+            gradient = lambda at: jax.grad(loss)(at, record)  # noqa: E731
+            return jax.jvp(gradient, (point,), (vector,))[1]
+
+        return jax.vmap(product)(some)
+
+    fine = Grid(grid.l2_clip_norm, _RECORD_BITS, grid.normalizer, 0)
+    bound = grid.l2_clip_norm * reach(grid, times)
+    total = gradients.bounded_sum(fine, products, point.size, records, bound)
+    coarse = stretch.shifted(total, _RECORD_BITS - grid.bits + times)
+    released = Grid(
+        grid.l2_clip_norm * grid.radius, grid.bits, grid.normalizer, grid.noise_std
+    )
+    return gradients.noised_mean(released, coarse, noise)
+
+
+def hessians(loss: Loss, point: jax.Array, some: Any) -> jax.Array:
+    """Computes the Hessians of records at one point, float32 (B, d, d)."""
+    return jax.vmap(jax.hessian(loss), in_axes=(None, 0))(point, some)
+
+
+def add_hessians(
+    grid: TrackedGrid,
+    loss: Loss,
+    total: stretch.Wide,
+    point: jax.Array,
+    reference: jax.Array | None,
+    records: Records,
+) -> stretch.Wide:
+    """Adds clipped Hessians of a stretch, or their changes, to a running sum: secret.
+
+    Args:
+      grid: how they are clipped and counted.
+      loss: of one record.
+      total: integers (d * d,), in units of ``grid.unit``.
+      point: float32 (d,).
+      reference: float32 (d,): the change from there is taken. None: the Hessian itself.
+      records: the stretch. Its mean of matrices is added, each bounded so that one record
+        moves the sum by ``grid.record_move`` (twice that if replaced), whatever their
+        number.
+
+    Returns:
+      The exact sum: every record's integers have a norm of at most ``2**bits``, plus d
+      for the operator norm (rounding towards zero).
+    """
+    dim = point.size
+
+    def rows(some: Any) -> jax.Array:
+        found = hessians(loss, point, some)
+        if reference is not None:
+            found -= hessians(loss, reference, some)
+        return found.reshape(-1, dim * dim)
+
+    limit = jnp.float32(grid.record_move) * records.count.astype(jnp.float32)
+    if grid.norm == "frobenius":
+        return _added(rows, dim, records, total, limit, grid.bits)
+
+    def within(some: Any) -> jax.Array:
+        found = operator_clipped(rows(some).reshape(-1, dim, dim), limit)
+        return found.reshape(-1, dim * dim)
+
+    # The grid's own bound is on the Frobenius norm, which may be larger.
+    wide = frobenius_bits(dim)
+    bits = grid.bits + wide
+    return _added(within, dim, records, total, limit * 2.0**wide, bits)
+
+
+def _added(
+    rows_of: Callable[[Any], jax.Array],
+    dim: int,
+    records: Records,
+    total: stretch.Wide,
+    bound: jax.Array,
+    bits: int,
+) -> stretch.Wide:
+    data, mask, first, count, size = records
+    size = min(size, max(1, 2**20 // dim**2))
+    more = stretch.grid_sum(
+        rows_of, dim * dim, data, mask, first, count, bound=bound, bits=bits, size=size
+    )
+    return stretch.plus(total, more)
+
+
+def frobenius_bits(dim: int) -> int:
+    """Bounds log2 of the ratio of Frobenius norm to operator norm by an integer."""
+    return math.ceil(math.log2(max(dim, 1)) / 2)
+
+
+def operator_clipped(matrices: jax.Array, bound: float | jax.Array) -> jax.Array:
+    """Scales matrices (B, d, d) to an operator norm of at most ``bound``.
+
+    By an upper bound on the norm that is at most d**(1 / 64) too large: the Frobenius norm
+    of a high power of the matrix, to that power's root. (An estimate by power iteration
+    would be a lower bound, and certify nothing.) Matrices with a NaN or an infinity are
+    zero.
+    """
+    ok = jnp.isfinite(matrices).all(axis=(1, 2), keepdims=True)
+    safe = jnp.where(ok, (matrices + matrices.swapaxes(1, 2)) / 2, 0)
+    norm = operator_bound(safe)[:, None, None]
+    limit = jnp.asarray(bound, jnp.float32)
+    return jnp.where(norm > limit, safe * (limit / jnp.maximum(norm, limit)), safe)
+
+
+def operator_slack(dim: int) -> float:
+    """Bounds the factor by which :func:`operator_bound` exceeds the operator norm."""
+    return dim ** (1 / 2 ** (_SQUARINGS + 1)) * _SLACK**2
+
+
+def operator_bound(matrices: jax.Array) -> jax.Array:
+    """Computes upper bounds (B,) on operator norms of symmetric matrices (B, d, d)."""
+    peak = jnp.max(jnp.abs(matrices), axis=(1, 2), initial=0)
+    power = matrices / jnp.where(peak > 0, peak, 1)[:, None, None]
+    log_norm = jnp.log(peak)  # -inf, for a matrix of zeros
+    for i in range(_SQUARINGS + 1):
+        if i:
+            power = jnp.matmul(power, power, precision="highest")
+        norm = jnp.sqrt(jnp.sum(power**2, axis=(1, 2)))
+        norm = jnp.where(peak > 0, norm, 1)
+        power /= norm[:, None, None]
+        log_norm += jnp.log(norm) / 2**i
+    return jnp.exp(log_norm) * _SLACK
+
+
+def frozen(grid: TrackedGrid, total: stretch.Wide, dim: int) -> jax.Array:
+    """Returns the mean Hessian of a running sum, float32 (d, d): secret."""
+    return (stretch.to_float(total) * jnp.float32(grid.unit)).reshape(dim, dim)
+
+
+def release_tracked(
+    grid: TrackedGrid, hessian: jax.Array, vector: jax.Array, noise: Fixed
+) -> jax.Array:
+    """Releases a product of a running sum with a vector, plus noise, on a grid.
+
+    Args:
+      grid: of the product: ``product_unit`` and the noise. What float32 makes of the
+        product is in the plan's sensitivity.
+      hessian: float32 (d, d), of :func:`frozen`; secret.
+      vector: float32 (d,), shorter than the plan's escape radius.
+      noise: integers (d,), in units of the grid; secret.
+
+    Returns:
+      float32 (d,): released.
+    """
+    product = jnp.matmul(hessian, vector, precision="highest")
+    units = jnp.round(product * jnp.float32(1 / grid.product_unit))
+    # As integers: a float sum would round what depends on data before the noise hides it.
+    summed = units.astype(jnp.int32) + noise.high
+    return summed.astype(jnp.float32) * jnp.float32(grid.product_unit)
+
+
+def release_matrix(
+    grid: Grid, loss: Loss, point: jax.Array, records: Records, noise: Fixed
+) -> jax.Array:
+    """Releases the mean of clipped Hessians plus symmetric noise.
+
+    Args:
+      grid: its clip bounds the Frobenius norm of one record's Hessian.
+      loss: of one record.
+      point: float32 (d,).
+      records: the stretch.
+      noise: integers (d (d + 1) / 2,), in grid units; secret.
+
+    Returns:
+      float32 (d, d), symmetric: released. The coordinates are the diagonal and the upper
+      triangle times the root of 2, in which lengths are Frobenius norms: one record moves
+      them by the clip over the normalizer (twice that if replaced).
+    """
+    dim = point.size
+    upper = np.triu_indices(dim)
+    scale = np.where(upper[0] == upper[1], 1, math.sqrt(2)).astype(np.float32)
+    size = min(records.size, max(1, 2**20 // dim**2))
+
+    def rows(some: Any) -> jax.Array:
+        return hessians(loss, point, some)[:, upper[0], upper[1]] * scale
+
+    small = records._replace(size=size)
+    total = gradients.bounded_sum(grid, rows, len(scale), small, grid.l2_clip_norm)
+    flat = gradients.noised_mean(grid, total, noise) / scale
+    half = jnp.zeros((dim, dim), jnp.float32).at[upper].set(flat)
+    return half + half.T - jnp.diag(jnp.diag(half))

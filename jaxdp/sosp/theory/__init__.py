@@ -1,0 +1,1 @@
+"""Guarantees and designs of plans for second-order stationary points."""

@@ -1,0 +1,437 @@
+r"""Settings with explicit constants, whose certificates are proven.
+
+Where an escape fails, the estimated gradient is at most :math:`\theta = c_g\gamma`. So the
+point is :math:`\alpha`-second-order stationary with :math:`\alpha = (c_g + 1)\gamma` if
+
+1. the estimate's error is at most gamma: noise and sampling half each;
+2. an escape from a point of curvature below :math:`-\sqrt{\rho\alpha}` does not fail.
+
+Each of four kinds of failure takes a quarter of the failure probability p:
+
+* *Noise of gradients.* Refresh and prefix sums of differences have std
+  :math:`\gamma/(2\sqrt2 D)`. Which sums of an epoch are reached depends on their noise, so
+  all K + 1 sums of all J epochs share: :math:`D = \sqrt d + \sqrt{2\ln(4J(K+1)/p)}`.
+* *Sampling of gradients.* The errors of an epoch are a martingale over its records, with
+  variance at most :math:`G^2/b + \kappa/c` and steps of at most
+  :math:`2\max(1/c, G/b)` while the drift is below :math:`\kappa`, as it is where escapes
+  begin. Bernstein's inequality (Pinelis; of the maximum, so that an epoch is one event)
+  asks for :math:`b = 16\ell(1+x)G^2/\gamma^2` and :math:`c = 16\ell(1+x)\kappa/\gamma^2`
+  with :math:`\ell = \ln(8J/p)` and :math:`x = \gamma/(6\min(G, \kappa))`.
+* *Sampling of Hessians.* An escape's own records know nothing of the eigenvector v of the
+  true Hessian at its start, so :math:`v^\top H v` is a mean of numbers in [-M, M]: by
+  Hoeffding's inequality :math:`b_H = 2M^2\ln(4E/p)/\chi^2` records leave H a curvature
+  below :math:`-\sqrt{\rho\alpha} + \chi`, with :math:`\chi = \sqrt{\rho\gamma}/2`; no
+  dimension enters. Points do depend on a tracked Hessian's records; there Freedman's
+  inequality for matrices (Tropp) asks for :math:`16\ell_H(1+y)M^2/(\rho\gamma)` records
+  and a rate of :math:`16\ell_H(1+y)\kappa/(M\gamma)`, with
+  :math:`\ell_H = \ln(4dJ/p)` and :math:`y = \frac\chi3\max(1/M, M/(\rho\kappa))`.
+* *Escapes.* ``escape_steps`` for the curvature that is left, each of E escapes failing
+  with probability p / (4 E). A released Hessian has noise instead: along v it is one
+  Gaussian number, whatever d is.
+
+J and E are what the records allow: as many refreshes and Hessians as fit, or T.
+
+The noise of each role is private by its batch alone: clips, not constants, bound what one
+record does.
+
+*Typical deviations.* Worst-case constants often ask for more records than there are. With
+``gradient_std`` s_g, ``difference_std`` s_d and ``hessian_std`` s_h, of one record's
+gradient, of its change over a unit of distance and of its Hessian, sampling asks for
+:math:`8 s_g^2/\gamma^2`, :math:`2\kappa(s_d/M)^2/\gamma^2` and :math:`8 s_h^2/\chi^2`
+records, where :math:`\chi = \sqrt{\rho\gamma}` unless the Hessian is released. Then
+certificates hold if sampling errors are of their typical size. Privacy is not touched.
+
+That a run ends with a certificate before the data do is not promised: it is what
+``expected_records`` guesses.
+
+References:
+  Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary Points
+  <https://arxiv.org/abs/2410.07502>`_, 2025 (the algorithm; constants are ours).
+  Pinelis, Optimum Bounds for the Distributions of Martingales in Banach Spaces, Annals of
+  Probability 22, 1994.
+  Tropp, Freedman's Inequality for Matrix Martingales, Electronic Communications in
+  Probability 16, 2011.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxdp.core import validate
+from jaxdp.core.types import Relation
+from jaxdp.kernels import prefix_noise as kernels
+from jaxdp.sosp import hessian as oracles
+from jaxdp.sosp.theory import settings as formulas
+from jaxdp.sosp.theory.settings import (
+    HESSIAN_NORMS,
+    HESSIANS,
+    Hessian,
+    HessianNorm,
+    Problem,
+    Promise,
+    Settings,
+    rounded_up,
+)
+
+
+def certified(
+    *,
+    num_examples: int,
+    dim: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+    lipschitz: float,
+    smoothness: float,
+    hessian_lipschitz: float,
+    accuracy: float | None = None,
+    failure_probability: float = 0.1,
+    escape_failure_probability: float | None = None,
+    num_steps: int = 2000,
+    max_differences: int = 31,
+    prefix_noise: str = "blt_3",
+    trigger_factor: float = 3.0,
+    drift_limit: float | None = None,
+    hessian: Hessian = "on_demand",
+    hessian_norm: HessianNorm = "operator",
+    hessian_clip_norm: float | None = None,
+    escapes_per_refresh: int = 4,
+    gradient_std: float | None = None,
+    difference_std: float | None = None,
+    hessian_std: float | None = None,
+) -> Settings:
+    """Computes batches and thresholds by explicit constants, for one accuracy.
+
+    Args:
+      num_examples: n >= 4, independent records of a population, read in a single pass.
+      dim: d, parameters that move.
+      epsilon: > 0.
+      delta: in (0, 1).
+      relation: neighbours.
+      lipschitz: G, of every record's loss; the clip of gradients.
+      smoothness: M, of its gradient; steps are of size 1 / M.
+      hessian_lipschitz: rho, of its Hessian, in operator norm.
+      accuracy: gamma > 0; a certificate is of alpha = (trigger_factor + 1) gamma. None
+        takes the least for which the expected records fit into n.
+      failure_probability: that a certificate of the run is wrong.
+      escape_failure_probability: of one escape that it wrongly fails, in (0, 1). None
+        takes a share of ``failure_probability``, for all escapes that the records allow.
+      num_steps: T, most iterations.
+      max_differences: K >= 1, most differences between two refreshes.
+      prefix_noise: name of the noise kernel of differences.
+      trigger_factor: c_g > 0; an escape begins where the estimate is at most c_g gamma.
+      drift_limit: kappa > 0; None takes G. A longer one means fewer refreshes and, where
+        sampling decides, larger differences.
+      hessian: mode.
+      hessian_norm: norm that bounds a record's tracked Hessian.
+      hessian_clip_norm: bound on it; None takes M, a little more where the operator norm of
+        matrices is bounded, and sqrt(d) M for Frobenius norms (also of released
+        Hessians), which bounds any. Certificates rest on its clipping
+        nothing: M is enough where Hessians have rank 1.
+      escapes_per_refresh: tau, of a tracked Hessian.
+      gradient_std: s_g >= 0; None for the constant that always holds, G. For one record,
+        in Euclidean norm.
+      difference_std: s_d >= 0, over the distance of two points; None for M.
+      hessian_std: s_h >= 0, in operator norm; None for M.
+
+    Returns:
+      The settings, of the name ``"certified"``.
+
+    Raises:
+      ValueError: an argument out of range, or too few records for a refresh and a
+        Hessian. TypeError: of the wrong kind.
+    """
+    p = Problem(
+        num_examples=num_examples,
+        dim=dim,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        lipschitz=lipschitz,
+        smoothness=smoothness,
+        hessian_lipschitz=hessian_lipschitz,
+        failure_probability=failure_probability,
+    )
+    validate.integer(
+        num_steps=num_steps,
+        max_differences=max_differences,
+        escapes_per_refresh=escapes_per_refresh,
+    )
+    validate.one_of(kernels.NAMES, prefix_noise=prefix_noise)
+    validate.one_of(HESSIANS, hessian=hessian)
+    validate.one_of(HESSIAN_NORMS, hessian_norm=hessian_norm)
+    validate.positive(trigger_factor=trigger_factor)
+    if escape_failure_probability is not None:
+        validate.probability(escape_failure_probability=escape_failure_probability)
+    optional: dict[str, Any] = {
+        "accuracy": accuracy,
+        "drift_limit": drift_limit,
+        "hessian_clip_norm": hessian_clip_norm,
+    }
+    validate.positive(**{k: v for k, v in optional.items() if v is not None})
+    deviations: dict[str, Any] = {
+        "gradient_std": gradient_std,
+        "difference_std": difference_std,
+        "hessian_std": hessian_std,
+    }
+    validate.non_negative(**{k: v for k, v in deviations.items() if v is not None})
+    if hessian == "released":
+        hessian_norm = "frobenius"
+    if hessian_clip_norm is None:
+        slack = 1.0
+        if hessian != "on_demand" and hessian_norm == "frobenius":
+            slack = math.sqrt(dim)
+        elif hessian == "tracked":  # Norms are bounded from above, not computed.
+            slack = oracles.operator_slack(dim)
+        hessian_clip_norm = slack * smoothness
+    c = Choices(
+        escape_failure_probability=escape_failure_probability,
+        num_steps=int(num_steps),
+        max_differences=int(max_differences),
+        prefix_noise=prefix_noise,
+        trigger_factor=float(trigger_factor),
+        drift_limit=float(lipschitz if drift_limit is None else drift_limit),
+        hessian=hessian,
+        hessian_norm=hessian_norm,
+        hessian_clip_norm=float(hessian_clip_norm),
+        escapes_per_refresh=int(escapes_per_refresh) if hessian == "tracked" else 1,
+        **deviations,
+    )
+    if accuracy is None:
+        accuracy = _least_accuracy(p, c)
+    found = settled(p, c, float(accuracy))
+    needed = found.refresh_batch_size + found.hessian_batch_size
+    if needed > num_examples:
+        raise ValueError(
+            f"accuracy must be such that a refresh and a Hessian fit into num_examples = "
+            f"{num_examples}, got {accuracy!r}, where they take {needed} records: ask for "
+            "less, or give typical deviations"
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Checked arguments of :func:`certified` that are not the problem's."""
+
+    escape_failure_probability: float | None
+    num_steps: int
+    max_differences: int
+    prefix_noise: str
+    trigger_factor: float
+    drift_limit: float
+    hessian: Hessian
+    hessian_norm: HessianNorm
+    hessian_clip_norm: float
+    escapes_per_refresh: int
+    gradient_std: float | None
+    difference_std: float | None
+    hessian_std: float | None
+
+    @property
+    def typical(self) -> bool:
+        """True if any deviation is taken to be typical."""
+        given = (self.gradient_std, self.difference_std, self.hessian_std)
+        return any(x is not None for x in given)
+
+
+class Gradients(NamedTuple):
+    """Batch sizes of gradients, and the noise radius D."""
+
+    radius: float
+    batch: int
+    rate: float
+
+
+class Hessians(NamedTuple):
+    """Batch sizes of Hessians, and the parameters of their escapes."""
+
+    batch: int
+    rate: float | None
+    escape_steps: int
+    escape_noise_std: float
+    curvature_threshold: float | None
+    failure: float
+
+
+@functools.lru_cache(maxsize=64)
+def _norms(prefix_noise: str, period: int) -> float:
+    """Returns the noise kernel's largest column norm times its largest prefix-row norm."""
+    kernel = kernels.make(prefix_noise, period)
+    return float(max(kernel.column_norms()) * max(kernel.prefix_norms()))
+
+
+def gradients(p: Problem, c: Choices, accuracy: float, refreshes: int) -> Gradients:
+    """Computes the batch sizes of gradients for a number of epochs."""
+    share, gamma, g = p.failure_probability / 4, accuracy, p.lipschitz
+    sums = refreshes * (c.max_differences + 1)
+    radius = formulas.noise_radius(p.dim, share / sums)
+    std = formulas.gradient_noise_std(gamma, radius)
+    # Bernstein's.
+    scale = 16 * math.log(2 * refreshes / share) / gamma**2
+    scale *= 1 + gamma / (6 * min(g, c.drift_limit))
+    sampled = scale * g**2
+    if c.gradient_std is not None:
+        sampled = 8 * (c.gradient_std / gamma) ** 2
+    rate = scale * c.drift_limit
+    if c.difference_std is not None:
+        rate = 2 * c.drift_limit * (c.difference_std / p.smoothness) ** 2 / gamma**2
+    norms = _norms(c.prefix_noise, c.max_differences)
+    return Gradients(
+        radius,
+        max(rounded_up(sampled), formulas.private_batch_size(p.moved * g, p.mu, std)),
+        max(rate, formulas.private_rate(p.moved, p.mu, std, norms)),
+    )
+
+
+def hessians(
+    p: Problem, c: Choices, accuracy: float, radius: float, refreshes: int, escapes: int
+) -> Hessians:
+    """Computes batch sizes of Hessians for a number of escapes, and epochs if tracked."""
+    m, rho, gamma = p.smoothness, p.hessian_lipschitz, accuracy
+    share = p.failure_probability / 4
+    tracked, released = c.hessian == "tracked", c.hessian == "released"
+    failure = c.escape_failure_probability
+    if failure is None:
+        failure = share / escapes
+    typical = c.hessian_std is not None
+    error = math.sqrt(rho * gamma) * (1.0 if typical and not released else 0.5)
+    rate = None
+    if tracked:
+        log = math.log(p.dim * refreshes / share)
+        more = 1 + error / 3 * max(1 / m, m / (rho * c.drift_limit))
+        scale = 4 * log * more / error**2
+        sampled, rate = scale * m**2, scale * rho * c.drift_limit / m
+    else:
+        sampled = 2 * math.log(escapes / share) * (m / error) ** 2
+    if c.hessian_std is not None:
+        sampled = 8 * (c.hessian_std / error) ** 2
+        rate = c.drift_limit / (m * gamma) if tracked else None
+    bad = math.sqrt((c.trigger_factor + 1) * rho * gamma)  # curvature to be found
+    noise_std, moved = gamma / radius, p.moved * c.hessian_clip_norm
+    reach = formulas.escape_radius(gamma, rho)
+    if released:
+        far = math.sqrt(2 * math.log(1 / failure))
+        # A Hessian without negative curvature is to pass: also the noise's own.
+        std = (bad - 2 * error) / (math.sqrt(2 * p.dim) + 2 * far)
+        batch = max(rounded_up(sampled), formulas.private_batch_size(moved, p.mu, std))
+        threshold = bad - error - moved / (p.mu * batch) * far
+        return Hessians(batch, None, 1, noise_std, threshold, failure)
+    steps = formulas.escape_steps(
+        curvature=bad - error,
+        smoothness=m,
+        noise_std=noise_std,
+        radius=reach,
+        failure=failure,
+    )
+    products = math.sqrt(c.escapes_per_refresh * (steps - 1))
+    private = formulas.private_batch_size(moved * reach * products, p.mu, noise_std)
+    batch = max(rounded_up(sampled), private)
+    if rate is not None:
+        # Of a change, the norm that is clipped is to its operator norm as the clip is to M.
+        rate = max(rate, batch / min(m, c.hessian_clip_norm))
+    return Hessians(batch, rate, steps, noise_std, None, failure)
+
+
+def _least(at_most: int, enough: Callable[[int], bool]) -> int:
+    """Returns the least integer that is enough, as all above it are, or ``at_most``."""
+    low, high = 0, at_most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def settled(p: Problem, c: Choices, accuracy: float) -> Settings:
+    """Computes the settings at one accuracy, whether or not the records suffice.
+
+    Batches grow with the number of failures that share; that many do not fit for long.
+    """
+    n, most, tracked = p.num_examples, c.num_steps, c.hessian == "tracked"
+    hessian = functools.partial(hessians, p, c, accuracy)
+
+    def epoch(refreshes: int) -> tuple[Gradients, Hessians]:
+        first = gradients(p, c, accuracy, refreshes)
+        escapes = min(most, c.escapes_per_refresh * refreshes)
+        return first, hessian(first.radius, refreshes, escapes)
+
+    def records(refreshes: int) -> int:
+        first, second = epoch(refreshes)
+        return first.batch + (second.batch if tracked else 0)
+
+    refreshes = _least(most, lambda j: n // records(j) <= j)
+    first, second = epoch(refreshes)
+    escapes = min(most, c.escapes_per_refresh * refreshes)
+    if not tracked:
+        left = max(n - first.batch, 0)
+        escapes = _least(
+            most, lambda e: left // hessian(first.radius, refreshes, e).batch <= e
+        )
+        second = hessian(first.radius, refreshes, escapes)
+    changes = first.rate + (second.rate or 0.0) * p.hessian_lipschitz / p.smoothness
+    guess = 2 * (first.batch + second.batch + c.drift_limit * changes)
+    share = p.failure_probability / 4
+    total = min(1.0, 3 * share + escapes * second.failure)
+    own = vars(c).keys() & {field.name for field in dataclasses.fields(Settings)}
+    same: dict[str, Any] = {name: getattr(c, name) for name in own}
+    return Settings(
+        name="certified",
+        dim=int(p.dim),
+        num_examples=int(n),
+        relation=p.relation,
+        l2_clip_norm=float(p.lipschitz),
+        smoothness=float(p.smoothness),
+        refresh_batch_size=first.batch,
+        difference_batch_rate=first.rate,
+        trigger_norm=c.trigger_factor * accuracy,
+        escape_steps=second.escape_steps,
+        escape_radius=formulas.escape_radius(accuracy, p.hessian_lipschitz),
+        escape_noise_std=second.escape_noise_std,
+        hessian_batch_size=second.batch,
+        hessian_lipschitz=(
+            None if c.hessian == "on_demand" else float(p.hessian_lipschitz)
+        ),
+        hessian_difference_rate=second.rate,
+        curvature_threshold=second.curvature_threshold,
+        query_in_escape=False,
+        stop_at_certificate=True,
+        promise=Promise(
+            alpha=(c.trigger_factor + 1) * accuracy,
+            accuracy=accuracy,
+            failure_probability=total,
+            escape_failure_probability=second.failure,
+            basis="deviations" if c.typical else "constants",
+            noise_multiplier=1 / p.mu,
+            max_refreshes=refreshes,
+            max_escapes=escapes,
+            expected_records=rounded_up(guess),
+        ),
+        **same,
+    )
+
+
+def _least_accuracy(p: Problem, c: Choices) -> float:
+    """Returns the least gamma whose expected records fit, up to where alpha is vacuous.
+
+    There every gradient and every curvature is allowed.
+    """
+
+    def fits(accuracy: float) -> bool:
+        guess = settled(p, c, accuracy).promise.expected_records
+        return guess is not None and guess <= p.num_examples
+
+    largest = max(p.lipschitz, p.smoothness**2 / p.hessian_lipschitz)
+    high = largest / (c.trigger_factor + 1)
+    if not fits(high):
+        raise ValueError(
+            f"num_examples must be such that some accuracy says anything, got "
+            f"{p.num_examples!r}: even alpha = {largest:.4g}, which every point has, would "
+            "take more; more records, a larger epsilon or typical deviations are needed"
+        )
+    low = high * 2.0**-60
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

@@ -1,0 +1,205 @@
+"""Check of record isolation, the one assumption that no clip can enforce."""
+
+import math
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.core.types import ValueFn
+from jaxdp.kernels.finite_difference import num_rows
+
+Array = jax.Array
+
+#: Made-up records: one for each way in which a record is replaced.
+_ROWS = 4
+
+
+def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) -> None:
+    """Replaces one record and requires every other loss to be bit-identical.
+
+    One record's loss must not depend on another: no batch norm, no capacity-limited
+    routing, no padding to the longest of the batch. A loss that breaks this breaks the
+    sensitivity of every release, and no clip can mend it. It is a check, not a proof.
+    :func:`jaxdp.fit` runs one like it on made-up records; run this one on public records,
+    and at parameters that are not zero: there, a mean over the batch may go unseen.
+
+    Args:
+      value_fn: ``value_fn(params, batch) -> losses (B,)``.
+      params: parameters to try it at.
+      batch: at least two records that differ.
+      row: the record to replace, by the next one and by zeros.
+
+    Raises:
+      ValueError: ``batch`` is too small, or another record's loss changed.
+    """
+    rows = num_rows(batch)
+    if rows < 2 or not 0 <= row < rows:
+        raise ValueError(
+            f"batch must hold at least two records and row={row} be one of them, "
+            f"got {rows} records"
+        )
+    losses = jax.jit(value_fn)
+    before = np.asarray(losses(params, batch))
+    for replace in (lambda x: x[(row + 1) % rows], lambda x: jnp.zeros_like(x[row])):
+        changed = jax.tree.map(
+            lambda x, replace=replace: x.at[row].set(replace(x)),
+            jax.tree.map(jnp.asarray, batch),
+        )
+        _compare(before, np.asarray(losses(params, changed)), row)
+
+
+def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
+    """Checks isolation on made-up records, at parameters that are moved at random.
+
+    Nothing of the data but shapes and dtypes is used. Floats are in [0, 1) and integers 0
+    or 1, which are classes, tokens and indices of nearly every loss. Four records are
+    replaced one after the other: by zeros, by large positive numbers (and ones), by large
+    negative ones (and integers and bools turned around), and by another record.
+
+    Parameters are moved because at zeros, where many runs start, a batch's mean or
+    variance often does not reach the losses.
+
+    Args:
+      value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``LazyLoss``.
+      params: public initial parameters, on one device.
+      data: pytree of arrays, or of their shapes, with the records in front.
+
+    Raises:
+      ValueError: another record's loss changed, or the loss raised; names ``value_fn``
+        and the flag of ``jaxdp.fit`` that leaves the check out.
+    """
+    shapes, structure = jax.tree.flatten(data)
+    base = structure.unflatten(_made_up(x, i) for i, x in enumerate(shapes))
+
+    @jax.jit
+    def losses(params: Any, batch: Any) -> Array:
+        return value_fn(_moved(params), batch)
+
+    def at(batch: Any) -> np.ndarray:
+        try:
+            return np.asarray(losses(params, batch))
+        except Exception as error:
+            raise ValueError(
+                "value_fn must take made-up records of the data's shapes and dtypes "
+                f"({_ROWS} of them, floats in [0, 1) or large, integers 0 and 1), on which "
+                "fit checks that one record's loss does not depend on another; it raised "
+                f"{type(error).__name__}: {_last_line(error)}. If you know that it keeps "
+                "records apart, check_isolation=False leaves the check out"
+            ) from error
+
+    before = at(base)
+    if np.isnan(before.astype(np.float32)).all():
+        warnings.warn(
+            "value_fn is NaN on all made-up records, so that nobody has checked that one "
+            "record's loss does not depend on another: try jaxdp.check_isolation on public "
+            "records (check_isolation=False leaves out check and warning)",
+            stacklevel=6,  # Where fit was called.
+        )
+        return
+    for row, replace in enumerate((_zeros, _high, _low, _first)):
+        changed = jax.tree.map(
+            lambda x, row=row, replace=replace: _with_row(x, row, replace(x, row)), base
+        )
+        try:
+            _compare(before, at(changed), row)
+        except ValueError as error:
+            if not str(error).startswith("value_fn is not"):
+                raise
+            raise ValueError(
+                f"{error}, of {_ROWS} that were made up. One record would then move a "
+                "release by more than the plan accounts for: no batch norm, no means, "
+                "sorting or padding over the batch. jaxdp.per_record lifts a loss of one "
+                "record (check_isolation=False leaves this check out)"
+            ) from None
+
+
+def _made_up(data: Any, index: int) -> np.ndarray:
+    """Makes up records for one leaf of the data, in a range that most losses take."""
+    shape = (_ROWS, *data.shape[1:])
+    bits = _hashed(np.arange(math.prod(shape), dtype=np.uint32), index)
+    if not jnp.issubdtype(data.dtype, jnp.inexact):
+        return (bits >> 31).reshape(shape).astype(data.dtype)
+    return ((bits >> 8) * np.float32(2.0**-24)).reshape(shape).astype(data.dtype)
+
+
+def _with_row(x: np.ndarray, row: int, new: Any) -> np.ndarray:
+    out = x.copy()
+    out[row] = new
+    return out
+
+
+def _zeros(x: np.ndarray, row: int) -> np.ndarray:
+    return np.zeros_like(x[row])
+
+
+def _high(x: np.ndarray, row: int) -> np.ndarray:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return (8 + x[row]).astype(x.dtype)
+    return np.ones_like(x[row])
+
+
+def _low(x: np.ndarray, row: int) -> np.ndarray:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return (-8 - x[row]).astype(x.dtype)
+    return (x[row] == 0).astype(x.dtype)
+
+
+def _first(x: np.ndarray, row: int) -> np.ndarray:
+    return x[0]
+
+
+def _moved(params: Any) -> Any:
+    """Moves parameters at random: by up to half of their size, or up to 0.1 from zero.
+
+    They keep their signs, so that a loss of positive parameters stays defined.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    return structure.unflatten(_moved_leaf(x, i) for i, x in enumerate(leaves))
+
+
+def _moved_leaf(leaf: Any, index: int) -> Any:
+    leaf = jnp.asarray(leaf)
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return leaf
+    places = jax.lax.iota(jnp.uint32, leaf.size).reshape(leaf.shape)
+    bits = (_hashed(places, ~index) >> 8).astype(jnp.float32)
+    share = (bits * 2.0**-23 - 1).astype(leaf.dtype)
+    return jnp.where(leaf == 0, 0.1 * share, leaf * (1 + 0.5 * share)).astype(
+        leaf.dtype
+    )
+
+
+def _hashed(places: Any, seed: int) -> Any:
+    """Hashes each place to 32 bits: made-up numbers need no key, and no table in memory."""
+    bits = places + np.uint32(0x9E3779B9 * (seed + 1) & 0xFFFFFFFF)
+    for factor in (0x85EBCA6B, 0xC2B2AE35):  # Of MurmurHash3's last steps.
+        bits = (bits ^ (bits >> 16)) * np.uint32(factor)
+    return bits ^ (bits >> 16)
+
+
+def _compare(before: np.ndarray, after: np.ndarray, row: int) -> None:
+    """Raises if a loss other than that of ``row`` changed in a bit."""
+    moved = np.flatnonzero((np.arange(len(before)) != row) & _differ(before, after))
+    if moved.size:
+        raise ValueError(
+            f"value_fn is not per record: replacing record {row} changed the losses "
+            f"of records {moved[:8].tolist()}"
+        )
+
+
+def _last_line(error: Exception) -> str:
+    """Returns the last line of an error's message, at most 200 characters.
+
+    It is the end of the traceback if a callback raised.
+    """
+    lines = str(error).strip().splitlines()
+    return (lines[-1] if lines else "").rstrip(".")[:200]
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns True for each record whose two losses differ in a bit; shape=(B,)."""
+    as_bytes = [np.ascontiguousarray(x).view(np.uint8) for x in (a, b)]
+    return (as_bytes[0] != as_bytes[1]).reshape(a.shape[0], -1).any(axis=1)

@@ -1,1 +1,0 @@
-"""Optax transformations that make or use releases."""

@@ -1,0 +1,161 @@
+"""Tables to codes and back; bins that are wrong; records that bins do not describe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxdp.data.binning import MAX_CELLS, Binning, binning, read_rows
+
+SPEC: dict[str, Any] = {
+    "age": {"edges": [0, 18, 40, 120]},
+    "sex": {"values": ["f", "m"]},
+    "height": {"edges": [1.0, 1.5, 2.5]},
+    "town": {"values": ["A", "B", "else"], "other": "else"},
+}
+
+
+@pytest.fixture
+def bins() -> Binning:
+    return binning(SPEC)
+
+
+def test_sizes_and_words(bins: Binning) -> None:
+    assert bins.names == ("age", "sex", "height", "town")
+    assert (bins.sizes, bins.domain_size) == ((3, 2, 2, 3), 36)
+    age, sex, height, town = bins.columns
+    assert age.labels == ("0 to 18", "18 to 40", "40 to 120")
+    assert age.texts == ("8", "28", "79")  # The high edge is in the next bin.
+    assert height.texts == ("1.25", "2")
+    assert sex.labels == sex.texts == ("f", "m")
+    assert town.texts == ("A", "B", "else")
+
+
+def test_every_cell_comes_back(bins: Binning) -> None:
+    codes = np.arange(bins.domain_size)
+    rows = bins.decode(codes)
+    assert rows[0] == ["8", "f", "1.25", "A"]
+    assert rows[1] == ["8", "f", "1.25", "B"]  # The last column moves fastest.
+    assert rows[-1] == ["79", "m", "2", "else"]
+    encoded = bins.encode(rows)
+    assert encoded.dtype == np.int32
+    np.testing.assert_array_equal(encoded, codes)
+
+
+def test_narrow_and_negative_bins_come_back() -> None:
+    spec = {
+        "a": {"edges": [-3, -2, 0, 1, 2]},
+        "b": {"edges": [-1e308, 0.0, 1e308]},
+        "c": {"edges": [0, 0.1, 0.2, 1]},
+        "d": {"values": [0, 1, 10]},
+        "e": {"edges": [1.0, 1.0000001, 1.0000002]},
+    }
+    made = binning(spec)
+    assert made.columns[0].texts == ("-3", "-2", "0", "1")
+    assert made.columns[2].texts == ("0.05", "0.15", "0.6")
+    assert made.columns[3].texts == ("0", "1", "10")
+    codes = np.arange(made.domain_size)
+    np.testing.assert_array_equal(made.encode(made.decode(codes)), codes)
+
+
+def test_edges_and_what_lies_beyond(bins: Binning) -> None:
+    texts = ["-5", "0", "17.99", "18", "40", "119", "120", "121", "1e9", "inf", "-inf"]
+    expected = [0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 0]
+    np.testing.assert_array_equal(bins.columns[0].cells(texts), expected)
+
+
+def test_what_no_bin_describes_is_no_error_and_counts_nowhere(bins: Binning) -> None:
+    rows = [
+        ["20", "f", "1.2", "A"],
+        ["20", "x", "1.2", "A"],  # A value that is not there.
+        ["", "f", "1.2", "A"],  # No number.
+        ["nan", "f", "1.2", "A"],
+        ["20", "", "1.2", "A"],
+        ["20", " f ", "1.2", "Z"],  # "other" is for this.
+    ]
+    first, last = 1 * 12, 1 * 12 + 2
+    np.testing.assert_array_equal(bins.encode(rows), [first, -1, -1, -1, -1, last])
+
+
+def test_a_code_depends_on_its_own_record_alone(bins: Binning) -> None:
+    rows = bins.decode(np.array([3, 17, 35, 4]))
+    rows[1][0] = "unknown"
+    together = bins.encode(rows)
+    alone = [int(bins.encode([row])[0]) for row in rows]
+    assert together.tolist() == alone == [3, -1, 35, 4]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({}, "bins must be a mapping .* got no column"),
+        ({"a": [0, 1, 2]}, "column 'a' has"),
+        ({"a": {}}, "column 'a' has"),
+        ({"a": {"edges": [0, 1]}}, "at least three ascending finite numbers"),
+        ({"a": {"edges": [0, 1, 1]}}, "ascending"),
+        ({"a": {"edges": [0, 2, 1]}}, "ascending"),
+        ({"a": {"edges": [0, 1, float("inf")]}}, "finite"),
+        ({"a": {"edges": [0, 1, "2"]}}, "numbers"),
+        ({"a": {"edges": [False, 1, 2]}}, "numbers"),
+        ({"a": {"edges": "0,1,2"}}, "column 'a' has"),
+        ({"a": {"edges": [0, 1, 2], "other": "x"}}, "column 'a' has"),
+        ({"a": {"values": ["x"]}}, "at least two different values"),
+        ({"a": {"values": ["x", "x "]}}, "different"),
+        ({"a": {"values": ["1", 1]}}, "different"),
+        ({"a": {"values": ["x", "y"], "other": "z"}}, '"other" may name'),
+        ({"a": {"values": ["x", "y"], "edges": [0, 1, 2]}}, "column 'a' has"),
+        ({"a": {"values": "xy"}}, "column 'a' has"),
+        ({"a": {"values": ["x", None]}}, "column 'a' has"),
+    ],
+)
+def test_wrong_bins_are_named(spec: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        binning(spec)
+
+
+def test_a_domain_has_a_largest_size() -> None:
+    two = {"values": ["0", "1"]}
+    most = binning({str(i): two for i in range(22)})
+    assert most.domain_size == MAX_CELLS
+    with pytest.raises(ValueError, match=r"at most 4194304 cells .* 2 x 2 .* 8388608"):
+        binning({str(i): two for i in range(23)})
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "bins.json"
+    path.write_text(json.dumps(SPEC), encoding="utf-8-sig")
+    assert binning(path) == binning(str(path)) == binning(SPEC)
+    for text, message in [
+        ("[1]", "bins must be a mapping"),
+        ("{", "bins must be a JSON file"),
+        ('{"a": {"values": [1, 2]}, "a": {"values": [1, 2]}}', "twice"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            binning(path)
+    with pytest.raises(ValueError, match="bins must be a JSON file, got"):
+        binning(tmp_path / "none.json")
+
+
+def test_rows_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    text = "a,b,c\n1,x,2\n\n 3 ,\"y,z\",4\n,,\n5,'w',6\n"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_rows(path, ("c", "a")) == [["2", "1"], ["4", "3"], ["6", "5"]]
+    assert read_rows(str(path), ["b"]) == [["x"], ["y,z"], ["'w'"]]
+    for text, message in [
+        ("", "is empty"),
+        ("a,b\n1,2\n3\n", r"row 2 \(line 3\) of .* has 1 cells"),
+        ("a,c\n1,2\n", "must have each column of the bins once, got 0 of 'b'"),
+        ("b,b\n1,2\n", "got 2 of 'b'"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_rows(path, ["b"])
+    path.write_bytes(b"b\n\xff\n")
+    with pytest.raises(ValueError, match="no UTF-8 CSV file"):
+        read_rows(path, ["b"])
+    with pytest.raises(ValueError, match="path must be an existing file"):
+        read_rows(tmp_path / "none.csv", ["b"])

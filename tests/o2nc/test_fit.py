@@ -1,0 +1,214 @@
+"""Whole runs of O2NC: one program, chunks to the same bits, records, what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import Keys, models, plans, sampling
+from jaxdp.core.types import Phase
+from jaxdp.training import loop
+
+PROBLEM = models.l1_linear(8)
+N = 400
+DATA = PROBLEM.make_data(N, 0)
+
+
+def make(**changes: Any) -> plans.O2NC:
+    base: dict[str, Any] = {
+        "num_examples": N,
+        "num_steps": 35,  # Four periods of eight steps, and three steps.
+        "sampling": sampling.SinglePassRestarts(period=8, restart_batch_size=9),
+        "relation": "replace_one",
+        "restart_l2_clip_norm": 3.0,
+        "l2_clip_norm": 0.5,
+        "smoothing_radius": 0.5,
+        "max_step": 0.06,
+        "window": 5,
+        "num_directions": 8,
+        "learning_rate": 0.02,
+        "noise_multiplier": 0.2,
+        "delta": 1e-5,
+    }
+    return plans.O2NC(**base | changes)
+
+
+def fit(plan: plans.O2NC, seed: int = 0, **options: Any) -> jaxdp.FitResult:
+    return jaxdp.fit(
+        plan,
+        Keys.insecure(seed),
+        PROBLEM.x0,
+        DATA,
+        value_fn=PROBLEM.value_fn,
+        **options,
+    )
+
+
+def by_hand(plan: plans.O2NC, keys: Keys) -> tuple[Any, Any]:
+    """The same run as a Python loop over an optax chain."""
+    tx = optax.chain(jaxdp.private_oracle(plan, keys), jaxdp.o2nc(plan, keys))
+    names = [p.name for p in plan.phases for _ in range(p.num_steps)]
+
+    def update(state: Any, w: jax.Array, t: jax.Array, phase: str) -> Any:
+        batch = sampling.batch(plan, keys, t, DATA, phase=phase)
+        updates, state = tx.update(
+            None, state, w, value_fn=PROBLEM.value_fn, batch=batch, phase=phase
+        )
+        return optax.apply_updates(w, updates), state
+
+    step = jax.jit(update, static_argnums=3)
+    w = jnp.asarray(PROBLEM.x0)
+    state = tx.init(w)
+    for t in range(plan.num_steps):
+        w, state = step(state, w, jnp.asarray(t), names[t % len(names)])
+    return jaxdp.o2nc_output(state, w), state
+
+
+def test_fit_is_the_loop_by_hand() -> None:
+    plan = make()
+    result = fit(plan)
+    output, state = by_hand(plan, Keys.insecure(0))
+    np.testing.assert_allclose(result.params, output, atol=1e-4)
+    assert result.info.releases.shape == (35, 1)
+    assert result.report["algorithm"] == "o2nc" and not result.report["private"]
+    assert result.report["epsilon"] == pytest.approx(float(plan.epsilon()))
+    by_hand_report = jaxdp.report(plan, state)
+    assert by_hand_report["steps_done"] == result.report["steps_done"] == 35
+
+
+class Counted(NamedTuple):
+    """The state of a maker that releases the number of its step, and then zeros."""
+
+    count: jax.Array
+    release: jax.Array
+
+
+@pytest.mark.parametrize("lengths", [(1,), (1, 1), (1, 2), (3, 1), (1, 1, 1)], ids=str)
+def test_a_run_may_end_within_a_period(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that are no longer due none runs: their zeros would overwrite releases."""
+    monkeypatch.setattr(sampling, "batch", lambda *args, phase: phase)
+    identity, steps = optax.identity(), 7
+    phases = tuple(Phase(f"{i}", n, 1) for i, n in enumerate(lengths))
+    plan: Any = SimpleNamespace(phases=phases, may_stop=False, num_steps=steps)
+
+    def update(
+        updates: Any, state: Counted, params: Any, *, phase: str, batch: str, **_: Any
+    ) -> tuple[Any, Counted]:
+        assert phase == batch
+        number = 100 * int(phase) + state.count + 1
+        shown = jnp.where(state.count < steps, number, 0)
+        release = shown.astype(jnp.float32)[None]
+        return jax.tree.map(jnp.zeros_like, params), Counted(state.count + 1, release)
+
+    def init(params: Any) -> Counted:
+        return Counted(jnp.int32(0), jnp.zeros(1))
+
+    maker: Any = optax.GradientTransformationExtraArgs(init, update)
+    program: Any = loop.make_program(plan, maker, identity, PROBLEM.value_fn)
+    carry = loop.start(plan, maker, identity, jnp.zeros(2))
+    done = jax.jit(program)(carry, None, None, 0, steps)
+    of_period = [i for i, n in enumerate(lengths) for _ in range(n)]
+    expected = [100 * of_period[t % len(of_period)] + t + 1 for t in range(steps)]
+    np.testing.assert_array_equal(done.releases[:, 0], expected)
+    assert done.opt_state[0].count == steps
+
+
+def test_a_run_is_one_program_that_loops_over_phases() -> None:
+    """One trace of each phase, a loop within a loop, whatever the number of periods."""
+    plan = make(num_examples=20_000, num_steps=8 * 150)
+    traced = []
+
+    def value_fn(x: jax.Array, batch: Any) -> jax.Array:
+        traced.append(jnp.shape(batch[0])[0])
+        return PROBLEM.value_fn(x, batch)
+
+    keys = Keys.insecure(1)
+    maker, identity = plan.transform(keys), optax.identity()
+    program = loop.make_program(plan, maker, identity, value_fn)
+    carry = jax.eval_shape(lambda: loop.start(plan, maker, identity, PROBLEM.x0))
+    data = PROBLEM.make_data(20_000, 0)
+    lowered = jax.jit(lambda c, k, d: program(c, k, d, 0, plan.num_steps)).lower(
+        carry, keys, data
+    )
+    assert len(traced) < 30  # Not a number of steps.
+    assert lowered.as_text().count("stablehlo.while") >= 2
+
+
+def test_chunks_change_nothing() -> None:
+    plan, steps = make(), []
+    whole = fit(plan)
+    parts = fit(plan, callback=lambda step, params, info: steps.append(step), chunk=8)
+    chex.assert_trees_all_equal(whole.params, parts.params)
+    np.testing.assert_array_equal(whole.info.releases, parts.info.releases)
+    assert steps == [8, 16, 24, 32, 35]
+
+
+def test_seeds_in_one_program() -> None:
+    """lax.map and vmap over seeds give what each seed gives."""
+    plan = make(num_steps=16)
+
+    def run(seed: jax.Array) -> jax.Array:
+        keys = Keys.insecure(seed)
+        maker, identity = plan.transform(keys), optax.identity()
+        program = loop.make_program(plan, maker, identity, PROBLEM.value_fn)
+        carry = loop.start(plan, maker, identity, PROBLEM.x0)
+        carry = program(carry, keys, DATA, 0, plan.num_steps)
+        return plan.returned(carry.opt_state[0], carry.params)
+
+    one = np.stack([fit(plan, seed).params for seed in (0, 1)])
+    mapped = jax.jit(lambda s: jax.lax.map(run, s))(jnp.arange(2))
+    beside = jax.jit(jax.vmap(run))(jnp.arange(2))
+    np.testing.assert_allclose(mapped, one, atol=1e-4)
+    np.testing.assert_allclose(beside, one, atol=1e-4)
+    assert not np.allclose(one[0], one[1], atol=1e-3)
+
+
+def test_a_recorded_run_can_be_taken_up(tmp_path: Path) -> None:
+    """What was killed between two chunks ends with the same bits, from its checkpoint."""
+    plan, folder = make(), tmp_path / "run"
+    whole = fit(plan, ledger=tmp_path / "whole", chunk=8)
+
+    class Killed(Exception):
+        pass
+
+    def callback(step: int, params: Any, info: Any) -> None:
+        if step == 16:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(plan, ledger=folder, chunk=8, callback=callback)
+    again = jaxdp.resume(folder, PROBLEM.x0, DATA, value_fn=PROBLEM.value_fn)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    np.testing.assert_array_equal(again.info.releases, whole.info.releases)
+    assert json.loads((folder / "report.json").read_text())["steps_charged"] == 35
+    with pytest.raises(ValueError, match="must be one of slopes to be replayed"):
+        jaxdp.replay(folder, PROBLEM.x0)
+
+
+def test_an_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="optimizer must be None for o2nc"):
+        fit(make(), optimizer=optax.sgd(0.1))
+
+
+def test_noise_only_where_it_is_due() -> None:
+    """With noise off and all directions, the run finds the minimum of the l1 part."""
+    plan = dataclasses.replace(
+        make(), noise_multiplier=0.0, num_examples=4000, num_steps=1600, window=20
+    )
+    data = PROBLEM.make_data(4000, 1)
+    result = jaxdp.fit(
+        plan, Keys.insecure(0), PROBLEM.x0, data, value_fn=PROBLEM.value_fn
+    )
+    assert np.linalg.norm(result.params) < 0.4 < np.linalg.norm(PROBLEM.x0)
+    assert result.report["epsilon"] is None

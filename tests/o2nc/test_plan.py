@@ -1,0 +1,371 @@
+"""The plans of correlated noise: what they charge, checked three ways; what they refuse."""
+
+import dataclasses
+import math
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from jaxdp import accounting, plans, sampling
+from jaxdp.accounting import lattice
+from jaxdp.core.types import Phase
+from jaxdp.kernels import prefix_noise
+
+
+def make(period: int = 8, **changes: Any) -> plans.O2NC:
+    base: dict[str, Any] = {
+        "num_examples": 10_000,
+        "num_steps": 3 * period,
+        "sampling": sampling.SinglePassRestarts(
+            period=period, restart_batch_size=10, batch_size=2
+        ),
+        "relation": "replace_one",
+        "restart_l2_clip_norm": 3.0,
+        "l2_clip_norm": 0.5,
+        "smoothing_radius": 0.5,
+        "max_step": 0.1,
+        "window": 4,
+        "noise_multiplier": 2.0,
+        "delta": 1e-5,
+    }
+    return plans.O2NC(**base | changes)
+
+
+def summed(period: int = 8, **changes: Any) -> plans.PrefixSum:
+    base: dict[str, Any] = {
+        "num_examples": 64,
+        "num_steps": 16,
+        "sampling": sampling.SinglePass(batch_size=4),
+        "relation": "replace_one",
+        "l2_clip_norm": 0.5,
+        "period": period,
+        "noise_multiplier": 2.0,
+        "delta": 1e-5,
+    }
+    return plans.PrefixSum(**base | changes)
+
+
+# --- accounting, three ways ---
+
+
+@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("period", [1, 2, 4, 7, 8])
+def test_epsilon_three_ways(name: str, period: int) -> None:
+    """The plan's; a dense Gaussian mechanism's, leaf by leaf; dp-accounting's PLD."""
+    plan = make(period, prefix_noise=name)
+    # Whatever one record does at one leaf, whitened: how far apart the outputs' means are.
+    strategy = plan.correlation.strategy()
+    mus = []
+    for i in range(period):
+        bound, rows = (3.0, 10) if i == 0 else (0.5, 2)
+        moved = np.zeros(period)
+        moved[i] = 2 * bound / rows
+        covariance = plan.node_std**2 * np.linalg.inv(strategy.T @ strategy)
+        mus.append(math.sqrt(moved @ np.linalg.solve(covariance, moved)))
+    ours = plan.epsilon()
+    exact = dp.get_epsilon_gaussian(1 / max(mus), 1e-5)
+    assert ours == pytest.approx(exact, rel=1e-6)
+    assert max(mus) == pytest.approx(1 / plan.noise_multiplier, rel=1e-9)
+    accountant = PLDAccountant(plan.event_relation)
+    accountant.compose(plan.event)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(ours, rel=1e-3)
+
+
+def test_the_tree_is_that_of_dp_accounting() -> None:
+    """sigma / s = 6 at T = 256: 2.1657 by RDP, 1.9931 exactly."""
+    plan = make(
+        256,
+        sampling=sampling.SinglePassRestarts(
+            period=256, restart_batch_size=1, batch_size=1
+        ),
+        restart_l2_clip_norm=0.5,
+        prefix_noise="tree",
+        num_steps=256,
+        noise_multiplier=6 / 3,  # Leaf 1 is in nine nodes.
+    )
+    assert plan.sensitivity == pytest.approx(3 * 2 * 0.5)
+    assert plan.node_std == pytest.approx(6.0)
+    assert plan.epsilon(delta=1e-5) == pytest.approx(1.9931, abs=1e-4)
+    relation = dp.NeighboringRelation.REPLACE_SPECIAL
+    tree = dp.SingleEpochTreeAggregationDpEvent(6.0, 256)
+    for event in (tree, dp.GaussianDpEvent(plan.noise_multiplier)):
+        theirs = RdpAccountant(neighboring_relation=relation).compose(event)
+        assert theirs.get_epsilon(1e-5) == pytest.approx(2.1657, abs=1e-4)
+
+
+def test_the_relation_is_charged_once() -> None:
+    """4 under replace-one is 4: dp-accounting's own doubling stays out of it."""
+    plan = make(1, noise_multiplier=4.0)
+    assert plan.epsilon(delta=1e-5) == pytest.approx(0.926, abs=1e-3)
+    trap = PLDAccountant(dp.NeighboringRelation.REPLACE_ONE)
+    trap.compose(dp.GaussianDpEvent(4.0))
+    assert trap.get_epsilon(1e-5) == pytest.approx(1.993, abs=1e-3)
+    halves = [make(relation=r).sensitivity for r in accounting.RELATIONS]
+    by_relation = dict(zip(accounting.RELATIONS, halves, strict=True))
+    assert by_relation["replace_one"] == 2 * by_relation["zero_out"]
+    assert by_relation["add_or_remove"] == by_relation["zero_out"]
+
+
+@pytest.mark.parametrize(
+    ("period", "exact"),
+    [(2, 3.731), (4, 5.276), (16, 7.461), (256, 10.552), (4096, 12.923)],
+)
+def test_noise_of_the_papers_batches(period: int, exact: float) -> None:
+    """B1 = T + 1, epsilon = 1: the digest's sigma / s_2, in which leaf 1 is free."""
+    plan = make(
+        period,
+        num_examples=20_000,
+        num_steps=period,
+        window=2,
+        sampling=sampling.SinglePassRestarts(
+            period=period, restart_batch_size=period + 1, batch_size=1
+        ),
+        restart_l2_clip_norm=8.0,
+        l2_clip_norm=2 * 8.0 / period,
+        prefix_noise="tree",
+        noise_multiplier=None,
+    ).calibrate(epsilon=1.0, delta=1e-5)
+    move = 2 * plan.l2_clip_norm
+    assert plan.node_std / move == pytest.approx(exact, abs=2e-3)
+    levels = period.bit_length() - 1
+    assert plan.sensitivity == pytest.approx(move * math.sqrt(levels))
+
+
+def test_the_first_leaf_is_charged_where_it_is_the_worst() -> None:
+    small = sampling.SinglePassRestarts(period=8, restart_batch_size=1, batch_size=2)
+    plan = make(sampling=small, prefix_noise="tree")
+    assert plan.sensitivity == pytest.approx(2 * 3.0 * math.sqrt(4))
+    np.testing.assert_allclose(plan.leaf_sensitivities, [6.0] + 7 * [0.5])
+
+
+def test_noise_std_is_that_of_the_worst_sum() -> None:
+    plan = make(prefix_noise="tree")
+    assert plan.noise_std == pytest.approx(math.sqrt(3) * plan.node_std)  # Step 7.
+    inverse = np.linalg.inv(plan.correlation.strategy())
+    sums = np.tril(np.ones((8, 8))) @ inverse
+    for name in prefix_noise.NAMES:
+        plan = make(prefix_noise=name)
+        inverse = np.linalg.inv(plan.correlation.strategy())
+        sums = np.tril(np.ones((8, 8))) @ inverse
+        worst = np.linalg.norm(sums, axis=1).max()
+        assert plan.noise_std == pytest.approx(worst * plan.node_std)
+
+
+# --- the grid ---
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 50.0])
+def test_sums_and_noise_fit_the_grid(noise: float) -> None:
+    plan, units = make(noise_multiplier=noise), set()
+    for phase, (bound, rows) in plan.clips.items():
+        grid = plan.grid(phase)
+        assert grid.bits is not None and 8 <= grid.bits <= 16
+        assert grid.limit is not None
+        record = grid.limit * 2**grid.shift  # In units of the noise.
+        most = grid.noise_std * plan.correlation.increment_norms().max()
+        assert rows * record + 8 * most < 2**31
+        # The clip of the grid is below the plan's, by less than a unit of records, and what
+        # the noise has to hide is not more than the plan's sensitivity says.
+        assert bound * (1 - 2.0**-7) < grid.l2_clip_norm <= bound * (1 + 1e-9)
+        unit = grid.l2_clip_norm / record / rows
+        assert grid.noise_unit == pytest.approx(unit, rel=1e-12)
+        units.add(float(f"{grid.noise_unit:.9g}"))
+        assert grid.noise_std * unit >= plan.node_std
+        assert grid.noise_std - plan.node_std / unit < 1 + 6e-6 * grid.noise_std
+    assert len(units) == 1  # Of noise that goes through all phases.
+    if noise == 0:
+        assert plan.grid_noise_std == 0
+
+
+def test_too_much_noise_for_the_grid_is_refused() -> None:
+    with pytest.raises(ValueError, match="noise_multiplier must be such that"):
+        make(noise_multiplier=1e6)
+
+
+# --- structure ---
+
+
+def test_phases_and_steps() -> None:
+    plan = make(8)
+    assert plan.phases == (Phase("restart", 1, 10), Phase("difference", 7, 2))
+    assert make(1).phases == (Phase("restart", 1, 10),)
+    assert plan.sampling.records_per_period == 24
+    assert plan.sampling.max_steps(48) == 16
+    assert plan.sampling.max_steps(48 + 9) == 16
+    assert plan.sampling.max_steps(48 + 13) == 18
+    with pytest.raises(ValueError, match="num_steps must be an integer >= 1 and <= 18"):
+        make(num_examples=61, num_steps=19)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [make(), make(noise_multiplier=None, learning_rate=0.1, skip_last_query=True)],
+)
+def test_json(plan: plans.O2NC) -> None:
+    again = plans.from_json(plan.to_json())
+    assert again == plan and again.digest == plan.digest
+    assert "node_std" in str(make())
+
+
+def test_windows() -> None:
+    assert make(num_steps=24, window=5).num_windows == 4
+    assert make(num_steps=24, window=5, skip_last_query=True).num_windows == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling": sampling.FullBatch()}, "sampling must be a SinglePassRestarts"),
+        ({"restart_l2_clip_norm": 0.0}, "restart_l2_clip_norm must be a number > 0"),
+        ({"restart_l2_clip_norm": math.inf}, "restart_l2_clip_norm must be finite if"),
+        ({"restart_l2_clip_norm": 1e40}, r"restart_l2_clip_norm must be in \[1e-30"),
+        ({"l2_clip_norm": math.inf}, "if and only if l2_clip_norm is"),
+        ({"smoothing_radius": 0.0}, "smoothing_radius must be a number > 0"),
+        ({"max_step": -1.0}, "max_step must be a number > 0"),
+        ({"window": 1}, "window must be an integer >= 2, got 1"),
+        ({"window": 2.5}, "window must be an integer"),
+        ({"direction": "gaussian"}, "direction must be one of 'orthonormal', 'sphere'"),
+        ({"num_directions": 65}, "num_directions must be an integer >= 1 and <= 64"),
+        ({"difference": "forward"}, "difference must be one of 'antithetic'"),
+        ({"prefix_noise": "forest"}, "prefix_noise must be one of 'tree'"),
+        ({"learning_rate": 0.0}, "learning_rate must be a number > 0"),
+        ({"reset": False, "skip_last_query": True}, "skip_last_query must be False"),
+        ({"share_directions": 1}, "share_directions must be a bool"),
+    ],
+)
+def test_wrong_numbers_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(**changes)
+
+
+def test_without_reset_a_window_may_be_one_step() -> None:
+    assert make(reset=False, window=1).num_windows == 24
+
+
+# --- theorems and the certified design, as plans ---
+
+PROBLEM: dict[str, Any] = {
+    "num_examples": 51_200,
+    "dim": 8,
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "relation": "replace_one",
+    "lipschitz": 1.5,
+    "initial_gap": math.sqrt(8),
+    "smoothing_radius": 0.5,
+}
+
+
+@pytest.mark.parametrize("theorem", ["4.9", "3.1", "certified"])
+def test_plans_of_theorems(theorem: str) -> None:
+    if theorem == "certified":
+        plan = plans.O2NC.certified(**PROBLEM)
+    else:
+        plan = plans.O2NC.from_theorem(theorem, **PROBLEM)
+    found = plan.theorem
+    assert found is not None and found.name == theorem
+    assert plan.epsilon() <= 8.0 and plan.epsilon() == pytest.approx(8.0, rel=1e-6)
+    assert found.promise.goldstein_radius == 1.0
+    # The bound is about the noise that the plan adds.
+    energy = plan.noise_std**2 * 8
+    assert found.promise.noise_variance == pytest.approx(energy, rel=1e-5)
+    assert plans.from_json(plan.to_json()) == plan
+    assert f"{found.bound:.4g}" in str(plan)
+    assert plan.num_windows * plan.window == plan.num_steps
+
+
+def test_certified_beats_the_theorems() -> None:
+    certified = plans.O2NC.certified(**PROBLEM).theorem
+    others = [plans.O2NC.from_theorem(t, **PROBLEM).theorem for t in ("4.9", "3.1")]
+    assert certified is not None
+    for other in others:
+        assert other is not None and certified.bound < other.bound / 2
+
+
+def test_a_promise_ends_with_what_it_is_about() -> None:
+    plan = plans.O2NC.certified(**PROBLEM)
+    assert dataclasses.replace(plan, learning_rate=1.0).theorem is None
+    assert dataclasses.replace(plan, window=7).theorem is None
+    noise = plan.noise_multiplier
+    assert noise is not None
+    assert plan.with_noise(noise_multiplier=2 * noise).theorem is None
+    assert plan.with_noise(noise_multiplier=noise / 2).theorem is not None
+    assert plan.calibrate(epsilon=9.0, delta=1e-5).theorem is not None
+    assert plan.calibrate(epsilon=7.0, delta=1e-5).theorem is None
+
+
+def test_numbers_of_ones_own_for_buffered_noise() -> None:
+    numbers = plans.BLTNumbers((0.9, 0.5), (0.2, 0.25))
+    plan = make(prefix_noise="blt_2", blt_numbers=numbers)
+    shipped = make(prefix_noise="blt_2")
+    assert plan.epsilon() == shipped.epsilon()
+    assert plan.sensitivity != shipped.sensitivity
+    column = plan.correlation.strategy()[:, 0]
+    decay = [0.2 * 0.9**i + 0.25 * 0.5**i for i in range(7)]
+    np.testing.assert_allclose(column, [1, *decay], rtol=1e-6)
+    assert plans.from_json(plan.to_json()) == plan
+    with pytest.raises(ValueError, match="as many buffers as prefix_noise = 'blt_3'"):
+        make(blt_numbers=numbers)
+
+
+def test_noise_that_is_optimised_for_the_period() -> None:
+    pytest.importorskip("jax_privacy")
+    shipped = make(24, prefix_noise="blt_2", num_steps=48)
+    plan = shipped.with_optimised_noise(2)
+    assert plan.epsilon() == shipped.epsilon()
+    assert plan.noise_std < shipped.noise_std * 1.001
+    assert plans.from_json(plan.to_json()) == plan
+
+
+def test_derived_numbers_cannot_be_written_to() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        make().leaf_sensitivities[:] = 0
+
+
+def test_the_radius_of_the_output() -> None:
+    plan = make(window=8, reset=False, max_step=0.1, smoothing_radius=0.5)
+    assert plan.goldstein_radius == pytest.approx(0.5 + 0.4375)
+    assert plans.O2NC.certified(**PROBLEM).goldstein_radius == pytest.approx(1.0)
+
+
+def test_unknown_theorems_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"theorem must be one of '4\.9', '3\.1'"):
+        plans.O2NC.from_theorem("4.8", **PROBLEM)
+
+
+# --- private prefix sums ---
+
+
+def test_one_pass_costs_what_one_release_costs() -> None:
+    plan = summed()
+    spent, missed = lattice.sampler_error(plan.event)
+    assert 0 < spent < 1e-6
+    left = (1e-5 - missed) * math.exp(-spent)
+    ideal = dp.get_epsilon_gaussian(2.0, left)
+    assert plan.epsilon() == pytest.approx(ideal + spent, rel=1e-9)
+    plan = summed(prefix_noise="tree")
+    assert plan.noise_period == 8
+    assert plan.sensitivity == pytest.approx(2 * 0.5 / 4 * 2)
+    assert summed(prefix_noise="tree", period=None).noise_period == 16
+
+
+def test_passes_are_charged_and_restart() -> None:
+    epochs = sampling.ShuffledEpochs(batch_size=10)  # Six steps, four records left.
+    plan = summed(sampling=epochs, num_steps=15, period=4, prefix_noise="tree")
+    assert plan.steps_per_pass == 6 and plan.num_passes == 3
+    mu = math.sqrt(3) / plan.noise_multiplier
+    spent, missed = lattice.sampler_error(plan.event)
+    assert 0 < spent < 1e-6
+    left = (1e-5 - missed) * math.exp(-spent)
+    ideal = dp.get_epsilon_gaussian(1 / mu, left)
+    assert plan.epsilon() == pytest.approx(ideal + spent, rel=1e-9)
+    # A period never runs over the end of a pass.
+    assert dataclasses.replace(plan, period=50).noise_period == 6
+    with pytest.raises(TypeError, match="sampling must be a SinglePass or ShuffledEp"):
+        summed(sampling=sampling.FullBatch())
+    with pytest.raises(ValueError, match="period must be an integer >= 1"):
+        summed(period=0)

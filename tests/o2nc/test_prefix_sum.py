@@ -1,0 +1,223 @@
+"""Per-record updates to noised means whose sums have little noise."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import Keys, plans, sampling
+from jaxdp.core import keys as keys_lib
+from tests import drawn
+
+KEYS = Keys.insecure(4)
+N, B, D = 24, 4, 3
+EPOCHS = sampling.ShuffledEpochs(batch_size=B)  # Six steps each.
+
+
+def make(**changes: Any) -> plans.PrefixSum:
+    base: dict[str, Any] = {
+        "num_examples": N,
+        "num_steps": 6,
+        "sampling": sampling.SinglePass(batch_size=B),
+        "relation": "replace_one",
+        "l2_clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+    }
+    return plans.PrefixSum(**base | changes)
+
+
+@functools.cache
+def compiled(plan: plans.PrefixSum) -> Any:
+    tx = jaxdp.private_prefix_sum(plan, KEYS)
+
+    def update(state: Any, data: jax.Array, t: jax.Array) -> Any:
+        batch = sampling.batch(plan, KEYS, t, data)
+        tree = {"a": batch.records[:, :2], "b": batch.records[:, 2]}
+        return tx.update(tree, state, batch=batch)
+
+    return tx, jax.jit(update)
+
+
+LIKE = {"a": jnp.zeros(2), "b": jnp.zeros(())}
+
+
+def run(plan: plans.PrefixSum, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Means and running sums (T, D) of a run on rows of updates (N, D)."""
+    tx, update = compiled(plan)
+    state, means, totals = tx.init(LIKE), [], []
+    for t in range(plan.num_steps):
+        out, state = update(state, jnp.asarray(data, jnp.float32), jnp.asarray(t))
+        means.append([*out["a"], out["b"]])
+        totals.append([*state.total["a"], state.total["b"]])
+    return np.array(means), np.array(totals)
+
+
+def rows(seed: int = 0) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=(N, D))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_without_noise_it_is_the_mean_of_clipped_rows() -> None:
+    data = rows() * np.linspace(0.1, 3, N)[:, None]
+    means, totals = run(make(noise_multiplier=0.0), data)
+    lengths = np.linalg.norm(data, axis=1, keepdims=True)
+    clipped = data / np.maximum(1, lengths)
+    expected = clipped.reshape(6, B, D).mean(axis=1)
+    np.testing.assert_allclose(means, expected, atol=2e-4)
+    np.testing.assert_allclose(totals, np.cumsum(means, axis=0), atol=1e-5)
+
+
+def test_noise_starts_anew_with_every_period_and_pass() -> None:
+    """Running sums of zeros: their covariance is the plan's, block by block."""
+    plan = make(sampling=EPOCHS, num_steps=12, period=4, prefix_noise="tree")
+
+    def noise(seed: jax.Array) -> jax.Array:
+        keys = Keys.insecure(seed)
+        tx = jaxdp.private_prefix_sum(plan, keys)
+
+        def step(state: Any, t: jax.Array) -> Any:
+            batch = sampling.batch(plan, KEYS, t, jnp.zeros((N, 40)))
+            _, state = tx.update(batch.records, state, batch=batch)
+            return state, state.total
+
+        return jax.lax.scan(step, tx.init(jnp.zeros(40)), jnp.arange(12))[1]
+
+    drawn = jax.jit(lambda seeds: jax.lax.map(noise, seeds))(jnp.arange(400))
+    flat = np.asarray(drawn, np.float64).transpose(0, 2, 1).reshape(-1, 12)
+    got = flat.T @ flat / len(flat) / plan.node_std**2
+    b = np.tril(np.ones((4, 4))) @ np.linalg.inv(plan.correlation.strategy())
+    block = b @ b.T
+    expected = np.zeros((12, 12))
+    for first, size in ((0, 4), (4, 2), (6, 4), (10, 2)):  # A pass is six steps.
+        expected[first : first + size, first : first + size] = block[:size, :size]
+    scale = np.sqrt(np.diag(expected))
+    error = np.sqrt(2 / len(flat)) * np.outer(scale, scale)
+    assert (np.abs(got - expected) < 6 * error).all()  # Below 1e-6 in all.
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize("name", ["tree", "honaker", "blt_2", "independent"])
+def test_means_without_signal_are_the_noise(name: str, relation: str) -> None:
+    """Every number of a run, from the plan's numbers and its keys."""
+    plan = make(
+        sampling=EPOCHS,
+        num_steps=12,
+        period=4,
+        prefix_noise=name,
+        relation=relation,
+        noise_multiplier=2.3,
+    )
+    means, _ = run(plan, np.zeros((N, D)))
+    std, root = drawn.std_of_node(plan), drawn.correlated_root(plan, KEYS)
+    want = [
+        drawn.increments(
+            plan.correlation, keys_lib.at_step(root, number), std, D, steps
+        )
+        for number, steps in enumerate((4, 2, 4, 2))  # A pass is six steps.
+    ]
+    assert std == plan.grid_noise_std
+    unit = drawn.unit_of_means(plan)
+    if plan.correlation.integral:
+        got = drawn.in_units(means, unit)
+        np.testing.assert_array_equal(got, np.concatenate(want))
+    else:  # Three roundings of float32.
+        np.testing.assert_allclose(means / unit, np.concatenate(want), rtol=2e-7)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
+def test_one_record_moves_a_mean_by_at_most_its_share(bad: float) -> None:
+    plan = make()
+    data = rows()
+    means, _ = run(plan, data)
+    other = data.copy()
+    other[5] = bad
+    moved = run(plan, other)[0] - means
+    assert np.isfinite(moved).all()
+    sizes = np.linalg.norm(moved, axis=1)
+    assert sizes[1] <= 2 * plan.l2_clip_norm / B * (1 + 1e-6)
+    np.testing.assert_array_equal(np.delete(moved, 1, axis=0), 0)
+
+
+def test_masked_rows_count_nothing() -> None:
+    plan = make(noise_multiplier=0.0)
+    tx = jaxdp.private_prefix_sum(plan, KEYS)
+    batch = sampling.batch(plan, KEYS, 0, jnp.asarray(rows(), jnp.float32))
+    mask = jnp.array([True, False, True, False])
+    masked = dataclasses.replace(batch, mask=mask)
+    out, _ = tx.update(batch.records, tx.init(jnp.zeros(D)), batch=masked)
+    expected = rows()[[0, 2]].sum(axis=0) / B  # Not over the rows that are there.
+    np.testing.assert_allclose(out, expected, atol=1e-4)
+
+
+def test_past_the_horizon_nothing_is_released() -> None:
+    plan = make(num_steps=1)
+    tx, update = compiled(plan)
+    data = jnp.asarray(rows(), jnp.float32)
+    _, state = update(tx.init(LIKE), data, jnp.asarray(0))
+    out, after = update(state, data, jnp.asarray(1))
+    assert all((x == 0).all() for x in jax.tree.leaves(out))
+    assert bool(after.exhausted)
+    np.testing.assert_array_equal(after.total["a"], state.total["a"])
+
+
+def test_it_stands_in_a_chain() -> None:
+    """DP-FTRL: per-record gradients in, params that are private prefix sums out."""
+    plan = make(
+        sampling=EPOCHS, num_steps=60, noise_multiplier=0.1, prefix_noise="blt_2"
+    )
+    data = jnp.asarray(rows(3), jnp.float32)
+    tx = optax.chain(jaxdp.private_prefix_sum(plan, KEYS), optax.sgd(0.5))
+
+    def body(carry: Any, t: jax.Array) -> Any:
+        x, state = carry
+        batch = sampling.batch(plan, KEYS, t, data)
+        per_record = jax.vmap(
+            jax.grad(lambda x, z: jnp.sum((x - z) ** 2) / 2), (None, 0)
+        )
+        updates, state = tx.update(per_record(x, batch.records), state, x, batch=batch)
+        return (optax.apply_updates(x, updates), state), None
+
+    start = (jnp.ones(D), tx.init(jnp.ones(D)))
+    (x, state), _ = jax.jit(lambda c: jax.lax.scan(body, c, jnp.arange(60)))(start)
+    assert np.linalg.norm(x - rows(3).mean(axis=0)) < 0.3
+    assert jaxdp.public(state)[0].noise is None
+    assert jaxdp.report(plan, state)["steps_done"] == 60
+
+
+def test_wrong_arguments_are_named() -> None:
+    plan = make()
+    tx = jaxdp.private_prefix_sum(plan, KEYS)
+    state = tx.init(jnp.zeros(D))
+    batch = sampling.batch(plan, KEYS, 0, jnp.zeros((N, D)))
+    with pytest.raises(ValueError, match="4 rows; got 3"):
+        tx.update(batch.records[:3], state, batch=batch)
+    with pytest.raises(ValueError, match="got raw arrays"):
+        tx.update(batch.records, state, batch=batch.records)
+    other = plans.DPGD(
+        num_examples=N,
+        num_steps=2,
+        sampling=sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+    )
+    with pytest.raises(ValueError, match="family 'prefix_sum', got DPGD"):
+        jaxdp.private_prefix_sum(other, KEYS)
+    with pytest.raises(ValueError, match="plan must be one whose transformation reads"):
+        jaxdp.fit(
+            plan,
+            KEYS,
+            jnp.zeros(D),
+            jnp.zeros((N, D)),
+            value_fn=lambda p, b: b,
+            optimizer=optax.sgd(0.1),
+        )
+    with pytest.raises(TypeError, match=r"jaxdp\.Keys"):
+        jaxdp.private_prefix_sum(plan, jax.random.key(0))

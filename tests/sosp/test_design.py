@@ -1,0 +1,299 @@
+"""Certified settings: the digest's rows, what the promise needs, units, refusals."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+
+from jaxdp import accounting
+from jaxdp.kernels import prefix_noise
+from jaxdp.sosp.theory import design, settings
+
+SMOOTHNESS = 1 / math.sqrt(10)
+#: The cosine problem of the digest.
+COMMON: dict[str, Any] = {
+    "num_examples": 200_000,
+    "dim": 10,
+    "epsilon": 2.0,
+    "delta": 1e-6,
+    "relation": "replace_one",
+    "lipschitz": 1.0,
+    "smoothness": SMOOTHNESS,
+    "hessian_lipschitz": SMOOTHNESS,
+}
+TYPICAL: dict[str, Any] = {
+    "gradient_std": 1.0,
+    "difference_std": SMOOTHNESS,
+    "hessian_std": SMOOTHNESS,
+}
+
+
+def make(**changes: Any) -> settings.Settings:
+    return design.certified(**(COMMON | changes))
+
+
+# --- the digest's rows ---------------------------------------------------------------
+
+#: Its prototype's: D for 2 T / iota.
+RADIUS = settings.noise_radius(10, 0.1 / 4000)
+
+
+def batches(
+    mu: float,
+    gamma: float,
+    typical: tuple[float, float],
+    constants: tuple[float, float, float] = (1.0, SMOOTHNESS, SMOOTHNESS),
+    escapes: int = 1,
+) -> tuple[int, int, int]:
+    """b, b_H and Gamma of the prototype, by the library's formulas."""
+    lipschitz, smoothness, rho = constants
+    std = settings.gradient_noise_std(gamma, RADIUS)
+    b = settings.private_batch_size(2 * lipschitz, mu, std)
+    b = max(b, settings.rounded_up(8 * (typical[0] / gamma) ** 2))
+    reach, noise = settings.escape_radius(gamma, rho), gamma / RADIUS
+    steps = 1 + settings.escape_steps(
+        curvature=math.sqrt(4 * rho * gamma) / 2,
+        smoothness=smoothness,
+        noise_std=noise,
+        radius=reach,
+        failure=0.1,
+    )
+    moved = 2 * smoothness * reach * math.sqrt(escapes * (steps - 1))
+    b_h = settings.private_batch_size(moved, mu, noise)
+    return b, max(b_h, settings.rounded_up(8 * typical[1] ** 2 / (rho * gamma))), steps
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "gamma", "want"),
+    [
+        (math.inf, 0.03, (8889, 85, 21)),
+        (1, 0.05, (3712, 661, 17)),
+        (1, 0.03, (8889, 953, 21)),
+        (2, 0.10, (980, 205, 12)),
+        (2, 0.06, (2223, 298, 15)),
+        (2, 0.03, (8889, 504, 21)),
+    ],
+)
+def test_rows_of_the_cosine_problem(
+    epsilon: float, gamma: float, want: tuple[int, int, int]
+) -> None:
+    """Digest test 15."""
+    mu = math.inf if epsilon == math.inf else accounting.gaussian_mu(epsilon, 1e-6)
+    assert batches(mu, gamma, (1.0, SMOOTHNESS)) == want
+
+
+def test_the_full_plan_of_a_row() -> None:
+    """Digest test 15: epsilon 2, gamma 0.03, and the tracked Hessian's batch."""
+    mu = accounting.gaussian_mu(2, 1e-6)
+    assert mu == pytest.approx(0.448335, abs=1e-6)
+    std = settings.gradient_noise_std(0.03, RADIUS)
+    assert std / math.sqrt(10) == pytest.approx(4.319e-4, rel=2e-4)  # of a node
+    assert 2 / (8889 * mu) == pytest.approx(5.0185e-4, rel=1e-4)
+    tree = prefix_noise.make("tree", 1023)
+    norms = max(tree.column_norms()) * max(tree.prefix_norms())
+    assert settings.private_rate(2, mu, std, norms) == pytest.approx(32662, rel=1e-4)
+    assert settings.escape_radius(0.03, SMOOTHNESS) == pytest.approx(0.308007, rel=1e-5)
+    assert pytest.approx(3.86305e-3, rel=1e-5) == 0.03 / RADIUS
+    assert batches(mu, 0.03, (1.0, SMOOTHNESS), escapes=5)[1] == 1125
+
+
+def test_the_row_of_the_factorization() -> None:
+    """Digest test 15, and what the worst case would cost."""
+    mu = accounting.gaussian_mu(8, 1e-6)
+    constants = (1.2 * (1.2**2 + 1.3), 3 * 1.2**2 + 1.3, 6 * 1.2)
+    b, b_h, steps = batches(mu, 0.005, (0.1, 0.3), constants)
+    # The digest's run had 125 steps, where its formula gives 187.
+    assert (b, steps) == (18863, 187)
+    assert b_h * math.sqrt(124 / 186) == pytest.approx(3345, abs=1)
+    worst = batches(mu, 0.005, (constants[0], 0.3), constants)[0]
+    assert worst == 3_459_503 and worst / 18863 == pytest.approx(183, abs=0.5)
+
+
+# --- what is promised ----------------------------------------------------------------
+
+CASES: dict[str, dict[str, Any]] = {
+    "proven": {},
+    "one accuracy": {"accuracy": 0.06},
+    "zeroed": {"relation": "zero_out", "prefix_noise": "tree", "max_differences": 100},
+    "steep": {"trigger_factor": 1.0, "drift_limit": 3.0, "accuracy": 0.15},
+    "tracked": {"hessian": "tracked"},
+    "frobenius": {"hessian": "tracked", "hessian_norm": "frobenius"},
+    "released": {"hessian": "released", "accuracy": 0.1},
+    "units": {"lipschitz": 30.0, "smoothness": 2.0, "hessian_lipschitz": 9.0},
+    "few": {"num_examples": 20_000, "num_steps": 50},
+    "typical": TYPICAL,
+    "typical, tracked": TYPICAL | {"hessian": "tracked"},
+    "typical, released": TYPICAL | {"hessian": "released"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_promise_follows_from_the_settings(name: str) -> None:
+    """Failures of each kind, counted again from the plan's numbers alone."""
+    problem = COMMON | CASES[name]
+    s, p = make(**CASES[name]), make(**CASES[name]).promise
+    n, gamma, total = problem["num_examples"], p.accuracy, 0.1
+    g, m, rho = (problem[k] for k in ("lipschitz", "smoothness", "hessian_lipschitz"))
+    slack = 1 + 1e-6
+    # As many refreshes and escapes as the records allow.
+    tracked = s.hessian == "tracked"
+    epoch = s.refresh_batch_size + (s.hessian_batch_size if tracked else 0)
+    assert p.max_refreshes >= min(s.num_steps, n // epoch)
+    escapes = (n - s.refresh_batch_size) // s.hessian_batch_size
+    if tracked:
+        escapes = s.escapes_per_refresh * p.max_refreshes
+    assert p.max_escapes >= min(s.num_steps, escapes)
+    # Noise: every sum that an epoch may release.
+    moved = accounting.sensitivity(s.relation, 1.0)
+    kernel = prefix_noise.make(s.prefix_noise, s.max_differences)
+    norms = max(kernel.column_norms()) * max(kernel.prefix_norms())
+    assert p.noise_multiplier == pytest.approx(1 / accounting.gaussian_mu(2, 1e-6))
+    parts = (g / s.refresh_batch_size, norms / s.difference_batch_rate)
+    noise = p.noise_multiplier * moved * math.hypot(*parts)
+    sums = p.max_refreshes * (s.max_differences + 1)
+    radius = settings.noise_radius(s.dim, total / 4 / sums)
+    assert noise * radius <= gamma / 2 * slack
+    # Sampling of gradients, by Bernstein's inequality.
+    kappa, rate = s.drift_limit, s.difference_batch_rate
+    if p.basis == "constants":
+        variance = g**2 / s.refresh_batch_size + kappa / rate
+        step = 2 * max(g / s.refresh_batch_size, 1 / rate)
+        exponent = (gamma / 2) ** 2 / (2 * (variance + step * gamma / 6))
+        assert 2 * math.exp(-exponent) * p.max_refreshes <= total / 4 * slack
+    # Curvature.
+    bad, error = math.sqrt(rho * p.alpha), math.sqrt(rho * gamma) / 2
+    rows = s.hessian_batch_size
+    if tracked:
+        assert s.hessian_difference_rate is not None
+        # The clip of a change over its operator norm is at least that of a Hessian.
+        assert s.hessian_difference_rate * min(m, s.hessian_clip_norm) >= rows / slack
+    if p.basis == "deviations" and s.hessian != "released":
+        error *= 2
+    if p.basis == "deviations":
+        assert rows >= 8 * (m / error) ** 2 / slack
+    elif tracked:
+        h_rate = s.hessian_difference_rate or 0
+        variance = m**2 / rows + rho * kappa / m / h_rate
+        step = 2 * max(m / rows, 1 / h_rate)
+        exponent = error**2 / (2 * (variance + step * error / 3))
+        assert s.dim * math.exp(-exponent) * p.max_refreshes <= total / 4 * slack
+    else:
+        fails = math.exp(-rows * error**2 / (2 * m**2))
+        assert fails * p.max_escapes <= total / 4 * slack
+    move = p.noise_multiplier * moved * s.hessian_clip_norm / rows
+    if s.hessian == "released":
+        assert s.curvature_threshold is not None and s.escape_steps == 1
+        far = (bad - error - s.curvature_threshold) / move
+        assert math.exp(-(far**2) / 2) <= p.escape_failure_probability * slack
+        # Noise and sampling alone do not forbid a certificate.
+        assert move * (math.sqrt(2 * s.dim) + far) + error <= (
+            s.curvature_threshold * slack
+        )
+    else:
+        fails = settings.escape_failure(
+            s.escape_steps,
+            curvature=bad - error,
+            smoothness=m,
+            noise_std=s.escape_noise_std,
+            radius=s.escape_radius,
+        )
+        assert fails <= p.escape_failure_probability * slack
+        products = math.sqrt(s.escapes_per_refresh * (s.escape_steps - 1))
+        assert move * s.escape_radius * products <= s.escape_noise_std * slack
+    assert p.failure_probability == pytest.approx(total)
+    assert p.escape_failure_probability * p.max_escapes <= total / 4 * slack
+    # And so: where an escape begins, gradients are at most alpha.
+    assert p.alpha >= (s.trigger_norm + gamma) / slack
+    assert s.l2_clip_norm == g and s.hessian_clip_norm >= m
+    fields = json.loads(json.dumps(dataclasses.asdict(s), allow_nan=False))
+    assert settings.read(**fields) == s
+
+
+def test_the_least_accuracy_uses_all_records() -> None:
+    for changes in (TYPICAL, TYPICAL | {"hessian": "tracked"}, {}):
+        found = make(**changes)
+        used = found.promise.expected_records
+        assert used is not None and 0.999 * 200_000 < used <= 200_000
+        again = make(**changes, accuracy=found.promise.accuracy)
+        assert again == found
+        more = make(**changes, num_examples=400_000)
+        assert more.alpha < found.alpha
+
+
+def test_an_escapes_own_failure() -> None:
+    found = make(accuracy=0.06, escape_failure_probability=1e-9).promise
+    assert found.escape_failure_probability == 1e-9
+    assert found.failure_probability == pytest.approx(0.075, abs=1e-6)
+    many = make(accuracy=0.06, escape_failure_probability=0.1).promise
+    assert many.failure_probability == 1.0
+    short = make(accuracy=0.06, escape_failure_probability=0.1)
+    assert short.escape_steps < make(accuracy=0.06).escape_steps
+
+
+@pytest.mark.parametrize("hessian", settings.HESSIANS)
+@pytest.mark.parametrize("deviations", [False, True])
+def test_units_of_length_change_no_integer(hessian: str, deviations: bool) -> None:
+    """Digest test 13."""
+    scales = {
+        "lipschitz": 1,
+        "smoothness": 2,
+        "hessian_lipschitz": 3,
+        "accuracy": 1,
+        "gradient_std": 1,
+        "difference_std": 2,
+        "hessian_std": 2,
+    }
+    problem = COMMON | {"accuracy": 0.06, "hessian": hessian}
+    problem |= TYPICAL if deviations else {}
+    one = design.certified(**problem)
+    for unit in (3.0, 1 / 7):
+        scaled = {
+            k: v * unit ** scales.get(k, 0) for k, v in problem.items() if k in scales
+        }
+        other = design.certified(**(problem | scaled))
+        for field in dataclasses.fields(settings.Settings):
+            was, now = getattr(one, field.name), getattr(other, field.name)
+            if isinstance(was, int):
+                assert now == was, field.name
+        promised = ("max_refreshes", "max_escapes", "expected_records")
+        for name in promised:
+            was = getattr(one.promise, name)
+            assert getattr(other.promise, name) == pytest.approx(was, rel=1e-4), name
+        a, b = one.smoothness * one.difference_batch_rate, 0.1
+        other_step = 0.1 / unit * other.smoothness * other.difference_batch_rate
+        assert other_step == pytest.approx(a * b)
+        assert other.alpha == pytest.approx(unit * one.alpha)
+
+
+def test_privacy_of_the_roles() -> None:
+    """Digest test 11: each role's event before rounding is the whole; after, no more."""
+    mu, std = accounting.gaussian_mu(2, 1e-6), 1e-3
+    exact = 2 / (mu * std)
+    assert accounting.gaussian_epsilon(2 / (exact * std), 1e-6) == pytest.approx(2)
+    rows = settings.private_batch_size(2, mu, std)
+    assert accounting.gaussian_epsilon(2 / (rows * std), 1e-6) <= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_examples": 3}, "num_examples must be an integer >= 4"),
+        ({"epsilon": 0.0}, "epsilon must be a number > 0"),
+        ({"relation": "both"}, "relation must be one of"),
+        ({"hessian": "dense"}, "hessian must be one of"),
+        ({"hessian_norm": "trace"}, "hessian_norm must be one of"),
+        ({"prefix_noise": "none"}, "prefix_noise must be one of"),
+        ({"max_differences": 0}, "max_differences must be an integer >= 1"),
+        ({"accuracy": -1.0}, "accuracy must be a number > 0"),
+        ({"gradient_std": -1.0}, "gradient_std must be a finite number >= 0"),
+        ({"escape_failure_probability": 1.0}, "escape_failure_probability must be"),
+        ({"trigger_factor": 0.0}, "trigger_factor must be a number > 0"),
+        ({"accuracy": 1e-3}, "accuracy must be such that a refresh and a Hessian fit"),
+        ({"num_examples": 50}, "num_examples must be such that some accuracy"),
+    ],
+)
+def test_refusals(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make(**changes)
