@@ -65,6 +65,37 @@ def made() -> Iterator[tuple[str, Any]]:
         name = f"DPZero, {type(sampler).__name__}"
         changes = {"sampling": sampler, "num_examples": 64, "num_steps": 8}
         yield name, audit._dpzero(changes, 1.0)
+    for oracle, passes in (("first_order", True), ("scalar", False), ("scalar", True)):
+        yield (
+            f"O2NC, certified, {oracle}, several passes: {passes}",
+            plans.O2NC.certified(**kinked, oracle=oracle, multi_pass=passes),
+        )
+    for theorem in ("E", "4.1", "4.1 first-order"):
+        yield f"O2NC, theorem {theorem}", plans.O2NC.from_theorem(theorem, **kinked)
+    curved = {"num_examples": 200_000, "dim": 10, "relation": "replace_one"} | budget
+    curved |= {"lipschitz": 1.0, "smoothness": 1.0, "hessian_lipschitz": 1.0}
+    for hessian in ("tracked", "released"):
+        yield (
+            f"SOSP, certified, {hessian}",
+            plans.SOSP.certified(**curved, hessian=hessian),
+        )
+    game: dict[str, Any] = {"num_examples": 100_000, "relation": "replace_one"} | budget
+    game |= {"lipschitz": 1.0, "smoothness": 1.0}
+    two = {"dim_x": 20, "dim_y": 10}
+    curves = {"second_order_smoothness": 0.5}
+    cells = {"num_examples": 10_000, "domain_size": 64, "num_queries": 40} | budget
+    cells |= {"relation": "replace_one"}
+    for kind, theorem, constants in (
+        (plans.Saddle, "4.1", game | two | curves),
+        (plans.Saddle, "4.2", game | two),
+        (plans.SaddleBiasReduced, "4.3", game | two | curves | {"level_seed": 3}),
+        (plans.ConvexSimplex, "5.1", game | {"dim": 20} | curves),
+        (plans.SyntheticData, "G.1", cells),
+    ):
+        name = kind.__name__
+        yield f"{name}, theorem {theorem}", kind.from_theorem(theorem, **constants)
+        if theorem != "4.2":
+            yield f"{name}, certified", kind.certified(**constants)
     yield (
         "SaddleBiasReduced",
         plans.SaddleBiasReduced(

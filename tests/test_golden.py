@@ -34,3 +34,15 @@ def test_a_stored_plan_means_what_it_did(name: str) -> None:
     assert list(numbers.__next__()) == pytest.approx(
         list(numbers.__next__()), rel=1e-12
     )
+
+
+@pytest.mark.slow  # Seventeen searches, 20 s.
+def test_a_design_chooses_what_it_did() -> None:
+    """Floats to 1e-9, for searches end at tolerances."""
+    for name, plan in golden.made():
+        if "certified" not in name and "theorem" not in name:
+            continue
+        found, known = plan.to_json(), STORED[name]["plan"]
+        assert _NUMBER.sub("#", found) == _NUMBER.sub("#", known), name
+        numbers = [list(map(float, _NUMBER.findall(text))) for text in (found, known)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-9), name

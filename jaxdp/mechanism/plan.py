@@ -14,6 +14,7 @@ from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation
+from jaxdp.mechanism.design import Design
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
@@ -49,6 +50,8 @@ class Plan:
     may_stop: ClassVar[bool] = False
     #: Fields that hold several numbers, by name: how JSON gives them back.
     nested: ClassVar[dict[str, Any]] = {}
+    #: Relative tolerance of fields that a design may choose up to rounding, by name.
+    tolerances: ClassVar[dict[str, float]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -99,6 +102,81 @@ class Plan:
             raise ValueError("delta must be a number in (0, 1); the plan has none")
         self._check_delta(delta)
         return accounting.epsilon(*self._guarantee, delta)
+
+    # Designs.
+
+    @classmethod
+    def designed(cls, name: str, **constants: Any) -> Design:
+        """Returns the design of a theorem, or ``"certified"``, from a problem's constants."""
+        raise NotImplementedError
+
+    @classmethod
+    def certified(cls, *, epsilon: float, delta: float, **constants: Any) -> Self:
+        """Returns the calibrated plan of least proven bound; ``theorem.promise`` states it.
+
+        Privacy rests on none of the constants.
+
+        Args:
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          **constants: those of the method's ``theory.design``.
+
+        Raises:
+          ValueError, TypeError: a constant that is missing, unknown or out of range.
+        """
+        return cls._of(
+            cls.designed("certified", epsilon=epsilon, delta=delta, **constants),
+            epsilon=epsilon,
+            delta=delta,
+        )
+
+    @classmethod
+    def from_theorem(
+        cls, theorem: str, *, epsilon: float, delta: float, **constants: Any
+    ) -> Self:
+        """Returns the calibrated plan that a theorem prescribes, corrected.
+
+        For study and comparison; :meth:`certified` is better in every respect.
+
+        Args:
+          theorem: its name; the error for another one lists all.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          **constants: those of the method's ``theory.theorems``.
+
+        Raises:
+          ValueError, TypeError: a constant that is missing, unknown or out of range.
+        """
+        return cls._of(
+            cls.designed(theorem, epsilon=epsilon, delta=delta, **constants),
+            epsilon=epsilon,
+            delta=delta,
+        )
+
+    @classmethod
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        """Builds the plan of a design, calibrated to a budget."""
+        raise NotImplementedError
+
+    def _fulfils(self, design: Design) -> bool:
+        """Returns True if sampler and noise are no worse than the design's."""
+        raise NotImplementedError
+
+    def _drop_design(self) -> None:
+        """Removes a design that does not describe this plan any more."""
+        design: Design | None = getattr(self, "theorem", None)
+        if design is None:
+            return
+        names = {field.name for field in self._fields()} & design.keys()
+        same = all(self._matches(name, design[name]) for name in names)
+        if not (same and self._fulfils(design)):
+            object.__setattr__(self, "theorem", None)
+
+    def _matches(self, name: str, promised: Any) -> bool:
+        value = getattr(self, name)
+        if name not in self.tolerances or value is None:
+            return value == promised or name in self.tolerances
+        return math.isclose(value, promised, rel_tol=self.tolerances[name])
 
     # Structure.
 
@@ -176,7 +254,8 @@ class Plan:
                 value = {"sampler": type(sampler).__name__, **chosen}
             elif field.name in self.nested and value is not None:
                 part: Any = value
-                value = dataclasses.asdict(part)
+                design = isinstance(part, Design)
+                value = part.as_dict() if design else dataclasses.asdict(part)
             fields[field.name] = _written(value)
         return json.dumps(fields, indent=2, allow_nan=False)
 

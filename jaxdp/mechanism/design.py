@@ -1,0 +1,77 @@
+"""Results of designs: the fields of a plan and the promise that they imply."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class Design(Mapping[str, Any]):
+    """Numbers of a design by name: plan fields, a promise, the paper's own numbers.
+
+    Numbers are read as items or as attributes (``design.promise.bound``). Frozen, hashable,
+    and equal to a design of the same numbers.
+
+    Attributes:
+      name: of a theorem, or ``"certified"``.
+      promise: what is proven of the numbers, a dataclass.
+    """
+
+    def __init__(self, **numbers: Any) -> None:
+        self._numbers = {name: _frozen(value) for name, value in numbers.items()}
+
+    @classmethod
+    def read(cls, parts: Mapping[str, Any], **fields: Any) -> "Design":
+        """Builds a design from the fields of its JSON.
+
+        Args:
+          parts: the dataclass of each field that holds one, by the field's name.
+          **fields: as :meth:`as_dict` gave them.
+        """
+        made = {
+            name: parts[name](**value) if name in parts else value
+            for name, value in fields.items()
+        }
+        return cls(**made)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the numbers for JSON; a part that is a dataclass becomes a dictionary."""
+        return {
+            name: dataclasses.asdict(value)
+            if dataclasses.is_dataclass(value) and not isinstance(value, type)
+            else value
+            for name, value in self._numbers.items()
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        return self._numbers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getattr__(self, name: str) -> Any:
+        numbers = vars(self).get("_numbers", {})  # Empty while it is copied.
+        if name in numbers:
+            return numbers[name]
+        raise AttributeError(f"design has no number {name!r}; it has {list(numbers)}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._numbers]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._numbers.items()))
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={value!r}" for name, value in self.items())
+        return f"Design({numbers})"
+
+    def __str__(self) -> str:
+        """Returns name and promise, for one row of a plan's table."""
+        return f"{self.name}: {self.promise}"
+
+
+def _frozen(value: Any) -> Any:
+    """Replaces lists, which JSON has, by tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
