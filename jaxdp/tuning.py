@@ -272,7 +272,7 @@ def _rehearse(
 ) -> None:
     """Traces one step from shapes alone, to find mistakes before the search."""
     plan, optimizer = candidate
-    sampling.check_data(plan, data)
+    sampling.check_data(plan.run, data)
     plan = dataclasses.replace(plan, num_steps=1)
     optimizer = optax.identity() if optimizer is None else optimizer
     keys = keys_lib.Keys.insecure(0)

@@ -55,7 +55,7 @@ def begin(plan: PrefixSumPlan, keys: keys_lib.Keys, dim: int) -> Correlated:
         )
     state = plan.correlation.init(_like(dim))
     # Settled, so that period and step can be folded in without a cost in the program.
-    return Correlated(threefry.settled(run_state.noise_root(plan, keys)), state)
+    return Correlated(threefry.settled(run_state.noise_root(plan.run, keys)), state)
 
 
 def place(plan: PrefixSumPlan, count: jax.Array) -> Place:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jaxdp.core import keys as keys_lib
-from jaxdp.core.types import DataPlan, PathPredicate, PrivatePlan
+from jaxdp.core.types import PathPredicate, PrivatePlan, Run
 from jaxdp.kernels import finite_difference, lattice_gaussian, threefry
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
@@ -61,23 +61,12 @@ def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
     keys_lib.spend(keys, family, params)
 
 
-def horizon(
-    plan: PrivatePlan, keys: keys_lib.Keys | None, *, vouched: bool = True
-) -> Horizon:
-    """Returns the horizon of a new run.
-
-    ``vouched``: the run's noise is drawn here, from ``keys``.
-    """
-    drawn_here = keys is not None and keys.private and vouched
-    return begun(plan, private=plan.grid_noise_std > 0 and drawn_here)
-
-
-def begun(plan: DataPlan, *, private: bool) -> Horizon:
+def new_horizon(run: Run, *, private: bool) -> Horizon:
     """Returns the horizon of a new run.
 
     ``private``: its releases are randomised, from entropy.
     """
-    words = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
+    words = [int(run.digest[i : i + 8], 16) for i in (0, 8)]
     return Horizon(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
@@ -86,14 +75,14 @@ def begun(plan: DataPlan, *, private: bool) -> Horizon:
     )
 
 
-def advance(plan: DataPlan, at: Horizon) -> tuple[jax.Array, Horizon]:
+def advance(run: Run, at: Horizon) -> tuple[jax.Array, Horizon]:
     """Advances the horizon by one step; returns (active, new horizon).
 
     ``active`` is True if this step may release.
     """
-    active = at.count < plan.num_steps
+    active = at.count < run.num_steps
     count = at.count + active.astype(jnp.int32)
-    return active, at._replace(count=count, exhausted=count >= plan.num_steps)
+    return active, at._replace(count=count, exhausted=count >= run.num_steps)
 
 
 def refuse_masked(params: Any, name: str) -> None:
@@ -191,9 +180,9 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
             ) from error
 
 
-def noise_root(plan: PrivatePlan, keys: keys_lib.Keys) -> jax.Array:
+def noise_root(run: Run, keys: keys_lib.Keys) -> jax.Array:
     """Returns the key of this plan's noise; secret."""
-    return keys_lib.stream(keys.noise, "noise", context=int(plan.digest[:8], 16))
+    return keys_lib.stream(keys.noise, "noise", context=run.context)
 
 
 def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:

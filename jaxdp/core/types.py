@@ -23,6 +23,23 @@ class Phase(NamedTuple):
     batch_size: int
 
 
+class Run(NamedTuple):
+    """Frozen numbers of a plan that the loop, samplers and every method read."""
+
+    family: str
+    num_examples: int  # n
+    num_steps: int  # releases of the whole run
+    sampling: Any  # a sampler: hashable, static
+    relation: Relation
+    phases: tuple[Phase, ...]
+    digest: str  # SHA-256 of the plan's numbers, in hex
+
+    @property
+    def context(self) -> int:
+        """Number by which the plan enters its streams of keys."""
+        return int(self.digest[:8], 16)
+
+
 class Perturbation(NamedTuple):
     """Size and kind of the parameter perturbation at which a plan evaluates losses.
 
@@ -71,6 +88,8 @@ class DataPlan(Protocol):
     def phases(self) -> tuple[Phase, ...]: ...
     @property
     def digest(self) -> str: ...
+    @property
+    def run(self) -> Run: ...
 
 
 class PrivatePlan(DataPlan, Protocol):
@@ -183,6 +202,8 @@ class DriverPlan(Protocol):
     def skip_last_query(self) -> bool: ...
     @property
     def digest(self) -> str: ...
+    @property
+    def run(self) -> Run: ...
 
 
 class ScoreGrid(NamedTuple):

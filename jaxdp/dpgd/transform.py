@@ -69,8 +69,10 @@ def dpgd(
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "dpgd")
-    root = run_state.noise_root(plan, keys)
-    start = run_state.horizon(plan, keys)
+    root = run_state.noise_root(plan.run, keys)
+    start = run_state.new_horizon(
+        plan.run, private=keys.private and plan.grid_noise_std > 0
+    )
 
     def init_fn(params: Any) -> DPGDState:
         run_state.refuse_masked(params, "dpgd")
@@ -97,9 +99,9 @@ def dpgd(
             axis_name, state=state, params=params, batch=batch, mask=mask
         )
         records, kept = sampling.resolve(
-            plan, batch, mask, private=keys.private, step=state.horizon.count
+            plan.run, batch, mask, private=keys.private, step=state.horizon.count
         )
-        active, horizon = run_state.advance(plan, state.horizon)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         named = jax.tree_util.tree_leaves_with_path(params)
         moves = run_state.moving(params, trainable)
         part = {path_str(p): leaf for p, leaf in named if moves(path_str(p))}

@@ -238,7 +238,7 @@ def output_step(plan: ZerothOrderPlan, direction: jax.Array) -> jax.Array:
 
     From the direction root.
     """
-    context = int(plan.digest[:8], 16)
+    context = plan.run.context
     key = keys_lib.stream(direction, "output", context=context)
     return (keys_lib.words(key, 1)[0] % np.uint32(plan.num_steps)).astype(jnp.int32)
 
@@ -343,7 +343,7 @@ def _follow(
 ) -> tuple[Any, DPZeroState]:
     """Applies a step's release to the state: both a run and its replay come here."""
     count = state.horizon.count
-    active, horizon = run_state.advance(plan, state.horizon)
+    active, horizon = run_state.advance(plan.run, state.horizon)
     release = run_state.zero_where_done(active, release)
     made = gradient(plan, release[: plan.num_directions], rows, key, params)
     if plan.isotropic:
@@ -382,7 +382,7 @@ def replay(
     """
 
     def init_fn(params: Any) -> DPZeroState:
-        nobody = run_state.horizon(plan, None)
+        nobody = run_state.new_horizon(plan.run, private=False)
         return _begin(plan, direction, None, nobody, params)
 
     def update_fn(
@@ -421,9 +421,12 @@ def _maker(
     elif plan.noise == "laplace":
         noise = laplace_noise(plan, keys, name)
     else:
-        noise = run_state.noise_root(plan, keys)
+        noise = run_state.noise_root(plan.run, keys)
     # Noise that was handed in is not ours to vouch for.
-    start = run_state.horizon(plan, keys, vouched=noise_table is None)
+    start = run_state.new_horizon(
+        plan.run,
+        private=keys.private and noise_table is None and plan.grid_noise_std > 0,
+    )
 
     def init_fn(params: Any) -> DPZeroState:
         run_state.refuse_masked(params, name)
@@ -454,7 +457,7 @@ def _maker(
         )
         count = state.horizon.count
         records, kept = sampling.resolve(
-            plan, batch, mask, private=keys.private, step=count
+            plan.run, batch, mask, private=keys.private, step=count
         )
         moves = run_state.moving(params, trainable)
         key = keys_lib.at_step(state.direction, count)

@@ -1,6 +1,7 @@
 """Base class of all plans: guarantee, phases, JSON and tables."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -13,7 +14,7 @@ from jaxdp import accounting, sampling
 from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Perturbation, Phase, Relation
+from jaxdp.core.types import Perturbation, Phase, Relation, Run
 from jaxdp.mechanism.design import Design
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
@@ -107,7 +108,7 @@ class Plan:
 
     @classmethod
     def designed(cls, name: str, **constants: Any) -> Design:
-        """Returns the design of a theorem, or ``"certified"``, from a problem's constants."""
+        """Returns the design of a theorem, or ``"certified"``, for a problem."""
         raise NotImplementedError
 
     @classmethod
@@ -193,6 +194,23 @@ class Plan:
         size = self.sampling.rows(self.num_examples)
         return (Phase("step", 1, size),)
 
+    @property
+    def run(self) -> Run:
+        """Frozen numbers that the loop, samplers and every method read."""
+        return self._run
+
+    @functools.cached_property
+    def _run(self) -> Run:
+        return Run(
+            self.family,
+            self.num_examples,
+            self.num_steps,
+            self.sampling,
+            self.relation,
+            self.phases,
+            self.digest,
+        )
+
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
@@ -276,6 +294,10 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256 of the plan's numbers, in hex."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def rows(self) -> list[tuple[str, str]]:

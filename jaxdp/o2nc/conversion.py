@@ -76,7 +76,7 @@ def o2nc(
     """
     keys = keys_lib.check(keys)
     run_state.check_family(plan, "o2nc")
-    context = int(plan.digest[:8], 16)
+    context = plan.run.context
     position = keys_lib.stream(keys.direction, "position", context=context)
     choice = keys_lib.stream(keys.direction, "output", context=context)
     rate = plan.learning_rate if learning_rate is None else learning_rate

@@ -92,8 +92,10 @@ def private_oracle(
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "o2nc")
-    start = run_state.horizon(plan, keys)
-    context = int(plan.digest[:8], 16)
+    start = run_state.new_horizon(
+        plan.run, private=keys.private and plan.grid_noise_std > 0
+    )
+    context = plan.run.context
     direction = keys_lib.stream(keys.direction, "direction", context=context)
 
     def init_fn(params: Any) -> PrivateOracleState:
@@ -122,16 +124,16 @@ def private_oracle(
         params = run_state.need_params(params, "private_oracle")
         run_state.refuse_masked(params, "private_oracle")
         run_state.refuse_differing(axis_name, state=state, params=params, batch=batch)
-        phase = sampling.check_phase(plan, phase)
+        phase = sampling.check_phase(plan.run, phase)
         records, kept = sampling.resolve(
-            plan,
+            plan.run,
             batch,
             None,
             private=keys.private,
             step=state.horizon.count,
             phase=phase,
         )
-        active, horizon = run_state.advance(plan, state.horizon)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         count = state.horizon.count
         moves = run_state.moving(params, trainable)
         dim = run_state.size(params, moves)

@@ -74,7 +74,9 @@ def private_prefix_sum(
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "prefix_sum")
-    start = run_state.horizon(plan, keys)
+    start = run_state.new_horizon(
+        plan.run, private=keys.private and plan.grid_noise_std > 0
+    )
 
     def init_fn(params: Any) -> PrivatePrefixSumState:
         dim = sum(jnp.size(x) for x in jax.tree.leaves(params))
@@ -89,7 +91,7 @@ def private_prefix_sum(
     ) -> tuple[Any, Any]:
         del params, extra_args
         _, kept = sampling.resolve(
-            plan, batch, None, private=keys.private, step=state.horizon.count
+            plan.run, batch, None, private=keys.private, step=state.horizon.count
         )
         rows = finite_difference.num_rows(updates)
         if rows != len(kept):
@@ -97,7 +99,7 @@ def private_prefix_sum(
                 "updates must have the records of the batch in front, "
                 f"{len(kept)} rows; got {rows}"
             )
-        active, horizon = run_state.advance(plan, state.horizon)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         where = correlated_noise.place(plan, state.horizon.count)
         flat = smoothed_gradient.flat(updates, _all)
         (phase,) = plan.phases

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
-from jaxdp.core.types import DataPlan
+from jaxdp.core.types import Run
 from jaxdp.kernels import threefry
 from jaxdp.sampling.samplers import (
     AdaptiveCursor,
@@ -55,17 +55,17 @@ class Batch:
     step: jax.Array
 
 
-def check_data(plan: DataPlan, data: Any, name: str = "data") -> None:
-    """Requires every leaf of ``data`` to have ``plan.num_examples`` rows.
+def check_data(run: Run, data: Any, name: str = "data") -> None:
+    """Requires every leaf of ``data`` to have ``run.num_examples`` rows.
 
     Raises:
       ValueError: no leaves, or another number of rows.
     """
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
-    if not shapes or any(not s or s[0] != plan.num_examples for s in shapes):
+    if not shapes or any(not s or s[0] != run.num_examples for s in shapes):
         raise ValueError(
             f"{name} must be arrays whose first axis has the plan's num_examples = "
-            f"{plan.num_examples} records, got shapes {shapes}"
+            f"{run.num_examples} records, got shapes {shapes}"
         )
 
 
@@ -97,7 +97,7 @@ def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
 
 
 def batch(
-    plan: DataPlan,
+    plan: Any,
     keys: keys_lib.Keys,
     step: int | jax.Array,
     data: Any,
@@ -125,14 +125,14 @@ def batch(
         that the plan does not have, or a sampler that draws no batches.
     """
     keys = keys_lib.check(keys)
-    validate.instance(Sampler, **{"plan.sampling": plan.sampling})
-    check_data(plan, data)
-    phase = check_phase(plan, phase)
-    sampler: Any = plan.sampling
-    context = int(plan.digest[:8], 16)
-    key = keys_lib.stream(keys.sampling, "sampling", context=context)
-    index, mask = sampler.of_phase(phase).draw(key, step, plan.num_examples)
-    n, at = plan.num_examples, jnp.asarray(step, jnp.int32)
+    run: Run = plan.run
+    sampler, n = run.sampling, run.num_examples
+    validate.instance(Sampler, **{"plan.sampling": sampler})
+    check_data(run, data)
+    phase = check_phase(run, phase)
+    key = keys_lib.stream(keys.sampling, "sampling", context=run.context)
+    index, mask = sampler.of_phase(phase).draw(key, step, n)
+    at = jnp.asarray(step, jnp.int32)
     if index is None:
         records, index = data, jnp.arange(n, dtype=jnp.int32)
     else:
@@ -140,13 +140,13 @@ def batch(
     return Batch(records, mask, index, sampler, n, keys.private, phase, at)
 
 
-def check_phase(plan: DataPlan, phase: str | None) -> str:
+def check_phase(run: Run, phase: str | None) -> str:
     """Returns the name of a phase of the plan; the only one if None is given.
 
     Raises:
       ValueError: no such phase, or None where there are several.
     """
-    names = [each.name for each in plan.phases]
+    names = [each.name for each in run.phases]
     if phase is None and len(names) == 1:
         return names[0]
     if phase not in names:
@@ -156,7 +156,7 @@ def check_phase(plan: DataPlan, phase: str | None) -> str:
 
 
 def resolve(
-    plan: DataPlan,
+    run: Run,
     batch: Any,
     mask: jax.Array | None,
     *,
@@ -167,7 +167,7 @@ def resolve(
     """Returns records and mask of a transform's batch, if the plan allows the batch.
 
     Args:
-      plan: the transform's plan.
+      run: of the transform's plan.
       batch: a :class:`Batch` of the plan's sampler; or raw arrays, with full batches and
         external ones.
       mask: bool (B,), for raw arrays with padded rows only. At most as many rows count as
@@ -183,17 +183,17 @@ def resolve(
         arrays where the plan samples; another number of rows. Raised when traced.
     """
     if isinstance(batch, Batch):
-        if batch.sampler != plan.sampling:
+        if batch.sampler != run.sampling:
             raise ValueError(
                 f"batch was drawn by {batch.sampler!r}, but the plan accounts for "
-                f"{plan.sampling!r}; draw it with jaxdp.sampling.batch(plan, ...)"
+                f"{run.sampling!r}; draw it with jaxdp.sampling.batch(plan, ...)"
             )
-        if batch.num_examples != plan.num_examples:
+        if batch.num_examples != run.num_examples:
             raise ValueError(
                 f"batch was drawn from {batch.num_examples} records, but the plan has "
-                f"num_examples = {plan.num_examples}"
+                f"num_examples = {run.num_examples}"
             )
-        phase = check_phase(plan, phase)
+        phase = check_phase(run, phase)
         if batch.phase != phase:
             raise ValueError(
                 f"batch is of a step of the phase {batch.phase!r}, but phase is {phase!r}"
@@ -208,16 +208,16 @@ def resolve(
         if isinstance(batch.sampler, _ALL):
             return batch.records, batch.mask
         return batch.records, batch.mask & (batch.step == step)
-    if not isinstance(plan.sampling, _ALL | External):
+    if not isinstance(run.sampling, _ALL | External):
         raise ValueError(
-            f"batch must be a jaxdp.sampling.Batch drawn by {plan.sampling!r}, got raw "
+            f"batch must be a jaxdp.sampling.Batch drawn by {run.sampling!r}, got raw "
             "arrays, for which no amplification can be accounted; draw it with "
             "jaxdp.sampling.batch(plan, keys, step, data)"
         )
-    most = plan.sampling.rows(plan.num_examples)
+    most = run.sampling.rows(run.num_examples)
     rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.shape(leaf)}
-    if mask is None and isinstance(plan.sampling, _ALL):
-        check_data(plan, batch, "batch")
+    if mask is None and isinstance(run.sampling, _ALL):
+        check_data(run, batch, "batch")
         return batch, jnp.ones((most,), bool)
     if mask is None:
         if len(rows) != 1 or max(rows) > most:

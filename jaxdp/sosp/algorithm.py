@@ -80,8 +80,8 @@ def sosp(
     """
     keys = keys_lib.check(keys)
     spiders.check_plan(plan)
-    horizon = run_state.begun(plan, private=spiders.is_private(plan, keys))
-    context = int(plan.digest[:8], 16)
+    horizon = run_state.new_horizon(plan.run, private=spiders.is_private(plan, keys))
+    context = plan.run.context
     root = keys_lib.stream(keys.noise, "escape", context=context)
 
     def init(params: Any) -> SOSPState:
@@ -101,7 +101,7 @@ def sosp(
     def step(
         state: SOSPState, data: Any, *, value_fn: Any
     ) -> tuple[SOSPState, SOSPInfo]:
-        sampling.check_data(plan, data)
+        sampling.check_data(plan.run, data)
         flat, unravel = spiders.flattened(state.point, "sosp")
         size = spiders.slice_size(plan, flat.size, microbatch_size)
         loss = gradients.record_loss(value_fn, unravel)

@@ -93,7 +93,7 @@ def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
         plan.noise_multiplier or 0.0,
         plan.difference_grid.noise_std,
     )
-    context = int(plan.digest[:8], 16)
+    context = plan.run.context
     noise = Running(
         keys_lib.stream(keys.noise, "refresh", context=context),
         # Settled: refresh and step are folded in, at no cost in the program.
@@ -324,7 +324,7 @@ def private_spider(
     """
     keys = keys_lib.check(keys)
     check_plan(plan)
-    start = run_state.begun(plan, private=is_private(plan, keys))
+    start = run_state.new_horizon(plan.run, private=is_private(plan, keys))
 
     def init_fn(params: Any) -> PrivateSpiderState:
         flat, _ = flattened(params, "private_spider")
@@ -347,12 +347,12 @@ def private_spider(
         del updates, extra_args
         params = run_state.need_params(params, "private_spider")
         data, kept = sampling.resolve(
-            plan, batch, mask, private=keys.private, step=state.horizon.count
+            plan.run, batch, mask, private=keys.private, step=state.horizon.count
         )
         flat, unravel = flattened(params, "private_spider")
         loss = gradients.record_loss(value_fn, unravel)
         query = ask(plan, state.spider, flat)
-        active, horizon = run_state.advance(plan, state.horizon)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         active &= ~state.horizon.exhausted & query.fits
         count = jnp.where(active, horizon.count, state.horizon.count)
         horizon = horizon._replace(count=count, exhausted=horizon.exhausted | ~active)

@@ -42,7 +42,7 @@ def make_task(
     callback: Any,
 ) -> Task:
     """Returns the arguments that ``fit`` and ``resume`` share, checked."""
-    sampling.check_data(plan, data)
+    sampling.check_data(plan.run, data)
     if not callable(value_fn):
         raise TypeError(f"value_fn must be callable, got {value_fn!r}")
     losses: Any = value_fn

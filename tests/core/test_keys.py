@@ -370,7 +370,7 @@ def test_gaussian_noise_depends_on_the_noise_root_and_the_plan_alone() -> None:
 
     @functools.partial(jax.jit, static_argnums=1)
     def table(keys: Keys, plan: plans.DPZero) -> jax.Array:
-        root = run_state.noise_root(plan, keys)
+        root = run_state.noise_root(plan.run, keys)
         return jax.vmap(lambda t: step_noise(plan, root, t))(jnp.arange(20))
 
     base = np.asarray(table(k, _plan()))

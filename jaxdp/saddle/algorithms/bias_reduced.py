@@ -57,7 +57,7 @@ def saddle_bias_reduced(
 
     def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         problem = oracles.as_problem(value_fn)
-        active, horizon = run_state.advance(plan, state.horizon)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         count = jnp.minimum(state.horizon.count, len(levels) - 1)
         key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
         gradient = functools.partial(

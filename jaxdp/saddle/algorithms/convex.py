@@ -83,7 +83,7 @@ def simplex_convex(
     keys = players.check(plan, keys, "convex_simplex")
     roots = players.roots(plan, keys, "vertices_x")
     begun = players.horizon(plan, keys)
-    context = int(plan.digest[:8], 16)
+    context = plan.run.context
     source = keys_lib.stream(keys.direction, "source", context=context)
     size = plan.sampling.rows(plan.num_examples)
     times = refresh_times(plan.num_steps, plan.refresh_every)
@@ -102,7 +102,7 @@ def simplex_convex(
     def step(state: ConvexState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         problem = oracles.as_problem(value_fn)
         (domain,) = players.domains(problem, plan.dim)
-        active, horizon = run_state.advance(plan, state.horizon)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         count = state.horizon.count
         drawn = jnp.where(active, _drawn(plan, state, count), state.drawn)
         point = drawn[_point_in_use(count, plan.refresh_every)]

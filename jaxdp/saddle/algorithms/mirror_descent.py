@@ -85,7 +85,7 @@ def saddle_mirror_descent(
     def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         problem = oracles.as_problem(value_fn)
         domain_x, domain_y = players.domains(problem, plan.dim_x, plan.dim_y)
-        active, horizon = run_state.advance(plan, state.horizon)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         count = state.horizon.count
         key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
         # Independent draws: the last one is for the output.

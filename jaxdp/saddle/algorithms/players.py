@@ -41,12 +41,14 @@ def horizon(plan: VertexPlan | Any, keys: keys_lib.Keys) -> run_state.Horizon:
 
     It is private with keys from entropy and the certified sampler.
     """
-    return run_state.begun(plan, private=keys.private and plan.sampler == "integer")
+    return run_state.new_horizon(
+        plan.run, private=keys.private and plan.sampler == "integer"
+    )
 
 
 def roots(plan: DataPlan, keys: keys_lib.Keys, *roles: str) -> tuple[jax.Array, ...]:
     """Returns the secret keys of the draws, one a role; steps are folded into them."""
-    context = int(plan.digest[:8], 16)
+    context = plan.run.context
     return tuple(keys_lib.stream(keys.noise, role, context=context) for role in roles)
 
 
@@ -136,7 +138,7 @@ def rows(
     Raises:
       ValueError: data of another number of records than the plan's.
     """
-    sampling.check_data(plan, data)
+    sampling.check_data(plan.run, data)
     records = jax.tree.map(
         lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), first, size), data
     )

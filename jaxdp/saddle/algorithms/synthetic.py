@@ -95,8 +95,8 @@ def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:
         queries = value_fn
         validate.instance(Queries, value_fn=queries)
         _check(plan, queries)
-        sampling.check_data(plan, data)
-        active, horizon = run_state.advance(plan, state.horizon)
+        sampling.check_data(plan.run, data)
+        active, horizon = run_state.advance(plan.run, state.horizon)
         count = state.horizon.count
         totals = jax.lax.cond(
             count == 0, lambda: queries.totals(data) << finer, lambda: state.totals
