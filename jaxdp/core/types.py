@@ -109,6 +109,7 @@ class PrivatePlan(DataPlan, Protocol):
     def grid_bits(self) -> int | None: ...
     @property
     def grid_noise_std(self) -> int: ...
+    def grid(self, phase: str) -> "Grid": ...
 
 
 class ZerothOrderPlan(PrivatePlan, Protocol):
@@ -129,6 +130,8 @@ class ZerothOrderPlan(PrivatePlan, Protocol):
     @property
     def grid_count_std(self) -> int: ...
     @property
+    def count_grid(self) -> "Grid | None": ...
+    @property
     def clip_tuning(self) -> ClipTuning | None: ...
     @property
     def output(self) -> str: ...
@@ -137,15 +140,16 @@ class ZerothOrderPlan(PrivatePlan, Protocol):
 class Grid(NamedTuple):
     """Clip, grid, noise and normalizer of the sum of one phase's contributions."""
 
-    l2_clip_norm: float  # bound on one record's contribution
+    l2_clip_norm: float | jax.Array  # bound on one record's contribution; public
     bits: int | None  # a grid unit is 2**-bits of it; None: no bound, no noise
     normalizer: float  # what the sum is divided by
     noise_std: int  # of a node's noise, in units of the noise
     limit: int | None = None  # so many units are the bound, instead of 2**bits
     shift: int = 0  # a grid unit is 2**shift units of the noise
+    order: int = 2  # of the norm that is bounded: 1 or 2
 
     @property
-    def noise_unit(self) -> float:
+    def noise_unit(self) -> Any:
         """Value of one unit of the noise in the released mean."""
         assert self.bits is not None
         units = 2.0**self.bits if self.limit is None else self.limit

@@ -7,21 +7,22 @@ What is released is a vector of d numbers; one record moves it by at most
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxdp.core.types import PrivatePlan, ValueFn
-from jaxdp.kernels import clip, finite_difference
+from jaxdp.core import release
+from jaxdp.core.types import Grid, ValueFn
+from jaxdp.kernels import finite_difference
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.fixed_point import Fixed
 
 
 def release_gradient(
-    plan: PrivatePlan,
+    grid: Grid,
     value_fn: ValueFn,
     params: Any,
     records: Any,
     mask: jax.Array,
-    noise: jax.Array,
+    noise: Fixed,
     *,
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
@@ -29,12 +30,12 @@ def release_gradient(
     """Releases (sum of clipped per-record gradients + noise) / normalizer.
 
     Args:
-      plan: bound, grid and normalizer.
+      grid: its clip bounds the norm of one record's gradient.
       value_fn: per-record losses; differentiated.
       params: the trainable parameters only, floating leaves.
       records: pytree with leading axis B.
       mask: bool (B,); a False row contributes zero.
-      noise: int32 (d,), in grid units; secret.
+      noise: (d,), in grid units; secret.
       microbatch_size: records differentiated at once (their gradients are stored).
       axis_name: mesh axis whose devices share the records, as in
         :func:`jaxdp.dpzero.oracle.release_slopes`.
@@ -52,18 +53,9 @@ def release_gradient(
         return jax.vmap(jax.grad(loss), in_axes=(None, 0))(flat, part)
 
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
-        rows, keep = gradients(part[0]), part[1]
-        if plan.grid_bits is None:
-            kept = clip.clip_vector(rows, jnp.inf)
-            return jnp.where(keep[:, None], kept, 0).sum(axis=0)
-        return clip.grid_sum(rows, keep, plan.l2_clip_norm, plan.grid_bits)
+        return release.bounded_sum(grid, gradients(part[0]), part[1])
 
     summed = finite_difference.sum_microbatches(
         total, (records, mask), microbatch_size, axis_name
     )
-    if plan.grid_bits is None:
-        return unravel((summed / plan.normalizer).astype(flat.dtype))
-    value = clip.from_grid(
-        summed + noise, plan.l2_clip_norm, plan.grid_bits, plan.normalizer
-    )
-    return unravel(value.astype(flat.dtype))
+    return unravel(release.noised_mean(grid, summed, noise).astype(flat.dtype))

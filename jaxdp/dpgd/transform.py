@@ -114,12 +114,12 @@ def dpgd(
         dim = sum(math.prod(jnp.shape(leaf)) for leaf in part.values())
         count = state.horizon.count
         gradient = oracle.release_gradient(
-            plan,
+            plan.grid("step"),
             lambda moved, batch: value_fn(whole(moved), batch),
             part,
             records,
             kept,
-            run_state.gaussian(state.noise, count, dim, plan.grid_noise_std).high,
+            run_state.gaussian(state.noise, count, dim, plan.grid_noise_std),
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )

@@ -13,14 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.core.types import ValueFn, ZerothOrderPlan
-from jaxdp.kernels import clip, finite_difference
+from jaxdp.core import release
+from jaxdp.core.types import Grid, ValueFn
+from jaxdp.kernels import finite_difference
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.kernels.sphere import Direction
 
 
 def release_slopes(
-    plan: ZerothOrderPlan,
+    grid: Grid,
     value_fn: ValueFn,
     params: Any,
     records: Any,
@@ -28,21 +30,23 @@ def release_slopes(
     rows: Direction,
     noise: jax.Array,
     *,
-    bound: float | jax.Array,
+    smoothing_radius: float,
+    count_grid: Grid | None = None,
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
 ) -> jax.Array:
     """Releases (sum of clipped slopes + noise) / normalizer.
 
     Args:
-      plan: grid, normalizer and smoothing radius.
+      grid: its clip bounds the norm of one record's K slopes; the unit is relative to it.
       value_fn: per-record losses.
       params: current parameters.
       records: pytree with leading axis B.
       mask: bool (B,); a False row contributes zero.
       rows: K directions; public.
       noise: int32 (K,), in grid units, or (K + 1,) with the count's at the end; secret.
-      bound: on the norm of one record's K slopes; the grid's unit is relative to it.
+      smoothing_radius: how far the parameters are moved along a direction.
+      count_grid: of the count of records within the clip; None where it is not released.
       microbatch_size: records evaluated at once. Changes neither bound nor noise.
       axis_name: mesh axis whose devices share the records: each bounds and sums its part,
         the sums are added as integers, and the noise is added once, to their total. All
@@ -61,58 +65,29 @@ def release_slopes(
     def bounded(part: tuple[Any, jax.Array]) -> jax.Array:
         some, kept = part
         slopes = finite_difference.slopes(
-            value_fn, params, some, rows, smoothing_radius=plan.smoothing_radius
+            value_fn, params, some, rows, smoothing_radius=smoothing_radius
         )
-        return _bounded_sum(plan, slopes, kept, bound)
+        total = release.bounded_sum(grid, slopes, kept)
+        if count_grid is None:
+            return total
+        halves = _halves_within(slopes, grid.l2_clip_norm)
+        return jnp.append(total, release.bounded_sum(count_grid, halves, kept))
 
     total = finite_difference.sum_microbatches(
         bounded, (records, mask), microbatch_size, axis_name
     )
-    return _noised(plan, total, noise, bound)
+    if count_grid is None:
+        return release.noised_mean(grid, total, Fixed(noise))
+    slopes = release.noised_mean(grid, total[:-1], Fixed(noise[:-1]))
+    count = release.noised_mean(count_grid, total[-1:], Fixed(noise[-1:]))
+    return jnp.concatenate([slopes, count])
 
 
-def _bounded_sum(
-    plan: ZerothOrderPlan, rows: jax.Array, mask: jax.Array, bound: float | jax.Array
-) -> jax.Array:
-    """Bounds rows (B, K) and sums them exactly: int32 (K,), or (K + 1,) with the count.
+def _halves_within(rows: jax.Array, bound: float | jax.Array) -> jax.Array:
+    """Counts records as a half for, or a half against if beyond the bound: (B, 1).
 
-    Not noised yet. Without a grid, the sum of the finite rows as they are.
+    Rows that are not finite are in neither.
     """
-    if plan.grid_bits is None:
-        return jnp.where(mask[:, None], clip.clip_vector(rows, jnp.inf), 0).sum(axis=0)
-    bits = plan.grid_bits
-    total = clip.grid_sum(rows, mask, bound, bits, order=plan.norm_order)
-    if plan.clip_tuning is None:
-        return total
-    return jnp.concatenate([total, _count_within(rows, mask, bound, bits)])
-
-
-def _noised(
-    plan: ZerothOrderPlan, total: jax.Array, noise: jax.Array, bound: float | jax.Array
-) -> jax.Array:
-    """Adds integer noise to the sum of :func:`_bounded_sum` and divides by a constant."""
-    bits, constant = plan.grid_bits, plan.normalizer
-    if bits is None:
-        return total.astype(jnp.float32) / jnp.float32(constant)
-    total = total + noise
-    if plan.clip_tuning is None:
-        return clip.from_grid(total, bound, bits, constant)
-    return jnp.concatenate(
-        [
-            clip.from_grid(total[:-1], bound, bits, constant),
-            clip.from_grid(total[-1:], 0.5, bits, constant),
-        ]
-    )
-
-
-def _count_within(
-    rows: jax.Array, mask: jax.Array, bound: float | jax.Array, bits: int
-) -> jax.Array:
-    """Counts records within the bound minus those beyond it, times 2**bits: int32 (1,).
-
-    Masked rows and rows that are not finite are in neither.
-    """
-    counts = mask & jnp.all(jnp.isfinite(rows), axis=-1)
     within = jnp.linalg.norm(rows.astype(jnp.float32), axis=-1) <= bound
-    signs = jnp.where(counts, jnp.where(within, 1, -1), 0)
-    return signs.sum(dtype=jnp.int32)[None] * 2**bits
+    halves = jnp.where(within, jnp.float32(0.5), jnp.float32(-0.5))
+    return jnp.where(jnp.isfinite(rows).all(axis=-1), halves, 0)[:, None]

@@ -10,7 +10,7 @@ import optax
 from jaxdp import sampling
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Perturbation, Relation
+from jaxdp.core.types import Grid, Perturbation, Relation
 from jaxdp.dpzero import theorems
 from jaxdp.dpzero import transform as transforms
 from jaxdp.dpzero.clip_tuning import ClipTuning
@@ -155,11 +155,6 @@ class SlopeSumPlan(SumPlan):
         return None
 
     @property
-    def norm_order(self) -> int:
-        """Order of the norm in which a record's slopes are bounded."""
-        return 1 if self.noise == "laplace" else 2
-
-    @property
     def grid_noise_scale(self) -> int:
         """Scale of the integer Laplace noise; 0 for Gaussians.
 
@@ -184,6 +179,13 @@ class SlopeSumPlan(SumPlan):
             return 0
         count = self.clip_tuning.count_noise_multiplier
         return math.ceil(count * self._sensitivity_over_clip * 2**self.grid_bits)
+
+    @property
+    def count_grid(self) -> Grid | None:
+        """Grid of clip tuning's count; a record contributes a half for or against."""
+        if self.clip_tuning is None:
+            return None
+        return Grid(0.5, self.grid_bits, self.normalizer, self.grid_count_std)
 
     @property
     def _sum_noise(self) -> float:

@@ -467,14 +467,15 @@ def _maker(
         length = math.sqrt(rows.dim) if plan.isotropic else 1.0
         bound = plan.l2_clip_norm / length if state.clip is None else state.clip
         y = oracle.release_slopes(
-            plan,
+            plan.grid("step")._replace(l2_clip_norm=bound),
             value_fn,
             params,
             records,
             kept,
             rows,
             integers,
-            bound=bound,
+            smoothing_radius=plan.smoothing_radius,
+            count_grid=plan.count_grid,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )

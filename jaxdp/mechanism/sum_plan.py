@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from jaxdp import accounting, sampling
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
+from jaxdp.core.types import Grid, Relation
 from jaxdp.kernels import clip
 from jaxdp.mechanism import events
 from jaxdp.mechanism.plan import Plan
@@ -138,6 +138,22 @@ class SumPlan(Plan):
             return 0
         over_clip = self._sum_noise * self._sensitivity_over_clip
         return math.ceil(over_clip * 2**self.grid_bits)
+
+    @property
+    def norm_order(self) -> int:
+        """Order of the norm in which contributions are bounded."""
+        return 1 if self.noise == "laplace" else 2
+
+    def grid(self, phase: str) -> Grid:
+        """Returns the grid of a phase: clip, unit, normalizer and integer noise."""
+        del phase  # There is one.
+        return Grid(
+            self.l2_clip_norm,
+            self.grid_bits,
+            self.normalizer,
+            self.grid_noise_std,
+            order=self.norm_order,
+        )
 
     @property
     def _sensitivity_over_clip(self) -> float:

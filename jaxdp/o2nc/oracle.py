@@ -19,10 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.core.types import Grid, IncrementPlan, PathPredicate, ValueFn
-from jaxdp.kernels import clip, finite_difference, smoothed_gradient, sphere
+from jaxdp.core import release
+from jaxdp.core.types import IncrementPlan, PathPredicate, ValueFn
+from jaxdp.kernels import finite_difference, smoothed_gradient, sphere
 from jaxdp.kernels.finite_difference import AxisName
-from jaxdp.kernels.fixed_point import Fixed, to_float
+from jaxdp.kernels.fixed_point import Fixed
 
 
 def release_size(plan: IncrementPlan, dim: int) -> int:
@@ -102,12 +103,12 @@ def release_increment(
             rows = _zeroth_order(
                 plan, value_fn, params, previous, some, places, key, draw, phase, moves
             )
-        return bounded_sum(grid, rows, kept)
+        return release.bounded_sum(grid, rows, kept)
 
     summed = finite_difference.sum_microbatches(
         total, ((records, places), mask), microbatch_size, axis_name
     )
-    released = noised_mean(grid, summed, noise)
+    released = release.noised_mean(grid, summed, noise)
     if plan.oracle != "scalar":
         return released
     like = jax.tree.map(
@@ -215,25 +216,3 @@ def _first_order(
             **shared,
         )
     return smoothed_gradient.flat(vectors, moves)
-
-
-def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
-    """Sums clipped rows (B, d): int32 (d,), not noised yet.
-
-    Without a bound (the non-private limit), the finite rows as they are, in float32.
-    """
-    if grid.bits is None:
-        rows = clip.clip_vector(rows, jnp.inf)
-        return jnp.where(mask[:, None], rows, 0).sum(axis=0)
-    return clip.grid_sum(rows, mask, grid.l2_clip_norm, grid.bits, limit=grid.limit)
-
-
-def noised_mean(grid: Grid, total: jax.Array, noise: Fixed) -> jax.Array:
-    """Adds noise to the sum of :func:`bounded_sum` and divides by a constant: released.
-
-    Integers are added; what floats make of the sum is post-processing.
-    """
-    if grid.bits is None:
-        return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
-    summed = Fixed((total << grid.shift) + noise.high, noise.low)
-    return to_float(summed) * jnp.asarray(grid.noise_unit, jnp.float32)

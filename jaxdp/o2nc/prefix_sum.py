@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import sampling
-from jaxdp.core import correlated_noise, run_state
+from jaxdp.core import correlated_noise, release, run_state
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import PrefixSumPlan
 from jaxdp.kernels import finite_difference, smoothed_gradient
-from jaxdp.o2nc import oracle
 
 
 class PrivatePrefixSumState(NamedTuple):
@@ -107,8 +106,8 @@ def private_prefix_sum(
             plan, state.noise, where, flat.shape[1], phase.name
         )
         grid = plan.grid(phase.name)
-        summed = oracle.bounded_sum(grid, flat, kept)
-        mean = jnp.where(active, oracle.noised_mean(grid, summed, noise), 0)
+        summed = release.bounded_sum(grid, flat, kept)
+        mean = jnp.where(active, release.noised_mean(grid, summed, noise), 0)
         out = smoothed_gradient.unflat(mean, state.total, _all)
         total = jax.tree.map(
             lambda t, u: u + jnp.where(where.at == 0, 0, t), state.total, out

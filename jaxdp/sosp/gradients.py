@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdp.core import release
 from jaxdp.core.types import Grid, ValueFn
-from jaxdp.kernels import fixed_point, stretch
 from jaxdp.kernels.fixed_point import Fixed
 
 
@@ -74,14 +74,10 @@ def release_gradient(
       float32 (d,): released.
     """
     gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
-    total = bounded_sum(
-        grid,
-        lambda some: gradients(point, some),
-        point.size,
-        records,
-        grid.l2_clip_norm,
+    total = release.bounded_stretch(
+        grid, lambda some: gradients(point, some), point.size, *records
     )
-    return noised_mean(grid, total, noise)
+    return release.noised_mean(grid, total, noise)
 
 
 def release_difference(
@@ -108,37 +104,11 @@ def release_difference(
       clip (twice that if replaced), whatever the number of records.
     """
     gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
-    total = bounded_sum(
-        grid,
+    bound = grid.l2_clip_norm * records.count.astype(jnp.float32)
+    total = release.bounded_stretch(
+        grid._replace(l2_clip_norm=bound),
         lambda some: gradients(point, some) - gradients(reference, some),
         point.size,
-        records,
-        grid.l2_clip_norm * records.count.astype(jnp.float32),
+        *records,
     )
-    return noised_mean(grid, total, noise)
-
-
-def bounded_sum(
-    grid: Grid,
-    rows_of: Callable[[Any], jax.Array],
-    dim: int,
-    records: Records,
-    bound: float | jax.Array,
-) -> stretch.Wide:
-    """Sums clipped vectors exactly, in units of ``bound * 2**-bits``: un-noised."""
-    assert grid.bits is not None
-    data, mask, first, count, size = records
-    return stretch.grid_sum(
-        rows_of, dim, data, mask, first, count, bound=bound, bits=grid.bits, size=size
-    )
-
-
-def noised_mean(grid: Grid, total: stretch.Wide, noise: Fixed) -> jax.Array:
-    """Adds noise to the sum of :func:`bounded_sum` and divides by a constant: released.
-
-    Integers are added; what floats make of the sum is post-processing.
-    """
-    summed = stretch.to_float(stretch.add(total, noise.high))
-    if noise.low is not None:
-        summed += noise.low.astype(jnp.float32) * jnp.float32(fixed_point.ULP)
-    return summed * jnp.float32(grid.noise_unit)
+    return release.noised_mean(grid, total, noise)

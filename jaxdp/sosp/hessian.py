@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.core import release
 from jaxdp.core.types import Grid, ProductGrid, TrackedGrid
 from jaxdp.kernels import stretch
 from jaxdp.kernels.fixed_point import Fixed
-from jaxdp.sosp import gradients
 from jaxdp.sosp.gradients import Loss, Records
 
 #: Bits of one record's product.
@@ -85,14 +85,14 @@ def release_product(
 
         return jax.vmap(product)(some)
 
-    fine = Grid(grid.l2_clip_norm, _RECORD_BITS, grid.normalizer, 0)
     bound = grid.l2_clip_norm * reach(grid, times)
-    total = gradients.bounded_sum(fine, products, point.size, records, bound)
+    fine = Grid(bound, _RECORD_BITS, grid.normalizer, 0)
+    total = release.bounded_stretch(fine, products, point.size, *records)
     coarse = stretch.shifted(total, _RECORD_BITS - grid.bits + times)
     released = Grid(
         grid.l2_clip_norm * grid.radius, grid.bits, grid.normalizer, grid.noise_std
     )
-    return gradients.noised_mean(released, coarse, noise)
+    return release.noised_mean(released, coarse, noise)
 
 
 def hessians(loss: Loss, point: jax.Array, some: Any) -> jax.Array:
@@ -154,12 +154,14 @@ def _added(
     bound: jax.Array,
     bits: int,
 ) -> stretch.Wide:
-    data, mask, first, count, size = records
-    size = min(size, max(1, 2**20 // dim**2))
-    more = stretch.grid_sum(
-        rows_of, dim * dim, data, mask, first, count, bound=bound, bits=bits, size=size
-    )
-    return stretch.plus(total, more)
+    grid = Grid(bound, bits, 1.0, 0)
+    small = _in_parts(records, dim)
+    return stretch.plus(total, release.bounded_stretch(grid, rows_of, dim**2, *small))
+
+
+def _in_parts(records: Records, dim: int) -> Records:
+    """Returns records that are read few at once, for each has ``dim**2`` numbers."""
+    return records._replace(size=min(records.size, max(1, 2**20 // dim**2)))
 
 
 def frobenius_bits(dim: int) -> int:
@@ -225,8 +227,8 @@ def release_tracked(
     product = jnp.matmul(hessian, vector, precision="highest")
     units = jnp.round(product * jnp.float32(1 / grid.product_unit))
     # As integers: a float sum would round what depends on data before the noise hides it.
-    summed = units.astype(jnp.int32) + noise.high
-    return summed.astype(jnp.float32) * jnp.float32(grid.product_unit)
+    products = Grid(grid.product_unit, 0, 1.0, grid.noise_std)
+    return release.noised_mean(products, units.astype(jnp.int32), noise)
 
 
 def release_matrix(
@@ -249,13 +251,12 @@ def release_matrix(
     dim = point.size
     upper = np.triu_indices(dim)
     scale = np.where(upper[0] == upper[1], 1, math.sqrt(2)).astype(np.float32)
-    size = min(records.size, max(1, 2**20 // dim**2))
 
     def rows(some: Any) -> jax.Array:
         return hessians(loss, point, some)[:, upper[0], upper[1]] * scale
 
-    small = records._replace(size=size)
-    total = gradients.bounded_sum(grid, rows, len(scale), small, grid.l2_clip_norm)
-    flat = gradients.noised_mean(grid, total, noise) / scale
+    small = _in_parts(records, dim)
+    total = release.bounded_stretch(grid, rows, len(scale), *small)
+    flat = release.noised_mean(grid, total, noise) / scale
     half = jnp.zeros((dim, dim), jnp.float32).at[upper].set(flat)
     return half + half.T - jnp.diag(jnp.diag(half))

@@ -61,8 +61,11 @@ SCALAR = "jaxdp/dpzero/oracle.py"
 SAMPLING = "jaxdp/sampling/samplers.py"
 BASE = "jaxdp/mechanism/sum_plan.py"
 
-TOTAL = "    total = clip.grid_sum(rows, mask, bound, bits, order=plan.norm_order)\n"
-RELEASE = "return _noised(plan, total, noise, bound)"
+STEP = "jaxdp/core/release.py"
+TOTAL = (
+    "    return clip.grid_sum(rows, mask, bound, bits, order=grid.order, limit=limit)\n"
+)
+RELEASE = "return release.noised_mean(grid, total, Fixed(noise))"
 SECRET = "secret = keys_lib.exact_noise_secret(keys)"
 PUBLIC = "np.asarray(jax.random.key_data(keys.direction)).tobytes()"
 #: The direction root as a key that noise can be drawn from: its two words, twice.
@@ -86,12 +89,13 @@ CHANGES = """            rows = _first_order(
                 plan, value_fn, params, previous, some, places, key, draw, phase, moves
             )
 """
+CLIPS = (INCREMENT, "jaxdp.kernels import finite", "jaxdp.kernels import clip, finite")
 #: What is added on the grid without another look at the bound.
 UNBOUNDED = """            most = grid.limit or 2**grid.bits
             units = jnp.round(rows * (most / grid.l2_clip_norm))
             return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
 """
-DRAWN = "_correlated.draw(plan, state.noise, where, size, phase)"
+DRAWN = "correlated_noise.draw(plan, state.noise, where, size, phase)"
 STEP_KEY = "key = keys_lib.at_step(root, step)\n"
 STEP_NOISE = "        integers = step_noise(plan, state.noise, count)\n"
 
@@ -164,7 +168,7 @@ MUTATIONS = (
         "        stds = plan.grid_noise_std // 2, round(plan.grid_noise_std * 0.75**0.5)\n"
         "        roots = state.noise, known\n"
         "        integers = sum(\n"
-        "            _common.gaussian(root, count, plan.num_directions, std).high\n"
+        "            run_state.gaussian(root, count, plan.num_directions, std).high\n"
         "            for root, std in zip(roots, stds)\n"
         "        )\n",
         "full",
@@ -187,25 +191,26 @@ MUTATIONS = (
         "division by the realised batch size",
         SCALAR,
         RELEASE,
-        f"{RELEASE} * plan.normalizer / jnp.maximum(mask.sum(), 1)",
+        f"{RELEASE} * grid.normalizer / jnp.maximum(mask.sum(), 1)",
         "absent",
     ),
     Mutation(
         "clip after the mean",
-        SCALAR,
+        STEP,
         TOTAL,
-        "    mean = jnp.where(mask[:, None], rows, 0).sum(axis=0) / plan.normalizer\n"
-        "    unit = plan.normalizer * 2**bits / bound\n"
-        "    total = jnp.round(clip.clip_vector(mean, bound) * unit).astype(jnp.int32)\n",
+        "    mean = jnp.where(mask[:, None], rows, 0).sum(axis=0) / grid.normalizer\n"
+        "    unit = grid.normalizer * 2**bits / bound\n"
+        "    return jnp.round(clip.clip_vector(mean, bound) * unit).astype(jnp.int32)\n",
         "full",
     ),
     Mutation(
         "a record of NaN passes",
-        SCALAR,
+        STEP,
         TOTAL,
         "    kept = jnp.where(mask[:, None], jnp.clip(rows, -bound, bound), 0)\n"
-        "    total = kept.sum(axis=0) * (2**bits / bound)\n",
+        "    return kept.sum(axis=0) * (2**bits / bound)\n",
         "full",
+        also=((STEP, "(total << grid.shift) + noise.high", "total + noise.high"),),
     ),
     Mutation(
         "fixed batches accounted as Poisson",
@@ -278,7 +283,11 @@ MUTATIONS = (
 """
         + TOTAL_OF_PART,
         "one direction",
-        also=((INCREMENT, "law=plan.direction", 'law="ball"'),),
+        also=(
+            (INCREMENT, "law=plan.direction", 'law="ball"'),
+            (INCREMENT, "return release.bounded_sum(", "return bounded_sum("),
+            CLIPS,
+        ),
     ),
     # In float32 the estimate must be 2**24 times the noise: too many records to simulate.
     Mutation(
@@ -351,6 +360,7 @@ MUTATIONS = (
 """
         + UNBOUNDED,
         "gradients",
+        also=(CLIPS,),
     ),
     Mutation(
         "slopes clipped one by one",
@@ -360,6 +370,7 @@ MUTATIONS = (
         + "            rows = clip.clip_scalar(rows, grid.l2_clip_norm)\n"
         + UNBOUNDED,
         "slopes",
+        also=(CLIPS,),
     ),
     Mutation(
         "a restart and the next change share one noise",

@@ -1,0 +1,96 @@
+r"""The sensitive step: contributions of records bounded, summed, noised and divided.
+
+.. math::
+   \frac{1}{\bar B}\Big(\sum_i \mathrm{clip}_C(x_i) + Z\Big)
+
+The only place in the library where this is done: every method's oracle computes the
+contributions :math:`x_i` of its records and comes here with the grid of its plan. On a
+:class:`~jaxdp.core.types.Grid` of integers, one record moves the sum by at most the clip
+(twice that if replaced), exactly and for every contribution. The noise is added to these
+integers; whatever floats make of the noised sum is post-processing. The divisor is a
+constant, never the number of records that a step happened to read.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.core.types import Grid
+from jaxdp.kernels import clip, fixed_point, stretch
+from jaxdp.kernels.fixed_point import Fixed
+
+
+def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
+    """Sums clipped contributions exactly; secret, for it is not noised yet.
+
+    Args:
+      grid: clip (a constant, or an array shape=() that is public) and grid unit.
+      rows: floating (B, K), one row a record; one with a NaN or an infinity counts zero.
+      mask: bool (B,); a False row counts zero.
+
+    Returns:
+      int32 (K,), in grid units. Without a clip (the non-private limit), the sum of the
+      finite rows as they are, floating.
+    """
+    if grid.bits is None:
+        return jnp.where(mask[:, None], clip.clip_vector(rows, jnp.inf), 0).sum(axis=0)
+    bound, bits, limit = grid.l2_clip_norm, grid.bits, grid.limit
+    return clip.grid_sum(rows, mask, bound, bits, order=grid.order, limit=limit)
+
+
+def bounded_stretch(
+    grid: Grid,
+    rows_of: Callable[[Any], jax.Array],
+    dim: int,
+    data: Any,
+    mask: jax.Array | None,
+    first: jax.Array,
+    count: jax.Array,
+    size: int,
+) -> stretch.Wide:
+    """Sums clipped contributions of a stretch of records exactly; secret.
+
+    The same as :func:`bounded_sum` in two words, for stretches whose place and length are
+    known only at run time.
+
+    Args:
+      grid: clip (or an array, shape=()) and grid unit.
+      rows_of: from ``size`` rows of ``data`` to contributions, floating (size, dim).
+      dim: length of a contribution.
+      data: pytree of arrays with n rows.
+      mask: bool (n,); rows that exist. None: all.
+      first: int32, shape=(); the first row of the stretch.
+      count: int32, shape=(); its length.
+      size: rows that are read at once; static.
+    """
+    assert grid.bits is not None
+    bound, bits = grid.l2_clip_norm, grid.bits
+    return stretch.grid_sum(
+        rows_of, dim, data, mask, first, count, bound=bound, bits=bits, size=size
+    )
+
+
+def noised_mean(grid: Grid, total: jax.Array | stretch.Wide, noise: Fixed) -> jax.Array:
+    """Adds noise to a bounded sum and divides it by a constant: released.
+
+    Args:
+      grid: of the sum.
+      total: of :func:`bounded_sum` or :func:`bounded_stretch`, (K,).
+      noise: (K,), in units of the grid's noise; secret.
+
+    Returns:
+      float32 (K,).
+    """
+    if grid.bits is None:
+        assert isinstance(total, jax.Array)
+        return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
+    if isinstance(total, stretch.Wide):
+        units = stretch.to_float(stretch.add(total, noise.high))
+    else:
+        units = ((total << grid.shift) + noise.high).astype(jnp.float32)
+    if noise.low is not None:
+        units += noise.low.astype(jnp.float32) * np.float32(fixed_point.ULP)
+    return units * jnp.asarray(grid.noise_unit, jnp.float32)
