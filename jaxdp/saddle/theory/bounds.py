@@ -46,6 +46,11 @@ class Promise:
     staleness: float = 0.0
     generalization: float = 0.0
 
+    def scaled(self, factor: float = 1.0) -> "Promise":
+        """Returns the terms times a factor, as Python floats, for JSON."""
+        terms = dataclasses.asdict(self).items()
+        return Promise(**{name: float(factor * x) for name, x in terms})
+
     def __str__(self) -> str:
         parts = [
             f"{field.name} {getattr(self, field.name):.3g}"
