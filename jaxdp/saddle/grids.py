@@ -1,6 +1,7 @@
 """Grids of integer scores: exact steps from the records' totals, and what one moves."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -70,6 +71,26 @@ def score_grid(step_size: float, clip: float, bits: int, records: float) -> Scor
         return ScoreGrid(clip, bits, 0, 0)
     shift = min(15 - math.floor(math.log2(units)), 46)
     return ScoreGrid(clip, bits, math.floor(units * 2.0**shift), shift)
+
+
+class Totals(NamedTuple):
+    """Totals of the players over a batch of one size, each with its clip."""
+
+    clips: tuple[float, ...]
+    bits: int  # a total counts units of 2**-bits of its clip
+    records: int  # what totals are divided by
+    sensitivity: float  # of a total, in clips
+
+    def grids(self, steps: Sequence[float]) -> list[ScoreGrid]:
+        """Returns the players' grids at these step sizes."""
+        return [
+            score_grid(step, clip, self.bits, self.records)
+            for step, clip in zip(steps, self.clips, strict=True)
+        ]
+
+    def score_sensitivities(self, steps: Sequence[float]) -> list[float]:
+        """Returns the sensitivities of the players' scores to one record, in nats."""
+        return [grid.sensitivity(self.sensitivity) for grid in self.grids(steps)]
 
 
 def record_bits(records: int) -> int:

@@ -54,9 +54,7 @@ def saddle_bias_reduced(
       As :func:`jaxdp.saddle_mirror_descent`.
 
     References:
-      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithms 2 and 3, corrected.
+      As :func:`jaxdp.saddle_mirror_descent`, Algorithms 2 and 3, corrected.
     """
     p, begun, roots = players.prepare(
         plan, keys, "saddle_bias_reduced", *mirror_descent.ROLES

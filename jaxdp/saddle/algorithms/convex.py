@@ -39,25 +39,19 @@ class Schedule(NamedTuple):
     comes from a softmax of integer scores, and no average is ever formed.
     """
 
-    slots: (
-        jax.Array
-    )  # shape=((R + 1) K,), dtype=int32; the draws in order of their step
-    offsets: (
-        jax.Array
-    )  # shape=(T + 1,), dtype=int32; step t makes those from offsets[t] on
+    slots: jax.Array  # shape=((R + 1) K,), dtype=int32; draws in order of their step
+    offsets: jax.Array  # shape=(T + 1,), dtype=int32; the first draw of each step
 
 
 class ConvexState(NamedTuple):
     """State of :func:`simplex_convex`."""
 
     horizon: run_state.Horizon
-    scores: jax.Array  # shape=(dim,), dtype=int32; secret: never noised, never shown
+    scores: jax.Array  # shape=(dim,), dtype=int32; secret: never noised or shown
     drawn: jax.Array  # shape=(R + 1, K), dtype=int32; vertices for each point
     schedule: Schedule
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
-    release: (
-        jax.Array
-    )  # shape=(K or 1,), dtype=float32; the vertices of the point in use
+    release: jax.Array  # shape=(K or 1,), dtype=float32; vertices of the point in use
 
     SECRET = ("scores", "roots")
     KEPT = ("scores",)
@@ -91,9 +85,7 @@ def simplex_convex(
       As :func:`jaxdp.saddle_mirror_descent`.
 
     References:
-      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 4.
+      As :func:`jaxdp.saddle_mirror_descent`, Algorithm 4.
     """
     p, begun, roots = players.prepare(plan, keys, "convex_simplex", "vertices_x")
     run, size, num = p.run, p.batch_size, p.num_draws

@@ -34,13 +34,9 @@ class SaddleState(NamedTuple):
     """State of :func:`saddle_mirror_descent` and of :func:`saddle_bias_reduced`."""
 
     horizon: run_state.Horizon
-    scores_x: (
-        jax.Array
-    )  # shape=(dim_x,), dtype=int32; secret: never noised, never shown
+    scores_x: jax.Array  # shape=(dim_x,), dtype=int32; secret: never noised or shown
     scores_y: jax.Array  # shape=(dim_y,), dtype=int32; secret
-    counts_x: (
-        jax.Array
-    )  # shape=(dim_x,), dtype=int32; how often each vertex was put out
+    counts_x: jax.Array  # shape=(dim_x,), dtype=int32; of vertices that were put out
     counts_y: jax.Array  # shape=(dim_y,), dtype=int32
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
     release: jax.Array  # shape=(R,), dtype=float32; the vertices that the step drew

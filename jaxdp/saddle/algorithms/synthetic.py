@@ -35,14 +35,10 @@ class SyntheticState(NamedTuple):
 
     horizon: run_state.Horizon
     totals: jax.Array  # shape=(m,), dtype=int32; answers of the data; secret
-    fractions: (
-        jax.Array
-    )  # shape=(m,), dtype=int32; of what they moved scores by; secret
+    fractions: jax.Array  # shape=(m,), dtype=int32; of how they moved scores; secret
     scores: jax.Array  # shape=(2 m,), dtype=int32; of queries and negated ones; secret
     logits: jax.Array  # shape=(domain_size,), dtype=float32; follows from the releases
-    total: (
-        jax.Array
-    )  # shape=(domain_size,), dtype=float32; sum of the histograms so far
+    total: jax.Array  # shape=(domain_size,), dtype=float32; sum of histograms so far
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
     release: jax.Array  # shape=(1,), dtype=float32; the query that the step drew
 
@@ -78,9 +74,7 @@ def synthetic_data(plan: Any, keys: keys_lib.Keys) -> Algorithm:
         ``init`` and ``step`` sizes that are not the plan's.
 
     References:
-      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 5.
+      As :func:`jaxdp.saddle_mirror_descent`, Algorithm 5.
     """
     p, begun, roots = players.prepare(plan, keys, "synthetic_data", "vertices_y")
     half = p.num_queries // 2

@@ -80,7 +80,7 @@ class ConvexSimplex(VertexSamplingPlan):
     def grid(self) -> ScoreGrid:
         """Grid of the score updates."""
         self.check_ready()
-        return self._grids_at(self.step_sizes)[0]
+        return self._totals.grids(self.step_sizes)[0]
 
     @property
     def sensitivity(self) -> float:
@@ -89,7 +89,7 @@ class ConvexSimplex(VertexSamplingPlan):
 
     def _rho_at(self, steps: list[float]) -> float:
         return charges.convex(
-            self._grids_at(steps)[0].sensitivity(self.kappa),
+            *self._totals.score_sensitivities(steps),
             num_steps=self.num_steps,
             num_draws=self.num_draws,
             refresh_every=self.refresh_every,

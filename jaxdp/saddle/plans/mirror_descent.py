@@ -93,7 +93,7 @@ class Saddle(VertexSamplingPlan):
     def grids(self) -> tuple[ScoreGrid, ScoreGrid]:
         """Grids of the score updates, of x and of y."""
         self.check_ready()
-        x, y = self._grids_at(self.step_sizes)
+        x, y = self._totals.grids(self.step_sizes)
         return x, y
 
     @property
@@ -112,10 +112,8 @@ class Saddle(VertexSamplingPlan):
         return max(self.sensitivity_x, self.sensitivity_y)
 
     def _rho_at(self, steps: list[float]) -> float:
-        x, y = (grid.sensitivity(self.kappa) for grid in self._grids_at(steps))
         return charges.vertex_sampling(
-            x,
-            y,
+            *self._totals.score_sensitivities(steps),
             num_steps=self.num_steps,
             num_draws=self.num_draws,
             error=simplex.LOG_ERROR,

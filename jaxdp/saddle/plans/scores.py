@@ -12,7 +12,7 @@ from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.plan import Description, Plan
-from jaxdp.saddle.grids import ScoreGrid, record_bits, score_grid
+from jaxdp.saddle.grids import Totals, record_bits
 from jaxdp.saddle.theory import bounds, charges, design, theorems
 from jaxdp.saddle.theory.step_sizes import StepSizes
 from jaxdp.sampling import SinglePass
@@ -168,13 +168,13 @@ class VertexSamplingPlan(Plan):
             s * c for s, c in zip(steps, clips, strict=True)
         )
 
-    def _grids_at(self, steps: list[float]) -> list[ScoreGrid]:
-        """Returns the players' grids for totals over a batch of one size."""
+    @functools.cached_property
+    def _totals(self) -> Totals:
+        """Totals of the players over a batch, where all are of one size."""
         sampler: Any = self.sampling
         size = sampler.batch_size
-        bits = record_bits(size)
-        clips = self._of_players(self.clip_fields)
-        return [score_grid(s, c, bits, size) for s, c in zip(steps, clips, strict=True)]
+        clips = tuple(self._of_players(self.clip_fields))
+        return Totals(clips, record_bits(size), size, self.kappa)
 
     @functools.cached_property
     def rho(self) -> float:
