@@ -188,6 +188,25 @@ def test_theorems_are_private_and_certified_is_better() -> None:
     assert plans.SaddleBiasReduced.certified(**GAMES).epsilon() <= 1.0
 
 
+@pytest.mark.parametrize("kind", [plans.Saddle, plans.SaddleBiasReduced])
+def test_wrong_constants_are_named(kind: Any) -> None:
+    missing = {name: x for name, x in GAMES.items() if name != "lipschitz"}
+    for wrong in (missing, GAMES | {"lipschitzness": 1.0}, GAMES | {"dim": 3}):
+        with pytest.raises(TypeError, match=r"'lipschitz|'dim'"):
+            kind.certified(**wrong)
+    with pytest.raises(TypeError, match="num_queries"):
+        plans.SyntheticData.certified(**CELLS | {"num_queries": 2.5})
+
+
+def test_designs_leave_the_grid_of_queries_alone() -> None:
+    for plan in (
+        plans.SyntheticData.certified(**CELLS, grid_bits=8),
+        plans.SyntheticData.from_theorem("G.1", **CELLS, grid_bits=8),
+    ):
+        assert plan.grid_bits == 8 and plan.theorem is not None
+        assert "grid_bits" not in plan.theorem
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_text_gives_the_plan_back(make: Any) -> None:
     plan = make().calibrate(epsilon=1.0, delta=1e-6)

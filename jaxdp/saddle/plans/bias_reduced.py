@@ -30,6 +30,10 @@ class SaddleBiasReduced(VertexSamplingPlan):
     on them. For smooth problems that are not quadratic; on bilinear ones, whose gradients
     have no bias, :class:`Saddle` is better.
 
+    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"4.3"``, are as for
+    :class:`Saddle`, and ``level_seed``; of the former ``vertex_budget`` and ``max_level``,
+    which are searched.
+
     Attributes:
       num_examples: n, records in the data set; public.
       relation: which data sets are neighbours; no default. A record that is zeroed or

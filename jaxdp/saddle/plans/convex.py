@@ -23,6 +23,10 @@ class ConvexSimplex(VertexSamplingPlan):
     Gradients are taken at drawn means of K vertices of the average of the iterates so far,
     drawn anew at the steps 1, .., q, 2q, 3q, ... The output is one more such mean.
 
+    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"5.1"``, are as for
+    :class:`Saddle`, with ``dim``. The proof wants steps of at most 1 / (4 L0 q), which
+    privacy does not: what :meth:`calibrate` admits for the same T, K and q may be better.
+
     Attributes:
       num_examples: n, records in the data set; public.
       num_steps: T; ``num_steps * batch_size`` is at most n.

@@ -29,6 +29,10 @@ class Saddle(VertexSamplingPlan):
     noise is added: the draws are exponential mechanisms, and the error grows with the
     logarithm of the number of vertices.
 
+    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"4.1"`` and ``"4.2"``:
+    ``num_examples``, ``dim_x``, ``dim_y``, ``relation``, ``lipschitz``, ``smoothness``,
+    ``second_order_smoothness``, and ``num_steps`` of the former, which is searched.
+
     Attributes:
       num_examples: n, records in the data set; public.
       num_steps: T; ``num_steps * batch_size`` is at most n.

@@ -21,6 +21,10 @@ from jaxdp.sampling import FullBatch
 class SyntheticData(VertexSamplingPlan):
     r"""A private histogram whose answers to many queries are those of the data.
 
+    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"G.1"``:
+    ``num_examples``, ``domain_size``, ``num_queries``, ``query_range``, ``relation`` and
+    ``grid_bits``; ``num_steps`` of the former, ``printed`` of the latter.
+
     Attributes:
       num_examples: n, records in the data set; public.
       num_steps: T, rounds; each releases one query's number.

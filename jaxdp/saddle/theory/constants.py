@@ -111,24 +111,53 @@ class SimplexConstants(Constants):
     dim: int
 
 
-def check_synthetic(
-    num_examples: int,
-    domain_size: int,
-    num_queries: int,
-    query_range: float,
-    delta: float,
-    relation: Relation,
-) -> None:
-    """Checks the arguments of Algorithm 5's designs, except epsilon."""
-    validate.integer(num_examples=num_examples)
-    validate.integer(at_least=2, domain_size=domain_size, num_queries=num_queries)
-    validate.positive(query_range=query_range)
-    if query_range > 2:
-        raise ValueError(
-            f"query_range must be <= 2, for answers in [-1, 1], got {query_range!r}"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryConstants:
+    """Constants of linear queries, their data and the budget.
+
+    Attributes:
+      num_examples: n >= 1, all read at every step.
+      domain_size: cells, >= 2.
+      num_queries: closed under negation, >= 2.
+      epsilon: > 0.
+      delta: in (0, 1).
+      relation: which data sets are neighbours; the paper's is ``"replace_one"``.
+      query_range: largest less smallest answer of one query, in (0, 2]; 2 for [-1, 1], 1
+        for marginals.
+    """
+
+    num_examples: int
+    domain_size: int
+    num_queries: int
+    epsilon: float
+    delta: float
+    relation: Relation
+    query_range: float = 2.0
+
+    def __post_init__(self) -> None:
+        validate.integer(num_examples=self.num_examples)
+        validate.integer(
+            at_least=2, domain_size=self.domain_size, num_queries=self.num_queries
         )
-    validate.probability(delta=delta)
-    validate.one_of(accounting.RELATIONS, relation=relation)
+        validate.positive(query_range=self.query_range, epsilon=self.epsilon)
+        if self.query_range > 2:
+            raise ValueError(
+                "query_range must be <= 2, for answers in [-1, 1], got "
+                f"{self.query_range!r}"
+            )
+        validate.probability(delta=self.delta)
+        validate.one_of(accounting.RELATIONS, relation=self.relation)
+
+    @property
+    def log_sizes(self) -> tuple[float, float]:
+        """Logarithms of ``domain_size`` and ``num_queries``."""
+        return math.log(self.domain_size), math.log(self.num_queries)
+
+    def step_sizes(self, num_steps: int, last_draw: bool) -> StepSizes:
+        """Returns the step sizes of the queries' player that the budget admits."""
+        names = ("num_examples", "query_range", "epsilon", "delta", "relation")
+        own: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return step_sizes.synthetic(num_steps=num_steps, last_draw=last_draw, **own)
 
 
 # --- designs -------------------------------------------------------------------------
@@ -158,14 +187,7 @@ def single_pass(
 ) -> Design:
     """Builds the design of Algorithm 1 or 4, with the bound that it implies.
 
-    Args:
-      name: of the design.
-      p: constants.
-      bound: of the algorithm.
-      admitted: step sizes that the budget admits.
-      step_size: tau, of every player.
-      num_steps: T.
-      **numbers: K, and q of Algorithm 4, under the names of the plan.
+    ``numbers`` are K, and q of Algorithm 4, under the names of the plan.
     """
     promise = bound(num_steps=num_steps, step_size=step_size, **numbers, **p.loss)
     return Design(
@@ -196,17 +218,9 @@ def bias_reduced(
 ) -> Design:
     """Builds the design of Algorithm 3: levels, batches, step sizes and the bound.
 
-    Args:
-      name: of the design.
-      p: constants.
-      vertex_budget: U.
-      max_level: M.
-      level_seed: public seed of the levels.
-      useful_step: tau, if the budget admits it.
-      batch_alpha: of the paper's proportional batches and step size; None equalizes
-        batches, at the certified step size.
-      paper_vertex_budget: U before rounding.
-      paper_rate: sqrt(l G^2 M^2 / U): the theorem's bound, but for a constant.
+    With ``batch_alpha`` batches are the paper's, proportional, and so is the step size;
+    without, they are equalized, and it is the certified one. ``paper_vertex_budget`` is U
+    before rounding, ``paper_rate`` the theorem's bound but for a constant.
     """
     chosen = {"vertex_budget": vertex_budget, "max_level": max_level}
     executed = levels.executed(level_seed, **chosen)
@@ -249,15 +263,11 @@ def bias_reduced(
 
 def synthetic(
     name: str,
+    p: QueryConstants,
     admitted: StepSizes,
     paper_bound: float | None = None,
     *,
-    num_examples: int,
-    relation: Relation,
     num_steps: int,
-    domain_size: int,
-    num_queries: int,
-    query_range: float,
     step_size_x: float,
     step_size_y: float,
 ) -> Design:
@@ -265,25 +275,26 @@ def synthetic(
 
     ``admitted`` are step sizes of the queries' player; ``paper_bound`` is the theorem's.
     """
-    half = query_range / 2  # The bound is for answers in [-1, 1], and scales.
+    half = p.query_range / 2  # The bound is for answers in [-1, 1], and scales.
+    log_domain, log_queries = p.log_sizes
     centred = bounds.synthetic(
-        num_examples=num_examples,
+        num_examples=p.num_examples,
         num_steps=num_steps,
         step_size_x=step_size_x * half,
         step_size_y=step_size_y * half,
-        log_domain=math.log(domain_size),
-        log_queries=math.log(num_queries),
+        log_domain=log_domain,
+        log_queries=log_queries,
     )
     return Design(
         name=name,
-        num_examples=num_examples,
-        relation=relation,
+        num_examples=p.num_examples,
+        relation=p.relation,
         num_steps=num_steps,
         promise=centred.scaled(half),
         steps=admitted,
-        domain_size=domain_size,
-        num_queries=num_queries,
-        query_range=float(query_range),
+        domain_size=p.domain_size,
+        num_queries=p.num_queries,
+        query_range=float(p.query_range),
         step_size_x=step_size_x,
         step_size_y=step_size_y,
         paper_bound=paper_bound,

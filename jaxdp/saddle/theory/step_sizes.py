@@ -96,18 +96,10 @@ def saddle_bias_reduced(
     paper_vertex_budget: float | None = None,
     alpha: float | None = None,
 ) -> StepSizes:
-    """Returns the step sizes of Algorithm 3 for given levels, at clips of L0.
+    """Returns the step sizes of Algorithm 3 for given levels, at three clips of L0.
 
-    Args:
-      executed: (S,) levels.
-      max_level: M.
-      batch_sizes: (M + 1,) by level.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours.
-      lipschitz: L0, the clip of each of a gradient's three parts.
-      paper_vertex_budget: U, for the paper's Proposition E.1, as is alpha.
-      alpha: of the proportional rule.
+    ``executed`` are the levels (S,), ``batch_sizes`` (M + 1,) by level. The paper's is
+    Proposition E.1, with its U and the proportional rule's alpha.
     """
     each = accounting.sensitivity(relation, lipschitz)
     by_level = each * levels.amplification(max_level) / np.asarray(batch_sizes)

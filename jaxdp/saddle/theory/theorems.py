@@ -35,10 +35,13 @@ import warnings
 from typing import Any
 
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
 from jaxdp.mechanism.design import Design
 from jaxdp.saddle.theory import bounds, constants, levels, step_sizes
-from jaxdp.saddle.theory.constants import GameConstants, SimplexConstants
+from jaxdp.saddle.theory.constants import (
+    GameConstants,
+    QueryConstants,
+    SimplexConstants,
+)
 
 
 def _clamped(name: str, value: float) -> int:
@@ -170,63 +173,36 @@ def convex_simplex(theorem: str, **problem: Any) -> Design:
 
 
 def synthetic_data(
-    theorem: str,
-    *,
-    num_examples: int,
-    domain_size: int,
-    num_queries: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    query_range: float = 2.0,
-    last_draw: bool = True,
-    printed: bool = False,
+    theorem: str, *, last_draw: bool = True, printed: bool = False, **problem: Any
 ) -> Design:
     """Computes the numbers of Theorem G.1.
 
     Args:
       theorem: ``"G.1"``.
-      num_examples: n, all read at every step.
-      domain_size: cells, >= 2.
-      num_queries: closed under negation, >= 2.
-      epsilon: in (0, 1].
-      delta: in (0, 1).
-      relation: neighbours. The paper replaces a record.
-      query_range: largest less smallest answer of one query; at most 2. For the exact
-        charges only.
       last_draw: whether the last step's query is drawn, which no iterate needs.
       printed: the number of steps as printed, too small by sqrt(log(domain_size)).
+      **problem: ``num_examples``, ``domain_size``, ``num_queries``, ``epsilon``, at most
+        1, ``delta``, ``relation``, and ``query_range``, for the exact charges only:
+        :class:`jaxdp.saddle.theory.constants.QueryConstants`.
     """
     validate.one_of(("G.1",), theorem=theorem)
-    constants.check_synthetic(
-        num_examples, domain_size, num_queries, query_range, delta, relation
-    )
-    validate.probability(allow_one=True, epsilon=epsilon)
-    n, log_z, log_q = num_examples, math.log(domain_size), math.log(num_queries)
-    log = math.log(1 / delta)
-    formula = 6 * n * epsilon / (16 * math.sqrt(2 * log) * log_q)
+    p = QueryConstants(**problem)
+    validate.probability(allow_one=True, epsilon=p.epsilon)
+    (log_z, log_q), n, log = p.log_sizes, p.num_examples, math.log(1 / p.delta)
+    formula = 6 * n * p.epsilon / (16 * math.sqrt(2 * log) * log_q)
     if not printed:
         formula *= math.sqrt(log_z)
     num_steps = _clamped("num_steps", math.floor(formula))
-    data: dict[str, Any] = {
-        "num_examples": n,
-        "relation": relation,
-        "num_steps": num_steps,
-        "query_range": query_range,
-    }
-    admitted = step_sizes.synthetic(
-        epsilon=epsilon, delta=delta, last_draw=last_draw, **data
-    )
+    admitted = p.step_sizes(num_steps, last_draw)
     useful = log_q / (6 * math.sqrt(num_steps * log_z))
     factor = 2 * ((12 if printed else 18) + log_q / log_z / 3)
-    scale = (log * log_z) ** 0.25 * math.sqrt(log_q / (n * epsilon))
+    scale = (log * log_z) ** 0.25 * math.sqrt(log_q / (n * p.epsilon))
     return constants.synthetic(
         "G.1",
+        p,
         admitted,
         20 * math.sqrt(log_q / n) + factor * scale,
-        domain_size=domain_size,
-        num_queries=num_queries,
+        num_steps=num_steps,
         step_size_x=math.sqrt(log_z / (9 * num_steps)),
         step_size_y=constants.least(useful, admitted.paper),
-        **data,
     )
