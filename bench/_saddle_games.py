@@ -130,7 +130,7 @@ def explicit(d: int, n: int, seeds: Seeds, num_steps: int | None = None) -> list
         num_examples=n, dim_x=d, dim_y=d, num_steps=num_steps, **GAME
     )
     assert plan.theorem is not None
-    more: dict[str, Any] = {"bound": float(plan.theorem.bound)}
+    more: dict[str, Any] = {"bound": float(plan.theorem.promise.bound)}
     if (d, n) in EXPLICIT and num_steps == SAME_STEPS.get((d, n)):
         more["prototype"] = Prototype(*EXPLICIT[d, n])
     method = "algorithm 1, certified"

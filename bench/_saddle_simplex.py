@@ -99,7 +99,7 @@ def convex(kind: str, n: int, seeds: Seeds, d: int = 100) -> list[Cell]:
     excess = tuple(problem.excess_fn(result.params) for _, result in found)
     note = f"{steps_note(plan)}, K = {plan.num_draws}, q = {plan.refresh_every}"
     value = CONVEX.get((kind, n))
-    bound = float(plan.theorem.bound) if plan.theorem is not None else None
+    bound = float(plan.theorem.promise.bound) if plan.theorem is not None else None
     kept = facts(plan, known["paper"]) if kind in ("paper", "certified") else {}
     return [
         Cell(

@@ -68,7 +68,7 @@ def integers_only(plan: Any) -> bool:
     """Returns True if a plan's vertex draws are computed in integers throughout."""
 
     def draw(key: jax.Array, scores: jax.Array) -> jax.Array:
-        return players.draw(plan, key, scores, 2)
+        return players.draw(plan.sampler, key, scores, 2)
 
     traced = jax.make_jaxpr(draw)(Keys.insecure(0).noise, jnp.zeros((64,), jnp.int32))
     return not any(jnp.issubdtype(t, jnp.floating) for t in _dtypes(traced.jaxpr))

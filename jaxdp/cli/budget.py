@@ -101,7 +101,7 @@ def _given(command: options.Epsilon) -> tuple[Plan, float]:
                 f"{getattr(command, name)}"
             )
     plan = read_plan(command, command.plan, "--plan")
-    needed = plan.steps[0] if isinstance(plan, VertexSamplingPlan) else _NOISE
+    needed = plan.calibrated if isinstance(plan, VertexSamplingPlan) else _NOISE
     if getattr(plan, needed) is None:
         raise UsageError(
             f"--plan must have a {needed}, got {str(command.plan)!r} without"

@@ -405,8 +405,8 @@ MUTATIONS = (
     Mutation(
         "a record in two batches",
         DESCENT,
-        "_players.rows(plan, data, count * size, size, active)",
-        "_players.rows(plan, data, count * (size - 1), size, active)",
+        "players.batch(p.run, data, count * size, size, active)",
+        "players.batch(p.run, data, count * (size - 1), size, active)",
         "saddle",
     ),
     # Flagged by the enumerated case: no number of runs would show it.

@@ -1,5 +1,6 @@
 """The games of these tests, and mirror descent written plainly, in whole numbers."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp.kernels import simplex
-from jaxdp.saddle.plans.scores import UNIT
+from jaxdp.saddle.grids import UNIT
+from jaxdp.saddle.theory import levels as levels_lib
 
 #: Weighted rock, paper, scissors, and strategies that are dominated: value 0.
 WEIGHTS = (1.0, 0.6, 0.3)
@@ -44,6 +46,12 @@ def moved(scores: np.ndarray, by: np.ndarray) -> np.ndarray:
     return np.maximum(new - new.max(), -(2**30))
 
 
+def levels(seed: int, max_level: int, num: int) -> np.ndarray:
+    """The first levels of a seed's sequence, of which the executed ones are some."""
+    drawn = itertools.islice(levels_lib._levels(seed, max_level), num)
+    return np.array(list(drawn), np.int64)
+
+
 def law(scores: np.ndarray) -> np.ndarray:
     """The softmax that a vertex is drawn from."""
     weights = np.exp(np.asarray(scores, np.float64) * UNIT)
@@ -75,7 +83,7 @@ def scripted(vertices: dict[str, list[np.ndarray]], seen: list[np.ndarray]) -> D
 
     turn = iter(vertices["draws"])
 
-    def draw(plan: Any, key: Any, scores: Any, num: int) -> Any:
+    def draw(sampler: Any, key: Any, scores: Any, num: int) -> Any:
         seen.append(np.asarray(scores, np.int64))
         chosen = next(turn)
         assert len(chosen) >= num

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdp.saddle.theory import bounds, charges, design, levels, steps, theorems
+from jaxdp.mechanism.design import Design
+from jaxdp.saddle.theory import bounds, charges, design, levels, step_sizes, theorems
 
 BUDGET: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "relation": "replace_one"}
 LOSS: dict[str, Any] = {"lipschitz": 1.5, "smoothness": 1.0}
@@ -27,7 +28,7 @@ TABLE = [
 ]
 
 
-def saddle(n: int, dim: int, **kwargs: Any) -> theorems.SaddleSettings:
+def saddle(n: int, dim: int, **kwargs: Any) -> Design:
     arguments = BUDGET | LOSS | {"second_order_smoothness": 0.0} | kwargs
     return design.saddle(num_examples=n, dim_x=dim, dim_y=dim, **arguments)
 
@@ -39,8 +40,10 @@ def test_table_7a(n: int, dim: int, num_steps: int, bound: float | None) -> None
     ours = saddle(n, dim)
     assert theirs.num_steps == num_steps
     if bound is not None:
-        assert theirs.bound == pytest.approx(bound, abs=6e-3 if bound > 1 else 6e-4)
-    assert ours.bound <= theirs.bound <= 1.02 * ours.bound
+        assert theirs.promise.bound == pytest.approx(
+            bound, abs=6e-3 if bound > 1 else 6e-4
+        )
+    assert ours.promise.bound <= theirs.promise.bound <= 1.02 * ours.promise.bound
     assert ours.num_draws == 1  # Quadratic.
     step = ours.step_size_x
     assert step == ours.step_size_y <= ours.steps.certified
@@ -50,8 +53,8 @@ def test_table_7a(n: int, dim: int, num_steps: int, bound: float | None) -> None
 
 def test_no_number_of_steps_has_a_lower_bound() -> None:
     n, dim = 300, 10
-    least = min(saddle(n, dim, num_steps=t).bound for t in range(1, n + 1))
-    assert saddle(n, dim).bound == pytest.approx(least, rel=1e-12)
+    least = min(saddle(n, dim, num_steps=t).promise.bound for t in range(1, n + 1))
+    assert saddle(n, dim).promise.bound == pytest.approx(least, rel=1e-12)
 
 
 def test_best_number_of_steps_of_a_quadratic_game() -> None:
@@ -63,8 +66,12 @@ def test_best_number_of_steps_of_a_quadratic_game() -> None:
     got = saddle(n, 100, lipschitz=1.0, num_steps=10**6)
     assert n * math.sqrt(rho / (2 * ell)) == pytest.approx(10**6, rel=3e-2)
     least = 9.51 * ell**0.75 * n**-0.5 * rho**-0.25
-    assert got.bound - 5 * got.step_size_x == pytest.approx(least, rel=1e-3)
-    assert 0.85 * got.bound < saddle(n, 100, lipschitz=1.0).bound <= got.bound
+    assert got.promise.bound - 5 * got.step_size_x == pytest.approx(least, rel=1e-3)
+    assert (
+        0.85 * got.promise.bound
+        < saddle(n, 100, lipschitz=1.0).promise.bound
+        <= got.promise.bound
+    )
 
 
 @pytest.mark.parametrize("second_order", [1.0, None])
@@ -74,7 +81,7 @@ def test_draws_of_other_problems(second_order: float | None) -> None:
     for t, k in ((1.1, 1.0), (1 / 1.1, 1.0), (1.0, 1.1), (1.0, 1 / 1.1)):
         num_steps, num_draws = int(got.num_steps * t), int(got.num_draws * k)
         size = 10**5 // num_steps
-        admitted = steps.saddle(
+        admitted = step_sizes.saddle(
             num_steps=num_steps,
             num_draws=num_draws,
             batch_size=size,
@@ -90,7 +97,7 @@ def test_draws_of_other_problems(second_order: float | None) -> None:
             second_order_smoothness=second_order,
             **LOSS,
         )
-        assert got.bound <= other.bound
+        assert got.promise.bound <= other.bound
     # Better than the theorem's numbers, at equal budget.
     name = "4.2" if second_order is None else "4.1"
     paper = theorems.saddle(
@@ -101,13 +108,13 @@ def test_draws_of_other_problems(second_order: float | None) -> None:
         second_order_smoothness=second_order,
         **BUDGET | LOSS,
     )
-    assert got.bound < paper.bound / 1.3
+    assert got.promise.bound < paper.promise.bound / 1.3
 
 
 # --- Algorithm 3 ---------------------------------------------------------------------
 
 
-def bias_reduced(n: int, **kwargs: Any) -> theorems.BiasReducedSettings:
+def bias_reduced(n: int, **kwargs: Any) -> Design:
     arguments = BUDGET | LOSS | {"second_order_smoothness": 1.0} | kwargs
     return design.saddle_bias_reduced(num_examples=n, dim_x=100, dim_y=100, **arguments)
 
@@ -144,13 +151,13 @@ def test_bias_reduction_is_for_curved_problems() -> None:
 # --- Algorithm 4 ---------------------------------------------------------------------
 
 
-def convex(n: int, **kwargs: Any) -> theorems.ConvexSettings:
+def convex(n: int, **kwargs: Any) -> Design:
     arguments = BUDGET | LOSS | {"second_order_smoothness": 0.0} | kwargs
     return design.convex_simplex(num_examples=n, dim=100, **arguments)
 
 
 def convex_bound(n: int, t: int, k: int, q: int, smooth: float | None) -> float:
-    admitted = steps.convex(
+    admitted = step_sizes.convex(
         num_steps=t,
         num_draws=k,
         refresh_every=q,
@@ -175,17 +182,19 @@ def test_convex_design_is_the_best_nearby(smooth: float | None) -> None:
     n = 10**5
     got = convex(n, second_order_smoothness=smooth)
     t, k, q = got.num_steps, got.num_draws, got.refresh_every
-    assert got.bound == pytest.approx(convex_bound(n, t, k, q, smooth), rel=1e-12)
+    assert got.promise.bound == pytest.approx(
+        convex_bound(n, t, k, q, smooth), rel=1e-12
+    )
     for a in (-1, 0, 1):
         for b in (-1, 0, 1):
             for c in (-1, 0, 1):
                 near = [max(1, round(x * 1.15**e)) for x, e in ((t, a), (k, b), (q, c))]
-                assert got.bound <= convex_bound(n, *near, smooth) * (1 + 5e-4)
+                assert got.promise.bound <= convex_bound(n, *near, smooth) * (1 + 5e-4)
     assert got.step_size <= 1 / (4 * 1.5 * q)
     paper = theorems.convex_simplex(
         "5.1", num_examples=n, dim=100, second_order_smoothness=smooth, **BUDGET | LOSS
     )
-    assert got.bound < paper.bound / 1.3
+    assert got.promise.bound < paper.promise.bound / 1.3
     assert convex(n, second_order_smoothness=smooth, num_steps=64).num_steps == 64
 
 
@@ -193,14 +202,21 @@ def test_convex_design_is_the_best_nearby(smooth: float | None) -> None:
 def test_few_records(n: int) -> None:
     for got in (saddle(n, 2), convex(n), convex(n, second_order_smoothness=None)):
         assert 1 <= got.num_steps <= n
-        assert math.isfinite(got.bound)
+        assert math.isfinite(got.promise.bound)
 
 
 # --- Algorithm 5 ---------------------------------------------------------------------
 
 
-def synthetic(n: int, **kwargs: Any) -> theorems.SyntheticSettings:
-    arguments = BUDGET | {"domain_size": 256, "num_queries": 896} | kwargs
+QUERIES: dict[str, Any] = {
+    "domain_size": 256,
+    "num_queries": 896,
+    "query_range": 2.0,
+}
+
+
+def synthetic(n: int, **kwargs: Any) -> Design:
+    arguments = BUDGET | QUERIES | kwargs
     return design.synthetic_data(num_examples=n, **arguments)
 
 
@@ -220,16 +236,16 @@ def test_synthetic_design() -> None:
     assert got.step_size_y == min(cap, got.steps.certified)
     # T*, which leaves out the term 2 tau_y, is nearly the best.
     bound = {
-        t: synthetic(10**6, num_steps=round(100 * star * t)).bound
+        t: synthetic(10**6, num_steps=round(100 * star * t)).promise.bound
         for t in (0.8, 1.0, 1.25)
     }
     assert bound[1.0] < 1.01 * min(bound[0.8], bound[1.25])
-    assert bound[1.0] < synthetic(10**6).bound < 1.3 * bound[1.0]
+    assert bound[1.0] < synthetic(10**6).promise.bound < 1.3 * bound[1.0]
     assert (
-        synthetic(n).bound
+        synthetic(n).promise.bound
         < theorems.synthetic_data(
             "G.1", num_examples=n, domain_size=256, num_queries=896, **BUDGET
-        ).bound
+        ).promise.bound
     )
 
 

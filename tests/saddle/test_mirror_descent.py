@@ -12,7 +12,7 @@ import pytest
 import jaxdp
 from jaxdp import Keys, plans, sampling
 from jaxdp.saddle.algorithms import bias_reduced, players
-from jaxdp.saddle.plans.scores import UNIT
+from jaxdp.saddle.grids import UNIT
 from jaxdp.saddle.theory import levels as levels_lib
 from tests.saddle import reference
 
@@ -252,7 +252,7 @@ def test_sensitivity_of_the_bias_reduced_gradient() -> None:
     plan = make_reduced(
         num_examples=20_000, vertex_budget=4096, max_level=6, batch_alpha=1.0
     )
-    deltas = np.array(plan._deltas([0.1, 0.1]))[:, 0]
+    deltas = plan._deltas([0.1, 0.1])[:, 0]
     clips = deltas * np.array(plan.batch_sizes) / (0.1 * 1.5)
     wanted = [5.9375, 17.875, 33.75, 65.5, 129.0]
     np.testing.assert_allclose(clips[:5], wanted, rtol=1e-3)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp import accounting, plans, sampling
 from jaxdp.kernels import simplex
-from jaxdp.saddle.plans.scores import UNIT, score_grid, sensitivity
+from jaxdp.saddle.grids import UNIT, score_grid
 
 COMMON: dict[str, Any] = {"num_examples": 10_000, "relation": "replace_one"}
 PLAYERS: dict[str, Any] = {
@@ -67,7 +67,7 @@ def test_calibrated_plans_spend_their_budget(make: Any, relation: str) -> None:
 def test_neighbours_that_miss_a_record_allow_twice_the_step(make: Any) -> None:
     one = make(relation="replace_one").calibrate(epsilon=1.0, delta=1e-6)
     other = make(relation="zero_out").calibrate(epsilon=1.0, delta=1e-6)
-    for name in one.steps:
+    for name in one.step_size_fields:
         ratio = getattr(other, name) / getattr(one, name)
         assert math.isclose(ratio, 2, rel_tol=1e-3)
 
@@ -113,7 +113,7 @@ def test_grids_are_rounded_down() -> None:
         assert grid.multiplier < 2**16 and 0 <= grid.shift <= 46
         assert ideal * (1 - 2**-14) - UNIT * 2.0**grid.bits / 2**46 <= per_clip
         assert per_clip <= ideal * (1 + 1e-12)
-        assert sensitivity(grid, 2.0) <= 2 * ideal + UNIT * (1 + 1e-9)
+        assert grid.sensitivity(2.0) <= 2 * ideal + UNIT * (1 + 1e-9)
 
 
 def test_no_steps_cost_nothing_and_floats_everything() -> None:
@@ -177,7 +177,7 @@ def test_theorems_are_private_and_certified_is_better() -> None:
     ]
     for paper, certified in pairs:
         assert paper.epsilon() < 0.5 and certified.epsilon() <= 1.0
-        assert certified.theorem.bound < paper.theorem.bound
+        assert certified.theorem.promise.bound < paper.theorem.promise.bound
     paper = pairs[0][0]
     # Table 4.4: 0.282 is what the paper's step size spends; it admits 3.28 times that.
     assert math.isclose(paper.epsilon(), 0.282, abs_tol=2e-3)
@@ -186,6 +186,25 @@ def test_theorems_are_private_and_certified_is_better() -> None:
     reduced_ = plans.SaddleBiasReduced.from_theorem("4.3", **GAMES, level_seed=1)
     assert reduced_.epsilon() < 0.5 and reduced_.batch_alpha is not None
     assert plans.SaddleBiasReduced.certified(**GAMES).epsilon() <= 1.0
+
+
+@pytest.mark.parametrize("kind", [plans.Saddle, plans.SaddleBiasReduced])
+def test_wrong_constants_are_named(kind: Any) -> None:
+    missing = {name: x for name, x in GAMES.items() if name != "lipschitz"}
+    for wrong in (missing, GAMES | {"lipschitzness": 1.0}, GAMES | {"dim": 3}):
+        with pytest.raises(TypeError, match=r"'lipschitz|'dim'"):
+            kind.certified(**wrong)
+    with pytest.raises(TypeError, match="num_queries"):
+        plans.SyntheticData.certified(**CELLS | {"num_queries": 2.5})
+
+
+def test_designs_leave_the_grid_of_queries_alone() -> None:
+    for plan in (
+        plans.SyntheticData.certified(**CELLS, grid_bits=8),
+        plans.SyntheticData.from_theorem("G.1", **CELLS, grid_bits=8),
+    ):
+        assert plan.grid_bits == 8 and plan.theorem is not None
+        assert "grid_bits" not in plan.theorem
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp import Keys, plans
 from jaxdp.kernels import simplex
 from jaxdp.saddle.algorithms import players, synthetic
-from jaxdp.saddle.plans.scores import UNIT
+from jaxdp.saddle.grids import UNIT
 from tests.saddle import reference
 
 QUERIES = jaxdp.Marginals((2, 3, 2), 2)

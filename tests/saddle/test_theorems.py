@@ -1,6 +1,5 @@
 """The theorems' numbers, and the paper's step sizes against exactly charged ones."""
 
-import dataclasses
 import json
 import math
 import warnings
@@ -9,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdp.saddle.theory import bounds, charges, levels, settings, steps, theorems
+from jaxdp.mechanism.design import Design
+from jaxdp.saddle.theory import bounds, charges, levels, step_sizes, theorems
 
 GAME: dict[str, Any] = {
     "dim_x": 100,
@@ -58,7 +58,7 @@ def digits(value: float, printed: float) -> bool:
 def test_table_of_algorithm_1(row: tuple[float, ...]) -> None:
     epsilon, delta, paper, fixed, certified, ratio, zero_out, spent = row
     found = {
-        relation: steps.saddle(
+        relation: step_sizes.saddle(
             num_steps=1000,
             num_draws=1,
             batch_size=37,
@@ -82,6 +82,20 @@ def test_table_of_algorithm_1(row: tuple[float, ...]) -> None:
     assert found["zero_out"].paper == got.paper
 
 
+def a_priori(
+    vertex_budget: int, max_level: int, alpha: float, epsilon: float, lipschitz: float
+) -> step_sizes.StepSizes:
+    """Step sizes of Algorithm 3 with proportional batches, for any levels: 3 U draws."""
+    by_level = levels.amplification(max_level) / 2.0 ** np.arange(max_level + 1)
+    largest = 2 * lipschitz * alpha * by_level.max()  # A record is replaced.
+    rho = charges.rho_budget(epsilon, 1e-6)
+    root = math.sqrt(48 * vertex_budget * LOG)
+    return step_sizes.StepSizes(
+        certified=math.sqrt(rho / (3 * vertex_budget)) / largest,
+        paper=epsilon / (9 * alpha * lipschitz * root),
+    )
+
+
 @pytest.mark.parametrize(
     ("epsilon", "product", "ratio"),
     [(0.1, 4.31e-4, 2.70), (1.0, 4.31e-3, 2.35), (8.0, 3.45e-2, 1.93)],
@@ -89,13 +103,11 @@ def test_table_of_algorithm_1(row: tuple[float, ...]) -> None:
 def test_table_of_algorithm_3_a_priori(
     epsilon: float, product: float, ratio: float
 ) -> None:
-    got = steps.saddle_bias_reduced_a_priori(
+    got = a_priori(
         vertex_budget=1000,
         max_level=5,
         alpha=0.02,
         epsilon=epsilon,
-        delta=1e-6,
-        relation="replace_one",
         lipschitz=3.0,
     )
     assert got.paper is not None
@@ -129,7 +141,7 @@ def test_table_of_algorithm_3_given_the_levels(
 def test_table_of_algorithm_4(
     epsilon: float, paper: float, ratio: float, spent: float
 ) -> None:
-    got = steps.convex(
+    got = step_sizes.convex(
         num_steps=10_000,
         num_draws=263,
         refresh_every=38,
@@ -166,7 +178,7 @@ def test_table_of_algorithm_5(
 # --- 4.1 and 4.2 ---------------------------------------------------------------------
 
 
-def saddle(theorem: str, n: int, **kwargs: Any) -> theorems.SaddleSettings:
+def saddle(theorem: str, n: int, **kwargs: Any) -> Design:
     return theorems.saddle(theorem, num_examples=n, **(GAME | kwargs))
 
 
@@ -219,7 +231,7 @@ def test_bound_of_algorithm_1_is_the_digests() -> None:
 
 def bias_reduced(
     n: int, epsilon: float = 1.0, seed: int = 0, smoothness: float = 1.0
-) -> theorems.BiasReducedSettings:
+) -> Design:
     own = {"dim_x": 1000, "dim_y": 1000, "epsilon": epsilon, "lipschitz": 1.0}
     own["smoothness"] = smoothness
     return theorems.saddle_bias_reduced(
@@ -283,7 +295,7 @@ def test_moment_of_bias_reduced_gradients() -> None:
 # --- 5.1 -----------------------------------------------------------------------------
 
 
-def convex(n: int, **kwargs: Any) -> theorems.ConvexSettings:
+def convex(n: int, **kwargs: Any) -> Design:
     return theorems.convex_simplex("5.1", num_examples=n, **(CONVEX | kwargs))
 
 
@@ -393,8 +405,8 @@ def test_theorem_g_1_and_its_errata() -> None:
 def test_sensitivity_of_answers() -> None:
     """kappa_q: 2 for [-1, 1], 1 for marginals; half where a record is only missing."""
     for answers, kappa in ((2.0, 2.0), (1.0, 1.0)):
-        assert steps.query_sensitivity(answers, "replace_one") == kappa
-        assert steps.query_sensitivity(answers, "zero_out") == kappa / 2
+        assert step_sizes.query_sensitivity(answers, "replace_one") == kappa
+        assert step_sizes.query_sensitivity(answers, "zero_out") == kappa / 2
 
 
 # --- E18: what rounds to zero --------------------------------------------------------
@@ -432,7 +444,7 @@ def test_what_rounds_to_zero_is_one_with_a_warning(call: Any, names: list[str]) 
         assert any(s.startswith(f"{name} rounds to 0") for s in said), said
     if got.num_steps == 1:
         assert got.steps.certified == math.inf and got.steps.paper_epsilon == 0
-    assert math.isfinite(got.bound)
+    assert math.isfinite(got.promise.bound)
 
 
 def test_ordinary_sizes_do_not_warn() -> None:
@@ -441,19 +453,22 @@ def test_ordinary_sizes_do_not_warn() -> None:
     convex(10**4, second_order_smoothness=1.0)
 
 
-# --- settings ------------------------------------------------------------------------
+# --- designs -------------------------------------------------------------------------
 
 
-def test_settings_survive_json_and_print() -> None:
+def test_designs_survive_json_and_print() -> None:
     for got in (
         saddle("4.1", 10**4, second_order_smoothness=0.0),
         bias_reduced(10**5),
         convex(10**4, second_order_smoothness=0.0),
         theorems.synthetic_data("G.1", num_examples=10**4, **QUERIES),
     ):
-        fields = json.loads(json.dumps(dataclasses.asdict(got)))
-        assert settings.read(type(got), **fields) == got
-        assert str(got).startswith(f"{got.name}: expected error <= {got.bound:.4g} (")
+        fields = json.loads(json.dumps(got.as_dict()))
+        parts = {"promise": bounds.Promise, "steps": step_sizes.StepSizes}
+        assert Design.read(parts, **fields) == got
+        assert str(got).startswith(
+            f"{got.name}: expected error <= {got.promise.bound:.4g} ("
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 r"""Algorithms 2 and 3: mirror descent with a multilevel gradient of reduced bias."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,27 @@ import numpy as np
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.types import BiasReducedPlan, LevelGrids
+from jaxdp.core.types import Run
 from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import mirror_descent, players
 from jaxdp.saddle.algorithms.mirror_descent import SaddleState
+from jaxdp.saddle.grids import LevelGrids
+
+
+class BiasReducedNumbers(NamedTuple):
+    """Numbers of the plan that :func:`saddle_bias_reduced` reads."""
+
+    run: Run
+    sampler: str
+    center: bool  # gradients, before they are clipped
+    dims: tuple[int, int]  # vertices of x and y
+    levels: tuple[int, ...]  # of each step
+    batch_sizes: tuple[int, ...]  # by level
+    grids: tuple[tuple[LevelGrids, ...], ...]  # by level, of x and y
 
 
 def saddle_bias_reduced(
-    plan: BiasReducedPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
 ) -> Algorithm:
     r"""Runs :func:`jaxdp.saddle_mirror_descent` with gradients of a smaller bias.
 
@@ -41,29 +54,27 @@ def saddle_bias_reduced(
       As :func:`jaxdp.saddle_mirror_descent`.
 
     References:
-      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithms 2 and 3, corrected.
+      As :func:`jaxdp.saddle_mirror_descent`, Algorithms 2 and 3, corrected.
     """
-    keys = players.check(plan, keys, "saddle_bias_reduced")
-    roots = players.roots(plan, keys, *mirror_descent.ROLES)
-    begun = players.horizon(plan, keys)
-    levels = np.array(plan.levels, np.int32)
-    sizes = [plan.batch_sizes[level] for level in plan.levels]
+    p, begun, roots = players.prepare(
+        plan, keys, "saddle_bias_reduced", *mirror_descent.ROLES
+    )
+    levels = np.array(p.levels, np.int32)
+    sizes = [p.batch_sizes[level] for level in p.levels]
     starts = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
 
     def init(params: Any) -> SaddleState:
-        return mirror_descent.begin(plan, keys, begun, roots, params, 2)
+        return mirror_descent.begin(p, keys, begun, roots, params, 2)
 
     def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         problem = oracles.as_problem(value_fn)
-        active, horizon = run_state.advance(plan.run, state.horizon)
+        active, horizon = run_state.advance(p.run, state.horizon)
         count = jnp.minimum(state.horizon.count, len(levels) - 1)
         key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
         gradient = functools.partial(
-            _increments, plan, problem, data, microbatch_size=microbatch_size
+            _increments, p, problem, data, microbatch_size=microbatch_size
         )
-        branches = [functools.partial(gradient, n) for n in range(max(plan.levels) + 1)]
+        branches = [functools.partial(gradient, n) for n in range(max(p.levels) + 1)]
         first = jnp.asarray(starts)[count]
         operands = (state.scores_x, state.scores_y, key_x, key_y, first, active)
         at = jnp.asarray(levels)[count]
@@ -76,7 +87,7 @@ def saddle_bias_reduced(
 
 
 def _increments(
-    plan: BiasReducedPlan,
+    p: BiasReducedNumbers,
     problem: Any,
     data: Any,
     level: int,
@@ -90,25 +101,25 @@ def _increments(
     microbatch_size: int | None,
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     """Runs Algorithm 2 at one level: returns score increments and the output's vertices."""
-    domain_x, domain_y = players.domains(problem, plan.dim_x, plan.dim_y)
-    size = plan.batch_sizes[level]
-    records, mask = players.rows(plan, data, first, size, active)
+    domain_x, domain_y = players.domains(problem, *p.dims)
+    size = p.batch_sizes[level]
+    records, mask = players.batch(p.run, data, first, size, active)
     number = 2 ** (level + 1)
     # Independent draws: the last one is for the output.
-    seen_x = players.draw(plan, key_x, scores_x, number + 1)
-    seen_y = players.draw(plan, key_y, scores_y, number + 1)
-    grids_x, grids_y = plan.grids[level]
+    seen_x = players.draw(p.sampler, key_x, scores_x, number + 1)
+    seen_y = players.draw(p.sampler, key_y, scores_y, number + 1)
+    grids_x, grids_y = p.grids[level]
 
     def totals(drawn: int) -> tuple[jax.Array, jax.Array]:
         """Returns the sums of gradients at the mean of the first ``drawn`` vertices."""
         return problem.gradient_sums(
-            domain_x.point(players.mean(seen_x[:drawn], plan.dim_x)),
-            domain_y.point(players.mean(seen_y[:drawn], plan.dim_y)),
+            domain_x.point(players.mean(seen_x[:drawn], p.dims[0])),
+            domain_y.point(players.mean(seen_y[:drawn], p.dims[1])),
             records,
             mask,
-            players.bound(grids_x.base),
-            players.bound(grids_y.base),
-            center=plan.center_gradients,
+            grids_x.base.bound,
+            grids_y.base.bound,
+            center=p.center,
             microbatch_size=min(microbatch_size or size, size),
         )
 
@@ -128,6 +139,5 @@ def combined(
     than what is added: :math:`C_M g_+ - (C_M - 1) g_1`.
     """
     if level == 0:
-        return players.change(every, grids.difference) - players.change(one, grids.base)
-    difference = players.change(every - half, grids.difference)
-    return difference + players.change(one, grids.base)
+        return grids.difference.change(every) - grids.base.change(one)
+    return grids.difference.change(every - half) + grids.base.change(one)

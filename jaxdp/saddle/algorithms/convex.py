@@ -10,9 +10,24 @@ import numpy as np
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.types import ConvexPlan
+from jaxdp.core.types import Run
+from jaxdp.kernels import simplex
 from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import players
+from jaxdp.saddle.grids import ScoreGrid
+
+
+class ConvexNumbers(NamedTuple):
+    """Numbers of the plan that :func:`simplex_convex` reads."""
+
+    run: Run
+    sampler: str
+    center: bool  # gradients, before they are clipped
+    dim: int  # vertices
+    batch_size: int
+    num_draws: int  # K
+    refresh_every: int  # q
+    grid: ScoreGrid
 
 
 class Schedule(NamedTuple):
@@ -24,25 +39,19 @@ class Schedule(NamedTuple):
     comes from a softmax of integer scores, and no average is ever formed.
     """
 
-    slots: (
-        jax.Array
-    )  # shape=((R + 1) K,), dtype=int32; the draws in order of their step
-    offsets: (
-        jax.Array
-    )  # shape=(T + 1,), dtype=int32; step t makes those from offsets[t] on
+    slots: jax.Array  # shape=((R + 1) K,), dtype=int32; draws in order of their step
+    offsets: jax.Array  # shape=(T + 1,), dtype=int32; the first draw of each step
 
 
 class ConvexState(NamedTuple):
     """State of :func:`simplex_convex`."""
 
     horizon: run_state.Horizon
-    scores: jax.Array  # shape=(dim,), dtype=int32; secret: never noised, never shown
+    scores: jax.Array  # shape=(dim,), dtype=int32; secret: never noised or shown
     drawn: jax.Array  # shape=(R + 1, K), dtype=int32; vertices for each point
     schedule: Schedule
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
-    release: (
-        jax.Array
-    )  # shape=(K or 1,), dtype=float32; the vertices of the point in use
+    release: jax.Array  # shape=(K or 1,), dtype=float32; vertices of the point in use
 
     SECRET = ("scores", "roots")
     KEPT = ("scores",)
@@ -50,7 +59,7 @@ class ConvexState(NamedTuple):
 
 
 def simplex_convex(
-    plan: ConvexPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
 ) -> Algorithm:
     r"""Minimises a convex expected loss over mixtures of the vertices of a polytope.
 
@@ -76,69 +85,67 @@ def simplex_convex(
       As :func:`jaxdp.saddle_mirror_descent`.
 
     References:
-      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 4.
+      As :func:`jaxdp.saddle_mirror_descent`, Algorithm 4.
     """
-    keys = players.check(plan, keys, "convex_simplex")
-    roots = players.roots(plan, keys, "vertices_x")
-    begun = players.horizon(plan, keys)
-    context = plan.run.context
-    source = keys_lib.stream(keys.direction, "source", context=context)
-    size = plan.sampling.rows(plan.num_examples)
-    times = refresh_times(plan.num_steps, plan.refresh_every)
-    num = plan.num_draws
+    p, begun, roots = players.prepare(plan, keys, "convex_simplex", "vertices_x")
+    run, size, num = p.run, p.batch_size, p.num_draws
+    source = keys_lib.stream(keys.direction, "source", context=run.context)
+    times = refresh_times(run.num_steps, p.refresh_every)
 
     def init(params: Any) -> ConvexState:
-        scores = players.start("x", params, plan.dim)
-        run_state.begin_run(params, keys, plan.family)
+        scores = players.start("x", params, p.dim)
+        run_state.begin_run(params, keys, run.family)
         drawn = jnp.zeros((len(times) + 1, num), jnp.int32)
         width = num if num <= players.MOST_LOGGED else 1
         release = jnp.zeros((width,), jnp.float32)
-        schedule = make_schedule(source, times, plan.num_steps, num)
+        schedule = make_schedule(source, times, run.num_steps, num)
         state = ConvexState(begun, scores, drawn, schedule, roots, release)
         return jax.tree.map(jnp.array, state)
 
     def step(state: ConvexState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         problem = oracles.as_problem(value_fn)
-        (domain,) = players.domains(problem, plan.dim)
-        active, horizon = run_state.advance(plan.run, state.horizon)
+        (domain,) = players.domains(problem, p.dim)
+        active, horizon = run_state.advance(run, state.horizon)
         count = state.horizon.count
-        drawn = jnp.where(active, _drawn(plan, state, count), state.drawn)
-        point = drawn[_point_in_use(count, plan.refresh_every)]
-        records, mask = players.rows(plan, data, count * size, size, active)
+        drawn = jnp.where(active, _drawn(p, state, count), state.drawn)
+        seen = drawn[_point_in_use(count, p.refresh_every)]
+        point = players.mean(seen, p.dim)
+        records, mask = players.batch(run, data, count * size, size, active)
         total, _ = problem.gradient_sums(
-            domain.point(players.mean(point, plan.dim)),
+            domain.point(point),
             None,
             records,
             mask,
-            players.bound(plan.grid),
+            p.grid.bound,
             None,
-            center=plan.center_gradients,
+            center=p.center,
             microbatch_size=microbatch_size,
         )
-        scores = players.moved(active, state.scores, -players.change(total, plan.grid))
-        release = point.astype(jnp.float32)
+        scores = simplex.moved(state.scores, -p.grid.change(total))
+        release = seen.astype(jnp.float32)
         if state.release.size < num:
-            release = jnp.linalg.norm(players.mean(point, plan.dim)).reshape(1)
+            release = jnp.linalg.norm(point).reshape(1)
         release = run_state.zero_where_done(active, release)
         new = state._replace(
-            horizon=horizon, scores=scores, drawn=drawn, release=release
+            horizon=horizon,
+            scores=jnp.where(active, scores, state.scores),
+            drawn=drawn,
+            release=release,
         )
         return new, players.Info(release)
 
-    return Algorithm(init, step, functools.partial(output, plan))
+    return Algorithm(init, step, functools.partial(output, p))
 
 
-def output(plan: ConvexPlan, state: ConvexState) -> jax.Array:
+def output(p: ConvexNumbers, state: ConvexState) -> jax.Array:
     """Returns the mean of K vertices of the last average.
 
     Before the end it is that of the point in use.
     """
     last = jnp.maximum(state.horizon.count - 1, 0)
-    at = _point_in_use(last, plan.refresh_every)
+    at = _point_in_use(last, p.refresh_every)
     at = jnp.where(state.horizon.exhausted, len(state.drawn) - 1, at)
-    return players.mean(state.drawn[at], plan.dim)
+    return players.mean(state.drawn[at], p.dim)
 
 
 def refresh_times(num_steps: int, refresh_every: int) -> list[int]:
@@ -172,18 +179,20 @@ def make_schedule(
     return Schedule(slots, jnp.cumsum(counts).astype(jnp.int32))
 
 
-def _drawn(plan: ConvexPlan, state: ConvexState, count: jax.Array) -> jax.Array:
+def _drawn(p: ConvexNumbers, state: ConvexState, count: jax.Array) -> jax.Array:
     """Returns the vertices of all points, with this step's draws filled in."""
     slots, offsets = state.schedule
     key = keys_lib.at_step(state.roots[0], count)
-    num, end = plan.num_draws, offsets[count + 1]
+    num, end = p.num_draws, offsets[count + 1]
 
     def more(carry: tuple[jax.Array, ...]) -> jax.Array:
         return carry[0] < end
 
     def draw(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first, part, drawn = carry
-        vertices = players.draw(plan, keys_lib.at_step(key, part), state.scores, num)
+        vertices = players.draw(
+            p.sampler, keys_lib.at_step(key, part), state.scores, num
+        )
         places = first + jnp.arange(num)
         # What lies beyond the step's draws goes nowhere.
         where = jnp.where(places < end, slots.at[places].get(mode="clip"), drawn.size)

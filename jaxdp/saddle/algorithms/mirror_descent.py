@@ -8,24 +8,35 @@ import jax.numpy as jnp
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.types import SaddlePlan
+from jaxdp.core.types import Run
+from jaxdp.kernels import simplex
 from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import players
+from jaxdp.saddle.grids import ScoreGrid
 
 ROLES = ("vertices_x", "vertices_y")
+
+
+class SaddleNumbers(NamedTuple):
+    """Numbers of the plan that :func:`saddle_mirror_descent` reads."""
+
+    run: Run
+    sampler: str
+    center: bool  # gradients, before they are clipped
+    dims: tuple[int, int]  # vertices of x and y
+    batch_size: int
+    num_draws: int  # K
+    output: str  # "fresh" or "mean"
+    grids: tuple[ScoreGrid, ScoreGrid]
 
 
 class SaddleState(NamedTuple):
     """State of :func:`saddle_mirror_descent` and of :func:`saddle_bias_reduced`."""
 
     horizon: run_state.Horizon
-    scores_x: (
-        jax.Array
-    )  # shape=(dim_x,), dtype=int32; secret: never noised, never shown
+    scores_x: jax.Array  # shape=(dim_x,), dtype=int32; secret: never noised or shown
     scores_y: jax.Array  # shape=(dim_y,), dtype=int32; secret
-    counts_x: (
-        jax.Array
-    )  # shape=(dim_x,), dtype=int32; how often each vertex was put out
+    counts_x: jax.Array  # shape=(dim_x,), dtype=int32; of vertices that were put out
     counts_y: jax.Array  # shape=(dim_y,), dtype=int32
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
     release: jax.Array  # shape=(R,), dtype=float32; the vertices that the step drew
@@ -36,7 +47,7 @@ class SaddleState(NamedTuple):
 
 
 def saddle_mirror_descent(
-    plan: SaddlePlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
 ) -> Algorithm:
     r"""Minimises over x and maximises over y, each a mixture of the vertices of a polytope.
 
@@ -71,56 +82,50 @@ def saddle_mirror_descent(
       Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
       Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 1, corrected.
     """
-    keys = players.check(plan, keys, "saddle")
-    roots = players.roots(plan, keys, *ROLES)
-    begun = players.horizon(plan, keys)
-    num = plan.num_draws
-    size = plan.sampling.rows(plan.num_examples)
+    p, begun, roots = players.prepare(plan, keys, "saddle", *ROLES)
+    num, size = p.num_draws, p.batch_size
 
     def init(params: Any) -> SaddleState:
         width = 2 * (num + 1)
         width = width if width <= players.MOST_LOGGED else 2
-        return begin(plan, keys, begun, roots, params, width)
+        return begin(p, keys, begun, roots, params, width)
 
     def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         problem = oracles.as_problem(value_fn)
-        domain_x, domain_y = players.domains(problem, plan.dim_x, plan.dim_y)
-        active, horizon = run_state.advance(plan.run, state.horizon)
+        domain_x, domain_y = players.domains(problem, *p.dims)
+        active, horizon = run_state.advance(p.run, state.horizon)
         count = state.horizon.count
         key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
         # Independent draws: the last one is for the output.
-        drawn_x = players.draw(plan, key_x, state.scores_x, num + 1)
-        drawn_y = players.draw(plan, key_y, state.scores_y, num + 1)
-        seen_x, seen_y = drawn_x[:num], drawn_y[:num]
-        records, mask = players.rows(plan, data, count * size, size, active)
-        grid_x, grid_y = plan.grids
+        drawn_x = players.draw(p.sampler, key_x, state.scores_x, num + 1)
+        drawn_y = players.draw(p.sampler, key_y, state.scores_y, num + 1)
+        records, mask = players.batch(p.run, data, count * size, size, active)
+        grid_x, grid_y = p.grids
         totals: Any = problem.gradient_sums(
-            domain_x.point(players.mean(seen_x, plan.dim_x)),
-            domain_y.point(players.mean(seen_y, plan.dim_y)),
+            domain_x.point(players.mean(drawn_x[:num], p.dims[0])),
+            domain_y.point(players.mean(drawn_y[:num], p.dims[1])),
             records,
             mask,
-            players.bound(grid_x),
-            players.bound(grid_y),
-            center=plan.center_gradients,
+            grid_x.bound,
+            grid_y.bound,
+            center=p.center,
             microbatch_size=microbatch_size,
         )
-        total_x, total_y = totals
-        shown = (drawn_x[num:], drawn_y[num:])
-        logged = shown if state.release.size == 2 else (drawn_x, drawn_y)
+        fresh, every = (drawn_x[num:], drawn_y[num:]), (drawn_x, drawn_y)
         return after(
             state,
             horizon,
             active,
-            (-players.change(total_x, grid_x), players.change(total_y, grid_y)),
-            (drawn_x, drawn_y) if plan.output == "mean" else shown,
-            jnp.concatenate(logged),
+            (-grid_x.change(totals[0]), grid_y.change(totals[1])),
+            every if p.output == "mean" else fresh,
+            jnp.concatenate(fresh if state.release.size == 2 else every),
         )
 
     return Algorithm(init, step, output)
 
 
 def begin(
-    plan: Any,
+    p: Any,
     keys: keys_lib.Keys,
     horizon: run_state.Horizon,
     roots: tuple[jax.Array, ...],
@@ -133,14 +138,12 @@ def begin(
             "params must be the players' weights, (x (dim_x,), y (dim_y,)), as "
             f"plan.uniform() gives them; got {type(params).__name__}"
         )
-    start_x, start_y = params
-    scores_x = players.start("x", start_x, plan.dim_x)
-    scores_y = players.start("y", start_y, plan.dim_y)
-    run_state.begin_run(params, keys, plan.family)
+    scores_x = players.start("x", params[0], p.dims[0])
+    scores_y = players.start("y", params[1], p.dims[1])
+    run_state.begin_run(params, keys, p.run.family)
     counts = (jnp.zeros_like(scores_x), jnp.zeros_like(scores_y))
-    state = SaddleState(
-        horizon, scores_x, scores_y, *counts, roots, jnp.zeros((width,), jnp.float32)
-    )
+    release = jnp.zeros((width,), jnp.float32)
+    state = SaddleState(horizon, scores_x, scores_y, *counts, roots, release)
     return jax.tree.map(jnp.array, state)  # Copies, because callers donate their state.
 
 
@@ -155,10 +158,12 @@ def after(
     """Returns state and info after a step that drew ``shown`` for the output."""
     by = active.astype(jnp.int32)
     release = run_state.zero_where_done(active, release.astype(jnp.float32))
+    x = simplex.moved(state.scores_x, increments[0])
+    y = simplex.moved(state.scores_y, increments[1])
     new = SaddleState(
         horizon,
-        players.moved(active, state.scores_x, increments[0]),
-        players.moved(active, state.scores_y, increments[1]),
+        jnp.where(active, x, state.scores_x),
+        jnp.where(active, y, state.scores_y),
         state.counts_x.at[shown[0]].add(by),
         state.counts_y.at[shown[1]].add(by),
         state.roots,
@@ -167,6 +172,7 @@ def after(
     return new, players.Info(release)
 
 
-def output(state: SaddleState) -> tuple[jax.Array, jax.Array]:
+def output(state: SaddleState) -> tuple[jax.Array, ...]:
     """Returns each vertex's share of the output's draws, float32 (dim_x,), (dim_y,)."""
-    return players.shares(state.counts_x), players.shares(state.counts_y)
+    counts = (state.counts_x, state.counts_y)  # All zero before the first step.
+    return tuple(c.astype(jnp.float32) / jnp.maximum(c.sum(), 1) for c in counts)

@@ -1,4 +1,4 @@
-"""Helpers of the saddle-point methods: scores, vertex draws and a step's records."""
+"""Parts of the saddle-point algorithms: scores, vertex draws and a step's records."""
 
 from typing import Any, NamedTuple
 
@@ -10,9 +10,8 @@ from jax.core import Tracer
 from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
-from jaxdp.core.types import DataPlan, ScoreGrid, VertexPlan
+from jaxdp.core.types import Run
 from jaxdp.kernels import polytope, simplex
-from jaxdp.saddle import oracles
 
 #: The most numbers of a step that are logged.
 MOST_LOGGED = 64
@@ -25,31 +24,24 @@ class Info(NamedTuple):
     release: jax.Array  # shape=(R,), dtype=float32
 
 
-def check(plan: Any, keys: Any, family: str) -> keys_lib.Keys:
-    """Requires a plan of this family that has its steps, and keys.
+def prepare(
+    plan: Any, keys: Any, family: str, *roles: str
+) -> tuple[Any, run_state.Horizon, tuple[jax.Array, ...]]:
+    """Returns a plan's numbers, the horizon of a new run and the secret keys of its draws.
+
+    One key a role; steps are folded into them. The horizon is private with keys from
+    entropy and the certified sampler.
 
     Raises:
-      TypeError, ValueError: as they say.
+      TypeError, ValueError: bare keys, a plan of another family or without step sizes.
     """
     run_state.check_family(plan, family)
-    plan.check_ready()
-    return keys_lib.check(keys)
-
-
-def horizon(plan: VertexPlan | Any, keys: keys_lib.Keys) -> run_state.Horizon:
-    """Returns the horizon of a new run.
-
-    It is private with keys from entropy and the certified sampler.
-    """
-    return run_state.new_horizon(
-        plan.run, private=keys.private and plan.sampler == "integer"
-    )
-
-
-def roots(plan: DataPlan, keys: keys_lib.Keys, *roles: str) -> tuple[jax.Array, ...]:
-    """Returns the secret keys of the draws, one a role; steps are folded into them."""
-    context = plan.run.context
-    return tuple(keys_lib.stream(keys.noise, role, context=context) for role in roles)
+    numbers = plan.numbers
+    keys = keys_lib.check(keys)
+    private = keys.private and numbers.sampler == "integer"
+    context = numbers.run.context
+    roots = tuple(keys_lib.stream(keys.noise, role, context=context) for role in roles)
+    return numbers, run_state.new_horizon(numbers.run, private=private), roots
 
 
 def start(name: str, weights: Any, size: int) -> jax.Array:
@@ -76,11 +68,9 @@ def start(name: str, weights: Any, size: int) -> jax.Array:
     return simplex.from_probabilities(weights.astype(jnp.float32))
 
 
-def draw(
-    plan: VertexPlan | Any, key: jax.Array, scores: jax.Array, num: int
-) -> jax.Array:
+def draw(sampler: str, key: jax.Array, scores: jax.Array, num: int) -> jax.Array:
     """Draws ``num`` independent vertices of an iterate: an exponential mechanism."""
-    if plan.sampler == "integer":
+    if sampler == "integer":
         return simplex.sample(key, scores, num)
     logits = scores.astype(jnp.float32) * _LOGIT
     return simplex.sample_float(key, logits, num, jnp.float32(0))
@@ -89,26 +79,6 @@ def draw(
 def mean(vertices: jax.Array, size: int) -> jax.Array:
     """Computes the mean of drawn vertices, as weights float32 (size,)."""
     return simplex.counts(vertices, size).astype(jnp.float32) / vertices.shape[0]
-
-
-def shares(counts: jax.Array) -> jax.Array:
-    """Computes each vertex's share of the counts, float32; zeros without counts."""
-    return counts.astype(jnp.float32) / jnp.maximum(counts.sum(), 1)
-
-
-def bound(grid: ScoreGrid) -> oracles.Bound:
-    """Returns the bound of a player's contributions, in units of its grid."""
-    return oracles.Bound(grid.clip, grid.bits)
-
-
-def change(total: jax.Array, grid: ScoreGrid) -> jax.Array:
-    """Computes the exact int32 change of the scores by a total of contributions."""
-    return simplex.scaled(total, grid.multiplier, grid.shift)
-
-
-def moved(active: jax.Array, scores: jax.Array, increment: jax.Array) -> jax.Array:
-    """Returns the scores after a step, unchanged if the step is not active."""
-    return jnp.where(active, simplex.moved(scores, increment), scores)
 
 
 def domains(problem: Any, *sizes: int) -> list[Any]:
@@ -130,15 +100,15 @@ def domains(problem: Any, *sizes: int) -> list[Any]:
     return found
 
 
-def rows(
-    plan: DataPlan, data: Any, first: jax.Array, size: int, active: jax.Array
+def batch(
+    run: Run, data: Any, first: jax.Array, size: int, active: jax.Array
 ) -> tuple[Any, jax.Array]:
     """Returns ``size`` consecutive records from ``first`` on, and their mask.
 
     Raises:
       ValueError: data of another number of records than the plan's.
     """
-    sampling.check_data(plan.run, data)
+    sampling.check_data(run, data)
     records = jax.tree.map(
         lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), first, size), data
     )

@@ -10,10 +10,24 @@ from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.types import QueryPlan
+from jaxdp.core.types import Run
 from jaxdp.kernels import simplex
 from jaxdp.saddle.algorithms import players
+from jaxdp.saddle.grids import ScoreGrid
 from jaxdp.saddle.oracles.queries import Queries
+
+
+class QueryNumbers(NamedTuple):
+    """Numbers of the plan that :func:`synthetic_data` reads."""
+
+    run: Run
+    sampler: str
+    domain_size: int
+    num_queries: int  # with the negations
+    query_range: float
+    grid_bits: int  # of queries
+    histogram_step_size: float
+    grid: ScoreGrid
 
 
 class SyntheticState(NamedTuple):
@@ -21,14 +35,10 @@ class SyntheticState(NamedTuple):
 
     horizon: run_state.Horizon
     totals: jax.Array  # shape=(m,), dtype=int32; answers of the data; secret
-    fractions: (
-        jax.Array
-    )  # shape=(m,), dtype=int32; of what they moved scores by; secret
+    fractions: jax.Array  # shape=(m,), dtype=int32; of how they moved scores; secret
     scores: jax.Array  # shape=(2 m,), dtype=int32; of queries and negated ones; secret
     logits: jax.Array  # shape=(domain_size,), dtype=float32; follows from the releases
-    total: (
-        jax.Array
-    )  # shape=(domain_size,), dtype=float32; sum of the histograms so far
+    total: jax.Array  # shape=(domain_size,), dtype=float32; sum of histograms so far
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
     release: jax.Array  # shape=(1,), dtype=float32; the query that the step drew
 
@@ -37,7 +47,7 @@ class SyntheticState(NamedTuple):
     __repr__ = run_state.hiding_repr
 
 
-def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:
+def synthetic_data(plan: Any, keys: keys_lib.Keys) -> Algorithm:
     r"""Fits a histogram over a finite domain to the data's answers to m queries.
 
     The one player holds a histogram, the other one weights of the queries and of their
@@ -64,24 +74,20 @@ def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:
         ``init`` and ``step`` sizes that are not the plan's.
 
     References:
-      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 5.
+      As :func:`jaxdp.saddle_mirror_descent`, Algorithm 5.
     """
-    keys = players.check(plan, keys, "synthetic_data")
-    roots = players.roots(plan, keys, "vertices_y")
-    begun = players.horizon(plan, keys)
-    half = plan.num_queries // 2
-    grid = plan.grid
-    finer = grid.bits - plan.grid_bits  # Totals on the grid of the scores.
+    p, begun, roots = players.prepare(plan, keys, "synthetic_data", "vertices_y")
+    half = p.num_queries // 2
+    grid = p.grid
+    finer = grid.bits - p.grid_bits  # Totals on the grid of the scores.
     # What one unit of a centred query moves a score by, of which the data's is a mean.
-    unit = plan.num_examples * 2.0**grid.bits * grid.multiplier / 2.0**grid.shift
-    step_size = np.float32(plan.histogram_step_size * plan.query_range / 2)
+    unit = p.run.num_examples * 2.0**grid.bits * grid.multiplier / 2.0**grid.shift
+    step_size = np.float32(p.histogram_step_size * p.query_range / 2)
 
     def init(params: Any) -> SyntheticState:
         logits = jnp.log(jnp.asarray(params, jnp.float32))
-        players.start("x", params, plan.domain_size)
-        run_state.begin_run(params, keys, plan.family)
+        players.start("x", params, p.domain_size)
+        run_state.begin_run(params, keys, p.run.family)
         nothing = jnp.zeros((half,), jnp.int32)
         scores = jnp.zeros((2 * half,), jnp.int32)
         total = jnp.zeros_like(logits)
@@ -94,16 +100,16 @@ def synthetic_data(plan: QueryPlan, keys: keys_lib.Keys) -> Algorithm:
     def step(state: SyntheticState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         queries = value_fn
         validate.instance(Queries, value_fn=queries)
-        _check(plan, queries)
-        sampling.check_data(plan.run, data)
-        active, horizon = run_state.advance(plan.run, state.horizon)
+        _check(p, queries)
+        sampling.check_data(p.run, data)
+        active, horizon = run_state.advance(p.run, state.horizon)
         count = state.horizon.count
         totals = jax.lax.cond(
             count == 0, lambda: queries.totals(data) << finer, lambda: state.totals
         )
         histogram = jax.nn.softmax(state.logits)
         key = keys_lib.at_step(state.roots[0], count)
-        drawn = players.draw(plan, key, state.scores, 1)[0]
+        drawn = players.draw(p.sampler, key, state.scores, 1)[0]
         # x minimises -<q, x>.
         sign = jnp.where(drawn < half, step_size, -step_size)
         logits = state.logits + sign * queries.values(drawn % half)
@@ -131,8 +137,8 @@ def output(state: SyntheticState) -> jax.Array:
     return state.total / steps
 
 
-def _check(plan: QueryPlan, queries: Queries) -> None:
-    wanted = (plan.domain_size, plan.num_queries, plan.query_range, plan.grid_bits)
+def _check(p: QueryNumbers, queries: Queries) -> None:
+    wanted = (p.domain_size, p.num_queries, p.query_range, p.grid_bits)
     given = (
         queries.domain_size,
         2 * queries.num_queries,
@@ -147,7 +153,7 @@ def _check(plan: QueryPlan, queries: Queries) -> None:
 
 
 def _taken(
-    grid: Any, totals: jax.Array, fractions: jax.Array
+    grid: ScoreGrid, totals: jax.Array, fractions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the change of the scores by the totals in a step, and the fraction left.
 
@@ -155,7 +161,7 @@ def _taken(
     what a step rounds away is kept for the next. So one record moves a score that never
     saturated by t times what it moves it by in a step and one unit at most, not t units.
     """
-    whole = players.change(totals, grid)
+    whole = grid.change(totals)
     product = totals.astype(jnp.uint32) * jnp.uint32(grid.multiplier)  # Modulo 2**32.
     below = (product & jnp.uint32(2**grid.shift - 1)).astype(jnp.int32)
     fractions = fractions + below

@@ -40,10 +40,6 @@ class LinearModel(VertexGradients):
       derivative: its derivative by the predictions, of the same form; None
         differentiates ``loss``.
       domain_x: polytope of x; None is the simplex.
-
-    Returns of ``gradient_sums``:
-      One record moves a coordinate by at most ``2**bits`` units (``2 * 2**bits`` if
-      replaced), whatever its features and its target are.
     """
 
     loss: Callable[[jax.Array, Any], jax.Array]

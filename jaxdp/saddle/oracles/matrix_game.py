@@ -35,10 +35,6 @@ class MatrixGame(VertexGradients):
       domain_x: polytope of x; None is the simplex.
       domain_y: polytope of y; None is the simplex.
 
-    Returns of ``gradient_sums``:
-      One record moves a coordinate by at most ``2**bits`` units (``2 * 2**bits`` if
-      replaced), whatever it holds.
-
     Raises:
       TypeError, ValueError: another kind of records, a matrix or a scale that is none.
     """

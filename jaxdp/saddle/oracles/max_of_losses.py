@@ -46,10 +46,6 @@ class MaxOfLosses(VertexGradients):
         problem, not the shares of the groups in private data.
       domain_x: polytope of x; None is the simplex.
 
-    Returns of ``gradient_sums``:
-      One record moves a coordinate by at most ``2**bits`` units (``2 * 2**bits`` if
-      replaced), of either player, whatever its losses and its group are.
-
     Raises:
       TypeError, ValueError: ``group_fn`` without ``group_probabilities`` or the other way
         round, or probabilities outside (0, 1].

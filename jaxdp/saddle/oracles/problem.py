@@ -28,10 +28,6 @@ class Problem(VertexGradients):
         for a convex problem ``value_fn(x, batch)``.
       domain_x: polytope of x; None is the simplex.
       domain_y: polytope of y; None is the simplex.
-
-    Returns of ``gradient_sums``:
-      One record moves a coordinate by at most ``2**bits`` units (``2 * 2**bits`` if
-      replaced), whatever ``value_fn`` is.
     """
 
     value_fn: Callable[..., jax.Array]

@@ -96,7 +96,8 @@ class VertexGradients(abc.ABC):
         Returns:
           int32 ``(m_x,)`` in units of ``bound_x.clip * 2**-bound_x.bits`` and int32
           ``(m_y,)``, or None without y. Not private: one record moves a coordinate by at
-          most ``2**bits`` units (``2 * 2**bits`` if replaced). A record with a NaN or an
+          most ``2**bits`` units (``2 * 2**bits`` if replaced), whatever it holds and
+          whatever the losses are. A record with a NaN or an
           infinity in a loss or in the gradient of either player counts zero for both.
 
         Raises:

@@ -8,22 +8,31 @@ import numpy as np
 
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import LevelGrids, Relation
+from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
-from jaxdp.saddle.algorithms import bias_reduced
-from jaxdp.saddle.plans.scores import Sampler, record_bits, score_grid, sensitivity
-from jaxdp.saddle.plans.two_players import TwoPlayers
-from jaxdp.saddle.theory import charges, design, levels, settings, theorems
+from jaxdp.mechanism.design import Design
+from jaxdp.saddle.algorithms.bias_reduced import (
+    BiasReducedNumbers,
+    saddle_bias_reduced,
+)
+from jaxdp.saddle.algorithms.mirror_descent import output
+from jaxdp.saddle.grids import LevelGrids, record_bits, score_grid
+from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
+from jaxdp.saddle.theory import charges, levels
 from jaxdp.sampling import SinglePass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SaddleBiasReduced(TwoPlayers):
+class SaddleBiasReduced(VertexSamplingPlan):
     r""":class:`Saddle` with gradients of reduced bias, in steps of random levels.
 
     Levels are drawn before the run from a public seed; batches and step sizes may depend
     on them. For smooth problems that are not quadratic; on bilinear ones, whose gradients
     have no bias, :class:`Saddle` is better.
+
+    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"4.3"``, are as for
+    :class:`Saddle`, and ``level_seed``; of the former ``vertex_budget`` and ``max_level``,
+    which are searched.
 
     Attributes:
       num_examples: n, records in the data set; public.
@@ -70,12 +79,9 @@ class SaddleBiasReduced(TwoPlayers):
     center_gradients: bool = False
     sampler: Sampler = "integer"
     delta: float | None = None
-    theorem: settings.BiasReducedSettings | None = None
+    theorem: Design | None = None
 
     family: ClassVar[str] = "saddle_bias_reduced"
-    nested: ClassVar[dict[str, Any]] = {
-        "theorem": functools.partial(settings.read, settings.BiasReducedSettings)
-    }
 
     def __post_init__(self) -> None:
         validate.integer(
@@ -100,45 +106,7 @@ class SaddleBiasReduced(TwoPlayers):
                 f"{len(self.levels)} steps of this vertex_budget and batch_alpha read, got "
                 f"{self.num_examples}"
             )
-        self._check_players()
-
-    @classmethod
-    def from_theorem(cls, theorem: str, *, delta: float, **numbers: Any) -> Self:
-        """Returns the plan that Theorem 4.3 prescribes, for study.
-
-        :meth:`certified` is better.
-
-        Args:
-          theorem: ``"4.3"``.
-          delta: in (0, 1).
-          **numbers: ``num_examples``, ``dim_x``, ``dim_y``, ``epsilon``, ``relation``,
-            ``lipschitz``, ``smoothness``, ``second_order_smoothness``, ``level_seed``; as
-            in :meth:`Saddle.from_theorem`.
-
-        Raises:
-          ValueError, TypeError: as
-            :func:`jaxdp.saddle.theory.theorems.saddle_bias_reduced`.
-        """
-        found = theorems.saddle_bias_reduced(theorem, delta=delta, **numbers)
-        return cls._of(found, delta=delta)
-
-    @classmethod
-    def certified(cls, *, epsilon: float, delta: float, **numbers: Any) -> Self:
-        """Returns the plan of least bound up to constants, with all records read.
-
-        Its charges are exact, and its promise is the bound with proven constants.
-
-        Args:
-          epsilon: > 0.
-          delta: in (0, 1).
-          **numbers: as for :meth:`from_theorem`, and ``vertex_budget`` and ``max_level``,
-            which are searched where they are None.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.saddle.theory.design.saddle_bias_reduced`.
-        """
-        found = design.saddle_bias_reduced(epsilon=epsilon, delta=delta, **numbers)
-        return cls._of(found)._at_most(epsilon=epsilon, delta=delta)
+        self._check()
 
     # The levels.
 
@@ -149,42 +117,29 @@ class SaddleBiasReduced(TwoPlayers):
             return self.max_level
         return levels.largest_level(self.vertex_budget)
 
-    @property
+    @functools.cached_property
     def levels(self) -> tuple[int, ...]:
         """Level N of each step, drawn from the seed."""
-        return self._levels
-
-    @functools.cached_property
-    def _levels(self) -> tuple[int, ...]:
-        if self.budget is not None:
-            steps = [getattr(self, name) for name in self.steps]
-            x, y = zip(*self._deltas(steps), strict=True)
+        chosen = {"vertex_budget": self.vertex_budget, "max_level": self._top}
+        if self.budget is None:
+            found = levels.executed(self.level_seed, **chosen)
+        else:
+            deltas = self._deltas(self.step_sizes)
             found = levels.filtered(
                 self.level_seed,
-                max_level=self._top,
+                **chosen,
                 batch_sizes=np.array(self.batch_sizes),
-                deltas_x=np.array(x),
-                deltas_y=np.array(y),
+                deltas_x=deltas[:, 0],
+                deltas_y=deltas[:, 1],
                 rho=self.budget,
                 num_examples=self.num_examples,
-                vertex_budget=self.vertex_budget,
                 error=simplex.LOG_ERROR,
             )
-        else:
-            found = levels.executed(
-                self.level_seed,
-                vertex_budget=self.vertex_budget,
-                max_level=self._top,
-            )
-        return tuple(int(level) for level in found)
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Batch size of a step at each level 0..M."""
-        return self._batch_sizes
+        return tuple(found.tolist())
 
     @functools.cached_property
-    def _batch_sizes(self) -> tuple[int, ...]:
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Batch size of a step at each level 0..M."""
         if self.batch_alpha is not None:
             sizes = levels.proportional(self._top, alpha=self.batch_alpha)
         else:
@@ -193,7 +148,7 @@ class SaddleBiasReduced(TwoPlayers):
                 num_examples=self.num_examples,
                 max_level=self._top,
             )
-        return tuple(int(size) for size in sizes)
+        return tuple(sizes.tolist())
 
     @property
     def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -204,14 +159,6 @@ class SaddleBiasReduced(TwoPlayers):
     def sampling(self) -> SinglePass:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Single-pass sampler with the largest batch size of all steps."""
         return SinglePass(max(self.batch_sizes[level] for level in self.levels))
-
-    def calibrate(self, *, epsilon: float, delta: float) -> Self:
-        if self.budget is not None:
-            raise ValueError(
-                "budget must be None to be calibrated, for a filter takes step sizes as "
-                f"they are; got {self.budget!r}"
-            )
-        return super().calibrate(epsilon=epsilon, delta=delta)
 
     def filtered(self, *, epsilon: float, delta: float) -> Self:
         """Returns the same plan with a privacy filter that ends it at (epsilon, delta).
@@ -229,67 +176,72 @@ class SaddleBiasReduced(TwoPlayers):
     # Grids and sensitivities.
 
     @property
+    def amplification(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Largest bound on a gradient of any level, in clips."""
+        return float(levels.amplification(self._top).max())
+
+    @property
     def grid_bits(self) -> int:
         """Bits of a record's contribution; a difference of two totals fits int32 too."""
         return record_bits(2 * max(self.batch_sizes))
 
-    def _grids_at(
-        self, level: int, steps: list[float]
-    ) -> tuple[LevelGrids, LevelGrids]:
-        c = levels.normalizer(self._top)
-        difference = c * 2**level
-        base = 1.0 if level else c - 1
-        size, bits = self.batch_sizes[level], self.grid_bits
-        x, y = (
-            LevelGrids(
-                score_grid(difference * step, clip, bits, size),
-                score_grid(base * step, clip, bits, size),
+    def _level_grids(self, steps: list[float]) -> list[tuple[LevelGrids, ...]]:
+        """Returns the grids of x and y at each level, at these step sizes."""
+        bits, c, found = self.grid_bits, levels.normalizer(self._top), []
+        clips = (self.linf_clip_norm_x, self.linf_clip_norm_y)
+        for level, size in enumerate(self.batch_sizes):
+            difference, base = c * 2**level, 1.0 if level else c - 1
+            grids = (
+                LevelGrids(
+                    score_grid(difference * step, clip, bits, size),
+                    score_grid(base * step, clip, bits, size),
+                )
+                for step, clip in zip(steps, clips, strict=True)
             )
-            for step, clip in zip(steps, self._clips, strict=True)
-        )
-        return x, y
+            found.append(tuple(grids))
+        return found
 
-    @property
-    def grids(self) -> tuple[tuple[LevelGrids, LevelGrids], ...]:
+    @functools.cached_property
+    def grids(self) -> tuple[tuple[LevelGrids, ...], ...]:
         """Score grids of each level, of x and of y."""
         self.check_ready()
-        steps = [getattr(self, name) for name in self.steps]
-        return tuple(self._grids_at(level, steps) for level in range(self._top + 1))
+        return tuple(self._level_grids(self.step_sizes))
 
-    def _deltas(self, steps: list[float]) -> list[list[float]]:
-        """Returns the sensitivity of a score to a record of a step, by level and player."""
-        found = []
-        for level in range(self._top + 1):
+    def _deltas(self, steps: list[float]) -> np.ndarray:
+        """Returns a score's sensitivity to a record of a step: (M + 1, 2), of x and y."""
+        kappa, found = self.kappa, []
+        for level, grids in enumerate(self._level_grids(steps)):
             # Above level 0, two gradients of the record differ by up to twice the clip.
-            twice = 2 if level else 1
-            found.append(
-                [
-                    sensitivity(grid.difference, twice * self.kappa)
-                    + sensitivity(grid.base, self.kappa)
-                    for grid in self._grids_at(level, steps)
-                ]
-            )
-        return found
+            twice = (2 if level else 1) * kappa
+            found.append([g.sensitivity(twice, kappa) for g in grids])
+        return np.array(found)
 
     @property
     def sensitivity(self) -> float:
         """Largest sensitivity of a score to one record over all steps, in nats."""
         self.check_ready()
-        deltas = self._deltas([getattr(self, name) for name in self.steps])
-        return max(max(deltas[level]) for level in self.levels)
+        return float(self._deltas(self.step_sizes)[list(self.levels)].max())
 
-    def longest(self, steps: list[float]) -> float:
-        most = float(levels.amplification(self._top).max())
-        return most * max(s * c for s, c in zip(steps, self._clips, strict=True))
+    def _rho_at(self, steps: list[float]) -> float:
+        executed = np.array(self.levels)
+        x, y = self._deltas(steps)[executed].T
+        return charges.bias_reduced(x, y, executed, error=simplex.LOG_ERROR)
 
-    def rho_at(self, steps: list[float]) -> float:
-        deltas = np.array(self._deltas(steps))[np.array(self.levels)]
-        return charges.bias_reduced(
-            deltas[:, 0],
-            deltas[:, 1],
-            np.array(self.levels),
-            error=simplex.LOG_ERROR,
+    @functools.cached_property
+    def numbers(self) -> BiasReducedNumbers:
+        """Numbers that the algorithm reads."""
+        return BiasReducedNumbers(
+            run=self.run,
+            sampler=self.sampler,
+            center=self.center_gradients,
+            dims=(self.dim_x, self.dim_y),
+            levels=self.levels,
+            batch_sizes=self.batch_sizes,
+            grids=self.grids,
         )
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return bias_reduced.saddle_bias_reduced(self, keys, **kwargs)
+        return saddle_bias_reduced(self, keys, **kwargs)
+
+    def _returned(self, state: Any, params: Any) -> Any:
+        return output(state)

@@ -2,25 +2,17 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Self
-
-import numpy as np
+from typing import Any, ClassVar
 
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Relation, ScoreGrid
+from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
-from jaxdp.saddle.algorithms import convex
-from jaxdp.saddle.plans.scores import (
-    Sampler,
-    VertexSamplingPlan,
-    proportion,
-    record_bits,
-    score_grid,
-    sensitivity,
-    uniform,
-)
-from jaxdp.saddle.theory import charges, design, settings, theorems
+from jaxdp.mechanism.design import Design
+from jaxdp.saddle.algorithms.convex import ConvexNumbers, output, simplex_convex
+from jaxdp.saddle.grids import ScoreGrid
+from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
+from jaxdp.saddle.theory import charges
 from jaxdp.sampling import SinglePass
 
 
@@ -30,6 +22,10 @@ class ConvexSimplex(VertexSamplingPlan):
 
     Gradients are taken at drawn means of K vertices of the average of the iterates so far,
     drawn anew at the steps 1, .., q, 2q, 3q, ... The output is one more such mean.
+
+    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"5.1"``, are as for
+    :class:`Saddle`, with ``dim``. The proof wants steps of at most 1 / (4 L0 q), which
+    privacy does not: what :meth:`calibrate` admits for the same T, K and q may be better.
 
     Attributes:
       num_examples: n, records in the data set; public.
@@ -64,13 +60,14 @@ class ConvexSimplex(VertexSamplingPlan):
     center_gradients: bool = False
     sampler: Sampler = "integer"
     delta: float | None = None
-    theorem: settings.ConvexSettings | None = None
+    theorem: Design | None = None
 
     family: ClassVar[str] = "convex_simplex"
-    nested: ClassVar[dict[str, Any]] = {
-        "theorem": functools.partial(settings.read, settings.ConvexSettings)
-    }
-    steps: ClassVar[tuple[str, ...]] = ("step_size",)
+    calibrated: ClassVar[str] = "step_size"
+    step_size_fields: ClassVar[tuple[str, ...]] = ("step_size",)
+    dim_fields: ClassVar[tuple[str, ...]] = ("dim",)
+    point_fields: ClassVar[tuple[str, ...]] = ("dim",)
+    clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm",)
 
     def __post_init__(self) -> None:
         validate.instance(SinglePass, sampling=self.sampling)
@@ -81,88 +78,44 @@ class ConvexSimplex(VertexSamplingPlan):
         )
         most = self.sampling.max_steps(self.num_examples)
         validate.integer(num_steps=self.num_steps, at_most=most)
-        validate.integer(at_most=2**24, dim=self.dim)
-        validate.instance(bool, center_gradients=self.center_gradients)
-        self._check(linf_clip_norm=self.linf_clip_norm)
+        self._check()
 
-    @classmethod
-    def from_theorem(cls, theorem: str, *, delta: float, **numbers: Any) -> Self:
-        """Returns the plan that Theorem 5.1 prescribes, for study.
-
-        :meth:`certified` is better.
-
-        Args:
-          theorem: ``"5.1"``.
-          delta: in (0, 1).
-          **numbers: ``num_examples``, ``dim``, ``epsilon``, ``relation``, ``lipschitz``,
-            ``smoothness``, ``second_order_smoothness``; as in :meth:`Saddle.from_theorem`.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.saddle.theory.theorems.convex_simplex`.
-        """
-        found = theorems.convex_simplex(theorem, delta=delta, **numbers)
-        return cls._of(found, delta=delta)
-
-    @classmethod
-    def certified(cls, *, epsilon: float, delta: float, **numbers: Any) -> Self:
-        """Returns the plan of least proven bound: T, K, q and the step size chosen.
-
-        The proof wants steps of at most 1 / (4 L0 q), which privacy does not: what
-        :meth:`calibrate` admits for the same T, K and q may be better.
-
-        Args:
-          epsilon: > 0.
-          delta: in (0, 1).
-          **numbers: as for :meth:`from_theorem`, and ``num_steps``, which is searched
-            where it is None.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.saddle.theory.design.convex_simplex`.
-        """
-        found = design.convex_simplex(epsilon=epsilon, delta=delta, **numbers)
-        return cls._of(found)._at_most(epsilon=epsilon, delta=delta)
-
-    @property
-    def grid_bits(self) -> int:
-        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
-        return record_bits(self.sampling.batch_size)
-
-    def _grid_at(self, step: float) -> ScoreGrid:
-        size = self.sampling.batch_size
-        return score_grid(step, self.linf_clip_norm, self.grid_bits, size)
-
-    @property
+    @functools.cached_property
     def grid(self) -> ScoreGrid:
         """Grid of the score updates."""
         self.check_ready()
-        return self._grid_at(self.step_size or 0.0)
+        return self._totals.grids(self.step_sizes)[0]
 
     @property
     def sensitivity(self) -> float:
         """Sensitivity of a score to one record, in nats, including rounding."""
-        return sensitivity(self.grid, self.kappa)
+        return self.grid.sensitivity(self.kappa)
 
-    def longest(self, steps: list[float]) -> float:
-        return steps[0] * self.linf_clip_norm
-
-    def rho_at(self, steps: list[float]) -> float:
+    def _rho_at(self, steps: list[float]) -> float:
         return charges.convex(
-            sensitivity(self._grid_at(steps[0]), self.kappa),
+            *self._totals.score_sensitivities(steps),
             num_steps=self.num_steps,
             num_draws=self.num_draws,
             refresh_every=self.refresh_every,
             error=simplex.LOG_ERROR,
         )
 
-    def _start(self) -> list[float]:
-        return [proportion(self.dim, self.linf_clip_norm)]
-
-    def uniform(self) -> np.ndarray:
-        """Returns the uniform starting point, float32 (dim,)."""
-        return uniform(self.dim)
+    @functools.cached_property
+    def numbers(self) -> ConvexNumbers:
+        """Numbers that the algorithm reads."""
+        return ConvexNumbers(
+            run=self.run,
+            sampler=self.sampler,
+            center=self.center_gradients,
+            dim=self.dim,
+            batch_size=self.sampling.batch_size,
+            num_draws=self.num_draws,
+            refresh_every=self.refresh_every,
+            grid=self.grid,
+        )
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return convex.simplex_convex(self, keys, **kwargs)
+        return simplex_convex(self, keys, **kwargs)
 
-    def returned(self, state: Any, params: Any) -> Any:
-        return convex.output(self, state)
+    def _returned(self, state: Any, params: Any) -> Any:
+        return output(self.numbers, state)

@@ -10,164 +10,171 @@ import numpy as np
 
 from jaxdp import accounting
 from jaxdp.core import validate
-from jaxdp.core.types import ScoreGrid
-from jaxdp.kernels import simplex
-from jaxdp.mechanism.plan import Plan
-from jaxdp.saddle.theory import charges, settings
+from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.plan import Description, Plan
+from jaxdp.saddle.grids import Totals, record_bits
+from jaxdp.saddle.theory import bounds, charges, design, theorems
+from jaxdp.saddle.theory.step_sizes import StepSizes
 from jaxdp.sampling import SinglePass
 
-#: One unit of a score, in nats.
-UNIT = math.log(2) / 2**simplex.BITS
 #: The largest step that scores can take, in nats: 2**30 units, with room for rounding.
 _LONGEST = 44.0
 
 Sampler = Literal["integer", "float"]
 
 
-def score_grid(step_size: float, clip: float, bits: int, records: float) -> ScoreGrid:
-    """Returns the grid that moves scores by ``step_size`` times a mean over ``records``.
-
-    Scores move by slightly less, because the multiplier is rounded down.
-
-    Args:
-      step_size: >= 0.
-      clip: bound on a coordinate of one record's gradient.
-      bits: one unit of a total is ``clip * 2**-bits``.
-      records: what totals are divided by.
-    """
-    units = step_size * clip / (records * 2.0**bits) / UNIT  # of one unit of a total
-    if units == 0:
-        return ScoreGrid(clip, bits, 0, 0)
-    shift = min(15 - math.floor(math.log2(units)), 46)
-    return ScoreGrid(clip, bits, math.floor(units * 2.0**shift), shift)
-
-
-def sensitivity(grid: ScoreGrid, moves: float) -> float:
-    """Returns the sensitivity of a score to one record, in nats.
-
-    Args:
-      grid: of the scores.
-      moves: by how many clips it moves a total.
-    """
-    if grid.multiplier == 0:
-        return 0.0
-    # One unit more, for the floor of the product.
-    return (moves * 2**grid.bits * grid.multiplier / 2**grid.shift + 1) * UNIT
-
-
-def record_bits(rows: int) -> int:
-    """Returns the bits of a record's contribution for which a sum of ``rows`` fits int32.
-
-    Raises:
-      ValueError: fewer than 8 would be left.
-    """
-    bits = min(16, math.floor(math.log2((2**31 - 1) / rows)))
-    if bits < 8:
-        raise ValueError(
-            "num_steps must be so many that a step's records leave 8 bits for the "
-            f"contribution of one: the largest total here is over {rows} of them, which "
-            f"leaves {bits}"
-        )
-    return bits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class VertexSamplingPlan(Plan):
     """Plan whose steps draw vertices from softmaxes of scores and release nothing else.
 
-    Subclasses say what the draws cost at given step sizes; the rest follows.
+    Subclasses say what the draws cost at given step sizes; the rest follows. Constants of
+    :meth:`certified` and :meth:`from_theorem` are those of the function of the plan's
+    ``family`` in :mod:`jaxdp.saddle.theory.design` and ``theorems``.
     """
+
+    sampler: Sampler
+    center_gradients: bool = False
+    theorem: Design | None = None
+    budget: float | None = None  # rho of a privacy filter
 
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
     unlogged: ClassVar[str] = "move scores that are secret"
-    #: Names of the fields that hold step sizes.
-    steps: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
+    nested: ClassVar[dict[str, Any]] = {
+        "theorem": functools.partial(
+            Design.read, {"promise": bounds.Promise, "steps": StepSizes}
+        )
+    }
+    calibrated: ClassVar[str] = "step_size_x"
+    derived: ClassVar[tuple[str, ...]] = ("rho",)
+    #: Integers take a little off.
+    tolerances: ClassVar[dict[str, float]] = {
+        "step_size": 0.01,
+        "step_size_x": 0.01,
+        "step_size_y": 0.01,
+    }
+    #: Names of the fields that hold step sizes, and of their players' vertices and clips.
+    step_size_fields: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
+    dim_fields: ClassVar[tuple[str, ...]] = ("dim_x", "dim_y")
+    point_fields: ClassVar[tuple[str, ...]] = ("dim_x", "dim_y")  # sizes of the start
+    clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm_x", "linf_clip_norm_y")
+    #: Fields that no design speaks of, though :meth:`certified` takes them.
+    free_fields: ClassVar[tuple[str, ...]] = ()
+    #: How many times its step size times its clip one step may move a score.
+    amplification: float = 1.0
+    #: Further entries of :meth:`mechanism`, and the attributes that they are.
+    reported: ClassVar[dict[str, str]] = {}
 
-    def _check(self, **clips: float) -> None:
+    def _of_players(self, fields: tuple[str, ...]) -> list[Any]:
+        return [getattr(self, name) for name in fields]
+
+    def _check(self) -> None:
         """Checks the fields that all vertex-sampling plans share."""
-        given: Any = self
+        # Numbers of vertices are logged as float32.
+        dims = self._of_players(self.dim_fields)
+        validate.integer(at_most=2**24, **dict(zip(self.dim_fields, dims, strict=True)))
+        validate.instance(bool, center_gradients=self.center_gradients)
         validate.integer(num_examples=self.num_examples)
         validate.one_of(accounting.RELATIONS, relation=self.relation)
-        validate.one_of(("integer", "float"), sampler=given.sampler)
+        validate.one_of(("integer", "float"), sampler=self.sampler)
         if self.delta is not None:
             self._check_delta(self.delta)
-        for name, clip in clips.items():
-            validate.positive(allow_inf=False, **{name: clip})
+        for name in self.clip_fields:
+            clip = getattr(self, name)
+            validate.positive(**{name: clip})
             if not 1e-30 <= clip <= 1e30:
                 raise ValueError(f"{name} must be in [1e-30, 1e30], got {clip!r}")
-        theorem = getattr(self, "theorem", None)
-        if theorem is not None and not self._keeps(theorem):
-            object.__setattr__(self, "theorem", None)
-        known = [getattr(self, name) for name in self.steps]
+        self._drop_design()
+        known = self.step_sizes
         if len({step is None for step in known}) == 2:
             raise ValueError(
-                f"{self.steps[0]} and {self.steps[1]} must both be numbers or both be "
+                f"{' and '.join(self.step_size_fields)} must both be numbers or both be "
                 f"None, got {known}"
             )
         self._coerce()
         if known[0] is None:
             return
-        for name, step in zip(self.steps, known, strict=True):
-            validate.non_negative(**{name: step})
-        if self.longest(known) > _LONGEST:
+        validate.non_negative(**dict(zip(self.step_size_fields, known, strict=True)))
+        if self._longest(known) > _LONGEST:
             raise ValueError(
-                f"{' and '.join(self.steps)} must move no score by more than {_LONGEST} "
-                f"in a step, got {known}, which move one by {self.longest(known):.4g}"
+                f"{' and '.join(self.step_size_fields)} must move no score by more than "
+                f"{_LONGEST} in a step, got {known}, which move one by "
+                f"{self._longest(known):.4g}"
             )
-        self.rho_at(known)  # Raises if there are no grids for these numbers.
+        self._rho_at(known)  # Raises if there are no grids for these numbers.
 
-    def _keeps(self, found: settings.Settings) -> bool:
-        """Returns True if ``found`` still describes this plan.
+    # Designs.
 
-        Step sizes may differ by one per cent, because integers take a little off.
-        """
-        given: Any = self
-        if given.sampler != "integer" or self.num_steps != found.num_steps:
-            return False
-        for field in self._fields():
-            if field.name not in vars(found):
-                continue
-            promised = getattr(found, field.name)
-            value: Any = getattr(self, field.name)
-            if field.name.startswith("step_size"):
-                if value is not None and not math.isclose(
-                    value, promised, rel_tol=0.01
-                ):
-                    return False
-            elif value != promised:
-                return False
-        batch = getattr(found, "batch_size", None)
-        return batch is None or self.sampling == SinglePass(batch)
+    @classmethod
+    def designed(cls, name: str, **constants: Any) -> Design:
+        """Returns the design of a theorem, or ``"certified"``, for a problem."""
+        free = {f: constants.pop(f) for f in cls.free_fields if f in constants}
+        if name == "certified":
+            found = getattr(design, cls.family)(**constants)
+        else:
+            found = getattr(theorems, cls.family)(name, **constants)
+        return Design(**found, **free)
 
-    # What a subclass says.
+    @classmethod
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        fields = {field.name for field in cls._fields()}
+        numbers = {name: x for name, x in design.items() if name in fields}
+        if "sampling" in fields:
+            numbers["sampling"] = SinglePass(design.batch_size)
+        named = {n: x for n, x in design.items() if n not in cls.free_fields}
+        make: Any = cls
+        plan = make(**numbers, delta=delta, theorem=Design(**named))
+        if design.name != "certified":
+            return plan
+        most = plan.calibrate(epsilon=epsilon, delta=delta).step_sizes
+        return plan._with(list(map(min, plan.step_sizes, most)), delta)
 
-    def longest(self, steps: list[float]) -> float:
-        """Bounds the change of a score in one step, in nats, at these step sizes."""
-        raise NotImplementedError
+    def _fulfils(self, design: Design) -> bool:
+        batch = design.get("batch_size")
+        return (
+            self.sampler == "integer"
+            and getattr(self, "output", "fresh") == "fresh"
+            and self.num_steps == design.num_steps
+            and (batch is None or self.sampling == SinglePass(batch))
+        )
 
-    def rho_at(self, steps: list[float]) -> float:
+    # What follows from the cost of a run.
+
+    def _rho_at(self, steps: list[float]) -> float:
         """Returns the zCDP cost of the whole run at these step sizes."""
         raise NotImplementedError
 
-    def _start(self) -> list[float]:
-        """Returns step sizes in the proportion that calibration keeps."""
-        raise NotImplementedError
-
-    # What follows.
-
     @property
+    def step_sizes(self) -> list[Any]:
+        """Step sizes of the players whose vertices are drawn; None until calibrated."""
+        return self._of_players(self.step_size_fields)
+
+    @functools.cached_property
     def kappa(self) -> float:
         """Sensitivity of a total in units of the clip: 2 under replace-one, else 1."""
         return accounting.sensitivity(self.relation, 1.0)
 
     def check_ready(self) -> None:
         """Raises ValueError if the plan has no step sizes yet."""
-        if getattr(self, self.steps[0]) is None:
+        if getattr(self, self.calibrated) is None:
             raise ValueError(
-                f"the plan has no {self.steps[0]} yet: call .calibrate(epsilon=..., "
-                "delta=...) or give it one"
+                f"the plan has no {self.calibrated} yet: call "
+                ".calibrate(epsilon=..., delta=...) or give it one"
             )
+
+    def _longest(self, steps: list[float]) -> float:
+        """Bounds the change of a score in one step, in nats, at these step sizes."""
+        clips = self._of_players(self.clip_fields)
+        return self.amplification * max(
+            s * c for s, c in zip(steps, clips, strict=True)
+        )
+
+    @functools.cached_property
+    def _totals(self) -> Totals:
+        """Totals of the players over a batch, where all are of one size."""
+        sampler: Any = self.sampling
+        size = sampler.batch_size
+        clips = tuple(self._of_players(self.clip_fields))
+        return Totals(clips, record_bits(size), size, self.kappa)
 
     @functools.cached_property
     def rho(self) -> float:
@@ -176,17 +183,14 @@ class VertexSamplingPlan(Plan):
         Infinite with the float sampler, whose error has no bound.
         """
         self.check_ready()
-        given: Any = self
-        if given.sampler == "float":
+        if self.sampler == "float":
             return math.inf
-        steps = [getattr(self, name) for name in self.steps]
         # Scores that never move say nothing, however they are drawn from.
-        return self.rho_at(steps) if any(steps) else 0.0
+        return self._rho_at(self.step_sizes) if any(self.step_sizes) else 0.0
 
     @property
     def _guarantee(self) -> accounting.Guarantee:
-        given: Any = self
-        if given.sampler == "float":
+        if self.sampler == "float":
             relation = accounting.zcdp(1.0).event_relation
             return accounting.Guarantee(dp.NonPrivateDpEvent(), relation)
         return accounting.zcdp(self.rho)
@@ -202,78 +206,61 @@ class VertexSamplingPlan(Plan):
           delta: in (0, 1).
 
         Raises:
-          ValueError: no steps stay within the budget, or the sampler is not certified.
+          ValueError: no steps stay within the budget, the sampler is not certified, or a
+            privacy filter takes step sizes as they are.
         """
         validate.positive(epsilon=epsilon)
         self._check_delta(delta)
-        given: Any = self
-        if given.sampler == "float":
+        if self.budget is not None:
+            raise ValueError(
+                "budget must be None to be calibrated, for a filter takes step sizes as "
+                f"they are; got {self.budget!r}"
+            )
+        if self.sampler == "float":
             raise ValueError(
                 'sampler must be "integer" to be calibrated, got "float", whose draws have '
                 "no bound"
             )
-        start = self._start()
+        start = self.step_sizes
+        if len(start) == 1 or start[0] is None:
+            players = zip(self.dim_fields, self.clip_fields, strict=True)
+            sizes = [self._of_players(fields) for fields in players]
+            start = [math.sqrt(math.log(max(dim, 2))) / clip for dim, clip in sizes]
         rho = charges.rho_budget(float(epsilon), float(delta))
         factor = charges.admissible(
-            lambda f: self.rho_at([f * step for step in start]), rho
+            lambda f: self._rho_at([f * step for step in start]), rho
         )
         # No longer than scores can move, whatever the budget.
-        factor = min(factor, _LONGEST / self.longest(start) * (1 - 1e-12))
-        steps = {
-            name: factor * step for name, step in zip(self.steps, start, strict=True)
-        }
-        return dataclasses.replace(self, delta=delta, **steps)
+        factor = min(factor, _LONGEST / self._longest(start) * (1 - 1e-12))
+        return self._with([factor * step for step in start], delta)
 
-    @classmethod
-    def _of(cls, found: settings.Settings, **more: Any) -> Self:
-        """Builds a plan from settings, with their step sizes."""
-        names = {field.name for field in cls._fields()}
-        same = {k: v for k, v in vars(found).items() if k in names}
-        if "sampling" in names:
-            same["sampling"] = SinglePass(vars(found)["batch_size"])
-        make: Any = cls
-        return make(**same | more, theorem=found)
-
-    def _at_most(self, *, epsilon: float, delta: float) -> Self:
-        """Returns the same plan, its step sizes limited to what (epsilon, delta) admits."""
-        most = self.calibrate(epsilon=epsilon, delta=delta)
-        names = {
-            name: min(getattr(self, name), getattr(most, name)) for name in self.steps
-        }
-        return dataclasses.replace(self, delta=delta, **names)
+    def _with(self, steps: list[float], delta: float | None) -> Self:
+        plan: Any = self  # Every subclass is a dataclass.
+        made = dict(zip(self.step_size_fields, steps, strict=True))
+        return dataclasses.replace(plan, delta=delta, **made)
 
     def with_step_size(self, step_size: float, *, delta: float | None = None) -> Self:
         """Returns the same plan with this step size, for both players if there are two."""
-        delta = self.delta if delta is None else delta
-        steps: dict[str, Any] = dict.fromkeys(self.steps, step_size)
-        return dataclasses.replace(self, delta=delta, **steps)
+        steps = [step_size] * len(self.step_size_fields)
+        return self._with(steps, self.delta if delta is None else delta)
+
+    # Runs and reports.
+
+    def uniform(self) -> Any:
+        """Returns the uniform starting point, float32 (dim,): a pair for two players."""
+        sizes = self._of_players(self.point_fields)
+        points = [np.full((size,), 1 / size, np.float32) for size in sizes]
+        return tuple(points) if len(points) > 1 else points[0]
 
     def mechanism(self) -> dict[str, Any]:
-        given: Any = self
-        steps = {name: getattr(self, name) for name in self.steps}
-        return {"noise_multiplier": None, "sampler": given.sampler, **steps}
+        steps = dict(zip(self.step_size_fields, self.step_sizes, strict=True))
+        chosen = {"noise_multiplier": None, "sampler": self.sampler}
+        more = {name: getattr(self, field) for name, field in self.reported.items()}
+        return chosen | steps | more
 
-    def returned(self, state: Any, params: Any) -> Any:
-        raise NotImplementedError
-
-    def shown(self, state: Any, params: Any) -> Any:
-        return self.returned(state, params)
-
-    def rows(self) -> list[tuple[str, str]]:
-        out = super().rows()
-        if getattr(self, self.steps[0]) is not None:
-            out.append(("rho", f"{self.rho:.6g}"))
-            if self.delta is not None:
-                spent = self.epsilon()
-                out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
-        return out
-
-
-def proportion(dim: int, clip: float) -> float:
-    """Returns the step size of least regret, but for a factor of the horizon."""
-    return math.sqrt(math.log(max(dim, 2))) / clip
-
-
-def uniform(size: int) -> np.ndarray:
-    """Returns the center of the simplex: float32 (size,)."""
-    return np.full((size,), 1 / size, np.float32)
+    def describe(self) -> Description:
+        return Description(
+            released="vertices drawn from softmaxes of secret scores",
+            noise="none, but the draws of vertices",
+            stds={},
+        )

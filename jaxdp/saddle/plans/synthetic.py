@@ -3,31 +3,27 @@
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Self
-
-import numpy as np
+from typing import Any, ClassVar
 
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Relation, ScoreGrid
+from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
-from jaxdp.saddle.algorithms import synthetic
-from jaxdp.saddle.plans.scores import (
-    UNIT,
-    Sampler,
-    VertexSamplingPlan,
-    proportion,
-    score_grid,
-    sensitivity,
-    uniform,
-)
-from jaxdp.saddle.theory import charges, design, settings, theorems
+from jaxdp.mechanism.design import Design
+from jaxdp.saddle.algorithms.synthetic import QueryNumbers, output, synthetic_data
+from jaxdp.saddle.grids import UNIT, ScoreGrid, score_grid
+from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
+from jaxdp.saddle.theory import charges
 from jaxdp.sampling import FullBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticData(VertexSamplingPlan):
     r"""A private histogram whose answers to many queries are those of the data.
+
+    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"G.1"``:
+    ``num_examples``, ``domain_size``, ``num_queries``, ``query_range``, ``relation`` and
+    ``grid_bits``; ``num_steps`` of the former, ``printed`` of the latter.
 
     Attributes:
       num_examples: n, records in the data set; public.
@@ -63,13 +59,17 @@ class SyntheticData(VertexSamplingPlan):
     step_size_y: float | None = None
     sampler: Sampler = "integer"
     delta: float | None = None
-    theorem: settings.SyntheticSettings | None = None
+    theorem: Design | None = None
 
     family: ClassVar[str] = "synthetic_data"
-    nested: ClassVar[dict[str, Any]] = {
-        "theorem": functools.partial(settings.read, settings.SyntheticSettings)
-    }
-    steps: ClassVar[tuple[str, ...]] = ("step_size_y",)
+    calibrated: ClassVar[str] = "step_size_y"
+    step_size_fields: ClassVar[tuple[str, ...]] = ("step_size_y",)
+    dim_fields: ClassVar[tuple[str, ...]] = ("num_queries",)
+    point_fields: ClassVar[tuple[str, ...]] = ("domain_size",)
+    #: A score moves by the data's part and the histogram's, each half of the range.
+    clip_fields: ClassVar[tuple[str, ...]] = ("query_range",)
+    free_fields: ClassVar[tuple[str, ...]] = ("grid_bits",)
+    reported: ClassVar[dict[str, str]] = {"step_size_x": "histogram_step_size"}
     differentiates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -90,50 +90,7 @@ class SyntheticData(VertexSamplingPlan):
             )
         if self.step_size_x is not None:
             validate.non_negative(step_size_x=self.step_size_x)
-        self._check(query_range=self.query_range)
-
-    @classmethod
-    def from_theorem(
-        cls, theorem: str, *, delta: float, grid_bits: int = 0, **numbers: Any
-    ) -> Self:
-        """Returns the plan that Theorem G.1 prescribes, for study.
-
-        :meth:`certified` is better.
-
-        Args:
-          theorem: ``"G.1"``.
-          delta: in (0, 1).
-          grid_bits: ``queries.bits``.
-          **numbers: ``num_examples``, ``domain_size``, ``num_queries``, ``query_range``,
-            ``epsilon`` (at most 1), ``relation``; ``printed=True`` for the number of steps
-            as printed, which is too small.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.saddle.theory.theorems.synthetic_data`.
-        """
-        found = theorems.synthetic_data(theorem, delta=delta, **numbers)
-        return cls._of(found, delta=delta, grid_bits=grid_bits)
-
-    @classmethod
-    def certified(
-        cls, *, epsilon: float, delta: float, grid_bits: int = 0, **numbers: Any
-    ) -> Self:
-        """Returns the plan of a third of the best proven bound's rounds, exactly charged.
-
-        Args:
-          epsilon: > 0.
-          delta: in (0, 1).
-          grid_bits: ``queries.bits``.
-          **numbers: ``num_examples``, ``domain_size``, ``num_queries``, ``query_range``
-            (default 1: marginals), ``relation``; ``num_steps``, if it is known.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.saddle.theory.design.synthetic_data`.
-        """
-        numbers = {"query_range": 1.0} | numbers
-        found = design.synthetic_data(epsilon=epsilon, delta=delta, **numbers)
-        plan = cls._of(found, grid_bits=grid_bits)
-        return plan._at_most(epsilon=epsilon, delta=delta)
+        self._check()
 
     @property
     def histogram_step_size(self) -> float:
@@ -162,7 +119,7 @@ class SyntheticData(VertexSamplingPlan):
             )
         return grid
 
-    @property
+    @functools.cached_property
     def grid(self) -> ScoreGrid:
         """Grid of the score updates by the data."""
         self.check_ready()
@@ -176,7 +133,7 @@ class SyntheticData(VertexSamplingPlan):
         from there on it is another sum of roundings, with up to two units more. To get
         there takes so many steps. And no step adds more than one unit.
         """
-        longest = self.longest([step_size])
+        longest = self._longest([step_size])
         windows = math.floor(2 * step * longest / (64 * math.log(2)))
         return min(step, 1 + 2 * windows) * UNIT
 
@@ -185,7 +142,7 @@ class SyntheticData(VertexSamplingPlan):
         grid = self.grid
         if grid.multiplier == 0:
             return 0.0
-        each = sensitivity(grid, self.kappa) - UNIT
+        each = grid.sensitivity(self.kappa) - UNIT
         return step * each + self._rounding(step, self.step_size_y or 0.0)
 
     @property
@@ -193,33 +150,33 @@ class SyntheticData(VertexSamplingPlan):
         """Sensitivity of a score at the last step, in nats."""
         return self.sensitivity_at(self.num_steps - 1)
 
-    def longest(self, steps: list[float]) -> float:
-        # The data's part and the histogram's.
-        return steps[0] * self.query_range
-
-    def rho_at(self, steps: list[float]) -> float:
+    def _rho_at(self, steps: list[float]) -> float:
         grid = self._grid_at(steps[0])
         if grid.multiplier == 0:
             return 0.0
         rounding = self._rounding(self.num_steps - 1, steps[0])  # No step's is more.
         return charges.synthetic(
-            sensitivity(grid, self.kappa) - UNIT,
+            grid.sensitivity(self.kappa) - UNIT,
             num_steps=self.num_steps,
             error=simplex.LOG_ERROR + rounding,
         )
 
-    def _start(self) -> list[float]:
-        return [proportion(self.num_queries, self.query_range)]
-
-    def uniform(self) -> np.ndarray:
-        """Returns the uniform starting histogram, float32 (domain_size,)."""
-        return uniform(self.domain_size)
-
-    def mechanism(self) -> dict[str, Any]:
-        return super().mechanism() | {"step_size_x": self.histogram_step_size}
+    @functools.cached_property
+    def numbers(self) -> QueryNumbers:
+        """Numbers that the algorithm reads."""
+        return QueryNumbers(
+            run=self.run,
+            sampler=self.sampler,
+            domain_size=self.domain_size,
+            num_queries=self.num_queries,
+            query_range=self.query_range,
+            grid_bits=self.grid_bits,
+            histogram_step_size=self.histogram_step_size,
+            grid=self.grid,
+        )
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return synthetic.synthetic_data(self, keys, **kwargs)
+        return synthetic_data(self, keys, **kwargs)
 
-    def returned(self, state: Any, params: Any) -> Any:
-        return synthetic.output(state)
+    def _returned(self, state: Any, params: Any) -> Any:
+        return output(state)

@@ -5,6 +5,8 @@ Every record's f is convex in x, concave in y, and in the l1 norm of both togeth
 partial derivative :math:`L_2`-smooth ("second-order-smooth"; 0 for quadratics), and None
 says that it need not be ("first-order-smooth"). :math:`\ell = \log d_x + \log d_y`.
 The bounds are on the expected duality gap, for the population, if no clip is ever active.
+``num_steps`` is T, ``num_draws`` K, ``refresh_every`` q, ``step_size`` tau > 0 of all
+players, ``vertex_budget`` U and ``max_level`` M; ``log_dim`` is l, of one player log d.
 
 The paper hides constants; these are explicit, and corrected: output vertices cost
 :math:`4 L_1\sqrt{\ell/T}`, the bias of a gradient at K drawn vertices of both players is
@@ -45,6 +47,11 @@ class Promise:
     output: float = 0.0
     staleness: float = 0.0
     generalization: float = 0.0
+
+    def scaled(self, factor: float = 1.0) -> "Promise":
+        """Returns the terms times a factor, as Python floats, for JSON."""
+        terms = dataclasses.asdict(self).items()
+        return Promise(**{name: float(factor * x) for name, x in terms})
 
     def __str__(self) -> str:
         parts = [
@@ -137,17 +144,7 @@ def saddle(
     smoothness: float,
     second_order_smoothness: float | None,
 ) -> Promise:
-    """Bounds the duality gap of Algorithm 1, with a fresh output vertex at each step.
-
-    Args:
-      num_steps: T.
-      num_draws: K.
-      step_size: tau > 0 of both players.
-      log_dim: log d_x + log d_y.
-      lipschitz: L0.
-      smoothness: L1.
-      second_order_smoothness: L2, or None.
-    """
+    """Bounds the duality gap of Algorithm 1, with a fresh output vertex at each step."""
     bias = joint_bias(num_draws, smoothness, second_order_smoothness)
     return promised(
         optimization=2 * log_dim / (step_size * num_steps)
@@ -187,17 +184,8 @@ def saddle_bias_reduced(
 
     The paper's statement is on the gap itself, with constant probability and constants
     that it hides: S is a stopping time, and levels have heavy tails. This is its proof's
-    expectation, for a step size that is fixed before the levels.
-
-    Args:
-      vertex_budget: U > 2^M.
-      max_level: M.
-      step_size: tau > 0 of both players.
-      log_dim: log d_x + log d_y.
-      lipschitz: L0.
-      smoothness: L1.
-      second_order_smoothness: L2.
-      moment: another second moment of the gradients than the proven one.
+    expectation, for a step size that is fixed before the levels. ``moment`` is another
+    second moment of the gradients than the proven one; U exceeds 2^M.
     """
     steps, _ = expected_steps(vertex_budget, max_level)
     l0, l1, l2 = lipschitz, smoothness, second_order_smoothness
@@ -231,15 +219,7 @@ def convex(
 ) -> Promise:
     """Bounds the excess of F at the output of Algorithm 4.
 
-    Args:
-      num_steps: T.
-      num_draws: K.
-      refresh_every: q <= T.
-      step_size: tau, at most 1 / (4 L0 q), without which nothing is proven.
-      log_dim: log d.
-      lipschitz: L0.
-      smoothness: L1.
-      second_order_smoothness: L2, or None.
+    For q <= T and tau <= 1 / (4 L0 q), without which nothing is proven.
     """
     t, k, q, tau = num_steps, num_draws, refresh_every, step_size
     constants = (lipschitz, smoothness, second_order_smoothness)
@@ -291,13 +271,8 @@ def synthetic(
 ) -> Promise:
     """Bounds the largest query error of Algorithm 5, for answers in [-1, 1].
 
-    Args:
-      num_examples: n.
-      num_steps: T.
-      step_size_x: of the distribution.
-      step_size_y: of the queries.
-      log_domain: log of the number of cells.
-      log_queries: log of the number of queries, closed under negation.
+    Step sizes are those of the distribution and of the queries; the latter are counted
+    with their negations.
     """
     return promised(
         optimization=2 * log_domain / (step_size_x * num_steps)

@@ -101,22 +101,6 @@ def bias_reduced(
     return float(np.max(each[:-1] * later))
 
 
-def bias_reduced_a_priori(
-    delta_x: float, delta_y: float, vertex_budget: float, *, error: float = 0.0
-) -> float:
-    """Bounds rho of Algorithms 2 and 3 for any levels: 3 U draws of each player.
-
-    Args:
-      delta_x: how far any record moves a score of x, at any level.
-      delta_y: the same of y.
-      vertex_budget: U.
-      error: of the sampler.
-    """
-    validate.positive(vertex_budget=vertex_budget)
-    each = float(draw(delta_x, error) + draw(delta_y, error))
-    return 3 * vertex_budget * each
-
-
 def convex(
     delta: float,
     *,

@@ -85,22 +85,6 @@ def _levels(seed: int, max_level: int) -> Iterator[int]:
             tails = (tails + 1) % (max_level + 1)
 
 
-def sequence(seed: int, max_level: int, num: int) -> np.ndarray:
-    """Returns the first levels of a seed's sequence: independent draws of the exact law.
-
-    Args:
-      seed: any integer; public.
-      max_level: M, in [0, 30].
-      num: >= 0.
-
-    Returns:
-      (num,) int64. A longer sequence begins with a shorter one.
-    """
-    _check(seed, max_level)
-    validate.integer(at_least=0, num=num)
-    return _array(itertools.islice(_levels(seed, max_level), num))
-
-
 def executed(
     seed: int, *, vertex_budget: int, max_level: int | None = None
 ) -> np.ndarray:

@@ -21,43 +21,27 @@ would not be private). Corrections:
 
 The promise is the explicit bound of :mod:`jaxdp.saddle.theory.bounds` at these numbers.
 
+A function's ``**problem`` are the fields of the class that it names; one that is missing,
+unknown or out of range is named in a TypeError or ValueError.
+
 Reference:
   Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly Dimension-Independent
   Rates for Differentially-Private Stochastic Saddle-Point Problems
   <https://arxiv.org/abs/2403.02912>`_, 2024.
 """
 
-import enum
 import math
 import warnings
+from typing import Any
 
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
-from jaxdp.saddle.theory import bounds, levels, settings, steps
-from jaxdp.saddle.theory.settings import (
-    BiasReducedSettings,
-    ConvexSettings,
-    Problem,
-    SaddleSettings,
-    SyntheticSettings,
-    least,
+from jaxdp.mechanism.design import Design
+from jaxdp.saddle.theory import bounds, constants, levels, step_sizes
+from jaxdp.saddle.theory.constants import (
+    GameConstants,
+    QueryConstants,
+    SimplexConstants,
 )
-
-
-class Theorem(enum.StrEnum):
-    """The theorems on private mirror descent with vertex sampling."""
-
-    FOUR_ONE = "4.1"
-    FOUR_TWO = "4.2"
-    FOUR_THREE = "4.3"
-    FIVE_ONE = "5.1"
-    G_ONE = "G.1"
-
-
-SADDLE = (Theorem.FOUR_ONE, Theorem.FOUR_TWO)
-SADDLE_BIAS_REDUCED = (Theorem.FOUR_THREE,)
-CONVEX_SIMPLEX = (Theorem.FIVE_ONE,)
-SYNTHETIC_DATA = (Theorem.G_ONE,)
 
 
 def _clamped(name: str, value: float) -> int:
@@ -76,134 +60,64 @@ def _clamped(name: str, value: float) -> int:
 # --- the theorems --------------------------------------------------------------------
 
 
-def saddle(
-    theorem: str,
-    *,
-    num_examples: int,
-    dim_x: int,
-    dim_y: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-    smoothness: float,
-    second_order_smoothness: float | None = None,
-) -> SaddleSettings:
-    """Computes the settings of Theorems 4.1 and 4.2.
+def saddle(theorem: str, **problem: Any) -> Design:
+    """Computes the numbers of Theorems 4.1 and 4.2.
 
     Args:
-      theorem: ``"4.1"`` or ``"4.2"``.
-      num_examples: n, read in a single pass.
-      dim_x: vertices of the player that minimises, >= 2.
-      dim_y: vertices of the player that maximises, >= 2.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours. The paper replaces a record.
-      lipschitz: L0.
-      smoothness: L1.
-      second_order_smoothness: L2, for 4.1; 4.2 does without.
-
-    Raises:
-      ValueError: an argument out of range. TypeError: not a number.
+      theorem: ``"4.1"`` or ``"4.2"``, which does without L2.
+      **problem: ``num_examples``, ``dim_x``, ``dim_y``, ``epsilon``, ``delta``,
+        ``relation``, ``lipschitz``, ``smoothness``, ``second_order_smoothness``:
+        :class:`jaxdp.saddle.theory.constants.GameConstants`.
     """
-    validate.one_of([str(t) for t in SADDLE], theorem=theorem)
-    first_order = Theorem(theorem) is Theorem.FOUR_TWO
-    p = Problem(
-        num_examples=num_examples,
-        dims={"dim_x": dim_x, "dim_y": dim_y},
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        lipschitz=lipschitz,
-        smoothness=smoothness,
-        second_order_smoothness=None if first_order else second_order_smoothness,
-    )
-    n, log, ell = num_examples, p.log_inverse_delta, p.log_dim
-    if first_order:
-        num_steps = _num_steps(n, (n * epsilon) ** (2 / 3) / log ** (1 / 3))
+    validate.one_of(("4.1", "4.2"), theorem=theorem)
+    if theorem == "4.2":
+        problem["second_order_smoothness"] = None
+    p = GameConstants(**problem)
+    n, log, ell = p.num_examples, math.log(1 / p.delta), p.log_dim
+    if theorem == "4.2":
+        num_steps = _num_steps(n, (n * p.epsilon) ** (2 / 3) / log ** (1 / 3))
         num_draws = _clamped("num_draws", round(num_steps / ell))
+    elif p.need_second_order("Theorem 4.1") == 0:
+        num_steps = _num_steps(n, n * p.epsilon / math.sqrt(ell * log))
+        num_draws = 1
     else:
-        p.need_second_order("Theorem 4.1")
-        if p.second_order_smoothness == 0:
-            num_steps = _num_steps(n, n * epsilon / math.sqrt(ell * log))
-            num_draws = 1
-        else:
-            scale = n * epsilon / (ell**0.25 * math.sqrt(log))
-            num_steps = _num_steps(n, scale**0.8)
-            num_draws = _clamped("num_draws", round(math.sqrt(num_steps / ell)))
-    admitted = steps.saddle(
-        num_steps=num_steps,
-        num_draws=num_draws,
-        batch_size=n // num_steps,
-        **p.budget,
-    )
-    return settings.settled_saddle(
-        theorem,
-        p,
-        num_steps,
-        num_draws,
-        least(math.sqrt(ell / num_steps) / lipschitz, admitted.paper),
-        admitted,
-    )
+        scale = n * p.epsilon / (ell**0.25 * math.sqrt(log))
+        num_steps = _num_steps(n, scale**0.8)
+        num_draws = _clamped("num_draws", round(math.sqrt(num_steps / ell)))
+    numbers = {"num_steps": num_steps, "num_draws": num_draws}
+    admitted = step_sizes.saddle(**numbers, batch_size=n // num_steps, **p.budget)
+    useful = math.sqrt(ell / num_steps) / p.lipschitz
+    step = constants.least(useful, admitted.paper)
+    return constants.single_pass(theorem, p, bounds.saddle, admitted, step, **numbers)
 
 
 def _num_steps(num_examples: int, formula: float) -> int:
     return _clamped("num_steps", math.floor(min(num_examples, formula)))
 
 
-def saddle_bias_reduced(
-    theorem: str,
-    *,
-    num_examples: int,
-    dim_x: int,
-    dim_y: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-    smoothness: float,
-    second_order_smoothness: float,
-    level_seed: int = 0,
-) -> BiasReducedSettings:
-    """Computes the settings of Theorem 4.3: vertex budget, step size, batches, levels.
+def saddle_bias_reduced(theorem: str, *, level_seed: int = 0, **problem: Any) -> Design:
+    """Computes the numbers of Theorem 4.3: vertex budget, step size, batches, levels.
 
     Args:
       theorem: ``"4.3"``.
-      num_examples: n, of which the proof uses about half.
-      dim_x: vertices of the player that minimises, >= 2.
-      dim_y: vertices of the player that maximises, >= 2.
-      epsilon: in (0, 8 log(1/delta)).
-      delta: in (0, 1).
-      relation: neighbours. The paper replaces a record.
-      lipschitz: L0.
-      smoothness: L1.
-      second_order_smoothness: L2.
       level_seed: public seed of the levels.
+      **problem: as for :func:`saddle`, with an L2 and epsilon below 8 log(1/delta); of
+        the n records the proof uses about half.
 
     Raises:
-      ValueError: an argument out of range, or a vertex budget below 4, for which the
-        theorem says nothing. TypeError: not a number.
+      ValueError: besides, a vertex budget below 4, for which the theorem says nothing.
     """
-    validate.one_of([str(t) for t in SADDLE_BIAS_REDUCED], theorem=theorem)
-    p = Problem(
-        num_examples=num_examples,
-        dims={"dim_x": dim_x, "dim_y": dim_y},
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        lipschitz=lipschitz,
-        smoothness=smoothness,
-        second_order_smoothness=second_order_smoothness,
-    )
-    p.need_second_order("Theorem 4.3")
-    n, log, ell, l0 = num_examples, p.log_inverse_delta, p.log_dim, lipschitz
-    if epsilon >= 8 * log:
+    validate.one_of(("4.3",), theorem=theorem)
+    p = GameConstants(**problem)
+    l2 = p.need_second_order("Theorem 4.3")
+    n, log, ell, l0 = p.num_examples, math.log(1 / p.delta), p.log_dim, p.lipschitz
+    if p.epsilon >= 8 * log:
         raise ValueError(
             f"epsilon must be < 8 log(1/delta) = {8 * log:.4g} for Theorem 4.3, got "
-            f"{epsilon!r}"
+            f"{p.epsilon!r}"
         )
-    g = math.sqrt(l0**2 + second_order_smoothness**2 + ell * smoothness**2)
-    private = n * epsilon * g / (math.sqrt(4 * 48 * 81 * ell * log) * l0)
+    g = math.sqrt(l0**2 + l2**2 + ell * p.smoothness**2)
+    private = n * p.epsilon * g / (math.sqrt(4 * 48 * 81 * ell * log) * l0)
     budget = min(private, n / 2)
     if budget < 4:
         raise ValueError(
@@ -211,159 +125,84 @@ def saddle_bias_reduced(
             f"got {n!r}, for which it is {budget:.3g}"
         )
     step = math.sqrt(ell / budget) / g
-    alpha = (2 * (epsilon / (step * l0)) ** 2 / (48 * 81 * log * n)) ** (1 / 3)
     max_level = levels.largest_level(math.floor(budget))
-    rate = math.sqrt(ell / budget) * g * max_level
-    return settings.settled_bias_reduced(
+    return constants.bias_reduced(
         "4.3",
         p,
         vertex_budget=math.floor(budget),
         max_level=max_level,
         level_seed=level_seed,
         useful_step=step,
-        paper={
-            "batch_alpha": alpha,
-            "paper_vertex_budget": budget,
-            "paper_rate": rate,
-        },
+        batch_alpha=(2 * (p.epsilon / (step * l0)) ** 2 / (48 * 81 * log * n))
+        ** (1 / 3),
+        paper_vertex_budget=budget,
+        paper_rate=math.sqrt(ell / budget) * g * max_level,
     )
 
 
-def convex_simplex(
-    theorem: str,
-    *,
-    num_examples: int,
-    dim: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-    smoothness: float,
-    second_order_smoothness: float | None = None,
-) -> ConvexSettings:
-    """Computes the settings of Theorem 5.1; without L2, of a first-order-smooth loss.
+def convex_simplex(theorem: str, **problem: Any) -> Design:
+    """Computes the numbers of Theorem 5.1; without L2, of a first-order-smooth loss.
 
     Args:
       theorem: ``"5.1"``.
-      num_examples: n, read in a single pass.
-      dim: vertices, >= 2.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours. The paper replaces a record.
-      lipschitz: L0.
-      smoothness: L1.
-      second_order_smoothness: L2, or None.
-
-    Raises:
-      ValueError: an argument out of range. TypeError: not a number.
+      **problem: ``num_examples``, ``dim``, ``epsilon``, ``delta``, ``relation``,
+        ``lipschitz``, ``smoothness``, ``second_order_smoothness``:
+        :class:`jaxdp.saddle.theory.constants.SimplexConstants`.
     """
-    validate.one_of([str(t) for t in CONVEX_SIMPLEX], theorem=theorem)
-    p = Problem(
-        num_examples=num_examples,
-        dims={"dim": dim},
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        lipschitz=lipschitz,
-        smoothness=smoothness,
-        second_order_smoothness=second_order_smoothness,
-    )
-    n, log, ell = num_examples, p.log_inverse_delta, p.log_dim
-    l0, l1 = lipschitz, smoothness
-    if second_order_smoothness is None:
-        formula = (n * epsilon) ** 0.8 / (ell * log) ** 0.4
-        num_steps = _num_steps(n, formula)
-        refresh = _clamped("refresh_every", round(math.sqrt(num_steps) / ell))
-        num_draws = _clamped("num_draws", round(num_steps / ell))
-        q, k = refresh, num_draws
+    validate.one_of(("5.1",), theorem=theorem)
+    p = SimplexConstants(**problem)
+    n, log, ell = p.num_examples, math.log(1 / p.delta), p.log_dim
+    l0, l1, l2 = p.lipschitz, p.smoothness, p.second_order_smoothness
+    if l2 is None:
+        num_steps = _num_steps(n, (n * p.epsilon) ** 0.8 / (ell * log) ** 0.4)
+        q = _clamped("refresh_every", round(math.sqrt(num_steps) / ell))
+        k = _clamped("num_draws", round(num_steps / ell))
         spread = (l0**2 + l1**2) * q * math.sqrt(ell / k)
         spread += l1**2 * q / (math.sqrt(ell) * k**1.5)
     else:
-        formula = n * epsilon / (ell * math.sqrt(log))
-        num_steps = _num_steps(n, formula)
-        refresh = _clamped("refresh_every", round(math.sqrt(num_steps / ell)))
-        num_draws = _clamped("num_draws", round(math.sqrt(num_steps * ell)))
-        q, k = refresh, num_draws
-        spread = l1**2 * q * ell / k + second_order_smoothness**2 * q / k**2
+        num_steps = _num_steps(n, n * p.epsilon / (ell * math.sqrt(log)))
+        q = _clamped("refresh_every", round(math.sqrt(num_steps / ell)))
+        k = _clamped("num_draws", round(math.sqrt(num_steps * ell)))
+        spread = l1**2 * q * ell / k + l2**2 * q / k**2
     useful = math.sqrt(ell / ((l0**2 + spread) * num_steps))
-    useful = min(useful, bounds.convex_longest_step(l0, refresh))
-    admitted = steps.convex(
-        num_steps=num_steps,
-        num_draws=num_draws,
-        refresh_every=refresh,
-        batch_size=n // num_steps,
-        **p.budget,
-    )
-    step = least(useful, admitted.paper)
-    return settings.settled_convex(
-        "5.1", p, num_steps, num_draws, refresh, step, admitted
-    )
+    useful = min(useful, bounds.convex_longest_step(l0, q))
+    numbers = {"num_steps": num_steps, "num_draws": k, "refresh_every": q}
+    admitted = step_sizes.convex(**numbers, batch_size=n // num_steps, **p.budget)
+    step = constants.least(useful, admitted.paper)
+    return constants.single_pass("5.1", p, bounds.convex, admitted, step, **numbers)
 
 
 def synthetic_data(
-    theorem: str,
-    *,
-    num_examples: int,
-    domain_size: int,
-    num_queries: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    query_range: float = 2.0,
-    last_draw: bool = True,
-    printed: bool = False,
-) -> SyntheticSettings:
-    """Computes the settings of Theorem G.1.
+    theorem: str, *, last_draw: bool = True, printed: bool = False, **problem: Any
+) -> Design:
+    """Computes the numbers of Theorem G.1.
 
     Args:
       theorem: ``"G.1"``.
-      num_examples: n, all read at every step.
-      domain_size: cells, >= 2.
-      num_queries: closed under negation, >= 2.
-      epsilon: in (0, 1].
-      delta: in (0, 1).
-      relation: neighbours. The paper replaces a record.
-      query_range: largest less smallest answer of one query; at most 2. For the exact
-        charges only.
       last_draw: whether the last step's query is drawn, which no iterate needs.
       printed: the number of steps as printed, too small by sqrt(log(domain_size)).
-
-    Raises:
-      ValueError: an argument out of range. TypeError: not a number.
+      **problem: ``num_examples``, ``domain_size``, ``num_queries``, ``epsilon``, at most
+        1, ``delta``, ``relation``, and ``query_range``, for the exact charges only:
+        :class:`jaxdp.saddle.theory.constants.QueryConstants`.
     """
-    validate.one_of([str(t) for t in SYNTHETIC_DATA], theorem=theorem)
-    settings.check_synthetic(
-        num_examples, domain_size, num_queries, query_range, delta, relation
-    )
-    validate.probability(allow_one=True, epsilon=epsilon)
-    n, log_z, log_q = num_examples, math.log(domain_size), math.log(num_queries)
-    log = math.log(1 / delta)
-    formula = 6 * n * epsilon / (16 * math.sqrt(2 * log) * log_q)
+    validate.one_of(("G.1",), theorem=theorem)
+    p = QueryConstants(**problem)
+    validate.probability(allow_one=True, epsilon=p.epsilon)
+    (log_z, log_q), n, log = p.log_sizes, p.num_examples, math.log(1 / p.delta)
+    formula = 6 * n * p.epsilon / (16 * math.sqrt(2 * log) * log_q)
     if not printed:
         formula *= math.sqrt(log_z)
     num_steps = _clamped("num_steps", math.floor(formula))
-    admitted = steps.synthetic(
-        num_examples=n,
-        num_steps=num_steps,
-        query_range=query_range,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        last_draw=last_draw,
-    )
+    admitted = p.step_sizes(num_steps, last_draw)
     useful = log_q / (6 * math.sqrt(num_steps * log_z))
     factor = 2 * ((12 if printed else 18) + log_q / log_z / 3)
-    scale = (log * log_z) ** 0.25 * math.sqrt(log_q / (n * epsilon))
-    return settings.settled_synthetic(
+    scale = (log * log_z) ** 0.25 * math.sqrt(log_q / (n * p.epsilon))
+    return constants.synthetic(
         "G.1",
-        num_examples=n,
-        domain_size=domain_size,
-        num_queries=num_queries,
-        query_range=query_range,
-        relation=relation,
+        p,
+        admitted,
+        20 * math.sqrt(log_q / n) + factor * scale,
         num_steps=num_steps,
         step_size_x=math.sqrt(log_z / (9 * num_steps)),
-        step_size_y=least(useful, admitted.paper),
-        admitted=admitted,
-        paper_bound=20 * math.sqrt(log_q / n) + factor * scale,
+        step_size_y=constants.least(useful, admitted.paper),
     )

@@ -4,7 +4,7 @@ The certified step size is the largest whose :mod:`jaxdp.saddle.theory.charges` 
 (epsilon, delta), in exact arithmetic and for a sampler without error: a plan's integers
 take a little off. The paper's is what its privacy propositions prove, for neighbours that
 replace a record; it is 2 to 19 times smaller, because it composes pure privacy of twice
-the range, and counts a record's draws before its batch.
+the range, and counts a record's draws before its batch. Both players' are equal.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxdp.saddle.theory import charges, levels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Steps:
+class StepSizes:
     """The largest step sizes within one budget.
 
     Attributes:
@@ -40,14 +40,15 @@ class Steps:
         return None if self.paper is None else self.certified / self.paper
 
 
-def _steps(
+def _within(
     charge: Callable[[float], float],
     epsilon: float,
     delta: float,
-    paper: float | None = None,
+    paper: float | None,
     fixed: float | None = None,
-) -> Steps:
-    return Steps(
+) -> StepSizes:
+    """Returns the step sizes of a charge, rho as a function of the step size."""
+    return StepSizes(
         certified=charges.admissible(charge, charges.rho_budget(epsilon, delta)),
         paper=paper,
         fixed=fixed,
@@ -64,23 +65,23 @@ def saddle(
     delta: float,
     relation: Relation,
     lipschitz: float,
-) -> Steps:
-    """Returns the step sizes of Algorithm 1, equal for both players, whose clips are L0.
+) -> StepSizes:
+    """Returns the step sizes of Algorithm 1 at clips of L0.
 
     The paper's is Proposition 4.1, which counts the vertices of one player; it holds all
     the same, except for very large epsilon.
     """
-    moved = accounting.sensitivity(relation, lipschitz) / batch_size
+    each = accounting.sensitivity(relation, lipschitz) / batch_size
 
     def charge(step: float) -> float:
         return charges.vertex_sampling(
-            moved * step, moved * step, num_steps=num_steps, num_draws=num_draws
+            each * step, each * step, num_steps=num_steps, num_draws=num_draws
         )
 
     draws = num_steps * (num_draws + 1)
     root = math.sqrt(2 * draws * math.log(1 / delta))
     paper = batch_size * epsilon / (8 * lipschitz * root)
-    return _steps(charge, epsilon, delta, paper, paper / math.sqrt(2))
+    return _within(charge, epsilon, delta, paper, paper / math.sqrt(2))
 
 
 def saddle_bias_reduced(
@@ -94,22 +95,14 @@ def saddle_bias_reduced(
     lipschitz: float,
     paper_vertex_budget: float | None = None,
     alpha: float | None = None,
-) -> Steps:
-    """Returns the step sizes of Algorithm 3 for given levels, equal for both players.
+) -> StepSizes:
+    """Returns the step sizes of Algorithm 3 for given levels, at three clips of L0.
 
-    Args:
-      executed: (S,) levels.
-      max_level: M.
-      batch_sizes: (M + 1,) by level.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours.
-      lipschitz: L0, the clip of each of a gradient's three parts.
-      paper_vertex_budget: U, for the paper's Proposition E.1, as is alpha.
-      alpha: of the proportional rule.
+    ``executed`` are the levels (S,), ``batch_sizes`` (M + 1,) by level. The paper's is
+    Proposition E.1, with its U and the proportional rule's alpha.
     """
-    moved = accounting.sensitivity(relation, lipschitz)
-    by_level = moved * levels.amplification(max_level) / np.asarray(batch_sizes)
+    each = accounting.sensitivity(relation, lipschitz)
+    by_level = each * levels.amplification(max_level) / np.asarray(batch_sizes)
 
     def charge(step: float) -> float:
         deltas = step * by_level[executed]
@@ -119,28 +112,7 @@ def saddle_bias_reduced(
     if paper_vertex_budget is not None and alpha is not None:
         root = math.sqrt(48 * paper_vertex_budget * math.log(1 / delta))
         paper = epsilon / (9 * alpha * lipschitz * root)
-    return _steps(charge, epsilon, delta, paper)
-
-
-def saddle_bias_reduced_a_priori(
-    *,
-    vertex_budget: float,
-    max_level: int,
-    alpha: float,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-) -> Steps:
-    """Returns the step sizes of Algorithm 3 with proportional batches, for any levels."""
-    largest = np.max(levels.amplification(max_level) / 2.0 ** np.arange(max_level + 1))
-    moved = accounting.sensitivity(relation, lipschitz) * alpha * float(largest)
-
-    def charge(step: float) -> float:
-        return charges.bias_reduced_a_priori(moved * step, moved * step, vertex_budget)
-
-    root = math.sqrt(48 * vertex_budget * math.log(1 / delta))
-    return _steps(charge, epsilon, delta, epsilon / (9 * alpha * lipschitz * root))
+    return _within(charge, epsilon, delta, paper)
 
 
 def convex(
@@ -153,13 +125,13 @@ def convex(
     delta: float,
     relation: Relation,
     lipschitz: float,
-) -> Steps:
+) -> StepSizes:
     """Returns the step sizes of Algorithm 4; the paper's is Proposition F.1."""
-    moved = accounting.sensitivity(relation, lipschitz) / batch_size
+    each = accounting.sensitivity(relation, lipschitz) / batch_size
 
     def charge(step: float) -> float:
         return charges.convex(
-            moved * step,
+            each * step,
             num_steps=num_steps,
             num_draws=num_draws,
             refresh_every=refresh_every,
@@ -167,7 +139,8 @@ def convex(
 
     draws = num_draws * (num_steps / refresh_every + refresh_every)
     root = math.sqrt(2 * draws * math.log(1 / delta))
-    return _steps(charge, epsilon, delta, batch_size * epsilon / (8 * lipschitz * root))
+    paper = batch_size * epsilon / (8 * lipschitz * root)
+    return _within(charge, epsilon, delta, paper)
 
 
 def query_sensitivity(query_range: float, relation: Relation) -> float:
@@ -184,16 +157,16 @@ def synthetic(
     delta: float,
     relation: Relation,
     last_draw: bool = True,
-) -> Steps:
+) -> StepSizes:
     """Returns the step sizes of Algorithm 5 for the queries' player.
 
     The paper's is the condition of Theorem G.1, for answers in [-1, 1].
     """
-    moved = query_sensitivity(query_range, relation) / num_examples
+    each = query_sensitivity(query_range, relation) / num_examples
 
     def charge(step: float) -> float:
-        return charges.synthetic(moved * step, num_steps=num_steps, last_draw=last_draw)
+        return charges.synthetic(each * step, num_steps=num_steps, last_draw=last_draw)
 
     root = math.sqrt(2 * num_steps * math.log(1 / delta))
     paper = num_examples * epsilon / (16 * num_steps * root)
-    return _steps(charge, epsilon, delta, paper)
+    return _within(charge, epsilon, delta, paper)
