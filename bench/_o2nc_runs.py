@@ -12,6 +12,7 @@ import optax
 import scipy.special
 
 import jaxdp
+from bench import problems
 from jaxdp import Keys, metrics, models, plans, sampling
 from jaxdp.core.types import Phase
 
@@ -29,7 +30,7 @@ _AT_ONCE = 2**17
 def problem(dim: int) -> models.NonsmoothProblem:
     """The l1 norm over sqrt(d), with linear terms, from ||x0|| = gap = DISTANCE."""
     x0 = np.full(dim, DISTANCE / math.sqrt(dim), np.float32)
-    return models.l1_linear(dim)._replace(x0=x0, initial_gap=DISTANCE)
+    return problems.l1_linear(dim)._replace(x0=x0, initial_gap=DISTANCE)
 
 
 @functools.cache
@@ -41,7 +42,7 @@ def _expected_gradient(dim: int) -> Any:
 
 @functools.cache
 def _smoothed_signs(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """``models.nonsmooth.smoothed_sign`` on a grid of offset / radius: see there."""
+    """``problems.smoothed_sign`` on a grid of offset / radius: see there."""
     grid = np.linspace(0, 1, 2**14 + 1)
     return grid, scipy.special.betainc(0.5, (dim + 1) / 2, grid**2)
 

@@ -50,7 +50,7 @@ from concurrent import futures
 
 import numpy as np
 
-from bench import _harness
+from bench import _harness, problems
 from bench import _o2nc_bounds as proven
 from bench import _o2nc_calls as asked
 from bench import _o2nc_cells as cells
@@ -144,7 +144,7 @@ def of_clips(method: str) -> Part:
     return Part(rows=clip_rows(method, middle(method), CLIPPED))
 
 
-CLIPPED = (runs.problem(DIM), models.robust_regression(DIM))
+CLIPPED = (runs.problem(DIM), problems.robust_regression(DIM))
 FRACTIONS = (1.0, 0.3, 0.1)
 
 

@@ -18,12 +18,8 @@ from jaxdp.data.files import load_file as load_file
 from jaxdp.data.problems import HESSIANS as HESSIANS
 from jaxdp.data.problems import Problem as Problem
 from jaxdp.data.problems import centered_quadratic as centered_quadratic
-from jaxdp.data.problems import cubic as cubic
 from jaxdp.data.problems import effective_rank as effective_rank
 from jaxdp.data.problems import hessian_diagonal as hessian_diagonal
-from jaxdp.data.problems import linear_adversarial as linear_adversarial
-from jaxdp.data.problems import pseudo_huber as pseudo_huber
-from jaxdp.data.problems import quadratic as quadratic
 from jaxdp.data.scaling import scale_by_bounds as scale_by_bounds
 from jaxdp.data.values import show_values as show_values
 from jaxdp.kernels.perturb import At as At
@@ -35,11 +31,7 @@ from jaxdp.models.envelopes import lasry_lions_settings as lasry_lions_settings
 from jaxdp.models.envelopes import lasry_lions_smoothing as lasry_lions_smoothing
 from jaxdp.models.envelopes import moreau_envelope as moreau_envelope
 from jaxdp.models.games import Game as Game
-from jaxdp.models.games import diagonal_game as diagonal_game
-from jaxdp.models.games import max_loss as max_loss
-from jaxdp.models.games import quadratic_game as quadratic_game
 from jaxdp.models.games import rock_paper_scissors as rock_paper_scissors
-from jaxdp.models.games import two_by_two as two_by_two
 from jaxdp.models.groups import CLASS as CLASS
 from jaxdp.models.groups import DIABETES_SEXES as DIABETES_SEXES
 from jaxdp.models.groups import DIABETES_THRESHOLD as DIABETES_THRESHOLD
@@ -71,26 +63,13 @@ from jaxdp.models.networks import network_for as network_for
 from jaxdp.models.networks import residual_stack as residual_stack
 from jaxdp.models.networks import residual_stack_loss as residual_stack_loss
 from jaxdp.models.nonsmooth import NonsmoothProblem as NonsmoothProblem
-from jaxdp.models.nonsmooth import l1_linear as l1_linear
 from jaxdp.models.nonsmooth import max_of_linear as max_of_linear
 from jaxdp.models.nonsmooth import mean_gradient_fn as mean_gradient_fn
-from jaxdp.models.nonsmooth import relu_network as relu_network
-from jaxdp.models.nonsmooth import robust_regression as robust_regression
-from jaxdp.models.nonsmooth import smoothed_sign as smoothed_sign
 from jaxdp.models.principal import PrincipalDirections as PrincipalDirections
 from jaxdp.models.principal import SmoothConstants as SmoothConstants
 from jaxdp.models.principal import captured_variance as captured_variance
 from jaxdp.models.principal import moment_deviation as moment_deviation
 from jaxdp.models.principal import unit_rows as unit_rows
-from jaxdp.models.simplex_problems import BinaryDomain as BinaryDomain
-from jaxdp.models.simplex_problems import ConvexProblem as ConvexProblem
-from jaxdp.models.simplex_problems import binary_domain as binary_domain
-from jaxdp.models.simplex_problems import sparse_regression as sparse_regression
 from jaxdp.models.strict_saddles import CriticalPoint as CriticalPoint
 from jaxdp.models.strict_saddles import StrictSaddleProblem as StrictSaddleProblem
 from jaxdp.models.strict_saddles import cosine_grid as cosine_grid
-from jaxdp.models.strict_saddles import (
-    low_rank_factorization as low_rank_factorization,
-)
-from jaxdp.models.strict_saddles import phase_retrieval as phase_retrieval
-from jaxdp.models.strict_saddles import quartic_saddle as quartic_saddle

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench import problems
 from jaxdp import metrics
 from jaxdp.metrics import componentwise
 from jaxdp.metrics.componentwise import componentwise_goldstein_norm
-from jaxdp.models import nonsmooth
 
 RADIUS = 0.5
 
@@ -102,8 +102,8 @@ def test_one_record_is_the_goldstein_norm():
 @pytest.mark.parametrize("name", ["robust_regression", "relu_network"])
 def test_at_most_the_goldstein_norm_of_the_mean(name):
     problem = {
-        "robust_regression": nonsmooth.robust_regression(3),
-        "relu_network": nonsmooth.relu_network(num_hidden=2),
+        "robust_regression": problems.robust_regression(3),
+        "relu_network": problems.relu_network(num_hidden=2),
     }[name]
     data = problem.make_data(20, 0)
     x = problem.x0 + 0.3

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxdp
+from bench import problems
 from jaxdp import accounting, metrics, models
 from jaxdp.core import noise
 from jaxdp.core.keys import exact_noise_secret
@@ -19,8 +20,8 @@ from jaxdp.saddle.oracles import Problem
 
 GAMES = (
     models.rock_paper_scissors(10),
-    models.max_loss(),
-    models.quadratic_game(),
+    problems.max_loss(),
+    problems.quadratic_game(),
 )
 
 
@@ -53,7 +54,7 @@ def test_interval_holds_the_gap(game: models.Game) -> None:
 
 def test_mixture_of_losses_is_exact_in_y() -> None:
     """Where all y has to do is to pick the largest loss."""
-    game = models.max_loss()
+    game = problems.max_loss()
     x = np.full(4, 0.25)
     found = metrics.duality_gap(
         lambda x, y: -game.population_fn(y, x), game.equilibrium_y, x, max_steps=1
@@ -108,7 +109,7 @@ def test_polytopes() -> None:
 
 
 def test_excess_risk() -> None:
-    problem = models.sparse_regression(20)
+    problem = problems.sparse_regression(20)
     x = jnp.full(20, 0.05)
     found = metrics.excess_risk(problem.population_fn, x, tolerance=1e-5)
     assert found.lower - 1e-6 <= problem.excess_fn(x) <= found.upper + 1e-6
@@ -125,7 +126,7 @@ def test_excess_risk() -> None:
 
 
 def test_a_short_search_says_so() -> None:
-    game = models.quadratic_game()
+    game = problems.quadratic_game()
     x, y = np.eye(game.dim_x)[0], np.eye(game.dim_y)[0]
     few = metrics.duality_gap(game.population_fn, x, y, tolerance=1e-6, max_steps=2)
     assert few.num_steps == 4 and few.error > 1e-4

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdp
+from bench import problems
 from jaxdp import metrics
 from jaxdp.models import nonsmooth
 
@@ -217,7 +218,7 @@ def test_is_a_number_that_pickles():
 
 
 def test_smoothed_gradient_matches_the_closed_form_and_lies_above():
-    problem = nonsmooth.l1_linear(dim=5)
+    problem = problems.l1_linear(dim=5)
     record = (np.zeros((1, 5), np.float32),)
     gradient = nonsmooth.mean_gradient_fn(problem, record)
     x = jnp.asarray([0.1, -0.3, 0.5, 0.69, -2.0])
