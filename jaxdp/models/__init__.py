@@ -28,7 +28,6 @@ from jaxdp.models.envelopes import Smoothed as Smoothed
 from jaxdp.models.envelopes import lasry_lions as lasry_lions
 from jaxdp.models.envelopes import lasry_lions_mean as lasry_lions_mean
 from jaxdp.models.envelopes import lasry_lions_settings as lasry_lions_settings
-from jaxdp.models.envelopes import lasry_lions_smoothing as lasry_lions_smoothing
 from jaxdp.models.envelopes import moreau_envelope as moreau_envelope
 from jaxdp.models.games import Game as Game
 from jaxdp.models.games import rock_paper_scissors as rock_paper_scissors
