@@ -15,6 +15,7 @@ import jaxdp
 from bench import problems
 from jaxdp import Keys, metrics, models, plans, sampling
 from jaxdp.core.types import Phase
+from jaxdp.models.nonsmooth import NonsmoothProblem
 
 #: Of the smoothed loss; the guarantees are about Goldstein's subdifferential at twice it.
 RADIUS = 0.25
@@ -27,7 +28,7 @@ _AT_ONCE = 2**17
 
 
 @functools.cache
-def problem(dim: int) -> models.NonsmoothProblem:
+def problem(dim: int) -> NonsmoothProblem:
     """The l1 norm over sqrt(d), with linear terms, from ||x0|| = gap = DISTANCE."""
     x0 = np.full(dim, DISTANCE / math.sqrt(dim), np.float32)
     return problems.l1_linear(dim)._replace(x0=x0, initial_gap=DISTANCE)
@@ -59,7 +60,7 @@ def smoothed_gradients(points: np.ndarray) -> np.ndarray:
 
 
 def queries(
-    of: models.NonsmoothProblem,
+    of: NonsmoothProblem,
     plan: plans.O2NC,
     keys: Keys,
     data: Any,

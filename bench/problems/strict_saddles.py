@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.core import validate
-from jaxdp.models import CriticalPoint, StrictSaddleProblem
+from jaxdp.models.strict_saddles import CriticalPoint, StrictSaddleProblem
 
 Array = jax.Array
 Batch = tuple[jax.Array | np.ndarray, ...]

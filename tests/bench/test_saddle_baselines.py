@@ -11,6 +11,7 @@ import pytest
 
 from bench import problems
 from jaxdp import accounting, models
+from jaxdp.models.games import Game
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +124,7 @@ def test_tuned_descent_ascent(bench: Any) -> None:
     [problems.two_by_two(), problems.quadratic_game(), GAME],
     ids=lambda g: g.name,
 )
-def test_mirror_prox_reaches_equilibria(bench: Any, game: models.Game) -> None:
+def test_mirror_prox_reaches_equilibria(bench: Any, game: Game) -> None:
     found = bench.mirror_prox(
         game.population_fn,
         dim_x=game.dim_x,

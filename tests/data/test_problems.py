@@ -7,6 +7,7 @@ import pytest
 
 from bench import problems
 from jaxdp import models
+from jaxdp.data.problems import HESSIANS
 
 DIM, BATCH = 6, 5
 RNG = np.random.default_rng(0)
@@ -15,11 +16,8 @@ XI = RNG.standard_normal((BATCH, DIM))
 SIGNS = np.array([1.0, -1.0, 1.0, 0.0, -1.0])
 
 PROBLEMS = {
-    **{f"quadratic_{h}": (problems.quadratic(h, DIM), XI) for h in models.HESSIANS},
-    **{
-        f"centered_{h}": (models.centered_quadratic(h, DIM), XI)
-        for h in models.HESSIANS
-    },
+    **{f"quadratic_{h}": (problems.quadratic(h, DIM), XI) for h in HESSIANS},
+    **{f"centered_{h}": (models.centered_quadratic(h, DIM), XI) for h in HESSIANS},
     "cubic": (problems.cubic(DIM), XI),
     "linear_adversarial": (problems.linear_adversarial(U, scale=3.0), SIGNS),
     "pseudo_huber": (problems.pseudo_huber(DIM), XI),

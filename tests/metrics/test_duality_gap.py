@@ -16,6 +16,7 @@ from jaxdp import accounting, metrics, models
 from jaxdp.core import noise
 from jaxdp.core.keys import exact_noise_secret
 from jaxdp.kernels.polytope import L1Ball, Polytope
+from jaxdp.models.games import Game
 from jaxdp.saddle.oracles import Problem
 
 GAMES = (
@@ -33,7 +34,7 @@ def linear_bound(value_fn: Any, x: Any, y: Any) -> float:
 
 
 @pytest.mark.parametrize("game", GAMES, ids=lambda g: g.name)
-def test_interval_holds_the_gap(game: models.Game) -> None:
+def test_interval_holds_the_gap(game: Game) -> None:
     """At random points, at the uniform one and at the equilibrium."""
     rng = np.random.default_rng(1)
     points = [(game.equilibrium_x, game.equilibrium_y)]

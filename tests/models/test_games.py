@@ -12,7 +12,7 @@ import scipy.optimize
 
 from bench import problems
 from jaxdp import models
-from jaxdp.models import Game
+from jaxdp.models.games import Game
 
 GAMES = (
     models.rock_paper_scissors(10),

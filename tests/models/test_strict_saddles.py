@@ -11,7 +11,7 @@ import pytest
 
 from bench import problems
 from jaxdp import models
-from jaxdp.models import StrictSaddleProblem
+from jaxdp.models.strict_saddles import StrictSaddleProblem
 
 PROBLEMS = {
     "cosine": models.cosine_grid(5),
