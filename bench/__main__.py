@@ -12,9 +12,9 @@ from bench import _harness
 
 
 def names() -> list[str]:
-    """The benchmarks: the modules of this folder that begin with a letter."""
+    """The benchmarks: modules here that begin with a letter, but for ``problems``."""
     found = (m.name for m in pkgutil.iter_modules(bench.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
+    return sorted(n for n in found if not n.startswith("_") and n != "problems")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp import models
+from bench import problems
 from jaxdp.core import noise
 
 NUM_ROUNDS = (5, 10, 20, 40, 80, 160, 320)
@@ -102,7 +102,7 @@ class TunedMwem(NamedTuple):
 
 
 def tune_mwem(
-    domain: models.BinaryDomain,
+    domain: problems.BinaryDomain,
     num_examples: int,
     seeds: Sequence[int],
     *,

@@ -15,16 +15,17 @@ import numpy as np
 
 from bench import _o2nc_runs as runs
 from bench import _sosp_rules as rules
-from jaxdp import models, plans, sampling
+from jaxdp import plans, sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.models.nonsmooth import NonsmoothProblem
 from jaxdp.o2nc import oracle as variance_reduced
 from jaxdp.o2nc.theory import bounds
 
 
 def estimates(
     plan: plans.O2NC,
-    of: models.NonsmoothProblem,
+    of: NonsmoothProblem,
     phase: str,
     x: jax.Array,
     previous: jax.Array,
@@ -100,7 +101,7 @@ class Lengths(NamedTuple):
 
 def lengths(
     plan: plans.O2NC,
-    of: models.NonsmoothProblem,
+    of: NonsmoothProblem,
     seed: int,
     num_queries: int = 100,
     num_records: int = 32,

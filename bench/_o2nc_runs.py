@@ -12,8 +12,10 @@ import optax
 import scipy.special
 
 import jaxdp
+from bench import problems
 from jaxdp import Keys, metrics, models, plans, sampling
 from jaxdp.core.types import Phase
+from jaxdp.models.nonsmooth import NonsmoothProblem
 
 #: Of the smoothed loss; the guarantees are about Goldstein's subdifferential at twice it.
 RADIUS = 0.25
@@ -26,10 +28,10 @@ _AT_ONCE = 2**17
 
 
 @functools.cache
-def problem(dim: int) -> models.NonsmoothProblem:
+def problem(dim: int) -> NonsmoothProblem:
     """The l1 norm over sqrt(d), with linear terms, from ||x0|| = gap = DISTANCE."""
     x0 = np.full(dim, DISTANCE / math.sqrt(dim), np.float32)
-    return models.l1_linear(dim)._replace(x0=x0, initial_gap=DISTANCE)
+    return problems.l1_linear(dim)._replace(x0=x0, initial_gap=DISTANCE)
 
 
 @functools.cache
@@ -41,7 +43,7 @@ def _expected_gradient(dim: int) -> Any:
 
 @functools.cache
 def _smoothed_signs(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """``models.nonsmooth.smoothed_sign`` on a grid of offset / radius: see there."""
+    """``problems.smoothed_sign`` on a grid of offset / radius: see there."""
     grid = np.linspace(0, 1, 2**14 + 1)
     return grid, scipy.special.betainc(0.5, (dim + 1) / 2, grid**2)
 
@@ -58,7 +60,7 @@ def smoothed_gradients(points: np.ndarray) -> np.ndarray:
 
 
 def queries(
-    of: models.NonsmoothProblem,
+    of: NonsmoothProblem,
     plan: plans.O2NC,
     keys: Keys,
     data: Any,

@@ -28,8 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import accounting, models
+from jaxdp import accounting
 from jaxdp.accounting import gaussian
+from jaxdp.models.games import Game
 
 #: (x, y, batch, clip) -> the sums of a batch's gradients, each record's clipped jointly.
 SumsFn = Callable[[Any, Any, Any, Any], tuple[jax.Array, jax.Array]]
@@ -91,7 +92,7 @@ def clipped_sums(value_fn: Callable[[Any, Any, Any], Any]) -> SumsFn:
     return sums
 
 
-def game_sums(game: models.Game) -> SumsFn:
+def game_sums(game: Game) -> SumsFn:
     """The same for the records of a game: norms and sums are products with the signs."""
 
     def sums(x: Any, y: Any, batch: Any, clip: Any) -> tuple[jax.Array, jax.Array]:
@@ -158,7 +159,7 @@ def dp_sgda(
     return jax.tree.map(lambda v: jnp.mean(v, axis=0), points)
 
 
-def no_op_clip(game: models.Game) -> float:
+def no_op_clip(game: Game) -> float:
     """The l2 norm that no record's gradient exceeds: its coordinates' bound, sqrt(d)."""
     return game.lipschitz * math.sqrt(game.dim_x + game.dim_y)
 
@@ -192,7 +193,7 @@ class TunedSgda(NamedTuple):
 
 
 def tune_sgda(
-    game: models.Game,
+    game: Game,
     num_examples: int,
     seeds: Sequence[int],
     *,

@@ -21,6 +21,7 @@ from bench import _saddle_baselines as baselines
 from bench import _saddle_cells as cells
 from bench._saddle_cells import Cell, Prototype
 from jaxdp import Keys, models, plans, sampling
+from jaxdp.models.games import Game
 
 EPSILON, DELTA = 1.0, 1e-6
 BUDGET: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA}
@@ -58,7 +59,7 @@ def quietly(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @functools.cache
-def game(d: int) -> tuple[models.Game, jaxdp.MatrixGame]:
+def game(d: int) -> tuple[Game, jaxdp.MatrixGame]:
     """The game, and the same for ``fit``; one object each, so that programs are kept."""
     found = models.rock_paper_scissors(d)
     return found, jaxdp.MatrixGame(found.matrix, scale=found.sign_scale)

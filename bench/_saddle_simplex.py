@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import jaxdp
-from bench import _mwem
+from bench import _mwem, problems
 from bench import _saddle_baselines as baselines
 from bench import _saddle_cells as cells
 from bench._saddle_cells import Cell, Prototype
@@ -30,7 +30,7 @@ from bench._saddle_games import (
     run,
     steps_note,
 )
-from jaxdp import models, plans, sampling
+from jaxdp import plans, sampling
 
 #: The prototype's runs of algorithm 4. No number was noted: their ten figures scatter about
 #: ours as single runs do (a chi-square of 8 for 1 run each, of 35 for 5).
@@ -55,8 +55,8 @@ CONVEX = {
 
 
 @functools.cache
-def regression(d: int) -> tuple[models.ConvexProblem, jaxdp.LinearModel]:
-    problem = models.sparse_regression(d)
+def regression(d: int) -> tuple[problems.ConvexProblem, jaxdp.LinearModel]:
+    problem = problems.sparse_regression(d)
     return problem, jaxdp.LinearModel(lambda p, t: (p - t) ** 2 / 2)
 
 
@@ -184,7 +184,7 @@ SYNTHETIC = {
 }
 CELLS, QUERIES = 256, 896
 MARGINALS = jaxdp.Marginals((2,) * 8, degree=3)
-domain = functools.cache(lambda seed: models.binary_domain(seed=seed))
+domain = functools.cache(lambda seed: problems.binary_domain(seed=seed))
 
 
 def synthetic_plans(n: int) -> dict[str, plans.SyntheticData]:

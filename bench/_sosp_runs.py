@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench import problems
 from jaxdp import Keys, metrics, plans
 from jaxdp.models import strict_saddles
 from jaxdp.models.strict_saddles import StrictSaddleProblem
@@ -22,7 +23,7 @@ TUNING = 10_000
 
 cosine = functools.cache(strict_saddles.cosine_grid)
 factorization = functools.cache(
-    functools.partial(strict_saddles.low_rank_factorization, radius=1.2)
+    functools.partial(problems.low_rank_factorization, radius=1.2)
 )
 
 #: A critical point by name, or a seed's own point.

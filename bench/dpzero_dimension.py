@@ -38,6 +38,7 @@ from jaxdp import Keys, models, plans, sampling
 from jaxdp.cli import plots
 from jaxdp.core import keys as keys_lib
 from jaxdp.data.datasets import quadratic_data
+from jaxdp.data.problems import HESSIANS, hessian_diagonal
 from jaxdp.kernels import sphere, threefry
 
 NUM_EXAMPLES = 10_000
@@ -218,7 +219,7 @@ def make_runs(grid: Grid, dim: int, seed: int, records: np.ndarray) -> list[Runs
     """The runs of each number of steps."""
     keys = Keys.insecure(seed)
     directions = draw_directions(keys, max(grid.num_steps), dim)
-    hessians = np.stack([models.hessian_diagonal(h, dim) for h in models.HESSIANS])
+    hessians = np.stack([hessian_diagonal(h, dim) for h in HESSIANS])
     clips = np.array(grid.clips)[:, None, None]
 
     def runs(num_steps: int) -> Runs:
@@ -244,7 +245,7 @@ def make_runs(grid: Grid, dim: int, seed: int, records: np.ndarray) -> list[Runs
 
 def measure(x: np.ndarray, data: models.Dataset) -> np.ndarray:
     """The :data:`METRICS` of points (..., H, C, R, d), shape=(metrics, ..., H, C, R)."""
-    hessians = [models.hessian_diagonal(h, x.shape[-1]) for h in models.HESSIANS]
+    hessians = [hessian_diagonal(h, x.shape[-1]) for h in HESSIANS]
     a = np.stack(hessians)[:, None, None]
     norms, losses = [], []
     for (records,) in (data.train, data.test):
@@ -280,7 +281,7 @@ def run_seed(grid: Grid, dim: int, seed: int) -> dict[str, np.ndarray]:
         for program in programs:
             for name, x in program(runs).items():
                 found.setdefault(name, []).append(measure(np.asarray(x), data))
-    zero = measure(np.zeros((len(models.HESSIANS), 1, 1, dim)), data)
+    zero = measure(np.zeros((len(HESSIANS), 1, 1, dim)), data)
     return {"start": zero[..., 0, 0]} | {
         name: best(np.stack(of, 1)) for name, of in found.items()
     }
@@ -324,7 +325,7 @@ def _row(
 def _figures(samples: Samples) -> list[_harness.Row]:
     rows = []
     for i, metric in enumerate(METRICS):
-        for h, hessian in enumerate(models.HESSIANS):
+        for h, hessian in enumerate(HESSIANS):
             for dim, start in samples["start"].items():
                 first = start[:, i, h].mean()
                 for name in NAMES:
@@ -348,7 +349,7 @@ def _claims(samples: Samples) -> list[_harness.Row]:
     for name, by_dim in norms.items():
         low, high = min(by_dim), max(by_dim)
         growth = [mean(values) for values in (by_dim[high] / by_dim[low]).T]
-        for hessian, m in zip(models.HESSIANS, growth, strict=True):
+        for hessian, m in zip(HESSIANS, growth, strict=True):
             metric = f"growth, d = {low} to {high}"
             ratio = m.value / growth[0].value
             num = len(by_dim[low])
@@ -382,10 +383,10 @@ _STYLES = {
 
 
 def _draw(samples: Samples, quantity: str) -> Figure:
-    fig, axes = plots.figure(1, len(models.HESSIANS), figsize=(11, 4))
+    fig, axes = plots.figure(1, len(HESSIANS), figsize=(11, 4))
     names = list(METRICS)
     train, test = (names.index(f"{split} {quantity}") for split in ("train", "test"))
-    for h, (axis, hessian) in enumerate(zip(axes, models.HESSIANS, strict=True)):
+    for h, (axis, hessian) in enumerate(zip(axes, HESSIANS, strict=True)):
         for name, (color, marker) in _STYLES.items():
             by_dim = samples[name]
             means = [mean(values[:, train, h]) for values in by_dim.values()]

@@ -2,9 +2,8 @@
 
 Medians over points, standard normal and seeded, with the range beside them; every search
 ends by its tolerance. The losses are cheap: two cones (the lesser of two distances,
-L = 1, smoothing 1/2), of which values alone are known; waves (|cos <a, y> - 0.4|, summed
-over two directions, of known weak convexity w, smoothing 1 / w), whose subgradients are
-too; and the convex sum of i y_i^2 / 2, smoothing 0.4, by cutting planes.
+L = 1, smoothing 1/2), of which values alone are known, and the convex sum of i y_i^2 / 2,
+smoothing 0.4, by cutting planes.
 """
 
 from collections.abc import Callable
@@ -17,26 +16,13 @@ import numpy as np
 from bench import _harness
 from jaxdp import models
 
-DIRECTIONS = np.array([[1.0, 0.3, -0.4], [-0.5, 0.9, 0.2]])
-
 
 def _cones(y: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.linalg.norm(y - 1), jnp.linalg.norm(y + 0.8) + 0.3)
 
 
-def _waves(y: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.abs(jnp.cos(DIRECTIONS[:, : len(y)] @ y) - 0.4))
-
-
 def _bowl(y: jax.Array) -> jax.Array:
     return jnp.sum(jnp.arange(1, len(y) + 1) * y**2) / 2
-
-
-def _waves_setting(dim: int) -> dict[str, Any]:
-    squares = np.sum(DIRECTIONS[:, :dim] ** 2, axis=1)
-    w = float(squares.sum())
-    constants = {"weak_convexity": w, "lipschitz": float(np.sqrt(squares).sum())}
-    return {"smoothing": 1 / w} | constants
 
 
 Setting = Callable[[int], dict[str, Any]]
@@ -47,11 +33,6 @@ CASES: dict[str, tuple[Any, Setting, tuple[tuple[int, float], ...]]] = {
         _cones,
         lambda dim: {"smoothing": 0.5, "lipschitz": 1.0},
         ((1, 1e-6), (2, 1e-3), (3, 1e-2)),
-    ),
-    "waves, subgradients": (
-        _waves,
-        _waves_setting,
-        ((1, 1e-6), (2, 1e-6), (3, 1e-4)),
     ),
     "bowl, cutting planes": (
         _bowl,

@@ -2,19 +2,19 @@
 
 *Noise.* Standard deviation on a step's mean slope, in clips: by the paper's formula, by the
 released code (twice opacus' multiplier over the batch size), and by our accounting for full
-batches, Poisson batches and those of ``experiment.plan``, which ratios are to.
+batches, Poisson batches and those of ours, which ratios are to.
 
 *Claims.* The least epsilon proved of the paper's own runs, had their noise been secret:
 as they were run, in shuffled batches, and as if batches had been sampled. Ratios are to
 the epsilon that was claimed. Upper bounds, not attacks.
 
 Nothing is timed. The figures that the paper printed are
-``jaxdp.models.language.experiments.PRINTED`` and ``COSTS``.
+``PRINTED`` and ``COSTS`` of ``bench/_lm_experiments.py``.
 """
 
-from bench import _harness
-from jaxdp.models.language import experiments
-from jaxdp.models.language.experiments import EPSILONS, EXPERIMENTS
+from bench import _harness, _lm_experiments
+from bench._lm_experiments import EPSILONS
+from jaxdp.models.language.experiments import EXPERIMENTS
 
 QUICK = ("roberta-large/sst-2", "opt-1.3b/sst-2")
 
@@ -23,8 +23,8 @@ def run(quick: bool) -> list[_harness.Row]:
     """Rows for each setting that accounting can tell apart, at epsilon 2 and 6."""
     chosen = [EXPERIMENTS[name] for name in QUICK] if quick else [*EXPERIMENTS.values()]
     epsilons = EPSILONS[:1] if quick else EPSILONS
-    noise = experiments.noise_table(chosen, epsilons)
-    claims = experiments.claims_table(chosen, epsilons)
+    noise = _lm_experiments.noise_table(chosen, epsilons)
+    claims = _lm_experiments.claims_table(chosen, epsilons)
     return [
         *(found for row in noise for found in _noise(row)),
         *(found for row in claims for found in _claims(row)),
@@ -38,7 +38,7 @@ def _case(names: tuple[str, ...], epsilon: float) -> str:
     return f"{', '.join(families)}: {', '.join(tasks)}; epsilon {epsilon:g}"
 
 
-def _noise(row: experiments.NoiseRow) -> list[_harness.Row]:
+def _noise(row: _lm_experiments.NoiseRow) -> list[_harness.Row]:
     case = _case(row.experiments, row.epsilon)
     ours = row.ours_replace_one
     stds = {
@@ -60,7 +60,7 @@ def _noise(row: experiments.NoiseRow) -> list[_harness.Row]:
     ]
 
 
-def _claims(row: experiments.ClaimRow) -> list[_harness.Row]:
+def _claims(row: _lm_experiments.ClaimRow) -> list[_harness.Row]:
     case = _case(row.experiments, row.claimed)
     spent = {
         "shuffled, replace-one": row.shuffled_replace_one,

@@ -41,7 +41,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from bench import _harness
+from bench import _harness, problems
 from jaxdp import Keys, metrics, models, plans, sampling
 from jaxdp.cli import plots
 from jaxdp.core.types import Phase
@@ -50,7 +50,7 @@ from jaxdp.o2nc.theory import bounds
 DIM, WINDOW, WINDOWS = 8, 64, 400
 RADIUS = 0.5
 EPSILON, DELTA = 8.0, 1e-5
-PROBLEM = models.l1_linear(DIM)
+PROBLEM = problems.l1_linear(DIM)
 #: E z = 0 and z enters linearly: one record that stands for the expected loss.
 EXPECTED = (np.zeros((1, DIM), np.float32),)
 PAPER, BEST = "paper's noise, tree", "exact, BLT-3, orthonormal"

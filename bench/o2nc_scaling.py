@@ -50,7 +50,7 @@ from concurrent import futures
 
 import numpy as np
 
-from bench import _harness
+from bench import _harness, problems
 from bench import _o2nc_bounds as proven
 from bench import _o2nc_calls as asked
 from bench import _o2nc_cells as cells
@@ -60,8 +60,8 @@ from bench import _o2nc_rules as rules
 from bench import _o2nc_runs as runs
 from bench._o2nc_cells import Cell, Part
 from bench._o2nc_methods import Shape
-from jaxdp import models
 from jaxdp.cli import plots
+from jaxdp.models.nonsmooth import NonsmoothProblem
 
 PNG, PARTS = "o2nc_scaling.png", "o2nc_scaling_parts"
 SEEDS, DIM = 20, 20
@@ -144,14 +144,14 @@ def of_clips(method: str) -> Part:
     return Part(rows=clip_rows(method, middle(method), CLIPPED))
 
 
-CLIPPED = (runs.problem(DIM), models.robust_regression(DIM))
+CLIPPED = (runs.problem(DIM), problems.robust_regression(DIM))
 FRACTIONS = (1.0, 0.3, 0.1)
 
 
 def clip_rows(
     method: str,
     n: int,
-    problems: Sequence[models.NonsmoothProblem],
+    problems: Sequence[NonsmoothProblem],
     num_queries: int = 100,
 ) -> list[_harness.Row]:
     """Of the run of a certified plan, on each problem."""

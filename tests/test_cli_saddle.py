@@ -12,6 +12,7 @@ import pytest
 
 from jaxdp import models, plans, sampling, training
 from jaxdp.cli import main, options, prepare, recipes, train
+from jaxdp.models.groups import DIABETES_THRESHOLD, above
 from tests.training import kills
 
 SADDLE = ("--dataset", "diabetes", "--algorithm", "saddle", "--group", "sex")
@@ -93,7 +94,7 @@ def test_parameters_are_a_linear_model_s(folder: Path) -> None:
         kernel, bias = file["Dense_0/kernel"], file["Dense_0/bias"]
         weights = file["group_weights"]
     assert weights.sum() == pytest.approx(1)
-    dataset = models.above(models.load("diabetes"), models.DIABETES_THRESHOLD)
+    dataset = above(models.load("diabetes"), DIABETES_THRESHOLD)
     x, y = dataset.test
     accuracy = np.mean(np.argmax(x @ kernel + bias, axis=1) == y)
     assert accuracy == pytest.approx(reported(folder)["test_accuracy"], abs=1e-6)

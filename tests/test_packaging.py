@@ -126,13 +126,17 @@ def modules_in(tree: Path) -> set[str]:
     return own | {"jaxdp/" + path.relative_to(tree).as_posix() for path in kernels}
 
 
+#: What is shipped beside the modules: the type marker and the settings of a paper.
+DATA = {"jaxdp/py.typed", "jaxdp/models/language/experiments.toml"}
+
+
 def check_wheel(path: Path, tree: Path) -> None:
-    """A wheel holds every module once, the type marker, and nothing else."""
+    """A wheel holds every module once, the data beside them, and nothing else."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     assert len(names) == len(set(names))
     content = {name for name in names if ".dist-info/" not in name}
-    assert content == modules_in(tree) | {"jaxdp/py.typed"}
+    assert content == modules_in(tree) | DATA
     assert {name.split("/")[0] for name in content} == {"jaxdp"}
     assert "jaxdp/kernels/__init__.py" in content
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
@@ -169,7 +173,7 @@ def test_sdist_holds_every_source_once(built: tuple[Path, Path], copy: Path) -> 
         names = [m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()]
     assert len(names) == len(set(names))
     modules = {name.replace("jaxdp/kernels/", "kernels/") for name in modules_in(copy)}
-    assert modules | {"jaxdp/py.typed"} <= set(names)
+    assert modules | DATA <= set(names)
     texts = {"README.md", "CHANGELOG.md", "LICENSE"}
     assert texts | {"pyproject.toml", "constraints.txt"} <= set(names)
     assert not [name for name in names if name.startswith("jaxdp/kernels")]

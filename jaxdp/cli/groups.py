@@ -9,10 +9,12 @@ from jaxdp import models
 from jaxdp.cli import options, recipes
 from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.task import Task
+from jaxdp.data.datasets import DIABETES_BOUNDS
+from jaxdp.models.groups import CLASS, DIABETES_SEXES
 
 #: Columns of built-in data sets that may be groups: their public values and bounds.
 _COLUMNS: dict[str, dict[str, Any]] = {
-    "diabetes": {"sex": (models.DIABETES_SEXES, models.DIABETES_BOUNDS)}
+    "diabetes": {"sex": (DIABETES_SEXES, DIABETES_BOUNDS)}
 }
 
 
@@ -26,7 +28,7 @@ def of_command(
     """
     values, bounds = command.group_values, command.bounds
     if not is_file:
-        known = {models.CLASS: (None, None), **_COLUMNS.get(command.dataset, {})}
+        known = {CLASS: (None, None), **_COLUMNS.get(command.dataset, {})}
         if command.group not in known:
             raise UsageError(
                 f"--group must be {' or '.join(known)} with --dataset {command.dataset}, "

@@ -27,6 +27,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.kernels import sphere, stretch
 from jaxdp.mechanism.plan import Plan
+from jaxdp.models.groups import DIABETES_THRESHOLD, above
 from jaxdp.training.ledger import LEDGER, PLAN
 
 _SIZES = ("restart_batch_size", "batch_size")  # Of a single pass.
@@ -202,7 +203,7 @@ def _dataset(command: options.Train) -> models.Dataset:
             loaded = models.load(command.dataset, **extra)
             if command.group is None or command.dataset != "diabetes":
                 return loaded
-            return models.above(loaded, models.DIABETES_THRESHOLD)
+            return above(loaded, DIABETES_THRESHOLD)
         loaded = models.load_file(
             command.dataset,
             label=command.label,

@@ -5,21 +5,12 @@ is a statistic of them that nobody charged: measure on public records, or publis
 The one exception is :func:`private_gap`, which adds noise and states its guarantee.
 """
 
-from jaxdp.metrics.componentwise import (
+from jaxdp.metrics.duality_gap import duality_gap as duality_gap
+from jaxdp.metrics.goldstein import GoldsteinNorm as GoldsteinNorm
+from jaxdp.metrics.goldstein import (
     componentwise_goldstein_norm as componentwise_goldstein_norm,
 )
-from jaxdp.metrics.duality_gap import Interval as Interval
-from jaxdp.metrics.duality_gap import bilinear_gap as bilinear_gap
-from jaxdp.metrics.duality_gap import duality_gap as duality_gap
-from jaxdp.metrics.duality_gap import excess_risk as excess_risk
-from jaxdp.metrics.duality_gap import linear_gap_bound as linear_gap_bound
-from jaxdp.metrics.goldstein import GoldsteinNorm as GoldsteinNorm
-from jaxdp.metrics.goldstein import MinimumNormPoint as MinimumNormPoint
-from jaxdp.metrics.goldstein import SmoothedGradientNorm as SmoothedGradientNorm
 from jaxdp.metrics.goldstein import goldstein_norm as goldstein_norm
-from jaxdp.metrics.goldstein import minimum_norm_point as minimum_norm_point
-from jaxdp.metrics.goldstein import minimum_norm_point_fista as minimum_norm_point_fista
-from jaxdp.metrics.goldstein import smoothed_gradient_norm as smoothed_gradient_norm
 from jaxdp.metrics.second_order import SospAlpha as SospAlpha
 from jaxdp.metrics.second_order import sosp_alpha as sosp_alpha
 from jaxdp.metrics.second_order import sosp_alpha_of as sosp_alpha_of

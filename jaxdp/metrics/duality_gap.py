@@ -6,14 +6,6 @@ r"""Duality gap of a pair of points in a convex-concave problem.
 for F convex in x and concave in y, both on polytopes given by their vertices
 (:mod:`jaxdp.kernels.polytope`; the simplex unless another is named).
 
-========================  =============================================================
-:func:`bilinear_gap`      exact, from the matrix of the game
-:func:`duality_gap`       any F: a certified interval. One step of it is exact wherever a
-                          player's problem is linear, as a mixture of losses is in y
-:func:`linear_gap_bound`  any F: an upper bound from one gradient; equal if F is bilinear
-:func:`excess_risk`       x alone: F(x) minus the least F, as an interval
-========================  =============================================================
-
 Measure the expected F, or that of public records: it is what the theorems bound. The gap on
 the training records is neither that nor private; :mod:`jaxdp.saddle.private_gap` releases
 a bound on it.
@@ -33,7 +25,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxdp.core import validate
@@ -49,7 +40,7 @@ class Interval(NamedTuple):
     Attributes:
       lower: at most the number.
       upper: at least the number.
-      num_steps: of the solver, over both players; 0 where a formula gave it.
+      num_steps: of the solver, over both players.
     """
 
     lower: float
@@ -80,72 +71,12 @@ def _domain(name: str, domain: Domain, dim: int) -> Any:
     return domain
 
 
-def _vector(name: str, value: Any) -> None:
+def _floating(name: str, value: Any) -> jax.Array:
     if jnp.ndim(value) != 1 or not jnp.size(value):
         raise ValueError(
             f"{name} must have shape (d,), d >= 1; got shape {jnp.shape(value)}"
         )
-
-
-def _floating(name: str, value: Any) -> jax.Array:
-    _vector(name, value)
     return jnp.asarray(value, jnp.result_type(value, jnp.float32))
-
-
-def bilinear_gap(
-    x: Any,
-    y: Any,
-    matrix: Any,
-    *,
-    linear_x: Any = None,
-    linear_y: Any = None,
-    domain_x: Domain = None,
-    domain_y: Domain = None,
-) -> Interval:
-    r"""Computes the exact duality gap of a bilinear F.
-
-    .. math:: F(x, y) = x^\top A y + \langle b,x\rangle + \langle c,y\rangle, \quad
-      \mathrm{Gap} = \langle b,x\rangle + \max_j\langle A^\top x+c, w_j\rangle
-      - \langle c,y\rangle - \min_i\langle Ay+b, v_i\rangle
-
-    Args:
-      x: point (p,) of its polytope.
-      y: point (q,) of its polytope.
-      matrix: A, (p, q); x minimises.
-      linear_x: b (p,); None is zero.
-      linear_y: c (q,); None is zero.
-      domain_x: polytope, or matrix of vertices; None is the simplex.
-      domain_y: the same for y.
-
-    Returns:
-      An :class:`Interval` without width, computed in float64 on the host (the vertices
-      of a polytope in its own dtype).
-
-    Raises:
-      ValueError: shapes that do not fit one another.
-    """
-    a, b, c, p, q = (
-        np.asarray(0.0 if v is None else v, np.float64)
-        for v in (matrix, linear_x, linear_y, x, y)
-    )
-    _vector("x", p)
-    _vector("y", q)
-    if a.shape != (len(p), len(q)):
-        raise ValueError(f"matrix must have shape {(len(p), len(q))}, got {a.shape}")
-    for name, v, size in (("linear_x", b, len(p)), ("linear_y", c, len(q))):
-        if v.shape not in ((), (size,)):
-            raise ValueError(f"{name} must have shape ({size},), got {v.shape}")
-    down, up = a @ q + b, a.T @ p + c
-    least = _on_vertices(_domain("domain_x", domain_x, len(p)), down).min()
-    most = _on_vertices(_domain("domain_y", domain_y, len(q)), up).max()
-    gap = float(np.sum(b * p) + most - np.sum(c * q) - least)
-    return Interval(gap, gap, 0)
-
-
-def _on_vertices(domain: Any, gradient: np.ndarray) -> np.ndarray:
-    if isinstance(domain, polytope.Simplex):
-        return gradient  # In float64, which JAX would round.
-    return np.asarray(domain.vertex_gradient(jnp.asarray(gradient)), np.float64)
 
 
 def duality_gap(
@@ -187,70 +118,11 @@ def duality_gap(
     over_x = _domain("domain_x", domain_x, len(x))
     over_y = _domain("domain_y", domain_y, len(y))
     limits = tolerance, max_steps
-    low, high, steps = _least(value_fn, over_x, x.dtype, y, *limits)
+    low, high, steps = _least(value_fn, over_x, x.dtype, y, *limits, player="x")
     below, above, more = _least(value_fn, over_y, y.dtype, x, *limits, player="y")
     # max F(x, .) lies in [-above, -below].
     lower = max(-above - high, 0.0)
     return Interval(lower, max(-below - low, lower), steps + more)
-
-
-def excess_risk(
-    value_fn: Callable[[Any], Any],
-    x: Any,
-    *,
-    domain: Domain = None,
-    tolerance: float = 1e-4,
-    max_steps: int = 5000,
-) -> Interval:
-    """Bounds F(x) minus the least value of a convex F on a polytope from both sides.
-
-    Args:
-      value_fn: x -> F, shape=(), convex, differentiable, hashable.
-      x: a point (p,) of the polytope, floating.
-      domain: a polytope, or a matrix of vertices; None is the simplex.
-      tolerance: the width to stop at, in units of F.
-      max_steps: where they end first, the width says so.
-
-    Returns:
-      An :class:`Interval`, as :func:`duality_gap` does.
-    """
-    x = _floating("x", x)
-    over = _domain("domain", domain, len(x))
-    low, high, steps = _least(value_fn, over, x.dtype, None, tolerance, max_steps)
-    reached = float(value_fn(x))
-    lower = max(reached - high, 0.0)
-    return Interval(lower, max(reached - low, lower), steps)
-
-
-def linear_gap_bound(
-    value_fn: Callable[[Any, Any], Any],
-    x: Any,
-    y: Any,
-    *,
-    domain_x: Domain = None,
-    domain_y: Domain = None,
-) -> float:
-    r"""Bounds the duality gap from above by one gradient.
-
-    .. math:: \langle\nabla_xF,x\rangle-\min_i\langle\nabla_xF,v_i\rangle
-      +\max_j\langle\nabla_yF,w_j\rangle-\langle\nabla_yF,y\rangle
-
-    The gap itself if F is bilinear.
-
-    Args:
-      value_fn: (x, y) -> F, as for :func:`duality_gap`.
-      x: point (p,) of its polytope, floating.
-      y: point (q,) of its polytope, floating.
-      domain_x: polytope, or matrix of vertices; None is the simplex.
-      domain_y: the same for y.
-    """
-    x, y = _floating("x", x), _floating("y", y)
-    over_x = _domain("domain_x", domain_x, len(x))
-    over_y = _domain("domain_y", domain_y, len(y))
-    down, up = jax.grad(value_fn, (0, 1))(x, y)
-    bound_x = jnp.vdot(down, x) - jnp.min(over_x.vertex_gradient(down))
-    bound_y = jnp.max(over_y.vertex_gradient(up)) - jnp.vdot(up, y)
-    return float(bound_x + bound_y)
 
 
 def _least(
@@ -261,7 +133,7 @@ def _least(
     tolerance: float,
     max_steps: int,
     *,
-    player: str = "x",
+    player: str,
 ) -> tuple[float, float, int]:
     """Bounds the least value of one player's problem: of -F if it is y's."""
     validate.positive(tolerance=tolerance)
@@ -302,8 +174,6 @@ def _minimize(
 
     def objective(weights: jax.Array) -> jax.Array:
         point = domain.point(weights)
-        if other is None:
-            return value_fn(point)
         return value_fn(point, other) if player == "x" else -value_fn(other, point)
 
     m = domain.num_vertices

@@ -1,8 +1,8 @@
 r"""The duality gap of private records: one number, noised and charged.
 
 What :mod:`jaxdp.metrics.duality_gap` computes on private records is a statistic of them
-that nobody paid for. Here the bound of :func:`jaxdp.metrics.linear_gap_bound` is made
-insensitive to a single record, by clipping, and released once.
+that nobody paid for. Here a bound from one gradient is made insensitive to a single
+record, by clipping, and released once.
 """
 
 import functools
@@ -64,7 +64,7 @@ def private_gap(
 
     With :math:`g` and :math:`h` the means of the records' vertex gradients, each of their
     coordinates clipped to :math:`[-C_x,C_x]`, :math:`[-C_y,C_y]`, and :math:`\lambda,\mu`
-    the weights of the points, it is :func:`jaxdp.metrics.linear_gap_bound` of the records,
+    the weights of the points, it is the linear bound on the gap of the records,
 
     .. math:: G=\langle g,\lambda\rangle-\min_ig_i+\max_jh_j-\langle h,\mu\rangle,
 

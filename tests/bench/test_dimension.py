@@ -14,6 +14,7 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting, models, plans, sampling
+from jaxdp.data.problems import HESSIANS
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,7 @@ def test_a_run_of_dpzero_is_the_librarys(
     table = jnp.round(jnp.stack(z) * plan.grid_noise_std).astype(jnp.int32)
     maker = jaxdp.dpzero(plan, jaxdp.Keys.insecure(SEED), noise_table=table)
     tx = optax.chain(maker, optax.sgd(runs.rates[r]))
-    problem = models.centered_quadratic(models.HESSIANS[h], DIM)
+    problem = models.centered_quadratic(HESSIANS[h], DIM)
     batch = (runs.records,)
 
     @jax.jit
@@ -153,7 +154,7 @@ def test_metrics_are_those_of_the_loss(study: Any) -> None:
     found = study.measure(x, data)
     assert found.shape == (4, 3, 2, 1)
     for h, c in np.ndindex(3, 2):
-        problem = models.centered_quadratic(models.HESSIANS[h], 4)
+        problem = models.centered_quadratic(HESSIANS[h], 4)
         point = jnp.asarray(x[h, c, 0], jnp.float32)
         values = []
         for batch in (data.train, data.test):
@@ -211,7 +212,7 @@ def test_small_cases_are_those_of_the_table(
         first_order_seeds=0,
     )
     found = study.run_seed(grid, dim, 0)
-    for h, hessian in enumerate(models.HESSIANS):
+    for h, hessian in enumerate(HESSIANS):
         for name, expected in zip(study.NAMES[1:], TABLE[hessian, dim], strict=True):
             assert found[name][0, h] == pytest.approx(expected, rel=0.3)
 
@@ -238,7 +239,7 @@ def test_kept_values_are_those_of_the_table(kept: Kept, hessian: str, dim: int) 
 
 def test_kept_dpzero_hardly_grows_where_the_rank_does_not(kept: Kept) -> None:
     """At most a tenth of its growth on the identity, from d = 20 to 2000."""
-    rows = {h: kept[f"{h}, DPZero", "growth, d = 20 to 2000"] for h in models.HESSIANS}
+    rows = {h: kept[f"{h}, DPZero", "growth, d = 20 to 2000"] for h in HESSIANS}
     assert rows["inverse"]["baseline"] == "identity"
     assert rows["inverse"]["ratio"] < 0.1
     assert rows["inverse"]["value"] < rows["inverse_sqrt"]["value"]

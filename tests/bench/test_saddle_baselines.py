@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench import problems
 from jaxdp import accounting, models
+from jaxdp.models.games import Game
 
 pytestmark = pytest.mark.slow
 
@@ -118,9 +120,11 @@ def test_tuned_descent_ascent(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "game", [models.two_by_two(), models.quadratic_game(), GAME], ids=lambda g: g.name
+    "game",
+    [problems.two_by_two(), problems.quadratic_game(), GAME],
+    ids=lambda g: g.name,
 )
-def test_mirror_prox_reaches_equilibria(bench: Any, game: models.Game) -> None:
+def test_mirror_prox_reaches_equilibria(bench: Any, game: Game) -> None:
     found = bench.mirror_prox(
         game.population_fn,
         dim_x=game.dim_x,
@@ -134,7 +138,7 @@ def test_mirror_prox_reaches_equilibria(bench: Any, game: models.Game) -> None:
 
 def test_frank_wolfe(bench: Any) -> None:
     """Without privacy; then at (1, 1e-6), far better than the uniform point's .185."""
-    problem = models.sparse_regression(100)
+    problem = problems.sparse_regression(100)
     found = bench.frank_wolfe(problem.population_fn, dim=100, num_steps=200)
     assert found.sum() == pytest.approx(1, abs=1e-5)
     assert problem.excess_fn(found) < 1e-3
@@ -158,7 +162,7 @@ def test_frank_wolfe(bench: Any) -> None:
 
 
 def test_mwem(mwem: Any) -> None:
-    domain = models.binary_domain(6, 2)
+    domain = problems.binary_domain(6, 2)
     start = domain.max_error(np.full(64, 1 / 64))
     counts = np.bincount(domain.make_data(20_000, 0), minlength=64)
     run = mwem.mwem(domain.queries, counts, 0, num_rounds=10, rho=RHO)
@@ -172,7 +176,7 @@ def test_mwem(mwem: Any) -> None:
 
 def test_tuned_mwem(mwem: Any) -> None:
     """Algorithm 5's .082 at n = 1e4 (digest, 7 e) is a mark that it has to beat."""
-    domain = models.binary_domain()
+    domain = problems.binary_domain()
     found = mwem.tune_mwem(domain, 10_000, (0,), rho=RHO, num_rounds=(5, 40))
     assert set(found.table) == {(t, o) for t in (5, 40) for o in ("average", "last")}
     assert np.mean(found.errors) == min(found.table.values())

@@ -10,6 +10,8 @@ import sklearn.datasets
 
 from jaxdp import models
 from jaxdp.data import datasets
+from jaxdp.data.datasets import BREAST_CANCER_BOUNDS, DIABETES_BOUNDS, WINE_BOUNDS
+from jaxdp.data.scaling import scale_by_bounds
 
 REAL = ("digits", "digits_4x4", "breast_cancer", "wine", "diabetes")
 QUADRATICS = ("quadratic_identity", "quadratic_inverse_sqrt", "quadratic_inverse")
@@ -99,9 +101,9 @@ def _all_rows(data):
 @pytest.mark.parametrize(
     ("name", "bounds", "options"),
     [
-        ("breast_cancer", models.BREAST_CANCER_BOUNDS, {}),
-        ("wine", models.WINE_BOUNDS, {}),
-        ("diabetes", models.DIABETES_BOUNDS, {"scaled": False}),
+        ("breast_cancer", BREAST_CANCER_BOUNDS, {}),
+        ("wine", WINE_BOUNDS, {}),
+        ("diabetes", DIABETES_BOUNDS, {"scaled": False}),
     ],
 )
 def test_bounds_are_domain_ranges_not_extremes_of_the_sample(name, bounds, options):
@@ -208,10 +210,10 @@ def test_dataset_checks_its_arrays():
 
 def test_scale_by_bounds_clips():
     x = np.array([[-1.0, 0.0, 2.0, 9.0]])
-    got = models.scale_by_bounds(x, 0.0, 4.0)
+    got = scale_by_bounds(x, 0.0, 4.0)
     np.testing.assert_array_equal(got, [[0, 0, 0.5, 1]])
     assert got.dtype == np.float32
-    per_column = models.scale_by_bounds(x[:, :2], [-2, -1], [0, 1])
+    per_column = scale_by_bounds(x[:, :2], [-2, -1], [0, 1])
     np.testing.assert_array_equal(per_column, [[0.5, 0.5]])
 
 

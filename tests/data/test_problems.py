@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench import problems
 from jaxdp import models
+from jaxdp.data.problems import HESSIANS
 
 DIM, BATCH = 6, 5
 RNG = np.random.default_rng(0)
@@ -14,14 +16,11 @@ XI = RNG.standard_normal((BATCH, DIM))
 SIGNS = np.array([1.0, -1.0, 1.0, 0.0, -1.0])
 
 PROBLEMS = {
-    **{f"quadratic_{h}": (models.quadratic(h, DIM), XI) for h in models.HESSIANS},
-    **{
-        f"centered_{h}": (models.centered_quadratic(h, DIM), XI)
-        for h in models.HESSIANS
-    },
-    "cubic": (models.cubic(DIM), XI),
-    "linear_adversarial": (models.linear_adversarial(U, scale=3.0), SIGNS),
-    "pseudo_huber": (models.pseudo_huber(DIM), XI),
+    **{f"quadratic_{h}": (problems.quadratic(h, DIM), XI) for h in HESSIANS},
+    **{f"centered_{h}": (models.centered_quadratic(h, DIM), XI) for h in HESSIANS},
+    "cubic": (problems.cubic(DIM), XI),
+    "linear_adversarial": (problems.linear_adversarial(U, scale=3.0), SIGNS),
+    "pseudo_huber": (problems.pseudo_huber(DIM), XI),
 }
 
 
@@ -104,21 +103,21 @@ def test_effective_ranks_of_the_paper(hessian, ranks):
 
 
 def test_cubic_remainder_is_exact():
-    problem, batch = models.cubic(DIM), (jnp.zeros((BATCH, 1)),)
+    problem, batch = problems.cubic(DIM), (jnp.zeros((BATCH, 1)),)
     x, u, radius = jnp.asarray(X), jnp.asarray(U), 0.25
     excess = problem.slope_fn(x, batch, u, radius) - problem.gradient_fn(x, batch) @ u
     np.testing.assert_allclose(excess, radius**2 * np.sum(U**3) / 6, rtol=1e-12)
 
 
 def test_pseudo_huber_has_the_constants_of_the_digest():
-    problem = models.pseudo_huber(100)
+    problem = problems.pseudo_huber(100)
     assert problem.effective_rank == pytest.approx(5.19, abs=0.005)
     assert problem.lipschitz == pytest.approx(1.28, abs=0.005)
     assert problem.smoothness == 1
 
 
 def test_adversarial_slopes_are_exact_multiples():
-    problem = models.linear_adversarial(np.ones(DIM))
+    problem = problems.linear_adversarial(np.ones(DIM))
     batch = (jnp.asarray(SIGNS),)
     slopes = problem.slope_fn(jnp.zeros(DIM), batch, jnp.ones(DIM), 1e-3)
     np.testing.assert_array_equal(slopes, SIGNS * 1e6 * DIM)
@@ -127,11 +126,11 @@ def test_adversarial_slopes_are_exact_multiples():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: models.quadratic("cubic"), "hessian must be one of"),  # pyright: ignore
+        (lambda: problems.quadratic("cubic"), "hessian must be one of"),  # pyright: ignore
         (lambda: models.centered_quadratic("identity", 0), "dim must be"),
-        (lambda: models.cubic(-1), "dim must be"),
-        (lambda: models.linear_adversarial(np.ones((2, 2))), "vector must"),
-        (lambda: models.linear_adversarial(np.ones(2), scale=0.0), "scale must be"),
+        (lambda: problems.cubic(-1), "dim must be"),
+        (lambda: problems.linear_adversarial(np.ones((2, 2))), "vector must"),
+        (lambda: problems.linear_adversarial(np.ones(2), scale=0.0), "scale must be"),
     ],
 )
 def test_refuses(make, message):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jaxdp
+from bench import problems
 from jaxdp import models, plans, sampling, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.dpzero import theorems
@@ -99,7 +100,7 @@ def test_a_run_needs_no_more_than_a_step() -> None:
 # --- rate --------------------------------------------------------------------------
 
 DIM = 100
-PROBLEM = models.pseudo_huber(DIM)
+PROBLEM = problems.pseudo_huber(DIM)
 START = jnp.full(DIM, 3.0)
 # Averages over 20 to 80 runs, with a standard error of at most 2%; and the guarantees.
 # The digest's, over four runs, are 0.387, 0.245, 0.147 and 0.0859.

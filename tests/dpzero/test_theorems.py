@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxdp import accounting, models, plans, sampling
+from bench import problems
+from jaxdp import accounting, plans, sampling
 from jaxdp.dpzero import theorems
 
 FAMILY = {str(t): name for name, ts in theorems.FAMILIES.items() for t in ts}
@@ -211,7 +212,7 @@ def test_exact_composition(epsilon: float, delta: float, ratio: float) -> None:
 def test_settings_of_the_simulated_rate(
     num: int, steps: int, radius: float, guarantee: float
 ) -> None:
-    problem = models.pseudo_huber(100)
+    problem = problems.pseudo_huber(100)
     found = make(
         "3'",
         num_examples=num,

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench import problems
 from jaxdp import metrics
-from jaxdp.metrics import componentwise
-from jaxdp.metrics.componentwise import componentwise_goldstein_norm
-from jaxdp.models import nonsmooth
+from jaxdp.metrics import componentwise_goldstein_norm, goldstein
 
 RADIUS = 0.5
 
@@ -102,8 +101,8 @@ def test_one_record_is_the_goldstein_norm():
 @pytest.mark.parametrize("name", ["robust_regression", "relu_network"])
 def test_at_most_the_goldstein_norm_of_the_mean(name):
     problem = {
-        "robust_regression": nonsmooth.robust_regression(3),
-        "relu_network": nonsmooth.relu_network(num_hidden=2),
+        "robust_regression": problems.robust_regression(3),
+        "relu_network": problems.relu_network(num_hidden=2),
     }[name]
     data = problem.make_data(20, 0)
     x = problem.x0 + 0.3
@@ -123,22 +122,21 @@ def test_least_point_of_a_mean_is_that_of_all_its_vertices():
     for dim, num, offset in itertools.product((1, 2, 4), (2, 4), (0.0, 1.0, 3.0)):
         g = rng.standard_normal((5, num, dim)) + offset
         rows = itertools.product(range(5), repeat=num)
-        vertices = np.array([componentwise._vertex(g, np.array(r)) for r in rows])
-        exact = np.linalg.norm(metrics.minimum_norm_point(vertices).vector)
-        found, used = componentwise._least(g, vertices[:1], np.ones(1), 1e-12)
-        assert np.linalg.norm(found.vector) == pytest.approx(exact, abs=1e-6)
-        np.testing.assert_allclose(found.weights @ used, found.vector, atol=1e-12)
-        assert found.gap <= 1e-10
+        vertices = np.array([goldstein._vertex(g, np.array(r)) for r in rows])
+        exact = np.linalg.norm(goldstein.least_on_simplex(vertices) @ vertices)
+        v, gap, _ = goldstein._least_of_mean(g, vertices[:1], 1e-12)
+        assert np.linalg.norm(v) == pytest.approx(exact, abs=1e-6)
+        assert gap <= 1e-10
 
 
 def test_the_gap_is_that_over_the_whole_mean():
     # A large tolerance stops early: the bounds still hold, and the lower is not trivial.
     g = np.random.default_rng(4).standard_normal((20, 10, 3)) + 1.0
-    exact, _ = componentwise._least(g, g.mean(axis=1)[:1], np.ones(1), 1e-12)
-    early, _ = componentwise._least(g, g.mean(axis=1)[:1], np.ones(1), 0.02)
-    norm, least = np.linalg.norm(early.vector), np.linalg.norm(exact.vector)
+    exact, _, _ = goldstein._least_of_mean(g, g.mean(axis=1)[:1], 1e-12)
+    early, gap, _ = goldstein._least_of_mean(g, g.mean(axis=1)[:1], 0.02)
+    norm, least = np.linalg.norm(early), np.linalg.norm(exact)
     assert norm > least * (1 + 1e-6)
-    assert norm - early.gap / norm <= least
+    assert norm - gap / norm <= least
 
 
 def test_trees_and_batches():

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import jaxdp
+from bench import problems
 from jaxdp import metrics
+from jaxdp.metrics import goldstein
+from jaxdp.metrics.goldstein import least_on_simplex
 from jaxdp.models import nonsmooth
 
 RADIUS = 0.5
@@ -50,48 +53,41 @@ def searched(gradients: np.ndarray) -> float:
     return best
 
 
-def test_wolfe_finds_what_a_search_over_all_faces_finds():
+def test_least_on_simplex_finds_what_a_search_over_all_faces_finds():
     rng = np.random.default_rng(0)
     for dim, num, offset in itertools.product((1, 2, 3), (1, 2, 4, 7), (0.0, 0.7, 3.0)):
         g = rng.standard_normal((num, dim)) + offset
         g[-1] = g[0]  # doubled points are no trouble
-        found = metrics.minimum_norm_point(g)
-        norm = np.linalg.norm(found.vector)
-        assert norm == pytest.approx(searched(g), abs=1e-7)
-        np.testing.assert_allclose(found.weights @ g, found.vector, atol=1e-12)
-        assert found.weights.min() >= 0
-        assert found.weights.sum() == pytest.approx(1, abs=1e-12)
-        assert found.gap <= 1e-11 * np.max(np.sum(g**2, axis=1))
+        weights = least_on_simplex(g)
+        v = weights @ g
+        assert np.linalg.norm(v) == pytest.approx(searched(g), abs=1e-7)
+        assert weights.min() >= 0
+        assert weights.sum() == pytest.approx(1, abs=1e-12)
+        assert v @ v - np.min(g @ v) <= 1e-11 * np.max(np.sum(g**2, axis=1))
 
 
 @pytest.mark.parametrize(
     ("num", "dim", "scale"),
     [(128, 5, 1.0), (200, 50, 1.0), (30, 200, 1.0), (30, 200, 1e-6), (30, 200, 1e6)],
 )
-def test_wolfe_and_fista_agree_to_the_gap(num, dim, scale):
-    g = scale * (0.3 + np.random.default_rng(num + dim).standard_normal((num, dim)))
-    exact = metrics.minimum_norm_point(g)
-    fista = metrics.minimum_norm_point_fista(jnp.asarray(g, jnp.float32))
-    largest = np.max(np.sum(g**2, axis=1))
-    assert exact.gap <= 1e-11 * largest
-    assert 0 <= fista.gap <= 1e-6 * largest  # without restarts: 5e-6
-    apart = np.sum((np.asarray(fista.vector) - exact.vector) ** 2)
-    assert apart <= float(fista.gap) + exact.gap + 1e-9 * largest
-    assert fista.weights.dtype == jnp.float32
-    assert float(fista.weights.min()) >= 0
+def test_gap_of_the_least_point_is_rounding(num, dim, scale):
     # The certificate: no point of the hull is shorter, by more than the gap allows.
-    norm = np.linalg.norm(exact.vector)
-    short = np.linalg.norm(fista.vector) - float(fista.gap) / max(norm, 1e-30)
-    assert short <= norm + 1e-5 * scale
+    g = scale * (0.3 + np.random.default_rng(num + dim).standard_normal((num, dim)))
+    v = least_on_simplex(g) @ g
+    assert v @ v - np.min(g @ v) <= 1e-11 * np.max(np.sum(g**2, axis=1))
 
 
-def test_few_steps_of_fista_say_so():
-    g = jnp.asarray(np.random.default_rng(3).standard_normal((100, 40)) + 0.2)
-    exact = np.linalg.norm(metrics.minimum_norm_point(g).vector)
-    found = metrics.minimum_norm_point_fista(g, num_steps=3)
-    norm = float(jnp.linalg.norm(found.vector))
-    assert norm > exact * 1.02
-    assert norm - float(found.gap) / norm <= exact  # lower bound on the hull
+def test_least_on_simplex_with_costs():
+    rng = np.random.default_rng(0)
+    for dim, num in [(1, 1), (1, 9), (2, 3), (3, 40), (10, 8), (10, 300)]:
+        for scale in (0.0, 1e-3, 1.0, 100.0):
+            points = rng.standard_normal((num, dim))
+            points[-1] = points[0]  # the same point, at another cost
+            costs = scale * rng.standard_normal(num)
+            weights = least_on_simplex(points, costs)
+            assert weights.min() >= 0 and weights.sum() == pytest.approx(1, abs=1e-12)
+            slopes = points @ (weights @ points) + costs
+            assert weights @ slopes - slopes.min() <= 1e-12
 
 
 # --- exact values of the Goldstein norm ---------------------------------------------
@@ -105,7 +101,7 @@ def test_euclidean_norm(dim, on_the_sphere):
     x = unit(dim)
     points = x + RADIUS * on_sphere(np.random.default_rng(0), 512, dim)
     gradients = points / np.linalg.norm(points, axis=1, keepdims=True)
-    sampled = np.linalg.norm(metrics.minimum_norm_point(gradients).vector)
+    sampled = np.linalg.norm(least_on_simplex(gradients) @ gradients)
     assert exact <= sampled == pytest.approx(on_the_sphere, abs=2e-3)
 
     found = metrics.goldstein_norm(norm_gradient, x, RADIUS)
@@ -160,7 +156,8 @@ def test_a_hull_of_noisy_gradients_overfits_the_noise():
     rng = np.random.default_rng(0)
     noise = 3 * on_sphere(rng, 512, 20)
     norms = [
-        np.linalg.norm(metrics.minimum_norm_point(np.eye(20)[0] + noise[:k]).vector)
+        np.linalg.norm(least_on_simplex(g[:k]) @ g[:k])
+        for g in [np.eye(20)[0] + noise]
         for k in (1, 8, 64, 512)
     ]
     assert norms[0] > 2 and norms == sorted(norms, reverse=True)
@@ -176,7 +173,6 @@ def test_points_stay_in_the_ball_after_rounding():
         return jnp.where(distance <= radius * (1 + 1e-6), y, jnp.nan)
 
     assert metrics.goldstein_norm(gradient, x, radius) > 0
-    assert metrics.smoothed_gradient_norm(gradient, x, radius).value > 0
     with pytest.raises(ValueError, match="radius must be well above"):
         metrics.goldstein_norm(gradient, x, 1e-4)
 
@@ -213,34 +209,31 @@ def test_is_a_number_that_pickles():
     assert str(found) == str(float(found))
 
 
-# --- the smoothed gradient -----------------------------------------------------------
+# --- points of the ball ----------------------------------------------------------------
 
 
-def test_smoothed_gradient_matches_the_closed_form_and_lies_above():
-    problem = nonsmooth.l1_linear(dim=5)
+def test_mean_gradient_is_in_the_hull():
+    # Uniform points of the ball average to the closed form, which is no shorter.
+    problem = problems.l1_linear(dim=5)
     record = (np.zeros((1, 5), np.float32),)
     gradient = nonsmooth.mean_gradient_fn(problem, record)
-    x = jnp.asarray([0.1, -0.3, 0.5, 0.69, -2.0])
-    found = metrics.smoothed_gradient_norm(gradient, x, 0.7, num_samples=20_000)
+    x = np.array([0.1, -0.3, 0.5, 0.69, -2.0], np.float32)
     exact = np.linalg.norm([0.118170, -0.317789, 0.426405, 0.447210, -0.447214])
-    assert 1e-4 < found.standard_error < 5e-3
-    # Beyond six times its root mean square with probability below 1e-6: a mean of
-    # bounded vectors, so nearly Gaussian.
-    assert abs(found.value - exact) <= 6 * found.standard_error
-    assert metrics.goldstein_norm(gradient, x, 0.7) <= found.value
-    constant = metrics.smoothed_gradient_norm(lambda y: jnp.ones_like(y), x, 0.7)
-    assert constant.value == pytest.approx(np.sqrt(5)) and constant.standard_error == 0
+    points = x + 0.7 * goldstein._in_unit_ball(np.random.default_rng(0), 20_000, 5)
+    found = jax.jit(jax.vmap(gradient))(jnp.asarray(points, jnp.float32))
+    error = np.sqrt(np.sum(np.var(found, axis=0)) / 20_000)
+    assert abs(np.linalg.norm(found.mean(axis=0)) - exact) <= 6 * error < 0.03
+    assert metrics.goldstein_norm(gradient, x, 0.7) <= exact
 
 
 @pytest.mark.parametrize("dim", [1, 4])
 def test_points_are_uniform_in_the_ball(dim):
     # The mean of ||u||^2 is d / (d + 2), on the sphere it would be 1.
-    x = jnp.zeros(dim)
-    found = metrics.smoothed_gradient_norm(
-        lambda y: jnp.full(dim, jnp.sum(y**2)), x, 2.0, num_samples=20_000
-    )
-    exact = 4 * dim / (dim + 2) * np.sqrt(dim)
-    assert abs(found.value - exact) <= 6 * found.standard_error < 0.05 * exact
+    points = goldstein._in_unit_ball(np.random.default_rng(0), 20_000, dim)
+    squares = np.sum(points**2, axis=1)
+    assert squares.max() <= 1
+    error = squares.std() / np.sqrt(20_000)
+    assert abs(squares.mean() - dim / (dim + 2)) <= 6 * error
 
 
 # --- refusals --------------------------------------------------------------------------
@@ -298,21 +291,6 @@ X = jnp.ones(3)
             lambda: metrics.goldstein_norm(lambda x: x / 0, X, 1.0),
             ValueError,
             "grad_fn must return finite",
-        ),
-        (
-            lambda: metrics.smoothed_gradient_norm(l1_gradient, X, 1.0, num_samples=1),
-            ValueError,
-            "num_samples",
-        ),
-        (
-            lambda: metrics.minimum_norm_point(np.ones(3)),
-            ValueError,
-            "gradients must have shape",
-        ),
-        (
-            lambda: metrics.minimum_norm_point([[np.inf]]),
-            ValueError,
-            "gradients must be finite",
         ),
     ],
 )

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench import problems
 from jaxdp import metrics, models
 from jaxdp.metrics import second_order
 
 COSINE = models.cosine_grid(10)
-QUARTIC = models.quartic_saddle(6)
-FACTORS = models.low_rank_factorization(10)
-PAIR = models.low_rank_factorization(10, 2)
-PHASE = models.phase_retrieval(4)
+QUARTIC = problems.quartic_saddle(6)
+FACTORS = problems.low_rank_factorization(10)
+PAIR = problems.low_rank_factorization(10, 2)
+PHASE = problems.phase_retrieval(4)
 
 
 # --- known critical points ---------------------------------------------------------

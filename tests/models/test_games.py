@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+from bench import problems
 from jaxdp import models
-from jaxdp.models import Game
+from jaxdp.models.games import Game
 
 GAMES = (
     models.rock_paper_scissors(10),
-    models.two_by_two(),
-    models.diagonal_game(),
-    models.max_loss(),
-    models.quadratic_game(),
+    problems.two_by_two(),
+    problems.diagonal_game(),
+    problems.max_loss(),
+    problems.quadratic_game(),
 )
 
 
@@ -78,10 +79,10 @@ def test_uniform_gap_of_the_padded_game(dim: int, gap: float) -> None:
 
 
 def test_known_values() -> None:
-    assert models.two_by_two().value == pytest.approx(1 / 9)
-    np.testing.assert_allclose(models.two_by_two().equilibrium_x, [1 / 3, 2 / 3])
-    assert models.diagonal_game().value == pytest.approx(4 / 7)
-    game = models.max_loss()
+    assert problems.two_by_two().value == pytest.approx(1 / 9)
+    np.testing.assert_allclose(problems.two_by_two().equilibrium_x, [1 / 3, 2 / 3])
+    assert problems.diagonal_game().value == pytest.approx(4 / 7)
+    game = problems.max_loss()
     assert game.value == pytest.approx(0.0137258, abs=5e-8)
     expected = [0.33431, 0.28284, 0.31716, 0.06569]
     np.testing.assert_allclose(game.equilibrium_x, expected, atol=5e-6)
@@ -139,7 +140,7 @@ def test_records(game: Game) -> None:
 
 
 def test_sparse_regression() -> None:
-    problem = models.sparse_regression(100)
+    problem = problems.sparse_regression(100)
     uniform = jnp.full(100, 0.01)
     assert problem.excess_fn(uniform) == pytest.approx(0.185, abs=1e-6)
     assert problem.excess_fn(problem.minimizer) == 0
@@ -155,7 +156,7 @@ def test_sparse_regression() -> None:
 
 
 def test_binary_domain() -> None:
-    domain = models.binary_domain()
+    domain = problems.binary_domain()
     assert domain.queries.shape == (448, 256)  # 896 with their negations
     assert set(np.unique(domain.queries)) == {0, 1}
     # The eight marginals of three attributes share the cells.
@@ -177,15 +178,15 @@ def test_binary_domain() -> None:
     [
         (lambda: models.rock_paper_scissors(2), "dim"),
         (lambda: models.rock_paper_scissors(5, (1.0, 0.0, 1.0)), "w2"),
-        (lambda: models.diagonal_game((1.0, -1.0)), "costs"),
-        (lambda: models.max_loss((1.0, 1.0), (0.2, 0.2)), "centers"),
-        (lambda: models.max_loss((1.0,), (0.2, 0.9)), "shape"),
-        (lambda: models.quadratic_game(0), "dim_x"),
-        (lambda: models.sparse_regression(2), "dim"),
-        (lambda: models.sparse_regression(4, (0.5, 0.2)), "target"),
-        (lambda: models.binary_domain(4, 5), "order"),
-        (lambda: models.two_by_two(sign_scale=-1.0), "sign_scale"),
-        (lambda: models.two_by_two().make_data(0, 1), "num_examples"),
+        (lambda: problems.diagonal_game((1.0, -1.0)), "costs"),
+        (lambda: problems.max_loss((1.0, 1.0), (0.2, 0.2)), "centers"),
+        (lambda: problems.max_loss((1.0,), (0.2, 0.9)), "shape"),
+        (lambda: problems.quadratic_game(0), "dim_x"),
+        (lambda: problems.sparse_regression(2), "dim"),
+        (lambda: problems.sparse_regression(4, (0.5, 0.2)), "target"),
+        (lambda: problems.binary_domain(4, 5), "order"),
+        (lambda: problems.two_by_two(sign_scale=-1.0), "sign_scale"),
+        (lambda: problems.two_by_two().make_data(0, 1), "num_examples"),
     ],
 )
 def test_refuses(make: Callable[[], Any], match: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp import models
+from jaxdp.data.datasets import DIABETES_BOUNDS
 from jaxdp.models import groups
 from jaxdp.saddle.oracles import Bound
 
@@ -75,7 +76,7 @@ def test_diabetes_by_sex_above_a_round_number() -> None:
         dataset,
         "sex",
         group_values=groups.DIABETES_SEXES,
-        bounds=models.DIABETES_BOUNDS,
+        bounds=DIABETES_BOUNDS,
     )
     counts = np.bincount(np.concatenate([found.train, found.test]))
     np.testing.assert_array_equal(counts, [235, 207])

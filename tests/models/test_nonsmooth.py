@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench import problems
 from jaxdp import models
 from jaxdp.models import nonsmooth
 
 NUM = 40
 PROBLEMS = {
-    "l1_linear": nonsmooth.l1_linear(6),
+    "l1_linear": problems.l1_linear(6),
     "max_of_linear": nonsmooth.max_of_linear(6, num_pairs=5),
-    "robust_regression": nonsmooth.robust_regression(6),
-    "median_regression": nonsmooth.robust_regression(6, cap=math.inf),
-    "relu_network": nonsmooth.relu_network(num_features=3, num_hidden=4),
+    "robust_regression": problems.robust_regression(6),
+    "median_regression": problems.robust_regression(6, cap=math.inf),
+    "relu_network": problems.relu_network(num_features=3, num_hidden=4),
 }
 RNG = np.random.default_rng(0)
 
@@ -101,7 +102,7 @@ def test_linear_parts_are_exactly_on_the_sphere_with_mean_zero(name):
 
 
 def test_closed_form_of_the_smoothed_l1_gradient():
-    problem = nonsmooth.l1_linear(5)
+    problem = problems.l1_linear(5)
     x, zero = jnp.asarray([0.1, -0.3, 0.5, 0.69, -2.0]), (np.zeros((1, 5)),)
     (at_x,) = smoothed(problem, x, zero, 0.7)
     (at_y,) = smoothed(problem, x + 0.05, zero, 0.7)
@@ -111,7 +112,7 @@ def test_closed_form_of_the_smoothed_l1_gradient():
         at_x - at_y, (-0.056090, -0.042806, -0.011499, -3.2e-6, 0), atol=6e-7
     )
     for ratio, value in ((0.1, 0.25485), (0.2, 0.48761), (0.6, 0.96983)):
-        found = nonsmooth.smoothed_sign(jnp.asarray(ratio), 1.0, 10)
+        found = problems.smoothed_sign(jnp.asarray(ratio), 1.0, 10)
         assert float(found) == pytest.approx(value, abs=6e-6)
 
 
@@ -152,7 +153,7 @@ def test_records_are_isolated_and_float32_works(name):
 
 
 def test_a_capped_loss_ignores_a_record_far_off():
-    problem = nonsmooth.robust_regression(3, cap=2.0)
+    problem = problems.robust_regression(3, cap=2.0)
     batch = (np.eye(3)[:2], np.array([100.0, 1.0]))
     gradients = problem.gradient_fn(jnp.zeros(3), batch)
     np.testing.assert_array_equal(gradients, [[0, 0, 0], [0, -1, 0]])
@@ -160,7 +161,7 @@ def test_a_capped_loss_ignores_a_record_far_off():
 
 
 def test_the_network_starts_at_zero_and_its_problem_is_not_linear():
-    problem = models.relu_network(num_features=4, num_hidden=8)
+    problem = problems.relu_network(num_features=4, num_hidden=8)
     a, y = problem.make_data(4000, 0)
     assert problem.dim == 8 * 5
     assert np.linalg.norm(a, axis=1).max() <= 1 and set(np.unique(y)) == {-1.0, 1.0}
@@ -173,13 +174,13 @@ def test_the_network_starts_at_zero_and_its_problem_is_not_linear():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: models.l1_linear(0), "dim must be"),
-        (lambda: models.l1_linear(2, linear_norm=-1.0), "linear_norm must be"),
+        (lambda: problems.l1_linear(0), "dim must be"),
+        (lambda: problems.l1_linear(2, linear_norm=-1.0), "linear_norm must be"),
         (lambda: models.max_of_linear(2, num_pairs=0), "num_pairs must be"),
-        (lambda: models.robust_regression(2, cap=0.0), "cap must be"),
-        (lambda: models.relu_network(1), "num_features must be"),
-        (lambda: models.relu_network(2, num_hidden=3), "num_hidden must be even"),
-        (lambda: models.l1_linear(2).make_data(0, 0), "num_examples must be"),
+        (lambda: problems.robust_regression(2, cap=0.0), "cap must be"),
+        (lambda: problems.relu_network(1), "num_features must be"),
+        (lambda: problems.relu_network(2, num_hidden=3), "num_hidden must be even"),
+        (lambda: problems.l1_linear(2).make_data(0, 0), "num_examples must be"),
     ],
 )
 def test_refuses(make, message):

@@ -9,17 +9,18 @@ import numpy as np
 import optax
 import pytest
 
+from bench import problems
 from jaxdp import models
-from jaxdp.models import StrictSaddleProblem
+from jaxdp.models.strict_saddles import StrictSaddleProblem
 
 PROBLEMS = {
     "cosine": models.cosine_grid(5),
     "cosine_weighted": models.cosine_grid(3, weights=(0.2, 1.0, 0.5), half_width=2.0),
-    "quartic": models.quartic_saddle(5),
-    "quartic_steep": models.quartic_saddle(4, negative_curvature=2.0, quartic=2.0),
-    "factorization": models.low_rank_factorization(5),
-    "factorization_2": models.low_rank_factorization(4, 2),
-    "phase": models.phase_retrieval(4, radius=1.2),
+    "quartic": problems.quartic_saddle(5),
+    "quartic_steep": problems.quartic_saddle(4, negative_curvature=2.0, quartic=2.0),
+    "factorization": problems.low_rank_factorization(5),
+    "factorization_2": problems.low_rank_factorization(4, 2),
+    "phase": problems.phase_retrieval(4, radius=1.2),
 }
 
 
@@ -252,10 +253,10 @@ def test_numbers_of_the_digest():
     cosine = models.cosine_grid(10)
     assert (cosine.lipschitz, cosine.smoothness) == pytest.approx((1, 0.3162), abs=1e-4)
     assert cosine.points["saddle"].min_eigenvalue == pytest.approx(-0.3032, abs=1e-4)
-    quartic = models.quartic_saddle(linear_noise=0.0)
+    quartic = problems.quartic_saddle(linear_noise=0.0)
     constants = quartic.lipschitz, quartic.smoothness, quartic.hessian_lipschitz
     assert constants == pytest.approx((5.325, 8.05, 9.0))
-    factors = models.low_rank_factorization()
+    factors = problems.low_rank_factorization()
     constants = factors.lipschitz, factors.smoothness, factors.hessian_lipschitz
     assert constants == pytest.approx((3.887, 6.37, 7.8))
     gaps = {key: point.initial_gap for key, point in factors.points.items()}
@@ -266,13 +267,13 @@ def test_numbers_of_the_digest():
     assert least == pytest.approx(
         {"zero": -1, "saddle": -0.4, "saddle_3": -0.8, "minimum": 0.4}
     )
-    pair = models.low_rank_factorization(10, 2)
+    pair = problems.low_rank_factorization(10, 2)
     assert pair.points["saddle"].min_eigenvalue == pytest.approx(-0.8)
     # The squared distance of the matrix that is not explained.
     assert pair.least_value + np.sum(np.square([1, 0.6, 0.2])) / 4 == pytest.approx(
         0.01
     )
-    phase = models.phase_retrieval(10)
+    phase = problems.phase_retrieval(10)
     assert phase.points["maximum"].initial_gap == pytest.approx(0.75 * 10 / 12)
     assert phase.lipschitz == 100
 
@@ -313,14 +314,14 @@ def test_data(name: str):
         ),
         (models.cosine_grid, {"half_width": 3.2}, "half_width must be below pi"),
         (models.cosine_grid, {"num_at_maximum": 10}, "num_at_maximum must be"),
-        (models.quartic_saddle, {"radius": 0.9}, "radius must be at least"),
-        (models.quartic_saddle, {"quartic": 0.0}, "quartic must be"),
-        (models.low_rank_factorization, {"radius": 0.9}, "radius must be at least"),
-        (models.low_rank_factorization, {"rank": 3}, "spectrum must be from 4"),
-        (models.low_rank_factorization, {"dim": 2}, "spectrum must be from 2 to 2"),
-        (models.low_rank_factorization, {"spectrum": (0.5, 0.6)}, "falling order"),
-        (models.low_rank_factorization, {"spectrum": (0.5, 0.0)}, "numbers > 0"),
-        (models.phase_retrieval, {"radius": 0.5}, "radius must be at least"),
+        (problems.quartic_saddle, {"radius": 0.9}, "radius must be at least"),
+        (problems.quartic_saddle, {"quartic": 0.0}, "quartic must be"),
+        (problems.low_rank_factorization, {"radius": 0.9}, "radius must be at least"),
+        (problems.low_rank_factorization, {"rank": 3}, "spectrum must be from 4"),
+        (problems.low_rank_factorization, {"dim": 2}, "spectrum must be from 2 to 2"),
+        (problems.low_rank_factorization, {"spectrum": (0.5, 0.6)}, "falling order"),
+        (problems.low_rank_factorization, {"spectrum": (0.5, 0.0)}, "numbers > 0"),
+        (problems.phase_retrieval, {"radius": 0.5}, "radius must be at least"),
     ],
 )
 def test_bad_arguments(make, arguments, match):

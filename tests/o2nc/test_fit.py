@@ -14,11 +14,12 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import Keys, models, plans, sampling
+from bench import problems
+from jaxdp import Keys, plans, sampling
 from jaxdp.core.types import Phase
 from jaxdp.training import loop
 
-PROBLEM = models.l1_linear(8)
+PROBLEM = problems.l1_linear(8)
 N = 400
 DATA = PROBLEM.make_data(N, 0)
 

@@ -1,6 +1,6 @@
 r"""Convex problems on one simplex with known answers, and a domain for synthetic data.
 
-The counterparts of :mod:`jaxdp.models.games` without a second player, for private convex
+The counterparts of :mod:`bench.problems.games` without a second player, for private convex
 optimisation over a simplex and for private synthetic data.
 """
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.core import validate
-from jaxdp.models import games
+from jaxdp.models.games import signs
 
 Array = jax.Array
 Batch = tuple[jax.Array | np.ndarray, ...]
@@ -116,7 +116,7 @@ def sparse_regression(
         return (jnp.asarray(a, x.dtype) @ x - jnp.asarray(b, x.dtype)) ** 2 / 2
 
     def make_data(num_examples: int, seed: int) -> Batch:
-        a = games.signs(np.random.default_rng(seed), num_examples, dim)
+        a = signs(np.random.default_rng(seed), num_examples, dim)
         return a, (a @ best.astype(np.float32)).astype(np.float32)
 
     return ConvexProblem(

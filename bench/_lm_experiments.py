@@ -1,4 +1,11 @@
-"""Noise of the experiments, and epsilons that the paper's own runs can claim."""
+"""Plans, noise and claims of the DPZero paper's experiments, and its printed figures.
+
+The paper's runs shuffled the records and took batches of one size, for which no accountant
+has a bound near what was claimed. The plan of an experiment samples with
+``TruncatedPoisson`` at the same expected batch size and is calibrated for the relation that
+one names. :func:`noise_table` sets its noise beside the paper's formula and the released
+code's, and :func:`claims_table` says what the runs of the paper can claim as they were run.
+"""
 
 import dataclasses
 import math
@@ -9,15 +16,148 @@ import dp_accounting as dp
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from jaxdp import accounting
+from jaxdp import accounting, plans
 from jaxdp import sampling as samplers
 from jaxdp.accounting.gaussian import root
 from jaxdp.core.types import Relation
-from jaxdp.models.language.experiments.settings import (
-    EPSILONS,
-    EXPERIMENTS,
-    Experiment,
-)
+from jaxdp.dpzero.plan import DirectionLaw
+from jaxdp.models.language.experiments import EXPERIMENTS, TABLES, Experiment
+
+#: The budgets of all tables.
+EPSILONS = tuple(TABLES["epsilons"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Printed:
+    """One figure of the paper: an accuracy or an F1 score.
+
+    Attributes:
+      table: the paper's number of the table, or ``"text"``.
+      model: as in the names of the experiments.
+      task: as in the names of the experiments.
+      method: ``"DPZero"``, ``"MeZO"``, ``"DP-AdamW"`` and so on.
+      epsilon: of the run, at delta 1e-5; infinity where nothing is private, 0 where
+        nothing is learned.
+      percent: the mean over three data seeds.
+      standard_error: of that mean, in points; None where none was printed.
+    """
+
+    table: str
+    model: str
+    task: str
+    method: str
+    epsilon: float
+    percent: float
+    standard_error: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Time and memory of one step as the paper printed them, on one card of 24 GiB.
+
+    Attributes:
+      table: the paper's number of the table. Table 3 repeats some rows of Table 9.
+      model: as in the names of the experiments.
+      task: as in the names of the experiments.
+      batch_size: of the step.
+      method: as in :class:`Printed`; first-order methods name their implementation.
+      seconds: of an iteration; None where not printed.
+      mebibytes: of the card; None is out of memory.
+      percent: accuracy, private runs at epsilon 2; None where not printed.
+    """
+
+    table: str
+    model: str
+    task: str
+    batch_size: int
+    method: str
+    seconds: float | None = None
+    mebibytes: int | None = None
+    percent: float | None = None
+
+
+def _printed() -> Iterable[Printed]:
+    for table, of in TABLES["printed"].items():
+        for method, epsilon, *cells in of["rows"]:
+            for column, cell in zip(of["columns"], cells, strict=True):
+                model, task = column.split("/")
+                mean, _, error = cell.partition("±")
+                error = float(error) if error else None
+                yield Printed(
+                    table=table,
+                    model=model,
+                    task=task,
+                    method=method,
+                    epsilon=epsilon,
+                    percent=float(mean),
+                    standard_error=error,
+                )
+
+
+def _costs() -> Iterable[Cost]:
+    for table, of in TABLES["costs"].items():
+        for row in of["rows"]:
+            known = dict(zip(of["columns"], row, strict=False))
+            yield Cost(table=table, **of["shared"], **known)
+
+
+#: Every accuracy and F1 score of language models that the paper printed.
+PRINTED: tuple[Printed, ...] = tuple(_printed())
+
+#: Seconds and memory of a step, as printed.
+COSTS: tuple[Cost, ...] = tuple(_costs())
+
+
+def plan(
+    e: Experiment,
+    *,
+    epsilon: float,
+    relation: Relation,
+    l2_clip_norm: float | None = None,
+    num_examples: int | None = None,
+    sampling: samplers.AnySampler | None = None,
+    direction: DirectionLaw | None = None,
+    delta: float | None = None,
+) -> plans.DPZero:
+    """Returns the calibrated plan of a run, without noise if epsilon is infinite.
+
+    Args:
+      e: the experiment.
+      epsilon: > 0; infinity is MeZO, whose clip is infinite unless one is given.
+      relation: which data sets are neighbours.
+      l2_clip_norm: C; None is the one to begin with.
+      num_examples: n of the file at hand; None is the paper's.
+      sampling: None is ``TruncatedPoisson`` of the paper's batch size in expectation
+        (``FullBatch`` where that is all records).
+      direction: law of the directions; None is the first of ``directions``.
+      delta: None is the paper's.
+
+    Raises:
+      TypeError, ValueError: as :class:`jaxdp.plans.DPZero`.
+    """
+    private = not math.isinf(epsilon)
+    if l2_clip_norm is None:
+        l2_clip_norm = e.l2_clip_norm if private else math.inf
+    n = e.num_examples if num_examples is None else num_examples
+    plan = plans.DPZero(
+        num_examples=n,
+        num_steps=e.num_steps,
+        sampling=_sampler(e, n) if sampling is None else sampling,
+        relation=relation,
+        l2_clip_norm=l2_clip_norm,
+        smoothing_radius=e.smoothing_radius,
+        direction=direction or e.directions[0],
+    )
+    if not private:
+        return plan.with_noise(noise_multiplier=0.0)
+    return plan.calibrate(epsilon=epsilon, delta=e.delta if delta is None else delta)
+
+
+def _sampler(e: Experiment, num_examples: int) -> samplers.AnySampler:
+    if num_examples <= e.batch_size:
+        return samplers.FullBatch()
+    q = e.batch_size / num_examples
+    return samplers.TruncatedPoisson(sampling_prob=q)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +176,7 @@ class NoiseRow:
       opacus: the multiplier that opacus gives the code.
       poisson_add_or_remove: what Poisson batches need, by PLD.
       poisson_replace_one: the same under replace-one.
-      ours_add_or_remove: ``experiment.plan``'s, whose batches are truncated.
+      ours_add_or_remove: those of :func:`plan`, whose batches are truncated.
       ours_replace_one: the same under replace-one.
     """
 
@@ -89,10 +229,10 @@ def _settings(
 
 def _noise_row(names: tuple[str, ...], e: Experiment, epsilon: float) -> NoiseRow:
     def std(relation: Relation, sampling: samplers.AnySampler | None = None) -> float:
-        plan = e.plan(
-            epsilon=epsilon, relation=relation, l2_clip_norm=1.0, sampling=sampling
+        found = plan(
+            e, epsilon=epsilon, relation=relation, l2_clip_norm=1.0, sampling=sampling
         )
-        return plan.noise_std
+        return found.noise_std
 
     # Never truncated.
     poisson = samplers.TruncatedPoisson(
