@@ -7,7 +7,9 @@
 
 PYTHON ?= python3
 ARGS ?=
-# Processes that share the tests; each file stays with one, for its fixtures.
+# Processes that share the tests. Each begins with one half and takes from the other's
+# when it is done: a file is split at most a few times, and what its tests share is then
+# read from the cache of programs. (One file a process leaves one idle for a third.)
 WORKERS ?= 2
 
 VENV := .venv
@@ -54,7 +56,7 @@ demo-lm: $(STAMP)
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm,mf]'
 	$(BIN)/python -m bench docstrings --out runs/demo-lm --json runs/demo-lm/study.json
 
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=25
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow" $(ARGS)

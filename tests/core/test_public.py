@@ -21,9 +21,9 @@ import jaxdp
 from jaxdp import Keys, sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
-from tests.conftest import PARAMS, Case
+from tests.methods import GRADIENT_MAKERS, KEYS, PARAMS, Method
 
-KEYS = Keys.insecure(3)
+CASES = pytest.mark.parametrize("case", GRADIENT_MAKERS, ids=str)
 
 
 def secrets(tree: Any) -> Iterator[np.ndarray]:
@@ -97,7 +97,8 @@ def local_class(keys: Keys) -> type:
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_public_leaves_no_secret_in_the_bytes(case: Case, holder: str) -> None:
+@CASES
+def test_public_leaves_no_secret_in_the_bytes(case: Method, holder: str) -> None:
     tx = optax.chain(case.make(case.plan, KEYS), optax.sgd(0.1))
     held = HOLDERS[holder](tx, KEYS)
     needles = [*roots(KEYS), *(x.tobytes() for x in secrets(tx.init(PARAMS)))]
@@ -133,8 +134,9 @@ def test_what_is_public_of_a_train_state_is_all_there() -> None:
     ],
     ids=["state", "split", "dict", "serialised"],
 )
+@CASES
 def test_states_without_their_names_are_refused(
-    case: Case, taken_apart: Callable[[Any], Any]
+    case: Method, taken_apart: Callable[[Any], Any]
 ) -> None:
     """They are dictionaries: nothing says which of their entries are secret."""
     optimizer = nnx_optimizer(optax.chain(case.make(case.plan, KEYS)), KEYS)
@@ -147,8 +149,9 @@ def test_states_without_their_names_are_refused(
     [lambda s: s._asdict(), tuple, list, lambda s: {"state": list(s)}],
     ids=["dictionary", "tuple", "list", "nested"],
 )
+@CASES
 def test_parts_of_a_state_are_refused(
-    case: Case, taken_apart: Callable[[Any], Any]
+    case: Method, taken_apart: Callable[[Any], Any]
 ) -> None:
     state = case.make(case.plan, KEYS).init(PARAMS)
     with pytest.raises(TypeError, match="as its transformation made it"):
@@ -181,7 +184,8 @@ def printed(value: Any) -> list[str]:
     return [repr(value), str(value), f"{value}", f"{value!r:>9}", "%s" % (value,)]  # noqa: UP031
 
 
-def test_no_state_prints_its_secrets(case: Case) -> None:
+@CASES
+def test_no_state_prints_its_secrets(case: Method) -> None:
     tx = optax.chain(case.make(case.plan, KEYS), optax.adam(0.1))
     state = tx.init(PARAMS)
     needles = [str(n) for x in secrets(state) for n in x.ravel() if abs(int(n)) > 999]

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 from jaxdp.kernels import lattice_gaussian, threefry
+from tests.kernels import cipher
 
 KEY = threefry.secret_key(np.array([3, 1, 4, 1], np.uint32))
 D = decimal.Decimal
@@ -116,29 +117,11 @@ def test_the_closeness_is_seen_to_fail() -> None:
     assert abs(off_by(lattice_gaussian.law(814_960))) > 5e-5
 
 
-def python_block(key: list[int], counter: list[int]) -> list[int]:
-    """Threefry-4x32-20 as its paper has it, in Python's integers."""
-    rotations = [(10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10)]
-    rotations += [(18, 20)]
-    schedule = [*key, 0x1BD11BDA ^ key[0] ^ key[1] ^ key[2] ^ key[3]]
-    x = [(c + k) % 2**32 for c, k in zip(counter, key, strict=True)]
-    for i in range(20):
-        pairs = [(0, 1), (2, 3)] if i % 2 == 0 else [(0, 3), (2, 1)]
-        for (a, b), r in zip(pairs, rotations[i % 8], strict=True):
-            x[a] = (x[a] + x[b]) % 2**32
-            x[b] = ((x[b] << r | x[b] >> 32 - r) % 2**32) ^ x[a]
-        if i % 4 == 3:
-            n = i // 4 + 1
-            x = [(word + schedule[(n + j) % 5]) % 2**32 for j, word in enumerate(x)]
-            x[3] = (x[3] + n) % 2**32
-    return x
-
-
 def python_draw(key: list[int], i: int, std: int, fine: bool = False) -> int:
     """One number from its words, in units (of 2**-32 if fine)."""
     law = lattice_gaussian.law(std, fine=fine)
     shift = int(law.shift)
-    words = [python_block(key, [i, 4 << 8 | n, 0, 0]) for n in range(4)]
+    words = [cipher.block(key, [i, 4 << 8 | n, 0, 0]) for n in range(4)]
     first = words[0]
     slot = first[0] >> 20 & 2047
     have = (first[0] & 0xFFFFF) << 96 | first[1] << 64 | first[2] << 32 | first[3]
@@ -165,7 +148,7 @@ def test_known_answers_of_the_cipher() -> None:
         (digits[4:], digits[:4], "59cd1dbb b8879579 86b5d00c ac8b6d84"),
     ):
         words = [int(word, 16) for word in expected.split()]
-        assert python_block(key, counter) == words
+        assert cipher.block(key, counter) == words
         ours = threefry._threefry4(
             *(tuple(jnp.asarray(x, jnp.uint32) for x in v) for v in (key, counter))
         )

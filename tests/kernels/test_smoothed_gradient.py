@@ -63,6 +63,19 @@ def check_mean(samples: np.ndarray, expected: np.ndarray) -> None:
 # --- against a plain implementation ---
 
 
+@functools.cache
+def unit_rows(law: str, dim: int, num: int) -> Callable[[jax.Array], np.ndarray]:
+    """Directions of length 1 of a key, float64 (num, dim); one program for all keys."""
+    like = jnp.zeros(dim)
+
+    @jax.jit
+    def rows(key: jax.Array) -> jax.Array:
+        drawn = sphere.directions(key, like, law=law, num=num)
+        return jax.vmap(lambda one: sphere.materialise(one, like))(drawn)
+
+    return lambda key: np.asarray(rows(key), np.float64) / math.sqrt(dim)
+
+
 @pytest.mark.parametrize("law", ["sphere", "orthonormal"])
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("kind", [None, *smoothed_gradient.KINDS])
@@ -88,10 +101,7 @@ def test_it_is_the_formula(law: str, share: bool, kind: str | None) -> None:
         share=share,
     )
 
-    def units(key: jax.Array) -> np.ndarray:
-        rows = sphere.directions(key, jnp.asarray(x), law=law, num=m)
-        v = jax.vmap(lambda one: sphere.materialise(one, jnp.asarray(x)))(rows)
-        return np.asarray(v, np.float64) / math.sqrt(d)
+    units = unit_rows(law, d, m)
 
     def f(point: np.ndarray, i: int) -> float:
         return abs(float(a[i].astype(np.float64) @ point) - 1)

@@ -1,12 +1,9 @@
 """Whole runs of O2NC: one program, chunks to the same bits, records, what is refused."""
 
 import dataclasses
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,38 +49,6 @@ def fit(plan: plans.O2NC, seed: int = 0, **options: Any) -> jaxdp.FitResult:
         value_fn=PROBLEM.value_fn,
         **options,
     )
-
-
-def by_hand(plan: plans.O2NC, keys: Keys) -> tuple[Any, Any]:
-    """The same run as a Python loop over an optax chain."""
-    tx = optax.chain(jaxdp.private_oracle(plan, keys), jaxdp.o2nc(plan, keys))
-    names = [p.name for p in plan.phases for _ in range(p.num_steps)]
-
-    def update(state: Any, w: jax.Array, t: jax.Array, phase: str) -> Any:
-        batch = sampling.batch(plan, keys, t, DATA, phase=phase)
-        updates, state = tx.update(
-            None, state, w, value_fn=PROBLEM.value_fn, batch=batch, phase=phase
-        )
-        return optax.apply_updates(w, updates), state
-
-    step = jax.jit(update, static_argnums=3)
-    w = jnp.asarray(PROBLEM.x0)
-    state = tx.init(w)
-    for t in range(plan.num_steps):
-        w, state = step(state, w, jnp.asarray(t), names[t % len(names)])
-    return jaxdp.o2nc_output(state, w), state
-
-
-def test_fit_is_the_loop_by_hand() -> None:
-    plan = make()
-    result = fit(plan)
-    output, state = by_hand(plan, Keys.insecure(0))
-    np.testing.assert_allclose(result.params, output, atol=1e-4)
-    assert result.info.releases.shape == (35, 1)
-    assert result.report["algorithm"] == "o2nc" and not result.report["private"]
-    assert result.report["epsilon"] == pytest.approx(float(plan.epsilon()))
-    by_hand_report = jaxdp.report(plan, state)
-    assert by_hand_report["steps_done"] == result.report["steps_done"] == 35
 
 
 class Counted(NamedTuple):
@@ -146,15 +111,6 @@ def test_a_run_is_one_program_that_loops_over_phases() -> None:
     assert lowered.as_text().count("stablehlo.while") >= 2
 
 
-def test_chunks_change_nothing() -> None:
-    plan, steps = make(), []
-    whole = fit(plan)
-    parts = fit(plan, callback=lambda step, params, info: steps.append(step), chunk=8)
-    chex.assert_trees_all_equal(whole.params, parts.params)
-    np.testing.assert_array_equal(whole.info.releases, parts.info.releases)
-    assert steps == [8, 16, 24, 32, 35]
-
-
 def test_seeds_in_one_program() -> None:
     """lax.map and vmap over seeds give what each seed gives."""
     plan = make(num_steps=16)
@@ -173,28 +129,6 @@ def test_seeds_in_one_program() -> None:
     np.testing.assert_allclose(mapped, one, atol=1e-4)
     np.testing.assert_allclose(beside, one, atol=1e-4)
     assert not np.allclose(one[0], one[1], atol=1e-3)
-
-
-def test_a_recorded_run_can_be_taken_up(tmp_path: Path) -> None:
-    """What was killed between two chunks ends with the same bits, from its checkpoint."""
-    plan, folder = make(), tmp_path / "run"
-    whole = fit(plan, ledger=tmp_path / "whole", chunk=8)
-
-    class Killed(Exception):
-        pass
-
-    def callback(step: int, params: Any, info: Any) -> None:
-        if step == 16:
-            raise Killed
-
-    with pytest.raises(Killed):
-        fit(plan, ledger=folder, chunk=8, callback=callback)
-    again = jaxdp.resume(folder, PROBLEM.x0, DATA, value_fn=PROBLEM.value_fn)
-    chex.assert_trees_all_equal(again.params, whole.params)
-    np.testing.assert_array_equal(again.info.releases, whole.info.releases)
-    assert json.loads((folder / "report.json").read_text())["steps_charged"] == 35
-    with pytest.raises(ValueError, match="must be one of slopes to be replayed"):
-        jaxdp.replay(folder, PROBLEM.x0)
 
 
 def test_an_optimizer_is_refused() -> None:

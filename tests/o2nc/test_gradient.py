@@ -386,27 +386,7 @@ def test_a_wrong_phase_reads_no_record(phase: str) -> None:
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
-def test_past_the_horizon_nothing_is_released() -> None:
-    plan = make(**NOISY, num_steps=1)
-    tx = jaxdp.private_oracle(plan, KEYS)
-    state: Any = tx.init(jnp.zeros(D))
-    batch = sampling.batch(plan, KEYS, 0, records(), phase="restart")
-    update = stepping(tx, linear)
-    first, state = update(state, jnp.zeros(D), batch, "restart")
-    assert np.abs(first).min() > 0 and bool(state.exhausted)
-    second, state = update(state, jnp.zeros(D), batch, "restart")
-    np.testing.assert_array_equal(second, np.zeros(D))
-    np.testing.assert_array_equal(state.release, [0])
-
-
 # --- state, trees, arguments ---
-
-
-def test_secrets_are_dropped() -> None:
-    tx = make(**NOISY).transform(KEYS)
-    shown = jaxdp.public(tx.init(jnp.zeros(D)))
-    assert shown.oracle.noise is None
-    assert shown.oracle.direction is not None and shown.driver.position is not None
 
 
 def test_frozen_and_narrow_leaves() -> None:
@@ -487,10 +467,3 @@ def test_more_numbers_than_the_grid_resolves_are_refused() -> None:
     tx = jaxdp.private_oracle(plan, KEYS)
     with pytest.raises(ValueError, match=f"at most {4 ** (bits - 2)} elements"):
         tx.init(jnp.zeros(4 ** (bits - 2) + 1))
-
-
-def test_keys_from_entropy_serve_one_run() -> None:
-    plan, keys = make(**NOISY), Keys.from_entropy()
-    jaxdp.private_oracle(plan, keys).init(jnp.zeros(D))
-    with pytest.raises(ValueError, match="already served"):
-        plan.transform(keys).init(jnp.zeros(D))

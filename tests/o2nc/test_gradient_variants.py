@@ -405,27 +405,6 @@ def test_noise_of_a_scalar_release() -> None:
 # --- whole runs --------------------------------------------------------------------
 
 
-def test_fit_is_the_loop_by_hand() -> None:
-    plan = make(**FIRST | SEVERAL | BOUNDED | {"noise_multiplier": 1.0})
-    data, x = records(), jnp.ones(D)
-    result = jaxdp.fit(plan, KEYS, x, data, value_fn=kinked)
-    tx = plan.transform(KEYS)
-
-    @functools.partial(jax.jit, static_argnums=3)
-    def step(state: Any, x: jax.Array, t: Any, phase: str) -> Any:
-        batch = sampling.batch(plan, KEYS, t, data, phase=phase)
-        given = {"value_fn": kinked, "batch": batch, "phase": phase}
-        updates, state = tx.update(None, state, x, **given)
-        return x + updates, state
-
-    state = tx.init(x)
-    for t, phase in enumerate(phases(plan)):
-        x, state = step(state, x, jnp.asarray(t, jnp.int32), phase)
-    want = plan.returned(state.driver, x)
-    np.testing.assert_allclose(result.params, want, atol=1e-5)
-    assert not np.array_equal(result.params, np.ones(D))
-
-
 def test_microbatches_change_nothing_but_rounding() -> None:
     plan = make(**FIRST | BOUNDED | {"noise_multiplier": 1.0})
     whole, parts = (

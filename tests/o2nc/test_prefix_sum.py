@@ -156,17 +156,6 @@ def test_masked_rows_count_nothing() -> None:
     np.testing.assert_allclose(out, expected, atol=1e-4)
 
 
-def test_past_the_horizon_nothing_is_released() -> None:
-    plan = make(num_steps=1)
-    tx, update = compiled(plan)
-    data = jnp.asarray(rows(), jnp.float32)
-    _, state = update(tx.init(LIKE), data, jnp.asarray(0))
-    out, after = update(state, data, jnp.asarray(1))
-    assert all((x == 0).all() for x in jax.tree.leaves(out))
-    assert bool(after.exhausted)
-    np.testing.assert_array_equal(after.total["a"], state.total["a"])
-
-
 def test_it_stands_in_a_chain() -> None:
     """DP-FTRL: per-record gradients in, params that are private prefix sums out."""
     plan = make(

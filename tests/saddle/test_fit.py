@@ -1,5 +1,6 @@
 """``fit``, ``resume`` and the record of algorithms that own their iterates."""
 
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 import jaxdp
 from jaxdp import Keys, plans, sampling
 from jaxdp.training import ledger
+from tests.methods import SADDLES, Method
+
+DRAWS = pytest.mark.parametrize("method", SADDLES, ids=str)
 
 D, STEPS, SIZE = 4, 10, 2
 N = STEPS * SIZE
@@ -42,18 +46,9 @@ def whole() -> jaxdp.FitResult:
     return fit()
 
 
-def test_fit_is_the_algorithm_step_by_step() -> None:
-    algorithm = jaxdp.saddle_mirror_descent(PLAN, Keys.insecure(1))
-    step = jax.jit(functools.partial(algorithm.step, value_fn=GAME))
-    state = algorithm.init(PLAN.uniform())
-    for t in range(STEPS):
-        state, info = step(state, DATA)
-        np.testing.assert_array_equal(info.release, whole().info.releases[t])
-    for got, want in zip(whole().params, algorithm.output(state), strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
 def test_report_says_what_was_spent() -> None:
+    for point in whole().params:
+        assert np.isclose(point.sum(), 1, rtol=1e-5) and (point >= 0).all()
     report = whole().report
     assert report["algorithm"] == "saddle" and report["noise_multiplier"] is None
     assert report["epsilon"] == float(PLAN.epsilon()) <= 2.0
@@ -65,49 +60,36 @@ def test_report_says_what_was_spent() -> None:
     assert by_hand["steps_done"] == 0
 
 
-def test_chunks_and_callbacks_give_the_same_bits() -> None:
-    shown: list[Any] = []
-    result = fit(chunk=3, callback=lambda step, params, info: shown.append(params))
-    for got, want in zip(result.params, whole().params, strict=True):
-        np.testing.assert_array_equal(got, want)
-    assert len(shown) == 4
-    # What is shown on the way is the output so far.
-    np.testing.assert_array_equal(shown[-1][0], result.params[0])
-    assert np.isclose(np.sum(shown[0][0]), 1)
-
-
 class Killed(Exception):
     """Stands for the end of the process."""
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    checkpoint: bool, tmp_path: Path
+) -> None:
+    """From its checkpoint; without one it is computed again."""
+    shown: list[Any] = []
+
     def die(step: int, params: Any, info: Any) -> None:
+        shown.append(params)
         if step == 6:
             raise Killed
 
     with pytest.raises(Killed):
         fit(ledger=tmp_path / "run", chunk=2, callback=die)
-    secret = tmp_path / "run" / "secret"
-    assert (secret / "checkpoint.npz").exists()
+    # The output so far, which is a point of the simplex.
+    assert np.isclose(np.sum(shown[0][0]), 1)
+    path = tmp_path / "run" / "secret" / "checkpoint.npz"
+    assert path.exists()
+    if not checkpoint:
+        path.unlink()
     result = jaxdp.resume(tmp_path / "run", PLAN.uniform(), DATA, value_fn=GAME)
     for got, want in zip(result.params, whole().params, strict=True):
         np.testing.assert_array_equal(got, want)
-    assert result.report["steps_charged"] == STEPS
     # Nothing of the scores is in what is public.
     lines = (tmp_path / "run" / ledger.LEDGER).read_text()
     assert "scores" not in lines
-
-
-def test_a_run_without_its_checkpoint_is_computed_again(tmp_path: Path) -> None:
-    def die(step: int, params: Any, info: Any) -> None:
-        if step == 6:
-            raise Killed
-
-    with pytest.raises(Killed):
-        fit(ledger=tmp_path / "run", chunk=2, callback=die)
-    (tmp_path / "run" / "secret" / "checkpoint.npz").unlink()
-    result = jaxdp.resume(tmp_path / "run", PLAN.uniform(), DATA, value_fn=GAME)
-    np.testing.assert_array_equal(result.params[0], whole().params[0])
     shutil.rmtree(tmp_path / "run" / "secret")
     with pytest.raises(ValueError, match="replay"):
         jaxdp.replay(tmp_path / "run", PLAN.uniform())
@@ -167,3 +149,27 @@ def test_what_does_not_fit_spends_no_keys() -> None:
 def test_microbatches_change_nothing() -> None:
     result = fit(microbatch_size=1)
     np.testing.assert_array_equal(result.info.releases, whole().info.releases)
+
+
+# --- every algorithm of draws --------------------------------------------------------
+
+
+@DRAWS
+def test_the_float_sampler_is_not_private(method: Method) -> None:
+    plan = dataclasses.replace(method.plan, sampler="float")
+    algorithm = method.make(plan, Keys.from_entropy())
+    assert not bool(algorithm.init(plan.uniform()).horizon.private)
+    assert plan.epsilon() == float("inf")
+
+
+@DRAWS
+def test_a_chosen_start_is_where_it_starts(method: Method) -> None:
+    algorithm = method.make(method.plan, Keys.insecure(0))
+    weights = np.array([0.5, 0.25, 0.125, 0.125], np.float32)
+    two = isinstance(method.params, tuple)
+    state = algorithm.init((weights, weights) if two else weights)
+    if method.name == "synthetic":
+        np.testing.assert_allclose(np.exp(state.logits), weights, rtol=1e-6)
+    else:
+        scores = state.scores_x if two else state.scores
+        np.testing.assert_allclose(scores, np.array([0, -1, -2, -2]) * 2.0**24, atol=4)

@@ -58,17 +58,6 @@ def same(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_fit_is_the_algorithm_step_by_step() -> None:
-    algorithm = jaxdp.sosp(PLAN, Keys.insecure(1))
-    step = jax.jit(functools.partial(algorithm.step, value_fn=loss))
-    state = algorithm.init(START)
-    for t in range(STEPS):
-        state, info = step(state, DATA)
-        same(info.release, whole().info.releases[t])
-    same(algorithm.output(state), whole().params)
-    assert jaxdp.report(PLAN, state)["outcome"] == whole().report["outcome"]
-
-
 def test_a_run_ends_where_it_is_certified() -> None:
     report = whole().report
     found = report["outcome"]

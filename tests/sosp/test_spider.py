@@ -169,7 +169,14 @@ def test_a_pass_begins_with_a_refresh() -> None:
 NOTHING = np.full((N, D), np.nan, np.float32)
 
 
-@pytest.mark.parametrize("name", ["tree", "blt_3", "sqrt_toeplitz", "independent"])
+#: What all but the tree add is tested with the kernels, and below to the integer.
+NAMES = ["tree"] + [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("blt_3", "sqrt_toeplitz", "independent")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_variances_of_the_estimate(name: str) -> None:
     """Records that are NaN count nothing: what is left is noise. It restarts.
 

@@ -1,6 +1,7 @@
 """The loop: one program, chunks to the same bits, reports, refusals."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ def make_plan(**changes: Any) -> plans.DPZero:
     return plans.DPZero(**(base | changes))
 
 
+@functools.cache
 def network(name: str) -> tuple[Any, Any]:
-    """Initial params and loss of the linear model or the MLP."""
+    """Initial params and loss of the linear model or the MLP: one loss, one program."""
     net = (
         models.linear(num_outputs=2, num_features=D)
         if name == "linear"
@@ -51,8 +53,17 @@ def network(name: str) -> tuple[Any, Any]:
 POISSON = sampling.TruncatedPoisson(sampling_prob=0.3)
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp"])
-@pytest.mark.parametrize("sampler", [sampling.FullBatch(), POISSON], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    [
+        ("mlp", sampling.FullBatch()),
+        ("linear", POISSON),
+        # Each of them once more.
+        pytest.param("linear", sampling.FullBatch(), marks=pytest.mark.slow),
+        pytest.param("mlp", POISSON, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_chunks_give_the_bits_of_the_one_program(name: str, sampler: Any) -> None:
     """Chunks of 7, 7, 7 and 2 of 23 steps; momentum carries over."""
     params, value_fn = network(name)
@@ -238,7 +249,7 @@ def test_report() -> None:
 def test_keys_from_entropy_serve_one_fit() -> None:
     params, value_fn = network("linear")
     keys = Keys.from_entropy()
-    plan = make_plan(num_steps=2)
+    plan = make_plan()
     with pytest.raises(ValueError, match="num_examples"):  # Mistakes spend nothing.
         jaxdp.fit(
             plan, keys, params, (X[:-1], Y[:-1]), value_fn=value_fn, optimizer=SGD
@@ -297,7 +308,7 @@ def test_what_cannot_be_hashed_still_runs() -> None:
 
 def test_progress_is_drawn_and_changes_nothing(capsys: Any) -> None:
     params, value_fn = network("linear")
-    plan = make_plan(num_steps=4)
+    plan = make_plan()
     run = lambda **kwargs: jaxdp.fit(  # noqa: E731
         plan, Keys.insecure(0), params, DATA, value_fn=value_fn, optimizer=SGD, **kwargs
     )
