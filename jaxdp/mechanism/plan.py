@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import math
-import numbers
 from typing import Any, ClassVar, Self, get_args
 
 import optax
@@ -15,10 +14,25 @@ from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation, Run
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, coerce
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """Description of a plan's releases.
+
+    Attributes:
+      released: what a step releases.
+      noise: the noise on it, with its size.
+      stds: standard deviations of the noise, by name.
+    """
+
+    released: str
+    noise: str
+    stds: dict[str, float]
 
 
 class Plan:
@@ -51,6 +65,14 @@ class Plan:
     may_stop: ClassVar[bool] = False
     #: Fields that hold several numbers, by name: how JSON gives them back.
     nested: ClassVar[dict[str, Any]] = {}
+    #: The field that calibration chooses.
+    calibrated: ClassVar[str] = "noise_multiplier"
+    #: Properties that tables show besides the fields, with epsilon, once it is chosen.
+    derived: ClassVar[tuple[str, ...]] = ()
+    #: Methods that some plans have: the result of a run, from its state and last iterate,
+    #: and the entries of its report, from its state.
+    _returned: ClassVar[Any] = None
+    _outcome: ClassVar[Any] = None
     #: Relative tolerance of fields that a design may choose up to rounding, by name.
     tolerances: ClassVar[dict[str, float]] = {}
 
@@ -69,13 +91,7 @@ class Plan:
 
     def _coerce(self) -> None:
         """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
-        for field in self._fields():
-            value: Any = getattr(self, field.name)
-            if isinstance(value, numbers.Real) and not isinstance(value, bool):
-                whole = field.type in (int, int | None)
-                number: Any = value
-                plain = int(number) if whole else float(number)
-                object.__setattr__(self, field.name, plain)
+        coerce(self)
 
     # Accounting.
 
@@ -223,15 +239,19 @@ class Plan:
 
     def returned(self, state: Any, params: Any) -> Any:
         """Returns the result of a run, given its state and the last iterate."""
-        return params
+        return params if self._returned is None else self._returned(state, params)
 
     def shown(self, state: Any, params: Any) -> Any:
         """Returns the public value that a callback is shown during a run."""
-        return params
+        return self.returned(state, params) if self.runs_algorithm else params
 
     def outcome(self, state: Any) -> dict[str, Any]:
         """Returns the entries of a report on a run, given its state; all are public."""
-        return {}
+        return {} if self._outcome is None else self._outcome(state)
+
+    def describe(self) -> Description:
+        """Returns what a step releases and its noise, in words and numbers."""
+        raise NotImplementedError
 
     def mechanism(self) -> dict[str, Any]:
         """Returns clip and randomness of a step, for reports."""
@@ -304,6 +324,13 @@ class Plan:
         """Returns (name, value) of every number of the plan, for tables."""
         out = [("plan", type(self).__name__)]
         out += [(f.name, f"{getattr(self, f.name)}") for f in self._fields()]
+        if not self.derived or getattr(self, self.calibrated) is None:
+            return out
+        values = [(name, getattr(self, name)) for name in self.derived]
+        out += [(name, f"{value:.6g}") for name, value in values if value is not None]
+        if self.delta is not None:
+            spent = self.epsilon()
+            out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
         return out
 
     def __str__(self) -> str:
