@@ -116,14 +116,14 @@ def _adaptive(
         return fixed_point.Fixed(lattice_gaussian.draw(key, (D,), law))
 
     if query == "gradient":
-        grid = plan.refresh_grid
+        grid = plan.roles.refresh.grid
         return grad_diff.release_gradient(grid, loss, points[0], records, noise(grid))
     if query == "difference":
-        grid = plan.difference_grid
+        grid = plan.roles.difference.grid
         return grad_diff.release_difference(
             grid, loss, points[0], points[1], records, noise(grid)
         )
-    grid, v = plan.product_grid(D), points[1]
+    grid, v = plan.roles.hessian.grid(D), points[1]
     times = hessian.halvings(grid, plan.escape_radius * jnp.cos(points[0, 0]))
     return hessian.release_product(
         grid, loss, points[0], v, times, records, noise(grid)

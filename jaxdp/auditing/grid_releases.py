@@ -399,13 +399,13 @@ def _prefix_sum(plan: Any, public: Keys) -> _Mechanism:
 
 
 def _sosp(plan: Any, public: Keys) -> _Mechanism:
-    refresh, readings, left_out = plan.refresh_grid, {}, []
+    refresh, readings, left_out = plan.roles.refresh.grid, {}, []
     dim = DIM_OF_VALUES
     one = _ONE * _unit_of(refresh)
     readings["refresh"] = _reading_of(refresh)
     differs = plan.max_differences > 0 and plan.num_steps > 1
     if differs:
-        grid, norms = plan.difference_grid, plan.correlation.increment_norms()
+        grid, norms = plan.roles.difference.grid, plan.correlation.increment_norms()
         readings["difference"] = _reading_of(grid, norms[0])
     size = min(plan.num_examples, max(plan.refresh_batch_size, 1), 2**12)
     records = np.arange(plan.num_examples)
@@ -469,12 +469,12 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
     length = plan.escape_radius * (1 - 1e-3)
     vector = np.full(dim, length / math.sqrt(dim), np.float32)
     if tracked:
-        grid = plan.tracked_grid
+        grid = plan.roles.hessian.grid
         unit = float(np.float32(grid.product_unit))
         bend = _ONE * unit / vector[0]
     else:
-        grid = plan.product_grid(dim)
-        if (plan.escape_radius + grid.rounding) ** 2 > plan.hessian_budget:
+        grid = plan.roles.hessian.grid(dim)
+        if (plan.escape_radius + grid.rounding) ** 2 > plan.roles.hessian.budget:
             left_out.append("product with a Hessian: its budget is less than one step")
             return None
         bound = grid.l2_clip_norm * plan.escape_radius

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from jaxdp import plans
 from jaxdp.core.types import Relation
+from jaxdp.sosp.hessian import Hessian
 from jaxdp.sosp.theory import design
-from jaxdp.sosp.theory.settings import Hessian
 
 #: An escape begins where the estimated gradient is no longer than so many of its errors.
 #: The error's noise is about a quarter of its bound: what is left goes into alpha.

@@ -21,7 +21,7 @@ from jaxdp.cli.kinds import (
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
 from jaxdp.o2nc.theory.bounds import ORACLES
-from jaxdp.sosp.theory.settings import HESSIANS
+from jaxdp.sosp.hessian import HESSIANS
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
 MODELS = ("linear", "mlp")

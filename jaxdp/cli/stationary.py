@@ -85,8 +85,8 @@ def check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
         return
     raise UsageError(
         "--epsilon or the number of records must be larger, or --accuracy smaller: a "
-        f"certificate would be of alpha {plan.theorem.alpha:.3g}, which the saddle at the "
-        f"start has with {found:.3g}, so that the run would end there"
+        f"certificate would be of alpha {plan.theorem.promise.alpha:.3g}, which the saddle "
+        f"at the start has with {found:.3g}, so that the run would end there"
     )
 
 
@@ -159,17 +159,7 @@ def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
 
 def noise(plan: plans.SOSP) -> str:
     """Describes the noise of a plan, and the quantities that it is added to."""
-    words = (
-        f"{plan.noise_multiplier:.4g} x sensitivity on means of "
-        f"{plan.refresh_batch_size} gradients and on how they change "
-        f"({plan.prefix_noise}): {plan.noise_std:.3g} a coordinate at most"
-    )
-    if plan.escape_steps is None:
-        return words
-    batch = f"means of {plan.hessian_batch_size}"
-    if plan.hessian == "released":
-        return f"{words}; on {batch} Hessians: {plan.escape_std:.3g} an entry"
-    return f"{words}; on products with {batch} Hessians: {plan.escape_std:.3g}"
+    return plan.describe().noise
 
 
 def rows(job_report: dict[str, Any]) -> list[tuple[str, str]]:

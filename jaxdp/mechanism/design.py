@@ -1,8 +1,13 @@
 """Results of designs: the fields of a plan and the promise that they imply."""
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from jaxdp import accounting
+from jaxdp.accounting import lattice
 
 
 class Design(Mapping[str, Any]):
@@ -75,3 +80,33 @@ class Design(Mapping[str, Any]):
 def _frozen(value: Any) -> Any:
     """Replaces lists, which JSON has, by tuples."""
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def coerce(record: Any) -> None:
+    """Converts a frozen dataclass's NumPy numbers to Python's, by the fields' types.
+
+    Equal records then have equal texts and digests.
+    """
+    for field in dataclasses.fields(record):
+        value: Any = getattr(record, field.name)
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            kind: Any = int if field.type in (int, int | None) else float
+            object.__setattr__(record, field.name, kind(value))
+
+
+def ideal_factor(plan: Any) -> float:
+    """Returns the factor by which a plan's noise exceeds ideal noise of the same budget.
+
+    Promises are of ideal Gaussian noise; a plan has a little more, for what its integer
+    sampler costs: next to nothing, unless a record moves so little noise far. 1 where the
+    noise was not calibrated, or that cost is all of the budget.
+    """
+    if plan.delta is None:
+        return 1.0
+    spent, missed = lattice.sampler_error(plan.event)
+    epsilon = float(plan.epsilon())
+    if not spent < epsilon < math.inf:
+        return 1.0
+    left = (plan.delta - missed) * math.exp(-spent)
+    ideal = accounting.gaussian_mu(epsilon - spent, left)
+    return accounting.gaussian_mu(epsilon, plan.delta) / ideal

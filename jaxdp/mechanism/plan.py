@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import math
-import numbers
 from typing import Any, ClassVar, Self, get_args
 
 import optax
@@ -15,7 +14,7 @@ from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation, Run
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, coerce
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
@@ -92,13 +91,7 @@ class Plan:
 
     def _coerce(self) -> None:
         """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
-        for field in self._fields():
-            value: Any = getattr(self, field.name)
-            if isinstance(value, numbers.Real) and not isinstance(value, bool):
-                whole = field.type in (int, int | None)
-                number: Any = value
-                plain = int(number) if whole else float(number)
-                object.__setattr__(self, field.name, plain)
+        coerce(self)
 
     # Accounting.
 

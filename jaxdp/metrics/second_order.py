@@ -65,19 +65,9 @@ class SospAlpha(float):
     lower: float
     num_products: int
 
-    def __new__(
-        cls,
-        value: float,
-        gradient_norm: float,
-        min_eigenvalue: float,
-        min_eigenvalue_lower: float,
-        lower: float,
-        num_products: int,
-    ) -> Self:
+    def __new__(cls, value: float, *details: float) -> Self:
         self = super().__new__(cls, value)
-        self.gradient_norm, self.min_eigenvalue = gradient_norm, min_eigenvalue
-        self.min_eigenvalue_lower, self.lower = min_eigenvalue_lower, lower
-        self.num_products = num_products
+        vars(self).update(zip(cls.__annotations__, details, strict=True))
         return self
 
     @property
@@ -85,24 +75,12 @@ class SospAlpha(float):
         """Value of alpha as a plain float."""
         return float(self)
 
-    def _fields(self) -> tuple[Any, ...]:
-        return (
-            self.gradient_norm,
-            self.min_eigenvalue,
-            self.min_eigenvalue_lower,
-            self.lower,
-            self.num_products,
-        )
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (float(self), *self._fields())
+        return type(self), (float(self), *vars(self).values())
 
     def __repr__(self) -> str:
-        norm, least, bound, lower, count = self._fields()
-        return (
-            f"SospAlpha({float(self)!r}, gradient_norm={norm!r}, min_eigenvalue={least!r}, "
-            f"min_eigenvalue_lower={bound!r}, lower={lower!r}, num_products={count})"
-        )
+        details = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"SospAlpha({float(self)!r}, {details})"
 
     def __str__(self) -> str:
         return repr(float(self))

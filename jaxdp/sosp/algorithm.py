@@ -16,10 +16,10 @@ from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.types import SOSPPlan
 from jaxdp.kernels import stretch
 from jaxdp.sosp import escapes, gradients, hessian
 from jaxdp.sosp import spider as spiders
+from jaxdp.sosp.roles import GROWTH, SOSPNumbers
 from jaxdp.sosp.state import (
     CERTIFICATE,
     CERTIFIED,
@@ -31,16 +31,15 @@ from jaxdp.sosp.state import (
     UNTESTED,
     Best,
     Escape,
-    Run,
+    Search,
     SOSPInfo,
     SOSPState,
     no_escape,
-    tracks,
 )
 
 
 def sosp(
-    plan: SOSPPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
 ) -> Algorithm:
     r"""Finds an approximate second-order stationary point of a smooth expected loss.
 
@@ -79,17 +78,19 @@ def sosp(
       the noise, a failed escape as a certificate.
     """
     keys = keys_lib.check(keys)
-    spiders.check_plan(plan)
-    horizon = run_state.new_horizon(plan.run, private=spiders.is_private(plan, keys))
-    context = plan.run.context
-    root = keys_lib.stream(keys.noise, "escape", context=context)
+    run_state.check_plan(plan, "sosp")
+    numbers: SOSPNumbers = plan.numbers
+    run = numbers.run
+    private = keys.private and bool(numbers.noise_multiplier)
+    horizon = run_state.new_horizon(run, private=private)
+    root = keys_lib.stream(keys.noise, "escape", context=run.context)
 
     def init(params: Any) -> SOSPState:
         flat, _ = spiders.flattened(params, "sosp")
-        spiders.slice_size(plan, flat.size, microbatch_size)
-        spider = spiders.begin(plan, keys, flat)
-        escape = no_escape(plan, flat, root)
-        run_state.begin_run(params, keys, plan.family)
+        spiders.slice_size(numbers, flat.size, microbatch_size)
+        spider = spiders.begin(numbers, keys, flat)
+        escape = no_escape(numbers, flat, root)
+        run_state.begin_run(params, keys, run.family)
         zero = jnp.zeros((), jnp.int32)
         best = Best(params, jnp.full((), jnp.inf), jnp.full((), NOTHING, jnp.int32))
         release = jnp.zeros((6,), jnp.float32)
@@ -101,12 +102,11 @@ def sosp(
     def step(
         state: SOSPState, data: Any, *, value_fn: Any
     ) -> tuple[SOSPState, SOSPInfo]:
-        sampling.check_data(plan.run, data)
+        sampling.check_data(run, data)
         flat, unravel = spiders.flattened(state.point, "sosp")
-        size = spiders.slice_size(plan, flat.size, microbatch_size)
+        size = spiders.slice_size(numbers, flat.size, microbatch_size)
         loss = gradients.record_loss(value_fn, unravel)
-        run = Run(plan, loss, data, size)
-        new = _step(run, state, flat)
+        new = _step(Search(numbers, loss, data, size), state, flat)
         new = new._replace(
             point=unravel(new.point),
             best=new.best._replace(point=unravel(new.best.point)),
@@ -116,16 +116,16 @@ def sosp(
     return Algorithm(init, step, lambda state: state.best.point)
 
 
-def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
+def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:
     """Makes a step on flat vectors: the state's points are (d,)."""
-    plan = run.plan
+    numbers = search.numbers
     escape, best = state.escape, state.best
     best = best._replace(point=spiders.flattened(best.point, "sosp")[0])
-    active = ~state.horizon.exhausted & (state.horizon.count < plan.num_steps)
+    active = ~state.horizon.exhausted & (state.horizon.count < numbers.run.num_steps)
 
     # The gradient, if it is asked for and there are records.
-    ask = active & (plan.query_in_escape | ~escape.active)
-    query = _ask(plan, state, x)
+    ask = active & (numbers.query_in_escape | ~escape.active)
+    query = _ask(numbers, state, x)
     no_data = ask & ~query.fits
     query = query._replace(
         kind=jnp.where(ask & query.fits, query.kind, spiders.NONE),
@@ -133,30 +133,30 @@ def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
     )
     reference = state.spider.reference
     spider = spiders.asked(
-        plan, run.loss, state.spider, x, query, run.data, None, run.size
+        numbers, search.loss, state.spider, x, query, search.data, None, search.size
     )
-    spider, escape = _track(run, spider, escape, query, x, reference)
+    spider, escape = _track(search, spider, escape, query, x, reference)
     norm = jnp.linalg.norm(spider.estimate)
 
     # An anchor, where the gradient is small; and records for its Hessians.
     plain = active & ~no_data & ~escape.active
-    small = plain & (escape.cool <= 0) & (norm <= plan.trigger_norm)
+    small = plain & (escape.cool <= 0) & (norm <= numbers.trigger_norm)
     # (At a point that is no number nothing is known, and records count zero.)
-    small &= jnp.isfinite(x).all() & (plan.escape_steps is not None)
+    small &= jnp.isfinite(x).all() & (numbers.escape_steps is not None)
     best = escapes.offer(best, plain, x, norm, jnp.where(small, UNTESTED, SEEN))
-    spider, escape, start, unfit = escapes.begin(plan, spider, escape, small, x)
+    spider, escape, start, unfit = escapes.begin(numbers, spider, escape, small, x)
     no_data |= unfit
 
     # The step.
     moving = active & ~no_data
     within = moving & escape.active
-    if plan.escape_steps is None:
-        y = x - spider.estimate / jnp.float32(plan.smoothness)
-    elif plan.hessian == "released":
+    if numbers.escape_steps is None:
+        y = x - spider.estimate / jnp.float32(numbers.smoothness)
+    elif numbers.hessian == "released":
         within = jnp.zeros((), bool)
-        y, escape, best = escapes.jump(run, state, spider, escape, best, start, x)
+        y, escape, best = escapes.jump(search, state, spider, escape, best, start, x)
     else:
-        y, escape, best = escapes.walk(run, state, spider, escape, best, within, x)
+        y, escape, best = escapes.walk(search, state, spider, escape, best, within, x)
     y = jnp.where(moving, y, x)
     cool = jnp.where(moving & ~within & ~start, escape.cool - 1, escape.cool)
     escape = escape._replace(cool=jnp.maximum(cool, 0))
@@ -164,8 +164,8 @@ def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
     # A step that found no records may have released a gradient before.
     released = moving | (query.kind != spiders.NONE)
     count = state.horizon.count + released
-    certified = plan.stop_at_certificate & (best.rank == CERTIFIED)
-    ended = jnp.where(count >= plan.num_steps, STEPS, RUNNING)
+    certified = numbers.stop_at_certificate & (best.rank == CERTIFIED)
+    ended = jnp.where(count >= numbers.run.num_steps, STEPS, RUNNING)
     ended = jnp.where(certified, CERTIFICATE, ended)
     ended = jnp.where(no_data, DATA, ended)
     ended = jnp.where(active, ended, state.ended).astype(jnp.int32)
@@ -184,47 +184,48 @@ def _step(run: Run, state: SOSPState, x: jax.Array) -> SOSPState:
         escape,
         best,
         state.escapes + start,
-        state.records + read + start * escapes.own_batch(plan),
+        state.records + read + start * numbers.own_batch,
         ended,
         run_state.zero_where_done(released, release),
     )
 
 
-def _ask(plan: SOSPPlan, state: SOSPState, x: jax.Array) -> spiders.Query:
+def _ask(numbers: SOSPNumbers, state: SOSPState, x: jax.Array) -> spiders.Query:
     """Returns the gradient query of a step, with the records of a running Hessian."""
     escape, spider = state.escape, state.spider
-    if not tracks(plan):
-        return spiders.ask(plan, spider, x, hold=escape.active)
-    moved = jnp.float32(plan.smoothness) * jnp.linalg.norm(x - spider.reference)
-    grown = escape.reach + _growth(plan, moved)
-    renew = (escape.since >= plan.escapes_per_refresh) & ~escape.active
+    if not numbers.tracks:
+        return spiders.ask(numbers, spider, x, hold=escape.active)
+    moved = jnp.float32(numbers.smoothness) * jnp.linalg.norm(x - spider.reference)
+    grown = escape.reach + _growth(numbers, moved)
+    renew = (escape.since >= numbers.escapes_per_refresh) & ~escape.active
     return spiders.ask(
-        plan,
+        numbers,
         spider,
         x,
         hold=escape.active,
-        renew=renew | ~(grown <= plan.hessian_drift_limit),
+        renew=renew | ~(grown <= GROWTH),
         extra=lambda fresh, moved: jnp.where(
-            fresh, plan.hessian_batch_size, _change_batch(plan, moved)
+            fresh, numbers.hessian_batch_size, _change_batch(numbers, moved)
         ),
     )
 
 
-def _change_batch(plan: SOSPPlan, moved: jax.Array) -> jax.Array:
+def _change_batch(numbers: SOSPNumbers, moved: jax.Array) -> jax.Array:
     """Returns the number of records that update a running Hessian after a movement."""
-    assert plan.hessian_lipschitz is not None
-    rate = plan.hessian_change_rate * plan.hessian_lipschitz / plan.smoothness
-    want, most = jnp.ceil(jnp.float32(rate) * moved), plan.num_examples + 1
+    want = jnp.ceil(jnp.float32(numbers.change_rate) * moved)
+    most = numbers.run.num_examples + 1
     return jnp.maximum(jnp.where(want < most, want, most).astype(jnp.int32), 1)
 
 
-def _growth(plan: SOSPPlan, moved: jax.Array) -> jax.Array:
+def _growth(numbers: SOSPNumbers, moved: jax.Array) -> jax.Array:
     """Bounds the growth of the running Hessian by one difference, in clips."""
-    return _change_batch(plan, moved).astype(jnp.float32) / plan.hessian_batch_size
+    return (
+        _change_batch(numbers, moved).astype(jnp.float32) / numbers.hessian_batch_size
+    )
 
 
 def _track(
-    run: Run,
+    search: Search,
     spider: spiders.Spider,
     escape: Escape,
     query: spiders.Query,
@@ -234,21 +235,21 @@ def _track(
     """Updates the running Hessian after a gradient query, on records of its own."""
     refreshed = query.kind == spiders.REFRESH
     escape = escape._replace(since=jnp.where(refreshed, 0, escape.since))
-    plan = run.plan
-    if not tracks(plan):
+    numbers = search.numbers
+    if not numbers.tracks:
         return spider, escape
-    records = run.records(spider.cursor, query.extra)
-    grid, total = plan.tracked_grid, escape.hessian.total
+    records = search.records(spider.cursor, query.extra)
+    grid, total = numbers.roles.hessian.grid, escape.hessian.total
 
     def fresh() -> stretch.Wide:
         start = stretch.zero(total.low.shape)
-        return hessian.add_hessians(grid, run.loss, start, x, None, records)
+        return hessian.add_hessians(grid, search.loss, start, x, None, records)
 
     def changed() -> stretch.Wide:
-        return hessian.add_hessians(grid, run.loss, total, x, reference, records)
+        return hessian.add_hessians(grid, search.loss, total, x, reference, records)
 
     total = jax.lax.switch(query.kind, [lambda: total, fresh, changed])
-    grown = escape.reach + _growth(plan, query.moved)
+    grown = escape.reach + _growth(numbers, query.moved)
     reach = jnp.stack([escape.reach, jnp.float32(1), grown])[query.kind]
     read = jnp.where(query.kind == spiders.NONE, 0, query.extra)
     return (

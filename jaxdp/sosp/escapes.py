@@ -7,15 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.core import run_state
-from jaxdp.core.types import SOSPPlan
 from jaxdp.sosp import hessian
 from jaxdp.sosp import spider as spiders
-from jaxdp.sosp.state import CERTIFIED, NOTHING, Best, Escape, Run, SOSPState, tracks
-
-
-def own_batch(plan: SOSPPlan) -> int:
-    """Returns the number of records of an escape's own Hessians."""
-    return 0 if plan.hessian == "tracked" else plan.hessian_batch_size
+from jaxdp.sosp.roles import SOSPNumbers
+from jaxdp.sosp.state import CERTIFIED, NOTHING, Best, Escape, Search, SOSPState
 
 
 def offer(
@@ -32,7 +27,7 @@ def offer(
 
 
 def begin(
-    plan: SOSPPlan,
+    numbers: SOSPNumbers,
     spider: spiders.Spider,
     escape: Escape,
     small: jax.Array,
@@ -42,9 +37,9 @@ def begin(
 
     Also returns whether it began, and whether the data ran out.
     """
-    size = own_batch(plan)
-    over = spider.cursor + size > plan.num_examples
-    turn = over & (spider.passes + 1 < plan.num_passes)
+    size = numbers.own_batch
+    over = spider.cursor + size > numbers.run.num_examples
+    turn = over & (spider.passes + 1 < numbers.num_passes)
     start = small & (~over | turn)
     first = jnp.where(turn, 0, spider.cursor)
     turn &= start
@@ -55,10 +50,10 @@ def begin(
         since=jnp.where(turn, -1, spider.since),
     )
     kept = escape.hessian
-    if tracks(plan):
-        now = hessian.frozen(plan.tracked_grid, kept.total, x.size)
+    if numbers.tracks:
+        now = hessian.frozen(numbers.roles.hessian.grid, kept.total, x.size)
         kept = kept._replace(frozen=jnp.where(start, now, kept.frozen))
-    steps = 0 if plan.escape_steps is None else plan.escape_steps
+    steps = 0 if numbers.escape_steps is None else numbers.escape_steps
     begun = Escape(
         active=start | escape.active,
         left=jnp.where(start, steps, escape.left),
@@ -76,7 +71,7 @@ def begin(
 
 
 def walk(
-    run: Run,
+    search: Search,
     state: SOSPState,
     spider: spiders.Spider,
     escape: Escape,
@@ -85,7 +80,7 @@ def walk(
     x: jax.Array,
 ) -> tuple[jax.Array, Escape, Best]:
     """Takes an escape step or a plain one; returns the new point, escape and best point."""
-    plan = run.plan
+    numbers = search.numbers
     v = x - escape.anchor
     length = jnp.linalg.norm(v)
     # At the anchor itself the product is zero, whatever the data.
@@ -94,27 +89,24 @@ def walk(
     draw = functools.partial(
         run_state.gaussian, escape.root, state.horizon.count, x.size
     )
-    if plan.hessian == "tracked":
+    if numbers.hessian == "tracked":
         shown = jnp.where(touch, v, 0)
-        product = hessian.release_tracked(
-            plan.tracked_grid,
-            escape.hessian.frozen,
-            shown,
-            draw(plan.tracked_grid.noise_std),
-        )
+        grid = numbers.roles.hessian.grid
+        frozen = escape.hessian.frozen
+        product = hessian.release_tracked(grid, frozen, shown, draw(grid.noise_std))
     else:
-        grid = plan.product_grid(x.size)
+        grid = numbers.roles.hessian.grid(x.size)
         times = hessian.halvings(grid, length)
         cost = (hessian.reach(grid, times) + grid.rounding) ** 2
         spent = escape.spent + jnp.where(touch, cost, 0)
-        broke = touch & ~(spent <= plan.hessian_budget)
+        broke = touch & ~(spent <= numbers.roles.hessian.budget)
         touch &= ~broke
-        records = run.records(
-            escape.first, jnp.where(touch, plan.hessian_batch_size, 0)
+        records = search.records(
+            escape.first, jnp.where(touch, numbers.hessian_batch_size, 0)
         )
         product = hessian.release_product(
             grid,
-            run.loss,
+            search.loss,
             escape.anchor,
             v,
             times,
@@ -122,9 +114,9 @@ def walk(
             draw(grid.noise_std),
         )
     gradient = jnp.where(within, product + escape.gradient, spider.estimate)
-    y = x - gradient / jnp.float32(plan.smoothness)
+    y = x - gradient / jnp.float32(numbers.smoothness)
     left = escape.left - within
-    far = jnp.linalg.norm(y - escape.anchor) >= plan.escape_radius
+    far = jnp.linalg.norm(y - escape.anchor) >= numbers.escape_radius
     escaped = within & ~broke & far
     stayed = within & ~broke & ~far & (left <= 0)
     back = stayed | broke
@@ -142,7 +134,7 @@ def walk(
 
 
 def jump(
-    run: Run,
+    search: Search,
     state: SOSPState,
     spider: spiders.Spider,
     escape: Escape,
@@ -151,17 +143,19 @@ def jump(
     x: jax.Array,
 ) -> tuple[jax.Array, Escape, Best]:
     """Releases the anchor's Hessian and leaves along its lowest eigenvector, if low."""
-    plan = run.plan
-    assert plan.curvature_threshold is not None
-    assert plan.hessian_lipschitz is not None
-    records = run.records(escape.first, jnp.where(start, plan.hessian_batch_size, 0))
+    numbers = search.numbers
+    assert numbers.curvature_threshold is not None
+    assert numbers.hessian_lipschitz is not None
+    records = search.records(
+        escape.first, jnp.where(start, numbers.hessian_batch_size, 0)
+    )
     dim = x.size
 
     def look() -> tuple[jax.Array, jax.Array]:
-        grid, size = plan.matrix_grid, dim * (dim + 1) // 2
+        grid, size = numbers.roles.hessian.grid, dim * (dim + 1) // 2
         count = state.horizon.count
         noise = run_state.gaussian(escape.root, count, size, grid.noise_std)
-        matrix = hessian.release_matrix(grid, run.loss, x, records, noise)
+        matrix = hessian.release_matrix(grid, search.loss, x, records, noise)
         values, vectors = jnp.linalg.eigh(matrix)
         return values[0], vectors[:, 0]
 
@@ -170,10 +164,10 @@ def jump(
 
     lowest, lower = jax.lax.cond(start, look, skip)
     down = jnp.where(jnp.vdot(spider.estimate, lower) > 0, -lower, lower)
-    leave = start & (lowest < -plan.curvature_threshold)
+    leave = start & (lowest < -numbers.curvature_threshold)
     stay = start & ~leave
-    away = x + down * (-lowest / plan.hessian_lipschitz)
-    plain = x - spider.estimate / jnp.float32(plan.smoothness)
+    away = x + down * (-lowest / numbers.hessian_lipschitz)
+    plain = x - spider.estimate / jnp.float32(numbers.smoothness)
     y = jnp.where(start, jnp.where(leave, away, x), plain)
     best = _forget(best, leave, y)
     norm = jnp.linalg.norm(spider.estimate)

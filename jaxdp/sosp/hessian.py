@@ -13,17 +13,24 @@ Three queries, of which a method uses one:
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.core import release
-from jaxdp.core.types import Grid, ProductGrid, TrackedGrid
+from jaxdp.core.types import Grid
 from jaxdp.kernels import stretch
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.sosp.gradients import Loss, Records
+
+#: Which query a plan uses: products, products with a running sum, or whole matrices.
+Hessian = Literal["on_demand", "tracked", "released"]
+HESSIANS: tuple[Hessian, ...] = get_args(Hessian)
+#: Norm of one record's matrix that is bounded.
+HessianNorm = Literal["operator", "frobenius"]
+HESSIAN_NORMS: tuple[HessianNorm, ...] = get_args(HessianNorm)
 
 #: Bits of one record's product.
 _RECORD_BITS = 16
@@ -33,6 +40,32 @@ MAX_HALVINGS = 12
 _SQUARINGS = 5
 #: Above what float32 makes of that bound.
 _SLACK = 1 + 1e-4
+
+
+class TrackedGrid(NamedTuple):
+    """Clip and grid of a running sum of Hessians, and noise of its products."""
+
+    norm: str  # of a record's matrix that is bounded: "operator" or "frobenius"
+    bits: int  # a unit is 2**-bits of record_move
+    record_move: float  # how far one record moves the mean, if it is taken out
+    product_unit: float  # grid of the products
+    noise_std: int  # of their noise, in its units
+
+    @property
+    def unit(self) -> float:
+        """Value of one grid unit in an entry of the mean Hessian."""
+        return self.record_move * 2.0**-self.bits
+
+
+class ProductGrid(NamedTuple):
+    """Clip, grid and noise of Hessian-vector products, for vectors up to ``radius``."""
+
+    l2_clip_norm: float  # bound on one record's product with a unit vector
+    radius: float  # the longest vector
+    bits: int  # sums are released in units of 2**-bits of the longest product's bound
+    normalizer: float  # what sums are divided by
+    noise_std: int  # in these units
+    rounding: float  # what the grid costs, as a length of the vector
 
 
 def halvings(grid: ProductGrid, length: jax.Array) -> jax.Array:

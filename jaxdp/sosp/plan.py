@@ -1,29 +1,46 @@
 """The plan of private second-order stationary points."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from jaxdp import accounting
-from jaxdp.accounting import lattice
 from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import prefix_noise as noises
+from jaxdp.mechanism import design as designs
+from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.plan import Description, Plan
 from jaxdp.mechanism.sum_plan import check_clip
 from jaxdp.sampling import AdaptiveCursor
 from jaxdp.sosp import hessian as oracles
+from jaxdp.sosp import roles as role_lib
 from jaxdp.sosp import state as state_lib
 from jaxdp.sosp.algorithm import sosp
-from jaxdp.sosp.roles import RolesPlan
-from jaxdp.sosp.theory import design, settings, theorems
+from jaxdp.sosp.hessian import Hessian, HessianNorm
+from jaxdp.sosp.roles import Products, Roles, SOSPNumbers
+from jaxdp.sosp.theory import bounds, design, theorems
 
 _ONE_PASS = AdaptiveCursor()
+_BATCHES = ("refresh_batch_size", "difference_batch_size", "hessian_batch_size")
+_POSITIVE = (
+    *("smoothness", "difference_batch_rate", "drift_limit", "trigger_norm"),
+    *("l2_clip_norm", "hessian_clip_norm", "hessian_lipschitz", "escape_radius"),
+    "hessian_difference_rate",
+)
+_NON_NEGATIVE = ("escape_noise_std", "curvature_threshold", "noise_multiplier")
+_OPTIONAL = (
+    *("difference_batch_size", "hessian_lipschitz", "hessian_difference_rate"),
+    *("curvature_threshold", "dim", "noise_multiplier", "delta"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SOSP(RolesPlan):
+class SOSP(Plan):
     r"""Plan for second-order stationary points by adaptive batches and noisy escapes.
 
     Three roles share the data, and every record is in one of them in each pass: means of
@@ -117,8 +134,8 @@ class SOSP(RolesPlan):
     hessian_clip_norm: float
     prefix_noise: str = "blt_3"
     difference_batch_size: int | None = None
-    hessian: settings.Hessian = "on_demand"
-    hessian_norm: settings.HessianNorm = "operator"
+    hessian: Hessian = "on_demand"
+    hessian_norm: HessianNorm = "operator"
     hessian_lipschitz: float | None = None
     hessian_difference_rate: float | None = None
     escapes_per_refresh: int = 1
@@ -129,72 +146,58 @@ class SOSP(RolesPlan):
     dim: int | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
-    theorem: settings.Settings | None = None
+    theorem: Design | None = None
 
     family: ClassVar[str] = "sosp"
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
     may_stop: ClassVar[bool] = True
-    nested: ClassVar[dict[str, Any]] = {"theorem": settings.read}
+    nested: ClassVar[dict[str, Any]] = {
+        "theorem": functools.partial(Design.read, {"promise": bounds.CertifiedPoint})
+    }
+    derived: ClassVar[tuple[str, ...]] = (
+        "refresh_noise_std",
+        "difference_noise_std",
+        "escape_std",
+    )
 
     def __post_init__(self) -> None:
         validate.instance(AdaptiveCursor, sampling=self.sampling)
-        # The cursor and what it is to be moved by are added in 32 bits.
-        validate.integer(at_most=2**29, num_examples=self.num_examples)
-        validate.integer(num_steps=self.num_steps)
         validate.one_of(accounting.RELATIONS, relation=self.relation)
-        for name in ("l2_clip_norm", "hessian_clip_norm"):
-            check_clip(name, getattr(self, name))
-        for name in (
-            "l2_clip_norm",
-            "hessian_clip_norm",
-            "smoothness",
-            "difference_batch_rate",
-            "drift_limit",
-            "trigger_norm",
-            "escape_radius",
-        ):
-            validate.positive(**{name: getattr(self, name)})
-        validate.non_negative(escape_noise_std=self.escape_noise_std)
-        most = self.num_examples
-        validate.integer(at_most=most, refresh_batch_size=self.refresh_batch_size)
-        validate.integer(at_most=most, hessian_batch_size=self.hessian_batch_size)
-        validate.integer(at_least=0, max_differences=self.max_differences)
-        validate.integer(escapes_per_refresh=self.escapes_per_refresh)
-        if self.difference_batch_size is not None:
-            size = self.difference_batch_size
-            validate.integer(at_most=most, difference_batch_size=size)
         validate.one_of(noises.NAMES, prefix_noise=self.prefix_noise)
-        validate.one_of(settings.HESSIANS, hessian=self.hessian)
-        validate.one_of(settings.HESSIAN_NORMS, hessian_norm=self.hessian_norm)
+        validate.one_of(oracles.HESSIANS, hessian=self.hessian)
+        validate.one_of(oracles.HESSIAN_NORMS, hessian_norm=self.hessian_norm)
         for name in ("query_in_escape", "stop_at_certificate", "hessian_filter"):
             validate.instance(bool, **{name: getattr(self, name)})
-        if self.delta is not None:
-            self._check_delta(self.delta)
+        for name in ("l2_clip_norm", "hessian_clip_norm"):
+            check_clip(name, getattr(self, name))
+        # The cursor and what it is to be moved by are added in 32 bits.
+        validate.integer(at_most=2**29, num_examples=self.num_examples)
+        self._check(validate.integer, *_BATCHES, at_most=self.num_examples)
+        self._check(validate.integer, "num_steps", "escapes_per_refresh", "dim")
+        self._check(validate.integer, "max_differences", at_least=0)
+        self._check(validate.positive, *_POSITIVE)
+        self._check(validate.non_negative, *_NON_NEGATIVE)
+        self._check(validate.probability, "delta")
         self._check_escapes()
         self._coerce()
-        if self.theorem is not None and not self._keeps(self.theorem):
-            object.__setattr__(self, "theorem", None)
+        self._drop_design()
         _ = self.correlation  # Raises for a period that is too long.
         if self.noise_multiplier is None:
             return
-        validate.non_negative(noise_multiplier=self.noise_multiplier)
         if self.noise_multiplier > 0:
             accounting.self_check(self._guarantee)
-        # Raise if there are no grids for these numbers.
-        _ = self.refresh_grid, self.difference_grid
-        if self.escape_steps is not None:
-            self._check_noise()
+        self._check_noise()
+
+    def _check(self, check: Callable[..., None], *names: str, **limits: Any) -> None:
+        """Checks fields, of which those whose default is None may be None."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                check(**limits, **{name: value})
 
     def _check_escapes(self) -> None:
         """Checks the fields of Hessians and escapes against the Hessian's mode."""
-        for name in ("hessian_lipschitz", "hessian_difference_rate"):
-            if getattr(self, name) is not None:
-                validate.positive(**{name: getattr(self, name)})
-        if self.curvature_threshold is not None:
-            validate.non_negative(curvature_threshold=self.curvature_threshold)
-        if self.dim is not None:
-            validate.integer(dim=self.dim)
         needed = {
             "on_demand": (),
             "tracked": ("dim", "hessian_lipschitz"),
@@ -238,90 +241,86 @@ class SOSP(RolesPlan):
             )
 
     def _check_noise(self) -> None:
-        """Checks that a grid holds the noise of escapes, and that their budget suffices."""
-        if self.hessian == "released":
-            _ = self.matrix_grid  # Raises if there is none for these numbers.
+        """Checks that grids hold the noise, and the filter's budget is enough."""
+        role = self.roles.hessian
+        if not isinstance(role, Products):
             return
-        if self.hessian == "on_demand":
-            _ = self.product_grid(1)
-        else:
-            _ = self.tracked_grid
-        assert self.escape_steps is not None
+        _ = role.grid(1)
         # The shortest lengths that the products of a whole escape may count as.
         shortest = self.escape_radius * 2.0**-oracles.MAX_HALVINGS
-        if self.hessian_budget < (self.escape_steps - 1) * shortest**2:
+        if role.budget < role.times * shortest**2:
             raise ValueError(
                 "escape_noise_std or hessian_batch_size must be larger with "
                 "hessian_filter: the budget of an escape ends before it can, got "
                 f"{self.escape_noise_std} and {self.hessian_batch_size}"
             )
 
-    def _keeps(self, found: settings.Settings) -> bool:
-        """Returns True if ``found`` still describes this plan, with no more noise."""
-        for field in self._fields():
-            name = field.name
-            if name in vars(found) and getattr(self, name) != getattr(found, name):
-                return False
+    # Designs.
+
+    @classmethod
+    def designed(cls, name: str, **constants: Any) -> Design:
+        if name == "certified":
+            return design.certified(**constants)
+        return theorems.prescribed(name, **constants)
+
+    @classmethod
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        ours = {field.name for field in cls._fields()} & design.keys()
+        plan = cls(**{name: design[name] for name in ours}, theorem=design)
+        return plan.calibrate(epsilon=epsilon, delta=delta)
+
+    def _fulfils(self, design: Design) -> bool:
         if self.num_passes > 1:
             return False
         if self.noise_multiplier is None:
             return True
-        # Promises are of ideal noise for the same budget, which is less by what its
-        # sampler costs: next to nothing, unless a record moves so little noise far.
-        spent, missed = lattice.sampler_error(self.event)
-        most = found.promise.noise_multiplier
-        budget = math.inf if self.delta is None else float(self.epsilon())
-        if self.delta is not None and spent < budget < math.inf:
-            left = (self.delta - missed) * math.exp(-spent)
-            ideal = accounting.gaussian_mu(budget - spent, left)
-            most *= accounting.gaussian_mu(budget, self.delta) / ideal
+        most = design.promise.noise_multiplier * designs.ideal_factor(self)
         return self.noise_multiplier <= most * (1 + 1e-6)
 
-    @classmethod
-    def from_theorem(
-        cls, theorem: str, *, epsilon: float, delta: float, **numbers: Any
-    ) -> Self:
-        """Returns the plan that Theorem 3.17 prescribes, with exactly calibrated noise.
+    # Privacy.
 
-        For study; :meth:`certified` is what to use. ``plan.theorem`` has the printed
-        noise, which is not private, and the printed tau, which are only reported.
+    @property
+    def num_passes(self) -> int:
+        """Number E of passes: the most queries that one record can be in."""
+        return self.sampling.num_passes
 
-        Args:
-          theorem: ``"3.17"``, with corrected parameters, or ``"3.17 as printed"``.
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          **numbers: as :func:`jaxdp.sosp.theory.theorems.settings`.
+    @property
+    def _noise(self) -> float:
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "the plan has no noise_multiplier yet: call "
+                ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
+            )
+        return self.noise_multiplier
 
-        Raises:
-          ValueError, TypeError: as that function.
+    @property
+    def _guarantee(self) -> accounting.Guarantee:
+        return self._guarantee_of(self._noise)
+
+    def _guarantee_of(self, noise_multiplier: float) -> accounting.Guarantee:
+        ideal = accounting.full_batch_gaussian(
+            noise_multiplier, self.num_passes, self.relation
+        )
+        if not noise_multiplier:
+            return ideal
+        return accounting.drawn(
+            ideal,
+            num_steps=self.num_steps,
+            numbers_per_step=self._numbers_per_step,
+            reach=1 / noise_multiplier,
+        )
+
+    @property
+    def _numbers_per_step(self) -> int:
+        """Largest count of values in a step: a gradient, and a product or a matrix.
+
+        Params of another size than ``dim`` are refused; where it is not given, any size
+        is charged for.
         """
-        found = theorems.settings(theorem, epsilon=epsilon, delta=delta, **numbers)
-        return cls._of(found).calibrate(epsilon=epsilon, delta=delta)
-
-    @classmethod
-    def certified(cls, *, epsilon: float, delta: float, **numbers: Any) -> Self:
-        """Returns the plan with explicit constants; ``theorem.promise`` is its guarantee.
-
-        Privacy rests on none of the constants. Whether a run ends with a certificate
-        before the data do is not promised.
-
-        Args:
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          **numbers: as :func:`jaxdp.sosp.theory.design.certified`.
-
-        Raises:
-          ValueError, TypeError: as that function.
-        """
-        found = design.certified(epsilon=epsilon, delta=delta, **numbers)
-        return cls._of(found).calibrate(epsilon=epsilon, delta=delta)
-
-    @classmethod
-    def _of(cls, found: settings.Settings) -> Self:
-        """Builds a plan from settings, without noise."""
-        ours = {field.name for field in cls._fields()}
-        same = {k: v for k, v in vars(found).items() if k in ours}
-        return cls(**same, theorem=found)
+        if self.dim is None:
+            return 2 * accounting.MAX_NUMBERS
+        more = math.comb(self.dim + 1, 2) if self.hessian == "released" else self.dim
+        return self.dim + more
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
         """Returns a plan of at most (epsilon, delta), with the least noise.
@@ -346,26 +345,100 @@ class SOSP(RolesPlan):
         delta = self.delta if delta is None else delta
         return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
 
+    # Roles.
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the sum of a refresh; other roles have their own."""
+        return accounting.sensitivity(self.relation, self.l2_clip_norm)
+
+    @property
+    def correlation(self) -> noises.PrefixNoise:
+        """Noise kernel of the differences between two refreshes, which holds C."""
+        return _correlation(self.prefix_noise, max(self.max_differences, 1))
+
+    @functools.cached_property
+    def roles(self) -> Roles:
+        """Sensitivity, noise and grid of refreshes, differences and Hessians."""
+        noise, moves = self._noise, accounting.sensitivity(self.relation, 1.0)
+        rows, rate = self.refresh_batch_size, self.difference_batch_rate
+        return Roles(
+            role_lib.mean("refresh", noise, moves, self.l2_clip_norm, rows),
+            role_lib.differences(noise, moves, rate, self.correlation),
+            self._hessian_role(noise, moves),
+        )
+
+    def _hessian_role(self, noise: float, moves: float) -> Any:
+        clip, rows = self.hessian_clip_norm, self.hessian_batch_size
+        if self.escape_steps is None:
+            return None
+        if self.hessian == "released":
+            return role_lib.mean("Hessian", noise, moves, clip, rows)
+        times = self.escape_steps - 1
+        products: dict[str, Any] = {
+            "noise_multiplier": noise,
+            "moves": moves,
+            "clip_norm": clip,
+            "rows": rows,
+            "radius": self.escape_radius,
+            "least_std": self.escape_noise_std,
+        }
+        if self.hessian == "on_demand":
+            return Products(**products, times=times, filtered=self.hessian_filter)
+        assert self.dim is not None
+        times *= self.escapes_per_refresh
+        return role_lib.tracked(self.hessian_norm, self.dim, **products, times=times)
+
+    @property
+    def refresh_noise_std(self) -> float:
+        """Standard deviation of a coordinate's noise in a refresh."""
+        return self.roles.refresh.noise_std
+
+    @property
+    def node_std(self) -> float:
+        """Standard deviation of a coordinate of one node's noise, in differences."""
+        return self.roles.difference.node_std
+
+    @property
+    def difference_noise_std(self) -> float:
+        """Largest standard deviation of the differences' noise in the estimate."""
+        return self.roles.difference.noise_std
+
+    @property
+    def noise_std(self) -> float:
+        """Largest standard deviation of the estimate's noise over its steps."""
+        return math.hypot(self.refresh_noise_std, self.difference_noise_std)
+
+    @property
+    def escape_std(self) -> Any:
+        """Standard deviation of the noise of an escape's steps, or of a released matrix.
+
+        None without escapes.
+        """
+        return None if self.escape_steps is None else self.roles.hessian.noise_std
+
     # What runs, and what came out.
+
+    @functools.cached_property
+    def numbers(self) -> SOSPNumbers:
+        """Frozen numbers that the methods read."""
+        return SOSPNumbers(*(getattr(self, name) for name in SOSPNumbers._fields))
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
         return sosp(self, keys, **kwargs)
 
-    def returned(self, state: Any, params: Any) -> Any:
+    def _returned(self, state: Any, params: Any) -> Any:
         return state.best.point
-
-    def shown(self, state: Any, params: Any) -> Any:
-        return self.returned(state, params)
 
     def mechanism(self) -> dict[str, Any]:
         return {
             "l2_clip_norm": self.l2_clip_norm,
             "noise_multiplier": self.noise_multiplier,
             "noise_std": self.noise_std,
-            "escape_std": None if self.escape_steps is None else self.escape_std,
+            "escape_std": self.escape_std,
         }
 
-    def outcome(self, state: Any) -> dict[str, Any]:
+    def _outcome(self, state: Any) -> dict[str, Any]:
         """Returns the result of a run and the records that it read, all from releases.
 
         ``certified`` is whether an escape from the returned point failed. Then, with the
@@ -396,18 +469,28 @@ class SOSP(RolesPlan):
             "escapes": int(state.escapes),
         }
 
-    def rows(self) -> list[tuple[str, str]]:
-        out = super().rows()
-        if self.noise_multiplier is None:
-            return out
-        out.append(("refresh_noise_std", f"{self.refresh_noise_std:.6g}"))
-        out.append(("difference_noise_std", f"{self.difference_noise_std:.6g}"))
-        if self.escape_steps is not None:
-            out.append(("escape_std", f"{self.escape_std:.6g}"))
-        if self.delta is not None:
-            spent = self.epsilon()
-            out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
-        return out
+    def describe(self) -> Description:
+        stds = {name: getattr(self, name) for name in self.derived}
+        stds = {name: std for name, std in stds.items() if std is not None}
+        noise = (
+            f"{self.noise_multiplier:.4g} x sensitivity on means of "
+            f"{self.refresh_batch_size} gradients and on how they change "
+            f"({self.prefix_noise}): {self.noise_std:.3g} a coordinate at most"
+        )
+        released = "a mean of gradients or of how they changed"
+        if self.escape_steps is None:
+            return Description(released, noise, stds)
+        batch = f"means of {self.hessian_batch_size} Hessians"
+        if self.hessian == "released":
+            noise += f"; on {batch}: {self.escape_std:.3g} an entry"
+            return Description(f"{released}; a mean of Hessians", noise, stds)
+        noise += f"; on products with {batch}: {self.escape_std:.3g}"
+        return Description(f"{released}; a product with a Hessian", noise, stds)
+
+
+@functools.lru_cache(maxsize=64)
+def _correlation(name: str, period: int) -> noises.PrefixNoise:
+    return noises.make(name, period)
 
 
 _RANKS = {

@@ -27,10 +27,11 @@ from jax.flatten_util import ravel_pytree
 from jaxdp import sampling
 from jaxdp.core import correlated_noise, run_state, validate
 from jaxdp.core import keys as keys_lib
-from jaxdp.core.types import SpiderPlan, ValueFn
+from jaxdp.core.types import ValueFn
 from jaxdp.kernels import stretch, threefry
 from jaxdp.kernels.sphere import path_str
 from jaxdp.sosp import gradients
+from jaxdp.sosp.roles import SOSPNumbers
 
 NONE, REFRESH, DIFFERENCE = 0, 1, 2
 #: Numbers in a slice of records, for gradients that are taken at once.
@@ -42,7 +43,7 @@ class Running(NamedTuple):
 
     refresh: jax.Array  # shape=(), key; the number of the refresh is folded into it
     difference: jax.Array  # shape=(), key; the same, and the number of the difference
-    state: Any  # of plan.correlation
+    state: Any  # of the correlation
 
     SECRET = ("refresh", "difference", "state")
     KEPT = ("state",)  # A checkpoint may lie between two refreshes.
@@ -56,9 +57,7 @@ class Spider(NamedTuple):
     estimate: jax.Array  # shape=(d,), dtype=float32; released
     since: jax.Array  # shape=(), dtype=int32; differences since the refresh; -1: none
     drift: jax.Array  # shape=(), dtype=float32; smoothness times the way since then
-    cursor: (
-        jax.Array
-    )  # shape=(), dtype=int32; records before it are spent, in this pass
+    cursor: jax.Array  # shape=(), dtype=int32; first record of this pass not spent
     passes: jax.Array  # shape=(), dtype=int32; that are over
     records: jax.Array  # shape=(), dtype=int32; read so far
     refreshes: jax.Array  # shape=(), dtype=int32
@@ -77,7 +76,7 @@ class Query(NamedTuple):
     fits: jax.Array  # shape=(), dtype=bool; whether there are records for it
 
 
-def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
+def begin(numbers: SOSPNumbers, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
     """Returns the estimate's state before the first query.
 
     Raises:
@@ -85,20 +84,21 @@ def begin(plan: SpiderPlan, keys: keys_lib.Keys, flat: jax.Array) -> Spider:
     """
     if not isinstance(flat, Tracer) and not np.isfinite(flat).all():
         raise ValueError("params must be finite, got a NaN or an infinity")
-    for grid in (plan.refresh_grid, plan.difference_grid):
+    refresh, difference = numbers.roles.refresh.grid, numbers.roles.difference.grid
+    for grid in (refresh, difference):
         check_dim(flat.size, grid.bits)
     correlated_noise.check_rounding(
-        plan.correlation,
+        numbers.correlation,
         flat.size,
-        plan.noise_multiplier or 0.0,
-        plan.difference_grid.noise_std,
+        numbers.noise_multiplier,
+        difference.noise_std,
     )
-    context = plan.run.context
+    context = numbers.run.context
     noise = Running(
         keys_lib.stream(keys.noise, "refresh", context=context),
         # Settled: refresh and step are folded in, at no cost in the program.
         threefry.settled(keys_lib.stream(keys.noise, "noise", context=context)),
-        plan.correlation.init(_like(flat.size)),
+        numbers.correlation.init(_like(flat.size)),
     )
     zero, none = jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32)
     drift, estimate = jnp.zeros(()), jnp.zeros_like(flat)
@@ -116,7 +116,7 @@ def check_dim(dim: int, bits: int | None) -> None:
 
 
 def ask(
-    plan: SpiderPlan,
+    numbers: SOSPNumbers,
     spider: Spider,
     point: jax.Array,
     *,
@@ -129,30 +129,31 @@ def ask(
     The query also says whether enough records are left.
 
     Args:
-      plan: its batch sizes and limits.
+      numbers: batch sizes and limits.
       spider: after the last query.
       point: float32 (d,).
       hold: whether the drift causes no refresh now.
       renew: whether a refresh is wanted for other reasons.
       extra: records that are read besides, from (whether it is a refresh, moved).
     """
-    moved = jnp.float32(plan.smoothness) * jnp.linalg.norm(point - spider.reference)
+    moved = jnp.float32(numbers.smoothness) * jnp.linalg.norm(point - spider.reference)
     # Not (moved < limit), which refreshes where a point is no longer finite.
-    due = ~(spider.drift + moved < plan.drift_limit) & ~jnp.asarray(hold)
+    due = ~(spider.drift + moved < numbers.drift_limit) & ~jnp.asarray(hold)
     due |= jnp.asarray(renew)
-    due |= (spider.since < 0) | (spider.since + 1 > plan.max_differences)
-    rate, most = plan.difference_batch_rate, plan.num_examples + 1
-    if plan.difference_batch_size is None:
+    due |= (spider.since < 0) | (spider.since + 1 > numbers.max_differences)
+    rate, most = numbers.difference_batch_rate, numbers.run.num_examples + 1
+    if numbers.difference_batch_size is None:
         want = jnp.ceil(jnp.float32(rate) * moved)
         # Beyond the data (or no number at all): more than there are.
         want = jnp.where(want < most, want, most).astype(jnp.int32)
         difference = jnp.maximum(want, 1)
     else:
-        difference = jnp.int32(plan.difference_batch_size)
-        due |= ~(moved * jnp.float32(rate) <= plan.difference_batch_size)
+        difference = jnp.int32(numbers.difference_batch_size)
+        due |= ~(moved * jnp.float32(rate) <= numbers.difference_batch_size)
     other = jnp.where(moved > 0, DIFFERENCE, NONE)
     kind = jnp.where(due, REFRESH, other).astype(jnp.int32)
-    sizes = jnp.stack([jnp.int32(0), jnp.int32(plan.refresh_batch_size), difference])
+    whole = jnp.int32(numbers.refresh_batch_size)
+    sizes = jnp.stack([jnp.int32(0), whole, difference])
 
     def needed(kind: jax.Array) -> tuple[jax.Array, jax.Array]:
         if extra is None:
@@ -161,8 +162,8 @@ def ask(
         return sizes[kind], more.astype(jnp.int32)
 
     records, more = needed(kind)
-    turn = spider.cursor + records + more > plan.num_examples
-    last = spider.passes + 1 >= plan.num_passes
+    turn = spider.cursor + records + more > numbers.run.num_examples
+    last = spider.passes + 1 >= numbers.num_passes
     # One noise must not cover a record twice: a pass begins with a refresh.
     kind = jnp.where(turn & ~last, REFRESH, kind)
     records, more = needed(kind)
@@ -170,7 +171,7 @@ def ask(
 
 
 def asked(
-    plan: SpiderPlan,
+    numbers: SOSPNumbers,
     loss: gradients.Loss,
     spider: Spider,
     point: jax.Array,
@@ -192,13 +193,11 @@ def asked(
 
     def refresh() -> Spider:
         number = spider.refreshes + 1
-        std = plan.refresh_grid.noise_std
-        drawn = run_state.gaussian(noise.refresh, number, point.size, std)
+        grid = numbers.roles.refresh.grid
+        drawn = run_state.gaussian(noise.refresh, number, point.size, grid.noise_std)
         return spider._replace(
             reference=point,
-            estimate=gradients.release_gradient(
-                plan.refresh_grid, loss, point, records, drawn
-            ),
+            estimate=gradients.release_gradient(grid, loss, point, records, drawn),
             since=jnp.zeros_like(spider.since),
             drift=jnp.zeros_like(spider.drift),
             refreshes=number,
@@ -208,17 +207,18 @@ def asked(
         )
 
     def difference() -> Spider:
+        grid, like = numbers.roles.difference.grid, _like(point.size)
         key = keys_lib.at_step(noise.difference, spider.refreshes)
         drawn, state = correlated_noise.increment(
-            plan.correlation,
+            numbers.correlation,
             key,
             noise.state,
             spider.since,
-            _like(point.size),
-            plan.difference_grid.noise_std,
+            like,
+            grid.noise_std,
         )
         change = gradients.release_difference(
-            plan.difference_grid, loss, point, spider.reference, records, drawn
+            grid, loss, point, spider.reference, records, drawn
         )
         return spider._replace(
             reference=point,
@@ -260,16 +260,16 @@ def _leaves(params: Any) -> list[Any]:
     return jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
 
 
-def slice_size(plan: SpiderPlan, dim: int, microbatch_size: int | None) -> int:
+def slice_size(numbers: SOSPNumbers, dim: int, microbatch_size: int | None) -> int:
     """Returns the records to differentiate at once: by default, about a million numbers.
 
     But not so many that most of a small batch's slice would be masked.
     """
     if microbatch_size is None:
-        usual = max(32, plan.refresh_batch_size // 8)
+        usual = max(32, numbers.refresh_batch_size // 8)
         microbatch_size = max(1, min(_SLICE // dim, usual, stretch.MAX_SLICE))
     validate.integer(at_most=stretch.MAX_SLICE, microbatch_size=microbatch_size)
-    return min(microbatch_size, plan.num_examples)
+    return min(microbatch_size, numbers.run.num_examples)
 
 
 class PrivateSpiderState(NamedTuple):
@@ -289,7 +289,7 @@ class PrivateSpiderState(NamedTuple):
 
 
 def private_spider(
-    plan: SpiderPlan, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the adaptive variance-reduced gradient an optax transformation.
 
@@ -323,14 +323,17 @@ def private_spider(
       gradient part, corrected).
     """
     keys = keys_lib.check(keys)
-    check_plan(plan)
-    start = run_state.new_horizon(plan.run, private=is_private(plan, keys))
+    run_state.check_plan(plan, "sosp")
+    numbers: SOSPNumbers = plan.numbers
+    run = numbers.run
+    private = keys.private and bool(numbers.noise_multiplier)
+    start = run_state.new_horizon(run, private=private)
 
     def init_fn(params: Any) -> PrivateSpiderState:
         flat, _ = flattened(params, "private_spider")
-        spider = begin(plan, keys, flat)
-        slice_size(plan, flat.size, microbatch_size)
-        run_state.begin_run(params, keys, plan.family)
+        spider = begin(numbers, keys, flat)
+        slice_size(numbers, flat.size, microbatch_size)
+        run_state.begin_run(params, keys, run.family)
         state = PrivateSpiderState(start, spider, jnp.zeros((3,), jnp.float32))
         return jax.tree.map(jnp.array, state)  # Copies: callers donate their state.
 
@@ -347,19 +350,19 @@ def private_spider(
         del updates, extra_args
         params = run_state.need_params(params, "private_spider")
         data, kept = sampling.resolve(
-            plan.run, batch, mask, private=keys.private, step=state.horizon.count
+            run, batch, mask, private=keys.private, step=state.horizon.count
         )
         flat, unravel = flattened(params, "private_spider")
         loss = gradients.record_loss(value_fn, unravel)
-        query = ask(plan, state.spider, flat)
-        active, horizon = run_state.advance(plan.run, state.horizon)
+        query = ask(numbers, state.spider, flat)
+        active, horizon = run_state.advance(run, state.horizon)
         active &= ~state.horizon.exhausted & query.fits
         count = jnp.where(active, horizon.count, state.horizon.count)
         horizon = horizon._replace(count=count, exhausted=horizon.exhausted | ~active)
         kind = jnp.where(active, query.kind, NONE)
         query = query._replace(kind=kind)
-        size = slice_size(plan, flat.size, microbatch_size)
-        spider = asked(plan, loss, state.spider, flat, query, data, kept, size)
+        size = slice_size(numbers, flat.size, microbatch_size)
+        spider = asked(numbers, loss, state.spider, flat, query, data, kept, size)
         estimate = jnp.where(active, spider.estimate, 0)
         records = jnp.where(kind == NONE, 0, query.records)
         release = jnp.stack([kind, records, jnp.linalg.norm(estimate)])
@@ -367,16 +370,6 @@ def private_spider(
         return unravel(estimate), PrivateSpiderState(horizon, spider, release)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
-
-
-def check_plan(plan: Any) -> None:
-    """Requires a plan of this family that has its noise."""
-    run_state.check_plan(plan, "sosp")
-
-
-def is_private(plan: SpiderPlan, keys: keys_lib.Keys) -> bool:
-    """Returns True if a run's releases are noised, from entropy."""
-    return keys.private and bool(plan.noise_multiplier)
 
 
 def _like(dim: int) -> jax.ShapeDtypeStruct:

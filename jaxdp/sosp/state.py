@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.core import run_state
-from jaxdp.core.types import SOSPPlan
 from jaxdp.kernels import stretch
 from jaxdp.sosp import gradients
 from jaxdp.sosp import spider as spiders
+from jaxdp.sosp.roles import SOSPNumbers
 
 #: What is known of the best point: nothing; it was seen; it is an anchor that was not
 #: tested; its escape failed.
@@ -18,7 +18,7 @@ NOTHING, SEEN, UNTESTED, CERTIFIED = -1, 0, 1, 2
 RUNNING, CERTIFICATE, DATA, STEPS = 0, 1, 2, 3
 
 
-class Hessian(NamedTuple):
+class RunningHessian(NamedTuple):
     """Running sum of Hessians and its copy at the anchor, if they are kept. Secret."""
 
     total: Any  # stretch.Wide, shape=(d * d,): running sum; () where none is kept
@@ -41,7 +41,7 @@ class Escape(NamedTuple):
     spent: jax.Array  # shape=(), dtype=float32; of the filter's budget for that batch
     since: jax.Array  # shape=(), dtype=int32; escapes since the last refresh
     reach: jax.Array  # shape=(), dtype=float32; bound on the running sum, in clips
-    hessian: Hessian  # secret
+    hessian: RunningHessian  # secret
     root: jax.Array  # shape=(), key; steps are folded into it; secret
 
     SECRET = ("root",)
@@ -81,10 +81,10 @@ class SOSPInfo(NamedTuple):
     release: jax.Array  # shape=(6,), dtype=float32
 
 
-class Run(NamedTuple):
-    """Constants of a run: plan, loss, data and slice size."""
+class Search(NamedTuple):
+    """Constants of a step: the plan's numbers, the loss, the data and the slice size."""
 
-    plan: SOSPPlan
+    numbers: SOSPNumbers
     loss: gradients.Loss
     data: Any
     size: int
@@ -94,29 +94,26 @@ class Run(NamedTuple):
         return gradients.Records(self.data, None, first, count, self.size)
 
 
-def tracks(plan: SOSPPlan) -> bool:
-    """Returns True if the plan keeps a running Hessian."""
-    return plan.hessian == "tracked" and plan.escape_steps is not None
-
-
-def no_escape(plan: SOSPPlan, flat: jax.Array, root: jax.Array) -> Escape:
+def no_escape(numbers: SOSPNumbers, flat: jax.Array, root: jax.Array) -> Escape:
     """Returns the escape state before the first escape.
 
     Raises:
       ValueError: parameters of another size than the plan's, or too many for its grids.
     """
     dim = flat.size
-    if plan.dim not in (None, dim):
+    if numbers.dim not in (None, dim):
         raise ValueError(
-            f"params must have plan.dim = {plan.dim} elements in all, got {dim}"
+            f"params must have plan.dim = {numbers.dim} elements in all, got {dim}"
         )
-    if plan.escape_steps is not None and plan.hessian == "on_demand":
-        spiders.check_dim(dim, plan.product_grid(dim).bits)
-    elif plan.escape_steps is not None and plan.hessian == "released":
-        spiders.check_dim(dim * (dim + 1) // 2, plan.matrix_grid.bits)
-    kept = Hessian((), ())
-    if tracks(plan):
-        kept = Hessian(stretch.zero((dim * dim,)), jnp.zeros((dim, dim), jnp.float32))
+    role = numbers.roles.hessian
+    if role is not None and numbers.hessian == "on_demand":
+        spiders.check_dim(dim, role.grid(dim).bits)
+    elif role is not None and numbers.hessian == "released":
+        spiders.check_dim(dim * (dim + 1) // 2, role.grid.bits)
+    kept = RunningHessian((), ())
+    if numbers.tracks:
+        total = stretch.zero((dim * dim,))
+        kept = RunningHessian(total, jnp.zeros((dim, dim), jnp.float32))
     zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     none = jnp.zeros(())
     return Escape(no, zero, zero, flat, flat * 0, zero, none, zero, none, kept, root)

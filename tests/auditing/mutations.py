@@ -451,15 +451,15 @@ MUTATIONS = (
     Mutation(
         "no noise on a refresh",
         SPIDER,
-        "std = plan.refresh_grid.noise_std",
-        "std = 0",
+        "point.size, grid.noise_std",
+        "point.size, 0",
         "sosp",
     ),
     Mutation(
         "all refreshes have the same noise",
         SPIDER,
-        "_common.gaussian(noise.refresh, number, point.size, std)",
-        "_common.gaussian(noise.refresh, 0, point.size, std)",
+        "gaussian(noise.refresh, number, point.size",
+        "gaussian(noise.refresh, 0, point.size",
         "sosp",
     ),
     Mutation(
@@ -517,15 +517,15 @@ MUTATIONS = (
     Mutation(
         "products of an escape charged as one",
         SOSP_ROLES,
-        "one * self.escape_radius * math.sqrt(",
-        "one * self.escape_radius * bool(",
+        "move * self.radius * math.sqrt(",
+        "move * self.radius * bool(",
         "sosp",
     ),
     Mutation(
         "steps of an escape share one noise",
         ESCAPES,
-        "_common.gaussian, escape.root, state.horizon.count, x.size",
-        "_common.gaussian, escape.root, 0, x.size",
+        "gaussian, escape.root, state.horizon.count, x.size",
+        "gaussian, escape.root, 0, x.size",
         "sosp",
     ),
     Mutation(
@@ -538,14 +538,14 @@ MUTATIONS = (
     Mutation(
         "leaves without the length of their column",
         SOSP_ROLES,
-        "self._noise * self._moves * longest",
-        "self._noise * self._moves",
+        "noise_multiplier * moves * longest",
+        "noise_multiplier * moves",
         "sosp",
     ),
     Mutation(
         "more escapes than a running Hessian may serve in",
         "jaxdp/sosp/algorithm.py",
-        "escape.since >= plan.escapes_per_refresh",
+        "escape.since >= numbers.escapes_per_refresh",
         "escape.since >= 9",
         "tracked",
     ),

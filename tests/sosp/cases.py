@@ -43,7 +43,7 @@ def plan(**changes: Any) -> Any:
         "query_in_escape": False,
         "stop_at_certificate": True,
         "hessian_filter": False,
-        "hessian_drift_limit": math.inf,
+        "growth_limit": math.inf,
     }
     assert set(changes) <= set(fields) | {"num_passes"}
     fields["sampling"].num_passes = changes.pop("num_passes", 1)
@@ -51,39 +51,18 @@ def plan(**changes: Any) -> Any:
     return types.SimpleNamespace(**fields)
 
 
-class Streams:
-    """Normal noise of given stds; every epoch and step has its own."""
+class Streams(ref.Silence):
+    """Normal noise of given stds on escapes and Hessians; every step has its own."""
 
     def __init__(
-        self,
-        seed: int,
-        dim: int,
-        *,
-        base: float = 0.0,
-        node: float = 0.0,
-        escape: float = 0.0,
-        hessian: float = 0.0,
+        self, seed: int, dim: int, *, escape: float, hessian: float = 0
     ) -> None:
-        self.seed, self.dim = seed, dim
-        self.stds = {"base": base, "node": node, "escape": escape, "hessian": hessian}
+        super().__init__(dim)
+        self.seed, self.stds = seed, {"escape": escape, "hessian": hessian}
 
     def draw(self, role: str, *where: int) -> np.ndarray:
-        number = list(self.stds).index(role)
-        rng = np.random.default_rng((self.seed, number, *where))
+        rng = np.random.default_rng((self.seed, list(self.stds).index(role), *where))
         return self.stds[role] * rng.normal(size=self.dim)
-
-    def base(self, epoch: int) -> np.ndarray:
-        return self.draw("base", epoch)
-
-    def increment(self, epoch: int, k: int) -> np.ndarray:
-        """Of a tree."""
-        return self.tree(epoch, k + 1) - self.tree(epoch, k)
-
-    def tree(self, epoch: int, k: int) -> np.ndarray:
-        return sum(
-            (self.draw("node", epoch, *block) for block in blocks(k)),
-            np.zeros(self.dim),
-        )
 
     def escape(self, step: int) -> np.ndarray:
         return self.draw("escape", step)
@@ -102,11 +81,6 @@ def blocks(t: int) -> list[tuple[int, int]]:
             found.append((begin + 1, begin + 2**level))
             begin += 2**level
     return found
-
-
-def problem(dim: int, n: int, spread: float, seed: int = 0) -> tuple[Any, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return CosineGrid(dim), rng.uniform(-spread, spread, (n, dim))
 
 
 def oracles(gradient: Callable[[np.ndarray, Any], np.ndarray], **more: Any) -> Any:
@@ -174,14 +148,19 @@ class CosineGrid:
     def hessian(self, x: np.ndarray, z: Any) -> np.ndarray:
         return np.diag(-self.a * np.cos(x + z))
 
-    def oracles(self) -> dict[str, Any]:
-        """What :func:`run` is given."""
-        return {
-            "gradient": self.gradient,
-            "hessian_product": self.hessian_product,
-            "hessian": self.hessian,
-        }
 
-    def saddle(self, at_zero: int = 2) -> np.ndarray:
-        """The first coordinates at 0, the others at pi."""
-        return np.where(np.arange(self.dim) < at_zero, 0.0, np.pi)
+def escape_deviation(
+    num_steps: int, *, curvature: float, smoothness: float, noise_std: float
+) -> float:
+    """The std of a displacement along a direction of curvature ``-curvature``.
+
+    After so many steps of an escape that its radius does not end.
+    """
+    log = math.log1p(curvature / smoothness)
+    growth = math.expm1(2 * num_steps * log) / math.expm1(2 * log)
+    return noise_std / smoothness * math.sqrt(growth)
+
+
+def escape_failure(num_steps: int, *, radius: float, **numbers: float) -> float:
+    """A bound on the probability that it stays within ``radius``, at that curvature."""
+    return math.erf(radius / (math.sqrt(2) * escape_deviation(num_steps, **numbers)))

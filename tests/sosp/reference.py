@@ -257,7 +257,7 @@ def iterate(
             s.k < 0
             or (not s.esc and s.drift + mv >= plan.drift_limit)
             or (not s.esc and tracked and s.n_esc >= plan.escapes_per_refresh)
-            or (tracked and s.reach + b_th / b_h > plan.hessian_drift_limit)
+            or (tracked and s.reach + b_th / b_h > getattr(plan, "growth_limit", 4.0))
             or s.k + 1 > plan.max_differences
             or (
                 plan.difference_batch_size is not None
@@ -396,8 +396,9 @@ def within_budget(plan: Any, s: State, bound: float) -> bool:
     """Without a filter always; with one, what this product costs is written down."""
     if not plan.hessian_filter or not plan.noise_multiplier:
         return True
-    if hasattr(plan, "product_grid"):  # What the library's grid costs besides.
-        bound += plan.hessian_clip_norm * plan.product_grid(len(s.x)).rounding
+    if hasattr(plan, "roles"):  # What the library's grid costs besides.
+        grid = plan.roles.hessian.grid(len(s.x))
+        bound += plan.hessian_clip_norm * grid.rounding
     moved = (2 if plan.relation == "replace_one" else 1) * bound
     cost = (moved / (plan.hessian_batch_size * plan.escape_noise_std)) ** 2
     if s.spent + cost > plan.noise_multiplier**-2:

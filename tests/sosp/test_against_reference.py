@@ -26,6 +26,7 @@ from jaxdp.kernels import lattice_gaussian, prefix_noise
 from jaxdp.sosp import state as sosps
 from tests.sosp import reference as ref
 from tests.sosp.cases import CosineGrid
+from tests.sosp.rules import check
 
 pytestmark = pytest.mark.slow
 
@@ -202,14 +203,14 @@ class Drawn:
         self.matrix_std = m * kappa * plan.hessian_clip_norm / plan.hessian_batch_size
 
     def base(self, epoch: int) -> np.ndarray:
-        grid: Any = self.plan.refresh_grid
+        grid: Any = self.plan.roles.refresh.grid
         unit = self.plan.l2_clip_norm * 2.0**-grid.bits / self.plan.refresh_batch_size
         # The library counts refreshes from 1.
         std = on_grid(self.base_std, unit)
         return unit * integers(self.noise.refresh, epoch + 1, D, std)
 
     def increment(self, epoch: int, k: int) -> np.ndarray:
-        grid: Any = self.plan.difference_grid
+        grid: Any = self.plan.roles.difference.grid
         unit = 2.0**-grid.bits / self.plan.difference_batch_rate
         std = on_grid(self.node_std, unit)
         if std == 0:
@@ -226,9 +227,11 @@ class Drawn:
     def product_unit(self) -> float:
         plan = self.plan
         if plan.hessian == "tracked":
-            return plan.tracked_grid.product_unit
+            return plan.roles.hessian.grid.product_unit
         longest = plan.hessian_clip_norm * plan.escape_radius
-        return longest * 2.0 ** -plan.product_grid(D).bits / plan.hessian_batch_size
+        return (
+            longest * 2.0 ** -plan.roles.hessian.grid(D).bits / plan.hessian_batch_size
+        )
 
     def product_std(self) -> float:
         """What an escape's products need, and what is rounded in them besides."""
@@ -258,7 +261,7 @@ class Drawn:
         """Diagonal, and upper triangle over the root of 2: lengths are Frobenius norms."""
         matrix = np.zeros((D, D))
         row, column = np.triu_indices(D)
-        grid: Any = self.plan.matrix_grid
+        grid: Any = self.plan.roles.hessian.grid
         unit = self.plan.hessian_clip_norm * 2.0**-grid.bits
         unit /= self.plan.hessian_batch_size
         std = on_grid(self.matrix_std, unit)
@@ -361,8 +364,10 @@ def estimate_unit(plan: plans.SOSP, r: ref.Record) -> float:
     The clip of a difference, as of its mean, is what its batch was chosen for: no more
     than the drift and one record's worth.
     """
-    steps = unit(plan.difference_grid) * plan.difference_batch_rate * (1 + r.drift)
-    return 2 * unit(plan.refresh_grid) + 2 * (r.k + 1) * steps + 2e-6
+    steps = (
+        unit(plan.roles.difference.grid) * plan.difference_batch_rate * (1 + r.drift)
+    )
+    return 2 * unit(plan.roles.refresh.grid) + 2 * (r.k + 1) * steps + 2e-6
 
 
 def product_unit(plan: plans.SOSP) -> float:
@@ -371,10 +376,10 @@ def product_unit(plan: plans.SOSP) -> float:
         return 0.0
     if plan.hessian == "tracked":
         record = plan.hessian_clip_norm * 2.0**-13 * plan.escape_radius
-        return 2 * plan.tracked_grid.product_unit + 4 * record
+        return 2 * plan.roles.hessian.grid.product_unit + 4 * record
     if plan.hessian == "released":  # An eigenvector moves more than its matrix.
-        return 100 * unit(plan.matrix_grid)
-    grid = plan.product_grid(D)
+        return 100 * unit(plan.roles.hessian.grid)
+    grid = plan.roles.hessian.grid(D)
     fine = plan.hessian_clip_norm * plan.escape_radius
     return 4 * fine * 2.0**-16 + 2 * fine * 2.0**-grid.bits / plan.hessian_batch_size
 
@@ -404,6 +409,7 @@ def test_step_by_step(name: str) -> None:
         data = records(seed, wild="smoothness" in CASES[name])
         states, found = both(name, x0.astype(np.float32), data)
         assert len(found) == len(states) - 1
+        check(plan, x0.astype(np.float32), found)
         for (before, after), r in zip(itertools.pairwise(states), found, strict=True):
             compare(plan, before, after, r)
             flags = ("triggered", "escaped", "failed", "filtered")

@@ -1,6 +1,5 @@
 """Certified settings: the digest's rows, what the promise needs, units, refusals."""
 
-import dataclasses
 import json
 import math
 from typing import Any
@@ -9,7 +8,10 @@ import pytest
 
 from jaxdp import accounting
 from jaxdp.kernels import prefix_noise
-from jaxdp.sosp.theory import design, settings
+from jaxdp.mechanism.design import Design
+from jaxdp.sosp.hessian import HESSIANS
+from jaxdp.sosp.theory import bounds, design
+from tests.sosp.cases import escape_failure
 
 SMOOTHNESS = 1 / math.sqrt(10)
 #: The cosine problem of the digest.
@@ -30,14 +32,14 @@ TYPICAL: dict[str, Any] = {
 }
 
 
-def make(**changes: Any) -> settings.Settings:
+def make(**changes: Any) -> Design:
     return design.certified(**(COMMON | changes))
 
 
 # --- the digest's rows ---------------------------------------------------------------
 
 #: Its prototype's: D for 2 T / iota.
-RADIUS = settings.noise_radius(10, 0.1 / 4000)
+RADIUS = bounds.noise_radius(10, 0.1 / 4000)
 
 
 def batches(
@@ -49,11 +51,11 @@ def batches(
 ) -> tuple[int, int, int]:
     """b, b_H and Gamma of the prototype, by the library's formulas."""
     lipschitz, smoothness, rho = constants
-    std = settings.gradient_noise_std(gamma, RADIUS)
-    b = settings.private_batch_size(2 * lipschitz, mu, std)
-    b = max(b, settings.rounded_up(8 * (typical[0] / gamma) ** 2))
-    reach, noise = settings.escape_radius(gamma, rho), gamma / RADIUS
-    steps = 1 + settings.escape_steps(
+    std = bounds.gradient_noise_std(gamma, RADIUS)
+    b = bounds.private_batch_size(2 * lipschitz, mu, std)
+    b = max(b, bounds.rounded_up(8 * (typical[0] / gamma) ** 2))
+    reach, noise = bounds.escape_radius(gamma, rho), gamma / RADIUS
+    steps = 1 + bounds.escape_steps(
         curvature=math.sqrt(4 * rho * gamma) / 2,
         smoothness=smoothness,
         noise_std=noise,
@@ -61,8 +63,8 @@ def batches(
         failure=0.1,
     )
     moved = 2 * smoothness * reach * math.sqrt(escapes * (steps - 1))
-    b_h = settings.private_batch_size(moved, mu, noise)
-    return b, max(b_h, settings.rounded_up(8 * typical[1] ** 2 / (rho * gamma))), steps
+    b_h = bounds.private_batch_size(moved, mu, noise)
+    return b, max(b_h, bounds.rounded_up(8 * typical[1] ** 2 / (rho * gamma))), steps
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,13 @@ def test_the_full_plan_of_a_row() -> None:
     """Digest test 15: epsilon 2, gamma 0.03, and the tracked Hessian's batch."""
     mu = accounting.gaussian_mu(2, 1e-6)
     assert mu == pytest.approx(0.448335, abs=1e-6)
-    std = settings.gradient_noise_std(0.03, RADIUS)
+    std = bounds.gradient_noise_std(0.03, RADIUS)
     assert std / math.sqrt(10) == pytest.approx(4.319e-4, rel=2e-4)  # of a node
     assert 2 / (8889 * mu) == pytest.approx(5.0185e-4, rel=1e-4)
     tree = prefix_noise.make("tree", 1023)
     norms = max(tree.column_norms()) * max(tree.prefix_norms())
-    assert settings.private_rate(2, mu, std, norms) == pytest.approx(32662, rel=1e-4)
-    assert settings.escape_radius(0.03, SMOOTHNESS) == pytest.approx(0.308007, rel=1e-5)
+    assert bounds.private_rate(2, mu, std, norms) == pytest.approx(32662, rel=1e-4)
+    assert bounds.escape_radius(0.03, SMOOTHNESS) == pytest.approx(0.308007, rel=1e-5)
     assert pytest.approx(3.86305e-3, rel=1e-5) == 0.03 / RADIUS
     assert batches(mu, 0.03, (1.0, SMOOTHNESS), escapes=5)[1] == 1125
 
@@ -153,7 +155,7 @@ def test_the_promise_follows_from_the_settings(name: str) -> None:
     parts = (g / s.refresh_batch_size, norms / s.difference_batch_rate)
     noise = p.noise_multiplier * moved * math.hypot(*parts)
     sums = p.max_refreshes * (s.max_differences + 1)
-    radius = settings.noise_radius(s.dim, total / 4 / sums)
+    radius = bounds.noise_radius(s.dim, total / 4 / sums)
     assert noise * radius <= gamma / 2 * slack
     # Sampling of gradients, by Bernstein's inequality.
     kappa, rate = s.drift_limit, s.difference_batch_rate
@@ -192,7 +194,7 @@ def test_the_promise_follows_from_the_settings(name: str) -> None:
             s.curvature_threshold * slack
         )
     else:
-        fails = settings.escape_failure(
+        fails = escape_failure(
             s.escape_steps,
             curvature=bad - error,
             smoothness=m,
@@ -207,8 +209,8 @@ def test_the_promise_follows_from_the_settings(name: str) -> None:
     # And so: where an escape begins, gradients are at most alpha.
     assert p.alpha >= (s.trigger_norm + gamma) / slack
     assert s.l2_clip_norm == g and s.hessian_clip_norm >= m
-    fields = json.loads(json.dumps(dataclasses.asdict(s), allow_nan=False))
-    assert settings.read(**fields) == s
+    fields = json.loads(json.dumps(s.as_dict(), allow_nan=False))
+    assert Design.read({"promise": bounds.CertifiedPoint}, **fields) == s
 
 
 def test_the_least_accuracy_uses_all_records() -> None:
@@ -219,7 +221,7 @@ def test_the_least_accuracy_uses_all_records() -> None:
         again = make(**changes, accuracy=found.promise.accuracy)
         assert again == found
         more = make(**changes, num_examples=400_000)
-        assert more.alpha < found.alpha
+        assert more.promise.alpha < found.promise.alpha
 
 
 def test_an_escapes_own_failure() -> None:
@@ -232,7 +234,7 @@ def test_an_escapes_own_failure() -> None:
     assert short.escape_steps < make(accuracy=0.06).escape_steps
 
 
-@pytest.mark.parametrize("hessian", settings.HESSIANS)
+@pytest.mark.parametrize("hessian", HESSIANS)
 @pytest.mark.parametrize("deviations", [False, True])
 def test_units_of_length_change_no_integer(hessian: str, deviations: bool) -> None:
     """Digest test 13."""
@@ -253,10 +255,9 @@ def test_units_of_length_change_no_integer(hessian: str, deviations: bool) -> No
             k: v * unit ** scales.get(k, 0) for k, v in problem.items() if k in scales
         }
         other = design.certified(**(problem | scaled))
-        for field in dataclasses.fields(settings.Settings):
-            was, now = getattr(one, field.name), getattr(other, field.name)
+        for name, was in one.items():
             if isinstance(was, int):
-                assert now == was, field.name
+                assert other[name] == was, name
         promised = ("max_refreshes", "max_escapes", "expected_records")
         for name in promised:
             was = getattr(one.promise, name)
@@ -264,7 +265,7 @@ def test_units_of_length_change_no_integer(hessian: str, deviations: bool) -> No
         a, b = one.smoothness * one.difference_batch_rate, 0.1
         other_step = 0.1 / unit * other.smoothness * other.difference_batch_rate
         assert other_step == pytest.approx(a * b)
-        assert other.alpha == pytest.approx(unit * one.alpha)
+        assert other.promise.alpha == pytest.approx(unit * one.promise.alpha)
 
 
 def test_privacy_of_the_roles() -> None:
@@ -272,7 +273,7 @@ def test_privacy_of_the_roles() -> None:
     mu, std = accounting.gaussian_mu(2, 1e-6), 1e-3
     exact = 2 / (mu * std)
     assert accounting.gaussian_epsilon(2 / (exact * std), 1e-6) == pytest.approx(2)
-    rows = settings.private_batch_size(2, mu, std)
+    rows = bounds.private_batch_size(2, mu, std)
     assert accounting.gaussian_epsilon(2 / (rows * std), 1e-6) <= 2
 
 

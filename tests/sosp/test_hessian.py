@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxdp.core.types import Grid, ProductGrid, TrackedGrid
+from jaxdp.core.types import Grid
 from jaxdp.kernels import lattice_gaussian, stretch, threefry
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.sosp import gradients as grad_diff
 from jaxdp.sosp import hessian
 from jaxdp.sosp.gradients import Records
+from jaxdp.sosp.hessian import ProductGrid, TrackedGrid
 
 N, D = 12, 4
 RNG = np.random.default_rng(0)

@@ -82,12 +82,12 @@ def test_every_role_costs_at_most_the_target(
     mu = accounting.gaussian_mu(float(plan.epsilon()), DELTA)
     assert plan.epsilon() == pytest.approx(2.0, rel=1e-6) and plan.epsilon() <= 2.0
 
-    grid = plan.refresh_grid
+    grid = plan.roles.refresh.grid
     assert moves * 2**grid.bits / grid.noise_std == pytest.approx(mu, rel=1e-4)
     assert grid.noise_std >= moves * 2**grid.bits / mu
 
     # The bound on a difference's record grows with the batch; the grid is of its mean.
-    grid = plan.difference_grid
+    grid = plan.roles.difference.grid
     columns = np.linalg.norm(plan.correlation.strategy(), axis=0)
     least = moves * 2**grid.bits * columns.max() / mu
     assert least <= grid.noise_std <= least * (1 + 1e-4)
@@ -96,7 +96,7 @@ def test_every_role_costs_at_most_the_target(
     radius = plan.escape_radius
     steps = plan.escape_steps or 0
     if mode in ("operator", "frobenius"):
-        tracked = plan.tracked_grid
+        tracked = plan.roles.hessian.grid
         assert tracked.record_move == bound / rows
         std = tracked.noise_std * tracked.product_unit
         exact = moves * tracked.record_move * radius * math.sqrt(steps - 1)
@@ -105,13 +105,13 @@ def test_every_role_costs_at_most_the_target(
         return
     move = moves * bound / rows
     if mode == "released":
-        matrix = plan.matrix_grid
+        matrix = plan.roles.hessian.grid
         std = matrix.noise_std * bound / (2**matrix.bits * rows)
         assert std == pytest.approx(move / mu, rel=1e-4)
         assert std == pytest.approx(plan.escape_std, rel=1e-4)
         return
     for dim in (1, 10, 100_000):
-        grid = plan.product_grid(dim)
+        grid = plan.roles.hessian.grid(dim)
         assert 32 * grid.noise_std < 2**31
         std = grid.noise_std * bound * radius / (2**grid.bits * rows)
         assert std >= plan.escape_std
@@ -122,7 +122,7 @@ def test_every_role_costs_at_most_the_target(
         if mode == "filter":
             assert std == pytest.approx(plan.escape_noise_std, rel=1e-4)
             # The budget is of squared lengths.
-            spent = plan.hessian_budget * (move / std) ** 2
+            spent = plan.roles.hessian.budget * (move / std) ** 2
             assert 0.99 * mu**2 < spent < mu**2
         else:
             assert std >= worst * math.sqrt(steps - 1) / mu
@@ -155,7 +155,7 @@ def test_products_of_running_hessians_have_noise_that_does_not_wrap(
     for norm in ("operator", "frobenius"):
         changes = {"hessian_norm": norm, "dim": dim, "hessian_batch_size": rows}
         plan = make(**MODES["operator"] | changes).with_noise(noise_multiplier=40.0)
-        grid = plan.tracked_grid
+        grid = plan.roles.hessian.grid
         # Thirty-two deviations, and the products themselves, are less than 2**31 units.
         assert 2**8 < grid.noise_std <= 2**26
         assert grid.noise_std * grid.product_unit >= plan.escape_std
@@ -182,10 +182,10 @@ def test_the_event_is_one_gaussian_for_an_independent_accountant() -> None:
 def test_roles_by_an_independent_accountant() -> None:
     """Events of each role in full, as a tree and as products: none above the target."""
     plan = calibrated(1.0)
-    tree = plan.node_std / plan.difference_sensitivity
+    tree = plan.node_std / plan.roles.difference.sensitivity
     one = 2 * plan.hessian_clip_norm * plan.escape_radius / plan.hessian_batch_size
     events = (
-        dp.GaussianDpEvent(plan.refresh_noise_std / plan.refresh_sensitivity),
+        dp.GaussianDpEvent(plan.refresh_noise_std / plan.roles.refresh.sensitivity),
         dp.SelfComposedDpEvent(dp.GaussianDpEvent(tree), 10),
         dp.SelfComposedDpEvent(dp.GaussianDpEvent(plan.escape_std / one), 20),
     )

@@ -1,8 +1,7 @@
-"""The reference of the search for second-order points: its rules, one at a time.
+"""The reference's escapes by hand: what the library is compared with is as it is meant.
 
-It runs tests/sosp/reference.py alone: no fault of the library is seen here. What
-is shown of the reference, a comparison then shows of the library
-(test_sosp_against_reference.py).
+It runs reference.py alone; a comparison then shows it of the library
+(test_against_reference.py).
 """
 
 import math
@@ -20,64 +19,7 @@ from tests.sosp.cases import (
     constant,
     oracles,
     plan,
-    problem,
 )
-
-# --- control ---
-
-
-def test_a_drift_limit_counts_the_step_that_is_to_come() -> None:
-    """Steps of length 1 (and M of 1): the third difference would bring drift to 3."""
-    slope = np.array([0.0, 1.0])
-    records = ref.run(
-        plan(drift_limit=3.0, num_steps=8),
-        np.zeros(2),
-        np.zeros((400, 2)),
-        **oracles(lambda x, z: slope),
-        noise=ref.Silence(2),
-    )
-    assert branches(records) == "rddrddrd"
-    assert [r.mv for r in records] == pytest.approx([0] + [1] * 7)
-    assert [r.drift for r in records] == pytest.approx([0, 1, 2, 0, 1, 2, 0, 1])
-    # 5 records a unit of movement, and bounds that leave them room.
-    sizes = [last - first for r in records for _, _, first, last in r.reads]
-    assert sizes == [10, 5, 5, 10, 5, 5, 10, 5]
-    assert [r.bound for r in records] == pytest.approx([1e9, 1, 1] * 2 + [1e9, 1])
-    assert records[-1].done and records[-1].why == "out of steps"
-
-
-@pytest.mark.parametrize("capacity", [0, 1, 3, 7])
-def test_the_capacity_of_the_noise_forces_a_refresh(capacity: int) -> None:
-    loss, data = problem(3, 400, 0.3)
-    records = ref.run(
-        plan(max_differences=capacity, num_steps=12),
-        np.full(3, 0.5),
-        data,
-        **loss.oracles(),
-        noise=ref.Silence(3),
-    )
-    period = "r" + "d" * capacity
-    assert branches(records) == (period * 12)[:12]
-    assert [r.epoch for r in records] == [t // (capacity + 1) for t in range(12)]
-
-
-def test_fixed_batches_refresh_when_the_step_is_too_long() -> None:
-    """6 records at a rate of 5 cover a movement of 1.2, and no more."""
-    lengths = iter([1.0, 1.1, 1.3, 0.2, 1.25, 1.0, 1.0])
-    at = np.cumsum([0.0, *lengths])
-    records = ref.run(
-        plan(difference_batch_size=6, num_steps=8),
-        np.zeros(1),
-        np.zeros((400, 1)),
-        **oracles(lambda x, z: np.ones(1)),
-        noise=ref.Silence(1),
-        points=[np.array([x]) for x in at],
-    )
-    assert branches(records) == "rddrdrdd"
-    for r in records:
-        ((_, _, first, last),) = r.reads
-        assert last - first == (10 if r.branch == "refresh" else 6)
-        assert r.bound == pytest.approx(1e9 if r.branch == "refresh" else 1.2)
 
 
 def test_an_escape_by_hand() -> None:
@@ -110,25 +52,6 @@ def test_an_escape_by_hand() -> None:
     assert records[3].escaped and records[3].best[1:] == (math.inf, -1)
     assert records[-1].best[2] == 0
     assert records[-1].best[0] == pytest.approx([-0.8, 0])
-
-
-def test_the_first_step_of_an_escape_reads_no_hessian() -> None:
-    asked = []
-
-    def product(x: np.ndarray, z: Any, v: np.ndarray) -> np.ndarray:
-        asked.append(v)
-        return v
-
-    records = ref.run(
-        plan(trigger_norm=1.0, escape_steps=3, num_steps=2),
-        np.zeros(2),
-        np.zeros((400, 2)),
-        **oracles(lambda x, z: x, hessian_product=product),
-        noise=Scripted(np.array([0.1, 0.0])),
-    )
-    assert records[0].triggered and records[0].esc
-    assert len(asked) == 7  # the second step's, of 7 records
-    np.testing.assert_allclose(asked, [[-0.1, 0.0]] * 7)
 
 
 @pytest.mark.parametrize("hessian", ["on_demand", "tracked", "released"])
@@ -291,41 +214,6 @@ def test_the_filter_ends_an_escape_without_a_certificate() -> None:
         assert filtered == ([] if steps is None else [steps]), budget
 
 
-# --- records ---
-
-
-def test_no_query_where_no_batch_fits() -> None:
-    loss, data = problem(3, 9, 0.3)
-    x0 = np.full(3, 0.5)
-    for passes in (1, 3):
-        (r,) = ref.run(
-            plan(num_examples=9, num_passes=passes),
-            x0,
-            data,
-            **loss.oracles(),
-            noise=ref.Silence(3),
-        )
-        assert r.branch == "stopped" and r.reads == [] and r.cur == 0 and r.done
-        assert r.best[1:] == (math.inf, -1) and r.cur_pass == 0
-        np.testing.assert_array_equal(r.best[0], x0)
-
-
-def test_a_batch_that_just_fits_is_read_and_one_that_does_not_is_not() -> None:
-    slope = np.array([1.0])
-    for n, expected in ((15, "rdx"), (14, "rx"), (19, "rdx"), (20, "rddx")):
-        records = ref.run(
-            plan(num_examples=n),
-            np.zeros(1),
-            np.zeros((n, 1)),
-            **oracles(lambda x, z: slope),
-            noise=ref.Silence(1),
-        )
-        assert branches(records) == expected
-        assert records[-1].cur == 10 + 5 * expected.count("d")
-        # No step was taken without a query.
-        np.testing.assert_array_equal(records[-1].x, [2.0 - len(expected) + 0.0 - 1])
-
-
 def test_an_anchor_that_cannot_be_tested_has_rank_1() -> None:
     for n, rank in ((16, 1), (17, 2)):
         records = ref.run(
@@ -340,21 +228,6 @@ def test_an_anchor_that_cannot_be_tested_has_rank_1() -> None:
             (r,) = records
             assert r.g is None and not r.triggered and r.cur == 10
             assert r.why == "no records for a Hessian"
-
-
-def test_passes_begin_with_a_refresh() -> None:
-    """15 records in a pass: a refresh and a difference, and nothing of 4 others."""
-    slope = np.array([1.0])
-    records = ref.run(
-        plan(num_examples=19, num_passes=3),
-        np.zeros(1),
-        np.zeros((19, 1)),
-        **oracles(lambda x, z: slope),
-        noise=ref.Silence(1),
-    )
-    assert branches(records) == "rdrdrdx"
-    assert [r.cur_pass for r in records] == [0, 0, 1, 1, 2, 2, 2]
-    assert [r.reads[0][2:] for r in records[:-1]] == [(0, 10), (10, 15)] * 3
 
 
 def test_a_hessian_batch_may_begin_a_pass() -> None:

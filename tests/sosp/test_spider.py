@@ -260,7 +260,7 @@ def test_one_record_moves_one_release_by_its_bound(relation: Any) -> None:
     """However large it is; and zero where it is no number."""
     plan = make(relation=relation)
     points = [fixed(0), fixed(0.5), fixed(0.9)]
-    kinds = (plan.refresh_sensitivity, plan.difference_sensitivity)
+    kinds = (plan.roles.refresh.sensitivity, plan.roles.difference.sensitivity)
 
     def steep(w: jax.Array, batch: jax.Array) -> jax.Array:
         return (batch * w).sum(-1) + (batch[:, :1] * w**2).sum(-1) / 2
@@ -379,7 +379,7 @@ def test_bad_arguments() -> None:
         noise_multiplier=1.0,
     )
     with pytest.raises(ValueError, match="family"):
-        jaxdp.private_spider(other, Keys.insecure(0))  # pyright: ignore[reportArgumentType]
+        jaxdp.private_spider(other, Keys.insecure(0))
 
 
 def test_shuffled_data_are_the_same_records_in_an_order_of_the_keys() -> None:

@@ -11,7 +11,9 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxdp import accounting
-from jaxdp.sosp.theory import settings, theorems
+from jaxdp.mechanism.design import Design
+from jaxdp.sosp.theory import bounds, theorems
+from tests.sosp.cases import escape_deviation, escape_failure
 
 COMMON: dict[str, Any] = {
     "num_examples": 10**4,
@@ -27,8 +29,8 @@ COMMON: dict[str, Any] = {
 PRINTED = "3.17 as printed"
 
 
-def make(name: str, **changes: Any) -> settings.Settings:
-    return theorems.settings(name, **(COMMON | changes))
+def make(name: str, **changes: Any) -> Design:
+    return theorems.prescribed(name, **(COMMON | changes))
 
 
 # --- Theorem 3.17 --------------------------------------------------------------------
@@ -56,20 +58,20 @@ def test_tables_of_the_digest(
 ) -> None:
     """Digest 3.3, whose batches are rounded to the nearest."""
     found = make(PRINTED, dim=dim, num_examples=n)
-    assert found.alpha == pytest.approx(alpha, abs=6e-5)
+    assert found.promise.alpha == pytest.approx(alpha, abs=6e-5)
     assert 0 <= found.refresh_batch_size - batch <= 1
     assert found.drift_limit == pytest.approx(kappa, abs=6e-4)
     printed = found.promise.printed
     assert printed is not None and found.escapes_per_refresh == 1
     assert printed.escapes_per_refresh == pytest.approx(tau, rel=0.05)
     better = make("3.17", dim=dim, num_examples=n)
-    assert better.alpha == pytest.approx(corrected, abs=6e-5)
+    assert better.promise.alpha == pytest.approx(corrected, abs=6e-5)
     assert better.escapes_per_refresh == corrected_tau
 
 
 def test_the_rest_is_the_digests_formula() -> None:
     found = make(PRINTED, failure_probability=0.05)
-    a, log = found.alpha, math.log(1e6)
+    a, log = found.promise.alpha, math.log(1e6)
     assert found.num_steps == math.ceil(1 / a**2) == 245
     assert found.trigger_norm == pytest.approx(a * math.log(10 / 0.05) ** 3)
     assert found.escape_steps == math.ceil(1 / math.sqrt(a))
@@ -90,9 +92,9 @@ def test_the_rest_is_the_digests_formula() -> None:
     assert found.promise.basis == "rate"
     better = make("3.17", failure_probability=0.05)
     log_steps = math.log(10 * better.num_steps / 0.05)
-    assert better.trigger_norm == pytest.approx(better.alpha * log_steps**3)
-    radius = settings.noise_radius(10, 0.05 / (4 * better.num_steps))
-    assert better.escape_noise_std == pytest.approx(better.alpha / radius)
+    assert better.trigger_norm == pytest.approx(better.promise.alpha * log_steps**3)
+    radius = bounds.noise_radius(10, 0.05 / (4 * better.num_steps))
+    assert better.escape_noise_std == pytest.approx(better.promise.alpha / radius)
 
 
 INTEGERS = (
@@ -119,9 +121,9 @@ def rescaled(problem: dict[str, Any], unit: float) -> dict[str, Any]:
 def test_units_of_length_change_no_integer() -> None:
     """Digest test 13: of the corrected theorem."""
     problem = COMMON | {"lipschitz": 2.0, "hessian_lipschitz": 0.7, "dim": 30}
-    one = theorems.settings("3.17", **problem)
+    one = theorems.prescribed("3.17", **problem)
     for unit in (3.0, 1 / 7):
-        other = theorems.settings("3.17", **rescaled(problem, unit))
+        other = theorems.prescribed("3.17", **rescaled(problem, unit))
         for name in INTEGERS:
             assert getattr(other, name) == getattr(one, name), name
         for name, power in POWERS.items():
@@ -134,19 +136,16 @@ def test_units_of_length_change_no_integer() -> None:
 
 def test_units_of_length_change_the_printed_integers() -> None:
     """Its tau by 1/9, its batch's third term by 1/3, at the same point."""
-    problem = settings.Problem(
-        **{k: v for k, v in COMMON.items() if k != "initial_gap"},
-        failure_probability=0.1,
-    )
+    problem = theorems.TheoremConstants(**COMMON)
     other = dataclasses.replace(
         problem, lipschitz=3.0, smoothness=9.0, hessian_lipschitz=27.0
     )
-    one, two = theorems.printed(problem, 1, 0.1), theorems.printed(other, 1, 0.3)
+    one, two = theorems.printed(problem, 0.1), theorems.printed(other, 0.3)
     assert two.escapes_per_refresh == pytest.approx(one.escapes_per_refresh / 9)
     third = math.sqrt(10)
     assert one.batch - two.batch == pytest.approx(third * (1 - 1 / 3))
     assert two.rate / one.rate == pytest.approx(1 / 3)  # 1 / c has a gradient's unit.
-    whole = theorems.corrected(problem, 1, 0.1), theorems.corrected(other, 1, 0.3)
+    whole = theorems.corrected(problem, 0.1), theorems.corrected(other, 0.3)
     assert whole[0].batch == pytest.approx(whole[1].batch)
     assert whole[0].escapes_per_refresh == whole[1].escapes_per_refresh
 
@@ -155,7 +154,9 @@ def test_rates() -> None:
     """Slopes of alpha: -1/3 by sampling, -1/2 by privacy; not with the printed tau."""
 
     def slope(low: int, high: int, **changes: Any) -> float:
-        ends = [make("3.17", num_examples=n, **changes).alpha for n in (low, high)]
+        ends = [
+            make("3.17", num_examples=n, **changes).promise.alpha for n in (low, high)
+        ]
         return math.log(ends[1] / ends[0]) / math.log(high / low)
 
     assert slope(10**15, 10**18, epsilon=1e4) == pytest.approx(-1 / 3, abs=5e-3)
@@ -177,8 +178,8 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("name", [str(t) for t in theorems.Theorem])
 def test_json(name: str) -> None:
     found = make(name)
-    fields = json.loads(json.dumps(dataclasses.asdict(found), allow_nan=False))
-    assert settings.read(**fields) == found
+    fields = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert Design.read({"promise": bounds.CertifiedPoint}, **fields) == found
     line = str(found)
     assert line.startswith(f"{name}: alpha = ") and "\n" not in line
 
@@ -188,7 +189,7 @@ def test_json(name: str) -> None:
 
 def test_deviation_of_a_free_escape() -> None:
     """Digest test 7."""
-    found = settings.escape_deviation(30, curvature=0.2, smoothness=1, noise_std=0.003)
+    found = escape_deviation(30, curvature=0.2, smoothness=1, noise_std=0.003)
     assert found == pytest.approx(1.07357, abs=1e-5)
 
 
@@ -208,14 +209,14 @@ def test_escape_steps(
     numbers: dict[str, float] = {
         "curvature": math.sqrt(alpha) / 2,
         "smoothness": 1.0,
-        "noise_std": gamma / settings.noise_radius(dim, failure / 2000),
-        "radius": settings.escape_radius(gamma, 1.0),
+        "noise_std": gamma / bounds.noise_radius(dim, failure / 2000),
+        "radius": bounds.escape_radius(gamma, 1.0),
     }
-    steps = settings.escape_steps(**numbers, failure=failure)
+    steps = bounds.escape_steps(**numbers, failure=failure)
     assert steps == want
-    found = settings.escape_failure(steps, **numbers)
+    found = escape_failure(steps, **numbers)
     assert found == pytest.approx(bound, abs=6e-4) and found <= failure
-    assert settings.escape_failure(steps - 1, **numbers) > failure * 0.99
+    assert escape_failure(steps - 1, **numbers) > failure * 0.99
     # One eigenvalue -curvature, none else: 0 the others, where noise only adds up.
     rng = np.random.default_rng(dim)
     runs = 4000
@@ -234,7 +235,7 @@ def test_escape_steps(
 def test_noise_radius_holds_in_few_dimensions() -> None:
     """Digest E19: sqrt(d log) does not. Exact tails of the chi law, for d = 1."""
     failure = 0.01 / 4000
-    radius = settings.noise_radius(1, failure)
+    radius = bounds.noise_radius(1, failure)
     assert math.erfc(radius / math.sqrt(2)) <= failure
     printed = math.sqrt(math.log(1000 / 0.01))
     assert math.erfc(printed / math.sqrt(2)) == pytest.approx(6.9e-4, rel=0.01)

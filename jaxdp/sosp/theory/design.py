@@ -1,4 +1,4 @@
-r"""Settings with explicit constants, whose certificates are proven.
+r"""Designs with explicit constants, whose certificates are proven.
 
 Where an escape fails, the estimated gradient is at most :math:`\theta = c_g\gamma`. So the
 point is :math:`\alpha`-second-order stationary with :math:`\alpha = (c_g + 1)\gamma` if
@@ -60,62 +60,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
 from jaxdp.kernels import prefix_noise as kernels
+from jaxdp.mechanism import design
+from jaxdp.mechanism.design import Design
 from jaxdp.sosp import hessian as oracles
-from jaxdp.sosp.theory import settings as formulas
-from jaxdp.sosp.theory.settings import (
-    HESSIAN_NORMS,
-    HESSIANS,
-    Hessian,
-    HessianNorm,
-    Problem,
-    Promise,
-    Settings,
-    rounded_up,
-)
+from jaxdp.sosp.hessian import HESSIAN_NORMS, HESSIANS, Hessian, HessianNorm
+from jaxdp.sosp.theory import bounds
+from jaxdp.sosp.theory.bounds import CertifiedPoint, Constants, rounded_up
 
 
-def certified(
-    *,
-    num_examples: int,
-    dim: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-    smoothness: float,
-    hessian_lipschitz: float,
-    accuracy: float | None = None,
-    failure_probability: float = 0.1,
-    escape_failure_probability: float | None = None,
-    num_steps: int = 2000,
-    max_differences: int = 31,
-    prefix_noise: str = "blt_3",
-    trigger_factor: float = 3.0,
-    drift_limit: float | None = None,
-    hessian: Hessian = "on_demand",
-    hessian_norm: HessianNorm = "operator",
-    hessian_clip_norm: float | None = None,
-    escapes_per_refresh: int = 4,
-    gradient_std: float | None = None,
-    difference_std: float | None = None,
-    hessian_std: float | None = None,
-) -> Settings:
-    """Computes batches and thresholds by explicit constants, for one accuracy.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choices(Constants):
+    """Checked constants of a certified design, and what may be chosen in it.
 
-    Args:
-      num_examples: n >= 4, independent records of a population, read in a single pass.
-      dim: d, parameters that move.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours.
-      lipschitz: G, of every record's loss; the clip of gradients.
-      smoothness: M, of its gradient; steps are of size 1 / M.
-      hessian_lipschitz: rho, of its Hessian, in operator norm.
+    Attributes:
       accuracy: gamma > 0; a certificate is of alpha = (trigger_factor + 1) gamma. None
         takes the least for which the expected records fit into n.
-      failure_probability: that a certificate of the run is wrong.
       escape_failure_probability: of one escape that it wrongly fails, in (0, 1). None
         takes a share of ``failure_probability``, for all escapes that the records allow.
       num_steps: T, most iterations.
@@ -135,106 +95,103 @@ def certified(
         in Euclidean norm.
       difference_std: s_d >= 0, over the distance of two points; None for M.
       hessian_std: s_h >= 0, in operator norm; None for M.
-
-    Returns:
-      The settings, of the name ``"certified"``.
-
-    Raises:
-      ValueError: an argument out of range, or too few records for a refresh and a
-        Hessian. TypeError: of the wrong kind.
     """
-    p = Problem(
-        num_examples=num_examples,
-        dim=dim,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        lipschitz=lipschitz,
-        smoothness=smoothness,
-        hessian_lipschitz=hessian_lipschitz,
-        failure_probability=failure_probability,
-    )
-    validate.integer(
-        num_steps=num_steps,
-        max_differences=max_differences,
-        escapes_per_refresh=escapes_per_refresh,
-    )
-    validate.one_of(kernels.NAMES, prefix_noise=prefix_noise)
-    validate.one_of(HESSIANS, hessian=hessian)
-    validate.one_of(HESSIAN_NORMS, hessian_norm=hessian_norm)
-    validate.positive(trigger_factor=trigger_factor)
-    if escape_failure_probability is not None:
-        validate.probability(escape_failure_probability=escape_failure_probability)
-    optional: dict[str, Any] = {
-        "accuracy": accuracy,
-        "drift_limit": drift_limit,
-        "hessian_clip_norm": hessian_clip_norm,
-    }
-    validate.positive(**{k: v for k, v in optional.items() if v is not None})
-    deviations: dict[str, Any] = {
-        "gradient_std": gradient_std,
-        "difference_std": difference_std,
-        "hessian_std": hessian_std,
-    }
-    validate.non_negative(**{k: v for k, v in deviations.items() if v is not None})
-    if hessian == "released":
-        hessian_norm = "frobenius"
-    if hessian_clip_norm is None:
-        slack = 1.0
-        if hessian != "on_demand" and hessian_norm == "frobenius":
-            slack = math.sqrt(dim)
-        elif hessian == "tracked":  # Norms are bounded from above, not computed.
-            slack = oracles.operator_slack(dim)
-        hessian_clip_norm = slack * smoothness
-    c = Choices(
-        escape_failure_probability=escape_failure_probability,
-        num_steps=int(num_steps),
-        max_differences=int(max_differences),
-        prefix_noise=prefix_noise,
-        trigger_factor=float(trigger_factor),
-        drift_limit=float(lipschitz if drift_limit is None else drift_limit),
-        hessian=hessian,
-        hessian_norm=hessian_norm,
-        hessian_clip_norm=float(hessian_clip_norm),
-        escapes_per_refresh=int(escapes_per_refresh) if hessian == "tracked" else 1,
-        **deviations,
-    )
-    if accuracy is None:
-        accuracy = _least_accuracy(p, c)
-    found = settled(p, c, float(accuracy))
-    needed = found.refresh_batch_size + found.hessian_batch_size
-    if needed > num_examples:
-        raise ValueError(
-            f"accuracy must be such that a refresh and a Hessian fit into num_examples = "
-            f"{num_examples}, got {accuracy!r}, where they take {needed} records: ask for "
-            "less, or give typical deviations"
+
+    accuracy: float | None = None
+    escape_failure_probability: float | None = None
+    num_steps: int = 2000
+    max_differences: int = 31
+    prefix_noise: str = "blt_3"
+    trigger_factor: float = 3.0
+    drift_limit: float | None = None
+    hessian: Hessian = "on_demand"
+    hessian_norm: HessianNorm = "operator"
+    hessian_clip_norm: float | None = None
+    escapes_per_refresh: int = 4
+    gradient_std: float | None = None
+    difference_std: float | None = None
+    hessian_std: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(
+            num_steps=self.num_steps,
+            max_differences=self.max_differences,
+            escapes_per_refresh=self.escapes_per_refresh,
         )
-    return found
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choices:
-    """Checked arguments of :func:`certified` that are not the problem's."""
-
-    escape_failure_probability: float | None
-    num_steps: int
-    max_differences: int
-    prefix_noise: str
-    trigger_factor: float
-    drift_limit: float
-    hessian: Hessian
-    hessian_norm: HessianNorm
-    hessian_clip_norm: float
-    escapes_per_refresh: int
-    gradient_std: float | None
-    difference_std: float | None
-    hessian_std: float | None
+        validate.one_of(kernels.NAMES, prefix_noise=self.prefix_noise)
+        validate.one_of(HESSIANS, hessian=self.hessian)
+        validate.one_of(HESSIAN_NORMS, hessian_norm=self.hessian_norm)
+        validate.positive(trigger_factor=self.trigger_factor)
+        optional = {name: getattr(self, name) for name in _OPTIONAL}
+        for name, value in optional.items():
+            if value is not None:
+                _OPTIONAL[name](**{name: value})
+        design.coerce(self)
 
     @property
-    def typical(self) -> bool:
-        """True if any deviation is taken to be typical."""
-        given = (self.gradient_std, self.difference_std, self.hessian_std)
-        return any(x is not None for x in given)
+    def kappa(self) -> float:
+        """Drift that ends an epoch."""
+        return self.lipschitz if self.drift_limit is None else self.drift_limit
+
+    @property
+    def norm(self) -> HessianNorm:
+        """Norm of one record's Hessian that is bounded."""
+        return "frobenius" if self.hessian == "released" else self.hessian_norm
+
+    @property
+    def hessian_clip(self) -> float:
+        """Bound on that norm."""
+        if self.hessian_clip_norm is not None:
+            return self.hessian_clip_norm
+        slack = 1.0
+        if self.hessian != "on_demand" and self.norm == "frobenius":
+            slack = math.sqrt(self.dim)
+        elif self.hessian == "tracked":  # Norms are bounded from above, not computed.
+            slack = oracles.operator_slack(self.dim)
+        return slack * self.smoothness
+
+    @property
+    def tau(self) -> int:
+        """Escapes per refresh that a Hessian serves in."""
+        return self.escapes_per_refresh if self.hessian == "tracked" else 1
+
+
+_OPTIONAL: dict[str, Callable[..., None]] = {
+    "escape_failure_probability": validate.probability,
+    **dict.fromkeys(
+        ("accuracy", "drift_limit", "hessian_clip_norm"), validate.positive
+    ),
+    **dict.fromkeys(
+        ("gradient_std", "difference_std", "hessian_std"), validate.non_negative
+    ),
+}
+
+
+def certified(**constants: Any) -> Design:
+    """Computes batches and thresholds by explicit constants, for one accuracy.
+
+    Args:
+      **constants: the attributes of :class:`Choices`.
+
+    Returns:
+      The design, of the name ``"certified"``.
+
+    Raises:
+      ValueError: a constant out of range, or too few records for a refresh and a
+        Hessian. TypeError: one of the wrong kind, missing or unknown.
+    """
+    c = Choices(**constants)
+    accuracy = _least_accuracy(c) if c.accuracy is None else c.accuracy
+    found = at_accuracy(c, accuracy)
+    needed = found.refresh_batch_size + found.hessian_batch_size
+    if needed > c.num_examples:
+        raise ValueError(
+            f"accuracy must be such that a refresh and a Hessian fit into num_examples = "
+            f"{c.num_examples}, got {accuracy!r}, where they take {needed} records: ask "
+            "for less, or give typical deviations"
+        )
+    return found
 
 
 class Gradients(NamedTuple):
@@ -263,35 +220,35 @@ def _norms(prefix_noise: str, period: int) -> float:
     return float(max(kernel.column_norms()) * max(kernel.prefix_norms()))
 
 
-def gradients(p: Problem, c: Choices, accuracy: float, refreshes: int) -> Gradients:
+def gradients(c: Choices, accuracy: float, refreshes: int) -> Gradients:
     """Computes the batch sizes of gradients for a number of epochs."""
-    share, gamma, g = p.failure_probability / 4, accuracy, p.lipschitz
+    share, gamma, g = c.failure_probability / 4, accuracy, c.lipschitz
     sums = refreshes * (c.max_differences + 1)
-    radius = formulas.noise_radius(p.dim, share / sums)
-    std = formulas.gradient_noise_std(gamma, radius)
+    radius = bounds.noise_radius(c.dim, share / sums)
+    std = bounds.gradient_noise_std(gamma, radius)
     # Bernstein's.
     scale = 16 * math.log(2 * refreshes / share) / gamma**2
-    scale *= 1 + gamma / (6 * min(g, c.drift_limit))
+    scale *= 1 + gamma / (6 * min(g, c.kappa))
     sampled = scale * g**2
     if c.gradient_std is not None:
         sampled = 8 * (c.gradient_std / gamma) ** 2
-    rate = scale * c.drift_limit
+    rate = scale * c.kappa
     if c.difference_std is not None:
-        rate = 2 * c.drift_limit * (c.difference_std / p.smoothness) ** 2 / gamma**2
-    norms = _norms(c.prefix_noise, c.max_differences)
+        rate = 2 * c.kappa * (c.difference_std / c.smoothness) ** 2 / gamma**2
+    norms, moves = _norms(c.prefix_noise, c.max_differences), c.sensitivity_over_clip
     return Gradients(
         radius,
-        max(rounded_up(sampled), formulas.private_batch_size(p.moved * g, p.mu, std)),
-        max(rate, formulas.private_rate(p.moved, p.mu, std, norms)),
+        max(rounded_up(sampled), bounds.private_batch_size(moves * g, c.mu, std)),
+        max(rate, bounds.private_rate(moves, c.mu, std, norms)),
     )
 
 
 def hessians(
-    p: Problem, c: Choices, accuracy: float, radius: float, refreshes: int, escapes: int
+    c: Choices, accuracy: float, radius: float, refreshes: int, escapes: int
 ) -> Hessians:
     """Computes batch sizes of Hessians for a number of escapes, and epochs if tracked."""
-    m, rho, gamma = p.smoothness, p.hessian_lipschitz, accuracy
-    share = p.failure_probability / 4
+    m, rho, gamma = c.smoothness, c.hessian_lipschitz, accuracy
+    share = c.failure_probability / 4
     tracked, released = c.hessian == "tracked", c.hessian == "released"
     failure = c.escape_failure_probability
     if failure is None:
@@ -300,38 +257,41 @@ def hessians(
     error = math.sqrt(rho * gamma) * (1.0 if typical and not released else 0.5)
     rate = None
     if tracked:
-        log = math.log(p.dim * refreshes / share)
-        more = 1 + error / 3 * max(1 / m, m / (rho * c.drift_limit))
+        log = math.log(c.dim * refreshes / share)
+        more = 1 + error / 3 * max(1 / m, m / (rho * c.kappa))
         scale = 4 * log * more / error**2
-        sampled, rate = scale * m**2, scale * rho * c.drift_limit / m
+        sampled, rate = scale * m**2, scale * rho * c.kappa / m
     else:
         sampled = 2 * math.log(escapes / share) * (m / error) ** 2
     if c.hessian_std is not None:
         sampled = 8 * (c.hessian_std / error) ** 2
-        rate = c.drift_limit / (m * gamma) if tracked else None
+        rate = c.kappa / (m * gamma) if tracked else None
     bad = math.sqrt((c.trigger_factor + 1) * rho * gamma)  # curvature to be found
-    noise_std, moved = gamma / radius, p.moved * c.hessian_clip_norm
-    reach = formulas.escape_radius(gamma, rho)
+    noise_std = gamma / radius
+    sensitivity = c.sensitivity_over_clip * c.hessian_clip
+    reach = bounds.escape_radius(gamma, rho)
     if released:
         far = math.sqrt(2 * math.log(1 / failure))
         # A Hessian without negative curvature is to pass: also the noise's own.
-        std = (bad - 2 * error) / (math.sqrt(2 * p.dim) + 2 * far)
-        batch = max(rounded_up(sampled), formulas.private_batch_size(moved, p.mu, std))
-        threshold = bad - error - moved / (p.mu * batch) * far
+        std = (bad - 2 * error) / (math.sqrt(2 * c.dim) + 2 * far)
+        batch = max(
+            rounded_up(sampled), bounds.private_batch_size(sensitivity, c.mu, std)
+        )
+        threshold = bad - error - sensitivity / (c.mu * batch) * far
         return Hessians(batch, None, 1, noise_std, threshold, failure)
-    steps = formulas.escape_steps(
+    steps = bounds.escape_steps(
         curvature=bad - error,
         smoothness=m,
         noise_std=noise_std,
         radius=reach,
         failure=failure,
     )
-    products = math.sqrt(c.escapes_per_refresh * (steps - 1))
-    private = formulas.private_batch_size(moved * reach * products, p.mu, noise_std)
+    products = math.sqrt(c.tau * (steps - 1))
+    private = bounds.private_batch_size(sensitivity * reach * products, c.mu, noise_std)
     batch = max(rounded_up(sampled), private)
     if rate is not None:
         # Of a change, the norm that is clipped is to its operator norm as the clip is to M.
-        rate = max(rate, batch / min(m, c.hessian_clip_norm))
+        rate = max(rate, batch / min(m, c.hessian_clip))
     return Hessians(batch, rate, steps, noise_std, None, failure)
 
 
@@ -344,17 +304,17 @@ def _least(at_most: int, enough: Callable[[int], bool]) -> int:
     return high
 
 
-def settled(p: Problem, c: Choices, accuracy: float) -> Settings:
-    """Computes the settings at one accuracy, whether or not the records suffice.
+def at_accuracy(c: Choices, accuracy: float) -> Design:
+    """Computes the design at one accuracy, whether or not the records suffice.
 
     Batches grow with the number of failures that share; that many do not fit for long.
     """
-    n, most, tracked = p.num_examples, c.num_steps, c.hessian == "tracked"
-    hessian = functools.partial(hessians, p, c, accuracy)
+    n, most, tracked = c.num_examples, c.num_steps, c.hessian == "tracked"
+    hessian = functools.partial(hessians, c, accuracy)
 
     def epoch(refreshes: int) -> tuple[Gradients, Hessians]:
-        first = gradients(p, c, accuracy, refreshes)
-        escapes = min(most, c.escapes_per_refresh * refreshes)
+        first = gradients(c, accuracy, refreshes)
+        escapes = min(most, c.tau * refreshes)
         return first, hessian(first.radius, refreshes, escapes)
 
     def records(refreshes: int) -> int:
@@ -363,71 +323,75 @@ def settled(p: Problem, c: Choices, accuracy: float) -> Settings:
 
     refreshes = _least(most, lambda j: n // records(j) <= j)
     first, second = epoch(refreshes)
-    escapes = min(most, c.escapes_per_refresh * refreshes)
+    escapes = min(most, c.tau * refreshes)
     if not tracked:
         left = max(n - first.batch, 0)
         escapes = _least(
             most, lambda e: left // hessian(first.radius, refreshes, e).batch <= e
         )
         second = hessian(first.radius, refreshes, escapes)
-    changes = first.rate + (second.rate or 0.0) * p.hessian_lipschitz / p.smoothness
-    guess = 2 * (first.batch + second.batch + c.drift_limit * changes)
-    share = p.failure_probability / 4
+    changes = first.rate + (second.rate or 0.0) * c.hessian_lipschitz / c.smoothness
+    guess = 2 * (first.batch + second.batch + c.kappa * changes)
+    share = c.failure_probability / 4
     total = min(1.0, 3 * share + escapes * second.failure)
-    own = vars(c).keys() & {field.name for field in dataclasses.fields(Settings)}
-    same: dict[str, Any] = {name: getattr(c, name) for name in own}
-    return Settings(
+    typical = (c.gradient_std, c.difference_std, c.hessian_std) != (None,) * 3
+    return Design(
         name="certified",
-        dim=int(p.dim),
-        num_examples=int(n),
-        relation=p.relation,
-        l2_clip_norm=float(p.lipschitz),
-        smoothness=float(p.smoothness),
+        dim=c.dim,
+        num_examples=n,
+        num_steps=most,
+        relation=c.relation,
+        l2_clip_norm=c.lipschitz,
+        smoothness=c.smoothness,
         refresh_batch_size=first.batch,
         difference_batch_rate=first.rate,
+        drift_limit=c.kappa,
+        max_differences=c.max_differences,
+        prefix_noise=c.prefix_noise,
         trigger_norm=c.trigger_factor * accuracy,
         escape_steps=second.escape_steps,
-        escape_radius=formulas.escape_radius(accuracy, p.hessian_lipschitz),
+        escape_radius=bounds.escape_radius(accuracy, c.hessian_lipschitz),
         escape_noise_std=second.escape_noise_std,
+        hessian=c.hessian,
         hessian_batch_size=second.batch,
-        hessian_lipschitz=(
-            None if c.hessian == "on_demand" else float(p.hessian_lipschitz)
-        ),
+        hessian_clip_norm=c.hessian_clip,
+        hessian_norm=c.norm,
+        hessian_lipschitz=None if c.hessian == "on_demand" else c.hessian_lipschitz,
         hessian_difference_rate=second.rate,
+        escapes_per_refresh=c.tau,
         curvature_threshold=second.curvature_threshold,
         query_in_escape=False,
         stop_at_certificate=True,
-        promise=Promise(
+        promise=CertifiedPoint(
             alpha=(c.trigger_factor + 1) * accuracy,
             accuracy=accuracy,
             failure_probability=total,
             escape_failure_probability=second.failure,
-            basis="deviations" if c.typical else "constants",
-            noise_multiplier=1 / p.mu,
+            basis="deviations" if typical else "constants",
+            noise_multiplier=1 / c.mu,
             max_refreshes=refreshes,
             max_escapes=escapes,
             expected_records=rounded_up(guess),
         ),
-        **same,
     )
 
 
-def _least_accuracy(p: Problem, c: Choices) -> float:
+def _least_accuracy(c: Choices) -> float:
     """Returns the least gamma whose expected records fit, up to where alpha is vacuous.
 
     There every gradient and every curvature is allowed.
     """
 
     def fits(accuracy: float) -> bool:
-        guess = settled(p, c, accuracy).promise.expected_records
-        return guess is not None and guess <= p.num_examples
+        guess = at_accuracy(c, accuracy).promise.expected_records
+        return guess is not None and guess <= c.num_examples
 
-    largest = max(p.lipschitz, p.smoothness**2 / p.hessian_lipschitz)
+    largest = max(c.lipschitz, c.smoothness**2 / c.hessian_lipschitz)
     high = largest / (c.trigger_factor + 1)
     if not fits(high):
         raise ValueError(
             f"num_examples must be such that some accuracy says anything, got "
-            f"{p.num_examples!r}: even alpha = {largest:.4g}, which every point has, would "
+            f"{c.num_examples!r}: even alpha = {largest:.4g}, which every point has, would "
             "take more; more records, a larger epsilon or typical deviations are needed"
         )
     low = high * 2.0**-60

@@ -31,18 +31,19 @@ Reference:
   <https://arxiv.org/abs/2410.07502>`_, 2025, Lemmas 3.13 to 3.16 and Theorem 3.17.
 """
 
+import dataclasses
 import enum
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
-from jaxdp.sosp.theory.settings import (
-    Printed,
-    Problem,
-    Promise,
-    Settings,
+from jaxdp.mechanism import design
+from jaxdp.mechanism.design import Design
+from jaxdp.sosp.theory.bounds import (
+    CertifiedPoint,
+    Constants,
+    PrintedNoise,
     escape_radius,
     noise_radius,
     rounded_up,
@@ -54,6 +55,22 @@ class Theorem(enum.StrEnum):
 
     CORRECTED = "3.17"
     AS_PRINTED = "3.17 as printed"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TheoremConstants(Constants):
+    """Constants of the theorem; its failure probability (omega) enters logarithms.
+
+    Attributes:
+      initial_gap: B > 0, F at the start above its infimum.
+    """
+
+    initial_gap: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(initial_gap=self.initial_gap)
+        design.coerce(self)
 
 
 class Formula(NamedTuple):
@@ -74,119 +91,87 @@ class Formula(NamedTuple):
     escapes_per_refresh: float
 
 
-def settings(
-    theorem: str,
-    *,
-    num_examples: int,
-    dim: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-    smoothness: float,
-    hessian_lipschitz: float,
-    initial_gap: float,
-    failure_probability: float = 0.1,
-) -> Settings:
+def prescribed(theorem: str, **constants: Any) -> Design:
     """Computes the parameters of Theorem 3.17.
 
     Args:
       theorem: ``"3.17"`` or ``"3.17 as printed"``.
-      num_examples: n >= 4, read in a single pass.
-      dim: d, parameters that move.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours. The paper replaces a record; only the exact noise depends on it.
-      lipschitz: G, of every record's loss.
-      smoothness: M, of its gradient.
-      hessian_lipschitz: rho, of its Hessian.
-      initial_gap: B > 0, F at the start above its infimum.
-      failure_probability: omega; enters logarithms.
+      **constants: the attributes of :class:`TheoremConstants`.
 
     Returns:
-      The settings, of the theorem's name.
+      The design, of the theorem's name.
 
     Raises:
-      ValueError: an argument out of range, or so few records that the theorem's first
-        refresh does not fit. TypeError: not a number.
+      ValueError: a constant out of range, or so few records that the theorem's first
+        refresh does not fit. TypeError: one of the wrong kind, missing or unknown.
     """
     validate.one_of([str(t) for t in Theorem], theorem=theorem)
-    p = Problem(
-        num_examples=num_examples,
-        dim=dim,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        lipschitz=lipschitz,
-        smoothness=smoothness,
-        hessian_lipschitz=hessian_lipschitz,
-        failure_probability=failure_probability,
-    )
-    validate.positive(initial_gap=initial_gap)
+    p = TheoremConstants(**constants)
     as_printed = Theorem(theorem) is Theorem.AS_PRINTED
     formula = printed if as_printed else corrected
-    alpha = solved(lambda x: formula(p, initial_gap, x).records, p)
-    f = formula(p, initial_gap, alpha)
+    alpha = solved(lambda x: formula(p, x).records, p)
+    f = formula(p, alpha)
     batch = rounded_up(f.batch)
-    if 2 * batch > num_examples:
+    if 2 * batch > p.num_examples:
         raise ValueError(
             f"num_examples must be such that a refresh of Theorem {theorem} fits, got "
-            f"{num_examples!r}, where one takes {2 * batch} records at these constants"
+            f"{p.num_examples!r}, where one takes {2 * batch} records at these constants"
         )
-    num_steps = rounded_up(initial_gap * smoothness / alpha**2)
+    num_steps = rounded_up(p.initial_gap * p.smoothness / alpha**2)
     if as_printed:
-        scale = initial_gap * smoothness * dim / hessian_lipschitz
-        escape_noise = alpha / math.sqrt(dim)
+        scale = p.initial_gap * p.smoothness * p.dim / p.hessian_lipschitz
+        escape_noise = alpha / math.sqrt(p.dim)
     else:
-        scale = dim * num_steps
-        failure = failure_probability / (4 * num_steps)
-        escape_noise = alpha / noise_radius(dim, failure)
-    log = max(1.0, math.log(scale / failure_probability))
-    return Settings(
+        scale = p.dim * num_steps
+        escape_noise = alpha / noise_radius(
+            p.dim, p.failure_probability / (4 * num_steps)
+        )
+    log = max(1.0, math.log(scale / p.failure_probability))
+    return Design(
         name=theorem,
-        dim=int(dim),
-        num_examples=int(num_examples),
+        dim=p.dim,
+        num_examples=p.num_examples,
         num_steps=num_steps,
-        relation=relation,
-        l2_clip_norm=float(lipschitz),
-        smoothness=float(smoothness),
+        relation=p.relation,
+        l2_clip_norm=p.lipschitz,
+        smoothness=p.smoothness,
         refresh_batch_size=batch,
         difference_batch_rate=f.rate,
         drift_limit=f.drift_limit,
         # A difference reads a record at least: the data allow no more.
-        max_differences=min(num_steps, num_examples - batch, 2**30),
+        max_differences=min(num_steps, p.num_examples - batch, 2**30),
         prefix_noise="tree",
         trigger_norm=alpha * log**3,
         escape_steps=rounded_up(_escape_steps(p, alpha), 2),
-        escape_radius=escape_radius(alpha, hessian_lipschitz),
+        escape_radius=escape_radius(alpha, p.hessian_lipschitz),
         escape_noise_std=escape_noise,
         hessian="tracked",
         hessian_batch_size=batch,
-        hessian_clip_norm=float(smoothness),
+        hessian_clip_norm=p.smoothness,
         hessian_norm="operator",
-        hessian_lipschitz=float(hessian_lipschitz),
+        hessian_lipschitz=p.hessian_lipschitz,
         hessian_difference_rate=max(
-            f.rate * smoothness / hessian_lipschitz, batch / smoothness
+            f.rate * p.smoothness / p.hessian_lipschitz, batch / p.smoothness
         ),
         escapes_per_refresh=rounded_up(f.escapes_per_refresh),
         curvature_threshold=None,
         query_in_escape=True,
         stop_at_certificate=False,
-        promise=Promise(
+        promise=CertifiedPoint(
             alpha=alpha,
             accuracy=alpha,
-            failure_probability=float(failure_probability),
-            escape_failure_probability=float(failure_probability),
+            failure_probability=p.failure_probability,
+            escape_failure_probability=p.failure_probability,
             basis="rate",
             noise_multiplier=1 / p.mu,
-            max_refreshes=num_examples // (2 * batch),
+            max_refreshes=p.num_examples // (2 * batch),
             max_escapes=num_steps,
             printed=printed_noise(p, alpha, batch, f.rate),
         ),
     )
 
 
-def solved(records: Callable[[float], float], p: Problem) -> float:
+def solved(records: Callable[[float], float], p: Constants) -> float:
     """Solves for the alpha at which a run reads n records, or just fewer at a jump.
 
     Bisection over alpha / G, so that another unit of length changes nothing.
@@ -201,34 +186,34 @@ def solved(records: Callable[[float], float], p: Problem) -> float:
     return p.lipschitz * 2.0**high
 
 
-def _escape_steps(p: Problem, alpha: float) -> float:
+def _escape_steps(p: Constants, alpha: float) -> float:
     return p.smoothness / math.sqrt(p.hessian_lipschitz * alpha)
 
 
-def printed_escapes(p: Problem, alpha: float) -> float:
+def printed_escapes(p: Constants, alpha: float) -> float:
     """Returns the paper's tau, escapes per refresh."""
     return alpha**1.5 / (p.smoothness * math.sqrt(p.hessian_lipschitz))
 
 
-def printed(p: Problem, gap: float, alpha: float) -> Formula:
+def printed(p: TheoremConstants, alpha: float) -> Formula:
     """Computes Theorem 3.17 as printed, and the records by Lemma 3.15."""
     g, m, rho = p.lipschitz, p.smoothness, p.hessian_lipschitz
     noise = math.sqrt(p.dim) / p.epsilon
-    kappa = max(alpha * noise, (gap * g * m) ** (1 / 3))
+    kappa = max(alpha * noise, (p.initial_gap * g * m) ** (1 / 3))
     batch = (
         g * noise / alpha + (g / alpha) ** 2 + m * noise / rho + m**2 / (rho * alpha)
     )
     rates = (noise / alpha, kappa / alpha**2, rho * kappa / (m**2 * alpha))
-    drift = gap * m / alpha
+    drift = p.initial_gap * m / alpha
     records = batch * drift / kappa + drift * (sum(rates) + 1 / alpha)
     return Formula(records, batch, max(rates), kappa, printed_escapes(p, alpha))
 
 
-def corrected(p: Problem, gap: float, alpha: float) -> Formula:
+def corrected(p: TheoremConstants, alpha: float) -> Formula:
     """Computes Theorem 3.17 with escapes paid for and every record that a run reads."""
     g, m, rho = p.lipschitz, p.smoothness, p.hessian_lipschitz
     noise = math.sqrt(p.dim) / p.epsilon
-    kappa = (gap * g * m) ** (1 / 3)
+    kappa = (p.initial_gap * g * m) ** (1 / 3)
     radius, steps = escape_radius(alpha, rho), _escape_steps(p, alpha)
     tau = rounded_up((g / (m * radius)) ** 2 / steps)
     spread = radius * math.sqrt(steps * tau)  # S
@@ -238,21 +223,21 @@ def corrected(p: Problem, gap: float, alpha: float) -> Formula:
         kappa / alpha**2,
         rho * kappa / (m**2 * alpha),
     )
-    drift = gap * m / alpha
-    escapes = gap * math.sqrt(rho) / alpha**1.5
+    drift = p.initial_gap * m / alpha
+    escapes = p.initial_gap * math.sqrt(rho) / alpha**1.5
     refreshes = 1 + drift / kappa + escapes / tau
     # Batches of gradients, and as large ones of Hessians.
     records = 2 * (batch * refreshes + drift * rate + drift / alpha)
     return Formula(records, batch, rate, kappa, tau)
 
 
-def printed_noise(p: Problem, alpha: float, batch: int, rate: float) -> Printed:
+def printed_noise(p: Constants, alpha: float, batch: int, rate: float) -> PrintedNoise:
     """Returns the paper's noise, for its sensitivities G / b and 1 / c of a mean."""
     log = math.log(1 / p.delta)
     m, rho = p.smoothness, p.hessian_lipschitz
     tau = printed_escapes(p, alpha)
     reach = escape_radius(alpha, rho) * math.sqrt(_escape_steps(p, alpha) * tau * log)
-    return Printed(
+    return PrintedNoise(
         escapes_per_refresh=tau,
         noise_std=alpha / math.sqrt(p.dim),
         node_noise_std=(p.lipschitz / batch + 1 / rate) * log / p.epsilon,
