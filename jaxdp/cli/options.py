@@ -20,7 +20,7 @@ from jaxdp.cli.kinds import (
 )
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
-from jaxdp.o2nc.theory.bounds import ORACLES
+from jaxdp.o2nc.theory.estimators import ORACLES
 from jaxdp.sosp.theory.settings import HESSIANS
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)

@@ -20,6 +20,7 @@ References:
   logarithmic Sobolev constant 4 / (d - 2) of rotations.
 """
 
+import dataclasses
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -63,6 +64,67 @@ def kappa(dim: int) -> float:
         return math.sqrt((2 * dim + 1) / math.pi)
     log = float(gammaln(dim / 2 + 1) - gammaln((dim + 1) / 2))
     return 2 / math.sqrt(math.pi) * math.exp(log)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """Estimator of one record's gradient: the plan fields that define it."""
+
+    num_directions: int
+    direction: Direction
+    difference: Difference
+    share_directions: bool = False
+    oracle: Oracle = "zeroth_order"
+
+    @classmethod
+    def of(cls, found: Any) -> "Estimator":
+        """Returns the estimator of a plan, or of a design."""
+        return cls(*(getattr(found, field.name) for field in dataclasses.fields(cls)))
+
+    @property
+    def calls(self) -> tuple[float, float]:
+        """Number of loss values or gradients per record, at a restart and elsewhere."""
+        m = float(self.num_directions)
+        if self.oracle == "first_order":
+            return 1.0, 2 * m
+        return 2 * m, (2 if self.difference == "one_sided" else 4) * m
+
+    def energy(self, dim: int) -> float:
+        """Returns E ||noise||^2 of an estimate, for noise of variance 1 on the releases."""
+        return dim / self.num_directions if self.oracle == "scalar" else float(dim)
+
+    def clips(
+        self, dim: int, movement: Number, failure: Number | None = None
+    ) -> tuple[Number, Number]:
+        """Returns C1 / L and C2 / L, which a record exceeds with probability ``failure``.
+
+        Args:
+          dim: d.
+          movement: of a difference, over the smoothing radius.
+          failure: None for never.
+        """
+        m, law = self.num_directions, self.direction
+        if self.oracle == "scalar":  # It has no differences: the same for both.
+            slopes = slopes_clip(dim, m, law, failure)
+            return slopes, slopes
+        grad = grad_clip(dim, m, law, failure)
+        return grad, diff_clip(dim, m, law, self.difference, movement, failure)
+
+    def practical_clips(
+        self, dim: int, movement: float, fraction: float
+    ) -> tuple[float, float]:
+        """Returns C1 / L and C2 / L for usual losses; nothing is proven.
+
+        Args: as :func:`practical_diff_clip`.
+        """
+        m, law = self.num_directions, self.direction
+        if self.oracle == "scalar":
+            slopes = practical_slopes_clip(dim, m, law)
+            return slopes, slopes
+        grad = practical_grad_clip(dim, m, law)
+        return grad, float(
+            practical_diff_clip(dim, m, law, self.difference, movement, fraction)
+        )
 
 
 # --- errors --------------------------------------------------------------------------
