@@ -107,9 +107,8 @@ def _plan(
     naive = period == 1
     max_step = RADIUS / WINDOW
     m = 1 if naive else DIM
-    clips = (
-        estimators.grad_clip(DIM, m, direction),
-        estimators.diff_clip(DIM, m, direction, difference, 2 * max_step / RADIUS),
+    clips = estimators.Estimator(m, direction, difference).clips(
+        DIM, 2 * max_step / RADIUS
     )
     restart, rest = (PROBLEM.lipschitz * float(clip) for clip in clips)
     return plans.O2NC(

@@ -223,7 +223,7 @@ class O2NC(OracleReleases):
         return dataclasses.replace(
             self,
             restart_l2_clip_norm=lipschitz * restart,
-            l2_clip_norm=lipschitz * rest,
+            l2_clip_norm=lipschitz * float(rest),
         )
 
     @property

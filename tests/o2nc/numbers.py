@@ -5,7 +5,7 @@ from typing import Any
 from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds
 from jaxdp.o2nc.theory.bounds import Constants, Schedule
-from jaxdp.o2nc.theory.estimators import Estimator
+from jaxdp.o2nc.theory.estimators import Difference, Direction, Estimator, Moments
 
 #: Of which the bound at a given noise does not depend.
 BUDGET: dict[str, Any] = {
@@ -50,3 +50,55 @@ def schedule_of(found: Design) -> Schedule:
     """The schedule of a design."""
     fields = {x: found[x] for x in Schedule.__annotations__ if x in found}
     return Schedule(num_windows=found.num_steps // found.window, **fields)
+
+
+# --- estimates of one record, by the numbers that they depend on -----------------------
+
+
+def grad_moments(dim: int, m: int, law: Direction) -> Moments:
+    return Estimator(m, law, "independent").grad_moments(dim)
+
+
+def diff_moments(
+    dim: int, m: int, law: Direction, difference: Difference, reach: Any
+) -> Moments:
+    return Estimator(m, law, difference).diff_moments(dim, reach)
+
+
+def grad_clip(dim: int, m: int, law: Direction, failure: Any = None) -> Any:
+    return Estimator(m, law, "independent").grad_clip(dim, failure)
+
+
+def diff_clip(
+    dim: int,
+    m: int,
+    law: Direction,
+    difference: Difference,
+    movement: Any,
+    failure: Any = None,
+) -> Any:
+    return Estimator(m, law, difference).diff_clip(dim, movement, failure)
+
+
+def slopes_clip(dim: int, m: int, law: Direction, failure: Any = None) -> Any:
+    return Estimator(m, law, "independent").slopes_clip(dim, failure)
+
+
+def practical_grad_clip(dim: int, m: int, law: Direction) -> Any:
+    return Estimator(m, law, "independent").practical_clips(dim, 1.0)[0]
+
+
+def practical_slopes_clip(dim: int, m: int, law: Direction) -> Any:
+    slopes = Estimator(m, law, "independent", True, "scalar")
+    return slopes.practical_clips(dim, 1.0)[0]
+
+
+def practical_diff_clip(
+    dim: int,
+    m: int,
+    law: Direction,
+    difference: Difference,
+    movement: Any,
+    fraction: float = 1.0,
+) -> Any:
+    return Estimator(m, law, difference).practical_clips(dim, movement, fraction)[1]

@@ -13,6 +13,7 @@ from jaxdp import accounting
 from jaxdp.kernels import prefix_noise
 from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds, budget, design, estimators
+from tests.o2nc import numbers
 from tests.o2nc.numbers import schedule_of
 
 COMMON: dict[str, Any] = {
@@ -253,7 +254,7 @@ def test_bias_only_where_a_clip_may_bite() -> None:
     assert make().promise.clip_bias == 0
     high = make(dim=1000, lipschitz=2.0)
     assert high.promise.clip_bias == 2 * bounds.FAILURE
-    assert high.restart_l2_clip_norm < 0.2 * 2 * estimators.grad_clip(
+    assert high.restart_l2_clip_norm < 0.2 * 2 * numbers.grad_clip(
         1000, 64, "orthonormal"
     )
 

@@ -13,6 +13,7 @@ import pytest
 from jaxdp import accounting, plans, sampling
 from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds, budget, design, estimators, recommend
+from tests.o2nc import numbers
 from tests.o2nc.numbers import schedule_of
 
 COMMON: dict[str, Any] = {
@@ -141,9 +142,7 @@ def test_settings_are_what_the_promise_is_about(name: str) -> None:
     reads = n * found.num_steps if found.multi_pass else n
     kind = found.oracle, found.direction, found.num_directions, problem["dim"]
     _, way, m, dim = kind
-    restart = (
-        estimators.slopes_clip if found.oracle == "scalar" else estimators.grad_clip
-    )
+    restart = numbers.slopes_clip if found.oracle == "scalar" else numbers.grad_clip
     clip = problem["lipschitz"] * restart(dim, m, way, bounds.FAILURE / reads)
     assert found.restart_l2_clip_norm == pytest.approx(clip)
     # What it costs.

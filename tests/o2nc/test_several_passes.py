@@ -11,6 +11,7 @@ from jaxdp import accounting
 from jaxdp.o2nc.theory import bounds, budget, estimators
 from jaxdp.o2nc.theory.bounds import Constants, Schedule
 from jaxdp.o2nc.theory.estimators import Estimator
+from tests.o2nc import numbers
 from tests.o2nc.numbers import promise
 
 Array = np.ndarray
@@ -247,7 +248,7 @@ def test_linear_losses_attain_the_error_of_directions(law: Any) -> None:
     error = np.mean(np.sum((mean - a.mean(0)) ** 2, axis=1)) * n
     want = d / m - 1 if law == "orthonormal" else (d - 1) / m
     assert error == pytest.approx(want, rel=0.06)  # 4000 squares: 2%.
-    assert want <= estimators.grad_moments(d, m, law).direction
+    assert want <= numbers.grad_moments(d, m, law).direction
 
 
 # --- records and the population ------------------------------------------------------

@@ -12,6 +12,7 @@ from jaxdp import accounting
 from jaxdp.kernels import prefix_noise
 from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds, estimators, theorems
+from tests.o2nc import numbers
 from tests.o2nc.numbers import promise
 
 LAWS: tuple[estimators.Direction, ...] = ("orthonormal", "sphere")
@@ -51,24 +52,24 @@ def test_moments_for_one_record_are_the_digests_or_less() -> None:
         v_g = dim**2 / ((dim - 1) * m) + 1
         v_d = dim**2 / m + estimators.kappa(dim) ** 2
         for law in LAWS:
-            grad = estimators.grad_moments(dim, m, law)
+            grad = numbers.grad_moments(dim, m, law)
             assert v_g - 1 <= grad.total <= v_g
-            diff = estimators.diff_moments(dim, m, law, "one_sided", 0.1)
+            diff = numbers.diff_moments(dim, m, law, "one_sided", 0.1)
             square = 7 / 6 * 0.01
             assert (v_d - estimators.kappa(dim) ** 2) * square <= diff.total * (
                 1 + 1e-12
             )
             assert diff.total <= v_d * square
-            far = estimators.diff_moments(dim, m, law, "independent", 0.1)
+            far = numbers.diff_moments(dim, m, law, "independent", 0.1)
             want = 2 * (v_g - 1) + estimators.kappa(dim) ** 2 * square
             assert far.total == pytest.approx(want)
 
 
 def test_in_one_dimension_the_directions_make_no_error() -> None:
     for law in LAWS:
-        assert estimators.grad_moments(1, 1, law) == (1.0, 0.0)
-    assert estimators.grad_moments(1, 5, "sphere").total == pytest.approx(1.0)
-    assert estimators.diff_moments(1, 1, "sphere", "independent", 0.1) == pytest.approx(
+        assert numbers.grad_moments(1, 1, law) == (1.0, 0.0)
+    assert numbers.grad_moments(1, 5, "sphere").total == pytest.approx(1.0)
+    assert numbers.diff_moments(1, 1, "sphere", "independent", 0.1) == pytest.approx(
         (7 / 600, 0.0)
     )
 
@@ -124,14 +125,14 @@ def test_sure_clips_never_clip(law: Any, dim: int, m: int) -> None:
     }
     tiny = 1 + 1e-9
     norms = np.linalg.norm(grad, axis=-1)
-    assert np.max(norms) <= estimators.grad_clip(dim, m, law) * tiny
+    assert np.max(norms) <= numbers.grad_clip(dim, m, law) * tiny
     for difference, value in found.items():
-        clip = estimators.diff_clip(dim, m, law, difference, move[:, 0, 0] / radius)
+        clip = numbers.diff_clip(dim, m, law, difference, move[:, 0, 0] / radius)
         assert np.all(np.linalg.norm(value, axis=-1) <= clip * tiny)
     if law == "orthonormal":  # Independent ones meet theirs only where they coincide.
-        clip = estimators.diff_clip(dim, m, law, "one_sided", move[:, 0, 0] / radius)
+        clip = numbers.diff_clip(dim, m, law, "one_sided", move[:, 0, 0] / radius)
         assert np.max(np.linalg.norm(found["one_sided"], axis=-1) / clip) > 0.8
-        assert np.max(norms) > 0.55 * estimators.grad_clip(dim, m, law)
+        assert np.max(norms) > 0.55 * numbers.grad_clip(dim, m, law)
 
 
 def test_sure_clips_are_attained() -> None:
@@ -144,19 +145,16 @@ def test_sure_clips_are_attained() -> None:
     far = np.linalg.norm(points[:, None] - points[None], axis=-1)
     assert np.all(np.abs(f[:, None] - f[None]) <= far + 1e-12)
     norm = np.linalg.norm(dim / (2 * radius * m) * (f[:m] - f[m:]))
-    assert norm == pytest.approx(estimators.grad_clip(dim, m, "orthonormal"))
+    assert norm == pytest.approx(numbers.grad_clip(dim, m, "orthonormal"))
     assert norm == pytest.approx(dim / math.sqrt(2 * m))
     # Few directions: q_m by one score of d and the others' rest.
-    q = [
-        (estimators.grad_clip(9, m, "orthonormal") * m / 9) ** 2
-        for m in (1, 2, 3, 4, 6)
-    ]
+    q = [(numbers.grad_clip(9, m, "orthonormal") * m / 9) ** 2 for m in (1, 2, 3, 4, 6)]
     assert q == pytest.approx([1, 1.17157, 1.5, 2, 3], abs=1e-4)
     # Sphere, one direction: a linear function along it. DIFF: one along the movement.
-    assert estimators.grad_clip(9, 1, "sphere") == 9
-    assert estimators.diff_clip(9, 1, "sphere", "one_sided", 0.2) == pytest.approx(1.8)
+    assert numbers.grad_clip(9, 1, "sphere") == 9
+    assert numbers.diff_clip(9, 1, "sphere", "one_sided", 0.2) == pytest.approx(1.8)
     want = 9 * 0.2 / math.sqrt(4)
-    assert estimators.diff_clip(9, 4, "orthonormal", "one_sided", 0.2) == pytest.approx(
+    assert numbers.diff_clip(9, 4, "orthonormal", "one_sided", 0.2) == pytest.approx(
         want
     )
 
@@ -181,9 +179,9 @@ def test_likely_clips_hold_for_functions_fixed_before(
         lambda x: np.min([np.linalg.norm(x - a, axis=-1) for a in anchors], axis=0),
     ]
     failure = 1e-6 / num
-    grad_clip = estimators.grad_clip(dim, m, law, failure)
-    assert grad_clip <= estimators.grad_clip(dim, m, law)
-    second = estimators.grad_moments(dim, m, law).total
+    grad_clip = numbers.grad_clip(dim, m, law, failure)
+    assert grad_clip <= numbers.grad_clip(dim, m, law)
+    second = numbers.grad_moments(dim, m, law).total
     for f in losses:
 
         def estimate(x: np.ndarray, dirs: np.ndarray, f: Any = f) -> np.ndarray:
@@ -195,7 +193,7 @@ def test_likely_clips_hold_for_functions_fixed_before(
         # The mean of 400 squares: its relative standard error is at most 0.05 here.
         assert np.mean(np.sum(at_x**2, axis=-1)) <= second * 1.3
         for difference, other in (("antithetic", at_y), ("independent", at_v)):
-            clip = estimators.diff_clip(dim, m, law, difference, move / radius, failure)
+            clip = numbers.diff_clip(dim, m, law, difference, move / radius, failure)
             # A kink attains it: but for rounding.
             assert np.max(np.linalg.norm(at_x - other, axis=-1)) <= clip * (1 + 1e-9)
 
@@ -212,7 +210,7 @@ def test_likely_clips_of_independent_directions_are_the_digests() -> None:
         (10**4, 4096): 11.9,
     }
     for (dim, m), value in want.items():
-        found = estimators.grad_clip(dim, m, "sphere", 1e-8)
+        found = numbers.grad_clip(dim, m, "sphere", 1e-8)
         assert found == pytest.approx(value, rel=0.1)
         assert found >= value * 0.99
 
@@ -220,11 +218,11 @@ def test_likely_clips_of_independent_directions_are_the_digests() -> None:
 def test_likely_clip_of_a_difference_falls_with_the_movement() -> None:
     """Kornowski digest 3.4: with common directions, and never above what is sure."""
     for movement in (1e-5, 1e-2, 0.5):
-        found = estimators.diff_clip(100, 400, "sphere", "antithetic", movement, 1e-8)
+        found = numbers.diff_clip(100, 400, "sphere", "antithetic", movement, 1e-8)
         spread = 100 / 20 * (1 + math.sqrt(2 * math.log(1e8)))
         want = movement * (estimators.kappa(100) + spread)
         assert found == pytest.approx(want) and found < 0.5 * 100 * movement
-        few = estimators.diff_clip(100, 4, "sphere", "antithetic", movement, 1e-8)
+        few = numbers.diff_clip(100, 4, "sphere", "antithetic", movement, 1e-8)
         assert few == pytest.approx(100 * movement)
 
 
@@ -245,14 +243,12 @@ def test_bernstein_s_scale_from_the_moments_of_a_sub_gaussian_norm() -> None:
 def test_a_norm_of_orthonormal_scores_concentrates() -> None:
     """What the rotations' inequality buys over a union of m scores, and where."""
     failure = 1e-12
-    assert estimators.grad_clip(1000, 1000, "orthonormal", failure) < 1.6
-    assert estimators.grad_clip(1000, 1000, "orthonormal") == pytest.approx(
-        math.sqrt(500)
-    )
+    assert numbers.grad_clip(1000, 1000, "orthonormal", failure) < 1.6
+    assert numbers.grad_clip(1000, 1000, "orthonormal") == pytest.approx(math.sqrt(500))
     union = 8 * math.sqrt(2 * math.log(128 / failure) / 63)
-    sure = estimators.grad_clip(64, 64, "orthonormal")
+    sure = numbers.grad_clip(64, 64, "orthonormal")
     near = 8 / math.sqrt(63) + math.sqrt(8 * math.log(1 / failure) / 62)
-    found = estimators.grad_clip(64, 64, "orthonormal", failure)
+    found = numbers.grad_clip(64, 64, "orthonormal", failure)
     assert found == pytest.approx(near) and near < sure < union
 
 
@@ -423,8 +419,8 @@ def smallest_data(dim: int, period: int, kernel: str, law: Any) -> float:
     for b2 in (1, 4, 16, 64, 256):
         for share in (0.05, 0.2, 0.5, 1.0):
             b1 = max(1, round(share * b2 * period))
-            first = 2 * estimators.grad_clip(dim, dim, law) / b1
-            moved = estimators.diff_clip(dim, dim, law, "antithetic", 2 / period)
+            first = 2 * numbers.grad_clip(dim, dim, law) / b1
+            moved = numbers.diff_clip(dim, dim, law, "antithetic", 2 / period)
             leaf = max(first * columns[0], 2 * moved / b2 * max(columns[1:]))
             found = promise(
                 dim=dim,

@@ -11,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from jaxdp import accounting
 from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds, estimators, theorems
+from tests.o2nc import numbers
 
 COMMON: dict[str, Any] = {
     "num_examples": 10**6,
@@ -119,7 +120,7 @@ def test_four_one() -> None:
     assert found.gradients == 0
     # Clips by concentration, shared by all that is ever clipped; exact noise.
     failure = bounds.FAILURE / (n * found.num_steps)
-    clip = estimators.grad_clip(d, d, "sphere", failure)
+    clip = numbers.grad_clip(d, d, "sphere", failure)
     assert found.restart_l2_clip_norm == pytest.approx(clip)
     r1 = 2 * clip * math.sqrt(restarts) / n
     r2 = 2 * found.l2_clip_norm * math.sqrt((found.period - 1) * rest) / n

@@ -63,13 +63,7 @@ import numpy as np
 from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.core.types import Relation
-from jaxdp.o2nc.theory.estimators import (
-    Estimator,
-    Number,
-    diff_moments,
-    grad_moments,
-    kappa,
-)
+from jaxdp.o2nc.theory.estimators import Estimator, Number, kappa
 
 #: Probability that any clip is active, where clips rest on concentration.
 FAILURE = 1e-6
@@ -311,10 +305,7 @@ def promise(
             f"max_step must be such that no query of a window is further than radius = "
             f"{radius!r} from their mean, got {s.max_step!r}, which reaches {reach!r}"
         )
-    grad = grad_moments(c.dim, e.num_directions, e.direction)
-    diff = diff_moments(
-        c.dim, e.num_directions, e.direction, e.difference, s.max_step / radius
-    )
+    grad, diff = e.grad_moments(c.dim), e.diff_moments(c.dim, s.max_step / radius)
     if s.multi_pass:
         first = grad.of_all(s.restart_batch_size, share)
         other = diff.of_all(s.batch_size, share)
