@@ -708,7 +708,7 @@ def test_three_one_reports_the_printed_noise() -> None:
 # --- settings ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [str(t) for t in theorems.Theorem])
+@pytest.mark.parametrize("name", theorems.THEOREMS)
 def test_any_problem_has_settings(name: str) -> None:
     """That fit the data, whose numbers are finite, and whose windows stay in the ball."""
     for n in (4, 9, 1000):
@@ -736,14 +736,14 @@ def test_any_problem_has_settings(name: str) -> None:
                 assert 0 < found.promise.bound < math.inf and found.learning_rate > 0
 
 
-@pytest.mark.parametrize("name", [str(t) for t in theorems.Theorem])
+@pytest.mark.parametrize("name", theorems.THEOREMS)
 def test_settings_are_plain_numbers(name: str) -> None:
     found = make(name)
     fields = found.as_dict()
     assert json.loads(json.dumps(fields, allow_nan=False)) == fields
     assert found.promise.bound == fields["promise"]["bound"]
     assert str(found) == f"{name}: {found.promise}"
-    assert found == theorems.prescribed(theorems.Theorem(name), **COMMON)
+    assert found == theorems.prescribed(name, **COMMON)
     assert type(found.name) is str
 
 

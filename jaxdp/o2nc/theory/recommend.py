@@ -40,9 +40,8 @@ class Recommendation:
     def __str__(self) -> str:
         """Returns a table of the candidates, its columns aligned, and the reason."""
         rows: list[tuple[str, ...]] = [_HEAD]
-        for i, (found, cost) in enumerate(
-            zip(self.candidates, self.costs, strict=True)
-        ):
+        compared = zip(self.candidates, self.costs, strict=True)
+        for i, (found, cost) in enumerate(compared):
             p = found.promise
             parts = (p.start, p.regret, p.estimation, p.clip_bias, p.generalisation)
             records = f"{found.restart_batch_size}"

@@ -48,8 +48,8 @@ References:
   Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, Theorems 3.1, 4.1 and 6.1.
 """
 
-import enum
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxdp.core import validate
@@ -57,18 +57,7 @@ from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds
 from jaxdp.o2nc.theory.bounds import Constants, Schedule
 from jaxdp.o2nc.theory.design import POINTS, designed
-from jaxdp.o2nc.theory.estimators import Estimator
-
-
-class Theorem(enum.StrEnum):
-    """The theorems on private O2NC."""
-
-    FOUR_NINE = "4.9"
-    THREE_ONE = "3.1"
-    FOUR_ONE = "4.1"
-    SIX_ONE = "6.1"
-    FOUR_ONE_FIRST_ORDER = "4.1 first-order"
-    NAIVE = "E"
+from jaxdp.o2nc.theory.estimators import Difference, Direction, Estimator, Oracle
 
 
 def prescribed(
@@ -77,7 +66,7 @@ def prescribed(
     """Computes the parameters that a theorem prescribes.
 
     Args:
-      theorem: an entry of :class:`Theorem`.
+      theorem: a key of :data:`THEOREMS`.
       num_directions: m; None takes d, 64 points of the ball, or 1 for E.
       **constants: those of :class:`~jaxdp.o2nc.theory.bounds.Constants`. The papers replace
         a record; under the other relations one record moves a sum half as far. Only the
@@ -90,36 +79,29 @@ def prescribed(
       ValueError: an argument out of range, or so few records that a theorem has no
         whole window. TypeError: not a number, or missing.
     """
-    validate.one_of([str(t) for t in Theorem], theorem=theorem)
-    problem = Constants(**constants)
-    name = Theorem(theorem)
-    first_order = name in (Theorem.SIX_ONE, Theorem.FOUR_ONE_FIRST_ORDER)
-    default = 1 if name is Theorem.NAIVE else POINTS if first_order else problem.dim
+    validate.one_of(tuple(THEOREMS), theorem=theorem)
+    name = str(theorem)
+    formulas, direction, difference = THEOREMS[name]
+    first_order = direction == "ball"
+    p = Constants(**constants)
+    default = 1 if name == "E" else POINTS if first_order else p.dim
     m = default if num_directions is None else num_directions
     validate.integer(num_directions=m)
-    if name is Theorem.FOUR_NINE:
-        return _four_nine(problem, Estimator(int(m), "sphere", "one_sided"))
-    if name is Theorem.NAIVE:
-        return _naive(problem, Estimator(int(m), "sphere", "antithetic"))
-    if first_order:
-        estimator = Estimator(int(m), "ball", "independent", oracle="first_order")
-    else:
-        estimator = Estimator(int(m), "sphere", "independent")
-    if name in (Theorem.THREE_ONE, Theorem.SIX_ONE):
-        return _single_pass(str(name), problem, estimator)
-    return _multi_pass(str(name), problem, estimator)
+    oracle: Oracle = "first_order" if first_order else "zeroth_order"
+    estimator = Estimator(int(m), direction, difference, oracle=oracle)
+    return formulas(name, p, estimator)
 
 
 # --- Zhang, Tran, Cutkosky -----------------------------------------------------------
 
 
-def _four_nine(p: Constants, estimator: Estimator) -> Design:
+def _four_nine(name: str, p: Constants, estimator: Estimator) -> Design:
     n = p.num_examples
     epoch = min(max(math.ceil(max(balanced_epochs(p, p.mu))), 2), n // 2)
     # The printed noise.
     leaf = 4 * p.dim * p.lipschitz / epoch
     return designed(
-        "4.9",
+        name,
         p,
         estimator,
         Schedule(
@@ -153,13 +135,13 @@ def _printed_rho(p: Constants) -> float:
     return p.epsilon / (2 * math.sqrt(math.log(1 / p.delta)))
 
 
-def _naive(p: Constants, estimator: Estimator) -> Design:
+def _naive(name: str, p: Constants, estimator: Estimator) -> Design:
     n, d = p.num_examples, p.dim
     # At least two steps in a window.
     batch = min(math.ceil(max(d, d**1.5 / p.mu)), n // 2)
     epoch = min(max(math.ceil(naive_epoch(p, batch)), 2), n // batch)
     return designed(
-        "E",
+        name,
         p,
         estimator,
         Schedule(
@@ -303,3 +285,17 @@ def _multi_pass(name: str, p: Constants, estimator: Estimator) -> Design:
         paper_difference_noise_std=found.difference_std,
         paper_num_directions=None if first_order else found.num_directions,
     )
+
+
+#: Formulas, law of the directions and kind of the differences of each theorem.
+THEOREMS: dict[
+    str,
+    tuple[Callable[[str, Constants, Estimator], Design], Direction, Difference],
+] = {
+    "4.9": (_four_nine, "sphere", "one_sided"),
+    "3.1": (_single_pass, "sphere", "independent"),
+    "4.1": (_multi_pass, "sphere", "independent"),
+    "6.1": (_single_pass, "ball", "independent"),
+    "4.1 first-order": (_multi_pass, "ball", "independent"),
+    "E": (_naive, "sphere", "antithetic"),
+}
