@@ -8,8 +8,7 @@ from bench import _harness
 from bench import _o2nc_methods as methods
 from bench import _o2nc_runs as runs
 from jaxdp.kernels import prefix_noise
-from jaxdp.o2nc.theory import bounds, design, theorems
-from jaxdp.o2nc.theory.settings import Settings, law
+from jaxdp.o2nc.theory import bounds, design, estimators, theorems
 
 DIMS = (20, 100)
 #: Of the norm, over L: above 1 a bound says nothing.
@@ -18,48 +17,31 @@ Bound = Callable[[int, int], float]
 
 
 def _known(n: int, dim: int) -> dict[str, Any]:
-    known = methods.constants(dim)
-    return {"num_examples": n, "radius": known.pop("smoothing_radius"), **known}
+    return {"num_examples": n, **methods.constants(dim)}
 
 
 def certified(n: int, dim: int) -> float:
     """Of the single-pass zeroth-order oracle."""
-    return design.certified(**_known(n, dim)).bound
+    return design.certified(**_known(n, dim)).promise.bound
 
 
 def exact(n: int, dim: int) -> float:
     """Of Theorem 4.9 with exact noise and this library's constants."""
-    return theorems.settings("4.9", **_known(n, dim)).bound
+    return theorems.prescribed("4.9", **_known(n, dim)).promise.bound
 
 
 def printed(n: int, dim: int) -> float:
     """Of Theorem 4.9 with its printed noise, all else as in :func:`exact`."""
-    found = theorems.settings("4.9", **_known(n, dim))
-    return with_printed_noise(found, runs.problem(dim).initial_gap)
-
-
-def with_printed_noise(found: Settings, initial_gap: float) -> float:
-    """The bound of settings at the noise that their theorem prints."""
+    found = theorems.prescribed("4.9", **_known(n, dim))
     assert found.paper_noise_std is not None
     kernel = prefix_noise.make(found.prefix_noise, found.period)
     std = found.paper_noise_std * float(max(kernel.prefix_norms()))
-    estimator = theorems.Estimator(
-        found.num_directions, found.direction, found.difference, found.share_directions
-    )
+    fields = {x: found[x] for x in bounds.Schedule._fields if x in found}
     promise = bounds.promise(
-        dim=found.dim,
-        lipschitz=runs.problem(found.dim).lipschitz,
-        initial_gap=initial_gap,
-        radius=found.smoothing_radius,
-        period=found.period,
-        restart_batch_size=found.restart_batch_size,
-        batch_size=found.batch_size,
-        window=found.window,
-        num_windows=found.num_steps // found.window,
-        max_step=found.max_step,
-        reset=found.reset,
+        bounds.Constants(**_known(n, dim)),
+        estimators.Estimator.of(found),
+        bounds.Schedule(num_windows=found.num_steps // found.window, **fields),
         noise_variance=found.dim * std**2,
-        **law(estimator),
     )
     return float(promise.bound)
 

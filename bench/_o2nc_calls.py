@@ -20,7 +20,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.models.nonsmooth import NonsmoothProblem
 from jaxdp.o2nc import oracle as variance_reduced
-from jaxdp.o2nc.theory import bounds
+from jaxdp.o2nc.theory import estimators
 
 
 def estimates(
@@ -166,7 +166,7 @@ def error_per_direction(
     """
     of = runs.problem(dim)
     first_order = oracle == "first_order"
-    difference: bounds.Difference
+    difference: estimators.Difference
     if kind == "common difference":
         difference = "common" if first_order else "antithetic"
     else:

@@ -45,7 +45,7 @@ from bench import _harness, problems
 from jaxdp import Keys, metrics, models, plans, sampling
 from jaxdp.cli import plots
 from jaxdp.core.types import Phase
-from jaxdp.o2nc.theory import bounds
+from jaxdp.o2nc.theory import estimators
 
 DIM, WINDOW, WINDOWS = 8, 64, 400
 RADIUS = 0.5
@@ -97,8 +97,8 @@ def variants(num_windows: int = WINDOWS) -> dict[str, plans.O2NC]:
 
 def _plan(
     num_windows: int,
-    direction: bounds.Direction,
-    difference: bounds.Difference,
+    direction: estimators.Direction,
+    difference: estimators.Difference,
     *,
     period: int = WINDOW,
     prefix_noise: str = "tree",
@@ -107,9 +107,8 @@ def _plan(
     naive = period == 1
     max_step = RADIUS / WINDOW
     m = 1 if naive else DIM
-    clips = (
-        bounds.grad_clip(DIM, m, direction),
-        bounds.diff_clip(DIM, m, direction, difference, 2 * max_step / RADIUS),
+    clips = estimators.Estimator(m, direction, difference).clips(
+        DIM, 2 * max_step / RADIUS
     )
     restart, rest = (PROBLEM.lipschitz * float(clip) for clip in clips)
     return plans.O2NC(
@@ -311,7 +310,7 @@ def _rows(
             f"at radius {2 * RADIUS:g}; restart every {plan.sampling.period}, window "
             f"{plan.window}, {plan.theorem.restart_batch_size} records at a restart"
         )
-        bound = plan.theorem.bound
+        bound = plan.theorem.promise.bound
         rows.append(_harness.Row(name, "Goldstein norm proven", bound, chosen))
     return rows
 

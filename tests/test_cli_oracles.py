@@ -11,7 +11,7 @@ import pytest
 
 from jaxdp import plans, sampling, training
 from jaxdp.cli import conversions, main, noise, options, plots, prepare, train
-from jaxdp.o2nc.theory.bounds import ORACLES
+from jaxdp.o2nc.theory.estimators import ORACLES
 from tests.training import kills
 
 O2NC = ("--dataset", "breast_cancer", "--algorithm", "o2nc", "--loss", "hinge")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 from jaxdp import plans, sampling
 from jaxdp.core.types import Relation
-from jaxdp.o2nc.theory.bounds import Direction, Oracle
+from jaxdp.o2nc.theory.estimators import Direction, Oracle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

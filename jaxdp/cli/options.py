@@ -20,8 +20,8 @@ from jaxdp.cli.kinds import (
 )
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
-from jaxdp.o2nc.theory.bounds import ORACLES
 from jaxdp.sosp.hessian import HESSIANS
+from jaxdp.o2nc.theory.estimators import ORACLES
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
 MODELS = ("linear", "mlp")

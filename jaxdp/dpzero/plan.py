@@ -1,6 +1,7 @@
 """The plans of DPZero and of DPGD-0th."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Literal, Self
 
@@ -10,11 +11,12 @@ import optax
 from jaxdp import sampling
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Grid, Perturbation, Relation
+from jaxdp.core.types import Grid, Perturbation
 from jaxdp.dpzero import theorems
 from jaxdp.dpzero import transform as transforms
 from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
+from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.events import Noise
 from jaxdp.mechanism.sum_plan import SumPlan
 
@@ -33,21 +35,22 @@ class SlopeSumPlan(SumPlan):
         leaked the parity of the sum, is taken to mean the same.)
       output: what a run returns: ``"last"``, the last iterate, or ``"random"``, the
         paper's iterate before a uniformly random step (free, but no cheaper either).
-      theorem: what :meth:`from_theorem` took the numbers from; None elsewhere. Its
-        ``learning_rate`` is the step size to run with.
+      theorem: what :meth:`from_theorem` took the numbers from; None elsewhere. Run such a
+        plan with ``optax.sgd(plan.theorem.learning_rate)``. It also has the theorem's
+        bound, and the noise of the paper's formula, which is only reported.
     """
 
     smoothing_radius: float
     direction: DirectionLaw = "sphere"
     noise: Noise = "discrete"  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
     output: Literal["last", "random"] = "last"
-    theorem: theorems.Settings | None = None
+    theorem: theorems.Prescription | None = None
 
     replayable: ClassVar[bool] = True
     draws_directions: ClassVar[bool] = True
     nested: ClassVar[dict[str, Any]] = {
         "clip_tuning": ClipTuning,
-        "theorem": theorems.Settings,
+        "theorem": functools.partial(theorems.Prescription.read, {}),
     }
     isotropic: ClassVar[bool]
     laws: ClassVar[tuple[str, ...]]
@@ -63,77 +66,30 @@ class SlopeSumPlan(SumPlan):
         super().__post_init__()
 
     @classmethod
-    def from_theorem(
-        cls,
-        theorem: str,
-        *,
-        num_examples: int,
-        dim: int,
-        epsilon: float,
-        delta: float,
-        relation: Relation,
-        lipschitz: float,
-        smoothness: float,
-        effective_rank: float | None = None,
-        initial_gap: float | None = None,
-        value_bound: float | None = None,
-        pl_constant: float | None = None,
-        direction: theorems.Law = "sphere",
-        per_record_rank: bool = False,
-    ) -> Self:
-        """Returns the plan that a theorem prescribes, with full batches and exact noise.
-
-        Run it with ``optax.sgd(plan.theorem.learning_rate)``. ``plan.theorem`` also has
-        the theorem's bound, and the noise of the paper's formula, which is only reported.
+    def designed(cls, name: str, **constants: Any) -> Design:
+        """Returns the plan's fields by a theorem, with full batches and without noise.
 
         Args:
-          theorem: its name: ``"3"``, ``"3'"`` or ``"F.4"`` for ``DPZero``; ``"1"``,
-            ``"2"``, ``"F.2"`` or ``"F.3"`` for ``DPGDZerothOrder``.
-          num_examples: n.
-          dim: d, parameters that move.
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          relation: which data sets are neighbours; the paper's is ``"replace_one"``.
-          lipschitz: L, of every record's loss.
-          smoothness: ell, of every record's loss.
-          effective_rank: r in [1, d]; for ``"2"``, ``"3"``, ``"3'"``, ``"F.3"``, ``"F.4"``.
-          initial_gap: loss at the start above the least; for the bound.
-          value_bound: B_F, on the loss at every iterate; for ``"3"``, ``"F.4"``.
-          pl_constant: mu_PL; for ``"F.2"``, ``"F.3"``, ``"F.4"``.
-          direction: law of the directions.
-          per_record_rank: for ``"3'"``: every record's loss has the effective rank.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.dpzero.theorems.settings`.
+          name: ``"3"``, ``"3'"`` or ``"F.4"`` for ``DPZero``; ``"1"``, ``"2"``, ``"F.2"``
+            or ``"F.3"`` for ``DPGDZerothOrder``.
+          **constants: of :func:`jaxdp.dpzero.theorems.prescribed`.
         """
-        found = theorems.settings(
-            theorem,
-            family=cls.family,  # pyright: ignore[reportArgumentType]
-            num_examples=num_examples,
-            dim=dim,
-            epsilon=epsilon,
-            delta=delta,
-            relation=relation,
-            lipschitz=lipschitz,
-            smoothness=smoothness,
-            effective_rank=effective_rank,
-            initial_gap=initial_gap,
-            value_bound=value_bound,
-            pl_constant=pl_constant,
-            direction=direction,
-            per_record_rank=per_record_rank,
-        )
-        return cls(
-            num_examples=num_examples,
+        found = theorems.prescribed(name, family=cls.family, **constants)
+        return Design(
+            num_examples=constants["num_examples"],
             num_steps=found.num_steps,
-            sampling=sampling.FullBatch(),
-            relation=relation,
+            relation=constants["relation"],
             l2_clip_norm=found.l2_clip_norm,
             smoothing_radius=found.smoothing_radius,
-            direction=direction,
+            direction=constants.get("direction", "sphere"),
             output=found.output,
             theorem=found,
-        ).calibrate(epsilon=epsilon, delta=delta)
+        )
+
+    @classmethod
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        plan = cls(sampling=sampling.FullBatch(), **design)
+        return plan.calibrate(epsilon=epsilon, delta=delta)
 
     def perturbation(self, dim: int) -> Perturbation:
         return Perturbation(self.smoothing_radius)

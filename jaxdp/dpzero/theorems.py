@@ -26,7 +26,7 @@ others' radii are so small that differences of a large model's float32 losses ar
 error; they are upper bounds, and ``smoothing_radius=0``, forward-mode, satisfies them all.
 
 F.2 to F.4 assume a loss that is Lipschitz, smooth and Polyak-Lojasiewicz on all of R^d.
-Only constants are, so these settings are heuristics and state no bound.
+Only constants are, so these numbers are heuristics and state no bound.
 
 References:
   Zhang, Li, Thekumparampil, Oh, He, `DPZero: Private Fine-Tuning of Language Models
@@ -42,6 +42,7 @@ from typing import Literal
 from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.core.types import Relation
+from jaxdp.mechanism.design import Design
 
 
 class Theorem(enum.StrEnum):
@@ -73,12 +74,10 @@ NEEDS: dict[Theorem, tuple[str, ...]] = {
     Theorem.F4: ("effective_rank", "value_bound", "pl_constant"),
 }
 
-Family = Literal["dpzero", "dpgd_zeroth_order"]
 Law = Literal["sphere", "rademacher", "gaussian"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Prescription(Design):
     """Parameters that a theorem prescribes, and its bound.
 
     Attributes:
@@ -98,15 +97,6 @@ class Settings:
         for comparison with ``plan.noise_std``.
     """
 
-    theorem: str
-    learning_rate: float
-    num_steps: int
-    l2_clip_norm: float
-    smoothing_radius: float
-    output: Literal["last", "random"]
-    bound: float | None
-    paper_noise_std: float
-
     def __str__(self) -> str:
         """Returns name, learning rate and bound, for one row of a plan's table."""
         bound = "none" if self.bound is None else f"{self.bound:.6g}"
@@ -114,8 +104,8 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Problem:
-    """Checked arguments in the paper's letters; 0 where a constant is not needed."""
+class _Letters:
+    """Checked constants in the paper's letters; 0 where a constant is not needed."""
 
     n: int
     d: int
@@ -166,10 +156,10 @@ class _Numbers:
     rest: float = 0.0
 
 
-def settings(
+def prescribed(
     theorem: str,
     *,
-    family: Family,
+    family: str,
     num_examples: int,
     dim: int,
     epsilon: float,
@@ -183,7 +173,7 @@ def settings(
     pl_constant: float | None = None,
     direction: Law = "sphere",
     per_record_rank: bool = False,
-) -> Settings:
+) -> Prescription:
     r"""Computes the parameters that a theorem prescribes.
 
     Args:
@@ -209,7 +199,7 @@ def settings(
         curvature of a single record reach the clip.
 
     Returns:
-      The settings. A constant that the theorem does not need is checked and not used.
+      The numbers. A constant that the theorem does not need is checked and not used.
 
     Raises:
       ValueError: a theorem of another algorithm, a constant that is missing or out of
@@ -239,7 +229,7 @@ def settings(
     validate.one_of(laws, direction=direction)
     validate.instance(bool, per_record_rank=per_record_rank)
 
-    problem = _Problem(
+    problem = _Letters(
         n=int(num_examples),
         d=int(dim),
         eps=float(epsilon),
@@ -293,9 +283,9 @@ def _check_constants(
 
 
 def _settled(
-    theorem: Theorem, p: _Problem, numbers: _Numbers, initial_gap: float | None
-) -> Settings:
-    """Rounds T down to at least 1 and computes the settings that depend on it."""
+    theorem: Theorem, p: _Letters, numbers: _Numbers, initial_gap: float | None
+) -> Prescription:
+    """Rounds T down to at least 1 and computes the numbers that depend on it."""
     moves = numbers.steps >= 1
     steps = math.floor(numbers.steps) if moves else 1
     heuristic = theorem in (Theorem.F2, Theorem.F3, Theorem.F4)
@@ -309,7 +299,7 @@ def _settled(
             std = max(std, p.paper_noise(numbers.clip, steps))
         start = 4 * initial_gap / (numbers.rate * steps)
         bound = start + numbers.noise_share * std**2 + numbers.rest
-    return Settings(
+    return Prescription(
         theorem=str(theorem),
         learning_rate=numbers.rate,
         num_steps=steps,
@@ -324,7 +314,7 @@ def _settled(
 # --- the formulas, in the paper's letters ------------------------------------------
 
 
-def _one(p: _Problem) -> _Numbers:
+def _one(p: _Letters) -> _Numbers:
     big_r = math.sqrt(p.d) * p.paper_rate
     radius = 4 * p.lip / (p.ell * p.d) * math.sqrt(big_r)
     return _Numbers(
@@ -337,7 +327,7 @@ def _one(p: _Problem) -> _Numbers:
     )
 
 
-def _two(p: _Problem) -> _Numbers:
+def _two(p: _Letters) -> _Numbers:
     big_r = math.sqrt(p.r) * p.paper_rate
     radius = 4 * p.lip / (p.ell * p.d) * math.sqrt(big_r)
     return _Numbers(
@@ -355,7 +345,7 @@ def _log_tail(x: float) -> float:
     return math.log(max(x, math.e))
 
 
-def _three(p: _Problem) -> _Numbers:
+def _three(p: _Letters) -> _Numbers:
     big_r = math.sqrt(p.r) * p.paper_rate
     values = 8 * p.ell * p.values * (p.r + 2) / p.lip**2
     tail = 2 * math.sqrt(2 * math.pi) * p.n**3 * p.eps**2 * (p.r + 2) * (p.d + values)
@@ -374,7 +364,7 @@ def _three(p: _Problem) -> _Numbers:
     )
 
 
-def _three_prime(p: _Problem) -> _Numbers:
+def _three_prime(p: _Letters) -> _Numbers:
     big_r = p.s * math.sqrt(p.r) / (4 * math.sqrt(2) * p.n * p.mu)
     steps = (p.r + 2) / (4 * big_r)
     radius = 2 * p.lip / p.ell * math.sqrt(big_r / (p.r * (3 * p.r + 8)))
@@ -401,7 +391,7 @@ def _three_prime(p: _Problem) -> _Numbers:
     )
 
 
-def _quadratic_form(p: _Problem, log: float) -> float:
+def _quadratic_form(p: _Letters, log: float) -> float:
     """Bounds u^T H u / ell for one record, except with probability exp(-log)."""
     if p.law != "gaussian" and not p.per_record_rank:
         return p.d  # The squared norm of u.
@@ -409,7 +399,7 @@ def _quadratic_form(p: _Problem, log: float) -> float:
     return rank + 2 * math.sqrt(rank * log) + 2 * log
 
 
-def _f2(p: _Problem) -> _Numbers:
+def _f2(p: _Letters) -> _Numbers:
     psi = 1 / (p.kappa * p.d**3 * p.paper_rate**2)
     return _Numbers(
         rate=1 / (4 * p.ell * p.d),
@@ -419,7 +409,7 @@ def _f2(p: _Problem) -> _Numbers:
     )
 
 
-def _f3(p: _Problem) -> _Numbers:
+def _f3(p: _Letters) -> _Numbers:
     big_r = math.sqrt(p.r) * p.paper_rate
     psi = 1 / (p.kappa * p.d**2 * big_r**2)
     return _Numbers(
@@ -430,7 +420,7 @@ def _f3(p: _Problem) -> _Numbers:
     )
 
 
-def _f4(p: _Problem) -> _Numbers:
+def _f4(p: _Letters) -> _Numbers:
     big_r = math.sqrt(p.r) * p.paper_rate
     psi = 1 / (p.kappa * big_r**2)
     values = (8 * p.ell * (p.r + 2) + p.mu_pl) * p.values / p.lip**2
@@ -446,7 +436,7 @@ def _f4(p: _Problem) -> _Numbers:
     )
 
 
-_FORMULAS: dict[Theorem, Callable[[_Problem], _Numbers]] = {
+_FORMULAS: dict[Theorem, Callable[[_Letters], _Numbers]] = {
     Theorem.ONE: _one,
     Theorem.TWO: _two,
     Theorem.THREE: _three,

@@ -153,7 +153,7 @@ class Plan:
     ) -> Self:
         """Returns the calibrated plan that a theorem prescribes, corrected.
 
-        For study and comparison; :meth:`certified` is better in every respect.
+        For study and comparison; :meth:`certified`, where there is one, is better.
 
         Args:
           theorem: its name; the error for another one lists all.

@@ -1,6 +1,7 @@
 """The plan of private online-to-non-convex conversion."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Self
 
@@ -10,13 +11,12 @@ from jaxdp import accounting
 from jaxdp.accounting import lattice
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Relation
+from jaxdp.mechanism.design import Design
 from jaxdp.o2nc import conversion as driver
 from jaxdp.o2nc.gradient import private_oracle
 from jaxdp.o2nc.releases import OracleReleases
 from jaxdp.o2nc.theory import bounds, design, estimators, theorems
 from jaxdp.o2nc.theory import recommend as recommendations
-from jaxdp.o2nc.theory.settings import Settings, read
 from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
 
 
@@ -85,14 +85,14 @@ class O2NC(OracleReleases):
     learning_rate: float | None = None
     reset: bool = True
     skip_last_query: bool = False
-    theorem: Settings | None = None
+    theorem: Design | None = None
 
     family: ClassVar[str] = "o2nc"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
     nested: ClassVar[dict[str, Any]] = {
         **OracleReleases.nested,
-        "theorem": read,
+        "theorem": functools.partial(Design.read, {"promise": bounds.GoldsteinPromise}),
     }
 
     def __post_init__(self) -> None:
@@ -108,25 +108,22 @@ class O2NC(OracleReleases):
                 "window's first increment depends on that query"
             )
         super().__post_init__()
-        if self.theorem is not None and not self._keeps(self.theorem):
-            object.__setattr__(self, "theorem", None)
+        self._drop_design()
 
     @property
     def evaluates_batches(self) -> bool:
         """True if records share directions; else every record is evaluated alone."""
         return self.share_directions
 
-    def _keeps(self, found: Settings) -> bool:
-        """Returns True if ``found`` still describes this plan, with no more noise."""
-        ours = {field.name for field in dataclasses.fields(self)}
-        same = all(getattr(self, k) == v for k, v in vars(found).items() if k in ours)
-        same = same and self.sampling == _sampler(found)
+    def _fulfils(self, design: Design) -> bool:
         # Across a query that is skipped a change is over two steps.
-        same = same and not (self.skip_last_query and self.sampling.period > 1)
-        if not same or self.noise_multiplier is None:
-            return same
-        energy = found.dim * self.noise_std**2
-        most = found.promise.noise_variance * (1 + 1e-6)
+        skips = self.skip_last_query and self.sampling.period > 1
+        if skips or self.sampling != _sampler(design):
+            return False
+        if self.noise_multiplier is None:
+            return True
+        energy = design.dim * self.noise_std**2
+        most = design.promise.noise_variance * (1 + 1e-6)
         return energy <= most or energy <= most * self._drawn_for_ideal()
 
     def _drawn_for_ideal(self) -> float:
@@ -144,171 +141,49 @@ class O2NC(OracleReleases):
         return (accounting.gaussian_mu(epsilon, self.delta) / ideal) ** 2
 
     @classmethod
-    def from_theorem(
-        cls,
-        theorem: str,
-        *,
-        num_examples: int,
-        dim: int,
-        epsilon: float,
-        delta: float,
-        relation: Relation,
-        lipschitz: float,
-        initial_gap: float,
-        smoothing_radius: float,
-        num_directions: int | None = None,
-    ) -> Self:
-        """Returns the plan that a theorem prescribes, corrected, with calibrated noise.
-
-        For study and comparison; :meth:`certified` is better in every respect.
-        ``plan.theorem`` has the bound that is proven for these numbers, the noise of the
-        paper's formula and its number of directions, which are only reported.
+    def designed(cls, name: str, **constants: Any) -> Design:
+        """Returns the design of a theorem, or ``"certified"``, for a problem.
 
         Args:
-          theorem: of Zhang, Tran, Cutkosky ``"4.9"``, or ``"E"`` for the simple method of
-            their appendix; of Kornowski, Liu, Talwar ``"3.1"``, ``"6.1"`` (first-order),
-            ``"4.1"`` (several passes) or ``"4.1 first-order"``.
-          num_examples: n >= 4.
-          dim: d, parameters that move.
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          relation: which data sets are neighbours; the papers' is ``"replace_one"``.
-          lipschitz: L, of every record's loss.
-          initial_gap: expected loss at the start above its infimum; in several passes, of
-            the records' mean loss. A public bound, not computed from the records.
-          smoothing_radius: what is proven is about Goldstein's subdifferential at twice
-            this radius.
-          num_directions: m; None takes d, 64 for gradients, and 1 for ``"E"``.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.o2nc.theory.theorems.settings`.
+          name: ``"certified"``; of Zhang, Tran, Cutkosky ``"4.9"``, or ``"E"`` for the
+            simple method of their appendix; of Kornowski, Liu, Talwar ``"3.1"``, ``"6.1"``
+            (first-order), ``"4.1"`` (several passes) or ``"4.1 first-order"``.
+          **constants: of :func:`jaxdp.o2nc.theory.design.certified`, or of
+            :func:`jaxdp.o2nc.theory.theorems.prescribed`.
         """
-        found = theorems.settings(
-            theorem,
-            num_examples=num_examples,
-            dim=dim,
-            epsilon=epsilon,
-            delta=delta,
-            relation=relation,
-            lipschitz=lipschitz,
-            initial_gap=initial_gap,
-            radius=smoothing_radius,
-            num_directions=num_directions,
-        )
-        return cls._of(found).calibrate(epsilon=epsilon, delta=delta)
+        if name == "certified":
+            return design.certified(**constants)
+        return theorems.prescribed(name, **constants)
 
     @classmethod
-    def certified(
-        cls,
-        *,
-        num_examples: int,
-        dim: int,
-        epsilon: float,
-        delta: float,
-        relation: Relation,
-        lipschitz: float,
-        initial_gap: float,
-        smoothing_radius: float,
-        **choices: Any,
-    ) -> Self:
-        """Returns the plan of least proven bound: period, batches, window and step chosen.
-
-        ``plan.theorem.promise`` says what is proven. Privacy rests on none of the
-        constants.
-
-        Args:
-          num_examples: n >= 4.
-          dim: d, parameters that move.
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          relation: which data sets are neighbours.
-          lipschitz: L, of every record's loss.
-          initial_gap: expected loss at the start above its infimum; in several passes, of
-            the records' mean loss. A public bound, not computed from the records.
-          smoothing_radius: what is proven is about Goldstein's subdifferential at twice
-            this radius.
-          **choices: ``oracle`` and ``multi_pass``; ``num_directions``, ``direction``,
-            ``difference``, ``share_directions``, ``prefix_noise``, which the search leaves
-            as they are; ``max_evaluations`` and ``gradient_cost``, which limit it.
-
-        Raises:
-          ValueError, TypeError: as :func:`jaxdp.o2nc.theory.design.certified`.
-        """
-        found = design.certified(
-            num_examples=num_examples,
-            dim=dim,
-            epsilon=epsilon,
-            delta=delta,
-            relation=relation,
-            lipschitz=lipschitz,
-            initial_gap=initial_gap,
-            radius=smoothing_radius,
-            **choices,
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        names = {field.name for field in dataclasses.fields(cls)} & design.keys()
+        plan = cls(
+            sampling=_sampler(design),
+            theorem=design,
+            **{name: design[name] for name in names},
         )
-        return cls._of(found).calibrate(epsilon=epsilon, delta=delta)
-
-    @classmethod
-    def _of(cls, found: Settings) -> Self:
-        """Builds a plan from settings, without noise."""
-        ours = {field.name for field in dataclasses.fields(cls)}
-        same = {k: v for k, v in vars(found).items() if k in ours}
-        return cls(sampling=_sampler(found), theorem=found, **same)
+        return plan.calibrate(epsilon=epsilon, delta=delta)
 
     @classmethod
     def recommend(
-        cls,
-        *,
-        num_examples: int,
-        dim: int,
-        epsilon: float,
-        delta: float,
-        relation: Relation,
-        lipschitz: float,
-        initial_gap: float,
-        smoothing_radius: float,
-        gradient_cost: float | None = None,
-        max_evaluations: float | None = None,
+        cls, *, epsilon: float, delta: float, **constants: Any
     ) -> recommendations.Recommendation:
         """Compares the certified plans of all oracles and recommends one.
 
-        Taken is the least proven bound; or, of those within 5% of it, what costs least. A
-        bound is what is proven of the worst loss with these constants, not a forecast.
-
         Args:
-          num_examples: n >= 4.
-          dim: d, parameters that move.
           epsilon: > 0; the budget.
           delta: in (0, 1).
-          relation: which data sets are neighbours.
-          lipschitz: L, of every record's loss.
-          initial_gap: expected loss at the start above its infimum; in several passes, of
-            the records' mean loss. A public bound, not computed from the records.
-          smoothing_radius: what is proven is about Goldstein's subdifferential at twice
-            this radius.
-          gradient_cost: how many values of a record's loss its gradient costs; None where
-            there are no gradients, and no first-order oracle is compared.
-          max_evaluations: the most values of one record's loss that the run may take,
-            gradients included. What needs more is listed, and not taken.
+          **constants: of :func:`jaxdp.o2nc.theory.recommend.recommend`.
 
         Returns:
           A ``Recommendation``: ``plan``, calibrated; ``reason``; ``candidates``.
 
         Raises:
-          ValueError, TypeError: as :func:`jaxdp.o2nc.theory.recommend.recommend`.
+          ValueError, TypeError: a constant that is missing, unknown or out of range.
         """
-        found = recommendations.recommend(
-            num_examples=num_examples,
-            dim=dim,
-            epsilon=epsilon,
-            delta=delta,
-            relation=relation,
-            lipschitz=lipschitz,
-            initial_gap=initial_gap,
-            radius=smoothing_radius,
-            gradient_cost=gradient_cost,
-            max_evaluations=max_evaluations,
-        )
-        plan = cls._of(found.settings).calibrate(epsilon=epsilon, delta=delta)
+        found = recommendations.recommend(epsilon=epsilon, delta=delta, **constants)
+        plan = cls._of(found.design, epsilon=epsilon, delta=delta)
         return dataclasses.replace(found, plan=plan)
 
     def with_practical_clips(
@@ -341,14 +216,10 @@ class O2NC(OracleReleases):
             )
         if fraction > 1:
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
-        m, movement = self.num_directions, 2 * self.max_step / self.smoothing_radius
-        if self.oracle == "scalar":
-            restart = rest = estimators.practical_slopes_clip(dim, m, self.direction)
-        else:
-            restart = estimators.practical_grad_clip(dim, m, self.direction)
-            rest = estimators.practical_diff_clip(
-                dim, m, self.direction, self.difference, movement, fraction
-            )
+        movement = 2 * self.max_step / self.smoothing_radius
+        restart, rest = estimators.Estimator.of(self).practical_clips(
+            dim, movement, fraction
+        )
         return dataclasses.replace(
             self,
             restart_l2_clip_norm=lipschitz * restart,
@@ -383,12 +254,12 @@ class O2NC(OracleReleases):
         return driver.o2nc_output(state, params)
 
 
-def _sampler(found: Settings) -> SinglePassRestarts | MultiPassRestarts:
-    """Returns the sampler of some settings."""
-    if found.multi_pass:
-        return MultiPassRestarts(period=found.period)
+def _sampler(design: Design) -> SinglePassRestarts | MultiPassRestarts:
+    """Returns the sampler of a design."""
+    if design.multi_pass:
+        return MultiPassRestarts(period=design.period)
     return SinglePassRestarts(
-        period=found.period,
-        restart_batch_size=found.restart_batch_size,
-        batch_size=found.batch_size,
+        period=design.period,
+        restart_batch_size=design.restart_batch_size,
+        batch_size=design.batch_size,
     )

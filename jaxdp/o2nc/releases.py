@@ -15,8 +15,7 @@ from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism import events
 from jaxdp.mechanism.correlated_plan import CorrelatedPlan
 from jaxdp.mechanism.sum_plan import Vary, check_clip
-from jaxdp.o2nc.theory import bounds
-from jaxdp.o2nc.theory.settings import MOVED
+from jaxdp.o2nc.theory import budget, estimators
 from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
 
 
@@ -28,16 +27,8 @@ class OracleReleases(CorrelatedPlan):
     :class:`~jaxdp.mechanism.correlated_plan.CorrelatedPlan`.
 
     With ``MultiPassRestarts`` it may be in all. The noise of the steps is independent, and
-    adds up in the running estimate until the next restart. One record moves the mean of a
-    restart by :math:`s_1`, that of another step by :math:`s_2`; of both kinds a run has
-    :math:`N_1` and :math:`N_2`, and the last estimate of a period of P steps has the
-    variance :math:`\sigma_1^2 + (P-1)\sigma_2^2`. At a given cost
-    :math:`N_1 s_1^2/\sigma_1^2 + N_2 s_2^2/\sigma_2^2 = \mu^2` it is least, namely
-    :math:`((r_1 + r_2)/\mu)^2`, for
-
-    .. math:: \sigma_1^2 = r_1(r_1+r_2)/\mu^2, \quad
-      \sigma_2^2 = \frac{r_2(r_1+r_2)}{(P-1)\mu^2}, \qquad
-      r_1 = s_1\sqrt{N_1}, \quad r_2 = s_2\sqrt{(P-1)N_2} .
+    adds up in the running estimate until the next restart: :mod:`jaxdp.o2nc.theory.budget`
+    divides it, by :math:`r_1` of the restarts and :math:`r_2` of the changes.
 
     So ``sensitivity`` is :math:`r_1 + r_2`, and with full batches the run is exactly
     :math:`\mu`-GDP with :math:`\mu` = 1 / ``noise_multiplier``. With samples the same noise
@@ -49,10 +40,10 @@ class OracleReleases(CorrelatedPlan):
     restart_l2_clip_norm: float
     smoothing_radius: float
     max_step: float
-    oracle: bounds.Oracle = "zeroth_order"
+    oracle: estimators.Oracle = "zeroth_order"
     num_directions: int = 1
-    direction: bounds.Direction = "orthonormal"
-    difference: bounds.Difference = "antithetic"
+    direction: estimators.Direction = "orthonormal"
+    difference: estimators.Difference = "antithetic"
     share_directions: bool = False
     scale_with_movement: bool = False
 
@@ -70,9 +61,9 @@ class OracleReleases(CorrelatedPlan):
         validate.positive(
             smoothing_radius=self.smoothing_radius, max_step=self.max_step
         )
-        validate.one_of(bounds.ORACLES, oracle=self.oracle)
-        validate.one_of(bounds.DIRECTIONS[self.oracle], direction=self.direction)
-        validate.one_of(bounds.DIFFERENCES[self.oracle], difference=self.difference)
+        validate.one_of(estimators.ORACLES, oracle=self.oracle)
+        validate.one_of(estimators.DIRECTIONS[self.oracle], direction=self.direction)
+        validate.one_of(estimators.DIFFERENCES[self.oracle], difference=self.difference)
         most = MAX_ORTHONORMAL if self.direction == "orthonormal" else None
         validate.integer(num_directions=self.num_directions, at_most=most)
         for name in ("share_directions", "scale_with_movement"):
@@ -172,37 +163,24 @@ class OracleReleases(CorrelatedPlan):
         return {"restart": restarts, "difference": steps - restarts}
 
     @functools.cached_property
-    def _moved(self) -> dict[str, float]:
-        """Sensitivity terms r_1 of the restarts and r_2 of the differences, by phase."""
-        n, counts = self.num_examples, self._counts(self.num_steps)
-        scaled = MOVED if self.scale_with_movement else 1.0
+    def _division(self) -> budget.Division:
+        """Noise of several passes for ``noise_multiplier`` 1, as if all records were read.
 
-        def moved(name: str, weight: float) -> float:
-            bound = self.clips[name][0] if name in self.clips else 0.0
-            if not counts[name]:
-                return 0.0
-            # As if all records were read: a sample's larger share is paid less often.
-            move = accounting.sensitivity(self.relation, bound) / n
-            return move * math.sqrt(counts[name] * weight)
-
-        return {
-            "restart": moved("restart", 1.0),
-            "difference": moved("difference", scaled * self._differences),
-        }
-
-    @property
-    def _differences(self) -> int:
-        """Number of differences after a restart: P - 1, or fewer in a shorter run."""
-        return min(self.sampling.period, self.num_steps) - 1
+        A sample's larger share is paid less often.
+        """
+        moves = [
+            accounting.sensitivity(self.relation, bound) / self.num_examples
+            for bound in (self.restart_l2_clip_norm, self.l2_clip_norm)
+        ]
+        if not self._counts(self.num_steps)["difference"]:
+            moves[1] = 0.0
+        scaled, period = self.scale_with_movement, self.sampling.period
+        division = budget.divided(moves[0], moves[1], period, self.num_steps, scaled)
+        return budget.Division(*map(float, division))
 
     def _unit_std(self, phase: str) -> float:
         """Returns the standard deviation of a step's noise over the noise multiplier."""
-        moved = self._moved
-        variance = moved[phase] * sum(moved.values())
-        if phase == "difference":
-            scaled = MOVED if self.scale_with_movement else 1.0
-            variance /= scaled * max(self._differences, 1)
-        return math.sqrt(variance)
+        return getattr(self._division, phase)
 
     @functools.cached_property
     def sensitivity(self) -> float:
@@ -214,7 +192,7 @@ class OracleReleases(CorrelatedPlan):
         estimate.
         """
         if self.multi_pass:
-            return sum(self._moved.values())
+            return self._division.estimate
         return super().sensitivity
 
     @property

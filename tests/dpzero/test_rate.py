@@ -119,7 +119,7 @@ class Rate(NamedTuple):
     squares: np.ndarray  # shape=(runs,); mean of |grad F(x_t)|^2 over every fourth t
     first: float  # |grad F(x_0)|^2
     largest: float  # no slope of a record was larger at those t
-    settings: theorems.Settings
+    settings: theorems.Prescription
 
 
 def least(records: jax.Array) -> jax.Array:
@@ -142,7 +142,7 @@ def simulate(num: int) -> Rate:
         ends = [PROBLEM.value_fn(x, (records,)) for x in (START, least(records))]
         return (ends[0] - ends[1]).mean()
 
-    settings = theorems.settings(
+    settings = theorems.prescribed(
         "3'",
         family="dpzero",
         num_examples=num,

@@ -1,6 +1,5 @@
 """The theorems' constants: the printed table, the digest's numbers, the corrections."""
 
-import dataclasses
 import json
 import math
 from typing import Any
@@ -27,8 +26,8 @@ COMMON: dict[str, Any] = {
 }
 
 
-def make(name: str, **changes: Any) -> theorems.Settings:
-    return theorems.settings(name, family=FAMILY[name], **(COMMON | changes))
+def make(name: str, **changes: Any) -> theorems.Prescription:
+    return theorems.prescribed(name, family=FAMILY[name], **(COMMON | changes))
 
 
 # --- the printed table -------------------------------------------------------------
@@ -338,7 +337,7 @@ def test_with_too_few_records_the_output_is_where_it_starts(name: str) -> None:
         found = make(name, num_examples=num, initial_gap=None, **few)
         assert (found.num_steps, found.output) == (1, "random")
         assert found.bound == (None if name.startswith("F") else 9.0)
-        numbers = dataclasses.astuple(found)[1:5]
+        numbers = list(found.values())[1:5]
         assert all(math.isfinite(x) and x > 0 for x in numbers)
 
 
@@ -363,7 +362,7 @@ def test_one_step_is_the_least_that_moves() -> None:
 
 def test_settings_are_plain_numbers() -> None:
     for name in FAMILY:
-        fields = dataclasses.asdict(make(name))
+        fields = make(name).as_dict()
         assert json.loads(json.dumps(fields, allow_nan=False)) == fields
         assert isinstance(fields["num_steps"], int)
 
@@ -378,7 +377,7 @@ def test_settings_are_plain_numbers() -> None:
 )
 def test_the_error_lists_the_theorems(family: Any, theorem: Any, choices: str) -> None:
     with pytest.raises(ValueError) as raised:
-        theorems.settings(theorem, family=family, **COMMON)
+        theorems.prescribed(theorem, family=family, **COMMON)
     assert str(raised.value) == f"theorem must be one of {choices}"
 
 
@@ -393,7 +392,7 @@ def test_an_entry_of_the_enum_is_a_name() -> None:
         "F.4",
     ]
     assert set(FAMILY) == set(theorems.Theorem)
-    found = theorems.settings(theorems.Theorem.THREE_PRIME, family="dpzero", **COMMON)
+    found = theorems.prescribed(theorems.Theorem.THREE_PRIME, family="dpzero", **COMMON)
     assert found == make("3'") and type(found.theorem) is str
 
 
@@ -490,7 +489,7 @@ def test_plan_of_a_theorem(name: str) -> None:
     """The theorem's numbers, exact noise, and both read back from JSON."""
     kind = KINDS[FAMILY[name]]
     plan = kind.from_theorem(name, **SMALL)
-    want = theorems.settings(name, family=FAMILY[name], **SMALL)
+    want = theorems.prescribed(name, family=FAMILY[name], **SMALL)
     assert plan.theorem == want
     for field in ("num_steps", "l2_clip_norm", "smoothing_radius", "output"):
         assert getattr(plan, field) == getattr(want, field)

@@ -11,26 +11,28 @@ import pytest
 
 from jaxdp import accounting
 from jaxdp.kernels import prefix_noise
-from jaxdp.o2nc.theory import bounds, design, theorems
-from jaxdp.o2nc.theory.settings import law
+from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.theory import bounds, budget, design, estimators
+from tests.o2nc import numbers
+from tests.o2nc.numbers import schedule_of
 
 COMMON: dict[str, Any] = {
     "num_examples": 20_000,
     "dim": 10,
     "lipschitz": 1.0,
     "initial_gap": 1.0,
-    "radius": 1.0,
+    "smoothing_radius": 1.0,
     "epsilon": 2.0,
     "delta": 1e-6,
     "relation": "zero_out",
 }
 
 
-def make(**changes: Any) -> theorems.Settings:
+def make(**changes: Any) -> Design:
     return design.certified(**(COMMON | changes))
 
 
-def recomputed(found: theorems.Settings, **changes: Any) -> bounds.Promise:
+def recomputed(found: Design, **changes: Any) -> bounds.GoldsteinPromise:
     """The bound of the numbers that stand in the settings, at exact noise."""
     problem = COMMON | changes
     kernel = prefix_noise.make(found.prefix_noise, found.period)
@@ -43,21 +45,9 @@ def recomputed(found: theorems.Settings, **changes: Any) -> bounds.Promise:
     mu = accounting.gaussian_mu(problem["epsilon"], problem["delta"])
     std = prefix_noise.sensitivity(kernel, leaves) / mu
     return bounds.promise(
-        dim=problem["dim"],
-        lipschitz=problem["lipschitz"],
-        initial_gap=problem["initial_gap"],
-        radius=found.smoothing_radius,
-        num_directions=found.num_directions,
-        direction=found.direction,
-        difference=found.difference,
-        share_directions=found.share_directions,
-        period=found.period,
-        restart_batch_size=found.restart_batch_size,
-        batch_size=found.batch_size,
-        window=found.window,
-        num_windows=found.num_steps // found.window,
-        max_step=found.max_step,
-        reset=found.reset,
+        bounds.Constants(**{x: problem[x] for x in COMMON}),
+        estimators.Estimator.of(found),
+        schedule_of(found),
         noise_variance=problem["dim"] * (std * max(kernel.prefix_norms())) ** 2,
         clip_bias=found.promise.clip_bias,
     )
@@ -68,7 +58,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "one dimension": {"dim": 1, "num_examples": 500},
     "many records": {"num_examples": 10**8, "dim": 100},
     "replaced": {"relation": "replace_one", "prefix_noise": "tree"},
-    "units": {"lipschitz": 7.0, "radius": 0.01, "initial_gap": 0.0},
+    "units": {"lipschitz": 7.0, "smoothing_radius": 0.01, "initial_gap": 0.0},
     "shared": {"share_directions": True, "num_directions": 3},
     "sphere": {"direction": "sphere", "num_directions": 500, "dim": 20},
     "independent": {"difference": "independent", "num_examples": 10**6},
@@ -82,19 +72,18 @@ def test_settings_are_what_the_promise_is_about(name: str) -> None:
     found = make(**PROBLEMS[name])
     again = dataclasses.astuple(recomputed(found, **PROBLEMS[name]))
     assert dataclasses.astuple(found.promise) == pytest.approx(again, rel=1e-12)
-    assert found.bound == found.promise.bound
     assert found.learning_rate == found.promise.learning_rate
-    assert found.promise.goldstein_radius == 2 * problem["radius"]
-    assert found.smoothing_radius == problem["radius"]
+    assert found.promise.goldstein_radius == 2 * problem["smoothing_radius"]
+    assert found.smoothing_radius == problem["smoothing_radius"]
     # One pass, whole windows, and the whole ball used.
     sizes = (found.restart_batch_size, found.batch_size)
     steps = bounds.num_steps(problem["num_examples"], found.period, *sizes)
     assert found.num_steps % found.window == 0 and found.num_steps <= steps
     assert steps < found.num_steps + found.num_steps / found.window  # M = T // K
     reach = bounds.window_radius(found.window, found.reset) * found.max_step
-    assert reach == pytest.approx(problem["radius"]) and found.window >= 2
+    assert reach == pytest.approx(problem["smoothing_radius"]) and found.window >= 2
     assert (found.name, found.paper_noise_std) == ("certified", None)
-    fields = dataclasses.asdict(found)
+    fields = found.as_dict()
     assert json.loads(json.dumps(fields, allow_nan=False)) == fields
 
 
@@ -116,47 +105,32 @@ def test_nothing_near_or_far_is_better(
 ) -> None:
     """Against 4000 settings drawn at random, and 3000 near the one found."""
     changes: dict[str, Any] = {"num_examples": num_examples, "dim": dim}
-    problem = theorems.Problem(**COMMON | changes | {"epsilon": epsilon})
+    problem = bounds.Constants(**COMMON | changes | {"epsilon": epsilon})
     found = make(**changes, epsilon=epsilon, prefix_noise=prefix_noise)
-    estimator = theorems.Estimator(min(dim, 64), "orthonormal", "antithetic")
+    estimator = estimators.Estimator(min(dim, 64), "orthonormal", "antithetic")
     rng = np.random.default_rng(0)
-    norms = {}
 
     def bound(period: int, b1: int, b2: int, count: int) -> float:
-        if period not in norms:
-            norms[period] = design._norms(prefix_noise, period)
         window = int(bounds.num_steps(num_examples, period, b1, b2)) // count
         if window < 2:
             return math.inf
-        step = problem.radius / bounds.window_radius(window, True)
-        c1, c2, bias = theorems.clips(problem, estimator, step, bounds.FAILURE)
-        first, others, row = norms[period]
-        std = max(c1 / b1 * first, c2 / b2 * others) * row / problem.mu
-        return bounds.promise(
-            dim=dim,
-            lipschitz=1.0,
-            initial_gap=1.0,
-            radius=1.0,
-            period=period,
-            restart_batch_size=b1,
-            batch_size=b2,
-            window=window,
-            num_windows=count,
-            max_step=step,
-            reset=True,
-            noise_variance=dim * std**2,
-            clip_bias=bias,
-            **law(estimator),
-        ).bound
+        step = problem.smoothing_radius / bounds.window_radius(window, True)
+        schedule = bounds.Schedule(
+            period, b1, b2, window, count, step, prefix_noise=prefix_noise
+        )
+        return design.proven(problem, estimator, schedule)[2].bound
 
     count = found.num_steps // found.window
     best = (found.period, found.restart_batch_size, found.batch_size, count)
-    assert bound(*best) == pytest.approx(found.bound)
+    assert bound(*best) == pytest.approx(found.promise.bound)
     highs = np.array([min(2000, num_examples // 2), *3 * [num_examples]])
     far = np.exp(rng.random((1000, 4)) * np.log(highs)).astype(int)
     near = np.rint(best * np.exp(0.5 * rng.standard_normal((1000, 4)))).astype(int)
     tried = np.clip(np.concatenate([far, near]), 1, highs)
-    assert min(bound(*(int(x) for x in row)) for row in tried) >= 0.99 * found.bound
+    assert (
+        min(bound(*(int(x) for x in row)) for row in tried)
+        >= 0.99 * found.promise.bound
+    )
 
 
 # --- the digests' tables --------------------------------------------------------------
@@ -176,34 +150,28 @@ def test_examples_of_the_digest(
 ) -> None:
     """Kornowski digest 3.3, with its clips: its bound at its optimum, and none above."""
     changes: dict[str, Any] = {"dim": dim, "num_examples": num_examples, "delta": delta}
-    problem = theorems.Problem(**COMMON | changes | {"epsilon": 1.0})
+    problem = bounds.Constants(**COMMON | changes | {"epsilon": 1.0})
     slope = 1 + math.sqrt(dim**2 / (dim - 1) / 1024)
-    spread = bounds.kappa(dim) + dim / 32
+    spread = estimators.kappa(dim) + dim / 32
 
-    def clip(max_step: Any) -> tuple[float, Any, float]:
-        return slope, 2 * max_step * spread, 0.0
+    class Digests(estimators.Estimator):
+        """With the digest's clips."""
 
-    estimator = theorems.Estimator(1024, "sphere", "antithetic")
+        def clips(self, dim: int, movement: Any, failure: Any = None) -> Any:
+            return slope, movement * spread
+
+    estimator = Digests(1024, "sphere", "antithetic")
 
     def at(kernel: str, window: int, count: int, *sizes: int, reset: bool) -> Any:
         period, b1, b2 = sizes
         step = 1 / bounds.window_radius(window, reset)
-        norms = design._norms(kernel, period)
+        norms = budget._norms(kernel, period)
         worst = max(slope / b1 * norms[0], 2 * step * spread / b2 * norms[1])
         return bounds.promise(
-            dim=dim,
-            lipschitz=1.0,
-            initial_gap=1.0,
-            radius=1.0,
-            period=period,
-            restart_batch_size=b1,
-            batch_size=b2,
-            window=window,
-            num_windows=count,
-            max_step=step,
-            reset=True,
+            problem,
+            estimator,
+            bounds.Schedule(period, b1, b2, window, count, step),
             noise_variance=dim * (worst * norms[2] / problem.mu) ** 2,
-            **law(estimator),
         )
 
     window, *sizes = tuned
@@ -217,12 +185,12 @@ def test_examples_of_the_digest(
     best = same.bound
     assert best <= digests
     for kernel in ("tree", "blt_3"):
-        found = design.search(problem, estimator, kernel, clip)
+        least, found = design.one_pass(problem, estimator, kernel)
         sizes = (found.period, found.restart_batch_size, found.batch_size)
         same = at(kernel, found.window, found.num_windows, *sizes, reset=True)
-        assert found.bound == pytest.approx(same.bound)
-        assert found.bound <= best * (1 + 1e-9)
-        best = found.bound
+        assert least == pytest.approx(same.bound)
+        assert least <= best * (1 + 1e-9)
+        best = least
 
 
 def test_restarting_every_step_wins_with_few_records() -> None:
@@ -232,7 +200,7 @@ def test_restarting_every_step_wins_with_few_records() -> None:
     many = make(**problem, num_examples=10**9)
     assert few.period == 1 and few.window > 10 and few.batch_size == 1
     assert many.period > 100 and many.restart_batch_size > many.batch_size
-    assert few.bound > 3 * many.bound
+    assert few.promise.bound > 3 * many.promise.bound
 
 
 # --- what helps -----------------------------------------------------------------------
@@ -250,7 +218,7 @@ def test_restarting_every_step_wins_with_few_records() -> None:
         ({"direction": "sphere"}, {"direction": "orthonormal"}),
         ({"share_directions": True}, {"share_directions": False}),
         ({"initial_gap": 5.0}, {"initial_gap": 0.5}),
-        ({"radius": 0.1}, {"radius": 1.0}),
+        ({"smoothing_radius": 0.1}, {"smoothing_radius": 1.0}),
         (
             {"prefix_noise": "tree", "num_examples": 10**8},
             {"prefix_noise": "blt_3", "num_examples": 10**8},
@@ -262,14 +230,14 @@ def test_restarting_every_step_wins_with_few_records() -> None:
     ],
 )
 def test_what_lowers_the_bound(worse: dict[str, Any], better: dict[str, Any]) -> None:
-    assert make(**better).bound < make(**worse).bound
+    assert make(**better).promise.bound < make(**worse).promise.bound
 
 
 def test_units_cancel() -> None:
     """The bound is in units of L; a step, in units of the radius."""
     base = make()
-    found = make(lipschitz=3.0, radius=0.1, initial_gap=0.3)
-    assert found.bound == pytest.approx(3 * base.bound)
+    found = make(lipschitz=3.0, smoothing_radius=0.1, initial_gap=0.3)
+    assert found.promise.bound == pytest.approx(3 * base.promise.bound)
     assert found.max_step == pytest.approx(0.1 * base.max_step)
     assert found.restart_l2_clip_norm == pytest.approx(3 * base.restart_l2_clip_norm)
     assert found.l2_clip_norm == pytest.approx(3 * base.l2_clip_norm)
@@ -278,7 +246,7 @@ def test_units_cancel() -> None:
 
 def test_relations_without_replacement_are_the_same() -> None:
     first, second = make(), make(relation="add_or_remove")
-    assert second == dataclasses.replace(first, relation="add_or_remove")
+    assert second == Design(**{**first, "relation": "add_or_remove"})
 
 
 def test_bias_only_where_a_clip_may_bite() -> None:
@@ -286,7 +254,7 @@ def test_bias_only_where_a_clip_may_bite() -> None:
     assert make().promise.clip_bias == 0
     high = make(dim=1000, lipschitz=2.0)
     assert high.promise.clip_bias == 2 * bounds.FAILURE
-    assert high.restart_l2_clip_norm < 0.2 * 2 * bounds.grad_clip(
+    assert high.restart_l2_clip_norm < 0.2 * 2 * numbers.grad_clip(
         1000, 64, "orthonormal"
     )
 
@@ -298,7 +266,7 @@ def test_certified_clips_do_not_clip(law: Any) -> None:
     found = make(
         dim=12,
         lipschitz=lip,
-        radius=radius,
+        smoothing_radius=radius,
         direction=law,
         num_directions=6,
         epsilon=8.0,
@@ -332,7 +300,7 @@ def test_certified_clips_do_not_clip(law: Any) -> None:
     ("changes", "error", "message"),
     [
         ({"num_examples": 3}, ValueError, "num_examples must be an integer >= 4"),
-        ({"radius": -1.0}, ValueError, "radius must be a number > 0"),
+        ({"smoothing_radius": -1.0}, ValueError, "radius must be a number > 0"),
         (
             {"direction": "gaussian"},
             ValueError,

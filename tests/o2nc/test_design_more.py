@@ -11,37 +11,28 @@ import numpy as np
 import pytest
 
 from jaxdp import accounting, plans, sampling
-from jaxdp.o2nc.theory import bounds, design, multi_pass, recommend, theorems
-from jaxdp.o2nc.theory.settings import (
-    Problem,
-    clips,
-    law,
-    multi_pass_noise,
-    multi_pass_rounding,
-)
+from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.theory import bounds, budget, design, estimators, recommend
+from tests.o2nc import numbers
+from tests.o2nc.numbers import schedule_of
 
 COMMON: dict[str, Any] = {
     "num_examples": 20_000,
     "dim": 10,
     "lipschitz": 1.0,
     "initial_gap": 1.0,
-    "radius": 1.0,
+    "smoothing_radius": 1.0,
     "epsilon": 2.0,
     "delta": 1e-6,
     "relation": "zero_out",
 }
 
 
-def make(**changes: Any) -> theorems.Settings:
+def make(**changes: Any) -> Design:
     return design.certified(**(COMMON | changes))
 
 
-def estimator_of(found: theorems.Settings) -> theorems.Estimator:
-    names = [field.name for field in dataclasses.fields(theorems.Estimator)]
-    return theorems.Estimator(**{x: getattr(found, x) for x in names})
-
-
-def recomputed(found: theorems.Settings, **changes: Any) -> bounds.Promise:
+def recomputed(found: Design, **changes: Any) -> bounds.GoldsteinPromise:
     """The bound of the numbers that stand in the settings, at exact noise."""
     problem = COMMON | changes
     mu = accounting.gaussian_mu(problem["epsilon"], problem["delta"])
@@ -61,23 +52,13 @@ def recomputed(found: theorems.Settings, **changes: Any) -> bounds.Promise:
     if found.oracle == "scalar":
         energy /= found.num_directions
     return bounds.promise(
-        dim=problem["dim"],
-        lipschitz=problem["lipschitz"],
-        initial_gap=problem["initial_gap"],
-        radius=found.smoothing_radius,
-        period=period,
-        restart_batch_size=found.restart_batch_size,
-        batch_size=found.batch_size,
-        window=found.window,
-        num_windows=found.num_steps // found.window,
-        max_step=found.max_step,
-        reset=found.reset,
+        bounds.Constants(**{x: problem[x] for x in COMMON}),
+        estimators.Estimator.of(found),
+        schedule_of(found),
         noise_variance=energy,
         clip_bias=found.promise.clip_bias,
         rounding=found.promise.rounding
         / 2,  # Of it: test_rounding_is_that_of_the_grid.
-        multi_pass=found.multi_pass,
-        **law(estimator_of(found)),
     )
 
 
@@ -88,7 +69,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "many records": SEVERAL | {"num_examples": 10**6, "dim": 100},
     "very many": SEVERAL | {"num_examples": 8 * 10**6, "dim": 10**4},
     "replaced": SEVERAL | {"relation": "replace_one", "num_directions": 1},
-    "units": SEVERAL | {"lipschitz": 7.0, "radius": 0.01, "initial_gap": 0.0},
+    "units": SEVERAL | {"lipschitz": 7.0, "smoothing_radius": 0.01, "initial_gap": 0.0},
     "shared": SEVERAL | {"share_directions": True, "num_directions": 3},
     "independent": SEVERAL | {"difference": "independent", "direction": "sphere"},
     "gradients": SEVERAL | {"oracle": "first_order", "num_examples": 10**6},
@@ -123,11 +104,12 @@ def test_rounding_is_that_of_the_grid(kind: Any, period: int) -> None:
         prefix_noise="independent",
         **law,
     ).calibrate(epsilon=COMMON["epsilon"], delta=COMMON["delta"])
-    problem = theorems.Problem(
+    problem = bounds.Constants(
         **COMMON | {"num_examples": 10**6, "relation": "replace_one", "dim": 100}
     )
-    estimator = theorems.Estimator(4, plan.direction, plan.difference, share, kind)
-    found = multi_pass_rounding(problem, estimator, period, 120, 3.0, 0.5, False)
+    estimator = estimators.Estimator(4, plan.direction, plan.difference, share, kind)
+    schedule = bounds.Schedule(period, 1, 1, 120, 1, 0.1, multi_pass=True)
+    found = budget.rounding(problem, estimator, schedule, (3.0, 0.5))
     units = [
         p * 2.0 ** -(plan.grid(f.name).bits or 0)
         for f, p in zip(plan.phases, (3.0, 0.5), strict=False)
@@ -151,16 +133,16 @@ def test_settings_are_what_the_promise_is_about(name: str) -> None:
     found = make(**changes)
     again = dataclasses.astuple(recomputed(found, **changes))
     assert dataclasses.astuple(found.promise) == pytest.approx(again, rel=1e-12)
-    assert found.promise.goldstein_radius == 2 * problem["radius"]
+    assert found.promise.goldstein_radius == 2 * problem["smoothing_radius"]
     assert found.num_steps % found.window == 0 and found.window >= 2
     reach = bounds.window_radius(found.window, found.reset) * found.max_step
-    assert reach == pytest.approx(problem["radius"])
+    assert reach == pytest.approx(problem["smoothing_radius"])
     # Clips that concentration allows: all that the run applies share the failures.
     n = problem["num_examples"]
     reads = n * found.num_steps if found.multi_pass else n
     kind = found.oracle, found.direction, found.num_directions, problem["dim"]
     _, way, m, dim = kind
-    restart = bounds.slopes_clip if found.oracle == "scalar" else bounds.grad_clip
+    restart = numbers.slopes_clip if found.oracle == "scalar" else numbers.grad_clip
     clip = problem["lipschitz"] * restart(dim, m, way, bounds.FAILURE / reads)
     assert found.restart_l2_clip_norm == pytest.approx(clip)
     # What it costs.
@@ -173,7 +155,7 @@ def test_settings_are_what_the_promise_is_about(name: str) -> None:
     else:
         assert found.evaluations == 2 * m * calls[0] + 4 * m * calls[1]
         assert found.gradients == 0
-    assert found.cost(2.0) == found.evaluations + 2 * found.gradients
+    assert recommend.cost(found, 2.0) == found.evaluations + 2 * found.gradients
     if found.multi_pass:
         assert found.restart_batch_size == found.batch_size == n
         assert found.prefix_noise == "independent"
@@ -181,9 +163,9 @@ def test_settings_are_what_the_promise_is_about(name: str) -> None:
         assert found.period == 1 and found.share_directions
     scaled = found.multi_pass and found.oracle == "zeroth_order"
     assert found.scale_with_movement == (scaled and found.difference == "antithetic")
-    fields = dataclasses.asdict(found)
+    fields = found.as_dict()
     assert json.loads(json.dumps(fields, allow_nan=False)) == fields
-    assert theorems.read(**fields) == found
+    assert Design.read({"promise": bounds.GoldsteinPromise}, **fields) == found
 
 
 def test_defaults() -> None:
@@ -210,8 +192,8 @@ def test_what_a_record_is_asked(
     oracle: Any, difference: Any, restart: int, other: int
 ) -> None:
     """Both ends of 3 directions, at one query or at two; a gradient, or 3 at each."""
-    way = bounds.DIRECTIONS[oracle][0]
-    found = theorems.Estimator(3, way, difference, oracle == "scalar", oracle)
+    way = estimators.DIRECTIONS[oracle][0]
+    found = estimators.Estimator(3, way, difference, oracle == "scalar", oracle)
     assert found.calls == (restart, other)
     assert found.energy(12) == (4 if oracle == "scalar" else 12)
 
@@ -232,8 +214,10 @@ def test_what_a_record_is_asked(
 def test_nothing_of_a_grid_is_better(changes: dict[str, Any]) -> None:
     """All periods, windows and numbers of windows on a grid, and at random near it."""
     found = make(**SEVERAL, **changes)
-    problem = Problem(**{k: v for k, v in (COMMON | changes).items() if k in COMMON})
-    estimator = estimator_of(found)
+    problem = bounds.Constants(
+        **{k: v for k, v in (COMMON | changes).items() if k in COMMON}
+    )
+    estimator = estimators.Estimator.of(found)
     rng = np.random.default_rng(0)
     best = (found.period, found.window, found.num_steps // found.window)
     near = np.rint(best * np.exp(0.4 * rng.standard_normal((300, 3)))).astype(int)
@@ -248,50 +232,38 @@ def test_nothing_of_a_grid_is_better(changes: dict[str, Any]) -> None:
         cost = restarts * estimator.calls[0] + (steps - restarts) * estimator.calls[1]
         if cost * problem.num_examples > changes.get("max_evaluations", math.inf):
             return math.inf
-        if steps > multi_pass.LONGEST or (found.oracle == "scalar" and period > 1):
+        if steps > design.MOST_STEPS or (found.oracle == "scalar" and period > 1):
             return math.inf
         step = 1 / bounds.window_radius(window, True)
-        c1, c2, bias = clips(problem, estimator, step, bounds.FAILURE, steps)
-        of_sums = (period, steps, c1, c2, found.scale_with_movement)
-        rounding = float(multi_pass_rounding(problem, estimator, *of_sums))
-        if math.isinf(rounding):
-            return math.inf
-        return bounds.promise(
-            dim=problem.dim,
-            lipschitz=1.0,
-            initial_gap=1.0,
-            radius=1.0,
-            period=period,
-            restart_batch_size=problem.num_examples,
-            batch_size=problem.num_examples,
-            window=window,
-            num_windows=count,
-            max_step=step,
-            reset=True,
-            noise_variance=multi_pass_noise(problem, estimator, *of_sums),
-            rounding=rounding,
-            clip_bias=float(bias),
+        schedule = bounds.Schedule(
+            period,
+            problem.num_examples,
+            problem.num_examples,
+            window,
+            count,
+            step,
             multi_pass=True,
-            **law(estimator),
-        ).bound
+            scale_with_movement=found.scale_with_movement,
+        )
+        return design.proven(problem, estimator, schedule)[2].bound
 
-    assert bound(*best) == pytest.approx(found.bound)
+    assert bound(*best) == pytest.approx(found.promise.bound)
     tried = grid + [tuple(int(x) for x in row) for row in near]
-    assert min(bound(*x) for x in tried) >= 0.995 * found.bound
+    assert min(bound(*x) for x in tried) >= 0.995 * found.promise.bound
 
 
 # --- what helps ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("oracle", bounds.ORACLES)
+@pytest.mark.parametrize("oracle", estimators.ORACLES)
 @pytest.mark.parametrize("several", [False, True])
 def test_more_records_and_budget_help(oracle: Any, several: bool) -> None:
     base = {"oracle": oracle, "multi_pass": several}
     # (In several passes the grid of a sum over more becomes coarse.)
     counts = (10**4, 10**5, 10**6) if several else (10**4, 10**5, 10**6, 10**7)
-    sizes = [make(**base, num_examples=n).bound for n in counts]
+    sizes = [make(**base, num_examples=n).promise.bound for n in counts]
     assert all(b < a for a, b in itertools.pairwise(sizes))
-    budgets = [make(**base, epsilon=e).bound for e in (0.3, 1.0, 3.0, 10.0)]
+    budgets = [make(**base, epsilon=e).promise.bound for e in (0.3, 1.0, 3.0, 10.0)]
     assert all(b < a for a, b in itertools.pairwise(budgets))
 
 
@@ -300,7 +272,7 @@ def test_gradients_help_and_scalars_do_not_at_many_directions() -> None:
         base: dict[str, Any] = {"multi_pass": several, "dim": 100}
         gradients = make(**base, oracle="first_order", num_examples=10**6)
         values = make(**base, num_examples=10**6)
-        assert gradients.bound < values.bound
+        assert gradients.promise.bound < values.promise.bound
 
 
 @pytest.mark.parametrize("dim", [2, 30, 1000])
@@ -319,8 +291,8 @@ def test_fresh_estimates_are_best_in_several_passes(
 
 def test_units_cancel() -> None:
     base = make(multi_pass=True)
-    found = make(multi_pass=True, lipschitz=3.0, radius=0.1, initial_gap=0.3)
-    assert found.bound == pytest.approx(3 * base.bound)
+    found = make(multi_pass=True, lipschitz=3.0, smoothing_radius=0.1, initial_gap=0.3)
+    assert found.promise.bound == pytest.approx(3 * base.promise.bound)
     assert found.max_step == pytest.approx(0.1 * base.max_step)
     assert found.promise.generalisation == pytest.approx(
         3 * base.promise.generalisation
@@ -330,21 +302,23 @@ def test_units_cancel() -> None:
 # --- what a run may cost -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("oracle", bounds.ORACLES)
+@pytest.mark.parametrize("oracle", estimators.ORACLES)
 @pytest.mark.parametrize("several", [False, True])
 def test_no_run_costs_more_than_it_may(oracle: Any, several: bool) -> None:
     base: dict[str, Any] = {"oracle": oracle, "multi_pass": several}
     free = make(**base)
     price = 5.0
-    last = free.bound
+    last = free.promise.bound
     for share in (0.5, 0.1):
-        most = share * free.cost(price)
+        most = share * recommend.cost(free, price)
         found = make(**base, max_evaluations=most, gradient_cost=price)
-        assert found.cost(price) <= most
-        assert found.bound >= last * (1 - 1e-3)
-        last = found.bound
-    same = make(**base, max_evaluations=1.01 * free.cost(price), gradient_cost=price)
-    assert same.bound <= free.bound * 1.05
+        assert recommend.cost(found, price) <= most
+        assert found.promise.bound >= last * (1 - 1e-3)
+        last = found.promise.bound
+    same = make(
+        **base, max_evaluations=1.01 * recommend.cost(free, price), gradient_cost=price
+    )
+    assert same.promise.bound <= free.promise.bound * 1.05
     with pytest.raises(ValueError, match="max_evaluations must be at least"):
         make(**base, max_evaluations=1.0)
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdp.o2nc.theory import bounds
+from jaxdp.o2nc.theory import estimators
+from tests.o2nc import numbers
 
 Array = np.ndarray
 
@@ -82,15 +83,15 @@ def test_changes_of_gradients_are_within_their_clips(
     for grad in GRADIENTS:
         length = np.linalg.norm(changes(grad, difference, num, dim, m), axis=1)
         for failure in (0.3, 0.01, 1e-9):
-            clip = bounds.diff_clip(dim, m, "ball", difference, MOVE, failure)
+            clip = numbers.diff_clip(dim, m, "ball", difference, MOVE, failure)
             over = int(np.sum(length > clip * (1 + 1e-9)))
             # Binomial: five standard deviations and five.
             assert over <= num * failure + 5 * math.sqrt(num * failure) + 5 * (
                 failure > 1e-6
             )
-        sure = bounds.diff_clip(dim, m, "ball", difference, MOVE)
+        sure = numbers.diff_clip(dim, m, "ball", difference, MOVE)
         assert sure == 2 and np.max(length) <= 2 + 1e-9
-        second = bounds.diff_moments(
+        second = numbers.diff_moments(
             dim, m, "ball", difference, MOVE / math.sqrt(7 / 6)
         )
         # Of 1000 squares: a relative standard error of at most 0.05.
@@ -103,16 +104,16 @@ def test_a_wave_has_the_largest_scatter() -> None:
     for difference, want in (("common", 4), ("independent", 2)):
         found = changes(wave, difference, 4000, 4, 50)
         assert np.mean(np.sum(found**2, axis=1)) * 50 == pytest.approx(want, rel=0.15)
-        moments = bounds.diff_moments(4, 50, "ball", difference, 1e-6)
+        moments = numbers.diff_moments(4, 50, "ball", difference, 1e-6)
         assert moments.direction * 50 == want
         assert moments.total == pytest.approx(moments.direction, rel=1e-6)
 
 
 def test_a_gradient_is_never_longer_than_one() -> None:
     for failure in (None, 1e-9):
-        assert bounds.grad_clip(30, 64, "ball", failure) == 1
-    assert bounds.practical_grad_clip(30, 64, "ball") == 1
-    assert bounds.grad_moments(30, 64, "ball") == (1, 1)
+        assert numbers.grad_clip(30, 64, "ball", failure) == 1
+    assert numbers.practical_grad_clip(30, 64, "ball") == 1
+    assert numbers.grad_moments(30, 64, "ball") == (1, 1)
 
 
 def test_clips_of_changes_in_the_digests_form_are_larger() -> None:
@@ -120,8 +121,8 @@ def test_clips_of_changes_in_the_digests_form_are_larger() -> None:
     for m in (100, 10_000):
         for movement in (1e-4, 0.05):
             for difference, root in (("independent", math.sqrt(2)), ("common", 2.0)):
-                found = bounds.diff_clip(50, m, "ball", difference, movement, 1e-8)
-                smooth = bounds.kappa(50) * movement
+                found = numbers.diff_clip(50, m, "ball", difference, movement, 1e-8)
+                smooth = estimators.kappa(50) * movement
                 tail = root / math.sqrt(m) * math.sqrt(2 * math.log(1e8))
                 digests = smooth + root / math.sqrt(m) + tail
                 assert tail < found <= min(2.0, digests)
@@ -153,29 +154,29 @@ def test_slopes_are_within_their_clips(law: Any, dim: int, m: int) -> None:
     for name in ("linear", "norm", "max"):
         length = np.linalg.norm(slopes(name, u), axis=1)
         for failure in (0.3, 0.01, 1e-9):
-            clip = bounds.slopes_clip(dim, m, law, failure)
+            clip = numbers.slopes_clip(dim, m, law, failure)
             over = int(np.sum(length > clip * (1 + 1e-9)))
             assert over <= num * failure + 5 * math.sqrt(num * failure) + 5 * (
                 failure > 1e-6
             )
-        assert np.max(length) <= bounds.slopes_clip(dim, m, law) * (1 + 1e-9)
+        assert np.max(length) <= numbers.slopes_clip(dim, m, law) * (1 + 1e-9)
 
 
 def test_clips_of_slopes() -> None:
     """Those of GRAD for orthonormal directions; for others coinciding ones are worst."""
     for failure in (None, 1e-8):
-        grad = bounds.grad_clip(50, 20, "orthonormal", failure)
-        found = bounds.slopes_clip(50, 20, "orthonormal", failure)
+        grad = numbers.grad_clip(50, 20, "orthonormal", failure)
+        found = numbers.slopes_clip(50, 20, "orthonormal", failure)
         assert found == pytest.approx(grad * 20 / math.sqrt(50))
     u = np.broadcast_to(np.eye(7)[0], (3, 7))
     length = np.linalg.norm(slopes("linear", u))
-    assert length == pytest.approx(bounds.slopes_clip(7, 3, "sphere"))
+    assert length == pytest.approx(numbers.slopes_clip(7, 3, "sphere"))
     # The norm is near sqrt(m), whatever the largest of the slopes is.
-    near = bounds.slopes_clip(1000, 400, "sphere", 1e-8)
+    near = numbers.slopes_clip(1000, 400, "sphere", 1e-8)
     want = math.sqrt(1000 / 999) * (20 + math.sqrt(2 * math.log(1e8)))
     assert near == pytest.approx(want)
     one = math.sqrt(1000 / 999) * math.sqrt(2 * math.log(2e8))
-    assert bounds.slopes_clip(1000, 1, "sphere", 1e-8) == pytest.approx(one)
+    assert numbers.slopes_clip(1000, 1, "sphere", 1e-8) == pytest.approx(one)
 
 
 # --- practical clips -----------------------------------------------------------------
@@ -195,27 +196,27 @@ def test_linear_losses_seldom_reach_practical_clips(law: Any, dim: int) -> None:
         u = directions(rng, (2500, m, dim), law)
         c = slopes("linear", u)
         grad = np.einsum("nm,nmd->nd", c, u) * math.sqrt(dim) / m
-        clip = bounds.practical_grad_clip(dim, m, law)
+        clip = numbers.practical_grad_clip(dim, m, law)
         length = np.linalg.norm(grad, axis=1)
         assert np.sum(length > clip * (1 + 1e-9)) <= 14
         assert clip < 3.5 * np.quantile(length, 0.999)
-        assert clip <= bounds.grad_clip(dim, m, law)
-        clip = bounds.practical_slopes_clip(dim, m, law)
+        assert clip <= numbers.grad_clip(dim, m, law)
+        clip = numbers.practical_slopes_clip(dim, m, law)
         assert np.sum(np.linalg.norm(c, axis=1) > clip * (1 + 1e-9)) <= 14
-        assert clip <= bounds.slopes_clip(dim, m, law)
+        assert clip <= numbers.slopes_clip(dim, m, law)
 
 
 def test_practical_clips_of_the_digest() -> None:
     """Kornowski digest 3.4, d = 1000, m = 16; and far below the proven ones."""
-    assert bounds.practical_grad_clip(1000, 16, "sphere") == pytest.approx(
+    assert numbers.practical_grad_clip(1000, 16, "sphere") == pytest.approx(
         17.6, abs=0.1
     )
-    assert bounds.practical_grad_clip(1000, 16, "orthonormal") < 16
-    for law in bounds.DIRECTIONS["zeroth_order"]:
-        proven = bounds.grad_clip(1000, 64, law, 1e-12)
-        assert bounds.practical_grad_clip(1000, 64, law) < 0.6 * proven
-    clip = bounds.practical_diff_clip(100, 64, "sphere", "antithetic", 0.01, 0.5)
-    want = 0.005 * math.sqrt(bounds.kappa(100) ** 2 + 100**2 / 64)
+    assert numbers.practical_grad_clip(1000, 16, "orthonormal") < 16
+    for law in estimators.DIRECTIONS["zeroth_order"]:
+        proven = numbers.grad_clip(1000, 64, law, 1e-12)
+        assert numbers.practical_grad_clip(1000, 64, law) < 0.6 * proven
+    clip = numbers.practical_diff_clip(100, 64, "sphere", "antithetic", 0.01, 0.5)
+    want = 0.005 * math.sqrt(estimators.kappa(100) ** 2 + 100**2 / 64)
     assert clip == pytest.approx(want)
 
 
@@ -223,22 +224,22 @@ def test_practical_clips_of_the_digest() -> None:
 def test_kinks_seldom_reach_practical_clips_of_gradients(difference: Any) -> None:
     for dim, m in ((4, 64), (20, 200)):
         found = changes(kink, difference, 2500, dim, m)
-        clip = bounds.practical_diff_clip(dim, m, "ball", difference, MOVE)
+        clip = numbers.practical_diff_clip(dim, m, "ball", difference, MOVE)
         assert np.sum(np.linalg.norm(found, axis=1) > clip) <= 14
-        proven = bounds.diff_clip(dim, m, "ball", difference, MOVE, 1e-12)
+        proven = numbers.diff_clip(dim, m, "ball", difference, MOVE, 1e-12)
         assert clip < (0.6 if difference == "common" else 0.9) * proven
 
 
 @pytest.mark.parametrize("oracle", ["zeroth_order", "first_order"])
 def test_practical_clips_are_fractions_of_less_than_what_is_sure(oracle: Any) -> None:
     moves = np.geomspace(1e-4, 4, 9)
-    for law in bounds.DIRECTIONS[oracle]:
-        for difference in bounds.DIFFERENCES[oracle]:
+    for law in estimators.DIRECTIONS[oracle]:
+        for difference in estimators.DIFFERENCES[oracle]:
             for dim, m in ((1, 1), (2, 2), (40, 16)):
                 found, half = (
-                    bounds.practical_diff_clip(dim, m, law, difference, moves, x)
+                    numbers.practical_diff_clip(dim, m, law, difference, moves, x)
                     for x in (1.0, 0.5)
                 )
-                sure = bounds.diff_clip(dim, m, law, difference, moves)
+                sure = numbers.diff_clip(dim, m, law, difference, moves)
                 assert np.all(found <= sure) and np.all(np.diff(found) >= 0)
                 assert half == pytest.approx(found / 2)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from jaxdp.o2nc.theory import bounds, design, recommend
+from jaxdp.o2nc.theory import design, estimators, recommend
 
 COMMON: dict[str, Any] = {
     "num_examples": 10**5,
     "dim": 10,
     "lipschitz": 1.0,
     "initial_gap": 1.0,
-    "radius": 1.0,
+    "smoothing_radius": 1.0,
     "epsilon": 2.0,
     "delta": 1e-6,
     "relation": "zero_out",
@@ -24,14 +24,14 @@ def make(**changes: Any) -> recommend.Recommendation:
 
 
 def kind(found: recommend.Recommendation) -> tuple[str, bool]:
-    return found.settings.oracle, found.settings.multi_pass
+    return found.design.oracle, found.design.multi_pass
 
 
 def check(found: recommend.Recommendation, most: float = float("inf")) -> None:
     """The rule: of those within the limit, the cheapest near the least bound."""
     within = [i for i, cost in enumerate(found.costs) if cost <= most]
-    least = min(found.candidates[i].bound for i in within)
-    near = [i for i in within if found.candidates[i].bound <= 1.05 * least]
+    least = min(found.candidates[i].promise.bound for i in within)
+    near = [i for i in within if found.candidates[i].promise.bound <= 1.05 * least]
     assert found.chosen == min(near, key=lambda i: found.costs[i])
     assert found.plan is None
     lines = str(found).splitlines()
@@ -42,14 +42,19 @@ def check(found: recommend.Recommendation, most: float = float("inf")) -> None:
     starred = [i for i, line in enumerate(table[1:]) if line.startswith("*")]
     assert starred == [found.chosen]
     for line, c in zip(table[1:], found.candidates, strict=True):
-        assert c.oracle in line and f"{c.bound:.3g}" in line and f"{c.period}" in line
-        assert f"{c.num_steps}" in line and f"{c.restart_batch_size}" in line
+        assert (
+            c.oracle in line
+            and f"{c.promise.bound:.3g}" in line
+            and f"{c.period}" in line
+        )
+        assert f"{c.num_steps}" in line
+        assert f"{c.restart_batch_size}" in line
 
 
 def test_candidates_are_the_certified_designs() -> None:
     found = make(gradient_cost=3.0)
     kinds = [(c.oracle, c.multi_pass) for c in found.candidates]
-    assert kinds == [(x, y) for x in bounds.ORACLES for y in (False, True)]
+    assert kinds == [(x, y) for x in estimators.ORACLES for y in (False, True)]
     for c, cost in zip(found.candidates, found.costs, strict=True):
         again = design.certified(**COMMON, oracle=c.oracle, multi_pass=c.multi_pass)
         assert c == again and cost == c.evaluations + 3 * c.gradients
@@ -69,9 +74,9 @@ def test_candidates_are_the_certified_designs() -> None:
 def test_many_records_of_low_dimension() -> None:
     """A single pass, whose differences and correlated noise need no second look."""
     found = make(num_examples=10**8)
-    assert kind(found) == ("zeroth_order", False) and found.settings.period > 100
+    assert kind(found) == ("zeroth_order", False) and found.design.period > 100
     assert "Take the zeroth_order oracle in a single pass: its proven" in found.reason
-    assert f"{found.settings.bound:.3g}, is the least." in found.reason
+    assert f"{found.design.promise.bound:.3g}, is the least." in found.reason
     check(found)
 
 
@@ -83,8 +88,8 @@ def test_few_records_are_read_often() -> None:
     most = 1e6
     cheap = make(num_examples=10**4, max_evaluations=most)
     assert kind(cheap) == ("zeroth_order", False)
-    assert cheap.costs[cheap.chosen] <= most and cheap.settings.bound > 1.2 * (
-        found.settings.bound
+    assert cheap.costs[cheap.chosen] <= most and cheap.design.promise.bound > 1.2 * (
+        found.design.promise.bound
     )
     check(cheap, most)
 
@@ -118,7 +123,7 @@ def test_what_is_too_dear_is_listed_and_not_taken() -> None:
 
 def test_bounds_that_say_nothing() -> None:
     found = make(num_examples=10**3, dim=1000)
-    assert found.settings.bound > 1
+    assert found.design.promise.bound > 1
     assert "But no norm is above L = 1: the bound says nothing" in found.reason
     check(found)
     assert "says nothing" not in make().reason
@@ -129,7 +134,7 @@ def test_bounds_that_say_nothing() -> None:
     [
         ({"gradient_cost": 0.0}, "gradient_cost must be a number > 0"),
         ({"max_evaluations": -1}, "max_evaluations must be a number > 0"),
-        ({"radius": 0.0}, "radius must be a number > 0"),
+        ({"smoothing_radius": 0.0}, "radius must be a number > 0"),
         ({"num_examples": 3}, "num_examples must be an integer >= 4"),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxdp import plans
+from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import theorems
 
 pytestmark = pytest.mark.slow
@@ -110,14 +111,14 @@ PROBLEM: dict[str, Any] = {
     "relation": "replace_one",
     "lipschitz": 1.0,
     "initial_gap": 1.0,
-    "radius": 0.5,
+    "smoothing_radius": 0.5,
 }
 
 
-def settings(epsilon: float) -> list[theorems.Settings]:
+def designs(epsilon: float) -> list[Design]:
     """Of Theorem 4.9, for a million records and for ten."""
     return [
-        theorems.settings("4.9", num_examples=n, epsilon=epsilon, **PROBLEM)
+        theorems.prescribed("4.9", num_examples=n, epsilon=epsilon, **PROBLEM)
         for n in (10**6, 10**7)
     ]
 
@@ -129,9 +130,9 @@ def slope(first: float, last: float) -> float:
 
 def test_slopes_in_the_number_of_records() -> None:
     """-1/3 where privacy is free; -1/2 where it dominates, but for a logarithm."""
-    free = settings(epsilon=1e4)
-    assert slope(*(s.bound for s in free)) == pytest.approx(-1 / 3, abs=0.005)
-    dear = settings(epsilon=0.1)
+    free = designs(epsilon=1e4)
+    assert slope(*(s.promise.bound for s in free)) == pytest.approx(-1 / 3, abs=0.005)
+    dear = designs(epsilon=0.1)
     for s in dear:
         promise = s.promise
         errors = promise.restart_variance + promise.difference_variance
@@ -140,4 +141,4 @@ def test_slopes_in_the_number_of_records() -> None:
     # The tree's noise grows with its levels.
     noise = [s.promise.estimation / math.floor(math.log2(s.period)) for s in dear]
     assert slope(*noise) == pytest.approx(-0.5, abs=0.005)
-    assert -0.5 < slope(*(s.bound for s in dear)) < -0.45
+    assert -0.5 < slope(*(s.promise.bound for s in dear)) < -0.45

@@ -8,8 +8,11 @@ import pytest
 from scipy.special import betainc
 
 from jaxdp import accounting
-from jaxdp.o2nc.theory import bounds
-from jaxdp.o2nc.theory.settings import Estimator, Problem, multi_pass_noise
+from jaxdp.o2nc.theory import bounds, budget, estimators
+from jaxdp.o2nc.theory.bounds import Constants, Schedule
+from jaxdp.o2nc.theory.estimators import Estimator
+from tests.o2nc import numbers
+from tests.o2nc.numbers import promise
 
 Array = np.ndarray
 
@@ -17,7 +20,7 @@ SETTING: dict[str, Any] = {
     "dim": 6,
     "lipschitz": 2.0,
     "initial_gap": 3.0,
-    "radius": 0.5,
+    "smoothing_radius": 0.5,
     "num_directions": 4,
     "direction": "orthonormal",
     "difference": "antithetic",
@@ -38,7 +41,7 @@ SETTING: dict[str, Any] = {
 
 
 def test_only_directions_and_noise_make_errors() -> None:
-    found = bounds.promise(**SETTING)
+    found = promise(**SETTING)
     assert found.restart_variance == pytest.approx(4 * 36 / (5 * 4 * 40))
     grows = 4 * 7 / 6 * (0.01 / 0.5) ** 2 * 36 / 4 / 40
     assert found.difference_variance == pytest.approx(4 * grows)
@@ -48,19 +51,19 @@ def test_only_directions_and_noise_make_errors() -> None:
     assert found.bound == pytest.approx(total)
     assert found.goldstein_radius == 1.0
     assert f"generalisation {want:.3g}, rounding 0; variance" in str(found)
-    single = bounds.promise(**SETTING | {"multi_pass": False})
+    single = promise(**SETTING | {"multi_pass": False})
     assert single.generalisation == 0 and "generalisation" not in str(single)
     assert single.restart_variance == pytest.approx(found.restart_variance)
     assert found.bound - want == pytest.approx(single.bound)
     # Shared directions are not averaged out by records.
-    shared = bounds.promise(**SETTING | {"share_directions": True})
+    shared = promise(**SETTING | {"share_directions": True})
     assert shared.restart_variance == pytest.approx(40 * found.restart_variance)
     ball = {"direction": "ball", "difference": "independent"}
-    gradients = bounds.promise(**SETTING | ball)
+    gradients = promise(**SETTING | ball)
     assert gradients.restart_variance == pytest.approx(4 / 40)
     assert gradients.difference_variance == pytest.approx(4 * 4 * 2 / (4 * 40))
     # A fresh batch scatters besides.
-    batch = bounds.promise(**SETTING | ball | {"multi_pass": False})
+    batch = promise(**SETTING | ball | {"multi_pass": False})
     assert batch.difference_variance > gradients.difference_variance
 
 
@@ -74,7 +77,7 @@ PROBLEM: dict[str, Any] = {
     "relation": "replace_one",
     "lipschitz": 2.0,
     "initial_gap": 3.0,
-    "radius": 0.5,
+    "smoothing_radius": 0.5,
 }
 
 
@@ -84,10 +87,13 @@ def test_no_division_of_the_budget_has_less_noise(
     period: int, steps: int, scaled: bool
 ) -> None:
     """Brute force over the share of restarts."""
-    p = Problem(**PROBLEM)
+    p = Constants(**PROBLEM)
     estimator = Estimator(4, "orthonormal", "antithetic")
     c1, c2 = 3.0, 0.4
-    found = multi_pass_noise(p, estimator, period, steps, c1, c2, scaled)
+    schedule = Schedule(
+        period, 1, 1, steps, 1, 0.1, multi_pass=True, scale_with_movement=scaled
+    )
+    found = budget.noise_variance(p, estimator, schedule, (c1, c2))
     first = math.ceil(steps / period)
     mu = accounting.gaussian_mu(2.0, 1e-6)
     share = np.linspace(0, 1, 20_001)[1 : None if period == 1 else -1]
@@ -98,7 +104,7 @@ def test_no_division_of_the_budget_has_less_noise(
         rest = (period - 1) * each * (7 / 24 if scaled else 1)
     assert found == pytest.approx(6 * np.min(one + rest), rel=1e-5)
     slopes = Estimator(4, "orthonormal", "antithetic", True, "scalar")
-    half = multi_pass_noise(p, slopes, period, steps, c1, c2, scaled)
+    half = budget.noise_variance(p, slopes, schedule, (c1, c2))
     assert half == pytest.approx(found / 4)
 
 
@@ -106,9 +112,10 @@ def test_noise_of_movements() -> None:
     """Saturated steps on a line: 7/24 of the variance at twice the longest step."""
     rng = np.random.default_rng(0)
     runs, period, c1, c2 = 20_000, 9, 3.0, 0.4
-    p = Problem(**PROBLEM)
+    p = Constants(**PROBLEM)
     estimator = Estimator(4, "orthonormal", "antithetic")
-    found = multi_pass_noise(p, estimator, period, 90, c1, c2, True) / 6
+    schedule = Schedule(period, 1, 1, 90, 1, 0.1, True, True, True)
+    found = budget.noise_variance(p, estimator, schedule, (c1, c2)) / 6
     one, two = math.sqrt(10) * 2 * c1 / 1000, math.sqrt(80) * 2 * c2 / 1000
     one, two = one / p.mu, two * math.sqrt(7 / 24 * 8) / p.mu
     s = rng.random((runs, period))
@@ -158,11 +165,11 @@ def test_a_run_s_errors_are_within_the_promise(law: Any) -> None:
     step = radius / bounds.window_radius(window, True)
     stds = (0.1, 0.05)
     noise = d * (stds[0] ** 2 + (period - 1) * 7 / 24 * stds[1] ** 2)
-    promise = bounds.promise(
+    proven = promise(
         dim=d,
         lipschitz=1.0,
         initial_gap=float(loss.mean(np.ones(d))),
-        radius=radius,
+        smoothing_radius=radius,
         num_directions=m,
         direction=law,
         difference="antithetic",
@@ -210,19 +217,19 @@ def test_a_run_s_errors_are_within_the_promise(law: Any) -> None:
         true = loss.gradient(query)
         errors[t] = [np.mean(np.sum((g - true) ** 2, 1)) for g in (clean, release)]
         gradients.append(true)
-        delta = delta - promise.learning_rate * release
+        delta = delta - proven.learning_rate * release
         length = np.linalg.norm(delta, axis=1, keepdims=True)
         delta = delta * np.minimum(1, step / np.maximum(length, 1e-30))
         if (t + 1) % window == 0:
             stationary.append(np.linalg.norm(np.mean(gradients, 0), axis=1).mean())
     by_phase = errors.reshape(-1, period, 2).mean(axis=0)
     # Means of 60 runs and 12 periods: a relative standard error of about 3%.
-    assert by_phase[0, 0] <= 1.15 * promise.restart_variance
-    allowed = promise.restart_variance + promise.difference_variance
+    assert by_phase[0, 0] <= 1.15 * proven.restart_variance
+    allowed = proven.restart_variance + proven.difference_variance
     assert np.all(by_phase[:, 0] <= 1.15 * allowed)
     assert np.all(by_phase[:, 1] <= 1.15 * (allowed + noise))
     assert by_phase[-1, 1] > by_phase[0, 1] > d * stds[0] ** 2
-    assert np.mean(stationary) <= promise.bound - promise.generalisation
+    assert np.mean(stationary) <= proven.bound - proven.generalisation
 
 
 @pytest.mark.parametrize("law", ["orthonormal", "sphere"])
@@ -241,7 +248,7 @@ def test_linear_losses_attain_the_error_of_directions(law: Any) -> None:
     error = np.mean(np.sum((mean - a.mean(0)) ** 2, axis=1)) * n
     want = d / m - 1 if law == "orthonormal" else (d - 1) / m
     assert error == pytest.approx(want, rel=0.06)  # 4000 squares: 2%.
-    assert want <= bounds.grad_moments(d, m, law).direction
+    assert want <= numbers.grad_moments(d, m, law).direction
 
 
 # --- records and the population ------------------------------------------------------
@@ -249,7 +256,7 @@ def test_linear_losses_attain_the_error_of_directions(law: Any) -> None:
 
 def test_generalisation_by_hand() -> None:
     found = bounds.generalisation(10, 10**6, 2.0, 0.5, 30.0)
-    net = 1 + 4 * 30 * bounds.kappa(10) * 1000 / 0.5
+    net = 1 + 4 * 30 * estimators.kappa(10) * 1000 / 0.5
     want = 2 / 1000 * (2 + math.sqrt(20 * math.log(net)))
     assert found == pytest.approx(want)
     sure = bounds.generalisation(10, 10**6, 2.0, 0.5, 30.0, 1e-9)

@@ -9,7 +9,9 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxdp import accounting
-from jaxdp.o2nc.theory import bounds, theorems
+from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.theory import bounds, estimators, theorems
+from tests.o2nc import numbers
 
 COMMON: dict[str, Any] = {
     "num_examples": 10**6,
@@ -19,16 +21,16 @@ COMMON: dict[str, Any] = {
     "relation": "replace_one",
     "lipschitz": 1.0,
     "initial_gap": 1.0,
-    "radius": 1.0,
+    "smoothing_radius": 1.0,
 }
 
 
-def make(name: str, **changes: Any) -> theorems.Settings:
-    return theorems.settings(name, **(COMMON | changes))
+def make(name: str, **changes: Any) -> Design:
+    return theorems.prescribed(name, **(COMMON | changes))
 
 
-def problem(**changes: Any) -> theorems.Problem:
-    return theorems.Problem(**COMMON | changes)
+def problem(**changes: Any) -> bounds.Constants:
+    return bounds.Constants(**COMMON | changes)
 
 
 # --- Theorem 4.1 ---------------------------------------------------------------------
@@ -57,7 +59,11 @@ def test_printed_noise_of_four_one(
 ) -> None:
     """Kornowski digest 4: what it spends at the sensitivities that are claimed for it."""
     p = problem(
-        dim=dim, num_examples=n, epsilon=float(epsilon), delta=delta, radius=0.5
+        dim=dim,
+        num_examples=n,
+        epsilon=float(epsilon),
+        delta=delta,
+        smoothing_radius=0.5,
     )
     found = theorems.multi_pass_numbers(p, beta)
     assert (found.num_steps, found.period) == steps
@@ -73,7 +79,7 @@ def test_printed_noise_of_four_one(
     assert found.num_directions == max(1, math.ceil(m - 1e-9))
     # The claims: L for a gradient, and smoothness times the longest movement.
     first = math.ceil(t / period)
-    moved = a / n, a / n * 2 * found.max_step * bounds.kappa(dim) / 0.5
+    moved = a / n, a / n * 2 * found.max_step * estimators.kappa(dim) / 0.5
     cost = [first * (moved[0] / one) ** 2, (t - first) * (moved[1] / two) ** 2]
     spent = dp.GaussianDpEvent(1 / math.sqrt(sum(cost)))
     coarse = PLDAccountant(value_discretization_interval=1e-3 * epsilon)
@@ -93,9 +99,9 @@ def test_printed_noise_of_four_one(
 def test_four_one() -> None:
     """The target that n records allow, and what follows from it."""
     n, d, gap, alpha = 10**5, 20, 3.0, 0.5
-    found = make("4.1", num_examples=n, dim=d, initial_gap=gap, radius=alpha)
+    found = make("4.1", num_examples=n, dim=d, initial_gap=gap, smoothing_radius=alpha)
     beta = (math.sqrt(gap / alpha) * d**0.75 / n) ** (2 / 3)
-    p = problem(num_examples=n, dim=d, initial_gap=gap, radius=alpha)
+    p = problem(num_examples=n, dim=d, initial_gap=gap, smoothing_radius=alpha)
     assert theorems.multi_pass_target(p) == pytest.approx(beta)
     assert n == pytest.approx(math.sqrt(gap) * d**0.75 / (math.sqrt(alpha) * beta**1.5))
     assert found.max_step == pytest.approx(alpha * beta**2)
@@ -114,7 +120,7 @@ def test_four_one() -> None:
     assert found.gradients == 0
     # Clips by concentration, shared by all that is ever clipped; exact noise.
     failure = bounds.FAILURE / (n * found.num_steps)
-    clip = bounds.grad_clip(d, d, "sphere", failure)
+    clip = numbers.grad_clip(d, d, "sphere", failure)
     assert found.restart_l2_clip_norm == pytest.approx(clip)
     r1 = 2 * clip * math.sqrt(restarts) / n
     r2 = 2 * found.l2_clip_norm * math.sqrt((found.period - 1) * rest) / n
@@ -127,19 +133,19 @@ def test_four_one() -> None:
         num_examples=n,
         dim=d,
         initial_gap=gap * 0.6,
-        radius=alpha * 0.2,
+        smoothing_radius=alpha * 0.2,
         lipschitz=3.0,
     )
     assert other.num_steps == pytest.approx(found.num_steps, rel=1e-3)
     assert other.max_step == pytest.approx(0.2 * found.max_step)
-    assert other.bound == pytest.approx(3 * found.bound, rel=1e-3)
+    assert other.promise.bound == pytest.approx(3 * found.promise.bound, rel=1e-3)
 
 
 def test_no_step_of_four_one_is_longer_than_a_window() -> None:
     """Few records: the target is at most L / 2, a window one step of a quarter."""
-    found = make("4.1", num_examples=4, radius=0.3, lipschitz=5.0)
+    found = make("4.1", num_examples=4, smoothing_radius=0.3, lipschitz=5.0)
     assert found.max_step == pytest.approx(0.3 / 4) and found.window == 1
-    assert found.period == 1 and 1 < found.bound < math.inf
+    assert found.period == 1 and 1 < found.promise.bound < math.inf
 
 
 def test_four_one_with_gradients() -> None:
@@ -153,13 +159,13 @@ def test_four_one_with_gradients() -> None:
     restarts = math.ceil(found.num_steps / found.period)
     calls = 10**6 * (restarts + 128 * (found.num_steps - restarts))
     assert found.gradients == pytest.approx(calls)
-    assert found.bound < values.bound
+    assert found.promise.bound < values.promise.bound
 
 
 def test_steps_beyond_all_machines_have_numbers() -> None:
     for name in ("4.1", "4.1 first-order"):
         found = make(name, num_examples=10**12, dim=1, epsilon=100.0)
-        assert found.num_steps > 1e27 and 0 < found.bound < math.inf
+        assert found.num_steps > 1e27 and 0 < found.promise.bound < math.inf
         assert found.evaluations + found.gradients > 1e38
 
 
@@ -190,14 +196,14 @@ def test_six_one_is_three_one_with_gradients(
     restarts = math.ceil(found.num_steps / found.period)
     rest = found.num_steps - restarts
     assert found.gradients == restarts * found.period + rest * 128
-    assert found.evaluations == 0 and found.bound < values.bound
+    assert found.evaluations == 0 and found.promise.bound < values.promise.bound
 
 
 def test_six_one_with_the_papers_points() -> None:
     few = make("6.1", relation="zero_out")
     many = make("6.1", relation="zero_out", num_directions=few.paper_num_directions)
     assert many.l2_clip_norm < few.l2_clip_norm / 500
-    assert many.bound < 0.6 < few.bound / 2
+    assert many.promise.bound < 0.6 < few.promise.bound / 2
 
 
 # --- appendix E ----------------------------------------------------------------------
@@ -262,5 +268,5 @@ def test_slopes_of_the_naive_settings() -> None:
         found = [
             make("E", num_examples=n, epsilon=epsilon, dim=dim) for n in (10**8, 10**11)
         ]
-        slope = math.log10(found[1].bound / found[0].bound) / 3
+        slope = math.log10(found[1].promise.bound / found[0].promise.bound) / 3
         assert slope == pytest.approx(-1 / 3, abs=0.02)

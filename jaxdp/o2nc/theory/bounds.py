@@ -14,7 +14,7 @@ the least norm in the Goldstein subdifferential of F at radius :math:`2\delta`:
   \quad \mathbb E\|\tilde g_t\|^2 \le G^2 .
 
 K windows, D the longest step. The terms are ``start``, ``regret``, ``estimation``,
-``clip_bias`` and ``generalisation`` of :class:`Promise`, where V is split as well.
+``clip_bias`` and ``generalisation`` of :class:`GoldsteinPromise`, where V is split as well.
 
 That is for a constant step size: an adaptive one has other constants. The papers have
 :math:`\gamma = 2`. With an oracle that restarts every P steps it is less:
@@ -56,31 +56,100 @@ References:
 """
 
 import dataclasses
-import math
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.o2nc.theory.estimators import DIFFERENCES as DIFFERENCES
-from jaxdp.o2nc.theory.estimators import DIRECTIONS as DIRECTIONS
-from jaxdp.o2nc.theory.estimators import MOVEMENT as MOVEMENT
-from jaxdp.o2nc.theory.estimators import ORACLES as ORACLES
-from jaxdp.o2nc.theory.estimators import Difference as Difference
-from jaxdp.o2nc.theory.estimators import Direction as Direction
-from jaxdp.o2nc.theory.estimators import Moments as Moments
-from jaxdp.o2nc.theory.estimators import Number as Number
-from jaxdp.o2nc.theory.estimators import Oracle as Oracle
-from jaxdp.o2nc.theory.estimators import diff_clip as diff_clip
-from jaxdp.o2nc.theory.estimators import diff_moments as diff_moments
-from jaxdp.o2nc.theory.estimators import grad_clip as grad_clip
-from jaxdp.o2nc.theory.estimators import grad_moments as grad_moments
-from jaxdp.o2nc.theory.estimators import kappa as kappa
-from jaxdp.o2nc.theory.estimators import practical_diff_clip as practical_diff_clip
-from jaxdp.o2nc.theory.estimators import practical_grad_clip as practical_grad_clip
-from jaxdp.o2nc.theory.estimators import practical_slopes_clip as practical_slopes_clip
-from jaxdp.o2nc.theory.estimators import slopes_clip as slopes_clip
+from jaxdp import accounting
+from jaxdp.core import validate
+from jaxdp.core.types import Relation
+from jaxdp.o2nc.theory.estimators import Estimator, Number, kappa
 
 #: Probability that any clip is active, where clips rest on concentration.
 FAILURE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Checked constants of a problem: the data, the budget, and the loss.
+
+    Attributes:
+      num_examples: n >= 4.
+      dim: d, parameters that move.
+      epsilon: > 0; the budget.
+      delta: in (0, 1).
+      relation: which data sets are neighbours.
+      lipschitz: L > 0, of every record's loss.
+      initial_gap: F at the start above its infimum, >= 0, in expectation; in several
+        passes, of the records' mean loss. A public bound, not computed from the records.
+      smoothing_radius: of the smoothed loss, > 0; what is proven is about Goldstein's
+        subdifferential at twice that.
+    """
+
+    num_examples: int
+    dim: int
+    epsilon: float
+    delta: float
+    relation: Relation
+    lipschitz: float
+    initial_gap: float
+    smoothing_radius: float
+
+    def __post_init__(self) -> None:
+        validate.integer(at_least=4, num_examples=self.num_examples)
+        validate.integer(dim=self.dim)
+        validate.positive(
+            epsilon=self.epsilon,
+            lipschitz=self.lipschitz,
+            smoothing_radius=self.smoothing_radius,
+        )
+        validate.probability(delta=self.delta)
+        validate.one_of(accounting.RELATIONS, relation=self.relation)
+        validate.non_negative(initial_gap=self.initial_gap)
+
+    @property
+    def mu(self) -> float:
+        """The largest mu of Gaussian DP within (epsilon, delta)."""
+        return accounting.gaussian_mu(self.epsilon, self.delta)
+
+    @property
+    def clips_moved(self) -> float:
+        """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
+        return accounting.sensitivity(self.relation, 1.0)
+
+
+class Schedule(NamedTuple):
+    """Lengths, batches and step of a run; arrays where many are compared at once.
+
+    Attributes:
+      period: P, steps from one restart of the oracle to the next.
+      restart_batch_size: records of a period's first step; n if ``multi_pass``.
+      batch_size: records of each other step; n if ``multi_pass``.
+      window: M, queries that one output is the mean of.
+      num_windows: K. Steps behind the last whole window count for nothing.
+      max_step: D.
+      reset: whether the learner starts at rest in every window.
+      multi_pass: whether every step reads all records.
+      scale_with_movement: whether bound and noise of a difference are proportional to the
+        movement; only in several passes.
+      prefix_noise: name of the noise kernel of a single pass.
+    """
+
+    period: Number
+    restart_batch_size: Number
+    batch_size: Number
+    window: Number
+    num_windows: Number
+    max_step: Number
+    reset: bool = True
+    multi_pass: bool = False
+    scale_with_movement: bool = False
+    prefix_noise: str = "independent"
+
+    @property
+    def num_steps(self) -> Number:
+        """Number T of queries in whole windows."""
+        return self.window * self.num_windows
 
 
 # --- windows and records -------------------------------------------------------------
@@ -139,10 +208,10 @@ def generalisation(
     Returns:
       The bound, at most 2 L.
     """
-    root = math.sqrt(num_examples)
+    root = np.sqrt(num_examples)
     points = dim * np.log1p(4 * reach * kappa(dim) * root / radius)  # ln of the net's
     if failure is not None:
-        points = points + math.log(1 / failure)
+        points = points + np.log(1 / failure)
     return lipschitz * np.minimum(2.0, (2 + np.sqrt(2 * points)) / root)
 
 
@@ -150,7 +219,7 @@ def generalisation(
 
 
 @dataclasses.dataclass(frozen=True)
-class Promise:
+class GoldsteinPromise:
     """Bound on the output's Goldstein stationarity, and the terms that it is the sum of.
 
     L bounds the norm always, so a larger bound says nothing.
@@ -201,96 +270,69 @@ class Promise:
 
 
 def promise(
+    c: Constants,
+    e: Estimator,
+    s: Schedule,
     *,
-    dim: int,
-    lipschitz: float,
-    initial_gap: float,
-    radius: float,
-    num_directions: int,
-    direction: Direction,
-    difference: Difference,
-    share_directions: bool,
-    period: Number,
-    restart_batch_size: Number,
-    batch_size: Number,
-    window: Number,
-    num_windows: Number,
-    max_step: Number,
-    reset: bool,
     noise_variance: Number,
     clip_bias: Number = 0.0,
     rate_factor: float | None = None,
-    multi_pass: bool = False,
     rounding: Number = 0.0,
-) -> Promise:
-    r"""Computes the bound and its terms for any settings.
+) -> GoldsteinPromise:
+    r"""Computes the bound and its terms for any schedule.
 
     Args:
-      dim: d.
-      lipschitz: L > 0, of every record's loss.
-      initial_gap: F at the start above its infimum, >= 0.
-      radius: delta, the smoothing radius; no query may be further from its window's mean.
-      num_directions: m.
-      direction: law of the directions.
-      difference: how DIFF's points share them.
-      share_directions: whether the records of a batch do.
-      period: P, steps from one restart of the oracle to the next.
-      restart_batch_size: records of a period's first step; n if ``multi_pass``.
-      batch_size: records of each other step; n if ``multi_pass``.
-      window: M, queries that one output is the mean of.
-      num_windows: K. Steps behind the last whole window count for nothing.
-      max_step: D.
-      reset: whether the learner starts at rest in every window.
+      c: the problem.
+      e: how gradients are estimated.
+      s: the run; no query may be further than the radius from its window's mean.
       noise_variance: d times the largest variance of the noise on one coordinate of a
         release.
       clip_bias: upper bound for the difference that clipping makes.
       rate_factor: eta G sqrt(M) / D; None takes the best, 1 with a reset and 2 without.
-      multi_pass: whether every step reads all records: then the start is at
-        ``initial_gap`` above the infimum of their mean loss.
       rounding: by how much the grid may shorten an estimate: a bias, which meets
         :math:`\|\Delta_t - u\| \le 2D` in every step.
 
     Returns:
-      A promise; its fields are arrays where arguments are.
+      A promise; its fields are arrays where the schedule's are.
 
     Raises:
       ValueError: a window that leaves the ball of the radius.
     """
-    reach = window_radius(window, reset) * max_step
+    radius, lipschitz, share = c.smoothing_radius, c.lipschitz, e.share_directions
+    reach = window_radius(s.window, s.reset) * s.max_step
     if np.any(reach > radius * (1 + 1e-9)):
         raise ValueError(
             f"max_step must be such that no query of a window is further than radius = "
-            f"{radius!r} from their mean, got {max_step!r}, which reaches {reach!r}"
+            f"{radius!r} from their mean, got {s.max_step!r}, which reaches {reach!r}"
         )
-    grad = grad_moments(dim, num_directions, direction)
-    diff = diff_moments(dim, num_directions, direction, difference, max_step / radius)
-    square = lipschitz**2
-    if multi_pass:
-        first = grad.of_all(restart_batch_size, share_directions)
-        other = diff.of_all(batch_size, share_directions)
+    grad, diff = e.grad_moments(c.dim), e.diff_moments(c.dim, s.max_step / radius)
+    if s.multi_pass:
+        first = grad.of_all(s.restart_batch_size, share)
+        other = diff.of_all(s.batch_size, share)
         # Of D T to the last query; the radius more, for all that is averaged there.
-        ball = max_step * num_windows * window + radius
-        records = generalisation(dim, batch_size, lipschitz, radius, ball)
+        ball = s.max_step * s.num_windows * s.window + radius
+        records = generalisation(c.dim, s.batch_size, lipschitz, radius, ball)
     else:
-        first = grad.of_mean(restart_batch_size, share_directions)
-        other = diff.of_mean(batch_size, share_directions)
+        first = grad.of_mean(s.restart_batch_size, share)
+        other = diff.of_mean(s.batch_size, share)
         records = 0.0
-    restarts = square * first
-    differences = square * (period - 1) * other
+    restarts = lipschitz**2 * first
+    differences = lipschitz**2 * (s.period - 1) * other
     error = np.sqrt(restarts + differences + noise_variance)
     # Only a fresh estimate is known to be uncorrelated with the gradient.
-    size = np.where(period == 1, np.hypot(lipschitz, error), lipschitz + error)
+    size = np.where(s.period == 1, np.hypot(lipschitz, error), lipschitz + error)
     size = size + rounding
 
-    root = np.sqrt(window)
-    span = 1 if reset else 2  # |Delta_1 - u| <= span * D
+    root = np.sqrt(s.window)
+    span = 1 if s.reset else 2  # |Delta_1 - u| <= span * D
     h = span if rate_factor is None else rate_factor
-    start = (initial_gap + lipschitz * radius) / (max_step * num_windows * window)
+    start = (c.initial_gap + lipschitz * radius) / (
+        s.max_step * s.num_windows * s.window
+    )
     regret = (span**2 / h + h) / 2 * size / root
-    estimation = (
-        np.minimum(1, np.sqrt(period) / root) + _moved(period, h / root)
-    ) * error
-    return Promise(
+    drift = _mean_drift(s.period, h / root)
+    estimation = (np.minimum(1, np.sqrt(s.period) / root) + drift) * error
+    return GoldsteinPromise(
         bound=start + regret + estimation + clip_bias + records + 2 * rounding,
         goldstein_radius=2 * radius,
         start=start,
@@ -300,13 +342,13 @@ def promise(
         restart_variance=restarts,
         difference_variance=differences,
         noise_variance=noise_variance,
-        learning_rate=h * max_step / (size * root),
+        learning_rate=h * s.max_step / (size * root),
         generalisation=records,
         rounding=2 * rounding,
     )
 
 
-def _moved(period: Number, rate: Number) -> Number:
+def _mean_drift(period: Number, rate: Number) -> Number:
     """Returns the mean of min(1, r * rate) over r < period."""
     below = np.minimum(period - 1, np.floor(1 / rate))
     return (rate * below * (below + 1) / 2 + period - 1 - below) / period

@@ -1,74 +1,68 @@
-"""Certified designs: settings of least proven bound, with noise for the whole budget.
+r"""Certified designs: schedules of least proven bound, with noise for the whole budget.
 
 No theorem's formulas: the bound of :mod:`jaxdp.o2nc.theory.bounds` is computed for many
-settings, with clips that leave Lipschitz losses alone and noise for the whole budget, and
+schedules, with clips that leave Lipschitz losses alone and noise for the whole budget, and
 the least one is taken. Restarting at every step is one of the choices, and often wins with
-few records. Several passes are another: there the noise of every step is paid.
+few records.
+
+Several passes are another: there the noise of every step is paid, and the data do not limit
+the number of steps, only noise and cost do. What is found restarts at every step (no
+problem is known to us where it does not). The error of a window's mean is what counts, and
+fresh noise of the size of L at each of M steps is averaged down to :math:`L/\sqrt M`, where
+Theorem 4.1 of Kornowski et al. keeps the error of every estimate as small as its target. So
+:math:`T = \Phi L^2/(\alpha\beta^3)` steps need :math:`n = \sqrt{dT}/\mu` records with
+gradients: :math:`\sqrt d` in place of that theorem's :math:`d^{3/4}`.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
 from jaxdp.kernels import prefix_noise as kernels
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
-from jaxdp.o2nc.theory import bounds
-from jaxdp.o2nc.theory.multi_pass import around
-from jaxdp.o2nc.theory.multi_pass import search as search_steps
-from jaxdp.o2nc.theory.settings import Estimator, Problem, Settings, clips, law, settled
-from jaxdp.o2nc.theory.theorems import POINTS
+from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.theory import bounds, budget, estimators
+from jaxdp.o2nc.theory.bounds import Constants, GoldsteinPromise, Schedule
+from jaxdp.o2nc.theory.estimators import Estimator, Number
 
-#: Longest period that is tried.
+#: Points of the ball that a gradient is averaged over, where no number is given.
+POINTS = 64
+#: Longest period that is tried in a single pass.
 _LONGEST = 2**14
-#: Of the numbers on the grids, from the first search to the last.
-_RATIOS = (1.6, 1.4, 1.2, 1.1, 1.05, 1.02)
+#: Most steps of several passes that are tried.
+MOST_STEPS = 2**16
 
 
 def certified(
     *,
-    num_examples: int,
-    dim: int,
-    lipschitz: float,
-    initial_gap: float,
-    radius: float,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    oracle: bounds.Oracle = "zeroth_order",
+    oracle: estimators.Oracle = "zeroth_order",
     multi_pass: bool = False,
-    direction: bounds.Direction | None = None,
+    direction: estimators.Direction | None = None,
     num_directions: int | None = None,
-    difference: bounds.Difference | None = None,
+    difference: estimators.Difference | None = None,
     share_directions: bool | None = None,
     prefix_noise: str | None = None,
     gradient_cost: float = 1.0,
     max_evaluations: float | None = None,
-) -> Settings:
+    **constants: Any,
+) -> Design:
     """Searches for the period, batches or steps, and window of least proven bound.
 
     Privacy rests on the clips alone. That the bound holds, and that clips do not bite
     (except with a probability that the bound includes), rests on the constants.
 
     Args:
-      num_examples: n >= 4, read in a single pass, or in every step.
-      dim: d, parameters that move.
-      lipschitz: L, of every record's loss.
-      initial_gap: F at the start above its infimum; with ``multi_pass``, the records'
-        mean loss.
-      radius: of the smoothed loss; the guarantee is at twice that.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours.
       oracle: ``"zeroth_order"``, ``"first_order"``, or ``"scalar"``, which restarts at
         every step.
-      multi_pass: whether every step reads all records. The bound then includes how far
-        they can be from the population, and the number of steps is chosen, up to 2^16.
-        Bounds and noise of differences are scaled with the movement where proven clips
-        are proportional to it.
+      multi_pass: whether every step reads all records, not one pass. The bound then
+        includes how far they can be from the population, and the number of steps is
+        chosen, up to 2^16. Bounds and noise of differences are scaled with the movement
+        where proven clips are proportional to it.
       direction: law of the directions; None takes ``"orthonormal"``, or ``"ball"`` for
         the first-order oracle.
       num_directions: m; None takes the smaller of d and 64, the most that may be
@@ -85,26 +79,18 @@ def certified(
       gradient_cost: how many values of a loss a gradient costs; for ``max_evaluations``.
       max_evaluations: the most values of one record's loss, gradients included, that the
         run may take. A single pass reads fewer records if it must.
+      **constants: those of :class:`~jaxdp.o2nc.theory.bounds.Constants`.
 
     Returns:
-      The settings, of the name ``"certified"``.
+      The design, of the name ``"certified"``: see :func:`designed`.
 
     Raises:
-      ValueError: an argument out of range. TypeError: of the wrong kind.
+      ValueError: an argument out of range. TypeError: of the wrong kind, or missing.
     """
-    problem = Problem(
-        num_examples=num_examples,
-        dim=dim,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        lipschitz=lipschitz,
-        initial_gap=initial_gap,
-        radius=radius,
-    )
+    c = Constants(**constants)
     validate.instance(bool, multi_pass=multi_pass)
-    estimator = _estimator(
-        dim, oracle, direction, num_directions, difference, share_directions
+    e = _estimator(
+        c.dim, oracle, direction, num_directions, difference, share_directions
     )
     noises = ("independent",) if multi_pass else kernels.NAMES
     noise = noises[0] if multi_pass else "blt_3"
@@ -112,38 +98,41 @@ def certified(
     validate.one_of(noises, prefix_noise=noise)
     validate.positive(gradient_cost=gradient_cost)
     unit = gradient_cost if oracle == "first_order" else 1.0
-    prices = (unit * estimator.calls[0], unit * estimator.calls[1])
+    prices = (unit * e.calls[0], unit * e.calls[1])
     most = np.inf
     if max_evaluations is not None:
         validate.positive(max_evaluations=max_evaluations)
-        least = prices[0] * (2 * num_examples if multi_pass else 4)
+        least = prices[0] * (2 * c.num_examples if multi_pass else 4)
         if max_evaluations < least:
             raise ValueError(
                 f"max_evaluations must be at least {least:g}, for two steps of these "
                 f"estimates, got {max_evaluations!r}"
             )
         most = float(max_evaluations)
-    find = _several_passes if multi_pass else _one_pass
-    return find(problem, estimator, noise, prices, most)
+    if multi_pass:
+        _, schedule = several_passes(c, e, prices, most)
+    else:
+        _, schedule = one_pass(c, e, noise, (most / prices[0], most / max(prices)))
+    return designed("certified", c, e, schedule, failure=bounds.FAILURE)
 
 
 def _estimator(
     dim: int,
-    oracle: bounds.Oracle,
-    direction: bounds.Direction | None,
+    oracle: estimators.Oracle,
+    direction: estimators.Direction | None,
     num_directions: int | None,
-    difference: bounds.Difference | None,
+    difference: estimators.Difference | None,
     share_directions: bool | None,
 ) -> Estimator:
     """Checks the choices of an estimator and fills in the defaults."""
-    validate.one_of(bounds.ORACLES, oracle=oracle)
+    validate.one_of(estimators.ORACLES, oracle=oracle)
     first_order, scalar = oracle == "first_order", oracle == "scalar"
     if direction is None:
-        direction = bounds.DIRECTIONS[oracle][0]
+        direction = estimators.DIRECTIONS[oracle][0]
     if difference is None:
         difference = "independent" if first_order else "antithetic"
-    validate.one_of(bounds.DIRECTIONS[oracle], direction=direction)
-    validate.one_of(bounds.DIFFERENCES[oracle], difference=difference)
+    validate.one_of(estimators.DIRECTIONS[oracle], direction=direction)
+    validate.one_of(estimators.DIFFERENCES[oracle], difference=difference)
     share = scalar if share_directions is None else share_directions
     validate.instance(bool, share_directions=share)
     if (first_order and share) or (scalar and not share):
@@ -158,171 +147,286 @@ def _estimator(
     return Estimator(int(m), direction, difference, share, oracle)
 
 
-def _several_passes(
-    p: Problem, e: Estimator, noise: str, prices: tuple[float, float], most: float
-) -> Settings:
-    # Only their clips are proportional to the movement.
-    scaled = e.oracle == "zeroth_order" and e.difference != "independent"
-    best = search_steps(p, e, scaled, prices, most)
-    return settled(
-        "certified",
-        p,
-        estimator=e,
-        period=best.period,
-        restart_batch_size=p.num_examples,
-        batch_size=p.num_examples,
-        window=best.window,
-        num_windows=best.num_windows,
-        max_step=p.radius / bounds.window_radius(best.window, True),
-        reset=True,
-        prefix_noise=noise,
-        failure=bounds.FAILURE,
-        multi_pass=True,
-        scale_with_movement=scaled,
-    )
+# --- what a schedule implies ---------------------------------------------------------
 
 
-def _one_pass(
-    p: Problem, e: Estimator, noise: str, prices: tuple[float, float], most: float
-) -> Settings:
-    clip = functools.partial(clips, p, e, failure=bounds.FAILURE)
-    best = search(p, e, noise, clip, (most / prices[0], most / max(prices)))
-    return settled(
-        "certified",
-        p,
-        estimator=e,
-        period=best.period,
-        restart_batch_size=best.restart_batch_size,
-        batch_size=best.batch_size,
-        window=best.window,
-        num_windows=best.num_windows,
-        max_step=p.radius / bounds.window_radius(best.window, True),
-        reset=True,
-        prefix_noise=noise,
-        failure=bounds.FAILURE,
-    )
+def proven(
+    c: Constants,
+    e: Estimator,
+    s: Schedule,
+    *,
+    failure: float | None = bounds.FAILURE,
+    rate_factor: float | None = None,
+    unheld: float = np.inf,
+) -> tuple[Number, Number, GoldsteinPromise]:
+    """Returns C1, C2 at the largest movement, and the promise at exact noise.
 
-
-class Choice(NamedTuple):
-    """Candidate of the search, and its bound."""
-
-    bound: float
-    period: int
-    restart_batch_size: int
-    batch_size: int
-    window: int
-    num_windows: int
-
-
-#: ``clip(max_step) -> (C1, C2, bias)``.
-Clip = Callable[[bounds.Number], tuple[bounds.Number, bounds.Number, bounds.Number]]
-
-
-def search(
-    p: Problem,
-    estimator: Estimator,
-    prefix_noise: str,
-    clip: Clip,
-    most: tuple[float, float] = (np.inf, np.inf),
-) -> Choice:
-    """Searches for the least bound on a coarse grid, then on finer ones around the best.
+    The bias from clipping is 0 if neither clip is ever exceeded. Every record takes an
+    equal share of the failures each time it is read. Where nothing fails, clipping changes
+    nothing; elsewhere the norm is at most L.
 
     Args:
-      p: the problem.
-      estimator: how gradients are estimated; the scalar oracle restarts at every step.
+      c: the problem.
+      e: how gradients are estimated.
+      s: the run; of a single pass at one period.
+      failure: probability that any clip of the run is active; None for never.
+      rate_factor: as :func:`jaxdp.o2nc.theory.bounds.promise`.
+      unheld: the rounding where no grid holds a step's sum.
+    """
+    movement = 2 * s.max_step / c.smoothing_radius
+    found = sure = e.clips(c.dim, movement)
+    bias = 0.0
+    if failure is not None:
+        reads = s.num_steps if s.multi_pass else 1
+        each = failure / c.num_examples / reads  # Their product can overflow.
+        found = e.clips(c.dim, movement, each)
+        same = np.equal(found[0], sure[0]) & np.equal(found[1], sure[1])
+        bias = np.where(same, 0.0, failure * c.lipschitz)
+    clips = (c.lipschitz * found[0], c.lipschitz * found[1])
+    rounding = budget.rounding(c, e, s, clips)
+    promise = bounds.promise(
+        c,
+        e,
+        s,
+        noise_variance=budget.noise_variance(c, e, s, clips),
+        clip_bias=bias,
+        rate_factor=rate_factor,
+        rounding=np.where(np.isfinite(rounding), rounding, unheld),
+    )
+    return *clips, promise
+
+
+def designed(
+    name: str,
+    c: Constants,
+    e: Estimator,
+    s: Schedule,
+    *,
+    failure: float | None,
+    rate_factor: float | None = None,
+    paper_noise_std: float | None = None,
+    paper_num_directions: int | None = None,
+    paper_difference_noise_std: float | None = None,
+) -> Design:
+    """Builds a design: adds clips, the bound at exact noise, its step size, and costs.
+
+    Args:
+      name: of a theorem, or ``"certified"``.
+      c: the problem.
+      e: how gradients are estimated.
+      s: the run, of plain numbers.
+      failure: see :func:`proven`.
+      rate_factor: see :func:`proven`.
+      paper_noise_std: standard deviation of a node's noise by the theorem's formula (of a
+        restart's in several passes), for comparison with the plan's. None if certified.
+      paper_num_directions: m by the theorem. None if certified, or if it says none.
+      paper_difference_noise_std: in several passes, what the theorem's formula gives at
+        the other steps. None elsewhere.
+
+    Returns:
+      The plan's fields except the noise; ``promise``, a
+      :class:`~jaxdp.o2nc.theory.bounds.GoldsteinPromise`; the paper's numbers;
+      ``evaluations`` and ``gradients``, the values and gradients of one record's loss that
+      the whole run takes.
+    """
+    # Of a theorem's numbers no plan need be possible: they are reported without it.
+    *clips, promise = proven(
+        c, e, s, failure=failure, rate_factor=rate_factor, unheld=0.0
+    )
+    promise = GoldsteinPromise(*(float(x) for x in dataclasses.astuple(promise)))
+    steps = int(s.num_steps)
+    restarts = math.ceil(steps / s.period)
+    calls = (
+        float(restarts) * s.restart_batch_size * e.calls[0]
+        + float(steps - restarts) * s.batch_size * e.calls[1]
+    )
+    first_order = e.oracle == "first_order"
+    return Design(
+        name=name,
+        dim=int(c.dim),
+        num_examples=int(c.num_examples),
+        num_steps=steps,
+        period=int(s.period),
+        restart_batch_size=int(s.restart_batch_size),
+        batch_size=int(s.batch_size),
+        relation=c.relation,
+        restart_l2_clip_norm=float(clips[0]),
+        l2_clip_norm=float(clips[1]),
+        smoothing_radius=float(c.smoothing_radius),
+        num_directions=e.num_directions,
+        direction=e.direction,
+        difference=e.difference,
+        share_directions=e.share_directions,
+        prefix_noise=s.prefix_noise,
+        max_step=float(s.max_step),
+        learning_rate=promise.learning_rate,
+        window=int(s.window),
+        reset=s.reset,
+        promise=promise,
+        paper_noise_std=paper_noise_std,
+        paper_num_directions=paper_num_directions,
+        oracle=e.oracle,
+        multi_pass=s.multi_pass,
+        scale_with_movement=s.scale_with_movement,
+        evaluations=0.0 if first_order else calls,
+        gradients=calls if first_order else 0.0,
+        paper_difference_noise_std=paper_difference_noise_std,
+    )
+
+
+# --- the search ----------------------------------------------------------------------
+
+#: A bound, and the schedule that has it.
+Found = tuple[float, Schedule]
+
+
+def one_pass(
+    c: Constants,
+    e: Estimator,
+    prefix_noise: str,
+    most: tuple[float, float] = (np.inf, np.inf),
+) -> Found:
+    """Searches for the schedule of least bound that reads every record once at most.
+
+    Args:
+      c: the problem.
+      e: how gradients are estimated; the scalar oracle restarts at every step.
       prefix_noise: name of the noise kernel.
-      clip: see :data:`Clip`.
       most: records that may be read, if all steps are restarts, and else.
     """
-    n = p.num_examples
+    n = c.num_examples
     fresh, other = (int(min(n, x)) for x in most)
-    evaluate = functools.partial(
-        _best, p, estimator, prefix_noise, clip, (fresh, other)
-    )
     longest = min(_LONGEST, other // 2)
-    if estimator.oracle == "scalar" or longest < 2:
+    if e.oracle == "scalar" or longest < 2:
         longest = 1
+
+    def at(
+        period: int, sizes: np.ndarray, rests: np.ndarray, counts: np.ndarray
+    ) -> Found:
+        if period == 1:
+            rests = np.ones(1, np.int64)  # There are no other steps.
+        else:  # Not much more than a period of them.
+            rests = np.unique(np.minimum(rests, 2 * n // period))
+        b1, b2, count = np.meshgrid(sizes, rests, counts, indexing="ij", sparse=True)
+        read = fresh if period == 1 else other
+        window = bounds.num_steps(read, period, b1, b2) // count
+        step = c.smoothing_radius / bounds.window_radius(np.maximum(window, 2), True)
+        schedule = Schedule(
+            period,
+            b1,
+            b2,
+            np.maximum(window, 2),
+            count,
+            step,
+            prefix_noise=prefix_noise,
+        )
+        return _least(c, e, schedule, window >= 2)
+
+    def evaluate(periods: np.ndarray, *sizes: np.ndarray) -> Found:
+        return min(at(int(x), *sizes) for x in periods)
+
     # Also 2^h - 1, at which a tree's last leaf costs no level.
     periods = {2**h for h in range(longest.bit_length())}
     periods |= {max(1, x - 1) for x in periods} | {3 * x // 2 for x in periods}
-    sizes = around(1, n, _RATIOS[0], 60)
+    longer = np.array([x for x in periods if 1 < x <= longest])
+    sizes = [_grid(n, 1.6)] * 3
     # Two valleys: fresh estimates at every step, and differences.
-    starts = [evaluate(1, sizes, sizes, sizes)]
-    longer = [x for x in periods if 1 < x <= longest]
-    if longer:
-        starts.append(min(evaluate(x, sizes, sizes, sizes) for x in longer))
-
-    def refined(best: Choice, ratio: float) -> Choice:
-        lists = [
-            around(best.restart_batch_size, n, ratio),
-            around(best.batch_size, n, ratio),
-            around(best.num_windows, n, ratio),
-        ]
-        near = around(best.period, longest, ratio)
-        return min(best, *(evaluate(int(x), *lists) for x in near))
-
-    return min(functools.reduce(refined, _RATIOS[1:], start) for start in starts)
+    starts = [[np.ones(1), *sizes], [longer, *sizes]][: 1 + bool(len(longer))]
+    limits = {"restart_batch_size": n, "batch_size": n, "num_windows": n}
+    ratios = (1.4, 1.2, 1.1, 1.05, 1.02)
+    return _search(evaluate, starts, {"period": longest, **limits}, ratios)
 
 
-@functools.lru_cache(maxsize=512)
-def _norms(prefix_noise: str, period: int) -> tuple[float, float, float]:
-    """Returns the norm of C's first column, the largest of its others and of B's rows."""
-    kernel = kernels.make(prefix_noise, period)
-    columns = kernel.column_norms()
-    others = float(max(columns[1:], default=0.0))
-    return float(columns[0]), others, float(max(kernel.prefix_norms()))
+def several_passes(
+    c: Constants,
+    e: Estimator,
+    prices: tuple[float, float] = (0.0, 0.0),
+    most: float = np.inf,
+) -> Found:
+    """Searches for the schedule of least bound of which every step reads all records.
+
+    Args:
+      c: the problem.
+      e: how gradients are estimated; the scalar oracle restarts at every step.
+      prices: what a record costs at a restart and at another step.
+      most: the largest cost of a run, enough for a window of two steps.
+
+    Raises:
+      ValueError: so many records, or so much noise, that no grid holds a step's sum.
+    """
+    n = c.num_examples
+    # Only their clips are proportional to the movement.
+    scaled = e.oracle == "zeroth_order" and e.difference != "independent"
+
+    def evaluate(periods: np.ndarray, windows: np.ndarray, counts: np.ndarray) -> Found:
+        # A learner that starts at rest moves in no shorter.
+        windows = windows[windows >= 2]
+        period, window, count = np.meshgrid(
+            periods, windows, counts, indexing="ij", sparse=True
+        )
+        step = c.smoothing_radius / bounds.window_radius(window, True)
+        schedule = Schedule(
+            period, n, n, window, count, step, True, True, scale_with_movement=scaled
+        )
+        steps = schedule.num_steps
+        restarts = -(-steps // period)
+        price = restarts * prices[0] + (steps - restarts) * prices[1]
+        possible = (period <= steps) & (steps <= MOST_STEPS) & (n * price <= most)
+        return _least(c, e, schedule, possible)
+
+    limits = {
+        "period": 1 if e.oracle == "scalar" else MOST_STEPS,
+        "window": MOST_STEPS,
+        "num_windows": MOST_STEPS // 2,
+    }
+    start = [_grid(x, 1.5) for x in limits.values()]
+    best = _search(evaluate, [start], limits, (1.15, 1.04, 1.01))
+    if not np.isfinite(best[0]):
+        raise ValueError(
+            "num_examples and epsilon must leave 8 bits for one record's contribution to "
+            f"a sum over all of them with its noise, got {n} and {c.epsilon!r}: take a "
+            "single pass, or samples"
+        )
+    return best
 
 
-def _best(
-    p: Problem,
-    estimator: Estimator,
-    prefix_noise: str,
-    clip: Clip,
-    records: tuple[int, int],
-    period: int,
-    restart_batch_sizes: np.ndarray,
-    batch_sizes: np.ndarray,
-    window_counts: np.ndarray,
-) -> Choice:
-    """Returns the combination of least bound at one period."""
-    if period == 1:
-        batch_sizes = np.ones(1, np.int64)  # There are no other steps.
-    else:  # Not much more than a period of them.
-        batch_sizes = np.unique(np.minimum(batch_sizes, 2 * p.num_examples // period))
-    b1, b2, count = np.meshgrid(
-        restart_batch_sizes, batch_sizes, window_counts, indexing="ij", sparse=True
-    )
-    read = records[0] if period == 1 else records[1]
-    window = bounds.num_steps(read, period, b1, b2) // count
-    possible = window >= 2
-    window = np.maximum(window, 2)
-    max_step = p.radius / bounds.window_radius(window, True)
-    c1, c2, bias = clip(max_step)
-    first, others, row = _norms(prefix_noise, period)
-    leaf = np.maximum(c1 / b1 * first, c2 / b2 * others)
-    promise = bounds.promise(
-        dim=p.dim,
-        lipschitz=p.lipschitz,
-        initial_gap=p.initial_gap,
-        radius=p.radius,
-        period=period,
-        restart_batch_size=b1,
-        batch_size=b2,
-        window=window,
-        num_windows=count,
-        max_step=max_step,
-        reset=True,
-        noise_variance=estimator.energy(p.dim) * (p.moved / p.mu * leaf * row) ** 2,
-        clip_bias=bias,
-        **law(estimator),
-    )
-    value = np.where(possible, promise.bound, np.inf)
-    i, j, k = np.unravel_index(np.argmin(value), value.shape)
-    return Choice(
-        bound=float(value[i, j, k]),
-        period=period,
-        restart_batch_size=int(restart_batch_sizes[i]),
-        batch_size=int(batch_sizes[j]),
-        window=int(window[i, j, k]),
-        num_windows=int(window_counts[k]),
-    )
+def _search(
+    evaluate: Callable[..., Found],
+    starts: list[list[np.ndarray]],
+    limits: Mapping[str, int],
+    ratios: tuple[float, ...],
+) -> Found:
+    """Searches on coarse grids, then on finer ones around the best of each.
+
+    Args:
+      evaluate: the best of the grids, one for each number in ``limits``.
+      starts: the coarse grids.
+      limits: largest value of every number, by its name in the schedule.
+      ratios: of the numbers on the finer grids, one after the other.
+    """
+
+    def finer(best: Found, ratio: float) -> Found:
+        near = (around(getattr(best[1], x), most, ratio) for x, most in limits.items())
+        return min(best, evaluate(*near))
+
+    return min(functools.reduce(finer, ratios, evaluate(*start)) for start in starts)
+
+
+def _least(c: Constants, e: Estimator, schedules: Schedule, possible: Number) -> Found:
+    """Returns the least bound of an array of schedules, and its schedule."""
+    bound = np.where(possible, proven(c, e, schedules)[2].bound, np.inf)
+    at = np.unravel_index(np.argmin(bound), bound.shape)
+    chosen = [np.broadcast_to(x, bound.shape)[at].item() for x in schedules]
+    return float(bound[at]), Schedule(*chosen)
+
+
+def around(x: int, at_most: int, ratio: float, reach: int = 3) -> np.ndarray:
+    """Returns integers in [1, at_most] at powers of a ratio from x, and x's neighbours."""
+    powers = np.rint(x * ratio ** np.arange(-reach, reach + 1.0))
+    powers = np.append(powers, [x - 1, x + 1])
+    return np.unique(np.clip(powers, 1, at_most)).astype(np.int64)
+
+
+def _grid(at_most: int, ratio: float) -> np.ndarray:
+    """Returns integers from 1 to a limit, at powers of a ratio."""
+    return around(1, at_most, ratio, math.ceil(math.log(at_most) / math.log(ratio)))

@@ -4,9 +4,8 @@ import dataclasses
 from typing import Any
 
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
-from jaxdp.o2nc.theory import bounds, design
-from jaxdp.o2nc.theory.settings import Settings
+from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.theory import design, estimators
 
 #: Bounds so near to the least one count as equal: then the cost decides.
 NEAR = 1.05
@@ -17,7 +16,7 @@ _HEAD += ("generalisation", "records per step", "steps", "period", "cost")
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """Certified settings of several oracles, and the recommended one.
+    """Certified designs of several oracles, and the recommended one.
 
     Attributes:
       candidates: one for each oracle, in one pass and in several.
@@ -27,23 +26,22 @@ class Recommendation:
       plan: the chosen one's, where a plan was asked for.
     """
 
-    candidates: tuple[Settings, ...]
+    candidates: tuple[Design, ...]
     chosen: int
     reason: str
     costs: tuple[float, ...]
     plan: Any = None
 
     @property
-    def settings(self) -> Settings:
-        """Settings of the recommended candidate."""
+    def design(self) -> Design:
+        """Design of the recommended candidate."""
         return self.candidates[self.chosen]
 
     def __str__(self) -> str:
         """Returns a table of the candidates, its columns aligned, and the reason."""
         rows: list[tuple[str, ...]] = [_HEAD]
-        for i, (found, cost) in enumerate(
-            zip(self.candidates, self.costs, strict=True)
-        ):
+        compared = zip(self.candidates, self.costs, strict=True)
+        for i, (found, cost) in enumerate(compared):
             p = found.promise
             parts = (p.start, p.regret, p.estimation, p.clip_bias, p.generalisation)
             records = f"{found.restart_batch_size}"
@@ -66,70 +64,57 @@ class Recommendation:
         return "\n".join([*lines, self.reason])
 
 
+def cost(found: Design, gradient_cost: float = 1.0) -> float:
+    """Returns the cost of a design's run, in evaluations of one record's loss.
+
+    Args:
+      found: of :mod:`jaxdp.o2nc.theory.design`.
+      gradient_cost: how many of them a gradient costs.
+    """
+    return found.evaluations + gradient_cost * found.gradients
+
+
 def recommend(
     *,
-    num_examples: int,
-    dim: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-    initial_gap: float,
-    radius: float,
     gradient_cost: float | None = None,
     max_evaluations: float | None = None,
+    **constants: Any,
 ) -> Recommendation:
     """Compares the certified designs of all oracles, in one pass and in several.
 
-    Taken is the least proven bound; or, of those within 5% of it, what costs least.
+    Taken is the least proven bound; or, of those within 5% of it, what costs least. A
+    bound is what is proven of the worst loss with these constants, not a forecast.
 
     Args:
-      num_examples: n >= 4.
-      dim: d, parameters that move.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours.
-      lipschitz: L, of every record's loss.
-      initial_gap: loss at the start above its infimum: a bound for the population and for
-        the records' mean.
-      radius: of the smoothed loss; the guarantees are at twice that.
       gradient_cost: how many values of a record's loss its gradient costs; None where
         there are no gradients, and no first-order oracle is compared.
       max_evaluations: the most values of one record's loss, gradients included, that the
         run may take. What cannot be run within it is listed, and not taken.
+      **constants: those of :class:`~jaxdp.o2nc.theory.bounds.Constants`; ``initial_gap``
+        is a bound for the population and for the records' mean.
 
     Returns:
       The comparison.
 
     Raises:
       ValueError: an argument out of range, or no oracle within ``max_evaluations``.
-      TypeError: of the wrong kind.
+      TypeError: of the wrong kind, or missing.
     """
     if gradient_cost is not None:
         validate.positive(gradient_cost=gradient_cost)
     if max_evaluations is not None:
         validate.positive(max_evaluations=max_evaluations)
     unit = 1.0 if gradient_cost is None else gradient_cost
-    problem: dict[str, Any] = {
-        "num_examples": num_examples,
-        "dim": dim,
-        "epsilon": epsilon,
-        "delta": delta,
-        "relation": relation,
-        "lipschitz": lipschitz,
-        "initial_gap": initial_gap,
-        "radius": radius,
-    }
-    oracles: list[bounds.Oracle]
-    oracles = [x for x in bounds.ORACLES if gradient_cost or x != "first_order"]
+    oracles: list[estimators.Oracle]
+    oracles = [x for x in estimators.ORACLES if gradient_cost or x != "first_order"]
 
-    def found(oracle: bounds.Oracle, multi_pass: bool) -> Settings | None:
+    def found(oracle: estimators.Oracle, multi_pass: bool) -> Design | None:
         choices: dict[str, Any] = {"oracle": oracle, "multi_pass": multi_pass}
         limited = {"gradient_cost": unit, "max_evaluations": max_evaluations}
         # What is above the limit is listed all the same, what no grid holds is not.
         for limits in (limited, {}):
             try:
-                return design.certified(**problem, **choices, **limits)
+                return design.certified(**constants, **choices, **limits)
             except ValueError:
                 if not multi_pass and not limits.get("max_evaluations"):
                     raise
@@ -137,13 +122,14 @@ def recommend(
 
     every = [found(x, several) for x in oracles for several in (False, True)]
     candidates = tuple(x for x in every if x is not None)
-    costs = tuple(x.cost(unit) for x in candidates)
+    costs = tuple(cost(x, unit) for x in candidates)
+    lipschitz = constants["lipschitz"]
     chosen, reason = _chosen(candidates, costs, lipschitz, max_evaluations)
     return Recommendation(candidates, chosen, reason, costs)
 
 
 def _chosen(
-    candidates: tuple[Settings, ...],
+    candidates: tuple[Design, ...],
     costs: tuple[float, ...],
     lipschitz: float,
     max_evaluations: float | None,
@@ -154,19 +140,23 @@ def _chosen(
     if not within:
         raise ValueError(
             f"max_evaluations must be at least {min(costs):.3g} for one of these "
-            f"settings, got {max_evaluations!r}"
+            f"designs, got {max_evaluations!r}"
         )
-    least = min(within, key=lambda i: candidates[i].bound)
-    near = [i for i in within if candidates[i].bound <= NEAR * candidates[least].bound]
+    least = min(within, key=lambda i: candidates[i].promise.bound)
+    near = [
+        i
+        for i in within
+        if candidates[i].promise.bound <= NEAR * candidates[least].promise.bound
+    ]
     chosen = min(near, key=lambda i: costs[i])
-    best = candidates[least].bound
+    best = candidates[least].promise.bound
     over = [_name(x) for x, cost in zip(candidates, costs, strict=True) if cost > most]
     reason = f"Take {_name(candidates[chosen])}: "
     if chosen == least:
         reason += f"its proven bound, {best:.3g}, is the least."
     else:
         reason += (
-            f"its proven bound, {candidates[chosen].bound:.3g}, is within "
+            f"its proven bound, {candidates[chosen].promise.bound:.3g}, is within "
             f"{NEAR - 1:.0%} of the least, {best:.3g} of {_name(candidates[least])}, and "
             f"it costs {costs[chosen] / costs[least]:.2g} times as much."
         )
@@ -180,7 +170,7 @@ def _chosen(
     return chosen, reason
 
 
-def _name(found: Settings) -> str:
+def _name(found: Design) -> str:
     """Describes an oracle and its number of passes in words."""
     passes = "several passes" if found.multi_pass else "a single pass"
     return f"the {found.oracle} oracle in {passes}"

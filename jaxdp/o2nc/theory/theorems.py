@@ -48,178 +48,133 @@ References:
   Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, Theorems 3.1, 4.1 and 6.1.
 """
 
-import enum
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
+from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds
-from jaxdp.o2nc.theory.settings import Estimator as Estimator
-from jaxdp.o2nc.theory.settings import Problem as Problem
-from jaxdp.o2nc.theory.settings import Settings as Settings
-from jaxdp.o2nc.theory.settings import clips as clips
-from jaxdp.o2nc.theory.settings import read as read
-from jaxdp.o2nc.theory.settings import settled as settled
-
-#: Points of the ball that a gradient is averaged over, where no number is given.
-POINTS = 64
+from jaxdp.o2nc.theory.bounds import Constants, Schedule
+from jaxdp.o2nc.theory.design import POINTS, designed
+from jaxdp.o2nc.theory.estimators import Difference, Direction, Estimator, Oracle
 
 
-class Theorem(enum.StrEnum):
-    """The theorems on private O2NC."""
-
-    FOUR_NINE = "4.9"
-    THREE_ONE = "3.1"
-    FOUR_ONE = "4.1"
-    SIX_ONE = "6.1"
-    FOUR_ONE_FIRST_ORDER = "4.1 first-order"
-    NAIVE = "E"
-
-
-def settings(
-    theorem: str,
-    *,
-    num_examples: int,
-    dim: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    lipschitz: float,
-    initial_gap: float,
-    radius: float,
-    num_directions: int | None = None,
-) -> Settings:
+def prescribed(
+    theorem: str, *, num_directions: int | None = None, **constants: Any
+) -> Design:
     """Computes the parameters that a theorem prescribes.
 
     Args:
-      theorem: an entry of :class:`Theorem`.
-      num_examples: n >= 4.
-      dim: d, parameters that move.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours. The papers replace a record; under the other relations one
-        record moves a sum half as far. Only the exact noise depends on it.
-      lipschitz: L, of every record's loss.
-      initial_gap: F at the start above its infimum; of 4.1, the records' mean loss.
-      radius: of the smoothed loss; the guarantee is at twice that.
+      theorem: a key of :data:`THEOREMS`.
       num_directions: m; None takes d, 64 points of the ball, or 1 for E.
+      **constants: those of :class:`~jaxdp.o2nc.theory.bounds.Constants`. The papers replace
+        a record; under the other relations one record moves a sum half as far. Only the
+        exact noise depends on it.
 
     Returns:
-      The settings.
+      The design: see :func:`jaxdp.o2nc.theory.design.designed`.
 
     Raises:
       ValueError: an argument out of range, or so few records that a theorem has no
-        whole window. TypeError: not a number.
+        whole window. TypeError: not a number, or missing.
     """
-    validate.one_of([str(t) for t in Theorem], theorem=theorem)
-    problem = Problem(
-        num_examples=num_examples,
-        dim=dim,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        lipschitz=lipschitz,
-        initial_gap=initial_gap,
-        radius=radius,
-    )
-    name = Theorem(theorem)
-    first_order = name in (Theorem.SIX_ONE, Theorem.FOUR_ONE_FIRST_ORDER)
-    default = 1 if name is Theorem.NAIVE else POINTS if first_order else dim
+    validate.one_of(tuple(THEOREMS), theorem=theorem)
+    name = str(theorem)
+    formulas, direction, difference = THEOREMS[name]
+    first_order = direction == "ball"
+    p = Constants(**constants)
+    default = 1 if name == "E" else POINTS if first_order else p.dim
     m = default if num_directions is None else num_directions
     validate.integer(num_directions=m)
-    if name is Theorem.FOUR_NINE:
-        return _four_nine(problem, int(m))
-    if name is Theorem.NAIVE:
-        return _naive(problem, int(m))
-    if first_order:
-        estimator = Estimator(int(m), "ball", "independent", oracle="first_order")
-    else:
-        estimator = Estimator(int(m), "sphere", "independent")
-    if name in (Theorem.THREE_ONE, Theorem.SIX_ONE):
-        return _single_pass(str(name), problem, estimator)
-    return _multi_pass(str(name), problem, estimator)
+    oracle: Oracle = "first_order" if first_order else "zeroth_order"
+    estimator = Estimator(int(m), direction, difference, oracle=oracle)
+    return formulas(name, p, estimator)
 
 
 # --- Zhang, Tran, Cutkosky -----------------------------------------------------------
 
 
-def _four_nine(p: Problem, num_directions: int) -> Settings:
+def _four_nine(name: str, p: Constants, estimator: Estimator) -> Design:
     n = p.num_examples
     epoch = min(max(math.ceil(max(balanced_epochs(p, p.mu))), 2), n // 2)
     # The printed noise.
     leaf = 4 * p.dim * p.lipschitz / epoch
-    return settled(
-        "4.9",
+    return designed(
+        name,
         p,
-        estimator=Estimator(num_directions, "sphere", "one_sided"),
-        period=epoch,
-        restart_batch_size=epoch + 1,
-        batch_size=1,
-        window=epoch,
-        num_windows=n // (2 * epoch),
-        max_step=p.radius / epoch,
-        reset=True,
-        prefix_noise="tree",
+        estimator,
+        Schedule(
+            period=epoch,
+            restart_batch_size=epoch + 1,
+            batch_size=1,
+            window=epoch,
+            num_windows=n // (2 * epoch),
+            max_step=p.smoothing_radius / epoch,
+            prefix_noise="tree",
+        ),
         failure=None,
         paper_noise_std=math.sqrt(2 * math.log(epoch)) * leaf / _printed_rho(p),
         paper_num_directions=p.dim,
     )
 
 
-def balanced_epochs(p: Problem, rho: float) -> tuple[float, float]:
+def balanced_epochs(p: Constants, rho: float) -> tuple[float, float]:
     """Returns the two epoch lengths of Theorem 4.9, of which it needs the larger.
 
     The bound's growing term equals the sampling error at the first, and the error of
     private noise at the second.
     """
-    gap = p.initial_gap + p.lipschitz * p.radius
-    scale = p.lipschitz * p.radius * p.num_examples / gap
+    gap = p.initial_gap + p.lipschitz * p.smoothing_radius
+    scale = p.lipschitz * p.smoothing_radius * p.num_examples / gap
     return (math.sqrt(p.dim) * scale) ** (2 / 3), math.sqrt(p.dim**1.5 * scale / rho)
 
 
-def _printed_rho(p: Problem) -> float:
+def _printed_rho(p: Constants) -> float:
     """Returns the paper's rho, a mu of Gaussian DP, by its own conversion."""
     return p.epsilon / (2 * math.sqrt(math.log(1 / p.delta)))
 
 
-def _naive(p: Problem, num_directions: int) -> Settings:
+def _naive(name: str, p: Constants, estimator: Estimator) -> Design:
     n, d = p.num_examples, p.dim
     # At least two steps in a window.
     batch = min(math.ceil(max(d, d**1.5 / p.mu)), n // 2)
     epoch = min(max(math.ceil(naive_epoch(p, batch)), 2), n // batch)
-    return settled(
-        "E",
+    return designed(
+        name,
         p,
-        estimator=Estimator(num_directions, "sphere", "antithetic"),
-        period=1,
-        restart_batch_size=batch,
-        batch_size=1,
-        window=epoch,
-        num_windows=n // (batch * epoch),
-        max_step=p.radius / epoch,
-        reset=True,
-        prefix_noise="tree",
+        estimator,
+        Schedule(
+            period=1,
+            restart_batch_size=batch,
+            batch_size=1,
+            window=epoch,
+            num_windows=n // (batch * epoch),
+            max_step=p.smoothing_radius / epoch,
+            prefix_noise="tree",
+        ),
         failure=None,
         paper_noise_std=d * p.lipschitz / (batch * _printed_rho(p)),
         paper_num_directions=1,
     )
 
 
-def naive_epoch(p: Problem, batch: int) -> float:
+def naive_epoch(p: Constants, batch: int) -> float:
     """Returns the epoch T at which the bound's growing term is the regret L / sqrt(T).
 
     With its B, an estimate and its noise are of the order of L.
     """
-    gap = p.initial_gap + p.lipschitz * p.radius
-    return (p.lipschitz * p.radius * p.num_examples / (gap * batch)) ** (2 / 3)
+    gap = p.initial_gap + p.lipschitz * p.smoothing_radius
+    return (p.lipschitz * p.smoothing_radius * p.num_examples / (gap * batch)) ** (
+        2 / 3
+    )
 
 
 # --- Kornowski, Liu, Talwar ----------------------------------------------------------
 
 
-def _single_pass(name: str, p: Problem, estimator: Estimator) -> Settings:
-    n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.radius
+def _single_pass(name: str, p: Constants, estimator: Estimator) -> Design:
+    n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.smoothing_radius
     # At least as many steps; the theorem is about gaps of at least L alpha.
     steps, gap = n / 2, max(p.initial_gap, lip * alpha)
     # The theorem's first number is never the smallest. A window has a step at least.
@@ -240,18 +195,20 @@ def _single_pass(name: str, p: Problem, estimator: Estimator) -> Settings:
         paper_m = math.log(d / p.delta) * reach**2 / d
     else:
         paper_m = math.log(d * period / p.delta) * ((d * period) ** 2 + d * reach**2)
-    return settled(
+    return designed(
         name,
         p,
-        estimator=estimator,
-        period=period,
-        restart_batch_size=period,
-        batch_size=1,
-        window=window,
-        num_windows=total // window,
-        max_step=step,
-        reset=False,
-        prefix_noise="tree",
+        estimator,
+        Schedule(
+            period=period,
+            restart_batch_size=period,
+            batch_size=1,
+            window=window,
+            num_windows=total // window,
+            max_step=step,
+            reset=False,
+            prefix_noise="tree",
+        ),
         failure=bounds.FAILURE,
         rate_factor=1.0,  # The paper's step size.
         paper_noise_std=4 * leaf * math.sqrt(logs) / p.epsilon,
@@ -271,20 +228,20 @@ class MultiPass(NamedTuple):
     num_directions: int
 
 
-def multi_pass_target(p: Problem) -> float:
+def multi_pass_target(p: Constants) -> float:
     r"""Returns the norm that n records allow by Theorem 4.1, its constant taken as 1.
 
     :math:`n = \sqrt\Phi L d^{3/4} / (\epsilon \alpha^{1/2} \beta^{3/2})`, and at most L/2,
     above which a step is longer than a window.
     """
-    gap = max(p.initial_gap, p.lipschitz * p.radius)
-    root = math.sqrt(gap / p.radius) * p.lipschitz * p.dim**0.75
+    gap = max(p.initial_gap, p.lipschitz * p.smoothing_radius)
+    root = math.sqrt(gap / p.smoothing_radius) * p.lipschitz * p.dim**0.75
     return min((root / (p.epsilon * p.num_examples)) ** (2 / 3), p.lipschitz / 2)
 
 
-def multi_pass_numbers(p: Problem, target: float) -> MultiPass:
+def multi_pass_numbers(p: Constants, target: float) -> MultiPass:
     """Computes the parameters of Theorem 4.1 for any target."""
-    n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.radius
+    n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.smoothing_radius
     gap = max(p.initial_gap, lip * alpha)
     ratio = (lip / target) ** 2
     tiny = 1e-9  # Of rounding, that no whole number is missed by.
@@ -305,25 +262,40 @@ def multi_pass_numbers(p: Problem, target: float) -> MultiPass:
     )
 
 
-def _multi_pass(name: str, p: Problem, estimator: Estimator) -> Settings:
+def _multi_pass(name: str, p: Constants, estimator: Estimator) -> Design:
     found = multi_pass_numbers(p, multi_pass_target(p))
     first_order = estimator.oracle == "first_order"
-    return settled(
+    return designed(
         name,
         p,
-        estimator=estimator,
-        period=found.period,
-        restart_batch_size=p.num_examples,
-        batch_size=p.num_examples,
-        window=found.window,
-        num_windows=found.num_steps // found.window,
-        max_step=found.max_step,
-        reset=False,
-        prefix_noise="independent",
+        estimator,
+        Schedule(
+            period=found.period,
+            restart_batch_size=p.num_examples,
+            batch_size=p.num_examples,
+            window=found.window,
+            num_windows=found.num_steps // found.window,
+            max_step=found.max_step,
+            reset=False,
+            multi_pass=True,
+        ),
         failure=bounds.FAILURE,
         rate_factor=1.0,  # The paper's step size.
-        multi_pass=True,
         paper_noise_std=found.restart_std,
         paper_difference_noise_std=found.difference_std,
         paper_num_directions=None if first_order else found.num_directions,
     )
+
+
+#: Formulas, law of the directions and kind of the differences of each theorem.
+THEOREMS: dict[
+    str,
+    tuple[Callable[[str, Constants, Estimator], Design], Direction, Difference],
+] = {
+    "4.9": (_four_nine, "sphere", "one_sided"),
+    "3.1": (_single_pass, "sphere", "independent"),
+    "4.1": (_multi_pass, "sphere", "independent"),
+    "6.1": (_single_pass, "ball", "independent"),
+    "4.1 first-order": (_multi_pass, "ball", "independent"),
+    "E": (_naive, "sphere", "antithetic"),
+}

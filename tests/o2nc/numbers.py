@@ -1,0 +1,104 @@
+"""Bounds of plain numbers, given all together."""
+
+from typing import Any
+
+from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.theory import bounds
+from jaxdp.o2nc.theory.bounds import Constants, Schedule
+from jaxdp.o2nc.theory.estimators import Difference, Direction, Estimator, Moments
+
+#: Of which the bound at a given noise does not depend.
+BUDGET: dict[str, Any] = {
+    "num_examples": 1000,
+    "epsilon": 1.0,
+    "delta": 1e-6,
+    "relation": "zero_out",
+}
+
+
+def split(numbers: dict[str, Any]) -> tuple[Constants, Estimator, Schedule]:
+    """The three parts of a problem; every number belongs to one."""
+    numbers = dict(numbers)
+    kinds = (Constants, Estimator, Schedule)
+    parts = [
+        kind(**{x: numbers.pop(x) for x in kind.__annotations__ if x in numbers})
+        for kind in kinds
+    ]
+    assert not numbers
+    return tuple(parts)  # type: ignore
+
+
+def promise(
+    *,
+    noise_variance: Any,
+    clip_bias: Any = 0.0,
+    rate_factor: float | None = None,
+    rounding: Any = 0.0,
+    **numbers: Any,
+) -> bounds.GoldsteinPromise:
+    """``bounds.promise`` of keywords alone."""
+    return bounds.promise(
+        *split(BUDGET | numbers),
+        noise_variance=noise_variance,
+        clip_bias=clip_bias,
+        rate_factor=rate_factor,
+        rounding=rounding,
+    )
+
+
+def schedule_of(found: Design) -> Schedule:
+    """The schedule of a design."""
+    fields = {x: found[x] for x in Schedule.__annotations__ if x in found}
+    return Schedule(num_windows=found.num_steps // found.window, **fields)
+
+
+# --- estimates of one record, by the numbers that they depend on -----------------------
+
+
+def grad_moments(dim: int, m: int, law: Direction) -> Moments:
+    return Estimator(m, law, "independent").grad_moments(dim)
+
+
+def diff_moments(
+    dim: int, m: int, law: Direction, difference: Difference, reach: Any
+) -> Moments:
+    return Estimator(m, law, difference).diff_moments(dim, reach)
+
+
+def grad_clip(dim: int, m: int, law: Direction, failure: Any = None) -> Any:
+    return Estimator(m, law, "independent").grad_clip(dim, failure)
+
+
+def diff_clip(
+    dim: int,
+    m: int,
+    law: Direction,
+    difference: Difference,
+    movement: Any,
+    failure: Any = None,
+) -> Any:
+    return Estimator(m, law, difference).diff_clip(dim, movement, failure)
+
+
+def slopes_clip(dim: int, m: int, law: Direction, failure: Any = None) -> Any:
+    return Estimator(m, law, "independent").slopes_clip(dim, failure)
+
+
+def practical_grad_clip(dim: int, m: int, law: Direction) -> Any:
+    return Estimator(m, law, "independent").practical_clips(dim, 1.0)[0]
+
+
+def practical_slopes_clip(dim: int, m: int, law: Direction) -> Any:
+    slopes = Estimator(m, law, "independent", True, "scalar")
+    return slopes.practical_clips(dim, 1.0)[0]
+
+
+def practical_diff_clip(
+    dim: int,
+    m: int,
+    law: Direction,
+    difference: Difference,
+    movement: Any,
+    fraction: float = 1.0,
+) -> Any:
+    return Estimator(m, law, difference).practical_clips(dim, movement, fraction)[1]
