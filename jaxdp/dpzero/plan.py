@@ -44,6 +44,7 @@ class SlopeSumPlan(SumPlan):
     theorem: theorems.Settings | None = None
 
     replayable: ClassVar[bool] = True
+    released: ClassVar[str] = "slopes"
     draws_directions: ClassVar[bool] = True
     nested: ClassVar[dict[str, Any]] = {
         "clip_tuning": ClipTuning,

@@ -132,6 +132,7 @@ class SOSP(RolesPlan):
     theorem: settings.Settings | None = None
 
     family: ClassVar[str] = "sosp"
+    released: ClassVar[str] = "queries of a search"
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
     may_stop: ClassVar[bool] = True

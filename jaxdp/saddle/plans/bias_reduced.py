@@ -73,6 +73,7 @@ class SaddleBiasReduced(TwoPlayers):
     theorem: settings.BiasReducedSettings | None = None
 
     family: ClassVar[str] = "saddle_bias_reduced"
+    released: ClassVar[str] = "vertices of the output"
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(settings.read, settings.BiasReducedSettings)
     }

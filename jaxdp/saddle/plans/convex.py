@@ -67,6 +67,7 @@ class ConvexSimplex(VertexSamplingPlan):
     theorem: settings.ConvexSettings | None = None
 
     family: ClassVar[str] = "convex_simplex"
+    released: ClassVar[str] = "vertices of iterates"
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(settings.read, settings.ConvexSettings)
     }

@@ -75,6 +75,7 @@ class Saddle(TwoPlayers):
     theorem: settings.SaddleSettings | None = None
 
     family: ClassVar[str] = "saddle"
+    released: ClassVar[str] = "vertices"
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(settings.read, settings.SaddleSettings)
     }

@@ -66,6 +66,7 @@ class SyntheticData(VertexSamplingPlan):
     theorem: settings.SyntheticSettings | None = None
 
     family: ClassVar[str] = "synthetic_data"
+    released: ClassVar[str] = "queries"
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(settings.read, settings.SyntheticSettings)
     }
