@@ -91,7 +91,7 @@ UNBOUNDED = """            most = grid.limit or 2**grid.bits
             units = jnp.round(rows * (most / grid.l2_clip_norm))
             return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
 """
-DRAWN = "_correlated.draw(plan, state.noise, where, size, phase)"
+DRAWN = "correlated_noise.draw(plan, state.noise, where, size, phase)"
 STEP_KEY = "key = keys_lib.at_step(root, step)\n"
 STEP_NOISE = "        integers = step_noise(plan, state.noise, count)\n"
 
@@ -164,7 +164,7 @@ MUTATIONS = (
         "        stds = plan.grid_noise_std // 2, round(plan.grid_noise_std * 0.75**0.5)\n"
         "        roots = state.noise, known\n"
         "        integers = sum(\n"
-        "            _common.gaussian(root, count, plan.num_directions, std).high\n"
+        "            run_state.gaussian(root, count, plan.num_directions, std).high\n"
         "            for root, std in zip(roots, stds)\n"
         "        )\n",
         "full",
@@ -394,8 +394,8 @@ MUTATIONS = (
     Mutation(
         "a record in two batches",
         DESCENT,
-        "_players.rows(plan, data, count * size, size, active)",
-        "_players.rows(plan, data, count * (size - 1), size, active)",
+        "players.rows(plan, data, count * size, size, active)",
+        "players.rows(plan, data, count * (size - 1), size, active)",
         "saddle",
     ),
     # Flagged by the enumerated case: no number of runs would show it.
@@ -447,8 +447,8 @@ MUTATIONS = (
     Mutation(
         "all refreshes have the same noise",
         SPIDER,
-        "_common.gaussian(noise.refresh, number, point.size, std)",
-        "_common.gaussian(noise.refresh, 0, point.size, std)",
+        "run_state.gaussian(noise.refresh, number, point.size, std)",
+        "run_state.gaussian(noise.refresh, 0, point.size, std)",
         "sosp",
     ),
     Mutation(
@@ -513,8 +513,8 @@ MUTATIONS = (
     Mutation(
         "steps of an escape share one noise",
         ESCAPES,
-        "_common.gaussian, escape.root, state.horizon.count, x.size",
-        "_common.gaussian, escape.root, 0, x.size",
+        "run_state.gaussian, escape.root, state.horizon.count, x.size",
+        "run_state.gaussian, escape.root, 0, x.size",
         "sosp",
     ),
     Mutation(
@@ -568,26 +568,32 @@ MUTATIONS = (
 )
 
 
-def plant(mutation: Mutation | None, folder: Path) -> None:
-    """A copy of the package in ``folder``, with the fault.
+def faulty(mutation: Mutation) -> dict[str, str]:
+    """The texts of the files that have the fault, by path.
 
     Raises:
-      ValueError: the piece of text is not there, or more than once.
+      ValueError: a piece of text is not there, or more than once.
     """
-    leave = shutil.ignore_patterns("__pycache__")
-    for name in ("kernels", "jaxdp"):  # jaxdp/kernels is a link to the former.
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
-    if mutation is None:
-        return
+    texts: dict[str, str] = {}
     for name, old, new in ((mutation.path, mutation.old, mutation.new), *mutation.also):
-        path = folder / name
-        text = path.read_text(encoding="utf-8")
+        text = texts.get(name) or (ROOT / name).read_text(encoding="utf-8")
         if text.count(old) != 1:
             raise ValueError(
                 f"{name} must hold the text of {mutation.name!r} once, but has it "
                 f"{text.count(old)} times: {old!r}"
             )
-        path.write_text(text.replace(old, new), encoding="utf-8")
+        texts[name] = text.replace(old, new)
+    return texts
+
+
+def plant(mutation: Mutation | None, folder: Path) -> None:
+    """A copy of the package in ``folder``, with the fault."""
+    texts = {} if mutation is None else faulty(mutation)
+    leave = shutil.ignore_patterns("__pycache__")
+    for name in ("kernels", "jaxdp"):  # jaxdp/kernels is a link to the former.
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
