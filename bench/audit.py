@@ -7,8 +7,8 @@ last and the worst leaf of a period, or in every step of several passes, whose q
 where the noise is scaled with that; rows name the canary that gave the bound. Of draws
 every vertex is seen, and the bound follows from the least rho of zCDP that allows the
 errors.
-Of SOSP the gradients and the products with Hessians of a drill are seen, with canaries in
-each role.
+Of SOSP the gradients and the products with Hessians of a short run are seen, with canaries
+in each role.
 
 The lattice adversary looks at the low digits of what a plan releases in its first steps,
 with the noise of the whole plan: its bound is to be 0, and the p-value of the digits of no

@@ -33,16 +33,13 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise, validate
 from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.training import preparing
+from jaxdp.training import preparing, reporting
 
 _Plan = TypeVar("_Plan", bound=SumPlan)
 
 #: A plan with noise, and the optimizer that ``fit`` runs after it: None only of plans that
 #: make the steps themselves.
 Candidate = tuple[SumPlan, optax.GradientTransformation | None]
-
-# Whether a program was already compiled tells how often its candidate was tried.
-_TIMING = ("compile_seconds", "train_seconds", "steps_per_second")
 
 
 class TuneResult(NamedTuple):
@@ -137,7 +134,7 @@ def tune(
         options["stacked"] = stacked
     keys_lib.check_unspent(keys, "tune")
     for candidate in candidates:
-        _rehearse(candidate, params, data, value_fn, options)
+        _trace(candidate, params, data, value_fn, options)
         preparing.check_losses(candidate[0], params, data, value_fn, check_isolation)
     keys_lib.spend(keys, "tune")
 
@@ -157,7 +154,9 @@ def tune(
     num = len(candidates)
     index, result = _best(run, score_fn, keys, num, mean_trials, shape)
     finite = math.isfinite(spent)
-    report = {k: v for k, v in result.report.items() if k not in _TIMING} | {
+    # Whether a program was already compiled tells how often its candidate was tried.
+    timeless = {k: v for k, v in result.report.items() if k not in reporting.TIMING}
+    report = timeless | {
         "epsilon": float(spent) if finite else None,
         "base_epsilon": float(base) if finite else None,
         "delta": delta,
@@ -263,7 +262,7 @@ def _search(
     return guarantee
 
 
-def _rehearse(
+def _trace(
     candidate: Candidate,
     params: Any,
     data: Any,
@@ -276,11 +275,11 @@ def _rehearse(
     plan = dataclasses.replace(plan, num_steps=1)
     optimizer = optax.identity() if optimizer is None else optimizer
     keys = keys_lib.Keys.insecure(0)
-    maker = plan.transform(keys, **options)
-    program = training.make_program(plan, maker, optimizer, value_fn)
+    transform = plan.transform(keys, **options)
+    program = training.make_program(plan, transform, optimizer, value_fn)
 
     def step(params: Any, data: Any) -> Any:
-        carry = training.start(plan, maker, optimizer, params)
+        carry = training.start(plan, transform, optimizer, params)
         return program(carry, keys, data, 0, 1)
 
     jax.eval_shape(step, params, data)

@@ -16,13 +16,14 @@ transcripts by runs of its own, and thereby subtracts all such streams at once, 
 that nobody thought of: noise that is a function of the direction root has no variance in
 an audit, and hides nothing. (``tests/auditing`` plants it.)
 
+* :mod:`jaxdp.auditing.cases`: how the plans of each kind of release are attacked;
 * :mod:`jaxdp.auditing.canaries`: neighbouring data sets;
 * :mod:`jaxdp.auditing.simulation`: transcripts of runs on them;
 * :mod:`jaxdp.auditing.attacks`: from a transcript to a score;
 * :mod:`jaxdp.auditing.vertices`, :mod:`jaxdp.auditing.vertex_attacks`: the same for
   plans that draw vertices instead of adding noise;
-* :mod:`jaxdp.auditing.drill`, :mod:`jaxdp.auditing.second_order`: the same for plans whose
-  queries depend on what was released, and a short run in which they are known;
+* :mod:`jaxdp.auditing.short_run`, :mod:`jaxdp.auditing.second_order`: the same for plans
+  whose queries depend on what was released, and a short run in which they are known;
 * :mod:`jaxdp.auditing.draws`: one of those draws, its law enumerated;
 * :mod:`jaxdp.auditing.grid_releases`, :mod:`jaxdp.auditing.residues`: what is released, as
   integers of its grid, and whether their low digits show the sum (:func:`lattice`);
@@ -37,5 +38,5 @@ from jaxdp.auditing._audit import AuditResult as AuditResult
 from jaxdp.auditing._audit import audit as audit
 from jaxdp.auditing._audit import shortened as shortened
 from jaxdp.auditing._lattice import LatticeResult as LatticeResult
-from jaxdp.auditing._lattice import LatticeSite as LatticeSite
 from jaxdp.auditing._lattice import lattice as lattice
+from jaxdp.auditing.residues import LatticeSite as LatticeSite

@@ -2,43 +2,17 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
-
-import numpy as np
+from typing import Any
 
 from jaxdp.accounting import Epsilon
-from jaxdp.auditing import (
-    attacks,
-    bounds,
-    draws,
-    drill,
-    second_order,
-    simulation,
-    vertex_attacks,
-    vertices,
-)
+from jaxdp.auditing import bounds, cases, draws, vertices
 from jaxdp.core import validate
-from jaxdp.mechanism.correlated_plan import CorrelatedPlan
 from jaxdp.mechanism.plan import Plan
-from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.o2nc.plan import O2NC
-from jaxdp.saddle.plans import Saddle, SaddleBiasReduced, SyntheticData
-from jaxdp.sampling import MultiPassRestarts
-from jaxdp.sosp.plan import SOSP
-
-# How the runs are divided: this share to learn the attacks, as many to choose one, the
-# rest to test it. Fewer where the best attack has nothing to learn.
-_LEARN = 0.2
-_LEARN_DRAWS = 0.1
-# Vertices of a shortened plan: what one record shows does not depend on their number.
-_MOST_VERTICES = 16
-# And its records, where all of them are in every step: longer steps make up for them.
-_MOST_RECORDS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AuditResult:
-    """Result of an audit: lower bound on epsilon, accounted epsilon, attack, error rates.
+class Bound:
+    """Lower bound on the epsilon that a plan's code has, beside the accounted one.
 
     Attributes:
       epsilon_lower: lower bound on the epsilon that the code has at ``delta``.
@@ -46,12 +20,8 @@ class AuditResult:
       delta: of both.
       failure_prob: with at most this probability the bound is above the truth.
       method: the attack, and the rule that makes an epsilon of its errors.
-      canary: the record by which the two data sets differ.
       num_runs: simulated runs on each data set.
       num_tested: those of them that the bound counts: the others chose the attack.
-      num_steps: T of every run.
-      false_positive_rate: its upper limit, for the attack.
-      false_negative_rate: its upper limit, for the attack.
     """
 
     epsilon_lower: float
@@ -59,9 +29,22 @@ class AuditResult:
     delta: float
     failure_prob: float
     method: str
-    canary: str
     num_runs: int
     num_tested: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditResult(Bound):
+    """Result of an audit: lower bound on epsilon, accounted epsilon, attack, error rates.
+
+    Attributes:
+      canary: the record by which the two data sets differ.
+      num_steps: T of every run.
+      false_positive_rate: its upper limit, for the attack.
+      false_negative_rate: its upper limit, for the attack.
+    """
+
+    canary: str
     num_steps: int
     false_positive_rate: float
     false_negative_rate: float
@@ -101,8 +84,8 @@ def audit(
     enumerated, in one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that
     breaks what one draw claims, it is the result, of delta 0.
 
-    Of ``plans.SOSP`` a short drill is attacked, whatever the plan's sizes
-    (:mod:`jaxdp.auditing.drill`): its gradients and products with Hessians are
+    Of ``plans.SOSP`` a short run is attacked, whatever the plan's sizes
+    (:mod:`jaxdp.auditing.short_run`): its gradients and products with Hessians are
     released between prescribed points. The canary of the result says in which role a
     record was read.
 
@@ -127,80 +110,48 @@ def audit(
     validate.probability(failure_prob=failure_prob)
     validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     delta, accounted = _accounted(plan, delta)
-    if isinstance(plan, SOSP):
-        plan = drill.as_drill(plan)
-    if isinstance(plan, vertices.VertexPlan):
-        rule = bounds.Rule(delta, failure_prob, zcdp=True)
+    case = cases.case_of(plan)
+    if case.draws:
+        _check_small(plan)
         enumerated = _enumerated(plan)
         if not enumerated.passed:
             return enumerated
-    else:
-        # Where who is read when is known, each run is a sequence of Gaussians.
-        closed_form = accounted.accountant == "Gaussian closed form"
-        gaussian = closed_form and not plan.sampling.amplifies
-        rule = bounds.Rule(delta, failure_prob, gaussian)
-    # max keeps the scores of one attempt at a time.
-    best = max(_attempts(plan, num_runs, seed, rule), key=lambda a: a.promise)
-    errors = bounds.error_rates(
-        best.first, best.second, best.threshold, failure_prob=failure_prob
-    )
-    false_positive, false_negative = float(errors[0]), float(errors[1])
-    epsilon_lower, how = bounds.epsilon_lower(false_positive, false_negative, rule)
+    rule = cases.rule_of(plan, delta, accounted, failure_prob)
+    plan = case.prepared(plan)
+    found = bounds.tested(_attempts(plan, num_runs, seed, rule), rule)
     return AuditResult(
-        epsilon_lower=epsilon_lower,
+        epsilon_lower=found.epsilon_lower,
         epsilon=float(accounted),
         delta=delta,
         failure_prob=failure_prob,
-        method=f"{best.attack}, {how}",
-        canary=best.canary,
+        method=f"{found.attempt.attack}, {found.how}",
+        canary=found.attempt.canary,
         num_runs=num_runs,
-        num_tested=len(best.first),
+        num_tested=len(found.attempt.first),
         num_steps=plan.num_steps,
-        false_positive_rate=false_positive,
-        false_negative_rate=false_negative,
+        false_positive_rate=found.false_positive,
+        false_negative_rate=found.false_negative,
     )
-
-
-class _Attempt(NamedTuple):
-    """Attack on one canary: its chosen threshold, and the scores that will test it."""
-
-    canary: str
-    attack: str
-    threshold: float
-    promise: float  # the bound that it gives on the runs it was chosen on
-    first: np.ndarray  # scores of the runs that are to test it, on the first data set
-    second: np.ndarray  # and on the second one
 
 
 def _attempts(
     plan: Any, num_runs: int, seed: int, rule: bounds.Rule
-) -> Iterator[_Attempt]:
-    runs: Any = simulation
-    attackers: Any = attacks
-    share = _LEARN
-    if isinstance(plan, vertices.VertexPlan):
-        runs, attackers, share = vertices, vertex_attacks, _LEARN_DRAWS
-    if isinstance(plan, SOSP):
-        runs = attackers = second_order
-    learn = choose = int(share * num_runs)
-    canaries: Any = runs.canaries(plan)
+) -> Iterator[bounds.Attempt]:
+    case = cases.case_of(plan)
+    learn = choose = int(case.learn * num_runs)
+    canaries = case.canaries(plan)
     data = list(dict.fromkeys(d for c in canaries for d in (c.first, c.second)))
-    made = runs.transcripts(plan, data, num_runs, seed)
+    made = case.transcripts(plan, data, num_runs, seed)
     transcripts = dict(zip(data, made, strict=True))
     for canary in canaries:
         first, second = transcripts[canary.first], transcripts[canary.second]
-        learned = attackers.attacks(plan, canary, first[:learn], second[:learn])
+        learned = case.attacks(plan, canary, first[:learn], second[:learn])
         for name, score in learned.items():
-            one, other = score(first[learn:]), score(second[learn:])
-            threshold, promise = bounds.best_threshold(
-                one[:choose], other[:choose], rule
-            )
-            yield _Attempt(
-                canary.name, name, threshold, promise, one[choose:], other[choose:]
-            )
+            scores = score(first[learn:]), score(second[learn:])
+            yield bounds.attempt(name, canary.name, scores, choose, rule)
 
 
-def _enumerated(plan: vertices.VertexPlan) -> AuditResult:
+def _enumerated(plan: Any) -> AuditResult:
     """Returns the audit result of the sampler's enumerated law, in one worst-case draw."""
     found = draws.audited(plan)
     return AuditResult(
@@ -244,90 +195,26 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
       TypeError, ValueError: as :func:`audit`.
     """
     validate.integer(num_steps=num_steps)
-    delta, accounted = _accounted(plan, delta, whole=False)
-    if isinstance(plan, SOSP):
-        return drill.drilled(plan, num_steps)
-    changes = _shorter(plan, num_steps)
-    if not changes:
-        return plan
-    fewer = dataclasses.replace(plan, **changes)
+    delta, accounted = _accounted(plan, delta)
+    case = cases.case_of(plan)
+    fewer = case.shortened(plan, num_steps)
+    if fewer is plan or case.keeps_noise:
+        return fewer
     return fewer.calibrate(epsilon=accounted, delta=delta)
 
 
-def _shorter(plan: Any, num_steps: int) -> dict[str, Any]:
-    """Returns the changed fields of a shortened plan; empty if it is short enough."""
-    if isinstance(plan, vertices.VertexPlan):
-        num_steps = max(num_steps, 2)
-        most = {"dim": _MOST_VERTICES, "dim_x": _MOST_VERTICES, "dim_y": _MOST_VERTICES}
-        most |= {"domain_size": _MOST_VERTICES, "num_queries": _MOST_VERTICES}
-        most |= {"num_draws": vertices.MOST_DRAWS, "num_steps": num_steps}
-        if isinstance(plan, SyntheticData):
-            most["num_examples"] = _MOST_RECORDS
-        changes = {k: limit for k, limit in most.items() if getattr(plan, k, 0) > limit}
-        if "num_steps" in changes and not isinstance(plan, SyntheticData):
-            changes["num_examples"] = num_steps * plan.sampling.batch_size
-        return changes
-    if plan.num_steps <= num_steps:
-        return {}
-    changes: dict[str, Any] = {"num_steps": num_steps, "noise_multiplier": None}
-    if isinstance(plan, O2NC):
-        period = min(plan.sampling.period, max(num_steps // 2, 1))
-        sampler = dataclasses.replace(plan.sampling, period=period)
-        changes["sampling"] = sampler
-        if isinstance(sampler, MultiPassRestarts):
-            records = min(plan.num_examples, _MOST_RECORDS)
-        else:
-            records = sampler.records_per_period * -(-num_steps // period)
-        changes["num_examples"] = records
-    return changes
+def _accounted(plan: Any, delta: float | None) -> tuple[float, Epsilon]:
+    """Returns delta and epsilon of a plan whose runs can be audited; checks both."""
+    refused = cases.case_of(plan).refused(plan)
+    if refused:
+        raise ValueError(f"plan must {refused}")
+    return cases.accounted(plan, delta)
 
 
-def _accounted(
-    plan: Any, delta: float | None, *, whole: bool = True
-) -> tuple[float, Epsilon]:
-    """Returns delta and epsilon of a plan that can be audited; checks both arguments.
-
-    With ``whole``, all that a run draws must be small enough to be looked at.
-    """
-    if isinstance(plan, SaddleBiasReduced):
-        raise ValueError(
-            "plan must release every vertex that it draws to be audited, got "
-            "SaddleBiasReduced, which releases those of its output alone; plans.Saddle "
-            "draws and moves scores by the same code"
-        )
-    validate.instance((SumPlan, SOSP, *get_args(vertices.VertexPlan)), plan=plan)
-    if isinstance(plan, vertices.VertexPlan):
-        _check_draws(plan, whole)
-    elif not plan.noise_multiplier:
-        raise ValueError(
-            "plan must have noise to be audited, got noise_multiplier = "
-            f"{plan.noise_multiplier!r}"
-        )
-    if isinstance(plan, CorrelatedPlan) and not isinstance(plan, O2NC):
-        raise ValueError(
-            "plan must make its own releases to be audited, got "
-            f"{type(plan).__name__}, whose updates come from elsewhere"
-        )
-    epsilon = plan.epsilon(delta=delta)
-    chosen = plan.delta if delta is None else delta
-    assert chosen is not None  # Or there were no epsilon.
-    return chosen, epsilon
-
-
-def _check_draws(plan: vertices.VertexPlan, whole: bool) -> None:
-    plan.check_ready()
-    if plan.sampler != "integer":
-        raise ValueError(
-            'plan must have sampler="integer" to be audited, got '
-            f"{plan.sampler!r}, which promises nothing"
-        )
-    if plan.rho == 0:
-        raise ValueError(
-            "plan must have steps that depend on data to be audited, got num_steps = "
-            f"{plan.num_steps} and rho = 0"
-        )
+def _check_small(plan: Any) -> None:
+    """Requires that all vertices of a step are released."""
     most = vertices.MOST_DRAWS
-    if whole and isinstance(plan, Saddle) and plan.num_draws > most:
+    if plan.released == "vertices" and plan.num_draws > most:
         raise ValueError(
             f"plan must have num_draws <= {most} to be audited, whose vertices are all "
             f"released, got {plan.num_draws}; shorten it"

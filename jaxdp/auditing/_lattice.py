@@ -3,17 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from jaxdp.auditing import bounds, grid_releases, residues, vertices
+from jaxdp.auditing import bounds, cases, grid_releases, residues
+from jaxdp.auditing._audit import Bound
 from jaxdp.auditing.grid_releases import Site
+from jaxdp.auditing.residues import LatticeSite
 from jaxdp.core import validate
+from jaxdp.core.keys import Keys
 from jaxdp.mechanism.plan import Plan
-from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.saddle.plans import SaddleBiasReduced
-from jaxdp.sosp.plan import SOSP
 
 #: Shares of the runs that learn an attack and that choose one; the rest test it.
 _LEARN, _CHOOSE = 0.25, 0.25
@@ -26,53 +25,18 @@ _NO_DIGITS = f"its noise is less than {residues.LEAST_STD:g} units of its grid"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LatticeSite:
-    """Test of the low digits of one kind of release, where no record contributes.
-
-    Attributes:
-      name: of the release.
-      noise_std: standard deviation of its noise, in units of its grid.
-      num_numbers: that had all of their digits.
-      even: the share of even ones; 1/2 if nothing is wrong.
-      even_tails: the same beyond two standard deviations; NaN where there are few.
-      p_value: of the statistic that fits worst, times how many were computed.
-      statistic: its name.
-    """
-
-    name: str
-    noise_std: float
-    num_numbers: int
-    even: float
-    even_tails: float
-    p_value: float
-    statistic: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LatticeResult:
+class LatticeResult(Bound):
     """Result of the lattice adversary: lower bound on epsilon, digit tests of each site.
 
+    ``failure_prob`` is the probability with which a plan without fault is flagged, at most;
+    ``method`` names the release that the attack reads, too.
+
     Attributes:
-      epsilon_lower: lower bound on the epsilon that the code has at ``delta``.
-      epsilon: what the plan accounts at ``delta``.
-      delta: of both.
-      failure_prob: with at most this probability a plan without fault is flagged.
-      method: the attack, the release that it reads, and the rule that makes an epsilon of
-        its errors.
-      num_runs: simulated runs on each data set.
-      num_tested: those of them that the bound counts.
       sites: the digits of each kind of release.
       left_out: releases that are not looked at, with reasons.
       reason: why there was nothing to look at; empty if there was.
     """
 
-    epsilon_lower: float
-    epsilon: float
-    delta: float
-    failure_prob: float
-    method: str
-    num_runs: int
-    num_tested: int
     sites: tuple[LatticeSite, ...]
     left_out: tuple[str, ...] = ()
     reason: str = ""
@@ -147,80 +111,40 @@ def lattice(
     validate.integer(at_least=100, at_most=2**31, num_runs=num_runs)
     validate.probability(failure_prob=failure_prob)
     validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
-    drawn = (*get_args(vertices.VertexPlan), SaddleBiasReduced)
-    validate.instance((SumPlan, SOSP, *drawn), plan=plan)
-    made: Any = plan
-    noisy = not isinstance(plan, drawn)
-    if noisy and not made.noise_multiplier:
-        raise ValueError(
-            "plan must have noise to be audited, got noise_multiplier = "
-            f"{made.noise_multiplier!r}"
-        )
-    accounted = made.epsilon(delta=delta)
-    chosen = made.delta if delta is None else delta
-    released = grid_releases.Releases((), ())
-    if noisy:
-        released = grid_releases.releases(plan, num_runs, seed)
+    mechanism = cases.case_of(plan).mechanism
+    chosen, accounted = cases.accounted(plan, delta)
+    released = grid_releases.Releases()
+    if mechanism is not None:
+        made = mechanism(plan, Keys.insecure(seed))
+        released = grid_releases.releases(made, num_runs, seed)
     large = tuple(s for s in released.sites if s.noise_std >= residues.LEAST_STD)
     small = tuple(
         f"{s.name}: noise of {s.noise_std:.4g} units"
         for s in released.sites
         if s.noise_std < residues.LEAST_STD
     )
-    if not large:
-        return LatticeResult(
-            epsilon_lower=0.0,
-            epsilon=float(accounted),
-            delta=chosen,
-            failure_prob=failure_prob,
-            method="none",
-            num_runs=num_runs if noisy else 0,
-            num_tested=0,
-            sites=(),
-            left_out=(*released.left_out, *small),
-            reason=_NO_DIGITS if noisy else _NO_LATTICE,
-        )
-    sites = tuple(_looked_at(site) for site in large)
-    # Where who is read when is known, each run is a sequence of Gaussians.
-    closed_form = accounted.accountant == "Gaussian closed form"
-    gaussian = closed_form and not made.sampling.amplifies
-    rule = bounds.Rule(chosen, failure_prob / 2, gaussian)
-    best = max(_attempts(large, rule), key=lambda each: each.promise)
-    errors = bounds.error_rates(
-        best.first, best.second, best.threshold, failure_prob=rule.failure_prob
-    )
-    lower, how = bounds.epsilon_lower(float(errors[0]), float(errors[1]), rule)
+    reason, method, found = "", "none", None
+    if large:
+        rule = cases.rule_of(plan, chosen, accounted, failure_prob / 2)
+        found = bounds.tested(_attempts(large, rule), rule)
+        method = f"{found.attempt.attack}, {found.how}"
+    else:
+        reason = _NO_LATTICE if mechanism is None else _NO_DIGITS
     return LatticeResult(
-        epsilon_lower=lower,
+        epsilon_lower=found.epsilon_lower if found else 0.0,
         epsilon=float(accounted),
         delta=chosen,
         failure_prob=failure_prob,
-        method=f"{best.name}, {how}",
-        num_runs=num_runs,
-        num_tested=len(best.first),
-        sites=sites,
+        method=method,
+        num_runs=0 if mechanism is None else num_runs,
+        num_tested=len(found.attempt.first) if found else 0,
+        sites=tuple(residues.fit(s.units[0], s.noise_std, s.name) for s in large),
         left_out=(*released.left_out, *small),
+        reason=reason,
     )
 
 
-def _looked_at(site: Site) -> LatticeSite:
-    found = residues.fit(site.units[0], site.noise_std)
-    return LatticeSite(
-        name=site.name, noise_std=float(site.noise_std), **found._asdict()
-    )
-
-
-class _Attempt(NamedTuple):
-    """Attack on one site: its chosen threshold, and the scores that will test it."""
-
-    name: str
-    threshold: float
-    promise: float  # the bound that it gives on the runs it was chosen on
-    first: np.ndarray  # scores of the runs that are to test it, without the record
-    second: np.ndarray  # and with it
-
-
-def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[_Attempt]:
+def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[bounds.Attempt]:
     for site in sites:
         first, second = (residues.integers(units) for units in site.units)
         learn = math.ceil(_LEARN * len(first))
@@ -235,19 +159,11 @@ def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[_Attempt]:
             cells = [residues.cells(found, modulus) for found in both]
             ratio = _log_ratio([c[:learn] for c in cells], residues.num_cells(modulus))
             one, other = (ratio[c[learn:]].sum(axis=1) for c in cells)
-            threshold, promise = bounds.best_threshold(
-                one[:choose], other[:choose], rule
-            )
-            yield _Attempt(
-                f"{name} of {site.name}",
-                threshold,
-                promise,
-                one[choose:],
-                other[choose:],
-            )
+            attack = f"{name} of {site.name}"
+            yield bounds.attempt(attack, "", (one, other), choose, rule)
     # So that there always is one: it tells nothing.
     none = np.zeros(1)
-    yield _Attempt("no attack", 0.0, -math.inf, none, none)
+    yield bounds.Attempt("no attack", "", 0.0, -math.inf, none, none)
 
 
 def _odd(first: np.ndarray, second: np.ndarray) -> np.ndarray:

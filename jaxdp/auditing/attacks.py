@@ -7,12 +7,11 @@ noise: R numbers that each of T steps released.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from jaxdp.auditing.canaries import Canary, phases
-from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.o2nc.plan import O2NC
 
 #: From transcripts (n, T, R) to finite scores (n,), larger for the first data set.
 Score = Callable[[np.ndarray], np.ndarray]
@@ -23,36 +22,38 @@ _RIDGE = 1e-9
 
 
 def attacks(
-    plan: SumPlan, canary: Canary, first: np.ndarray, second: np.ndarray
+    plan: Any, canary: Canary, first: np.ndarray, second: np.ndarray, *, logged: int = 0
 ) -> dict[str, Score]:
     """Returns all attacks by name, learned from transcripts of the canary's two data sets.
 
     * *likelihood ratio*: the claimed one, along the canary's direction; with sampled
       batches of the mixture of steps that read the canary and steps that do not; with
-      correlated noise after that was undone. Of ``plans.O2NC`` it reads no norms.
+      correlated noise after that was undone.
     * *linear*: the difference of means over the covariance (Fisher's discriminant). It
       finds what noise has in common between steps, for what cancels has no variance.
     * *histogram*: ratios of counts, step by step. It finds any other law: a scale, a
       missing mixture; and a release that is not finite has a count of its own.
+
+    The likelihood ratio leaves out the last ``logged`` numbers of a step, which follow from
+    the others.
     """
     inclusion = _inclusion(plan)
     project = _projection(canary, first, second, inclusion)
-    if isinstance(plan, O2NC) and not plan.multi_pass:
-        claimed = _whitened(plan, canary, first, second)
-    elif isinstance(plan, O2NC):
-        along = _projection(canary, first[..., :-1], second[..., :-1], inclusion)
-        ratio = _likelihood_ratio(plan, canary, along, inclusion)
-        claimed = lambda x: ratio(x[..., :-1])  # noqa: E731
+    width = first.shape[-1] - logged
+    noised = first[..., :width], second[..., :width]
+    if canary.weights is not None:
+        claimed = _weighed(canary.weights, noised[0], noised[1])
     else:
-        claimed = _likelihood_ratio(plan, canary, project, inclusion)
+        along = _projection(canary, *noised, inclusion)
+        claimed = _likelihood_ratio(plan, canary, along, inclusion)
     return {
-        "likelihood ratio": claimed,
+        "likelihood ratio": lambda x: claimed(x[..., :width]),
         "linear": linear(first, second),
         "histogram": histogram(project, first, second),
     }
 
 
-def _inclusion(plan: SumPlan) -> np.ndarray:
+def _inclusion(plan: Any) -> np.ndarray:
     """Returns the probability (T,) that a step reads the canary; ones without sampling."""
     if not plan.sampling.amplifies:
         return np.ones(plan.num_steps)
@@ -78,7 +79,7 @@ def _projection(
     length = np.linalg.norm(difference, axis=-1, keepdims=True)
     along = difference / np.maximum(length, 1e-30)
     middle = np.sum((means[0] + means[1]) / 2 * along, axis=-1)
-    known = inclusion * np.mean(canary.moves(len(middle)), axis=0)
+    known = inclusion * np.mean(canary.shifts(), axis=0)
 
     def project(x: np.ndarray) -> np.ndarray:
         return np.einsum("ntr,tr->nt", x, along) - middle + known
@@ -87,7 +88,7 @@ def _projection(
 
 
 def _likelihood_ratio(
-    plan: SumPlan, canary: Canary, project: Score, inclusion: np.ndarray
+    plan: Any, canary: Canary, project: Score, inclusion: np.ndarray
 ) -> Score:
     with np.errstate(divide="ignore"):
         stay, read = np.log1p(-inclusion), np.log(inclusion)
@@ -102,39 +103,21 @@ def _likelihood_ratio(
 
     def score(transcripts: np.ndarray) -> np.ndarray:
         x = finite(project(transcripts))
-        here, there = (log_law(x, moved) for moved in canary.moves(x.shape[1]))
+        here, there = (log_law(x, moved) for moved in canary.shifts())
         return (here - there).sum(axis=-1)
 
     return score
 
 
-def _whitened(
-    plan: O2NC, canary: Canary, first: np.ndarray, second: np.ndarray
-) -> Score:
-    r"""Returns the likelihood ratio of one period of correlated noise, up to a constant.
-
-    The increments x of the period are a mean plus :math:`C^{-1}\xi`; the record moves the
-    mean of leaf i alone, along one direction. So :math:`Cx` has independent noise, is moved
-    along :math:`Ce_i`, and :math:`\langle Ce_i, Cx\rangle` tells all.
-    """
-    assert canary.step is not None
-    length, leaf = plan.noise_period, canary.step % plan.noise_period
-    begin = canary.step - leaf
-    steps = slice(begin, min(begin + length, plan.num_steps))
-    count = steps.stop - begin
-    strategy = plan.correlation.strategy()[:count, :count]
-    weights = strategy.T @ strategy[:, leaf]
+def _weighed(weights: np.ndarray, first: np.ndarray, second: np.ndarray) -> Score:
+    """Returns the weighed sum of steps, along the direction in which the means differ."""
 
     def weighed(x: np.ndarray) -> np.ndarray:
-        return np.einsum("t,ntr->nr", weights, finite(x[:, steps, :-1]))
+        return np.einsum("t,ntr->nr", weights, finite(x))
 
     along = weighed(first).mean(axis=0) - weighed(second).mean(axis=0)
     along /= max(float(np.linalg.norm(along)), 1e-30)
-
-    def score(transcripts: np.ndarray) -> np.ndarray:
-        return weighed(transcripts) @ along
-
-    return score
+    return lambda transcripts: weighed(transcripts) @ along
 
 
 def linear(first: np.ndarray, second: np.ndarray) -> Score:
@@ -146,18 +129,13 @@ def linear(first: np.ndarray, second: np.ndarray) -> Score:
     ridge = _RIDGE * scale * np.eye(len(covariance))
     difference = rows[0].mean(axis=0) - rows[1].mean(axis=0)
     weights = np.linalg.solve(covariance + ridge, difference)
-
-    def score(transcripts: np.ndarray) -> np.ndarray:
-        return finite(transcripts).reshape(len(transcripts), -1) @ weights
-
-    return score
+    return lambda x: finite(x).reshape(len(x), -1) @ weights
 
 
 def histogram(project: Score, first: np.ndarray, second: np.ndarray) -> Score:
     """Returns the score that sums log count ratios of projected transcripts, by column."""
-    rows = [project(x) for x in (first, second)]
     edges, log_ratio = [], []
-    for both in zip(*(x.T for x in rows), strict=True):
+    for both in zip(*(project(x).T for x in (first, second)), strict=True):
         pooled = finite(np.concatenate(both))
         cuts = np.unique(np.quantile(pooled, np.linspace(0, 1, _BINS + 1)[1:-1]))
         counts = [

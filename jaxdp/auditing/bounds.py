@@ -1,5 +1,6 @@
 """Lower bounds on epsilon from the errors of an attack."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -126,6 +127,52 @@ def best_threshold(
     # Each rule's bound rises with its strength.
     best = max((int(np.argmax(x)) for x in _strengths(*errors, rule)), key=bound)
     return float(candidates[best]), bound(best)
+
+
+class Attempt(NamedTuple):
+    """Attack on one canary: its chosen threshold, and the scores that will test it."""
+
+    attack: str
+    canary: str
+    threshold: float
+    promise: float  # the bound that it gives on the runs it was chosen on
+    first: np.ndarray  # scores of the runs that are to test it, on the first data set
+    second: np.ndarray  # and on the second one
+
+
+def attempt(
+    attack: str,
+    canary: str,
+    scores: tuple[np.ndarray, np.ndarray],
+    choose: int,
+    rule: Rule,
+) -> Attempt:
+    """Returns the attempt with the threshold that the first ``choose`` scores choose."""
+    first, second = scores
+    chosen = best_threshold(first[:choose], second[:choose], rule)
+    return Attempt(attack, canary, *chosen, first[choose:], second[choose:])
+
+
+class Tested(NamedTuple):
+    """Result of the most promising attempt on the scores that did not choose it."""
+
+    attempt: Attempt
+    epsilon_lower: float
+    how: str  # the rule that gives it
+    false_positive: float
+    false_negative: float
+
+
+def tested(attempts: Iterable[Attempt], rule: Rule) -> Tested:
+    """Bounds epsilon by the attempt that promises most, on its other scores."""
+    # max keeps the scores of one attempt at a time.
+    best = max(attempts, key=lambda one: one.promise)
+    errors = error_rates(
+        best.first, best.second, best.threshold, failure_prob=rule.failure_prob
+    )
+    false_positive, false_negative = map(float, errors)
+    found = epsilon_lower(false_positive, false_negative, rule)
+    return Tested(best, *found, false_positive, false_negative)
 
 
 def _strengths(

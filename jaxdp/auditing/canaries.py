@@ -1,35 +1,36 @@
 """Neighbouring data sets: records that move releases as far as they may, and others."""
 
 import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxdp import sampling
 from jaxdp.core.keys import Keys
-from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.o2nc.plan import O2NC
 
-_CLIPS = {"plus": 1, "minus": -1, "nan": 0, "absent": 0}
+#: Contribution of a record in units of its bound, by its kind.
+VALUES = {"plus": 1.0, "minus": -1.0, "nan": math.nan, "absent": 0.0}
 
 
 class DataSet(NamedTuple):
     """Data set whose records contribute zero, except for one.
 
     Attributes:
-      record: what the one is: its slopes are clipped to the bound ("plus", "minus"), or
-        are not a number; or its row is masked.
+      record: kind of the one: it saturates every bound, upwards ("plus") or downwards
+        ("minus"), or is not a number, or contributes nothing either ("absent").
       index: its place.
       axis: the parameter that its loss depends on.
       signs: of its contribution in each step; where 0, it has none. None for 1 in all.
-      crowded: whether every other record saturates the bound too, all of them along the
-        first parameter.
+      players: whose gradients these are, of "xy"; those of the other player are zero.
+      crowded: whether every other record saturates the bounds too.
     """
 
     record: Literal["plus", "minus", "nan", "absent"]
     index: int = 0
     axis: int = 0
     signs: tuple[int, ...] | None = None
+    players: str = "xy"
     crowded: bool = False
 
 
@@ -40,77 +41,82 @@ class Canary(NamedTuple):
       name: for people.
       first: with the canary.
       second: with what the relation puts in its place.
-      distance: by how many standard deviations of the claimed noise one clip moves a
-        release: of every step, or float64 (T,).
-      step: the one that reads the record; None if every one may.
+      moves: float64 (T,) or (T, R): by how many standard deviations of the claimed noise
+        one clip of the record moves each release. None where vertices are drawn.
+      weights: of the claimed likelihood ratio of correlated noise, up to a factor; of the
+        shape of ``moves``. None for independent noise.
     """
 
     name: str
     first: DataSet
     second: DataSet
-    distance: float | np.ndarray
-    step: int | None = None
+    moves: Any = None
+    weights: Any = None
 
-    def moves(self, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the displacement (T,) of each release by the record, in both data sets.
-
-        In standard deviations of the claimed noise.
-        """
-        signs = self.first.signs
-        where = np.ones(num_steps) if signs is None else np.abs(signs)
-        where = where * self.distance
-        if self.step is not None:
-            where = where * (np.arange(num_steps) == self.step)
-        one, other = (_CLIPS[data.record] for data in (self.first, self.second))
-        return one * where, other * where
+    def shifts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how far the record moves each release, in both data sets."""
+        one, other = (VALUES[data.record] for data in (self.first, self.second))
+        return np.nan_to_num(one) * self.moves, other * self.moves
 
 
-def canaries(plan: SumPlan) -> tuple[Canary, ...]:
-    """Returns the pairs of data sets that an audit of a plan compares.
+def against(
+    plan: Any, name: str, first: DataSet, moves: Any = None, weights: Any = None
+) -> Canary:
+    """Returns the canary of a data set and its neighbour under the plan's relation.
+
+    That is the record's negative, where records are replaced, and else one that
+    contributes nothing: zeroed, removed or never added.
+    """
+    replaced = plan.relation == "replace_one"
+    second = first._replace(record="minus" if replaced else "absent")
+    name = f"{name}, against {'its negative' if replaced else 'none'}"
+    return Canary(name, first, second, moves, weights)
+
+
+def of_sums(plan: Any) -> tuple[Canary, ...]:
+    """Returns the canaries of a plan that releases one noised sum a step.
 
     * A record that saturates the clip, at either end of the data.
     * One whose loss is not a number; it has to count nothing.
     * Some that saturate it in a part of the steps, as a loss may that depends on public
       parameters. Of any two steps one of them is in the one and not in the other: noise
-      that the two share is then no more in their difference, but the record is. Of
-      ``plans.O2NC`` it has the other sign in the others, for a change between two queries
-      vanishes only if both losses do; besides, one counts in restarts alone, and one in
-      all other steps.
-    * Where records are read once, one in each of several leaves of a period: the first,
-      a middle one, the last, and the worst, which a record moves by the most of what the
-      noise protects. Each is the last row of its batch, which a batch that overlaps would
-      read again.
-    * Of ``plans.O2NC`` one more among records that saturate, so that the estimate is large.
-
-    Against each stands its negative, where records are replaced, and else a masked row:
-    zeroed, removed or never added, a record contributes to nothing.
+      that the two share is then no more in their difference, but the record is.
     """
-    if isinstance(plan, O2NC):
-        return _every_step(plan) if plan.multi_pass else _leaf_canaries(plan)
-    noise: Any = plan.noise_multiplier
-    distance = plan.l2_clip_norm / (plan.sensitivity * noise)
-    pair = functools.partial(_pair, plan, distance=distance)
-    return (
-        *_ends(pair, num_records(plan)),
-        *_digits(pair, plan.num_steps, off=0),
-    )
+    distance = plan.l2_clip_norm / (plan.sensitivity * plan.noise_multiplier)
+    pair = functools.partial(_pair, plan, np.full(plan.num_steps, distance))
+    return *_ends(pair, num_records(plan)), *_digits(pair, plan.num_steps, off=0)
 
 
-def num_records(plan: SumPlan) -> int:
+def of_increments(plan: Any) -> tuple[Canary, ...]:
+    """Returns the canaries of a plan that releases an estimate and its changes.
+
+    Those of sums, with the other sign in the other steps, for a change between two queries
+    vanishes only if both losses do; besides, one that counts in restarts alone, one in all
+    other steps, and one among records that saturate, so that the estimate is large.
+
+    Where records are read once, one in each of several leaves of a period: the first,
+    a middle one, the last, and the worst, which a record moves by the most of what the
+    noise protects. Each is the last row of its batch, which a batch that overlaps would
+    read again.
+    """
+    return _every_step(plan) if plan.multi_pass else _leaves(plan)
+
+
+def num_records(plan: Any) -> int:
     """Returns the number of records of a data set; with external batches, of one batch."""
     if isinstance(plan.sampling, sampling.External):
         return plan.sampling.rows(plan.num_examples)
     return plan.num_examples
 
 
-def phases(plan: SumPlan) -> list[str]:
+def phases(plan: Any) -> list[str]:
     """Returns the name of every step's phase."""
     names = [p.name for p in plan.phases for _ in range(p.num_steps)]
     periods = -(-plan.num_steps // len(names))
     return (names * periods)[: plan.num_steps]
 
 
-def amplitudes(plan: SumPlan, data: DataSet) -> np.ndarray:
+def amplitudes(plan: Any, data: DataSet) -> np.ndarray:
     """Returns the factor of a data set's losses in each step, float32 (T,).
 
     The factor grows, so that the change from one step to the next has the sign of the
@@ -122,18 +128,9 @@ def amplitudes(plan: SumPlan, data: DataSet) -> np.ndarray:
     return np.where((signs == 0) & changes, np.nan, signs * (steps + 1)).astype("f4")
 
 
-def _pair(
-    plan: SumPlan,
-    name: str,
-    first: DataSet,
-    distance: float | np.ndarray,
-    step: int | None = None,
-) -> Canary:
-    """Returns the canary of a data set and its neighbour under the plan's relation."""
-    replaced = plan.relation == "replace_one"
-    against = "its negative" if replaced else "none"
-    second = first._replace(record="minus" if replaced else "absent")
-    return Canary(f"{name}, against {against}", first, second, distance, step)
+def _pair(plan: Any, distances: np.ndarray, name: str, first: DataSet) -> Canary:
+    signs = 1 if first.signs is None else np.abs(first.signs)
+    return against(plan, name, first, signs * distances)
 
 
 def _ends(pair: Any, num_records: int) -> tuple[Canary, ...]:
@@ -146,41 +143,29 @@ def _ends(pair: Any, num_records: int) -> tuple[Canary, ...]:
 
 def _digits(pair: Any, num_steps: int, *, off: int) -> list[Canary]:
     """Returns one canary a binary digit: sign 1 in steps that have it, else ``off``."""
-    steps = range(num_steps)
-
-    def signs(bit: int) -> tuple[int, ...]:
-        return tuple(1 if step >> bit & 1 else off for step in steps)
-
-    return [
-        pair(
-            f"saturating record, in steps of binary digit {bit}",
-            DataSet("plus", signs=signs(bit)),
-        )
-        for bit in range((num_steps - 1).bit_length())
-    ]
+    found = []
+    for bit in range((num_steps - 1).bit_length()):
+        signs = tuple(1 if step >> bit & 1 else off for step in range(num_steps))
+        name = f"saturating record, in steps of binary digit {bit}"
+        found.append(pair(name, DataSet("plus", signs=signs)))
+    return found
 
 
-def _every_step(plan: O2NC) -> tuple[Canary, ...]:
+def _every_step(plan: Any) -> tuple[Canary, ...]:
     """Returns canaries of a plan with independent noise whose steps may all read them."""
     names = phases(plan)
     moved = {p: bound / n / plan.step_std(p) for p, (bound, n) in plan.clips.items()}
-    distance = np.array([moved[name] for name in names])
-    pair = functools.partial(_pair, plan, distance=distance)
-
-    def within(phase: str) -> Canary:
+    pair = functools.partial(_pair, plan, np.array([moved[name] for name in names]))
+    found = [*_ends(pair, plan.num_examples), *_digits(pair, plan.num_steps, off=-1)]
+    for phase in plan.clips if len(set(names)) > 1 else ():
         signs = tuple(int(name == phase) for name in names)
-        name = f"saturating record, in each {phase}"
-        return pair(name, DataSet("plus", signs=signs))
-
-    return (
-        *_ends(pair, plan.num_examples),
-        *_digits(pair, plan.num_steps, off=-1),
-        *([within(name) for name in plan.clips] if len(set(names)) > 1 else []),
-        pair("saturating record among others", DataSet("plus", crowded=True)),
-    )
+        data = DataSet("plus", signs=signs)
+        found.append(pair(f"saturating record, in each {phase}", data))
+    crowded = DataSet("plus", crowded=True)
+    return (*found, pair("saturating record among others", crowded))
 
 
-def _leaf_canaries(plan: O2NC) -> tuple[Canary, ...]:
+def _leaves(plan: Any) -> tuple[Canary, ...]:
     """Returns canaries of a plan whose steps are leaves of periods of correlated noise."""
     names, period = phases(plan), min(plan.noise_period, plan.num_steps)
     moves = plan.leaf_sensitivities * plan.correlation.column_norms()
@@ -196,7 +181,9 @@ def _leaf_canaries(plan: O2NC) -> tuple[Canary, ...]:
         )
         first = DataSet(record, int(read.records[-1]), crowded=crowded)
         bound, rows = plan.clips[phase]
-        return _pair(plan, name, first, bound / rows / plan.node_std, step)
+        moves = np.where(np.arange(plan.num_steps) == step, 1.0, 0.0)
+        weights = leaf_weights(plan, step)
+        return against(plan, name, first, bound / rows / plan.node_std * moves, weights)
 
     steps = sorted({0, period // 2, period - 1, worst, latest + worst})
     return (
@@ -204,3 +191,19 @@ def _leaf_canaries(plan: O2NC) -> tuple[Canary, ...]:
         pair("saturating record among others", "plus", second, crowded=True),
         pair("record of NaN", "nan", second),
     )
+
+
+def leaf_weights(plan: Any, step: int) -> np.ndarray:
+    r"""Returns the weights (T,) of the releases that tell a record of one step best.
+
+    The increments x of its period are a mean plus :math:`C^{-1}\xi`; the record moves the
+    mean of leaf i alone, along one direction. So :math:`Cx` has independent noise, is moved
+    along :math:`Ce_i`, and :math:`\langle Ce_i, Cx\rangle` tells all.
+    """
+    leaf = step % plan.noise_period
+    begin = step - leaf
+    count = min(plan.noise_period, plan.num_steps - begin)
+    strategy = plan.correlation.strategy()[:count, :count]
+    weights = np.zeros(plan.num_steps)
+    weights[begin : begin + count] = strategy.T @ strategy[:, leaf]
+    return weights

@@ -9,7 +9,6 @@ change is set to zero before it, so that float32 holds all digits of the change.
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,14 +18,11 @@ import numpy as np
 
 from jaxdp import sampling
 from jaxdp.auditing import simulation
+from jaxdp.auditing.canaries import num_records
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.keys import Keys
-from jaxdp.dpgd.plan import DPGD
 from jaxdp.kernels import finite_difference, sphere
 from jaxdp.o2nc.gradient import private_oracle
-from jaxdp.o2nc.plan import O2NC
-from jaxdp.o2nc.prefix_sum_plan import PrefixSum
-from jaxdp.sosp.plan import SOSP
 from jaxdp.sosp.spider import private_spider
 
 #: Coordinates of a release, where the plan does not say how many there are.
@@ -58,11 +54,11 @@ class Site(NamedTuple):
 class Releases(NamedTuple):
     """Released numbers by site, and the releases that cannot be read, with reasons."""
 
-    sites: tuple[Site, ...]
-    left_out: tuple[str, ...]
+    sites: tuple[Site, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     """Conversion of a site's released numbers to units of its grid.
 
     Attributes:
@@ -79,76 +75,54 @@ class _Reading(NamedTuple):
 
 #: From a run's keys, its table of Laplace noise and how much the record is (0 or 1), to the
 #: numbers of each site.
-_Run = Callable[[Keys, Any, jax.Array], dict[str, jax.Array]]
+Run = Callable[[Keys, Any, jax.Array], dict[str, jax.Array]]
 
 
-class _Mechanism(NamedTuple):
-    run: _Run
-    readings: dict[str, _Reading]
+class Mechanism(NamedTuple):
+    """Simulation of a plan's first steps, and what it releases."""
+
+    run: Run
+    readings: dict[str, Reading]
     numbers: int  # that one run holds at once
     plan: Any  # that the run is of
     left_out: tuple[str, ...] = ()
 
 
-def releases(plan: Any, num_runs: int, seed: int) -> Releases:
+def releases(made: Mechanism, num_runs: int, seed: int) -> Releases:
     """Simulates runs of a plan with noise, each with a noise root of its own.
 
     Args:
-      plan: of one of the families that add noise to sums.
+      made: the plan's mechanism, with the public roots of ``Keys.insecure(seed)``.
       num_runs: on each of the two data sets.
       seed: in [0, 2**32).
 
     Raises:
       RuntimeError: the noise is not what the plan's transformation would draw.
     """
-    public = Keys.insecure(seed)
-    made = _mechanism(plan, public)
     if not made.readings:
         return Releases((), made.left_out)
     seeds = simulation.run_seeds(num_runs, seed)
     own = simulation.make_keys(seeds)
-    tables = simulation.noise_tables(made.plan, seeds, own, public)
+    tables = simulation.noise_tables(made.plan, seeds, own, Keys.insecure(seed))
     amounts = jnp.arange(2, dtype=jnp.float32)
     both = jax.vmap(made.run, in_axes=(None, None, 0))
     run = jax.jit(jax.vmap(both, in_axes=(0, 0, None), out_axes=1))
-    at_once = max(1, min(num_runs, _CELLS // (2 * made.numbers)))
-    parts: list[dict[str, np.ndarray]] = []
-    for begin in range(0, num_runs, at_once):
-        # The last part overlaps the one before it: one shape, compiled once.
-        first = min(begin, num_runs - at_once)
-        part = slice(first, first + at_once)
-        seen = run(*jax.tree.map(operator.itemgetter(part), (own, tables)), amounts)
-        parts.append({k: np.asarray(v)[:, begin - first :] for k, v in seen.items()})
+    at_once = _CELLS // (2 * made.numbers)
+    seen = simulation.in_parts(
+        lambda part: run(*part, amounts), (own, tables), num_runs, at_once
+    )
     sites = []
     for name, reading in made.readings.items():
-        values = np.concatenate([part[name] for part in parts], axis=1)
-        units = values.astype(np.float64) / reading.unit
+        units = seen[name].astype(np.float64) / reading.unit
         if reading.inverse is not None:
             units = np.einsum("skd,wnsd->wnsk", reading.inverse, units)
         sites.append(Site(name, reading.noise_std, units.reshape(*units.shape[:2], -1)))
     return Releases(tuple(sites), made.left_out)
 
 
-def _mechanism(plan: Any, public: Keys) -> _Mechanism:
-    if isinstance(plan, SOSP):
-        return _sosp(plan, public)
-    if isinstance(plan, PrefixSum):
-        return _prefix_sum(plan, public)
-    if isinstance(plan, O2NC):
-        return _slopes(plan, public) if plan.oracle == "scalar" else _o2nc(plan, public)
-    if isinstance(plan, DPGD):
-        return _dpgd(plan, public)
-    return _dpzero(plan, public)
-
-
 def _factor(bound: float, bits: Any, normalizer: float) -> float:
     """Returns the factor from a release's integers to its numbers, rounded to float32."""
     return float(np.float32(bound / (2.0**bits * normalizer)))
-
-
-def _unit(bound: float, bits: Any) -> float:
-    """Returns one grid unit of a record's contribution."""
-    return bound * 2.0**-bits
 
 
 def _unit_of(grid: Any) -> float:
@@ -157,14 +131,14 @@ def _unit_of(grid: Any) -> float:
     return grid.l2_clip_norm / limit
 
 
-def _reading_of(grid: Any, norm: float = 1.0) -> _Reading:
+def _reading_of(grid: Any, norm: float = 1.0) -> Reading:
     """Returns the reading of releases whose noise has ``norm`` times a node's deviation."""
-    return _Reading(grid.noise_std * norm, float(np.float32(grid.noise_unit)))
+    return Reading(grid.noise_std * norm, float(np.float32(grid.noise_unit)))
 
 
 def _records(plan: Any, index: int, amount: jax.Array) -> dict[str, jax.Array]:
     """Returns records that are all masked, except for one of the given amount."""
-    there = np.arange(simulation.num_records(plan)) == index
+    there = np.arange(num_records(plan)) == index
     return {"amount": jnp.where(there, amount, 0), "present": jnp.asarray(there)}
 
 
@@ -185,13 +159,12 @@ def _read(plan: Any, public: Keys, step: int, phase: str) -> int:
 
 def _slice(plan: Any, dim: int) -> int:
     """Returns the number of rows that are differentiated at once."""
-    return max(1, min(_RECORDS // dim, simulation.num_records(plan)))
+    return max(1, min(_RECORDS // dim, num_records(plan)))
 
 
 def _rows(plan: Any) -> int:
     """Returns the number of rows of a batch of one run."""
-    most = simulation.num_records(plan)
-    return min(plan.sampling.rows(plan.num_examples), most)
+    return min(plan.sampling.rows(plan.num_examples), num_records(plan))
 
 
 def _held(plan: Any, dim: int) -> int:
@@ -201,33 +174,67 @@ def _held(plan: Any, dim: int) -> int:
     return dim * min(_rows(plan), _slice(plan, dim))
 
 
-def _moves(path: str) -> bool:
-    return path == "x"
+def _scanned(
+    plan: Any,
+    public: Keys,
+    start: Any,
+    steps: int,
+    value_fn: Callable[[Any, Any], jax.Array],
+    build: Callable[[Keys, Any], Any],
+    seen: Callable[[Any, Any], Any],
+    clip: jax.Array | None = None,
+) -> Callable[[Keys, Any, jax.Array], Any]:
+    """Returns the simulation of some steps of one phase, all from the same parameters.
 
-
-def _dpgd(plan: Any, public: Keys) -> _Mechanism:
-    slope = _ONE * _unit(plan.l2_clip_norm, plan.grid_bits)
+    Args:
+      plan: of one phase.
+      public: keys with the public roots.
+      start: the parameters.
+      steps: their number.
+      value_fn: a loss of one batch of records.
+      build: from keys and a noise table to the transformation.
+      seen: from an update and the state after it to the released numbers.
+      clip: one bound of all steps, in place of a tuned one.
+    """
     (phase,) = plan.phases
-    index, start = _read(plan, public, 0, phase.name), {"x": jnp.zeros(DIM)}
+    index = _read(plan, public, 0, phase.name)
 
-    def value_fn(params: Any, batch: Any) -> jax.Array:
-        return batch["amount"] * (slope * jnp.sum(params["x"]))
-
-    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
-        del table
+    def run(own: Keys, table: Any, amount: jax.Array) -> Any:
         keys = simulation.run_keys(plan, own, public)
-        tx: Any = plan.transform(keys, microbatch_size=_slice(plan, DIM))
-        records = _records(plan, index, amount)
-        given = simulation.batch_of(plan, keys, jnp.int32(0), records, phase.name)
-        update, _ = tx.update(None, tx.init(start), start, value_fn=value_fn, **given)
-        return {"gradient": update["x"]}
+        tx, records = build(keys, table), _records(plan, index, amount)
 
+        def step(state: Any, t: jax.Array) -> tuple[Any, Any]:
+            if clip is not None:
+                state = state._replace(clip=clip)
+            given = simulation.batch_of(plan, keys, t, records, phase.name)
+            update, after = tx.update(None, state, start, value_fn=value_fn, **given)
+            return after, seen(update, after)
+
+        return jax.lax.scan(step, tx.init(start), jnp.arange(steps))[1]
+
+    return run
+
+
+def of_gradients(plan: Any, public: Keys) -> Mechanism:
+    """Returns the simulation of one gradient of ``plans.DPGD``."""
+    slope = _ONE * plan.l2_clip_norm * 2.0**-plan.grid_bits
+    size = _slice(plan, DIM)
+    run = _scanned(
+        plan,
+        public,
+        {"x": jnp.zeros(DIM)},
+        1,
+        lambda params, batch: batch["amount"] * (slope * jnp.sum(params["x"])),
+        lambda keys, _: plan.transform(keys, microbatch_size=size),
+        lambda update, _: {"gradient": update["x"]},
+    )
     unit = _factor(plan.l2_clip_norm, plan.grid_bits, plan.normalizer)
-    reading = _Reading(plan.grid_noise_std, unit)
-    return _Mechanism(run, {"gradient": reading}, _held(plan, DIM), plan)
+    readings = {"gradient": Reading(plan.grid_noise_std, unit)}
+    return Mechanism(run, readings, _held(plan, DIM), plan)
 
 
-def _dpzero(plan: Any, public: Keys) -> _Mechanism:
+def of_slopes(plan: Any, public: Keys) -> Mechanism:
+    """Returns the simulation of the slopes and counts of the first steps."""
     most = STEPS_OF_HOST if plan.noise == "laplace" else STEPS
     width, bits = plan.num_directions, plan.grid_bits
     steps = min(plan.num_steps, max(most // width, 1))
@@ -235,34 +242,26 @@ def _dpzero(plan: Any, public: Keys) -> _Mechanism:
     plan = dataclasses.replace(plan, num_steps=steps)
     dim = max(2, width)
     bound = plan.l2_clip_norm / (math.sqrt(dim) if plan.isotropic else 1.0)
-    (phase,) = plan.phases
-    index, start = _read(plan, public, 0, phase.name), {"x": jnp.zeros(dim)}
-    value_fn = _along(_ONE * _unit(bound, bits), plan.smoothing_radius)
-    unit = _factor(bound, bits, plan.normalizer)
-    readings = {"slopes": _Reading(plan.grid_noise_std, unit)}
+    readings = {
+        "slopes": Reading(plan.grid_noise_std, _factor(bound, bits, plan.normalizer))
+    }
+    clip = None
     if plan.clip_tuning is not None:
-        unit = _factor(0.5, bits, plan.normalizer)
-        readings["count of clip tuning"] = _Reading(plan.grid_count_std, unit)
+        clip, unit = jnp.float32(bound), _factor(0.5, bits, plan.normalizer)
+        readings["count of clip tuning"] = Reading(plan.grid_count_std, unit)
 
-    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
-        keys = simulation.run_keys(plan, own, public)
-        given = {} if table is None else {"noise_table": table}
-        tx: Any = plan.transform(keys, **given)
-        records = _records(plan, index, amount)
+    def build(keys: Keys, table: Any) -> Any:
+        return plan.transform(keys, **{} if table is None else {"noise_table": table})
 
-        def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
-            if state.clip is not None:  # One unit in all steps.
-                state = state._replace(clip=jnp.float32(bound))
-            now = simulation.batch_of(plan, keys, t, records, phase.name)
-            _, after = tx.update(None, state, start, value_fn=value_fn, **now)
-            return after, after.release
+    def seen(_: Any, after: Any) -> dict[str, jax.Array]:
+        slopes, count = after.release[:width], after.release[-1]
+        found = {"slopes": slopes, "count of clip tuning": count}
+        return {name: found[name] for name in readings}
 
-        released = jax.lax.scan(step, tx.init(start), jnp.arange(steps))[1]
-        seen = {"slopes": released[:, :width], "count of clip tuning": released[:, -1]}
-        return {name: seen[name] for name in readings}
-
-    held = max(steps * width, _held(plan, dim))
-    return _Mechanism(run, readings, held, plan)
+    value_fn = _along(_ONE * bound * 2.0**-bits, plan.smoothing_radius)
+    start = {"x": jnp.zeros(dim)}
+    run = _scanned(plan, public, start, steps, value_fn, build, seen, clip)
+    return Mechanism(run, readings, max(steps * width, _held(plan, dim)), plan)
 
 
 def _along(slope: float, radius: float) -> Callable[[Any, Any], jax.Array]:
@@ -276,7 +275,10 @@ def _along(slope: float, radius: float) -> Callable[[Any, Any], jax.Array]:
     return value_fn
 
 
-def _o2nc(plan: Any, public: Keys) -> _Mechanism:
+def of_increments(plan: Any, public: Keys) -> Mechanism:
+    """Returns the simulation of the first estimates of ``plans.O2NC``."""
+    if plan.oracle == "scalar":
+        return _of_estimated_slopes(plan, public)
     gradients = plan.oracle == "first_order"
     dim = DIM if gradients else DIM_OF_VALUES
     names = [p.name for p in plan.phases for _ in range(p.num_steps)]
@@ -285,16 +287,15 @@ def _o2nc(plan: Any, public: Keys) -> _Mechanism:
     norms = plan.correlation.increment_norms()
     index = [_read(plan, public, t, names[t]) for t in range(steps)]
     radius = plan.smoothing_radius / math.sqrt(dim)
-    # Queries are as far apart as they may be: all of the bound is a record's.
-    queries = [1.5 * 2 * plan.max_step * (t % 2) for t in range(steps)]
+    size = _slice(plan, 2 * dim)
 
     def query(t: int) -> dict[str, jax.Array]:
-        x = jnp.zeros(dim).at[0].set(queries[t])
+        # As far apart as they may be: all of the bound is a record's.
+        x = jnp.zeros(dim).at[0].set(1.5 * 2 * plan.max_step * (t % 2))
         return {"x": x, "query": x, "step": jnp.float32(t)}
 
     def value_fn_of(t: int) -> Callable[[Any, Any], jax.Array]:
-        grid = plan.grid(names[t])
-        unit = _unit_of(grid)
+        unit = _unit_of(plan.grid(names[t]))
         several = _SEVERAL * unit * math.sqrt(plan.num_directions)
 
         def value_fn(params: Any, batch: Any) -> jax.Array:
@@ -308,48 +309,42 @@ def _o2nc(plan: Any, public: Keys) -> _Mechanism:
 
         return value_fn
 
-    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
-        del table
+    def run(own: Keys, _: Any, amount: jax.Array) -> dict[str, jax.Array]:
         keys = simulation.run_keys(plan, own, public)
-        size = _slice(plan, 2 * dim)
-        tx: Any = private_oracle(plan, keys, trainable=_moves, microbatch_size=size)
+        tx: Any = private_oracle(
+            plan, keys, trainable=simulation.moves, microbatch_size=size
+        )
         state, seen = tx.init(query(0)), {}
         for t in range(steps):
             records = _records(plan, index[t], amount)
             given = simulation.batch_of(plan, keys, jnp.int32(t), records, names[t])
+            given["value_fn"] = value_fn_of(t)
             state = state._replace(estimate=jnp.zeros(dim))
-            _, state = tx.update(
-                None, state, query(t), value_fn=value_fn_of(t), **given
-            )
+            _, state = tx.update(None, state, query(t), **given)
             seen[f"{names[t]}, step {t}"] = state.estimate
         return seen
 
-    readings = {}
-    for t in range(steps):
-        readings[f"{names[t]}, step {t}"] = _reading_of(plan.grid(names[t]), norms[t])
-    return _Mechanism(run, readings, 2 * _held(plan, dim), plan)
+    readings = {
+        f"{names[t]}, step {t}": _reading_of(plan.grid(names[t]), norms[t])
+        for t in range(steps)
+    }
+    return Mechanism(run, readings, 2 * _held(plan, dim), plan)
 
 
-def _slopes(plan: Any, public: Keys) -> _Mechanism:
+def _of_estimated_slopes(plan: Any, public: Keys) -> Mechanism:
     width = plan.num_directions
     dim, steps = max(16, 4 * width), min(plan.num_steps, max(STEPS // width, 1))
     (phase,) = plan.phases
     grid, start = plan.grid(phase.name), {"x": jnp.zeros(dim)}
-    value_fn = _along(_ONE * _unit_of(grid), plan.smoothing_radius / math.sqrt(dim))
-    index = _read(plan, public, 0, phase.name)
-
-    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
-        del table
-        keys = simulation.run_keys(plan, own, public)
-        tx: Any = private_oracle(plan, keys)
-        records = _records(plan, index, amount)
-
-        def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
-            given = simulation.batch_of(plan, keys, t, records, phase.name)
-            _, after = tx.update(None, state, start, value_fn=value_fn, **given)
-            return after, after.estimate
-
-        return {"slopes": jax.lax.scan(step, tx.init(start), jnp.arange(steps))[1]}
+    run = _scanned(
+        plan,
+        public,
+        start,
+        steps,
+        _along(_ONE * _unit_of(grid), plan.smoothing_radius / math.sqrt(dim)),
+        lambda keys, _: private_oracle(plan, keys),
+        lambda _, after: {"slopes": after.estimate},
+    )
 
     # What the estimate of a step is of the slopes that were released.
     @jax.jit
@@ -366,22 +361,21 @@ def _slopes(plan: Any, public: Keys) -> _Mechanism:
 
     inverse = np.linalg.pinv(np.asarray(bases(), np.float64))
     reading = _reading_of(grid, plan.correlation.increment_norms()[0])
-    reading = reading._replace(inverse=inverse)
-    held = steps * max(dim, _held(plan, width))
-    return _Mechanism(run, {"slopes": reading}, held, plan)
+    readings = {"slopes": reading._replace(inverse=inverse)}
+    return Mechanism(run, readings, steps * max(dim, _held(plan, width)), plan)
 
 
-def _prefix_sum(plan: Any, public: Keys) -> _Mechanism:
+def of_prefix_sums(plan: Any, public: Keys) -> Mechanism:
+    """Returns the simulation of the first noised updates of ``plans.PrefixSum``."""
     (phase,) = plan.phases
-    grid, rows = plan.grid(phase.name), _rows(plan)
-    dim = max(256, min(DIM, 2**26 // rows))
+    grid = plan.grid(phase.name)
+    dim = max(256, min(DIM, 2**26 // _rows(plan)))
     steps = min(2, plan.noise_period, plan.num_steps)
     norms, params = plan.correlation.increment_norms(), jnp.zeros(dim)
     index = [_read(plan, public, t, phase.name) for t in range(steps)]
     one = _ONE * _unit_of(grid)
 
-    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
-        del table
+    def run(own: Keys, _: Any, amount: jax.Array) -> dict[str, jax.Array]:
         keys = simulation.run_keys(plan, own, public)
         tx: Any = plan.transform(keys)
         state, seen = tx.init(params), {}
@@ -395,67 +389,57 @@ def _prefix_sum(plan: Any, public: Keys) -> _Mechanism:
         return seen
 
     readings = {f"step {t}": _reading_of(grid, norms[t]) for t in range(steps)}
-    return _Mechanism(run, readings, dim * steps, plan)
+    return Mechanism(run, readings, dim * steps, plan)
 
 
-def _sosp(plan: Any, public: Keys) -> _Mechanism:
-    refresh, readings, left_out = plan.roles.refresh.grid, {}, []
-    dim = DIM_OF_VALUES
+def of_search(plan: Any, public: Keys) -> Mechanism:
+    """Returns the simulation of a refresh, a difference and the products of an escape."""
+    dim, left_out = DIM_OF_VALUES, list[str]()
+    refresh = plan.roles.refresh.grid
     one = _ONE * _unit_of(refresh)
-    readings["refresh"] = _reading_of(refresh)
+    readings = {"refresh": _reading_of(refresh)}
     differs = plan.max_differences > 0 and plan.num_steps > 1
+    # So far that a difference takes one record, where it takes as many as it must.
+    away = 0.9 / (plan.difference_batch_rate * plan.smoothness * math.sqrt(dim))
+    bend = 0.0
     if differs:
         grid, norms = plan.roles.difference.grid, plan.correlation.increment_norms()
         readings["difference"] = _reading_of(grid, norms[0])
+        bend = _ONE * (plan.difference_batch_size or 1) * _unit_of(grid) / away
     size = min(plan.num_examples, max(plan.refresh_batch_size, 1), 2**12)
     records = np.arange(plan.num_examples)
-    # So far that a difference takes one record, where it takes as many as it must.
-    away = 0.9 / (plan.difference_batch_rate * plan.smoothness * math.sqrt(dim))
-    rows = plan.difference_batch_size or 1
     escape = _escape(plan, public, left_out)
     if escape is not None:
-        readings["product with a Hessian"] = escape.readings["product"]
+        readings |= escape.readings
 
-    def gradients(own: Keys, amount: jax.Array) -> dict[str, Any]:
-        keys = simulation.run_keys(plan, own, public)
-        tx: Any = private_spider(plan, keys, microbatch_size=size)
-        here = jnp.zeros(dim)
+    def linear(x: jax.Array, batch: jax.Array) -> jax.Array:
+        return batch * (one * jnp.sum(x))
 
-        def linear(x: jax.Array, batch: jax.Array) -> jax.Array:
-            return batch * (one * jnp.sum(x))
-
-        data = jnp.where(records == 0, amount, 0)
-        released, state = tx.update(
-            None, tx.init(here), here, value_fn=linear, batch=data
-        )
-        seen = {"refresh": released}
-        if not differs:
-            return seen
-        bend = _ONE * rows * _unit_of(grid) / away
-
-        def quadratic(x: jax.Array, batch: jax.Array) -> jax.Array:
-            return batch * (bend / 2 * jnp.sum(x**2))
-
-        data = jnp.where(records == plan.refresh_batch_size, amount, 0)
-        state = state._replace(spider=state.spider._replace(estimate=here))
-        there = jnp.full(dim, away)
-        seen["difference"], _ = tx.update(
-            None, state, there, value_fn=quadratic, batch=data
-        )
-        return seen
+    def quadratic(x: jax.Array, batch: jax.Array) -> jax.Array:
+        return batch * (bend / 2 * jnp.sum(x**2))
 
     def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, Any]:
-        seen = gradients(own, amount)
-        if escape is not None:
-            made = escape.run(own, table, amount)
-            seen["product with a Hessian"] = made["product"]
-        return seen
+        keys = simulation.run_keys(plan, own, public)
+        tx: Any = private_spider(plan, keys, microbatch_size=size)
+        here, there = jnp.zeros(dim), jnp.full(dim, away)
+        data = jnp.where(records == 0, amount, 0)
+        state, seen = tx.init(here), {}
+        seen["refresh"], state = tx.update(
+            None, state, here, value_fn=linear, batch=data
+        )
+        if differs:
+            data = jnp.where(records == plan.refresh_batch_size, amount, 0)
+            state = state._replace(spider=state.spider._replace(estimate=here))
+            seen["difference"], _ = tx.update(
+                None, state, there, value_fn=quadratic, batch=data
+            )
+        return seen | ({} if escape is None else escape.run(own, table, amount))
 
     held = max(2 * dim, 0 if escape is None else escape.numbers)
-    return _Mechanism(run, readings, held, plan, tuple(left_out))
+    return Mechanism(run, readings, held, plan, tuple(left_out))
 
 
-def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
+def _escape(plan: Any, public: Keys, left_out: list[str]) -> Mechanism | None:
     """Returns the simulation of an escape's first products; None if none can be read."""
     if plan.escape_steps is None:
         return None
@@ -470,8 +454,7 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
     vector = np.full(dim, length / math.sqrt(dim), np.float32)
     if tracked:
         grid = plan.roles.hessian.grid
-        unit = float(np.float32(grid.product_unit))
-        bend = _ONE * unit / vector[0]
+        unit = one = float(np.float32(grid.product_unit))
     else:
         grid = plan.roles.hessian.grid(dim)
         if (plan.escape_radius + grid.rounding) ** 2 > plan.roles.hessian.budget:
@@ -479,13 +462,13 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
             return None
         bound = grid.l2_clip_norm * plan.escape_radius
         unit = _factor(bound, grid.bits, grid.normalizer)
-        bend = _ONE * _unit(bound, grid.bits) / vector[0]
+        one = bound * 2.0**-grid.bits
+    bend = float(_ONE * one / vector[0])
 
     def value_fn(x: jax.Array, batch: jax.Array) -> jax.Array:
-        return batch * (float(bend) / 2 * jnp.sum(x**2))
+        return batch * (bend / 2 * jnp.sum(x**2))
 
-    def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
-        del table
+    def run(own: Keys, _: Any, amount: jax.Array) -> dict[str, jax.Array]:
         keys = simulation.run_keys(plan, own, public)
         algorithm = plan.algorithm(keys, microbatch_size=1)
         zero = jnp.zeros(dim)
@@ -494,8 +477,7 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
         hessian = state.escape.hessian
         if tracked:
             # The running sum of the records before, one of which is that of this amount.
-            frozen = jnp.eye(dim) * (amount * float(bend))
-            hessian = hessian._replace(frozen=frozen)
+            hessian = hessian._replace(frozen=jnp.eye(dim) * (amount * bend))
         escape = state.escape._replace(
             active=jnp.bool_(True),
             left=jnp.int32(9),
@@ -512,8 +494,8 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> _Mechanism | None:
             after, _ = algorithm.step(before, data, value_fn=value_fn)
             return -after.point
 
-        return {"product": jax.lax.map(product, counts)}
+        return {"product with a Hessian": jax.lax.map(product, counts)}
 
-    reading = _Reading(grid.noise_std, unit / float(np.float32(plan.smoothness)))
-    held = dim * len(counts)
-    return _Mechanism(run, {"product": reading}, held, plan)
+    reading = Reading(grid.noise_std, unit / float(np.float32(plan.smoothness)))
+    readings = {"product with a Hessian": reading}
+    return Mechanism(run, readings, dim * len(counts), plan)

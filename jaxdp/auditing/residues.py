@@ -12,8 +12,8 @@ digits of the sum and the noise together, which is post-processing and tells not
 the noise was drawn.
 """
 
+import dataclasses
 import math
-from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -31,17 +31,22 @@ _EXPECTED = 20  # the least expected count of a residue
 _BINADES = 23  # of |k| < LIMIT, and one for zero
 
 
-class Fit(NamedTuple):
-    """Goodness of fit of released integers' low digits to the uniform law.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatticeSite:
+    """Test of the low digits of one kind of release, where no record contributes.
 
     Attributes:
-      num_numbers: that had all their digits.
-      even: their share of even numbers.
-      even_tails: that of those beyond two standard deviations; NaN where there are few.
-      p_value: the smallest of all statistics', times their number; at most 1.
-      statistic: the one that it is of.
+      name: of the release.
+      noise_std: standard deviation of its noise, in units of its grid.
+      num_numbers: that had all of their digits.
+      even: the share of even ones; 1/2 if nothing is wrong.
+      even_tails: the same beyond two standard deviations; NaN where there are few.
+      p_value: of the statistic that fits worst, times how many were computed.
+      statistic: its name.
     """
 
+    name: str
+    noise_std: float
     num_numbers: int
     even: float
     even_tails: float
@@ -79,7 +84,7 @@ def num_cells(modulus: int) -> int:
     return (_BINADES + 1) * modulus
 
 
-def fit(units: np.ndarray, noise_std: float) -> Fit:
+def fit(units: np.ndarray, noise_std: float, name: str = "") -> LatticeSite:
     """Tests digits of releases whose sum was zero, or a multiple of 256.
 
     Parity, residues modulo 16 and 256, each of all numbers and of those beyond two standard
@@ -90,6 +95,7 @@ def fit(units: np.ndarray, noise_std: float) -> Fit:
     Args:
       units: released numbers over the unit of their grid, independent, of any shape.
       noise_std: standard deviation of their noise, in units; at least 64.
+      name: of the release.
 
     Raises:
       ValueError: less noise than that, of which no residue is uniform.
@@ -102,8 +108,6 @@ def fit(units: np.ndarray, noise_std: float) -> Fit:
         )
     found = integers(units).ravel()
     found = found[found != LIMIT]
-    if not len(found):
-        return Fit(0, math.nan, math.nan, 1.0, "none")
     # A whole number of blocks of residues, so that the law's slope cancels.
     edge = math.ceil(_TAILS * noise_std / 256) * 256
     tails = found[np.abs(found) >= edge]
@@ -111,8 +115,8 @@ def fit(units: np.ndarray, noise_std: float) -> Fit:
     for where, numbers in (("", found), (" beyond 2 std", tails)):
         for modulus, least in MODULI.items():
             if noise_std >= least and len(numbers) >= _EXPECTED * modulus:
-                name = "parity" if modulus == 2 else f"residues mod {modulus}"
-                p_values[name + where] = _uniform(numbers, modulus)
+                digits = "parity" if modulus == 2 else f"residues mod {modulus}"
+                p_values[digits + where] = _uniform(numbers, modulus)
     parities = np.bincount(cells(found, 2), minlength=num_cells(2)).reshape(-1, 2)
     # Binades of a few integers have more of one parity, for a law that is not flat.
     parities = parities[12:][parities[12:].sum(axis=1) >= 2 * _EXPECTED]
@@ -122,15 +126,16 @@ def fit(units: np.ndarray, noise_std: float) -> Fit:
         p_values["parity in each binade"] = scipy.stats.chi2.sf(
             squares.sum(), len(parities)
         )
-    if not p_values:
-        return Fit(len(found), _even(found), _even(tails), 1.0, "none")
-    name = min(p_values, key=lambda name: p_values[name])
-    return Fit(
-        len(found),
-        _even(found),
-        _even(tails),
-        min(1.0, float(p_values[name]) * len(p_values)),
-        name,
+    statistic = min(p_values, key=p_values.__getitem__, default="none")
+    worst = p_values.get(statistic, 1.0) * max(len(p_values), 1)
+    return LatticeSite(
+        name=name,
+        noise_std=float(noise_std),
+        num_numbers=len(found),
+        even=_even(found),
+        even_tails=_even(tails),
+        p_value=min(1.0, float(worst)),
+        statistic=statistic,
     )
 
 

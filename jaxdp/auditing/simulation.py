@@ -12,15 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import sampling
-from jaxdp.auditing.canaries import Canary as Canary
-from jaxdp.auditing.canaries import DataSet as DataSet
-from jaxdp.auditing.canaries import amplitudes, phases
-from jaxdp.auditing.canaries import canaries as canaries
-from jaxdp.auditing.canaries import num_records as num_records
+from jaxdp.auditing.canaries import VALUES, DataSet, amplitudes, num_records, phases
 from jaxdp.core.keys import Keys
 from jaxdp.dpzero.transform import laplace_noise
-from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.o2nc.plan import O2NC
 
 # Slope of the canary over the clip: so steep that in no direction it stays below.
 _STEEP = 1e6
@@ -32,7 +26,7 @@ _LEAST = 2.0**-20  # to which share of a clip it is scaled at least
 
 
 def transcripts(
-    plan: SumPlan, data: Sequence[DataSet], num_runs: int, seed: int
+    plan: Any, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
     """Simulates ``num_runs`` runs of a plan on each data set; returns their releases.
 
@@ -49,10 +43,9 @@ def transcripts(
 
     Returns:
       float32 (len(data), num_runs, num_steps, R): releases in standard deviations of the
-      claimed noise. R is the number of directions, and one more if the clip is tuned;
-      for a plan without directions it is that of the coordinates of the update, which is
-      what such a plan releases. For ``plans.O2NC`` it is d + 1: the increment of the
-      released estimate, and its norm as it is logged. (The scalar oracle's estimate has
+      claimed noise. R is the number of directions, and one more if the clip is tuned; of
+      gradients that of their coordinates. Of ``plans.O2NC`` it is d + 1: the increment of
+      the released estimate, and its norm as it is logged. (The scalar oracle's estimate has
       at least as many coordinates as slopes were released.)
 
     Raises:
@@ -60,26 +53,42 @@ def transcripts(
     """
     seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
     own = make_keys(seeds)
-    tables = noise_tables(plan, seeds, own, public)
-    records = jax.tree.map(
-        lambda *rows: np.stack(rows), *(_records(plan, one) for one in data)
-    )
+    records = stacked([_records(plan, one) for one in data])
     grown = np.stack([amplitudes(plan, one) for one in data])
     run = _compiled(plan, public)
     # Where no run draws records of its own, what it adds is no more than its releases.
     numbers = len(data) * _parameters(plan)["x"].size
     if plan.sampling.amplifies:
         numbers = records["slopes"].size
-    at_once = min(num_runs, max(_CELLS // numbers, 1))
-    parts = []
+    given = own, noise_tables(plan, seeds, own, public)
+    return in_parts(
+        lambda part: run(records, grown, *part), given, num_runs, _CELLS // numbers
+    )
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """Stacks the leaves of trees of one structure."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def in_parts(run: Callable[[Any], Any], given: Any, num_runs: int, at_once: int) -> Any:
+    """Simulates runs in parts of one size; returns all of them.
+
+    Args:
+      run: from the arguments of n runs to a tree of arrays (W, n, ...).
+      given: the arguments of all runs, a tree of arrays (num_runs, ...).
+      num_runs: in all.
+      at_once: the most runs of a part; at least one is.
+    """
+    at_once, parts = max(1, min(num_runs, at_once)), []
     for begin in range(0, num_runs, at_once):
         # The last part overlaps the one before it: one shape, compiled once.
         first = min(begin, num_runs - at_once)
-        part = slice(first, first + at_once)
-        given = jax.tree.map(operator.itemgetter(part), (own, tables))
-        made = run(records, grown, *given)
-        parts.append(np.asarray(made)[:, begin - first :])
-    return np.concatenate(parts, axis=1)
+        part = operator.itemgetter(slice(first, first + at_once))
+        new = operator.itemgetter((slice(None), slice(begin - first, None)))
+        made = jax.tree.map(np.asarray, run(jax.tree.map(part, given)))
+        parts.append(jax.tree.map(new, made))
+    return jax.tree.map(lambda *made: np.concatenate(made, axis=1), *parts)
 
 
 def run_seeds(num_runs: int, seed: int) -> np.ndarray:
@@ -88,18 +97,63 @@ def run_seeds(num_runs: int, seed: int) -> np.ndarray:
     return ((start + np.arange(num_runs, dtype=np.uint64)) % 2**32).astype(np.uint32)
 
 
-def _parameters(plan: SumPlan) -> dict[str, jax.Array]:
-    """Returns initial parameters: the trainable ones, the query and the step number.
+#: The keys of several runs from their seeds (n,): a pytree with n in front.
+make_keys = jax.jit(jax.vmap(Keys.insecure))
 
-    Losses may read the query and the step number.
+
+def run_keys(plan: Any, own: Keys, public: Keys) -> Keys:
+    """Returns a run's keys: its own roots, except for those that everybody may know."""
+    sampling_root = own.sampling if plan.sampling.amplifies else public.sampling
+    return dataclasses.replace(own, direction=public.direction, sampling=sampling_root)
+
+
+def batch_of(
+    plan: Any, keys: Keys, step: jax.Array, records: Any, phase: str
+) -> dict[str, Any]:
+    """Returns arguments of ``update``: batch, phase, and the mask of an external batch."""
+    if isinstance(plan.sampling, sampling.External):
+        return {"batch": records, "mask": records["present"], "phase": phase}
+    batch = sampling.batch(plan, keys, step, records, phase=phase)
+    here = batch.mask & batch.records["present"]
+    return {"batch": dataclasses.replace(batch, mask=here), "phase": phase}
+
+
+def noise_tables(
+    plan: Any, seeds: np.ndarray, own: Keys, public: Keys
+) -> np.ndarray | None:
+    """Returns the Laplace noise of every run, int32 (n, T, R); None if not host-drawn.
+
+    Raises:
+      RuntimeError: it is not what the plan's transformation would draw.
     """
-    dim = max(2, getattr(plan, "num_directions", 1))
-    zeros = jnp.zeros(dim)
-    return {"x": zeros, "query": zeros, "step": jnp.zeros((), jnp.int32)}
+    if getattr(plan, "noise", None) != "laplace":
+        return None
+    keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
+    tables = np.stack(
+        [
+            laplace_noise(plan, dataclasses.replace(keys, noise_words=w), plan.family)
+            for w in np.asarray(own.noise_words)
+        ]
+    )
+    # The other secret roots were the first run's: see that nothing comes from them.
+    last = run_keys(plan, Keys.insecure(int(seeds[-1])), public)
+    state: Any = plan.transform(last, trainable=moves).init(_parameters(plan))
+    if not np.array_equal(state.noise, tables[-1]):
+        raise RuntimeError(
+            f"the noise that {type(plan).__name__}.transform draws is not that of the "
+            "audited runs; an audit of it would say nothing"
+        )
+    return tables
 
 
-def _moves(path: str) -> bool:
+def moves(path: str) -> bool:
+    """Selects the parameters that move; losses read the query and the step number too."""
     return path == "x"
+
+
+def _parameters(plan: Any) -> dict[str, jax.Array]:
+    zeros = jnp.zeros(max(2, getattr(plan, "num_directions", 1)))
+    return {"x": zeros, "query": zeros, "step": jnp.zeros((), jnp.int32)}
 
 
 def walk(plan: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -118,22 +172,21 @@ def walk(plan: Any) -> tuple[np.ndarray, np.ndarray]:
     return queries, scales
 
 
-def _records(plan: SumPlan, data: DataSet) -> dict[str, np.ndarray]:
+def _records(plan: Any, data: DataSet) -> dict[str, np.ndarray]:
     """Returns the gradients of the records' linear losses, and the mask of present rows."""
     rows = num_records(plan)
     slopes = np.zeros((rows, _parameters(plan)["x"].size), np.float32)
     bounds: Any = getattr(plan, "clips", {"step": (plan.l2_clip_norm, rows)})
     steep = _STEEP * max(bound for bound, _ in bounds.values())
-    one = {"plus": steep, "minus": -steep, "nan": math.nan}
     slopes[:, 0] = steep * data.crowded
     slopes[data.index] = 0
-    slopes[data.index, data.axis] = one.get(data.record, 0.0)
+    slopes[data.index, data.axis] = steep * VALUES[data.record]
     present = np.ones(rows, bool)
     present[data.index] = data.record != "absent"
     return {"slopes": slopes, "present": present}
 
 
-def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
+def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
     """Returns the compiled simulation of n runs on W data sets: releases (W, n, T, R).
 
     It takes the records of W data sets, their amplitudes (W, T), keys (n,), and tables
@@ -141,28 +194,30 @@ def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
     """
     params = _parameters(plan)
     queries, scales = (jnp.asarray(x, jnp.float32) for x in walk(plan))
+    in_stds = _READ[plan.released]
+
+    def value_fn(params: Any, batch: Any, grown: jax.Array) -> jax.Array:
+        from_query = params["x"] - params["query"]
+        losses = jnp.sum(batch["slopes"] * from_query, axis=-1)
+        return losses * grown[params["step"]]
 
     def run(
         data_sets: Any, grown: jax.Array, own: Keys, table: jax.Array | None
     ) -> jax.Array:
         keys = run_keys(plan, own, public)
         given = {} if table is None else {"noise_table": table}
-        tx: Any = plan.transform(keys, trainable=_moves, **given)
+        tx: Any = plan.transform(keys, trainable=moves, **given)
 
         def step(
             records: Any, grown: jax.Array, phase: str, state: Any, t: jax.Array
         ) -> tuple[Any, jax.Array]:
-            def value_fn(params: Any, batch: Any) -> jax.Array:
-                from_query = params["x"] - params["query"]
-                losses = jnp.sum(batch["slopes"] * from_query, axis=-1)
-                return losses * grown[params["step"]]
-
             query = params["x"].at[0].set(queries[t])
             here = {"x": query, "query": query, "step": t}
+            loss = functools.partial(value_fn, grown=grown)
             given = batch_of(plan, keys, t, records, phase)
-            update, after = tx.update(None, state, here, value_fn=value_fn, **given)
-            released = _released(plan, phase, state, update, after)
-            return after, released / (_unit(plan, phase, state) * scales[t])
+            update, after = tx.update(None, state, here, value_fn=loss, **given)
+            released, std = in_stds(plan, phase, state, update["x"], after)
+            return after, released / (std * scales[t])
 
         def releases(records: Any, grown: jax.Array) -> jax.Array:
             def period(state: Any, first: jax.Array) -> tuple[Any, jax.Array]:
@@ -186,98 +241,42 @@ def _compiled(plan: SumPlan, public: Keys) -> Callable[..., jax.Array]:
     return jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0), out_axes=1))
 
 
-def _released(plan: Any, phase: str, before: Any, update: Any, after: Any) -> jax.Array:
-    """Returns the numbers that a step releases: (R,)."""
-    if isinstance(plan, O2NC):
-        kept = 0 if phase == "restart" else before.oracle.estimate
-        return jnp.append(after.oracle.estimate - kept, after.release)
-    return after.release if hasattr(plan, "num_directions") else update["x"]
+# The numbers that a step releases, (R,), and the claimed standard deviation of their noise.
 
 
-def _unit(plan: Any, phase: str, state: Any) -> Any:
-    """Returns the claimed standard deviation of the noise on the release after a state.
+def _gradients(
+    plan: Any, phase: str, before: Any, update: jax.Array, after: Any
+) -> tuple[jax.Array, Any]:
+    del phase, before, after
+    return update, plan.noise_std
 
-    With correlated noise it is that of one node; with scaled noise, that at the largest
-    scale.
-    """
-    dim = _parameters(plan)["x"].size
-    if isinstance(plan, O2NC):
-        # Of a slope it moves the estimate by a direction, of length sqrt(d), over m.
-        slopes = plan.oracle == "scalar"
-        length = math.sqrt(dim) / plan.num_directions if slopes else 1.0
-        return plan.step_std(phase) * length
-    if getattr(plan, "isotropic", False):
+
+def _slopes(
+    plan: Any, phase: str, before: Any, update: jax.Array, after: Any
+) -> tuple[jax.Array, Any]:
+    del phase
+    if plan.isotropic:
         # One number, the coordinate along a direction of the length sqrt(d).
-        return plan.noise_std / math.sqrt(dim)
-    if getattr(plan, "clip_tuning", None) is None:
-        return plan.noise_std
+        return after.release, plan.noise_std / math.sqrt(update.size)
+    if plan.clip_tuning is None:
+        return after.release, plan.noise_std
     in_clips = plan.sensitivity / plan.l2_clip_norm / plan.normalizer
-    sums = plan.noise_std * state.clip / plan.l2_clip_norm
+    slopes = plan.noise_std * before.clip / plan.l2_clip_norm
     # Of a count, a record is a half.
     count = plan.clip_tuning.count_noise_multiplier * in_clips / 2
-    return jnp.append(jnp.full(plan.num_directions, sums), count)
+    return after.release, jnp.append(jnp.full(plan.num_directions, slopes), count)
 
 
-def run_keys(plan: Any, own: Keys, public: Keys) -> Keys:
-    """Returns a run's keys: its own roots, except for those that everybody may know."""
-    sampling_root = own.sampling if plan.sampling.amplifies else public.sampling
-    return dataclasses.replace(own, direction=public.direction, sampling=sampling_root)
+def _increments(
+    plan: Any, phase: str, before: Any, update: jax.Array, after: Any
+) -> tuple[jax.Array, Any]:
+    """With correlated noise in that of a node; with scaled noise, at the largest scale."""
+    kept = 0 if phase == "restart" else before.oracle.estimate
+    # Of a slope it moves the estimate by a direction, of length sqrt(d), over m.
+    slopes = plan.oracle == "scalar"
+    length = math.sqrt(update.size) / plan.num_directions if slopes else 1.0
+    released = jnp.append(after.oracle.estimate - kept, after.release)
+    return released, plan.step_std(phase) * length
 
 
-def batch_of(
-    plan: SumPlan, keys: Keys, step: jax.Array, records: Any, phase: str
-) -> Any:
-    """Returns arguments of ``update``: batch, phase, and the mask of an external batch."""
-    if isinstance(plan.sampling, sampling.External):
-        return {"batch": records, "mask": records["present"], "phase": phase}
-    batch = sampling.batch(plan, keys, step, records, phase=phase)
-    here = batch.mask & batch.records["present"]
-    return {"batch": dataclasses.replace(batch, mask=here), "phase": phase}
-
-
-#: The keys of several runs from their seeds (n,): a pytree with n in front.
-make_keys = jax.jit(jax.vmap(Keys.insecure))
-
-
-class _Remembering:
-    """Proxy of a plan that caches its attributes: a digest costs as much as a draw."""
-
-    def __init__(self, plan: SumPlan):
-        self._plan = plan
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._plan, name)
-        setattr(self, name, value)
-        return value
-
-
-def noise_tables(
-    plan: Any, seeds: np.ndarray, own: Keys, public: Keys
-) -> np.ndarray | None:
-    """Returns the Laplace noise of every run, int32 (n, T, R); None if not host-drawn.
-
-    Raises:
-      RuntimeError: it is not what the plan's transformation would draw.
-    """
-    if getattr(plan, "noise", None) != "laplace":
-        return None
-    return _tables(plan, seeds, np.asarray(own.noise_words), public)
-
-
-def _tables(
-    plan: SumPlan, seeds: np.ndarray, words: np.ndarray, public: Keys
-) -> np.ndarray:
-    """Draws every run's Laplace noise, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
-    numbers: Any = _Remembering(plan)
-    keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
-    draw = functools.partial(laplace_noise, numbers, name=plan.family)
-    tables = np.stack([draw(dataclasses.replace(keys, noise_words=w)) for w in words])
-    # The other secret roots were the first run's: see that nothing comes from them.
-    own = run_keys(plan, Keys.insecure(int(seeds[-1])), public)
-    state: Any = plan.transform(own, trainable=_moves).init(_parameters(plan))
-    if not np.array_equal(state.noise, tables[-1]):
-        raise RuntimeError(
-            f"the noise that {type(plan).__name__}.transform draws is not that of the "
-            "audited runs; an audit of it would say nothing"
-        )
-    return tables
+_READ = {"slopes": _slopes, "gradients": _gradients, "increments": _increments}

@@ -6,30 +6,23 @@ those of :func:`jaxdp.auditing.vertices.transcripts`: each vertex with the numbe
 law that it is claimed to be drawn from.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
 
 from jaxdp.auditing.attacks import Score
-from jaxdp.auditing.vertices import (
-    Canary,
-    DataSet,
-    VertexPlan,
-    num_laws,
-    queries,
-    rows,
-    width,
-)
+from jaxdp.auditing.canaries import Canary, DataSet
+from jaxdp.auditing.vertices import Player, num_laws, players, queries, rows, width
 from jaxdp.kernels import simplex
-from jaxdp.saddle.plans import ConvexSimplex, Saddle, SyntheticData
 
 _NATS = np.log(2) / 2**simplex.BITS
 _PAIRS = 2**22  # cells at most, of a table of pairs
 
 
 def attacks(
-    plan: VertexPlan, canary: Canary, first: np.ndarray, second: np.ndarray
+    plan: Any, canary: Canary, first: np.ndarray, second: np.ndarray
 ) -> dict[str, Score]:
     """Returns all attacks by name, learned from transcripts of the canary's two data sets.
 
@@ -38,50 +31,46 @@ def attacks(
     * *pairs*: of counts of two vertices at once, of the same draw in a step and the next,
       and of both players in a step: it finds what draws have in common.
     """
+    cells = num_laws(plan) * width(plan)
     found = {
-        "likelihood ratio": _likelihood_ratio(plan, canary),
-        "histogram": _histogram(first, second, num_laws(plan) * width(plan)),
+        "likelihood ratio": _likelihood_ratio(plan, (canary.first, canary.second)),
+        "histogram": _histogram(first, second, cells),
     }
-    cells = (num_laws(plan) * width(plan)) ** 2
-    if not isinstance(plan, ConvexSimplex) and cells <= _PAIRS:
+    if plan.released != "vertices of iterates" and cells**2 <= _PAIRS:
         found["pairs"] = _pairs(plan, first, second)
     return found
 
 
-def _likelihood_ratio(plan: VertexPlan, canary: Canary) -> Score:
-    if isinstance(plan, SyntheticData):
+def _likelihood_ratio(plan: Any, data: Sequence[DataSet]) -> Score:
+    if plan.released == "queries":
 
         def score(transcripts: np.ndarray) -> np.ndarray:
-            one, other = (_answered(plan, d, transcripts) for d in canary[1:])
+            one, other = (_answered(plan, each, transcripts) for each in data)
             return one - other
 
         return score
-    table = laws(plan, canary.first) - laws(plan, canary.second)
-    flat = table.reshape(-1)
-    return lambda transcripts: flat[transcripts].sum(axis=1)
+    one, other = (laws(plan, each) for each in data)
+    table = (one - other).reshape(-1)
+    return lambda transcripts: table[transcripts].sum(axis=1)
 
 
-def laws(plan: Saddle | ConvexSimplex, data: DataSet) -> np.ndarray:
+def laws(plan: Any, data: DataSet) -> np.ndarray:
     """Returns the plan's log-probabilities (laws, width) of vertices; 0 where none is."""
-    if isinstance(plan, ConvexSimplex):
-        return _player(plan, data, "x", plan.dim, plan.grid)
-    found = np.zeros((plan.num_steps, 2, width(plan)))
-    for i, (dim, grid) in enumerate(
-        zip((plan.dim_x, plan.dim_y), plan.grids, strict=True)
-    ):
-        found[:, i, :dim] = _player(plan, data, "xy"[i], dim, grid)
+    every = players(plan)
+    found = np.zeros((plan.num_steps, len(every), width(plan)))
+    for i, player in enumerate(every):
+        found[:, i, : player.dim] = _drawn_from(plan, data, player)
     return found.reshape(-1, width(plan))
 
 
-def _player(
-    plan: Saddle | ConvexSimplex, data: DataSet, player: str, dim: int, grid: Any
-) -> np.ndarray:
+def _drawn_from(plan: Any, data: DataSet, player: Player) -> np.ndarray:
     """Returns log-probabilities (T, dim) of one player's vertices at each step."""
-    units = np.clip(np.nan_to_num(rows(plan, data, player, dim)), -1, 1)
+    grid = player.grid
+    units = np.clip(np.nan_to_num(rows(plan, data, player)), -1, 1)
     units = units.astype(np.int64) * 2**grid.bits
     size = plan.sampling.rows(plan.num_examples)
-    sign = 1 if player == "y" else -1
-    scores = np.zeros(dim, np.int64)
+    sign = 1 if player.name == "y" else -1
+    scores = np.zeros(player.dim, np.int64)
     found = []
     for step in range(plan.num_steps):
         found.append(log_softmax(scores * _NATS))
@@ -91,22 +80,19 @@ def _player(
     return np.stack(found)
 
 
-def _answered(
-    plan: SyntheticData, data: DataSet, transcripts: np.ndarray
-) -> np.ndarray:
+def _answered(plan: Any, data: DataSet, transcripts: np.ndarray) -> np.ndarray:
     """Returns the log-probabilities (n,) of each run's drawn queries.
 
     All queries are alike, so only two things are drawn: a query or a negated one.
     """
     half, grid = plan.num_queries // 2, plan.grid
-    value = queries(plan).values(0)
+    value = float(queries(plan).values(0)[0])
     total = {"plus": 1, "minus": -1}.get(data.record, 0) * 2**grid.bits
     unit = plan.num_examples * 2.0**grid.bits * grid.multiplier / 2.0**grid.shift
     step_size = plan.histogram_step_size * plan.query_range / 2
     scores = np.zeros((len(transcripts), 2), np.int64)
-    logits = np.zeros(
-        len(transcripts)
-    )  # of the first cell; the second has the negative
+    # Of the first cell; the second has the negative.
+    logits = np.zeros(len(transcripts))
     found = np.zeros(len(transcripts))
     for step, drawn in enumerate(transcripts.T):
         negated = (drawn % plan.num_queries >= half).astype(int)
@@ -114,7 +100,7 @@ def _answered(
         found += np.take_along_axis(law, negated[:, None], axis=1)[:, 0]
         high, low = np.exp(logits), np.exp(-logits)
         answer = (high - low) / (high + low + plan.domain_size - 2)
-        logits = logits + step_size * (1 - 2 * negated) * float(value[0])
+        logits = logits + step_size * (1 - 2 * negated) * value
         so_far, before = (
             (t * total * grid.multiplier) >> grid.shift for t in (step + 1, step)
         )
@@ -131,7 +117,7 @@ def _histogram(first: np.ndarray, second: np.ndarray, size: int) -> Score:
     return lambda transcripts: ratio[transcripts].sum(axis=1)
 
 
-def _pairs(plan: VertexPlan, first: np.ndarray, second: np.ndarray) -> Score:
+def _pairs(plan: Any, first: np.ndarray, second: np.ndarray) -> Score:
     size = num_laws(plan) * width(plan)
     shape = (plan.num_steps, num_laws(plan) // plan.num_steps, -1)
 

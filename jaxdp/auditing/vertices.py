@@ -8,20 +8,17 @@ plan, up to which of two data sets it was.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.auditing import simulation
+from jaxdp.auditing.canaries import VALUES, Canary, DataSet, against
 from jaxdp.core.keys import Keys
 from jaxdp.saddle.oracles import MatrixGame, VertexGradients
 from jaxdp.saddle.oracles.queries import QueryMatrix
-from jaxdp.saddle.plans import ConvexSimplex, Saddle, SyntheticData
-
-#: Plans whose runs release every vertex that they draw.
-VertexPlan = Saddle | ConvexSimplex | SyntheticData
 
 #: The most draws of a step of Saddle whose vertices are all released.
 MOST_DRAWS = 31
@@ -29,91 +26,75 @@ _STEEP = 1e6  # a gradient over the clip
 _CELLS = 2**22  # scores of one run, times runs, that are simulated at once
 
 
-class DataSet(NamedTuple):
-    """Data set whose records contribute zero, except for one.
+class Player(NamedTuple):
+    """One player of a plan's game: its vertices, and the grid of its scores."""
 
-    Attributes:
-      record: what the one is: its gradients are clipped to the bound, up at one half of
-        the vertices and down at the other ("plus"), or the other way round ("minus"); or
-        they are not numbers; or zero ("absent").
-      index: its place.
-      players: whose gradients these are, of "xy"; those of the other are zero.
-      crowded: whether every other record saturates the bound too, at every other vertex.
-    """
-
-    record: Literal["plus", "minus", "nan", "absent"]
-    index: int = 0
-    players: str = "xy"
-    crowded: bool = False
+    name: str  # "x" or "y"
+    dim: int
+    clip: float
+    grid: Any
 
 
-class Canary(NamedTuple):
-    """Pair of neighbouring data sets, with a name for people."""
+def players(plan: Any) -> tuple[Player, ...]:
+    """Returns the players whose vertices a run releases; queries are those of y."""
+    if plan.released == "queries":
+        return (Player("y", plan.num_queries, plan.query_range / 2, plan.grid),)
+    if plan.released == "vertices of iterates":
+        return (Player("x", plan.dim, plan.linf_clip_norm, plan.grid),)
+    x, y = plan.grids
+    return (
+        Player("x", plan.dim_x, plan.linf_clip_norm_x, x),
+        Player("y", plan.dim_y, plan.linf_clip_norm_y, y),
+    )
 
-    name: str
-    first: DataSet
-    second: DataSet
 
-
-def canaries(plan: VertexPlan) -> tuple[Canary, ...]:
+def canaries(plan: Any) -> tuple[Canary, ...]:
     """Returns the pairs of data sets that an audit compares.
 
     The worst record is in the first batch: it moves all scores but the first. It is the
     last row there, which a batch that overlaps would read again. Others are NaN; or come
-    later, among records that saturate; or move one player alone. Against each stands its
-    negative, where records are replaced, and else one of zeros.
+    later, among records that saturate; or move one player alone.
     """
-    replaced = plan.relation == "replace_one"
-    other = "minus" if replaced else "absent"
-    against = "its negative" if replaced else "none"
-
-    def pair(name: str, first: DataSet) -> Canary:
-        second = first._replace(record=other)
-        return Canary(f"{name}, against {against}", first, second)
-
-    if isinstance(plan, SyntheticData):  # Codes are never NaN, and read in every step.
-        return (pair("record that answers all queries alike", DataSet("plus")),)
+    if plan.released == "queries":  # Codes are never NaN, and read in every step.
+        name = "record that answers all queries alike"
+        return (against(plan, name, DataSet("plus")),)
     size = plan.sampling.rows(plan.num_examples)
     last, later = size - 1, plan.num_steps // 2
-    found = [
-        pair("saturating record in step 0", DataSet("plus", last)),
-        pair("record of NaN in step 0", DataSet("nan", last)),
-        pair(
-            f"saturating record in step {later} among others",
-            DataSet("plus", later * size + last, crowded=True),
+    found = {
+        "saturating record in step 0": DataSet("plus", last),
+        "record of NaN in step 0": DataSet("nan", last),
+        f"saturating record in step {later} among others": DataSet(
+            "plus", later * size + last, crowded=True
         ),
-    ]
-    if isinstance(plan, Saddle):
-        only_y = DataSet("plus", last, "y")
-        found.append(pair("record in step 0 that x does not see", only_y))
-    return tuple(found)
+    }
+    if len(players(plan)) == 2:
+        only_y = DataSet("plus", last, players="y")
+        found["record in step 0 that x does not see"] = only_y
+    return tuple(against(plan, name, data) for name, data in found.items())
 
 
-def width(plan: VertexPlan) -> int:
+def width(plan: Any) -> int:
     """Returns the number of a player's vertices; the larger one of two players."""
-    if isinstance(plan, Saddle):
-        return max(plan.dim_x, plan.dim_y)
-    return plan.dim if isinstance(plan, ConvexSimplex) else plan.num_queries
+    return max(player.dim for player in players(plan))
 
 
-def num_laws(plan: VertexPlan) -> int:
+def num_laws(plan: Any) -> int:
     """Returns the number of laws that a run draws from: one for each step and player."""
-    return plan.num_steps * (2 if isinstance(plan, Saddle) else 1)
+    return plan.num_steps * len(players(plan))
 
 
-def rows(
-    plan: Saddle | ConvexSimplex, data: DataSet, player: str, dim: int
-) -> np.ndarray:
+def rows(plan: Any, data: DataSet, player: Player) -> np.ndarray:
     """Returns the records' gradients by a player's vertices, over its clip: (n, dim)."""
-    found = np.zeros((plan.num_examples, dim))
+    found = np.zeros((plan.num_examples, player.dim))
     found[:, ::2] = _STEEP * data.crowded
-    one = {"plus": _STEEP, "minus": -_STEEP, "nan": np.nan, "absent": 0.0}
-    half = np.where(np.arange(dim) < dim / 2, 1, -1)
-    found[data.index] = one[data.record] * half * (player in data.players)
+    half = np.where(np.arange(player.dim) < player.dim / 2, 1, -1)
+    found[data.index] = _STEEP * VALUES[data.record] * half
+    if player.name not in data.players:
+        found[data.index] = 0
     return found
 
 
-def queries(plan: SyntheticData) -> QueryMatrix:
+def queries(plan: Any) -> QueryMatrix:
     """Returns identical queries: the highest answer in cell 0, the lowest in cell 1."""
     high = plan.query_range / 2
     matrix = np.zeros((plan.num_queries // 2, plan.domain_size))
@@ -122,7 +103,7 @@ def queries(plan: SyntheticData) -> QueryMatrix:
 
 
 def transcripts(
-    plan: VertexPlan, data: Sequence[DataSet], num_runs: int, seed: int
+    plan: Any, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
     """Simulates ``num_runs`` runs of a plan on each data set; returns the drawn vertices.
 
@@ -137,19 +118,10 @@ def transcripts(
       ``Saddle``. Vertices of Saddle are in the order of step, player and draw.
     """
     run = _compiled(plan, Keys.insecure(seed))
-    records = jax.tree.map(
-        lambda *parts: np.stack(parts), *(_records(plan, one) for one in data)
-    )
+    records = simulation.stacked([_records(plan, one) for one in data])
     own = simulation.make_keys(simulation.run_seeds(num_runs, seed))
-    at_once = min(num_runs, max(_CELLS // (len(data) * (width(plan) + 64)), 1))
-    parts = []
-    for begin in range(0, num_runs, at_once):
-        # The last part overlaps the one before it: one shape, compiled once.
-        first = min(begin, num_runs - at_once)
-        part = slice(first, first + at_once)
-        made = run(records, jax.tree.map(lambda x, at=part: x[at], own))
-        parts.append(np.asarray(made)[:, begin - first :])
-    return np.concatenate(parts, axis=1)
+    at_once = _CELLS // (len(data) * (width(plan) + 64))
+    return simulation.in_parts(lambda k: run(records, k), own, num_runs, at_once)
 
 
 class _Linear(VertexGradients):
@@ -161,26 +133,25 @@ class _Linear(VertexGradients):
         return self._row_sums(query, records, None, mask)
 
 
-def _records(plan: VertexPlan, data: DataSet) -> Any:
+def _records(plan: Any, data: DataSet) -> Any:
     """Returns the data that the plan's algorithm takes."""
-    if isinstance(plan, SyntheticData):
+    if plan.released == "queries":
         codes = np.full(plan.num_examples, -1, np.int32)  # Those count nothing.
         codes[data.index] = {"plus": 0, "minus": 1}.get(data.record, -1)
         return codes
-    if isinstance(plan, ConvexSimplex):
-        return np.float32(plan.linf_clip_norm * rows(plan, data, "x", plan.dim))
-    return (
-        np.float32(plan.linf_clip_norm_x * rows(plan, data, "x", plan.dim_x)),
-        np.float32(plan.linf_clip_norm_y * rows(plan, data, "y", plan.dim_y)),
+    found = tuple(
+        np.float32(player.clip * rows(plan, data, player)) for player in players(plan)
     )
+    return found if len(found) == 2 else found[0]
 
 
-def _compiled(plan: VertexPlan, public: Keys) -> Callable[..., jax.Array]:
+def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
     """Returns the compiled simulation: (records of W data sets, keys (n,)) -> (W, n, L)."""
     value_fn: Any = MatrixGame()
-    if isinstance(plan, ConvexSimplex):
+    by_iterate = plan.released == "vertices of iterates"
+    if by_iterate:
         value_fn = _Linear()
-    if isinstance(plan, SyntheticData):
+    if plan.released == "queries":
         value_fn = queries(plan)
 
     def run(data_sets: Any, own: Keys) -> jax.Array:
@@ -193,7 +164,7 @@ def _compiled(plan: VertexPlan, public: Keys) -> Callable[..., jax.Array]:
 
             start = algorithm.init(plan.uniform())
             end, made = jax.lax.scan(step, start, None, length=plan.num_steps)
-            if isinstance(plan, ConvexSimplex):
+            if by_iterate:
                 # In the order of the iterates that they come from, which is public.
                 vertices = end.drawn.reshape(-1)[end.schedule.slots]
                 place = jnp.arange(vertices.size)

@@ -20,6 +20,7 @@ class DPGD(SumPlan):
     """
 
     family: ClassVar[str] = "dpgd"
+    released: ClassVar[str] = "gradients"
 
     def transform(
         self, keys: Keys, **kwargs: Any

@@ -47,6 +47,7 @@ class SlopeSumPlan(SumPlan):
     theorem: theorems.Prescription | None = None
 
     replayable: ClassVar[bool] = True
+    released: ClassVar[str] = "slopes"
     draws_directions: ClassVar[bool] = True
     nested: ClassVar[dict[str, Any]] = {
         "clip_tuning": ClipTuning,

@@ -48,6 +48,8 @@ class Plan:
     delta: float | None
 
     family: ClassVar[str]
+    #: Kind of numbers that a run releases, by which ``jaxdp.auditing`` attacks it.
+    released: ClassVar[str] = ""
     #: Whether the releases of a step are few enough to be logged, so that the log alone
     #: rebuilds the parameters.
     replayable: ClassVar[bool] = False

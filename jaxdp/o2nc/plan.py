@@ -88,6 +88,7 @@ class O2NC(OracleReleases):
     theorem: Design | None = None
 
     family: ClassVar[str] = "o2nc"
+    released: ClassVar[str] = "increments"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
     nested: ClassVar[dict[str, Any]] = {

@@ -28,6 +28,7 @@ class PrefixSum(CorrelatedPlan):
     period: int | None = None
 
     family: ClassVar[str] = "prefix_sum"
+    released: ClassVar[str] = "prefix sums"
     samplers: ClassVar[tuple[type, ...]] = (
         sampling.SinglePass,
         sampling.ShuffledEpochs,

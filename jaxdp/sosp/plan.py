@@ -149,6 +149,7 @@ class SOSP(Plan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "sosp"
+    released: ClassVar[str] = "queries of a search"
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
     may_stop: ClassVar[bool] = True

@@ -1,7 +1,6 @@
 """``fit`` runs a plan on data; ``resume`` goes on with a run that was killed."""
 
 import contextlib
-import functools
 import json
 import os
 import time
@@ -124,13 +123,13 @@ def fit(
     size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
     parallel.check_same(mesh, keys, plan=plan.to_json(), chunk=str(size))
     parallel.check_same(mesh, keys, params=params, data=task.data)
-    maker = preparing.make_maker(task, keys, trainable, stacked)
+    transform = preparing.make_transform(task, keys, trainable, stacked)
     in_chunks = progress or any(x is not None for x in (callback, ledger, chunk))
     # Also where only another process shows or writes something: all run one program.
     in_chunks = in_chunks or several
     run, text, compile_seconds = preparing.compiled(
         task,
-        maker,
+        transform,
         keys,
         trainable=trainable,
         stacked=stacked,
@@ -141,7 +140,7 @@ def fit(
     parallel.check_same(mesh, keys, program=text)
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
     with keys_lib.together(several):  # Spends the keys.
-        carry = loop.start(plan, maker, task.optimizer, task.params)
+        carry = loop.start(plan, transform, task.optimizer, task.params)
     recorder = None
     if ledger is not None and parallel.writes(mesh):
         recorder = recording.create(
@@ -159,8 +158,13 @@ def fit(
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             chunks = _Chunks(plan, size, callback, progress)
-            step = functools.partial(_between, run, keys, task.data)
-            carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
+            carry, seconds = chunks.run(
+                lambda carry, *bounds: run(carry, keys, task.data, *bounds),
+                carry,
+                0,
+                plan.num_steps,
+                recorder,
+            )
         else:
             begin = time.perf_counter()
             carry = jax.block_until_ready(run(carry, keys, task.data))
@@ -243,16 +247,16 @@ def resume(
             leaves["stacked"] = None
         if at.plan.runs_algorithm:
             leaves["trainable"] = None
-        maker = preparing.make_maker(task, at.keys, **leaves)
+        transform = preparing.make_transform(task, at.keys, **leaves)
         run, text, compile_seconds = preparing.compiled(
-            task, maker, at.keys, **leaves, in_chunks=True, with_text=True
+            task, transform, at.keys, **leaves, in_chunks=True, with_text=True
         )
         preparing.check_losses(
             at.plan, task.params, task.data, value_fn, check_isolation
         )
         recorder = at.recorder(preparing.program_of(task, text), task.data)
-        carry = loop.start(at.plan, maker, task.optimizer, task.params)
-        step = functools.partial(_between, run, at.keys, task.data)
+        carry = loop.start(at.plan, transform, task.optimizer, task.params)
+        step = lambda carry, *bounds: run(carry, at.keys, task.data, *bounds)  # noqa: E731
         size = at.record.header["chunk"]
         chunks = _Chunks(at.plan, size, callback, progress)
         carry = _rebuilt(task, at, carry, chunks, step, leaves, recorder)
@@ -263,18 +267,6 @@ def resume(
 
 
 # --- what both do ------------------------------------------------------------------
-
-
-def _between(
-    run: Any,
-    keys: keys_lib.Keys,
-    data: Any,
-    carry: loop.Carry,
-    first: jax.Array,
-    last: jax.Array,
-) -> loop.Carry:
-    """Runs the steps [first, last) of a program compiled for chunks."""
-    return run(carry, keys, data, first, last)
 
 
 #: Runs the steps [first, last): (carry, first, last) -> carry.
@@ -372,9 +364,10 @@ def _rebuilt(
         carry = recording.restore(states[step], begin) if step in states else begin
         return carry._replace(releases=jnp.array(releases))
 
-    until = at.done
-    if _goes_on(at, at_state(at.done) if at.done in states else None):
-        until = recording.checked_from(at)
+    stopped = at.done in states and _ended(at.plan, at_state(at.done))
+    # The last chunk is computed again where steps follow it.
+    goes_on = at.done < at.last and not stopped
+    until = recording.checked_from(at) if goes_on else at.done
     first = max((known for known in states if known <= until), default=0)
     silent = chunks._replace(callback=None)
     if task.plan.replayable:
@@ -403,12 +396,6 @@ def _rebuilt(
     if chunks.callback is not None and not task.plan.replayable:
         chunks.callback(at.done, *_shown(at.plan, carry, at.done))
     return carry
-
-
-def _goes_on(at: recording.Resumed, after: loop.Carry | None) -> bool:
-    """Returns True if steps follow those on record; ``after`` is that carry, if known."""
-    stopped = after is not None and _ended(at.plan, after)
-    return at.done < at.last and not stopped
 
 
 def _replayed(

@@ -49,8 +49,8 @@ class Carry(NamedTuple):
     releases: jax.Array  # shape=(num_steps, K), dtype=float32
 
 
-#: What runs: a maker of gradients, or an algorithm that owns its iterates.
-Maker = optax.GradientTransformationExtraArgs | Algorithm
+#: What runs: a transform of gradients, or an algorithm that owns its iterates.
+Transform = optax.GradientTransformationExtraArgs | Algorithm
 
 #: ``callback(step, params, info)`` after each chunk, on the host, with public values.
 Callback = Callable[[int, Any, FitInfo], None]
@@ -58,34 +58,34 @@ Callback = Callable[[int, Any, FitInfo], None]
 
 def start(
     plan: Plan,
-    maker: Maker,
+    transform: Transform,
     optimizer: optax.GradientTransformation,
     params: Any,
 ) -> Carry:
     """Returns the carry before the first step, in its own buffers, which are donated."""
     params = jax.tree.map(jnp.array, params)
-    opt_state: Any = (maker.init(params), optimizer.init(params))
+    opt_state: Any = (transform.init(params), optimizer.init(params))
     width = opt_state[0].release.shape[0]
     return Carry(params, opt_state, jnp.zeros((plan.num_steps, width), jnp.float32))
 
 
 def make_program(
     plan: Plan,
-    maker: Maker,
+    transform: Transform,
     optimizer: optax.GradientTransformation,
     value_fn: ValueFn,
-    follower: optax.GradientTransformationExtraArgs | None = None,
+    replay: optax.GradientTransformationExtraArgs | None = None,
 ) -> Callable[..., Carry]:
     """Returns the pure function that runs steps of a plan, for jit, vmap and export.
 
     Args:
       plan: what runs.
-      maker: ``plan.transform(keys)`` or ``plan.algorithm(keys)``; its state holds all it
-        needs of the keys, so the program serves other keys of the same plan.
-      follower: ``plan.replay`` of a plan that has one: what the maker does with a release.
+      transform: ``plan.transform(keys)`` or ``plan.algorithm(keys)``; its state holds all
+        it needs of the keys, so the program serves other keys of the same plan.
+      replay: ``plan.replay`` of a plan that has one: what follows from a release.
       optimizer: what follows it. It is given the released gradient, its own state and
         the params, and nothing else: whatever it does is post-processing.
-      value_fn: per-record losses; only the maker sees them, and the data.
+      value_fn: per-record losses; only the transform sees them, and the data.
 
     Returns:
       ``program(carry, keys, data, first, last) -> carry``: the steps [first, last), where
@@ -97,11 +97,11 @@ def make_program(
     def one(
         keys: keys_lib.Keys, data: Any, phase: Phase, step: jax.Array, carry: Carry
     ) -> Carry:
-        if isinstance(maker, Algorithm):
-            made, _ = maker.step(carry.opt_state[0], data, value_fn=value_fn)
+        if isinstance(transform, Algorithm):
+            made, _ = transform.step(carry.opt_state[0], data, value_fn=value_fn)
             return logged(carry, carry.params, made, carry.opt_state[1], step)
         batch = sampling.batch(plan, keys, step, data, phase=phase.name)
-        update: Any = maker.update  # Typed for trees; None is what makers expect.
+        update: Any = transform.update  # Typed for trees; it takes None.
         gradient, made = update(
             None,
             carry.opt_state[0],
@@ -110,9 +110,9 @@ def make_program(
             batch=batch,
             phase=phase.name,
         )
-        if follower is None:
+        if replay is None:
             return applied(optimizer, carry, made, step, gradient=gradient)
-        return applied(optimizer, carry, made, step, follower=follower)
+        return applied(optimizer, carry, made, step, replay=replay)
 
     def program(
         carry: Carry,
@@ -157,7 +157,7 @@ def applied(
     step: jax.Array,
     *,
     gradient: Any = None,
-    follower: optax.GradientTransformationExtraArgs | None = None,
+    replay: optax.GradientTransformationExtraArgs | None = None,
 ) -> Carry:
     """Returns the carry after a step, by post-processing of the step's release.
 
@@ -169,16 +169,16 @@ def applied(
     Args:
       optimizer: of the run.
       carry: before the step.
-      made: the maker's state after it, with the release.
+      made: the transform's state after it, with the release.
       step: its number.
-      gradient: what the maker made, for a plan without a replay.
-      follower: the plan's replay: makes the gradient from the release.
+      gradient: what the transform made, for a plan without a replay.
+      replay: the plan's replay: makes the gradient from the release.
     """
 
     def move(operands: Any) -> Any:
         gradient, release, state, rest, params = operands
-        if follower is not None:
-            update: Any = follower.update
+        if replay is not None:
+            update: Any = replay.update
             gradient, _ = update(None, state, params, release=release)
         updates, rest = optimizer.update(gradient, rest, params)
         return optax.apply_updates(params, updates), rest

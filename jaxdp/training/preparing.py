@@ -114,7 +114,9 @@ def _own(array: Any) -> jax.Array:
     return array if isinstance(array, jax.Array) else jnp.array(array)
 
 
-def make_maker(task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any) -> Any:
+def make_transform(
+    task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any
+) -> Any:
     """Returns the plan's transformation or algorithm, with the options of the run."""
     if task.plan.runs_algorithm:
         return _algorithm(task, keys, trainable, stacked)
@@ -162,7 +164,7 @@ def _algorithm(
 
 def compiled(
     task: Task,
-    maker: Any,
+    transform: Any,
     keys: keys_lib.Keys,
     *,
     trainable: Any,
@@ -177,16 +179,16 @@ def compiled(
             "jax_use_simplified_jaxpr_constants must be off where programs are compared, "
             "as for a ledger: what value_fn closes over would be no part of their text"
         )
-    follower = None
+    replay = None
     if plan.replayable:  # Its update reads the key of directions from the state.
-        follower = plan.replay(keys.direction, trainable=trainable, stacked=stacked)
-    program = loop.make_program(plan, maker, optimizer, task.value_fn, follower)
+        replay = plan.replay(keys.direction, trainable=trainable, stacked=stacked)
+    program = loop.make_program(plan, transform, optimizer, task.value_fn, replay)
 
     def build() -> tuple[Any, str]:
         """Compiles from shapes alone, so that no mistake found here spends the keys."""
         with keys_lib.shapes_only():
             carry = jax.eval_shape(
-                lambda p: loop.start(plan, maker, optimizer, p), task.params
+                lambda p: loop.start(plan, transform, optimizer, p), task.params
             )
         if in_chunks:
             step = jax.ShapeDtypeStruct((), jnp.int32)

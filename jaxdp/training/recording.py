@@ -478,11 +478,6 @@ def checked_from(at: Resumed) -> int:
     return chunk.first
 
 
-def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
-    """Returns the carry of a checkpoint; ``carry`` is that of the run's beginning."""
-    return _unpack(arrays, carry)
-
-
 def check_recomputed(
     at: Resumed, first: int, carry: loop.Carry, known: dict[str, np.ndarray] | None
 ) -> None:
@@ -570,12 +565,13 @@ def _pack(run: str, step: int, carry: loop.Carry) -> bytes:
     return file.getvalue()
 
 
-def _unpack(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
-    """Fills the leaves of a fresh carry that no root gives back; the noise stays.
+def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
+    """Returns the carry of a checkpoint, from the one of the run's beginning.
 
-    (Noise that is correlated over a period has a state that moves with the steps. A
-    checkpoint lies between periods, where that state starts anew; or the state is kept,
-    and so is what else depends on data: a checkpoint is secret.)
+    Fills the leaves that no root gives back; the noise stays. (Noise that is correlated
+    over a period has a state that moves with the steps. A checkpoint lies between periods,
+    where that state starts anew; or the state is kept, and so is what else depends on data:
+    a checkpoint is secret.)
     """
     made, rest = carry.opt_state
     kept = run_state.without_roots(made)

@@ -61,8 +61,8 @@ def replay(
     check_params(ledger.header, params)
     direction = keys_lib.root_from_hex(ledger.header["direction"])
     leaves = leaves_of(ledger.header)
-    maker = plan.replay(direction, **leaves)
-    carry = loop.start(plan, maker, optimizer, params)
+    transform = plan.replay(direction, **leaves)
+    carry = loop.start(plan, transform, optimizer, params)
     program = compiled(plan, optimizer, direction, carry, **leaves)
     done = len(ledger.releases)
     bounds = (jnp.asarray(x, jnp.int32) for x in (0, done))
@@ -91,13 +91,13 @@ def compiled(
       trainable: as in the run.
       stacked: as in the run.
     """
-    maker = plan.replay(direction, trainable=trainable, stacked=stacked)
+    transform = plan.replay(direction, trainable=trainable, stacked=stacked)
 
     def one(releases: jax.Array, step: jax.Array, carry: loop.Carry) -> loop.Carry:
         row = jax.lax.dynamic_index_in_dim(releases, step, keepdims=False)
-        update: Any = maker.update
+        update: Any = transform.update
         _, made = update(None, carry.opt_state[0], carry.params, release=row)
-        return loop.applied(optimizer, carry, made, step, follower=maker)
+        return loop.applied(optimizer, carry, made, step, replay=transform)
 
     def program(
         carry: loop.Carry, releases: jax.Array, first: jax.Array, last: jax.Array

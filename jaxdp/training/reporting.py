@@ -18,7 +18,7 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, A
 
     Args:
       plan: the plan.
-      state: the gradient maker's state, or a chain's state that starts with it.
+      state: the transform's state, or a chain's state that starts with it.
       delta: default is the plan's.
 
     Returns:
@@ -42,6 +42,7 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, A
     delta = plan.delta if delta is None else delta
     spent = plan.epsilon(delta=delta) if delta is not None else None
     finite = spent is not None and np.isfinite(spent)
+    outcome = plan.outcome(state)
     return {
         "algorithm": plan.family,
         "num_examples": plan.num_examples,
@@ -54,15 +55,10 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, A
         "delta": delta,
         "accountant": spent.accountant if spent is not None else None,
         "private": bool(horizon.private) and bool(finite),
-        **_outcome(plan, state),
+        **({"outcome": outcome} if outcome else {}),
         "device": jax.devices()[0].device_kind,
         "versions": versions(),
     }
-
-
-def _outcome(plan: Plan, state: Any) -> dict[str, Any]:
-    found = plan.outcome(state)
-    return {"outcome": found} if found else {}
 
 
 def versions() -> dict[str, str]:

@@ -579,26 +579,32 @@ MUTATIONS = (
 )
 
 
-def plant(mutation: Mutation | None, folder: Path) -> None:
-    """A copy of the package in ``folder``, with the fault.
+def faulty(mutation: Mutation) -> dict[str, str]:
+    """The texts of the files that have the fault, by path.
 
     Raises:
-      ValueError: the piece of text is not there, or more than once.
+      ValueError: a piece of text is not there, or more than once.
     """
-    leave = shutil.ignore_patterns("__pycache__")
-    for name in ("kernels", "jaxdp"):  # jaxdp/kernels is a link to the former.
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
-    if mutation is None:
-        return
+    texts: dict[str, str] = {}
     for name, old, new in ((mutation.path, mutation.old, mutation.new), *mutation.also):
-        path = folder / name
-        text = path.read_text(encoding="utf-8")
+        text = texts.get(name) or (ROOT / name).read_text(encoding="utf-8")
         if text.count(old) != 1:
             raise ValueError(
                 f"{name} must hold the text of {mutation.name!r} once, but has it "
                 f"{text.count(old)} times: {old!r}"
             )
-        path.write_text(text.replace(old, new), encoding="utf-8")
+        texts[name] = text.replace(old, new)
+    return texts
+
+
+def plant(mutation: Mutation | None, folder: Path) -> None:
+    """A copy of the package in ``folder``, with the fault."""
+    texts = {} if mutation is None else faulty(mutation)
+    leave = shutil.ignore_patterns("__pycache__")
+    for name in ("kernels", "jaxdp"):  # jaxdp/kernels is a link to the former.
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:

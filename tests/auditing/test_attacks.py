@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxdp import plans, sampling
-from jaxdp.auditing import attacks, bounds, simulation
+from jaxdp.auditing import attacks, bounds, canaries
 
 PLAN = plans.DPZero(
     num_examples=8,
@@ -14,7 +14,7 @@ PLAN = plans.DPZero(
     l2_clip_norm=1.0,
     smoothing_radius=1e-3,
 ).with_noise(noise_multiplier=4.0, delta=1e-5)  # mu = 0.5
-CANARY = simulation.canaries(PLAN)[0]
+CANARY = canaries.of_sums(PLAN)[0]
 RUNS = 20_000
 SIGNS = np.array([1.0, 1.0, -1.0, 1.0])
 
@@ -24,7 +24,7 @@ def noise(seed: int, steps: int = 4) -> np.ndarray:
 
 
 def moved(x: np.ndarray, by: float = 1.0) -> np.ndarray:
-    return x + by * CANARY.distance * SIGNS[:, None]
+    return x + by * (CANARY.moves * SIGNS)[:, None]
 
 
 def found(first: np.ndarray, second: np.ndarray, plan: plans.DPZero = PLAN) -> dict:
@@ -40,7 +40,7 @@ def found(first: np.ndarray, second: np.ndarray, plan: plans.DPZero = PLAN) -> d
 
 def test_what_is_claimed_is_found_and_no_more() -> None:
     claimed = PLAN.epsilon()
-    assert CANARY.distance == 0.25
+    assert np.all(CANARY.moves == 0.25)
     for name, epsilon in found(moved(noise(0)), noise(1)).items():
         assert 0.4 * claimed < epsilon < claimed, name
 
@@ -93,8 +93,8 @@ def test_likelihood_ratio_of_a_mixture_is_the_best_for_it() -> None:
         l2_clip_norm=1.0,
         smoothing_radius=1e-3,
     ).with_noise(noise_multiplier=0.5, delta=1e-5)
-    (canary, *_) = simulation.canaries(plan)
-    assert canary.distance == 2.0
+    (canary, *_) = canaries.of_sums(plan)
+    assert np.all(canary.moves == 2.0)
     reads = np.random.default_rng(5).random((RUNS, 4, 1)) < 0.3
     first, second = noise(0) + 2.0 * reads * SIGNS[:, None], noise(1)
     learned = attacks.attacks(plan, canary, first, second)

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp
 from jaxdp import auditing, plans, sampling
-from jaxdp.auditing import simulation
+from jaxdp.auditing import canaries, simulation
 from jaxdp.dpzero.clip_tuning import ClipTuning
 from tests.auditing.mutations import plan_named
 
@@ -113,10 +113,8 @@ SIMULATED = {
 def test_transcripts_are_those_of_the_library(name: str) -> None:
     """To the last digits, by a loop that hands in no noise."""
     plan, num_runs = SIMULATED[name], 20
-    first, last = (
-        simulation.canaries(plan)[0].first,
-        simulation.canaries(plan)[1].second,
-    )
+    pairs = canaries.of_sums(plan)
+    first, last = pairs[0].first, pairs[1].second
     made = simulation.transcripts(plan, [first, last], num_runs, seed=7)
     public, seeds = jaxdp.Keys.insecure(7), simulation.run_seeds(num_runs, 7)
     assert len(set(seeds.tolist())) == num_runs
@@ -130,7 +128,7 @@ def test_transcripts_are_those_of_the_library(name: str) -> None:
         np.testing.assert_allclose(made[at, 5], want, rtol=1e-6, atol=0)
 
 
-def _releases(plan: Any, keys: jaxdp.Keys, data: simulation.DataSet) -> Any:
+def _releases(plan: Any, keys: jaxdp.Keys, data: canaries.DataSet) -> Any:
     sign = {"plus": 1.0, "minus": -1.0}.get(data.record, 0.0)
     gradients = np.zeros((plan.num_examples, 2), np.float32)
     gradients[data.index, data.axis] = 1e5 * sign
@@ -169,11 +167,11 @@ def test_a_canary_moves_a_release_by_what_is_claimed() -> None:
     """The same noise on both data sets, so the difference is the record's alone."""
     for relation in ("replace_one", "zero_out"):
         plan = make(relation=relation, num_steps=4, noise="gaussian")
-        pairs = simulation.canaries(plan)
+        pairs = canaries.of_sums(plan)
         data = [data for canary in pairs for data in (canary.first, canary.second)]
         made = simulation.transcripts(plan, data, 10, seed=0)[..., 0]
         for canary, one, other in zip(pairs, made[::2], made[1::2], strict=True):
-            here, there = canary.moves(plan.num_steps)
+            here, there = canary.shifts()
             assert np.ptp(np.sign(one - other), axis=0).max() == 0
             np.testing.assert_allclose(
                 np.abs(one - other), np.tile(here - there, (10, 1)), atol=1e-5
@@ -182,7 +180,7 @@ def test_a_canary_moves_a_release_by_what_is_claimed() -> None:
 
 def test_some_canary_parts_any_two_steps() -> None:
     plan = make(num_steps=7)
-    active = np.array([c.moves(7)[0] for c in simulation.canaries(plan)])
+    active = np.array([c.shifts()[0] for c in canaries.of_sums(plan)])
     for step in range(7):
         for other in range(step):
             assert np.any(active[:, step] != active[:, other])
@@ -190,7 +188,7 @@ def test_some_canary_parts_any_two_steps() -> None:
 
 def test_simulation_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make(plans.DPGD, sampling=POISSON)
-    data = [simulation.canaries(plan)[0].first]
+    data = [canaries.of_sums(plan)[0].first]
     whole = simulation.transcripts(plan, data, 100, seed=0)
     monkeypatch.setattr(simulation, "_CELLS", 16 * 30)
     parts = simulation.transcripts(plan, data, 100, seed=0)

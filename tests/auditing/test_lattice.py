@@ -88,7 +88,7 @@ def test_numbers_without_their_digits_are_left_out() -> None:
     units = np.array([0.4, -0.5, 2.5, 2.0**22, -(2.0**30), np.nan, np.inf])
     lost = residues.LIMIT
     assert residues.integers(units).tolist() == [0, 0, 3, lost, lost, lost, lost]
-    assert residues.fit(np.full(9, np.nan), 2.0**20)[0] == 0
+    assert residues.fit(np.full(9, np.nan), 2.0**20).num_numbers == 0
 
 
 def test_noise_of_a_few_units_is_refused() -> None:
@@ -150,7 +150,7 @@ def test_no_family_shows_the_digits_of_its_sums(name: str) -> None:
 def test_all_releases_of_a_search_are_looked_at() -> None:
     public = Keys.insecure(0)
     names = [
-        set(grid_releases._mechanism(LATTICE_PLANS[name], public).readings)
+        set(grid_releases.of_search(LATTICE_PLANS[name], public).readings)
         for name in ("SOSP", "SOSP, no escapes")
     ]
     assert names[1] == {"refresh", "difference"}

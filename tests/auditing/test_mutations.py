@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.auditing.mutations import MUTATIONS, Mutation, audited, plant
-
-pytestmark = pytest.mark.slow
+from tests.auditing.mutations import MUTATIONS, Mutation, audited, faulty
 
 Answer = tuple[int, dict[str, Any]]
 
@@ -23,6 +20,7 @@ def answers() -> Iterator[dict[Mutation | None, Future[Answer]]]:
         pool.shutdown(cancel_futures=True)
 
 
+@pytest.mark.slow
 def test_the_copy_passes_as_it_is(answers: Any) -> None:
     code, answer = answers[None].result()
     assert code == 0
@@ -30,6 +28,7 @@ def test_the_copy_passes_as_it_is(answers: Any) -> None:
     assert answer["passed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_planted_fault_is_flagged(mutation: Mutation, answers: Any) -> None:
     code, answer = answers[mutation].result()
@@ -41,7 +40,13 @@ def test_planted_fault_is_flagged(mutation: Mutation, answers: Any) -> None:
     assert answer["epsilon_lower"] > answer["epsilon"]
 
 
-def test_a_fault_whose_text_is_gone_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_a_fault_s_text_is_there_once_and_becomes_python(mutation: Mutation) -> None:
+    for path, text in faulty(mutation).items():
+        compile(text, path, "exec")
+
+
+def test_a_fault_whose_text_is_gone_is_an_error() -> None:
     lost = Mutation("lost", "jaxdp/core/keys.py", "no such text", "", "full")
     with pytest.raises(ValueError, match="once, but has it 0 times"):
-        plant(lost, tmp_path)
+        faulty(lost)

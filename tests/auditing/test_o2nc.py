@@ -14,7 +14,7 @@ import pytest
 import jaxdp
 from jaxdp import auditing, plans, sampling
 from jaxdp.accounting import gaussian_epsilon
-from jaxdp.auditing import attacks, bounds, simulation
+from jaxdp.auditing import attacks, bounds, canaries, simulation
 from jaxdp.cli import main
 from tests.auditing.mutations import plan_named
 
@@ -65,19 +65,19 @@ MOVED = {
 def test_a_canary_moves_its_leaf_by_what_is_claimed_and_no_other(name: str) -> None:
     """The same noise on both data sets, so that the difference is the record's alone."""
     plan = MOVED[name]
-    pairs = simulation.canaries(plan)
+    pairs = canaries.of_increments(plan)
     data = [data for canary in pairs for data in (canary.first, canary.second)]
     made = simulation.transcripts(plan, data, 3, seed=0)[..., :-1]
     for canary, one, other in zip(pairs, made[::2], made[1::2], strict=True):
-        here, there = canary.moves(plan.num_steps)
+        here, there = canary.shifts()
         moved = np.linalg.norm(one - other, axis=-1)
         np.testing.assert_allclose(moved, np.tile(here - there, (3, 1)), atol=3e-5)
-    read = {canary.step: canary.first.index for canary in pairs}
+    read = {int(np.argmax(c.moves)): c.first.index for c in pairs}
     if plan.num_steps == 8:  # Of two periods of (2, 1, 1, 1) records.
         assert read.items() >= {0: 1, 1: 2, 2: 3, 3: 4}.items()
     # The worst leaf moves by what the plan is charged for.
     columns = np.tile(plan.correlation.column_norms(), 2)[: plan.num_steps]
-    moves = [np.subtract(*c.moves(plan.num_steps)) * columns for c in pairs]
+    moves = [np.subtract(*c.shifts()) * columns for c in pairs]
     assert np.max(moves) == pytest.approx(1 / 2.0, rel=1e-9)
 
 
@@ -85,18 +85,18 @@ def test_directions_in_the_ball_move_nothing_further() -> None:
     """The bound is on the vector that is released, whatever it was made of."""
     plan = make(direction="sphere", num_directions=1)
     object.__setattr__(plan, "direction", "ball")
-    pairs = simulation.canaries(plan)[:2]
+    pairs = canaries.of_increments(plan)[:2]
     data = [data for canary in pairs for data in (canary.first, canary.second)]
     made = simulation.transcripts(plan, data, 3, seed=0)[..., :-1]
     for canary, one, other in zip(pairs, made[::2], made[1::2], strict=True):
-        most = np.subtract(*canary.moves(8)) + 3e-5
+        most = np.subtract(*canary.shifts()) + 3e-5
         assert np.all(np.linalg.norm(one - other, axis=-1) <= most)
 
 
 def test_transcripts_are_those_of_the_library() -> None:
     """By a loop over the oracle alone, whose losses are written out."""
     plan = make(prefix_noise="tree")
-    data = simulation.canaries(plan)[1].first
+    data = canaries.of_increments(plan)[1].first
     made = simulation.transcripts(plan, [data], 4, seed=7)[0, 2]
     own = jaxdp.Keys.insecure(int(simulation.run_seeds(4, 7)[2]))
     public = jaxdp.Keys.insecure(7)
@@ -141,8 +141,12 @@ def test_the_likelihood_ratio_undoes_the_correlation(steps: int) -> None:
     rng = np.random.default_rng(steps)
     distance = 0.4
     for step in (0, 5):
-        first, second = simulation.DataSet("plus"), simulation.DataSet("minus")
-        canary = simulation.Canary("", first, second, distance, step)
+        first, second = canaries.DataSet("plus"), canaries.DataSet("minus")
+        moves, weights = (
+            distance * np.eye(steps)[step],
+            canaries.leaf_weights(plan, step),
+        )
+        canary = canaries.Canary("", first, second, moves, weights)
 
         def made(sign: int, step: int = step) -> np.ndarray:
             xi = rng.normal(size=(40_000, steps, 2))
@@ -151,7 +155,7 @@ def test_the_likelihood_ratio_undoes_the_correlation(steps: int) -> None:
             return np.concatenate([x, np.linalg.norm(x, axis=2, keepdims=True)], 2)
 
         one, other = made(1), made(-1)
-        learned = attacks.attacks(plan, canary, one[:20_000], other[:20_000])
+        learned = attacks.attacks(plan, canary, one[:20_000], other[:20_000], logged=1)
         score = learned["likelihood ratio"]
         a, b = score(one[20_000:]), score(other[20_000:])
         mu = 2 * distance * np.linalg.norm(strategy[:, step])

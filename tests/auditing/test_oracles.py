@@ -13,8 +13,7 @@ import pytest
 
 import jaxdp
 from jaxdp import auditing, plans, sampling
-from jaxdp.auditing import simulation
-from jaxdp.auditing.canaries import amplitudes
+from jaxdp.auditing import canaries, cases, simulation
 from jaxdp.cli import main
 from tests.auditing.plans_of_faults import ORACLE_PLANS, plan_named
 
@@ -44,14 +43,15 @@ def test_every_oracle_can_be_audited(
 ) -> None:
     """Below the accounted epsilon with probability 1 - 1e-6, and near it."""
     plan, kept = PLANS[name], []
-    simulated = simulation.transcripts
+    case = cases.case_of(plan)
 
     def transcripts(*args: Any) -> np.ndarray:
-        made = simulated(*args)
+        made = case.transcripts(*args)
         kept.append((args[1], made[:, :3]))
         return made
 
-    monkeypatch.setattr(simulation, "transcripts", transcripts)
+    keeping = case._replace(transcripts=transcripts)
+    monkeypatch.setitem(cases.CASES, plan.released, keeping)
     found = auditing.audit(plan, num_runs=20_000)
     assert found.passed
     assert found.epsilon == plan.epsilon()
@@ -67,20 +67,20 @@ def _moves_as_claimed(plan: plans.O2NC, made: dict[Any, np.ndarray]) -> None:
     """The same noise on both data sets, so that the difference is the record's alone."""
     # A step without a move is noised by so little that the estimate's digits show.
     slack = np.where(simulation.walk(plan)[1] < 0.1, 0.5, 1e-4)
-    pairs = simulation.canaries(plan)
+    pairs = canaries.of_increments(plan)
     for canary in pairs:
-        here, there = canary.moves(plan.num_steps)
+        here, there = canary.shifts()
         one, other = (made[x][..., :-1] for x in (canary.first, canary.second))
         moved = np.linalg.norm(one - other, axis=-1)
         assert np.all(np.abs(moved - (here - there)) < slack), canary.name
     if plan.multi_pass:
         # A record in all steps moves them by what the plan is charged for.
-        whole = np.linalg.norm(np.subtract(*pairs[0].moves(plan.num_steps)))
+        whole = np.linalg.norm(np.subtract(*pairs[0].shifts()))
         assert whole == pytest.approx(1 / plan._noise, rel=1e-9)
 
 
 def test_some_canary_parts_any_two_steps() -> None:
-    pairs = simulation.canaries(PLANS["several passes"])
+    pairs = canaries.of_increments(PLANS["several passes"])
     signs = np.array([c.first.signs for c in pairs if c.first.signs is not None])
     for step in range(8):
         for other in range(step):
@@ -89,10 +89,13 @@ def test_some_canary_parts_any_two_steps() -> None:
 
 def test_amplitudes_make_changes_of_the_canarys_signs() -> None:
     plan = plan_named("several passes")
-    for canary in simulation.canaries(plan):
+    for canary in canaries.of_increments(plan):
         if canary.first.signs is None:
             continue
-        signs, grown = np.array(canary.first.signs), amplitudes(plan, canary.first)
+        signs, grown = (
+            np.array(canary.first.signs),
+            canaries.amplitudes(plan, canary.first),
+        )
         changes = grown - np.where(np.arange(8) % 4 == 0, 0, np.roll(grown, 1))
         np.testing.assert_array_equal(np.nan_to_num(np.sign(changes)), signs)
 
@@ -116,7 +119,7 @@ WRITTEN_OUT = {
 def test_transcripts_are_those_of_the_library(name: str) -> None:
     """By a loop over the oracle alone, whose losses and steps are written out."""
     plan = WRITTEN_OUT[name]
-    data = simulation.canaries(plan)[3 if plan.multi_pass else 0].first
+    data = canaries.of_increments(plan)[3 if plan.multi_pass else 0].first
     made = simulation.transcripts(plan, [data], 4, seed=7)[0, 2]
     own = jaxdp.Keys.insecure(int(simulation.run_seeds(4, 7)[2]))
     public = jaxdp.Keys.insecure(7)

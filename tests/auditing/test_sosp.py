@@ -1,4 +1,4 @@
-"""Audits of second-order plans: a record in each role moves a drill by what is claimed."""
+"""Audits of second-order plans: records of each role move short runs as claimed."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp import auditing, plans, sampling
-from jaxdp.auditing import drill, second_order
+from jaxdp.auditing import second_order, short_run
 from jaxdp.cli import main
 from tests.auditing.mutations import plan_named
 
@@ -20,7 +20,7 @@ def make(**changes: Any) -> plans.SOSP:
     return dataclasses.replace(plan, **changes)
 
 
-DRILLS = {
+RUNS = {
     "products": make(),
     "running Hessian": make(
         hessian="tracked",
@@ -48,10 +48,10 @@ DRILLS = {
 }
 
 
-@pytest.mark.parametrize("name", DRILLS)
+@pytest.mark.parametrize("name", RUNS)
 def test_a_canary_moves_its_roles_by_what_is_claimed(name: str) -> None:
     """The same noise on both data sets, so that the difference is the record's alone."""
-    plan = drill.drilled(DRILLS[name], 4)
+    plan = short_run.shortened(RUNS[name], 4)
     pairs = second_order.canaries(plan)
     data = list(dict.fromkeys(d for c in pairs for d in (c.first, c.second)))
     made = second_order.transcripts(plan, data, 5, seed=0)
@@ -72,7 +72,7 @@ def test_a_canary_moves_its_roles_by_what_is_claimed(name: str) -> None:
             assert spent == pytest.approx(1 / 2.0**2, rel=0.01)
         roles.add(role)
     assert roles == {"refresh", "difference", "Hessian"}
-    assert np.all(made[..., -1] == 0)  # No run goes another way than the rehearsal.
+    assert np.all(made[..., -1] == 0)  # No run goes another way than the dry run.
 
 
 def test_a_record_is_told_and_no_more_than_accounted() -> None:
@@ -84,9 +84,9 @@ def test_a_record_is_told_and_no_more_than_accounted() -> None:
     assert found.method.endswith("Gaussian trade-off")
 
 
-@pytest.mark.parametrize("name", DRILLS)
-def test_a_drill_is_short_and_has_the_same_epsilon(name: str) -> None:
-    plan = dataclasses.replace(DRILLS[name], num_steps=10_000)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_short_run_is_short_and_has_the_same_epsilon(name: str) -> None:
+    plan = dataclasses.replace(RUNS[name], num_steps=10_000)
     short = auditing.shortened(plan, 3)
     assert isinstance(short, plans.SOSP)
     # Less is charged for the sampler of fewer draws.
@@ -95,12 +95,12 @@ def test_a_drill_is_short_and_has_the_same_epsilon(name: str) -> None:
     assert short.max_differences == 3
     assert short.num_steps < 30
     assert short.num_examples <= plan.num_examples
-    assert drill.drilled(short, 3) == short
+    assert short_run.shortened(short, 3) == short
     # One that was asked for is not made shorter (or longer) when it is audited.
     for num_steps in (3, 12):
-        chosen = drill.drilled(DRILLS[name], num_steps)
-        assert drill.as_drill(chosen) == chosen
-    assert drill.as_drill(DRILLS[name]) == drill.drilled(DRILLS[name])
+        chosen = short_run.shortened(RUNS[name], num_steps)
+        assert short_run.prepared(chosen) == chosen
+    assert short_run.prepared(RUNS[name]) == short_run.shortened(RUNS[name])
 
 
 def test_the_command_audits_a_plan(tmp_path: Path, capsys: Any) -> None:

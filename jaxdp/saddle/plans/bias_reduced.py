@@ -82,6 +82,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "saddle_bias_reduced"
+    released: ClassVar[str] = "vertices of the output"
 
     def __post_init__(self) -> None:
         validate.integer(

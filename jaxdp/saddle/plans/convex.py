@@ -63,6 +63,7 @@ class ConvexSimplex(VertexSamplingPlan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "convex_simplex"
+    released: ClassVar[str] = "vertices of iterates"
     calibrated: ClassVar[str] = "step_size"
     step_size_fields: ClassVar[tuple[str, ...]] = ("step_size",)
     dim_fields: ClassVar[tuple[str, ...]] = ("dim",)

@@ -84,6 +84,7 @@ class Saddle(VertexSamplingPlan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "saddle"
+    released: ClassVar[str] = "vertices"
 
     def __post_init__(self) -> None:
         validate.instance(SinglePass, sampling=self.sampling)

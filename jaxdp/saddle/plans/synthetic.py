@@ -62,6 +62,7 @@ class SyntheticData(VertexSamplingPlan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "synthetic_data"
+    released: ClassVar[str] = "queries"
     calibrated: ClassVar[str] = "step_size_y"
     step_size_fields: ClassVar[tuple[str, ...]] = ("step_size_y",)
     dim_fields: ClassVar[tuple[str, ...]] = ("num_queries",)

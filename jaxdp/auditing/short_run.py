@@ -1,9 +1,9 @@
-r"""Drill: a short run of a second-order plan in which every record's role is known.
+r"""Short runs of a second-order plan in which every record's role is known.
 
-What a query reads depends on what was released, so a run is led by the hand: before each
-step the points that follow from releases are prescribed, which an adversary may do, for
-every release is private wherever it is asked for. Then all that is random is noise. The
-step itself is the library's, with all that it decides; a rehearsal tells what that is.
+What a query reads depends on what was released, so the states of a run are forced: before
+each step the points that follow from releases are prescribed, which an adversary may do,
+for every release is private wherever it is asked for. Then all that is random is noise. The
+step itself is the library's, with all that it decides; a dry run tells what that is.
 
 Every record is a loss :math:`s\,(g t + q t^2/2 + h t^3/6)` of one coordinate t, with a sign
 s: so steep that its gradient, its change, its Hessian and that one's change all saturate
@@ -23,7 +23,6 @@ import numpy as np
 
 from jaxdp import accounting
 from jaxdp.core.keys import Keys
-from jaxdp.sosp.plan import SOSP
 
 _STEEP = 1e3  # of a record, over its bounds
 #: How far inside of the radius the steps of an escape are, and its last one, which leaves:
@@ -31,45 +30,38 @@ _STEEP = 1e3  # of a record, over its bounds
 _INSIDE, _LAST = 3e-3, 1e-3
 _ROWS = 3  # that are read at once: few, so that a query has several slices
 _DEVIATIONS = 8
-# Most rows of a drill's queries.
+# Most rows of a short run's queries.
 _REFRESH_ROWS, _DIFFERENCE_ROWS, _HESSIAN_ROWS = 4, 2, 2
 
 
 class Trace(NamedTuple):
-    """Queries and escapes in each step of a drill, the same in all runs: arrays (T,)."""
+    """Queries and escapes in each step, the same in all runs: arrays (T,)."""
 
     kind: np.ndarray  # of the gradient query: NONE, REFRESH or DIFFERENCE
     rows: np.ndarray  # that it reads
     extra: np.ndarray  # rows of a running Hessian, after them
     first: np.ndarray  # of these rows
-    since: np.ndarray  # differences since the refresh, before the step
     refreshes: np.ndarray  # after the step
     began: np.ndarray  # whether an escape began
     hessian: np.ndarray  # first row of the escape's own Hessians
     length: np.ndarray  # of the vector of a product, over the radius; 0 if none
 
 
-class Step(NamedTuple):
-    """Part of a step that is the same in all runs."""
-
-    before: Any  # the state, without what is a run's own
-    course: jax.Array  # where the run is after the step
-
-
 class Script(NamedTuple):
-    """Dry run of a drill: the common parts of its steps, and their trace."""
+    """Parts of each step that are the same in all runs, stacked (T, ...)."""
 
-    steps: Step  # stacked, (T, ...)
+    before: Any  # the state, without a run's own part
+    progress: jax.Array  # the counters after the step
     trace: Trace
 
 
-def as_drill(plan: SOSP) -> SOSP:
-    """Returns the plan itself if it is a drill of any length, else a drill of it."""
+def prepared(plan: Any) -> Any:
+    """Returns the plan itself if it is a short run of any length, else one of it."""
     longest = max(plan.max_differences, plan.escape_steps or 0)
-    return plan if drilled(plan, longest) == plan else drilled(plan)
+    return plan if shortened(plan, longest) == plan else shortened(plan)
 
 
-def drilled(plan: SOSP, num_steps: int = 8) -> SOSP:
+def shortened(plan: Any, num_steps: int = 8) -> Any:
     """Returns the plan with the same noise, clips, modes and passes, and short periods.
 
     Two periods in a pass, or half of one where there are several passes: then a pass ends
@@ -81,97 +73,91 @@ def drilled(plan: SOSP, num_steps: int = 8) -> SOSP:
       num_steps: the most differences between two refreshes, and the most steps of an
         escape (2 at least).
     """
-    noise: Any = plan.noise_multiplier
-    moves = accounting.sensitivity(plan.relation, 1.0)
+    noise = plan.noise_multiplier * accounting.sensitivity(plan.relation, 1.0)
     released, tracked = plan.hessian == "released", plan.hessian == "tracked"
     period = min(plan.max_differences, num_steps)
     refresh = min(plan.refresh_batch_size, _REFRESH_ROWS)
     rows = _difference_rows(plan)
     # The lowest eigenvalue must be seen: those of the others take it well below the noise.
-    most = math.ceil(12 * noise * moves) + 1 if released else _HESSIAN_ROWS
+    most = math.ceil(12 * noise) + 1 if released else _HESSIAN_ROWS
     curvature = min(plan.hessian_batch_size, most)
-    escape_steps = plan.escape_steps
-    if escape_steps is not None and not released:
-        escape_steps = min(escape_steps, max(num_steps, 2))
     per_refresh = min(plan.escapes_per_refresh, 2)
-    escapes = 0 if escape_steps is None else per_refresh + 2 if tracked else 2
-    changed = {
-        "escapes_per_refresh": per_refresh,
-        "escape_steps": escape_steps,
-        "refresh_batch_size": refresh,
-        "difference_batch_size": rows if plan.difference_batch_size else None,
-        "hessian_batch_size": curvature,
-        "max_differences": period,
-        "drift_limit": 2 * (period + 1) * rows / plan.difference_batch_rate,
-        "query_in_escape": False,
-        "stop_at_certificate": False,
-        "trigger_norm": 1e30,
-        "escape_noise_std": 0.0,
-        "dim": None if plan.dim is None else min(plan.dim, 2),
-    }
-    if released:
-        changed["curvature_threshold"] = 0.0
-    if plan.hessian_filter and escape_steps is not None:
-        one = noise * moves * plan.hessian_clip_norm / curvature
-        budget = one * plan.escape_radius * math.sqrt(escape_steps - 1)
-        changed["escape_noise_std"] = budget
+    escape_steps, escapes, budget = plan.escape_steps, 0, 0.0
+    if escape_steps is not None:
+        escape_steps = (
+            escape_steps if released else min(escape_steps, max(num_steps, 2))
+        )
+        escapes = per_refresh + 2 if tracked else 2
+        if plan.hessian_filter:
+            one = noise * plan.hessian_clip_norm / curvature
+            budget = one * plan.escape_radius * math.sqrt(escape_steps - 1)
     # A pass, and the steps of all of them.
     whole = plan.num_passes == 1
     refreshes, differences = (2, 2 * period) if whole else (1, max(period // 2, 1))
+    differences = min(differences, plan.max_differences * 2)
+    records = refreshes * refresh + differences * rows
     if tracked:
         refreshes += whole
-        each = curvature, 1
+        records += whole * refresh + refreshes * curvature + differences
     else:
-        each = 0, 0
-    differences = min(differences, plan.max_differences * 2)
-    records = refreshes * (refresh + each[0]) + differences * (rows + each[1])
-    records += 0 if tracked else escapes * curvature
+        records += escapes * curvature
     steps = plan.num_passes * (refreshes + differences)
     steps += escapes * ((escape_steps or 1) - 1)
-    changed["num_examples"] = min(plan.num_examples, records)
-    changed["num_steps"] = min(plan.num_steps, steps)
-    small = dataclasses.replace(plan, smoothness=1.0, **changed)
+    small = dataclasses.replace(
+        plan,
+        smoothness=1.0,
+        num_examples=min(plan.num_examples, records),
+        num_steps=min(plan.num_steps, steps),
+        escapes_per_refresh=per_refresh,
+        escape_steps=escape_steps,
+        escape_noise_std=budget,
+        refresh_batch_size=refresh,
+        difference_batch_size=rows if plan.difference_batch_size else None,
+        hessian_batch_size=curvature,
+        max_differences=period,
+        drift_limit=2 * (period + 1) * rows / plan.difference_batch_rate,
+        curvature_threshold=0.0 if released else plan.curvature_threshold,
+        query_in_escape=False,
+        stop_at_certificate=False,
+        trigger_norm=1e30,
+        dim=None if plan.dim is None else min(plan.dim, 2),
+    )
     return dataclasses.replace(small, smoothness=_smoothness(small))
 
 
-def _difference_rows(plan: SOSP) -> int:
+def _difference_rows(plan: Any) -> int:
     """Returns the number of rows of a difference query."""
     most = plan.difference_batch_size or _DIFFERENCE_ROWS
     other = plan.num_examples - min(plan.refresh_batch_size, _REFRESH_ROWS)
     return min(most, _DIFFERENCE_ROWS, max(other, 1))
 
 
-def _smoothness(plan: SOSP) -> float:
+def _smoothness(plan: Any) -> float:
     """Returns a smoothness so large that steps are small relative to the escape radius.
 
     Points then stay where they are prescribed.
     """
-    swing = _spread(plan) / (_INSIDE - _LAST) * 2.1
+    products = 0.0  # An upper estimate of their length.
+    if plan.escape_steps is not None and plan.hessian != "released":
+        largest = plan.hessian_clip_norm * plan.escape_radius
+        products = _DEVIATIONS * plan.escape_std + largest
+    swing = products / (_INSIDE - _LAST) * 2.1
     gradient = plan.l2_clip_norm + 10 * plan.noise_std + plan.drift_limit
     return max(swing, 2 * gradient, 1.0) / plan.escape_radius
 
 
-def _spread(plan: SOSP) -> float:
-    """Returns an upper estimate of the length of an escape's products; 0 if it has none."""
-    if plan.escape_steps is None or plan.hessian == "released":
-        return 0.0
-    largest = plan.hessian_clip_norm * plan.escape_radius
-    return _DEVIATIONS * plan.escape_std + largest
-
-
-def _pace(plan: SOSP) -> float:
+def _pace(plan: Any) -> float:
     """Returns the distance between the points of two successive gradient queries."""
-    return (_difference_rows(plan) - 0.5) / (
-        plan.difference_batch_rate * plan.smoothness
-    )
+    rate = plan.difference_batch_rate * plan.smoothness
+    return (_difference_rows(plan) - 0.5) / rate
 
 
-def dim(plan: SOSP) -> int:
-    """Returns d, the number of parameters of a drill."""
+def dim(plan: Any) -> int:
+    """Returns d, the number of parameters of a short run."""
     return 2 if plan.dim is None else plan.dim
 
 
-def axis(plan: SOSP) -> np.ndarray:
+def axis(plan: Any) -> np.ndarray:
     """Returns the unit vector of t, (d,).
 
     With two parameters it is oblique, so that bounds on single coordinates are seen.
@@ -179,12 +165,13 @@ def axis(plan: SOSP) -> np.ndarray:
     return np.array([0.6, 0.8] if dim(plan) == 2 else [1.0], np.float32)
 
 
-def slice_size(plan: SOSP) -> int:
-    """Returns the number of rows that are read at once."""
-    return min(plan.num_examples, 16 if plan.hessian == "released" else _ROWS)
+def algorithm(plan: Any, keys: Keys) -> Any:
+    """Returns the plan's algorithm, which reads few rows at once."""
+    most = 16 if plan.hessian == "released" else _ROWS
+    return plan.algorithm(keys, microbatch_size=min(plan.num_examples, most))
 
 
-def value_fn(plan: SOSP) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def value_fn(plan: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the loss function: (parameters (d,), signs (B,)) -> losses (B,)."""
     pace, rows = _pace(plan), _difference_rows(plan)
     slope = _STEEP * plan.l2_clip_norm
@@ -199,13 +186,16 @@ def value_fn(plan: SOSP) -> Callable[[jax.Array, jax.Array], jax.Array]:
     return losses
 
 
-def _led(plan: SOSP, state: Any) -> Any:
+def _forced(plan: Any, state: Any) -> Any:
     """Returns the state with the next query's point, gradient and cooldown prescribed.
 
     All prescribed values are public.
     """
     escape, along = state.escape, jnp.asarray(axis(plan))
-    wanted = 0 if plan.escape_steps is None else _escapes(plan)
+    wanted = 0
+    if plan.escape_steps is not None:
+        # With a running Hessian, two more than a Hessian may serve in.
+        wanted = plan.escapes_per_refresh + 2 if plan.hessian == "tracked" else 2
     # The first escape fails, so that its end is seen; the others leave by the last step.
     leaves = (escape.left <= 1) & (state.escapes > 1)
     inside = jnp.where(leaves, 1 - _LAST, 1 - _INSIDE)
@@ -213,24 +203,15 @@ def _led(plan: SOSP, state: Any) -> Any:
     on = state.spider.reference + along * _pace(plan)
     # As if the gradient at the anchor led out of the radius, from the last point only.
     push = -along * (plan.smoothness * plan.escape_radius * (_INSIDE + _LAST) / 2)
+    gradient = jnp.where(escape.active, push, escape.gradient)
     cool = jnp.where(state.escapes < wanted, 0, 1)
     return state._replace(
         point=jnp.where(escape.active, there, on),
-        escape=escape._replace(
-            gradient=jnp.where(escape.active, push, escape.gradient), cool=cool
-        ),
+        escape=escape._replace(gradient=gradient, cool=cool),
     )
 
 
-def _escapes(plan: SOSP) -> int:
-    """Returns the number of escapes of a drill.
-
-    With a running Hessian, it is two more than a Hessian may serve in.
-    """
-    return plan.escapes_per_refresh + 2 if plan.hessian == "tracked" else 2
-
-
-def shows(before: Any, after: Any) -> jax.Array:
+def observable(before: Any, after: Any) -> jax.Array:
     """Returns True if a Hessian product can be recovered from the next point.
 
     After an escape that failed it cannot.
@@ -245,11 +226,7 @@ def split(state: Any) -> tuple[Any, Any]:
     """Splits a state into the part common to all runs and the run's own part."""
     spider, escape = state.spider, state.escape
     own = spider.estimate, spider.noise, escape.hessian, escape.root
-    public = state._replace(
-        spider=spider._replace(estimate=None, noise=None),
-        escape=escape._replace(hessian=None, root=None),
-    )
-    return public, own
+    return joined(state, (None, None, None, None)), own
 
 
 def joined(public: Any, own: Any) -> Any:
@@ -261,7 +238,7 @@ def joined(public: Any, own: Any) -> Any:
     )
 
 
-def course(state: Any) -> jax.Array:
+def progress(state: Any) -> jax.Array:
     """Returns the public counters of a run, which with its points decide the next query."""
     horizon, spider, escape = state.horizon, state.spider, state.escape
     numbers = (
@@ -274,36 +251,35 @@ def course(state: Any) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=8)
-def rehearsed(plan: SOSP) -> Script:
-    """Runs a drill on records that contribute nothing, and returns its script."""
-    algorithm = plan.algorithm(Keys.insecure(0), microbatch_size=slice_size(plan))
+def dry_run(plan: Any) -> Script:
+    """Runs the plan on records that contribute nothing, and returns its script."""
+    runs = algorithm(plan, Keys.insecure(0))
     signs = jnp.zeros(plan.num_examples)
 
     def step(state: Any, _: None) -> tuple[Any, Script]:
-        before = _led(plan, state)
-        after, _ = algorithm.step(before, signs, value_fn=value_fn(plan))
-        made = Step(split(before)[0], course(after))
-        return after, Script(made, _traced(plan, before, after))
+        before = _forced(plan, state)
+        after, _ = runs.step(before, signs, value_fn=value_fn(plan))
+        trace = _traced(plan, before, after)
+        return after, Script(split(before)[0], progress(after), trace)
 
-    start = algorithm.init(jnp.zeros(dim(plan)))
+    start = runs.init(jnp.zeros(dim(plan)))
     run = jax.jit(lambda state: jax.lax.scan(step, state, None, plan.num_steps)[1])
     return jax.tree.map(np.asarray, run(start))
 
 
-def _traced(plan: SOSP, before: Any, after: Any) -> Any:
-    extra: Any
-    length: Any
+def _traced(plan: Any, before: Any, after: Any) -> Any:
+    extra: Any = jnp.int32(0)
     kind, rows = (after.release[i].astype(jnp.int32) for i in (0, 1))
-    extra = jnp.int32(0)
     if plan.hessian == "tracked":
         extra = after.records - before.records
-    first: Any = before.spider.cursor
+    first = before.spider.cursor
     began = after.escapes > before.escapes
     first = jnp.where(first + rows + extra > plan.num_examples, 0, first)
     escape = after.escape
     length = jnp.linalg.norm(before.point - escape.anchor) / plan.escape_radius
-    length = jnp.where(shows(before, after), length, 0)
+    length = jnp.where(observable(before, after), length, 0)
     if plan.hessian == "released":
         length = began.astype(jnp.float32)
-    since, number = before.spider.since, after.spider.refreshes
-    return Trace(kind, rows, extra, first, since, number, began, escape.first, length)
+    refreshes = after.spider.refreshes
+    made: Any = kind, rows, extra, first, refreshes, began, escape.first, length
+    return Trace(*made)
