@@ -16,7 +16,8 @@ from jaxdp.dpzero import transform as transforms
 from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.events import Noise
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.plan import Description
+from jaxdp.mechanism.sum_plan import SumPlan, described
 
 DirectionLaw = Literal["sphere", "gaussian", "rademacher", "orthonormal"]
 
@@ -199,6 +200,9 @@ class SlopeSumPlan(SumPlan):
 
     def returned(self, state: Any, params: Any) -> Any:
         return transforms.dpzero_output(state, params)
+
+    def describe(self) -> Description:
+        return described(self)
 
     def replay(
         self, direction: jax.Array, **kwargs: Any

@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 import numbers
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
+import numpy as np
 import optax
 
 from jaxdp import accounting, sampling
@@ -19,6 +20,23 @@ from jaxdp.mechanism.design import Design
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
+
+
+class Description(NamedTuple):
+    """Noise and releases of a run, for tables and plots.
+
+    Attributes:
+      noise: its size, and the quantities that it is added to, in words.
+      released: what a step releases, in words.
+      stds: standard deviation of the noise on a released number, of all steps or float64
+        (num_steps,).
+      at_most: whether the noise of a step may be smaller than ``stds``.
+    """
+
+    noise: str
+    released: str = "gradient"
+    stds: float | np.ndarray = 0.0
+    at_most: bool = False
 
 
 class Plan:
@@ -49,6 +67,8 @@ class Plan:
     differentiates: ClassVar[bool] = True
     #: Whether a run may end before its last step.
     may_stop: ClassVar[bool] = False
+    #: Whether bounded updates come from elsewhere, which it does not compute itself.
+    takes_updates: ClassVar[bool] = False
     #: Fields that hold several numbers, by name: how JSON gives them back.
     nested: ClassVar[dict[str, Any]] = {}
     #: Relative tolerance of fields that a design may choose up to rounding, by name.
@@ -103,6 +123,10 @@ class Plan:
             raise ValueError("delta must be a number in (0, 1); the plan has none")
         self._check_delta(delta)
         return accounting.epsilon(*self._guarantee, delta)
+
+    def spent(self, num_steps: int) -> accounting.Epsilon:
+        """Returns the epsilon of the first ``num_steps`` steps of a run, at its delta."""
+        raise NotImplementedError
 
     # Designs.
 
@@ -235,6 +259,10 @@ class Plan:
 
     def mechanism(self) -> dict[str, Any]:
         """Returns clip and randomness of a step, for reports."""
+        raise NotImplementedError
+
+    def describe(self) -> Description:
+        """Returns a description of noise and releases, for tables and plots."""
         raise NotImplementedError
 
     def perturbation(self, dim: int) -> Perturbation:

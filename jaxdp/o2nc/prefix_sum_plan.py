@@ -28,6 +28,7 @@ class PrefixSum(CorrelatedPlan):
     period: int | None = None
 
     family: ClassVar[str] = "prefix_sum"
+    takes_updates: ClassVar[bool] = True
     samplers: ClassVar[tuple[type, ...]] = (
         sampling.SinglePass,
         sampling.ShuffledEpochs,

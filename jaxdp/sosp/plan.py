@@ -11,6 +11,7 @@ from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import prefix_noise as noises
+from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import check_clip
 from jaxdp.sampling import AdaptiveCursor
 from jaxdp.sosp import hessian as oracles
@@ -356,6 +357,22 @@ class SOSP(RolesPlan):
 
     def shown(self, state: Any, params: Any) -> Any:
         return self.returned(state, params)
+
+    def spent(self, num_steps: int) -> accounting.Epsilon:
+        return dataclasses.replace(self, num_steps=num_steps).epsilon()
+
+    def describe(self) -> Description:
+        noise = (
+            f"{self.noise_multiplier:.4g} x sensitivity on means of "
+            f"{self.refresh_batch_size} gradients and on how they change "
+            f"({self.prefix_noise}): {self.noise_std:.3g} a coordinate at most"
+        )
+        batch = f"means of {self.hessian_batch_size} Hessians"
+        if self.escape_steps is not None and self.hessian == "released":
+            noise += f"; on {batch}: {self.escape_std:.3g} an entry"
+        elif self.escape_steps is not None:
+            noise += f"; on products with {batch}: {self.escape_std:.3g}"
+        return Description(noise, stds=self.noise_std, at_most=True)
 
     def mechanism(self) -> dict[str, Any]:
         return {

@@ -8,6 +8,7 @@ from jaxdp.core import validate
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation, ScoreGrid
 from jaxdp.kernels import simplex
+from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms import mirror_descent
 from jaxdp.saddle.plans.scores import Sampler, record_bits, score_grid, sensitivity
 from jaxdp.saddle.plans.two_players import TwoPlayers
@@ -237,3 +238,11 @@ class Saddle(TwoPlayers):
 
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
         return mirror_descent.saddle_mirror_descent(self, keys, **kwargs)
+
+    def describe(self) -> Description:
+        return Description(
+            f"none, but the draws of {self.num_draws + 1} vertices of either player in "
+            f"each of {self.num_steps} steps of {self.sampling.batch_size} records; one "
+            f"record moves scores by at most {self.sensitivity_x:.3g} and "
+            f"{self.sensitivity_y:.3g}"
+        )

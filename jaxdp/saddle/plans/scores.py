@@ -248,6 +248,9 @@ class VertexSamplingPlan(Plan):
         steps: dict[str, Any] = dict.fromkeys(self.steps, step_size)
         return dataclasses.replace(self, delta=delta, **steps)
 
+    def spent(self, num_steps: int) -> accounting.Epsilon:
+        return dataclasses.replace(self, num_steps=num_steps).epsilon()
+
     def mechanism(self) -> dict[str, Any]:
         given: Any = self
         steps = {name: getattr(self, name) for name in self.steps}
