@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp import plans, sampling, training
-from jaxdp.cli import main, noise, options, prepare, recipes, train
+from jaxdp.cli import main, o2nc, options, prepare, train
 from tests.training import kills
 
 O2NC = ("--dataset", "breast_cancer", "--algorithm", "o2nc", "--loss", "hinge")
@@ -68,8 +68,7 @@ def test_options_reach_the_plan_and_the_report(folder: Path) -> None:
 
 
 def test_metric_is_that_of_what_is_returned(tmp_path: Path) -> None:
-    command = options.Train(
-        algorithm="o2nc",
+    command = options.O2NC(
         dataset="quadratic_identity",
         num_steps=4,
         num_directions=1,
@@ -126,7 +125,7 @@ def test_table_and_noise_of_the_plot(folder: Path) -> None:
     assert (
         "each of 10 means of 20 or 5 records, correlated over 4 steps (blt_1)" in said
     )
-    found = noise.of_steps(plan)
+    found = plan.describe().stds
     want = plan.node_std * plan.correlation.increment_norms()
     np.testing.assert_array_equal(found, [*want, *want, *want[:2]])
     fresh = dataclasses.replace(
@@ -137,24 +136,20 @@ def test_table_and_noise_of_the_plot(folder: Path) -> None:
 
 
 def test_recipe_is_one_pass_in_whole_windows() -> None:
-    job = prepare.prepare(options.Train(algorithm="o2nc", dataset="wine", seed=0))
+    job = prepare.prepare(options.O2NC(dataset="wine", seed=0))
     assert isinstance(job.plan, plans.O2NC)
     assert (job.plan.num_steps, job.plan.window) == (8, 8)  # 142 records by 16.
     assert (job.plan.num_directions, job.plan.learning_rate) == (42, None)  # d = 42
-    few = dataclasses.replace(recipes.find("wine", "mlp", "o2nc", 8.0), window=3)
-    plan: Any = recipes.make_plan(
-        few, "o2nc", num_examples=142, epsilon=8.0, delta=1e-5
-    )
+    plan = o2nc.make_plan(o2nc.find(8.0) | {"window": 3}, 142)
+    plan = plan.calibrate(epsilon=8.0, delta=1e-5)
     assert (plan.num_steps, plan.window, plan.num_windows) == (6, 3, 2)
 
 
 WRONG = [
-    ("--momentum .9", "--momentum is for --algorithm dpzero, dpgd, mezo or gd only"),
-    ("--average .5", "--average is for --algorithm dpzero"),
-    ("--schedule cosine", "--schedule is for --algorithm dpzero"),
-    ("--sampling-prob .1", "--sampling-prob is for --algorithm dpzero"),
-    ("--algorithm dpzero --max-step 1", "--max-step is for --algorithm o2nc only"),
-    ("--algorithm gd --window 5", "--window is for --algorithm o2nc only"),
+    ("--momentum .9", "unknown option --momentum; jaxdp train o2nc --help lists all"),
+    ("--average .5", "unknown option --average"),
+    ("--schedule cosine", "unknown option --schedule"),
+    ("--sampling-prob .1", "--sampling-prob is for --multi-pass only, got 0.1"),
     ("--batch-size 4", "--batch-size is for --period 2 or more only, got 1"),
     ("--l2-clip-norm 4", "--l2-clip-norm is for --period 2 or more only, got 1"),
     ("--prefix-noise tree", "--prefix-noise is for --period 2 or more only, got 1"),

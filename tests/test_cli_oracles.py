@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxdp import plans, sampling, training
-from jaxdp.cli import conversions, main, noise, options, plots, prepare, train
+from jaxdp.cli import main, o2nc, options, plots, prepare, train
 from jaxdp.o2nc.theory.bounds import ORACLES
 from tests.training import kills
 
@@ -82,9 +82,8 @@ def made(folders: dict[str, Path]) -> dict[str, Any]:
     out = {}
     for name, (changes, _) in RUNS.items():
         if name == "zeroth_order":
-            shared: dict[str, Any] = {"dataset": "breast_cancer", "algorithm": "o2nc"}
-            shared |= {"loss": "hinge", "epsilon": 8.0, "seed": 5}
-            command = options.Train(**shared, **changes, **SHARED)
+            shared: dict[str, Any] = {"dataset": "breast_cancer", "loss": "hinge"}
+            command = options.O2NC(epsilon=8.0, seed=5, **shared, **changes, **SHARED)
             out[name] = prepare.prepare(command).plan
         else:
             text = (folders[name] / "plan.json").read_text()
@@ -162,17 +161,16 @@ def test_tables_say_what_was_released(made: dict[str, Any]) -> None:
         f"standard deviation {first:.4g} on each of 3 means of 455 records and at most "
         f"{other:.4g} on each of 5 means of 455 changes" in table_of(plan)
     )
-    level = noise.of_steps(plan)
+    level = plan.describe().stds
     want = np.array([first, other, other, first, other, other, first, other])
     np.testing.assert_allclose(level, want)
-    assert noise.follows_movement(plan)
+    assert plan.describe().at_most
     some = sampling.MultiPassRestarts(
         period=3, restart_sampling_prob=0.5, sampling_prob=0.2
     )
-    assert "on each of 3 means of 227.5 records and at most " in noise.said(
-        sampled := dataclasses.replace(plan, sampling=some)
-    )
-    assert noise.said(sampled).endswith("on each of 5 means of 91 changes")
+    said = dataclasses.replace(plan, sampling=some).describe().noise
+    assert "on each of 3 means of 227.5 records and at most " in said
+    assert said.endswith("on each of 5 means of 91 changes")
 
     plan = made["first_order"]
     first, other = plan.step_std("restart"), plan.step_std("difference")
@@ -180,16 +178,16 @@ def test_tables_say_what_was_released(made: dict[str, Any]) -> None:
         f"standard deviation {first:.4g} on each of 2 means of 455 records and "
         f"{other:.4g} on each of 5 means of 455 changes" in table_of(plan)
     )
-    assert noise.released(plan) == "gradient or its change"
-    assert not noise.follows_movement(plan)
+    assert plan.describe().released == "gradient or its change"
+    assert not plan.describe().at_most
 
     plan = made["scalar"]
     assert "on each of 11 means of 40 records, of 5 slopes each" in table_of(plan)
     # The noise on d coordinates: that of 5 slopes along directions of length sqrt(d).
     np.testing.assert_allclose(
-        noise.of_steps(plan), np.full(11, plan.node_std / math.sqrt(5))
+        plan.describe().stds, np.full(11, plan.node_std / math.sqrt(5))
     )
-    assert noise.released(plan) == "gradient, made of slopes"
+    assert plan.describe().released == "gradient, made of slopes"
 
 
 def test_budget_is_spent_step_by_step(made: dict[str, Any]) -> None:
@@ -220,15 +218,13 @@ def test_noise_that_follows_movement_is_drawn_as_a_bound(
 @pytest.mark.parametrize("multi_pass", [False, True])
 def test_every_recipe_makes_a_plan(oracle: Any, multi_pass: bool) -> None:
     for epsilon in (0.5, 2.0, 8.0):
-        recipe = conversions.find(epsilon, oracle, multi_pass=multi_pass)
-        assert (recipe.oracle, recipe.multi_pass) == (oracle, multi_pass)
-        plan = conversions.make_plan(recipe, 455)
+        recipe = o2nc.find(epsilon, oracle, multi_pass=multi_pass)
+        assert (recipe["oracle"], recipe["multi_pass"]) == (oracle, multi_pass)
+        plan = o2nc.make_plan(recipe, 455)
         plan = plan.calibrate(epsilon=epsilon, delta=1e-5)
         assert plan.num_windows == 1
         assert float(plan.epsilon()) <= epsilon
-    command = options.Train(
-        dataset="wine", algorithm="o2nc", oracle=oracle, multi_pass=multi_pass, seed=0
-    )
+    command = options.O2NC(dataset="wine", oracle=oracle, multi_pass=multi_pass, seed=0)
     plan: Any = prepare.prepare(command).plan
     assert (plan.oracle, plan.multi_pass) == (oracle, multi_pass)
     dim = 42
@@ -238,23 +234,20 @@ def test_every_recipe_makes_a_plan(oracle: Any, multi_pass: bool) -> None:
 
 def test_probabilities_reach_the_sampler() -> None:
     """Not in a run: to account for samples takes longer than a run of this size."""
-    recipe = conversions.find(2.0, "zeroth_order", multi_pass=True)
+    recipe = o2nc.find(2.0, "zeroth_order", multi_pass=True)
     changes = {"period": 4, "restart_sampling_prob": 1.0, "sampling_prob": 0.1}
-    plan = conversions.make_plan(dataclasses.replace(recipe, **changes), 455)
+    plan = o2nc.make_plan(recipe | changes, 455)
     assert plan.sampling == sampling.MultiPassRestarts(period=4, sampling_prob=0.1)
     assert plan.clips["difference"][1] == 45.5
-    names = {field.name for field in dataclasses.fields(options.Train)}
+    names = {field.name for field in dataclasses.fields(options.O2NC)}
     assert {*changes, "oracle", "multi_pass"} < names
 
 
 WRONG = [
     ("--oracle second_order", "--oracle must be one of zeroth_order, first_order,"),
-    ("--algorithm dpzero --oracle scalar", "--oracle is for --algorithm o2nc only"),
-    ("--algorithm gd --multi-pass", "--multi-pass is for --algorithm o2nc only"),
-    ("--sampling-prob .1", "--sampling-prob is for --algorithm dpzero, dpgd, mezo or"),
     (
         "--restart-sampling-prob .1",
-        "--restart-sampling-prob is for --algorithm o2nc with --multi-pass only, got",
+        "--restart-sampling-prob is for --multi-pass only, got 0.1",
     ),
     (
         "--multi-pass --restart-batch-size 9",

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxdp import models, plans, sampling, training
-from jaxdp.cli import main, options, prepare, recipes, train
+from jaxdp.cli import main, options, prepare, saddle, train
+from jaxdp.cli import task as tasks
 from tests.training import kills
 
 SADDLE = ("--dataset", "diabetes", "--algorithm", "saddle", "--group", "sex")
@@ -144,14 +145,14 @@ def test_other_algorithms_report_the_same_groups(tmp_path: Path) -> None:
     assert report["num_examples"] == 353
     assert set(report["test_group_errors"]) == {"sex 1", "sex 2"}
     assert report["test_worst_group_error"] == max(report["test_group_errors"].values())
-    plain = prepare.prepare(options.Train(algorithm="dpgd", dataset="diabetes", seed=0))
+    plain = prepare.prepare(options.DPGD(dataset="diabetes", seed=0))
     assert (plain.task.metric, plain.task.groups) == ("test_mse", None)
 
 
 def test_recipe_is_of_the_data_set_and_the_budget() -> None:
-    command = options.Train(dataset="digits", algorithm="saddle", group="class", seed=0)
+    command = options.Saddle(dataset="digits", group="class", seed=0)
     job = prepare.prepare(command)
-    assert job.recipe == recipes.find("digits", "linear", "saddle", 2.0)
+    assert job.recipe == saddle.find("digits")
     assert isinstance(job.plan, plans.Saddle)
     assert (job.plan.dim_x, job.plan.dim_y) == (2 * 650, 10)
     assert (job.plan.num_steps, job.plan.sampling.batch_size) == (37, 38)
@@ -159,10 +160,9 @@ def test_recipe_is_of_the_data_set_and_the_budget() -> None:
     assert prepare.initial(job.task, job.keys)[0].shape == (1300,)
     for name in (*models.DATASETS, "somebody's file"):
         for epsilon in (0.1, 2.0, 1e3):
-            recipe = recipes.find(name, "linear", "saddle", epsilon)
-            plan = recipes.make_vertex_plan(
-                recipe,
-                recipes.Players(20, 3, 5.0, 2.0),
+            plan = saddle.make_plan(
+                saddle.find(name),
+                saddle.Players(20, 3, 5.0, 2.0),
                 num_examples=100,
                 epsilon=epsilon,
                 delta=1e-5,
@@ -178,9 +178,8 @@ def test_own_file(tmp_path: Path) -> None:
     lines = ["a,b,answer", *(f"{p},{q},{s}" for (p, q), s in zip(x, y, strict=True))]
     path = tmp_path / "mine.csv"
     path.write_text("\n".join(lines))
-    command = options.Train(
+    command = options.Saddle(
         dataset=str(path),
-        algorithm="saddle",
         label="answer",
         classes=("no", "yes"),
         bounds=(0.0, 10.0),
@@ -189,7 +188,7 @@ def test_own_file(tmp_path: Path) -> None:
         group_values=(0.0, 10.0),
         seed=0,
     )
-    task = prepare.load_task(command)
+    task = tasks.of_network(command)
     assert task.groups is not None
     both = np.concatenate([task.groups.train, task.groups.test])
     np.testing.assert_array_equal(
@@ -215,29 +214,14 @@ WRONG = [
     ("--group-values 1,2", "--group-values is for a .csv or .npz --dataset only"),
     ("--dataset digits", "--group must be class with --dataset digits, got 'sex'"),
     ("--dataset quadratic_identity", "--group is for a --dataset of real records only"),
-    ("--model mlp", "--model must be linear with --algorithm saddle"),
-    ("--loss hinge", "--loss must be cross_entropy with --algorithm saddle, got hinge"),
-    ("--l2-clip-norm 1", "--l2-clip-norm is for --algorithm dpzero, dpgd or o2nc only"),
-    ("--momentum .9", "--momentum is for --algorithm dpzero, dpgd, mezo or gd only"),
-    ("--sampling-prob .1", "--sampling-prob is for --algorithm dpzero"),
-    (
-        "--learning-rate 1",
-        "--learning-rate is for --algorithm dpzero, dpgd, mezo, gd or",
-    ),
-    (
-        "--batch-size 4",
-        "--batch-size is for --algorithm dpzero, dpgd, mezo, gd or o2nc",
-    ),
-    ("--direction sphere", "--direction is for --algorithm dpzero, mezo or o2nc only"),
-    (
-        "--algorithm dpzero --radius 1",
-        "--radius is for --algorithm saddle only, got 1.0",
-    ),
-    ("--algorithm gd --num-draws 1", "--num-draws is for --algorithm saddle only"),
-    (
-        "--algorithm dpgd --group-probabilities .5,.5",
-        "--group-probabilities is for --algorithm saddle only",
-    ),
+    ("--model mlp", "unknown option --model; jaxdp train saddle --help lists all"),
+    ("--loss hinge", "unknown option --loss; jaxdp train saddle --help lists all"),
+    ("--l2-clip-norm 1", "unknown option --l2-clip-norm"),
+    ("--momentum .9", "unknown option --momentum"),
+    ("--sampling-prob .1", "unknown option --sampling-prob"),
+    ("--learning-rate 1", "unknown option --learning-rate"),
+    ("--batch-size 4", "unknown option --batch-size"),
+    ("--direction sphere", "unknown option --direction"),
     ("--num-steps 1", "--num-steps must be an integer >= 2 and <= 353, got 1"),
     ("--num-steps 354", "--num-steps must be an integer >= 2 and <= 353, got 354"),
     ("--num-draws 0", "--num-draws must be an integer >= 1"),

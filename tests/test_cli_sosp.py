@@ -12,16 +12,7 @@ import numpy as np
 import pytest
 
 from jaxdp import metrics, models, plans, training
-from jaxdp.cli import (
-    curvature,
-    main,
-    options,
-    plots,
-    prepare,
-    recipes,
-    stationary,
-    train,
-)
+from jaxdp.cli import main, plots, sosp, train
 from tests.training import kills
 
 SOSP = ("--dataset", "digits_4x4", "--algorithm", "sosp")
@@ -148,8 +139,7 @@ def test_other_commands_read_its_plan_and_none_replays_it(
 
 
 def of_wine() -> Any:
-    task = prepare.load_task(options.Train(dataset="wine", algorithm="sosp"))
-    return stationary.of_features(task, 1, "released")[0]
+    return sosp.of_features(models.load("wine"), 1, "released")[0]
 
 
 def test_records_are_unit_vectors_in_an_order_of_their_own() -> None:
@@ -170,10 +160,7 @@ def test_records_are_unit_vectors_in_an_order_of_their_own() -> None:
 
 def test_accuracy_follows_from_records_and_budget() -> None:
     """The best that the records are expected to be enough for, and no function of them."""
-    for name in (*models.DATASETS, "somebody's file"):
-        for epsilon in (0.1, 2.0, 1e3):
-            recipe = recipes.find(name, "linear", "sosp", epsilon)
-            assert recipe.accuracy is None
+    assert sosp.RECIPE["accuracy"] is None
     found = {}
     for num, relation, epsilon in (
         (1000, "replace_one", 2.0),
@@ -182,9 +169,9 @@ def test_accuracy_follows_from_records_and_budget() -> None:
         (3000, "replace_one", 8.0),
         (30000, "replace_one", 8.0),
     ):
-        plan = curvature.make_plan(
-            recipes.SecondOrder(),
-            curvature.Smooth(16, 1.0, 1.0, 3.0, 6.0, 5.0, 0.4),
+        plan = sosp.make_plan(
+            sosp.RECIPE,
+            sosp.Smooth(16, 1.0, 1.0, 3.0, 6.0, 5.0, 0.4),
             num_examples=num,
             relation=relation,
             epsilon=epsilon,
@@ -206,7 +193,7 @@ def test_report_says_what_a_certificate_is_worth() -> None:
     start = task.init(jax.random.key(0))
     found = jnp.ones_like(start) / 4
     plan: Any = SimpleNamespace(theorem=_theorem())
-    of_start = stationary.report(task, plan, start, found, _outcome(0.01))
+    of_start = sosp.report(task.alpha_fn, plan, start, found, _outcome(0.01))
     own = of_start["test_alpha_of_start"]
     assert own == metrics.sosp_alpha(task.value_fn, start, _public(), 6.0)
     for alpha, excludes, said in (
@@ -214,11 +201,13 @@ def test_report_says_what_a_certificate_is_worth() -> None:
         (own * 1.01, False, "it says little: the saddle at the start has it too"),
         (None, None, "nothing is promised of such a plan"),
     ):
-        report = stationary.report(task, plan, start, found, _outcome(alpha))
+        report = sosp.report(task.alpha_fn, plan, start, found, _outcome(alpha))
         assert report["excludes_start"] is excludes
         assert ("a probability of 0.25" in report["certificate"]) is (alpha is not None)
         assert said in report["certificate"]
-    none = stationary.report(task, plan, start, found, _outcome(None, certified=False))
+    none = sosp.report(
+        task.alpha_fn, plan, start, found, _outcome(None, certified=False)
+    )
     assert none["certificate"] == "none: out of data"
     assert none["excludes_start"] is None
 
@@ -244,11 +233,11 @@ def test_plot_and_table_of_escapes_in_steps(tmp_path: Path) -> None:
     )
     assert min(matplotlib.image.imread(path).shape[:2]) > 400
     numbers = {"num_examples": 5000, "epsilon": 8.0, "delta": 1e-5}
-    smooth = curvature.Smooth(16, 1.0, 1.0, 3.0, 6.0, 5.0, 0.4)
-    recipe = recipes.SecondOrder(hessian="on_demand")
-    plan = curvature.make_plan(recipe, smooth, **numbers)
+    smooth = sosp.Smooth(16, 1.0, 1.0, 3.0, 6.0, 5.0, 0.4)
+    recipe = sosp.RECIPE | {"hessian": "on_demand"}
+    plan = sosp.make_plan(recipe, smooth, **numbers)
     assert (plan.num_steps, plan.hessian_clip_norm) == (1000, 3.0)
-    said = stationary.noise(plan)
+    said = plan.describe().noise
     assert f"means of {plan.refresh_batch_size} gradients" in said
     assert f"products with means of {plan.hessian_batch_size} Hessians" in said
 
@@ -287,32 +276,16 @@ WRONG = [
         "--microbatch-size must be an integer >= 1 and <= 16384",
     ),
     ("--dataset digits --rank 64", "--hessian must be on_demand for more than 500"),
-    ("--model mlp", "--model must be left out with --algorithm sosp"),
-    ("--loss hinge", "--loss must be left out with --algorithm sosp"),
-    ("--group class", "--group must be left out with --algorithm sosp"),
-    ("--l2-clip-norm 1", "--l2-clip-norm is for --algorithm dpzero, dpgd or o2nc only"),
-    (
-        "--learning-rate 1",
-        "--learning-rate is for --algorithm dpzero, dpgd, mezo, gd or",
-    ),
-    (
-        "--batch-size 4",
-        "--batch-size is for --algorithm dpzero, dpgd, mezo, gd or o2nc",
-    ),
-    ("--sampling-prob .1", "--sampling-prob is for --algorithm dpzero"),
-    ("--momentum .9", "--momentum is for --algorithm dpzero, dpgd, mezo or gd only"),
-    ("--radius 1", "--radius is for --algorithm saddle only, got 1.0"),
-    ("--period 2", "--period is for --algorithm o2nc only, got 2"),
-    ("--algorithm dpzero --rank 1", "--rank is for --algorithm sosp only, got 1"),
-    ("--algorithm gd --hessian tracked", "--hessian is for --algorithm sosp only"),
-    (
-        "--algorithm dpgd --prefix-noise tree",
-        "--prefix-noise is for --algorithm o2nc or",
-    ),
-    (
-        "--algorithm gd --epsilon 1",
-        "--algorithm dpzero, dpgd, o2nc, saddle or sosp only",
-    ),
+    ("--model mlp", "unknown option --model"),
+    ("--loss hinge", "unknown option --loss"),
+    ("--group class", "unknown option --group; jaxdp train sosp --help lists all"),
+    ("--l2-clip-norm 1", "unknown option --l2-clip-norm"),
+    ("--learning-rate 1", "unknown option --learning-rate"),
+    ("--batch-size 4", "unknown option --batch-size"),
+    ("--sampling-prob .1", "unknown option --sampling-prob"),
+    ("--momentum .9", "unknown option --momentum"),
+    ("--radius 1", "unknown option --radius"),
+    ("--period 2", "unknown option --period"),
 ]
 
 

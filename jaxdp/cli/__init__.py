@@ -75,7 +75,7 @@ def _run(words: list[str]) -> int:
 
 def _overview() -> str:
     """Returns the help of all commands."""
-    about = {"train": "Train on a data set by one of several algorithms, under a plan."}
+    about = {"train": "Train on a data set, by one of several algorithms."}
     about |= {name: _summary(kind) for name, kind in options.COMMANDS.items()}
     return (
         "usage: jaxdp COMMAND [OPTIONS]\n\n"
@@ -89,13 +89,13 @@ def _summary(kind: type) -> str:
 
 
 def _listed(about: dict[str, str]) -> str:
-    return "\n".join(f"  {name:<11}{said}" for name, said in about.items())
+    return "\n".join(f"  {name:<11}{said}".rstrip(".") for name, said in about.items())
 
 
 def _train(words: list[str]) -> options.Train:
     """Returns the options of the algorithm that is named first, or by --algorithm."""
     name, words = _algorithm(words)
-    if name is None and "--resume" in words:
+    if name is None and "--resume" in words and not {*_HELP} & {*words}:
         name = _recorded(words)
     name = name or options.DEFAULT_ALGORITHM
     if name not in options.ALGORITHMS:

@@ -597,7 +597,7 @@ class _Sums:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Epsilon(_Sums):
-    """Print the epsilon of a plan.json, or of a plan given by its numbers."""
+    """Print the epsilon of a plan, given by its numbers or by a plan.json."""
 
     plan: MaybePath = opt(p.PATH, "A plan.json; stands for all numbers but --delta.")
     delta: Num = opt(
@@ -608,7 +608,7 @@ class Epsilon(_Sums):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibrate(_Sums):
-    """Find the least noise for --num-steps, or the most steps for a noise."""
+    """Find the least noise for a budget, or the most steps."""
 
     epsilon: float = opt(NUMBER, "Budget of the whole run.", default=...)
     delta: float = opt(NUMBER, "Budget of the whole run.", default=DEFAULT_DELTA)

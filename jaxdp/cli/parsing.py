@@ -202,7 +202,8 @@ def parse(options: type[Options], words: list[str], prog: str, more: str) -> Opt
         raise UsageError(f"{name} {said}") from None
     if unknown:
         word = unknown[0]
-        near = difflib.get_close_matches(word, [flag(name) for name in fields])
+        known = [flag(name) for name in fields]
+        near = difflib.get_close_matches(word, known, cutoff=0.8)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         what = "option" if word.startswith("-") else "argument"
         raise UsageError(f"unknown {what} {word}; {hint}{prog} --help lists all")
@@ -218,10 +219,8 @@ def parse(options: type[Options], words: list[str], prog: str, more: str) -> Opt
 
 def some(options: type, words: list[str]) -> dict[str, Any]:
     """Reads options from words of which others may be of no option; nothing is refused."""
-    parser = _parser(options, "", "")
-    parser.add_argument("--help", action="store_true")
     with contextlib.suppress(argparse.ArgumentError):
-        return vars(parser.parse_known_args(_joined(words))[0])
+        return vars(_parser(options, "", "").parse_known_args(_joined(words))[0])
     return {}
 
 
