@@ -22,7 +22,7 @@ import numpy as np
 
 import jaxdp
 from bench import _harness, _saddle_baselines
-from jaxdp.cli import options, prepare, recipes
+from jaxdp.cli import options, prepare
 from jaxdp.core.averaging import polyak_output
 
 CASES = {"diabetes": "sex", "digits": "class"}
@@ -37,16 +37,10 @@ _STEPS, _STEP_SIZE = 3000, 0.03
 
 def job_of(dataset: str, algorithm: str, epsilon: float | None) -> prepare.Job:
     """What the command line runs."""
-    delta = None if epsilon is None else DELTA
+    budget = {} if epsilon is None else {"epsilon": epsilon, "delta": DELTA}
+    group = CASES[dataset]
     return prepare.prepare(
-        options.Train(
-            dataset=dataset,
-            group=CASES[dataset],
-            algorithm=algorithm,
-            epsilon=epsilon,
-            delta=delta,
-            seed=0,
-        )
+        options.train(algorithm, dataset=dataset, group=group, seed=0, **budget)
     )
 
 
@@ -61,12 +55,10 @@ def errors(job: prepare.Job, num_seeds: int) -> np.ndarray:
             prepare.initial(task, keys),
             task.data,
             value_fn=task.value_fn,
-            optimizer=recipes.make_optimizer(job.recipe),
+            optimizer=job.optimizer,
         )
-        averaged = job.recipe.average > 0
-        found.append(
-            judged(job, polyak_output(result.info.state) if averaged else result.params)
-        )
+        end = polyak_output(result.info.state) if job.averaged else result.params
+        found.append(judged(job, end))
     return np.array(found)
 
 

@@ -2,7 +2,7 @@
 
 breast_cancer, 455 training records, replace-one, delta = 1e-5; accuracy on 114 held-out
 public records by the command line's recipes, which were chosen on validation splits of the
-training records, those of the oracles with like effort (``jaxdp/cli/conversions.py``).
+training records, those of the oracles with like effort (``jaxdp/cli/o2nc.py``).
 ``o2nc`` asks for values or gradients and releases vectors, or slopes along common
 directions ("scalar"); in one pass it reads every record once. ``dpzero`` reads all at every
 step. Means over seeds (of noise, directions and initial parameters) with the 95% interval
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import jaxdp
 from bench import _harness
 from jaxdp import models
-from jaxdp.cli import options, plots, prepare, recipes
+from jaxdp.cli import options, plots, prepare
 from jaxdp.core.averaging import polyak_output
 from jaxdp.o2nc.theory.estimators import ORACLES
 
@@ -43,7 +43,7 @@ def algorithms() -> Iterator[tuple[str, dict[str, Any]]]:
 def job_of(model: str, epsilon: float, chosen: dict[str, Any]) -> prepare.Job:
     """What the command line runs."""
     return prepare.prepare(
-        options.Train(
+        options.train(
             dataset="breast_cancer",
             model=model,
             hidden=MODELS[model],
@@ -68,10 +68,9 @@ def accuracies(job: prepare.Job, num_seeds: int) -> np.ndarray:
             prepare.initial(task, keys),
             task.data,
             value_fn=task.value_fn,
-            optimizer=recipes.make_optimizer(job.recipe),
+            optimizer=job.optimizer,
         )
-        averaged = job.recipe.average > 0
-        params = polyak_output(result.info.state) if averaged else result.params
+        params = polyak_output(result.info.state) if job.averaged else result.params
         scores.append(float(task.metric_fn(params)))
     return np.array(scores)
 

@@ -1,4 +1,4 @@
-"""A leading direction with a certificate: ``jaxdp train --algorithm sosp`` on real data.
+"""A leading direction with a certificate: ``jaxdp train sosp`` on real data.
 
 digits_4x4 (means of 2x2 pixels, 16 features, 1437 records), delta = 1e-5, one pass, from
 the strict saddle at 0, by the command line's recipe; only budget and relation change.
@@ -31,12 +31,11 @@ CASES: tuple[tuple[str, float], ...] = (
 def job_of(relation: str, epsilon: float) -> prepare.Job:
     """What the command line runs."""
     return prepare.prepare(
-        options.Train(
+        options.SOSP(
             dataset=DATASET,
-            algorithm="sosp",
             epsilon=epsilon,
             delta=DELTA,
-            relation=relation,  # pyright: ignore[reportArgumentType]
+            relation=relation,
             seed=0,
         )
     )

@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp import plans
 from jaxdp.cli import main, overlap, synthesize
-from jaxdp.cli.errors import UsageError
+from jaxdp.cli.parsing import UsageError
 from jaxdp.data import binning
 from jaxdp.saddle.oracles.queries import Marginals
 from tests.test_cli import check_plot

@@ -25,7 +25,7 @@ from jaxdp.cli import (
     recipes,
     record,
 )
-from jaxdp.cli.errors import UsageError
+from jaxdp.cli.parsing import UsageError
 from jaxdp.models.language import (
     LanguageModel,
     LoRA,

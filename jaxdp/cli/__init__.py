@@ -4,26 +4,26 @@ A wrong argument gives one line on standard error and exit code 2, before anythi
 spent or written; Ctrl-C gives one line and exit code 130. A traceback is a bug of ours.
 """
 
-import contextlib
-import dataclasses
-import io
+import importlib
 import os
-import re
+import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import tyro
+from jaxdp.cli import options, parsing
+from jaxdp.cli.parsing import UsageError
 
-from jaxdp.cli import kinds, options
-from jaxdp.cli.errors import UsageError, flag
+_HELP = ("-h", "--help")
+_COMMANDS = ("train", *options.COMMANDS)
+#: Modules of the commands that are not called like one.
+_MODULES = {"epsilon": "budget", "calibrate": "budget"}
+_OF_TRAIN = """\
+"recipe" stands for a default that is fixed for each data set (jaxdp/cli/recipes.py).
+Metrics are computed on the held-out records only, which count as public.
 
-_HELP = {"-h", "--help"}
-DESCRIPTION = "Differentially private optimisation in JAX."
-# The frame of tyro's complaints, and what parts them: blanks and hyphens where the
-# terminal has no other characters.
-_FRAME = "╭╮╰╯│ "
-_RULE = re.compile("^[─-]+$", re.MULTILINE)
+jaxdp train ALGORITHM [OPTIONS], where ALGORITHM has options of its own:
+"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -34,12 +34,17 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if args is None else args)
     try:
-        return _dispatch(_parse(words))
+        code = _run(words)
+        sys.stdout.flush()  # Here a closed pipe is met, not at exit.
+        return code
     except UsageError as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except SystemExit as done:  # tyro, after --help
+    except BrokenPipeError:  # Whoever read the output has enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except SystemExit as done:  # After --help.
         return int(done.code or 0)
 
 
@@ -49,111 +54,76 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _dispatch(command: Any) -> int:
-    """Runs a command; returns its exit code."""
-    # Imported late: training brings flax and matplotlib, which the others do without.
-    if isinstance(command, options.Train):
-        from jaxdp.cli import train
-
-        train.run(command)
-    elif isinstance(command, options.Finetune):
-        from jaxdp.cli import finetune
-
-        finetune.run(command)
-    elif isinstance(command, options.Synthesize):
-        from jaxdp.cli import synthesize
-
-        synthesize.run(command)
-    elif isinstance(command, options.Replay):
-        from jaxdp.cli import replay
-
-        replay.run(command)
-    elif isinstance(command, options.Audit):
-        from jaxdp.cli import audit
-
-        return audit.run(command)
-    else:
-        from jaxdp.cli import budget
-
-        budget.run(command)
-    return 0
-
-
-def _parse(words: list[str]) -> Any:
-    """Parses the words into a command.
-
-    Raises:
-      UsageError: they say none. SystemExit: help was asked for, and printed.
-    """
-    known = ", ".join(options.COMMANDS)
+def _run(words: list[str]) -> int:
+    known = ", ".join(_COMMANDS)
     if not words:
         raise UsageError(f"a command must be given, one of {known}; see jaxdp --help")
-    if words[0] not in (*options.COMMANDS, *_HELP):
-        raise UsageError(
-            f"the command, first, must be one of {known}; got {words[0]!r}"
-        )
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), _wide(_HELP.isdisjoint(words)):
-        try:
-            return tyro.cli(
-                options.Command, prog="jaxdp", description=DESCRIPTION, args=words
-            )
-        except SystemExit as done:
-            if not done.code:
-                raise
-    raise UsageError(_one_line(said.getvalue(), words))
+    name, *rest = words
+    if name in _HELP:
+        print(_overview())
+        return 0
+    if name not in _COMMANDS:
+        raise UsageError(f"the command, first, must be one of {known}; got {name!r}")
+    if name == "train":
+        command = _train(rest)
+    else:
+        command = parsing.parse(options.COMMANDS[name], rest, f"jaxdp {name}", "")
+    # Imported late: training brings flax and matplotlib, which the others do without.
+    module = importlib.import_module(f"jaxdp.cli.{_MODULES.get(name, name)}")
+    return module.run(command) or 0
 
 
-@contextlib.contextmanager
-def _wide(wide: bool) -> Iterator[None]:
-    """Keeps tyro from breaking its lines, which are read below, not shown."""
-    before = os.environ.get("COLUMNS")
-    if wide:
-        os.environ["COLUMNS"] = "100000"
-    try:
-        yield
-    finally:
-        os.environ.pop("COLUMNS", None)
-        if before is not None:
-            os.environ["COLUMNS"] = before
+def _overview() -> str:
+    """Returns the help of all commands."""
+    about = {"train": "Train on a data set, by one of several algorithms."}
+    about |= {name: _summary(kind) for name, kind in options.COMMANDS.items()}
+    return (
+        "usage: jaxdp COMMAND [OPTIONS]\n\n"
+        f"Differentially private optimisation in JAX.\n\n{_listed(about)}\n\n"
+        "jaxdp COMMAND --help lists a command's options."
+    )
 
 
-def _one_line(box: str, words: list[str]) -> str:
-    """Extracts a one-line message from tyro's framed error.
-
-    A complaint that is not known below keeps its own words, so that another version of
-    tyro changes the wording at most.
-    """
-    command = words[0]
-    _, *lines = (line.strip(_FRAME) for line in box.splitlines())  # Without the title.
-    parts = [part.split() for part in _RULE.split("\n".join(lines)) if part.strip()]
-    said, *more = (" ".join(part) for part in parts)
-    near = re.findall(r"--\w[\w-]*(?= [A-Z])", " ".join(more[:1]))
-    meant = [option for option in dict.fromkeys(near) if option not in _HELP]
-    if found := re.match(r"Error parsing (\S+): (.*)", said):
-        return f"{found[1]} {found[2]}"
-    if found := re.match(r"Missing value for argument '([^']+)'", said):
-        return f"{found[1]} must be {_allowed(command, found[1])}, got nothing"
-    if found := re.match(r"Missing from [\w ]+: (--\S+)", said):
-        return f"{found[1]} must be {_allowed(command, found[1])}, got nothing"
-    if found := re.match(r"Missing from [\w ]+: ([A-Z]+) (.*?)\.? \(required\)", said):
-        return f"{found[1]} must be given, got nothing: {found[2]}"
-    if found := re.match(r"Unrecognized options: (.*)", said):
-        token, *_ = found[1].split(", ")
-        # tyro reports the 3 of --quiet=3 alone.
-        whole = [w for w in words if w == token or w.endswith(f"={token}")]
-        kind = "option" if whole and whole[0].startswith("-") else "argument"
-        hint = f"did you mean {' or '.join(meant)}? " if meant else ""
-        return (
-            f"unknown {kind} {[*whole, token][0]}; {hint}"
-            f"jaxdp {command} --help lists all"
-        )
-    return said
+def _summary(kind: type) -> str:
+    return str(kind.__doc__).partition("\n")[0]
 
 
-def _allowed(command: str, option: str) -> str:
-    """Describes the values that an option allows."""
-    for field in dataclasses.fields(options.COMMANDS[command]):
-        if flag(field.name) == option:
-            return kinds.allowed(options.COMMANDS[command], field.name)
-    return "a value"
+def _listed(about: dict[str, str]) -> str:
+    return "\n".join(f"  {name:<11}{said}".rstrip(".") for name, said in about.items())
+
+
+def _train(words: list[str]) -> options.Train:
+    """Returns the options of the algorithm that is named first, or by --algorithm."""
+    name, words = _algorithm(words)
+    if name is None and "--resume" in words and not {*_HELP} & {*words}:
+        name = _recorded(words)
+    name = name or options.DEFAULT_ALGORITHM
+    if name not in options.ALGORITHMS:
+        known = ", ".join(options.ALGORITHMS)
+        raise UsageError(f"--algorithm must be one of {known}; got {name!r}")
+    kinds = options.ALGORITHMS
+    more = _OF_TRAIN + _listed({n: _summary(kind) for n, kind in kinds.items()})
+    return parsing.parse(kinds[name], words, f"jaxdp train {name}", more)
+
+
+def _algorithm(words: list[str]) -> tuple[str | None, list[str]]:
+    """Returns the algorithm that is named, if any, and the other words."""
+    if words and not words[0].startswith("-"):
+        return words[0], words[1:]
+    for i, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--algorithm":
+            after = i + 1 if equals else i + 2
+            if not equals:
+                value = words[i + 1] if i + 1 < len(words) else "nothing"
+            return value, words[:i] + words[after:]
+    return None, words
+
+
+def _recorded(words: list[str]) -> str | None:
+    """Returns the algorithm of the run that is to go on, if there is one."""
+    from jaxdp.cli import record
+
+    given: Any = parsing.some(options.Train, words)
+    out = given.get("out") or pathlib.Path("runs", given.get("dataset", "digits"))
+    return record.algorithm_of(out)

@@ -11,11 +11,8 @@ from rich.table import Table
 
 from jaxdp import auditing
 from jaxdp.cli import budget, options
-from jaxdp.cli.errors import UsageError, usage
+from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.mechanism.plan import Plan
-from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.o2nc.prefix_sum_plan import PrefixSum
-from jaxdp.sosp.plan import SOSP
 
 #: The least number of runs of the lattice adversary.
 _LEAST_LATTICE_RUNS = 100
@@ -42,7 +39,7 @@ def run(command: options.Audit) -> int:
         )
     audited = found = lattice = None
     with usage(command, "PLAN"):
-        if not (isinstance(plan, PrefixSum) and command.lattice_runs):
+        if not (plan.takes_updates and command.lattice_runs):
             audited = auditing.shortened(plan, command.num_steps, delta=command.delta)
             found = auditing.audit(
                 audited,
@@ -127,10 +124,10 @@ def _lattice(lattice: auditing.LatticeResult | None) -> dict[str, Any] | None:
 
 def _read(command: options.Audit) -> Plan:
     plan: Plan = budget.read_plan(command, command.plan, "PLAN")
-    if isinstance(plan, SumPlan | SOSP) and not plan.noise_multiplier:
+    noise = getattr(plan, "noise_multiplier", 1.0)  # Vertices are drawn without any.
+    if not noise:
         raise UsageError(
-            "PLAN must have noise to be audited, got noise_multiplier = "
-            f"{plan.noise_multiplier}"
+            f"PLAN must have noise to be audited, got noise_multiplier = {noise}"
         )
     return plan
 
@@ -157,8 +154,9 @@ def _answer(
 ) -> dict[str, Any]:
     """Returns the printed fields by name: of the run's plan first, then of the audit."""
     run = {"plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}"}
-    if isinstance(plan, SumPlan | SOSP):
-        run |= {"noise_multiplier": plan.noise_multiplier}
+    noise = getattr(plan, "noise_multiplier", None)
+    if noise is not None:
+        run |= {"noise_multiplier": noise}
     if audited is None or found is None:
         return run
     here = {k: getattr(audited, field, None) for k, field in _CHANGED.items()}

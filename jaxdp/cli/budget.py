@@ -10,11 +10,10 @@ from rich.table import Table
 
 from jaxdp import plans, sampling
 from jaxdp.cli import options
-from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.core import validate
 from jaxdp.mechanism.plan import Plan
 from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.saddle.plans.scores import VertexSamplingPlan
 
 _NOISE = "noise_multiplier"
 
@@ -49,9 +48,7 @@ def run(command: Command) -> None:
     rich.print(table)
 
 
-def sampler(
-    command: Command | options.Train, num_examples: int | None
-) -> sampling.AnySampler:
+def sampler(command: Any, num_examples: int | None) -> sampling.AnySampler:
     """Returns the sampler that ``--sampling-prob`` or ``--batch-size`` asks for.
 
     Raises:
@@ -101,7 +98,7 @@ def _given(command: options.Epsilon) -> tuple[Plan, float]:
                 f"{getattr(command, name)}"
             )
     plan = read_plan(command, command.plan, "--plan")
-    needed = plan.calibrated if isinstance(plan, VertexSamplingPlan) else _NOISE
+    needed = plan.calibrated
     if getattr(plan, needed) is None:
         raise UsageError(
             f"--plan must have a {needed}, got {str(command.plan)!r} without"

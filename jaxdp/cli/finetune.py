@@ -15,9 +15,9 @@ from rich.table import Table
 
 from jaxdp import training
 from jaxdp.cli import language, options, plots, recipes, record
-from jaxdp.cli.errors import UsageError, usage
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
 from jaxdp.cli.language import MODEL
+from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.record import INITIAL
 from jaxdp.cli.train import (
     PROGRESS,
@@ -130,7 +130,7 @@ def train(job: Job) -> Outcome:
                 stacked=LanguageModel.is_stacked,
                 ledger=job.out,
                 chunk=command.eval_every,
-                note=record.note(command, job.recipe),
+                note=record.note(command, dataclasses.asdict(job.recipe)),
                 **shared,
             )
     report = _report(job, result.report, metrics)

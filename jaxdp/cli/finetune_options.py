@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.cli import options
-from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.core import validate
 from jaxdp.models.language.experiments import EXPERIMENTS
 

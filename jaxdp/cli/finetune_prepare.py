@@ -19,9 +19,9 @@ from jaxdp.cli import (
     recipes,
     record,
 )
-from jaxdp.cli.errors import UsageError, flag, usage
 from jaxdp.cli.language import MODEL
-from jaxdp.cli.prepare import check_folder, initial_key
+from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.cli.prepare import check_folder, initial_key, keys_of
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import Perturbation
@@ -89,12 +89,7 @@ def prepare(command: options.Finetune) -> Job:
     else:
         plan = plan_of(command, recipe, len(records))
         _check_out(command, out)
-    with usage(command):
-        keys = (
-            keys_lib.Keys.from_entropy()
-            if command.seed is None
-            else keys_lib.Keys.insecure(command.seed)
-        )
+    keys = keys_of(command)
     key = initial_key(keys.direction)
     params = language.initial(command, model, command.model, key)
     if command.resume:

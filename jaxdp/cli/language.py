@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxdp.cli import options, record
-from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language import LanguageModel, LoRA, Prefix, adapter_only, checkpoint
 from jaxdp.training import replaying

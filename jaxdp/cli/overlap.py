@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 
 from scipy import stats
 
-from jaxdp.cli.errors import UsageError
+from jaxdp.cli.parsing import UsageError
 
 #: The largest share of public records whose row is in the private file exactly once. Of two
 #: honest samples of a population, whatever it is, at most 1/e are expected: of a file of m

@@ -52,6 +52,7 @@ def progress(
     delta: float | None,
     start: float | None = None,
     returned: float | None = None,
+    returned_is: str | None = None,
     groups: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Plots the metric on public records, and below it the budget, against steps.
@@ -66,6 +67,7 @@ def progress(
       delta: at which epsilon is stated.
       start: the metric before training, where it says something.
       returned: the metric of what is returned, where that is not the last point.
+      returned_is: what that is, in words.
       groups: name -> errors at ``steps`` on public records, and then perhaps that of what
         is returned; drawn between the two.
     """
@@ -82,7 +84,7 @@ def progress(
     if np.isfinite(end):
         top.plot(steps[-1], end, "o", color=BLUE, clip_on=False)
         said = f"final {label}: {end:.4g}"
-        said += "" if returned is None else ", of the mean of a window (dot)"
+        said += "" if returned is None else f", of {returned_is} (dot)"
         said += "" if start is None else f"; before training: {start:.4g} (dashed)"
         top.set_title(said, loc="left", fontsize="medium")
     if metric in _SHARES:

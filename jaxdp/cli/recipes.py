@@ -10,28 +10,18 @@ run's epsilon: for private data of your own, choose on public data of the same k
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, TypeVar, get_args
 
 import optax
 
 from jaxdp import plans, sampling
-from jaxdp.cli import conversions
-from jaxdp.cli.conversions import Conversion, for_budget
-from jaxdp.cli.curvature import SecondOrder
 from jaxdp.core.averaging import polyak_average
 from jaxdp.core.types import Relation
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.mechanism.sum_plan import SumPlan
 
-#: Step sizes of which only the ratio counts, before they are calibrated.
-_TINY = 1e-6
-
-StepAlgorithm = Literal["dpzero", "dpgd", "mezo", "gd"]
-Algorithm = Literal["dpzero", "dpgd", "mezo", "gd", "o2nc", "saddle", "sosp"]
+Algorithm = Literal["dpzero", "dpgd", "mezo", "gd"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-#: Those that read losses alone, and those that bound and noise.
-ZEROTH_ORDER: tuple[Algorithm, ...] = ("dpzero", "mezo", "o2nc")
-PRIVATE: tuple[Algorithm, ...] = ("dpzero", "dpgd", "o2nc", "saddle", "sosp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,39 +45,8 @@ class Recipe:
     direction: DirectionLaw = "sphere"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VertexSampling:
-    """Recipe of a ``saddle`` run: settings from which a ``plans.Saddle`` is made.
-
-    ``num_steps`` None is the square root of the records, rounded down; each is read once.
-    ``clip_x`` is a share of the bound that the problem has by itself; 1 clips nothing. Step
-    sizes are the longest that the budget admits: ``step_ratio`` is how far scores of groups
-    move beside those of parameters, over what is best without privacy.
-    """
-
-    average: ClassVar[float] = 0.0  # The plan returns a mean of its own.
-
-    num_steps: int | None = None
-    num_draws: int
-    radius: float  # of the l1 ball of the parameters
-    clip_x: float
-    step_ratio: float
-
-
-AnyRecipe = Recipe | Conversion | VertexSampling | SecondOrder
-
-
-class Players(NamedTuple):
-    """Sizes and gradient bounds of a two-player problem, for a ``plans.Saddle``."""
-
-    dim_x: int
-    dim_y: int
-    linf_bound_x: float
-    linf_bound_y: float
-
-
 def make_plan(
-    recipe: Recipe | Conversion,
+    recipe: Recipe,
     algorithm: Algorithm,
     *,
     num_examples: int,
@@ -96,83 +55,34 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> SumPlan:
-    """Returns the plan of a recipe: calibrated, or without clip and noise if not private.
-
-    A :class:`Conversion` says itself how it samples.
+    """Returns the plan of a recipe: calibrated, or without noise if it has no clip.
 
     Raises:
       ValueError, TypeError: a number out of range, named.
     """
-    if isinstance(recipe, Conversion):
-        plan = conversions.make_plan(recipe, num_examples, relation)
-        return plan.calibrate(epsilon=epsilon, delta=delta)
-    private = algorithm in PRIVATE
-    common: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "num_examples": num_examples,
         "num_steps": recipe.num_steps,
         "sampling": sampling,
         "relation": relation,
-        "l2_clip_norm": recipe.l2_clip_norm if private else math.inf,
+        "l2_clip_norm": recipe.l2_clip_norm,
     }
-    if algorithm in ZEROTH_ORDER:
+    plan: SumPlan = plans.DPGD(**shared)
+    if algorithm in ("dpzero", "mezo"):
         plan = plans.DPZero(
-            **common,
+            **shared,
             smoothing_radius=recipe.smoothing_radius,
             num_directions=recipe.num_directions,
             direction=recipe.direction,
         )
-    else:
-        plan = plans.DPGD(**common)
-    if private:
-        return plan.calibrate(epsilon=epsilon, delta=delta)
-    return plan.with_noise(noise_multiplier=0.0)
-
-
-def make_vertex_plan(
-    recipe: VertexSampling,
-    players: Players,
-    *,
-    num_examples: int,
-    relation: Relation = "replace_one",
-    epsilon: float,
-    delta: float,
-) -> plans.Saddle:
-    """Returns the calibrated plan of vertex sampling for a problem of two players.
-
-    Raises:
-      ValueError, TypeError: a number out of range, named.
-    """
-    steps = recipe.num_steps or max(2, math.isqrt(num_examples))
-    clip_x, clip_y = recipe.clip_x * players.linf_bound_x, players.linf_bound_y
-    plan = plans.Saddle(
-        num_examples=num_examples,
-        num_steps=steps,
-        sampling=sampling.SinglePass(num_examples // steps),
-        relation=relation,
-        dim_x=players.dim_x,
-        dim_y=players.dim_y,
-        linf_clip_norm_x=clip_x,
-        linf_clip_norm_y=clip_y,
-        num_draws=recipe.num_draws,
-        step_size_x=_TINY * math.sqrt(math.log(players.dim_x)) / clip_x,
-        step_size_y=_TINY
-        * recipe.step_ratio
-        * math.sqrt(math.log(players.dim_y))
-        / clip_y,
-        center_gradients=True,
-        output="mean",
-    )
+    if algorithm in ("mezo", "gd"):
+        return plan.with_noise(noise_multiplier=0.0)
     return plan.calibrate(epsilon=epsilon, delta=delta)
 
 
 @functools.lru_cache(maxsize=256)  # One object a recipe: fit keeps its program.
-def make_optimizer(recipe: AnyRecipe) -> optax.GradientTransformation | None:
-    """Returns the optimizer of a recipe: momentum, step size, average, in this order.
-
-    None where the plan makes the steps itself.
-    """
-    if not isinstance(recipe, Recipe):
-        return None
+def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """Returns the optimizer of a recipe: momentum, step size, average, in this order."""
     parts = []
     if recipe.momentum:
         parts.append(optax.ema(recipe.momentum, debias=False))
@@ -219,7 +129,7 @@ _FEW_SLOPES = dataclasses.replace(_SLOPES, num_steps=2000, average=0.25)
 #: "*" stands for every data set without a row of its own, files included. The linear
 #: model on digits was tuned at epsilon 0.5, 1, 2, 4 and 8, the others at 2 and 8.
 #: (Diabetes with two classes: by the error, on three to six splits.)
-RECIPES: dict[tuple[str, str, StepAlgorithm], Rows] = {
+RECIPES: dict[tuple[str, str, Algorithm], Rows] = {
     ("digits", "linear", "dpzero"): _by_budget(
         _SLOPES, {0.7: 0.05, 1.4: 0.08, 2.8: 0.15, 5.6: 0.3, math.inf: 0.5}
     ),
@@ -284,21 +194,6 @@ RECIPES: dict[tuple[str, str, StepAlgorithm], Rows] = {
     ("*", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 0.2}),
 }
 
-# Such clips leave little but the signs of a record's gradient, and so large a radius only
-# makes the bound of the losses loose: at these sizes weights of groups that move more cost
-# the parameters more budget than they bring the worst group.
-_FEW_DRAWS = VertexSampling(num_draws=8, radius=30.0, clip_x=0.01, step_ratio=0.1)
-_MANY_DRAWS = VertexSampling(num_draws=1024, radius=300.0, clip_x=0.005, step_ratio=0.1)
-
-#: Those of ``saddle``, for every budget. Tuned at epsilon 2 and 8, by average error plus
-#: that of the worst group, on eight splits of diabetes by sex and four of digits by class,
-#: by random search with a simulation in NumPy. "*" was not tuned.
-VERTEX_SAMPLINGS: dict[str, VertexSampling] = {
-    DIABETES_CLASSES: _FEW_DRAWS,
-    "digits": _MANY_DRAWS,
-    "*": dataclasses.replace(_FEW_DRAWS, num_draws=32),
-}
-
 #: DPZero on digits without any of the post-processing: one direction, the last iterate.
 PLAIN: Rows = _by_budget(
     dataclasses.replace(_SLOPES, num_directions=1, average=0.0),
@@ -306,52 +201,23 @@ PLAIN: Rows = _by_budget(
 )
 
 
-@overload
-def find(
-    dataset: str, model: str, algorithm: StepAlgorithm, epsilon: float
-) -> Recipe: ...
+AnyRecipe = TypeVar("AnyRecipe")
 
 
-@overload
-def find(
-    dataset: str, model: str, algorithm: Literal["o2nc"], epsilon: float
-) -> Conversion: ...
+def for_budget(rows: tuple[tuple[float, AnyRecipe], ...], epsilon: float) -> AnyRecipe:
+    """Returns the recipe of the first row whose budget is at least ``epsilon``."""
+    return next(recipe for most, recipe in rows if epsilon <= most)
 
 
-@overload
-def find(
-    dataset: str, model: str, algorithm: Literal["saddle"], epsilon: float
-) -> VertexSampling: ...
-
-
-@overload
-def find(
-    dataset: str, model: str, algorithm: Literal["sosp"], epsilon: float
-) -> SecondOrder: ...
-
-
-@overload
-def find(
-    dataset: str, model: str, algorithm: Algorithm, epsilon: float
-) -> AnyRecipe: ...
-
-
-def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> AnyRecipe:
+def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> Recipe:
     """Returns the recipe for a data set, model, algorithm and budget.
 
     Args:
-      dataset: its name; one without a row of its own gets the row of ``"*"``. (Of a
-        conversion: that of the zeroth-order oracle in one pass, whatever the data set.)
+      dataset: its name; one without a row of its own gets the row of ``"*"``.
       model: ``"linear"`` or ``"mlp"``; ``"linear"`` for the quadratics, which have none.
       algorithm: one of :data:`ALGORITHMS`.
       epsilon: the budget; algorithms that are not private take any.
     """
-    if algorithm == "o2nc":
-        return conversions.find(epsilon)
-    if algorithm == "saddle":
-        return VERTEX_SAMPLINGS.get(dataset) or VERTEX_SAMPLINGS["*"]
-    if algorithm == "sosp":
-        return SecondOrder()  # What it leaves open follows from records and budget.
     family = "quadratic" if dataset.startswith("quadratic") else dataset
     rows = RECIPES.get((family, model, algorithm)) or RECIPES["*", model, algorithm]
     return for_budget(rows, epsilon)

@@ -12,51 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.cli import options, recipes
-from jaxdp.cli.errors import UsageError, flag
+from jaxdp.cli.parsing import UsageError, flag
 from jaxdp.kernels.sphere import path_str
 from jaxdp.training import ledger
 
 INITIAL, PARAMS = "initial.npz", "params.npz"
 
-#: Options that may differ when a run is taken up again.
-_FREE = (
-    "out",
-    "overwrite",
-    "resume",
-    "new_attempt",
-    "progress",
-    "quiet",
-    "show_values",
-)
-# What these bring is compared with the record by the loop, which may be told to go on all
-# the same. Files may have moved.
-_CHECKED = {
-    options.Train: ("microbatch_size",),
-    options.Finetune: ("microbatch_size", "model", "train", "eval"),
-}
-
-#: What recipes of other algorithms have, and no Recipe.
-_TELLING = {
-    recipes.Conversion: "period",
-    recipes.VertexSampling: "radius",
-    recipes.SecondOrder: "accuracy",
-}
-
-Command = TypeVar("Command", options.Train, options.Finetune)
+Command = TypeVar("Command", bound=options.Run)
 
 
-def note(
-    command: options.Train | options.Finetune, recipe: recipes.AnyRecipe
-) -> dict[str, Any]:
-    """Returns the note for the ledger's header: command name, options and recipe."""
-    given = dataclasses.asdict(command)
-    chosen = {name: value for name, value in given.items() if name not in _FREE}
-    parts = {name: _strict(x) for name, x in dataclasses.asdict(recipe).items()}
-    return {"name": _name(type(command)), "command": chosen, "recipe": parts}
-
-
-def _name(kind: type) -> str:
-    return next(name for name, one in options.COMMANDS.items() if one is kind)
+def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Returns the note for the ledger's header: command, its options and the recipe."""
+    given = {"algorithm": command.algorithm, **dataclasses.asdict(command)}
+    chosen = {name: x for name, x in given.items() if name not in command.free}
+    parts = {name: _strict(x) for name, x in recipe.items()}
+    return {"name": command.command, "command": chosen, "recipe": parts}
 
 
 def _strict(value: Any) -> Any:
@@ -80,29 +50,44 @@ def recorded_command(command: Command, out: pathlib.Path) -> Command:
     was = said(record, kind)
     if was is None:
         raise UsageError(
-            f"--out must be a folder that jaxdp {_name(kind)} wrote, got {str(out)!r}"
+            f"--out must be a folder that jaxdp {kind.command} wrote, got {str(out)!r}"
+        )
+    then = was.pop("algorithm", kind.algorithm)
+    if then != kind.algorithm:
+        raise UsageError(
+            f"--algorithm must be left out with --resume or be as it was, {then}; got "
+            f"{kind.algorithm}"
         )
     for field in dataclasses.fields(kind):
         now = getattr(command, field.name)
         if field.name not in was or now == field.default:
             continue
-        if field.name in _CHECKED[kind]:
+        if field.name in kind.compared:
             was[field.name] = now
         elif now != was[field.name]:
             raise UsageError(
                 f"{flag(field.name)} must be left out with --resume or be as it was, "
                 f"{was[field.name]}; got {now}"
             )
-    fields: dict[str, Any] = {name: getattr(command, name) for name in _FREE}
+    fields: dict[str, Any] = {name: getattr(command, name) for name in kind.free}
     return options_of(kind, was | fields | {"out": out})
 
 
-def said(record: ledger.Record, kind: type) -> dict[str, Any] | None:
+def algorithm_of(folder: pathlib.Path) -> str | None:
+    """Returns the algorithm of the run in a folder; None if there is no such run."""
+    try:
+        options_then = said(ledger.read(folder), options.Train)
+    except (OSError, ValueError):
+        return None
+    return None if options_then is None else options_then.get("algorithm")
+
+
+def said(record: ledger.Record, kind: type[options.Run]) -> dict[str, Any] | None:
     """Returns the options in a ledger's header; None if another command wrote it."""
     try:
         note = record.header["note"]
         # Before there were several commands, none was named.
-        if note.get("name", "train") != _name(kind):
+        if note.get("name", "train") != kind.command:
             return None
         given = dict(note["command"])
     except (AttributeError, KeyError, TypeError):
@@ -117,6 +102,9 @@ def options_of(kind: type[Command], said: dict[str, Any]) -> Command:
       UsageError: an option that there is not, as another version's may be.
     """
     known = {field.name for field in dataclasses.fields(kind)}
+    # Once each algorithm had the options of all, which were not given.
+    said = {n: x for n, x in said.items() if n in known or x is not False}
+    said = {n: x for n, x in said.items() if x is not None and n != "algorithm"}
     for name in said:
         if name not in known:
             raise UsageError(
@@ -178,23 +166,22 @@ def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
         ) from error
 
 
-def recipe_of(record: ledger.Record) -> recipes.AnyRecipe:
-    """Returns the recipe that a run of ``jaxdp train`` or ``jaxdp finetune`` used.
+def recipe_of(record: ledger.Record) -> recipes.Recipe | None:
+    """Returns the recipe of a run; None if its plan made the steps.
 
     Raises:
-      UsageError: the ledger is not of such a run.
+      UsageError: the ledger is not of a run of ``jaxdp train`` or ``jaxdp finetune``.
     """
     try:
         parts = record.header["note"]["recipe"]
         fields: dict[str, Any] = {
             name: math.inf if x == "inf" else x for name, x in parts.items()
         }
-        for kind, name in _TELLING.items():
-            if name in fields:
-                return kind(**fields)
-        return recipes.Recipe(**fields)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             "FOLDER must be one that jaxdp wrote, got a ledger without a recipe: "
             "jaxdp.replay rebuilds it with the optimizer of its run"
         ) from error
+    if fields.keys() <= {field.name for field in dataclasses.fields(recipes.Recipe)}:
+        return recipes.Recipe(**fields)
+    return None

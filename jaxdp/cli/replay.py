@@ -12,7 +12,7 @@ from rich.table import Table
 
 from jaxdp import training
 from jaxdp.cli import language, options, recipes, record
-from jaxdp.cli.errors import UsageError, usage
+from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.prepare import initial_key
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.averaging import polyak_output
@@ -52,10 +52,12 @@ def run(command: options.Replay) -> None:
         )
     with usage(command, "FOLDER"):
         replayed = training.replay(
-            ledger, kind.initial, optimizer=recipes.make_optimizer(recipe)
+            ledger,
+            kind.initial,
+            optimizer=recipe and recipes.make_optimizer(recipe),
         )
     params = replayed.params
-    if recipe.average:
+    if recipe is not None and recipe.average:
         params = polyak_output(replayed.info.state)
     compared = _compared(kind, home / kind.written, params)
     try:

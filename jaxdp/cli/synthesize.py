@@ -17,8 +17,9 @@ import rich
 from rich.table import Table
 
 from jaxdp import plans, training
-from jaxdp.cli import options, overlap, plots, record, train
-from jaxdp.cli.errors import UsageError, flag, usage
+from jaxdp.cli import options, overlap, parsing, plots, record, train
+from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.cli.prepare import keys_of
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.data import binning
@@ -89,21 +90,11 @@ def prepare(command: options.Synthesize) -> Job:
             "--test-fraction must be left out where --public is given, got "
             f"{command.test_fraction}"
         )
+    parsing.check(command)
     with usage(command):
-        validate.positive(epsilon=command.epsilon)
-        validate.probability(delta=command.delta)
-        for name in ("num_steps", "num_records"):
-            value = getattr(command, name)
-            if value is not None:
-                # The step counter is a 32-bit integer.
-                validate.integer(at_most=2**31 - 1, **{name: value})
         bins = binning.binning(command.bins)
         validate.integer(at_most=len(bins.columns), degree=command.degree)
-        keys = (
-            keys_lib.Keys.from_entropy()
-            if command.seed is None
-            else keys_lib.Keys.insecure(command.seed)
-        )
+    keys = keys_of(command)
     rows = _rows(command, "input", bins)
     codes, public = bins.encode(rows), None
     if command.public is not None:

@@ -1,6 +1,5 @@
 """``jaxdp train``: run, report and plots."""
 
-import dataclasses
 import json
 import math
 import pathlib
@@ -15,22 +14,14 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from jaxdp import accounting, models, plans, training
-from jaxdp.cli import (
-    budget,
-    noise,
-    options,
-    plots,
-    recipes,
-    record,
-    refusals,
-    stationary,
-)
-from jaxdp.cli.errors import UsageError, usage
+from jaxdp import models, training
+from jaxdp.cli import budget, options, plots, record
+from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
+from jaxdp.cli.task import is_file
 from jaxdp.core.averaging import polyak_output
-from jaxdp.saddle.plans.scores import VertexSamplingPlan
+from jaxdp.mechanism.plan import Plan
 from jaxdp.training import reporting
 from jaxdp.training.ledger import LEDGER, PLAN, REPORT, discard, replace
 
@@ -79,7 +70,7 @@ def run(command: options.Train) -> None:
     outcome = train(job, command, params, progress=on_terminal)
     timings = command.timings
     if timings is None:  # Of data that are public anyway, nothing can be told.
-        timings = "secret" if refusals.is_file(command.dataset) else "public"
+        timings = "secret" if is_file(command.dataset) else "public"
     write(job, outcome, timings)
     if not command.quiet:
         rich.print(summary(job, outcome))
@@ -152,7 +143,7 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
 
     The metric is taken on public records, about a hundred times.
     """
-    task, averaged, start = job.task, job.recipe.average > 0, params
+    task, averaged, start = job.task, job.averaged, params
     steps: list[int] = []
     metrics: list[jax.Array] = []
     errors: list[jax.Array] = []
@@ -168,7 +159,7 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
 
     shared: dict[str, Any] = {
         "value_fn": task.value_fn,
-        "optimizer": recipes.make_optimizer(job.recipe),
+        "optimizer": job.optimizer,
         "microbatch_size": command.microbatch_size,
         "callback": evaluate,
         "progress": progress,
@@ -199,10 +190,9 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
     of_groups = np.asarray(errors, float)
     releases = np.asarray(result.info.releases)
     report = _report(job, result.report, last, of_groups[-1:])
-    if task.alpha_fn is not None:
-        plan: Any = job.plan
-        found = stationary.report(task, plan, start, params, report["outcome"])
-        report = finite(report | found)
+    if task.report_fn is not None:
+        found = task.report_fn(job.plan, start, params, report["outcome"])
+        report = finite(report | dict(found))
     return Outcome(params, releases, steps, values, last, of_groups, report)
 
 
@@ -223,7 +213,7 @@ def _report(
         "num_test_examples": len(dataset.test[0]),
         job.task.metric: metric,
         **_of_groups(job, metric, errors),
-        "recipe": dataclasses.asdict(job.recipe),
+        "recipe": job.recipe,
         "note": dataset.note,
         "versions": versions,
     }
@@ -282,44 +272,32 @@ def write(job: Job, outcome: Outcome, timings: str) -> None:
         steps=outcome.steps,
         metrics=outcome.metrics,
         metric=job.task.metric,
-        returned=outcome.returned if isinstance(job.plan, plans.O2NC) else None,
+        returned=outcome.returned if job.task.returned else None,
+        returned_is=job.task.returned,
         spent=spent_over_time(job.plan, outcome.steps, lost(outcome.report)),
         delta=job.plan.delta,
         groups=None
         if groups is None
         else dict(zip(groups.names, outcome.errors.T, strict=True)),
     )
-    if groups is not None and isinstance(job.plan, VertexSamplingPlan):
-        plots.draws(
-            job.out / RELEASES,
-            title=title,
-            releases=outcome.releases,
-            groups=groups.names,
-            weights=np.asarray(outcome.params[1]),
-        )
-    elif isinstance(job.plan, plans.SOSP):
-        plots.escapes(
-            job.out / RELEASES,
-            title=title,
-            releases=outcome.releases[: outcome.report["steps_done"]],
-            noise_std=job.plan.noise_std,
-            num_parameters=sum(x.size for x in jax.tree.leaves(outcome.params)),
-            trigger_norm=job.plan.trigger_norm,
-            num_examples=job.plan.num_examples,
-            said=f"certificate: {outcome.report['certificate'].partition(',')[0]}",
-        )
-    else:
-        parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
-        plots.releases(
-            job.out / RELEASES,
-            title=title,
-            releases=outcome.releases,
-            noise_std=noise.of_steps(job.plan),
-            num_parameters=None if job.plan.replayable else parameters,
-            released=noise.released(job.plan),
-            follows_movement=noise.follows_movement(job.plan),
-        )
+    draw = job.task.draw or _draw
+    draw(job.out / RELEASES, title, job.plan, outcome)
     replace(job.out / REPORT, written(outcome.report, timings))
+
+
+def _draw(path: pathlib.Path, title: str, plan: Plan, outcome: Outcome) -> None:
+    """Plots the releases of a plan of slopes or gradients."""
+    about = plan.describe()
+    parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(outcome.params))
+    plots.releases(
+        path,
+        title=title,
+        releases=outcome.releases,
+        noise_std=about.stds,
+        num_parameters=None if plan.replayable else parameters,
+        released=about.released,
+        follows_movement=about.at_most,
+    )
 
 
 def lost(report: dict[str, Any]) -> int:
@@ -328,7 +306,7 @@ def lost(report: dict[str, Any]) -> int:
 
 
 def spent_over_time(
-    plan: Any, steps: list[int], extra: int = 0
+    plan: Plan, steps: list[int], extra: int = 0
 ) -> list[tuple[int, float]] | None:
     """Returns (t, epsilon after t steps) at some steps; None without a finite epsilon.
 
@@ -339,18 +317,7 @@ def spent_over_time(
     # Closed forms cost nothing; other accountants take about a second for each point.
     most = 5 if plan.sampling.amplifies else 50
     chosen = [1, *steps[:: -(-len(steps) // most)], steps[-1]]
-    return [(t, float(_spent_after(plan, t + extra))) for t in sorted(set(chosen))]
-
-
-def _spent_after(plan: Any, num_steps: int) -> float:
-    """Returns the epsilon of the first ``num_steps`` steps of a run."""
-    conversion: Any = plan
-    if isinstance(plan, plans.O2NC):  # One of fewer steps would have less noise.
-        guarantee: accounting.Guarantee = conversion._guarantee_of(
-            plan.noise_multiplier, num_steps
-        )
-        return accounting.epsilon(*guarantee, conversion.delta)
-    return dataclasses.replace(plan, num_steps=num_steps).epsilon()
+    return [(t, float(plan.spent(t + extra))) for t in sorted(set(chosen))]
 
 
 def summary(job: Job, outcome: Outcome) -> Table:
@@ -371,9 +338,8 @@ def summary(job: Job, outcome: Outcome) -> Table:
             f"{report['test_worst_group_error']:.4f}: "
             + ", ".join(f"{name} {_shown(error)}" for name, error in errors.items()),
         )
-    if job.task.alpha_fn is not None:
-        for row in stationary.rows(report):
-            table.add_row(*row)
+    for row in job.task.rows_fn(report) if job.task.rows_fn else ():
+        table.add_row(*row)
     table.add_row("time", duration(report))
     table.add_row("data", report["note"])
     table.add_row("written", f"{job.out}: {', '.join(FILES)}")
@@ -401,23 +367,7 @@ def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
     }[report["private"]]
     table.add_row("spent: epsilon", spent)
     table.add_row("private", private)
-    if isinstance(plan, VertexSamplingPlan):
-        table.add_row("noise", "none, but the draws of vertices")
-        drawn: Any = plan
-        table.add_row(
-            "draws",
-            f"{drawn.num_draws + 1} vertices of either player in each of "
-            f"{drawn.num_steps} steps of {drawn.sampling.batch_size} records; one record "
-            f"moves scores by at most {drawn.sensitivity_x:.3g} and "
-            f"{drawn.sensitivity_y:.3g}",
-        )
-        table.add_section()
-        return table
-    if isinstance(plan, plans.SOSP):
-        table.add_row("noise", stationary.noise(plan))
-        table.add_section()
-        return table
-    table.add_row("noise", noise.said(plan))
+    table.add_row("noise", plan.describe().noise)
     table.add_section()
     return table
 

@@ -7,7 +7,8 @@ import optax
 
 from jaxdp.core.keys import Keys
 from jaxdp.dpgd.transform import dpgd
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.plan import Description
+from jaxdp.mechanism.sum_plan import SumPlan, described
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,3 +27,6 @@ class DPGD(SumPlan):
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
         return dpgd(self, keys, **kwargs)
+
+    def describe(self) -> Description:
+        return described(self)

@@ -18,7 +18,8 @@ from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.events import Noise
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.plan import Description
+from jaxdp.mechanism.sum_plan import SumPlan, described
 
 DirectionLaw = Literal["sphere", "gaussian", "rademacher", "orthonormal"]
 
@@ -158,6 +159,9 @@ class SlopeSumPlan(SumPlan):
 
     def returned(self, state: Any, params: Any) -> Any:
         return transforms.dpzero_output(state, params)
+
+    def describe(self) -> Description:
+        return described(self)
 
     def replay(
         self, direction: jax.Array, **kwargs: Any

@@ -5,8 +5,9 @@ import functools
 import hashlib
 import json
 import math
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
+import numpy as np
 import optax
 
 from jaxdp import accounting, sampling
@@ -20,19 +21,21 @@ _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """Description of a plan's releases.
+class Description(NamedTuple):
+    """Noise and releases of a run, for tables and plots.
 
     Attributes:
-      released: what a step releases.
-      noise: the noise on it, with its size.
-      stds: standard deviations of the noise, by name.
+      noise: its size, and the quantities that it is added to, in words.
+      released: what a step releases, in words.
+      stds: standard deviation of the noise on a released number, of all steps or float64
+        (num_steps,).
+      at_most: whether the noise of a step may be smaller than ``stds``.
     """
 
-    released: str
     noise: str
-    stds: dict[str, float]
+    released: str = "gradient"
+    stds: float | np.ndarray = 0.0
+    at_most: bool = False
 
 
 class Plan:
@@ -65,6 +68,8 @@ class Plan:
     differentiates: ClassVar[bool] = True
     #: Whether a run may end before its last step.
     may_stop: ClassVar[bool] = False
+    #: Whether bounded updates come from elsewhere, which it does not compute itself.
+    takes_updates: ClassVar[bool] = False
     #: Fields that hold several numbers, by name: how JSON gives them back.
     nested: ClassVar[dict[str, Any]] = {}
     #: The field that calibration chooses.
@@ -121,6 +126,10 @@ class Plan:
             raise ValueError("delta must be a number in (0, 1); the plan has none")
         self._check_delta(delta)
         return accounting.epsilon(*self._guarantee, delta)
+
+    def spent(self, num_steps: int) -> accounting.Epsilon:
+        """Returns the epsilon of the first ``num_steps`` steps of a run, at its delta."""
+        raise NotImplementedError
 
     # Designs.
 
@@ -251,12 +260,12 @@ class Plan:
         """Returns the entries of a report on a run, given its state; all are public."""
         return {} if self._outcome is None else self._outcome(state)
 
-    def describe(self) -> Description:
-        """Returns what a step releases and its noise, in words and numbers."""
-        raise NotImplementedError
-
     def mechanism(self) -> dict[str, Any]:
         """Returns clip and randomness of a step, for reports."""
+        raise NotImplementedError
+
+    def describe(self) -> Description:
+        """Returns a description of noise and releases, for tables and plots."""
         raise NotImplementedError
 
     def perturbation(self, dim: int) -> Perturbation:

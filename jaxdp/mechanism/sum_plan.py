@@ -9,7 +9,7 @@ from jaxdp.core import validate
 from jaxdp.core.types import Grid, Relation
 from jaxdp.kernels import clip
 from jaxdp.mechanism import events
-from jaxdp.mechanism.plan import Plan
+from jaxdp.mechanism.plan import Description, Plan
 
 #: Samplers whose batches have one size.
 _ONE_SIZE = tuple(
@@ -34,6 +34,14 @@ def check_clip(name: str, value: Any) -> None:
         raise ValueError(
             f"{name} must be in [1e-30, 1e30], or infinity without noise, got {value!r}"
         )
+
+
+def described(plan: "SumPlan") -> Description:
+    """Describes a plan of equal sums."""
+    size = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
+    sums = f"each of {plan.num_steps} sums of {plan.normalizer:.5g} records"
+    noise = f"{size if plan.noise_multiplier else 'none'} on {sums}"
+    return Description(noise, stds=plan.noise_std)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,6 +191,12 @@ class SumPlan(Plan):
     @property
     def _guarantee(self) -> accounting.Guarantee:
         return self._guarantee_of(self._noise, self.num_steps)
+
+    def spent(self, num_steps: int) -> accounting.Epsilon:
+        # With the noise of the whole run, where a shorter one would have less.
+        guarantee, delta = self._guarantee_of(self._noise, num_steps), self.delta
+        assert delta is not None
+        return accounting.epsilon(*guarantee, delta)
 
     def _guarantee_of(
         self, noise_multiplier: float, steps: int

@@ -5,6 +5,7 @@ import functools
 import math
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import optax
 
 from jaxdp import accounting
@@ -12,6 +13,7 @@ from jaxdp.accounting import lattice
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.plan import Description
 from jaxdp.o2nc import conversion as driver
 from jaxdp.o2nc.gradient import private_oracle
 from jaxdp.o2nc.releases import OracleReleases
@@ -253,6 +255,49 @@ class O2NC(OracleReleases):
 
     def returned(self, state: Any, params: Any) -> Any:
         return driver.o2nc_output(state, params)
+
+    def describe(self) -> Description:
+        scalar, period = self.oracle == "scalar", self.noise_period
+        by_phase = [np.full(p.num_steps, self.step_std(p.name)) for p in self.phases]
+        stds = np.concatenate(by_phase) * self.correlation.increment_norms()
+        if scalar:  # Of the coordinates of the gradient that is made of slopes.
+            stds = stds / math.sqrt(self.num_directions)
+        changes = "" if period == 1 else " or its change"
+        return Description(
+            self._passes_noise() if self.multi_pass else self._pass_noise(),
+            "gradient, made of slopes" if scalar else f"gradient{changes}",
+            np.resize(stds, self.num_steps),  # Repeats it.
+            self.scale_with_movement,
+        )
+
+    def _pass_noise(self) -> str:
+        size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
+        batches = " or ".join(str(size) for _, size in self.clips.values())
+        means = f"each of {self.num_steps} means of {batches} records{self._slopes()}"
+        noise = f"{size if self.noise_multiplier else 'none'} on {means}"
+        if (period := self.noise_period) == 1:
+            return noise
+        return f"{noise}, correlated over {period} steps ({self.prefix_noise})"
+
+    def _passes_noise(self) -> str:
+        restarts = -(-self.num_steps // self.sampling.period)
+        size, std = self.clips["restart"][1], self.step_std("restart")
+        noise = (
+            f"standard deviation {std:.4g} on each of {restarts} means of {size:.5g} "
+        )
+        noise += f"records{self._slopes()}"
+        if changes := self.num_steps - restarts:
+            size, std = self.clips["difference"][1], self.step_std("difference")
+            most = "at most " * self.scale_with_movement
+            noise += (
+                f" and {most}{std:.4g} on each of {changes} means of {size:.5g} changes"
+            )
+        return noise
+
+    def _slopes(self) -> str:
+        if self.oracle != "scalar":
+            return ""
+        return f", of {self.num_directions} slope{'s' * (self.num_directions > 1)} each"
 
 
 def _sampler(design: Design) -> SinglePassRestarts | MultiPassRestarts:

@@ -29,6 +29,7 @@ class PrefixSum(CorrelatedPlan):
 
     family: ClassVar[str] = "prefix_sum"
     released: ClassVar[str] = "prefix sums"
+    takes_updates: ClassVar[bool] = True
     samplers: ClassVar[tuple[type, ...]] = (
         sampling.SinglePass,
         sampling.ShuffledEpochs,

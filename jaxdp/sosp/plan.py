@@ -431,6 +431,22 @@ class SOSP(Plan):
     def _returned(self, state: Any, params: Any) -> Any:
         return state.best.point
 
+    def spent(self, num_steps: int) -> accounting.Epsilon:
+        return dataclasses.replace(self, num_steps=num_steps).epsilon()
+
+    def describe(self) -> Description:
+        noise = (
+            f"{self.noise_multiplier:.4g} x sensitivity on means of "
+            f"{self.refresh_batch_size} gradients and on how they change "
+            f"({self.prefix_noise}): {self.noise_std:.3g} a coordinate at most"
+        )
+        batch = f"means of {self.hessian_batch_size} Hessians"
+        if self.escape_steps is not None and self.hessian == "released":
+            noise += f"; on {batch}: {self.escape_std:.3g} an entry"
+        elif self.escape_steps is not None:
+            noise += f"; on products with {batch}: {self.escape_std:.3g}"
+        return Description(noise, stds=self.noise_std, at_most=True)
+
     def mechanism(self) -> dict[str, Any]:
         return {
             "l2_clip_norm": self.l2_clip_norm,
@@ -469,24 +485,6 @@ class SOSP(Plan):
             **queries,
             "escapes": int(state.escapes),
         }
-
-    def describe(self) -> Description:
-        stds = {name: getattr(self, name) for name in self.derived}
-        stds = {name: std for name, std in stds.items() if std is not None}
-        noise = (
-            f"{self.noise_multiplier:.4g} x sensitivity on means of "
-            f"{self.refresh_batch_size} gradients and on how they change "
-            f"({self.prefix_noise}): {self.noise_std:.3g} a coordinate at most"
-        )
-        released = "a mean of gradients or of how they changed"
-        if self.escape_steps is None:
-            return Description(released, noise, stds)
-        batch = f"means of {self.hessian_batch_size} Hessians"
-        if self.hessian == "released":
-            noise += f"; on {batch}: {self.escape_std:.3g} an entry"
-            return Description(f"{released}; a mean of Hessians", noise, stds)
-        noise += f"; on products with {batch}: {self.escape_std:.3g}"
-        return Description(f"{released}; a product with a Hessian", noise, stds)
 
 
 @functools.lru_cache(maxsize=64)

@@ -24,9 +24,7 @@ def test_runs_are_the_command_line_s(
 ) -> None:
     """Of every seed: the plan, data and losses of ``jaxdp train``, judged as there."""
     job = bench.job_of("diabetes", "saddle", 8.0)
-    command = options.Train(
-        dataset="diabetes", group="sex", algorithm="saddle", epsilon=8.0, seed=0
-    )
+    command = options.Saddle(dataset="diabetes", group="sex", epsilon=8.0, seed=0)
     assert job.plan == prepare.prepare(command).plan
     given = []
 

@@ -23,9 +23,8 @@ def test_runs_are_the_command_line_s(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of every seed: the plan, data and losses of ``jaxdp train``."""
-    command = options.Train(
+    command = options.O2NC(
         dataset="breast_cancer",
-        algorithm="o2nc",
         oracle="first_order",
         multi_pass=True,
         loss="hinge",

@@ -9,6 +9,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.mirror_descent import (
     SaddleNumbers,
     output,
@@ -143,3 +144,11 @@ class Saddle(VertexSamplingPlan):
 
     def _returned(self, state: Any, params: Any) -> Any:
         return output(state)
+
+    def describe(self) -> Description:
+        return Description(
+            f"none, but the draws of {self.num_draws + 1} vertices of either player in "
+            f"each of {self.num_steps} steps of {self.sampling.batch_size} records; one "
+            f"record moves scores by at most {self.sensitivity_x:.3g} and "
+            f"{self.sensitivity_y:.3g}"
+        )

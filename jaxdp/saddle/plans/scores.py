@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
-from jaxdp.mechanism.plan import Description, Plan
+from jaxdp.mechanism.plan import Plan
 from jaxdp.saddle.grids import Totals, record_bits
 from jaxdp.saddle.theory import bounds, charges, design, theorems
 from jaxdp.saddle.theory.step_sizes import StepSizes
@@ -252,15 +252,11 @@ class VertexSamplingPlan(Plan):
         points = [np.full((size,), 1 / size, np.float32) for size in sizes]
         return tuple(points) if len(points) > 1 else points[0]
 
+    def spent(self, num_steps: int) -> accounting.Epsilon:
+        return dataclasses.replace(self, num_steps=num_steps).epsilon()
+
     def mechanism(self) -> dict[str, Any]:
         steps = dict(zip(self.step_size_fields, self.step_sizes, strict=True))
         chosen = {"noise_multiplier": None, "sampler": self.sampler}
         more = {name: getattr(self, field) for name, field in self.reported.items()}
         return chosen | steps | more
-
-    def describe(self) -> Description:
-        return Description(
-            released="vertices drawn from softmaxes of secret scores",
-            noise="none, but the draws of vertices",
-            stds={},
-        )

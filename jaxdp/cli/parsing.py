@@ -1,0 +1,280 @@
+"""Options of commands: dataclasses with kinds of values, their parser, usage errors."""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+Options = TypeVar("Options")
+
+#: What the library calls a thing that an option of another name gives.
+_RENAMED = {"path": "dataset", "num": "num_directions"}
+
+
+class UsageError(Exception):
+    """Error of a wrong argument: one line on standard error and exit code 2."""
+
+
+def flag(name: str) -> str:
+    """Returns the spelling of a field on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+@contextlib.contextmanager
+def usage(command: Any, about: str | None = None) -> Iterator[None]:
+    """Turns errors of the library about arguments into a :class:`UsageError`.
+
+    Only for calls that refuse what a person gave: elsewhere a ValueError is a bug, and
+    shows its traceback.
+
+    Args:
+      command: the options; a message that begins with the name of one gets its flag.
+      about: the flag that messages are about which begin with nothing known.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        message = str(error)
+        fields = {f.name for f in dataclasses.fields(command)}
+        found = re.match(r"\w+(?![\w./\\-])", message)  # No file's name.
+        name = _RENAMED.get(found[0], found[0]) if found else ""
+        if found and name in fields:
+            message = flag(name) + message[found.end() :]
+        elif about is not None:
+            message = f"{about}: {message}"
+        raise UsageError(message) from error
+
+
+# --- kinds of values ---------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """Values that an option takes."""
+
+    metavar: str  # what help calls one
+    allowed: str  # what it may be, in words
+    parse: Callable[[str], Any]  # raises ValueError or OSError
+    check: Callable[..., None] | None = None  # of the value's range: check(name=value)
+    positional: bool = False  # given by place, under its metavar
+
+    def read(self, text: str) -> Any:
+        """Parses a word; the error says what would be allowed."""
+        try:
+            return self.parse(text)
+        except (ValueError, OSError):
+            wrong = f"must be {self.allowed}, got {text!r}"
+            raise argparse.ArgumentTypeError(wrong) from None
+
+
+def choice(*names: str) -> Kind:
+    """Returns the kind of an option that takes one of some names."""
+    return Kind(
+        "|".join(names), f"one of {', '.join(names)}", lambda x: names[names.index(x)]
+    )
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _pair(text: str) -> tuple[float, float]:
+    low, high = _numbers(text)
+    return low, high
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    widths = tuple(int(part) for part in text.split(","))
+    if min(widths) < 1:
+        raise ValueError
+    return widths
+
+
+def _bounds(text: str) -> tuple[float, float] | Mapping[str, Any]:
+    if not text.endswith(".json"):
+        return _pair(text)
+    columns = json.loads(pathlib.Path(text).read_text(encoding="utf-8"))
+    if not isinstance(columns, dict):
+        raise ValueError
+    return columns
+
+
+def _classes(text: str) -> int | tuple[str, ...]:
+    if text.isdecimal():
+        return int(text)
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    if "" in parts:
+        raise ValueError
+    return parts
+
+
+NUMBER = Kind("NUMBER", "a number", float)
+INTEGER = Kind("INTEGER", "an integer", int)
+PATH = Kind("PATH", "a path", pathlib.Path)
+FOLDER = Kind("FOLDER", "a folder", str)
+FILE = Kind("FILE", "a file", str)
+NAME = Kind("NAME", "a name", str)
+TEXT = Kind("TEXT", "a text", str)
+DATASET = Kind("NAME|PATH", "a data set", str)
+PAIR = Kind("LOW,HIGH", "numbers LOW,HIGH", _pair)
+VALUES = Kind("V,V,...", "numbers V,V,...", _numbers)
+SHARES = Kind("P,P,...", "numbers P,P,...", _numbers)
+WIDTHS = Kind("WIDTH,...", "integers >= 1, as in 64,32", _widths)
+WORDS = Kind("WORD,...", "words", _words)
+CLASSES = Kind("K|NAME,...", "a number or names of classes", _classes)
+BOUNDS = Kind(
+    "LOW,HIGH|FILE",
+    "numbers LOW,HIGH or a JSON file with [low, high] of every column",
+    _bounds,
+)
+
+
+# --- options -----------------------------------------------------------------------
+
+
+def opt(kind: Kind, about: str, unset: str | None = None, default: Any = None) -> Any:
+    """Declares a dataclass field that is an option of one value.
+
+    Args:
+      kind: of its values.
+      about: its help.
+      unset: what help says of a default of None.
+      default: its value where it is not given; ``...`` where it must be.
+    """
+    said = {"kind": kind, "about": about, "unset": unset}
+    if default is ...:
+        return dataclasses.field(metadata=said)
+    return dataclasses.field(default=default, metadata=said)
+
+
+def switch(about: str, default: bool = False) -> Any:
+    """Declares a dataclass field that is an option without a value."""
+    return dataclasses.field(default=default, metadata={"kind": None, "about": about})
+
+
+def check(command: Any) -> None:
+    """Checks the range of every option.
+
+    Raises:
+      UsageError: one sentence that names the option.
+    """
+    for field in dataclasses.fields(command):
+        value, kind = getattr(command, field.name), field.metadata["kind"]
+        if kind is not None and kind.check is not None and value is not None:
+            with usage(command):
+                kind.check(**{field.name: value})
+
+
+# --- the parser --------------------------------------------------------------------
+
+
+def parse(options: type[Options], words: list[str], prog: str, more: str) -> Options:
+    """Reads options from the words of a command line.
+
+    Args:
+      options: a dataclass of :func:`opt` and :func:`switch` fields.
+      words: those after the command's name.
+      prog: the command, as help calls it.
+      more: what help ends with.
+
+    Raises:
+      UsageError: one sentence that names the option. SystemExit: help was printed.
+    """
+    fields = {field.name: field for field in _fields(options)}
+    try:
+        given, unknown = _parser(options, prog, more).parse_known_args(_joined(words))
+    except argparse.ArgumentError as error:
+        name, said = str(error.argument_name), error.message
+        kind = fields[name.strip("-").replace("-", "_")].metadata["kind"]
+        if kind is None:
+            said = said.replace("ignored explicit argument", "takes no value, got")
+        elif not said.startswith("must"):
+            said = f"must be {kind.allowed}, got nothing"
+        raise UsageError(f"{name} {said}") from None
+    if unknown:
+        word = unknown[0]
+        known = [flag(name) for name in fields]
+        near = difflib.get_close_matches(word, known, cutoff=0.8)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        what = "option" if word.startswith("-") else "argument"
+        raise UsageError(f"unknown {what} {word}; {hint}{prog} --help lists all")
+    for name, field in fields.items():
+        missing = getattr(given, name, None) is None
+        if field.default is dataclasses.MISSING and missing:
+            kind, about = field.metadata["kind"], field.metadata["about"]
+            if kind.positional:
+                raise UsageError(f"{kind.metavar} must be given, got nothing: {about}")
+            raise UsageError(f"{flag(name)} must be {kind.allowed}, got nothing")
+    return options(**vars(given))
+
+
+def some(options: type, words: list[str]) -> dict[str, Any]:
+    """Reads options from words of which others may be of no option; nothing is refused."""
+    with contextlib.suppress(argparse.ArgumentError):
+        return vars(_parser(options, "", "").parse_known_args(_joined(words))[0])
+    return {}
+
+
+def _fields(options: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(options)
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Spells options with hyphens, and joins them to values that begin with one."""
+    out: list[str] = []
+    for word in words:
+        if re.match(r"-[\d.]", word) and out and re.fullmatch("--[^=]+", out[-1]):
+            out[-1] += f"={word}"
+            continue
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        out.append(name + equals + value)
+    return out
+
+
+def _parser(options: type, prog: str, more: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} [OPTIONS]",
+        description=inspect.getdoc(options),
+        epilog=more,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    # In groups, by the class that declares them: those of the command first.
+    left = {field.name: field for field in _fields(options)}
+    for owner in options.__mro__[:-1]:
+        own = [left.pop(n) for n in inspect.get_annotations(owner) if n in left]
+        title = str(owner.__doc__).rstrip(".").lower()
+        group = parser if owner is options else parser.add_argument_group(title)
+        for field in own:
+            _add(group, field)
+    return parser
+
+
+def _add(group: Any, field: dataclasses.Field[Any]) -> None:
+    kind, about = field.metadata["kind"], field.metadata["about"]
+    name = flag(field.name)
+    if kind is None and field.default:
+        group.add_argument(name, action=argparse.BooleanOptionalAction, help=about)
+    elif kind is None:
+        group.add_argument(name, action="store_true", help=about)
+    elif kind.positional:
+        place: dict[str, Any] = {"nargs": "?", "default": None, "type": kind.read}
+        group.add_argument(field.name, metavar=kind.metavar, help=about, **place)
+    else:
+        unset = field.metadata["unset"] if field.default is None else field.default
+        if unset not in (None, dataclasses.MISSING):
+            about += f" (default: {unset})"
+        group.add_argument(name, metavar=kind.metavar, type=kind.read, help=about)

@@ -1,0 +1,348 @@
+"""Second-order stationary points on the command line: ``jaxdp train sosp``."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp import metrics, models, plans
+from jaxdp.cli import options, plots
+from jaxdp.cli.parsing import UsageError, usage
+from jaxdp.cli.steps import given
+from jaxdp.cli.task import Chosen, Task, dataset_of
+from jaxdp.core import validate
+from jaxdp.core.keys import Keys
+from jaxdp.kernels import stretch
+from jaxdp.sosp.theory import design
+
+MODEL = "factorization"
+#: Public records from which on a deviation is taken for typical.
+_LEAST_PUBLIC = 30
+#: Parameters up to which Hessians are formed.
+_MOST_DENSE = 500
+#: A threshold below so much of the start's curvature is told from it by a noised Hessian.
+_MARGIN = 0.9
+#: An escape begins where the estimated gradient is no longer than so many of its errors.
+#: The error's noise is about a quarter of its bound: what is left goes into alpha.
+_TRIGGER_FACTOR = 0.4
+#: Differences between two refreshes, at most: the way down takes about half as many.
+_MAX_DIFFERENCES = 24
+#: Most steps: an escape is one step, or some hundreds.
+_MAX_STEPS = {"released": 100, "on_demand": 1000, "tracked": 1000}
+
+#: Settings of a ``plans.SOSP.certified`` that are options; ``accuracy`` None is the least
+#: for which the records are expected to be enough; ``num_steps`` None is more than those
+#: allow. The rest follows from public constants of the problem, except for the threshold of
+#: escapes and the number of differences between refreshes, which were chosen after a few
+#: runs on the training records of the digits.
+RECIPE: dict[str, Any] = {
+    "num_steps": None,
+    "rank": 1,
+    "accuracy": None,
+    "failure_probability": 0.1,
+    "hessian": "released",
+    "prefix_noise": "sqrt_toeplitz",
+}
+
+
+def prepare(command: options.SOSP, keys: Keys) -> Chosen:
+    """Returns task, recipe and plan of a command, all of it checked."""
+    dataset = dataset_of(command)
+    with usage(command):
+        validate.integer(rank=command.rank, at_most=dataset.num_features)
+        if command.microbatch_size is not None:
+            validate.integer(
+                at_most=stretch.MAX_SLICE, microbatch_size=command.microbatch_size
+            )
+    recipe = RECIPE | given(command, RECIPE)
+    task, problem = of_features(dataset, command.rank, command.hessian)
+    with usage(command, "--epsilon"):
+        plan = make_plan(
+            recipe,
+            problem,
+            num_examples=dataset.num_examples,
+            relation=command.relation,
+            epsilon=command.epsilon,
+            delta=command.delta,
+        )
+    _check_start(task, plan, task.init(keys.direction))
+    return Chosen(task, recipe, plan)
+
+
+# --- the problem and its plan ------------------------------------------------------
+
+
+class Smooth(NamedTuple):
+    """Public constants of a problem: size, radius, bounds on derivatives, deviation.
+
+    Attributes:
+      dim: parameters.
+      radius: of the ball around the start that the constants and the minimum are in.
+      lipschitz: of every record's loss.
+      smoothness: of every record's gradient.
+      hessian_lipschitz: of every record's Hessian.
+      hessian_frobenius: bound on the Frobenius norm of every record's Hessian.
+      deviation: typical deviation of one record's Hessian along a direction.
+    """
+
+    dim: int
+    radius: float
+    lipschitz: float
+    smoothness: float
+    hessian_lipschitz: float
+    hessian_frobenius: float
+    deviation: float
+
+
+def of_features(
+    dataset: models.Dataset, rank: int, hessian: str
+) -> tuple[Task, Smooth]:
+    """Returns the ``sosp`` task: principal directions of features, from the saddle at 0.
+
+    Records are made unit vectors, each by itself, and are read in a random order, which is
+    a function of their number alone: a batch is of records in a row, and data are often
+    sorted.
+
+    Args:
+      dataset: only its features count.
+      rank: directions, at most as many as features.
+      hessian: mode of the plan.
+
+    Returns:
+      The task, and what its plan knows: constants that hold of any records, and how much
+      the public ones differ from each other.
+
+    Raises:
+      UsageError: too few public records, or too many parameters for dense Hessians.
+    """
+    few = len(dataset.test[0])
+    if few < _LEAST_PUBLIC:
+        raise UsageError(
+            f"--dataset must have at least {_LEAST_PUBLIC} public records (of a file, "
+            f"--test-fraction), by which a typical deviation is judged, got {few}"
+        )
+    if hessian != "on_demand" and dataset.num_features * rank > _MOST_DENSE:
+        raise UsageError(
+            f"--hessian must be on_demand for more than {_MOST_DENSE} parameters, got "
+            f"{hessian} for {dataset.num_features} features x --rank {rank}"
+        )
+    problem = models.PrincipalDirections(dataset.num_features, rank)
+    public = models.unit_rows(dataset.test[0])
+    order = np.random.default_rng(0).permutation(dataset.num_examples)
+    alpha_fn = _alpha_fn(problem, public)
+    task = Task(
+        dataset=dataset,
+        model=MODEL,
+        loss=MODEL,
+        init=lambda key: problem.start,
+        value_fn=problem.value_fn,
+        metric="test_captured_variance",
+        metric_fn=jax.jit(lambda params: models.captured_variance(params, public)),
+        data=(models.unit_rows(dataset.train[0])[order],),
+        alpha_fn=alpha_fn,
+        draw=_draw,
+        report_fn=functools.partial(report, alpha_fn),
+        rows_fn=rows,
+    )
+    deviation = models.moment_deviation(public)
+    radius, constants = problem.radius, problem.constants
+    return task, Smooth(problem.dim, radius, *constants, deviation)
+
+
+def make_plan(
+    recipe: dict[str, Any],
+    problem: Smooth,
+    *,
+    num_examples: int,
+    relation: Any = "replace_one",
+    epsilon: float,
+    delta: float,
+) -> plans.SOSP:
+    """Returns the calibrated plan for a problem that starts in the middle of its ball.
+
+    Raises:
+      ValueError, TypeError: a number out of range, named; or too few records for it.
+    """
+    released = recipe["hessian"] == "released"
+    numbers: dict[str, Any] = {
+        "num_examples": num_examples,
+        "dim": problem.dim,
+        "relation": relation,
+        "lipschitz": problem.lipschitz,
+        "smoothness": problem.smoothness,
+        "hessian_lipschitz": problem.hessian_lipschitz,
+        "failure_probability": recipe["failure_probability"],
+        "num_steps": recipe["num_steps"] or _MAX_STEPS[recipe["hessian"]],
+        "max_differences": _MAX_DIFFERENCES,
+        "prefix_noise": recipe["prefix_noise"],
+        "trigger_factor": _TRIGGER_FACTOR,
+        # The whole way is one epoch.
+        "drift_limit": problem.smoothness * problem.radius,
+        "hessian": recipe["hessian"],
+        "hessian_clip_norm": problem.hessian_frobenius if released else None,
+        # The gradient is linear in the Hessian's part that depends on the record.
+        "gradient_std": problem.deviation * problem.radius,
+        "difference_std": problem.deviation,
+        "hessian_std": problem.deviation,
+    }
+    budget = {"epsilon": epsilon, "delta": delta}
+    accuracy = recipe["accuracy"] or _least_accuracy(numbers | budget)
+    return plans.SOSP.certified(**numbers, **budget, accuracy=accuracy)
+
+
+def _least_accuracy(numbers: dict[str, Any]) -> float:
+    """Finds the least accuracy at which a run is expected to end within the records.
+
+    It reads one refresh, differences over the whole way, and the Hessians of the start and
+    of the end. At the largest accuracy an escape begins anywhere, and alpha says nothing.
+    """
+
+    def fits(accuracy: float) -> bool:
+        try:
+            found = design.certified(**numbers, accuracy=accuracy)
+        except ValueError:  # Not even a refresh and a Hessian.
+            return False
+        needed = found.promise.expected_records
+        assert needed is not None  # It is of two of each, a tracked Hessian apart.
+        needed /= 2
+        if found.hessian != "tracked":
+            needed += found.hessian_batch_size
+        return needed <= found.num_examples
+
+    low, high = 1e-6 * numbers["lipschitz"], numbers["lipschitz"] / _TRIGGER_FACTOR
+    if not fits(high):
+        raise ValueError(
+            f"epsilon must be larger, or there must be more than num_examples = "
+            f"{numbers['num_examples']} records, got {numbers['epsilon']}: at any accuracy "
+            "a run would take more"
+        )
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
+    """Refuses a plan whose run would end at the start, with a certificate for it.
+
+    By public records, before anything is spent. Only a released Hessian has a threshold
+    by which that can be told.
+
+    Raises:
+      UsageError: such a plan.
+    """
+    assert task.alpha_fn is not None and plan.theorem is not None
+    threshold = plan.curvature_threshold
+    found = task.alpha_fn(start)
+    if threshold is None or threshold < _MARGIN * -found.min_eigenvalue:
+        return
+    raise UsageError(
+        "--epsilon or the number of records must be larger, or --accuracy smaller: a "
+        f"certificate would be of alpha {plan.theorem.alpha:.3g}, which the saddle at the "
+        f"start has with {found:.3g}, so that the run would end there"
+    )
+
+
+def _alpha_fn(
+    problem: models.PrincipalDirections, public: np.ndarray
+) -> Callable[[Any], metrics.SospAlpha]:
+    rho = problem.constants.hessian_lipschitz
+
+    def alpha(params: Any) -> metrics.SospAlpha:
+        return metrics.sosp_alpha(problem.value_fn, params, (public,), rho)
+
+    return alpha
+
+
+# --- the report --------------------------------------------------------------------
+
+
+def report(
+    alpha_fn: Callable[[Any], metrics.SospAlpha],
+    plan: plans.SOSP,
+    start: Any,
+    found: Any,
+    outcome: dict[str, Any],
+) -> dict[str, Any]:
+    """Returns the report's fields on the stationarity of the start and of the result.
+
+    Both are measured on public records: the certificate alone is of the private ones.
+
+    Args:
+      alpha_fn: of the task.
+      plan: the run's.
+      start: initial parameters.
+      found: those that are returned.
+      outcome: of the run.
+    """
+    before, after = alpha_fn(start), alpha_fn(found)
+    return {
+        "test_alpha_of_start": float(before),
+        "test_min_eigenvalue_of_start": before.min_eigenvalue,
+        "test_alpha": float(after),
+        "test_gradient_norm": after.gradient_norm,
+        "test_min_eigenvalue": after.min_eigenvalue,
+        "excludes_start": _excludes(outcome, before),
+        "certificate": _said(plan, outcome, before),
+    }
+
+
+def _excludes(outcome: dict[str, Any], start: float) -> bool | None:
+    """Returns True if the certificate excludes the start; None without a certificate."""
+    alpha = outcome["alpha"]
+    return None if alpha is None else alpha < start
+
+
+def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
+    """Describes the guarantee of a certificate, or why there is none."""
+    if not outcome["certified"]:
+        return f"none: {outcome['ended']}"
+    alpha = outcome["alpha"]
+    if alpha is None or plan.theorem is None:
+        return "an escape from the point failed, but nothing is promised of such a plan"
+    # What the plan takes for typical is that of the public records.
+    words = (
+        f"alpha {alpha:.3g} but for a probability of "
+        f"{plan.theorem.promise.failure_probability:.2g}, if sampling errors are typical"
+    )
+    if alpha < start:
+        return (
+            f"{words}; the saddle at the start does not have it: its own is {start:.3g} on "
+            "public records"
+        )
+    return (
+        f"{words}; it says little: the saddle at the start has it too, with {start:.3g} on "
+        "public records; more records or budget make it smaller"
+    )
+
+
+def _draw(path: Any, title: str, plan: plans.SOSP, outcome: Any) -> None:
+    plots.escapes(
+        path,
+        title=title,
+        releases=outcome.releases[: outcome.report["steps_done"]],
+        noise_std=plan.noise_std,
+        num_parameters=sum(x.size for x in jax.tree.leaves(outcome.params)),
+        trigger_norm=plan.trigger_norm,
+        num_examples=plan.num_examples,
+        said=f"certificate: {outcome.report['certificate'].partition(',')[0]}",
+    )
+
+
+def rows(job_report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the rows of a summary: certificate, alpha, and how the run ended."""
+    outcome = job_report["outcome"]
+    queries = (
+        f"{outcome['records_used']} of {job_report['num_examples']} records: refreshes "
+        f"{outcome['refreshes']}, differences {outcome['differences']}, escapes "
+        f"{outcome['escapes']}"
+    )
+    before, after = (job_report[name] for name in ("test_alpha_of_start", "test_alpha"))
+    return [
+        ("certificate", job_report["certificate"]),
+        ("alpha on public records", f"{after:.4g}; {before:.4g} at the start"),
+        ("ended", f"{outcome['ended']}, after {queries}"),
+    ]
