@@ -16,7 +16,7 @@ from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.recipes import for_budget
 from jaxdp.cli.steps import check_directions, given
 from jaxdp.core.keys import Keys
-from jaxdp.o2nc.theory.bounds import Oracle
+from jaxdp.o2nc.theory.estimators import Oracle
 
 _OF_SAMPLER = (
     *("multi_pass", "period", "restart_batch_size", "batch_size"),

@@ -12,8 +12,8 @@ from jaxdp.cli.parsing import INTEGER, NUMBER, opt, switch
 from jaxdp.core import validate
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
-from jaxdp.sosp.hessian import HESSIANS
 from jaxdp.o2nc.theory.estimators import ORACLES
+from jaxdp.sosp.hessian import HESSIANS
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
 MODELS = ("linear", "mlp")

@@ -14,7 +14,6 @@ from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.task import Chosen, Task
 from jaxdp.core import keys as keys_lib
 from jaxdp.mechanism.plan import Plan
-from jaxdp.models.groups import DIABETES_THRESHOLD, above
 from jaxdp.training.ledger import LEDGER, PLAN
 
 _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from jaxdp import metrics, models
 from jaxdp.cli import options
 from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.data.datasets import DIABETES_BOUNDS
+from jaxdp.models.groups import CLASS, DIABETES_SEXES, DIABETES_THRESHOLD, above
 
 _OF_FILES = ("label", "bounds", "task", "classes", "label_bounds", "group_values")
 #: Columns of built-in data sets that may be groups: their public values and bounds.
 _COLUMNS: dict[str, dict[str, Any]] = {
-    "diabetes": {"sex": (models.DIABETES_SEXES, models.DIABETES_BOUNDS)}
+    "diabetes": {"sex": (DIABETES_SEXES, DIABETES_BOUNDS)}
 }
 
 
@@ -96,7 +98,7 @@ def dataset_of(command: options.Train) -> models.Dataset:
             loaded = models.load(name, **extra)
             if getattr(command, "group", None) is None or name != "diabetes":
                 return loaded
-            return models.above(loaded, models.DIABETES_THRESHOLD)
+            return above(loaded, DIABETES_THRESHOLD)
         loaded = models.load_file(
             name,
             label=command.label,
@@ -189,7 +191,7 @@ def _groups(
     """Returns the groups that ``--group`` asks for."""
     values, bounds = command.group_values, command.bounds
     if not is_file(command.dataset):
-        known = {models.CLASS: (None, None), **_COLUMNS.get(command.dataset, {})}
+        known = {CLASS: (None, None), **_COLUMNS.get(command.dataset, {})}
         if command.group not in known:
             raise UsageError(
                 f"--group must be {' or '.join(known)} with --dataset {command.dataset}, "
