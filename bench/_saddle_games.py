@@ -161,7 +161,9 @@ def paper(d: int, n: int, seeds: Seeds) -> list[Cell]:
 
 def facts(plan: Any, paper: Any) -> dict[str, float]:
     """What it spends, and its step size over the paper's."""
-    (name, *_) = [s for s in plan.steps if s != "step_size_x"] or plan.steps
+    (name, *_) = [
+        s for s in plan.step_size_fields if s != "step_size_x"
+    ] or plan.step_size_fields
     ratio = getattr(plan, name) / getattr(paper, name)
     return {
         "epsilon": float(plan.epsilon(delta=DELTA)),

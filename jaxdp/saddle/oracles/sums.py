@@ -97,8 +97,8 @@ class VertexGradients(abc.ABC):
           int32 ``(m_x,)`` in units of ``bound_x.clip * 2**-bound_x.bits`` and int32
           ``(m_y,)``, or None without y. Not private: one record moves a coordinate by at
           most ``2**bits`` units (``2 * 2**bits`` if replaced), whatever it holds and
-          whatever the losses are. A record with a NaN or an
-          infinity in a loss or in the gradient of either player counts zero for both.
+          whatever the losses are. A record with a NaN or an infinity in a loss or in the
+          gradient of either player counts zero for both.
 
         Raises:
           TypeError, ValueError: shapes that do not fit, a bound without a player or a

@@ -81,6 +81,11 @@ class ConvexSimplex(VertexSamplingPlan):
         validate.integer(num_steps=self.num_steps, at_most=most)
         self._check()
 
+    @property
+    def grid_bits(self) -> int:
+        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
+        return self._totals.bits
+
     @functools.cached_property
     def grid(self) -> ScoreGrid:
         """Grid of the score updates."""

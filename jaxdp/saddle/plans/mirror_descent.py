@@ -95,6 +95,11 @@ class Saddle(VertexSamplingPlan):
         validate.one_of(("fresh", "mean"), output=self.output)
         self._check()
 
+    @property
+    def grid_bits(self) -> int:
+        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
+        return self._totals.bits
+
     @functools.cached_property
     def grids(self) -> tuple[ScoreGrid, ScoreGrid]:
         """Grids of the score updates, of x and of y."""

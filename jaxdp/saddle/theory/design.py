@@ -249,7 +249,8 @@ def synthetic_data(
         ``delta``, ``relation``, and ``query_range``, which is 1 here for marginals:
         :class:`jaxdp.saddle.theory.constants.QueryConstants`.
     """
-    p = QueryConstants(**{"query_range": 1.0} | problem)
+    problem.setdefault("query_range", 1.0)
+    p = QueryConstants(**problem)
     log_z, log_q = p.log_sizes
     if num_steps is None:
         each = step_sizes.query_sensitivity(p.query_range, p.relation)
