@@ -53,19 +53,15 @@ def begin(
     if numbers.tracks:
         now = hessian.frozen(numbers.roles.hessian.grid, kept.total, x.size)
         kept = kept._replace(frozen=jnp.where(start, now, kept.frozen))
-    steps = 0 if numbers.escape_steps is None else numbers.escape_steps
-    begun = Escape(
+    begun = escape._replace(
         active=start | escape.active,
-        left=jnp.where(start, steps, escape.left),
-        cool=escape.cool,
+        left=jnp.where(start, numbers.escape_steps or 0, escape.left),
         anchor=jnp.where(start, x, escape.anchor),
         gradient=jnp.where(start, spider.estimate, escape.gradient),
         first=jnp.where(start, first, escape.first),
         spent=jnp.where(start, 0, escape.spent),
         since=escape.since + start,
-        reach=escape.reach,
         hessian=kept,
-        root=escape.root,
     )
     return spider, begun, start, small & ~start
 

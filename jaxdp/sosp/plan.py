@@ -324,18 +324,11 @@ class SOSP(Plan):
         return self.dim + more
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
-        """Returns a plan of at most (epsilon, delta), with the least noise.
-
-        Args:
-          epsilon: > 0.
-          delta: in (0, 1).
-        """
+        """Returns a plan of at most (epsilon, delta), with the least noise."""
         validate.positive(epsilon=epsilon)
         self._check_delta(delta)
         noise = accounting.calibrate_noise_multiplier(
-            self._guarantee_of,
-            epsilon,
-            delta,
+            self._guarantee_of, epsilon, delta
         )
         return dataclasses.replace(self, noise_multiplier=noise, delta=delta)
 

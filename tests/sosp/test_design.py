@@ -1,14 +1,16 @@
 """Certified settings: the digest's rows, what the promise needs, units, refusals."""
 
+import dataclasses
 import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jaxdp import accounting
+from jaxdp import accounting, plans
 from jaxdp.kernels import prefix_noise
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, ideal_factor
 from jaxdp.sosp.hessian import HESSIANS
 from jaxdp.sosp.theory import bounds, design
 from tests.sosp.cases import escape_failure
@@ -298,3 +300,32 @@ def test_privacy_of_the_roles() -> None:
 def test_refusals(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         make(**changes)
+
+
+def test_constants_are_named_and_plain() -> None:
+    """Missing or unknown ones by name; those of NumPy are Python's, as digests need."""
+    some = {name: value for name, value in COMMON.items() if name != "lipschitz"}
+    with pytest.raises(TypeError, match="lipschitz"):
+        design.certified(**some)
+    with pytest.raises(TypeError, match="steepness"):
+        make(steepness=1.0)
+    found = make(dim=np.int64(10), accuracy=np.float64(0.06), lipschitz=1)
+    assert found == make(accuracy=0.06)
+    assert type(found.dim) is int and type(found.l2_clip_norm) is float
+
+
+def test_a_plan_keeps_a_design_that_it_fulfils() -> None:
+    """Its noise exceeds the promise's by what the integer sampler costs, and no more."""
+    budget = {"epsilon": 2.0, "delta": 1e-6}
+    plan = plans.SOSP.certified(**COMMON, accuracy=0.06)
+    promised = plan.theorem.promise.noise_multiplier
+    assert (
+        promised < plan.noise_multiplier <= promised * ideal_factor(plan) * (1 + 1e-6)
+    )
+    assert plan.calibrate(**budget).theorem == plan.theorem
+    for changes in (
+        {"noise_multiplier": 1.001 * promised},
+        {"refresh_batch_size": 9000},
+    ):
+        assert dataclasses.replace(plan, **changes).theorem is None
+    assert ideal_factor(dataclasses.replace(plan, delta=None)) == 1
