@@ -94,13 +94,14 @@ def test_traced_once(method: Method) -> None:
 
 @ALL
 def test_a_donated_state_takes_nothing_else_along(method: Method) -> None:
-    """Of what the caller began it with: the start and the keys serve again."""
+    """Of what the caller began it with: start, keys and transformation serve again."""
     keys, start = Keys.insecure(3), own(method.params)
     rows = jnp.ones(N, bool) if method.reads == "rows" else None
     given = (keys, jnp.int32(0), method.data, rows, method.phases[0])
     _, step = methods.made(method)
+    tx = method.make(method.plan, keys)
     for _ in range(2):
-        state = method.make(method.plan, keys).init(start)
+        state = tx.init(start)
         updates, _ = step(state, start, *given)
         assert any(x.is_deleted() for x in jax.tree.leaves(state))
         assert same(updates, ran(method)[0].updates)
