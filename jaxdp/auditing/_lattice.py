@@ -113,16 +113,16 @@ def lattice(
     validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     mechanism = cases.case_of(plan).mechanism
     chosen, accounted = cases.accounted(plan, delta)
-    released = grid_releases.Releases()
+    sites, left_out = (), []
     if mechanism is not None:
         made = mechanism(plan, Keys.insecure(seed))
-        released = grid_releases.releases(made, num_runs, seed)
-    large = tuple(s for s in released.sites if s.noise_std >= residues.LEAST_STD)
-    small = tuple(
+        sites, left_out = grid_releases.releases(made, num_runs, seed), [*made.left_out]
+    large = tuple(s for s in sites if s.noise_std >= residues.LEAST_STD)
+    left_out += [
         f"{s.name}: noise of {s.noise_std:.4g} units"
-        for s in released.sites
+        for s in sites
         if s.noise_std < residues.LEAST_STD
-    )
+    ]
     reason, method, found = "", "none", None
     if large:
         rule = cases.rule_of(plan, chosen, accounted, failure_prob / 2)
@@ -139,7 +139,7 @@ def lattice(
         num_runs=0 if mechanism is None else num_runs,
         num_tested=len(found.attempt.first) if found else 0,
         sites=tuple(residues.fit(s.units[0], s.noise_std, s.name) for s in large),
-        left_out=(*released.left_out, *small),
+        left_out=tuple(left_out),
         reason=reason,
     )
 

@@ -51,13 +51,6 @@ class Site(NamedTuple):
     units: np.ndarray
 
 
-class Releases(NamedTuple):
-    """Released numbers by site, and the releases that cannot be read, with reasons."""
-
-    sites: tuple[Site, ...] = ()
-    left_out: tuple[str, ...] = ()
-
-
 class Reading(NamedTuple):
     """Conversion of a site's released numbers to units of its grid.
 
@@ -85,10 +78,10 @@ class Mechanism(NamedTuple):
     readings: dict[str, Reading]
     numbers: int  # that one run holds at once
     plan: Any  # that the run is of
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # releases that cannot be read, with reasons
 
 
-def releases(made: Mechanism, num_runs: int, seed: int) -> Releases:
+def releases(made: Mechanism, num_runs: int, seed: int) -> tuple[Site, ...]:
     """Simulates runs of a plan with noise, each with a noise root of its own.
 
     Args:
@@ -99,8 +92,6 @@ def releases(made: Mechanism, num_runs: int, seed: int) -> Releases:
     Raises:
       RuntimeError: the noise is not what the plan's transformation would draw.
     """
-    if not made.readings:
-        return Releases((), made.left_out)
     seeds = simulation.run_seeds(num_runs, seed)
     own = simulation.make_keys(seeds)
     tables = simulation.noise_tables(made.plan, seeds, own, Keys.insecure(seed))
@@ -117,7 +108,7 @@ def releases(made: Mechanism, num_runs: int, seed: int) -> Releases:
         if reading.inverse is not None:
             units = np.einsum("skd,wnsd->wnsk", reading.inverse, units)
         sites.append(Site(name, reading.noise_std, units.reshape(*units.shape[:2], -1)))
-    return Releases(tuple(sites), made.left_out)
+    return tuple(sites)
 
 
 def _factor(bound: float, bits: Any, normalizer: float) -> float:

@@ -69,14 +69,10 @@ def integers(units: np.ndarray) -> np.ndarray:
     return np.where(kept, np.floor(np.where(kept, units, 0) + 0.5), LIMIT).astype("i4")
 
 
-def binades(found: np.ndarray) -> np.ndarray:
-    """Returns the number of binary digits of each of :func:`integers`: int32 in [0, 23]."""
-    return np.frexp(np.abs(found).astype(np.float32))[1].astype(np.int32)
-
-
 def cells(found: np.ndarray, modulus: int) -> np.ndarray:
-    """Returns binade and residue of each of :func:`integers`, as one number (int32)."""
-    return binades(found) * modulus + (found & (modulus - 1))
+    """Returns number of digits and residue of each of :func:`integers`, as one int32."""
+    digits = np.frexp(np.abs(found).astype(np.float32))[1].astype(np.int32)
+    return digits * modulus + (found & (modulus - 1))
 
 
 def num_cells(modulus: int) -> int:

@@ -194,7 +194,6 @@ def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
     """
     params = _parameters(plan)
     queries, scales = (jnp.asarray(x, jnp.float32) for x in walk(plan))
-    in_stds = _READ[plan.released]
 
     def value_fn(params: Any, batch: Any, grown: jax.Array) -> jax.Array:
         from_query = params["x"] - params["query"]
@@ -216,7 +215,7 @@ def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
             loss = functools.partial(value_fn, grown=grown)
             given = batch_of(plan, keys, t, records, phase)
             update, after = tx.update(None, state, here, value_fn=loss, **given)
-            released, std = in_stds(plan, phase, state, update["x"], after)
+            released, std = _released(plan, phase, state, update["x"], after)
             return after, released / (std * scales[t])
 
         def releases(records: Any, grown: jax.Array) -> jax.Array:
@@ -241,42 +240,30 @@ def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
     return jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0), out_axes=1))
 
 
-# The numbers that a step releases, (R,), and the claimed standard deviation of their noise.
-
-
-def _gradients(
+def _released(
     plan: Any, phase: str, before: Any, update: jax.Array, after: Any
 ) -> tuple[jax.Array, Any]:
-    del phase, before, after
-    return update, plan.noise_std
+    """Returns the numbers that a step releases, (R,), and their noise's claimed deviation.
 
-
-def _slopes(
-    plan: Any, phase: str, before: Any, update: jax.Array, after: Any
-) -> tuple[jax.Array, Any]:
-    del phase
+    With correlated noise it is that of one node; with scaled noise, that at the largest
+    scale.
+    """
+    if plan.released == "gradients":
+        return update, plan.noise_std
+    if plan.released == "increments":
+        kept = 0 if phase == "restart" else before.oracle.estimate
+        # Of a slope it moves the estimate by a direction, of length sqrt(d), over m.
+        slopes = plan.oracle == "scalar"
+        length = math.sqrt(update.size) / plan.num_directions if slopes else 1.0
+        released = jnp.append(after.oracle.estimate - kept, after.release)
+        return released, plan.step_std(phase) * length
     if plan.isotropic:
         # One number, the coordinate along a direction of the length sqrt(d).
         return after.release, plan.noise_std / math.sqrt(update.size)
     if plan.clip_tuning is None:
         return after.release, plan.noise_std
     in_clips = plan.sensitivity / plan.l2_clip_norm / plan.normalizer
-    slopes = plan.noise_std * before.clip / plan.l2_clip_norm
+    sums = plan.noise_std * before.clip / plan.l2_clip_norm
     # Of a count, a record is a half.
     count = plan.clip_tuning.count_noise_multiplier * in_clips / 2
-    return after.release, jnp.append(jnp.full(plan.num_directions, slopes), count)
-
-
-def _increments(
-    plan: Any, phase: str, before: Any, update: jax.Array, after: Any
-) -> tuple[jax.Array, Any]:
-    """With correlated noise in that of a node; with scaled noise, at the largest scale."""
-    kept = 0 if phase == "restart" else before.oracle.estimate
-    # Of a slope it moves the estimate by a direction, of length sqrt(d), over m.
-    slopes = plan.oracle == "scalar"
-    length = math.sqrt(update.size) / plan.num_directions if slopes else 1.0
-    released = jnp.append(after.oracle.estimate - kept, after.release)
-    return released, plan.step_std(phase) * length
-
-
-_READ = {"slopes": _slopes, "gradients": _gradients, "increments": _increments}
+    return after.release, jnp.append(jnp.full(plan.num_directions, sums), count)

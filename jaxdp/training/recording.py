@@ -50,39 +50,38 @@ _CPU = ("model name", "cpu family", "model", "stepping", "CPU part", "CPU varian
 _FEATURES = re.compile(r"(s*sse|avx|fma|f16c|amx|bmi|adx|asimd|sve|sme|fp16|bf16)\w*")
 
 
+@dataclasses.dataclass(kw_only=True)
 class Recorder:
-    """Writer of intents, releases and checkpoints of one process's part of a run."""
+    """Writer of intents, releases and checkpoints of one process's part of a run.
 
-    def __init__(
-        self,
-        ledger: ledger_lib.Ledger,
-        run: str,
-        attempt: int = 0,
-        outstanding: ledger_lib.Intent | None = None,
-        charged: int = 0,
-        *,
-        replayable: bool,
-        done: int = 0,
-    ):
-        self.ledger = ledger
-        self._replayable = replayable
-        self._done = done
-        #: Steps that count as released, those of every attempt.
-        self.charged = charged
-        self._run = run
-        self._attempt = attempt
-        self._outstanding = outstanding
+    Attributes:
+      ledger: open and locked.
+      run: its name in the header.
+      replayable: whether the releases give the parameters back.
+      attempt: whose noise covers the next steps.
+      outstanding: an intent that is charged and whose steps are computed again.
+      charged: steps that count as released, those of every attempt.
+      done: steps whose releases are recorded.
+    """
+
+    ledger: ledger_lib.Ledger
+    run: str
+    replayable: bool
+    attempt: int = 0
+    outstanding: ledger_lib.Intent | None = None
+    charged: int = 0
+    done: int = 0
 
     def before(self, first: int, last: int) -> None:
         """Records the intent to compute the steps [first, last), which charges them.
 
         Must be called before they are computed. An outstanding intent is not charged again.
         """
-        intent = ledger_lib.Intent(first, last, self._attempt)
-        if intent != self._outstanding:  # Computed again, with the noise of its intent.
+        intent = ledger_lib.Intent(first, last, self.attempt)
+        if intent != self.outstanding:  # Computed again, with the noise of its intent.
             self.ledger.intend(*intent)
             self.charged += last - first
-        self._outstanding = None
+        self.outstanding = None
 
     def after(self, first: int, last: int, carry: loop.Carry) -> None:
         """Records the releases of the steps [first, last), and a checkpoint.
@@ -91,23 +90,23 @@ class Recorder:
         """
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
-        self._done = last
+        self.done = last
         self.checkpoint(carry)
 
     def checkpoint(self, carry: loop.Carry) -> None:
         """Writes a checkpoint of the carry, or a digest for large replayable runs."""
         carry = parallel.here(carry)
         if self._has_checkpoints(carry):
-            content = _pack(self._run, self._done, carry)
+            content = _pack(self.run, self.done, carry)
             self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
         else:
             digest = replaying.digest_of(carry.params).hexdigest()
-            known = {"run": self._run, "step": self._done, "params": digest}
+            known = {"run": self.run, "step": self.done, "params": digest}
             self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
 
     def _has_checkpoints(self, carry: loop.Carry) -> bool:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(carry.params))
-        return size <= _LARGE or not self._replayable
+        return size <= _LARGE or not self.replayable
 
     def finish(
         self, carry: loop.Carry, report: dict[str, Any], *, keep_noise_roots: bool
@@ -124,7 +123,7 @@ class Recorder:
             carry = parallel.here(carry)
             if self._has_checkpoints(carry):
                 bare = carry._replace(opt_state=_blank(carry.opt_state))
-                content = _pack(self._run, self._done, bare)
+                content = _pack(self.run, self.done, bare)
                 self.ledger.save(_CHECKPOINT, content, secret=True)
             self.ledger.forget(_BEFORE)
             hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
@@ -272,7 +271,7 @@ def create(
     ledger = ledger_lib.Ledger.create(
         folder, plan=plan.to_json(), header=header, secret=hidden
     )
-    return Recorder(ledger, run, replayable=plan.replayable)
+    return Recorder(ledger=ledger, run=run, replayable=plan.replayable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,14 +331,13 @@ class Resumed:
                     "tells whether Python would answer as it did, and the same noise would "
                     f"cover what it answers now. {_WAY_OUT}"
                 )
-        run, charged = self.record.header["run"], self.record.charged
         return Recorder(
-            self.ledger,
-            run,
-            self.attempt,
-            outstanding,
-            charged,
+            ledger=self.ledger,
+            run=self.record.header["run"],
             replayable=self.plan.replayable,
+            attempt=self.attempt,
+            outstanding=outstanding,
+            charged=self.record.charged,
             done=self.done,
         )
 

@@ -102,8 +102,7 @@ def test_noise_of_a_few_units_is_refused() -> None:
 def released(units: np.ndarray, moved: np.ndarray, monkeypatch: Any) -> Any:
     """The result for a plan that releases these numbers, moved by a record."""
     site = grid_releases.Site("numbers", 2.0**20, np.stack([units, units + moved]))
-    made = grid_releases.Releases((site,), ())
-    monkeypatch.setattr(grid_releases, "releases", lambda *_: made)
+    monkeypatch.setattr(grid_releases, "releases", lambda *_: (site,))
     return auditing.lattice(LATTICE_PLANS["DPGD"], num_runs=200)
 
 
@@ -217,8 +216,7 @@ def test_a_plan_that_draws_vertices_is_not_applicable() -> None:
 
 def test_a_plan_of_hardly_any_noise_is_not_applicable(monkeypatch: Any) -> None:
     sites = (grid_releases.Site("gradient", 63.0, np.zeros((2, 100, 9))),)
-    made = grid_releases.Releases(sites, ())
-    monkeypatch.setattr(grid_releases, "releases", lambda *_: made)
+    monkeypatch.setattr(grid_releases, "releases", lambda *_: sites)
     found = auditing.lattice(LATTICE_PLANS["DPGD"], num_runs=100)
     assert not found.applicable
     assert found.reason == "its noise is less than 64 units of its grid"
