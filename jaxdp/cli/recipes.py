@@ -22,6 +22,13 @@ from jaxdp.mechanism.sum_plan import SumPlan
 
 Algorithm = Literal["dpzero", "dpgd", "mezo", "gd"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+#: Plan of each algorithm, and whether it clips and noises.
+_PLANS: dict[str, tuple[Any, bool]] = {
+    "dpzero": (plans.DPZero, True),
+    "dpgd": (plans.DPGD, True),
+    "mezo": (plans.DPZero, False),
+    "gd": (plans.DPGD, False),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,24 +67,18 @@ def make_plan(
     Raises:
       ValueError, TypeError: a number out of range, named.
     """
-    shared: dict[str, Any] = {
-        "num_examples": num_examples,
-        "num_steps": recipe.num_steps,
-        "sampling": sampling,
-        "relation": relation,
-        "l2_clip_norm": recipe.l2_clip_norm,
-    }
-    plan: SumPlan = plans.DPGD(**shared)
-    if algorithm in ("dpzero", "mezo"):
-        plan = plans.DPZero(
-            **shared,
-            smoothing_radius=recipe.smoothing_radius,
-            num_directions=recipe.num_directions,
-            direction=recipe.direction,
-        )
-    if algorithm in ("mezo", "gd"):
-        return plan.with_noise(noise_multiplier=0.0)
-    return plan.calibrate(epsilon=epsilon, delta=delta)
+    kind, private = _PLANS[algorithm]
+    names = {field.name for field in dataclasses.fields(kind)}
+    given = {n: x for n, x in dataclasses.asdict(recipe).items() if n in names}
+    plan = kind(
+        num_examples=num_examples,
+        sampling=sampling,
+        relation=relation,
+        **given | ({} if private else {"l2_clip_norm": math.inf}),
+    )
+    if private:
+        return plan.calibrate(epsilon=epsilon, delta=delta)
+    return plan.with_noise(noise_multiplier=0.0)
 
 
 @functools.lru_cache(maxsize=256)  # One object a recipe: fit keeps its program.
