@@ -4,13 +4,13 @@ A player on :math:`\mathrm{conv}\{v_1,\dots,v_m\}` plays weights of the simplex 
 vertices: :math:`x=\sum_i\lambda_iv_i`, and the derivative by the weight of vertex i is
 :math:`\langle\nabla_xf,v_i\rangle`. Nothing else of an algorithm on the simplex changes.
 
-============  ======================================  ============  ===============
-polytope      vertices                                how many (m)  l1 diameter
-============  ======================================  ============  ===============
-``Simplex``   the unit vectors                        dim           2 (0 if dim = 1)
-``L1Ball``    +radius e_j, then -radius e_j           2 dim         2 radius
-``Polytope``  the given rows                          m             largest distance
-============  ======================================  ============  ===============
+============  ======================================  ============
+polytope      vertices                                how many (m)
+============  ======================================  ============
+``Simplex``   the unit vectors                        dim
+``L1Ball``    +radius e_j, then -radius e_j           2 dim
+``Polytope``  the given rows                          m
+============  ======================================  ============
 
 References:
   Gonzalez, Guzman and Paquette, Mirror Descent Algorithms with Nearly
@@ -19,7 +19,6 @@ References:
 """
 
 import dataclasses
-import functools
 import math
 import numbers
 from typing import Any
@@ -64,11 +63,6 @@ class Simplex:
         """Number m of vertices."""
         return self.dim
 
-    @property
-    def diameter(self) -> float:
-        """The largest l1 distance of two points."""
-        return 2.0 if self.dim > 1 else 0.0
-
     def point(self, weights: jax.Array) -> jax.Array:
         """Returns the point ``(..., dim)`` of weights ``(..., dim)``."""
         return weights
@@ -108,11 +102,6 @@ class L1Ball:
     def num_vertices(self) -> int:
         """Number m of vertices."""
         return 2 * self.dim
-
-    @property
-    def diameter(self) -> float:
-        """The largest l1 distance of two points."""
-        return 2.0 * float(self.radius)
 
     def point(self, weights: jax.Array) -> jax.Array:
         """Returns the point ``(..., p)`` of weights ``(..., 2 p)``."""
@@ -162,12 +151,6 @@ class Polytope:
     def num_vertices(self) -> int:
         """Number m of vertices."""
         return self.vertices.shape[0]
-
-    @functools.cached_property
-    def diameter(self) -> float:
-        """The largest l1 distance of two points, reached by two vertices."""
-        rows = self.vertices.astype(np.float64)
-        return max(float(np.abs(rows - row).sum(axis=1).max()) for row in rows)
 
     def point(self, weights: jax.Array) -> jax.Array:
         """Returns the point ``(..., p)`` of weights ``(..., m)``."""
