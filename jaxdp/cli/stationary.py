@@ -10,6 +10,7 @@ from jaxdp import metrics, models, plans
 from jaxdp.cli import curvature
 from jaxdp.cli.errors import UsageError
 from jaxdp.cli.task import Task
+from jaxdp.metrics.second_order import SospAlpha
 
 MODEL = "factorization"
 #: Public records from which on a deviation is taken for typical.
@@ -92,10 +93,10 @@ def check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
 
 def _alpha_fn(
     problem: models.PrincipalDirections, public: np.ndarray
-) -> Callable[[Any], metrics.SospAlpha]:
+) -> Callable[[Any], SospAlpha]:
     rho = problem.constants.hessian_lipschitz
 
-    def alpha(params: Any) -> metrics.SospAlpha:
+    def alpha(params: Any) -> SospAlpha:
         return metrics.sosp_alpha(problem.value_fn, params, (public,), rho)
 
     return alpha

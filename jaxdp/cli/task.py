@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxdp import metrics, models
+from jaxdp import models
+from jaxdp.metrics.second_order import SospAlpha
 
 
 class Task(NamedTuple):
@@ -27,4 +28,4 @@ class Task(NamedTuple):
     groups: models.Grouped | None = None
     errors_fn: Callable[[Any], jax.Array] | None = None  # params -> (num_groups,)
     # How stationary params are on the public records.
-    alpha_fn: Callable[[Any], metrics.SospAlpha] | None = None
+    alpha_fn: Callable[[Any], SospAlpha] | None = None
