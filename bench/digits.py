@@ -31,6 +31,7 @@ from jaxdp import models, training
 from jaxdp.cli import plots, recipes
 from jaxdp.cli.recipes import Recipe
 from jaxdp.core.averaging import polyak_output
+from jaxdp.models.networks import Network
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -55,7 +56,7 @@ class Cell(NamedTuple):
 
 
 @functools.lru_cache
-def problem() -> tuple[models.Dataset, models.Network, Any]:
+def problem() -> tuple[models.Dataset, Network, Any]:
     """The data, the model, and its initial parameters, which are zero."""
     dataset = models.load("digits")
     network = models.network_for(dataset)

@@ -20,8 +20,9 @@ import optax
 
 import jaxdp
 from bench import _harness
-from jaxdp import models, plans, sampling
+from jaxdp import plans, sampling
 from jaxdp.kernels import perturb
+from jaxdp.models import networks
 
 NETWORKS = {
     "wide": (784, 1536, 1536, 1024, 10),
@@ -65,7 +66,7 @@ def _rows(
     name: str, batch: int, laws: tuple[str, ...], *, rounds: int, loop_rounds: int
 ) -> list[_harness.Row]:
     widths = NETWORKS[name]
-    net = models.mlp(widths[0], widths[-1], hidden=widths[1:-1], output_scale=0.03)
+    net = networks.mlp(widths[0], widths[-1], hidden=widths[1:-1], output_scale=0.03)
     data = _data(batch, widths)
     start = net.init(jax.random.key(0))
     size = sum(4 * x.size for x in jax.tree.leaves(start))

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import _harness
-from jaxdp import models
 from jaxdp.kernels import (
     finite_difference,
     lattice_gaussian,
@@ -34,6 +33,7 @@ from jaxdp.kernels import (
     sphere,
     threefry,
 )
+from jaxdp.models import networks
 
 SCALE = np.float32(1e-3)
 #: Rows of a frame are orthogonalised at a cost of K^2 d and d K numbers of memory.
@@ -222,7 +222,7 @@ def _noise(size: int, rounds: int) -> list[_harness.Row]:
 
 def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
     """A table of slopes of two laws, next to forward passes and to NumPy."""
-    net = models.mlp(784, 10, hidden=(256,))
+    net = networks.mlp(784, 10, hidden=(256,))
     params = net.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(records, 784)).astype(np.float32)

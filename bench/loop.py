@@ -22,6 +22,7 @@ import optax
 import jaxdp
 from bench import _harness
 from jaxdp import models, plans, sampling, training
+from jaxdp.models import networks
 
 RADIUS, CLIP, RATE = 1e-3, 2.0, 0.03
 
@@ -55,7 +56,7 @@ def _case(
         direction="rademacher",
         noise_multiplier=20.0,
     )
-    net = models.linear(64, 10)
+    net = networks.linear(64, 10)
     params = net.init(jax.random.key(0))
     keys = jaxdp.Keys.insecure(0)
     maker, optimizer = plan.transform(keys), optax.scale(-RATE)

@@ -14,6 +14,7 @@ import optax
 import jaxdp
 from bench import _harness
 from jaxdp import accounting, models, plans, sampling
+from jaxdp.models import networks
 from jaxdp.training import ledger
 
 OPTIMIZER = optax.sgd(0.15)
@@ -27,7 +28,7 @@ def run(quick: bool) -> list[_harness.Row]:
 
 def _recorded(steps: int, rounds: int) -> list[_harness.Row]:
     dataset = models.load("digits")
-    net = models.linear(64, 10)
+    net = networks.linear(64, 10)
     params = net.init(jax.random.key(0))
     plan = plans.DPZero(
         num_examples=dataset.num_examples,

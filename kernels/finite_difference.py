@@ -328,31 +328,3 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
         total, _ = jax.lax.scan(add, zeros, (rows, weights / num))
     zero = zero_after(weights)
     return jax.tree.map(lambda t, x: rounded(t, zero).astype(x.dtype), total, like)
-
-
-def estimates(
-    value_fn: ValueFn,
-    params: Any,
-    batch: Any,
-    rows: Direction,
-    *,
-    smoothing_radius: float,
-    microbatch_size: int | None = None,
-) -> Any:
-    r"""Computes the per-record vector estimates :math:`\frac1K\sum_k s_{ik} u_k`.
-
-    Returns:
-      A tree like ``params`` with leading axis B, float32: B copies of the parameters, so
-      for small models. Unbiased for the gradient of the smoothed loss, up to
-      :math:`\mathbb E[uu^\top]`; neither bounded nor private.
-    """
-    table = slopes(
-        value_fn,
-        params,
-        batch,
-        rows,
-        smoothing_radius=smoothing_radius,
-        microbatch_size=microbatch_size,
-    )
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), params)
-    return jax.vmap(lambda w: combine(w, rows, like))(table.astype(jnp.float32))

@@ -19,6 +19,13 @@ from jaxdp.mechanism import plan as plan_lib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: Folders of one method each.
 METHODS = tuple(f"jaxdp/{m}/" for m in ("dpzero", "dpgd", "o2nc", "sosp", "saddle"))
+#: Modules whose names a user is offered: those that ``import jaxdp`` leads to.
+OFFERED = (
+    "jaxdp/__init__.py",
+    "jaxdp/plans.py",
+    *(f"jaxdp/{name}/__init__.py" for name in ("sampling", "metrics", "auditing")),
+    *(f"jaxdp/models/{name}__init__.py" for name in ("", "language/")),
+)
 #: First words of docstrings that point at a thing in place of naming it.
 POINTING = ("What", "How", "Of", "Whether", "By", "Where", "Which", "From")
 
@@ -98,12 +105,30 @@ def _is_module(parts: list[str]) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def public_names(path: str, tree: ast.Module) -> int:
-    """Names that a package offers: ``import name as name`` in its ``__init__``."""
-    if not path.endswith("__init__.py"):
-        return 0
-    imports = (n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom))
-    return sum(a.asname == a.name for node in imports for a in node.names)
+def public_names(trees: dict[str, ast.Module]) -> set[str]:
+    """Names that a user is offered, by their origin: each once, wherever it is offered.
+
+    Offered is what the modules of :data:`OFFERED` import as itself.
+    """
+    found = set()
+    for path in OFFERED:
+        for node in ast.walk(trees[path]):
+            for a in node.names if isinstance(node, ast.ImportFrom) else ():
+                if a.asname == a.name:
+                    found.add(_origin(trees, f"{node.module}.{a.name}"))
+    return found
+
+
+def _origin(trees: dict[str, ast.Module], name: str) -> str:
+    """Follows a dotted name through the packages that pass it on."""
+    module, _, last = name.rpartition(".")
+    package = trees.get(f"{module.replace('.', '/')}/__init__.py")
+    for node in ast.walk(package) if package else ():
+        if not isinstance(node, ast.ImportFrom) or node.module in (None, module):
+            continue
+        if last in (a.name for a in node.names):
+            return _origin(trees, f"{node.module}.{last}")
+    return name
 
 
 def pointing(tree: ast.Module) -> Iterator[str]:
@@ -166,7 +191,7 @@ def measured() -> list[tuple[str, object]]:
         ("classes from a plan to object, at most", deepest),
         ("implemented methods of plans that are overridden", replaced),
         ("imports of another folder's _private module", len(private)),
-        ("public names of packages", sum(public_names(p, t) for p, t in trees.items())),
+        ("public names", len(public_names(trees))),
         ("docstrings that begin by pointing", len(first)),
     ]
 

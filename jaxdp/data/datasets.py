@@ -253,15 +253,18 @@ def _sklearn(name: str, **options: Any) -> Any:
 
 
 def _classification(
-    name: str, bunch: Any, bounds: Bounds, test_fraction: float, seed: int, note: str
+    name: str, bounds: Bounds, note: str, test_fraction: float = 0.2, seed: int = 0
 ) -> Dataset:
+    """Loads a data set of scikit-learn with its features scaled by public bounds."""
+    bunch = _sklearn(name.removesuffix("_4x4"))
+    x = np.asarray(bunch.data)
     names = tuple(str(feature) for feature in bunch.feature_names)
+    if name == "digits_4x4":  # the digits at half the resolution
+        x = x.reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4)).reshape(-1, 16)
+        names = tuple(f"block_{i}_{j}" for i in range(4) for j in range(4))
     low, high = bound_arrays(bounds, names)
-    records = (
-        scale_by_bounds(bunch.data, low, high),
-        np.asarray(bunch.target, np.int32),
-    )
-    kept, held_out = split_rows(len(records[0]), test_fraction, seed, "test_fraction")
+    records = scale_by_bounds(x, low, high), np.asarray(bunch.target, np.int32)
+    kept, held_out = split_rows(len(x), test_fraction, seed, "test_fraction")
     classes = tuple(str(c) for c in bunch.target_names)
     return Dataset(
         name=name,
@@ -272,58 +275,6 @@ def _classification(
         feature_names=names,
         class_names=classes,
         note=f"{note} {PUBLIC_NOTE}",
-    )
-
-
-def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Loads handwritten digits, 1797 images of 8 x 8 pixels: 1437 to train, 360 to test."""
-    return _classification(
-        "digits",
-        _sklearn("digits"),
-        DIGITS_BOUNDS,
-        test_fraction,
-        seed,
-        "Pixels divided by 16.",
-    )
-
-
-def digits_4x4(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Loads the digits at half the resolution: means of 2 x 2 pixels, 16 features."""
-    bunch = _sklearn("digits")
-    blocks = np.asarray(bunch.data).reshape(-1, 4, 2, 4, 2)
-    bunch.data = blocks.mean(axis=(2, 4)).reshape(-1, 16)
-    bunch.feature_names = [f"block_{i}_{j}" for i in range(4) for j in range(4)]
-    return _classification(
-        "digits_4x4",
-        bunch,
-        DIGITS_BOUNDS,
-        test_fraction,
-        seed,
-        "Means of 2 x 2 pixels, divided by 16.",
-    )
-
-
-def breast_cancer(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Loads Wisconsin breast cancer, 569 records of 30 features, two classes."""
-    return _classification(
-        "breast_cancer",
-        _sklearn("breast_cancer"),
-        BREAST_CANCER_BOUNDS,
-        test_fraction,
-        seed,
-        "Features scaled by BREAST_CANCER_BOUNDS.",
-    )
-
-
-def wine(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Loads wine recognition, 178 records of 13 features, three classes."""
-    return _classification(
-        "wine",
-        _sklearn("wine"),
-        WINE_BOUNDS,
-        test_fraction,
-        seed,
-        "Features scaled by WINE_BOUNDS.",
     )
 
 
@@ -391,12 +342,23 @@ def quadratic_data(
     )
 
 
+# Digits: 1797 images of 8 x 8 pixels. Breast cancer: 569 records of 30 features, two
+# classes. Wine: 178 records of 13 features, three classes.
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
     {
-        "digits": digits,
-        "digits_4x4": digits_4x4,
-        "breast_cancer": breast_cancer,
-        "wine": wine,
+        name: functools.partial(_classification, name, bounds, note)
+        for name, bounds, note in (
+            ("digits", DIGITS_BOUNDS, "Pixels divided by 16."),
+            ("digits_4x4", DIGITS_BOUNDS, "Means of 2 x 2 pixels, divided by 16."),
+            (
+                "breast_cancer",
+                BREAST_CANCER_BOUNDS,
+                "Features scaled by BREAST_CANCER_BOUNDS.",
+            ),
+            ("wine", WINE_BOUNDS, "Features scaled by WINE_BOUNDS."),
+        )
+    }
+    | {
         "diabetes": diabetes,
     }
     | {

@@ -6,13 +6,10 @@ The one exception is :func:`private_gap`, which adds noise and states its guaran
 """
 
 from jaxdp.metrics.duality_gap import duality_gap as duality_gap
-from jaxdp.metrics.goldstein import GoldsteinNorm as GoldsteinNorm
 from jaxdp.metrics.goldstein import (
     componentwise_goldstein_norm as componentwise_goldstein_norm,
 )
 from jaxdp.metrics.goldstein import goldstein_norm as goldstein_norm
-from jaxdp.metrics.second_order import SospAlpha as SospAlpha
 from jaxdp.metrics.second_order import sosp_alpha as sosp_alpha
 from jaxdp.metrics.second_order import sosp_alpha_of as sosp_alpha_of
-from jaxdp.saddle.private_gap import PrivateGap as PrivateGap
 from jaxdp.saddle.private_gap import private_gap as private_gap

@@ -20,11 +20,7 @@ from jaxdp.models.groups import Grouped as Grouped
 from jaxdp.models.groups import group_errors as group_errors
 from jaxdp.models.groups import grouped as grouped
 from jaxdp.models.groups import worst_group as worst_group
-from jaxdp.models.networks import Network as Network
-from jaxdp.models.networks import linear as linear
-from jaxdp.models.networks import mlp as mlp
 from jaxdp.models.networks import network_for as network_for
-from jaxdp.models.networks import residual_stack as residual_stack
 from jaxdp.models.nonsmooth import max_of_linear as max_of_linear
 from jaxdp.models.nonsmooth import mean_gradient_fn as mean_gradient_fn
 from jaxdp.models.principal import PrincipalDirections as PrincipalDirections

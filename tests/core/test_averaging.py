@@ -10,8 +10,9 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import Keys, models, plans, sampling
+from jaxdp import Keys, plans, sampling
 from jaxdp.core.averaging import polyak_average, polyak_output
+from jaxdp.models import networks
 
 PARAMS = {"w": jnp.asarray([1.0, -2.0, 3.0]), "b": jnp.asarray(0.5)}
 STEPS = [jax.tree.map(lambda p, t=t: 0.1 * (t + 1) * p, PARAMS) for t in range(7)]
@@ -94,7 +95,7 @@ def run() -> Any:
     """fit on a small linear model, with an average over the last 6 of 23 steps."""
     x = jax.random.normal(jax.random.key(0), (40, 5))
     y = (x[:, 0] > 0).astype(jnp.int32)
-    network = models.linear(5, 2)
+    network = networks.linear(5, 2)
     plan = plans.DPZero(
         num_examples=40,
         num_steps=23,

@@ -11,17 +11,18 @@ import pytest
 
 import jaxdp
 from bench import problems
-from jaxdp import models, plans, sampling, training
+from jaxdp import plans, sampling, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.dpzero import theorems
 from jaxdp.kernels import sphere
+from jaxdp.models.networks import residual_stack
 
 pytestmark = pytest.mark.slow
 
 # --- memory ------------------------------------------------------------------------
 
 
-NETWORK = models.residual_stack(128, 10, width=128, num_layers=24)
+NETWORK = residual_stack(128, 10, width=128, num_layers=24)
 PARAMS = jax.eval_shape(NETWORK.init, jax.random.key(0))
 SIZE = sum(4 * leaf.size for leaf in jax.tree.leaves(PARAMS))
 ROWS = (

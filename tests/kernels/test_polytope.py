@@ -1,4 +1,4 @@
-"""Polytopes by hand: points, gradients by the weights."""
+"""Polytopes by hand: points, and gradients by the weights."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,7 @@ SQUARE = np.asarray([[0, 0], [2, 0], [2, 1], [0, 1]], np.float32)
 CASES = [
     (Simplex(3), np.eye(3)),
     (Simplex(1), np.eye(1)),
-    (
-        L1Ball(2, 1.5),
-        np.asarray([[1.5, 0], [0, 1.5], [-1.5, 0], [0, -1.5]]),
-    ),
+    (L1Ball(2, 1.5), np.asarray([[1.5, 0], [0, 1.5], [-1.5, 0], [0, -1.5]])),
     (Polytope(SQUARE), SQUARE),
     (Polytope(np.asarray([[1, 2, 3]])), np.asarray([[1, 2, 3]])),
 ]

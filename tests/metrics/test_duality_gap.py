@@ -18,6 +18,7 @@ from jaxdp.core.keys import exact_noise_secret
 from jaxdp.kernels.polytope import L1Ball, Polytope
 from jaxdp.models.games import Game
 from jaxdp.saddle.oracles import Problem
+from jaxdp.saddle.private_gap import PrivateGap
 
 GAMES = (
     models.rock_paper_scissors(10),
@@ -182,7 +183,7 @@ def released(
     noise_multiplier: float = 1e-6,
     relation: Any = "replace_one",
     **changes: Any,
-) -> metrics.PrivateGap:
+) -> PrivateGap:
     """Next to no noise: at most 20 of the 2**20 units of the sensitivity."""
     batch = (jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
     kwargs = {"num_examples": len(batch[0])} | CLIP | changes

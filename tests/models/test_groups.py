@@ -11,6 +11,7 @@ import pytest
 from jaxdp import models
 from jaxdp.data.datasets import DIABETES_BOUNDS
 from jaxdp.models import groups
+from jaxdp.models.networks import Network
 from jaxdp.saddle.oracles import Bound
 
 P = (0.2, 0.5, 0.3)
@@ -131,7 +132,7 @@ def test_group_errors_are_shares_of_wrong_records() -> None:
 
 
 @pytest.fixture(scope="module")
-def game() -> tuple[models.Dataset, models.Network, groups.WorstGroup]:
+def game() -> tuple[models.Dataset, Network, groups.WorstGroup]:
     dataset = small()
     network = models.network_for(dataset)
     shapes = jax.eval_shape(network.init, jax.random.key(0))

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from jaxdp import models
+from jaxdp.models import networks
 from jaxdp.models.losses import hinge
 from jaxdp.models.modules import identity_at, is_stacked
 from jaxdp.models.networks import (
     NETWORKS,
     mlp_loss,
     mlp_squared_error,
+    residual_stack,
     residual_stack_loss,
 )
 
@@ -179,7 +181,7 @@ def test_hinge_at_its_kink_and_its_ends():
 
 def test_more_than_ten_layers_keep_their_order():
     widths = tuple(range(2, 13))  # all different: another order has no shapes
-    network = models.mlp(D, CLASSES, hidden=widths)
+    network = networks.mlp(D, CLASSES, hidden=widths)
     params = jax.eval_shape(network.init, jax.eval_shape(lambda: jax.random.key(0)))
     assert len(params) == 12
     losses = jax.eval_shape(
@@ -197,15 +199,15 @@ def test_stacked_leaves_have_a_layer_axis():
 
 
 def test_initial_parameters():
-    zero = models.linear(D, CLASSES).init(jax.random.key(0))
+    zero = networks.linear(D, CLASSES).init(jax.random.key(0))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(zero))
-    network = models.linear(200, 50, output_scale=0.1)
+    network = networks.linear(200, 50, output_scale=0.1)
     kernels = [network.init(jax.random.key(s))["Dense_0"]["kernel"] for s in (0, 0, 1)]
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert not np.array_equal(kernels[0], kernels[2])
     # 10^4 draws: the deviation within 5.4 standard errors (failure below 1e-7).
     assert abs(np.std(kernels[0]) / 0.1 - 1) < 5.4 / (2 * 1e4) ** 0.5
-    start = models.mlp(D, CLASSES)
+    start = networks.mlp(D, CLASSES)
     losses = jax.jit(start.value_fn)(start.init(jax.random.key(0)), (X, LABELS))
     np.testing.assert_allclose(losses, np.log(CLASSES), rtol=1e-6)
 
@@ -227,16 +229,19 @@ def test_refuses():
     digits = models.load("digits")
     quadratic = models.load("quadratic_identity", num_examples=2, dim=2)
     for call, message in [
-        (lambda: models.linear(0, 3), "num_features must be"),
-        (lambda: models.linear(4, 1), "num_outputs must be at least 2"),
-        (lambda: models.linear(4, 2, task="regression"), "and 1 for regression"),
-        (lambda: models.linear(4, 2, task="x"), "task must be one of"),  # pyright: ignore
-        (lambda: models.linear(4, 2, output_scale=-1.0), "output_scale must be"),
-        (lambda: models.linear(4, 2, loss="x"), "loss must be 'cross_entropy' or"),  # pyright: ignore
-        (lambda: models.mlp(4, loss="hinge", task="regression"), "'squared_error' for"),
+        (lambda: networks.linear(0, 3), "num_features must be"),
+        (lambda: networks.linear(4, 1), "num_outputs must be at least 2"),
+        (lambda: networks.linear(4, 2, task="regression"), "and 1 for regression"),
+        (lambda: networks.linear(4, 2, task="x"), "task must be one of"),  # pyright: ignore
+        (lambda: networks.linear(4, 2, output_scale=-1.0), "output_scale must be"),
+        (lambda: networks.linear(4, 2, loss="x"), "loss must be 'cross_entropy' or"),  # pyright: ignore
+        (
+            lambda: networks.mlp(4, loss="hinge", task="regression"),
+            "'squared_error' for",
+        ),
         (lambda: models.network_for(digits, loss="squared_error"), "loss must be"),
-        (lambda: models.mlp(4, 2, hidden=(0,)), "hidden must be"),
-        (lambda: models.residual_stack(4, 2, num_layers=0), "num_layers must be"),
+        (lambda: networks.mlp(4, 2, hidden=(0,)), "hidden must be"),
+        (lambda: residual_stack(4, 2, num_layers=0), "num_layers must be"),
         (lambda: models.network_for(digits, "cnn"), "name must be one of 'linear'"),
         (lambda: models.network_for(digits, "linear", hidden=()), "no option 'hidden'"),
         (lambda: models.network_for(digits, "mlp", task="x"), "no option 'task'"),

@@ -14,8 +14,9 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import Keys, models, plans, sampling, training
+from jaxdp import Keys, plans, sampling, training
 from jaxdp.core import keys as keys_lib
+from jaxdp.models import networks
 from jaxdp.training import preparing
 
 N, D = 60, 6
@@ -43,9 +44,9 @@ def make_plan(**changes: Any) -> plans.DPZero:
 def network(name: str) -> tuple[Any, Any]:
     """Initial params and loss of the linear model or the MLP: one loss, one program."""
     net = (
-        models.linear(num_outputs=2, num_features=D)
+        networks.linear(num_outputs=2, num_features=D)
         if name == "linear"
-        else models.mlp(num_outputs=2, num_features=D, hidden=(8,))
+        else networks.mlp(num_outputs=2, num_features=D, hidden=(8,))
     )
     return net.init(jax.random.key(1)), net.value_fn
 
