@@ -16,6 +16,7 @@ from jaxdp.cli.task import Chosen, Task, dataset_of
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
 from jaxdp.kernels import stretch
+from jaxdp.metrics.second_order import SospAlpha
 from jaxdp.sosp.theory import design
 
 MODEL = "factorization"
@@ -248,10 +249,10 @@ def _check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
 
 def _alpha_fn(
     problem: models.PrincipalDirections, public: np.ndarray
-) -> Callable[[Any], metrics.SospAlpha]:
+) -> Callable[[Any], SospAlpha]:
     rho = problem.constants.hessian_lipschitz
 
-    def alpha(params: Any) -> metrics.SospAlpha:
+    def alpha(params: Any) -> SospAlpha:
         return metrics.sosp_alpha(problem.value_fn, params, (public,), rho)
 
     return alpha
@@ -261,7 +262,7 @@ def _alpha_fn(
 
 
 def report(
-    alpha_fn: Callable[[Any], metrics.SospAlpha],
+    alpha_fn: Callable[[Any], SospAlpha],
     plan: plans.SOSP,
     start: Any,
     found: Any,

@@ -266,7 +266,7 @@ def _cutting_planes(
         if total < upper:
             upper, best = total, point
         scale = abs(reference) + abs(total) + np.max(np.abs(constants), initial=0)
-        _check("weak_convexity", weak_convexity, lower - upper, scale)
+        _check("weak_convexity", weak_convexity, float(lower - upper), float(scale))
         constant = value - reference - (gradient + weak_convexity / 2 * point) @ point
         slopes = np.vstack([slopes, gradient + weak_convexity * point])
         constants = np.append(constants, constant)

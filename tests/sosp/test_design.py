@@ -318,6 +318,8 @@ def test_a_plan_keeps_a_design_that_it_fulfils() -> None:
     """Its noise exceeds the promise's by what the integer sampler costs, and no more."""
     budget = {"epsilon": 2.0, "delta": 1e-6}
     plan = plans.SOSP.certified(**COMMON, accuracy=0.06)
+    assert plan.theorem is not None
+    assert plan.noise_multiplier is not None
     promised = plan.theorem.promise.noise_multiplier
     assert (
         promised < plan.noise_multiplier <= promised * ideal_factor(plan) * (1 + 1e-6)

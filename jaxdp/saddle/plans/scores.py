@@ -253,7 +253,8 @@ class VertexSamplingPlan(Plan):
         return tuple(points) if len(points) > 1 else points[0]
 
     def spent(self, num_steps: int) -> accounting.Epsilon:
-        return dataclasses.replace(self, num_steps=num_steps).epsilon()
+        plan: Any = self  # Every subclass is a dataclass.
+        return dataclasses.replace(plan, num_steps=num_steps).epsilon()
 
     def mechanism(self) -> dict[str, Any]:
         steps = dict(zip(self.step_size_fields, self.step_sizes, strict=True))
