@@ -18,10 +18,10 @@ from jaxdp.auditing import (
     vertices,
 )
 from jaxdp.core import validate
-from jaxdp.mechanism.correlated_plan import CorrelatedPlan
 from jaxdp.mechanism.plan import Plan
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.o2nc.plan import O2NC
+from jaxdp.o2nc.prefix_sum_plan import PrefixSum
 from jaxdp.saddle.plans import Saddle, SaddleBiasReduced, SyntheticData
 from jaxdp.sampling import MultiPassRestarts
 from jaxdp.sosp.plan import SOSP
@@ -303,7 +303,7 @@ def _accounted(
             "plan must have noise to be audited, got noise_multiplier = "
             f"{plan.noise_multiplier!r}"
         )
-    if isinstance(plan, CorrelatedPlan) and not isinstance(plan, O2NC):
+    if isinstance(plan, PrefixSum):
         raise ValueError(
             "plan must make its own releases to be audited, got "
             f"{type(plan).__name__}, whose updates come from elsewhere"

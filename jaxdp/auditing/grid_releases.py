@@ -242,7 +242,9 @@ def _dpzero(plan: Any, public: Keys) -> _Mechanism:
     readings = {"slopes": _Reading(plan.grid_noise_std, unit)}
     if plan.clip_tuning is not None:
         unit = _factor(0.5, bits, plan.normalizer)
-        readings["count of clip tuning"] = _Reading(plan.grid_count_std, unit)
+        readings["count of clip tuning"] = _Reading(
+            plan.numbers.count_grid.noise_std, unit
+        )
 
     def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, jax.Array]:
         keys = simulation.run_keys(plan, own, public)

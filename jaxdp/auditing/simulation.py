@@ -239,18 +239,6 @@ def batch_of(
 make_keys = jax.jit(jax.vmap(Keys.insecure))
 
 
-class _Remembering:
-    """Proxy of a plan that caches its attributes: a digest costs as much as a draw."""
-
-    def __init__(self, plan: SumPlan):
-        self._plan = plan
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._plan, name)
-        setattr(self, name, value)
-        return value
-
-
 def noise_tables(
     plan: Any, seeds: np.ndarray, own: Keys, public: Keys
 ) -> np.ndarray | None:
@@ -268,9 +256,8 @@ def _tables(
     plan: SumPlan, seeds: np.ndarray, words: np.ndarray, public: Keys
 ) -> np.ndarray:
     """Draws every run's Laplace noise, int32 (n, T, R), from its ``noise_words`` (n, 8)."""
-    numbers: Any = _Remembering(plan)
     keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
-    draw = functools.partial(laplace_noise, numbers, name=plan.family)
+    draw = functools.partial(laplace_noise, plan.numbers, name=plan.family)
     tables = np.stack([draw(dataclasses.replace(keys, noise_words=w)) for w in words])
     # The other secret roots were the first run's: see that nothing comes from them.
     own = run_keys(plan, Keys.insecure(int(seeds[-1])), public)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any, ClassVar, Self, get_args
 
 import optax
@@ -16,6 +17,7 @@ from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation, Run
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.laws import LAWS, Noise
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
@@ -32,11 +34,20 @@ class Plan:
     sampling: sampling.AnySampler  # which records a step reads
     relation: Relation
     delta: float | None
+    noise: Noise = "discrete"  # law of the noise
+    smoothing_radius: float = 0.0  # of perturbations at which losses are evaluated
+    share_directions: bool = True  # between the records of a batch
 
     family: ClassVar[str]
-    #: Whether the releases of a step are few enough to be logged, so that the log alone
-    #: rebuilds the parameters.
-    replayable: ClassVar[bool] = False
+    #: Function of (state, params) that gives the result of a run; None: the last iterate.
+    point: ClassVar[Callable[[Any, Any], Any] | None] = None
+    #: Function of (numbers, direction root) that gives the transformation which replays a
+    #: run, where the releases of a step are few enough to be logged; else None.
+    replayed: ClassVar[Callable[..., Any] | None] = None
+    #: Function of dim that gives the perturbation, where it is not along a direction.
+    perturbed: ClassVar[Callable[..., Perturbation] | None] = None
+    #: Properties that a table shows last.
+    extras: ClassVar[tuple[str, ...]] = ()
     #: Why the log of another plan does not rebuild them: what its releases are.
     unlogged: ClassVar[str] = "are as large as the parameters"
     #: Whether it draws directions, so that leaves of layers may be declared.
@@ -65,7 +76,8 @@ class Plan:
         return dataclasses.fields(subclass)
 
     def _check_delta(self, delta: float) -> None:
-        validate.probability(delta=delta)
+        if delta != 0 or not LAWS[self.noise].exact:
+            validate.probability(delta=delta)
 
     def _coerce(self) -> None:
         """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
@@ -187,12 +199,12 @@ class Plan:
 
         A loss could then let one record reach another's, which ``fit`` checks.
         """
-        return self.draws_directions
+        return self.draws_directions and self.share_directions
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        size = self.sampling.rows(self.num_examples)
-        return (Phase("step", 1, size),)
+        """Phases of a period, by the shape of their batches."""
+        return self.sampling.phases_of(self.num_examples)
 
     @property
     def run(self) -> Run:
@@ -211,6 +223,16 @@ class Plan:
             self.digest,
         )
 
+    @property
+    def numbers(self) -> Any:
+        """Frozen numbers that the transformation or algorithm reads."""
+        raise NotImplementedError
+
+    @property
+    def replayable(self) -> bool:
+        """True if a run's log alone rebuilds the parameters."""
+        return self.replayed is not None
+
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
@@ -223,7 +245,8 @@ class Plan:
 
     def returned(self, state: Any, params: Any) -> Any:
         """Returns the result of a run, given its state and the last iterate."""
-        return params
+        point = type(self).point
+        return params if point is None else point(state, params)
 
     def shown(self, state: Any, params: Any) -> Any:
         """Returns the public value that a callback is shown during a run."""
@@ -239,8 +262,10 @@ class Plan:
 
     def perturbation(self, dim: int) -> Perturbation:
         """Returns size and kind of the parameter perturbation; radius 0 means none."""
-        del dim  # Of plans whose radius is the distance of the points.
-        return Perturbation(0.0)
+        if self.perturbed is not None:
+            return self.perturbed(dim)
+        # 0 of plans whose radius is the distance of the points.
+        return Perturbation(self.smoothing_radius)
 
     def replay(
         self, direction: Any, **kwargs: Any
@@ -254,6 +279,9 @@ class Plan:
         Raises:
           ValueError: the plan is not ``replayable``.
         """
+        replayed = type(self).replayed
+        if replayed is not None:
+            return replayed(self.numbers, direction, **kwargs)
         raise ValueError(
             f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
             f"releases {self.unlogged} and are not logged"
@@ -304,7 +332,16 @@ class Plan:
         """Returns (name, value) of every number of the plan, for tables."""
         out = [("plan", type(self).__name__)]
         out += [(f.name, f"{getattr(self, f.name)}") for f in self._fields()]
-        return out
+        derived = self._derived()
+        out += [(name, f"{value:.6g}") for name, value in derived]
+        if derived and self.delta is not None:
+            spent = self.epsilon()
+            out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
+        return out + [(name, f"{getattr(self, name):.6g}") for name in self.extras]
+
+    def _derived(self) -> list[tuple[str, float]]:
+        """Returns names and values of what follows from the noise; none without it."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.rows())

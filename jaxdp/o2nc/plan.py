@@ -1,6 +1,7 @@
 """The plan of private online-to-non-convex conversion."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Self
 
@@ -10,10 +11,15 @@ from jaxdp import accounting
 from jaxdp.accounting import lattice
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Relation
+from jaxdp.core.types import Perturbation, Relation
+from jaxdp.kernels import smoothed_gradient
+from jaxdp.mechanism import blt
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
 from jaxdp.o2nc import conversion as driver
+from jaxdp.o2nc import releases
 from jaxdp.o2nc.gradient import private_oracle
-from jaxdp.o2nc.releases import OracleReleases
+from jaxdp.o2nc.oracle import IncrementNumbers
 from jaxdp.o2nc.theory import bounds, design, estimators, theorems
 from jaxdp.o2nc.theory import recommend as recommendations
 from jaxdp.o2nc.theory.settings import Settings, read
@@ -21,7 +27,7 @@ from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class O2NC(OracleReleases):
+class O2NC(SumPlan):
     r"""Plan for a Goldstein-stationary point of a nonsmooth loss, in one or many passes.
 
     An oracle releases how a smoothed gradient changes from query to query and restarts
@@ -71,6 +77,10 @@ class O2NC(OracleReleases):
       reset: whether the learner starts from zero in each window.
       skip_last_query: whether a window's last query is not asked: with ``reset`` nothing
         depends on its gradient.
+      prefix_noise: of a single pass, the name of the noise's matrix C, one of
+        ``jaxdp.kernels.prefix_noise.NAMES``; of several passes ``"independent"``.
+      blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
+        :meth:`with_optimised_noise`.
       theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what they
         promise. None elsewhere, and where a number was changed since.
 
@@ -81,6 +91,18 @@ class O2NC(OracleReleases):
       <https://arxiv.org/abs/2410.05880>`_, 2025.
     """
 
+    sampling: SinglePassRestarts | MultiPassRestarts  # pyright: ignore[reportIncompatibleVariableOverride]
+    prefix_noise: str = "blt_3"
+    blt_numbers: blt.BLTNumbers | None = None
+    restart_l2_clip_norm: float
+    smoothing_radius: float
+    max_step: float
+    oracle: bounds.Oracle = "zeroth_order"
+    num_directions: int = 1
+    direction: bounds.Direction = "orthonormal"
+    difference: bounds.Difference = "antithetic"
+    share_directions: bool = False
+    scale_with_movement: bool = False
     window: int
     learning_rate: float | None = None
     reset: bool = True
@@ -90,10 +112,13 @@ class O2NC(OracleReleases):
     family: ClassVar[str] = "o2nc"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
+    samplers: ClassVar[tuple[type, ...]] = (SinglePassRestarts, MultiPassRestarts)
     nested: ClassVar[dict[str, Any]] = {
-        **OracleReleases.nested,
+        "blt_numbers": blt.BLTNumbers,
         "theorem": read,
     }
+    extras: ClassVar[tuple[str, ...]] = ("goldstein_radius",)
+    point = staticmethod(driver.o2nc_output)
 
     def __post_init__(self) -> None:
         for name in ("reset", "skip_last_query"):
@@ -107,14 +132,52 @@ class O2NC(OracleReleases):
                 "skip_last_query must be False where reset is False, got True: the next "
                 "window's first increment depends on that query"
             )
+        validate.instance(self.samplers, sampling=self.sampling)
+        releases.check(self)
         super().__post_init__()
         if self.theorem is not None and not self._keeps(self.theorem):
             object.__setattr__(self, "theorem", None)
 
+    def perturbed(self, dim: int) -> Perturbation:
+        """Returns the perturbation of points by a vector in a ball."""
+        return Perturbation(
+            self.smoothing_radius,
+            share=smoothed_gradient.scale(1.0, dim),
+            differences=self.oracle != "first_order",
+            may_be_zero=False,
+        )
+
     @property
-    def evaluates_batches(self) -> bool:
-        """True if records share directions; else every record is evaluated alone."""
-        return self.share_directions
+    def multi_pass(self) -> bool:
+        """True if every step may read every record."""
+        return isinstance(self.sampling, MultiPassRestarts)
+
+    def _sums(self) -> CorrelatedSums | WeighedSums:
+        return releases.sums_of(self)
+
+    @functools.cached_property
+    def numbers(self) -> IncrementNumbers:
+        noise = self._correlated(self.num_steps)
+        return IncrementNumbers(noise, **_picked(self, IncrementNumbers))
+
+    @functools.cached_property
+    def driver(self) -> driver.DriverNumbers:
+        """Frozen numbers that the conversion reads; with or without noise."""
+        return driver.DriverNumbers(self.run, **_picked(self, driver.DriverNumbers))
+
+    def with_optimised_noise(self, num_buffers: int = 3) -> Self:
+        """Returns the same plan with a buffered Toeplitz C optimised for its period.
+
+        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
+        guarantee stays: the noise follows from C.
+
+        Args:
+          num_buffers: 1, 2 or 3.
+
+        Raises:
+          ImportError: ``jax_privacy`` is not installed.
+        """
+        return blt.with_optimised_noise(self, num_buffers)
 
     def _keeps(self, found: Settings) -> bool:
         """Returns True if ``found`` still describes this plan, with no more noise."""
@@ -364,9 +427,6 @@ class O2NC(OracleReleases):
         reach = bounds.window_radius(self.window, self.reset) * self.max_step
         return float(reach) + self.smoothing_radius
 
-    def rows(self) -> list[tuple[str, str]]:
-        return [*super().rows(), ("goldstein_radius", f"{self.goldstein_radius:.6g}")]
-
     @property
     def num_windows(self) -> int:
         """Number of complete windows, all equally likely to be returned."""
@@ -379,8 +439,11 @@ class O2NC(OracleReleases):
         oracle = private_oracle(self, keys, **kwargs)
         return driver.conversion(oracle, driver.o2nc(self, keys))
 
-    def returned(self, state: Any, params: Any) -> Any:
-        return driver.o2nc_output(state, params)
+
+def _picked(plan: O2NC, kind: Any) -> dict[str, Any]:
+    """Returns the fields of a plan that a tuple of numbers has as well."""
+    fields = {field.name for field in dataclasses.fields(plan)}
+    return {name: getattr(plan, name) for name in kind._fields if name in fields}
 
 
 def _sampler(found: Settings) -> SinglePassRestarts | MultiPassRestarts:

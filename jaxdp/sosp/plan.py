@@ -396,18 +396,12 @@ class SOSP(RolesPlan):
             "escapes": int(state.escapes),
         }
 
-    def rows(self) -> list[tuple[str, str]]:
-        out = super().rows()
+    def _derived(self) -> list[tuple[str, float]]:
         if self.noise_multiplier is None:
-            return out
-        out.append(("refresh_noise_std", f"{self.refresh_noise_std:.6g}"))
-        out.append(("difference_noise_std", f"{self.difference_noise_std:.6g}"))
-        if self.escape_steps is not None:
-            out.append(("escape_std", f"{self.escape_std:.6g}"))
-        if self.delta is not None:
-            spent = self.epsilon()
-            out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
-        return out
+            return []
+        names = ["refresh_noise_std", "difference_noise_std"]
+        names += ["escape_std"] * (self.escape_steps is not None)
+        return [(name, getattr(self, name)) for name in names]
 
 
 _RANKS = {

@@ -7,7 +7,7 @@ from jaxdp import accounting
 from jaxdp.core.types import Grid, ProductGrid, TrackedGrid
 from jaxdp.kernels import clip, stretch
 from jaxdp.kernels import prefix_noise as noises
-from jaxdp.mechanism import correlated_plan
+from jaxdp.mechanism import sums
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import AdaptiveCursor
 from jaxdp.sosp import hessian as oracles
@@ -178,7 +178,7 @@ class RolesPlan(Plan):
         node = self._noise * self._moves * longest
         bits = _bits("difference", node * self.correlation.largest_norm())
         std = math.ceil(node * 2**bits * _MORE)
-        correlated_plan.check_fine(self.correlation, std, self.noise_multiplier)
+        sums.check_fine(self.correlation, std, self.noise_multiplier)
         return Grid(1 / self.difference_batch_rate, bits, 1.0, std)
 
     @property

@@ -259,14 +259,9 @@ class VertexSamplingPlan(Plan):
     def shown(self, state: Any, params: Any) -> Any:
         return self.returned(state, params)
 
-    def rows(self) -> list[tuple[str, str]]:
-        out = super().rows()
-        if getattr(self, self.steps[0]) is not None:
-            out.append(("rho", f"{self.rho:.6g}"))
-            if self.delta is not None:
-                spent = self.epsilon()
-                out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
-        return out
+    def _derived(self) -> list[tuple[str, float]]:
+        known = getattr(self, self.steps[0]) is not None
+        return [("rho", self.rho)] if known else []
 
 
 def proportion(dim: int, clip: float) -> float:
