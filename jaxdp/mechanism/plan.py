@@ -21,6 +21,8 @@ from jaxdp.mechanism.laws import LAWS, Noise
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
+#: Number of the format of plan files; texts without a number are of the first.
+FORMAT = 1
 
 
 class Plan:
@@ -305,6 +307,10 @@ class Plan:
             fields[field.name] = _written(value)
         return json.dumps(fields, indent=2, allow_nan=False)
 
+    def file_text(self) -> str:
+        """Returns the text of a plan file: :meth:`to_json` and the number of its format."""
+        return json.dumps({"format": FORMAT, **json.loads(self.to_json())}, indent=2)
+
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Reads a plan from the JSON that :meth:`to_json` wrote.
@@ -365,11 +371,17 @@ def from_json(text: str) -> Plan:
     """Reads a plan from the JSON that ``to_json`` wrote.
 
     Raises:
-      ValueError: not JSON of a plan, an unknown plan or sampler, or fields that are
-        missing, unknown or out of range.
+      ValueError: not JSON of a plan, an unknown plan or sampler, fields that are
+        missing, unknown or out of range, or a format that is newer than this library's.
     """
     try:
         fields = json.loads(text)
+        version = fields.pop("format", FORMAT)
+        if type(version) is not int or not 1 <= version <= FORMAT:
+            raise ValueError(
+                f"format must be an integer from 1 to {FORMAT}, got {version!r}: the plan "
+                "was written by a newer version of jaxdp"
+            )
         kind = _PLANS[fields.pop("plan")]
         if "sampling" in fields:
             chosen = fields["sampling"]

@@ -269,7 +269,7 @@ def create(
     attempt = {"salt": "", "same": program.conditions(key, data)}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
     ledger = ledger_lib.Ledger.create(
-        folder, plan=plan.to_json(), header=header, secret=hidden
+        folder, plan=plan.file_text(), header=header, secret=hidden
     )
     return Recorder(ledger, run, replayable=plan.replayable)
 
