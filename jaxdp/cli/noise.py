@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp import plans
-from jaxdp.mechanism.sums import Sums
+from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
 
 
 def said(plan: Any) -> str:
@@ -20,13 +20,17 @@ def said(plan: Any) -> str:
 
 def _averaged(plan: Any) -> str:
     """Describes the sums or means that the noise is added to."""
-    if isinstance(plan.sums, Sums):
+    if not _is_of_means(plan):
         return f"sums of {plan.normalizer:.5g} records"
     sizes = " or ".join(str(size) for _, size in plan.clips.values())
     means = f"means of {sizes} records{_slopes(plan)}"
     if plan.noise_period == 1:
         return means
     return f"{means}, correlated over {plan.noise_period} steps ({plan.prefix_noise})"
+
+
+def _is_of_means(plan: Any) -> bool:
+    return isinstance(getattr(plan, "sums", None), CorrelatedSums | WeighedSums)
 
 
 def _slopes(plan: Any) -> str:
@@ -61,7 +65,7 @@ def of_steps(plan: Any) -> float | np.ndarray:
     For the scalar oracle it is that of the coordinates of the gradient made of slopes.
     Where bound and noise follow how far a step moved, it is that of the longest move.
     """
-    if isinstance(plan.sums, Sums):
+    if not _is_of_means(plan):
         return plan.noise_std
     of_phases = [np.full(p.num_steps, plan.step_std(p.name)) for p in plan.phases]
     of_period = np.concatenate(of_phases) * plan.correlation.increment_norms()
@@ -80,6 +84,6 @@ def released(plan: Any) -> str:
     """Describes the releases of a step."""
     if _is_scalar(plan):
         return "gradient, made of slopes"
-    if isinstance(plan.sums, Sums) or plan.noise_period == 1:
+    if not _is_of_means(plan) or plan.noise_period == 1:
         return "gradient"
     return "gradient or its change"
