@@ -51,6 +51,22 @@ class _Mechanism:
         """Sensitivity of a sum over the clip."""
         return accounting.sensitivity(self.relation, 1.0)
 
+    def _equal(
+        self,
+        law: laws.Law = laws.LAWS["discrete"],
+        numbers: int = accounting.MAX_NUMBERS,
+    ) -> accounting.Guarantee:
+        """Returns the guarantee of steps that all have the same noise."""
+        ideal = laws.guarantee(
+            law,
+            self.sampling,
+            self.relation,
+            num_examples=self.num_examples,
+            num_steps=self.num_steps,
+            noise_multiplier=self.noise,
+        )
+        return ideal if law.exact else self._drawn(ideal, self.noise, numbers)
+
     def _drawn(
         self,
         ideal: accounting.Guarantee,
@@ -178,15 +194,7 @@ class Sums(_Mechanism):
     @property
     def guarantee(self) -> accounting.Guarantee:
         """Event of all releases, and its relation."""
-        ideal = laws.guarantee(
-            self.law,
-            self.sampling,
-            self.relation,
-            num_examples=self.num_examples,
-            num_steps=self.num_steps,
-            noise_multiplier=self.noise,
-        )
-        return ideal if self.law.exact else self._drawn(ideal, self.noise, self.numbers)
+        return self._equal(self.law, self.numbers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,15 +335,7 @@ class CorrelatedSums(_Means):
     @property
     def guarantee(self) -> accounting.Guarantee:
         """Event of all releases, and its relation."""
-        ideal = laws.guarantee(
-            laws.LAWS["discrete"],
-            self.sampling,
-            self.relation,
-            num_examples=self.num_examples,
-            num_steps=self.num_steps,
-            noise_multiplier=self.noise,
-        )
-        return self._drawn(ideal, self.noise)
+        return self._equal()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
