@@ -46,11 +46,11 @@ def estimates(
         restart_l2_clip_norm=math.inf,
         l2_clip_norm=math.inf,
     )
-    size = variance_reduced.release_size(free, of.dim)
+    size = variance_reduced.release_size(free.numbers, of.dim)
 
     def one(record: Any, place: jax.Array) -> jax.Array:
         found = variance_reduced.release_increment(
-            free,
+            free.numbers,
             of.value_fn,
             x,
             previous,

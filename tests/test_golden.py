@@ -36,6 +36,24 @@ def test_a_stored_plan_means_what_it_did(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", STORED)
+def test_a_plan_file_has_its_format(name: str) -> None:
+    """It is read with the number and without, and is in no digest."""
+    known = STORED[name]
+    plan = plans.from_json(known["plan"])
+    text = plan.file_text()
+    assert json.loads(text) == {"format": 1, **json.loads(known["plan"])}
+    assert plans.from_json(text) == plan
+    assert plans.from_json(text).digest == known["digest"]
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", 1.0, True, None])
+def test_another_format_is_refused(version: Any) -> None:
+    fields = json.loads(next(iter(STORED.values()))["plan"])
+    with pytest.raises(ValueError, match=f"format must be .*, got {version!r}"):
+        plans.from_json(json.dumps({"format": version, **fields}))
+
+
 @pytest.mark.slow  # Seventeen searches, 20 s.
 def test_a_design_chooses_what_it_did() -> None:
     """Floats to 1e-9, for searches end at tolerances."""

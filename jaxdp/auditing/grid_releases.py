@@ -239,7 +239,9 @@ def of_slopes(plan: Any, public: Keys) -> Mechanism:
     clip = None
     if plan.clip_tuning is not None:
         clip, unit = jnp.float32(bound), _factor(0.5, bits, plan.normalizer)
-        readings["count of clip tuning"] = Reading(plan.grid_count_std, unit)
+        readings["count of clip tuning"] = Reading(
+            plan.numbers.count_grid.noise_std, unit
+        )
 
     def build(keys: Keys, table: Any) -> Any:
         return plan.transform(keys, **{} if table is None else {"noise_table": table})

@@ -78,7 +78,7 @@ def _begin(job: Job) -> None:
             language.discard(job.out / MODEL)
         for name in FILES:  # What else an earlier run left.
             (job.out / name).unlink(missing_ok=True)
-        replace(job.out / PLAN, (job.plan.to_json() + "\n").encode())
+        replace(job.out / PLAN, (job.plan.file_text() + "\n").encode())
         language.save_small(job.out / INITIAL, job.params)
     except OSError as error:
         raise UsageError(

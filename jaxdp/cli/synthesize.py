@@ -287,7 +287,7 @@ def write(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
         command.output.parent.mkdir(parents=True, exist_ok=True)
         job.folder.mkdir(parents=True, exist_ok=True)
         replace(command.output, _csv(job, outcome.codes))
-        replace(job.folder / PLAN, (job.plan.to_json() + "\n").encode())
+        replace(job.folder / PLAN, (job.plan.file_text() + "\n").encode())
         record.save_params(job.folder / HISTOGRAM, outcome.histogram)
         _plot(job, command, outcome)
         replace(job.folder / REPORT, train.written(outcome.report, command.timings))

@@ -126,7 +126,7 @@ def _initial(job: Job, command: options.Train) -> Any:
             discard(job.out)
         for name in FILES:  # What else an earlier run left.
             (job.out / name).unlink(missing_ok=True)
-        replace(job.out / PLAN, (job.plan.to_json() + "\n").encode())
+        replace(job.out / PLAN, (job.plan.file_text() + "\n").encode())
         record.save_params(job.out / INITIAL, params)
     except OSError as error:
         raise UsageError(

@@ -9,17 +9,32 @@ import numpy as np
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
-from jaxdp.core.types import PrefixSumPlan
+from jaxdp.core.types import Grid, Run
 from jaxdp.kernels import prefix_noise, threefry
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.kernels.prefix_noise import PrefixNoise
+
+
+class CorrelatedNumbers(NamedTuple):
+    """Frozen numbers of a plan whose noise is correlated over a period."""
+
+    run: Run
+    correlation: PrefixNoise  # of one period
+    grids: dict[str, Grid]  # by the name of a phase
+    steps_per_pass: int  # the noise restarts with each pass
+    noise_multiplier: float
+
+    @property
+    def noisy(self) -> bool:
+        """True if there is any noise."""
+        return any(grid.noise_std for grid in self.grids.values())
 
 
 class Correlated(NamedTuple):
     """State of the correlated noise of later steps. Secret."""
 
     root: jax.Array  # shape=(), key; periods and steps are folded into it
-    state: Any  # of plan.correlation
+    state: Any  # of the noise kernel
 
     SECRET = ("root", "state")
     __repr__ = run_state.hiding_repr
@@ -32,56 +47,46 @@ class Place(NamedTuple):
     at: jax.Array  # shape=(), dtype=int32; step in the period, from 0
 
 
-def begin(plan: PrefixSumPlan, keys: keys_lib.Keys, dim: int) -> Correlated:
+def begin(numbers: CorrelatedNumbers, keys: keys_lib.Keys, dim: int) -> Correlated:
     """Returns the noise before the first step of a run over ``dim`` numbers.
 
     Raises:
       ValueError: so many numbers that the grid would round contributions to zero.
     """
-    for phase in plan.phases:
-        bits = plan.grid(phase.name).bits
+    correlation = numbers.correlation
+    for phase, grid in numbers.grids.items():
+        bits = grid.bits
         if bits is not None and math.sqrt(dim) > 2**bits / 4:
             raise ValueError(
                 f"params must have at most {4 ** (bits - 2)} elements that move under this "
                 f"plan, got {dim}: the noise leaves {bits} bits for one record's "
-                f"contribution to a {phase.name!r} step, and its coordinates would be "
+                f"contribution to a {phase!r} step, and its coordinates would be "
                 "rounded to zero; use smaller batches or less noise"
             )
-        check_rounding(
-            plan.correlation,
-            dim,
-            plan.noise_multiplier or 0.0,
-            plan.grid(phase.name).noise_std,
-        )
-    state = plan.correlation.init(_like(dim))
+        check_rounding(correlation, dim, numbers.noise_multiplier, grid.noise_std)
+    root = run_state.noise_root(numbers.run, keys)
     # Settled, so that period and step can be folded in without a cost in the program.
-    return Correlated(threefry.settled(run_state.noise_root(plan.run, keys)), state)
+    return Correlated(threefry.settled(root), correlation.init(_like(dim)))
 
 
-def place(plan: PrefixSumPlan, count: jax.Array) -> Place:
+def place(numbers: CorrelatedNumbers, count: jax.Array) -> Place:
     """Returns the position of the step after ``count`` steps.
 
-    A new period begins every ``plan.correlation.period`` steps, and with every pass.
+    A new period begins with every period of the noise kernel, and with every pass.
     """
-    period, steps = plan.correlation.period, plan.steps_per_pass
+    period, steps = numbers.correlation.period, numbers.steps_per_pass
     number, step = jnp.divmod(count, np.int32(steps))
     within, at = jnp.divmod(step, np.int32(period))
     return Place(number * np.int32(-(-steps // period)) + within, at)
 
 
 def draw(
-    plan: PrefixSumPlan, noise: Correlated, where: Place, dim: int, phase: str
+    numbers: CorrelatedNumbers, noise: Correlated, where: Place, dim: int, phase: str
 ) -> tuple[Fixed, Correlated]:
     """Draws the noise of one step (dim,), in the units of its phase's noise."""
     key = keys_lib.at_step(noise.root, where.period)  # Drawn anew in every period.
-    drawn, state = increment(
-        plan.correlation,
-        key,
-        noise.state,
-        where.at,
-        _like(dim),
-        plan.grid(phase).noise_std,
-    )
+    kernel, std = numbers.correlation, numbers.grids[phase].noise_std
+    drawn, state = increment(kernel, key, noise.state, where.at, _like(dim), std)
     return drawn, noise._replace(state=state)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 from jaxdp.core import keys as keys_lib
-from jaxdp.core.types import PathPredicate, PrivatePlan, Run
+from jaxdp.core import validate
+from jaxdp.core.types import PathPredicate, Run
 from jaxdp.kernels import finite_difference, lattice_gaussian, threefry
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
@@ -38,18 +39,14 @@ def check_family(plan: Any, family: str) -> None:
         )
 
 
-def check_plan(plan: PrivatePlan, family: str) -> None:
+def check_plan(plan: Any, family: str) -> None:
     """Requires a plan of this family, with noise (which may be zero).
 
     Raises:
       ValueError: a plan of another family, or one without a noise_multiplier.
     """
     check_family(plan, family)
-    if plan.noise_multiplier is None:
-        raise ValueError(
-            "the plan has no noise_multiplier yet: call "
-            ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
-        )
+    validate.has_noise(plan.noise_multiplier)
 
 
 def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:

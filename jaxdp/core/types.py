@@ -5,8 +5,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 
-from jaxdp.kernels.prefix_noise import PrefixNoise
-
 Relation = Literal["replace_one", "zero_out", "add_or_remove"]
 
 #: ``value_fn(params, batch) -> losses (B,)``.
@@ -56,21 +54,6 @@ class Perturbation(NamedTuple):
     may_be_zero: bool = True
 
 
-class Sampler(Protocol):
-    """Interface of the sampler that a batch names as its own: hashable, static."""
-
-    def rows(self, num_examples: int) -> int: ...
-
-
-class ClipTuning(Protocol):
-    """Settings of adaptive clipping to a target quantile of unclipped records."""
-
-    @property
-    def target_unclipped_quantile(self) -> float: ...
-    @property
-    def learning_rate(self) -> float: ...
-
-
 class DataPlan(Protocol):
     """Plan fields that the training loop and every algorithm read."""
 
@@ -81,7 +64,7 @@ class DataPlan(Protocol):
     @property
     def num_steps(self) -> int: ...
     @property
-    def sampling(self) -> Sampler: ...
+    def sampling(self) -> Any: ...
     @property
     def relation(self) -> Relation: ...
     @property
@@ -90,51 +73,6 @@ class DataPlan(Protocol):
     def digest(self) -> str: ...
     @property
     def run(self) -> Run: ...
-
-
-class PrivatePlan(DataPlan, Protocol):
-    """Plan fields that transforms read: clip, noise and normalizer of one sum per step."""
-
-    @property
-    def noise_multiplier(self) -> float | None: ...
-    @property
-    def l2_clip_norm(self) -> float: ...
-    @property
-    def noise(self) -> str: ...
-    @property
-    def normalizer(self) -> float: ...
-    @property
-    def noise_std(self) -> float: ...
-    @property
-    def grid_bits(self) -> int | None: ...
-    @property
-    def grid_noise_std(self) -> int: ...
-    def grid(self, phase: str) -> "Grid": ...
-
-
-class ZerothOrderPlan(PrivatePlan, Protocol):
-    """Plan fields that the zeroth-order transforms read."""
-
-    isotropic: ClassVar[bool]
-
-    @property
-    def smoothing_radius(self) -> float: ...
-    @property
-    def num_directions(self) -> int: ...
-    @property
-    def direction(self) -> str: ...
-    @property
-    def norm_order(self) -> int: ...
-    @property
-    def grid_noise_scale(self) -> int: ...
-    @property
-    def grid_count_std(self) -> int: ...
-    @property
-    def count_grid(self) -> "Grid | None": ...
-    @property
-    def clip_tuning(self) -> ClipTuning | None: ...
-    @property
-    def output(self) -> str: ...
 
 
 class Grid(NamedTuple):
@@ -154,57 +92,3 @@ class Grid(NamedTuple):
         assert self.bits is not None
         units = 2.0**self.bits if self.limit is None else self.limit
         return self.l2_clip_norm / (units * 2.0**self.shift * self.normalizer)
-
-
-class PrefixSumPlan(PrivatePlan, Protocol):
-    """Plan fields of transforms that release increments of noised prefix sums."""
-
-    @property
-    def steps_per_pass(self) -> int: ...
-    @property
-    def correlation(self) -> PrefixNoise: ...
-    def grid(self, phase: str) -> Grid: ...
-
-
-class IncrementPlan(PrefixSumPlan, Protocol):
-    """Plan fields of the O2NC oracles: estimators of a gradient and of its change."""
-
-    @property
-    def oracle(self) -> str: ...
-    @property
-    def max_step(self) -> float: ...
-    @property
-    def scale_with_movement(self) -> bool: ...
-    @property
-    def smoothing_radius(self) -> float: ...
-    @property
-    def num_directions(self) -> int: ...
-    @property
-    def direction(self) -> str: ...
-    @property
-    def difference(self) -> str: ...
-    @property
-    def share_directions(self) -> bool: ...
-
-
-class DriverPlan(Protocol):
-    """Plan fields of online-to-non-convex conversion, without oracle and budget."""
-
-    family: ClassVar[str]
-
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def max_step(self) -> float: ...
-    @property
-    def learning_rate(self) -> float | None: ...
-    @property
-    def window(self) -> int: ...
-    @property
-    def reset(self) -> bool: ...
-    @property
-    def skip_last_query(self) -> bool: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def run(self) -> Run: ...

@@ -77,3 +77,13 @@ def instance(kinds: type | tuple[type, ...], **values: Any) -> None:
                 f"{name} must be a {names}, got {value!r} of type "
                 f"{type(value).__name__}"
             )
+
+
+def has_noise(noise_multiplier: float | None) -> float:
+    """Returns the noise multiplier of a plan; raises ValueError if it has none."""
+    if noise_multiplier is None:
+        raise ValueError(
+            "the plan has no noise_multiplier yet: call "
+            ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
+        )
+    return noise_multiplier

@@ -1,14 +1,16 @@
 """The plan of DP-GD, the first-order baseline."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import optax
 
 from jaxdp.core.keys import Keys
-from jaxdp.dpgd.transform import dpgd
+from jaxdp.dpgd.transform import GradientNumbers, dpgd
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, described
+from jaxdp.mechanism.sums import Sums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,13 @@ class DPGD(SumPlan):
 
     family: ClassVar[str] = "dpgd"
     released: ClassVar[str] = "gradients"
+
+    def _sums(self) -> Sums:
+        return Sums(**self._common(), l2_clip_norm=self.l2_clip_norm)
+
+    @functools.cached_property
+    def numbers(self) -> GradientNumbers:
+        return GradientNumbers(self.run, self.grid("step"))
 
     def transform(
         self, keys: Keys, **kwargs: Any

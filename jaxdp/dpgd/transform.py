@@ -10,10 +10,18 @@ import optax
 from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
-from jaxdp.core.types import PrivatePlan, ValueFn
+from jaxdp.core.types import Grid, Run, ValueFn
 from jaxdp.dpgd import oracle
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
+from jaxdp.mechanism.plan import Plan
+
+
+class GradientNumbers(NamedTuple):
+    """Frozen numbers of a plan that :func:`dpgd` reads."""
+
+    run: Run
+    grid: Grid
 
 
 class DPGDState(NamedTuple):
@@ -36,7 +44,7 @@ class DPGDState(NamedTuple):
 
 
 def dpgd(
-    plan: PrivatePlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     *,
     trainable: run_state.Trainable = None,
@@ -69,10 +77,10 @@ def dpgd(
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "dpgd")
-    root = run_state.noise_root(plan.run, keys)
-    start = run_state.new_horizon(
-        plan.run, private=keys.private and plan.grid_noise_std > 0
-    )
+    numbers: GradientNumbers = plan.numbers
+    run, grid = numbers
+    root = run_state.noise_root(run, keys)
+    start = run_state.new_horizon(run, private=keys.private and grid.noise_std > 0)
 
     def init_fn(params: Any) -> DPGDState:
         run_state.refuse_masked(params, "dpgd")
@@ -99,9 +107,9 @@ def dpgd(
             axis_name, state=state, params=params, batch=batch, mask=mask
         )
         records, kept = sampling.resolve(
-            plan.run, batch, mask, private=keys.private, step=state.horizon.count
+            run, batch, mask, private=keys.private, step=state.horizon.count
         )
-        active, horizon = run_state.advance(plan.run, state.horizon)
+        active, horizon = run_state.advance(run, state.horizon)
         named = jax.tree_util.tree_leaves_with_path(params)
         moves = run_state.moving(params, trainable)
         part = {path_str(p): leaf for p, leaf in named if moves(path_str(p))}
@@ -114,12 +122,12 @@ def dpgd(
         dim = sum(math.prod(jnp.shape(leaf)) for leaf in part.values())
         count = state.horizon.count
         gradient = oracle.release_gradient(
-            plan.grid("step"),
+            grid,
             lambda moved, batch: value_fn(whole(moved), batch),
             part,
             records,
             kept,
-            run_state.gaussian(state.noise, count, dim, plan.grid_noise_std),
+            run_state.gaussian(state.noise, count, dim, grid.noise_std),
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )

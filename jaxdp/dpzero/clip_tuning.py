@@ -46,26 +46,3 @@ class ClipTuning:
             )
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, float(getattr(self, field.name)))
-
-    def sum_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns the noise multiplier of the sum that leaves room for the count.
-
-        Sum and count together then cost one Gaussian release.
-
-        Args:
-          noise_multiplier: m of the pair; the sum's is
-            ``(m**-2 - count_noise_multiplier**-2)**-0.5``.
-
-        Raises:
-          ValueError: the count alone costs as much.
-        """
-        count = self.count_noise_multiplier
-        if noise_multiplier == 0:
-            return 0.0
-        if count <= noise_multiplier:
-            raise ValueError(
-                "count_noise_multiplier must exceed the plan's noise_multiplier = "
-                f"{noise_multiplier:.6g}, which pays for sum and count together, got "
-                f"{count!r}"
-            )
-        return (noise_multiplier**-2 - count**-2) ** -0.5

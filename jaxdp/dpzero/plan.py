@@ -1,176 +1,87 @@
-"""The plans of DPZero and of DPGD-0th."""
+"""The plans of DPZero and of DPGD-0th, whose steps release noised sums of slopes."""
 
 import dataclasses
 import functools
 import math
 from typing import Any, ClassVar, Literal, Self
 
-import jax
 import optax
 
 from jaxdp import sampling
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Grid, Perturbation
 from jaxdp.dpzero import theorems
 from jaxdp.dpzero import transform as transforms
 from jaxdp.dpzero.clip_tuning import ClipTuning
+from jaxdp.dpzero.transform import SlopeNumbers
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.design import Design
-from jaxdp.mechanism.events import Noise
+from jaxdp.mechanism.laws import LAWS, Noise
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, described
+from jaxdp.mechanism.sums import Sums
 
 DirectionLaw = Literal["sphere", "gaussian", "rademacher", "orthonormal"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SlopeSumPlan(SumPlan):
-    r"""Base of the DPZero paper's plans, whose steps release noised sums of slopes.
+def _check(plan: Any) -> None:
+    """Checks what both plans have; an older name of the noise becomes today's."""
+    if plan.noise == "gaussian":
+        object.__setattr__(plan, "noise", "discrete")
+    validate.non_negative(smoothing_radius=plan.smoothing_radius)
+    validate.one_of(plan.laws, direction=plan.direction)
+    validate.one_of(plan.noises, noise=plan.noise)
+    validate.one_of(("last", "random"), output=plan.output)
 
-    Attributes:
-      smoothing_radius: :math:`\lambda` >= 0, in units of the parameters, times a vector of
-        norm about sqrt(d); 0 takes exact directional derivatives, forward-mode.
-      direction: law of the directions.
-      noise: ``"discrete"``, discrete Gaussians. (``"gaussian"``, once float32 noise that
-        leaked the parity of the sum, is taken to mean the same.)
-      output: what a run returns: ``"last"``, the last iterate, or ``"random"``, the
-        paper's iterate before a uniformly random step (free, but no cheaper either).
-      theorem: what :meth:`from_theorem` took the numbers from; None elsewhere. Run such a
-        plan with ``optax.sgd(plan.theorem.learning_rate)``. It also has the theorem's
-        bound, and the noise of the paper's formula, which is only reported.
-    """
 
-    smoothing_radius: float
-    direction: DirectionLaw = "sphere"
-    noise: Noise = "discrete"  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-    output: Literal["last", "random"] = "last"
-    theorem: theorems.Prescription | None = None
+_read = functools.partial(theorems.Prescription.read, {})
 
-    replayable: ClassVar[bool] = True
-    released: ClassVar[str] = "slopes"
-    draws_directions: ClassVar[bool] = True
-    nested: ClassVar[dict[str, Any]] = {
-        "clip_tuning": ClipTuning,
-        "theorem": functools.partial(theorems.Prescription.read, {}),
-    }
-    isotropic: ClassVar[bool]
-    laws: ClassVar[tuple[str, ...]]
-    noises: ClassVar[tuple[Noise, ...]] = ("discrete",)
 
-    def __post_init__(self) -> None:
-        if self.noise == "gaussian":
-            object.__setattr__(self, "noise", "discrete")
-        validate.non_negative(smoothing_radius=self.smoothing_radius)
-        validate.one_of(self.laws, direction=self.direction)
-        validate.one_of(self.noises, noise=self.noise)
-        validate.one_of(("last", "random"), output=self.output)
-        super().__post_init__()
-
-    @classmethod
-    def designed(cls, name: str, **constants: Any) -> Design:
-        """Returns the plan's fields by a theorem, with full batches and without noise.
-
-        Args:
-          name: ``"3"``, ``"3'"`` or ``"F.4"`` for ``DPZero``; ``"1"``, ``"2"``, ``"F.2"``
-            or ``"F.3"`` for ``DPGDZerothOrder``.
-          **constants: of :func:`jaxdp.dpzero.theorems.prescribed`.
-        """
-        found = theorems.prescribed(name, family=cls.family, **constants)
-        return Design(
-            num_examples=constants["num_examples"],
-            num_steps=found.num_steps,
-            relation=constants["relation"],
-            l2_clip_norm=found.l2_clip_norm,
-            smoothing_radius=found.smoothing_radius,
-            direction=constants.get("direction", "sphere"),
-            output=found.output,
-            theorem=found,
-        )
-
-    @classmethod
-    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
-        plan = cls(sampling=sampling.FullBatch(), **design)
-        return plan.calibrate(epsilon=epsilon, delta=delta)
-
-    def perturbation(self, dim: int) -> Perturbation:
-        return Perturbation(self.smoothing_radius)
-
-    @property
-    def num_directions(self) -> int:
-        """Number K of directions per step."""
-        return 1
-
-    @property
-    def numbers_per_step(self) -> int:
+def _slope_sums(plan: Any) -> Sums:
+    tuning: ClipTuning | None = plan.clip_tuning
+    return Sums(
+        **plan._common(),
+        l2_clip_norm=plan.l2_clip_norm,
+        law=LAWS[plan.noise],
         # The most that there can be, slopes and a count: one noise for candidates of a
         # search that differ in their number of directions.
-        return MAX_ORTHONORMAL + 1
+        numbers=MAX_ORTHONORMAL + 1,
+        count_noise_multiplier=tuning and tuning.count_noise_multiplier,
+    )
 
-    @property
-    def clip_tuning(self) -> ClipTuning | None:
-        """Parameters of private clip tuning; None for a constant clip."""
-        return None
 
-    @property
-    def grid_noise_scale(self) -> int:
-        """Scale of the integer Laplace noise; 0 for Gaussians.
+def _numbers(plan: Any, *, isotropic: bool) -> SlopeNumbers:
+    sums: Sums = plan.sums
+    return SlopeNumbers(
+        run=plan.run,
+        grid=sums.grid(),
+        count_grid=sums.count_grid,
+        clip_tuning=plan.clip_tuning,
+        smoothing_radius=plan.smoothing_radius,
+        num_directions=plan.num_directions,
+        direction=plan.direction,
+        isotropic=isotropic,
+        noise_std=plan.noise_std,
+        noise_scale=sums.noise_scale if sums.law.exact else None,
+        output=plan.output,
+    )
 
-        Rounded up and one more: that unit makes up for what discrete noise is worse than
-        the continuous one that is accounted (``accounting.full_batch_laplace``).
-        """
-        if self.noise != "laplace" or self.grid_bits is None or self._noise == 0:
-            return 0
-        over_clip = self._noise * self._sensitivity_over_clip
-        return math.ceil(over_clip * 2**self.grid_bits / math.sqrt(2)) + 1
 
-    @property
-    def grid_noise_std(self) -> int:
-        if self.noise == "laplace":
-            return math.ceil(math.sqrt(2) * self.grid_noise_scale)
-        return super().grid_noise_std
-
-    @property
-    def grid_count_std(self) -> int:
-        """Standard deviation of the integer noise on the count of clip tuning."""
-        if self.clip_tuning is None or self.grid_bits is None or self._noise == 0:
-            return 0
-        count = self.clip_tuning.count_noise_multiplier
-        return math.ceil(count * self._sensitivity_over_clip * 2**self.grid_bits)
-
-    @property
-    def count_grid(self) -> Grid | None:
-        """Grid of clip tuning's count; a record contributes a half for or against."""
-        if self.clip_tuning is None:
-            return None
-        return Grid(0.5, self.grid_bits, self.normalizer, self.grid_count_std)
-
-    @property
-    def _sum_noise(self) -> float:
-        if self.clip_tuning is None:
-            return self._noise
-        return self.clip_tuning.sum_noise_multiplier(self._noise)
-
-    @property
-    def _largest_noise(self) -> float:
-        if self.clip_tuning is None or self._noise == 0:
-            return self._noise
-        return max(self._sum_noise, self.clip_tuning.count_noise_multiplier)
-
-    def returned(self, state: Any, params: Any) -> Any:
-        return transforms.dpzero_output(state, params)
-
-    def describe(self) -> Description:
-        return described(self)
-
-    def replay(
-        self, direction: jax.Array, **kwargs: Any
-    ) -> optax.GradientTransformationExtraArgs:
-        return transforms.replay(self, direction, **kwargs)
+def _designed(family: Any, theorem: str, **constants: Any) -> Design:
+    """Returns the plan's fields by a theorem, with full batches and without noise."""
+    found = theorems.prescribed(theorem, family=family, **constants)
+    names = ("num_steps", "l2_clip_norm", "smoothing_radius", "output")
+    return Design(
+        num_examples=constants["num_examples"],
+        relation=constants["relation"],
+        direction=constants.get("direction", "sphere"),
+        theorem=found,
+        **{name: found[name] for name in names},
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DPZero(SlopeSumPlan):
+class DPZero(SumPlan):
     r"""Private zeroth-order optimisation: K noised sums of slopes a step.
 
     Privacy: one record moves the K sums by at most ``sensitivity`` in L2, whatever the
@@ -186,8 +97,17 @@ class DPZero(SlopeSumPlan):
     sums over full batches 0.35 sqrt(T) times that of (2, 1e-5).
 
     Attributes:
+      smoothing_radius: :math:`\lambda` >= 0, in units of the parameters, times a vector of
+        norm about sqrt(d); 0 takes exact directional derivatives, forward-mode.
+      direction: law of the directions.
+      noise: ``"discrete"``, discrete Gaussians, or ``"laplace"``: exact integers, drawn on
+        the host. (``"gaussian"``, once float32 noise that leaked the parity of the sum, is
+        taken to mean ``"discrete"``.)
+      output: what a run returns: ``"last"``, the last iterate, or ``"random"``, the
+        paper's iterate before a uniformly random step (free, but no cheaper either).
+      theorem: what :meth:`from_theorem` took the numbers from; None elsewhere. Its
+        ``learning_rate`` is the step size to run with.
       num_directions: K; at most 64.
-      noise: ``"discrete"`` or ``"laplace"``: exact integers, drawn on the host.
       clip_tuning: None, or how the clip moves from ``l2_clip_norm``, with
         ``noise="discrete"`` only. ``noise_multiplier`` remains what a whole step is
         charged for; the sum's own is larger. ``sensitivity`` and ``noise_std`` are then
@@ -197,11 +117,18 @@ class DPZero(SlopeSumPlan):
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 2.
     """
 
-    num_directions: int = 1  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-    clip_tuning: ClipTuning | None = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    smoothing_radius: float
+    direction: DirectionLaw = "sphere"
+    noise: Noise = "discrete"
+    output: Literal["last", "random"] = "last"
+    theorem: theorems.Prescription | None = None
+    num_directions: int = 1
+    clip_tuning: ClipTuning | None = None
 
     family: ClassVar[str] = "dpzero"
     isotropic: ClassVar[bool] = False
+    released: ClassVar[str] = "slopes"
+    draws_directions: ClassVar[bool] = True
     laws: ClassVar[tuple[str, ...]] = (
         "sphere",
         "gaussian",
@@ -209,6 +136,11 @@ class DPZero(SlopeSumPlan):
         "orthonormal",
     )
     noises: ClassVar[tuple[Noise, ...]] = ("discrete", "laplace")
+    nested: ClassVar[dict[str, Any]] = {
+        "clip_tuning": ClipTuning,
+        "theorem": _read,
+    }
+    replayed = staticmethod(transforms.replay)
 
     def __post_init__(self) -> None:
         validate.integer(num_directions=self.num_directions, at_most=MAX_ORTHONORMAL)
@@ -219,32 +151,112 @@ class DPZero(SlopeSumPlan):
                     'clip_tuning must be None unless noise="discrete" and l2_clip_norm is '
                     f"finite, got noise={self.noise!r} and {self.l2_clip_norm!r}"
                 )
+        _check(self)
         super().__post_init__()
+
+    def _sums(self) -> Sums:
+        return _slope_sums(self)
+
+    @functools.cached_property
+    def numbers(self) -> SlopeNumbers:
+        return _numbers(self, isotropic=False)
+
+    @classmethod
+    def designed(cls, name: str, **constants: Any) -> Design:
+        """Returns what a theorem prescribes, with full batches and exact noise.
+
+        Run it with ``optax.sgd(plan.theorem.learning_rate)``. ``plan.theorem`` also has
+        the theorem's bound, and the noise of the paper's formula, which is only reported.
+
+        Args:
+          name: ``"3"``, ``"3'"`` or ``"F.4"`` for ``DPZero``; ``"1"``, ``"2"``, ``"F.2"``
+            or ``"F.3"`` for ``DPGDZerothOrder``.
+          **constants: of :func:`jaxdp.dpzero.theorems.prescribed`.
+        """
+        return _designed(cls.family, name, **constants)
+
+    @classmethod
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        plan = cls(sampling=sampling.FullBatch(), **design)
+        return plan.calibrate(epsilon=epsilon, delta=delta)
 
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
         return transforms.dpzero(self, keys, **kwargs)
 
+    def _returned(self, state: Any, params: Any) -> Any:
+        return transforms.dpzero_output(state, params)
+
+    def describe(self) -> Description:
+        return described(self)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DPGDZerothOrder(SlopeSumPlan):
+class DPGDZerothOrder(SumPlan):
     """DPGD-0th, the paper's baseline: clipped vectors, noise in every coordinate.
 
     ``l2_clip_norm`` bounds one record's *vector*, slope times direction, whose norm is
     sqrt(d) slopes. Privacy needs no more than DPZero's noise: what is added across the
     direction only hurts.
 
+    Attributes:
+      smoothing_radius: as in :class:`DPZero`.
+      direction: a law of vectors whose norm is sqrt(d) exactly, so that the bound on slopes
+        is a constant.
+      noise: ``"discrete"``.
+      output: as in :class:`DPZero`.
+      theorem: as in :class:`DPZero`.
+
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
     """
 
+    smoothing_radius: float
+    direction: DirectionLaw = "sphere"
+    noise: Noise = "discrete"
+    output: Literal["last", "random"] = "last"
+    theorem: theorems.Prescription | None = None
+
     family: ClassVar[str] = "dpgd_zeroth_order"
     isotropic: ClassVar[bool] = True
-    # Those whose norm is sqrt(d) exactly, so that the bound on slopes is a constant.
+    num_directions: ClassVar[int] = 1
+    clip_tuning: ClassVar[ClipTuning | None] = None
+    released: ClassVar[str] = "slopes"
+    draws_directions: ClassVar[bool] = True
     laws: ClassVar[tuple[str, ...]] = ("sphere", "rademacher")
+    noises: ClassVar[tuple[Noise, ...]] = ("discrete",)
+    nested: ClassVar[dict[str, Any]] = {"theorem": _read}
+    replayed = staticmethod(transforms.replay)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        super().__post_init__()
+
+    def _sums(self) -> Sums:
+        return _slope_sums(self)
+
+    @functools.cached_property
+    def numbers(self) -> SlopeNumbers:
+        return _numbers(self, isotropic=True)
+
+    @classmethod
+    def designed(cls, name: str, **constants: Any) -> Design:
+        """Returns what a theorem prescribes; as for :class:`DPZero`."""
+        return _designed(cls.family, name, **constants)
+
+    @classmethod
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        plan = cls(sampling=sampling.FullBatch(), **design)
+        return plan.calibrate(epsilon=epsilon, delta=delta)
 
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
         return transforms.dpgd_zeroth_order(self, keys, **kwargs)
+
+    def _returned(self, state: Any, params: Any) -> Any:
+        return transforms.dpzero_output(state, params)
+
+    def describe(self) -> Description:
+        return described(self)

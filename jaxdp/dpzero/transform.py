@@ -25,10 +25,33 @@ from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise as noise_lib
 from jaxdp.core import run_state
-from jaxdp.core.types import ClipTuning, PathPredicate, ValueFn, ZerothOrderPlan
+from jaxdp.core.types import Grid, PathPredicate, Run, ValueFn
 from jaxdp.dpzero import oracle
+from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.kernels import finite_difference, sphere
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.mechanism.plan import Plan
+
+
+class SlopeNumbers(NamedTuple):
+    """Frozen numbers of a plan that :func:`dpzero` and :func:`dpgd_zeroth_order` read."""
+
+    run: Run
+    grid: Grid  # of the sums
+    count_grid: Grid | None  # of clip tuning's counts
+    clip_tuning: ClipTuning | None
+    smoothing_radius: float
+    num_directions: int  # K
+    direction: str  # law of the directions
+    isotropic: bool  # whether noise is added across the direction, too
+    noise_std: float  # of the noise there
+    noise_scale: int | None  # of Laplace noise from the host; None: Gaussians
+    output: str  # what a run returns
+
+    @property
+    def width(self) -> int:
+        """R, the number of values that a step releases."""
+        return self.num_directions + (self.clip_tuning is not None)
 
 
 class Kept(NamedTuple):
@@ -62,40 +85,44 @@ class DPZeroState(NamedTuple):
         return self.horizon.exhausted
 
 
-def laplace_noise(plan: ZerothOrderPlan, keys: keys_lib.Keys, name: str) -> np.ndarray:
+def laplace_noise(numbers: SlopeNumbers, keys: keys_lib.Keys, name: str) -> np.ndarray:
     """Draws the run's Laplace noise, int32 (num_steps, K): secret.
 
     A deterministic function of the noise root and the plan, drawn on the host.
     """
     # Attempt 0: further ones have roots of their own.
     secret = keys_lib.exact_noise_secret(keys)
-    coins = noise_lib.Coins(secret, name, plan.digest, 0)
-    shape = (plan.num_steps, plan.num_directions)
-    table = noise_lib.discrete_laplace(coins, plan.grid_noise_scale, shape)
+    run, scale = numbers.run, numbers.noise_scale
+    if scale is None:
+        raise ValueError("numbers must be of a plan with Laplace noise")
+    coins = noise_lib.Coins(secret, name, run.digest, 0)
+    shape = (run.num_steps, numbers.num_directions)
+    table = noise_lib.discrete_laplace(coins, scale, shape)
     # The sum wraps modulo 2**32 like int32 does, so truncating bits loses nothing.
     return (table & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
-def step_noise(plan: ZerothOrderPlan, noise: jax.Array, step: jax.Array) -> jax.Array:
+def step_noise(numbers: SlopeNumbers, noise: jax.Array, step: jax.Array) -> jax.Array:
     """Returns the noise of one step, int32 (R,): secret.
 
     Args:
-      plan: how many, and their standard deviations.
+      numbers: how many, and their standard deviations.
       noise: of a :class:`DPZeroState`.
       step: int32, shape=().
     """
     if noise.ndim:
         return jax.lax.dynamic_index_in_dim(noise, step, keepdims=False)
-    slopes = run_state.gaussian(noise, step, plan.num_directions, plan.grid_noise_std)
-    if plan.clip_tuning is None:
+    std, num = numbers.grid.noise_std, numbers.num_directions
+    slopes = run_state.gaussian(noise, step, num, std)
+    if numbers.count_grid is None:
         return slopes.high
     key = keys_lib.at_step(noise, step)
-    count = run_state.gaussian(key, 1, 1, plan.grid_count_std)
+    count = run_state.gaussian(key, 1, 1, numbers.count_grid.noise_std)
     return jnp.concatenate([slopes.high, count.high])
 
 
 def dpzero(
-    plan: ZerothOrderPlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     *,
     trainable: run_state.Trainable = None,
@@ -159,7 +186,7 @@ def dpzero(
 
 
 def dpgd_zeroth_order(
-    plan: ZerothOrderPlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     *,
     trainable: run_state.Trainable = None,
@@ -233,18 +260,17 @@ def dpzero_output(state: Any, params: Any) -> Any:
     return params if found[0].output is None else found[0].output.params
 
 
-def output_step(plan: ZerothOrderPlan, direction: jax.Array) -> jax.Array:
+def output_step(run: Run, direction: jax.Array) -> jax.Array:
     """Draws tau, int32 (), uniform on {0, ..., T-1} up to 2**-32 T.
 
     From the direction root.
     """
-    context = plan.run.context
-    key = keys_lib.stream(direction, "output", context=context)
-    return (keys_lib.words(key, 1)[0] % np.uint32(plan.num_steps)).astype(jnp.int32)
+    key = keys_lib.stream(direction, "output", context=run.context)
+    return (keys_lib.words(key, 1)[0] % np.uint32(run.num_steps)).astype(jnp.int32)
 
 
 def draw_directions(
-    plan: ZerothOrderPlan,
+    numbers: SlopeNumbers,
     key: jax.Array,
     params: Any,
     moves: PathPredicate,
@@ -254,15 +280,15 @@ def draw_directions(
     return sphere.directions(
         key,
         params,
-        law=plan.direction,
-        num=plan.num_directions,
+        law=numbers.direction,
+        num=numbers.num_directions,
         trainable=moves,
         stacked=stacked,
     )
 
 
 def gradient(
-    plan: ZerothOrderPlan,
+    numbers: SlopeNumbers,
     release: jax.Array,
     rows: sphere.Direction,
     key: jax.Array,
@@ -271,13 +297,13 @@ def gradient(
     """Computes the gradient that a release stands for: post-processing, without data.
 
     Args:
-      plan: whether there is noise across the direction, and how much.
+      numbers: whether there is noise across the direction, and how much.
       release: float32 (K,): y.
       rows: the K directions of the step.
       key: the direction key of the step that they were drawn from; public.
       params: shapes and dtypes.
     """
-    if not plan.isotropic:
+    if not numbers.isotropic:
         return finite_difference.combine(release, rows, params)
     # A second direction of the same step, for the noise across the first.
     moves, stacked = frozenset(rows.paths).__contains__, rows.stacked.__contains__
@@ -286,7 +312,7 @@ def gradient(
     )
     other = jax.tree.map(lambda x: x[1:], two)
     along = _inner(sphere.select(rows, 0), sphere.select(other, 0), params) / rows.dim
-    std = jnp.full((1,), plan.noise_std, jnp.float32)
+    std = jnp.full((1,), numbers.noise_std, jnp.float32)
     on_direction = finite_difference.combine(release - std * along, rows, params)
     across = finite_difference.combine(std, other, params)
     return jax.tree.map(jnp.add, on_direction, across)
@@ -299,22 +325,18 @@ def _inner(one: sphere.Direction, other: sphere.Direction, params: Any) -> jax.A
 
 
 def _begin(
-    plan: ZerothOrderPlan, direction: jax.Array, noise: Any, start: Any, params: Any
+    numbers: SlopeNumbers, direction: jax.Array, noise: Any, start: Any, params: Any
 ) -> DPZeroState:
     """Returns the state before the first step, in copies, because callers donate theirs."""
     kept = None
-    if plan.output == "random":
-        kept = Kept(output_step(plan, direction), params)
+    if numbers.output == "random":
+        kept = Kept(output_step(numbers.run, direction), params)
     root = keys_lib.stream(direction, "direction")
-    release = jnp.zeros((_width(plan),), jnp.float32)
-    bound = None if plan.clip_tuning is None else np.float32(plan.l2_clip_norm)
+    release = jnp.zeros((numbers.width,), jnp.float32)
+    tuned = numbers.clip_tuning is not None
+    bound = np.float32(numbers.grid.l2_clip_norm) if tuned else None
     state = DPZeroState(start, root, noise, release, kept, bound)
     return jax.tree.map(jnp.array, state)
-
-
-def _width(plan: ZerothOrderPlan) -> int:
-    """Returns R, the number of values that a step releases."""
-    return plan.num_directions + (plan.clip_tuning is not None)
 
 
 def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
@@ -334,7 +356,7 @@ def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Arr
 
 
 def _follow(
-    plan: ZerothOrderPlan,
+    numbers: SlopeNumbers,
     state: DPZeroState,
     release: jax.Array,
     rows: sphere.Direction,
@@ -343,10 +365,10 @@ def _follow(
 ) -> tuple[Any, DPZeroState]:
     """Applies a step's release to the state: both a run and its replay come here."""
     count = state.horizon.count
-    active, horizon = run_state.advance(plan.run, state.horizon)
+    active, horizon = run_state.advance(numbers.run, state.horizon)
     release = run_state.zero_where_done(active, release)
-    made = gradient(plan, release[: plan.num_directions], rows, key, params)
-    if plan.isotropic:
+    made = gradient(numbers, release[: numbers.num_directions], rows, key, params)
+    if numbers.isotropic:
         made = run_state.zero_where_done(active, made)
     output = state.output
     if output is not None:
@@ -354,8 +376,8 @@ def _follow(
         keep = lambda new, old: jnp.where(here, jnp.asarray(new), old)  # noqa: E731
         output = Kept(output.step, jax.tree.map(keep, params, output.params))
     bound = state.clip
-    if plan.clip_tuning is not None:
-        moved = next_clip(plan.clip_tuning, bound, release[-1])
+    if numbers.clip_tuning is not None:
+        moved = next_clip(numbers.clip_tuning, bound, release[-1])
         bound = jnp.where(active, moved, bound)
     return made, state._replace(
         horizon=horizon, release=release, output=output, clip=bound
@@ -363,7 +385,7 @@ def _follow(
 
 
 def replay(
-    plan: ZerothOrderPlan,
+    numbers: SlopeNumbers,
     direction: jax.Array,
     *,
     trainable: run_state.Trainable = None,
@@ -375,15 +397,15 @@ def replay(
     its own state, which holds no noise, and on that of the run's transformation.
 
     Args:
-      plan: the plan of the run.
+      numbers: of the plan of the run.
       direction: the run's direction root; public.
       trainable: as in the run.
       stacked: as in the run.
     """
 
     def init_fn(params: Any) -> DPZeroState:
-        nobody = run_state.new_horizon(plan.run, private=False)
-        return _begin(plan, direction, None, nobody, params)
+        nobody = run_state.new_horizon(numbers.run, private=False)
+        return _begin(numbers, direction, None, nobody, params)
 
     def update_fn(
         updates: Any,
@@ -396,14 +418,14 @@ def replay(
         del updates, extra_args
         moves = run_state.moving(params, trainable)
         key = keys_lib.at_step(state.direction, state.horizon.count)
-        rows = draw_directions(plan, key, params, moves, stacked)
-        return _follow(plan, state, release, rows, key, params)
+        rows = draw_directions(numbers, key, params, moves, stacked)
+        return _follow(numbers, state, release, rows, key, params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
 
 
 def _maker(
-    plan: ZerothOrderPlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     name: str,
     *,
@@ -416,16 +438,17 @@ def _maker(
     """Makes the transformation of a plan of the family ``name``."""
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, name)
+    numbers: SlopeNumbers = plan.numbers
+    run, grid = numbers.run, numbers.grid
     if noise_table is not None:
-        noise: Any = _checked_table(plan, noise_table)
-    elif plan.noise == "laplace":
-        noise = laplace_noise(plan, keys, name)
+        noise: Any = _checked_table(numbers, noise_table)
+    elif numbers.noise_scale is not None:
+        noise = laplace_noise(numbers, keys, name)
     else:
-        noise = run_state.noise_root(plan.run, keys)
+        noise = run_state.noise_root(run, keys)
     # Noise that was handed in is not ours to vouch for.
     start = run_state.new_horizon(
-        plan.run,
-        private=keys.private and noise_table is None and plan.grid_noise_std > 0,
+        run, private=keys.private and noise_table is None and grid.noise_std > 0
     )
 
     def init_fn(params: Any) -> DPZeroState:
@@ -433,11 +456,11 @@ def _maker(
         moves = run_state.moving(params, trainable)
         # Refuses too many orthonormal rows and colliding leaves, draws nothing.
         jax.eval_shape(
-            lambda key: draw_directions(plan, key, params, moves, stacked),
+            lambda key: draw_directions(numbers, key, params, moves, stacked),
             keys.direction,
         )
         run_state.begin_run(params, keys, name)
-        return _begin(plan, keys.direction, noise, start, params)
+        return _begin(numbers, keys.direction, noise, start, params)
 
     def update_fn(
         updates: Any,
@@ -457,36 +480,36 @@ def _maker(
         )
         count = state.horizon.count
         records, kept = sampling.resolve(
-            plan.run, batch, mask, private=keys.private, step=count
+            run, batch, mask, private=keys.private, step=count
         )
         moves = run_state.moving(params, trainable)
         key = keys_lib.at_step(state.direction, count)
-        rows = draw_directions(plan, key, params, moves, stacked)
-        integers = step_noise(plan, state.noise, count)
+        rows = draw_directions(numbers, key, params, moves, stacked)
+        integers = step_noise(numbers, state.noise, count)
         # The vector slope * direction is as long as sqrt(d) slopes.
-        length = math.sqrt(rows.dim) if plan.isotropic else 1.0
-        bound = plan.l2_clip_norm / length if state.clip is None else state.clip
+        length = math.sqrt(rows.dim) if numbers.isotropic else 1.0
+        bound = grid.l2_clip_norm / length if state.clip is None else state.clip
         y = oracle.release_slopes(
-            plan.grid("step")._replace(l2_clip_norm=bound),
+            grid._replace(l2_clip_norm=bound),
             value_fn,
             params,
             records,
             kept,
             rows,
             integers,
-            smoothing_radius=plan.smoothing_radius,
-            count_grid=plan.count_grid,
+            smoothing_radius=numbers.smoothing_radius,
+            count_grid=numbers.count_grid,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )
-        return _follow(plan, state, y, rows, key, params)
+        return _follow(numbers, state, y, rows, key, params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
 
 
-def _checked_table(plan: ZerothOrderPlan, table: Any) -> jax.Array:
+def _checked_table(numbers: SlopeNumbers, table: Any) -> jax.Array:
     shape, dtype = np.shape(table), jnp.result_type(table)
-    want = (plan.num_steps, _width(plan))
+    want = (numbers.run.num_steps, numbers.width)
     if shape != want or dtype != jnp.int32:
         raise ValueError(
             f"noise_table must be int32 of shape {want}, got {dtype} of shape {shape}"

@@ -1,14 +1,66 @@
-"""Buffered Toeplitz noise that is optimised for a period, by jax_privacy."""
+"""Noise kernels by name, and buffered Toeplitz noise that is optimised for a period."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxdp.kernels import node_noise, toeplitz_noise
+from jaxdp.core import validate
+from jaxdp.kernels import node_noise, prefix_noise, toeplitz_noise
 
 #: More buffers gain nothing and make the optimisation ill-conditioned.
 MAX_BUFFERS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class BLTNumbers:
+    """Parameters of a buffered Toeplitz kernel.
+
+    Attributes:
+      buf_decay: in [0, 1], one for each buffer.
+      output_scale: at least 0, one for each buffer.
+    """
+
+    buf_decay: tuple[float, ...]
+    output_scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # JSON has lists.
+            object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+
+
+def check_names(name: str, numbers: BLTNumbers | None) -> None:
+    """Checks a plan's ``prefix_noise`` and its ``blt_numbers`` against each other."""
+    validate.one_of(prefix_noise.NAMES, prefix_noise=name)
+    if numbers is None:
+        return
+    validate.instance(BLTNumbers, blt_numbers=numbers)
+    buffers = len(numbers.buf_decay)
+    if name != f"blt_{buffers}":
+        raise ValueError(
+            f"blt_numbers must have as many buffers as prefix_noise = {name!r} says, got "
+            f"{buffers}"
+        )
+
+
+def kernel(
+    name: str, numbers: BLTNumbers | None, period: int
+) -> prefix_noise.PrefixNoise:
+    """Returns the noise kernel of one period, with a plan's own numbers if it has any."""
+    if numbers is None:
+        return prefix_noise.make(name, period)
+    return toeplitz_noise.Buffered(period, **dataclasses.asdict(numbers))
+
+
+def with_optimised_noise(plan: Any, num_buffers: int) -> Any:
+    """Returns a plan with a buffered Toeplitz kernel that is optimised for its period."""
+    validate.integer(num_buffers=num_buffers, at_most=3)
+    found = optimise_blt(plan.noise_period, num_buffers)
+    numbers = BLTNumbers(found.buf_decay, found.output_scale)
+    name = f"blt_{num_buffers}"
+    return dataclasses.replace(plan, prefix_noise=name, blt_numbers=numbers)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import numpy as np
@@ -16,9 +17,12 @@ from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation, Run
 from jaxdp.mechanism.design import Design, coerce
+from jaxdp.mechanism.laws import LAWS, Noise
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
+#: Number of the format of plan files; texts without a number are of the first.
+FORMAT = 1
 
 
 class Description(NamedTuple):
@@ -49,13 +53,20 @@ class Plan:
     sampling: sampling.AnySampler  # which records a step reads
     relation: Relation
     delta: float | None
+    noise: Noise = "discrete"  # law of the noise
+    smoothing_radius: float = 0.0  # of perturbations at which losses are evaluated
+    share_directions: bool = True  # between the records of a batch
 
     family: ClassVar[str]
     #: Kind of numbers that a run releases, by which ``jaxdp.auditing`` attacks it.
     released: ClassVar[str] = ""
-    #: Whether the releases of a step are few enough to be logged, so that the log alone
-    #: rebuilds the parameters.
-    replayable: ClassVar[bool] = False
+    #: Function of (numbers, direction root) that gives the transformation which replays a
+    #: run, where the releases of a step are few enough to be logged; else None.
+    replayed: ClassVar[Callable[..., Any] | None] = None
+    #: Function of dim that gives the perturbation, where it is not along a direction.
+    perturbed: ClassVar[Callable[..., Perturbation] | None] = None
+    #: Properties that a table shows last.
+    extras: ClassVar[tuple[str, ...]] = ()
     #: Why the log of another plan does not rebuild them: what its releases are.
     unlogged: ClassVar[str] = "are as large as the parameters"
     #: Whether it draws directions, so that leaves of layers may be declared.
@@ -74,8 +85,6 @@ class Plan:
     nested: ClassVar[dict[str, Any]] = {}
     #: The field that calibration chooses.
     calibrated: ClassVar[str] = "noise_multiplier"
-    #: Properties that tables show besides the fields, with epsilon, once it is chosen.
-    derived: ClassVar[tuple[str, ...]] = ()
     #: Methods that some plans have: the result of a run, from its state and last iterate,
     #: and the entries of its report, from its state.
     _returned: ClassVar[Any] = None
@@ -94,7 +103,8 @@ class Plan:
         return dataclasses.fields(subclass)
 
     def _check_delta(self, delta: float) -> None:
-        validate.probability(delta=delta)
+        if delta != 0 or not LAWS[self.noise].exact:
+            validate.probability(delta=delta)
 
     def _coerce(self) -> None:
         """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
@@ -214,12 +224,12 @@ class Plan:
 
         A loss could then let one record reach another's, which ``fit`` checks.
         """
-        return self.draws_directions
+        return self.draws_directions and self.share_directions
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        size = self.sampling.rows(self.num_examples)
-        return (Phase("step", 1, size),)
+        """Phases of a period, by the shape of their batches."""
+        return self.sampling.phases_of(self.num_examples)
 
     @property
     def run(self) -> Run:
@@ -237,6 +247,16 @@ class Plan:
             self.phases,
             self.digest,
         )
+
+    @property
+    def numbers(self) -> Any:
+        """Frozen numbers that the transformation or algorithm reads."""
+        raise NotImplementedError
+
+    @property
+    def replayable(self) -> bool:
+        """True if a run's log alone rebuilds the parameters."""
+        return self.replayed is not None
 
     def transform(
         self, keys: Keys, **kwargs: Any
@@ -270,8 +290,10 @@ class Plan:
 
     def perturbation(self, dim: int) -> Perturbation:
         """Returns size and kind of the parameter perturbation; radius 0 means none."""
-        del dim  # Of plans whose radius is the distance of the points.
-        return Perturbation(0.0)
+        if self.perturbed is not None:
+            return self.perturbed(dim)
+        # 0 of plans whose radius is the distance of the points.
+        return Perturbation(self.smoothing_radius)
 
     def replay(
         self, direction: Any, **kwargs: Any
@@ -285,6 +307,9 @@ class Plan:
         Raises:
           ValueError: the plan is not ``replayable``.
         """
+        replayed = type(self).replayed
+        if replayed is not None:
+            return replayed(self.numbers, direction, **kwargs)
         raise ValueError(
             f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
             f"releases {self.unlogged} and are not logged"
@@ -307,6 +332,10 @@ class Plan:
                 value = part.as_dict() if design else dataclasses.asdict(part)
             fields[field.name] = _written(value)
         return json.dumps(fields, indent=2, allow_nan=False)
+
+    def file_text(self) -> str:
+        """Returns the text of a plan file: :meth:`to_json` and the number of its format."""
+        return json.dumps({"format": FORMAT, **json.loads(self.to_json())}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -335,14 +364,16 @@ class Plan:
         """Returns (name, value) of every number of the plan, for tables."""
         out = [("plan", type(self).__name__)]
         out += [(f.name, f"{getattr(self, f.name)}") for f in self._fields()]
-        if not self.derived or getattr(self, self.calibrated) is None:
-            return out
-        values = [(name, getattr(self, name)) for name in self.derived]
-        out += [(name, f"{value:.6g}") for name, value in values if value is not None]
-        if self.delta is not None:
+        derived = self._derived()
+        out += [(name, f"{value:.6g}") for name, value in derived]
+        if derived and self.delta is not None:
             spent = self.epsilon()
             out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
-        return out
+        return out + [(name, f"{getattr(self, name):.6g}") for name in self.extras]
+
+    def _derived(self) -> list[tuple[str, float]]:
+        """Returns names and values of what follows from the noise; none without it."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.rows())
@@ -366,11 +397,17 @@ def from_json(text: str) -> Plan:
     """Reads a plan from the JSON that ``to_json`` wrote.
 
     Raises:
-      ValueError: not JSON of a plan, an unknown plan or sampler, or fields that are
-        missing, unknown or out of range.
+      ValueError: not JSON of a plan, an unknown plan or sampler, fields that are
+        missing, unknown or out of range, or a format that is newer than this library's.
     """
     try:
         fields = json.loads(text)
+        version = fields.pop("format", FORMAT)
+        if type(version) is not int or not 1 <= version <= FORMAT:
+            raise ValueError(
+                f"format must be an integer from 1 to {FORMAT}, got {version!r}: the plan "
+                "was written by a newer version of jaxdp"
+            )
         kind = _PLANS[fields.pop("plan")]
         if "sampling" in fields:
             chosen = fields["sampling"]

@@ -1,27 +1,21 @@
 """Base of plans with one noised sum per step: clip, grid, event and calibration."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Literal, Self, get_args
 
+import numpy as np
+
 from jaxdp import accounting, sampling
 from jaxdp.core import validate
+from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.types import Grid, Relation
-from jaxdp.kernels import clip
-from jaxdp.mechanism import events
+from jaxdp.kernels.prefix_noise import PrefixNoise
 from jaxdp.mechanism.plan import Description, Plan
+from jaxdp.mechanism.sums import Mechanism
 
-#: Samplers whose batches have one size.
-_ONE_SIZE = tuple(
-    kind
-    for kind in get_args(sampling.AnySampler)
-    if kind
-    not in (
-        sampling.SinglePassRestarts,
-        sampling.MultiPassRestarts,
-        sampling.AdaptiveCursor,
-    )
-)
+_ONE_SIZE = tuple(kind for kind in get_args(sampling.AnySampler) if kind.one_size)
 
 Vary = Literal["noise_multiplier", "num_steps"]
 
@@ -71,16 +65,6 @@ class SumPlan(Plan):
     #: Kinds of samplers that its accounting covers.
     samplers: ClassVar[tuple[type, ...]] = _ONE_SIZE
 
-    @property
-    def noise(self) -> events.Noise:
-        """Law of the noise: discrete Gaussians, unless a subclass has another."""
-        return "discrete"
-
-    @property
-    def numbers_per_step(self) -> int:
-        """Largest number of noised values that a step releases."""
-        return accounting.MAX_NUMBERS
-
     def __post_init__(self) -> None:
         validate.integer(num_examples=self.num_examples)
         validate.instance(self.samplers, sampling=self.sampling)
@@ -105,126 +89,124 @@ class SumPlan(Plan):
             accounting.self_check(self._guarantee)
         _ = self.grid_bits  # Raises if the sum cannot fit.
 
-    def _check_delta(self, delta: float) -> None:
-        if not (delta == 0 and self.noise == "laplace"):
-            validate.probability(delta=delta)
-
     # Bound and noise.
+
+    def _sums(self) -> Mechanism:
+        """Returns the mechanism of the plan, on which its guarantee rests."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def sums(self) -> Any:
+        """Mechanism of the plan: one of :mod:`jaxdp.mechanism.sums`."""
+        return self._sums()
+
+    def _common(self) -> dict[str, Any]:
+        """Returns the numbers that every mechanism has."""
+        names = ("num_examples", "num_steps", "sampling", "relation")
+        noise = self.noise_multiplier
+        return {name: getattr(self, name) for name in names} | {
+            "noise_multiplier": noise
+        }
 
     @property
     def sensitivity(self) -> float:
-        """Sensitivity of the released sum, in L2, or in L1 with Laplace noise."""
-        return accounting.sensitivity(self.relation, self.l2_clip_norm)
+        """Sensitivity of the released sum, in L2, or in L1 with Laplace noise.
+
+        With correlated noise, and in several passes, that of all releases, to which
+        ``noise_multiplier`` refers.
+        """
+        return self.sums.sensitivity
 
     @property
     def normalizer(self) -> float:
-        """Constant divisor of the sums: the expected batch size."""
-        return self.sampling.expected_batch_size(self.num_examples)
+        """Constant divisor of sums: the expected batch size; 1 where means are noised."""
+        return self.sums.normalizer
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on the sum, divided by ``normalizer``."""
-        noise = self._sum_noise
-        return noise * self.sensitivity / self.normalizer if noise else 0.0
+        """Standard deviation of the noise on what updates parameters.
+
+        Of running sums the largest of a coordinate; of noise that is scaled with the
+        movement in expectation over the learner's random places, if every step is the
+        longest.
+        """
+        return self.sums.noise_std
+
+    @property
+    def clips(self) -> dict[str, tuple[float, float]]:
+        """Clip norm and normalizer of each phase, by the phase's name."""
+        return self.sums.clips
+
+    def step_std(self, phase: str) -> float:
+        """Returns the standard deviation of a coordinate's noise in a phase's means.
+
+        With correlated noise that of a node; with scaled noise at the largest move.
+        """
+        return self.sums.step_std(phase)
+
+    def grid(self, phase: str) -> Grid:
+        """Returns the grid of a phase: clip, grid unit, normalizer and integer noise."""
+        return self.sums.grid(phase)
 
     @property
     def grid_bits(self) -> int | None:
-        """Bits k of the grid, whose unit is 2**-k times the clip; None without a clip."""
-        if math.isinf(self.l2_clip_norm):
-            return None
-        return clip.grid_bits(
-            self.sampling.rows(self.num_examples),
-            self._largest_noise * self._sensitivity_over_clip,
-            # Where either law has a mass below 1e-14.
-            deviations=32 if self.noise == "laplace" else 8,
-        )
+        """Bits of the coarsest grid, whose unit is 2**-bits of the clip; None without."""
+        bits = [self.grid(phase).bits for phase in self.clips]
+        return None if None in bits else min(b for b in bits if b is not None)
 
     @property
     def grid_noise_std(self) -> int:
-        """Standard deviation of the integer noise in grid units, rounded up."""
-        if self.grid_bits is None:
-            return 0
-        over_clip = self._sum_noise * self._sensitivity_over_clip
-        return math.ceil(over_clip * 2**self.grid_bits)
+        """Largest standard deviation of integer noise over the phases, in its units."""
+        return max(self.grid(phase).noise_std for phase in self.clips)
+
+    # Correlated noise; AttributeError where each step has noise of its own.
 
     @property
-    def norm_order(self) -> int:
-        """Order of the norm in which contributions are bounded."""
-        return 1 if self.noise == "laplace" else 2
+    def correlation(self) -> PrefixNoise:
+        """Noise kernel of one period, which holds the matrix C."""
+        return self.sums.correlation
 
-    def grid(self, phase: str) -> Grid:
-        """Returns the grid of a phase: clip, unit, normalizer and integer noise."""
-        del phase  # There is one.
-        return Grid(
-            self.l2_clip_norm,
-            self.grid_bits,
-            self.normalizer,
-            self.grid_noise_std,
-            order=self.norm_order,
+    @property
+    def noise_period(self) -> int:
+        """Number of steps from one restart of the noise to the next."""
+        return self.correlation.period
+
+    @property
+    def leaf_sensitivities(self) -> np.ndarray:
+        """Sensitivity s of each step's mean, float64 (period,)."""
+        return self.sums.leaf_sensitivities
+
+    @property
+    def node_std(self) -> float:
+        """Standard deviation sigma of one coordinate of one node's noise."""
+        return self.sums.node_std
+
+    def _correlated(self, steps_per_pass: int) -> CorrelatedNumbers:
+        """Returns the numbers of noise that restarts after so many steps, at the latest."""
+        grids = {phase: self.grid(phase) for phase in self.clips}
+        noise = validate.has_noise(self.noise_multiplier)
+        return CorrelatedNumbers(
+            self.run, self.correlation, grids, steps_per_pass, noise
         )
-
-    @property
-    def _sensitivity_over_clip(self) -> float:
-        return accounting.sensitivity(self.relation, 1.0)
-
-    @property
-    def _noise(self) -> float:
-        if self.noise_multiplier is None:
-            raise ValueError(
-                "the plan has no noise_multiplier yet: call "
-                ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
-            )
-        return self.noise_multiplier
-
-    @property
-    def _sum_noise(self) -> float:
-        """Noise multiplier of the sum; at least the one that a step is charged for."""
-        return self._noise
-
-    @property
-    def _largest_noise(self) -> float:
-        """Largest noise multiplier among the releases of a step."""
-        return self._sum_noise
 
     # Accounting.
 
     @property
     def _guarantee(self) -> accounting.Guarantee:
-        return self._guarantee_of(self._noise, self.num_steps)
+        return self.sums.guarantee
 
     def spent(self, num_steps: int) -> accounting.Epsilon:
         # With the noise of the whole run, where a shorter one would have less.
-        guarantee, delta = self._guarantee_of(self._noise, num_steps), self.delta
+        noise = validate.has_noise(self.noise_multiplier)
+        guarantee, delta = self._guarantee_of(noise, num_steps), self.delta
         assert delta is not None
         return accounting.epsilon(*guarantee, delta)
 
     def _guarantee_of(
         self, noise_multiplier: float, steps: int
     ) -> accounting.Guarantee:
-        ideal = events.guarantee(
-            self.noise,
-            self.sampling,
-            self.relation,
-            num_examples=self.num_examples,
-            num_steps=steps,
-            noise_multiplier=noise_multiplier,
-        )
-        return self._drawn(ideal, noise_multiplier, steps)
-
-    def _drawn(
-        self, ideal: accounting.Guarantee, noise_multiplier: float, steps: int
-    ) -> accounting.Guarantee:
-        """Returns the guarantee with the error of the integer Gaussian sampler added."""
-        if self.noise == "laplace" or not noise_multiplier:
-            return ideal
-        # (A record that pushes another out of a full batch moves the sum by 2C.)
-        moves = 2 / self._sensitivity_over_clip if self.sampling.amplifies else 1.0
-        return accounting.drawn(
-            ideal,
-            num_steps=steps,
-            numbers_per_step=self.numbers_per_step,
-            reach=moves / noise_multiplier,
-        )
+        changes: Any = {"noise_multiplier": noise_multiplier, "num_steps": steps}
+        return dataclasses.replace(self.sums, **changes).guarantee
 
     def calibrate(
         self, *, epsilon: float, delta: float, vary: Vary = "noise_multiplier"
@@ -240,8 +222,15 @@ class SumPlan(Plan):
         self._check_delta(delta)
         validate.one_of(("noise_multiplier", "num_steps"), vary=vary)
         if vary == "num_steps":
+            if not self.sums.charges_steps:
+                raise ValueError(
+                    "vary must be 'noise_multiplier' for this plan, got 'num_steps': what "
+                    "its noise costs does not depend on the number of steps, which make "
+                    "the noise larger instead"
+                )
+            noise = validate.has_noise(self.noise_multiplier)
             steps = accounting.calibrate_num_steps(
-                lambda t: self._guarantee_of(self._noise, t),
+                lambda t: self._guarantee_of(noise, t),
                 epsilon,
                 delta,
                 max_steps=min(self.sampling.max_steps(self.num_examples), 1_000_000),
@@ -268,12 +257,8 @@ class SumPlan(Plan):
             "noise_std": self.noise_std,
         }
 
-    def rows(self) -> list[tuple[str, str]]:
-        out = super().rows()
-        if self.noise_multiplier is not None:
-            out.append(("sensitivity", f"{self.sensitivity:.6g}"))
-            out.append(("noise_std", f"{self.noise_std:.6g}"))
-            if self.delta is not None:
-                spent = self.epsilon()
-                out.append(("epsilon", f"{spent:.6g} ({spent.accountant})"))
-        return out
+    def _derived(self) -> list[tuple[str, float]]:
+        if self.noise_multiplier is None:
+            return []
+        stds = [("noise_std", self.noise_std)]
+        return [("sensitivity", self.sensitivity), *self.sums.stds.items(), *stds]

@@ -22,7 +22,19 @@ import optax
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
-from jaxdp.core.types import DriverPlan
+from jaxdp.core.types import Run
+
+
+class DriverNumbers(NamedTuple):
+    """Frozen numbers of a plan that :func:`o2nc` reads."""
+
+    run: Run
+    num_steps: int
+    max_step: float
+    learning_rate: float | None
+    window: int
+    reset: bool
+    skip_last_query: bool
 
 
 class O2NCState(NamedTuple):
@@ -40,7 +52,7 @@ class O2NCState(NamedTuple):
 
 
 def o2nc(
-    plan: DriverPlan,
+    plan: Any,
     keys: keys_lib.Keys,
     *,
     learning_rate: float | jax.Array | None = None,
@@ -76,13 +88,14 @@ def o2nc(
     """
     keys = keys_lib.check(keys)
     run_state.check_family(plan, "o2nc")
-    context = plan.run.context
+    numbers: DriverNumbers = plan.driver
+    context = numbers.run.context
     position = keys_lib.stream(keys.direction, "position", context=context)
     choice = keys_lib.stream(keys.direction, "output", context=context)
-    rate = plan.learning_rate if learning_rate is None else learning_rate
-    radius = np.float32(plan.max_step)
+    rate = numbers.learning_rate if learning_rate is None else learning_rate
+    radius = np.float32(numbers.max_step)
     # Queries of a window: the last one's gradient moves nothing where the learner resets.
-    queries = plan.window - plan.skip_last_query
+    queries = numbers.window - numbers.skip_last_query
 
     def fraction(key: jax.Array, segment: jax.Array) -> jax.Array:
         if fractions is not None:
@@ -114,7 +127,7 @@ def o2nc(
         if params is None:
             raise ValueError("params must be passed to update: they are averaged")
         gradient = _floating(updates, params)
-        active = state.count < plan.num_steps
+        active = state.count < numbers.num_steps
         window, at = jnp.divmod(state.count, np.int32(queries))
         ends = at == queries - 1
         size = optax.tree.norm(gradient, squared=True).astype(jnp.float32)
@@ -128,20 +141,22 @@ def o2nc(
         mean = _averaged(state.mean, _wider(params), at + 1)
         # What is left of this segment, then the start of the next.
         left = optax.tree.scale(1 - state.fraction, state.increment)
-        if plan.skip_last_query:
+        if numbers.skip_last_query:
             # The window's last query: in its mean, but nobody asks there. Then the whole
             # of its segment is walked, and the next window's first query is its end.
-            last = fraction(state.position, window * plan.window + plan.window - 1)
+            last = fraction(
+                state.position, window * numbers.window + numbers.window - 1
+            )
             unasked = optax.tree.add_scale(left, last, following)
             unasked = optax.tree.add(_wider(params), unasked)
-            mean = _where(ends, _averaged(mean, unasked, plan.window), mean)
+            mean = _where(ends, _averaged(mean, unasked, numbers.window), mean)
             left = _where(ends, optax.tree.add(left, following), left)
         windows = state.windows + ends.astype(jnp.int32)
         taken = ends & _is_taken(state.choice, windows)
-        if plan.reset:
+        if numbers.reset:
             squares = jnp.where(ends, 0, squares)
             following = _where(ends, optax.tree.zeros_like(following), following)
-        segment = (window + ends) * plan.window + jnp.where(ends, 0, at + 1)
+        segment = (window + ends) * numbers.window + jnp.where(ends, 0, at + 1)
         s = fraction(state.position, segment)
         step = optax.tree.add_scale(left, s, following)
         new = O2NCState(

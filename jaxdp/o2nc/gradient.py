@@ -18,9 +18,10 @@ import optax
 from jaxdp import sampling
 from jaxdp.core import correlated_noise, run_state
 from jaxdp.core import keys as keys_lib
-from jaxdp.core.types import IncrementPlan, PathPredicate, ValueFn
+from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.mechanism.plan import Plan
 from jaxdp.o2nc import oracle
 
 
@@ -47,7 +48,7 @@ class PrivateOracleState(NamedTuple):
 
 
 def private_oracle(
-    plan: IncrementPlan,
+    plan: Plan,
     keys: keys_lib.Keys,
     *,
     trainable: run_state.Trainable = None,
@@ -92,19 +93,18 @@ def private_oracle(
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "o2nc")
-    start = run_state.new_horizon(
-        plan.run, private=keys.private and plan.grid_noise_std > 0
-    )
-    context = plan.run.context
-    direction = keys_lib.stream(keys.direction, "direction", context=context)
+    numbers: oracle.IncrementNumbers = plan.numbers
+    carried, run = numbers.noise, numbers.noise.run
+    start = run_state.new_horizon(run, private=keys.private and carried.noisy)
+    direction = keys_lib.stream(keys.direction, "direction", context=run.context)
 
     def init_fn(params: Any) -> PrivateOracleState:
         run_state.refuse_masked(params, "private_oracle")
         dim = run_state.size(params, run_state.moving(params, trainable))
         run_state.begin_run(params, keys, "o2nc")
         # Copies, because callers donate their state.
-        size = oracle.release_size(plan, dim)
-        begun = (start, correlated_noise.begin(plan, keys, size), direction, params)
+        size = oracle.release_size(numbers, dim)
+        begun = (start, correlated_noise.begin(carried, keys, size), direction, params)
         at, noise, root, previous = jax.tree.map(jnp.array, begun)
         estimate = jnp.zeros((dim,), jnp.float32)
         release = jnp.zeros((1,), jnp.float32)
@@ -124,25 +124,27 @@ def private_oracle(
         params = run_state.need_params(params, "private_oracle")
         run_state.refuse_masked(params, "private_oracle")
         run_state.refuse_differing(axis_name, state=state, params=params, batch=batch)
-        phase = sampling.check_phase(plan.run, phase)
+        phase = sampling.check_phase(run, phase)
         records, kept = sampling.resolve(
-            plan.run,
+            run,
             batch,
             None,
             private=keys.private,
             step=state.horizon.count,
             phase=phase,
         )
-        active, horizon = run_state.advance(plan.run, state.horizon)
+        active, horizon = run_state.advance(run, state.horizon)
         count = state.horizon.count
         moves = run_state.moving(params, trainable)
         dim = run_state.size(params, moves)
-        where = correlated_noise.place(plan, count)
+        where = correlated_noise.place(carried, count)
         restart = phase == "restart"
-        size = oracle.release_size(plan, dim)
-        noise, correlated = correlated_noise.draw(plan, state.noise, where, size, phase)
+        size = oracle.release_size(numbers, dim)
+        noise, correlated = correlated_noise.draw(
+            carried, state.noise, where, size, phase
+        )
         increment = oracle.release_increment(
-            plan,
+            numbers,
             value_fn,
             params,
             state.previous,

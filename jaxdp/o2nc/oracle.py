@@ -14,25 +14,40 @@ estimate exists anywhere.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxdp.core import release
-from jaxdp.core.types import IncrementPlan, PathPredicate, ValueFn
+from jaxdp.core.correlated_noise import CorrelatedNumbers
+from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels import finite_difference, smoothed_gradient, sphere
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
 
-def release_size(plan: IncrementPlan, dim: int) -> int:
+class IncrementNumbers(NamedTuple):
+    """Frozen numbers of a plan that the oracles read."""
+
+    noise: CorrelatedNumbers
+    oracle: str
+    max_step: float
+    scale_with_movement: bool
+    smoothing_radius: float
+    num_directions: int
+    direction: str
+    difference: str
+    share_directions: bool
+
+
+def release_size(numbers: IncrementNumbers, dim: int) -> int:
     """Returns the number of values that a step releases, given the d that move."""
-    return plan.num_directions if plan.oracle == "scalar" else dim
+    return numbers.num_directions if numbers.oracle == "scalar" else dim
 
 
 def release_increment(
-    plan: IncrementPlan,
+    numbers: IncrementNumbers,
     value_fn: ValueFn,
     params: Any,
     previous: Any,
@@ -51,7 +66,7 @@ def release_increment(
     """Releases (sum of clipped vectors + noise) / normalizer.
 
     Args:
-      plan: estimators, and the grid of each phase.
+      numbers: estimators, and the grid of each phase.
       value_fn: per-record losses.
       params: where the gradient is wanted.
       previous: where it was released last; read in differences, of which bound and noise
@@ -75,9 +90,9 @@ def release_increment(
     Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
     Talwar, ICML 2025, Algorithms 3 to 6.
     """
-    grid = plan.grid(phase)
-    if plan.scale_with_movement and phase == "difference":
-        share = _moved(params, previous, moves) / (2 * plan.max_step)
+    grid = numbers.noise.grids[phase]
+    if numbers.scale_with_movement and phase == "difference":
+        share = _moved(params, previous, moves) / (2 * numbers.max_step)
         # All of the bound at most, and never nothing, which has no grid.
         share = jnp.clip(share, 2.0**-20, 1)
         grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)
@@ -86,22 +101,45 @@ def release_increment(
         for tree in (params, previous, places)
     )
 
-    def draw(key: jax.Array, num: int = plan.num_directions) -> sphere.Direction:
+    def draw(key: jax.Array, num: int = numbers.num_directions) -> sphere.Direction:
         return sphere.directions(
-            key, params, law=plan.direction, num=num, trainable=moves, stacked=stacked
+            key,
+            params,
+            law=numbers.direction,
+            num=num,
+            trainable=moves,
+            stacked=stacked,
         )
 
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
         (some, places), kept = part
-        if plan.oracle == "scalar":
-            rows = _slopes(plan, value_fn, params, some, draw(key))
-        elif plan.oracle == "first_order":
+        if numbers.oracle == "scalar":
+            rows = _slopes(numbers, value_fn, params, some, draw(key))
+        elif numbers.oracle == "first_order":
             rows = _first_order(
-                plan, value_fn, params, previous, some, places, key, draw, phase, moves
+                numbers,
+                value_fn,
+                params,
+                previous,
+                some,
+                places,
+                key,
+                draw,
+                phase,
+                moves,
             )
         else:
             rows = _zeroth_order(
-                plan, value_fn, params, previous, some, places, key, draw, phase, moves
+                numbers,
+                value_fn,
+                params,
+                previous,
+                some,
+                places,
+                key,
+                draw,
+                phase,
+                moves,
             )
         return release.bounded_sum(grid, rows, kept)
 
@@ -109,7 +147,7 @@ def release_increment(
         total, ((records, places), mask), microbatch_size, axis_name
     )
     released = release.noised_mean(grid, summed, noise)
-    if plan.oracle != "scalar":
+    if numbers.oracle != "scalar":
         return released
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
@@ -129,21 +167,21 @@ def _moved(params: Any, previous: Any, moves: PathPredicate) -> jax.Array:
 
 
 def _slopes(
-    plan: IncrementPlan,
+    numbers: IncrementNumbers,
     value_fn: ValueFn,
     params: Any,
     records: Any,
     rows: sphere.Direction,
 ) -> jax.Array:
     """Computes the slopes of every record along common directions (B, m), not bounded."""
-    scale = smoothed_gradient.scale(plan.smoothing_radius, rows.dim)
+    scale = smoothed_gradient.scale(numbers.smoothing_radius, rows.dim)
     return finite_difference.slopes(
         value_fn, params, records, rows, smoothing_radius=scale
     )
 
 
 def _zeroth_order(
-    plan: IncrementPlan,
+    numbers: IncrementNumbers,
     value_fn: ValueFn,
     params: Any,
     previous: Any,
@@ -156,8 +194,8 @@ def _zeroth_order(
 ) -> jax.Array:
     """Computes GRAD or DIFF of every record (B, d) from values, not bounded."""
     shared: dict[str, Any] = {
-        "smoothing_radius": plan.smoothing_radius,
-        "share": plan.share_directions,
+        "smoothing_radius": numbers.smoothing_radius,
+        "share": numbers.share_directions,
     }
     if phase == "restart":
         vectors = smoothed_gradient.gradients(
@@ -172,14 +210,14 @@ def _zeroth_order(
             places,
             key,
             draw,
-            kind=plan.difference,
+            kind=numbers.difference,
             **shared,
         )
     return smoothed_gradient.flat(vectors, moves)
 
 
 def _first_order(
-    plan: IncrementPlan,
+    numbers: IncrementNumbers,
     value_fn: ValueFn,
     params: Any,
     previous: Any,
@@ -195,7 +233,7 @@ def _first_order(
     A restart takes one gradient of each record.
     """
     shared: dict[str, Any] = {
-        "smoothing_radius": plan.smoothing_radius,
+        "smoothing_radius": numbers.smoothing_radius,
         "moves": moves,
     }
     if phase == "restart":
@@ -212,7 +250,7 @@ def _first_order(
             places,
             key,
             draw,
-            kind=plan.difference,
+            kind=numbers.difference,
             **shared,
         )
     return smoothed_gradient.flat(vectors, moves)

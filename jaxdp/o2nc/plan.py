@@ -12,18 +12,24 @@ from jaxdp import accounting
 from jaxdp.accounting import lattice
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
+from jaxdp.core.types import Perturbation
+from jaxdp.kernels import smoothed_gradient
+from jaxdp.mechanism import blt
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.plan import Description
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
 from jaxdp.o2nc import conversion as driver
+from jaxdp.o2nc import releases
 from jaxdp.o2nc.gradient import private_oracle
-from jaxdp.o2nc.releases import OracleReleases
+from jaxdp.o2nc.oracle import IncrementNumbers
 from jaxdp.o2nc.theory import bounds, design, estimators, theorems
 from jaxdp.o2nc.theory import recommend as recommendations
 from jaxdp.sampling import MultiPassRestarts, SinglePassRestarts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class O2NC(OracleReleases):
+class O2NC(SumPlan):
     r"""Plan for a Goldstein-stationary point of a nonsmooth loss, in one or many passes.
 
     An oracle releases how a smoothed gradient changes from query to query and restarts
@@ -73,6 +79,10 @@ class O2NC(OracleReleases):
       reset: whether the learner starts from zero in each window.
       skip_last_query: whether a window's last query is not asked: with ``reset`` nothing
         depends on its gradient.
+      prefix_noise: of a single pass, the name of the noise's matrix C, one of
+        ``jaxdp.kernels.prefix_noise.NAMES``; of several passes ``"independent"``.
+      blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
+        :meth:`with_optimised_noise`.
       theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what they
         promise. None elsewhere, and where a number was changed since.
 
@@ -83,6 +93,18 @@ class O2NC(OracleReleases):
       <https://arxiv.org/abs/2410.05880>`_, 2025.
     """
 
+    sampling: SinglePassRestarts | MultiPassRestarts  # pyright: ignore[reportIncompatibleVariableOverride]
+    prefix_noise: str = "blt_3"
+    blt_numbers: blt.BLTNumbers | None = None
+    restart_l2_clip_norm: float
+    smoothing_radius: float
+    max_step: float
+    oracle: estimators.Oracle = "zeroth_order"
+    num_directions: int = 1
+    direction: estimators.Direction = "orthonormal"
+    difference: estimators.Difference = "antithetic"
+    share_directions: bool = False
+    scale_with_movement: bool = False
     window: int
     learning_rate: float | None = None
     reset: bool = True
@@ -93,10 +115,12 @@ class O2NC(OracleReleases):
     released: ClassVar[str] = "increments"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
+    samplers: ClassVar[tuple[type, ...]] = (SinglePassRestarts, MultiPassRestarts)
     nested: ClassVar[dict[str, Any]] = {
-        **OracleReleases.nested,
+        "blt_numbers": blt.BLTNumbers,
         "theorem": functools.partial(Design.read, {"promise": bounds.GoldsteinPromise}),
     }
+    extras: ClassVar[tuple[str, ...]] = ("goldstein_radius",)
 
     def __post_init__(self) -> None:
         for name in ("reset", "skip_last_query"):
@@ -110,13 +134,51 @@ class O2NC(OracleReleases):
                 "skip_last_query must be False where reset is False, got True: the next "
                 "window's first increment depends on that query"
             )
+        validate.instance(self.samplers, sampling=self.sampling)
+        releases.check(self)
         super().__post_init__()
         self._drop_design()
 
+    def perturbed(self, dim: int) -> Perturbation:
+        """Returns the perturbation of points by a vector in a ball."""
+        return Perturbation(
+            self.smoothing_radius,
+            share=smoothed_gradient.scale(1.0, dim),
+            differences=self.oracle != "first_order",
+            may_be_zero=False,
+        )
+
     @property
-    def evaluates_batches(self) -> bool:
-        """True if records share directions; else every record is evaluated alone."""
-        return self.share_directions
+    def multi_pass(self) -> bool:
+        """True if every step may read every record."""
+        return isinstance(self.sampling, MultiPassRestarts)
+
+    def _sums(self) -> CorrelatedSums | WeighedSums:
+        return releases.sums_of(self)
+
+    @functools.cached_property
+    def numbers(self) -> IncrementNumbers:
+        noise = self._correlated(self.num_steps)
+        return IncrementNumbers(noise, **_picked(self, IncrementNumbers))
+
+    @functools.cached_property
+    def driver(self) -> driver.DriverNumbers:
+        """Frozen numbers that the conversion reads; with or without noise."""
+        return driver.DriverNumbers(self.run, **_picked(self, driver.DriverNumbers))
+
+    def with_optimised_noise(self, num_buffers: int = 3) -> Self:
+        """Returns the same plan with a buffered Toeplitz C optimised for its period.
+
+        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
+        guarantee stays: the noise follows from C.
+
+        Args:
+          num_buffers: 1, 2 or 3.
+
+        Raises:
+          ImportError: ``jax_privacy`` is not installed.
+        """
+        return blt.with_optimised_noise(self, num_buffers)
 
     def _fulfils(self, design: Design) -> bool:
         # Across a query that is skipped a change is over two steps.
@@ -238,9 +300,6 @@ class O2NC(OracleReleases):
         reach = bounds.window_radius(self.window, self.reset) * self.max_step
         return float(reach) + self.smoothing_radius
 
-    def rows(self) -> list[tuple[str, str]]:
-        return [*super().rows(), ("goldstein_radius", f"{self.goldstein_radius:.6g}")]
-
     @property
     def num_windows(self) -> int:
         """Number of complete windows, all equally likely to be returned."""
@@ -253,7 +312,7 @@ class O2NC(OracleReleases):
         oracle = private_oracle(self, keys, **kwargs)
         return driver.conversion(oracle, driver.o2nc(self, keys))
 
-    def returned(self, state: Any, params: Any) -> Any:
+    def _returned(self, state: Any, params: Any) -> Any:
         return driver.o2nc_output(state, params)
 
     def describe(self) -> Description:
@@ -298,6 +357,12 @@ class O2NC(OracleReleases):
         if self.oracle != "scalar":
             return ""
         return f", of {self.num_directions} slope{'s' * (self.num_directions > 1)} each"
+
+
+def _picked(plan: O2NC, kind: Any) -> dict[str, Any]:
+    """Returns the fields of a plan that a tuple of numbers has as well."""
+    fields = {field.name for field in dataclasses.fields(plan)}
+    return {name: getattr(plan, name) for name in kind._fields if name in fields}
 
 
 def _sampler(design: Design) -> SinglePassRestarts | MultiPassRestarts:

@@ -9,8 +9,8 @@ import optax
 from jaxdp import sampling
 from jaxdp.core import correlated_noise, release, run_state
 from jaxdp.core import keys as keys_lib
-from jaxdp.core.types import PrefixSumPlan
 from jaxdp.kernels import finite_difference, smoothed_gradient
+from jaxdp.mechanism.plan import Plan
 
 
 class PrivatePrefixSumState(NamedTuple):
@@ -34,7 +34,7 @@ class PrivatePrefixSumState(NamedTuple):
 
 
 def private_prefix_sum(
-    plan: PrefixSumPlan, keys: keys_lib.Keys
+    plan: Plan, keys: keys_lib.Keys
 ) -> optax.GradientTransformationExtraArgs:
     """Clips per-record updates, averages them, and adds noise that sums to little.
 
@@ -73,14 +73,15 @@ def private_prefix_sum(
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "prefix_sum")
-    start = run_state.new_horizon(
-        plan.run, private=keys.private and plan.grid_noise_std > 0
-    )
+    numbers: correlated_noise.CorrelatedNumbers = plan.numbers
+    run = numbers.run
+    ((phase, grid),) = numbers.grids.items()
+    start = run_state.new_horizon(run, private=keys.private and numbers.noisy)
 
     def init_fn(params: Any) -> PrivatePrefixSumState:
         dim = sum(jnp.size(x) for x in jax.tree.leaves(params))
         run_state.begin_run(params, keys, "prefix_sum")
-        begun = (start, correlated_noise.begin(plan, keys, dim))
+        begun = (start, correlated_noise.begin(numbers, keys, dim))
         at, noise = jax.tree.map(jnp.array, begun)
         total = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
         return PrivatePrefixSumState(at, noise, total, jnp.zeros((1,), jnp.float32))
@@ -90,7 +91,7 @@ def private_prefix_sum(
     ) -> tuple[Any, Any]:
         del params, extra_args
         _, kept = sampling.resolve(
-            plan.run, batch, None, private=keys.private, step=state.horizon.count
+            run, batch, None, private=keys.private, step=state.horizon.count
         )
         rows = finite_difference.num_rows(updates)
         if rows != len(kept):
@@ -98,14 +99,12 @@ def private_prefix_sum(
                 "updates must have the records of the batch in front, "
                 f"{len(kept)} rows; got {rows}"
             )
-        active, horizon = run_state.advance(plan.run, state.horizon)
-        where = correlated_noise.place(plan, state.horizon.count)
+        active, horizon = run_state.advance(run, state.horizon)
+        where = correlated_noise.place(numbers, state.horizon.count)
         flat = smoothed_gradient.flat(updates, _all)
-        (phase,) = plan.phases
         noise, correlated = correlated_noise.draw(
-            plan, state.noise, where, flat.shape[1], phase.name
+            numbers, state.noise, where, flat.shape[1], phase
         )
-        grid = plan.grid(phase.name)
         summed = release.bounded_sum(grid, flat, kept)
         mean = jnp.where(active, release.noised_mean(grid, summed, noise), 0)
         out = smoothed_gradient.unflat(mean, state.total, _all)

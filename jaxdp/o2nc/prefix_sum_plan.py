@@ -1,20 +1,23 @@
 """The plan of private prefix sums of bounded updates."""
 
 import dataclasses
-from typing import Any, ClassVar
+import functools
+from typing import Any, ClassVar, Self
 
-import numpy as np
 import optax
 
-from jaxdp import accounting, sampling
+from jaxdp import sampling
 from jaxdp.core import validate
+from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.keys import Keys
-from jaxdp.mechanism.correlated_plan import CorrelatedPlan
+from jaxdp.mechanism import blt
+from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.sums import CorrelatedSums
 from jaxdp.o2nc.prefix_sum import private_prefix_sum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrefixSum(CorrelatedPlan):
+class PrefixSum(SumPlan):
     """Plan of means of clipped per-record updates, whose noise adds up to little.
 
     One pass over the data costs what one Gaussian release costs; P passes cost P of them,
@@ -22,9 +25,15 @@ class PrefixSum(CorrelatedPlan):
 
     Attributes:
       sampling: ``SinglePass`` or ``ShuffledEpochs``, of which every epoch is a pass.
+      prefix_noise: the name of the noise's matrix C, one of
+        ``jaxdp.kernels.prefix_noise.NAMES``.
+      blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
+        :meth:`with_optimised_noise`.
       period: steps from one restart of the noise to the next; None is a whole pass.
     """
 
+    prefix_noise: str = "blt_3"
+    blt_numbers: blt.BLTNumbers | None = None
     period: int | None = None
 
     family: ClassVar[str] = "prefix_sum"
@@ -34,33 +43,55 @@ class PrefixSum(CorrelatedPlan):
         sampling.SinglePass,
         sampling.ShuffledEpochs,
     )
+    nested: ClassVar[dict[str, Any]] = {"blt_numbers": blt.BLTNumbers}
 
     def __post_init__(self) -> None:
         validate.instance(self.samplers, sampling=self.sampling)
         if self.period is not None:
             validate.integer(period=self.period)
+        blt.check_names(self.prefix_noise, self.blt_numbers)
         super().__post_init__()
 
     @property
     def steps_per_pass(self) -> int:
-        if isinstance(self.sampling, sampling.SinglePass):
+        """Number of steps of one pass over the data; the noise restarts with each pass."""
+        if self.num_passes == 1:
             return self.num_steps
         return self.num_examples // self.sampling.rows(self.num_examples)
 
     @property
-    def noise_period(self) -> int:
+    def num_passes(self) -> int:
+        """Largest number of steps that can read one record."""
+        return self.sampling.max_participations(self.num_examples, self.num_steps)
+
+    def _sums(self) -> CorrelatedSums:
         most = min(self.steps_per_pass, self.num_steps)
-        return most if self.period is None else min(self.period, most)
+        period = most if self.period is None else min(self.period, most)
+        rows = self.sampling.rows(self.num_examples)
+        return CorrelatedSums(
+            **self._common(),
+            clips={"step": (self.l2_clip_norm, rows)},
+            phases=self.phases,
+            correlation=blt.kernel(self.prefix_noise, self.blt_numbers, period),
+        )
 
-    @property
-    def clips(self) -> dict[str, tuple[float, float]]:
-        return {"step": (self.l2_clip_norm, self.sampling.rows(self.num_examples))}
+    @functools.cached_property
+    def numbers(self) -> CorrelatedNumbers:
+        return self._correlated(self.steps_per_pass)
 
-    @property
-    def leaf_sensitivities(self) -> np.ndarray:
-        bound, rows = self.clips["step"]
-        move = accounting.sensitivity(self.relation, bound) / rows
-        return np.full(self.noise_period, move)
+    def with_optimised_noise(self, num_buffers: int = 3) -> Self:
+        """Returns the same plan with a buffered Toeplitz C optimised for its period.
+
+        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
+        guarantee stays: the noise follows from C.
+
+        Args:
+          num_buffers: 1, 2 or 3.
+
+        Raises:
+          ImportError: ``jax_privacy`` is not installed.
+        """
+        return blt.with_optimised_noise(self, num_buffers)
 
     def transform(
         self, keys: Keys, **kwargs: Any

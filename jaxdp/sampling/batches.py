@@ -12,16 +12,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import Run
 from jaxdp.kernels import threefry
-from jaxdp.sampling.samplers import (
-    AdaptiveCursor,
-    AnySampler,
-    External,
-    FullBatch,
-    Sampler,
-)
-
-#: Samplers that give every step all records.
-_ALL = FullBatch | AdaptiveCursor
+from jaxdp.sampling.samplers import AnySampler, Sampler
 
 
 @functools.partial(
@@ -205,10 +196,10 @@ def resolve(
             )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")
-        if isinstance(batch.sampler, _ALL):
+        if batch.sampler.whole:
             return batch.records, batch.mask
         return batch.records, batch.mask & (batch.step == step)
-    if not isinstance(run.sampling, _ALL | External):
+    if run.sampling.draws and not run.sampling.whole:
         raise ValueError(
             f"batch must be a jaxdp.sampling.Batch drawn by {run.sampling!r}, got raw "
             "arrays, for which no amplification can be accounted; draw it with "
@@ -216,7 +207,7 @@ def resolve(
         )
     most = run.sampling.rows(run.num_examples)
     rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.shape(leaf)}
-    if mask is None and isinstance(run.sampling, _ALL):
+    if mask is None and run.sampling.whole:
         check_data(run, batch, "batch")
         return batch, jnp.ones((most,), bool)
     if mask is None:

@@ -19,6 +19,14 @@ class Sampler:
 
     #: Whether privacy is amplified because nobody knows which records it picks.
     amplifies: ClassVar[bool] = False
+    #: Whether the batches of all steps have one size.
+    one_size: ClassVar[bool] = True
+    #: Whether every step is given all records.
+    whole: ClassVar[bool] = False
+    #: Whether it draws its batches; else raw arrays are given to ``update``.
+    draws: ClassVar[bool] = True
+    #: Whether a step that was lost may be made again with the records of the run's end.
+    repeatable: ClassVar[bool] = True
 
     def rows(self, num_examples: int) -> int:
         """Returns the rows of a batch: its static shape, and the most that a step reads."""
@@ -35,6 +43,10 @@ class Sampler:
     def max_participations(self, num_examples: int, num_steps: int) -> int:
         """Bounds the number of ``num_steps`` steps in which one record can be read."""
         return num_steps
+
+    def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
+        """Returns the phases of a period, by the shape of their batches."""
+        return (Phase("step", 1, self.rows(num_examples)),)
 
     def draw(
         self, key: jax.Array, step: int | jax.Array, num_examples: int
@@ -56,6 +68,8 @@ class Sampler:
 @dataclasses.dataclass(frozen=True)
 class FullBatch(Sampler):
     """Full batches: every step reads every record; no amplification, no sampling noise."""
+
+    whole: ClassVar[bool] = True
 
     def rows(self, num_examples: int) -> int:
         return num_examples
@@ -190,6 +204,8 @@ class SinglePassRestarts(Sampler):
       batch_size: records of its other steps.
     """
 
+    one_size: ClassVar[bool] = False
+
     period: int
     restart_batch_size: int
     batch_size: int = 1
@@ -199,9 +215,8 @@ class SinglePassRestarts(Sampler):
             validate.integer(**{name: getattr(self, name)})
             object.__setattr__(self, name, int(getattr(self, name)))
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Phases of a period, by the shape of their batches."""
+    def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
+        del num_examples
         restart = Phase("restart", 1, self.restart_batch_size)
         if self.period == 1:
             return (restart,)
@@ -209,10 +224,11 @@ class SinglePassRestarts(Sampler):
 
     @property
     def records_per_period(self) -> int:
-        return sum(phase.num_steps * phase.batch_size for phase in self.phases)
+        return self.restart_batch_size + (self.period - 1) * self.batch_size
 
     def rows(self, num_examples: int) -> int:
-        return _at_most(max(p.batch_size for p in self.phases), num_examples)
+        sizes = [phase.batch_size for phase in self.phases_of(num_examples)]
+        return _at_most(max(sizes), num_examples)
 
     def max_steps(self, num_examples: int) -> int:
         periods, left = divmod(num_examples, self.records_per_period)
@@ -225,8 +241,9 @@ class SinglePassRestarts(Sampler):
         return 1
 
     def of_phase(self, name: str) -> "_OfPhase":
-        (size,) = (p.batch_size for p in self.phases if p.name == name)
-        return _OfPhase(self, size, restart=name == "restart")
+        restart = name == "restart"
+        size = self.restart_batch_size if restart else self.batch_size
+        return _OfPhase(self, size, restart=restart)
 
 
 class _OfPhase(Sampler):
@@ -234,6 +251,12 @@ class _OfPhase(Sampler):
 
     def __init__(self, sampler: SinglePassRestarts, size: int, *, restart: bool):
         self.sampler, self.size, self.restart = sampler, size, restart
+
+    def rows(self, num_examples: int) -> int:
+        return self.size
+
+    def expected_batch_size(self, num_examples: int) -> int:
+        return self.size
 
     def draw(
         self, key: jax.Array, step: int | jax.Array, num_examples: int
@@ -265,6 +288,8 @@ class MultiPassRestarts(Sampler):
       sampling_prob: the same of its other steps.
     """
 
+    one_size: ClassVar[bool] = False
+
     period: int
     restart_sampling_prob: float | None = None
     sampling_prob: float | None = None
@@ -288,7 +313,6 @@ class MultiPassRestarts(Sampler):
         return self.restart_sampling_prob is not None or self.sampling_prob is not None
 
     def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
-        """Returns the phases of a period, by the shape of their batches."""
         sizes = [
             self.of_phase(name).rows(num_examples) for name in ("restart", "difference")
         ]
@@ -346,6 +370,10 @@ class AdaptiveCursor(Sampler):
       num_passes: how often the cursor may begin again.
     """
 
+    one_size: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
+    repeatable: ClassVar[bool] = False  # Several queries may be one step.
+
     num_passes: int = 1
 
     def __post_init__(self) -> None:
@@ -376,6 +404,8 @@ class External(Sampler):
       batch_size: the most records of a batch, and the constant that sums are divided by;
         None is all records.
     """
+
+    draws: ClassVar[bool] = False
 
     batch_size: int | None = None
 

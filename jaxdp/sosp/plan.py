@@ -156,11 +156,6 @@ class SOSP(Plan):
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(Design.read, {"promise": bounds.CertifiedPoint})
     }
-    derived: ClassVar[tuple[str, ...]] = (
-        "refresh_noise_std",
-        "difference_noise_std",
-        "escape_std",
-    )
 
     def __post_init__(self) -> None:
         validate.instance(AdaptiveCursor, sampling=self.sampling)
@@ -478,6 +473,13 @@ class SOSP(Plan):
             **queries,
             "escapes": int(state.escapes),
         }
+
+    def _derived(self) -> list[tuple[str, float]]:
+        if self.noise_multiplier is None:
+            return []
+        names = ["refresh_noise_std", "difference_noise_std"]
+        names += ["escape_std"] * (self.escape_steps is not None)
+        return [(name, getattr(self, name)) for name in names]
 
 
 @functools.lru_cache(maxsize=64)

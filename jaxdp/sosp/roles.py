@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxdp.core.types import Grid, Run
 from jaxdp.kernels import clip, stretch
 from jaxdp.kernels.prefix_noise import PrefixNoise
-from jaxdp.mechanism import correlated_plan
+from jaxdp.mechanism import sums
 from jaxdp.sosp import hessian
 from jaxdp.sosp.hessian import Hessian, HessianNorm, ProductGrid, TrackedGrid
 
@@ -57,7 +57,7 @@ def differences(
     node = noise_multiplier * moves * longest
     bits = _bits("difference", node * correlation.largest_norm())
     std = math.ceil(node * 2**bits * _MORE)
-    correlated_plan.check_fine(correlation, std, noise_multiplier)
+    sums.check_fine(correlation, std, noise_multiplier)
     return Role(sensitivity, noise_std, Grid(1 / rate, bits, 1.0, std), node_std)
 
 

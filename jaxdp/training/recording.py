@@ -21,7 +21,6 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.kernels import sphere
 from jaxdp.mechanism.plan import Plan
-from jaxdp.sampling import AdaptiveCursor
 from jaxdp.training import ledger as ledger_lib
 from jaxdp.training import loop, parallel, replaying, reporting
 
@@ -269,7 +268,7 @@ def create(
     attempt = {"salt": "", "same": program.conditions(key, data)}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
     ledger = ledger_lib.Ledger.create(
-        folder, plan=plan.to_json(), header=header, secret=hidden
+        folder, plan=plan.file_text(), header=header, secret=hidden
     )
     return Recorder(ledger=ledger, run=run, replayable=plan.replayable)
 
@@ -423,9 +422,8 @@ def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) ->
     steps = plan.num_steps
     reads = plan.sampling.max_participations(plan.num_examples, steps)
     why = ""
-    if isinstance(plan.sampling, AdaptiveCursor) or reads < steps:
-        # Lost batches would be read again, and new orders of the running epoch drawn. (Of
-        # a cursor several queries may be one step.)
+    if not plan.sampling.repeatable or reads < steps:
+        # Lost batches would be read again, and new orders of the running epoch drawn.
         why = "records that were read cannot be read again"
     elif len(plan.phases) > 1:
         why = "a restart that was lost may cost more than the last step"

@@ -59,7 +59,7 @@ DPZERO = "jaxdp/dpzero/transform.py"
 COMMON = "jaxdp/core/run_state.py"
 SCALAR = "jaxdp/dpzero/oracle.py"
 SAMPLING = "jaxdp/sampling/samplers.py"
-BASE = "jaxdp/mechanism/sum_plan.py"
+SUMS_OF_PLANS = "jaxdp/mechanism/sums.py"
 
 STEP = "jaxdp/core/release.py"
 TOTAL = (
@@ -75,7 +75,6 @@ KNOWN = (
 )
 ORACLE = "jaxdp/o2nc/gradient.py"
 INCREMENT = "jaxdp/o2nc/oracle.py"
-RELEASES = "jaxdp/o2nc/releases.py"
 TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> jax.Array:\n"
 ADDED = "        estimate = increment + (0 if restart else state.estimate)\n"
 SCALED = "        grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)\n"
@@ -83,10 +82,19 @@ SCALED_NOISE = (
     "        noise = Fixed(jnp.round(noise.high * share).astype(jnp.int32))\n"
 )
 #: What noise adds to the increment, from its integers.
-ADDED_NOISE = "noise.high.astype(jnp.float32) * plan.grid(phase).noise_unit"
-SLOPES = "            rows = _slopes(plan, value_fn, params, some, draw(key))\n"
+ADDED_NOISE = "noise.high.astype(jnp.float32) * numbers.noise.grids[phase].noise_unit"
+SLOPES = "            rows = _slopes(numbers, value_fn, params, some, draw(key))\n"
 CHANGES = """            rows = _first_order(
-                plan, value_fn, params, previous, some, places, key, draw, phase, moves
+                numbers,
+                value_fn,
+                params,
+                previous,
+                some,
+                places,
+                key,
+                draw,
+                phase,
+                moves,
             )
 """
 CLIPS = (INCREMENT, "jaxdp.kernels import finite", "jaxdp.kernels import clip, finite")
@@ -95,9 +103,9 @@ UNBOUNDED = """            most = grid.limit or 2**grid.bits
             units = jnp.round(rows * (most / grid.l2_clip_norm))
             return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
 """
-DRAWN = "correlated_noise.draw(plan, state.noise, where, size, phase)"
+DRAWN = "carried, state.noise, where, size, phase"
 STEP_KEY = "key = keys_lib.at_step(root, step)\n"
-STEP_NOISE = "        integers = step_noise(plan, state.noise, count)\n"
+STEP_NOISE = "        integers = step_noise(numbers, state.noise, count)\n"
 
 DESCENT = "jaxdp/saddle/algorithms/mirror_descent.py"
 PLAYERS = "jaxdp/saddle/algorithms/players.py"
@@ -127,9 +135,9 @@ ROUNDED_FLOAT = """    words = threefry.secret_block(key, threefry._counters(sha
 MUTATIONS = (
     Mutation(
         "noise halved",
-        BASE,
-        "return math.ceil(over_clip * 2**self.grid_bits)",
-        "return math.ceil(over_clip * 2**self.grid_bits / 2)",
+        SUMS_OF_PLANS,
+        "std = self.law.std(self.units(self.sum_noise))",
+        "std = self.law.std(self.units(self.sum_noise) / 2)",
         "full",
     ),
     Mutation(
@@ -165,10 +173,10 @@ MUTATIONS = (
         DPZERO,
         STEP_NOISE,
         f"        known = {KNOWN}\n"
-        "        stds = plan.grid_noise_std // 2, round(plan.grid_noise_std * 0.75**0.5)\n"
+        "        stds = grid.noise_std // 2, round(grid.noise_std * 0.75**0.5)\n"
         "        roots = state.noise, known\n"
         "        integers = sum(\n"
-        "            run_state.gaussian(root, count, plan.num_directions, std).high\n"
+        "            run_state.gaussian(root, count, numbers.num_directions, std).high\n"
         "            for root, std in zip(roots, stds)\n"
         "        )\n",
         "full",
@@ -244,16 +252,16 @@ MUTATIONS = (
     ),
     Mutation(
         "correlated noise halved",
-        "jaxdp/mechanism/correlated_plan.py",
+        SUMS_OF_PLANS,
         "math.ceil(self.node_std / unit * _MORE)",
         "math.ceil(self.node_std / unit / 2)",
         "tree",
     ),
     Mutation(
         "leaves of zero-out for replace-one",
-        RELEASES,
-        "accounting.sensitivity(self.relation, bound) / size",
-        "bound / size",
+        SUMS_OF_PLANS,
+        "name: accounting.sensitivity(self.relation, bound) / size",
+        "name: bound / size",
         "tree",
     ),
     Mutation(
@@ -284,7 +292,7 @@ MUTATIONS = (
         + TOTAL_OF_PART,
         "one direction",
         also=(
-            (INCREMENT, "law=plan.direction", 'law="ball"'),
+            (INCREMENT, "law=numbers.direction", 'law="ball"'),
             (INCREMENT, "return release.bounded_sum(", "return bounded_sum("),
             CLIPS,
         ),
@@ -311,14 +319,14 @@ MUTATIONS = (
     ),
     Mutation(
         "several passes charged as one",
-        RELEASES,
+        SUMS_OF_PLANS,
         "num_steps=counts[name],",
         "num_steps=1,",
         "several passes",
     ),
     Mutation(
         "full batches charged as samples",
-        RELEASES,
+        SUMS_OF_PLANS,
         "sampler.of_phase(name),",
         "type(sampler)(period=1, restart_sampling_prob=0.05).of_phase('restart'),",
         "several passes",
@@ -350,7 +358,7 @@ MUTATIONS = (
         CHANGES,
         """            def clipped(at):
                 rows = _first_order(
-                    plan, value_fn, at, at, some, places, key, draw, "restart", moves
+                    numbers, value_fn, at, at, some, places, key, draw, "restart", moves
                 )
                 return clip.clip_vector(rows, grid.l2_clip_norm)
 

@@ -342,7 +342,7 @@ def test_laplace_noise_depends_on_noise_words_and_plan_alone() -> None:
     k, other = Keys.insecure(5), Keys.insecure(6)
 
     def table(keys: Keys = k, **changes: object) -> np.ndarray:
-        return laplace_noise(_plan(noise="laplace", **changes), keys, "dpzero")
+        return laplace_noise(_plan(noise="laplace", **changes).numbers, keys, "dpzero")
 
     np.testing.assert_array_equal(table(), table())
     for root in ("direction", "noise", "sampling"):
@@ -359,9 +359,9 @@ def test_laplace_noise_depends_on_noise_words_and_plan_alone() -> None:
 def test_laplace_noise_of_traced_keys_names_the_way_out() -> None:
     plan = _plan(noise="laplace")
     with pytest.raises(ValueError, match='noise="discrete"'):
-        jax.vmap(lambda s: jnp.asarray(laplace_noise(plan, Keys.insecure(s), "x")))(
-            jnp.arange(2)
-        )
+        jax.vmap(
+            lambda s: jnp.asarray(laplace_noise(plan.numbers, Keys.insecure(s), "x"))
+        )(jnp.arange(2))
 
 
 def test_gaussian_noise_depends_on_the_noise_root_and_the_plan_alone() -> None:
@@ -371,7 +371,7 @@ def test_gaussian_noise_depends_on_the_noise_root_and_the_plan_alone() -> None:
     @functools.partial(jax.jit, static_argnums=1)
     def table(keys: Keys, plan: plans.DPZero) -> jax.Array:
         root = run_state.noise_root(plan.run, keys)
-        return jax.vmap(lambda t: step_noise(plan, root, t))(jnp.arange(20))
+        return jax.vmap(lambda t: step_noise(plan.numbers, root, t))(jnp.arange(20))
 
     base = np.asarray(table(k, _plan()))
     assert base.shape == (20, 1)

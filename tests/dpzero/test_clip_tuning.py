@@ -139,7 +139,8 @@ def test_the_count_has_noise_of_its_own() -> None:
     count = drawn.in_units(releases[:, 2], 0.5 / 2**bits / plan.normalizer)
     np.testing.assert_array_equal(count, drawn.counts(plan, keys))
     assert plan.grid_noise_std == drawn.std_of_sum(plan)
-    assert plan.grid_count_std == 3 * 2 * 2**16
+    assert plan.numbers.count_grid is not None
+    assert plan.numbers.count_grid.noise_std == 3 * 2 * 2**16
     table = np.concatenate([slopes, count[:, None]], axis=1).astype(np.float64)
     # Relative error of a std from n draws: 1 / sqrt(2 n); five of them.
     for column, std in zip(
@@ -156,8 +157,11 @@ def test_sum_and_count_together_cost_what_the_plan_says() -> None:
     """Moves over noise, squared and added: the pair is one Gaussian of m."""
     for m in (0.5, 1.0, 2.9):
         plan = make_plan(noise_multiplier=m)
+        assert plan.numbers.count_grid is not None
         unit = 2 * 2**plan.grid_bits  # A replaced record: two clips, or two halves.
-        squared = (unit / plan.grid_noise_std) ** 2 + (unit / plan.grid_count_std) ** 2
+        squared = (unit / plan.grid_noise_std) ** 2 + (
+            unit / plan.numbers.count_grid.noise_std
+        ) ** 2
         assert squared <= m**-2
         assert squared == pytest.approx(m**-2, rel=1e-4)
 

@@ -162,7 +162,7 @@ def test_tau_is_uniform() -> None:
     """2e4 runs of 5 steps: chi-square at 1e-7."""
     plan = make(plans.DPZero, output="random", num_steps=5)
     draw = jax.vmap(
-        lambda seed: transforms.output_step(plan, Keys.insecure(seed).direction)
+        lambda seed: transforms.output_step(plan.run, Keys.insecure(seed).direction)
     )
     counts = np.bincount(np.asarray(jax.jit(draw)(jnp.arange(20_000))), minlength=5)
     assert counts.shape == (5,)
@@ -187,7 +187,7 @@ def test_output_is_the_iterate_before_step_tau(kind: Any) -> None:
             chunk=1,
             callback=lambda step, params, info: iterates.append(params),  # noqa: B023
         )
-        tau = int(transforms.output_step(plan, own.direction))
+        tau = int(transforms.output_step(plan.run, own.direction))
         seen.add(tau)
         chex.assert_trees_all_equal(result.params, iterates[tau])
         assert not np.array_equal(iterates[0]["w"], iterates[6]["w"])

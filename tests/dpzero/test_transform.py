@@ -303,7 +303,7 @@ def test_laplace_noise_law() -> None:
     steps = 2000
     plan = make_plan(num_steps=steps, num_directions=50, noise="laplace")
     plan = plan.calibrate(epsilon=2.0, delta=0)
-    table = laplace_noise(plan, Keys.insecure(1), "dpzero").ravel()
+    table = laplace_noise(plan.numbers, Keys.insecure(1), "dpzero").ravel()
     assert plan.grid_bits is not None
     scale = steps * 2 ** (plan.grid_bits + 1) / 2.0  # One step costs 2 / steps.
 

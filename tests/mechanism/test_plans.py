@@ -179,15 +179,15 @@ def test_laplace_is_purely_private(relation: str, num: int) -> None:
     assert "pure composition" in str(plan)
     # The integers: an L1 sensitivity of 2**k, or twice that, over their scale.
     distance = 2 ** (plan.grid_bits + (relation == "replace_one"))
-    exact = Fraction(100 * distance, plan.grid_noise_scale)
+    exact = Fraction(100 * distance, plan.numbers.noise_scale)
     assert exact < Fraction(float(spent))
     assert exact > Fraction(199, 100)
-    assert plan.norm_order == 1
+    assert plan.grid("step").order == 1
     # A unit of scale more than asked for, for the sake of delta > 0.
-    assert (plan.grid_noise_scale - 1) >= distance * plan.noise_multiplier / math.sqrt(
-        2
-    )
-    assert plan.grid_noise_std >= math.sqrt(2) * plan.grid_noise_scale
+    assert (
+        plan.numbers.noise_scale - 1
+    ) >= distance * plan.noise_multiplier / math.sqrt(2)
+    assert plan.grid_noise_std >= math.sqrt(2) * plan.numbers.noise_scale
     again = plans.from_json(plan.to_json())
     assert again == plan
 
@@ -213,7 +213,7 @@ def test_laplace_on_poisson_samples() -> None:
 def test_laplace_sums_have_room_for_their_tails() -> None:
     plan = make(noise="laplace", noise_multiplier=1000.0)
     # exp(-40) of each draw lies beyond.
-    assert 1024 * 2**plan.grid_bits + 40 * plan.grid_noise_scale < 2**31
+    assert 1024 * 2**plan.grid_bits + 40 * plan.numbers.noise_scale < 2**31
 
 
 @pytest.mark.parametrize("delta", [0, 0.0])
@@ -245,7 +245,7 @@ def test_clip_tuning_is_charged_within_the_step(relation: str, sampler: Any) -> 
     # In integers: together they reveal no more than the one Gaussian that is charged.
     distance = 2 ** (plan.grid_bits + (relation == "replace_one"))
     both = Fraction(distance, plan.grid_noise_std) ** 2
-    both += Fraction(distance, plan.grid_count_std) ** 2
+    both += Fraction(distance, plan.numbers.count_grid.noise_std) ** 2
     assert Fraction(99, 10_000) < both <= Fraction(1, 100)
 
 
@@ -255,7 +255,12 @@ def test_clip_tuning_needs_a_share_of_the_noise() -> None:
     with pytest.raises(ValueError, match="count_noise_multiplier must exceed"):
         plan.calibrate(epsilon=0.2, delta=1e-5)
     without = plan.with_noise(noise_multiplier=0)
-    assert without.noise_std == without.grid_noise_std == without.grid_count_std == 0
+    assert (
+        without.noise_std
+        == without.grid_noise_std
+        == without.numbers.count_grid.noise_std
+        == 0
+    )
 
 
 def test_clip_tuning_is_for_dpzero_alone() -> None:

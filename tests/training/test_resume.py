@@ -396,7 +396,9 @@ def test_resume_leaves_no_noise_in_compiled_programs(
     own = Keys.insecure(1)
     state = plan.transform(own).init(PARAMS)
     steps = jnp.arange(3)
-    drawn = jax.vmap(lambda t: transform.step_noise(plan, state.noise, t))(steps)
+    drawn = jax.vmap(lambda t: transform.step_noise(plan.numbers, state.noise, t))(
+        steps
+    )
     secret = [np.asarray(drawn).ravel(), np.asarray(own.noise_words)]
     # (A state's key is the root's words and public ones: what it is for.)
     secret += [np.asarray(jax.random.key_data(k)) for k in (own.noise, own.sampling)]
@@ -829,7 +831,7 @@ def test_no_public_file_holds_a_secret(tmp_path: Path) -> None:
         plan, plan.transform(dataclasses.replace(own, private=False)), OPTIMIZER, PARAMS
     ).opt_state[0]
     needles.append(np.asarray(jax.random.key_data(state.noise)).tobytes())
-    drawn = jax.vmap(lambda t: transform.step_noise(plan, state.noise, t))(
+    drawn = jax.vmap(lambda t: transform.step_noise(plan.numbers, state.noise, t))(
         jnp.arange(23)
     )
     assert np.all(drawn[:5] != 0)

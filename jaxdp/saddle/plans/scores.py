@@ -45,7 +45,6 @@ class VertexSamplingPlan(Plan):
         )
     }
     calibrated: ClassVar[str] = "step_size_x"
-    derived: ClassVar[tuple[str, ...]] = ("rho",)
     #: Integers take a little off.
     tolerances: ClassVar[dict[str, float]] = {
         "step_size": 0.01,
@@ -261,3 +260,7 @@ class VertexSamplingPlan(Plan):
         chosen = {"noise_multiplier": None, "sampler": self.sampler}
         more = {name: getattr(self, field) for name, field in self.reported.items()}
         return chosen | steps | more
+
+    def _derived(self) -> list[tuple[str, float]]:
+        known = getattr(self, self.calibrated) is not None
+        return [("rho", self.rho)] if known else []

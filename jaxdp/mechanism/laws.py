@@ -1,0 +1,130 @@
+"""Laws of integer noise, and the guarantees of law, sampler and relation together."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from jaxdp import accounting, sampling
+from jaxdp.core.types import Relation
+
+#: Names of the laws, as plans have them.
+Noise = Literal["discrete", "laplace"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """Law of noise: bound, size and price of the noise on a sum.
+
+    Attributes:
+      order: of the norm in which one record's contribution is bounded: 1 or 2.
+      deviations: standard deviations beyond which it has a mass below 1e-14.
+      scale: from a standard deviation in grid units to the law's integer parameter.
+      std: from a standard deviation in grid units to that of the integers, rounded up.
+      unsampled: from noise_multiplier, number of sums and relation to the guarantee of
+        sums that all read one record; takes ``among_sampled``.
+      poisson: from noise_multiplier and number of sums, and the keywords ``sampling_prob``
+        and ``relation``, to the guarantee of sums over Poisson samples.
+      exact: whether it is drawn exactly, on the host: its guarantee may be pure, delta = 0.
+    """
+
+    order: int
+    deviations: int
+    scale: Callable[[float], int]
+    std: Callable[[float], int]
+    unsampled: Callable[..., accounting.Guarantee]
+    poisson: Callable[..., accounting.Guarantee]
+    exact: bool = False
+
+
+def _laplace_scale(units: float) -> int:
+    """Returns the scale of integer Laplace noise, rounded up and one more.
+
+    That unit makes up for what discrete noise is worse than the continuous one that is
+    accounted (``accounting.full_batch_laplace``).
+    """
+    return math.ceil(units / math.sqrt(2)) + 1 if units else 0
+
+
+def _unsampled_laplace(
+    noise_multiplier: float,
+    num_steps: int,
+    relation: Relation,
+    *,
+    among_sampled: bool = False,
+) -> accounting.Guarantee:
+    del among_sampled  # No sampled sums are composed with Laplace noise.
+    return accounting.full_batch_laplace(noise_multiplier, num_steps, relation)
+
+
+LAWS: dict[Noise, Law] = {
+    "discrete": Law(
+        order=2,
+        deviations=8,
+        scale=math.ceil,
+        std=math.ceil,
+        unsampled=accounting.full_batch_gaussian,
+        poisson=accounting.poisson_gaussian,
+    ),
+    "laplace": Law(
+        order=1,
+        deviations=32,
+        scale=_laplace_scale,
+        std=lambda units: math.ceil(math.sqrt(2) * _laplace_scale(units)),
+        unsampled=_unsampled_laplace,
+        poisson=accounting.poisson_laplace,
+        exact=True,
+    ),
+}
+
+
+def guarantee(
+    law: Law,
+    sampler: sampling.AnySampler,
+    relation: Relation,
+    *,
+    num_examples: int,
+    num_steps: int,
+    noise_multiplier: float,
+    among_sampled: bool = False,
+) -> accounting.Guarantee:
+    """Returns the guarantee of ``num_steps`` noised sums over a sampler's batches.
+
+    With ``among_sampled``, full batches are stated so that they compose with sampled ones.
+
+    Raises:
+      ValueError: no accountant has a bound for the three together.
+    """
+    rows = sampler.rows(num_examples)
+    match sampler:
+        case sampling.TruncatedPoisson(sampling_prob=q) if rows == num_examples:
+            # What cannot overflow is never truncated.
+            return law.poisson(
+                noise_multiplier, num_steps, sampling_prob=q, relation=relation
+            )
+        case sampling.TruncatedPoisson() | sampling.FixedSize() if law.exact:
+            raise ValueError(
+                'sampling must be unamplified with noise="laplace", or TruncatedPoisson '
+                f"with max_batch_size = num_examples = {num_examples}; got {sampler!r}, "
+                "for which no accountant has a bound"
+            )
+        case sampling.TruncatedPoisson(sampling_prob=q):
+            return accounting.truncated_poisson_gaussian(
+                noise_multiplier,
+                num_steps,
+                sampling_prob=q,
+                num_examples=num_examples,
+                max_batch_size=rows,
+                relation=relation,
+            )
+        case sampling.FixedSize():
+            return accounting.fixed_size_gaussian(
+                noise_multiplier,
+                num_steps,
+                num_examples=num_examples,
+                batch_size=rows,
+                relation=relation,
+            )
+    # So many sums read one record; the others tell nothing of it.
+    sums = sampler.max_participations(num_examples, num_steps)
+    return law.unsampled(noise_multiplier, sums, relation, among_sampled=among_sampled)
