@@ -75,7 +75,6 @@ class Method:
       gradients: whether its updates are gradients, which an optimizer follows.
       non_private: gradient of the method without noise and clip.
       bare: the plan before its noise was chosen, where no field says that there is none.
-      traces: how often a phase's step is traced in a run.
       points: releases, of the first steps, that no direction root decides. None: all.
     """
 
@@ -93,7 +92,6 @@ class Method:
     gradients: bool = False
     non_private: Callable[[Any, Any, Any], Any] | None = None
     bare: Any = None
-    traces: int = 1
     points: int | None = None
 
     def __str__(self) -> str:
@@ -415,7 +413,6 @@ def _search(name: str, **fields: Any) -> Method:
         # The first refresh; where later queries are depends on it.
         {0: 2 * 1.0 / 4},
         _estimate,
-        traces=2,  # The norm of no point yet is an infinity of no fixed dtype.
     )
 
 

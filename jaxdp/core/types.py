@@ -1,7 +1,7 @@
-"""Types that all layers share, and protocols of the plan fields that they read."""
+"""Types that all layers share: relations, phases, frozen numbers of runs and grids."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -52,27 +52,6 @@ class Perturbation(NamedTuple):
     share: float = 1.0
     differences: bool = True
     may_be_zero: bool = True
-
-
-class DataPlan(Protocol):
-    """Plan fields that the training loop and every algorithm read."""
-
-    family: ClassVar[str]
-
-    @property
-    def num_examples(self) -> int: ...
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def sampling(self) -> Any: ...
-    @property
-    def relation(self) -> Relation: ...
-    @property
-    def phases(self) -> tuple[Phase, ...]: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def run(self) -> Run: ...
 
 
 class Grid(NamedTuple):

@@ -92,7 +92,7 @@ def sosp(
         escape = no_escape(numbers, flat, root)
         run_state.begin_run(params, keys, run.family)
         zero = jnp.zeros((), jnp.int32)
-        best = Best(params, jnp.full((), jnp.inf), jnp.full((), NOTHING, jnp.int32))
+        best = Best(params, jnp.float32(jnp.inf), jnp.full((), NOTHING, jnp.int32))
         release = jnp.zeros((6,), jnp.float32)
         state = SOSPState(
             horizon, params, spider, escape, best, zero, zero, zero, release

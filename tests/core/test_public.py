@@ -212,7 +212,13 @@ def test_every_class_with_secrets_hides_them() -> None:
         if isinstance(value, type) and hasattr(value, "SECRET")
     }
     names = {cls.__name__ for cls in classes}
-    assert names >= {"DPZeroState", "Correlated", "Running", "SaddleState", "Hessian"}
+    assert names >= {
+        "DPZeroState",
+        "Correlated",
+        "Running",
+        "SaddleState",
+        "RunningHessian",
+    }
     assert len(names) >= 11
     for cls in classes:
         assert cls.__repr__ is run_state.hiding_repr, cls
