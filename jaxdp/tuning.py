@@ -28,7 +28,6 @@ import jax
 import optax
 
 from jaxdp import accounting, sampling, training
-from jaxdp.accounting import lattice
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise, validate
 from jaxdp.core.types import PathPredicate, ValueFn
@@ -123,7 +122,9 @@ def tune(
     if delta is None:
         raise ValueError("delta must be a number in (0, 1); the plans have none")
     # The plans are of one event, but for what the samplers of their noise cost.
-    plan = max((p for p, _ in candidates), key=lambda p: lattice.sampler_error(p.event))
+    plan = max(
+        (p for p, _ in candidates), key=lambda p: accounting.sampler_error(p.event)
+    )
     base = plan.epsilon(delta=delta)
     spent = base
     if math.isfinite(base):

@@ -3,15 +3,13 @@
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, get_args
 
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
+from jaxdp.accounting.basics import RELATIONS, Guarantee, sensitivity
 from jaxdp.core import validate
 from jaxdp.core.types import Relation
-
-RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 _UNSAMPLED = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 _SAMPLED = {
@@ -19,33 +17,6 @@ _SAMPLED = {
     "zero_out": dp.NeighboringRelation.REPLACE_SPECIAL,
     "add_or_remove": dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
 }
-
-
-class Guarantee(NamedTuple):
-    """Event of all releases, and the relation under which it is to be composed.
-
-    Attributes:
-      event: the dp-accounting event of all releases.
-      event_relation: the relation under which an accountant is to compose it.
-    """
-
-    event: dp.DpEvent
-    event_relation: dp.NeighboringRelation
-
-
-def sensitivity(relation: Relation, l2_clip_norm: float) -> float:
-    """Returns the L2 sensitivity of the sum of clipped contributions.
-
-    The only place that knows the factor: 2 where a record may be replaced by any other
-    (from +C to -C), 1 where it appears, disappears, or becomes zero.
-
-    Args:
-      relation: one of :data:`RELATIONS`.
-      l2_clip_norm: C > 0, the bound on one contribution; infinity gives infinity.
-    """
-    validate.one_of(RELATIONS, relation=relation)
-    validate.positive(allow_inf=True, l2_clip_norm=l2_clip_norm)
-    return (2.0 if relation == "replace_one" else 1.0) * float(l2_clip_norm)
 
 
 def full_batch_gaussian(
@@ -287,6 +258,11 @@ def poisson_laplace(
         return dp.PoissonSampledDpEvent(float(sampling_prob), _laplace(multiplier))
 
     return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+
+
+def non_private() -> Guarantee:
+    """Returns the guarantee of releases that nothing bounds."""
+    return Guarantee(dp.NonPrivateDpEvent(), _UNSAMPLED)
 
 
 def zcdp(rho: float) -> Guarantee:

@@ -33,12 +33,10 @@ import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from scipy.special import ndtr
 
-from jaxdp.accounting.events import Guarantee
+from jaxdp.accounting.basics import Guarantee
 from jaxdp.core import validate
 from jaxdp.kernels import lattice_gaussian
 
-#: Numbers of a step at most, where a plan does not know how many: counters have 32 bits.
-MAX_NUMBERS = 2**32
 _BETA = 1e-40
 _FAILURES = 2e-18  # What both bounds may fail, up to an epsilon of 50.
 

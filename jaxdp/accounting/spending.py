@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, Self
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -11,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from jaxdp.accounting import lattice
+from jaxdp.accounting.basics import Epsilon
 from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from jaxdp.core import validate
 
@@ -32,30 +33,6 @@ ZCDP_ORDERS = np.unique(
 
 #: What :class:`Epsilon` calls the accountants.
 NAMES = {PLDAccountant: "PLD", RdpAccountant: "RDP"}
-
-
-class Epsilon(float):
-    """Bound on the privacy loss: a float that also names its accountant.
-
-    Attributes:
-      accountant: "Gaussian closed form", "PLD", "RDP", "pure composition" or "no noise".
-    """
-
-    accountant: str
-
-    def __new__(cls, value: float, accountant: str) -> Self:
-        self = super().__new__(cls, value)
-        self.accountant = accountant
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (float(self), self.accountant)
-
-    def __repr__(self) -> str:
-        return f"Epsilon({float(self)!r}, accountant={self.accountant!r})"
-
-    def __str__(self) -> str:
-        return repr(float(self))
 
 
 def epsilon(

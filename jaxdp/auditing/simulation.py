@@ -131,7 +131,9 @@ def noise_tables(
     keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
     tables = np.stack(
         [
-            laplace_noise(plan, dataclasses.replace(keys, noise_words=w), plan.family)
+            laplace_noise(
+                plan.numbers, dataclasses.replace(keys, noise_words=w), plan.family
+            )
             for w in np.asarray(own.noise_words)
         ]
     )

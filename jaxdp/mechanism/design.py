@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxdp import accounting
-from jaxdp.accounting import lattice
 
 
 class Design(Mapping[str, Any]):
@@ -103,7 +102,7 @@ def ideal_factor(plan: Any) -> float:
     """
     if plan.delta is None:
         return 1.0
-    spent, missed = lattice.sampler_error(plan.event)
+    spent, missed = accounting.sampler_error(plan.event)
     epsilon = float(plan.epsilon())
     if not spent < epsilon < math.inf:
         return 1.0

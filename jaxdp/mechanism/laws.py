@@ -63,8 +63,10 @@ LAWS: dict[Noise, Law] = {
         deviations=8,
         scale=math.ceil,
         std=math.ceil,
-        unsampled=accounting.full_batch_gaussian,
-        poisson=accounting.poisson_gaussian,
+        unsampled=lambda *args, **kwargs: accounting.full_batch_gaussian(
+            *args, **kwargs
+        ),
+        poisson=lambda *args, **kwargs: accounting.poisson_gaussian(*args, **kwargs),
     ),
     "laplace": Law(
         order=1,
@@ -72,7 +74,7 @@ LAWS: dict[Noise, Law] = {
         scale=_laplace_scale,
         std=lambda units: math.ceil(math.sqrt(2) * _laplace_scale(units)),
         unsampled=_unsampled_laplace,
-        poisson=accounting.poisson_laplace,
+        poisson=lambda *args, **kwargs: accounting.poisson_laplace(*args, **kwargs),
         exact=True,
     ),
 }

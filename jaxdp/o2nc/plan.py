@@ -9,7 +9,6 @@ import numpy as np
 import optax
 
 from jaxdp import accounting
-from jaxdp.accounting import lattice
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation
@@ -198,7 +197,7 @@ class O2NC(SumPlan):
         """
         if self.delta is None or self.sampling.amplifies:
             return 1.0
-        spent, missed = lattice.sampler_error(self.event)
+        spent, missed = accounting.sampler_error(self.event)
         epsilon = float(self.epsilon())
         if not spent < epsilon < math.inf:
             return 1.0

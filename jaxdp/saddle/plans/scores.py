@@ -5,7 +5,6 @@ import functools
 import math
 from typing import Any, ClassVar, Literal, Self
 
-import dp_accounting as dp
 import numpy as np
 
 from jaxdp import accounting
@@ -190,8 +189,7 @@ class VertexSamplingPlan(Plan):
     @property
     def _guarantee(self) -> accounting.Guarantee:
         if self.sampler == "float":
-            relation = accounting.zcdp(1.0).event_relation
-            return accounting.Guarantee(dp.NonPrivateDpEvent(), relation)
+            return accounting.non_private()
         return accounting.zcdp(self.rho)
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
