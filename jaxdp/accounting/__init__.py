@@ -63,10 +63,13 @@ if TYPE_CHECKING:
     )
     from jaxdp.accounting.accountants import zcdp as zcdp
 else:
+    # Of this package, which importing them finds.
+    _MODULES = {"accountants", "calibration", "consistency", "events", "gaussian"}
+    _MODULES |= {"lattice", "spending"}
 
     def __getattr__(name: str) -> Any:
         """Loads dp-accounting, and with it half of scipy, when it is first needed."""
-        if name.startswith("__"):
+        if name.startswith("__") or name in _MODULES:
             raise AttributeError(name)
         import jaxdp.accounting.accountants as found
 
