@@ -38,6 +38,11 @@ LAYERS = {
     "cli": 10,
 }
 METHODS = {"dpzero", "dpgd", "o2nc", "sosp", "saddle"}
+# In a method, what states the guarantee and what chooses its numbers. What releases (its
+# oracles, transforms and algorithms) is handed numbers and knows neither.
+PLANNING = re.compile(
+    rf"jaxdp\.({'|'.join(METHODS)})\.(plans?|\w+_plan|theory|theorems|releases)\b"
+)
 # What computes a release; what judges on raw data lies above it.
 LAST_RELEASE_LAYER = 6
 
@@ -151,6 +156,16 @@ def layer_violations(tree: ast.AST, path: str) -> Iterator[str]:
             )
 
 
+def role_violations(tree: ast.AST, path: str) -> Iterator[str]:
+    """Imports of a method's plan or theory by its oracles, transforms and algorithms."""
+    module = module_name(path)
+    if part(module) not in METHODS or PLANNING.match(module):
+        return
+    for line, name in imports(tree, path):
+        if PLANNING.match(name):
+            yield f"{path}:{line}: imports {name}; it is to be handed numbers"
+
+
 def hidden_import_violations(tree: ast.AST, path: str) -> Iterator[str]:
     """Imports by a computed name, which the other checks cannot read."""
     if LAYERS.get(part(module_name(path)), 0) > LAST_RELEASE_LAYER:
@@ -223,6 +238,7 @@ def key_violations(tree: ast.AST, path: str) -> Iterator[str]:
 
 CHECKS = (
     layer_violations,
+    role_violations,
     hidden_import_violations,
     kernel_violations,
     key_violations,
@@ -279,6 +295,12 @@ def test_every_layer_was_read() -> None:
         ("jaxdp/core/__init__.py", "from ..plans import DPZero", "layer 5"),
         ("jaxdp/dpzero/transform.py", "def f():\n import jaxdp.training.loop", ":2:"),
         ("jaxdp/mechanism/plan.py", "import jaxdp.o2nc.plan", "layer 4"),
+        (
+            "jaxdp/o2nc/gradient.py",
+            "from jaxdp.o2nc.plan import O2NC",
+            "handed numbers",
+        ),
+        ("jaxdp/sosp/spider.py", "from jaxdp.sosp.theory import design", "numbers"),
         (
             "jaxdp/dpzero/transform.py",
             "from typing import TYPE_CHECKING\n"
