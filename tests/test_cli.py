@@ -404,7 +404,7 @@ def test_resume_refuses_what_changed_and_new_attempt_charges(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    killed(out, lines=24)
+    killed(out, "--relation", "zero_out", lines=24)
     again = ("train", "--resume", "--out", out, "--quiet")
     # Whoever edits the public part must not choose what is counted in the data.
     path = out / "ledger.jsonl"
@@ -418,6 +418,11 @@ def test_resume_refuses_what_changed_and_new_attempt_charges(
     path.write_bytes(whole)
     for words, part in (
         (("--num-steps", 41), "--num-steps must be left out with --resume"),
+        # Given as its default, it is given all the same.
+        (
+            ("--relation", "replace_one"),
+            "--relation must be left out with --resume or be",
+        ),
         (("--seed", 4), "--seed must be left out with --resume or be as it was, 3"),
         (("--microbatch-size", 9), "microbatch_size is 9 and was None; losses"),
         (("--dataset", "breast_cancer"), "--dataset must be left out"),
@@ -471,6 +476,9 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("train extra", ("--algorithm must be one of dpzero, dpgd, mezo", "'extra'")),
     ("train dpzero extra", ("argument extra", "--help")),
     ("train --quiet=3", ("--quiet takes no value", "'3'")),
+    ("train --progress=3", ("--progress takes no value", "'3'")),
+    ("train --no-progress=1", ("--progress takes no value", "'1'")),
+    ("train --algorithm=", ("--algorithm must be one of dpzero, dpgd", "''")),
     ("train --epsilon", ("--epsilon must be a number", "nothing")),
     ("train --epsilon two", ("--epsilon must be a number", "'two'")),
     ("train --epsilon 0", ("--epsilon must be a number > 0", "0.0")),

@@ -638,7 +638,7 @@ def test_report_has_the_certificate_and_what_it_is_worth(folders: Any) -> None:
     assert report["recipe"] == RUNS["sosp"][1]
     outcome = report["outcome"]
     assert outcome["certified"] and outcome["ended"] == "certificate"
-    assert outcome["alpha"] == plan.theorem.alpha
+    assert outcome["alpha"] == plan.theorem.promise.alpha
     assert outcome["records_used"] <= 1437
     assert report["steps_done"] < 60
     # The start, where nothing but the curvature tells that it is not the end.

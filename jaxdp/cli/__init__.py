@@ -97,7 +97,7 @@ def _train(words: list[str]) -> options.Train:
     name, words = _algorithm(words)
     if name is None and "--resume" in words and not {*_HELP} & {*words}:
         name = _recorded(words)
-    name = name or options.DEFAULT_ALGORITHM
+    name = options.DEFAULT_ALGORITHM if name is None else name
     if name not in options.ALGORITHMS:
         known = ", ".join(options.ALGORITHMS)
         raise UsageError(f"--algorithm must be one of {known}; got {name!r}")

@@ -87,6 +87,8 @@ class Run(Output):
         *("progress", "quiet", "show_values"),
     )
     compared: ClassVar[tuple[str, ...]] = ("microbatch_size",)
+    #: Names of the options that were in the words; None for one that is made otherwise.
+    given: ClassVar[frozenset[str] | None] = None
 
     relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
     microbatch_size: Int = opt(COUNT, "Records evaluated at once.")

@@ -193,7 +193,8 @@ def parse(options: type[Options], words: list[str], prog: str, more: str) -> Opt
     try:
         given, unknown = _parser(options, prog, more).parse_known_args(_joined(words))
     except argparse.ArgumentError as error:
-        name, said = str(error.argument_name), error.message
+        # A switch has two spellings, of which the first is its name.
+        name, said = str(error.argument_name).partition("/")[0], error.message
         kind = fields[name.strip("-").replace("-", "_")].metadata["kind"]
         if kind is None:
             said = said.replace("ignored explicit argument", "takes no value, got")
@@ -214,7 +215,9 @@ def parse(options: type[Options], words: list[str], prog: str, more: str) -> Opt
             if kind.positional:
                 raise UsageError(f"{kind.metavar} must be given, got nothing: {about}")
             raise UsageError(f"{flag(name)} must be {kind.allowed}, got nothing")
-    return options(**vars(given))
+    command = options(**vars(given))
+    vars(command)["given"] = frozenset(vars(given))
+    return command
 
 
 def some(options: type, words: list[str]) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def recorded_command(command: Command, out: pathlib.Path) -> Command:
         )
     for field in dataclasses.fields(kind):
         now = getattr(command, field.name)
-        if field.name not in was or now == field.default:
+        # One that is given as its default is given all the same.
+        given = now != field.default or field.name in (command.given or ())
+        if field.name not in was or not given:
             continue
         if field.name in kind.compared:
             was[field.name] = now

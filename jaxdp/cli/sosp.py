@@ -242,8 +242,8 @@ def _check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
         return
     raise UsageError(
         "--epsilon or the number of records must be larger, or --accuracy smaller: a "
-        f"certificate would be of alpha {plan.theorem.alpha:.3g}, which the saddle at the "
-        f"start has with {found:.3g}, so that the run would end there"
+        f"certificate would be of alpha {plan.theorem.promise.alpha:.3g}, which the "
+        f"saddle at the start has with {found:.3g}, so that the run would end there"
     )
 
 

@@ -1,13 +1,13 @@
 """The plan of DP-GD, the first-order baseline."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import optax
 
 from jaxdp.core.keys import Keys
 from jaxdp.dpgd.transform import GradientNumbers, dpgd
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, described
 from jaxdp.mechanism.sums import Sums
@@ -28,7 +28,7 @@ class DPGD(SumPlan):
     def _sums(self) -> Sums:
         return Sums(**self._common(), l2_clip_norm=self.l2_clip_norm)
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> GradientNumbers:
         return GradientNumbers(self.run, self.grid("step"))
 

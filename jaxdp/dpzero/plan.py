@@ -16,6 +16,7 @@ from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.dpzero.transform import SlopeNumbers
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, described
@@ -157,7 +158,7 @@ class DPZero(SumPlan):
     def _sums(self) -> Sums:
         return _slope_sums(self)
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> SlopeNumbers:
         return _numbers(self, isotropic=False)
 
@@ -236,7 +237,7 @@ class DPGDZerothOrder(SumPlan):
     def _sums(self) -> Sums:
         return _slope_sums(self)
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> SlopeNumbers:
         return _numbers(self, isotropic=True)
 

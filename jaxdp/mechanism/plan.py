@@ -1,7 +1,6 @@
 """Base class of all plans: guarantee, phases, JSON and tables."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -17,6 +16,7 @@ from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation, Run
 from jaxdp.mechanism.design import Design, coerce
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
@@ -54,7 +54,6 @@ class Plan:
     relation: Relation
     delta: float | None
     noise: Noise = "discrete"  # law of the noise
-    smoothing_radius: float = 0.0  # of perturbations at which losses are evaluated
     share_directions: bool = True  # between the records of a batch
 
     family: ClassVar[str]
@@ -231,13 +230,9 @@ class Plan:
         """Phases of a period, by the shape of their batches."""
         return self.sampling.phases_of(self.num_examples)
 
-    @property
+    @kept
     def run(self) -> Run:
         """Frozen numbers that the loop, samplers and every method read."""
-        return self._run
-
-    @functools.cached_property
-    def _run(self) -> Run:
         return Run(
             self.family,
             self.num_examples,
@@ -293,7 +288,7 @@ class Plan:
         if self.perturbed is not None:
             return self.perturbed(dim)
         # 0 of plans whose radius is the distance of the points.
-        return Perturbation(self.smoothing_radius)
+        return Perturbation(getattr(self, "smoothing_radius", 0.0))
 
     def replay(
         self, direction: Any, **kwargs: Any
@@ -351,13 +346,9 @@ class Plan:
             )
         return plan
 
-    @property
+    @kept
     def digest(self) -> str:
         """SHA-256 of the plan's numbers, in hex."""
-        return self._digest
-
-    @functools.cached_property
-    def _digest(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def rows(self) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """Base of plans with one noised sum per step: clip, grid, event and calibration."""
 
 import dataclasses
-import functools
 import math
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -12,6 +11,7 @@ from jaxdp.core import validate
 from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.types import Grid, Relation
 from jaxdp.kernels.prefix_noise import PrefixNoise
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
 from jaxdp.mechanism.sums import Mechanism
 
@@ -95,7 +95,7 @@ class SumPlan(Plan):
         """Returns the mechanism of the plan, on which its guarantee rests."""
         raise NotImplementedError
 
-    @functools.cached_property
+    @kept
     def sums(self) -> Any:
         """Mechanism of the plan: one of :mod:`jaxdp.mechanism.sums`."""
         return self._sums()
@@ -151,6 +151,8 @@ class SumPlan(Plan):
     @property
     def grid_bits(self) -> int | None:
         """Bits of the coarsest grid, whose unit is 2**-bits of the clip; None without."""
+        if any(math.isinf(bound) for bound, _ in self.clips.values()):
+            return None
         bits = [self.grid(phase).bits for phase in self.clips]
         return None if None in bits else min(b for b in bits if b is not None)
 

@@ -369,7 +369,7 @@ class WeighedSums(_Means):
 
     def step_std(self, phase: str) -> float:
         """Returns the standard deviation of a coordinate's noise in a phase's means."""
-        return self.noise * self.unit_stds[phase] if self.noise else 0.0
+        return self.noise * self.unit_stds.get(phase, 0.0) if self.noise else 0.0
 
     @property
     def stds(self) -> dict[str, float]:
@@ -404,7 +404,8 @@ class WeighedSums(_Means):
             for name in self.clips
             if counts[name]
         ]
-        return self._drawn(accounting.composed(parts), min(multipliers.values()))
+        least = min(multipliers[name] for name in self.clips if counts[name])
+        return self._drawn(accounting.composed(parts), least)
 
 
 Mechanism = Sums | CorrelatedSums | WeighedSums

@@ -15,6 +15,7 @@ from jaxdp.core.types import Perturbation
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
@@ -155,12 +156,12 @@ class O2NC(SumPlan):
     def _sums(self) -> CorrelatedSums | WeighedSums:
         return releases.sums_of(self)
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> IncrementNumbers:
         noise = self._correlated(self.num_steps)
         return IncrementNumbers(noise, **_picked(self, IncrementNumbers))
 
-    @functools.cached_property
+    @kept
     def driver(self) -> driver.DriverNumbers:
         """Frozen numbers that the conversion reads; with or without noise."""
         return driver.DriverNumbers(self.run, **_picked(self, driver.DriverNumbers))

@@ -1,7 +1,6 @@
 """The plan of private prefix sums of bounded updates."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, Self
 
 import optax
@@ -11,6 +10,7 @@ from jaxdp.core import validate
 from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.keys import Keys
 from jaxdp.mechanism import blt
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.mechanism.sums import CorrelatedSums
 from jaxdp.o2nc.prefix_sum import private_prefix_sum
@@ -75,7 +75,7 @@ class PrefixSum(SumPlan):
             correlation=blt.kernel(self.prefix_noise, self.blt_numbers, period),
         )
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> CorrelatedNumbers:
         return self._correlated(self.steps_per_pass)
 

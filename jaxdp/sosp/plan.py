@@ -14,6 +14,7 @@ from jaxdp.core.types import Relation
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.mechanism import design as designs
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
 from jaxdp.mechanism.sum_plan import check_clip
 from jaxdp.sampling import AdaptiveCursor
@@ -346,7 +347,7 @@ class SOSP(Plan):
         """Noise kernel of the differences between two refreshes, which holds C."""
         return _correlation(self.prefix_noise, max(self.max_differences, 1))
 
-    @functools.cached_property
+    @kept
     def roles(self) -> Roles:
         """Sensitivity, noise and grid of refreshes, differences and Hessians."""
         noise, moves = self._noise, accounting.sensitivity(self.relation, 1.0)
@@ -408,7 +409,7 @@ class SOSP(Plan):
 
     # What runs, and what came out.
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> SOSPNumbers:
         """Frozen numbers that the methods read."""
         return SOSPNumbers(*(getattr(self, name) for name in SOSPNumbers._fields))

@@ -142,7 +142,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sensitivity of zero-out for replace-one",
-        "jaxdp/accounting/events.py",
+        "jaxdp/accounting/basics.py",
         "(2.0 if relation == ",
         "(1.0 if relation == ",
         "full",

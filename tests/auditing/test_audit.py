@@ -198,8 +198,8 @@ def test_simulation_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_noise_that_is_not_the_librarys_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fake(plan: Any, keys: Any, name: str) -> np.ndarray:
-        return np.zeros((plan.num_steps, plan.num_directions), np.int32)
+    def fake(numbers: Any, keys: Any, name: str) -> np.ndarray:
+        return np.zeros((numbers.run.num_steps, numbers.num_directions), np.int32)
 
     monkeypatch.setattr(simulation, "laplace_noise", fake)
     with pytest.raises(RuntimeError, match="would say nothing"):

@@ -76,7 +76,7 @@ def _moves_as_claimed(plan: plans.O2NC, made: dict[Any, np.ndarray]) -> None:
     if plan.multi_pass:
         # A record in all steps moves them by what the plan is charged for.
         whole = np.linalg.norm(np.subtract(*pairs[0].shifts()))
-        assert whole == pytest.approx(1 / plan._noise, rel=1e-9)
+        assert whole == pytest.approx(1 / plan.noise_multiplier, rel=1e-9)
 
 
 def test_some_canary_parts_any_two_steps() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting as dp
 import pytest
 
-from jaxdp import plans, sampling
+from jaxdp import accounting, plans, sampling
 
 POISSON = sampling.TruncatedPoisson(sampling_prob=1 / 16, max_batch_size=96)
 # Never truncated: plain Poisson sampling.
@@ -511,3 +511,51 @@ def test_calibration_names_wrong_targets(kwargs: dict, match: str) -> None:
 
 def test_without_noise_epsilon_is_infinite() -> None:
     assert make().with_noise(noise_multiplier=0).epsilon(delta=1e-5) == math.inf
+
+
+def test_what_a_plan_charges_and_runs_follows_from_the_same_fields() -> None:
+    """Even of a frozen plan that somebody changed after its numbers were computed."""
+    plan = plans.DPGD(
+        num_examples=40,
+        num_steps=1,
+        sampling=sampling.FullBatch(),
+        relation="replace_one",
+        l2_clip_norm=1.0,
+    ).calibrate(epsilon=1.0, delta=1e-5)
+    _ = plan.run, plan.numbers, plan.digest
+    object.__setattr__(plan, "num_steps", 30)
+    honest = plans.from_json(plan.to_json())
+    assert plan.epsilon() == honest.epsilon() > 5
+    assert (plan.run, plan.numbers) == (honest.run, honest.numbers)
+    assert plan.digest == honest.digest
+
+
+def test_a_slope_plan_needs_its_smoothing_radius() -> None:
+    with pytest.raises(TypeError, match="smoothing_radius"):
+        plans.DPZero(
+            num_examples=8,
+            num_steps=1,
+            sampling=sampling.FullBatch(),
+            relation="zero_out",
+            l2_clip_norm=1.0,
+        )  # pyright: ignore[reportCallIssue]
+
+
+def test_phases_without_steps_leave_the_error_of_the_sampler_charged() -> None:
+    def plan(steps: int) -> plans.O2NC:
+        return plans.O2NC(
+            num_examples=40,
+            num_steps=steps,
+            sampling=sampling.MultiPassRestarts(period=2),
+            relation="replace_one",
+            restart_l2_clip_norm=1.0,
+            l2_clip_norm=1.0,
+            smoothing_radius=0.1,
+            max_step=0.01,
+            window=2,
+            prefix_noise="independent",
+        ).with_noise(noise_multiplier=3.0)
+
+    for steps in (1, 2):
+        spent, _ = accounting.sampler_error(plan(steps).event)
+        assert spent > 0

@@ -1,7 +1,6 @@
 """The plan of mirror descent with gradients of reduced bias."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,6 +10,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.saddle.algorithms.bias_reduced import (
     BiasReducedNumbers,
     saddle_bias_reduced,
@@ -118,7 +118,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
             return self.max_level
         return levels.largest_level(self.vertex_budget)
 
-    @functools.cached_property
+    @kept
     def levels(self) -> tuple[int, ...]:
         """Level N of each step, drawn from the seed."""
         chosen = {"vertex_budget": self.vertex_budget, "max_level": self._top}
@@ -138,7 +138,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
             )
         return tuple(found.tolist())
 
-    @functools.cached_property
+    @kept
     def batch_sizes(self) -> tuple[int, ...]:
         """Batch size of a step at each level 0..M."""
         if self.batch_alpha is not None:
@@ -202,7 +202,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
             found.append(tuple(grids))
         return found
 
-    @functools.cached_property
+    @kept
     def grids(self) -> tuple[tuple[LevelGrids, ...], ...]:
         """Score grids of each level, of x and of y."""
         self.check_ready()
@@ -228,7 +228,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
         x, y = self._deltas(steps)[executed].T
         return charges.bias_reduced(x, y, executed, error=simplex.LOG_ERROR)
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> BiasReducedNumbers:
         """Numbers that the algorithm reads."""
         return BiasReducedNumbers(

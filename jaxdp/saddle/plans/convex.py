@@ -1,7 +1,6 @@
 """The plan of convex problems over a simplex or polytope."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 from jaxdp.core import validate
@@ -9,6 +8,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.saddle.algorithms.convex import ConvexNumbers, output, simplex_convex
 from jaxdp.saddle.grids import ScoreGrid
 from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
@@ -86,7 +86,7 @@ class ConvexSimplex(VertexSamplingPlan):
         """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
         return self._totals.bits
 
-    @functools.cached_property
+    @kept
     def grid(self) -> ScoreGrid:
         """Grid of the score updates."""
         self.check_ready()
@@ -106,7 +106,7 @@ class ConvexSimplex(VertexSamplingPlan):
             error=simplex.LOG_ERROR,
         )
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> ConvexNumbers:
         """Numbers that the algorithm reads."""
         return ConvexNumbers(

@@ -1,7 +1,6 @@
 """The plan of mirror descent for saddle points."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, Literal
 
 from jaxdp.core import validate
@@ -9,6 +8,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.mirror_descent import (
     SaddleNumbers,
@@ -100,7 +100,7 @@ class Saddle(VertexSamplingPlan):
         """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
         return self._totals.bits
 
-    @functools.cached_property
+    @kept
     def grids(self) -> tuple[ScoreGrid, ScoreGrid]:
         """Grids of the score updates, of x and of y."""
         self.check_ready()
@@ -130,7 +130,7 @@ class Saddle(VertexSamplingPlan):
             error=simplex.LOG_ERROR,
         )
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> SaddleNumbers:
         """Numbers that the algorithm reads."""
         return SaddleNumbers(

@@ -10,6 +10,7 @@ import numpy as np
 from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Plan
 from jaxdp.saddle.grids import Totals, record_bits
 from jaxdp.saddle.theory import bounds, charges, design, theorems
@@ -146,7 +147,7 @@ class VertexSamplingPlan(Plan):
         """Step sizes of the players whose vertices are drawn; None until calibrated."""
         return self._of_players(self.step_size_fields)
 
-    @functools.cached_property
+    @kept
     def kappa(self) -> float:
         """Sensitivity of a total in units of the clip: 2 under replace-one, else 1."""
         return accounting.sensitivity(self.relation, 1.0)
@@ -166,7 +167,7 @@ class VertexSamplingPlan(Plan):
             s * c for s, c in zip(steps, clips, strict=True)
         )
 
-    @functools.cached_property
+    @kept
     def _totals(self) -> Totals:
         """Totals of the players over a batch, where all are of one size."""
         sampler: Any = self.sampling
@@ -174,7 +175,7 @@ class VertexSamplingPlan(Plan):
         clips = tuple(self._of_players(self.clip_fields))
         return Totals(clips, record_bits(size), size, self.kappa)
 
-    @functools.cached_property
+    @kept
     def rho(self) -> float:
         """Cost of the whole run in zCDP, including the certified sampler's error.
 

@@ -1,7 +1,6 @@
 """The plan of synthetic data."""
 
 import dataclasses
-import functools
 import math
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.kept import kept
 from jaxdp.saddle.algorithms.synthetic import QueryNumbers, output, synthetic_data
 from jaxdp.saddle.grids import UNIT, ScoreGrid, score_grid
 from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
@@ -120,7 +120,7 @@ class SyntheticData(VertexSamplingPlan):
             )
         return grid
 
-    @functools.cached_property
+    @kept
     def grid(self) -> ScoreGrid:
         """Grid of the score updates by the data."""
         self.check_ready()
@@ -162,7 +162,7 @@ class SyntheticData(VertexSamplingPlan):
             error=simplex.LOG_ERROR + rounding,
         )
 
-    @functools.cached_property
+    @kept
     def numbers(self) -> QueryNumbers:
         """Numbers that the algorithm reads."""
         return QueryNumbers(
