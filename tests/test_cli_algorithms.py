@@ -20,7 +20,7 @@ import pytest
 from jaxdp import metrics, models, plans, sampling, training
 from jaxdp.cli import main, o2nc, options, plots, prepare, saddle, sosp, train
 from jaxdp.cli import task as tasks
-from jaxdp.o2nc.theory.bounds import ORACLES
+from jaxdp.o2nc.theory.estimators import ORACLES
 from tests.training import kills
 
 O2NC = {"dataset": "breast_cancer", "loss": "hinge"}
