@@ -20,6 +20,7 @@ import pytest
 from jaxdp import metrics, models, plans, sampling, training
 from jaxdp.cli import main, o2nc, options, plots, prepare, saddle, sosp, train
 from jaxdp.cli import task as tasks
+from jaxdp.models.groups import DIABETES_THRESHOLD, above
 from jaxdp.o2nc.theory.estimators import ORACLES
 from tests.training import kills
 
@@ -530,7 +531,7 @@ def test_parameters_are_a_linear_model_s(folders: Any) -> None:
         kernel, bias = file["Dense_0/kernel"], file["Dense_0/bias"]
         weights = file["group_weights"]
     assert weights.sum() == pytest.approx(1)
-    dataset = models.above(models.load("diabetes"), models.DIABETES_THRESHOLD)
+    dataset = above(models.load("diabetes"), DIABETES_THRESHOLD)
     x, y = dataset.test
     accuracy = np.mean(np.argmax(x @ kernel + bias, axis=1) == y)
     assert accuracy == pytest.approx(reported(folder)["test_accuracy"], abs=1e-6)
