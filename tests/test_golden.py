@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxdp import plans
@@ -45,6 +46,19 @@ def test_a_plan_file_has_its_format(name: str) -> None:
     assert json.loads(text) == {"format": 1, **json.loads(known["plan"])}
     assert plans.from_json(text) == plan
     assert plans.from_json(text).digest == known["digest"]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_plan_describes_itself(name: str) -> None:
+    plan = plans.from_json(STORED[name]["plan"])
+    described = plan.describe()
+    assert described.noise
+    assert described.released
+    stds = np.asarray(described.stds, float)
+    assert stds.shape in {(), (plan.num_steps,)}
+    assert np.isfinite(stds).all()
+    draws = described.released == "vertices"
+    assert ((stds == 0) if draws else (stds > 0)).all()
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", 1.0, True, None])

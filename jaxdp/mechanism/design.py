@@ -98,9 +98,9 @@ def ideal_factor(plan: Any) -> float:
 
     Promises are of ideal Gaussian noise; a plan has a little more, for what its integer
     sampler costs: next to nothing, unless a record moves so little noise far. 1 where the
-    noise was not calibrated, or that cost is all of the budget.
+    noise was not calibrated, batches are sampled, or that cost is all of the budget.
     """
-    if plan.delta is None:
+    if plan.delta is None or plan.sampling.amplifies:
         return 1.0
     spent, missed = accounting.sampler_error(plan.event)
     epsilon = float(plan.epsilon())

@@ -8,13 +8,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import optax
 
-from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.mechanism import blt
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, ideal_factor
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan
@@ -189,21 +188,7 @@ class O2NC(SumPlan):
             return True
         energy = design.dim * self.noise_std**2
         most = design.promise.noise_variance * (1 + 1e-6)
-        return energy <= most or energy <= most * self._drawn_for_ideal()
-
-    def _drawn_for_ideal(self) -> float:
-        """Returns the factor on the noise's variance that the noise sampler's error costs.
-
-        Promises are of ideal noise for the same budget, whose variance is less by this.
-        """
-        if self.delta is None or self.sampling.amplifies:
-            return 1.0
-        spent, missed = accounting.sampler_error(self.event)
-        epsilon = float(self.epsilon())
-        if not spent < epsilon < math.inf:
-            return 1.0
-        ideal = accounting.gaussian_mu(epsilon - spent, self.delta - missed)
-        return (accounting.gaussian_mu(epsilon, self.delta) / ideal) ** 2
+        return energy <= most or energy <= most * ideal_factor(self) ** 2
 
     @classmethod
     def designed(cls, name: str, **constants: Any) -> Design:

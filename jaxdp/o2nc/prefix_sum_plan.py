@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import optax
 
 from jaxdp import sampling
@@ -11,6 +12,7 @@ from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.keys import Keys
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.kept import kept
+from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.mechanism.sums import CorrelatedSums
 from jaxdp.o2nc.prefix_sum import private_prefix_sum
@@ -92,6 +94,19 @@ class PrefixSum(SumPlan):
           ImportError: ``jax_privacy`` is not installed.
         """
         return blt.with_optimised_noise(self, num_buffers)
+
+    def describe(self) -> Description:
+        size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
+        rows = self.sampling.rows(self.num_examples)
+        means = f"each of {self.num_steps} means of {rows} records"
+        correlated = f"correlated over {self.noise_period} steps ({self.prefix_noise})"
+        noise = size if self.noise_multiplier else "none"
+        stds = self.node_std * self.correlation.increment_norms()
+        return Description(
+            f"{noise} on {means}, {correlated}",
+            "mean of updates",
+            np.resize(stds, self.num_steps),  # Repeats it.
+        )
 
     def transform(
         self, keys: Keys, **kwargs: Any

@@ -334,8 +334,8 @@ MUTATIONS = (
     Mutation(
         "all records read and a sample charged",
         "jaxdp/sampling/batches.py",
-        "sampler.of_phase(phase).draw(",
-        "FullBatch().draw(",
+        "sampler.of_phase(phase).draw(key, step, n)",
+        "None, jnp.ones(n, bool)",
         "samples",
     ),
     Mutation(

@@ -1,7 +1,10 @@
 """Every planted fault is flagged: exit code 1 of ``jaxdp audit`` in a copy."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,10 +43,16 @@ def test_planted_fault_is_flagged(mutation: Mutation, answers: Any) -> None:
     assert answer["epsilon_lower"] > answer["epsilon"]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
-def test_a_fault_s_text_is_there_once_and_becomes_python(mutation: Mutation) -> None:
-    for path, text in faulty(mutation).items():
-        compile(text, path, "exec")
+def test_faults_texts_are_there_once_and_use_names_that_exist(tmp_path: Path) -> None:
+    for number, mutation in enumerate(MUTATIONS):
+        for path, text in faulty(mutation).items():
+            name = f"{number}_{path.replace('/', '_')}"
+            (tmp_path / name).write_text(text, encoding="utf-8")
+    command = "ruff check --isolated --select F821,F822,F823 --output-format concise ."
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True
+    )
+    assert done.returncode == 0, done.stdout.decode()
 
 
 def test_a_fault_whose_text_is_gone_is_an_error() -> None:

@@ -11,13 +11,14 @@ from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
+from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.bias_reduced import (
     BiasReducedNumbers,
     saddle_bias_reduced,
 )
 from jaxdp.saddle.algorithms.mirror_descent import output
 from jaxdp.saddle.grids import LevelGrids, record_bits, score_grid
-from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
+from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
 from jaxdp.saddle.theory import charges, levels
 from jaxdp.sampling import SinglePass
 
@@ -246,3 +247,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
 
     def _returned(self, state: Any, params: Any) -> Any:
         return output(state)
+
+    def describe(self) -> Description:
+        draws = f"vertices of either player in each of {self.num_steps} steps"
+        return described(draws, self.sensitivity)

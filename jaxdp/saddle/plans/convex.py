@@ -9,9 +9,10 @@ from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
+from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.convex import ConvexNumbers, output, simplex_convex
 from jaxdp.saddle.grids import ScoreGrid
-from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
+from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
 from jaxdp.saddle.theory import charges
 from jaxdp.sampling import SinglePass
 
@@ -125,3 +126,9 @@ class ConvexSimplex(VertexSamplingPlan):
 
     def _returned(self, state: Any, params: Any) -> Any:
         return output(self.numbers, state)
+
+    def describe(self) -> Description:
+        draws = f"{self.num_draws} vertices in each of {self.num_steps} steps"
+        return described(
+            f"{draws} of {self.sampling.batch_size} records", self.sensitivity
+        )

@@ -155,5 +155,6 @@ class Saddle(VertexSamplingPlan):
             f"none, but the draws of {self.num_draws + 1} vertices of either player in "
             f"each of {self.num_steps} steps of {self.sampling.batch_size} records; one "
             f"record moves scores by at most {self.sensitivity_x:.3g} and "
-            f"{self.sensitivity_y:.3g}"
+            f"{self.sensitivity_y:.3g}",
+            released="vertices",
         )

@@ -11,7 +11,7 @@ from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
-from jaxdp.mechanism.plan import Plan
+from jaxdp.mechanism.plan import Description, Plan
 from jaxdp.saddle.grids import Totals, record_bits
 from jaxdp.saddle.theory import bounds, charges, design, theorems
 from jaxdp.saddle.theory.step_sizes import StepSizes
@@ -263,3 +263,9 @@ class VertexSamplingPlan(Plan):
     def _derived(self) -> list[tuple[str, float]]:
         known = getattr(self, self.calibrated) is not None
         return [("rho", self.rho)] if known else []
+
+
+def described(drawn: str, sensitivity: float) -> Description:
+    """Describes draws of vertices from softmaxes of scores with that sensitivity."""
+    moved = f"one record moves scores by at most {sensitivity:.3g}"
+    return Description(f"none, but the draws of {drawn}; {moved}", released="vertices")

@@ -10,9 +10,10 @@ from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
+from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.synthetic import QueryNumbers, output, synthetic_data
 from jaxdp.saddle.grids import UNIT, ScoreGrid, score_grid
-from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan
+from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
 from jaxdp.saddle.theory import charges
 from jaxdp.sampling import FullBatch
 
@@ -181,3 +182,6 @@ class SyntheticData(VertexSamplingPlan):
 
     def _returned(self, state: Any, params: Any) -> Any:
         return output(state)
+
+    def describe(self) -> Description:
+        return described(f"a query in each of {self.num_steps} steps", self.sensitivity)
