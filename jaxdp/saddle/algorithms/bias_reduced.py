@@ -22,7 +22,7 @@ class BiasReducedNumbers(NamedTuple):
 
     run: Run
     sampler: str
-    center: bool  # gradients, before they are clipped
+    center_gradients: bool  # before they are clipped
     dims: tuple[int, int]  # vertices of x and y
     levels: tuple[int, ...]  # of each step
     batch_sizes: tuple[int, ...]  # by level
@@ -119,7 +119,7 @@ def _increments(
             mask,
             grids_x.base.bound,
             grids_y.base.bound,
-            center=p.center,
+            center=p.center_gradients,
             microbatch_size=min(microbatch_size or size, size),
         )
 

@@ -22,7 +22,7 @@ class ConvexNumbers(NamedTuple):
 
     run: Run
     sampler: str
-    center: bool  # gradients, before they are clipped
+    center_gradients: bool  # before they are clipped
     dim: int  # vertices
     batch_size: int
     num_draws: int  # K
@@ -118,7 +118,7 @@ def simplex_convex(
             mask,
             p.grid.bound,
             None,
-            center=p.center,
+            center=p.center_gradients,
             microbatch_size=microbatch_size,
         )
         scores = simplex.moved(state.scores, -p.grid.change(total))

@@ -22,7 +22,7 @@ class SaddleNumbers(NamedTuple):
 
     run: Run
     sampler: str
-    center: bool  # gradients, before they are clipped
+    center_gradients: bool  # before they are clipped
     dims: tuple[int, int]  # vertices of x and y
     batch_size: int
     num_draws: int  # K
@@ -108,7 +108,7 @@ def saddle_mirror_descent(
             mask,
             grid_x.bound,
             grid_y.bound,
-            center=p.center,
+            center=p.center_gradients,
             microbatch_size=microbatch_size,
         )
         fresh, every = (drawn_x[num:], drawn_y[num:]), (drawn_x, drawn_y)

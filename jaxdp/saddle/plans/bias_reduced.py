@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from jaxdp.core import validate
-from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
@@ -17,7 +16,7 @@ from jaxdp.saddle.algorithms.bias_reduced import (
     saddle_bias_reduced,
 )
 from jaxdp.saddle.algorithms.mirror_descent import output
-from jaxdp.saddle.grids import LevelGrids, record_bits, score_grid
+from jaxdp.saddle.grids import LevelGrids, Totals, record_bits
 from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
 from jaxdp.saddle.theory import charges, levels
 from jaxdp.sampling import SinglePass
@@ -36,10 +35,9 @@ class SaddleBiasReduced(VertexSamplingPlan):
     which are searched.
 
     Attributes:
-      num_examples: n, records in the data set; public.
-      relation: which data sets are neighbours; no default. A record that is zeroed or
-        absent leaves its row, which counts nothing: one of NaN does.
-      dim_x: as in :class:`Saddle`, like the next three.
+      num_examples: as in :class:`Saddle`, like the next five.
+      relation: which data sets are neighbours.
+      dim_x: number of vertices of x.
       dim_y: of y.
       linf_clip_norm_x: :math:`C_x`, of each of the three gradients of a record.
       linf_clip_norm_y: :math:`C_y`.
@@ -55,10 +53,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
       step_size_x: as in :class:`Saddle`.
       step_size_y: of y.
       center_gradients: as in :class:`Saddle`.
-      sampler: as in :class:`Saddle`.
-      delta: what :meth:`calibrate` aimed at; used by reports.
-      theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what
-        they promise. None elsewhere, and where a number was changed since.
+      sampler: as in :class:`Saddle`, like all that follow.
 
     References:
       As for :class:`Saddle`, Algorithms 2 and 3, with their sensitivity corrected.
@@ -84,6 +79,8 @@ class SaddleBiasReduced(VertexSamplingPlan):
 
     family: ClassVar[str] = "saddle_bias_reduced"
     released: ClassVar[str] = "vertices of the output"
+    numbers_read: ClassVar[Any] = BiasReducedNumbers
+    runs: ClassVar[Any] = saddle_bias_reduced
 
     def __post_init__(self) -> None:
         validate.integer(
@@ -189,18 +186,14 @@ class SaddleBiasReduced(VertexSamplingPlan):
 
     def _level_grids(self, steps: list[float]) -> list[tuple[LevelGrids, ...]]:
         """Returns the grids of x and y at each level, at these step sizes."""
-        bits, c, found = self.grid_bits, levels.normalizer(self._top), []
-        clips = (self.linf_clip_norm_x, self.linf_clip_norm_y)
+        c, clips, found = levels.normalizer(self._top), self.clips, []
         for level, size in enumerate(self.batch_sizes):
-            difference, base = c * 2**level, 1.0 if level else c - 1
-            grids = (
-                LevelGrids(
-                    score_grid(difference * step, clip, bits, size),
-                    score_grid(base * step, clip, bits, size),
-                )
-                for step, clip in zip(steps, clips, strict=True)
-            )
-            found.append(tuple(grids))
+            totals = Totals(clips, self.grid_bits, size, self.kappa)
+            scaled = [
+                totals.grids([factor * step for step in steps])
+                for factor in (c * 2**level, 1.0 if level else c - 1)
+            ]
+            found.append(tuple(map(LevelGrids, *scaled)))
         return found
 
     @kept
@@ -228,22 +221,6 @@ class SaddleBiasReduced(VertexSamplingPlan):
         executed = np.array(self.levels)
         x, y = self._deltas(steps)[executed].T
         return charges.bias_reduced(x, y, executed, error=simplex.LOG_ERROR)
-
-    @kept
-    def numbers(self) -> BiasReducedNumbers:
-        """Numbers that the algorithm reads."""
-        return BiasReducedNumbers(
-            run=self.run,
-            sampler=self.sampler,
-            center=self.center_gradients,
-            dims=(self.dim_x, self.dim_y),
-            levels=self.levels,
-            batch_sizes=self.batch_sizes,
-            grids=self.grids,
-        )
-
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return saddle_bias_reduced(self, keys, **kwargs)
 
     def _returned(self, state: Any, params: Any) -> Any:
         return output(state)

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 from jaxdp.core import validate
-from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
@@ -29,21 +28,17 @@ class ConvexSimplex(VertexSamplingPlan):
     privacy does not: what :meth:`calibrate` admits for the same T, K and q may be better.
 
     Attributes:
-      num_examples: n, records in the data set; public.
-      num_steps: T; ``num_steps * batch_size`` is at most n.
+      num_examples: as in :class:`Saddle`, like the next three.
+      num_steps: T.
       sampling: a ``sampling.SinglePass``.
-      relation: which data sets are neighbours; no default. A record that is zeroed or
-        absent leaves its row, which counts nothing: one of NaN does.
+      relation: which data sets are neighbours.
       dim: number of vertices.
       linf_clip_norm: C, bound on the coordinates of one record's vertex gradient.
       num_draws: K.
       refresh_every: q.
       step_size: :math:`\tau`, 1 over the units of the loss; None until :meth:`calibrate`.
       center_gradients: as in :class:`Saddle`.
-      sampler: as in :class:`Saddle`.
-      delta: what :meth:`calibrate` aimed at; used by reports.
-      theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what
-        they promise. None elsewhere, and where a number was changed since.
+      sampler: as in :class:`Saddle`, like all that follow.
 
     References:
       As for :class:`Saddle`, Algorithm 4.
@@ -65,6 +60,8 @@ class ConvexSimplex(VertexSamplingPlan):
 
     family: ClassVar[str] = "convex_simplex"
     released: ClassVar[str] = "vertices of iterates"
+    numbers_read: ClassVar[Any] = ConvexNumbers
+    runs: ClassVar[Any] = simplex_convex
     calibrated: ClassVar[str] = "step_size"
     step_size_fields: ClassVar[tuple[str, ...]] = ("step_size",)
     dim_fields: ClassVar[tuple[str, ...]] = ("dim",)
@@ -107,28 +104,9 @@ class ConvexSimplex(VertexSamplingPlan):
             error=simplex.LOG_ERROR,
         )
 
-    @kept
-    def numbers(self) -> ConvexNumbers:
-        """Numbers that the algorithm reads."""
-        return ConvexNumbers(
-            run=self.run,
-            sampler=self.sampler,
-            center=self.center_gradients,
-            dim=self.dim,
-            batch_size=self.sampling.batch_size,
-            num_draws=self.num_draws,
-            refresh_every=self.refresh_every,
-            grid=self.grid,
-        )
-
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return simplex_convex(self, keys, **kwargs)
-
     def _returned(self, state: Any, params: Any) -> Any:
         return output(self.numbers, state)
 
     def describe(self) -> Description:
         draws = f"{self.num_draws} vertices in each of {self.num_steps} steps"
-        return described(
-            f"{draws} of {self.sampling.batch_size} records", self.sensitivity
-        )
+        return described(f"{draws} of {self.batch_size} records", self.sensitivity)

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 from jaxdp.core import validate
-from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
@@ -86,6 +85,8 @@ class Saddle(VertexSamplingPlan):
 
     family: ClassVar[str] = "saddle"
     released: ClassVar[str] = "vertices"
+    numbers_read: ClassVar[Any] = SaddleNumbers
+    runs: ClassVar[Any] = saddle_mirror_descent
 
     def __post_init__(self) -> None:
         validate.instance(SinglePass, sampling=self.sampling)
@@ -130,30 +131,13 @@ class Saddle(VertexSamplingPlan):
             error=simplex.LOG_ERROR,
         )
 
-    @kept
-    def numbers(self) -> SaddleNumbers:
-        """Numbers that the algorithm reads."""
-        return SaddleNumbers(
-            run=self.run,
-            sampler=self.sampler,
-            center=self.center_gradients,
-            dims=(self.dim_x, self.dim_y),
-            batch_size=self.sampling.batch_size,
-            num_draws=self.num_draws,
-            output=self.output,
-            grids=self.grids,
-        )
-
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return saddle_mirror_descent(self, keys, **kwargs)
-
     def _returned(self, state: Any, params: Any) -> Any:
         return output(state)
 
     def describe(self) -> Description:
         return Description(
             f"none, but the draws of {self.num_draws + 1} vertices of either player in "
-            f"each of {self.num_steps} steps of {self.sampling.batch_size} records; one "
+            f"each of {self.num_steps} steps of {self.batch_size} records; one "
             f"record moves scores by at most {self.sensitivity_x:.3g} and "
             f"{self.sensitivity_y:.3g}",
             released="vertices",

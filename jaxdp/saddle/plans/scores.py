@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxdp import accounting
 from jaxdp.core import validate
+from jaxdp.core.keys import Keys
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
@@ -56,6 +57,9 @@ class VertexSamplingPlan(Plan):
     dim_fields: ClassVar[tuple[str, ...]] = ("dim_x", "dim_y")
     point_fields: ClassVar[tuple[str, ...]] = ("dim_x", "dim_y")  # sizes of the start
     clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm_x", "linf_clip_norm_y")
+    #: Numbers that the algorithm reads, a NamedTuple of attributes; and the algorithm.
+    numbers_read: ClassVar[Any]
+    runs: ClassVar[Any]
     #: Fields that no design speaks of, though :meth:`certified` takes them.
     free_fields: ClassVar[tuple[str, ...]] = ()
     #: How many times its step size times its clip one step may move a score.
@@ -69,8 +73,8 @@ class VertexSamplingPlan(Plan):
     def _check(self) -> None:
         """Checks the fields that all vertex-sampling plans share."""
         # Numbers of vertices are logged as float32.
-        dims = self._of_players(self.dim_fields)
-        validate.integer(at_most=2**24, **dict(zip(self.dim_fields, dims, strict=True)))
+        dims = dict(zip(self.dim_fields, self.dims, strict=True))
+        validate.integer(at_most=2**24, **dims)
         validate.instance(bool, center_gradients=self.center_gradients)
         validate.integer(num_examples=self.num_examples)
         validate.one_of(accounting.RELATIONS, relation=self.relation)
@@ -147,6 +151,22 @@ class VertexSamplingPlan(Plan):
         """Step sizes of the players whose vertices are drawn; None until calibrated."""
         return self._of_players(self.step_size_fields)
 
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Numbers of vertices of the players whose vertices are drawn."""
+        return tuple(self._of_players(self.dim_fields))
+
+    @property
+    def clips(self) -> tuple[float, ...]:
+        """Clips of these players' gradients."""
+        return tuple(self._of_players(self.clip_fields))
+
+    @property
+    def batch_size(self) -> int:
+        """Records of a step, where all steps read as many."""
+        sampler: Any = self.sampling
+        return sampler.batch_size
+
     @kept
     def kappa(self) -> float:
         """Sensitivity of a total in units of the clip: 2 under replace-one, else 1."""
@@ -162,18 +182,14 @@ class VertexSamplingPlan(Plan):
 
     def _longest(self, steps: list[float]) -> float:
         """Bounds the change of a score in one step, in nats, at these step sizes."""
-        clips = self._of_players(self.clip_fields)
-        return self.amplification * max(
-            s * c for s, c in zip(steps, clips, strict=True)
-        )
+        moved = (step * clip for step, clip in zip(steps, self.clips, strict=True))
+        return self.amplification * max(moved)
 
     @kept
     def _totals(self) -> Totals:
         """Totals of the players over a batch, where all are of one size."""
-        sampler: Any = self.sampling
-        size = sampler.batch_size
-        clips = tuple(self._of_players(self.clip_fields))
-        return Totals(clips, record_bits(size), size, self.kappa)
+        size = self.batch_size
+        return Totals(self.clips, record_bits(size), size, self.kappa)
 
     @kept
     def rho(self) -> float:
@@ -221,9 +237,8 @@ class VertexSamplingPlan(Plan):
             )
         start = self.step_sizes
         if len(start) == 1 or start[0] is None:
-            players = zip(self.dim_fields, self.clip_fields, strict=True)
-            sizes = [self._of_players(fields) for fields in players]
-            start = [math.sqrt(math.log(max(dim, 2))) / clip for dim, clip in sizes]
+            players = zip(self.dims, self.clips, strict=True)
+            start = [math.sqrt(math.log(max(dim, 2))) / clip for dim, clip in players]
         rho = charges.rho_budget(float(epsilon), float(delta))
         factor = charges.admissible(
             lambda f: self._rho_at([f * step for step in start]), rho
@@ -244,6 +259,15 @@ class VertexSamplingPlan(Plan):
 
     # Runs and reports.
 
+    @kept
+    def numbers(self) -> Any:
+        """Numbers that the algorithm reads, a NamedTuple of the plan's attributes."""
+        read = self.numbers_read
+        return read(**{name: getattr(self, name) for name in read._fields})
+
+    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
+        return type(self).runs(self, keys, **kwargs)
+
     def uniform(self) -> Any:
         """Returns the uniform starting point, float32 (dim,): a pair for two players."""
         sizes = self._of_players(self.point_fields)
@@ -261,8 +285,7 @@ class VertexSamplingPlan(Plan):
         return chosen | steps | more
 
     def _derived(self) -> list[tuple[str, float]]:
-        known = getattr(self, self.calibrated) is not None
-        return [("rho", self.rho)] if known else []
+        return [] if getattr(self, self.calibrated) is None else [("rho", self.rho)]
 
 
 def described(drawn: str, sensitivity: float) -> Description:

@@ -5,7 +5,6 @@ import math
 from typing import Any, ClassVar
 
 from jaxdp.core import validate
-from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
@@ -40,10 +39,7 @@ class SyntheticData(VertexSamplingPlan):
       step_size_x: :math:`\tau_x` of the histogram; costs no privacy. None is
         sqrt(0.8 log(domain_size) / T) over half the range of a query.
       step_size_y: :math:`\tau_y` of the queries' weights; None until :meth:`calibrate`.
-      sampler: as in :class:`Saddle`.
-      delta: what :meth:`calibrate` aimed at; used by reports.
-      theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what
-        they promise. None elsewhere, and where a number was changed since.
+      sampler: as in :class:`Saddle`, like all that follow.
 
     References:
       As for :class:`Saddle`, Algorithm 5 and Theorem G.1, with the exact sensitivity.
@@ -64,6 +60,8 @@ class SyntheticData(VertexSamplingPlan):
 
     family: ClassVar[str] = "synthetic_data"
     released: ClassVar[str] = "queries"
+    numbers_read: ClassVar[Any] = QueryNumbers
+    runs: ClassVar[Any] = synthetic_data
     calibrated: ClassVar[str] = "step_size_y"
     step_size_fields: ClassVar[tuple[str, ...]] = ("step_size_y",)
     dim_fields: ClassVar[tuple[str, ...]] = ("num_queries",)
@@ -162,23 +160,6 @@ class SyntheticData(VertexSamplingPlan):
             num_steps=self.num_steps,
             error=simplex.LOG_ERROR + rounding,
         )
-
-    @kept
-    def numbers(self) -> QueryNumbers:
-        """Numbers that the algorithm reads."""
-        return QueryNumbers(
-            run=self.run,
-            sampler=self.sampler,
-            domain_size=self.domain_size,
-            num_queries=self.num_queries,
-            query_range=self.query_range,
-            grid_bits=self.grid_bits,
-            histogram_step_size=self.histogram_step_size,
-            grid=self.grid,
-        )
-
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return synthetic_data(self, keys, **kwargs)
 
     def _returned(self, state: Any, params: Any) -> Any:
         return output(state)
