@@ -8,8 +8,10 @@ of two neighbours' laws ranges over at most :math:`2\Delta + 2e`: the draw is
 of one player at one step, of both players, of all steps. Records of disjoint batches do
 not, so the charge is the worst record's. Draws before a record's batch tell nothing of it.
 
-Sensitivities :math:`\Delta` are of the scores that are drawn from, exact, rounding
-included; they know the relation. ``error`` is :math:`e` of the sampler.
+Sensitivities :math:`\Delta` (``delta``, of either player ``delta_x`` and ``delta_y``) are
+of the scores that are drawn from, to one record, exact, rounding included; they know the
+relation. ``error`` is :math:`e` of the sampler; ``num_steps`` is T, ``num_draws`` K and
+``refresh_every`` q, all at least 1.
 
 Reference:
   Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly Dimension-Independent
@@ -49,15 +51,7 @@ def vertex_sampling(
 ) -> float:
     """Returns rho of Algorithm 1: K + 1 draws of each player per step but the first.
 
-    Args:
-      delta_x: how far one record moves a score of x, whatever its batch.
-      delta_y: the same of y.
-      num_steps: T >= 1.
-      num_draws: K >= 1, vertices that the gradient's point is the mean of.
-      error: of the sampler.
-
-    Returns:
-      rho; 0 for one step, whose draws are uniform.
+    0 for one step, whose draws are uniform.
     """
     validate.integer(num_steps=num_steps, num_draws=num_draws)
     validate.non_negative(delta_x=delta_x, delta_y=delta_y, error=error)
@@ -78,15 +72,8 @@ def bias_reduced(
               \sum_{t>r} (2^{N_t + 1} + 1)
 
     Levels are drawn without a look at the data, so what holds given any levels holds.
-
-    Args:
-      deltas_x: (S,) how far a record of each step moves a score of x.
-      deltas_y: (S,) the same of y.
-      levels: (S,) integers N >= 0 of the executed steps.
-      error: of the sampler.
-
-    Returns:
-      rho; 0 for no step or one.
+    Sensitivities (S,) are those of a record of each executed step, whose ``levels`` are
+    integers N >= 0 (S,). 0 for no step or one.
     """
     levels = np.asarray(levels, np.int64)
     each = draw(deltas_x, error) + draw(deltas_y, error)
@@ -112,17 +99,8 @@ def convex(
     """Returns rho of Algorithm 4: K draws at every refresh but the first, and K final ones.
 
     A draw from a mean of iterates is a draw from one of them, chosen without a look at
-    the data; each is within the bound, and so is their mixture.
-
-    Args:
-      delta: how far one record moves a score.
-      num_steps: T >= 1.
-      num_draws: K >= 1.
-      refresh_every: q >= 1.
-      error: of the sampler.
-
-    Returns:
-      rho; 0 for one step, after which nothing that depends on data is drawn.
+    the data; each is within the bound, and so is their mixture. 0 for one step, after
+    which nothing that depends on data is drawn.
     """
     validate.integer(
         num_steps=num_steps, num_draws=num_draws, refresh_every=refresh_every
@@ -140,11 +118,8 @@ def synthetic(
 ) -> float:
     """Returns rho of Algorithm 5: one query per step t > 1, from t - 1 sums over all data.
 
-    Args:
-      delta: how far one record moves a score in one step; (t - 1) delta at step t.
-      num_steps: T >= 1.
-      last_draw: whether the query of step T is drawn, which no iterate needs.
-      error: of the sampler.
+    ``delta`` is of one step, (t - 1) delta at step t; ``last_draw`` says whether the query
+    of step T is drawn, which no iterate needs.
     """
     validate.integer(num_steps=num_steps)
     validate.non_negative(delta=delta, error=error)
@@ -166,12 +141,7 @@ def epsilon(rho: float, delta: float) -> float:
 def rho_budget(epsilon: float, delta: float) -> float:
     """Returns the largest rho whose accounted epsilon stays within a budget.
 
-    Args:
-      epsilon: > 0, finite.
-      delta: in (0, 1).
-
-    Returns:
-      rho > 0, from below, to a relative 1e-12.
+    From below, to a relative 1e-12.
     """
     validate.positive(epsilon=epsilon)
     validate.probability(delta=delta)
@@ -190,13 +160,9 @@ def rho_budget(epsilon: float, delta: float) -> float:
 def admissible(charge: Callable[[float], float], rho: float) -> float:
     """Returns the largest step size whose charge stays within rho.
 
-    Args:
-      charge: of a step size >= 0: rho, growing with it. Proportional to its square, as
-        without a sampler's error, it gives the closed form; else bisection.
-      rho: > 0.
-
-    Returns:
-      The step size; infinity where no step size costs anything.
+    ``charge`` gives rho of a step size >= 0 and grows with it. Proportional to its square,
+    as without a sampler's error, it gives the closed form; else bisection. Infinity where
+    no step size costs anything.
 
     Raises:
       ValueError: the sampler's error alone, with no step at all, costs more.

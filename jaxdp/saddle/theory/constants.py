@@ -153,19 +153,14 @@ class QueryConstants:
         """Logarithms of ``domain_size`` and ``num_queries``."""
         return math.log(self.domain_size), math.log(self.num_queries)
 
-    def step_sizes(self, num_steps: int, last_draw: bool) -> StepSizes:
-        """Returns the step sizes of the queries' player that the budget admits."""
-        names = ("num_examples", "query_range", "epsilon", "delta", "relation")
-        own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return step_sizes.synthetic(num_steps=num_steps, last_draw=last_draw, **own)
-
 
 # --- designs -------------------------------------------------------------------------
 
 
-def least(useful: float, private: float | None) -> float:
-    """Returns the smaller of a step size for utility and one for privacy."""
-    return float(useful if private is None else min(useful, private))
+def _least(name: str, useful: float, admitted: StepSizes) -> float:
+    """Returns the smaller of a step size for utility and the design's for privacy."""
+    private: Any = admitted.certified if name == "certified" else admitted.paper
+    return float(min(useful, private))
 
 
 def _by_player(p: Constants, step_size: float) -> dict[str, float]:
@@ -179,16 +174,20 @@ def single_pass(
     name: str,
     p: Constants,
     bound: Callable[..., bounds.Promise],
-    admitted: StepSizes,
-    step_size: float,
+    admits: Callable[..., StepSizes],
+    useful: float,
     *,
     num_steps: int,
     **numbers: int,
 ) -> Design:
     """Builds the design of Algorithm 1 or 4, with the bound that it implies.
 
+    ``bound`` and ``admits`` are the algorithm's; ``useful`` is the step size for utility;
     ``numbers`` are K, and q of Algorithm 4, under the names of the plan.
     """
+    batch_size = p.num_examples // num_steps
+    admitted = admits(num_steps=num_steps, batch_size=batch_size, **numbers, **p.budget)
+    step_size = _least(name, useful, admitted)
     promise = bound(num_steps=num_steps, step_size=step_size, **numbers, **p.loss)
     return Design(
         name=name,
@@ -198,7 +197,7 @@ def single_pass(
         promise=promise.scaled(),
         steps=admitted,
         **p.dims,
-        batch_size=p.num_examples // num_steps,
+        batch_size=batch_size,
         **numbers,
         **_by_player(p, step_size),
     )
@@ -238,8 +237,7 @@ def bias_reduced(
         alpha=batch_alpha,
         **p.budget,
     )
-    private = admitted.certified if batch_alpha is None else admitted.paper
-    step = least(useful_step, private)
+    step = _least(name, useful_step, admitted)
     promise = bounds.saddle_bias_reduced(step_size=step, **chosen, **p.loss)
     return Design(
         name=name,
@@ -264,17 +262,21 @@ def bias_reduced(
 def synthetic(
     name: str,
     p: QueryConstants,
-    admitted: StepSizes,
     paper_bound: float | None = None,
     *,
     num_steps: int,
+    last_draw: bool,
     step_size_x: float,
-    step_size_y: float,
+    useful: float,
 ) -> Design:
     """Builds the design of Algorithm 5, with the bound that it implies.
 
-    ``admitted`` are step sizes of the queries' player; ``paper_bound`` is the theorem's.
+    ``useful`` is the queries' step size for utility; ``paper_bound`` the theorem's.
     """
+    names = ("num_examples", "query_range", "epsilon", "delta", "relation")
+    own: dict[str, Any] = {field: getattr(p, field) for field in names}
+    admitted = step_sizes.synthetic(num_steps=num_steps, last_draw=last_draw, **own)
+    step_size_y = _least(name, useful, admitted)
     half = p.query_range / 2  # The bound is for answers in [-1, 1], and scales.
     log_domain, log_queries = p.log_sizes
     centred = bounds.synthetic(

@@ -65,12 +65,10 @@ def saddle(*, num_steps: int | None = None, **problem: Any) -> Design:
         _, t, k = evaluate(_around(1, n, _RATIOS[0], 60))
         for ratio in _RATIOS[1:]:
             _, t, k = evaluate(_around(k, n, ratio, 8))
-    numbers = {"num_steps": t, "num_draws": k}
-    admitted = step_sizes.saddle(**numbers, batch_size=n // t, **p.budget)
     useful = float(bounds.saddle_step_size(t, p.log_dim, p.lipschitz))
-    step = constants.least(useful, admitted.certified)
+    algorithm = bounds.saddle, step_sizes.saddle
     return constants.single_pass(
-        "certified", p, bounds.saddle, admitted, step, **numbers
+        "certified", p, *algorithm, useful, num_steps=t, num_draws=k
     )
 
 
@@ -204,12 +202,9 @@ def convex_simplex(*, num_steps: int | None = None, **problem: Any) -> Design:
         best = min(best, _best_convex(p, counts[span], *near))
     _, t, k, q = best
     numbers = {"num_steps": t, "num_draws": k, "refresh_every": q}
-    admitted = step_sizes.convex(**numbers, batch_size=num_examples // t, **p.budget)
     useful = float(bounds.convex_step_size(**numbers, **p.loss))
-    step = constants.least(useful, admitted.certified)
-    return constants.single_pass(
-        "certified", p, bounds.convex, admitted, step, **numbers
-    )
+    algorithm = bounds.convex, step_sizes.convex
+    return constants.single_pass("certified", p, *algorithm, useful, **numbers)
 
 
 def _best_convex(
@@ -225,12 +220,8 @@ def _best_convex(
     step = np.minimum(bounds.convex_step_size(**numbers, **p.loss), private)
     value: Any = bounds.convex(**numbers, step_size=step, **p.loss).bound
     i, j, m = np.unravel_index(np.argmin(value), value.shape)
-    return (
-        float(value[i, j, m]),
-        int(counts[i]),
-        int(draws[j]),
-        int(min(periods[m], counts[i])),
-    )
+    period = int(min(periods[m], counts[i]))
+    return float(value[i, j, m]), int(counts[i]), int(draws[j]), period
 
 
 def synthetic_data(
@@ -257,16 +248,14 @@ def synthetic_data(
         root = math.sqrt(120 * charges.rho_budget(p.epsilon, p.delta) * log_z)
         num_steps = max(1, round(p.num_examples * root / (each * log_q) / 3))
     validate.integer(num_steps=num_steps)
-    admitted = p.step_sizes(num_steps, last_draw)
     # Best for answers in [-1, 1]; narrower ones have gradients as much smaller.
     wider = 2 / p.query_range
-    useful = wider * math.sqrt(log_q / (2 * num_steps))
     useful_x = float(bounds.synthetic_step_size_x(num_steps, p.domain_size))
     return constants.synthetic(
         "certified",
         p,
-        admitted,
         num_steps=num_steps,
+        last_draw=last_draw,
         step_size_x=wider * useful_x,
-        step_size_y=constants.least(useful, admitted.certified),
+        useful=wider * math.sqrt(log_q / (2 * num_steps)),
     )

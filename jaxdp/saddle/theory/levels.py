@@ -69,9 +69,8 @@ def _coins(seed: int) -> Iterator[int]:
     """Yields fair bits without end: SHAKE-256 of a label, the seed and a counter."""
     for block in itertools.count():
         text = f"jaxdp/saddle/levels/{int(seed)}/{block}"
-        for byte in hashlib.shake_256(text.encode()).digest(1024):
-            for bit in range(8):
-                yield byte >> bit & 1
+        digest = np.frombuffer(hashlib.shake_256(text.encode()).digest(1024), np.uint8)
+        yield from np.unpackbits(digest, bitorder="little").tolist()
 
 
 def _levels(seed: int, max_level: int) -> Iterator[int]:
@@ -91,19 +90,12 @@ def executed(
     """Returns the levels of Algorithm 3: steps are taken while 2^M vertices are left of U.
 
     So the sum of 2^N over them is above U - 2^M and at most U.
-
-    Args:
-      seed: any integer; public.
-      vertex_budget: U >= 2^M.
-      max_level: M; None takes the paper's, floor(log2(sqrt(U))).
-
-    Returns:
-      (S,) int64, S >= 1.
+    ``max_level`` is M, None the paper's, floor(log2(sqrt(U))); U >= 2^M. (S,) int64, S >= 1.
     """
     m = largest_level(vertex_budget) if max_level is None else max_level
     _check(seed, m)
     validate.integer(at_least=2**m, vertex_budget=vertex_budget)
-    return _array(_within(_levels(seed, m), vertex_budget, m))
+    return np.array([*_within(_levels(seed, m), vertex_budget, m)], np.int64)
 
 
 def filtered(
@@ -127,34 +119,20 @@ def filtered(
     seed.
 
     Args:
-      seed: any integer; public.
-      max_level: M, in [0, 30].
-      batch_sizes: (M + 1,) records of a step, by level.
+      seed: as for :func:`executed`, like ``vertex_budget``, for which None is no limit.
+      max_level: M.
+      batch_sizes: (M + 1,) records >= 1 of a step, by level.
       deltas_x: (M + 1,) how far a record of a step moves a score of x, by level.
       deltas_y: (M + 1,) the same of y.
       rho: the budget, > 0.
       num_examples: n >= 1 records in all.
-      vertex_budget: U, steps being taken while 2^M are left; None for no limit.
+      vertex_budget: U.
       error: of the sampler.
 
     Returns:
       (S,) int64; empty where the first step finds too few records.
     """
     _check(seed, max_level)
-    validate.positive(rho=rho)
-    validate.integer(num_examples=num_examples)
-    for name, values in (
-        ("batch_sizes", batch_sizes),
-        ("deltas_x", deltas_x),
-        ("deltas_y", deltas_y),
-    ):
-        if np.shape(values) != (max_level + 1,):
-            raise ValueError(
-                f"{name} must have an entry for each level 0..{max_level}, got shape "
-                f"{np.shape(values)}"
-            )
-    if np.min(batch_sizes) < 1:
-        raise ValueError(f"batch_sizes must be >= 1, got {batch_sizes!r}")
     each = charges.draw(deltas_x, error) + charges.draw(deltas_y, error)
     draws = _levels(seed, max_level)
     if vertex_budget is not None:
@@ -171,7 +149,7 @@ def filtered(
             break
         seen[level] = True
         found.append(level)
-    return _array(found)
+    return np.array(found, np.int64)
 
 
 def _within(draws: Iterator[int], vertex_budget: int, max_level: int) -> Iterator[int]:
@@ -180,10 +158,6 @@ def _within(draws: Iterator[int], vertex_budget: int, max_level: int) -> Iterato
         level = next(draws)
         used += 2**level
         yield level
-
-
-def _array(levels: Iterator[int] | list[int]) -> np.ndarray:
-    return np.array(list(levels), np.int64)
 
 
 def _check(seed: int, max_level: int) -> None:
@@ -198,18 +172,8 @@ def equalized(levels: np.ndarray, *, num_examples: int, max_level: int) -> np.nd
     """Returns batch sizes that use all records and give each the same weight.
 
     b(N) = floor(n a(N) / sum of a over the steps), a the :func:`amplification`; at least
-    1. Exact integers.
-
-    Args:
-      levels: (S,) of the executed steps.
-      num_examples: n >= S.
-      max_level: M.
-
-    Returns:
-      (M + 1,) int64, by level; their sum over the steps is at most n.
-
-    Raises:
-      ValueError: too few records for as many steps.
+    1. Exact integers (M + 1,), by level, whose sum over the executed ``levels`` (S,) is at
+    most n; ValueError where n is too few for so many steps.
     """
     validate.integer(at_least=0, at_most=MAX_LEVEL, max_level=max_level)
     validate.integer(num_examples=num_examples)

@@ -84,11 +84,11 @@ def saddle(theorem: str, **problem: Any) -> Design:
         scale = n * p.epsilon / (ell**0.25 * math.sqrt(log))
         num_steps = _num_steps(n, scale**0.8)
         num_draws = _clamped("num_draws", round(math.sqrt(num_steps / ell)))
-    numbers = {"num_steps": num_steps, "num_draws": num_draws}
-    admitted = step_sizes.saddle(**numbers, batch_size=n // num_steps, **p.budget)
     useful = math.sqrt(ell / num_steps) / p.lipschitz
-    step = constants.least(useful, admitted.paper)
-    return constants.single_pass(theorem, p, bounds.saddle, admitted, step, **numbers)
+    algorithm = bounds.saddle, step_sizes.saddle
+    return constants.single_pass(
+        theorem, p, *algorithm, useful, num_steps=num_steps, num_draws=num_draws
+    )
 
 
 def _num_steps(num_examples: int, formula: float) -> int:
@@ -167,9 +167,8 @@ def convex_simplex(theorem: str, **problem: Any) -> Design:
     useful = math.sqrt(ell / ((l0**2 + spread) * num_steps))
     useful = min(useful, bounds.convex_longest_step(l0, q))
     numbers = {"num_steps": num_steps, "num_draws": k, "refresh_every": q}
-    admitted = step_sizes.convex(**numbers, batch_size=n // num_steps, **p.budget)
-    step = constants.least(useful, admitted.paper)
-    return constants.single_pass("5.1", p, bounds.convex, admitted, step, **numbers)
+    algorithm = bounds.convex, step_sizes.convex
+    return constants.single_pass("5.1", p, *algorithm, useful, **numbers)
 
 
 def synthetic_data(
@@ -193,16 +192,14 @@ def synthetic_data(
     if not printed:
         formula *= math.sqrt(log_z)
     num_steps = _clamped("num_steps", math.floor(formula))
-    admitted = p.step_sizes(num_steps, last_draw)
-    useful = log_q / (6 * math.sqrt(num_steps * log_z))
     factor = 2 * ((12 if printed else 18) + log_q / log_z / 3)
     scale = (log * log_z) ** 0.25 * math.sqrt(log_q / (n * p.epsilon))
     return constants.synthetic(
         "G.1",
         p,
-        admitted,
         20 * math.sqrt(log_q / n) + factor * scale,
         num_steps=num_steps,
+        last_draw=last_draw,
         step_size_x=math.sqrt(log_z / (9 * num_steps)),
-        step_size_y=constants.least(useful, admitted.paper),
+        useful=log_q / (6 * math.sqrt(num_steps * log_z)),
     )
