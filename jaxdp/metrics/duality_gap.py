@@ -117,35 +117,19 @@ def duality_gap(
     x, y = _floating("x", x), _floating("y", y)
     over_x = _domain("domain_x", domain_x, len(x))
     over_y = _domain("domain_y", domain_y, len(y))
-    limits = tolerance, max_steps
-    low, high, steps = _least(value_fn, over_x, x.dtype, y, *limits, player="x")
-    below, above, more = _least(value_fn, over_y, y.dtype, x, *limits, player="y")
-    # max F(x, .) lies in [-above, -below].
-    lower = max(-above - high, 0.0)
-    return Interval(lower, max(-below - low, lower), steps + more)
-
-
-def _least(
-    value_fn: Callable[..., Any],
-    domain: Any,
-    dtype: Any,
-    other: Any,
-    tolerance: float,
-    max_steps: int,
-    *,
-    player: str,
-) -> tuple[float, float, int]:
-    """Bounds the least value of one player's problem: of -F if it is y's."""
     validate.positive(tolerance=tolerance)
     validate.integer(max_steps=max_steps)
-    low, high, steps = _minimize(
-        value_fn, domain, player, dtype, other, tolerance, max_steps
-    )
-    if not math.isfinite(low) or not math.isfinite(high):
+    limits = tolerance, max_steps
+    *bounds_x, steps = _minimize(value_fn, over_x, "x", x.dtype, y, *limits)
+    *bounds_y, more = _minimize(value_fn, over_y, "y", y.dtype, x, *limits)
+    low, high, below, above = map(float, (*bounds_x, *bounds_y))
+    if not all(map(math.isfinite, (low, high, below, above))):
         raise ValueError(
             "value_fn must be finite, with a finite gradient, on its domain"
         )
-    return float(low), float(high), int(steps)
+    # max F(x, .) lies in [-above, -below].
+    lower = max(-above - high, 0.0)
+    return Interval(lower, max(-below - low, lower), int(steps) + int(more))
 
 
 class _State(NamedTuple):
@@ -170,7 +154,10 @@ def _minimize(
     tolerance: float,
     max_steps: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Minimises by accelerated projected gradients with restarts; returns the bounds."""
+    """Bounds the least value of one player's problem: of -F if it is y's.
+
+    By accelerated projected gradients with restarts. Returns the bounds and the steps.
+    """
 
     def objective(weights: jax.Array) -> jax.Array:
         point = domain.point(weights)

@@ -29,7 +29,7 @@ References:
 
 import functools
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +38,13 @@ import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import validate
+from jaxdp.kernels.finite_difference import num_rows
+from jaxdp.metrics.detailed import Detailed
 
 GradFn = Callable[[Any], Any]
 
 
-class GoldsteinNorm(float):
+class GoldsteinNorm(Detailed):
     """Upper bound on the Goldstein norm: a float with details of its computation.
 
     Attributes:
@@ -55,25 +57,6 @@ class GoldsteinNorm(float):
     gap: float
     lower: float
     num_gradients: int
-
-    def __new__(
-        cls, value: float, gap: float, lower: float, num_gradients: int
-    ) -> Self:
-        self = super().__new__(cls, value)
-        self.gap, self.lower, self.num_gradients = gap, lower, num_gradients
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (float(self), self.gap, self.lower, self.num_gradients)
-
-    def __repr__(self) -> str:
-        return (
-            f"GoldsteinNorm({float(self)!r}, gap={self.gap!r}, lower={self.lower!r}, "
-            f"num_gradients={self.num_gradients})"
-        )
-
-    def __str__(self) -> str:
-        return repr(float(self))
 
 
 def goldstein_norm(
@@ -163,12 +146,8 @@ def componentwise_goldstein_norm(
         number of records.
     """
     data = jax.tree.map(jnp.asarray, data)
-    lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(data)}
-    if len(lengths) != 1 or lengths & {(), (0,)}:
-        raise ValueError(
-            "data must be arrays with one number of records >= 1 along the first axis, got "
-            f"{sorted(lengths)}"
-        )
+    if not num_rows(data, "data"):
+        raise ValueError("data must be arrays with records, got none")
     ball = _Ball(grad_fn, x, radius, batch_size, data)
     return _least_norm(ball, num_samples, num_rounds, tolerance, seed)
 
@@ -309,7 +288,7 @@ class _Ball:
             raise ValueError("x must have elements, all of them finite")
         gradient = jax.eval_shape(grad_fn, x, *([] if data is None else [data]))
         for leaf in jax.tree.leaves(gradient if data is not None else ()):
-            count = len(jax.tree.leaves(data)[0])
+            count = num_rows(data)
             if leaf.shape[:1] != (count,):
                 raise ValueError(
                     f"grad_fn must return one gradient for each of {count} records, got "

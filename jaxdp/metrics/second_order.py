@@ -26,7 +26,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import validate
 from jaxdp.core.types import ValueFn
+from jaxdp.kernels.finite_difference import num_rows
+from jaxdp.metrics.detailed import Detailed
 
 #: How probable it is that the random start of Lanczos misleads a bound.
 _FAILURE = 1e-6
@@ -43,7 +45,7 @@ _FAILURE = 1e-6
 _COLUMNS = 32
 
 
-class SospAlpha(float):
+class SospAlpha(Detailed):
     """Least alpha of a point: a float with details of its computation.
 
     The number is at least the true one. It is the true one, but for rounding, where the
@@ -65,25 +67,10 @@ class SospAlpha(float):
     lower: float
     num_products: int
 
-    def __new__(cls, value: float, *details: float) -> Self:
-        self = super().__new__(cls, value)
-        vars(self).update(zip(cls.__annotations__, details, strict=True))
-        return self
-
     @property
     def alpha(self) -> float:
         """Value of alpha as a plain float."""
         return float(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (float(self), *vars(self).values())
-
-    def __repr__(self) -> str:
-        details = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"SospAlpha({float(self)!r}, {details})"
-
-    def __str__(self) -> str:
-        return repr(float(self))
 
 
 def sosp_alpha(
@@ -265,12 +252,7 @@ class _Mean:
         if not flat.size or not np.isfinite(flat).all():
             raise ValueError("x must have elements, all of them finite")
         data = jax.tree.map(jnp.asarray, data)
-        shapes = [leaf.shape for leaf in jax.tree.leaves(data)]
-        if not shapes or any(s[:1] != shapes[0][:1] or not s[:1] for s in shapes):
-            raise ValueError(
-                f"data must be arrays with one leading axis, got shapes {shapes}"
-            )
-        num = shapes[0][0]
+        num = num_rows(data, "data")
         if not num:
             raise ValueError("data must have records, got none")
         losses = jax.eval_shape(value_fn, point, _rows(data, jnp.arange(num)))
@@ -319,7 +301,7 @@ def _rows(data: Any, rows: jax.Array) -> Any:
 def _mean(value_fn: ValueFn, x: Any, data: Any, rows: jax.Array) -> Any:
     """Returns the flat x, and a function: the part of the mean loss due to some rows."""
     flat, unravel = ravel_pytree(x)
-    num = jax.tree.leaves(data)[0].shape[0]
+    num = num_rows(data)
     # The last batch may be cut short: it repeats a record, which does not count.
     batch = _rows(data, jnp.minimum(rows, num - 1))
 
@@ -334,7 +316,7 @@ def _sum_over_batches(
     fn: Callable[[jax.Array], jax.Array], data: Any, batch_size: int
 ) -> jax.Array:
     """Sums fn(rows) over batches that cover all records once."""
-    num = jax.tree.leaves(data)[0].shape[0]
+    num = num_rows(data)
     first = jnp.arange(batch_size)
 
     def body(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:

@@ -30,38 +30,23 @@ References:
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.core import validate
+from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.metrics.goldstein import least_on_simplex
 
 MAX_DIM, MAX_RECORDS = 10, 200
 _ROUNDING = 2.0**-48  # of what is summed: by so much the bounds are widened
 _CONTRADICTION = 1e-12  # likewise: by so much a wrong constant must show
 
-#: Offsets from x, (k, d) -> values (k,) and, where they are read, gradients (k, d).
-Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+#: (whether gradients are read, offsets from x (k, d)) -> values (k,), gradients (k, d).
+Evaluate = Callable[[bool, np.ndarray], tuple[np.ndarray, np.ndarray]]
 Stop = tuple[float, int]  # the gap, and the number of evaluations
-
-
-class Options(TypedDict, total=False):
-    """Constants of h, asserted by the caller, and where a search stops.
-
-    Attributes:
-      weak_convexity: w >= 0.
-      lipschitz: L; needed unless 2 lambda w <= 1 (Moreau: lambda w < 1), and else not read.
-      tolerance: the gap to stop at, 1e-8 by default.
-      max_evaluations: of h, 100 000 by default.
-    """
-
-    weak_convexity: float | None
-    lipschitz: float | None
-    tolerance: float
-    max_evaluations: int
 
 
 class Smoothed(NamedTuple):
@@ -93,7 +78,7 @@ class Smoothed(NamedTuple):
 
 
 def moreau_envelope(
-    value_fn: Callable[[Any], Any], x: Any, smoothing: float, **options: Unpack[Options]
+    value_fn: Callable[[Any], Any], x: Any, smoothing: float, **options: Any
 ) -> Smoothed:
     """Computes the Moreau envelope of h at x, and its gradient where it has one.
 
@@ -101,7 +86,9 @@ def moreau_envelope(
       value_fn: h: a float64 vector (d,) -> a float64 number, traceable by JAX.
       x: shape (d,), d <= 10.
       smoothing: lambda > 0, in units of x^2 / h.
-      **options: as :class:`Options` says.
+      **options: constants of h, asserted by the caller: ``weak_convexity``, w >= 0, and
+        ``lipschitz``, L, needed unless 2 lambda w <= 1 (Moreau: lambda w < 1), and else not
+        read; ``tolerance``, the gap to stop at (1e-8); ``max_evaluations`` of h (100 000).
 
     Returns:
       A :class:`Smoothed`. With ``lipschitz``, the error is infinite or large where several
@@ -111,21 +98,17 @@ def moreau_envelope(
       TypeError, ValueError: a number of another type or out of its range, values that are
         not finite float64, a missing constant, or one that the values contradict.
     """
-    return _smoothed(
-        functools.partial(_evaluated, value_fn, None), x, smoothing, False, **options
-    )
+    return _smoothed(value_fn, None, x, smoothing, False, **options)
 
 
 def lasry_lions(
-    value_fn: Callable[[Any], Any], x: Any, smoothing: float, **options: Unpack[Options]
+    value_fn: Callable[[Any], Any], x: Any, smoothing: float, **options: Any
 ) -> Smoothed:
     """Computes the Lasry-Lions smoothing of h at x, and its gradient.
 
     Arguments, result and errors are those of :func:`moreau_envelope`.
     """
-    return _smoothed(
-        functools.partial(_evaluated, value_fn, None), x, smoothing, True, **options
-    )
+    return _smoothed(value_fn, None, x, smoothing, True, **options)
 
 
 def lasry_lions_mean(
@@ -133,7 +116,7 @@ def lasry_lions_mean(
     x: Any,
     data: Any,
     smoothing: float,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Smoothed:
     r"""Computes the mean over records of the Lasry-Lions smoothings of their losses.
 
@@ -144,7 +127,7 @@ def lasry_lions_mean(
 
     Args:
       value_fn: (x, batch) -> losses (B,), as everywhere in the library.
-      x: as in :func:`moreau_envelope`, as are ``smoothing`` and errors.
+      x: as in :func:`moreau_envelope`, as are ``smoothing``, ``options`` and errors.
       data: pytree with leading axis n <= 200, the records.
       smoothing: lambda.
       **options: of every record's loss.
@@ -152,29 +135,22 @@ def lasry_lions_mean(
     Returns:
       Means of values, bounds, gradients and errors; the total of the evaluations.
     """
-    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
-    if len(lengths) != 1 or lengths == {()}:
-        raise ValueError(
-            "data must be arrays with one number of records along the first axis, got "
-            f"{sorted(lengths)}"
-        )
-    ((n,),) = lengths
+    n = num_rows(data, "data")
     if not 1 <= n <= MAX_RECORDS:
         raise ValueError(f"data must have 1 to {MAX_RECORDS} records, got {n}")
     found = []
     for i in range(n):
         record = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i : i + 1], data)
-        fn = functools.partial(_evaluated, value_fn, record)
-        found.append(_smoothed(fn, x, smoothing, True, **options))
+        found.append(_smoothed(value_fn, record, x, smoothing, True, **options))
     *means, counts = (np.array(column) for column in zip(*found, strict=True))
     lower, upper, gradient, error = (column.mean(axis=0) for column in means)
-    return Smoothed(
-        float(lower), float(upper), gradient, float(error), int(counts.sum())
-    )
+    total = int(counts.sum())
+    return Smoothed(float(lower), float(upper), gradient, float(error), total)
 
 
 def _smoothed(
-    evaluated: Callable[..., Any],
+    value_fn: Callable[..., Any],
+    record: Any,
     x: Any,
     smoothing: float,
     double: bool,
@@ -195,25 +171,24 @@ def _smoothed(
             f"x must be finite, of shape (d,), 1 <= d <= {MAX_DIM}; got {x}"
         )
     stop, bound = (tolerance, max_evaluations), (0.5 if double else 1.0) / smoothing
+    evaluated = functools.partial(_evaluated, value_fn, record, x)
     if w is not None:
         validate.non_negative(weak_convexity=w)
         if w < bound or (double and w == bound):
-            fn = functools.partial(evaluated, True, x)
-            return _cutting_planes(fn, len(x), smoothing, w, stop)
+            return _cutting_planes(evaluated, len(x), smoothing, w, stop)
     if lipschitz is None:
         raise ValueError(
             f"lipschitz must be given unless weak_convexity is at most {bound:g}, got "
             f"weak_convexity={w!r}"
         )
-    fn = functools.partial(evaluated, False, x)
-    return _branch_and_bound(fn, len(x), smoothing, lipschitz, stop, double)
+    return _branch_and_bound(evaluated, len(x), smoothing, lipschitz, stop, double)
 
 
 def _evaluated(
     value_fn: Callable[..., Any],
     record: Any,
-    differentiate: bool,
     x: np.ndarray,
+    differentiate: bool,
     offsets: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes values (k,) and, if asked for, gradients (k, d) at ``x + offsets``."""
@@ -260,7 +235,7 @@ def _cutting_planes(
     point = best = np.zeros(dim)
     reference, lower, upper = math.nan, -math.inf, math.inf
     while True:
-        (value,), (gradient,) = evaluate(point[None])
+        (value,), (gradient,) = evaluate(True, point[None])
         reference = reference if len(slopes) else value
         total = value - reference + point @ point / (2 * smoothing)
         if total < upper:
@@ -303,7 +278,7 @@ def _branch_and_bound(
     width = (2 if double else 1) * smoothing  # of the quadratic ||y - z||^2 / (2 width)
     reach = (3 if double else 1) * smoothing * lipschitz
     centers, halves = np.zeros((1, dim)), np.full((1, dim), reach)
-    reference = evaluate(centers)[0][0]
+    reference = evaluate(False, centers)[0][0]
     values, z, best, lower = np.zeros(1), np.zeros(dim), np.zeros(dim), -math.inf
     while True:
         totals = values + np.sum(centers**2, axis=1) / (2 * width)
@@ -333,7 +308,7 @@ def _branch_and_bound(
         steps = np.zeros((len(chosen), dim))
         steps[np.arange(len(chosen)), axes] = 2 * halves[chosen, axes]
         steps, chosen = np.concatenate([steps, -steps]), np.tile(chosen, 2)
-        new = evaluate(centers[chosen] + steps)[0] - reference
+        new = evaluate(False, centers[chosen] + steps)[0] - reference
         rise = np.abs(new - values[chosen]) - lipschitz * np.linalg.norm(steps, axis=1)
         _check("lipschitz", lipschitz, rise.max(), scale)
         centers = np.concatenate([centers, centers[chosen] + steps])
@@ -348,9 +323,8 @@ def _branch_and_bound(
         corners = np.abs(centers[left] - best) + halves[left]
         distance = float(np.max(np.linalg.norm(corners, axis=1)))
     low = float(reference + lower - slack)
-    return Smoothed(
-        low, low + gap, -best / smoothing, distance / smoothing, len(values)
-    )
+    error = distance / smoothing
+    return Smoothed(low, low + gap, -best / smoothing, error, len(values))
 
 
 def _least_on_boxes(
@@ -403,20 +377,11 @@ def lasry_lions_settings(
     .. math:: \lambda=\frac{\alpha}{3L},\qquad n=\frac{R^{1/3}Ld^{2/3}}{\varepsilon
       \alpha^{1/3}\beta}+\frac{L\sqrt d}{\varepsilon\beta}
 
-    The private solver of the smoothed losses takes exponential time and is not here. The
-    paper prints :math:`L^{4/3}` for L, from a smoothness of :math:`L/\lambda`, and drops
-    the second term.
-
-    Args:
-      dim: d.
-      epsilon: of (epsilon, delta); the theorem hides log(1 / delta).
-      lipschitz: L, of every record's loss.
-      goldstein_radius: alpha > 0.
-      goldstein_norm: beta > 0, wanted, component by component.
-      distance: R > 0, from x0 to the minimisers of the mean of the *smoothed* losses.
-
-    Raises:
-      TypeError, ValueError: a number of another type or out of its range.
+    L bounds every record's loss; ``goldstein_radius`` is alpha, ``goldstein_norm`` beta,
+    component by component; ``distance`` R, from x0 to the minimisers of the mean of the
+    *smoothed* losses. The theorem hides log(1 / delta). The private solver of the smoothed
+    losses takes exponential time and is not here. The paper prints :math:`L^{4/3}` for L,
+    from a smoothness of :math:`L/\lambda`, and drops the second term.
     """
     validate.integer(dim=dim)
     validate.positive(epsilon=epsilon, goldstein_norm=goldstein_norm, distance=distance)

@@ -138,13 +138,10 @@ def grouped(
         wanted = _column(dataset, group, group_values, bounds)
         names = tuple(f"{group} {value:g}" for value in group_values or ())
         column = dataset.feature_names.index(group)
-        train, test = (_match(x[:, column], wanted) for x, _ in _splits(dataset))
+        features = dataset.train[0], dataset.test[0]
+        train, test = (_match(x[:, column], wanted) for x in features)
     shares = _shares(group_probabilities, len(names))
     return Grouped(dataset, group, names, shares, train, test)
-
-
-def _splits(dataset: Dataset) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    return dataset.train, dataset.test
 
 
 def _column(

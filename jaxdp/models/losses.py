@@ -50,11 +50,6 @@ def accuracy(logits: Array, y: Rows) -> Array:
     return jnp.mean(jnp.argmax(logits, -1) == y, dtype=jnp.float32)
 
 
-def mean_squared_error(predictions: Array, y: Rows) -> Array:
-    """Computes the mean of ``squared_error``; () float32."""
-    return jnp.mean(squared_error(predictions, y))
-
-
 #: Name -> loss of a network's outputs (B, k).
 LOSSES: Mapping[Loss, Callable[[Array, Rows], Array]] = MappingProxyType(
     {

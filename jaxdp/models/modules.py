@@ -12,7 +12,7 @@ layer=None, after=None)`` for every leaf where it uses it:
   layers at once.
 
 ``at`` returns the leaf, perturbed or not, so a deep network never holds a second copy
-of its parameters. With ``identity_at`` the lazy form is the plain loss.
+of its parameters. With ``perturb.identity`` the lazy form is the plain loss.
 """
 
 from typing import Any
@@ -21,15 +21,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At
 from jaxdp.models.losses import Rows
 
 Array = jax.Array
 Params = dict[str, Any]
-
-identity_at: At = perturb.identity
-"""The view of an unperturbed evaluation."""
 
 
 # --- modules -----------------------------------------------------------------------

@@ -28,7 +28,6 @@ from jaxdp.models.losses import (
     accuracy,
     check_batch,
     loss_of,
-    mean_squared_error,
 )
 from jaxdp.models.losses import softmax_cross_entropy as softmax_cross_entropy
 from jaxdp.models.modules import (
@@ -42,35 +41,6 @@ from jaxdp.models.modules import (
 )
 
 Batch = tuple[Rows, Rows]
-
-
-# --- losses ------------------------------------------------------------------------
-
-
-def mlp_loss(params: Params, batch: Batch, at: At) -> Array:
-    """Computes the lazy cross-entropy of an ``MLP`` (or linear model): (B,) float32."""
-    return _lazy(mlp_outputs, "cross_entropy")(params, batch, at)
-
-
-def mlp_squared_error(params: Params, batch: Batch, at: At) -> Array:
-    """Computes the lazy squared error of an ``MLP`` with one output: (B,) float32."""
-    return _lazy(mlp_outputs, "squared_error")(params, batch, at)
-
-
-def residual_stack_loss(params: Params, batch: Batch, at: At) -> Array:
-    """Computes the lazy cross-entropy of a ``ResidualStack``: (B,) float32."""
-    return _lazy(residual_stack_outputs, "cross_entropy")(params, batch, at)
-
-
-def _lazy(outputs_fn: Callable[[Params, Rows, At], Array], loss: Loss):
-    loss_fn = LOSSES[loss]
-
-    def lazy_fn(params: Params, batch: Batch, at: At) -> Array:
-        x, y = batch
-        check_batch(x, y)
-        return loss_fn(outputs_fn(params, x, at), y)
-
-    return lazy_fn
 
 
 # --- networks ready to train -------------------------------------------------------
@@ -112,7 +82,7 @@ def linear(
       task: which metric, and which losses there are.
       loss: ``"cross_entropy"`` (default) or ``"hinge"`` for classification,
         ``"squared_error"`` for regression.
-      output_scale: standard deviation of the initial kernel, 0 or small.
+      output_scale: standard deviation of the initial last kernel, 0 or small.
 
     Raises:
       ValueError: sizes below 1, one class, regression with several outputs, or a loss of
@@ -139,16 +109,7 @@ def mlp(
 ) -> Network:
     """Builds a multilayer perceptron with ReLU.
 
-    Args:
-      num_features: d.
-      num_outputs: classes; 1 for regression.
-      hidden: widths of the hidden layers.
-      task: as for :func:`linear`.
-      loss: as for :func:`linear`.
-      output_scale: standard deviation of the initial last kernel, 0 or small.
-
-    Raises:
-      ValueError: as ``linear``.
+    ``hidden`` are the widths of the hidden layers; else as :func:`linear`.
     """
     hidden = tuple(hidden)
     for width in hidden:
@@ -170,23 +131,13 @@ def residual_stack(
 ) -> Network:
     """Builds a residual network whose blocks are stacked leaves under ``lax.scan``.
 
-    Args:
-      num_features: d.
-      num_outputs: classes; 1 for regression.
-      width: of the blocks.
-      num_layers: number of blocks.
-      task: as for :func:`linear`.
-      loss: as for :func:`linear`.
-      output_scale: standard deviation of the initial last kernel, 0 or small.
-
-    Raises:
-      ValueError: as ``linear``.
+    ``num_layers`` blocks of ``width``; else as :func:`linear`.
     """
     validate.integer(width=width, num_layers=num_layers)
     validate.non_negative(output_scale=output_scale)
     module = ResidualStack(num_outputs, width, num_layers, output_scale)
-    outputs_fn = residual_stack_outputs
-    return _network(module, outputs_fn, is_stacked, num_features, task, loss)
+    functions = residual_stack_outputs, is_stacked
+    return _network(module, *functions, num_features, task, loss)
 
 
 NETWORKS: Mapping[str, Callable[..., Network]] = MappingProxyType(
@@ -214,11 +165,8 @@ def network_for(dataset: Dataset, name: str = "linear", **options: Any) -> Netwo
     """
     validate.instance(Dataset, dataset=dataset)
     validate.one_of(NETWORKS, name=name)
-    allowed = set(inspect.signature(NETWORKS[name]).parameters) - {
-        "num_features",
-        "num_outputs",
-        "task",
-    }
+    allowed = set(inspect.signature(NETWORKS[name]).parameters)
+    allowed -= {"num_features", "num_outputs", "task"}
     for option in options:
         if option not in allowed:
             raise ValueError(
@@ -230,12 +178,8 @@ def network_for(dataset: Dataset, name: str = "linear", **options: Any) -> Netwo
             f"dataset {dataset.name!r} has no network: its loss is "
             "models.centered_quadratic"
         )
-    return NETWORKS[name](
-        dataset.num_features,
-        dataset.num_classes or 1,
-        task=dataset.task,
-        **options,
-    )
+    sizes = dataset.num_features, dataset.num_classes or 1
+    return NETWORKS[name](*sizes, task=dataset.task, **options)
 
 
 def _network(
@@ -247,7 +191,13 @@ def _network(
     loss: Loss | None,
 ) -> Network:
     loss = loss_of(task, loss)
-    _check_sizes(num_features, module.num_outputs, task)
+    num_outputs = module.num_outputs
+    validate.integer(num_features=num_features, num_outputs=num_outputs)
+    if (task == "classification") != (num_outputs > 1):
+        raise ValueError(
+            "num_outputs must be at least 2 (the classes) for classification and 1 "
+            f"for regression, got {num_outputs} for {task}"
+        )
     loss_fn = LOSSES[loss]
     classify = task == "classification"
 
@@ -257,7 +207,11 @@ def _network(
         return variables["params"]
 
     def init(key: Array) -> Params:
-        _check_key(key)
+        dtype = getattr(key, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"key must be a typed key, jax.random.key(seed); got {key!r}"
+            )
         return initial(key)
 
     def apply(params: Params, x: Rows) -> Array:
@@ -268,12 +222,15 @@ def _network(
         check_batch(x, y)
         return loss_fn(apply(params, x), y)
 
+    def lazy_fn(params: Params, batch: Batch, at: At) -> Array:
+        x, y = batch
+        check_batch(x, y)
+        return loss_fn(outputs_fn(params, x, at), y)
+
     def metric_fn(params: Params, x: Rows, y: Rows) -> Array:
         check_batch(x, y)
         outputs = apply(params, x)
-        if classify:
-            return accuracy(outputs, y)
-        return mean_squared_error(outputs[:, 0], y)
+        return accuracy(outputs, y) if classify else jnp.mean(loss_fn(outputs, y))
 
     return Network(
         module=module,
@@ -282,24 +239,8 @@ def _network(
         init=init,
         apply=apply,
         value_fn=value_fn,
-        lazy_fn=_lazy(outputs_fn, loss),
+        lazy_fn=lazy_fn,
         metric_name="accuracy" if classify else "mean_squared_error",
         metric_fn=metric_fn,
         is_stacked=stacked,
     )
-
-
-def _check_key(key: Array) -> None:
-    if not (
-        isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    ):
-        raise TypeError(f"key must be a typed key, jax.random.key(seed); got {key!r}")
-
-
-def _check_sizes(num_features: int, num_outputs: int, task: NetworkTask) -> None:
-    validate.integer(num_features=num_features, num_outputs=num_outputs)
-    if (task == "classification") != (num_outputs > 1):
-        raise ValueError(
-            "num_outputs must be at least 2 (the classes) for classification and 1 "
-            f"for regression, got {num_outputs} for {task}"
-        )

@@ -19,6 +19,7 @@ from jaxdp.accounting import Guarantee
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise, validate
 from jaxdp.core.types import Relation
+from jaxdp.kernels import finite_difference
 from jaxdp.saddle import oracles
 
 #: The noise has this many steps of its grid to the sensitivity, in powers of two.
@@ -126,13 +127,7 @@ def private_gap(
     validate.instance(bool, center_gradients=center_gradients)
     if microbatch_size is not None:
         validate.integer(microbatch_size=microbatch_size)
-    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
-    if len(lengths) != 1 or lengths == {()}:
-        raise ValueError(
-            "data must be arrays with one number of records along the first axis, got "
-            f"{sorted(lengths)}"
-        )
-    rows = lengths.pop()[0]
+    rows = finite_difference.num_rows(data, "data")
     slack = 1 if relation == "add_or_remove" else 0
     if abs(rows - num_examples) > slack:
         raise ValueError(
@@ -189,28 +184,10 @@ def private_gap(
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
-def _sums(
-    x: Any,
-    y: Any,
-    data: Any,
-    mask: jax.Array,
-    problem: oracles.VertexGradients,
-    bound_x: oracles.Bound,
-    bound_y: oracles.Bound | None,
-    center: bool,
-    microbatch_size: int | None,
-) -> tuple[jax.Array, jax.Array | None]:
+def _sums(x, y, data, mask, problem, bound_x, bound_y, center, microbatch_size) -> Any:
     """Computes the sums over all records in one program. Secret."""
-    return problem.gradient_sums(
-        x,
-        y,
-        data,
-        mask,
-        bound_x,
-        bound_y,
-        center=center,
-        microbatch_size=microbatch_size,
-    )
+    bounds, options = (bound_x, bound_y), {"microbatch_size": microbatch_size}
+    return problem.gradient_sums(x, y, data, mask, *bounds, center=center, **options)
 
 
 def _public_point(name: str, weights: Any, domain: Any) -> tuple[np.ndarray, jax.Array]:
@@ -234,8 +211,4 @@ def _public_point(name: str, weights: Any, domain: Any) -> tuple[np.ndarray, jax
 def _excess(counts: np.ndarray, total: Any) -> int:
     """Computes ``<total, counts> - 2**30 min(total)`` exactly; it is at least 0."""
     t = np.asarray(total, np.int64)
-    if t.shape != counts.shape:
-        raise ValueError(
-            f"weights must have one number for each of {len(t)} vertices, got {len(counts)}"
-        )
     return int(counts @ t) - 2**_WEIGHT_BITS * int(t.min())

@@ -86,17 +86,15 @@ class LinearModel(VertexGradients):
 
     def _residuals(self, predictions: jax.Array, targets: Any) -> jax.Array:
         """Computes the derivative phi' of each record alone: (B,)."""
+        name, fn = "derivative", self.derivative
+        if fn is None:
+            name, fn = "loss", self.loss
 
-        def loss(prediction: jax.Array, target: Any) -> jax.Array:
-            losses = self.loss(prediction[None], one_record(target))
-            return check_losses("loss", losses, (1,))[0]
+        def one(prediction: jax.Array, target: Any) -> jax.Array:
+            values = fn(prediction[None], one_record(target))
+            return check_losses(name, values, (1,))[0]
 
-        def derivative(prediction: jax.Array, target: Any) -> jax.Array:
-            assert self.derivative is not None
-            values = self.derivative(prediction[None], one_record(target))
-            return check_losses("derivative", values, (1,))[0]
-
-        one = jax.grad(loss) if self.derivative is None else derivative
+        one = jax.grad(one) if self.derivative is None else one
         return jax.vmap(one)(predictions, targets)
 
 

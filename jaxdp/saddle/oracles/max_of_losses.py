@@ -123,9 +123,9 @@ class MaxOfLosses(VertexGradients):
         # and centred it is plus one half at its group and minus one half elsewhere.
         units = to_grid(losses / 2 if query.center else losses, ok, bound_y)
         sum_y = jax.ops.segment_sum(units, group, y.shape[0])
-        return sum_x, 2 * sum_y - jnp.sum(
-            sum_y, dtype=jnp.int32
-        ) if query.center else sum_y
+        if query.center:
+            sum_y = 2 * sum_y - jnp.sum(sum_y, dtype=jnp.int32)
+        return sum_x, sum_y
 
     def _group(self, record: Any) -> tuple[jax.Array, jax.Array]:
         """Returns the group of a record, (), and whether it is one of the known groups."""

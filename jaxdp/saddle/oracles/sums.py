@@ -104,9 +104,26 @@ class VertexGradients(abc.ABC):
           TypeError, ValueError: shapes that do not fit, a bound without a player or a
             player without a bound, or so many records that a sum could leave int32.
         """
-        query = self._checked(x, y, batch, mask, bound_x, bound_y, center)
+        rows = finite_difference.num_rows(batch)
+        if jnp.shape(mask) != (rows,) or jnp.result_type(mask) != jnp.bool_:
+            raise ValueError(
+                f"mask must be booleans of shape ({rows},), got "
+                f"{jnp.result_type(mask)} of shape {jnp.shape(mask)}"
+            )
+        validate.instance(bool, center=center)
+        if (y is None) != (bound_y is None):
+            raise ValueError(
+                "bound_y must be given exactly where y is, got "
+                f"y={'None' if y is None else 'a point'} and bound_y={bound_y!r}"
+            )
+        point_x = _point("x", x, self.domain_x)
+        _fits("bound_x", bound_x, rows)
+        point_y = None if y is None else _point("y", y, self.domain_y)
+        if bound_y is not None:
+            _fits("bound_y", bound_y, rows)
         if microbatch_size is not None:
             validate.integer(at_least=1, microbatch_size=microbatch_size)
+        query = Query(point_x, point_y, bound_x, bound_y, center)
 
         def total(part: tuple[Any, jax.Array]) -> jax.Array:
             sums = self._sums(query, *part)
@@ -129,44 +146,11 @@ class VertexGradients(abc.ABC):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Computes the two sums of gradients (B, p_x), (B, p_y) over records that count."""
         rows_x, ok = vertex_rows(self.domain_x, rows_x, ok)
-        if rows_y is None or query.bound_y is None:
-            return row_sums(
-                self.domain_x, rows_x, ok, query.bound_x, query.center
-            ), None
-        rows_y, ok = vertex_rows(self.domain_y, rows_y, ok)
-        return (
-            row_sums(self.domain_x, rows_x, ok, query.bound_x, query.center),
-            row_sums(self.domain_y, rows_y, ok, query.bound_y, query.center),
-        )
-
-    def _checked(
-        self,
-        x: Any,
-        y: Any,
-        batch: Any,
-        mask: jax.Array,
-        bound_x: Bound,
-        bound_y: Bound | None,
-        center: bool,
-    ) -> Query:
-        rows = finite_difference.num_rows(batch)
-        if jnp.shape(mask) != (rows,) or jnp.result_type(mask) != jnp.bool_:
-            raise ValueError(
-                f"mask must be booleans of shape ({rows},), got "
-                f"{jnp.result_type(mask)} of shape {jnp.shape(mask)}"
-            )
-        validate.instance(bool, center=center)
-        if (y is None) != (bound_y is None):
-            raise ValueError(
-                "bound_y must be given exactly where y is, got "
-                f"y={'None' if y is None else 'a point'} and bound_y={bound_y!r}"
-            )
-        point_x = _point("x", x, self.domain_x)
-        _fits("bound_x", bound_x, rows)
-        point_y = None if y is None else _point("y", y, self.domain_y)
-        if bound_y is not None:
-            _fits("bound_y", bound_y, rows)
-        return Query(point_x, point_y, bound_x, bound_y, center)
+        sum_y = None
+        if rows_y is not None and query.bound_y is not None:
+            rows_y, ok = vertex_rows(self.domain_y, rows_y, ok)
+            sum_y = row_sums(self.domain_y, rows_y, ok, query.bound_y, query.center)
+        return row_sums(self.domain_x, rows_x, ok, query.bound_x, query.center), sum_y
 
 
 def _point(name: str, point: Any, domain: Domain | None) -> jax.Array:

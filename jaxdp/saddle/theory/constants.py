@@ -14,34 +14,52 @@ from jaxdp.saddle.theory.step_sizes import StepSizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Constants:
-    """Constants of a loss, its data and the budget; subclasses name the players.
+class Budget:
+    """Number of records and privacy budget.
 
     Attributes:
-      num_examples: n >= 1, read in a single pass.
+      num_examples: n >= 1.
       epsilon: > 0.
       delta: in (0, 1).
       relation: which data sets are neighbours; the paper's is ``"replace_one"``.
-      lipschitz: L0 > 0: bound on every partial derivative of a record's loss; the clips.
-      smoothness: L1 >= 0: bound on how these change over an l1 distance of one.
-      second_order_smoothness: L2 >= 0: the same of the derivatives' own; 0 for quadratic
-        and bilinear losses, None where nothing is known.
     """
 
     num_examples: int
     epsilon: float
     delta: float
     relation: Relation
+
+    def __post_init__(self) -> None:
+        validate.integer(num_examples=self.num_examples)
+        validate.positive(epsilon=self.epsilon)
+        validate.probability(delta=self.delta)
+        validate.one_of(accounting.RELATIONS, relation=self.relation)
+
+    @property
+    def rho(self) -> float:
+        """Privacy budget in zCDP."""
+        return charges.rho_budget(self.epsilon, self.delta)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constants(Budget):
+    """Constants of a loss, whose data are read once; subclasses name the players.
+
+    Attributes:
+      lipschitz: L0 > 0: bound on every partial derivative of a record's loss; the clips.
+      smoothness: L1 >= 0: bound on how these change over an l1 distance of one.
+      second_order_smoothness: L2 >= 0: the same of the derivatives' own; 0 for quadratic
+        and bilinear losses, None where nothing is known.
+    """
+
     lipschitz: float
     smoothness: float
     second_order_smoothness: float | None = None
 
     def __post_init__(self) -> None:
-        validate.integer(num_examples=self.num_examples)
+        super().__post_init__()
         validate.integer(at_least=2, **self.dims)
-        validate.positive(epsilon=self.epsilon, lipschitz=self.lipschitz)
-        validate.probability(delta=self.delta)
-        validate.one_of(accounting.RELATIONS, relation=self.relation)
+        validate.positive(lipschitz=self.lipschitz)
         validate.non_negative(smoothness=self.smoothness)
         if self.second_order_smoothness is not None:
             validate.non_negative(second_order_smoothness=self.second_order_smoothness)
@@ -55,11 +73,6 @@ class Constants:
     def log_dim(self) -> float:
         """Entropy of all players' uniform points: the sum of log(dim)."""
         return math.fsum(math.log(d) for d in self.dims.values())
-
-    @property
-    def rho(self) -> float:
-        """Privacy budget in zCDP."""
-        return charges.rho_budget(self.epsilon, self.delta)
 
     @property
     def sum_sensitivity(self) -> float:
@@ -112,41 +125,30 @@ class SimplexConstants(Constants):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueryConstants:
-    """Constants of linear queries, their data and the budget.
+class QueryConstants(Budget):
+    """Constants of linear queries on data of which all are read at every step.
 
     Attributes:
-      num_examples: n >= 1, all read at every step.
       domain_size: cells, >= 2.
       num_queries: closed under negation, >= 2.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: which data sets are neighbours; the paper's is ``"replace_one"``.
       query_range: largest less smallest answer of one query, in (0, 2]; 2 for [-1, 1], 1
         for marginals.
     """
 
-    num_examples: int
     domain_size: int
     num_queries: int
-    epsilon: float
-    delta: float
-    relation: Relation
     query_range: float = 2.0
 
     def __post_init__(self) -> None:
-        validate.integer(num_examples=self.num_examples)
-        validate.integer(
-            at_least=2, domain_size=self.domain_size, num_queries=self.num_queries
-        )
-        validate.positive(query_range=self.query_range, epsilon=self.epsilon)
+        super().__post_init__()
+        sizes = {"domain_size": self.domain_size, "num_queries": self.num_queries}
+        validate.integer(at_least=2, **sizes)
+        validate.positive(query_range=self.query_range)
         if self.query_range > 2:
             raise ValueError(
                 "query_range must be <= 2, for answers in [-1, 1], got "
                 f"{self.query_range!r}"
             )
-        validate.probability(delta=self.delta)
-        validate.one_of(accounting.RELATIONS, relation=self.relation)
 
     @property
     def log_sizes(self) -> tuple[float, float]:

@@ -90,7 +90,7 @@ def executed(
     """Returns the levels of Algorithm 3: steps are taken while 2^M vertices are left of U.
 
     So the sum of 2^N over them is above U - 2^M and at most U.
-    ``max_level`` is M, None the paper's, floor(log2(sqrt(U))); U >= 2^M. (S,) int64, S >= 1.
+    ``max_level`` is M, None the paper's, floor(log2(sqrt(U))); U >= 2^M. int64 (S,), S > 0.
     """
     m = largest_level(vertex_budget) if max_level is None else max_level
     _check(seed, m)
