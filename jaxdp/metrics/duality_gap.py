@@ -11,11 +11,9 @@ the training records is neither that nor private; :mod:`jaxdp.saddle.private_gap
 a bound on it.
 
 References:
-  Gonzalez, Guzman and Paquette, `Mirror descent algorithms with nearly
-  dimension-independent rates for differentially-private stochastic saddle-point problems
-  <https://arxiv.org/abs/2403.02912>`_, 2024; Tseng, On accelerated proximal gradient
-  methods for convex-concave optimization, 2008; Jaggi, Revisiting Frank-Wolfe, 2013 (the
-  certificate).
+  Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024; Tseng, On accelerated proximal
+  gradient methods for convex-concave optimization, 2008; Jaggi, Revisiting Frank-Wolfe,
+  2013 (the certificate).
 """
 
 import functools

@@ -162,7 +162,7 @@ def _least_norm(
     rng = np.random.default_rng(seed)
     inside = num_samples // 2
     offsets = _in_unit_ball(rng, inside, ball.dim)
-    edge = _on_unit_sphere(rng, num_samples - inside, ball.dim)
+    edge = on_unit_sphere(rng, num_samples - inside, ball.dim)
     g = ball.gradients(np.concatenate([offsets, edge]))
     if g.shape[1] == 1:
         vertices = g[:, 0]
@@ -348,11 +348,12 @@ def _gradients(
     return jax.lax.map(one, points, batch_size=min(batch_size, len(points)))
 
 
-def _on_unit_sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
+def on_unit_sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
+    """Draws uniform points of the unit sphere of R^dim, shape (num, dim), float64."""
     normals = rng.standard_normal((num, dim))
     return normals / np.linalg.norm(normals, axis=1, keepdims=True)
 
 
 def _in_unit_ball(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
     """Draws uniform points of the ball: d coordinates of a sphere in d + 2 dimensions."""
-    return _on_unit_sphere(rng, num, dim + 2)[:, :dim]
+    return on_unit_sphere(rng, num, dim + 2)[:, :dim]

@@ -9,9 +9,7 @@ with independent signs, whose mean is zero,
 so that the expected F, its equilibrium and its gap are known without looking at any.
 
 References:
-  Gonzalez, Guzman and Paquette, `Mirror descent algorithms with nearly
-  dimension-independent rates for differentially-private stochastic saddle-point problems
-  <https://arxiv.org/abs/2403.02912>`_, 2024: the class of problems.
+  Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024: the class of problems.
 """
 
 import dataclasses

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.core import validate
+from jaxdp.metrics.goldstein import on_unit_sphere as sphere
 
 Array = jax.Array
 Batch = tuple[jax.Array | np.ndarray, ...]
@@ -92,12 +93,6 @@ def max_of_linear(
         smoothed_gradient_fn=None,
         make_data=linear_parts(dim, linear_norm),
     )
-
-
-def sphere(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
-    """Draws uniform points of the unit sphere of R^dim, shape (num, dim), float64."""
-    normals = rng.standard_normal((num, dim))
-    return normals / np.linalg.norm(normals, axis=1, keepdims=True)
 
 
 def linear_parts(dim: int, norm: float) -> Callable[[int, int], Batch]:

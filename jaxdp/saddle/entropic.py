@@ -6,7 +6,6 @@ also known as exponentiated gradient or multiplicative weights. Its regret grows
 log d where that of projected gradient descent grows with d.
 """
 
-import functools
 import numbers
 from typing import Any, NamedTuple
 
@@ -56,9 +55,7 @@ def entropic_descent(
         not floating or has no axis; ``update`` without params.
 
     References:
-      Gonzalez, Guzman and Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 1 and Lemma A.1;
+      Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024, Algorithm 1 and Lemma A.1;
       Kivinen and Warmuth, Exponentiated Gradient versus Gradient Descent for Linear
       Predictors, 1997.
     """
@@ -77,20 +74,18 @@ def entropic_descent(
             raise ValueError("params must be passed to update: the step starts there")
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         rate = jnp.asarray(rate, jnp.float32)
-        step = functools.partial(_stepped, rate)
-        logits = jax.tree.map(step, state.logits, updates)
+
+        def stepped(logits: jax.Array, gradient: jax.Array) -> jax.Array:
+            logits, top = _step(logits, gradient.astype(jnp.float32), rate)
+            return logits - top[..., None]  # So that the largest is 0.
+
+        logits = jax.tree.map(stepped, state.logits, updates)
         steps = jax.tree.map(
             lambda u, p: jax.nn.softmax(u) - jnp.asarray(p, jnp.float32), logits, params
         )
         return steps, EntropicDescentState(state.count + 1, logits)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
-
-
-def _stepped(rate: jax.Array, logits: jax.Array, gradient: jax.Array) -> jax.Array:
-    """Returns the logits after a step, shifted to a maximum of 0."""
-    logits, top = _step(logits, gradient.astype(jnp.float32), rate)
-    return logits - top[..., None]
 
 
 def _logits(path: Any, leaf: Any) -> jax.Array:

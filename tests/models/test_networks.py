@@ -11,8 +11,7 @@ from jaxdp import models
 from jaxdp.kernels import perturb
 from jaxdp.models import networks
 from jaxdp.models.losses import hinge
-from jaxdp.models.modules import is_stacked
-from jaxdp.models.networks import NETWORKS, residual_stack
+from jaxdp.models.networks import NETWORKS, is_stacked, residual_stack
 
 B, D, CLASSES = 7, 5, 4
 RNG = np.random.default_rng(1)

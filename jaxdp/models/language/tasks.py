@@ -30,7 +30,7 @@ from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At, LazyLoss
 from jaxdp.models.language.config import OPTConfig
 from jaxdp.models.language.network import LanguageModel
-from jaxdp.models.networks import softmax_cross_entropy
+from jaxdp.models.losses import softmax_cross_entropy
 
 Array = jax.Array
 Batch = dict[str, Array]

@@ -43,15 +43,12 @@ def saddle_bias_reduced(
 
     Args:
       plan: a ``jaxdp.plans.SaddleBiasReduced`` with its step sizes.
-      keys: a ``jaxdp.Keys``.
+      keys: as in :func:`jaxdp.saddle_mirror_descent`, like ``microbatch_size`` and errors.
       microbatch_size: records whose gradients are taken at once.
 
     Privacy:
       A step of level N releases :math:`2(2^{N+1}+1)` vertices. One record is read in one
       step; each of its three gradients is clipped by itself.
-
-    Raises:
-      As :func:`jaxdp.saddle_mirror_descent`.
 
     References:
       As :func:`jaxdp.saddle_mirror_descent`, Algorithms 2 and 3, corrected.

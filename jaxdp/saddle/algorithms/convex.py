@@ -74,15 +74,12 @@ def simplex_convex(
 
     Args:
       plan: a ``jaxdp.plans.ConvexSimplex`` with its step size.
-      keys: a ``jaxdp.Keys``.
+      keys: as in :func:`jaxdp.saddle_mirror_descent`, like ``microbatch_size`` and errors.
       microbatch_size: records whose gradients are taken at once.
 
     Privacy:
       K vertices are released for each point, and K for the output. One record is read in
       one step, and moves every later score by at most ``plan.sensitivity``.
-
-    Raises:
-      As :func:`jaxdp.saddle_mirror_descent`.
 
     References:
       As :func:`jaxdp.saddle_mirror_descent`, Algorithm 4.
@@ -165,11 +162,7 @@ def make_schedule(
 ) -> Schedule:
     """Draws, for every vertex of every point, the iterate that it is to come from.
 
-    Args:
-      key: public.
-      times: when points are drawn; the output's, at ``num_steps``, comes last.
-      num_steps: T.
-      num_draws: K.
+    The key is public; points are drawn at ``times``, the output's at ``num_steps``.
     """
     until = np.repeat(np.array([*times, num_steps]), num_draws)
     uniform = jax.random.uniform(key, until.shape, jnp.float32)

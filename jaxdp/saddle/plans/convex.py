@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxdp.core import validate
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design
@@ -69,15 +68,7 @@ class ConvexSimplex(VertexSamplingPlan):
     clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm",)
 
     def __post_init__(self) -> None:
-        validate.instance(SinglePass, sampling=self.sampling)
-        validate.integer(
-            num_examples=self.num_examples,
-            num_draws=self.num_draws,
-            refresh_every=self.refresh_every,
-        )
-        most = self.sampling.max_steps(self.num_examples)
-        validate.integer(num_steps=self.num_steps, at_most=most)
-        self._check()
+        self._check_pass(num_draws=self.num_draws, refresh_every=self.refresh_every)
 
     @property
     def grid_bits(self) -> int:

@@ -60,10 +60,7 @@ class Saddle(VertexSamplingPlan):
         they promise. None elsewhere, and where a number was changed since.
 
     References:
-      Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
-      Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
-      Problems <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithm 1; accounting by
-      bounded range and zCDP.
+      As for :func:`jaxdp.saddle_mirror_descent`; accounting by bounded range and zCDP.
     """
 
     num_examples: int
@@ -89,12 +86,8 @@ class Saddle(VertexSamplingPlan):
     runs: ClassVar[Any] = saddle_mirror_descent
 
     def __post_init__(self) -> None:
-        validate.instance(SinglePass, sampling=self.sampling)
-        validate.integer(num_examples=self.num_examples, num_draws=self.num_draws)
-        most = self.sampling.max_steps(self.num_examples)
-        validate.integer(num_steps=self.num_steps, at_most=most)
         validate.one_of(("fresh", "mean"), output=self.output)
-        self._check()
+        self._check_pass(num_draws=self.num_draws)
 
     @property
     def grid_bits(self) -> int:

@@ -70,6 +70,15 @@ class VertexSamplingPlan(Plan):
     def _of_players(self, fields: tuple[str, ...]) -> list[Any]:
         return [getattr(self, name) for name in fields]
 
+    def _check_pass(self, **counts: int) -> None:
+        """Checks the fields of plans that read every record once, and some counts."""
+        sampler: Any = self.sampling
+        validate.instance(SinglePass, sampling=sampler)
+        validate.integer(num_examples=self.num_examples, **counts)
+        most = sampler.max_steps(self.num_examples)
+        validate.integer(num_steps=self.num_steps, at_most=most)
+        self._check()
+
     def _check(self) -> None:
         """Checks the fields that all vertex-sampling plans share."""
         # Numbers of vertices are logged as float32.

@@ -13,7 +13,7 @@ from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.synthetic import QueryNumbers, output, synthetic_data
 from jaxdp.saddle.grids import UNIT, ScoreGrid, score_grid
 from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
-from jaxdp.saddle.theory import charges
+from jaxdp.saddle.theory import bounds, charges
 from jaxdp.sampling import FullBatch
 
 
@@ -98,8 +98,8 @@ class SyntheticData(VertexSamplingPlan):
         if self.step_size_x is not None:
             return self.step_size_x
         # Of gradients within [-1, 1]; narrower ranges are centred.
-        rate = math.sqrt(0.8 * math.log(self.domain_size) / self.num_steps)
-        return rate / (self.query_range / 2)
+        rate = bounds.synthetic_step_size_x(self.num_steps, self.domain_size)
+        return float(rate) / (self.query_range / 2)
 
     @property
     def sampling(self) -> FullBatch:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -13,9 +13,8 @@ The paper hides constants; these are explicit, and corrected: output vertices co
 twice that of one, and it meets an l1 distance of 4.
 
 Reference:
-  Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly Dimension-Independent
-  Rates for Differentially-Private Stochastic Saddle-Point Problems
-  <https://arxiv.org/abs/2403.02912>`_, 2024: Lemmas 4.1 to 4.3, appendices D, F and G.
+  Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024: Lemmas 4.1 to 4.3 and appendices
+  D, F and G.
 """
 
 import dataclasses

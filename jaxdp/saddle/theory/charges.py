@@ -14,10 +14,9 @@ relation. ``error`` is :math:`e` of the sampler; ``num_steps`` is T, ``num_draws
 ``refresh_every`` q, all at least 1.
 
 Reference:
-  Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly Dimension-Independent
-  Rates for Differentially-Private Stochastic Saddle-Point Problems
-  <https://arxiv.org/abs/2403.02912>`_, 2024, whose proofs charge more. That a draw of
-  range r is r^2/8-zCDP: Cesar and Rogers, Bounding, Concentrating, and Truncating, 2021.
+  Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024, whose proofs charge more. That a
+  draw of range r is r^2/8-zCDP: Cesar and Rogers, Bounding, Concentrating, and Truncating,
+  2021.
 """
 
 import functools

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
-from jaxdp.saddle.theory import bounds, charges, constants, levels, step_sizes
+from jaxdp.saddle.theory import bounds, constants, levels, step_sizes
 from jaxdp.saddle.theory.constants import (
     Constants,
     GameConstants,
@@ -35,10 +35,8 @@ def saddle(*, num_steps: int | None = None, **problem: Any) -> Design:
 
     Args:
       num_steps: T in [1, n]; None searches.
-      **problem: ``num_examples``, ``dim_x``, ``dim_y``, ``epsilon``, ``delta``,
-        ``relation``, ``lipschitz``, ``smoothness``, ``second_order_smoothness``:
-        :class:`jaxdp.saddle.theory.constants.GameConstants`. For an L2 of 0, quadratics,
-        one vertex is enough.
+      **problem: :class:`~jaxdp.saddle.theory.constants.GameConstants`. For an L2 of 0,
+        quadratics, one vertex is enough.
     """
     p = GameConstants(**problem)
     n = p.num_examples
@@ -183,9 +181,7 @@ def convex_simplex(*, num_steps: int | None = None, **problem: Any) -> Design:
 
     Args:
       num_steps: T in [1, n]; None searches.
-      **problem: ``num_examples``, ``dim``, ``epsilon``, ``delta``, ``relation``,
-        ``lipschitz``, ``smoothness``, ``second_order_smoothness``:
-        :class:`jaxdp.saddle.theory.constants.SimplexConstants`.
+      **problem: :class:`~jaxdp.saddle.theory.constants.SimplexConstants`.
     """
     p = SimplexConstants(**problem)
     num_examples = p.num_examples
@@ -236,26 +232,25 @@ def synthetic_data(
     Args:
       num_steps: T; None takes a third of the best.
       last_draw: whether the last step's query is drawn, which no iterate needs.
-      **problem: ``num_examples``, ``domain_size``, ``num_queries``, ``epsilon``,
-        ``delta``, ``relation``, and ``query_range``, which is 1 here for marginals:
-        :class:`jaxdp.saddle.theory.constants.QueryConstants`.
+      **problem: :class:`~jaxdp.saddle.theory.constants.QueryConstants`; ``query_range`` is
+        1 here if it is not given, for marginals.
     """
     problem.setdefault("query_range", 1.0)
     p = QueryConstants(**problem)
     log_z, log_q = p.log_sizes
     if num_steps is None:
         each = step_sizes.query_sensitivity(p.query_range, p.relation)
-        root = math.sqrt(120 * charges.rho_budget(p.epsilon, p.delta) * log_z)
+        root = math.sqrt(120 * p.rho * log_z)
         num_steps = max(1, round(p.num_examples * root / (each * log_q) / 3))
     validate.integer(num_steps=num_steps)
     # Best for answers in [-1, 1]; narrower ones have gradients as much smaller.
     wider = 2 / p.query_range
-    useful_x = float(bounds.synthetic_step_size_x(num_steps, p.domain_size))
+    rate_x = float(bounds.synthetic_step_size_x(num_steps, p.domain_size))
     return constants.synthetic(
         "certified",
         p,
         num_steps=num_steps,
         last_draw=last_draw,
-        step_size_x=wider * useful_x,
+        step_size_x=wider * rate_x,
         useful=wider * math.sqrt(log_q / (2 * num_steps)),
     )

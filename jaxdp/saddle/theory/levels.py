@@ -8,9 +8,7 @@ times may be chosen after them. A filter that stops where the budget of the real
 ends needs no other argument.
 
 Reference:
-  Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly Dimension-Independent
-  Rates for Differentially-Private Stochastic Saddle-Point Problems
-  <https://arxiv.org/abs/2403.02912>`_, 2024, Algorithms 3 and 4.
+  Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024, Algorithms 3 and 4.
 """
 
 import hashlib
@@ -175,13 +173,10 @@ def equalized(levels: np.ndarray, *, num_examples: int, max_level: int) -> np.nd
     1. Exact integers (M + 1,), by level, whose sum over the executed ``levels`` (S,) is at
     most n; ValueError where n is too few for so many steps.
     """
-    validate.integer(at_least=0, at_most=MAX_LEVEL, max_level=max_level)
     validate.integer(num_examples=num_examples)
+    # a(N) in units of 2^-M, of which float64 holds all digits.
+    a = [int(x * 2**max_level) for x in amplification(max_level).tolist()]
     counts = np.bincount(levels, minlength=max_level + 1)
-    # a(N) in units of 2^-M.
-    whole = 2 ** (max_level + 1) - 1
-    a = [2 ** (k + 1) * whole + 2**max_level for k in range(max_level + 1)]
-    a[0] = 2 * whole - 2**max_level
     total = sum(int(c) * x for c, x in zip(counts, a, strict=True))
     sizes = [max(1, num_examples * x // max(total, 1)) for x in a]
     used = sum(int(c) * b for c, b in zip(counts, sizes, strict=True))

@@ -25,9 +25,7 @@ A function's ``**problem`` are the fields of the class that it names; one that i
 unknown or out of range is named in a TypeError or ValueError.
 
 Reference:
-  Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly Dimension-Independent
-  Rates for Differentially-Private Stochastic Saddle-Point Problems
-  <https://arxiv.org/abs/2403.02912>`_, 2024.
+  Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024.
 """
 
 import math
@@ -65,9 +63,7 @@ def saddle(theorem: str, **problem: Any) -> Design:
 
     Args:
       theorem: ``"4.1"`` or ``"4.2"``, which does without L2.
-      **problem: ``num_examples``, ``dim_x``, ``dim_y``, ``epsilon``, ``delta``,
-        ``relation``, ``lipschitz``, ``smoothness``, ``second_order_smoothness``:
-        :class:`jaxdp.saddle.theory.constants.GameConstants`.
+      **problem: :class:`~jaxdp.saddle.theory.constants.GameConstants`.
     """
     validate.one_of(("4.1", "4.2"), theorem=theorem)
     if theorem == "4.2":
@@ -145,9 +141,7 @@ def convex_simplex(theorem: str, **problem: Any) -> Design:
 
     Args:
       theorem: ``"5.1"``.
-      **problem: ``num_examples``, ``dim``, ``epsilon``, ``delta``, ``relation``,
-        ``lipschitz``, ``smoothness``, ``second_order_smoothness``:
-        :class:`jaxdp.saddle.theory.constants.SimplexConstants`.
+      **problem: :class:`~jaxdp.saddle.theory.constants.SimplexConstants`.
     """
     validate.one_of(("5.1",), theorem=theorem)
     p = SimplexConstants(**problem)
@@ -180,9 +174,8 @@ def synthetic_data(
       theorem: ``"G.1"``.
       last_draw: whether the last step's query is drawn, which no iterate needs.
       printed: the number of steps as printed, too small by sqrt(log(domain_size)).
-      **problem: ``num_examples``, ``domain_size``, ``num_queries``, ``epsilon``, at most
-        1, ``delta``, ``relation``, and ``query_range``, for the exact charges only:
-        :class:`jaxdp.saddle.theory.constants.QueryConstants`.
+      **problem: :class:`~jaxdp.saddle.theory.constants.QueryConstants`, epsilon at most 1;
+        ``query_range`` is for the exact charges only.
     """
     validate.one_of(("G.1",), theorem=theorem)
     p = QueryConstants(**problem)
