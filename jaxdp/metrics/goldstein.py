@@ -39,7 +39,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import validate
 from jaxdp.kernels.finite_difference import num_rows
-from jaxdp.metrics.detailed import Detailed
+from jaxdp.metrics.parts import Detailed, as_vector
 
 GradFn = Callable[[Any], Any]
 
@@ -104,8 +104,8 @@ def goldstein_norm(
       ValueError: a number out of its range, x without elements, a radius that the dtype of
         x does not resolve, gradients of other shapes, or gradients that are not finite.
     """
-    ball = _Ball(grad_fn, x, radius, batch_size)
-    return _least_norm(ball, num_samples, num_rounds, tolerance, seed)
+    ball = _in_ball(grad_fn, x, radius, batch_size)
+    return _least_norm(*ball, num_samples, num_rounds, tolerance, seed)
 
 
 def componentwise_goldstein_norm(
@@ -148,12 +148,17 @@ def componentwise_goldstein_norm(
     data = jax.tree.map(jnp.asarray, data)
     if not num_rows(data, "data"):
         raise ValueError("data must be arrays with records, got none")
-    ball = _Ball(grad_fn, x, radius, batch_size, data)
-    return _least_norm(ball, num_samples, num_rounds, tolerance, seed)
+    ball = _in_ball(grad_fn, x, radius, batch_size, data)
+    return _least_norm(*ball, num_samples, num_rounds, tolerance, seed)
 
 
 def _least_norm(
-    ball: "_Ball", num_samples: int, num_rounds: int, tolerance: float, seed: int
+    dim: int,
+    gradients: Callable[[np.ndarray], np.ndarray],
+    num_samples: int,
+    num_rounds: int,
+    tolerance: float,
+    seed: int,
 ) -> GoldsteinNorm:
     """Samples hulls of gradients, one a record, and adds more until the rounds are over."""
     validate.integer(num_samples=num_samples)
@@ -161,9 +166,9 @@ def _least_norm(
     validate.positive(tolerance=tolerance)
     rng = np.random.default_rng(seed)
     inside = num_samples // 2
-    offsets = _in_unit_ball(rng, inside, ball.dim)
-    edge = on_unit_sphere(rng, num_samples - inside, ball.dim)
-    g = ball.gradients(np.concatenate([offsets, edge]))
+    offsets = _in_unit_ball(rng, inside, dim)
+    edge = on_unit_sphere(rng, num_samples - inside, dim)
+    g = gradients(np.concatenate([offsets, edge]))
     if g.shape[1] == 1:
         vertices = g[:, 0]
     else:
@@ -175,7 +180,7 @@ def _least_norm(
         if norm**2 <= tolerance * _largest(g):
             break
         lengths = np.array([[1.0], [rng.uniform()]])
-        g = np.concatenate([g, ball.gradients(-lengths * vector / norm)])
+        g = np.concatenate([g, gradients(-lengths * vector / norm)])
         vector, gap, vertices = _least_of_mean(g, vertices, tolerance)
     value = float(np.linalg.norm(vector))
     lower = max(value - gap / value, 0.0) if value > 0 else 0.0
@@ -262,64 +267,54 @@ def least_on_simplex(points: np.ndarray, costs: np.ndarray | None = None) -> np.
     return best / best.sum()
 
 
-class _Ball:
-    """The gradients of one function, or of records, in the ball around one point."""
+def _in_ball(
+    grad_fn: Callable[..., Any],
+    x: Any,
+    radius: float,
+    batch_size: int,
+    data: Any = None,
+) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
+    """Returns d, and the gradients of one function, or of records, around one point.
 
-    def __init__(
-        self,
-        grad_fn: Callable[..., Any],
-        x: Any,
-        radius: float,
-        batch_size: int,
-        data: Any = None,
-    ):
-        validate.positive(radius=radius)
-        validate.integer(batch_size=batch_size)
-        x = jax.tree.map(jnp.asarray, x)
-        leaves = jax.tree.leaves(x)
-        for leaf in leaves:
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise TypeError(f"x must have floating leaves, got {leaf.dtype}")
-        self.grad_fn, self.x, self.batch_size, self.data = grad_fn, x, batch_size, data
-        flat, _ = ravel_pytree(x)
-        self.dtype, self.center = flat.dtype, np.asarray(flat, np.float64)
-        self.dim = self.center.size
-        if not self.dim or not np.isfinite(self.center).all():
-            raise ValueError("x must have elements, all of them finite")
-        gradient = jax.eval_shape(grad_fn, x, *([] if data is None else [data]))
-        for leaf in jax.tree.leaves(gradient if data is not None else ()):
-            count = num_rows(data)
-            if leaf.shape[:1] != (count,):
-                raise ValueError(
-                    f"grad_fn must return one gradient for each of {count} records, got "
-                    f"shape {leaf.shape}"
-                )
-        found = _shapes(gradient, 0 if data is None else 1)
-        if found != _shapes(x):
+    The function takes offsets in the unit ball (k, d) and gives finite gradients (k, n, d).
+    """
+    validate.positive(radius=radius)
+    validate.integer(batch_size=batch_size)
+    x = jax.tree.map(jnp.asarray, x)
+    center, dtype = as_vector(x), ravel_pytree(x)[0].dtype
+    gradient = jax.eval_shape(grad_fn, x, *([] if data is None else [data]))
+    for leaf in jax.tree.leaves(gradient if data is not None else ()):
+        count = num_rows(data)
+        if leaf.shape[:1] != (count,):
             raise ValueError(
-                f"grad_fn must return a tree like x, {_shapes(x)}; got {found}"
+                f"grad_fn must return one gradient for each of {count} records, got "
+                f"shape {leaf.shape}"
             )
-        # A rounded point is off by at most half of this: keep it inside the ball.
-        precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves)
-        rounding = precision * (np.linalg.norm(self.center) + radius)
-        self.reach = float(radius - rounding)
-        if not self.reach > 0.5 * radius:
-            raise ValueError(
-                f"radius must be well above the rounding of x, {rounding:.2g}; got {radius}"
-            )
+    found = _shapes(gradient, 0 if data is None else 1)
+    if found != _shapes(x):
+        raise ValueError(
+            f"grad_fn must return a tree like x, {_shapes(x)}; got {found}"
+        )
+    # A rounded point is off by at most half of this: keep it inside the ball.
+    precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x))
+    rounding = precision * (np.linalg.norm(center) + radius)
+    reach = float(radius - rounding)
+    if not reach > 0.5 * radius:
+        raise ValueError(
+            f"radius must be well above the rounding of x, {rounding:.2g}; got {radius}"
+        )
 
-    def gradients(self, offsets: np.ndarray) -> np.ndarray:
-        """Returns the finite gradients at ``center + reach * offsets``: shape (k, n, d)."""
-        points = self.center + self.reach * offsets
-        points = jnp.asarray(points, self.dtype)
-        g = _gradients(self.grad_fn, self.batch_size, self.x, points, self.data)
-        g = np.asarray(g, np.float64)
+    def gradients(offsets: np.ndarray) -> np.ndarray:
+        points = jnp.asarray(center + reach * offsets, dtype)
+        g = np.asarray(_gradients(grad_fn, batch_size, x, points, data), np.float64)
         if not np.isfinite(g).all():
             raise ValueError(
                 "grad_fn must return finite gradients in the ball around x; got one that "
                 "is not"
             )
         return g
+
+    return center.size, gradients
 
 
 def _shapes(tree: Any, first: int = 0) -> Any:

@@ -37,7 +37,7 @@ from jax.flatten_util import ravel_pytree
 from jaxdp.core import validate
 from jaxdp.core.types import ValueFn
 from jaxdp.kernels.finite_difference import num_rows
-from jaxdp.metrics.detailed import Detailed
+from jaxdp.metrics.parts import Detailed, as_vector
 
 #: How probable it is that the random start of Lanczos misleads a bound.
 _FAILURE = 1e-6
@@ -120,14 +120,22 @@ def sosp_alpha(
     validate.integer(at_least=0, max_dense_dim=max_dense_dim, seed=seed)
     # User code may mix its own float32 constants with the float64 parameters.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        mean = _Mean(value_fn, x, data, batch_size)
-        gradient_norm = float(np.linalg.norm(mean.gradient()))
-        if mean.dim <= max_dense_dim:
-            least = float(np.linalg.eigvalsh(mean.hessian())[0])
-            found = _LeastEigenvalue(least, least, mean.dim)
+        point, data, flat = _checked(value_fn, x, data)
+        of = value_fn, min(batch_size, num_rows(data)), point, data
+        gradient_norm = float(np.linalg.norm(_finite("gradient", _gradient(*of))))
+
+        def products(vectors: Any) -> np.ndarray:
+            return _finite("Hessian", _products(*of, jnp.asarray(vectors)))
+
+        if flat.size <= max_dense_dim:
+            hessian = products(np.eye(flat.size))
+            least = float(np.linalg.eigvalsh((hessian + hessian.T) / 2)[0])
+            found = _LeastEigenvalue(least, least, flat.size)
         else:
-            start = np.random.default_rng(seed).standard_normal(mean.dim)
-            found = _lanczos(mean.hessian_product, start, num_steps, tolerance)
+            start = np.random.default_rng(seed).standard_normal(flat.size)
+            found = _lanczos(
+                lambda vector: products(vector[None])[0], start, num_steps, tolerance
+            )
 
     def alpha(min_eigenvalue: float) -> float:
         return max(gradient_norm, max(0.0, -min_eigenvalue) ** 2 / hess_lip)
@@ -238,46 +246,18 @@ def _distance_below(ritz: np.ndarray, norms: np.ndarray, overlap: float) -> floa
     return math.exp(high)
 
 
-class _Mean:
-    """The mean loss over the records and its derivatives at one point, in float64."""
-
-    def __init__(self, value_fn: ValueFn, x: Any, data: Any, batch_size: int):
-        for leaf in jax.tree.leaves(x):
-            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-                raise TypeError(
-                    f"x must have floating leaves, got {jnp.result_type(leaf)}"
-                )
-        point = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), x)
-        flat = np.asarray(ravel_pytree(point)[0])
-        if not flat.size or not np.isfinite(flat).all():
-            raise ValueError("x must have elements, all of them finite")
-        data = jax.tree.map(jnp.asarray, data)
-        num = num_rows(data, "data")
-        if not num:
-            raise ValueError("data must have records, got none")
-        losses = jax.eval_shape(value_fn, point, _rows(data, jnp.arange(num)))
-        if getattr(losses, "shape", None) != (num,):
-            raise ValueError(
-                f"value_fn must return losses of shape {(num,)}, got {losses}"
-            )
-        self.dim = flat.size
-        self._static = value_fn, min(batch_size, num)
-        self._arrays = point, data
-
-    def gradient(self) -> np.ndarray:
-        """Returns the gradient of the mean loss, shape (d,)."""
-        return _finite("gradient", _gradient(*self._static, *self._arrays))
-
-    def hessian_product(self, vector: np.ndarray) -> np.ndarray:
-        """Returns the Hessian of the mean loss times a vector, shape (d,)."""
-        products = _products(*self._static, *self._arrays, jnp.asarray(vector[None]))
-        return _finite("Hessian", products)[0]
-
-    def hessian(self) -> np.ndarray:
-        """Returns the Hessian of the mean loss, shape (d, d), symmetric."""
-        found = _products(*self._static, *self._arrays, jnp.eye(self.dim))
-        found = _finite("Hessian", found)
-        return (found + found.T) / 2
+def _checked(value_fn: ValueFn, x: Any, data: Any) -> tuple[Any, Any, np.ndarray]:
+    """Checks a point and its records; returns the former in float64, as a vector too."""
+    flat = as_vector(x)
+    point = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), x)
+    data = jax.tree.map(jnp.asarray, data)
+    num = num_rows(data, "data")
+    if not num:
+        raise ValueError("data must have records, got none")
+    losses = jax.eval_shape(value_fn, point, _rows(data, jnp.arange(num)))
+    if getattr(losses, "shape", None) != (num,):
+        raise ValueError(f"value_fn must return losses of shape {(num,)}, got {losses}")
+    return point, data, flat
 
 
 def _finite(name: str, value: jax.Array) -> np.ndarray:
