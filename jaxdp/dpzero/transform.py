@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise as noise_lib
 from jaxdp.core import run_state
@@ -31,6 +30,7 @@ from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.kernels import finite_difference, sphere
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.plan import Plan
+from jaxdp.sampling import batches
 
 
 class SlopeNumbers(NamedTuple):
@@ -479,7 +479,7 @@ def _maker(
             axis_name, state=state, params=params, batch=batch, mask=mask
         )
         count = state.horizon.count
-        records, kept = sampling.resolve(
+        records, kept = batches.resolve(
             run, batch, mask, private=keys.private, step=count
         )
         moves = run_state.moving(params, trainable)

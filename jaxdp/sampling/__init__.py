@@ -24,9 +24,6 @@ No sum is ever divided by the number of records that a step happened to read.
 
 from jaxdp.sampling.batches import Batch as Batch
 from jaxdp.sampling.batches import batch as batch
-from jaxdp.sampling.batches import check_data as check_data
-from jaxdp.sampling.batches import check_phase as check_phase
-from jaxdp.sampling.batches import resolve as resolve
 from jaxdp.sampling.batches import shuffled as shuffled
 from jaxdp.sampling.samplers import AdaptiveCursor as AdaptiveCursor
 from jaxdp.sampling.samplers import AnySampler as AnySampler
