@@ -260,9 +260,9 @@ def to_hex(keys: Keys) -> dict[str, Any]:
 
 def from_hex(fields: dict[str, Any]) -> Keys:
     """Reads what :func:`to_hex` wrote."""
-    roots = [root_from_hex(fields[name]) for name in _ROOTS]
+    direction, noise, sampling = (root_from_hex(fields[name]) for name in _ROOTS)
     exact = jnp.asarray(_words_of(bytes.fromhex(fields["noise_words"])))
-    return Keys(*roots, exact, bool(fields["private"]))
+    return Keys(direction, noise, sampling, exact, bool(fields["private"]))
 
 
 def root_from_hex(text: str) -> jax.Array:
