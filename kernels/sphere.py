@@ -214,19 +214,18 @@ def _one(bare: Direction, key: jax.Array) -> Direction:
     """Fills in the stored words or the scale that the law keeps."""
     if bare.law == "rademacher":
         return dataclasses.replace(bare, stored=_sign_words(bare))
-    if bare.law in ("sphere", "ball"):
-        tiny = jnp.float32(1e-30)
-        norm = jnp.sqrt(jnp.maximum(_sum_of_squares(bare), tiny))
-        scale = jnp.float32(math.sqrt(bare.dim)) / norm
-        if bare.law == "ball":
-            radius_key = threefry.fold_in(key, leaf_id("radius of the ball"))
-            word = threefry.bits(radius_key, ()).astype(jnp.float32)
-            unit = (word + jnp.float32(1)) * jnp.float32(2**-32)
-            scale = scale * unit ** jnp.float32(1 / max(bare.dim, 1))
-        # The normals of the norm are not the normals of the perturbation: see there.
-        leaf_keys = threefry.keys_after(bare.leaf_keys, scale)
-        return dataclasses.replace(bare, scale=scale, leaf_keys=leaf_keys)
-    return bare
+    if bare.law not in ("sphere", "ball"):
+        return bare
+    norm = jnp.sqrt(jnp.maximum(_sum_of_squares(bare), jnp.float32(1e-30)))
+    scale = jnp.float32(math.sqrt(bare.dim)) / norm
+    if bare.law == "ball":
+        radius_key = threefry.fold_in(key, leaf_id("radius of the ball"))
+        word = threefry.bits(radius_key, ()).astype(jnp.float32)
+        unit = (word + jnp.float32(1)) * jnp.float32(2**-32)
+        scale = scale * unit ** jnp.float32(1 / max(bare.dim, 1))
+    # The normals of the norm are not the normals of the perturbation: see there.
+    leaf_keys = threefry.keys_after(bare.leaf_keys, scale)
+    return dataclasses.replace(bare, scale=scale, leaf_keys=leaf_keys)
 
 
 def _orthonormal(rows: Direction) -> Direction:
@@ -241,12 +240,11 @@ def _orthonormal(rows: Direction) -> Direction:
     diagonal = jnp.diagonal(r)
     q = q * jnp.where(diagonal < 0, jnp.float32(-1), jnp.float32(1))[None, :]
     flat = q.T * jnp.float32(math.sqrt(rows.dim))
-    sizes = [math.prod(shape) for _, shape in rows.shapes]
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    stored = {
-        path: flat[:, end - size : end].reshape(len(flat), *shape)
-        for (path, shape), size, end in zip(rows.shapes, sizes, ends, strict=True)
-    }
+    stored, begin = {}, 0
+    for path, shape in rows.shapes:
+        end = begin + math.prod(shape)
+        stored[path] = flat[:, begin:end].reshape(len(flat), *shape)
+        begin = end
     return dataclasses.replace(rows, stored=stored)
 
 
