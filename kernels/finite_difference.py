@@ -42,8 +42,8 @@ def _checked(losses: jax.Array, batch: Any) -> jax.Array:
     return losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
 
 
-def num_rows(batch: Any) -> int:
-    """Returns B, the common leading axis of all leaves of a batch.
+def num_rows(batch: Any, name: str = "batch") -> int:
+    """Returns B, the common leading axis of all leaves of a batch of that name.
 
     Raises:
       ValueError: no leaves, a scalar leaf, or leaves that disagree.
@@ -51,7 +51,7 @@ def num_rows(batch: Any) -> int:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
     if not shapes or any(not s for s in shapes) or len({s[0] for s in shapes}) != 1:
         raise ValueError(
-            "batch must be arrays with one common leading axis of records, got shapes "
+            f"{name} must be arrays with one common leading axis of records, got shapes "
             f"{shapes}"
         )
     return shapes[0][0]

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp.kernels import fixed_point, lattice_gaussian, sphere, threefry
 
@@ -110,7 +109,6 @@ def _each(
         # the program, which XLA would repeat for every number.
         keys = step_key[None]
     else:  # In a loop, which XLA does not fuse: see sphere.
-        words = jnp.asarray(np.array(ids, np.uint32))
-        keys = jax.lax.map(lambda i: threefry.fold_in(step_key, i), words)
+        keys = sphere.leaf_keys(step_key, paths)
     shapes = [tuple(leaf.shape) for _, leaf in leaves]
     return treedef.unflatten(draw(keys[i], s, law) for i, s in enumerate(shapes))

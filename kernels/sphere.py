@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -113,7 +113,7 @@ def _moving_leaves(
     return tuple(leaves)
 
 
-def _leaf_keys(key: jax.Array, paths: tuple[str, ...]) -> jax.Array:
+def leaf_keys(key: jax.Array, paths: Sequence[str]) -> jax.Array:
     """Returns ``fold_in(key, hash of the path)`` for each leaf.
 
     In a loop, which XLA does not fuse: the scalar chain would otherwise be compiled into
@@ -290,8 +290,8 @@ def directions(
 
     def one(k: jax.Array) -> Direction:
         one_key = threefry.fold_in(key, k)
-        leaf_keys = _leaf_keys(one_key, tuple(path for path, _ in shapes))
-        bare = Direction(leaf_keys, jnp.float32(1), {}, law, shapes, layered)
+        keys = leaf_keys(one_key, [path for path, _ in shapes])
+        bare = Direction(keys, jnp.float32(1), {}, law, shapes, layered)
         return _one(bare, one_key)
 
     rows = jax.vmap(one)(jnp.arange(num, dtype=jnp.uint32))

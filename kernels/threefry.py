@@ -144,10 +144,7 @@ def for_role(key: jax.Array, role: int) -> jax.Array:
 
 
 def secret_block(
-    key: jax.Array,
-    index: jax.Array,
-    number: int | jax.Array = 0,
-    use: int = _DRAWS,
+    key: jax.Array, index: jax.Array, number: int | jax.Array = 0, use: int = _DRAWS
 ) -> Block:
     """Computes four uniform uint32 words for every index, from it and the key alone.
 

@@ -72,7 +72,6 @@ def poisson_gaussian(
     that of each record at each step.
     """
     validate.probability(sampling_prob=sampling_prob)
-    validate.one_of(RELATIONS, relation=relation)
 
     def step(multiplier: float) -> dp.DpEvent:
         event = dp.GaussianDpEvent(multiplier)
@@ -128,7 +127,6 @@ def truncated_poisson_gaussian(
     """
     validate.probability(sampling_prob=sampling_prob)
     validate.integer(num_examples=num_examples, max_batch_size=max_batch_size)
-    validate.one_of(RELATIONS, relation=relation)
     larger = int(num_examples)
     if relation == "add_or_remove":
         larger += 1
@@ -320,9 +318,9 @@ def _repeated(
     """Composes equal steps: relative to C, under a relation, or else to the sensitivity."""
     validate.non_negative(noise_multiplier=noise_multiplier)
     validate.integer(num_steps=num_steps)
-    stated = _SAMPLED[relation] if relation else _UNSAMPLED
+    unit = 1.0 if relation is None else sensitivity(relation, 1.0)
+    stated = _UNSAMPLED if relation is None else _SAMPLED[relation]
     if noise_multiplier == 0:
         return Guarantee(dp.NonPrivateDpEvent(), stated)
-    unit = sensitivity(relation, 1.0) if relation else 1.0
     multiplier = float(noise_multiplier) * unit
     return Guarantee(dp.SelfComposedDpEvent(step(multiplier), int(num_steps)), stated)

@@ -75,16 +75,9 @@ def _wide(leaf: Any) -> Any:
 
 
 def polyak_output(state: Any) -> Any:
-    """Returns the averaged params: the point that :func:`polyak_average` is for.
+    """Returns the averaged params, in float32 or better: :func:`polyak_average`'s point.
 
-    Args:
-      state: the transform's state or any tree that holds it once: a chain's state, or
-        ``FitInfo.state``.
-
-    Returns:
-      A tree like the params; floating leaves in float32 or better.
-
-    Raises:
-      ValueError: no such state, or more than one.
+    ``state`` is the transform's or any tree that holds it once (ValueError if not): a
+    chain's state, or ``FitInfo.state``.
     """
     return run_state.only(PolyakState, state, "jaxdp.polyak_average").average

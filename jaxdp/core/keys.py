@@ -244,10 +244,14 @@ def renewed(keys: Keys, attempt: int, salt: bytes = b"") -> Keys:
     """
     if attempt == 0:
         return keys
-    label = b"jaxdp attempt %d:" % attempt
-    seed = hashlib.shake_256(label + exact_noise_secret(keys) + salt).digest(32)
-    new = Keys._from_seed(seed, private=keys.private)
+    new = _hashed(keys, b"jaxdp attempt %d:" % attempt, salt)
     return dataclasses.replace(new, direction=keys.direction)
+
+
+def _hashed(keys: Keys, label: bytes, salt: bytes = b"") -> Keys:
+    """Returns keys whose roots are hashed from the secret root of others."""
+    seed = hashlib.shake_256(label + exact_noise_secret(keys) + salt).digest(32)
+    return Keys._from_seed(seed, private=keys.private)
 
 
 def to_hex(keys: Keys) -> dict[str, Any]:
@@ -285,11 +289,7 @@ def _words_of(data: bytes) -> np.ndarray:
 
 
 def check(keys: Any) -> Keys:
-    """Returns ``keys`` if it is a :class:`Keys`.
-
-    Raises:
-      TypeError: it is anything else, such as a bare JAX key or a seed.
-    """
+    """Returns ``keys`` if it is a :class:`Keys`, no JAX key or seed; else TypeError."""
     if isinstance(keys, Keys):
         return keys
     raise TypeError(
@@ -321,11 +321,7 @@ def at_step(role_key: jax.Array, step: int | jax.Array) -> jax.Array:
 
 
 def exact_noise_secret(keys: Keys) -> bytes:
-    """Returns the 256-bit root of the exact host samplers.
-
-    Raises:
-      ValueError: the keys are traced, so nothing can be drawn on the host.
-    """
+    """Returns the 256-bit root of the exact host samplers; ValueError if it is traced."""
     if isinstance(keys.noise_words, Tracer):
         raise ValueError(
             "keys are traced, but Laplace noise is drawn on the host when the transform "
@@ -340,13 +336,9 @@ def trial(keys: Keys, index: int) -> Keys:
     All roots, the public one too, are hashed from the parent's 256-bit secret: a trial's
     direction root, which may be published, tells neither a secret nor which trial it was.
 
-    Args:
-      keys: the parent's; outside jit. Reproducible if they are.
-      index: >= 0.
+    They are made outside jit, and reproducible if the parent's are; ``index`` is >= 0.
     """
-    data = b"jaxdp keys 1 trial:" + index.to_bytes(8, "little")
-    seed = hashlib.shake_256(data + exact_noise_secret(keys)).digest(32)
-    made = Keys._from_seed(seed, private=keys.private)
+    made = _hashed(keys, b"jaxdp keys 1 trial:" + index.to_bytes(8, "little"))
     return dataclasses.replace(made, process=keys.process)  # A fork's are no new ones.
 
 

@@ -43,10 +43,6 @@ class Coins:
     Args:
       secret: bytes, at least one; whoever has it can subtract the noise.
       *context: bytes, str or int; public, what the stream is used for.
-
-    Raises:
-      TypeError: a part is of another type.
-      ValueError: the secret is empty.
     """
 
     __slots__ = ("_next_word",)

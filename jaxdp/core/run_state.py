@@ -46,11 +46,7 @@ def check_plan(plan: Any, family: str) -> None:
 
 
 def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
-    """Spends the keys at the start of a run, in ``init``.
-
-    Raises:
-      ValueError: keys from entropy have served a run, or ``init`` is traced.
-    """
+    """Spends the keys at the start of a run, in ``init``: :func:`jaxdp.core.keys.spend`."""
     keys_lib.spend(keys, family, params)
 
 
@@ -154,9 +150,6 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
     in place of the whole would be cut once more, and a record that two devices hold would
     count twice; other states would put other noise on one sum.
 
-    Raises:
-      ValueError: an argument is sharded over ``axis_name``; it is named. Or there is no
-        such axis here.
     """
     if axis_name is None:
         return

@@ -19,7 +19,9 @@ sampler                 one record is in a step         what that earns
 ``External``            as somebody else decides        nothing: every step is charged
 ======================  ==============================  ==============================
 
-No sum is ever divided by the number of records that a step happened to read.
+No sum is ever divided by the number of records that a step happened to read. Where batches
+are stretches of an order, a record that is absent (``"add_or_remove"``) leaves its row,
+masked: the others keep their places.
 """
 
 from jaxdp.sampling.batches import Batch as Batch

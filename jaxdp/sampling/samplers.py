@@ -13,6 +13,11 @@ from jaxdp.core import validate
 from jaxdp.core.types import Phase
 from jaxdp.kernels import threefry
 
+#: Index of a step, shape=(); may be traced.
+Step = int | jax.Array
+#: A step's record indices (B,), None for all in order; and the mask (B,).
+Drawn = tuple[jax.Array | None, jax.Array]
+
 
 class Sampler:
     """Base class of samplers: batch shapes, limits on steps, and draws."""
@@ -48,16 +53,8 @@ class Sampler:
         """Returns the phases of a period, by the shape of their batches."""
         return (Phase("step", 1, self.rows(num_examples)),)
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array | None, jax.Array]:
-        """Returns a step's record indices (B,), None for all in order; and the mask (B,).
-
-        Args:
-          key: the run's sampling key, of which steps are folded.
-          step: shape=(); may be traced.
-          num_examples: records to draw from.
-        """
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
+        """Draws a step's records, by the run's sampling key, of which steps are folded."""
         raise NotImplementedError
 
     def of_phase(self, name: str) -> "Sampler":
@@ -73,9 +70,7 @@ class _Whole(Sampler):
     def rows(self, num_examples: int) -> int:
         return num_examples
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[None, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         return None, jnp.ones((num_examples,), bool)
 
 
@@ -118,9 +113,7 @@ class TruncatedPoisson(Sampler):
     def expected_batch_size(self, num_examples: int) -> float:
         return self.sampling_prob * num_examples
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         words = keys_lib.words(keys_lib.at_step(key, step), num_examples)
         # Rounded down: the probability is at most the one accounted for, by under 2**-32.
         threshold = np.uint32(math.floor(self.sampling_prob * 2**32))
@@ -157,9 +150,7 @@ class FixedSize(_Sized):
 
     amplifies: ClassVar[bool] = True
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         words = keys_lib.words(keys_lib.at_step(key, step), num_examples)
         _, index = jax.lax.top_k(_score(words), self.rows(num_examples))
         return index, jnp.ones((self.batch_size,), bool)
@@ -170,8 +161,7 @@ class SinglePass(_Sized):
     """One pass in the order of the data: step t reads the records tB to (t+1)B - 1.
 
     No record is read twice, so all steps together cost what one costs, under every
-    relation. (Under ``"add_or_remove"`` an absent record leaves its row, masked: the
-    others keep their places.)
+    relation.
 
     Attributes:
       batch_size: B; ``num_steps * B`` must be at most ``num_examples``.
@@ -183,9 +173,7 @@ class SinglePass(_Sized):
     def max_participations(self, num_examples: int, num_steps: int) -> int:
         return 1
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         size = self.rows(num_examples)
         first = jnp.asarray(step, jnp.int32) * size
         return first + jnp.arange(size), jnp.ones((size,), bool)
@@ -215,8 +203,7 @@ class SinglePassRestarts(_Restarts):
     """One pass in the order of the data, with another batch size where a period begins.
 
     Of every ``period`` steps the first reads ``restart_batch_size`` fresh records and each
-    other one ``batch_size``. No record is read twice. (Under ``"add_or_remove"`` an absent
-    record leaves its row, masked.)
+    other one ``batch_size``. No record is read twice.
 
     Attributes:
       period: steps from one restart to the next; with 1 every step is a restart.
@@ -263,9 +250,7 @@ class _OfPhase(Sampler):
     def expected_batch_size(self, num_examples: int) -> int:
         return self.size
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         every = self.sampler
         period, at = jnp.divmod(jnp.asarray(step, jnp.int32), every.period)
         first = period * every.records_per_period
@@ -282,7 +267,6 @@ class MultiPassRestarts(_Restarts):
 
     The first of every ``period`` steps and the others each read all records, or a truncated
     Poisson sample of them (:class:`TruncatedPoisson`) with a probability of their own.
-    (Under ``"add_or_remove"`` an absent record leaves its row, masked.)
 
     Attributes:
       period: steps from one restart to the next; with 1 every step is a restart.
@@ -322,7 +306,7 @@ class ShuffledEpochs(_Sized):
     What is left over at the end of an epoch is not read in it. No amplification is
     claimed, for none near that of Poisson sampling is proved: one record is read once an
     epoch, and that is what an epoch costs. The orders need not be
-    secret. (Under ``"add_or_remove"`` an absent record leaves its row, masked.)
+    secret.
 
     Attributes:
       batch_size: B; an epoch has ``num_examples // B`` steps.
@@ -331,9 +315,7 @@ class ShuffledEpochs(_Sized):
     def max_participations(self, num_examples: int, num_steps: int) -> int:
         return -(-num_steps // (num_examples // self.rows(num_examples)))
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         size = self.rows(num_examples)
         step = jnp.asarray(step, jnp.int32)
         epoch, batch = jnp.divmod(step, num_examples // size)
@@ -393,9 +375,7 @@ class External(Sampler):
         size = num_examples if self.batch_size is None else self.batch_size
         return _at_most(size, num_examples)
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         raise ValueError(
             f"plan.sampling must be a sampler that draws its batches, got {self!r}, whose "
             "batches somebody else makes; write the loop by hand and give them to update "
