@@ -27,15 +27,6 @@ post-processing. So is the modulo of ``2**32`` in the integers of integral kerne
 others multiply, and a wrap before a product is no wrap of the product: choose the std so
 that numbers of ``largest_norm()`` stds stay below ``2**31`` in all but negligible cases.
 
-| name | kernel |
-|---|---|
-| ``tree`` | :class:`tree_noise.Stored` |
-| ``tree_incremental`` | :class:`tree_noise.Incremental` |
-| ``honaker`` | :class:`tree_noise.Honaker` |
-| ``sqrt_toeplitz`` | :class:`toeplitz_noise.SquareRoot` |
-| ``blt_1``, ``blt_2``, ``blt_3`` | :func:`toeplitz_noise.blt` with so many buffers |
-| ``independent`` | :class:`toeplitz_noise.Independent` |
-
 References:
   C. Dwork, M. Naor, T. Pitassi, G. Rothblum, 2010 (tree); S. Denisov, H. B. McMahan,
   J. Rush, A. Smith, A. Thakurta, 2022 (factorisations, adaptivity).
@@ -137,6 +128,7 @@ class PrefixNoise(Protocol):
         ...
 
 
+#: Kernels by name; ``blt_2`` has two buffers.
 _KERNELS: dict[str, Callable[[int], PrefixNoise]] = {
     "tree": tree_noise.Stored,
     "tree_incremental": tree_noise.Incremental,

@@ -17,7 +17,6 @@ level; the sums are 1/15 of the scores.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,11 +99,6 @@ def from_probabilities(probabilities: jax.Array) -> jax.Array:
     return normalized(jnp.round(octaves * 2**BITS).astype(jnp.int32))
 
 
-def probabilities(scores: jax.Array) -> jax.Array:
-    """Computes the softmax of the scores, float32 (d,)."""
-    return jax.nn.softmax(scores.astype(jnp.float32) * (math.log(2) * 2**-BITS))
-
-
 def entropic_step(
     logits: jax.Array,
     gradient: jax.Array,
@@ -116,11 +110,8 @@ def entropic_step(
     ``logits - top - step_size * gradient``. What is taken away changes no softmax; with
     the maximum of the step before, logits stay near 0 without a pass of their own.
 
-    Args:
-      logits: float32, shape=(d,).
-      gradient: float32, shape=(d,).
-      step_size: shape=().
-      top: shape=(); a number to take away: what the step before gave.
+    Logits and gradient are float32 (d,); the step size and ``top``, the maximum that the
+    step before gave, have shape=().
     """
     logits = logits - top - step_size * gradient
     return logits, jnp.max(logits)

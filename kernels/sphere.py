@@ -140,10 +140,6 @@ def _draw(
     return jax.vmap(lambda i: draw(threefry.fold_in(key, i)))(layers)
 
 
-def _num_words(shape: tuple[int, ...]) -> int:
-    return -(-math.prod(shape) // 32)
-
-
 def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Unpacks bits to +-1 in float32; element j reads word j % W, bit 31 - j // W."""
     if shape and shape[0] % 32 == 0:
@@ -195,7 +191,7 @@ def _sign_words(bare: Direction) -> dict[str, jax.Array]:
     shapes, leaves, layers = [], [], []
     for leaf, (path, shape) in enumerate(bare.shapes):
         layered = path in bare.stacked
-        count = _num_words(shape[1:] if layered else shape)
+        count = -(-math.prod(shape[1:] if layered else shape) // 32)
         shapes.append((shape[0], count) if layered else (count,))
         layers += range(shape[0]) if layered else [-1]
         leaves += [leaf] * (shape[0] if layered else 1)
