@@ -27,11 +27,12 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import optax
 
-from jaxdp import accounting, sampling, training
+from jaxdp import accounting, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise, validate
 from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.sampling import batches
 from jaxdp.training import preparing, reporting
 
 _Plan = TypeVar("_Plan", bound=SumPlan)
@@ -272,7 +273,7 @@ def _trace(
 ) -> None:
     """Traces one step from shapes alone, to find mistakes before the search."""
     plan, optimizer = candidate
-    sampling.check_data(plan.run, data)
+    batches.check_data(plan.run, data)
     plan = dataclasses.replace(plan, num_steps=1)
     optimizer = optax.identity() if optimizer is None else optimizer
     keys = keys_lib.Keys.insecure(0)

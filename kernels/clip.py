@@ -17,7 +17,6 @@ bound = infinity            itself if finite  (no grid)
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,70 +40,28 @@ def clip_vector(x: jax.Array, bound: float | jax.Array, *, order: int = 2) -> ja
     """Clips rows ``x (..., K)`` to L2 norm ``bound``; a row with a non-finite is 0.
 
     The result may exceed the bound by rounding (a few ulps); where the bound must be
-    exact, :func:`to_grid` checks the integers. ``order=1`` clips the L1 norm.
+    exact, :func:`to_grid` checks the integers. ``order=1`` clips the L1 norm. Huge finite
+    values do not overflow: norms are taken after scaling by the largest element.
     """
-    return clip_tree({"": x}, bound, batch_ndim=x.ndim - 1, order=order)[""]
-
-
-def clip_tree(
-    tree: Any, bound: float | jax.Array, *, batch_ndim: int = 1, order: int = 2
-) -> Any:
-    """Clips each record's part of a tree to a norm of ``bound`` over the whole tree.
-
-    Args:
-      tree: leaves ``(B, ...)`` in a floating dtype, the records in front.
-      bound: bound on the norm of one record over all leaves; may be infinity.
-      batch_ndim: how many leading axes count records.
-      order: of the norm: 1 or 2.
-
-    Returns:
-      Like ``tree``. A record with a NaN or an infinity in any leaf is zero in all.
-      Huge finite values do not overflow: norms are taken after scaling by the largest
-      element.
-    """
-
-    def rows(x: jax.Array) -> jax.Array:
-        """Reshapes to (records..., everything else)."""
-        return x.reshape(*x.shape[:batch_ndim], math.prod(x.shape[batch_ndim:]))
-
-    leaves = jax.tree.leaves(tree)
-    wide = jnp.float64 if any(x.dtype == jnp.float64 for x in leaves) else jnp.float32
-    finite = [jnp.all(jnp.isfinite(rows(x)), axis=-1) for x in leaves]
-    ok = jnp.stack(finite).all(axis=0)
-
-    def keep(x: jax.Array, per_record: jax.Array) -> jax.Array:
-        return per_record.reshape(*per_record.shape, *(1,) * (x.ndim - batch_ndim))
-
-    safe = jax.tree.map(lambda x: jnp.where(keep(x, ok), x, 0), tree)
-    peaks = [
-        jnp.max(jnp.abs(rows(x)), axis=-1, initial=0).astype(wide)
-        for x in jax.tree.leaves(safe)
-    ]
-    peak = jnp.stack(peaks).max(axis=0)
+    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    x = jnp.where(jnp.all(jnp.isfinite(x), axis=-1)[..., None], x, 0)
+    peak = jnp.max(jnp.abs(x), axis=-1, initial=0).astype(wide)
     # The inverse of a number near the largest is subnormal, and flushed to zero on
     # CPU (also where the source divides): the row would look like zeros and pass.
     tiny = float(jnp.finfo(wide).tiny)
     inverse = 1 / jnp.clip(peak, tiny, 1 / tiny)
     power, root = _NORMS[order]
-    powers = [
-        jnp.sum(power(rows(x).astype(wide) * inverse[..., None]), axis=-1)
-        for x in jax.tree.leaves(safe)
-    ]
-    norm = root(jnp.stack(powers).sum(axis=0))
+    unit = x.astype(wide) * inverse[..., None]
+    norm = root(jnp.sum(power(unit), axis=-1))
     limit = jnp.asarray(bound, wide)
     over = norm > limit * inverse
     # In two factors, for their product may underflow where the result does not.
     factor = jnp.where(over, limit, 0) / jnp.where(over, norm, 1)
-
-    def scale(x: jax.Array) -> jax.Array:
-        unit = x.astype(wide) * keep(x, inverse)
-        # What is subnormal beside the peak, and flushed to zero, need not be so beside the
-        # bound.
-        tiniest = x.astype(wide) * keep(x, inverse * factor)
-        small = jnp.where(jnp.abs(unit) < tiny, tiniest, unit * keep(x, factor))
-        return jnp.where(keep(x, over), small.astype(x.dtype), x)
-
-    return jax.tree.map(scale, safe)
+    # What is subnormal beside the peak, and flushed to zero, need not be so beside the
+    # bound.
+    tiniest = x.astype(wide) * (inverse * factor)[..., None]
+    small = jnp.where(jnp.abs(unit) < tiny, tiniest, unit * factor[..., None])
+    return jnp.where(over[..., None], small.astype(x.dtype), x)
 
 
 def grid_bits(rows: int, noise_over_bound: float, *, deviations: int = 8) -> int:
@@ -190,10 +147,7 @@ def to_grid(
     c = jnp.trunc(clipped * unit)
     c = jnp.clip(c, -(most - 1), most - 1).astype(jnp.int32)
     magnitude = jnp.abs(c)
-    if order == 1:
-        within = magnitude.sum(axis=-1) <= most
-    else:
-        within = _within(magnitude, most)
+    within = magnitude.sum(axis=-1) <= most if order == 1 else _within(magnitude, most)
     return jnp.where(keep & within[:, None], c, 0)
 
 
@@ -209,11 +163,3 @@ def grid_sum(
     """Sums :func:`to_grid` over records: int32 ``(K,)``, exact in any order."""
     c = to_grid(x, mask, bound, bits, order=order, limit=limit)
     return c.sum(axis=0, dtype=jnp.int32)
-
-
-def from_grid(
-    total: jax.Array, bound: float | jax.Array, bits: int, normalizer: float
-) -> jax.Array:
-    """Converts a grid sum to float32 over a constant: total * bound / (2**k norm)."""
-    factor = jnp.asarray(bound / (2.0**bits * normalizer), jnp.float32)
-    return total.astype(jnp.float32) * factor

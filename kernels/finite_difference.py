@@ -29,10 +29,7 @@ AxisName = str | tuple[str, ...]
 
 
 def _checked(losses: jax.Array, batch: Any) -> jax.Array:
-    """Checks that losses have the shape (B,), and casts them to float32 or wider.
-
-    The error names ``value_fn``.
-    """
+    """Checks that losses have the shape (B,), and casts them to float32 or wider."""
     rows = num_rows(batch)
     if losses.shape != (rows,):
         raise ValueError(
@@ -121,35 +118,9 @@ def _differentiable_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
 
 
 def _wide(params: Any) -> Any:
-    return jnp.result_type(jnp.float32, *(x.dtype for x in _floating(params)))
-
-
-def _floating(params: Any) -> list[jax.Array]:
-    leaves = map(jnp.asarray, jax.tree.leaves(params))
-    return [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-
-
-def _microbatches(batch: Any, size: int) -> Any:
-    """Splits a batch into ``(count, size, ...)`` slices, padded with copies of record 0."""
-    rows = num_rows(batch)
-    count = -(-rows // size)
-
-    def split(x: jax.Array) -> jax.Array:
-        pad = jnp.broadcast_to(x[:1], (count * size - rows, *x.shape[1:]))
-        return jnp.concatenate([x, pad]).reshape(count, size, *x.shape[1:])
-
-    return jax.tree.map(split, batch)
-
-
-def _map_microbatches(
-    fn: Callable[[Any], jax.Array], batch: Any, size: int | None
-) -> jax.Array:
-    """Applies ``fn`` to slices of ``size`` records in turn and concatenates the results."""
-    rows = num_rows(batch)
-    if size is None or size >= rows:
-        return fn(batch)
-    out = jax.lax.map(fn, _microbatches(batch, size))
-    return out.reshape(-1, *out.shape[2:])[:rows]
+    dtypes = (jnp.asarray(x).dtype for x in jax.tree.leaves(params))
+    floating = (dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
+    return jnp.result_type(jnp.float32, *floating)
 
 
 def sum_microbatches(
@@ -206,14 +177,10 @@ def sum_microbatches(
 def on_each(tree: Any, axis_name: AxisName | None) -> Any:
     """Casts values that all devices share to values of each device.
 
-    Derivatives of a device's own losses need this.
-
-    (A ``shard_map`` that checks replication sums derivatives by shared values over all
-    devices, before anything is clipped.)
+    Derivatives of a device's own losses need this: a ``shard_map`` that checks replication
+    sums those by shared values over all devices, before anything is clipped.
     """
-    if axis_name is None:
-        return tree
-    return jax.lax.pcast(tree, axis_name, to="varying")
+    return tree if axis_name is None else jax.lax.pcast(tree, axis_name, to="varying")
 
 
 def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
@@ -228,7 +195,6 @@ def slopes(
     rows: Direction,
     *,
     smoothing_radius: float,
-    microbatch_size: int | None = None,
 ) -> jax.Array:
     """Computes the slopes of every record along every direction.
 
@@ -239,22 +205,30 @@ def slopes(
       rows: K directions (leading axis K), see :func:`jaxdp.kernels.sphere.directions`.
       smoothing_radius: lambda >= 0, in units of the parameters; it multiplies vectors of
         norm about sqrt(d). 0 takes the forward-mode limit.
-      microbatch_size: records evaluated at once; None is all.
 
     Returns:
       ``(B, K)`` in float32 (or the losses' dtype if wider); loss per unit of parameter.
       Neither bounded nor private: rows may be NaN or infinite.
     """
 
-    def evaluate(part: Any) -> jax.Array:
-        one = lambda d: _slope(value_fn, params, part, d, smoothing_radius)  # noqa: E731
-        if rows.scale.shape[0] == 1:
-            return one(select(rows, 0))[:, None]
-        if isinstance(value_fn, perturb.LazyLoss) and not _small(part, rows):
-            return jax.lax.map(one, rows).T  # Beside each other they would be K models.
-        return jax.vmap(one, out_axes=1)(rows)
+    def one(direction: Direction) -> jax.Array:
+        return _slope(value_fn, params, batch, direction, smoothing_radius)
 
-    return _map_microbatches(evaluate, batch, microbatch_size)
+    if rows.scale.shape[0] == 1:
+        return one(select(rows, 0))[:, None]
+    return _each(one, value_fn, batch, rows)
+
+
+def _each(
+    one: Callable[[Direction], jax.Array],
+    value_fn: ValueFn,
+    batch: Any,
+    rows: Direction,
+) -> jax.Array:
+    """Computes the columns (B, K) of K directions."""
+    if isinstance(value_fn, perturb.LazyLoss) and not _small(batch, rows):
+        return jax.lax.map(one, rows).T  # Beside each other they would be K models.
+    return jax.vmap(one, out_axes=1)(rows)
 
 
 def changes(
@@ -268,31 +242,19 @@ def changes(
 ) -> jax.Array:
     r"""One-sided scores :math:`(f(x+\lambda u)-f(y+\lambda u))/\lambda` of every record.
 
-    Args:
-      value_fn: as in :func:`slopes`.
-      params: x.
-      previous: y, a tree like it.
-      batch: pytree with leading axis B.
-      rows: K directions, the same at both points.
-      smoothing_radius: lambda > 0.
-
-    Returns:
-      ``(B, K)``, as :func:`slopes`.
+    As :func:`slopes`, with ``params`` x and ``previous`` y, a tree like it; the directions
+    are the same at both points, and lambda is > 0.
     """
     radius = jnp.asarray(smoothing_radius, _wide(params))
 
     def one(direction: Direction) -> jax.Array:
         here, there = (
-            _checked(
-                perturb.losses_at(value_fn, at, batch, direction, radius, None), batch
-            )
+            _checked(perturb.losses_at(value_fn, at, batch, direction, radius), batch)
             for at in (params, previous)
         )
         return (here - there) / radius.astype(here.dtype)
 
-    if isinstance(value_fn, perturb.LazyLoss) and not _small(batch, rows):
-        return jax.lax.map(one, rows).T
-    return jax.vmap(one, out_axes=1)(rows)
+    return _each(one, value_fn, batch, rows)
 
 
 def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
@@ -305,15 +267,14 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
     """
     num = rows.scale.shape[0]
 
-    def leaf(one: Direction, weight: jax.Array, name: str, x: Any) -> jax.Array:
-        if name not in one.paths:
-            return jnp.zeros(x.shape, jnp.float32)
-        return weight * leaf_direction(one, name, tuple(x.shape))
-
     def term(one: Direction, weight: jax.Array) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: leaf(one, weight, path_str(path), x), like
-        )
+        def leaf(path: tuple[Any, ...], x: Any) -> jax.Array:
+            name = path_str(path)
+            if name not in one.paths:
+                return jnp.zeros(x.shape, jnp.float32)
+            return weight * leaf_direction(one, name, tuple(x.shape))
+
+        return jax.tree_util.tree_map_with_path(leaf, like)
 
     if num == 1:
         total = term(select(rows, 0), weights[0])

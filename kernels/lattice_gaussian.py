@@ -207,13 +207,8 @@ def draw_fine(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws from the discrete Gaussian of a law on the lattice of 2**-32 units.
 
-    Args:
-      key: as in :func:`draw`.
-      shape: as in :func:`draw`.
-      law: of :func:`law` with ``fine=True``.
-
-    Returns:
-      int32 and uint32 of that shape: ``high + low * 2**-32``.
+    As :func:`draw`, with a law of ``fine=True``; returns int32 and uint32 of that shape:
+    ``high + low * 2**-32``.
     """
     key, index = threefry.held(key), threefry._counters(shape)
     table = _look_up(law, threefry.secret_block(key, index))

@@ -9,14 +9,16 @@ draws on the grid of its products, ``2**-32`` (:func:`fine`), the same law on a
 finer lattice.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp.kernels import fixed_point, lattice_gaussian, sphere, threefry
 
+#: Index of a step in its period: int32, shape=(); may be traced.
+Step = int | jax.Array
 #: Steps and twice a step must fit into int32.
 MAX_PERIOD = 2**30
 
@@ -40,7 +42,7 @@ def fine_zeros(like: Any, rows: int | None = None) -> Any:
     return jax.tree.map(fixed_point.from_int, zeros(like, rows))
 
 
-def as_step(step: int | jax.Array) -> jax.Array:
+def as_step(step: Step) -> jax.Array:
     """Returns ``step`` as an int32 scalar, traced or not."""
     step = jnp.asarray(step)
     if step.shape or not jnp.issubdtype(step.dtype, jnp.integer):
@@ -67,37 +69,30 @@ def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
     Raises:
       ValueError: two leaves have one identity and would share their noise.
     """
-    leaves, treedef, keys = _keys(key, step, like)
-    return treedef.unflatten(
-        lattice_gaussian.draw(keys[i], tuple(leaf.shape), law)
-        for i, leaf in enumerate(leaves)
-    )
+    return _each(lattice_gaussian.draw, key, step, like, law)
 
 
 def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
     """Draws the numbers of one step of a period, on the grid of ``2**-32``.
 
-    Args:
-      key: as in :func:`draw`, and so are the others.
-      step: int32, shape=().
-      like: pytree.
-      law: of ``lattice_gaussian.law(std, fine=True)``.
-
-    Returns:
-      A tree like ``like`` of :class:`fixed_point.Fixed`: ``lattice_gaussian.draw_fine``
-      under the leaf's key.
+    As :func:`draw`, but of :class:`fixed_point.Fixed`, with ``lattice_gaussian.draw_fine``
+    and a law of ``lattice_gaussian.law(std, fine=True)``.
     """
-    leaves, treedef, keys = _keys(key, step, like)
-    return treedef.unflatten(
-        fixed_point.Fixed(*lattice_gaussian.draw_fine(keys[i], tuple(leaf.shape), law))
-        for i, leaf in enumerate(leaves)
-    )
+
+    def number(*args: Any) -> fixed_point.Fixed:
+        return fixed_point.Fixed(*lattice_gaussian.draw_fine(*args))
+
+    return _each(number, key, step, like, law)
 
 
-def _keys(
-    key: jax.Array, step: jax.Array, like: Any
-) -> tuple[list[Any], Any, jax.Array]:
-    """Returns the leaves, their tree structure, and the key of each leaf."""
+def _each(
+    draw: Callable[[jax.Array, tuple[int, ...], lattice_gaussian.Law], Any],
+    key: jax.Array,
+    step: jax.Array,
+    like: Any,
+    law: lattice_gaussian.Law,
+) -> Any:
+    """Returns the tree of what ``draw`` gives for each leaf's key and shape."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     paths = [sphere.path_str(path) for path, _ in leaves]
     ids = [sphere.leaf_id(path) for path in paths]
@@ -107,14 +102,13 @@ def _keys(
             "share their noise; rename one of them"
         )
     if not leaves:
-        return [], treedef, key[None]
+        return like
     step_key = threefry.fold_in(key, step)
     if paths == [""]:
         # An array by itself has no name. And its key costs no evaluation of the cipher in
         # the program, which XLA would repeat for every number.
-        return [leaf for _, leaf in leaves], treedef, step_key[None]
-    # In a loop, which XLA does not fuse: see sphere.
-    keys = jax.lax.map(
-        lambda i: threefry.fold_in(step_key, i), jnp.asarray(np.array(ids, np.uint32))
-    )
-    return [leaf for _, leaf in leaves], treedef, keys
+        keys = step_key[None]
+    else:  # In a loop, which XLA does not fuse: see sphere.
+        keys = sphere.leaf_keys(step_key, paths)
+    shapes = [tuple(leaf.shape) for _, leaf in leaves]
+    return treedef.unflatten(draw(keys[i], s, law) for i, s in enumerate(shapes))

@@ -18,7 +18,7 @@ from jaxdp.kernels.threefry import keys_after, rounded, zero_after
 
 
 class At(Protocol):
-    """``at(path, leaf, layer=None, after=None, rows=None)``: the leaf as it is seen here.
+    """The leaf as it is seen at one evaluation.
 
     ``path`` is the leaf's key path joined by ``/``; ``leaf`` is the leaf itself, or its
     slice of layer ``layer`` where the leaf was declared stacked. ``after`` is an

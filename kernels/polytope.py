@@ -12,6 +12,10 @@ polytope      vertices                                how many (m)
 ``Polytope``  the given rows                          m
 ============  ======================================  ============
 
+All have ``dim`` coordinates and ``num_vertices`` m; ``point`` takes weights (..., m) to the
+point (..., dim), and ``vertex_gradient`` a gradient (..., dim) to the weights' derivative
+(..., m).
+
 References:
   Gonzalez, Guzman and Paquette, Mirror Descent Algorithms with Nearly
   Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point
@@ -37,9 +41,8 @@ def _check_dim(dim: Any) -> None:
         raise ValueError(f"dim must be an integer >= 1, got {dim!r}")
 
 
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiplies in full float32; an accelerator's default rounds the factors first."""
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+#: Full float32: an accelerator's default rounds the factors of a product first.
+_FULL = jax.lax.Precision.HIGHEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +63,12 @@ class Simplex:
 
     @property
     def num_vertices(self) -> int:
-        """Number m of vertices."""
         return self.dim
 
     def point(self, weights: jax.Array) -> jax.Array:
-        """Returns the point ``(..., dim)`` of weights ``(..., dim)``."""
         return weights
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
-        """Maps a gradient ``(..., dim)`` to the weights' derivative ``(..., dim)``."""
         return gradient
 
 
@@ -100,16 +100,13 @@ class L1Ball:
 
     @property
     def num_vertices(self) -> int:
-        """Number m of vertices."""
         return 2 * self.dim
 
     def point(self, weights: jax.Array) -> jax.Array:
-        """Returns the point ``(..., p)`` of weights ``(..., 2 p)``."""
         positive, negative = weights[..., : self.dim], weights[..., self.dim :]
         return jnp.asarray(self.radius, weights.dtype) * (positive - negative)
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
-        """Maps a gradient ``(..., p)`` to the weights' derivative ``(..., 2 p)``."""
         scaled = jnp.asarray(self.radius, gradient.dtype) * gradient
         return jnp.concatenate([scaled, -scaled], axis=-1)
 
@@ -144,18 +141,16 @@ class Polytope:
 
     @property
     def dim(self) -> int:
-        """Number of coordinates p."""
         return self.vertices.shape[1]
 
     @property
     def num_vertices(self) -> int:
-        """Number m of vertices."""
         return self.vertices.shape[0]
 
     def point(self, weights: jax.Array) -> jax.Array:
-        """Returns the point ``(..., p)`` of weights ``(..., m)``."""
-        return _matmul(weights, jnp.asarray(self.vertices, weights.dtype))
+        vertices = jnp.asarray(self.vertices, weights.dtype)
+        return jnp.matmul(weights, vertices, precision=_FULL)
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
-        """Maps a gradient ``(..., p)`` to the weights' derivative ``(..., m)``."""
-        return _matmul(gradient, jnp.asarray(self.vertices.T, gradient.dtype))
+        vertices = jnp.asarray(self.vertices.T, gradient.dtype)
+        return jnp.matmul(gradient, vertices, precision=_FULL)

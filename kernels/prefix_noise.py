@@ -27,16 +27,6 @@ post-processing. So is the modulo of ``2**32`` in the integers of integral kerne
 others multiply, and a wrap before a product is no wrap of the product: choose the std so
 that numbers of ``largest_norm()`` stds stay below ``2**31`` in all but negligible cases.
 
-| name | kernel |
-|---|---|
-| ``tree`` | :class:`tree_noise.Stored` |
-| ``tree_regenerated`` | :class:`tree_noise.Regenerated` |
-| ``tree_incremental`` | :class:`tree_noise.Incremental` |
-| ``honaker`` | :class:`tree_noise.Honaker` |
-| ``sqrt_toeplitz`` | :class:`toeplitz_noise.SquareRoot` |
-| ``blt_1``, ``blt_2``, ``blt_3`` | :func:`toeplitz_noise.blt` with so many buffers |
-| ``independent`` | :class:`toeplitz_noise.Independent` |
-
 References:
   C. Dwork, M. Naor, T. Pitassi, G. Rothblum, 2010 (tree); S. Denisov, H. B. McMahan,
   J. Rush, A. Smith, A. Thakurta, 2022 (factorisations, adaptivity).
@@ -50,7 +40,9 @@ from typing import Any, ClassVar, Protocol
 import jax
 import numpy as np
 
-from jaxdp.kernels import lattice_gaussian, toeplitz_noise, tree_noise
+from jaxdp.kernels import toeplitz_noise, tree_noise
+from jaxdp.kernels.lattice_gaussian import Law
+from jaxdp.kernels.node_noise import Step
 
 
 class PrefixNoise(Protocol):
@@ -64,7 +56,7 @@ class PrefixNoise(Protocol):
     #: Whether the noise is integers; otherwise multiples of ``2**-32``.
     integral: ClassVar[bool]
 
-    def laws(self, std: int) -> lattice_gaussian.Law:
+    def laws(self, std: int) -> Law:
         """Returns the laws of the draws for nodes of this std: host arrays.
 
         Args:
@@ -74,27 +66,16 @@ class PrefixNoise(Protocol):
         ...
 
     def init(self, like: Any) -> Any:
-        """Returns the state before the first step: a pytree of 32-bit integers.
+        """Returns the state before the first step: 32-bit integers, or no leaves.
 
-        It may have no leaves.
-
-        Args:
-          like: pytree of arrays or ``jax.ShapeDtypeStruct``; only paths and shapes are
-            read here and in :meth:`increment`.
+        Of ``like``, arrays or ``jax.ShapeDtypeStruct``, only paths and shapes are read.
         """
         ...
 
     def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
+        self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
         """Returns the noise to add at one step of a period, and the next state.
-
-        The noise is in units of the contributions.
 
         Args:
           key: typed threefry key, shape=(): fresh for every period, secret, the same at
@@ -102,13 +83,13 @@ class PrefixNoise(Protocol):
           state: what the step before returned; secret. Step 0 ignores it: that is the
             whole of a restart.
           step: int32, shape=(), from 0 to ``period - 1``, in this order; may be traced.
-          like: pytree.
+          like: as in :meth:`init`.
           laws: of :meth:`laws`, the same at all steps of the period.
 
         Returns:
-          Row ``step`` of C^-1 xi, a tree like ``like`` of :class:`fixed_point.Fixed`, with
-          xi independent for every step and element; and the next state. Fractions are None
-          where the kernel is ``integral``.
+          Row ``step`` of C^-1 xi, a tree like ``like`` of :class:`fixed_point.Fixed` in
+          units of the contributions, with xi independent for every step and element; and
+          the next state. Fractions are None where the kernel is ``integral``.
         """
         ...
 
@@ -121,10 +102,7 @@ class PrefixNoise(Protocol):
         ...
 
     def largest_norm(self) -> float:
-        """Returns the largest std of an increment or a number of the state.
-
-        In stds of a node.
-        """
+        """Returns the largest std of an increment or a number of the state, in nodes'."""
         ...
 
     def column_norms(self) -> np.ndarray:
@@ -132,7 +110,7 @@ class PrefixNoise(Protocol):
         ...
 
     def prefix_norms(self) -> np.ndarray:
-        """Returns ``||B_t||``: stds of the noise on the prefix sums, float64 (period,).
+        """Returns ``||B_t||``, float64 (period,): stds of the noise on the prefix sums.
 
         In stds of a node. Roundings to ``2**-32`` come on top.
         """
@@ -143,18 +121,16 @@ class PrefixNoise(Protocol):
         ...
 
     def strategy(self) -> np.ndarray:
-        """Returns C, float64 (period, period).
-
-        Each row is divided by the std of xi there, in stds of a node.
+        """Returns C, float64 (period, period), each row over the std of xi there in nodes'.
 
         For tests and audits, not for long periods.
         """
         ...
 
 
+#: Kernels by name; ``blt_2`` has two buffers.
 _KERNELS: dict[str, Callable[[int], PrefixNoise]] = {
     "tree": tree_noise.Stored,
-    "tree_regenerated": tree_noise.Regenerated,
     "tree_incremental": tree_noise.Incremental,
     "honaker": tree_noise.Honaker,
     "sqrt_toeplitz": toeplitz_noise.SquareRoot,
@@ -179,7 +155,7 @@ def make(name: str, period: int) -> PrefixNoise:
 
 
 def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
-    """Returns the L2 sensitivity of ``C x`` over one period.
+    """Returns the L2 sensitivity ``max_i leaf_sensitivities[i] * ||C e_i||`` of ``C x``.
 
     The record appears at one step of the period, whichever is the worst. Divided into the
     std of one node this is the noise multiplier of the one Gaussian event that a whole
@@ -189,9 +165,6 @@ def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
       kernel: for its period and the lengths of the columns of C.
       leaf_sensitivities: (period,), at least 0: how far one record moves the contribution
         of each step, under the relation in use.
-
-    Returns:
-      ``max_i leaf_sensitivities[i] * ||C e_i||``.
 
     Raises:
       ValueError: another shape, or a number that is negative or not finite.
@@ -210,11 +183,6 @@ def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
 def rounding_shift(kernel: PrefixNoise, size: int) -> float:
     """Returns what rounding adds to :func:`sensitivity`, in units of the contributions.
 
-    Args:
-      kernel: for its period and its roundings.
-      size: numbers in one release.
-
-    Returns:
-      ``rounding() * sqrt(size * period)``: an L2 length over a whole period.
+    An L2 length over a whole period, whose releases have ``size`` numbers each.
     """
     return kernel.rounding() * math.sqrt(size * kernel.period)

@@ -17,7 +17,6 @@ level; the sums are 1/15 of the scores.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -56,9 +55,6 @@ def scaled(total: jax.Array, multiplier: int, shift: int) -> jax.Array:
     Returns:
       int32, same shape. That the result fits is the caller's duty. Totals that differ by
       k have results that differ by at most ``k * multiplier / 2**shift + 1``.
-
-    Raises:
-      ValueError: ``multiplier`` or ``shift`` is outside its range.
     """
     if not 0 <= multiplier < 2**16:
         raise ValueError(f"multiplier must be in [0, 2**16), got {multiplier}")
@@ -81,11 +77,7 @@ def normalized(scores: jax.Array) -> jax.Array:
     difference: t -> max(t, LOWEST) is 1-Lipschitz, and the maxima differ by something
     between min h and max h if the score vectors differ by h.
 
-    Args:
-      scores: int32, shape=(d,), any values.
-
-    Returns:
-      int32, shape=(d,), in [LOWEST, 0], its maximum 0.
+    From any int32 (d,) to int32 (d,) in [LOWEST, 0], the maximum 0.
     """
     top = jnp.max(scores)
     lowest = jnp.maximum(top, jnp.int32(-(2**31) - LOWEST)) + LOWEST  # No overflow.
@@ -93,11 +85,9 @@ def normalized(scores: jax.Array) -> jax.Array:
 
 
 def moved(scores: jax.Array, increment: jax.Array) -> jax.Array:
-    """Returns ``normalized(scores + increment)``.
+    """Returns ``normalized(scores + increment)``, of normalized scores (d,).
 
-    Args:
-      scores: normalized scores, shape=(d,).
-      increment: int32, shape=(d,), in [-2**30, 2**30]: the sum cannot overflow.
+    The increment is int32 (d,), in [-2**30, 2**30]: the sum cannot overflow.
     """
     return normalized(scores + increment)
 
@@ -107,11 +97,6 @@ def from_probabilities(probabilities: jax.Array) -> jax.Array:
     relative = probabilities / jnp.max(probabilities)
     octaves = jnp.maximum(jnp.log2(relative), LOWEST / 2**BITS)
     return normalized(jnp.round(octaves * 2**BITS).astype(jnp.int32))
-
-
-def probabilities(scores: jax.Array) -> jax.Array:
-    """Computes the softmax of the scores, float32 (d,)."""
-    return jax.nn.softmax(scores.astype(jnp.float32) * (math.log(2) * 2**-BITS))
 
 
 def entropic_step(
@@ -125,14 +110,8 @@ def entropic_step(
     ``logits - top - step_size * gradient``. What is taken away changes no softmax; with
     the maximum of the step before, logits stay near 0 without a pass of their own.
 
-    Args:
-      logits: float32, shape=(d,).
-      gradient: float32, shape=(d,).
-      step_size: shape=().
-      top: shape=(); a number to take away: what the step before gave.
-
-    Returns:
-      The new logits (d,), and their maximum, shape=().
+    Logits and gradient are float32 (d,); the step size and ``top``, the maximum that the
+    step before gave, have shape=().
     """
     logits = logits - top - step_size * gradient
     return logits, jnp.max(logits)
@@ -269,10 +248,8 @@ def _shared(x: jax.Array) -> jax.Array:
 def _root(words: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Draws a uniform number in 0 ... total - 1 by rejection, from words (tries, num).
 
-    Also returns True where a word was accepted.
-
-    Of the 2**32 words, the last ``2**32 modulo total`` are rejected: so many that each
-    remainder is left equally often.
+    Also returns True where a word was accepted. The last ``2**32 modulo total`` of 2**32
+    words are rejected: so many that each remainder is left equally often.
     """
     rest = (jnp.uint32(2**32 - 1) % total + 1) % total
     last = jnp.uint32(2**32 - 1) - rest
@@ -410,9 +387,6 @@ def sample_float(
 
     Returns:
       int32, shape=(num,): iid.
-
-    Raises:
-      ValueError: the shape, the dtype, d or ``num`` is not one of these.
     """
     if logits.dtype != jnp.float32:
         raise ValueError(f"logits must be float32, got {logits.dtype}")

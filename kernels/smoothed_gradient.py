@@ -96,12 +96,9 @@ def gradients(
 
     def estimate(records: Any, key: jax.Array) -> Any:
         rows = draw(key)
+        radius = scale(smoothing_radius, rows.dim)
         table = finite_difference.slopes(
-            value_fn,
-            params,
-            records,
-            rows,
-            smoothing_radius=scale(smoothing_radius, rows.dim),
+            value_fn, params, records, rows, smoothing_radius=radius
         )
         return _vectors(table, rows, params)
 
@@ -123,20 +120,7 @@ def differences(
 ) -> Any:
     """Computes DIFF of every record: the smoothed gradient's change since ``previous``.
 
-    Args:
-      value_fn: as in :func:`gradients`.
-      params: x.
-      previous: y, a tree like it.
-      batch: pytree with leading axis B.
-      places: as in :func:`gradients`.
-      key: typed key of the step; public.
-      draw: as in :func:`gradients`.
-      smoothing_radius: as in :func:`gradients`.
-      share: as in :func:`gradients`.
-      kind: one of :data:`KINDS`.
-
-    Returns:
-      As :func:`gradients`.
+    As :func:`gradients`, with ``params`` x, ``previous`` y, and one of :data:`KINDS`.
 
     Raises:
       ValueError: another kind.
@@ -183,24 +167,23 @@ def ball_gradients(
     """Computes the mean gradient of every record over m points near ``params``.
 
     The points of a record are its own, and are visited one after the other: one gradient
-    of each record is alive beside the sum.
+    of each record is alive beside the sum. A point is formed in float32 (or wider) and
+    rounded to the leaf's dtype.
 
     Args:
       value_fn: ``value_fn(params, batch) -> losses (B,)``; differentiated with respect to
         the leaves that move, for one record at a time.
-      params: pytree; d elements of it move.
+      params: as in :func:`gradients`, and so is what is not named here.
       batch: pytree with leading axis B.
-      places: int (B,), as in :func:`gradients`.
+      places: int (B,).
       key: typed key of the step; public.
-      draw: the directions of a key, m of them, over the leaves that move; law ``ball``.
-      smoothing_radius: delta > 0, in units of the params. A point is formed in float32 (or
-        wider) and rounded to the leaf's dtype.
+      draw: the directions of a key, over the leaves that move; law ``ball``.
+      smoothing_radius: delta > 0.
       moves: predicate on the path: the leaves that move, of floating dtypes. No other leaf
         is differentiated.
 
     Returns:
-      A tree like ``params``, float32, with leading axis B; zero where nothing moves.
-      Neither bounded nor private: may be NaN or infinite.
+      As :func:`gradients`.
 
     Raises:
       TypeError: a ``LazyLoss``.
@@ -237,26 +220,12 @@ def ball_differences(
 ) -> Any:
     """Computes the change of every record's mean gradient since ``previous``.
 
-    Args:
-      value_fn: as in :func:`ball_gradients`.
-      params: x.
-      previous: y, a tree like it.
-      batch: pytree with leading axis B.
-      places: as in :func:`ball_gradients`.
-      key: typed key of the step; public.
-      draw: as in :func:`ball_gradients`.
-      smoothing_radius: as in :func:`ball_gradients`.
-      moves: as in :func:`ball_gradients`.
-      kind: one of :data:`BALL_KINDS`.
-
-    Returns:
-      As :func:`ball_gradients`.
+    As :func:`ball_gradients` (whose source has independent points), with ``params`` x,
+    ``previous`` y, and one of :data:`BALL_KINDS`.
 
     Raises:
       TypeError: a ``LazyLoss``.
       ValueError: another kind, or losses of another shape.
-
-    Source: as :func:`ball_gradients`, with independent points.
     """
     _refuse_lazy(value_fn)
     if kind not in BALL_KINDS:
@@ -344,11 +313,14 @@ def _other_key(key: jax.Array) -> jax.Array:
 
 def _vectors(table: jax.Array, rows: Direction, params: Any) -> Any:
     """Combines scores (B, m) with the m directions to vectors, divided by m."""
+
+    def row(weights: jax.Array) -> Any:
+        return finite_difference.combine(weights, rows, like)
+
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
     )
-    combine = lambda w: finite_difference.combine(w, rows, like)  # noqa: E731
-    return jax.vmap(combine)(table.astype(jnp.float32))
+    return jax.vmap(row)(table.astype(jnp.float32))
 
 
 def _each(

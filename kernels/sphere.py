@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -113,7 +113,7 @@ def _moving_leaves(
     return tuple(leaves)
 
 
-def _leaf_keys(key: jax.Array, paths: tuple[str, ...]) -> jax.Array:
+def leaf_keys(key: jax.Array, paths: Sequence[str]) -> jax.Array:
     """Returns ``fold_in(key, hash of the path)`` for each leaf.
 
     In a loop, which XLA does not fuse: the scalar chain would otherwise be compiled into
@@ -138,10 +138,6 @@ def _draw(
         return draw(threefry.fold_in(key, layer))
     layers = jnp.arange(shape[0], dtype=jnp.uint32)
     return jax.vmap(lambda i: draw(threefry.fold_in(key, i)))(layers)
-
-
-def _num_words(shape: tuple[int, ...]) -> int:
-    return -(-math.prod(shape) // 32)
 
 
 def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -195,7 +191,7 @@ def _sign_words(bare: Direction) -> dict[str, jax.Array]:
     shapes, leaves, layers = [], [], []
     for leaf, (path, shape) in enumerate(bare.shapes):
         layered = path in bare.stacked
-        count = _num_words(shape[1:] if layered else shape)
+        count = -(-math.prod(shape[1:] if layered else shape) // 32)
         shapes.append((shape[0], count) if layered else (count,))
         layers += range(shape[0]) if layered else [-1]
         leaves += [leaf] * (shape[0] if layered else 1)
@@ -214,19 +210,18 @@ def _one(bare: Direction, key: jax.Array) -> Direction:
     """Fills in the stored words or the scale that the law keeps."""
     if bare.law == "rademacher":
         return dataclasses.replace(bare, stored=_sign_words(bare))
-    if bare.law in ("sphere", "ball"):
-        tiny = jnp.float32(1e-30)
-        norm = jnp.sqrt(jnp.maximum(_sum_of_squares(bare), tiny))
-        scale = jnp.float32(math.sqrt(bare.dim)) / norm
-        if bare.law == "ball":
-            radius_key = threefry.fold_in(key, leaf_id("radius of the ball"))
-            word = threefry.bits(radius_key, ()).astype(jnp.float32)
-            unit = (word + jnp.float32(1)) * jnp.float32(2**-32)
-            scale = scale * unit ** jnp.float32(1 / max(bare.dim, 1))
-        # The normals of the norm are not the normals of the perturbation: see there.
-        leaf_keys = threefry.keys_after(bare.leaf_keys, scale)
-        return dataclasses.replace(bare, scale=scale, leaf_keys=leaf_keys)
-    return bare
+    if bare.law not in ("sphere", "ball"):
+        return bare
+    norm = jnp.sqrt(jnp.maximum(_sum_of_squares(bare), jnp.float32(1e-30)))
+    scale = jnp.float32(math.sqrt(bare.dim)) / norm
+    if bare.law == "ball":
+        radius_key = threefry.fold_in(key, leaf_id("radius of the ball"))
+        word = threefry.bits(radius_key, ()).astype(jnp.float32)
+        unit = (word + jnp.float32(1)) * jnp.float32(2**-32)
+        scale = scale * unit ** jnp.float32(1 / max(bare.dim, 1))
+    # The normals of the norm are not the normals of the perturbation: see there.
+    leaf_keys = threefry.keys_after(bare.leaf_keys, scale)
+    return dataclasses.replace(bare, scale=scale, leaf_keys=leaf_keys)
 
 
 def _orthonormal(rows: Direction) -> Direction:
@@ -241,12 +236,11 @@ def _orthonormal(rows: Direction) -> Direction:
     diagonal = jnp.diagonal(r)
     q = q * jnp.where(diagonal < 0, jnp.float32(-1), jnp.float32(1))[None, :]
     flat = q.T * jnp.float32(math.sqrt(rows.dim))
-    sizes = [math.prod(shape) for _, shape in rows.shapes]
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    stored = {
-        path: flat[:, end - size : end].reshape(len(flat), *shape)
-        for (path, shape), size, end in zip(rows.shapes, sizes, ends, strict=True)
-    }
+    stored, begin = {}, 0
+    for path, shape in rows.shapes:
+        end = begin + math.prod(shape)
+        stored[path] = flat[:, begin:end].reshape(len(flat), *shape)
+        begin = end
     return dataclasses.replace(rows, stored=stored)
 
 
@@ -292,8 +286,8 @@ def directions(
 
     def one(k: jax.Array) -> Direction:
         one_key = threefry.fold_in(key, k)
-        leaf_keys = _leaf_keys(one_key, tuple(path for path, _ in shapes))
-        bare = Direction(leaf_keys, jnp.float32(1), {}, law, shapes, layered)
+        keys = leaf_keys(one_key, [path for path, _ in shapes])
+        bare = Direction(keys, jnp.float32(1), {}, law, shapes, layered)
         return _one(bare, one_key)
 
     rows = jax.vmap(one)(jnp.arange(num, dtype=jnp.uint32))

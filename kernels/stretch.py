@@ -126,10 +126,10 @@ def grid_sum(
     Args:
       rows_of: from ``size`` rows of ``data`` to float (size, dim).
       dim: length of such a row.
-      data: as in :func:`fold`.
-      mask: as in :func:`fold`.
-      first: as in :func:`fold`.
-      count: as in :func:`fold`.
+      data: as in :func:`fold`, and so are mask, first and count.
+      mask: bool (n,) or None.
+      first: int32, shape=().
+      count: int32, shape=().
       bound: on the L2 norm of one row, finite, > 0; may be traced.
       bits: a grid unit is ``bound * 2**-bits``; at most 16.
       size: rows of a slice, at most :data:`MAX_SLICE`.

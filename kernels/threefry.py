@@ -109,17 +109,13 @@ _SECRET = {
 def secret_key(words: jax.Array | np.ndarray) -> jax.Array:
     """Makes typed secret keys from their words, uint32 (..., 4): 128 bits each.
 
-    (Also of what ``jax.random.key_data`` gives of keys into which something was folded: one
-    to three words more.)
+    (One to three words more are those of keys into which something was folded.)
     """
     return jax.random.wrap_key_data(jnp.asarray(words), impl=_SECRET[words.shape[-1]])
 
 
 def is_secret(key: jax.Array) -> bool:
-    """Returns True if a typed key is a secret key of 128 bits.
-
-    JAX's rbg keys are as long, but no secret keys.
-    """
+    """Returns True if a typed key is a secret key of 128 bits, which JAX's rbg is not."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return typed and jax.random.key_impl(key) in _SECRET.values()
 
@@ -148,10 +144,7 @@ def for_role(key: jax.Array, role: int) -> jax.Array:
 
 
 def secret_block(
-    key: jax.Array,
-    index: jax.Array,
-    number: int | jax.Array = 0,
-    use: int = _DRAWS,
+    key: jax.Array, index: jax.Array, number: int | jax.Array = 0, use: int = _DRAWS
 ) -> Block:
     """Computes four uniform uint32 words for every index, from it and the key alone.
 
@@ -361,9 +354,6 @@ def permuted(key: jax.Array, index: jax.Array, size: int) -> jax.Array:
         right ^= mixed(counter + 1, left) & low_mask
         return left, right
 
-    def outside(x_and_due: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return jnp.any(x_and_due[1])
-
     def again(x_and_due: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, due = x_and_due
         left, right = jax.lax.fori_loop(0, 8, twice, (x >> low, x & low_mask))
@@ -371,43 +361,25 @@ def permuted(key: jax.Array, index: jax.Array, size: int) -> jax.Array:
         return x, x >= np.uint32(size)
 
     start = index.astype(jnp.uint32), jnp.ones(jnp.shape(index), bool)
-    return jax.lax.while_loop(outside, again, start)[0].astype(jnp.int32)
+    done = jax.lax.while_loop(lambda x_and_due: jnp.any(x_and_due[1]), again, start)
+    return done[0].astype(jnp.int32)
 
 
 # log2(m) on [1, 2), from the highest power down: absolute error 2.2e-6 (Chebyshev).
 _LOG2 = (
-    -0.025123231112957,
-    0.27003777027130127,
-    -1.247963786125183,
-    3.249469518661499,
-    -5.301712512969971,
-    6.089898109436035,
-    -3.0346033573150635,
-)
+    -0.025123231112957, 0.27003777027130127, -1.247963786125183, 3.249469518661499,
+    -5.301712512969971, 6.089898109436035, -3.0346033573150635,
+)  # fmt: skip
 # Giles, "Approximating the erfinv function" (2010), single precision: erfinv(u) / u as
 # polynomials of -log(1 - u**2), in the centre and in the tails.
 _ERFINV_CENTRE = (
-    2.81022636e-08,
-    3.43273939e-07,
-    -3.5233877e-06,
-    -4.39150654e-06,
-    0.00021858087,
-    -0.00125372503,
-    -0.00417768164,
-    0.246640727,
-    1.50140941,
-)
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
+)  # fmt: skip
 _ERFINV_TAIL = (
-    -0.000200214257,
-    0.000100950558,
-    0.00134934322,
-    -0.00367342844,
-    0.00573950773,
-    -0.0076224613,
-    0.00943887047,
-    1.00167406,
-    2.83297682,
-)
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
+)  # fmt: skip
 
 
 def _horner(x: jax.Array, coefficients: tuple[float, ...]) -> jax.Array:

@@ -15,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.kernels import fixed_point, lattice_gaussian, node_noise
+from jaxdp.kernels.fixed_point import ONE, ULP, tree_map
+from jaxdp.kernels.lattice_gaussian import Law
+from jaxdp.kernels.node_noise import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +35,10 @@ class _Toeplitz:
     def __post_init__(self) -> None:
         node_noise.check_period(self.period)
 
-    def laws(self, std: int) -> lattice_gaussian.Law:
-        """Returns the law of every step's draw."""
+    def laws(self, std: int) -> Law:
         return lattice_gaussian.law(std, fine=not self.integral)
 
     def rounding(self) -> float:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         raise NotImplementedError
 
     def largest_norm(self) -> float:
@@ -81,32 +82,22 @@ class Independent(_Toeplitz):
     integral: ClassVar[bool] = True
 
     def init(self, like: Any) -> Any:
-        """Returns the empty state."""
         del like
         return ()
 
     def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
+        self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         drawn = node_noise.draw(key, node_noise.as_step(step), like, laws)
         return jax.tree.map(fixed_point.Fixed, drawn), state
 
     def rounding(self) -> float:
-        """Returns 0: nothing is multiplied."""
-        return 0.0
+        return 0.0  # Nothing is multiplied.
 
     def coefficients(self) -> np.ndarray:
-        """Returns 1, 0, 0, ..."""
         return np.eye(1, self.period)[0]
 
     def inverse_coefficients(self) -> np.ndarray:
-        """Returns 1, 0, 0, ..."""
         return self.coefficients()
 
 
@@ -126,25 +117,16 @@ class SquareRoot(_Toeplitz):
         return node_noise.fine_zeros(like, max(self.period - 1, 1))
 
     def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
+        self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
         c = jnp.asarray(self._numerators())
 
         def carry_over(s: jax.Array, noise: Any) -> Any:
             c_lag = c[step - s]
             row = jax.tree.map(lambda rows: rows[s], state)
-            return fixed_point.tree_map(
-                lambda n, x: fixed_point.sub(n, fixed_point.scaled(x, c_lag)),
-                noise,
-                row,
-            )
+            part = tree_map(lambda x: fixed_point.scaled(x, c_lag), row)
+            return tree_map(fixed_point.sub, noise, part)
 
         new = node_noise.fine(key, step, like, laws)
         noise = jax.lax.fori_loop(0, step, carry_over, new)
@@ -158,15 +140,11 @@ class SquareRoot(_Toeplitz):
         return noise, state
 
     def rounding(self) -> float:
-        """Returns one ulp for each earlier step."""
-        return (self.period - 1) * fixed_point.ULP
+        return (self.period - 1) * ULP  # One for each earlier step.
 
     def coefficients(self) -> np.ndarray:
-        """Returns those of ``(1 - x)**-0.5``, rounded.
-
-        ``c_l = c_{l-1} (2 l - 1) / (2 l)``.
-        """
-        return np.concatenate([np.ones(1), self._numerators()[1:] * fixed_point.ULP])
+        """Returns those of ``(1 - x)**-0.5``, rounded."""
+        return np.concatenate([np.ones(1), self._numerators()[1:] * ULP])
 
     def inverse_coefficients(self) -> np.ndarray:
         """Returns those of ``(1 - x)**0.5``, corrected for rounded coefficients of C."""
@@ -178,13 +156,14 @@ class SquareRoot(_Toeplitz):
         return exact - np.diff(error, prepend=0.0)
 
     def _exact(self) -> np.ndarray:
+        """Solves ``c_l = c_{l-1} (2 l - 1) / (2 l)``."""
         lag = np.arange(1, self.period)
         return np.concatenate([np.ones(1), np.cumprod((2 * lag - 1) / (2 * lag))])
 
     def _numerators(self) -> np.ndarray:
         """Returns the coefficients over ``2**-32``, uint32; 0 for the first, which is 1."""
         below_one = np.concatenate([np.zeros(1), self._exact()[1:]])
-        return np.rint(fixed_point.ONE * below_one).astype(np.uint32)
+        return np.rint(ONE * below_one).astype(np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,20 +208,14 @@ class Buffered(_Toeplitz):
         return tuple(node_noise.fine_zeros(like) for _ in self.buf_decay)
 
     def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
+        self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
         noise = node_noise.fine(key, step, like, laws)
 
         def carry_over(_: jax.Array, noise: Any) -> Any:
             for buf in state:
-                noise = fixed_point.tree_map(fixed_point.sub, noise, buf)
+                noise = tree_map(fixed_point.sub, noise, buf)
             return noise
 
         # Once, and not at step 0. In a loop, because XLA would otherwise draw again for
@@ -251,18 +224,15 @@ class Buffered(_Toeplitz):
         noise = jax.lax.fori_loop(0, jnp.minimum(step, 1), carry_over, noise)
 
         def updated(buf: Any, theta: int, omega: int) -> Any:
-            if theta == fixed_point.ONE:
+            if theta == ONE:
                 kept = jax.tree.map(
                     lambda b: jnp.where(step == 0, jnp.zeros_like(b), b), buf
                 )
             else:
                 k = jnp.where(step == 0, jnp.uint32(0), jnp.uint32(theta))
-                kept = fixed_point.tree_map(lambda b: fixed_point.scaled(b, k), buf)
-            return fixed_point.tree_map(
-                lambda b, n: fixed_point.add(b, fixed_point.scaled(n, omega)),
-                kept,
-                noise,
-            )
+                kept = tree_map(lambda b: fixed_point.scaled(b, k), buf)
+            new = tree_map(lambda n: fixed_point.scaled(n, omega), noise)
+            return tree_map(fixed_point.add, kept, new)
 
         return noise, tuple(map(updated, state, *self._numerators()))
 
@@ -273,10 +243,10 @@ class Buffered(_Toeplitz):
         """
         total = 0.0
         for theta, omega in zip(*self._numerators(), strict=True):
-            each = sum(k not in (0, fixed_point.ONE) for k in (theta, omega))
-            powers = np.power(theta / fixed_point.ONE, np.arange(self.period - 1))
+            each = sum(k not in (0, ONE) for k in (theta, omega))
+            powers = np.power(theta / ONE, np.arange(self.period - 1))
             total += each * float(powers.sum())
-        return total * fixed_point.ULP
+        return total * ULP
 
     def largest_norm(self) -> float:
         """Returns the std of the longest increment or buffer."""
@@ -289,7 +259,6 @@ class Buffered(_Toeplitz):
         return float(np.sqrt(max(np.square(inverse).sum(), *longest)))
 
     def coefficients(self) -> np.ndarray:
-        """Returns the first column of C for the numbers that :meth:`increment` uses."""
         decay, scale = self._used()
         powers = decay[:, None] ** np.arange(self.period - 1)
         return np.concatenate([np.ones(1), scale @ powers])
@@ -305,17 +274,12 @@ class Buffered(_Toeplitz):
 
     def _numerators(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the decays and the scales over ``2**-32``, as integers."""
-        decay, scale = (
-            tuple(map(fixed_point.numerator, x))
-            for x in (self.buf_decay, self.output_scale)
-        )
-        return decay, scale
+        over = fixed_point.numerator
+        return tuple(map(over, self.buf_decay)), tuple(map(over, self.output_scale))
 
     def _used(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the decays and the scales that :meth:`increment` uses, on its grid."""
-        decay, scale = (
-            np.array(k, np.float64) / fixed_point.ONE for k in self._numerators()
-        )
+        decay, scale = np.array(self._numerators(), np.float64) / ONE
         return decay, scale
 
 
@@ -366,7 +330,5 @@ def blt(period: int, num_buffers: int) -> Buffered:
     if num_buffers not in BLT_NUMBERS:
         raise ValueError(f"num_buffers must be 1, 2 or 3, got {num_buffers}")
     table = BLT_NUMBERS[num_buffers]
-    longest = max(table)
-    fits = min((t for t in table if t >= period), default=longest)
-    decay, scale = table[fits]
-    return Buffered(period, decay, scale)
+    fits = min((t for t in table if t >= period), default=max(table))
+    return Buffered(period, *table[fits])

@@ -3,9 +3,8 @@
 Step t (here from 1) adds one node, the sum over its last ``2**ctz(t)`` steps. A prefix sum
 is a sum of nodes, as t is a sum of powers of two, and so is its noise. Its increment is the
 noise of the new node minus that of the nodes it takes in, which end at ``t - 2**i`` for
-i < ctz(t). :class:`Stored`, :class:`Regenerated` and :class:`Incremental` give the same
-noise, bit for bit: all is sums of integers. They differ in memory and in what is drawn
-again.
+i < ctz(t). :class:`Stored` and :class:`Incremental` give the same noise, bit for bit: all
+is sums of integers. They differ in memory and in what is drawn again.
 
 The interface is :class:`jaxdp.kernels.prefix_noise.PrefixNoise`.
 """
@@ -19,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.kernels import fixed_point, lattice_gaussian, node_noise
-
-
-def _levels(period: int) -> int:
-    """Returns the number of levels of the tree of the steps 1..period."""
-    return period.bit_length()
+from jaxdp.kernels.fixed_point import ONE, ULP, tree_map
+from jaxdp.kernels.lattice_gaussian import Law
+from jaxdp.kernels.node_noise import Step
 
 
 def _trailing_zeros(t: Any) -> Any:
@@ -57,7 +54,7 @@ def _fixed(noise: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Fenwick:
-    """The factorisation that the three forms of the tree share.
+    """The factorisation that both forms of the tree share.
 
     Attributes:
       period: steps of one period.
@@ -70,13 +67,11 @@ class _Fenwick:
     def __post_init__(self) -> None:
         node_noise.check_period(self.period)
 
-    def laws(self, std: int) -> lattice_gaussian.Law:
-        """Returns the law of every node."""
+    def laws(self, std: int) -> Law:
         return lattice_gaussian.law(std)
 
     def rounding(self) -> float:
-        """Returns 0: only integers are added."""
-        return 0.0
+        return 0.0  # Only integers are added.
 
     def largest_norm(self) -> float:
         """Returns the std of the longest increment; no node in the state exceeds it."""
@@ -115,17 +110,11 @@ class Stored(_Fenwick):
 
     def init(self, like: Any) -> Any:
         """Returns zeros; no step reads a row before it was written in the same period."""
-        return node_noise.zeros(like, _levels(self.period))
+        return node_noise.zeros(like, self.period.bit_length())
 
     def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
+        self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
         level = _trailing_zeros(step + 1)
         state = _set_row(state, level, node_noise.draw(key, step, like, laws))
@@ -144,19 +133,12 @@ class Incremental(_Fenwick):
     """
 
     def init(self, like: Any) -> Any:
-        """Returns the empty state."""
         del like
         return ()
 
     def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
+        self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
 
         def take_in(i: jax.Array, noise: Any) -> Any:
@@ -168,65 +150,6 @@ class Incremental(_Fenwick):
         return _fixed(jax.lax.fori_loop(0, level, take_in, new)), state
 
 
-@dataclasses.dataclass(frozen=True)
-class Regenerated(_Fenwick):
-    """The tree with random access: the noise of any prefix sum, drawn from the key.
-
-    As many draws as the prefix has nodes, and an increment is the difference of two
-    prefixes. Where steps come in order, :class:`Incremental` is cheaper.
-    """
-
-    def init(self, like: Any) -> Any:
-        """Returns the empty state."""
-        del like
-        return ()
-
-    def prefix(
-        self,
-        key: jax.Array,
-        count: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
-    ) -> Any:
-        """Returns the noise on the sum of the first ``count`` steps.
-
-        Args:
-          key: typed threefry key of this period, shape=(); secret.
-          count: int32, shape=(), from 0 to ``period``; may be traced.
-          like: pytree; only paths and shapes are read.
-          laws: of :meth:`laws`.
-
-        Returns:
-          A tree like ``like`` of integers, as :meth:`increment` gives them; zeros for
-          ``count=0``.
-        """
-        return _fixed(self._prefix(key, node_noise.as_step(count), like, laws))
-
-    def _prefix(
-        self, key: jax.Array, count: jax.Array, like: Any, laws: lattice_gaussian.Law
-    ) -> Any:
-        def add(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-            node, total = carry
-            draw = node_noise.draw(key, node - 1, like, laws)
-            return node & (node - 1), jax.tree.map(jnp.add, total, draw)
-
-        start = count, node_noise.zeros(like)
-        return jax.lax.while_loop(lambda carry: carry[0] > 0, add, start)[1]
-
-    def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
-    ) -> tuple[Any, Any]:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
-        step = node_noise.as_step(step)
-        before = self._prefix(key, step, like, laws)
-        return _fixed(_minus(self._prefix(key, step + 1, like, laws), before)), state
-
-
 def _estimate_weights(levels: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the weights of earlier estimates in Honaker's: see :class:`Honaker`.
 
@@ -236,7 +159,7 @@ def _estimate_weights(levels: int) -> tuple[np.ndarray, np.ndarray]:
       (levels,): the std of what is new in it.
     """
     leaves = 2.0 ** np.arange(1, levels + 1) - 1  # Nodes below and at each level.
-    dropped = np.rint(fixed_point.ONE * np.tril(1 - leaves[None] / leaves[:, None], -1))
+    dropped = np.rint(ONE * np.tril(1 - leaves[None] / leaves[:, None], -1))
     return dropped.astype(np.uint32), np.sqrt((leaves + 2) / (3 * leaves))
 
 
@@ -273,64 +196,48 @@ class Honaker:
     def __post_init__(self) -> None:
         node_noise.check_period(self.period)
 
-    def laws(self, std: int) -> lattice_gaussian.Law:
-        """Returns the laws of all levels, stacked."""
-        found = []
-        for level in range(_levels(self.period)):
+    def laws(self, std: int) -> Law:
+        found = []  # Of all levels.
+        for level in range(self.period.bit_length()):
             leaves = 2 ** (level + 1) - 1
             # Rounded up: the least integer whose square is at least this quotient.
             square = -(-(std**2) * (leaves + 2) // (3 * leaves))
-            std_there = 1 + math.isqrt(square - 1)
-            found.append(lattice_gaussian.law(std_there, fine=True))
+            found.append(lattice_gaussian.law(1 + math.isqrt(square - 1), fine=True))
         return jax.tree.map(lambda *of_levels: np.stack(of_levels), *found)
 
     def init(self, like: Any) -> Any:
         """Returns zeros; no step reads a row before it was written in the same period."""
-        return node_noise.fine_zeros(like, _levels(self.period))
+        return node_noise.fine_zeros(like, self.period.bit_length())
 
     def increment(
-        self,
-        key: jax.Array,
-        state: Any,
-        step: int | jax.Array,
-        like: Any,
-        laws: lattice_gaussian.Law,
+        self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
-        """See :class:`jaxdp.kernels.prefix_noise.PrefixNoise`."""
         step = node_noise.as_step(step)
         level = _trailing_zeros(step + 1)
-        dropped = jnp.asarray(_estimate_weights(_levels(self.period))[0])[level]
+        dropped = jnp.asarray(_estimate_weights(self.period.bit_length())[0])[level]
         law = jax.tree.map(lambda x: jnp.asarray(x)[level], laws)
         new = node_noise.fine(key, step, like, law)
 
         def take_in(i: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             estimate, noise = carry
             row = _row(state, i)
-            part = fixed_point.tree_map(
-                lambda s: fixed_point.scaled(s, dropped[i]), row
-            )
+            part = tree_map(lambda s: fixed_point.scaled(s, dropped[i]), row)
             # The same rounding in both: an estimate is the sum of its steps' increments.
-            estimate = fixed_point.tree_map(
-                lambda e, s, p: fixed_point.add(e, fixed_point.sub(s, p)),
-                estimate,
-                row,
-                part,
-            )
-            return estimate, fixed_point.tree_map(fixed_point.sub, noise, part)
+            kept = tree_map(fixed_point.sub, row, part)
+            estimate = tree_map(fixed_point.add, estimate, kept)
+            return estimate, tree_map(fixed_point.sub, noise, part)
 
         estimate, noise = jax.lax.fori_loop(0, level, take_in, (new, new))
         return noise, _set_row(state, level, estimate)
 
     def rounding(self) -> float:
         """Returns the most ulps of a node, one an estimate in it, over its fresh std."""
-        fresh = _estimate_weights(_levels(self.period))[1]
-        return float(np.max(np.arange(len(fresh)) / fresh)) * fixed_point.ULP
+        fresh = _estimate_weights(self.period.bit_length())[1]
+        return float(np.max(np.arange(len(fresh)) / fresh)) * ULP
 
     def largest_norm(self) -> float:
         """Returns the std of the longest increment or estimate."""
-        return float(
-            np.sqrt(max(self._variances().max(), *self.increment_norms() ** 2))
-        )
+        return math.sqrt(max(self._variances().max(), *self.increment_norms() ** 2))
 
     def column_norms(self) -> np.ndarray:
         """Returns the lengths of the columns of :meth:`strategy`."""
@@ -342,7 +249,7 @@ class Honaker:
     def prefix_norms(self) -> np.ndarray:
         """Returns the roots of the summed variances of the estimates in a prefix."""
         t = np.arange(1, self.period + 1)
-        level = np.arange(_levels(self.period))
+        level = np.arange(self.period.bit_length())
         return np.sqrt(((t[:, None] >> level) & 1) @ self._variances())
 
     def increment_norms(self) -> np.ndarray:
@@ -360,8 +267,8 @@ class Honaker:
 
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns :func:`_estimate_weights` in float64."""
-        dropped, fresh = _estimate_weights(_levels(self.period))
-        return dropped * fixed_point.ULP, fresh
+        dropped, fresh = _estimate_weights(self.period.bit_length())
+        return dropped * ULP, fresh
 
     def _variances(self) -> np.ndarray:
         """Returns the variances of the estimates by level."""

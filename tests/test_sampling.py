@@ -14,6 +14,7 @@ import scipy.stats
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp.sampling import batches as batches_lib
 
 N = 40
 DATA = (jnp.arange(N, dtype=jnp.float32), jnp.arange(N))
@@ -401,7 +402,7 @@ def resolve(
     step: int = 0,
 ) -> Any:
     at = jnp.asarray(step)
-    return sampling.resolve(plan(sampler), batch, mask, private=private, step=at)
+    return batches_lib.resolve(plan(sampler), batch, mask, private=private, step=at)
 
 
 @pytest.mark.parametrize("sampler", [*DRAWING, OUTSIDE], ids=repr)

@@ -37,40 +37,57 @@ from jaxdp.accounting.basics import Guarantee as Guarantee
 from jaxdp.accounting.basics import sensitivity as sensitivity
 
 if TYPE_CHECKING:
-    from jaxdp.accounting.accountants import (
+    from jaxdp.accounting.calibration import (
         calibrate_noise_multiplier as calibrate_noise_multiplier,
     )
-    from jaxdp.accounting.accountants import calibrate_num_steps as calibrate_num_steps
-    from jaxdp.accounting.accountants import composed as composed
-    from jaxdp.accounting.accountants import delta as delta
-    from jaxdp.accounting.accountants import drawn as drawn
-    from jaxdp.accounting.accountants import epsilon as epsilon
-    from jaxdp.accounting.accountants import fixed_size_gaussian as fixed_size_gaussian
-    from jaxdp.accounting.accountants import full_batch_gaussian as full_batch_gaussian
-    from jaxdp.accounting.accountants import full_batch_laplace as full_batch_laplace
-    from jaxdp.accounting.accountants import gaussian_delta as gaussian_delta
-    from jaxdp.accounting.accountants import gaussian_epsilon as gaussian_epsilon
-    from jaxdp.accounting.accountants import gaussian_mu as gaussian_mu
-    from jaxdp.accounting.accountants import gaussian_rho as gaussian_rho
-    from jaxdp.accounting.accountants import non_private as non_private
-    from jaxdp.accounting.accountants import poisson_gaussian as poisson_gaussian
-    from jaxdp.accounting.accountants import poisson_laplace as poisson_laplace
-    from jaxdp.accounting.accountants import repeat_and_select as repeat_and_select
-    from jaxdp.accounting.accountants import sampler_error as sampler_error
-    from jaxdp.accounting.accountants import self_check as self_check
-    from jaxdp.accounting.accountants import (
+    from jaxdp.accounting.calibration import calibrate_num_steps as calibrate_num_steps
+    from jaxdp.accounting.consistency import self_check as self_check
+    from jaxdp.accounting.events import composed as composed
+    from jaxdp.accounting.events import fixed_size_gaussian as fixed_size_gaussian
+    from jaxdp.accounting.events import full_batch_gaussian as full_batch_gaussian
+    from jaxdp.accounting.events import full_batch_laplace as full_batch_laplace
+    from jaxdp.accounting.events import non_private as non_private
+    from jaxdp.accounting.events import poisson_gaussian as poisson_gaussian
+    from jaxdp.accounting.events import poisson_laplace as poisson_laplace
+    from jaxdp.accounting.events import repeat_and_select as repeat_and_select
+    from jaxdp.accounting.events import (
         truncated_poisson_gaussian as truncated_poisson_gaussian,
     )
-    from jaxdp.accounting.accountants import zcdp as zcdp
+    from jaxdp.accounting.events import zcdp as zcdp
+    from jaxdp.accounting.gaussian import gaussian_delta as gaussian_delta
+    from jaxdp.accounting.gaussian import gaussian_epsilon as gaussian_epsilon
+    from jaxdp.accounting.gaussian import gaussian_mu as gaussian_mu
+    from jaxdp.accounting.gaussian import gaussian_rho as gaussian_rho
+    from jaxdp.accounting.lattice import drawn as drawn
+    from jaxdp.accounting.lattice import sampler_error as sampler_error
+    from jaxdp.accounting.spending import delta as delta
+    from jaxdp.accounting.spending import epsilon as epsilon
 else:
     # Of this package, which importing them finds.
-    _MODULES = {"accountants", "calibration", "consistency", "events", "gaussian"}
-    _MODULES |= {"lattice", "spending"}
+    _MODULES = {
+        "calibration",
+        "consistency",
+        "events",
+        "gaussian",
+        "lattice",
+        "spending",
+    }
 
     def __getattr__(name: str) -> Any:
         """Loads dp-accounting, and with it half of scipy, when it is first needed."""
-        if name.startswith("__") or name in _MODULES:
+        if name.startswith("_") or name in _MODULES:
             raise AttributeError(name)
-        import jaxdp.accounting.accountants as found
+        from jaxdp.accounting import (
+            calibration,
+            consistency,
+            events,
+            gaussian,
+            lattice,
+            spending,
+        )
 
-        return getattr(found, name)
+        for module in (calibration, consistency, events, gaussian, lattice, spending):
+            found = getattr(module, name, None)
+            if getattr(found, "__module__", None) == module.__name__:
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -93,15 +93,9 @@ def calibrate_num_steps(
 ) -> int:
     """Finds the most steps of a family of guarantees that stay within (epsilon, delta).
 
-    Args:
-      make_guarantee: from a number of steps to its guarantee; more steps cost more.
-      epsilon: > 0.
-      delta: in (0, 1), or 0 for a pure guarantee.
-      max_steps: the answer is never more than this.
-
-    Raises:
-      ValueError: an argument is out of range, or a single step costs more than
-        ``epsilon``.
+    As :func:`calibrate_noise_multiplier`, with guarantees by the number of steps (more
+    steps cost more), of which the answer is never more than ``max_steps``. ValueError also
+    if a single step costs more than ``epsilon``.
     """
     validate.positive(epsilon=epsilon)
     validate.integer(max_steps=max_steps)
@@ -135,10 +129,7 @@ def calibrate_num_steps(
 
 
 def _extrapolate(points: list[tuple[float, float]], log_epsilon: float) -> float:
-    """Returns the number of steps at which the extrapolated cost meets epsilon.
-
-    The line goes through the last two points, in logarithms.
-    """
+    """Returns the steps at which the line through the last two points meets epsilon."""
     x, y = points[-1]
     slope = 0.5
     if len(points) > 1 and x != points[-2][0]:

@@ -4,6 +4,7 @@ import functools
 import math
 from typing import Any
 
+import attr
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -69,21 +70,16 @@ def _check_leaf(leaf: dp.DpEvent, kind: type, relation: dp.NeighboringRelation) 
             _check_rdp(moderate, relation)
         return
 
-    def accountant() -> dp.PrivacyAccountant:
-        return (
-            RdpAccountant(_ORDERS, relation)
-            if kind is RdpAccountant
-            else kind(relation)
-        )
-
+    rdp = functools.partial(RdpAccountant, _ORDERS)
+    make = rdp if kind is RdpAccountant else kind
     once, counted, listed = (
-        accountant().compose(e).get_epsilon(1e-5) for e in _repeats(leaf)
+        make(relation).compose(e).get_epsilon(1e-5) for e in _repeats(leaf)
     )
     _agree(f"{spending.NAMES[kind]}, a count and a list", leaf, counted, listed, 1e-2)
     _require(once <= counted, "a count ignored", leaf, once, counted)
     match leaf:
-        case dp.SampledWithoutReplacementDpEvent(n, size, dp.GaussianDpEvent(m)):
-            _check_subsets(n, size, min(max(m, 0.5), 1e4), relation)
+        case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
+            _check_subsets(_moderate(leaf), relation)
 
 
 def _check_pld(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
@@ -119,14 +115,15 @@ def _order_2(leaf: dp.DpEvent) -> float:
     return math.log1p(q**2 * math.expm1(m**-2))
 
 
-def _check_subsets(
-    n: int, size: int, m: float, relation: dp.NeighboringRelation
-) -> None:
+def _check_subsets(leaf: Any, relation: dp.NeighboringRelation) -> None:
     """Checks RDP's order 2 against Theorem 27 of Wang et al."""
-    leaf = dp.SampledWithoutReplacementDpEvent(n, size, dp.GaussianDpEvent(m))
     got = RdpAccountant([2], relation).compose(leaf).rdp[0]
-    worst = min(4 * math.expm1(m**-2), 2 * math.exp(m**-2))
-    want = math.log1p((size / n) ** 2 * worst) if size < n else m**-2
+    q, loss = (
+        leaf.sample_size / leaf.source_dataset_size,
+        leaf.event.noise_multiplier**-2,
+    )
+    worst = min(4 * math.expm1(loss), 2 * math.exp(loss))
+    want = math.log1p(q**2 * worst) if q < 1 else loss
     _agree("RDP and its order 2", leaf, got, want)
 
 
@@ -141,21 +138,11 @@ def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, fl
     return interval, interval * math.ceil(loss / interval)
 
 
-def _moderate(leaf: dp.DpEvent) -> dp.DpEvent:
-    """Returns the event with its multiplier clipped to [0.5, 1e4].
-
-    There tables are small and losses are not tiny.
-    """
-    laplace = spending.as_laplace(leaf)
-    q, m = laplace or spending.as_gaussian(leaf) or (0.0, 1.0)
-    m = min(max(m, 0.5), 1e4)
-    if isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):
-        return dp.TruncatedSubsampledGaussianDpEvent(
-            leaf.dataset_size, q, leaf.truncated_batch_size, m
-        )
-    plain = dp.LaplaceDpEvent(m) if laplace else dp.GaussianDpEvent(m)
-    sampled = isinstance(leaf, dp.PoissonSampledDpEvent)
-    return dp.PoissonSampledDpEvent(q, plain) if sampled else plain
+def _moderate(leaf: Any) -> Any:
+    """Clips an event's multiplier to [0.5, 1e4]: small tables, and losses not tiny."""
+    if hasattr(leaf, "event"):
+        return attr.evolve(leaf, event=_moderate(leaf.event))
+    return attr.evolve(leaf, noise_multiplier=min(max(leaf.noise_multiplier, 0.5), 1e4))
 
 
 def _repeats(leaf: dp.DpEvent) -> tuple[dp.DpEvent, dp.DpEvent, dp.DpEvent]:
@@ -222,12 +209,8 @@ def _mixture_delta(q: float, a: float, b: float, epsilon: float) -> float:
 
 def _laplace_delta(q: float, scale: float, epsilon: float) -> float:
     """Computes the delta of a Laplace at distance 1, sampled with probability q."""
-
-    def plain(e: float) -> float:
-        if abs(e) >= 1 / scale:
-            return max(-math.expm1(e), 0.0)
-        return -math.expm1((e - 1 / scale) / 2)
-
     # P' - e**epsilon P with P' = (1-q) P + q Q is q (Q - e**a P).
     a = math.log1p(math.expm1(epsilon) / q)
-    return q * plain(a)
+    if abs(a) >= 1 / scale:
+        return q * max(-math.expm1(a), 0.0)
+    return -q * math.expm1((a - 1 / scale) / 2)

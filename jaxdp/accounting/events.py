@@ -38,14 +38,9 @@ def full_batch_gaussian(
       among_sampled: whether the event is stated as those of sampled Gaussians are, to be
         composed with them: relative to C, under the relation itself.
     """
+    step, stated = dp.GaussianDpEvent, relation if among_sampled else None
     validate.one_of(RELATIONS, relation=relation)
-    if not among_sampled:
-        return _repeated(dp.GaussianDpEvent, noise_multiplier, num_steps, _UNSAMPLED)
-
-    def step(multiplier: float) -> dp.DpEvent:
-        return dp.GaussianDpEvent(multiplier * sensitivity(relation, 1.0))
-
-    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+    return _repeated(step, noise_multiplier, num_steps, stated)
 
 
 def composed(guarantees: Sequence[Guarantee]) -> Guarantee:
@@ -73,20 +68,16 @@ def poisson_gaussian(
     Under ``"replace_one"`` PLD's worst pair is proved to be the worst for a release of
     one scalar; for vectors this was verified numerically, not proved.
 
-    Args:
-      noise_multiplier: std over the sensitivity, >= 0; 0 is not private.
-      num_steps: >= 1.
-      sampling_prob: in (0, 1), of each record at each step.
-      relation: one of :data:`RELATIONS`.
+    The arguments are those of :func:`full_batch_gaussian`, and ``sampling_prob`` in (0, 1)
+    that of each record at each step.
     """
     validate.probability(sampling_prob=sampling_prob)
-    validate.one_of(RELATIONS, relation=relation)
 
     def step(multiplier: float) -> dp.DpEvent:
-        gaussian = dp.GaussianDpEvent(multiplier * sensitivity(relation, 1.0))
-        return dp.PoissonSampledDpEvent(float(sampling_prob), gaussian)
+        event = dp.GaussianDpEvent(multiplier)
+        return dp.PoissonSampledDpEvent(float(sampling_prob), event)
 
-    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+    return _repeated(step, noise_multiplier, num_steps, relation)
 
 
 def truncated_poisson_gaussian(
@@ -119,9 +110,9 @@ def truncated_poisson_gaussian(
     ``"zero_out"`` as well.
 
     Args:
-      noise_multiplier: std over the sensitivity, >= 0; 0 is not private.
+      noise_multiplier: as of :func:`poisson_gaussian`, and so is what is not named here.
       num_steps: >= 1.
-      sampling_prob: in (0, 1), of each record at each step.
+      sampling_prob: in (0, 1).
       num_examples: n >= 1, the size of the data set; public.
       max_batch_size: >= 1; from ``q n + 4 sqrt(q n)`` on, truncation costs next to
         nothing.
@@ -136,7 +127,6 @@ def truncated_poisson_gaussian(
     """
     validate.probability(sampling_prob=sampling_prob)
     validate.integer(num_examples=num_examples, max_batch_size=max_batch_size)
-    validate.one_of(RELATIONS, relation=relation)
     larger = int(num_examples)
     if relation == "add_or_remove":
         larger += 1
@@ -152,10 +142,10 @@ def truncated_poisson_gaussian(
             dataset_size=larger,
             sampling_probability=float(sampling_prob),
             truncated_batch_size=int(max_batch_size),
-            noise_multiplier=multiplier * sensitivity(relation, 1.0),
+            noise_multiplier=multiplier,
         )
 
-    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+    return _repeated(step, noise_multiplier, num_steps, relation)
 
 
 def fixed_size_gaussian(
@@ -174,7 +164,7 @@ def fixed_size_gaussian(
     that of :func:`full_batch_gaussian`, Poisson sampling costs about half as much.
 
     Args:
-      noise_multiplier: std over the sensitivity, >= 0; 0 is not private.
+      noise_multiplier: as of :func:`full_batch_gaussian`.
       num_steps: >= 1.
       num_examples: n >= 1, the size of the data set; public.
       batch_size: in [1, n]; n is the full batch.
@@ -202,11 +192,12 @@ def fixed_size_gaussian(
 
     def step(multiplier: float) -> dp.DpEvent:
         # Relative to 2C: so dp-accounting documents it, for this event alone.
+        gaussian = dp.GaussianDpEvent(multiplier / sensitivity(relation, 1.0))
         return dp.SampledWithoutReplacementDpEvent(
-            int(num_examples), int(batch_size), dp.GaussianDpEvent(multiplier)
+            int(num_examples), int(batch_size), gaussian
         )
 
-    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+    return _repeated(step, noise_multiplier, num_steps, relation)
 
 
 def full_batch_laplace(
@@ -226,7 +217,7 @@ def full_batch_laplace(
       relation: one of :data:`RELATIONS`; it is in the sensitivity, not in the event.
     """
     validate.one_of(RELATIONS, relation=relation)
-    return _repeated(_laplace, noise_multiplier, num_steps, _UNSAMPLED)
+    return _repeated(_laplace, noise_multiplier, num_steps, None)
 
 
 def poisson_laplace(
@@ -237,7 +228,7 @@ def poisson_laplace(
     Pure as well: a step costs ``log(1 + q (exp(1 / scale) - 1))``.
 
     Args:
-      noise_multiplier: std over the L1 sensitivity, >= 0; the scale is std / sqrt(2).
+      noise_multiplier: as of :func:`full_batch_laplace`.
       num_steps: >= 1.
       sampling_prob: q in (0, 1), of each record at each step.
       relation: ``"zero_out"`` or ``"add_or_remove"``.
@@ -257,7 +248,7 @@ def poisson_laplace(
     def step(multiplier: float) -> dp.DpEvent:
         return dp.PoissonSampledDpEvent(float(sampling_prob), _laplace(multiplier))
 
-    return _repeated(step, noise_multiplier, num_steps, _SAMPLED[relation])
+    return _repeated(step, noise_multiplier, num_steps, relation)
 
 
 def non_private() -> Guarantee:
@@ -322,11 +313,14 @@ def _repeated(
     step: Callable[[float], dp.DpEvent],
     noise_multiplier: float,
     num_steps: int,
-    event_relation: dp.NeighboringRelation,
+    relation: Relation | None,
 ) -> Guarantee:
+    """Composes equal steps: relative to C, under a relation, or else to the sensitivity."""
     validate.non_negative(noise_multiplier=noise_multiplier)
     validate.integer(num_steps=num_steps)
+    unit = 1.0 if relation is None else sensitivity(relation, 1.0)
+    stated = _UNSAMPLED if relation is None else _SAMPLED[relation]
     if noise_multiplier == 0:
-        return Guarantee(dp.NonPrivateDpEvent(), event_relation)
-    event = dp.SelfComposedDpEvent(step(float(noise_multiplier)), int(num_steps))
-    return Guarantee(event, event_relation)
+        return Guarantee(dp.NonPrivateDpEvent(), stated)
+    multiplier = float(noise_multiplier) * unit
+    return Guarantee(dp.SelfComposedDpEvent(step(multiplier), int(num_steps)), stated)

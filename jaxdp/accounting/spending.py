@@ -80,13 +80,7 @@ def delta(
 ) -> float:
     """Returns the least delta known to hold at ``epsilon``: the reverse of :func:`epsilon`.
 
-    Args:
-      event: any dp-accounting event.
-      event_relation: the relation that it is stated under.
-      epsilon: >= 0, finite.
-
-    Raises:
-      ValueError: no accountant supports the event under that relation.
+    ``epsilon`` is >= 0, finite.
     """
     validate.non_negative(epsilon=epsilon)
     sampler, missed = lattice.sampler_error(event)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp.core import validate
+from jaxdp.core import run_state, validate
 
 
 class PolyakState(NamedTuple):
@@ -75,23 +75,9 @@ def _wide(leaf: Any) -> Any:
 
 
 def polyak_output(state: Any) -> Any:
-    """Returns the averaged params: the point that :func:`polyak_average` is for.
+    """Returns the averaged params, in float32 or better: :func:`polyak_average`'s point.
 
-    Args:
-      state: the transform's state or any tree that holds it once: a chain's state, or
-        ``FitInfo.state``.
-
-    Returns:
-      A tree like the params; floating leaves in float32 or better.
-
-    Raises:
-      ValueError: no such state, or more than one.
+    ``state`` is the transform's or any tree that holds it once (ValueError if not): a
+    chain's state, or ``FitInfo.state``.
     """
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, PolyakState))
-    found = [x for x in leaves if isinstance(x, PolyakState)]
-    if len(found) != 1:
-        raise ValueError(
-            "state must hold the state of one jaxdp.polyak_average, got "
-            f"{len(found) or 'none'}"
-        )
-    return found[0].average
+    return run_state.only(PolyakState, state, "jaxdp.polyak_average").average

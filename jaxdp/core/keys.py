@@ -9,7 +9,6 @@ regenerating, replaying and resuming are the same thing. This module alone folds
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -18,6 +17,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -65,15 +65,9 @@ USES = {
 _ROOTS = ("direction", "noise", "sampling")
 _SEED_WORDS = 8
 _spent: set[bytes] = set()
-_resuming: contextvars.ContextVar[frozenset[bytes]] = contextvars.ContextVar(
-    "resuming", default=frozenset()
-)
-_shapes_only: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "shapes_only", default=False
-)
-_together: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "together", default=False
-)
+_resuming: ContextVar[frozenset[bytes]] = ContextVar("resuming", default=frozenset())
+_shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
+_together: ContextVar[bool] = ContextVar("together", default=False)
 _lock = threading.Lock()
 
 
@@ -140,7 +134,7 @@ class Keys:
 
         def root(name: str, size: int) -> np.ndarray:
             digest = hashlib.shake_256(b"jaxdp keys 1 " + name.encode() + b":" + seed)
-            return np.frombuffer(digest.digest(size), dtype="<u4").astype(np.uint32)
+            return _words_of(digest.digest(size))
 
         direction = from_words(root("direction", 8))
         noise, sampling = (from_words(root(n, 16)) for n in ("noise", "sampling"))
@@ -250,32 +244,34 @@ def renewed(keys: Keys, attempt: int, salt: bytes = b"") -> Keys:
     """
     if attempt == 0:
         return keys
-    label = b"jaxdp attempt %d:" % attempt
-    seed = hashlib.shake_256(label + exact_noise_secret(keys) + salt).digest(32)
-    new = Keys._from_seed(seed, private=keys.private)
+    new = _hashed(keys, b"jaxdp attempt %d:" % attempt, salt)
     return dataclasses.replace(new, direction=keys.direction)
+
+
+def _hashed(keys: Keys, label: bytes, salt: bytes = b"") -> Keys:
+    """Returns keys whose roots are hashed from the secret root of others."""
+    seed = hashlib.shake_256(label + exact_noise_secret(keys) + salt).digest(32)
+    return Keys._from_seed(seed, private=keys.private)
 
 
 def to_hex(keys: Keys) -> dict[str, Any]:
     """Returns the roots as text, for a file that only its owner may read."""
     words = {name: jax.random.key_data(getattr(keys, name)) for name in _ROOTS}
     words["noise_words"] = keys.noise_words
-    text = {
-        name: np.asarray(x).astype("<u4").tobytes().hex() for name, x in words.items()
-    }
+    text = {k: np.asarray(x).astype("<u4").tobytes().hex() for k, x in words.items()}
     return text | {"private": keys.private}
 
 
 def from_hex(fields: dict[str, Any]) -> Keys:
     """Reads what :func:`to_hex` wrote."""
     direction, noise, sampling = (root_from_hex(fields[name]) for name in _ROOTS)
-    noise_words = jnp.asarray(_words_of(fields["noise_words"]))
-    return Keys(direction, noise, sampling, noise_words, bool(fields["private"]))
+    exact = jnp.asarray(_words_of(bytes.fromhex(fields["noise_words"])))
+    return Keys(direction, noise, sampling, exact, bool(fields["private"]))
 
 
 def root_from_hex(text: str) -> jax.Array:
     """Reads a root from its part of :func:`to_hex`."""
-    return from_words(_words_of(text))
+    return from_words(_words_of(bytes.fromhex(text)))
 
 
 def from_words(words: Any) -> jax.Array:
@@ -288,16 +284,12 @@ def from_words(words: Any) -> jax.Array:
     return _wrap(jnp.asarray(words))
 
 
-def _words_of(text: str) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(text), dtype="<u4").astype(np.uint32)
+def _words_of(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, dtype="<u4").astype(np.uint32)
 
 
 def check(keys: Any) -> Keys:
-    """Returns ``keys`` if it is a :class:`Keys`.
-
-    Raises:
-      TypeError: it is anything else, such as a bare JAX key or a seed.
-    """
+    """Returns ``keys`` if it is a :class:`Keys`, no JAX key or seed; else TypeError."""
     if isinstance(keys, Keys):
         return keys
     raise TypeError(
@@ -318,11 +310,8 @@ def stream(
       step: index of the step; None gives the role's own key, for :func:`at_step`.
       context: 32 bits that separate runs of different plans (their digests).
     """
-    if threefry.is_secret(root):
-        key = threefry.for_role(root, ROLES[role])
-    else:
-        key = threefry.fold_in(root, ROLES[role])
-    key = threefry.fold_in(key, context)
+    derive = threefry.for_role if threefry.is_secret(root) else threefry.fold_in
+    key = threefry.fold_in(derive(root, ROLES[role]), context)
     return key if step is None else at_step(key, step)
 
 
@@ -332,11 +321,7 @@ def at_step(role_key: jax.Array, step: int | jax.Array) -> jax.Array:
 
 
 def exact_noise_secret(keys: Keys) -> bytes:
-    """Returns the 256-bit root of the exact host samplers.
-
-    Raises:
-      ValueError: the keys are traced, so nothing can be drawn on the host.
-    """
+    """Returns the 256-bit root of the exact host samplers; ValueError if it is traced."""
     if isinstance(keys.noise_words, Tracer):
         raise ValueError(
             "keys are traced, but Laplace noise is drawn on the host when the transform "
@@ -351,13 +336,9 @@ def trial(keys: Keys, index: int) -> Keys:
     All roots, the public one too, are hashed from the parent's 256-bit secret: a trial's
     direction root, which may be published, tells neither a secret nor which trial it was.
 
-    Args:
-      keys: the parent's; outside jit. Reproducible if they are.
-      index: >= 0.
+    They are made outside jit, and reproducible if the parent's are; ``index`` is >= 0.
     """
-    data = b"jaxdp keys 1 trial:" + index.to_bytes(8, "little")
-    seed = hashlib.shake_256(data + exact_noise_secret(keys)).digest(32)
-    made = Keys._from_seed(seed, private=keys.private)
+    made = _hashed(keys, b"jaxdp keys 1 trial:" + index.to_bytes(8, "little"))
     return dataclasses.replace(made, process=keys.process)  # A fork's are no new ones.
 
 
@@ -367,17 +348,12 @@ def fingerprint(keys: Keys) -> bytes:
 
 
 def _marks(keys: Keys, use: str) -> frozenset[bytes]:
-    """Returns the marks of a use: a hash of each secret root.
-
-    They do not depend on the object that holds the roots.
-    """
+    """Returns the marks of a use: a hash of each secret root, whatever object holds it."""
     use = use if use in USES else "run"
-    secret = {
-        k: v for k, v in to_hex(keys).items() if k not in ("direction", "private")
-    }
     return frozenset(
         hashlib.sha256(f"{use}:{name}:{text}".encode()).digest()
-        for name, text in secret.items()
+        for name, text in to_hex(keys).items()
+        if name not in ("direction", "private")
     )
 
 
@@ -454,33 +430,27 @@ def _is_traced(tree: Any) -> bool:
 
 
 @contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
+def _within(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def shapes_only() -> contextlib.AbstractContextManager[None]:
     """Marks a block in which the library traces an ``init`` for its shapes alone."""
-    token = _shapes_only.set(True)
-    try:
-        yield
-    finally:
-        _shapes_only.reset(token)
+    return _within(_shapes_only, True)
 
 
-@contextlib.contextmanager
-def together(several: bool) -> Iterator[None]:
+def together(several: bool) -> contextlib.AbstractContextManager[None]:
     """Marks a block in which a run begins, of all processes if ``several``."""
-    token = _together.set(several)
-    try:
-        yield
-    finally:
-        _together.reset(token)
+    return _within(_together, several)
 
 
-@contextlib.contextmanager
-def resuming(keys: Keys) -> Iterator[None]:
+def resuming(keys: Keys) -> contextlib.AbstractContextManager[None]:
     """Allows the keys of a recorded run to be used again, for the same releases."""
-    token = _resuming.set(_marks(keys, "run") if keys.private else frozenset())
-    try:
-        yield
-    finally:
-        _resuming.reset(token)
+    return _within(_resuming, _marks(keys, "run") if keys.private else frozenset())
 
 
 def words(key: jax.Array, size: int) -> jax.Array:

@@ -43,10 +43,6 @@ class Coins:
     Args:
       secret: bytes, at least one; whoever has it can subtract the noise.
       *context: bytes, str or int; public, what the stream is used for.
-
-    Raises:
-      TypeError: a part is of another type.
-      ValueError: the secret is empty.
     """
 
     __slots__ = ("_next_word",)
@@ -74,12 +70,6 @@ class Coins:
         """Draws a uniform integer in [0, n)."""
         validate.integer(n=n)
         return self._below(n)
-
-    def bernoulli_exp(self, num: int, den: int) -> bool:
-        """Draws True with probability exp(-num/den) exactly, for num >= 0, den > 0."""
-        validate.integer(at_least=0, num=num)
-        validate.integer(den=den)
-        return self._bernoulli_exp(num, den)
 
     # The same without the checks, for the samplers' inner loops.
 
@@ -119,6 +109,7 @@ class Coins:
         return bool(k // den & 1)
 
     def _bernoulli_exp(self, num: int, den: int) -> bool:
+        """Draws True with probability exp(-num/den) exactly, for num >= 0, den > 0."""
         while num > den:
             if not self._bernoulli_exp_unit(1, 1):
                 return False
@@ -166,12 +157,9 @@ def discrete_laplace(coins: Coins, scale: int | Fraction, shape: Shape) -> np.nd
     r"""Draws integers with :math:`P[Z=z] \propto \exp(-|z|/\mathrm{scale})`.
 
     Args:
-      coins: where the randomness comes from; they advance.
+      coins: as in :func:`discrete_gaussian`.
       scale: an integer or a fraction in [0, 2**56]; 0 gives zeros.
-      shape: an integer or a tuple of them.
-
-    Returns:
-      int64 array of that shape, filled in row-major order.
+      shape: as in :func:`discrete_gaussian`, which returns the same.
 
     Privacy:
       Added to an integer query of L1 sensitivity ``s`` it is s/scale-DP, purely.

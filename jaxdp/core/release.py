@@ -54,17 +54,7 @@ def bounded_stretch(
     """Sums clipped contributions of a stretch of records exactly; secret.
 
     The same as :func:`bounded_sum` in two words, for stretches whose place and length are
-    known only at run time.
-
-    Args:
-      grid: clip (or an array, shape=()) and grid unit.
-      rows_of: from ``size`` rows of ``data`` to contributions, floating (size, dim).
-      dim: length of a contribution.
-      data: pytree of arrays with n rows.
-      mask: bool (n,); rows that exist. None: all.
-      first: int32, shape=(); the first row of the stretch.
-      count: int32, shape=(); its length.
-      size: rows that are read at once; static.
+    known only at run time: :func:`jaxdp.kernels.stretch.grid_sum`, on the grid.
     """
     assert grid.bits is not None
     bound, bits = grid.l2_clip_norm, grid.bits

@@ -40,29 +40,18 @@ def check_family(plan: Any, family: str) -> None:
 
 
 def check_plan(plan: Any, family: str) -> None:
-    """Requires a plan of this family, with noise (which may be zero).
-
-    Raises:
-      ValueError: a plan of another family, or one without a noise_multiplier.
-    """
+    """Requires a plan of this family, with noise (which may be zero); else ValueError."""
     check_family(plan, family)
     validate.has_noise(plan.noise_multiplier)
 
 
 def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
-    """Spends the keys at the start of a run, in ``init``.
-
-    Raises:
-      ValueError: keys from entropy have served a run, or ``init`` is traced.
-    """
+    """Spends the keys at the start of a run, in ``init``: :func:`jaxdp.core.keys.spend`."""
     keys_lib.spend(keys, family, params)
 
 
 def new_horizon(run: Run, *, private: bool) -> Horizon:
-    """Returns the horizon of a new run.
-
-    ``private``: its releases are randomised, from entropy.
-    """
+    """Returns the horizon of a run, ``private`` if its noise is from entropy."""
     words = [int(run.digest[i : i + 8], 16) for i in (0, 8)]
     return Horizon(
         jnp.zeros((), jnp.int32),
@@ -73,13 +62,21 @@ def new_horizon(run: Run, *, private: bool) -> Horizon:
 
 
 def advance(run: Run, at: Horizon) -> tuple[jax.Array, Horizon]:
-    """Advances the horizon by one step; returns (active, new horizon).
-
-    ``active`` is True if this step may release.
-    """
+    """Returns True if the next step may release, and the horizon after it."""
     active = at.count < run.num_steps
     count = at.count + active.astype(jnp.int32)
     return active, at._replace(count=count, exhausted=count >= run.num_steps)
+
+
+def only(kind: type, state: Any, makers: str) -> Any:
+    """Returns the one state of a kind in a tree; ValueError if there are none or more."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    found = [x for x in leaves if isinstance(x, kind)]
+    if len(found) != 1:
+        raise ValueError(
+            f"state must hold the state of one {makers}, got {len(found) or 'none'}"
+        )
+    return found[0]
 
 
 def refuse_masked(params: Any, name: str) -> None:
@@ -153,9 +150,6 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
     in place of the whole would be cut once more, and a record that two devices hold would
     count twice; other states would put other noise on one sum.
 
-    Raises:
-      ValueError: an argument is sharded over ``axis_name``; it is named. Or there is no
-        such axis here.
     """
     if axis_name is None:
         return
@@ -183,13 +177,9 @@ def noise_root(run: Run, keys: keys_lib.Keys) -> jax.Array:
 
 
 def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:
-    """Draws the noise of one step: discrete Gaussian integers (size,) of ``std`` units.
+    """Draws the noise of one step from a secret stream's key: integers (size,) of ``std``.
 
-    Args:
-      root: of :func:`noise_root` or another secret stream.
-      step: int32, shape=().
-      size: how many.
-      std: 0 gives zeros.
+    Discrete Gaussians in units; zeros where ``std`` is 0.
     """
     if std == 0:
         return Fixed(jnp.zeros((size,), jnp.int32))
@@ -233,10 +223,7 @@ def public(state: Any) -> Any:
 
 
 def rootless(node: Any) -> tuple[str, ...]:
-    """Returns the secret fields of a state that its roots give back.
-
-    They do not give back ``KEPT`` ones.
-    """
+    """Returns the secret fields of a state that its roots give back: not ``KEPT`` ones."""
     return tuple(set(node.SECRET) - set(getattr(node, "KEPT", ())))
 
 
@@ -281,9 +268,8 @@ _HORIZON = frozenset(Horizon._fields)
 
 
 def _is_horizon(node: Any) -> bool:
-    return isinstance(node, Horizon) or (
-        isinstance(node, Mapping) and set(node) >= _HORIZON
-    )
+    taken_apart = isinstance(node, Mapping) and set(node) >= _HORIZON
+    return taken_apart or isinstance(node, Horizon)
 
 
 def _without_static(node: Any) -> Any:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.types import Grid, Run, ValueFn
@@ -15,6 +14,7 @@ from jaxdp.dpgd import oracle
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
+from jaxdp.sampling import batches
 
 
 class GradientNumbers(NamedTuple):
@@ -106,7 +106,7 @@ def dpgd(
         run_state.refuse_differing(
             axis_name, state=state, params=params, batch=batch, mask=mask
         )
-        records, kept = sampling.resolve(
+        records, kept = batches.resolve(
             run, batch, mask, private=keys.private, step=state.horizon.count
         )
         active, horizon = run_state.advance(run, state.horizon)

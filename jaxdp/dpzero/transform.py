@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise as noise_lib
 from jaxdp.core import run_state
@@ -31,6 +30,7 @@ from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.kernels import finite_difference, sphere
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.plan import Plan
+from jaxdp.sampling import batches
 
 
 class SlopeNumbers(NamedTuple):
@@ -250,14 +250,9 @@ def dpzero_output(state: Any, params: Any) -> Any:
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithms 1, 2.
     """
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, DPZeroState))
-    found = [x for x in leaves if isinstance(x, DPZeroState)]
-    if len(found) != 1:
-        raise ValueError(
-            "state must hold the state of one jaxdp.dpzero or jaxdp.dpgd_zeroth_order, "
-            f"got {len(found) or 'none'}"
-        )
-    return params if found[0].output is None else found[0].output.params
+    makers = "jaxdp.dpzero or jaxdp.dpgd_zeroth_order"
+    output = run_state.only(DPZeroState, state, makers).output
+    return params if output is None else output.params
 
 
 def output_step(run: Run, direction: jax.Array) -> jax.Array:
@@ -479,7 +474,7 @@ def _maker(
             axis_name, state=state, params=params, batch=batch, mask=mask
         )
         count = state.horizon.count
-        records, kept = sampling.resolve(
+        records, kept = batches.resolve(
             run, batch, mask, private=keys.private, step=count
         )
         moves = run_state.moving(params, trainable)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import sampling
 from jaxdp.core import correlated_noise, run_state
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import PathPredicate, ValueFn
@@ -23,6 +22,7 @@ from jaxdp.kernels import smoothed_gradient
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.plan import Plan
 from jaxdp.o2nc import oracle
+from jaxdp.sampling import batches
 
 
 class PrivateOracleState(NamedTuple):
@@ -124,8 +124,8 @@ def private_oracle(
         params = run_state.need_params(params, "private_oracle")
         run_state.refuse_masked(params, "private_oracle")
         run_state.refuse_differing(axis_name, state=state, params=params, batch=batch)
-        phase = sampling.check_phase(run, phase)
-        records, kept = sampling.resolve(
+        phase = batches.check_phase(run, phase)
+        records, kept = batches.resolve(
             run,
             batch,
             None,

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import sampling
 from jaxdp.core import correlated_noise, release, run_state
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import finite_difference, smoothed_gradient
 from jaxdp.mechanism.plan import Plan
+from jaxdp.sampling import batches
 
 
 class PrivatePrefixSumState(NamedTuple):
@@ -90,7 +90,7 @@ def private_prefix_sum(
         updates: Any, state: Any, params: Any = None, *, batch: Any, **extra_args: Any
     ) -> tuple[Any, Any]:
         del params, extra_args
-        _, kept = sampling.resolve(
+        _, kept = batches.resolve(
             run, batch, None, private=keys.private, step=state.horizon.count
         )
         rows = finite_difference.num_rows(updates)

@@ -19,14 +19,13 @@ sampler                 one record is in a step         what that earns
 ``External``            as somebody else decides        nothing: every step is charged
 ======================  ==============================  ==============================
 
-No sum is ever divided by the number of records that a step happened to read.
+No sum is ever divided by the number of records that a step happened to read. Where batches
+are stretches of an order, a record that is absent (``"add_or_remove"``) leaves its row,
+masked: the others keep their places.
 """
 
 from jaxdp.sampling.batches import Batch as Batch
 from jaxdp.sampling.batches import batch as batch
-from jaxdp.sampling.batches import check_data as check_data
-from jaxdp.sampling.batches import check_phase as check_phase
-from jaxdp.sampling.batches import resolve as resolve
 from jaxdp.sampling.batches import shuffled as shuffled
 from jaxdp.sampling.samplers import AdaptiveCursor as AdaptiveCursor
 from jaxdp.sampling.samplers import AnySampler as AnySampler

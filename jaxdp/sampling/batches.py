@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import Run
-from jaxdp.kernels import threefry
+from jaxdp.kernels import finite_difference, threefry
 from jaxdp.sampling.samplers import AnySampler, Sampler
 
 
@@ -75,13 +75,7 @@ def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
         of rows.
     """
     keys = keys_lib.check(keys)
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
-    if len(sizes) != 1 or () in sizes:
-        raise ValueError(
-            "data must be arrays with one number of rows, got "
-            f"{[np.shape(leaf) for leaf in jax.tree.leaves(data)]}"
-        )
-    ((size,),) = sizes
+    size = finite_difference.num_rows(data, "data")
     key = keys_lib.stream(keys.sampling, "order")
     index = threefry.permuted(key, jnp.arange(size), size)
     return jax.tree.map(lambda x: jnp.asarray(x)[index], data)
@@ -158,7 +152,7 @@ def resolve(
     """Returns records and mask of a transform's batch, if the plan allows the batch.
 
     Args:
-      run: of the transform's plan.
+      run: the plan's.
       batch: a :class:`Batch` of the plan's sampler; or raw arrays, with full batches and
         external ones.
       mask: bool (B,), for raw arrays with padded rows only. At most as many rows count as

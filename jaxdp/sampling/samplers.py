@@ -13,6 +13,11 @@ from jaxdp.core import validate
 from jaxdp.core.types import Phase
 from jaxdp.kernels import threefry
 
+#: Index of a step, shape=(); may be traced.
+Step = int | jax.Array
+#: A step's record indices (B,), None for all in order; and the mask (B,).
+Drawn = tuple[jax.Array | None, jax.Array]
+
 
 class Sampler:
     """Base class of samplers: batch shapes, limits on steps, and draws."""
@@ -48,16 +53,8 @@ class Sampler:
         """Returns the phases of a period, by the shape of their batches."""
         return (Phase("step", 1, self.rows(num_examples)),)
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array | None, jax.Array]:
-        """Returns a step's record indices (B,), None for all in order; and the mask (B,).
-
-        Args:
-          key: the run's sampling key, of which steps are folded.
-          step: shape=(); may be traced.
-          num_examples: records to draw from.
-        """
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
+        """Draws a step's records, by the run's sampling key, of which steps are folded."""
         raise NotImplementedError
 
     def of_phase(self, name: str) -> "Sampler":
@@ -65,19 +62,21 @@ class Sampler:
         return self
 
 
-@dataclasses.dataclass(frozen=True)
-class FullBatch(Sampler):
-    """Full batches: every step reads every record; no amplification, no sampling noise."""
+class _Whole(Sampler):
+    """Base of samplers whose every step is given all records."""
 
     whole: ClassVar[bool] = True
 
     def rows(self, num_examples: int) -> int:
         return num_examples
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[None, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         return None, jnp.ones((num_examples,), bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class FullBatch(_Whole):
+    """Full batches: every step reads every record; no amplification, no sampling noise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,11 +100,9 @@ class TruncatedPoisson(Sampler):
     max_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        validate.probability(sampling_prob=self.sampling_prob)
-        object.__setattr__(self, "sampling_prob", float(self.sampling_prob))
+        _settle(self, float, "sampling_prob")
         if self.max_batch_size is not None:
-            validate.integer(max_batch_size=self.max_batch_size)
-            object.__setattr__(self, "max_batch_size", int(self.max_batch_size))
+            _settle(self, int, "max_batch_size")
 
     def rows(self, num_examples: int) -> int:
         if self.max_batch_size is not None:
@@ -116,9 +113,7 @@ class TruncatedPoisson(Sampler):
     def expected_batch_size(self, num_examples: int) -> float:
         return self.sampling_prob * num_examples
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         words = keys_lib.words(keys_lib.at_step(key, step), num_examples)
         # Rounded down: the probability is at most the one accounted for, by under 2**-32.
         threshold = np.uint32(math.floor(self.sampling_prob * 2**32))
@@ -136,8 +131,7 @@ class _Sized(Sampler):
     batch_size: int
 
     def __post_init__(self) -> None:
-        validate.integer(batch_size=self.batch_size)
-        object.__setattr__(self, "batch_size", int(self.batch_size))
+        _settle(self, int, "batch_size")
 
     def rows(self, num_examples: int) -> int:
         return _at_most(self.batch_size, num_examples)
@@ -156,9 +150,7 @@ class FixedSize(_Sized):
 
     amplifies: ClassVar[bool] = True
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         words = keys_lib.words(keys_lib.at_step(key, step), num_examples)
         _, index = jax.lax.top_k(_score(words), self.rows(num_examples))
         return index, jnp.ones((self.batch_size,), bool)
@@ -169,8 +161,7 @@ class SinglePass(_Sized):
     """One pass in the order of the data: step t reads the records tB to (t+1)B - 1.
 
     No record is read twice, so all steps together cost what one costs, under every
-    relation. (Under ``"add_or_remove"`` an absent record leaves its row, masked: the
-    others keep their places.)
+    relation.
 
     Attributes:
       batch_size: B; ``num_steps * B`` must be at most ``num_examples``.
@@ -182,21 +173,37 @@ class SinglePass(_Sized):
     def max_participations(self, num_examples: int, num_steps: int) -> int:
         return 1
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         size = self.rows(num_examples)
         first = jnp.asarray(step, jnp.int32) * size
         return first + jnp.arange(size), jnp.ones((size,), bool)
 
 
+class _Restarts(Sampler):
+    """Base of samplers with another batch where each ``period`` of steps begins."""
+
+    one_size: ClassVar[bool] = False
+
+    period: int
+
+    def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
+        restart, difference = (
+            Phase(name, steps, self.of_phase(name).rows(num_examples))
+            for name, steps in (("restart", 1), ("difference", self.period - 1))
+        )
+        return (restart,) if self.period == 1 else (restart, difference)
+
+    def rows(self, num_examples: int) -> int:
+        sizes = [phase.batch_size for phase in self.phases_of(num_examples)]
+        return _at_most(max(sizes), num_examples)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SinglePassRestarts(Sampler):
+class SinglePassRestarts(_Restarts):
     """One pass in the order of the data, with another batch size where a period begins.
 
     Of every ``period`` steps the first reads ``restart_batch_size`` fresh records and each
-    other one ``batch_size``. No record is read twice. (Under ``"add_or_remove"`` an absent
-    record leaves its row, masked.)
+    other one ``batch_size``. No record is read twice.
 
     Attributes:
       period: steps from one restart to the next; with 1 every step is a restart.
@@ -204,31 +211,16 @@ class SinglePassRestarts(Sampler):
       batch_size: records of its other steps.
     """
 
-    one_size: ClassVar[bool] = False
-
     period: int
     restart_batch_size: int
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("period", "restart_batch_size", "batch_size"):
-            validate.integer(**{name: getattr(self, name)})
-            object.__setattr__(self, name, int(getattr(self, name)))
-
-    def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
-        del num_examples
-        restart = Phase("restart", 1, self.restart_batch_size)
-        if self.period == 1:
-            return (restart,)
-        return restart, Phase("difference", self.period - 1, self.batch_size)
+        _settle(self, int, "period", "restart_batch_size", "batch_size")
 
     @property
     def records_per_period(self) -> int:
         return self.restart_batch_size + (self.period - 1) * self.batch_size
-
-    def rows(self, num_examples: int) -> int:
-        sizes = [phase.batch_size for phase in self.phases_of(num_examples)]
-        return _at_most(max(sizes), num_examples)
 
     def max_steps(self, num_examples: int) -> int:
         periods, left = divmod(num_examples, self.records_per_period)
@@ -258,28 +250,23 @@ class _OfPhase(Sampler):
     def expected_batch_size(self, num_examples: int) -> int:
         return self.size
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         every = self.sampler
         period, at = jnp.divmod(jnp.asarray(step, jnp.int32), every.period)
         first = period * every.records_per_period
         if not self.restart:
             first += every.restart_batch_size + (at - 1) * self.size
-        here = (
-            at == 0
-        ) == self.restart  # A step of the other phase has no records here.
+        here = (at == 0) == self.restart  # A step of the other phase has none.
         index = first + jnp.arange(self.size)
         return index, jnp.full((self.size,), here) & (index < num_examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultiPassRestarts(Sampler):
+class MultiPassRestarts(_Restarts):
     """Periods of steps that read all records, or a sample of their own.
 
     The first of every ``period`` steps and the others each read all records, or a truncated
     Poisson sample of them (:class:`TruncatedPoisson`) with a probability of their own.
-    (Under ``"add_or_remove"`` an absent record leaves its row, masked.)
 
     Attributes:
       period: steps from one restart to the next; with 1 every step is a restart.
@@ -288,20 +275,15 @@ class MultiPassRestarts(Sampler):
       sampling_prob: the same of its other steps.
     """
 
-    one_size: ClassVar[bool] = False
-
     period: int
     restart_sampling_prob: float | None = None
     sampling_prob: float | None = None
 
     def __post_init__(self) -> None:
-        validate.integer(period=self.period)
-        object.__setattr__(self, "period", int(self.period))
+        _settle(self, int, "period")
         for name in ("restart_sampling_prob", "sampling_prob"):
-            value = getattr(self, name)
-            if value is not None:
-                validate.probability(**{name: value})
-                object.__setattr__(self, name, float(value))
+            if getattr(self, name) is not None:
+                _settle(self, float, name)
         if self.period == 1 and self.sampling_prob is not None:
             raise ValueError(
                 "sampling_prob must be None with period=1, where every step is a restart, "
@@ -311,18 +293,6 @@ class MultiPassRestarts(Sampler):
     @property
     def amplifies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.restart_sampling_prob is not None or self.sampling_prob is not None
-
-    def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
-        sizes = [
-            self.of_phase(name).rows(num_examples) for name in ("restart", "difference")
-        ]
-        restart = Phase("restart", 1, sizes[0])
-        if self.period == 1:
-            return (restart,)
-        return restart, Phase("difference", self.period - 1, sizes[1])
-
-    def rows(self, num_examples: int) -> int:
-        return max(phase.batch_size for phase in self.phases_of(num_examples))
 
     def of_phase(self, name: str) -> FullBatch | TruncatedPoisson:
         q = self.restart_sampling_prob if name == "restart" else self.sampling_prob
@@ -336,7 +306,7 @@ class ShuffledEpochs(_Sized):
     What is left over at the end of an epoch is not read in it. No amplification is
     claimed, for none near that of Poisson sampling is proved: one record is read once an
     epoch, and that is what an epoch costs. The orders need not be
-    secret. (Under ``"add_or_remove"`` an absent record leaves its row, masked.)
+    secret.
 
     Attributes:
       batch_size: B; an epoch has ``num_examples // B`` steps.
@@ -345,9 +315,7 @@ class ShuffledEpochs(_Sized):
     def max_participations(self, num_examples: int, num_steps: int) -> int:
         return -(-num_steps // (num_examples // self.rows(num_examples)))
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         size = self.rows(num_examples)
         step = jnp.asarray(step, jnp.int32)
         epoch, batch = jnp.divmod(step, num_examples // size)
@@ -357,7 +325,7 @@ class ShuffledEpochs(_Sized):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptiveCursor(Sampler):
+class AdaptiveCursor(_Whole):
     """Cursor over the records, in the order of the data; each query moves it on.
 
     How many records a query reads follows from what was released before, so a batch is the
@@ -371,25 +339,15 @@ class AdaptiveCursor(Sampler):
     """
 
     one_size: ClassVar[bool] = False
-    whole: ClassVar[bool] = True
     repeatable: ClassVar[bool] = False  # Several queries may be one step.
 
     num_passes: int = 1
 
     def __post_init__(self) -> None:
-        validate.integer(num_passes=self.num_passes)
-        object.__setattr__(self, "num_passes", int(self.num_passes))
-
-    def rows(self, num_examples: int) -> int:
-        return num_examples
+        _settle(self, int, "num_passes")
 
     def max_participations(self, num_examples: int, num_steps: int) -> int:
         return self.num_passes
-
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[None, jax.Array]:
-        return None, jnp.ones((num_examples,), bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,16 +369,13 @@ class External(Sampler):
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
-            validate.integer(batch_size=self.batch_size)
-            object.__setattr__(self, "batch_size", int(self.batch_size))
+            _settle(self, int, "batch_size")
 
     def rows(self, num_examples: int) -> int:
         size = num_examples if self.batch_size is None else self.batch_size
         return _at_most(size, num_examples)
 
-    def draw(
-        self, key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         raise ValueError(
             f"plan.sampling must be a sampler that draws its batches, got {self!r}, whose "
             "batches somebody else makes; write the loop by hand and give them to update "
@@ -439,6 +394,14 @@ AnySampler = (
     | AdaptiveCursor
     | External
 )
+
+
+def _settle(sampler: Sampler, kind: type[int] | type[float], *names: str) -> None:
+    """Checks fields, counts (int) or probabilities (float), and makes them that type."""
+    check = validate.integer if kind is int else validate.probability
+    for name in names:
+        check(**{name: getattr(sampler, name)})
+        object.__setattr__(sampler, name, kind(getattr(sampler, name)))
 
 
 def _at_most(batch_size: int, num_examples: int) -> int:

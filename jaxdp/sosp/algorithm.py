@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.kernels import stretch
+from jaxdp.sampling import batches
 from jaxdp.sosp import escapes, gradients, hessian
 from jaxdp.sosp import spider as spiders
 from jaxdp.sosp.roles import GROWTH, SOSPNumbers
@@ -102,7 +102,7 @@ def sosp(
     def step(
         state: SOSPState, data: Any, *, value_fn: Any
     ) -> tuple[SOSPState, SOSPInfo]:
-        sampling.check_data(run, data)
+        batches.check_data(run, data)
         flat, unravel = spiders.flattened(state.point, "sosp")
         size = spiders.slice_size(numbers, flat.size, microbatch_size)
         loss = gradients.record_loss(value_fn, unravel)

@@ -24,12 +24,12 @@ import optax
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
-from jaxdp import sampling
 from jaxdp.core import correlated_noise, run_state, validate
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import ValueFn
 from jaxdp.kernels import stretch, threefry
 from jaxdp.kernels.sphere import path_str
+from jaxdp.sampling import batches
 from jaxdp.sosp import gradients
 from jaxdp.sosp.roles import SOSPNumbers
 
@@ -349,7 +349,7 @@ def private_spider(
     ) -> tuple[Any, Any]:
         del updates, extra_args
         params = run_state.need_params(params, "private_spider")
-        data, kept = sampling.resolve(
+        data, kept = batches.resolve(
             run, batch, mask, private=keys.private, step=state.horizon.count
         )
         flat, unravel = flattened(params, "private_spider")

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.types import ValueFn
 from jaxdp.mechanism.plan import Plan
+from jaxdp.sampling import batches
 from jaxdp.training import isolation, loop, parallel, recording, replaying, resolution
 
 #: One object, by which a compiled program is found again.
@@ -42,7 +42,7 @@ def make_task(
     callback: Any,
 ) -> Task:
     """Returns the arguments that ``fit`` and ``resume`` share, checked."""
-    sampling.check_data(plan.run, data)
+    batches.check_data(plan.run, data)
     if not callable(value_fn):
         raise TypeError(f"value_fn must be callable, got {value_fn!r}")
     losses: Any = value_fn

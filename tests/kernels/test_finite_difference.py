@@ -119,36 +119,6 @@ def test_many_directions_are_a_loop_over_them(law: str, radius: float) -> None:
         np.testing.assert_allclose(got[:, k], alone[:, 0], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("num", [1, 2])
-def test_microbatches_change_no_bit_of_an_elementwise_loss(num: int) -> None:
-    """Of 7 records, by 1 and by 3: whole slices, and padded rows that are dropped."""
-    params, batch = jnp.array([0.5, -1.0, 2.0]), BATCH[1].at[0].set(jnp.nan)
-    rows = rows_of("rademacher", params, num=num)
-
-    def run(size: int | None) -> np.ndarray:
-        return slopes(
-            elementwise,
-            params,
-            batch,
-            rows,
-            smoothing_radius=1e-2,
-            microbatch_size=size,
-        )
-
-    whole = run(None)
-    assert whole.shape == (7, num)
-    assert np.isnan(whole[0]).all()  # the record that pads the last slice
-    assert np.isfinite(whole[1:]).all()
-    for size in (1, 3):
-        np.testing.assert_array_equal(run(size), whole, strict=True)
-
-
-def test_microbatches_of_a_network() -> None:
-    rows = rows_of("rademacher", PARAMS, num=2)
-    run = functools.partial(slopes, LAZY, PARAMS, BATCH, rows, smoothing_radius=0.1)
-    np.testing.assert_allclose(run(microbatch_size=3), run(), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("value_fn", [plain, LAZY], ids=["plain", "lazy"])
 def test_one_record_does_not_touch_the_others(value_fn: Any) -> None:
     """Nor does it where its activations order the layers (record 0)."""

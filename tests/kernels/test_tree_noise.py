@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.kernels import lattice_gaussian, prefix_noise, threefry, tree_noise
+from jaxdp.kernels import (
+    lattice_gaussian,
+    node_noise,
+    prefix_noise,
+    threefry,
+    tree_noise,
+)
 
 KEY = threefry.secret_key(np.array([8, 2, 7, 1], np.uint32))
 
@@ -121,11 +127,10 @@ def test_first_increments() -> None:
         np.testing.assert_allclose(row, expected, atol=1e-12)
 
 
-def test_random_access() -> None:
-    """Any prefix from the key alone: the sum of the increments that lead to it."""
-    like, kernel = jnp.zeros(20), tree_noise.Regenerated(37)
-    stored, laws = tree_noise.Stored(37), kernel.laws(1000)
-    zeros = jnp.zeros(20, jnp.int32)
+def test_the_increments_add_up_to_the_nodes_of_a_prefix() -> None:
+    """Any prefix from the key alone: one draw for each of its nodes."""
+    like, stored = jnp.zeros(20), tree_noise.Stored(37)
+    laws, zeros = stored.laws(1000), jnp.zeros(20, jnp.int32)
 
     def step(carry: tuple[jax.Array, jax.Array], t: jax.Array):
         total, state = carry
@@ -137,13 +142,13 @@ def test_random_access() -> None:
     def both() -> tuple[jax.Array, jax.Array]:
         steps = jnp.arange(37, dtype=jnp.int32)
         sums = jax.lax.scan(step, (zeros, stored.init(like)), steps)[1]
-        prefix = jax.lax.map(lambda t: kernel.prefix(KEY, t + 1, like, laws), steps)
-        return sums, prefix.high
+        return sums, jax.lax.map(lambda t: node_noise.draw(KEY, t, like, laws), steps)
 
-    sums, prefixes = both()
-    assert prefixes.dtype == jnp.int32 and np.std(prefixes) > 500
-    np.testing.assert_array_equal(prefixes, sums)
-    np.testing.assert_array_equal(kernel.prefix(KEY, 0, like, laws).high, zeros)
+    sums, draws = map(np.asarray, both())
+    assert sums.dtype == np.int32 and np.std(sums) > 500
+    for t in range(1, 38):
+        ends = [last for _, last in nodes(t)]
+        np.testing.assert_array_equal(draws[np.array(ends) - 1].sum(0), sums[t - 1])
 
 
 # The least is what the last level of 37 steps, 0.582 of a node, allows on a fine grid.

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.types import Run
 from jaxdp.kernels import polytope, simplex
+from jaxdp.sampling import batches
 
 #: The most numbers of a step that are logged.
 MOST_LOGGED = 64
@@ -108,7 +108,7 @@ def batch(
     Raises:
       ValueError: data of another number of records than the plan's.
     """
-    sampling.check_data(run, data)
+    batches.check_data(run, data)
     records = jax.tree.map(
         lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), first, size), data
     )

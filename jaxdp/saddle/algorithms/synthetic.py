@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
@@ -15,6 +14,7 @@ from jaxdp.kernels import simplex
 from jaxdp.saddle.algorithms import players
 from jaxdp.saddle.grids import ScoreGrid
 from jaxdp.saddle.oracles.queries import Queries
+from jaxdp.sampling import batches
 
 
 class QueryNumbers(NamedTuple):
@@ -101,7 +101,7 @@ def synthetic_data(plan: Any, keys: keys_lib.Keys) -> Algorithm:
         queries = value_fn
         validate.instance(Queries, value_fn=queries)
         _check(p, queries)
-        sampling.check_data(p.run, data)
+        batches.check_data(p.run, data)
         active, horizon = run_state.advance(p.run, state.horizon)
         count = state.horizon.count
         totals = jax.lax.cond(
