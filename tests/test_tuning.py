@@ -121,6 +121,7 @@ def test_gamma_gives_the_mean_and_never_a_larger_one(mean: float, shape: float) 
         assert gamma == pytest.approx(1 / mean, rel=1e-13)
 
 
+@pytest.mark.slow  # A study: 1500 searches.
 def test_trials_are_independent_draws_and_the_best_is_kept() -> None:
     """Thousands of searches over stand-ins for runs; each check fails at most at 1e-6."""
     lengths, picked, roots = [], [], set()

@@ -121,7 +121,10 @@ def test_a_run_without_its_checkpoint_is_computed_again(tmp_path: Path) -> None:
     same(result.params, whole().params)
 
 
-@pytest.mark.parametrize("passes", [1, STEPS + 1])
+@pytest.mark.parametrize(
+    "passes",
+    [1, pytest.param(STEPS + 1, marks=pytest.mark.slow)],  # Refused alike.
+)
 def test_lost_steps_are_not_tried_anew(passes: int, tmp_path: Path) -> None:
     """A step may read a record twice: however many passes, none are charged for it."""
     plan = dataclasses.replace(
