@@ -46,7 +46,7 @@ from tests.methods import (
 #: Of each family one, and of each law of noise: the fast tests. Others are their variants.
 FIRST = {
     "dpzero-sphere-1",
-    "dpzero-rademacher-2-laplace-zero_out",
+    "dpzero-gaussian-2-laplace-zero_out",
     "dpgd_zeroth_order",
     "dpgd",
     "o2nc",
@@ -58,7 +58,7 @@ FIRST = {
     "synthetic",
 }
 #: Where a program is compiled for one duty alone.
-FEWER = FIRST - {"dpzero-rademacher-2-laplace-zero_out", "dpgd_zeroth_order"}
+FEWER = FIRST - {"dpzero-gaussian-2-laplace-zero_out", "dpgd_zeroth_order"}
 
 
 def these(cases: Any, first: Any = FIRST, name: str = "method") -> Any:

@@ -46,9 +46,8 @@ MODES: dict[str, dict[str, Any]] = {
     "no escapes": {"escape_steps": None},
     "no escapes, tracked": {"hessian": "tracked", "escape_steps": None, **DENSE},
 }
-#: The first of each way to read a Hessian; the others differ in a norm, a filter, or in
-#: that there are no escapes.
-OFTEN = ("on_demand", "operator", "released")
+#: Each way to read a Hessian, and none; the others differ in a norm or a filter.
+OFTEN = ("on_demand", "operator", "released", "no escapes")
 EACH = pytest.mark.parametrize(
     "mode",
     [m if m in OFTEN else pytest.param(m, marks=pytest.mark.slow) for m in MODES],
