@@ -57,8 +57,8 @@ FIRST = {
     "convex",
     "synthetic",
 }
-#: Where a program is compiled for one duty alone.
-FEWER = FIRST - {"dpzero-gaussian-2-laplace-zero_out", "dpgd_zeroth_order"}
+#: Where a whole run is compiled for one duty.
+FEWER = {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "prefix_sum", "sosp", "saddle"}
 
 
 def these(cases: Any, first: Any = FIRST, name: str = "method") -> Any:
@@ -210,7 +210,7 @@ def test_secrets_are_named_and_dropped(method: Method) -> None:
         assert needle in whole and needle not in text
 
 
-@these(METHODS, FEWER - {"bias_reduced", "convex"})
+@these(METHODS, FEWER)
 def test_seeds_side_by_side_in_one_loop(method: Method) -> None:
     """A scan, and vmap over insecure keys: noise is drawn inside, for each its own."""
     if getattr(method.plan, "noise", "") == "laplace":
@@ -292,7 +292,7 @@ def whole(method: Method) -> jaxdp.FitResult:
     return fit(method)
 
 
-@these(FITTED, FEWER)
+@these(FITTED, FEWER | {"synthetic"})
 def test_fit_is_the_loop_by_hand(method: Method) -> None:
     """Releases, the point that is returned, and the report."""
     result, last = whole(method), ran(method)[-2]
@@ -315,7 +315,7 @@ class Killed(Exception):
 
 
 # Runs of saddle and sosp are killed in their folders, others in tests/training.
-@these(FITTED, {"dpzero-sphere-1", "dpgd", "o2nc", "synthetic"})
+@these(FITTED, {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "synthetic"})
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     method: Method, tmp_path: Path
 ) -> None:
@@ -500,7 +500,7 @@ def updating(tx: Any, params: Any = PARAMS, updates: Any = None, **given: Any) -
 
 def test_incoming_updates_and_unknown_keywords_are_ignored() -> None:
     """They are in no program."""
-    for case in GRADIENT_MAKERS:
+    for case in TWO:
         tx = case.make(case.plan, KEYS)
         plain = updating(tx)
         other = updating(tx, updates=PARAMS, value=1.0, loss="x")
@@ -629,19 +629,14 @@ def in_one_piece(case: Method) -> Any:
 
 
 #: The loop is the same for the others, of another length.
-SIZES = [(m, size) for m in GRADIENT_MAKERS for size in (7, 100)]
-SIZES += [(m, size) for m in TWO for size in (1, 24)]
+SIZES = [
+    pytest.param(m, size, marks=() if m in TWO and size > 1 else pytest.mark.slow)
+    for m in GRADIENT_MAKERS
+    for size in ((1, 7, 24, 100) if m in TWO else (7, 100))
+]
 
 
-@pytest.mark.parametrize(
-    ("case", "size"),
-    [
-        pytest.param(m, size, marks=() if fast else pytest.mark.slow)  # as CASES
-        for m, size in SIZES
-        for fast in [m.name in FIRST and size > 1]
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("case", "size"), SIZES, ids=str)
 def test_a_microbatch_size_changes_nothing_for_elementwise_losses(
     case: Method, size: int
 ) -> None:

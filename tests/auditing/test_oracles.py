@@ -34,8 +34,8 @@ PLANS = {
 }
 
 
-#: Values, gradients and slopes; the others sample, pass once or do not scale the noise.
-FIRST = ("moved", "gradients", "slopes")
+#: Values and slopes; the others take gradients, sample, pass once or do not scale noise.
+FIRST = ("moved", "slopes")
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,8 @@ WRITTEN_OUT = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("moved", marks=pytest.mark.slow), "sampled"],  # Audited above.
-)
+@pytest.mark.slow  # test_o2nc.py compares another plan's.
+@pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_transcripts_are_those_of_the_library(name: str) -> None:
     """By a loop over the oracle alone, whose losses and steps are written out."""
     plan = WRITTEN_OUT[name]
