@@ -82,7 +82,7 @@ def test_vertices_are_drawn_from_the_laws_that_are_claimed(plan: Any) -> None:
     assert plan is CONVEX or not np.array_equal(one, other)
 
 
-@pytest.mark.slow  # A study; the command below audits the same plan.
+@pytest.mark.slow  # A study; draws.py enumerates what a run draws.
 def test_claimed_likelihoods_of_queries_are_those_of_the_run() -> None:
     """Under either data set the other's likelihood ratio has the mean 1."""
     (canary,) = vertices.canaries(SYNTHETIC)
@@ -156,6 +156,7 @@ def test_plans_that_cannot_be_audited_are_refused(said: str) -> None:
         auditing.audit(REFUSED[said])
 
 
+@pytest.mark.slow  # test_command.py has the command, of another family.
 def test_the_command_audits_plans_of_draws(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "plan.json"
     path.write_text(SYNTHETIC.to_json(), encoding="utf-8")

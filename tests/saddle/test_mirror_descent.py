@@ -123,6 +123,7 @@ def test_step_sizes_are_what_the_scores_move_by() -> None:
         assert wanted * (1 - 2**-15) <= per_clip <= wanted
 
 
+@pytest.mark.slow  # A study: 1000 steps.
 def test_known_equilibrium_and_the_sign_of_y() -> None:
     """Both players descending, as printed, stay at a gap of 0.75 (uniform: 0.84)."""
     steps, dim = 1000, 10

@@ -75,6 +75,7 @@ def test_a_run_ends_where_it_is_certified() -> None:
     json.dumps(report, allow_nan=False)
 
 
+@pytest.mark.slow  # A killed run goes in chunks too.
 def test_chunks_give_the_same_bits_and_end_early_too() -> None:
     shown: list[Any] = []
     result = fit(chunk=4, callback=lambda step, params, info: shown.append(step))
