@@ -310,7 +310,6 @@ TUNING = plans.ClipTuning(
 #: Every transform that makes gradients from rows.
 GRADIENT_MAKERS = (
     _zeroth_order("sphere", 1),
-    _zeroth_order("rademacher", 2),
     _zeroth_order("orthonormal", 3),
     _zeroth_order("gaussian", 2, noise="laplace", relation="zero_out"),
     _maker(
@@ -325,7 +324,7 @@ GRADIENT_MAKERS = (
 )
 #: Whose clip moves with its releases: the bound is of the first step alone.
 TUNED = dataclasses.replace(
-    _zeroth_order("sphere", 1, clip_tuning=TUNING), name="dpzero-tuned", bounds=None
+    _zeroth_order("rademacher", 2, clip_tuning=TUNING), name="dpzero-tuned", bounds=None
 )
 
 
