@@ -209,7 +209,11 @@ def test_variances_of_the_estimate(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "relation"), [("tree", "zero_out"), ("blt_2", "replace_one")]
+    ("name", "relation"),
+    [
+        ("blt_2", "replace_one"),
+        pytest.param("tree", "zero_out", marks=pytest.mark.slow),  # Other numbers.
+    ],
 )
 def test_without_records_estimates_are_the_noise(name: str, relation: str) -> None:
     """Every number of refreshes and differences, from the plan's numbers and its keys.
