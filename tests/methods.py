@@ -310,10 +310,8 @@ TUNING = plans.ClipTuning(
 #: Every transform that makes gradients from rows.
 GRADIENT_MAKERS = (
     _zeroth_order("sphere", 1),
-    _zeroth_order("gaussian", 1),
-    _zeroth_order("rademacher", 2),
     _zeroth_order("orthonormal", 3),
-    _zeroth_order("rademacher", 2, noise="laplace", relation="zero_out"),
+    _zeroth_order("gaussian", 2, noise="laplace", relation="zero_out"),
     _maker(
         "dpgd_zeroth_order",
         plans.DPGDZerothOrder(smoothing_radius=1e-2, **COMMON),
@@ -326,7 +324,7 @@ GRADIENT_MAKERS = (
 )
 #: Whose clip moves with its releases: the bound is of the first step alone.
 TUNED = dataclasses.replace(
-    _zeroth_order("sphere", 1, clip_tuning=TUNING), name="dpzero-tuned", bounds=None
+    _zeroth_order("rademacher", 2, clip_tuning=TUNING), name="dpzero-tuned", bounds=None
 )
 
 
@@ -533,7 +531,6 @@ METHODS = (
         fits=False,
         gradients=True,
     ),
-    _search("spiderboost", **DESCENT),
     _search("sosp", **SEARCH),
     _search("sosp-released", **RELEASED),
     *SADDLES,

@@ -61,6 +61,7 @@ def mean(loss: Callable[..., Any], params: Any, records: Any) -> float:
     return float(jnp.mean(loss(params, records)))
 
 
+@pytest.mark.slow  # A study.
 def test_accuracy_itself_is_trained() -> None:
     """Digits at (4, 1e-5): from 0.08 to 0.8 on held-out records; 0.6 is asked for."""
     data = jaxdp.models.load("digits")
@@ -90,6 +91,7 @@ def multi_label(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x @ truth - 0.5 > 0
 
 
+@pytest.mark.slow  # A study.
 def test_f1_of_a_records_labels_is_trained() -> None:
     train, test = multi_label(1000, 0), multi_label(500, 1)
     plan = make_plan(1000, num_steps=200).calibrate(epsilon=4.0, delta=1e-5)
@@ -106,7 +108,10 @@ def test_f1_of_a_records_labels_is_trained() -> None:
     assert after < before - 0.3
 
 
-@pytest.mark.parametrize(("loss", "num"), [(error, 1), (f1_loss, 4)])
+@pytest.mark.parametrize(
+    ("loss", "num"),
+    [(error, 1), pytest.param(f1_loss, 4, marks=pytest.mark.slow)],  # Another loss.
+)
 def test_the_bound_of_the_loss_bounds_the_slopes(
     loss: Callable[..., Any], num: int
 ) -> None:

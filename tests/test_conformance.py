@@ -43,8 +43,36 @@ from tests.methods import (
     value_fn,
 )
 
+#: Of each family one, and of each law of noise: the fast tests. Others are their variants.
+FIRST = {
+    "dpzero-sphere-1",
+    "dpzero-gaussian-2-laplace-zero_out",
+    "dpgd_zeroth_order",
+    "dpgd",
+    "o2nc",
+    "prefix_sum",
+    "sosp",
+    "saddle",
+    "bias_reduced",
+    "convex",
+    "synthetic",
+}
+#: Where a whole run is compiled for one duty.
+FEWER = {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "prefix_sum", "sosp", "saddle"}
+
+
+def these(cases: Any, first: Any = FIRST, name: str = "method") -> Any:
+    """Parametrises a test by methods; those that are not among the first are slow."""
+    slow = pytest.mark.slow  # What only a variant could have is in its method's folder.
+    given = [m if m.name in first else pytest.param(m, marks=slow) for m in cases]
+    return pytest.mark.parametrize(name, given, ids=str)
+
+
+FITTED = [m for m in METHODS if m.fits]
+#: For what compiles nothing.
 ALL = pytest.mark.parametrize("method", METHODS, ids=str)
-RUN_BY_FIT = pytest.mark.parametrize("method", [m for m in METHODS if m.fits], ids=str)
+#: For what is about steps, whose program these tests share.
+STEPS = these(METHODS)
 
 
 def test_every_family_is_here() -> None:
@@ -64,7 +92,7 @@ def releases(run: Any) -> np.ndarray:
 # --- a run ---------------------------------------------------------------------------
 
 
-@ALL
+@STEPS
 def test_same_keys_same_updates(method: Method) -> None:
     again = steps(method, Keys.insecure(3))
     for a, b in zip(ran(method), again, strict=True):
@@ -76,7 +104,7 @@ def test_same_keys_same_updates(method: Method) -> None:
         assert not same(ran(method)[0].updates, ran(method)[1].updates)
 
 
-@ALL
+@STEPS
 def test_structure_and_dtypes_stay(method: Method) -> None:
     begun = method.make(method.plan, KEYS).init(method.params)
     for step in ran(method):
@@ -86,13 +114,13 @@ def test_structure_and_dtypes_stay(method: Method) -> None:
             chex.assert_trees_all_equal_shapes_and_dtypes(step.updates, method.params)
 
 
-@ALL
+@STEPS
 def test_traced_once(method: Method) -> None:
     ran(method)
     assert methods.COUNTS[method] == dict.fromkeys(method.phases, 1)
 
 
-@ALL
+@STEPS
 def test_a_donated_state_takes_nothing_else_along(method: Method) -> None:
     """Of what the caller began it with: start, keys and transformation serve again."""
     keys, start = Keys.insecure(3), own(method.params)
@@ -108,7 +136,7 @@ def test_a_donated_state_takes_nothing_else_along(method: Method) -> None:
     assert same(start, method.params)
 
 
-@ALL
+@STEPS
 def test_past_the_horizon_nothing_leaves(method: Method) -> None:
     """Updates and release are zero, and no more of the state changes."""
     *whole, last, late = ran(method)
@@ -158,7 +186,7 @@ def secret_nodes(tree: Any) -> Iterator[Any]:
         yield from secret_nodes(node)
 
 
-@ALL
+@STEPS
 def test_secrets_are_named_and_dropped(method: Method) -> None:
     """No field, and no bytes, are left of them: of noise and of what is not noised."""
     state = ran(method)[1].state
@@ -182,7 +210,11 @@ def test_secrets_are_named_and_dropped(method: Method) -> None:
         assert needle in whole and needle not in text
 
 
-@ALL
+#: Audits map over keys, and compare with runs by hand: tests/auditing.
+AUDITED = {"dpzero-orthonormal-3", "dpzero-tuned", "dpgd_zeroth_order", "o2nc"}
+
+
+@these([m for m in METHODS if m.name not in AUDITED], FEWER)
 def test_seeds_side_by_side_in_one_loop(method: Method) -> None:
     """A scan, and vmap over insecure keys: noise is drawn inside, for each its own."""
     if getattr(method.plan, "noise", "") == "laplace":
@@ -217,7 +249,7 @@ def test_seeds_side_by_side_in_one_loop(method: Method) -> None:
     assert not np.allclose(got[1], want)
 
 
-@RUN_BY_FIT
+@these(FITTED)
 def test_whole_run_exports_without_the_device(method: Method) -> None:
     maker, optimizer = method.make(method.plan, KEYS), methods.SGD
     if not method.gradients:
@@ -264,7 +296,7 @@ def whole(method: Method) -> jaxdp.FitResult:
     return fit(method)
 
 
-@RUN_BY_FIT
+@these(FITTED, FEWER | {"synthetic"})
 def test_fit_is_the_loop_by_hand(method: Method) -> None:
     """Releases, the point that is returned, and the report."""
     result, last = whole(method), ran(method)[-2]
@@ -286,7 +318,11 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
-@RUN_BY_FIT
+# Those of these two are killed in their folders.
+@these(
+    [m for m in FITTED if m.name not in ("saddle", "sosp")],
+    {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "synthetic"},
+)
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     method: Method, tmp_path: Path
 ) -> None:
@@ -332,7 +368,14 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 # --- what one record does, and where noise comes from --------------------------------
 
 
-BOUNDED = [(m, place) for m in METHODS if m.bounds for place in m.bounds]
+BOUNDED = [
+    pytest.param(
+        m, place, marks=() if m.name in FIRST else pytest.mark.slow
+    )  # as STEPS
+    for m in METHODS
+    if m.bounds
+    for place in m.bounds
+]
 
 
 @pytest.mark.parametrize(("method", "place"), BOUNDED, ids=str)
@@ -367,7 +410,7 @@ def all_releases(method: Method, keys: Keys) -> np.ndarray:
     return releases(steps(method, keys, method.silent))[:-1]
 
 
-@ALL
+@STEPS
 def test_noise_comes_from_secret_roots_alone(method: Method) -> None:
     """Another direction root changes no noise; the others under one direction root do.
 
@@ -424,7 +467,7 @@ def test_a_plan_without_noise_is_refused(method: Method) -> None:
         method.make(bare, KEYS)
 
 
-@RUN_BY_FIT
+@these(FITTED)
 def test_data_of_another_size_are_refused(method: Method) -> None:
     fewer = jax.tree.map(lambda x: x[:-1], method.data)
     with pytest.raises(ValueError, match="num_examples"):
@@ -438,13 +481,10 @@ def test_data_of_another_size_are_refused(method: Method) -> None:
 # --- makers of gradients -------------------------------------------------------------
 
 
-CASES = pytest.mark.parametrize("case", GRADIENT_MAKERS, ids=str)
+CASES = these(GRADIENT_MAKERS, name="case")
 #: One of slopes and one of gradients, where what is tested is around them.
-FEW = pytest.mark.parametrize(
-    "case",
-    [m for m in GRADIENT_MAKERS if m.name in ("dpzero-sphere-1", "dpgd")],
-    ids=str,
-)
+TWO = [m for m in GRADIENT_MAKERS if m.name in ("dpzero-sphere-1", "dpgd")]
+FEW = pytest.mark.parametrize("case", TWO, ids=str)
 
 
 def begun(case: Method) -> Any:
@@ -467,7 +507,7 @@ def updating(tx: Any, params: Any = PARAMS, updates: Any = None, **given: Any) -
 
 def test_incoming_updates_and_unknown_keywords_are_ignored() -> None:
     """They are in no program."""
-    for case in GRADIENT_MAKERS:
+    for case in TWO:
         tx = case.make(case.plan, KEYS)
         plain = updating(tx)
         other = updating(tx, updates=PARAMS, value=1.0, loss="x")
@@ -596,11 +636,14 @@ def in_one_piece(case: Method) -> Any:
 
 
 #: The loop is the same for the others, of another length.
-SIZES = [pytest.param(1, marks=pytest.mark.slow), 7, 24, 100]
+SIZES = [
+    pytest.param(m, size, marks=() if m in TWO and size > 1 else pytest.mark.slow)
+    for m in GRADIENT_MAKERS
+    for size in ((1, 7, 24, 100) if m in TWO else (7, 100))
+]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@CASES
+@pytest.mark.parametrize(("case", "size"), SIZES, ids=str)
 def test_a_microbatch_size_changes_nothing_for_elementwise_losses(
     case: Method, size: int
 ) -> None:
@@ -654,7 +697,7 @@ def test_wrong_numbers_of_rows_are_refused(case: Method) -> None:
 # --- inside optax and flax -----------------------------------------------------------
 
 
-@FEW
+@these(TWO, {"dpgd"}, "case")
 def test_under_inject_hyperparams_step_sizes_vary(case: Method) -> None:
     def chained(learning_rate: Any) -> Any:
         return optax.chain(case.make(case.plan, KEYS), optax.scale(-learning_rate))
@@ -693,7 +736,7 @@ def test_one_release_per_logical_step_under_multi_steps(case: Method) -> None:
     chex.assert_trees_all_close(updates[1], update(case)[0], rtol=1e-5, atol=1e-5)
 
 
-@FEW
+@these(TWO, {"dpgd"}, "case")
 def test_chains_with_momentum_adam_schedule_free_and_decay(case: Method) -> None:
     """The maker inside is conformant by the other tests: here it is what follows it."""
     chains = [

@@ -113,7 +113,13 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+#: The other ways to read a Hessian are noised by the same step.
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "mode", ["on demand", *(pytest.param(m, marks=SLOW) for m in list(MODES)[1:])]
+)
 def test_a_search_follows_from_its_releases(mode: str) -> None:
     plan = plans.SOSP(**SEARCH | MODES[mode])
     one, two = runs(plan, jnp.zeros(D))
@@ -125,6 +131,7 @@ def test_a_search_follows_from_its_releases(mode: str) -> None:
     assert 0 < int(state.escapes) < plan.num_steps
 
 
+@pytest.mark.slow  # It is a part of the search.
 def test_an_adaptive_gradient_follows_from_its_releases() -> None:
     plan = plans.SOSP(**SEARCH)
     tx = jaxdp.private_spider(plan, Keys.insecure(1))

@@ -121,6 +121,7 @@ def test_gamma_gives_the_mean_and_never_a_larger_one(mean: float, shape: float) 
         assert gamma == pytest.approx(1 / mean, rel=1e-13)
 
 
+@pytest.mark.slow  # A study: 1500 searches.
 def test_trials_are_independent_draws_and_the_best_is_kept() -> None:
     """Thousands of searches over stand-ins for runs; each check fails at most at 1e-6."""
     lengths, picked, roots = [], [], set()
@@ -159,7 +160,9 @@ def _firsts(lengths: list[int], picked: list[int]) -> list[int]:
 def test_charged_epsilon_is_that_of_repeat_and_select(
     mean: float, shape: float
 ) -> None:
-    got = search(Keys.insecure(0), mean_trials=mean, shape=shape).report
+    several = CANDIDATES if mean == 3 else CANDIDATES[1:2]  # Each is compiled.
+    law: dict[str, Any] = {"mean_trials": mean, "shape": shape}
+    got = search(Keys.insecure(0), candidates=several, **law).report
     event = RepeatAndSelectDpEvent(PLAN.event, mean, shape)
     extra, lost = lattice.sampler_error(event)
     assert 0 < extra < 1e-5 and lost < 1e-10
@@ -224,11 +227,12 @@ def test_search_finds_the_step_size_that_works() -> None:
 
 
 def test_insecure_searches_repeat_and_seeds_differ() -> None:
-    one, two = search(Keys.insecure(2)), search(Keys.insecure(2))
+    one, two, other = (
+        search(Keys.insecure(i), candidates=CANDIDATES[1:]) for i in (2, 2, 3)
+    )
     chex.assert_trees_all_equal(one[:3], two[:3])
     assert one.report == two.report
     assert one.report["private"] is False
-    other = search(Keys.insecure(3))
     assert not np.array_equal(one.info.releases, other.info.releases)
 
 
@@ -379,7 +383,10 @@ def test_samplers_that_rdp_does_not_account_are_refused_with_what_works() -> Non
     [
         (sampling.SinglePass(batch_size=16), "replace_one", 4),
         (sampling.ShuffledEpochs(batch_size=16), "add_or_remove", 40),
-        (sampling.FixedSize(batch_size=16), "replace_one", 40),
+        pytest.param(
+            *(sampling.FixedSize(batch_size=16), "replace_one", 40),
+            marks=pytest.mark.slow,  # Its RDP takes long; tests/accounting has it too.
+        ),
         (
             sampling.TruncatedPoisson(sampling_prob=0.25, max_batch_size=N),
             "zero_out",

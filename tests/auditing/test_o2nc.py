@@ -28,6 +28,7 @@ def make(**changes: Any) -> plans.O2NC:
     return dataclasses.replace(plan, **numbers | changes)
 
 
+@pytest.mark.slow  # A study: 250000 runs. Each leaf moves as claimed, below.
 @pytest.mark.parametrize("kind", ["tree", "blt_2"])
 def test_worst_leaf_is_met_to_85_percent(kind: str) -> None:
     """Below the accounted epsilon with probability 1 - 1e-6, from 250000 runs."""
@@ -41,6 +42,7 @@ def test_worst_leaf_is_met_to_85_percent(kind: str) -> None:
     assert found.method.endswith("Gaussian trade-off")
 
 
+@pytest.mark.slow  # Where nothing is planted; test_mutations.py plants.
 @pytest.mark.parametrize("name", ["one direction", "large estimate"])
 def test_plans_of_the_mutations_pass_as_they_are(name: str) -> None:
     found = auditing.audit(plan_named(name), num_runs=10_000)
@@ -61,7 +63,14 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize(
+    "name",
+    # Of other laws and correlations, which tests/o2nc and tests/mechanism have too.
+    [
+        name if name == "two directions" else pytest.param(name, marks=pytest.mark.slow)
+        for name in MOVED
+    ],
+)
 def test_a_canary_moves_its_leaf_by_what_is_claimed_and_no_other(name: str) -> None:
     """The same noise on both data sets, so that the difference is the record's alone."""
     plan = MOVED[name]
@@ -81,6 +90,7 @@ def test_a_canary_moves_its_leaf_by_what_is_claimed_and_no_other(name: str) -> N
     assert np.max(moves) == pytest.approx(1 / 2.0, rel=1e-9)
 
 
+@pytest.mark.slow  # One more law of directions.
 def test_directions_in_the_ball_move_nothing_further() -> None:
     """The bound is on the vector that is released, whatever it was made of."""
     plan = make(direction="sphere", num_directions=1)
@@ -192,6 +202,7 @@ def test_shortened_plan_has_two_periods_and_the_same_epsilon() -> None:
     assert (fewer.num_steps, fewer.noise_period) == (7, 3)
 
 
+@pytest.mark.slow  # test_command.py has the command, of another family.
 def test_the_command_audits_a_long_plan(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "plan.json"
     path.write_text(LONG.to_json(), encoding="utf-8")

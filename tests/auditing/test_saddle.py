@@ -39,6 +39,7 @@ SYNTHETIC = plans.SyntheticData(
 # --- sampled transcripts ---------------------------------------------------------------
 
 
+@pytest.mark.slow  # A study; the laws of its draws are below.
 def test_a_record_of_saddle_is_told_and_no_more_than_accounted() -> None:
     """Below with probability 1 - 1e-6; zCDP of two coins has at most 0.9 of it."""
     found = auditing.audit(SADDLE, num_runs=20_000)
@@ -50,7 +51,12 @@ def test_a_record_of_saddle_is_told_and_no_more_than_accounted() -> None:
     assert (found.num_tested, found.num_steps) == (16_000, 4)
 
 
-@pytest.mark.parametrize("plan", [SADDLE, CONVEX], ids=["Saddle", "ConvexSimplex"])
+@pytest.mark.parametrize(
+    "plan",
+    # tests/saddle has the draws of the second too.
+    [SADDLE, pytest.param(CONVEX, marks=pytest.mark.slow)],
+    ids=["Saddle", "ConvexSimplex"],
+)
 def test_vertices_are_drawn_from_the_laws_that_are_claimed(plan: Any) -> None:
     """Every count of every law, on every data set: each fails with 1e-6 in all."""
     pairs = vertices.canaries(plan)
@@ -76,6 +82,7 @@ def test_vertices_are_drawn_from_the_laws_that_are_claimed(plan: Any) -> None:
     assert plan is CONVEX or not np.array_equal(one, other)
 
 
+@pytest.mark.slow  # A study; draws.py enumerates what a run draws.
 def test_claimed_likelihoods_of_queries_are_those_of_the_run() -> None:
     """Under either data set the other's likelihood ratio has the mean 1."""
     (canary,) = vertices.canaries(SYNTHETIC)
@@ -149,6 +156,7 @@ def test_plans_that_cannot_be_audited_are_refused(said: str) -> None:
         auditing.audit(REFUSED[said])
 
 
+@pytest.mark.slow  # test_command.py has the command, of another family.
 def test_the_command_audits_plans_of_draws(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "plan.json"
     path.write_text(SYNTHETIC.to_json(), encoding="utf-8")

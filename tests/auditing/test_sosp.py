@@ -48,7 +48,11 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    # Of other Hessians; what a record moves of them is in tests/sosp too.
+    [n if n == "products" else pytest.param(n, marks=pytest.mark.slow) for n in RUNS],
+)
 def test_a_canary_moves_its_roles_by_what_is_claimed(name: str) -> None:
     """The same noise on both data sets, so that the difference is the record's alone."""
     plan = short_run.shortened(RUNS[name], 4)
@@ -75,6 +79,7 @@ def test_a_canary_moves_its_roles_by_what_is_claimed(name: str) -> None:
     assert np.all(made[..., -1] == 0)  # No run goes another way than the dry run.
 
 
+@pytest.mark.slow  # A study; what a record moves is above, to the digit.
 def test_a_record_is_told_and_no_more_than_accounted() -> None:
     """Below with probability 1 - 1e-6, from 40000 runs."""
     plan = make()
@@ -103,6 +108,7 @@ def test_a_short_run_is_short_and_has_the_same_epsilon(name: str) -> None:
     assert short_run.prepared(RUNS[name]) == short_run.shortened(RUNS[name])
 
 
+@pytest.mark.slow  # test_command.py has the command, of another family.
 def test_the_command_audits_a_plan(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "plan.json"
     path.write_text(make(escape_steps=None).to_json(), encoding="utf-8")

@@ -34,7 +34,14 @@ def linear_bound(value_fn: Any, x: Any, y: Any) -> float:
     return float(jnp.vdot(down, x) - down.min() + up.max() - jnp.vdot(up, y))
 
 
-@pytest.mark.parametrize("game", GAMES, ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "game",
+    [
+        GAMES[0],
+        *(pytest.param(g, marks=pytest.mark.slow) for g in GAMES[1:]),
+    ],  # Others.
+    ids=lambda g: g.name,
+)
 def test_interval_holds_the_gap(game: Game) -> None:
     """At random points, at the uniform one and at the equilibrium."""
     rng = np.random.default_rng(1)

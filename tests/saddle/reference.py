@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,38 @@ def scripted(vertices: dict[str, list[np.ndarray]], seen: list[np.ndarray]) -> D
         return jnp.asarray(chosen[:num], jnp.int32)
 
     return draw
+
+
+class Script:
+    """The same in a program that is compiled once for all runs."""
+
+    def __init__(self) -> None:
+        """Begins without a run."""
+        self.turn: Iterator[np.ndarray] = iter(())
+        self.seen: list[np.ndarray] = []
+
+    def run(self, vertices: list[np.ndarray], program: Callable[[], Any]) -> Any:
+        """The scores of all draws of a run of the program."""
+        import jax
+
+        self.turn, self.seen = iter(vertices), []
+        jax.block_until_ready(program())
+        jax.effects_barrier()
+        return self.seen
+
+    def draw(self, sampler: Any, key: Any, scores: Any, num: int) -> Any:
+        """In place of the sampler."""
+        import jax
+        from jax.experimental import io_callback
+
+        def given(scores: Any) -> np.ndarray:
+            self.seen.append(np.asarray(scores, np.int64))
+            chosen = next(self.turn)
+            assert len(chosen) >= num
+            return np.asarray(chosen[:num], np.int32)
+
+        shape = jax.ShapeDtypeStruct((num,), np.int32)
+        return io_callback(given, shape, scores, ordered=True)
 
 
 assert simplex.BITS == 24

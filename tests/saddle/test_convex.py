@@ -74,6 +74,7 @@ def test_schedule_draws_iterates_uniformly_and_every_vertex_once() -> None:
         assert ((counts[:until] - mean) ** 2 / mean).sum() < 40
 
 
+@pytest.mark.slow  # A study of what is scripted below.
 def test_points_have_the_law_of_the_averages() -> None:
     """Scores that move the same way every step: each point's law is a known mixture.
 
@@ -127,27 +128,24 @@ def test_a_run_is_the_plain_algorithm() -> None:
 
 def test_draws_are_within_what_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every vertex comes from a softmax whose scores one record moves by Delta at most."""
-    plan = make(refresh_every=4)
-    share = 0.0
+    plan, share, script = make(refresh_every=4), 0.0, reference.Script()
+    monkeypatch.setattr(players, "draw", script.draw)
+    algorithm = jaxdp.simplex_convex(plan, Keys.insecure(0))
+    step = functools.partial(algorithm.step, value_fn=linear_problem())
+
+    @jax.jit
+    def run(data: Any) -> Any:
+        state = algorithm.init(plan.uniform())
+        return jax.lax.fori_loop(0, STEPS, lambda _, s: step(s, data)[0], state)
+
     for seed in range(8):
         rng = np.random.default_rng(seed)
         record = int(rng.integers(0, N)) if seed else 0
         one, other = DATA.copy(), DATA.copy()
         one[record] = 30 * rng.choice([-1, 1], D)
         other[record] = np.nan if seed % 3 == 0 else -one[record]
-        script = [rng.integers(0, D, NUM) for _ in range(300)]
-        found = []
-        for data in (one, other):
-            seen: list[np.ndarray] = []
-            monkeypatch.setattr(
-                players, "draw", reference.scripted({"draws": script}, seen)
-            )
-            algorithm = jaxdp.simplex_convex(plan, Keys.insecure(0))
-            state = algorithm.init(plan.uniform())
-            with jax.disable_jit():
-                for _ in range(STEPS):
-                    state, _ = algorithm.step(state, data, value_fn=linear_problem())
-            found.append(seen)
+        draws = [rng.integers(0, D, NUM) for _ in range(300)]
+        found = [script.run(draws, lambda x=x: run(x)) for x in (one, other)]
         assert len(found[0]) == len(found[1]) > 5
         for a, b in zip(*found, strict=True):
             share = max(share, reference.check_draw(a, b, plan.sensitivity))
@@ -158,6 +156,7 @@ def linear_problem() -> jaxdp.Problem:
     return jaxdp.Problem(lambda x, batch: batch @ x)
 
 
+@pytest.mark.slow  # A study.
 def test_least_squares_finds_its_solution() -> None:
     """Digest problem 20 without privacy: excess 0.185 at the start, d = 100."""
     dim, steps = 100, 64

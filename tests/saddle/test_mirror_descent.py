@@ -123,6 +123,7 @@ def test_step_sizes_are_what_the_scores_move_by() -> None:
         assert wanted * (1 - 2**-15) <= per_clip <= wanted
 
 
+@pytest.mark.slow  # A study: 1000 steps.
 def test_known_equilibrium_and_the_sign_of_y() -> None:
     """Both players descending, as printed, stay at a gap of 0.75 (uniform: 0.84)."""
     steps, dim = 1000, 10
@@ -366,6 +367,7 @@ def test_a_bias_reduced_run_moves_as_its_levels_say(
         np.testing.assert_allclose(state.scores_y, y, atol=2 * 2**8)
 
 
+@pytest.mark.slow  # tests/test_conformance.py runs it too.
 def test_bias_reduced_runs_in_one_program() -> None:
     plan = make_reduced()
     algorithm, step = stepper(plan)
@@ -383,32 +385,10 @@ def test_bias_reduced_runs_in_one_program() -> None:
 
 def test_secrets_are_not_public() -> None:
     plan = make()
-    algorithm, step = stepper(plan)
-    shown = jaxdp.public(step(algorithm.init(plan.uniform()), DATA)[0])
+    algorithm = jaxdp.saddle_mirror_descent(plan, Keys.insecure(0))
+    shown = jaxdp.public(algorithm.init(plan.uniform()))
     assert shown.scores_x is None and shown.scores_y is None and shown.roots is None
     assert shown.counts_x is not None
-
-
-def test_seeds_in_one_program() -> None:
-    """vmap over insecure keys: other vertices, the same plan."""
-    plan = make(num_steps=3)
-
-    def run(seed: jax.Array) -> jax.Array:
-        algorithm = jaxdp.saddle_mirror_descent(plan, Keys.insecure(seed))
-        state = algorithm.init(plan.uniform())
-        step = functools.partial(algorithm.step, value_fn=problem_of_game())
-        return jax.lax.scan(lambda s, _: step(s, DATA), state, None, 3)[1].release
-
-    both = jax.jit(jax.vmap(run))(jnp.arange(8))
-    assert both.shape == (8, 3, 6)
-    assert len({row.tobytes() for row in np.asarray(both)}) == 8
-    algorithm, _ = stepper(plan)
-    step = jax.jit(functools.partial(algorithm.step, value_fn=problem_of_game()))
-    state, alone = algorithm.init(plan.uniform()), []
-    for _ in range(3):
-        state, info = step(state, DATA)
-        alone.append(np.asarray(info.release))
-    np.testing.assert_array_equal(both[0], alone)
 
 
 @pytest.mark.parametrize(

@@ -69,26 +69,23 @@ def test_scores_move_by_what_is_charged(
     relation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record moves the scores of step t by t times its part and one unit at most."""
-    plan = make(relation=relation)
-    share = 0.0
+    plan, share, script = make(relation=relation), 0.0, reference.Script()
+    monkeypatch.setattr(players, "draw", script.draw)
+    algorithm = jaxdp.synthetic_data(plan, Keys.insecure(0))
+    step = functools.partial(algorithm.step, value_fn=QUERIES)
+
+    @jax.jit
+    def run(data: Any) -> Any:
+        state = algorithm.init(plan.uniform())
+        return jax.lax.fori_loop(0, STEPS, lambda _, s: step(s, data)[0], state)
+
     for seed in range(4):
         rng = np.random.default_rng(seed)
         other = CODES.copy()
         # A code outside the domain is a record that is zeroed.
         other[rng.integers(0, N)] = -1 if relation == "zero_out" else 11 - CODES[0]
-        script = [rng.integers(0, plan.num_queries, 1) for _ in range(STEPS)]
-        found = []
-        for data in (CODES, other):
-            seen: list[np.ndarray] = []
-            monkeypatch.setattr(
-                players, "draw", reference.scripted({"draws": script}, seen)
-            )
-            algorithm = jaxdp.synthetic_data(plan, Keys.insecure(0))
-            state = algorithm.init(plan.uniform())
-            with jax.disable_jit():  # A step is not compiled again for every draw.
-                for _ in range(STEPS):
-                    state, _ = algorithm.step(state, data, value_fn=QUERIES)
-            found.append(seen)
+        draws = [rng.integers(0, plan.num_queries, 1) for _ in range(STEPS)]
+        found = [script.run(draws, lambda x=x: run(x)) for x in (CODES, other)]
         for t, (a, b) in enumerate(zip(*found, strict=True)):
             delta = plan.sensitivity_at(t)
             reached = reference.check_draw(a, b, delta)
@@ -138,6 +135,7 @@ def test_saturated_scores_are_within_what_is_charged() -> None:
     assert share > 0.5
 
 
+@pytest.mark.slow  # A study.
 def test_answers_come_close_and_records_follow_them() -> None:
     """Digest problem 21, small: 5 binary attributes, all 2-way marginals, epsilon 4."""
     queries = jaxdp.Marginals((2,) * 5, 2)
@@ -191,8 +189,7 @@ def test_other_queries_are_refused(changes: dict[str, Any], named: str) -> None:
 def test_secrets_are_not_public() -> None:
     plan = make()
     algorithm = jaxdp.synthetic_data(plan, Keys.insecure(0))
-    state = algorithm.init(plan.uniform())
-    shown = jaxdp.public(algorithm.step(state, CODES, value_fn=QUERIES)[0])
+    shown = jaxdp.public(algorithm.init(plan.uniform()))
     hidden = (shown.scores, shown.totals, shown.fractions, shown.roots)
     assert hidden == (None,) * 4
     assert shown.logits is not None and shown.total is not None

@@ -198,11 +198,14 @@ def expected(
     return total
 
 
-@pytest.mark.parametrize(
-    ("where", "center"),
-    [("simplex", False), ("simplex", True), ("ball", False), ("polytope", True)],
-)
-@pytest.mark.parametrize("name", CASES)
+#: Where x may be, and whether gradients are centred.
+PLACES = [("simplex", False), ("ball", False), ("simplex", True), ("polytope", True)]
+#: Two places a case; neighbours in the list of cases have the other two. Below, each case
+#: is compared with automatic differentiation in the polytope too.
+PAIRS = [(name, *PLACES[(i + j) % 4]) for j in (0, 2) for i, name in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("name", "where", "center"), PAIRS)
 def test_equals_a_loop_over_records(name: str, where: str, center: bool) -> None:
     case, domain = CASES[name], DOMAINS[where]
     problem = case.make(domain)

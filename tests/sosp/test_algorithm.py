@@ -46,6 +46,12 @@ MODES: dict[str, dict[str, Any]] = {
     "no escapes": {"escape_steps": None},
     "no escapes, tracked": {"hessian": "tracked", "escape_steps": None, **DENSE},
 }
+#: Each way to read a Hessian, and none; the others differ in a norm or a filter.
+OFTEN = ("on_demand", "operator", "released", "no escapes")
+EACH = pytest.mark.parametrize(
+    "mode",
+    [m if m in OFTEN else pytest.param(m, marks=pytest.mark.slow) for m in MODES],
+)
 START = jnp.zeros(D)
 
 
@@ -82,7 +88,7 @@ def numbers(state: Any) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@EACH
 def test_it_ends_and_nothing_changes_after(mode: str) -> None:
     states = ran(mode)
     last = next(i for i, s in enumerate(states) if bool(s.horizon.exhausted))
@@ -99,7 +105,7 @@ def test_it_ends_and_nothing_changes_after(mode: str) -> None:
         np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@EACH
 def test_what_is_public_is_all_but_noise_and_sums(mode: str) -> None:
     shown = jaxdp.public(ran(mode)[3])
     assert all(field is None for field in shown.spider.noise)
@@ -108,7 +114,7 @@ def test_what_is_public_is_all_but_noise_and_sums(mode: str) -> None:
     np.testing.assert_array_equal(shown.spider.estimate, ran(mode)[3].spider.estimate)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@EACH
 def test_records_that_are_no_numbers_count_nothing(mode: str) -> None:
     """Whatever they are: every number of the state is the same."""
     algorithm = jaxdp.sosp(make(mode), Keys.insecure(2))
@@ -129,23 +135,6 @@ def test_keys_decide_the_run() -> None:
         np.testing.assert_array_equal(a, b)
     other = ran("on_demand", 3)[1].spider.estimate
     assert np.all(np.asarray(other) != np.asarray(again.spider.estimate))
-
-
-def test_seeds_can_be_mapped_over() -> None:
-    @jax.jit
-    @jax.vmap
-    def run(seed: jax.Array) -> Any:
-        algorithm = jaxdp.sosp(make("on_demand"), Keys.insecure(seed))
-        state = algorithm.init(START)
-        step = lambda _, s: algorithm.step(s, DATA, value_fn=loss)[0]  # noqa: E731
-        state = jax.lax.fori_loop(0, 3, step, state)
-        return state.spider.estimate, state.spider.cursor
-
-    estimates, cursors = run(jnp.array([1, 3]))
-    for i, seed in enumerate((1, 3)):
-        want = ran("on_demand", seed)[3].spider
-        np.testing.assert_allclose(estimates[i], want.estimate, atol=1e-4)
-        assert cursors[i] == want.cursor
 
 
 def test_keys_serve_one_run_and_are_needed() -> None:
@@ -170,6 +159,7 @@ def test_what_does_not_fit_is_refused() -> None:
         algorithm.init(jnp.zeros(D, jnp.float16))
 
 
+@pytest.mark.slow  # A study: 20 searches. Units of products are in test_hessian.py.
 def test_a_saddle_of_little_curvature_is_left() -> None:
     """0.028 along one axis, where smoothness is 1: grids must not swallow it.
 
@@ -219,12 +209,14 @@ def test_points_that_are_no_numbers_are_never_certified(spoilt: str) -> None:
         with pytest.raises(ValueError, match="finite"):
             algorithm.init(jnp.full(D, jnp.nan))
         return
-    state = algorithm.init(START)._replace(point=jnp.full(D, jnp.inf))
+    far = jnp.full(D, jnp.inf, jnp.float32)
+    state = algorithm.init(START)._replace(point=far)
     for _ in range(6):
         state, _ = compiled("on_demand")(state, DATA)
     assert int(state.best.rank) <= 0
 
 
+@pytest.mark.slow  # Of speed: it compiles a search in two sizes.
 def test_memory_is_linear_in_many_dimensions() -> None:
     """Products with Hessians on demand: no matrix. And it runs."""
     temps = {}

@@ -75,6 +75,7 @@ def test_a_run_ends_where_it_is_certified() -> None:
     json.dumps(report, allow_nan=False)
 
 
+@pytest.mark.slow  # A killed run goes in chunks too.
 def test_chunks_give_the_same_bits_and_end_early_too() -> None:
     shown: list[Any] = []
     result = fit(chunk=4, callback=lambda step, params, info: shown.append(step))
@@ -121,7 +122,10 @@ def test_a_run_without_its_checkpoint_is_computed_again(tmp_path: Path) -> None:
     same(result.params, whole().params)
 
 
-@pytest.mark.parametrize("passes", [1, STEPS + 1])
+@pytest.mark.parametrize(
+    "passes",
+    [1, pytest.param(STEPS + 1, marks=pytest.mark.slow)],  # Refused alike.
+)
 def test_lost_steps_are_not_tried_anew(passes: int, tmp_path: Path) -> None:
     """A step may read a record twice: however many passes, none are charged for it."""
     plan = dataclasses.replace(

@@ -55,20 +55,27 @@ def cubic(w: jax.Array, batch: jax.Array) -> jax.Array:
     return (batch[:, :1] * w**2).sum(axis=-1) / 2
 
 
+@functools.cache
+def updater(plan: plans.SOSP, size: int) -> Any:
+    """One program for all keys, points and data: the state has what it needs of keys."""
+    tx = jaxdp.private_spider(plan, Keys.insecure(0), microbatch_size=size)
+
+    @jax.jit
+    def update(state: Any, w: jax.Array, data: Any) -> Any:
+        return tx.update(None, state, w, value_fn=loss, batch=data)
+
+    return update
+
+
 def along(
     plan: plans.SOSP, points: list[Any], data: Any = DATA, seed: int = 0, size: int = 7
 ) -> list[Any]:
     """The states after updates at given points."""
     tx = jaxdp.private_spider(plan, Keys.insecure(seed), microbatch_size=size)
-
-    @jax.jit
-    def update(state: Any, w: jax.Array) -> Any:
-        return tx.update(None, state, w, value_fn=loss, batch=data)
-
-    state = tx.init(jnp.asarray(points[0], jnp.float32))
+    update, state = updater(plan, size), tx.init(jnp.asarray(points[0], jnp.float32))
     states = []
     for point in points:
-        gradient, state = update(state, jnp.asarray(point, jnp.float32))
+        gradient, state = update(state, jnp.asarray(point, jnp.float32), data)
         assert state.release[2] == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
         states.append(state)
     return states
@@ -169,14 +176,8 @@ def test_a_pass_begins_with_a_refresh() -> None:
 NOTHING = np.full((N, D), np.nan, np.float32)
 
 
-#: What all but the tree add is tested with the kernels, and below to the integer.
-NAMES = ["tree"] + [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("blt_3", "sqrt_toeplitz", "independent")
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow  # A study. What is added is tested with the kernels, and below.
+@pytest.mark.parametrize("name", ["tree", "blt_3", "sqrt_toeplitz", "independent"])
 def test_variances_of_the_estimate(name: str) -> None:
     """Records that are NaN count nothing: what is left is noise. It restarts.
 
@@ -207,8 +208,13 @@ def test_variances_of_the_estimate(name: str) -> None:
     assert abs(across) < 5.5 / np.sqrt(runs * D)
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
-@pytest.mark.parametrize("name", ["tree", "blt_2"])
+@pytest.mark.parametrize(
+    ("name", "relation"),
+    [
+        ("blt_2", "replace_one"),
+        pytest.param("tree", "zero_out", marks=pytest.mark.slow),  # Other numbers.
+    ],
+)
 def test_without_records_estimates_are_the_noise(name: str, relation: str) -> None:
     """Every number of refreshes and differences, from the plan's numbers and its keys.
 
@@ -265,11 +271,12 @@ def test_one_record_moves_one_release_by_its_bound(relation: Any) -> None:
     def steep(w: jax.Array, batch: jax.Array) -> jax.Array:
         return (batch * w).sum(-1) + (batch[:, :1] * w**2).sum(-1) / 2
 
+    tx = jaxdp.private_spider(plan, Keys.insecure(0))
+    update = jax.jit(functools.partial(tx.update, value_fn=steep))
+
     def sums(row: int, value: float) -> np.ndarray:
         data = DATA.copy()
         data[row] = value
-        tx = jaxdp.private_spider(plan, Keys.insecure(0))
-        update = jax.jit(functools.partial(tx.update, value_fn=steep))
         state, out = tx.init(jnp.asarray(points[0])), []
         for point in points:
             gradient, state = update(None, state, jnp.asarray(point), batch=data)
