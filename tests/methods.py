@@ -531,6 +531,7 @@ METHODS = (
         fits=False,
         gradients=True,
     ),
+    _search("spiderboost", **DESCENT),
     _search("sosp", **SEARCH),
     _search("sosp-released", **RELEASED),
     *SADDLES,
