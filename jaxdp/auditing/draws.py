@@ -25,34 +25,25 @@ _GRID = 2**24  # values of a float32 uniform
 
 
 class Comparison(NamedTuple):
-    """Divergences between the vertex laws of two neighbouring data sets.
+    """Divergences between the vertex laws of two neighbouring data sets."""
 
-    Attributes:
-      bounded_range: of the logarithms of the ratios of probabilities, the largest less
-        the smallest.
-      delta: of (``epsilon``, delta)-privacy, exact.
-      epsilon: at which delta is taken.
-      rho: largest Renyi divergence over its order, of either direction.
-    """
-
-    bounded_range: float
-    delta: float
-    epsilon: float
-    rho: float
+    bounded_range: (
+        float  # of logarithms of the ratios of probabilities: largest - smallest
+    )
+    delta: float  # of (epsilon, delta)-privacy, exact
+    epsilon: float  # at which delta is taken
+    rho: float  # largest Renyi divergence over its order, of either direction
 
 
 def neighbours(
-    sensitivity: float, *, dim: int = DIM, spread: float = SPREAD, seed: int = 0
+    sensitivity: float, *, dim: int = DIM, spread: float = SPREAD
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns normalized scores (dim,) of two data sets that differ by one record.
 
-    Args:
-      sensitivity: by how much each score differs, up or down, in nats.
-      dim: number of vertices.
-      spread: standard deviation of the scores, in octaves.
-      seed: of the scores, which are Gaussian.
+    Each score differs by ``sensitivity`` nats, up or down. They are Gaussian, with a
+    standard deviation of ``spread`` octaves.
     """
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     scores = np.rint(spread * 2**simplex.BITS * draw.normal(size=dim)).astype(np.int64)
     # Rounded down: what is claimed is an upper limit.
     moved = int(sensitivity / math.log(2) * 2**simplex.BITS)

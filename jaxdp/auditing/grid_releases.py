@@ -38,31 +38,20 @@ _ONE, _SEVERAL = 1.25, 4.0
 
 
 class Site(NamedTuple):
-    """Released numbers of one kind of step, in grid units.
+    """Released numbers of one kind of step, in grid units."""
 
-    Attributes:
-      name: for people.
-      noise_std: of one number, in units.
-      units: float64 (2, num_runs, m): without the record and with it, under the same noise.
-    """
-
-    name: str
-    noise_std: float
+    name: str  # for people
+    noise_std: float  # of one number, in units
+    #: float64 (2, num_runs, m): without the record and with it, under the same noise.
     units: np.ndarray
 
 
 class Reading(NamedTuple):
-    """Conversion of a site's released numbers to units of its grid.
+    """Conversion of a site's released numbers to units of its grid."""
 
-    Attributes:
-      noise_std: in units.
-      unit: of the released numbers.
-      inverse: float64 (S, m, d), from S released vectors to the numbers that are on the
-        grid; or None.
-    """
-
-    noise_std: float
-    unit: float
+    noise_std: float  # in units
+    unit: float  # of the released numbers
+    #: float64 (S, m, d), from S released vectors to the numbers that are on the grid.
     inverse: np.ndarray | None = None
 
 
@@ -82,15 +71,9 @@ class Mechanism(NamedTuple):
 
 
 def releases(made: Mechanism, num_runs: int, seed: int) -> tuple[Site, ...]:
-    """Simulates runs of a plan with noise, each with a noise root of its own.
+    """Simulates runs of a mechanism on both data sets, each with a noise root of its own.
 
-    Args:
-      made: the plan's mechanism, with the public roots of ``Keys.insecure(seed)``.
-      num_runs: on each of the two data sets.
-      seed: in [0, 2**32).
-
-    Raises:
-      RuntimeError: the noise is not what the plan's transformation would draw.
+    The mechanism has the public roots of ``Keys.insecure(seed)``.
     """
     seeds = simulation.run_seeds(num_runs, seed)
     own = simulation.make_keys(seeds)
@@ -175,17 +158,10 @@ def _scanned(
     seen: Callable[[Any, Any], Any],
     clip: jax.Array | None = None,
 ) -> Callable[[Keys, Any, jax.Array], Any]:
-    """Returns the simulation of some steps of one phase, all from the same parameters.
+    """Returns the simulation of some steps of one phase, all from the parameters ``start``.
 
-    Args:
-      plan: of one phase.
-      public: keys with the public roots.
-      start: the parameters.
-      steps: their number.
-      value_fn: a loss of one batch of records.
-      build: from keys and a noise table to the transformation.
-      seen: from an update and the state after it to the released numbers.
-      clip: one bound of all steps, in place of a tuned one.
+    ``build`` makes the transformation of keys and a noise table; ``seen``, the released
+    numbers of an update and the state after it. ``clip`` is in place of a tuned one.
     """
     (phase,) = plan.phases
     index = _read(plan, public, 0, phase.name)

@@ -66,12 +66,8 @@ def shortened(plan: Any, num_steps: int = 8) -> Any:
 
     Two periods in a pass, or half of one where there are several passes: then a pass ends
     within a period. Privacy depends on none of what changes, but for the number of
-    products of an escape, which the noise of the products follows.
-
-    Args:
-      plan: with noise.
-      num_steps: the most differences between two refreshes, and the most steps of an
-        escape (2 at least).
+    products of an escape, which the noise of the products follows. ``num_steps`` is the
+    most differences between two refreshes, and the most steps of an escape (2 at least).
     """
     noise = plan.noise_multiplier * accounting.sensitivity(plan.relation, 1.0)
     released, tracked = plan.hessian == "released", plan.hessian == "tracked"

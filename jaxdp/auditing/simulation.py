@@ -72,13 +72,10 @@ def stacked(trees: Sequence[Any]) -> Any:
 
 
 def in_parts(run: Callable[[Any], Any], given: Any, num_runs: int, at_once: int) -> Any:
-    """Simulates runs in parts of one size; returns all of them.
+    """Simulates runs in parts of one size, ``at_once`` at the most; returns all of them.
 
-    Args:
-      run: from the arguments of n runs to a tree of arrays (W, n, ...).
-      given: the arguments of all runs, a tree of arrays (num_runs, ...).
-      num_runs: in all.
-      at_once: the most runs of a part; at least one is.
+    ``run`` makes a tree of arrays (W, n, ...) of the arguments of n runs: of rows of
+    ``given``, a tree of arrays (num_runs, ...).
     """
     at_once, parts = max(1, min(num_runs, at_once)), []
     for begin in range(0, num_runs, at_once):
@@ -121,11 +118,7 @@ def batch_of(
 def noise_tables(
     plan: Any, seeds: np.ndarray, own: Keys, public: Keys
 ) -> np.ndarray | None:
-    """Returns the Laplace noise of every run, int32 (n, T, R); None if not host-drawn.
-
-    Raises:
-      RuntimeError: it is not what the plan's transformation would draw.
-    """
+    """Returns the Laplace noise of every run, int32 (n, T, R); None if not host-drawn."""
     if getattr(plan, "noise", None) != "laplace":
         return None
     keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
