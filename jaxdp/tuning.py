@@ -171,12 +171,7 @@ def tune(
 
 
 def calibrate(
-    plan: _Plan,
-    *,
-    epsilon: float,
-    delta: float,
-    mean_trials: float,
-    shape: float = 1.0,
+    plan: _Plan, *, epsilon: float, delta: float, mean_trials: float, shape: float = 1.0
 ) -> _Plan:
     """Returns the plan of least noise whose *search* is (epsilon, delta)-private.
 

@@ -112,13 +112,18 @@ def audit(
     delta, accounted = _accounted(plan, delta)
     case = cases.case_of(plan)
     if case.draws:
-        _check_small(plan)
+        most = vertices.MOST_DRAWS
+        if plan.released == "vertices" and plan.num_draws > most:
+            raise ValueError(
+                f"plan must have num_draws <= {most} to be audited, whose vertices are all "
+                f"released, got {plan.num_draws}; shorten it"
+            )
         enumerated = _enumerated(plan)
         if not enumerated.passed:
             return enumerated
     rule = cases.rule_of(plan, delta, accounted, failure_prob)
     plan = case.prepared(plan)
-    found = bounds.tested(_attempts(plan, num_runs, seed, rule), rule)
+    found = bounds.tested(_attempts(case, plan, num_runs, seed, rule), rule)
     return AuditResult(
         epsilon_lower=found.epsilon_lower,
         epsilon=float(accounted),
@@ -135,9 +140,8 @@ def audit(
 
 
 def _attempts(
-    plan: Any, num_runs: int, seed: int, rule: bounds.Rule
+    case: cases.AuditCase, plan: Any, num_runs: int, seed: int, rule: bounds.Rule
 ) -> Iterator[bounds.Attempt]:
-    case = cases.case_of(plan)
     learn = choose = int(case.learn * num_runs)
     canaries = case.canaries(plan)
     data = list(dict.fromkeys(d for c in canaries for d in (c.first, c.second)))
@@ -153,10 +157,10 @@ def _attempts(
 
 def _enumerated(plan: Any) -> AuditResult:
     """Returns the audit result of the sampler's enumerated law, in one worst-case draw."""
-    found = draws.audited(plan)
+    found, claimed = draws.audited(plan)
     return AuditResult(
-        epsilon_lower=found.bounded_range,
-        epsilon=found.epsilon,
+        epsilon_lower=found,
+        epsilon=claimed,
         delta=0.0,
         failure_prob=0.0,
         method="enumerated law of one draw, bounded range",
@@ -209,13 +213,3 @@ def _accounted(plan: Any, delta: float | None) -> tuple[float, Epsilon]:
     if refused:
         raise ValueError(f"plan must {refused}")
     return cases.accounted(plan, delta)
-
-
-def _check_small(plan: Any) -> None:
-    """Requires that all vertices of a step are released."""
-    most = vertices.MOST_DRAWS
-    if plan.released == "vertices" and plan.num_draws > most:
-        raise ValueError(
-            f"plan must have num_draws <= {most} to be audited, whose vertices are all "
-            f"released, got {plan.num_draws}; shorten it"
-        )

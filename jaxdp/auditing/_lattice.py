@@ -167,11 +167,8 @@ def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[bounds.Att
 
 
 def _odd(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Selects the coordinates (m,) that the record moves by an odd number in some runs.
-
-    The runs have the same noise on both data sets, and so differ by the sums alone; and an
-    adversary who knows the data sets knows the sums.
-    """
+    """Selects the coordinates (m,) that the record moves by an odd number in some runs."""
+    # The same noise is on both, so that sums alone differ, which an adversary knows.
     known = (first != residues.LIMIT) & (second != residues.LIMIT)
     return np.any(known & ((first - second) & 1 == 1), axis=0)
 

@@ -27,10 +27,9 @@ class Rule(NamedTuple):
 def upper_limit(
     count: int | np.ndarray, trials: int, failure_prob: float
 ) -> np.ndarray:
-    """Returns Clopper and Pearson's one-sided upper limit of a probability.
+    """Returns Clopper and Pearson's upper limit of a probability, of successes in trials.
 
-    ``count`` of ``trials`` were successes. With probability ``failure_prob``, at most, the
-    limit is below the truth.
+    With probability ``failure_prob``, at most, the limit is below the truth.
     """
     validate.integer(trials=trials)
     validate.probability(failure_prob=failure_prob)
@@ -173,10 +172,7 @@ def _strengths(
 
 
 def _rho(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """Returns the largest ratio of Renyi divergence to order, of two Bernoulli laws.
-
-    It is 0 where the error rates allow equal laws.
-    """
+    """Returns the largest ratio of Renyi divergence to order; 0 if laws may be equal."""
     apart = 1 - beta > alpha
 
     def over_order(p: np.ndarray, q: np.ndarray) -> np.ndarray:

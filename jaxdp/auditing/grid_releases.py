@@ -71,10 +71,7 @@ class Mechanism(NamedTuple):
 
 
 def releases(made: Mechanism, num_runs: int, seed: int) -> tuple[Site, ...]:
-    """Simulates runs of a mechanism on both data sets, each with a noise root of its own.
-
-    The mechanism has the public roots of ``Keys.insecure(seed)``.
-    """
+    """Simulates runs of a mechanism, made with the roots of ``Keys.insecure(seed)``."""
     seeds = simulation.run_seeds(num_runs, seed)
     own = simulation.make_keys(seeds)
     tables = simulation.noise_tables(made.plan, seeds, own, Keys.insecure(seed))

@@ -129,10 +129,7 @@ def _difference_rows(plan: Any) -> int:
 
 
 def _smoothness(plan: Any) -> float:
-    """Returns a smoothness so large that steps are small relative to the escape radius.
-
-    Points then stay where they are prescribed.
-    """
+    """Returns a smoothness so large that points stay where they are prescribed."""
     products = 0.0  # An upper estimate of their length.
     if plan.escape_steps is not None and plan.hessian != "released":
         largest = plan.hessian_clip_norm * plan.escape_radius
@@ -154,10 +151,8 @@ def dim(plan: Any) -> int:
 
 
 def axis(plan: Any) -> np.ndarray:
-    """Returns the unit vector of t, (d,).
-
-    With two parameters it is oblique, so that bounds on single coordinates are seen.
-    """
+    """Returns the unit vector of t, (d,)."""
+    # Oblique, so that bounds on single coordinates are seen.
     return np.array([0.6, 0.8] if dim(plan) == 2 else [1.0], np.float32)
 
 
@@ -183,10 +178,7 @@ def value_fn(plan: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def _forced(plan: Any, state: Any) -> Any:
-    """Returns the state with the next query's point, gradient and cooldown prescribed.
-
-    All prescribed values are public.
-    """
+    """Returns the state with the next query's point, gradient and cooldown prescribed."""
     escape, along = state.escape, jnp.asarray(axis(plan))
     wanted = 0
     if plan.escape_steps is not None:
@@ -208,10 +200,8 @@ def _forced(plan: Any, state: Any) -> Any:
 
 
 def observable(before: Any, after: Any) -> jax.Array:
-    """Returns True if a Hessian product can be recovered from the next point.
-
-    After an escape that failed it cannot.
-    """
+    """Returns True if a Hessian product can be recovered from the next point."""
+    # After an escape that failed it cannot.
     within = before.escape.active | (after.escapes > before.escapes)
     within &= after.horizon.count > before.horizon.count
     back = ~after.escape.active & jnp.all(after.point == after.escape.anchor)

@@ -182,10 +182,9 @@ def _records(plan: Any, data: DataSet) -> dict[str, np.ndarray]:
 
 
 def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
-    """Returns the compiled simulation of n runs on W data sets: releases (W, n, T, R).
+    """Returns the compiled simulation: releases (W, n, T, R) of n runs on W data sets.
 
-    It takes the records of W data sets, their amplitudes (W, T), keys (n,), and tables
-    (n, T, R) or None.
+    Of the records, amplitudes (W, T), keys (n,), and tables (n, T, R) or None.
     """
     params = _parameters(plan)
     queries, scales = (jnp.asarray(x, jnp.float32) for x in walk(plan))
@@ -240,8 +239,7 @@ def _released(
 ) -> tuple[jax.Array, Any]:
     """Returns the numbers that a step releases, (R,), and their noise's claimed deviation.
 
-    With correlated noise it is that of one node; with scaled noise, that at the largest
-    scale.
+    That is one node's, of correlated noise; and at the largest scale, of scaled noise.
     """
     if plan.released == "gradients":
         return update, plan.noise_std

@@ -81,10 +81,8 @@ def _drawn_from(plan: Any, data: DataSet, player: Player) -> np.ndarray:
 
 
 def _answered(plan: Any, data: DataSet, transcripts: np.ndarray) -> np.ndarray:
-    """Returns the log-probabilities (n,) of each run's drawn queries.
-
-    All queries are alike, so only two things are drawn: a query or a negated one.
-    """
+    """Returns the log-probabilities (n,) of each run's drawn queries."""
+    # All are alike, so only two things are drawn: a query or a negated one.
     half, grid = plan.num_queries // 2, plan.grid
     value = float(queries(plan).values(0)[0])
     total = {"plus": 1, "minus": -1}.get(data.record, 0) * 2**grid.bits

@@ -20,14 +20,7 @@ from jaxdp.core.run_state import public
 from jaxdp.core.types import PathPredicate
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger as ledger_lib
-from jaxdp.training import (
-    loop,
-    parallel,
-    preparing,
-    recording,
-    replaying,
-    reporting,
-)
+from jaxdp.training import loop, parallel, preparing, recording, replaying, reporting
 
 
 def fit(

@@ -131,15 +131,13 @@ def _replaced(x: np.ndarray, row: int) -> np.ndarray:
 
 
 def _moved(params: Any) -> Any:
-    """Moves parameters at random: by up to half of their size, or up to 0.1 from zero.
-
-    They keep their signs, so that a loss of positive parameters stays defined.
-    """
+    """Moves parameters at random: by up to half of their size, or up to 0.1 from zero."""
     leaves, structure = jax.tree.flatten(params)
     return structure.unflatten(_moved_leaf(x, i) for i, x in enumerate(leaves))
 
 
 def _moved_leaf(leaf: Any, index: int) -> Any:
+    # It keeps its signs, so that a loss of positive parameters stays defined.
     leaf = jnp.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf

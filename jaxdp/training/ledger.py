@@ -94,10 +94,7 @@ class Record(NamedTuple):
 
 
 def read(folder: str | os.PathLike[str]) -> Record:
-    """Reads a run's ledger.
-
-    Args:
-      folder: the run's folder, or its ``ledger.jsonl``.
+    """Reads a run's ledger, of its folder or from its ``ledger.jsonl``.
 
     Raises:
       ValueError: no such file, or lines that no run writes; names the line.
@@ -112,9 +109,6 @@ def verify(folder: str | os.PathLike[str]) -> Record:
 
     For what is read of a run that will go on: nothing of a ledger that somebody edited
     should decide what is done with private records.
-
-    Raises:
-      ValueError: as :meth:`Ledger.open`.
     """
     path = pathlib.Path(folder)
     read(path)  # Its message where there is none.
@@ -402,11 +396,7 @@ def check_new(folder: str | os.PathLike[str]) -> None:
 
 
 def discard(folder: str | os.PathLike[str]) -> None:
-    """Removes the record of a run, unless it is still going on.
-
-    Raises:
-      ValueError: another process holds it.
-    """
+    """Removes the record of a run; ValueError while another process holds it."""
     path = pathlib.Path(folder)
     with _locked(path):
         for name in (LEDGER, PLAN, REPORT):

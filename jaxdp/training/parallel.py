@@ -105,11 +105,7 @@ def here(tree: Any) -> Any:
 
 
 def lowered(mesh: Mesh | None, program: Callable[..., Any], *given: Any) -> Any:
-    """Lowers a program of a run for the given arguments, of which the first is donated.
-
-    On a mesh it runs on every device, with what ``axis_name=mesh.axis_names`` adds over
-    them.
-    """
+    """Lowers a program of a run, on every device, for arguments; the first is donated."""
     if mesh is None:
         return jax.jit(program, donate_argnums=0).lower(*given)
     copied = PartitionSpec()

@@ -59,10 +59,7 @@ def checked(task: Task, callback: Any) -> Task:
 
 
 def check_optimizer(plan: Plan, optimizer: Any) -> None:
-    """Requires an optimizer for plans whose updates are gradients, and None for others.
-
-    Gradients that are added as they are climb: the loss goes up and the budget is spent.
-    """
+    """Requires an optimizer for plans whose updates are gradients, and None for others."""
     if optimizer is None:
         if plan.makes_steps or plan.runs_algorithm:
             return
@@ -85,10 +82,7 @@ def check_optimizer(plan: Plan, optimizer: Any) -> None:
 def check_losses(
     plan: Plan, params: Any, data: Any, value_fn: ValueFn, check_isolation: bool
 ) -> None:
-    """Checks that no loss depends on other records, for plans that evaluate whole batches.
-
-    Once for a loss and such shapes: another run of the same costs nothing.
-    """
+    """Checks that no loss depends on others' records, if a plan evaluates whole batches."""
     if not (check_isolation and plan.evaluates_batches):
         return
     params, data = jax.tree.map(jnp.asarray, (params, data))
@@ -98,13 +92,11 @@ def check_losses(
         whole = all(x.is_fully_addressable for x in leaves)
         params = jax.device_get(params) if whole else parallel.here(params)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
-
-    def build() -> None:
-        isolation.check_made_up(value_fn, params, shapes)
-
     leaves, structure = jax.tree.flatten((params, shapes))
     like = (structure, tuple((x.shape, x.dtype) for x in leaves))
-    loop.compiled(("isolation", value_fn, like), build)
+    check = lambda: isolation.check_made_up(value_fn, params, shapes)  # noqa: E731
+    # Once for a loss and such shapes: another run of the same costs nothing.
+    loop.compiled(("isolation", value_fn, like), check)
 
 
 def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
@@ -151,12 +143,7 @@ def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
 
 
 def compiled(
-    task: Task,
-    transform: Any,
-    keys: keys_lib.Keys,
-    *,
-    in_chunks: bool,
-    with_text: bool,
+    task: Task, transform: Any, keys: keys_lib.Keys, *, in_chunks: bool, with_text: bool
 ) -> tuple[Any, str, float]:
     """Returns the compiled program, its text if asked for, and the seconds it took now."""
     plan, optimizer, mesh = task.plan, task.optimizer, task.mesh

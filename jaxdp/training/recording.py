@@ -64,10 +64,7 @@ class Recorder:
     done: int = 0  # steps whose releases are recorded
 
     def before(self, first: int, last: int) -> None:
-        """Records the intent to compute the steps [first, last), which charges them.
-
-        Must be called before they are computed. An outstanding intent is not charged again.
-        """
+        """Charges the steps [first, last), before they are computed; no intent twice."""
         intent = ledger_lib.Intent(first, last, self.attempt)
         if intent != self.outstanding:  # Computed again, with the noise of its intent.
             self.ledger.intend(*intent)
@@ -75,10 +72,7 @@ class Recorder:
         self.outstanding = None
 
     def after(self, first: int, last: int, carry: loop.Carry) -> None:
-        """Records the releases of the steps [first, last), and a checkpoint.
-
-        Must be called with the carry after them, before it is shown to anybody.
-        """
+        """Records the steps [first, last), before their carry is shown to anybody."""
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
         self.done = last
@@ -197,11 +191,8 @@ def _surroundings() -> dict[str, Any]:
 
 @functools.cache
 def _processor() -> str:
-    """Returns the processor that XLA compiles for: model, and instructions that compute.
-
-    JAX calls every CPU "cpu". Where the system does not say more, its name alone.
-    """
-    try:
+    """Returns the processor that XLA compiles for: model, and instructions that compute."""
+    try:  # JAX calls every CPU "cpu". Not all systems say more.
         text = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
