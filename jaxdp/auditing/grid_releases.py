@@ -91,11 +91,6 @@ def releases(made: Mechanism, num_runs: int, seed: int) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-def _factor(bound: float, bits: Any, normalizer: float) -> float:
-    """Returns the factor from a release's integers to its numbers, rounded to float32."""
-    return float(np.float32(bound / (2.0**bits * normalizer)))
-
-
 def _unit_of(grid: Any) -> float:
     """Returns one unit of a grid, whose bound may differ from 2**bits units."""
     limit = 2**grid.bits if grid.limit is None else grid.limit
@@ -181,8 +176,8 @@ def _scanned(
 
 def of_gradients(plan: Any, public: Keys) -> Mechanism:
     """Returns the simulation of one gradient of ``plans.DPGD``."""
-    slope = _ONE * plan.l2_clip_norm * 2.0**-plan.grid_bits
-    size = _slice(plan, DIM)
+    grid, size = plan.grid("step"), _slice(plan, DIM)
+    slope = _ONE * _unit_of(grid)
     run = _scanned(
         plan,
         public,
@@ -192,29 +187,23 @@ def of_gradients(plan: Any, public: Keys) -> Mechanism:
         lambda keys, _: plan.transform(keys, microbatch_size=size),
         lambda update, _: {"gradient": update["x"]},
     )
-    unit = _factor(plan.l2_clip_norm, plan.grid_bits, plan.normalizer)
-    readings = {"gradient": Reading(plan.grid_noise_std, unit)}
-    return Mechanism(run, readings, _held(plan, DIM), plan)
+    return Mechanism(run, {"gradient": _reading_of(grid)}, _held(plan, DIM), plan)
 
 
 def of_slopes(plan: Any, public: Keys) -> Mechanism:
     """Returns the simulation of the slopes and counts of the first steps."""
     most = STEPS_OF_HOST if plan.noise == "laplace" else STEPS
-    width, bits = plan.num_directions, plan.grid_bits
+    width = plan.num_directions
     steps = min(plan.num_steps, max(most // width, 1))
     # Its noise is that of the plan, and a table of it as long as the run.
     plan = dataclasses.replace(plan, num_steps=steps)
     dim = max(2, width)
     bound = plan.l2_clip_norm / (math.sqrt(dim) if plan.isotropic else 1.0)
-    readings = {
-        "slopes": Reading(plan.grid_noise_std, _factor(bound, bits, plan.normalizer))
-    }
-    clip = None
+    grid = plan.grid("step")._replace(l2_clip_norm=bound)
+    readings, clip = {"slopes": _reading_of(grid)}, None
     if plan.clip_tuning is not None:
-        clip, unit = jnp.float32(bound), _factor(0.5, bits, plan.normalizer)
-        readings["count of clip tuning"] = Reading(
-            plan.numbers.count_grid.noise_std, unit
-        )
+        clip = jnp.float32(bound)
+        readings["count of clip tuning"] = _reading_of(plan.numbers.count_grid)
 
     def build(keys: Keys, table: Any) -> Any:
         return plan.transform(keys, **{} if table is None else {"noise_table": table})
@@ -224,7 +213,7 @@ def of_slopes(plan: Any, public: Keys) -> Mechanism:
         found = {"slopes": slopes, "count of clip tuning": count}
         return {name: found[name] for name in readings}
 
-    value_fn = _along(_ONE * bound * 2.0**-bits, plan.smoothing_radius)
+    value_fn = _along(_ONE * _unit_of(grid), plan.smoothing_radius)
     start = {"x": jnp.zeros(dim)}
     run = _scanned(plan, public, start, steps, value_fn, build, seen, clip)
     return Mechanism(run, readings, max(steps * width, _held(plan, dim)), plan)
@@ -426,9 +415,8 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> Mechanism | None:
         if (plan.escape_radius + grid.rounding) ** 2 > plan.roles.hessian.budget:
             left_out.append("product with a Hessian: its budget is less than one step")
             return None
-        bound = grid.l2_clip_norm * plan.escape_radius
-        unit = _factor(bound, grid.bits, grid.normalizer)
-        one = bound * 2.0**-grid.bits
+        one = grid.l2_clip_norm * plan.escape_radius * 2.0**-grid.bits
+        unit = float(np.float32(one / grid.normalizer))
     bend = float(_ONE * one / vector[0])
 
     def value_fn(x: jax.Array, batch: jax.Array) -> jax.Array:

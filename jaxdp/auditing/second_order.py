@@ -36,7 +36,9 @@ def canaries(plan: Any) -> tuple[Canary, ...]:
     for role, rows in _roles(plan, short_run.dry_run(plan).trace).items():
         # The lowest eigenvalue shows a record where the others are curved downwards.
         crowded = plan.hessian == "released" and role == "Hessian"
-        kinds = [(one, "saturating record {}", "plus", crowded) for one in rows]
+        kinds: list[Any] = [
+            (one, "saturating record {}", "plus", crowded) for one in rows
+        ]
         kinds.append((rows[0], "record of NaN {}", "nan", crowded))
         if role == "difference":
             kinds.append((rows[0], "saturating record {} among others", "plus", True))
