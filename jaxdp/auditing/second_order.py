@@ -110,10 +110,9 @@ def _times(plan: Any, trace: Trace, row: int) -> np.ndarray:
 def transcripts(
     plan: Any, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
-    """Simulates ``num_runs`` short runs on each data set; returns their releases.
+    """Simulates short runs, between prescribed points, of ``plan.algorithm``.
 
-    What runs is ``plan.algorithm``, step by step, under jit, vmap and scan, between
-    prescribed points. Every run has a noise root of its own, the same on every data set.
+    The rest is as :func:`.simulation.transcripts` does it.
 
     Returns:
       float32 (len(data), num_runs, num_steps, 2 d + 1), in standard deviations of the

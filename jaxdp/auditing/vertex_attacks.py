@@ -42,13 +42,9 @@ def attacks(
 
 
 def _likelihood_ratio(plan: Any, data: Sequence[DataSet]) -> Score:
+    first, second = data
     if plan.released == "queries":
-
-        def score(transcripts: np.ndarray) -> np.ndarray:
-            one, other = (_answered(plan, each, transcripts) for each in data)
-            return one - other
-
-        return score
+        return lambda x: _answered(plan, first, x) - _answered(plan, second, x)
     one, other = (laws(plan, each) for each in data)
     table = (one - other).reshape(-1)
     return lambda transcripts: table[transcripts].sum(axis=1)

@@ -105,11 +105,7 @@ def queries(plan: Any) -> QueryMatrix:
 def transcripts(
     plan: Any, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
-    """Simulates ``num_runs`` runs of a plan on each data set; returns the drawn vertices.
-
-    What runs is ``plan.algorithm``, step by step, under jit, vmap and scan. Every run has
-    a noise root of its own, the same on every data set; all have the direction and
-    sampling roots of ``Keys.insecure(seed)``.
+    """Simulates runs of ``plan.algorithm``, as :func:`.simulation.transcripts` does.
 
     Returns:
       int32 (len(data), num_runs, L): of each vertex, its number plus :func:`width` times

@@ -261,15 +261,14 @@ class _Chunks(NamedTuple):
     ) -> tuple[loop.Carry, float]:
         """Runs [first, last) in chunks; returns the carry and the seconds of the steps."""
         seconds = 0.0
-        bar = rich_progress.Progress(
-            rich_progress.TextColumn("{task.description}"),
+        with rich_progress.Progress(
+            "{task.description}",
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
             rich_progress.TimeRemainingColumn(),
             disable=not self.progress,
             transient=True,
-        )
-        with bar:
+        ) as bar:
             task = bar.add_task(self.plan.family, total=last, completed=first)
             while first < last and not _ended(self.plan, carry):
                 # Cut at the same steps whoever takes up the run.
@@ -353,7 +352,7 @@ def _rebuilt(
         recording.check_recomputed(at, until, carry, states.get(at.done))
         known, digest = recording.replayed_to(at)
         if known == at.done:
-            recording.check_replayed(at, digest, parallel.here(carry.params))
+            recording.check_replayed(at, digest, carry.params)
         if at.done not in states:
             recorder.checkpoint(carry)
     if chunks.callback is not None and not task.plan.replayable:
@@ -374,7 +373,7 @@ def _replayed(
     between = min(max(first, known), last)
     carry = silent.run(again, carry, first, between, None)[0]
     if first <= known == between:
-        recording.check_replayed(at, digest, parallel.here(carry.params))
+        recording.check_replayed(at, digest, carry.params)
     return silent.run(again, carry, between, last, None)[0]
 
 

@@ -193,46 +193,6 @@ class _Chain(NamedTuple):
         return json.dumps(links | {"next": following}).encode()
 
 
-def _verified(folder: pathlib.Path, text: bytes, key: bytes) -> tuple[_Chain, bytes]:
-    """Returns the chain of a ledger's verified lines, and the line still to append."""
-    try:
-        known = json.loads((folder / SECRET / _CHAIN).read_bytes())
-        plan = (folder / PLAN).read_bytes()
-        want = known["lines"], bytes.fromhex(known["link"])
-        begun, following = bytes.fromhex(known["plan"]), known["next"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"ledger must have its {PLAN} and {SECRET}/{_CHAIN} to go on, got "
-            f"{str(folder)!r}: {error!r}"
-        ) from error
-    chain = _Chain.begin(key, plan)
-    lines = _whole(text).split(b"\n")[:-1]
-    ahead = [] if following is None else [following.encode()]
-    why = ""
-    if not hmac.compare_digest(chain.start, begun):
-        why = f"its {PLAN} is another than that of the run"
-    elif len(lines) < want[0]:
-        why = f"it was cut back: {len(lines)} lines are left of {want[0] + len(ahead)}"
-    else:
-        for line in lines[: want[0]]:
-            chain = chain.then(line)
-        more = lines[want[0] :]
-        if not hmac.compare_digest(chain.link, want[1]) or (more and more != ahead):
-            why = (
-                "it was edited or exchanged: its lines are not those that the run wrote"
-            )
-    if why:
-        raise ValueError(
-            f"ledger must be as its run left it, got {str(folder)!r}, but {why}. Steps "
-            "that were released could be released again, with the same noise over other "
-            f"sums. Restore {LEDGER} and {PLAN}, or begin another run"
-        )
-    missing = ahead[0] if ahead and not lines[want[0] :] else b""
-    for line in ahead:
-        chain = chain.then(line)
-    return chain, missing
-
-
 class _Authentic(NamedTuple):
     """A ledger whose lines are those that the run wrote."""
 
@@ -244,18 +204,51 @@ class _Authentic(NamedTuple):
 
 
 def _authentic(path: pathlib.Path) -> _Authentic:
-    text, secret = _content(path / LEDGER), _secrets(path)
+    """Verifies a ledger; ValueError unless its lines are those that the run wrote, all."""
+    text, secret = _whole(_content(path / LEDGER)), _secrets(path)
     record = _parsed(text, path / LEDGER)
     if secret.get("run") != record.header["run"]:
         raise ValueError(
             f"ledger must have its own {SECRET}/{RUN}, got {str(path)!r} with "
             "that of another run"
         )
-    chain, missing = _verified(path, text, bytes.fromhex(secret["key"]))
-    whole = _whole(text)
+    key = bytes.fromhex(secret["key"])
+    try:
+        known = json.loads((path / SECRET / _CHAIN).read_bytes())
+        chain = _Chain.begin(key, (path / PLAN).read_bytes())
+        count, link = known["lines"], bytes.fromhex(known["link"])
+        begun, following = bytes.fromhex(known["plan"]), known["next"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"ledger must have its {PLAN} and {SECRET}/{_CHAIN} to go on, got "
+            f"{str(path)!r}: {error!r}"
+        ) from error
+    lines = text.split(b"\n")[:-1]
+    ahead = [] if following is None else [following.encode()]
+    more, why = lines[count:], ""
+    if not hmac.compare_digest(chain.start, begun):
+        why = f"its {PLAN} is another than that of the run"
+    elif len(lines) < count:
+        why = f"it was cut back: {len(lines)} lines are left of {count + len(ahead)}"
+    else:
+        for line in lines[:count]:
+            chain = chain.then(line)
+        if not hmac.compare_digest(chain.link, link) or (more and more != ahead):
+            why = (
+                "it was edited or exchanged: its lines are not those that the run wrote"
+            )
+    if why:
+        raise ValueError(
+            f"ledger must be as its run left it, got {str(path)!r}, but {why}. Steps "
+            "that were released could be released again, with the same noise over other "
+            f"sums. Restore {LEDGER} and {PLAN}, or begin another run"
+        )
+    missing = ahead[0] if ahead and not more else b""
     if missing:
-        record = _parsed(whole + missing + b"\n", path / LEDGER)
-    return _Authentic(record, secret, chain, len(whole), missing)
+        record = _parsed(text + missing + b"\n", path / LEDGER)
+    for line in ahead:
+        chain = chain.then(line)
+    return _Authentic(record, secret, chain, len(text), missing)
 
 
 class Ledger:

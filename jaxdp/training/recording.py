@@ -143,12 +143,11 @@ def _blank(state: Any) -> Any:
     def blanked(node: Any) -> Any:
         if not has_secrets(node):
             return node
-        fields = {name: getattr(node, name) for name in node._fields}
-        new = {
-            name: jax.tree.map(zeros, x) if name in node.SECRET else _blank(x)
-            for name, x in fields.items()
-        }
-        return type(node)(**new)
+        fields = zip(node._fields, node, strict=True)
+        secret = frozenset(node.SECRET)
+        return type(node)(
+            *(jax.tree.map(zeros, x) if f in secret else _blank(x) for f, x in fields)
+        )
 
     return jax.tree.map(blanked, state, is_leaf=has_secrets)
 
@@ -168,25 +167,20 @@ def _conditions(task: preparing.Task, text: str, key: bytes) -> dict[str, Any]:
     def keyed(content: bytes) -> str:
         return hmac.new(key, content, "sha256").hexdigest()
 
+    config: Any = jax.config
+    device = jax.devices()[0]
     return {
         "data": keyed(replaying.digest_of(task.data).digest()),
         "microbatch_size": task.microbatch_size,
         "devices": 1 if task.mesh is None else task.mesh.size,
         "jax": jax.__version__,
         "jaxlib": reporting.versions()["jaxlib"],
-        "device": jax.devices()[0].device_kind,
-        **_surroundings(),
+        "device": device.device_kind,
+        **{name: os.environ.get(name, "") for name in _ENVIRONMENT},
+        **{name: str(getattr(config, name, None)) for name in _FLAGS},
+        **({"processor": _processor()} if device.platform == "cpu" else {}),
         "losses, optimizer": keyed(text.encode()),
     }
-
-
-def _surroundings() -> dict[str, Any]:
-    """Returns the flags and, on a CPU, the processor, on which bits also depend."""
-    config: Any = jax.config
-    flags = {name: str(getattr(config, name, None)) for name in _FLAGS}
-    names = {name: os.environ.get(name, "") for name in _ENVIRONMENT}
-    on_cpu = jax.devices()[0].platform == "cpu"
-    return names | flags | ({"processor": _processor()} if on_cpu else {})
 
 
 @functools.cache
@@ -386,8 +380,7 @@ def checkpoints(at: Resumed) -> dict[int, dict[str, np.ndarray]]:
     folder may have been copied while it changed.
     """
     found = {}
-    for name in (_BEFORE, _CHECKPOINT):
-        content = at.ledger.load(name)
+    for content in map(at.ledger.load, (_BEFORE, _CHECKPOINT)):
         if content is None:
             continue
         with np.load(io.BytesIO(content)) as file:
@@ -454,6 +447,7 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
     Steps that were under way are computed again under the noise that they had: at other
     parameters, that would be one noise over two sums. (A new attempt draws new noise.)
     """
+    params = parallel.here(params)
     if digest and not at.new and replaying.digest_of(params).hexdigest() != digest:
         raise ValueError(
             "ledger must be resumed where its replay gives the parameters of the run, to "
@@ -514,10 +508,7 @@ def _with_roots(kept: Any, made: Any) -> Any:
     if not hasattr(made, "_fields"):
         return kept
     fresh = run_state.rootless(made) if hasattr(made, "SECRET") else ()
-    fields = {
-        name: getattr(made, name)
-        if name in fresh
-        else _with_roots(getattr(kept, name), getattr(made, name))
-        for name in made._fields
-    }
-    return type(made)(**fields)
+    fields = zip(made._fields, kept, made, strict=True)
+    return type(made)(
+        *(new if name in fresh else _with_roots(old, new) for name, old, new in fields)
+    )
