@@ -73,25 +73,19 @@ def audit(
     which reaches about half, and never more than ``log(num_runs / 25)`` or so. So audit
     plans with an epsilon of 1 to 5.
 
-    Of ``plans.O2NC`` the whole sequence of increments is attacked, with the norms that are
-    logged. In a single pass the canary of the result says in which leaf of a period it was
-    read; in several it is in every step. Where noise is scaled with the movement, queries
-    follow a path of long and short moves, and of none.
-
+    Of ``plans.O2NC`` all increments are attacked, with the norms that are logged; the
+    canary of the result says in which leaf of a period it was read, if not in every step.
     Of ``plans.Saddle``, ``ConvexSimplex`` and ``SyntheticData`` all vertices that a run
-    releases are attacked, which are claimed to be zCDP: an epsilon follows from the least
-    rho that allows the errors, and reaches about two thirds. Their sampler is also
-    enumerated, in one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that
-    breaks what one draw claims, it is the result, of delta 0.
+    releases are, which are claimed to be zCDP: an epsilon follows from the least rho that
+    allows the errors, and reaches about two thirds. Their sampler is also enumerated, in
+    one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that breaks what one
+    draw claims, it is the result, of delta 0. Of ``plans.SOSP`` a short run is attacked,
+    whatever the plan's sizes (:mod:`jaxdp.auditing.short_run`); the canary of the result
+    says in which role a record was read.
 
-    Of ``plans.SOSP`` a short run is attacked, whatever the plan's sizes
-    (:mod:`jaxdp.auditing.short_run`): its gradients and products with Hessians are
-    released between prescribed points. The canary of the result says in which role a
-    record was read.
-
-    Laplace noise is drawn on the host: 15 to 30 microseconds for each of the ``num_runs *
-    num_steps * num_directions`` numbers. Where records are sampled, a run takes time for
-    each record of the data set. So audit few steps (:func:`shortened`).
+    Laplace noise takes 15 to 30 microseconds of the host for each of the ``num_runs *
+    num_steps * num_directions`` numbers; sampled records, time for each of the data set.
+    So audit few steps (:func:`shortened`).
 
     Args:
       plan: one that builds a transformation, with noise; or one that draws vertices and
@@ -178,16 +172,14 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
 
     What one step of a long run shows of a record is too little to be measured. The
     shortened plan has the same bound, sampling, directions and code, and spends in few
-    steps what the plan spends in all. One of ``plans.O2NC`` gets shorter periods, so that
-    there are two, and no more records than they read; or, in several passes, than are
-    simulated quickly.
+    steps what the plan spends in all.
 
-    A plan that draws vertices gets longer steps, two of them at least, for in the first
-    one nothing depends on data; also fewer vertices to draw from, fewer draws a step and
-    fewer records in a full batch, where it has more than are simulated quickly.
-
-    One of ``plans.SOSP`` gets periods and escapes of at most so many steps, and keeps its
-    noise: its epsilon does not depend on how long a run is.
+    * One of ``plans.O2NC`` gets shorter periods, so that there are two, and no more
+      records than they read, or than are simulated quickly.
+    * One that draws vertices gets longer steps, two at least, and where it has more than
+      are simulated quickly, fewer vertices, draws a step and records in a full batch.
+    * One of ``plans.SOSP`` gets periods and escapes of at most so many steps, and keeps
+      its noise: its epsilon does not depend on how long a run is.
 
     Args:
       plan: as in :func:`audit`.

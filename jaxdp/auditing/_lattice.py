@@ -79,21 +79,13 @@ def lattice(
     sums differ by one unit in thousands of coordinates are almost the same to a Gaussian
     mechanism; they are told apart at once if noise of float32 is rounded to the grid, for
     that is even more often than odd. The plan is run as it is, with all its noise: its
-    first steps, with as many parameters as make the numbers many. (Attacks of
-    :func:`audit` look at sizes, of a plan that is shortened and has less noise.)
-
-    Two things are asked:
+    first steps, with as many parameters as make the numbers many. Two things are asked:
 
     * Does an adversary who knows both data sets tell them apart? Ratios of counts, of each
-      parity or residue modulo 16 or 256 in each binade, are learned on some runs, the best
-      of the attacks is chosen on others, and its errors on the rest become a bound on
-      epsilon, as in :func:`audit`.
-    * Where nothing contributes, are digits uniform (:mod:`jaxdp.auditing.residues`), of
-      all numbers and of those far out? Of digits that are not, some data set's sum can be
-      read, even where this adversary's is not.
-
-    Neither depends on how noise is drawn: released numbers are looked at, in units that
-    follow from the plan.
+      parity or residue modulo 16 or 256 in each binade, become a bound on epsilon, as the
+      scores of :func:`audit` do.
+    * Where nothing contributes, are digits uniform (:mod:`jaxdp.auditing.residues`)? Of
+      digits that are not, some data set's sum can be read, even where this one's is not.
 
     Args:
       plan: any. One that draws vertices has no lattice, and one of hardly any noise no

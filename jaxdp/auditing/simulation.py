@@ -45,11 +45,7 @@ def transcripts(
       float32 (len(data), num_runs, num_steps, R): releases in standard deviations of the
       claimed noise. R is the number of directions, and one more if the clip is tuned; of
       gradients that of their coordinates. Of ``plans.O2NC`` it is d + 1: the increment of
-      the released estimate, and its norm as it is logged. (The scalar oracle's estimate has
-      at least as many coordinates as slopes were released.)
-
-    Raises:
-      RuntimeError: the noise is not what the plan's transformation would draw.
+      the released estimate (at least as many coordinates as slopes), and its logged norm.
     """
     seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
     own = make_keys(seeds)

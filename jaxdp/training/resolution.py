@@ -112,7 +112,7 @@ def _half_spacing(values: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _median(sizes: _Sizes) -> float:
-    """Returns the median over all elements of all leaves."""
+    """Returns the median over all elements of all leaves; a sample stands for each leaf."""
     values = np.concatenate([half for half, _ in sizes])
     weights = np.concatenate([np.full(len(h), n / len(h)) for h, n in sizes])
     return float(np.quantile(values, 0.5, weights=weights, method="inverted_cdf"))
