@@ -16,7 +16,6 @@ from jaxdp.auditing import (
     second_order,
     short_run,
     simulation,
-    vertex_attacks,
     vertices,
 )
 from jaxdp.auditing.canaries import Canary, DataSet
@@ -153,7 +152,7 @@ _INCREMENTS = AuditCase(
 _DRAWS = AuditCase(
     vertices.canaries,
     vertices.transcripts,
-    vertex_attacks.attacks,
+    vertices.attacks,
     _shorter_draws,
     _refused_draws,
     draws=True,

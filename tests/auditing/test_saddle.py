@@ -11,7 +11,7 @@ import scipy.stats
 
 from bench import _vertex_laws
 from jaxdp import auditing, plans, sampling
-from jaxdp.auditing import bounds, draws, vertex_attacks, vertices
+from jaxdp.auditing import bounds, draws, vertices
 from jaxdp.cli import main
 from jaxdp.kernels import simplex
 from jaxdp.saddle.theory import charges
@@ -58,7 +58,7 @@ def test_vertices_are_drawn_from_the_laws_that_are_claimed(plan: Any) -> None:
     data = list(dict.fromkeys(d for c in pairs for d in (c.first, c.second)))
     made = vertices.transcripts(plan, data, 3000, seed=1)
     for one, transcripts in zip(data, made, strict=True):
-        laws = vertex_attacks.laws(plan, one)
+        laws = vertices.laws(plan, one)
         counts = np.bincount(transcripts.reshape(-1), minlength=laws.size)
         counts = counts.reshape(laws.shape)
         number = counts.sum(axis=1, keepdims=True)
@@ -81,7 +81,7 @@ def test_claimed_likelihoods_of_queries_are_those_of_the_run() -> None:
     """Under either data set the other's likelihood ratio has the mean 1."""
     (canary,) = vertices.canaries(SYNTHETIC)
     made = vertices.transcripts(SYNTHETIC, canary[1:3], 5000, seed=2)
-    learned = vertex_attacks.attacks(SYNTHETIC, canary, made[0, :10], made[1, :10])
+    learned = vertices.attacks(SYNTHETIC, canary, made[0, :10], made[1, :10])
     for sign, transcripts in zip((-1, 1), made, strict=True):
         ratio = np.exp(sign * learned["likelihood ratio"](transcripts))
         error = ratio.std() / np.sqrt(len(ratio))
