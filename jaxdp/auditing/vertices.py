@@ -150,10 +150,8 @@ def _records(plan: Any, data: DataSet) -> Any:
 
 def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
     """Returns the compiled simulation: (records of W data sets, keys (n,)) -> (W, n, L)."""
-    value_fn: Any = MatrixGame()
     by_iterate = plan.released == "vertices of iterates"
-    if by_iterate:
-        value_fn = _Linear()
+    value_fn: Any = _Linear() if by_iterate else MatrixGame()
     if plan.released == "queries":
         value_fn = queries(plan)
 

@@ -62,11 +62,11 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
     """
     if not several_processes(mesh):
         return
-    texts = {n: x.encode() for n, x in arguments.items() if isinstance(x, str)}
-    digests = {name: hashlib.sha256(x).digest() for name, x in texts.items()}
-    for name in arguments.keys() - texts.keys():
-        digests[name] = replaying.digest_of(arguments[name]).digest()
-    digests["keys"] = keys_lib.fingerprint(keys)
+    digests = {"keys": keys_lib.fingerprint(keys)}
+    for name, x in arguments.items():
+        text = isinstance(x, str)
+        found = hashlib.sha256(x.encode()) if text else replaying.digest_of(x)
+        digests[name] = found.digest()
     for name, digest in sorted(digests.items()):  # All ask in one order.
         every = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         if np.any(every != every[0]):

@@ -161,13 +161,10 @@ def leaves_of(header: dict[str, Any]) -> dict[str, Any]:
 
 def describe_leaves(params: Any) -> dict[str, list[Any]]:
     """Returns path -> [identity, dtype, shape] of every leaf; public."""
+    named = jax.tree_util.tree_leaves_with_path(params)
     return {
-        sphere.path_str(path): [
-            sphere.leaf_id(sphere.path_str(path)),
-            str(jnp.result_type(leaf)),
-            list(np.shape(leaf)),
-        ]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        path: [sphere.leaf_id(path), str(jnp.result_type(leaf)), list(np.shape(leaf))]
+        for path, leaf in ((sphere.path_str(path), leaf) for path, leaf in named)
     }
 
 
