@@ -122,18 +122,16 @@ def tune(
     delta = plan.delta if delta is None else delta
     if delta is None:
         raise ValueError("delta must be a number in (0, 1); the plans have none")
+    every = [plan for plan, _ in candidates]
     # The plans are of one event, but for what the samplers of their noise cost.
-    plan = max(
-        (p for p, _ in candidates), key=lambda p: accounting.sampler_error(p.event)
-    )
+    plan = max(every, key=lambda p: accounting.sampler_error(p.event))
     base = plan.epsilon(delta=delta)
     spent = base
     if math.isfinite(base):
         search = _search(plan, mean_trials, shape)(plan.noise_multiplier or 0.0)
         spent = accounting.epsilon(*search, delta)
     options = {"trainable": trainable, "microbatch_size": microbatch_size}
-    if stacked is not None:
-        options["stacked"] = stacked
+    options |= {} if stacked is None else {"stacked": stacked}
     keys_lib.check_unspent(keys, "tune")
     for candidate in candidates:
         _trace(candidate, params, data, value_fn, options)
@@ -156,9 +154,7 @@ def tune(
     num = len(candidates)
     index, result = _best(run, score_fn, keys, num, mean_trials, shape)
     finite = math.isfinite(spent)
-    # Whether a program was already compiled tells how often its candidate was tried.
-    timeless = {k: v for k, v in result.report.items() if k not in reporting.TIMING}
-    report = timeless | {
+    report = result.report | {
         "epsilon": float(spent) if finite else None,
         "base_epsilon": float(base) if finite else None,
         "delta": delta,
@@ -168,16 +164,13 @@ def tune(
         "mean_trials": float(mean_trials),
         "shape": float(shape),
     }
-    return TuneResult(result.params, result.info, index, report)
+    # Whether a program was already compiled tells how often its candidate was tried.
+    timeless = {k: v for k, v in report.items() if k not in reporting.TIMING}
+    return TuneResult(result.params, result.info, index, timeless)
 
 
 def calibrate(
-    plan: _Plan,
-    *,
-    epsilon: float,
-    delta: float,
-    mean_trials: float,
-    shape: float = 1.0,
+    plan: _Plan, *, epsilon: float, delta: float, mean_trials: float, shape: float = 1.0
 ) -> _Plan:
     """Returns the plan of least noise whose *search* is (epsilon, delta)-private.
 

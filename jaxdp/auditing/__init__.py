@@ -20,8 +20,7 @@ an audit, and hides nothing. (``tests/auditing`` plants it.)
 * :mod:`jaxdp.auditing.canaries`: neighbouring data sets;
 * :mod:`jaxdp.auditing.simulation`: transcripts of runs on them;
 * :mod:`jaxdp.auditing.attacks`: from a transcript to a score;
-* :mod:`jaxdp.auditing.vertices`, :mod:`jaxdp.auditing.vertex_attacks`: the same for
-  plans that draw vertices instead of adding noise;
+* :mod:`jaxdp.auditing.vertices`: the same for plans that draw vertices;
 * :mod:`jaxdp.auditing.short_run`, :mod:`jaxdp.auditing.second_order`: the same for plans
   whose queries depend on what was released, and a short run in which they are known;
 * :mod:`jaxdp.auditing.draws`: one of those draws, its law enumerated;

@@ -73,25 +73,19 @@ def audit(
     which reaches about half, and never more than ``log(num_runs / 25)`` or so. So audit
     plans with an epsilon of 1 to 5.
 
-    Of ``plans.O2NC`` the whole sequence of increments is attacked, with the norms that are
-    logged. In a single pass the canary of the result says in which leaf of a period it was
-    read; in several it is in every step. Where noise is scaled with the movement, queries
-    follow a path of long and short moves, and of none.
-
+    Of ``plans.O2NC`` all increments are attacked, with the norms that are logged; the
+    canary of the result says in which leaf of a period it was read, if not in every step.
     Of ``plans.Saddle``, ``ConvexSimplex`` and ``SyntheticData`` all vertices that a run
-    releases are attacked, which are claimed to be zCDP: an epsilon follows from the least
-    rho that allows the errors, and reaches about two thirds. Their sampler is also
-    enumerated, in one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that
-    breaks what one draw claims, it is the result, of delta 0.
+    releases are, which are claimed to be zCDP: an epsilon follows from the least rho that
+    allows the errors, and reaches about two thirds. Their sampler is also enumerated, in
+    one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that breaks what one
+    draw claims, it is the result, of delta 0. Of ``plans.SOSP`` a short run is attacked,
+    whatever the plan's sizes (:mod:`jaxdp.auditing.short_run`); the canary of the result
+    says in which role a record was read.
 
-    Of ``plans.SOSP`` a short run is attacked, whatever the plan's sizes
-    (:mod:`jaxdp.auditing.short_run`): its gradients and products with Hessians are
-    released between prescribed points. The canary of the result says in which role a
-    record was read.
-
-    Laplace noise is drawn on the host: 15 to 30 microseconds for each of the ``num_runs *
-    num_steps * num_directions`` numbers. Where records are sampled, a run takes time for
-    each record of the data set. So audit few steps (:func:`shortened`).
+    Laplace noise takes 15 to 30 microseconds of the host for each of the ``num_runs *
+    num_steps * num_directions`` numbers; sampled records, time for each of the data set.
+    So audit few steps (:func:`shortened`).
 
     Args:
       plan: one that builds a transformation, with noise; or one that draws vertices and
@@ -112,13 +106,18 @@ def audit(
     delta, accounted = _accounted(plan, delta)
     case = cases.case_of(plan)
     if case.draws:
-        _check_small(plan)
+        most, num_draws = vertices.MOST_DRAWS, getattr(plan, "num_draws", 0)
+        if plan.released == "vertices" and num_draws > most:
+            raise ValueError(
+                f"plan must have num_draws <= {most} to be audited, whose vertices are all "
+                f"released, got {num_draws}; shorten it"
+            )
         enumerated = _enumerated(plan)
         if not enumerated.passed:
             return enumerated
     rule = cases.rule_of(plan, delta, accounted, failure_prob)
     plan = case.prepared(plan)
-    found = bounds.tested(_attempts(plan, num_runs, seed, rule), rule)
+    found = bounds.tested(_attempts(case, plan, num_runs, seed, rule), rule)
     return AuditResult(
         epsilon_lower=found.epsilon_lower,
         epsilon=float(accounted),
@@ -135,9 +134,8 @@ def audit(
 
 
 def _attempts(
-    plan: Any, num_runs: int, seed: int, rule: bounds.Rule
+    case: cases.AuditCase, plan: Any, num_runs: int, seed: int, rule: bounds.Rule
 ) -> Iterator[bounds.Attempt]:
-    case = cases.case_of(plan)
     learn = choose = int(case.learn * num_runs)
     canaries = case.canaries(plan)
     data = list(dict.fromkeys(d for c in canaries for d in (c.first, c.second)))
@@ -153,10 +151,10 @@ def _attempts(
 
 def _enumerated(plan: Any) -> AuditResult:
     """Returns the audit result of the sampler's enumerated law, in one worst-case draw."""
-    found = draws.audited(plan)
+    found, claimed = draws.audited(plan)
     return AuditResult(
-        epsilon_lower=found.bounded_range,
-        epsilon=found.epsilon,
+        epsilon_lower=found,
+        epsilon=claimed,
         delta=0.0,
         failure_prob=0.0,
         method="enumerated law of one draw, bounded range",
@@ -174,16 +172,14 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
 
     What one step of a long run shows of a record is too little to be measured. The
     shortened plan has the same bound, sampling, directions and code, and spends in few
-    steps what the plan spends in all. One of ``plans.O2NC`` gets shorter periods, so that
-    there are two, and no more records than they read; or, in several passes, than are
-    simulated quickly.
+    steps what the plan spends in all.
 
-    A plan that draws vertices gets longer steps, two of them at least, for in the first
-    one nothing depends on data; also fewer vertices to draw from, fewer draws a step and
-    fewer records in a full batch, where it has more than are simulated quickly.
-
-    One of ``plans.SOSP`` gets periods and escapes of at most so many steps, and keeps its
-    noise: its epsilon does not depend on how long a run is.
+    * One of ``plans.O2NC`` gets shorter periods, so that there are two, and no more
+      records than they read, or than are simulated quickly.
+    * One that draws vertices gets longer steps, two at least, and where it has more than
+      are simulated quickly, fewer vertices, draws a step and records in a full batch.
+    * One of ``plans.SOSP`` gets periods and escapes of at most so many steps, and keeps
+      its noise: its epsilon does not depend on how long a run is.
 
     Args:
       plan: as in :func:`audit`.
@@ -209,13 +205,3 @@ def _accounted(plan: Any, delta: float | None) -> tuple[float, Epsilon]:
     if refused:
         raise ValueError(f"plan must {refused}")
     return cases.accounted(plan, delta)
-
-
-def _check_small(plan: Any) -> None:
-    """Requires that all vertices of a step are released."""
-    most = vertices.MOST_DRAWS
-    if plan.released == "vertices" and plan.num_draws > most:
-        raise ValueError(
-            f"plan must have num_draws <= {most} to be audited, whose vertices are all "
-            f"released, got {plan.num_draws}; shorten it"
-        )

@@ -79,21 +79,13 @@ def lattice(
     sums differ by one unit in thousands of coordinates are almost the same to a Gaussian
     mechanism; they are told apart at once if noise of float32 is rounded to the grid, for
     that is even more often than odd. The plan is run as it is, with all its noise: its
-    first steps, with as many parameters as make the numbers many. (Attacks of
-    :func:`audit` look at sizes, of a plan that is shortened and has less noise.)
-
-    Two things are asked:
+    first steps, with as many parameters as make the numbers many. Two things are asked:
 
     * Does an adversary who knows both data sets tell them apart? Ratios of counts, of each
-      parity or residue modulo 16 or 256 in each binade, are learned on some runs, the best
-      of the attacks is chosen on others, and its errors on the rest become a bound on
-      epsilon, as in :func:`audit`.
-    * Where nothing contributes, are digits uniform (:mod:`jaxdp.auditing.residues`), of
-      all numbers and of those far out? Of digits that are not, some data set's sum can be
-      read, even where this adversary's is not.
-
-    Neither depends on how noise is drawn: released numbers are looked at, in units that
-    follow from the plan.
+      parity or residue modulo 16 or 256 in each binade, become a bound on epsilon, as the
+      scores of :func:`audit` do.
+    * Where nothing contributes, are digits uniform (:mod:`jaxdp.auditing.residues`)? Of
+      digits that are not, some data set's sum can be read, even where this one's is not.
 
     Args:
       plan: any. One that draws vertices has no lattice, and one of hardly any noise no
@@ -167,11 +159,8 @@ def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[bounds.Att
 
 
 def _odd(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Selects the coordinates (m,) that the record moves by an odd number in some runs.
-
-    The runs have the same noise on both data sets, and so differ by the sums alone; and an
-    adversary who knows the data sets knows the sums.
-    """
+    """Selects the coordinates (m,) that the record moves by an odd number in some runs."""
+    # The same noise is on both, so that sums alone differ, which an adversary knows.
     known = (first != residues.LIMIT) & (second != residues.LIMIT)
     return np.any(known & ((first - second) & 1 == 1), axis=0)
 

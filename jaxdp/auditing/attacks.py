@@ -69,22 +69,17 @@ def _projection(
 ) -> Score:
     """Returns a projection of transcripts onto each step's canary direction: (n, T).
 
-    Its origin is the mean without the canary.
-
-    The direction of a step is public, and learned from the difference of the means; so is
-    the location, which takes with it all that the direction root determines.
+    Its origin is the mean without the canary. The direction of a step is public, and
+    learned from the difference of the means; so is the location, which takes with it all
+    that the direction root determines.
     """
-    means = [finite(x).mean(axis=0) for x in (first, second)]
-    difference = means[0] - means[1]
+    one, other = (finite(x).mean(axis=0) for x in (first, second))
+    difference = one - other
     length = np.linalg.norm(difference, axis=-1, keepdims=True)
     along = difference / np.maximum(length, 1e-30)
-    middle = np.sum((means[0] + means[1]) / 2 * along, axis=-1)
+    middle = np.sum((one + other) / 2 * along, axis=-1)
     known = inclusion * np.mean(canary.shifts(), axis=0)
-
-    def project(x: np.ndarray) -> np.ndarray:
-        return np.einsum("ntr,tr->nt", x, along) - middle + known
-
-    return project
+    return lambda x: np.einsum("ntr,tr->nt", x, along) - middle + known
 
 
 def _likelihood_ratio(
@@ -94,9 +89,8 @@ def _likelihood_ratio(
         stay, read = np.log1p(-inclusion), np.log(inclusion)
 
     def log_noise(x: np.ndarray) -> np.ndarray:
-        if plan.noise == "laplace":
-            return -math.sqrt(2) * np.abs(x)
-        return -np.square(x) / 2
+        laplace = plan.noise == "laplace"
+        return -math.sqrt(2) * np.abs(x) if laplace else -np.square(x) / 2
 
     def log_law(x: np.ndarray, moved: np.ndarray) -> np.ndarray:
         return np.logaddexp(stay + log_noise(x), read + log_noise(x - moved))
@@ -153,9 +147,8 @@ def histogram(project: Score, first: np.ndarray, second: np.ndarray) -> Score:
 
 def _bins(x: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     """Returns the bin of each number; numbers that are not finite have the last bin."""
-    finite = np.isfinite(x)
-    inside = np.searchsorted(cuts, np.where(finite, x, 0), side="right")
-    return np.where(finite, inside, len(cuts) + 1)
+    inside = np.searchsorted(cuts, finite(x), side="right")
+    return np.where(np.isfinite(x), inside, len(cuts) + 1)
 
 
 def finite(x: np.ndarray) -> np.ndarray:

@@ -16,30 +16,20 @@ _ORDERS = np.concatenate([1 + np.geomspace(1e-3, 1, 20), np.geomspace(2.1, 60, 4
 
 
 class Rule(NamedTuple):
-    """Settings of a lower bound: delta, failure probability, and the claimed guarantee.
+    """Settings of a lower bound: delta, failure probability, and the claimed guarantee."""
 
-    Attributes:
-      delta: in [0, 1).
-      failure_prob: in (0, 1), of a bound above the truth.
-      gaussian: whether the mechanism is claimed to be a sequence of Gaussians.
-      zcdp: whether zero-concentrated differential privacy is claimed.
-    """
-
-    delta: float
-    failure_prob: float
-    gaussian: bool = False
-    zcdp: bool = False
+    delta: float  # in [0, 1)
+    failure_prob: float  # in (0, 1), of a bound above the truth
+    gaussian: bool = False  # whether a sequence of Gaussians is claimed
+    zcdp: bool = False  # whether zero-concentrated differential privacy is
 
 
 def upper_limit(
     count: int | np.ndarray, trials: int, failure_prob: float
 ) -> np.ndarray:
-    """Returns Clopper and Pearson's one-sided upper limit of a probability.
+    """Returns Clopper and Pearson's upper limit of a probability, of successes in trials.
 
-    Args:
-      count: successes, in [0, trials]; an array gives an array.
-      trials: >= 1, of which they are.
-      failure_prob: with at most this probability the limit is below the truth.
+    With probability ``failure_prob``, at most, the limit is below the truth.
     """
     validate.integer(trials=trials)
     validate.probability(failure_prob=failure_prob)
@@ -58,15 +48,10 @@ def error_rates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns upper limits of the false-positive rate and the false-negative rate.
 
-    The attack says "the first" where a score is above the threshold. For a threshold that
-    was fixed without these scores, both limits hold together with probability at least
-    ``1 - failure_prob``, however the scores of the two data sets depend on one another.
-
-    Args:
-      first: scores (n,) of runs on the first data set.
-      second: scores (m,) of runs on the second one.
-      threshold: one or several.
-      failure_prob: in (0, 1); each limit gets half of it.
+    The attack says "the first" where a score, of (n,) and (m,), is above the threshold. For
+    a threshold that was fixed without these scores, both limits hold together with
+    probability at least ``1 - failure_prob``, however the scores of the two data sets
+    depend on one another: each limit gets half of it.
     """
     missed = np.searchsorted(np.sort(first), threshold, side="right")
     rejected = np.searchsorted(np.sort(second), threshold, side="right")
@@ -90,12 +75,8 @@ def epsilon_lower(
     is refuted by less, and at the mu that is left epsilon follows from delta. So is a
     claim of :math:`\rho`-zCDP: the Renyi divergences of order a of the attack's answers,
     which no post-processing raises, must not exceed :math:`\rho a`. Epsilon follows from
-    the least rho that is left, as the accountant has it.
-
-    Args:
-      false_positive: upper limit of alpha, in (0, 1].
-      false_negative: upper limit of beta, in (0, 1].
-      rule: delta, and whether Gaussians or zCDP are claimed.
+    the least rho that is left, as the accountant has it. The arguments are upper limits of
+    alpha and beta, in (0, 1].
     """
     strengths = _strengths(false_positive, false_negative, rule)
     by_definition = max(float(strengths[1]), 0.0)
@@ -191,10 +172,7 @@ def _strengths(
 
 
 def _rho(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """Returns the largest ratio of Renyi divergence to order, of two Bernoulli laws.
-
-    It is 0 where the error rates allow equal laws.
-    """
+    """Returns the largest ratio of Renyi divergence to order; 0 if laws may be equal."""
     apart = 1 - beta > alpha
 
     def over_order(p: np.ndarray, q: np.ndarray) -> np.ndarray:

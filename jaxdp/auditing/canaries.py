@@ -14,42 +14,30 @@ VALUES = {"plus": 1.0, "minus": -1.0, "nan": math.nan, "absent": 0.0}
 
 
 class DataSet(NamedTuple):
-    """Data set whose records contribute zero, except for one.
+    """Data set whose records contribute zero, except for one."""
 
-    Attributes:
-      record: kind of the one: it saturates every bound, upwards ("plus") or downwards
-        ("minus"), or is not a number, or contributes nothing either ("absent").
-      index: its place.
-      axis: the parameter that its loss depends on.
-      signs: of its contribution in each step; where 0, it has none. None for 1 in all.
-      players: whose gradients these are, of "xy"; those of the other player are zero.
-      crowded: whether every other record saturates the bounds too.
-    """
-
+    #: Kind of the one: it saturates every bound, upwards ("plus") or downwards ("minus"),
+    #: or is not a number, or contributes nothing either ("absent").
     record: Literal["plus", "minus", "nan", "absent"]
-    index: int = 0
-    axis: int = 0
+    index: int = 0  # its place
+    axis: int = 0  # the parameter that its loss depends on
+    #: Of its contribution in each step; where 0, it has none. None for 1 in all.
     signs: tuple[int, ...] | None = None
-    players: str = "xy"
-    crowded: bool = False
+    players: str = "xy"  # whose gradients these are; those of another player are zero
+    crowded: bool = False  # whether every other record saturates the bounds too
 
 
 class Canary(NamedTuple):
     """Pair of neighbouring data sets.
 
-    Attributes:
-      name: for people.
-      first: with the canary.
-      second: with what the relation puts in its place.
-      moves: float64 (T,) or (T, R): by how many standard deviations of the claimed noise
-        one clip of the record moves each release. None where vertices are drawn.
-      weights: of the claimed likelihood ratio of correlated noise, up to a factor; of the
-        shape of ``moves``. None for independent noise.
+    ``moves``, float64 (T,) or (T, R): by how many standard deviations of the claimed noise
+    one clip of the record moves each release; None where vertices are drawn. ``weights`` of
+    that shape: of the claimed likelihood ratio of correlated noise, up to a factor.
     """
 
-    name: str
-    first: DataSet
-    second: DataSet
+    name: str  # for people
+    first: DataSet  # with the canary
+    second: DataSet  # with what the relation puts in its place
     moves: Any = None
     weights: Any = None
 

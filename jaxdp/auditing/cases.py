@@ -16,7 +16,6 @@ from jaxdp.auditing import (
     second_order,
     short_run,
     simulation,
-    vertex_attacks,
     vertices,
 )
 from jaxdp.auditing.canaries import Canary, DataSet
@@ -34,54 +33,38 @@ _MOST_RECORDS = 64
 
 
 class AuditCase(NamedTuple):
-    """Attack on plans of one kind of release: functions of a plan.
+    """Attack on plans of one kind of release: functions of a plan."""
 
-    Attributes:
-      canaries: ``canaries(plan)``: the pairs of data sets that are compared.
-      transcripts: ``transcripts(plan, data, num_runs, seed)``: array (W, num_runs, ...),
-        what runs on each of W data sets release.
-      attacks: ``attacks(plan, canary, first, second)``: scores by name, learned from
-        transcripts of both data sets.
-      shortened: ``shortened(plan, num_steps)``: a plan that takes few steps.
-      refused: ``refused(plan)``: why transcripts cannot be audited, to end "plan must ",
-        or "".
-      mechanism: ``mechanism(plan, public)``: the simulation whose numbers are read as
-        integers of a grid; None if no noise is added to integers.
-      prepared: ``prepared(plan)``: the plan that is audited in place of one.
-      keeps_noise: whether a shortened plan's epsilon is that of the plan as it is.
-      draws: whether vertices are drawn, which are claimed to be zCDP.
-      learn: share of the runs that attacks learn from.
-    """
-
+    #: The pairs of data sets that are compared.
     canaries: Callable[[Any], tuple[Canary, ...]]
+    #: (plan, data, num_runs, seed) -> (W, num_runs, ...): what runs on each set release.
     transcripts: Callable[[Any, Sequence[DataSet], int, int], np.ndarray]
+    #: (plan, canary, first, second) -> scores by name, learned from both's transcripts.
     attacks: Callable[..., dict[str, attacks.Score]]
+    #: (plan, num_steps) -> a plan that takes few steps.
     shortened: Callable[[Any, int], Any]
+    #: Why transcripts cannot be audited, to end "plan must ", or "".
     refused: Callable[[Any], str] = lambda plan: ""
+    #: (plan, public) -> what is read as integers of a grid; None if no noise is added.
     mechanism: Callable[[Any, Keys], grid_releases.Mechanism] | None = None
+    #: The plan that is audited in place of one.
     prepared: Callable[[Any], Any] = lambda plan: plan
-    keeps_noise: bool = False
-    draws: bool = False
-    learn: float = _LEARN
+    keeps_noise: bool = (
+        False  # whether a shortened plan's epsilon is the plan's as it is
+    )
+    draws: bool = False  # whether vertices are drawn, which are claimed to be zCDP
+    learn: float = _LEARN  # share of the runs that attacks learn from
 
 
 def case_of(plan: Plan) -> AuditCase:
-    """Returns the case of a plan, by the kind of its releases.
-
-    Raises:
-      TypeError: no plan. ValueError: a kind of release that has no case.
-    """
+    """Returns the case of a plan, by the kind of its releases."""
     validate.instance(Plan, plan=plan)
     validate.one_of(CASES, **{"plan.released": plan.released})
     return CASES[plan.released]
 
 
 def accounted(plan: Any, delta: float | None) -> tuple[float, Epsilon]:
-    """Returns delta and epsilon of a plan that has noise where it adds any.
-
-    Raises:
-      ValueError: it has none, or there is no delta.
-    """
+    """Returns delta and epsilon of a plan; ValueError without noise, where it adds any."""
     if not case_of(plan).draws and not plan.noise_multiplier:
         raise ValueError(
             "plan must have noise to be audited, got noise_multiplier = "
@@ -143,16 +126,13 @@ def _shorter_draws(plan: Any, num_steps: int) -> Any:
 def _refused_draws(plan: Any) -> str:
     plan.check_ready()
     if plan.sampler != "integer":
-        return (
-            'have sampler="integer" to be audited, got '
-            f"{plan.sampler!r}, which promises nothing"
-        )
-    if plan.rho == 0:
-        return (
-            "have steps that depend on data to be audited, got num_steps = "
-            f"{plan.num_steps} and rho = 0"
-        )
-    return ""
+        need, got = 'sampler="integer"', f"{plan.sampler!r}, which promises nothing"
+    elif plan.rho == 0:
+        need = "steps that depend on data"
+        got = f"num_steps = {plan.num_steps} and rho = 0"
+    else:
+        return ""
+    return f"have {need} to be audited, got {got}"
 
 
 _SUMS = AuditCase(
@@ -172,7 +152,7 @@ _INCREMENTS = AuditCase(
 _DRAWS = AuditCase(
     vertices.canaries,
     vertices.transcripts,
-    vertex_attacks.attacks,
+    vertices.attacks,
     _shorter_draws,
     _refused_draws,
     draws=True,

@@ -38,31 +38,20 @@ _ONE, _SEVERAL = 1.25, 4.0
 
 
 class Site(NamedTuple):
-    """Released numbers of one kind of step, in grid units.
+    """Released numbers of one kind of step, in grid units."""
 
-    Attributes:
-      name: for people.
-      noise_std: of one number, in units.
-      units: float64 (2, num_runs, m): without the record and with it, under the same noise.
-    """
-
-    name: str
-    noise_std: float
+    name: str  # for people
+    noise_std: float  # of one number, in units
+    #: float64 (2, num_runs, m): without the record and with it, under the same noise.
     units: np.ndarray
 
 
 class Reading(NamedTuple):
-    """Conversion of a site's released numbers to units of its grid.
+    """Conversion of a site's released numbers to units of its grid."""
 
-    Attributes:
-      noise_std: in units.
-      unit: of the released numbers.
-      inverse: float64 (S, m, d), from S released vectors to the numbers that are on the
-        grid; or None.
-    """
-
-    noise_std: float
-    unit: float
+    noise_std: float  # in units
+    unit: float  # of the released numbers
+    #: float64 (S, m, d), from S released vectors to the numbers that are on the grid.
     inverse: np.ndarray | None = None
 
 
@@ -82,16 +71,7 @@ class Mechanism(NamedTuple):
 
 
 def releases(made: Mechanism, num_runs: int, seed: int) -> tuple[Site, ...]:
-    """Simulates runs of a plan with noise, each with a noise root of its own.
-
-    Args:
-      made: the plan's mechanism, with the public roots of ``Keys.insecure(seed)``.
-      num_runs: on each of the two data sets.
-      seed: in [0, 2**32).
-
-    Raises:
-      RuntimeError: the noise is not what the plan's transformation would draw.
-    """
+    """Simulates runs of a mechanism, made with the roots of ``Keys.insecure(seed)``."""
     seeds = simulation.run_seeds(num_runs, seed)
     own = simulation.make_keys(seeds)
     tables = simulation.noise_tables(made.plan, seeds, own, Keys.insecure(seed))
@@ -109,11 +89,6 @@ def releases(made: Mechanism, num_runs: int, seed: int) -> tuple[Site, ...]:
             units = np.einsum("skd,wnsd->wnsk", reading.inverse, units)
         sites.append(Site(name, reading.noise_std, units.reshape(*units.shape[:2], -1)))
     return tuple(sites)
-
-
-def _factor(bound: float, bits: Any, normalizer: float) -> float:
-    """Returns the factor from a release's integers to its numbers, rounded to float32."""
-    return float(np.float32(bound / (2.0**bits * normalizer)))
 
 
 def _unit_of(grid: Any) -> float:
@@ -175,17 +150,10 @@ def _scanned(
     seen: Callable[[Any, Any], Any],
     clip: jax.Array | None = None,
 ) -> Callable[[Keys, Any, jax.Array], Any]:
-    """Returns the simulation of some steps of one phase, all from the same parameters.
+    """Returns the simulation of some steps of one phase, all from the parameters ``start``.
 
-    Args:
-      plan: of one phase.
-      public: keys with the public roots.
-      start: the parameters.
-      steps: their number.
-      value_fn: a loss of one batch of records.
-      build: from keys and a noise table to the transformation.
-      seen: from an update and the state after it to the released numbers.
-      clip: one bound of all steps, in place of a tuned one.
+    ``build`` makes the transformation of keys and a noise table; ``seen``, the released
+    numbers of an update and the state after it. ``clip`` is in place of a tuned one.
     """
     (phase,) = plan.phases
     index = _read(plan, public, 0, phase.name)
@@ -208,8 +176,8 @@ def _scanned(
 
 def of_gradients(plan: Any, public: Keys) -> Mechanism:
     """Returns the simulation of one gradient of ``plans.DPGD``."""
-    slope = _ONE * plan.l2_clip_norm * 2.0**-plan.grid_bits
-    size = _slice(plan, DIM)
+    grid, size = plan.grid("step"), _slice(plan, DIM)
+    slope = _ONE * _unit_of(grid)
     run = _scanned(
         plan,
         public,
@@ -219,29 +187,23 @@ def of_gradients(plan: Any, public: Keys) -> Mechanism:
         lambda keys, _: plan.transform(keys, microbatch_size=size),
         lambda update, _: {"gradient": update["x"]},
     )
-    unit = _factor(plan.l2_clip_norm, plan.grid_bits, plan.normalizer)
-    readings = {"gradient": Reading(plan.grid_noise_std, unit)}
-    return Mechanism(run, readings, _held(plan, DIM), plan)
+    return Mechanism(run, {"gradient": _reading_of(grid)}, _held(plan, DIM), plan)
 
 
 def of_slopes(plan: Any, public: Keys) -> Mechanism:
     """Returns the simulation of the slopes and counts of the first steps."""
     most = STEPS_OF_HOST if plan.noise == "laplace" else STEPS
-    width, bits = plan.num_directions, plan.grid_bits
+    width = plan.num_directions
     steps = min(plan.num_steps, max(most // width, 1))
     # Its noise is that of the plan, and a table of it as long as the run.
     plan = dataclasses.replace(plan, num_steps=steps)
     dim = max(2, width)
     bound = plan.l2_clip_norm / (math.sqrt(dim) if plan.isotropic else 1.0)
-    readings = {
-        "slopes": Reading(plan.grid_noise_std, _factor(bound, bits, plan.normalizer))
-    }
-    clip = None
+    grid = plan.grid("step")._replace(l2_clip_norm=bound)
+    readings, clip = {"slopes": _reading_of(grid)}, None
     if plan.clip_tuning is not None:
-        clip, unit = jnp.float32(bound), _factor(0.5, bits, plan.normalizer)
-        readings["count of clip tuning"] = Reading(
-            plan.numbers.count_grid.noise_std, unit
-        )
+        clip = jnp.float32(bound)
+        readings["count of clip tuning"] = _reading_of(plan.numbers.count_grid)
 
     def build(keys: Keys, table: Any) -> Any:
         return plan.transform(keys, **{} if table is None else {"noise_table": table})
@@ -251,7 +213,7 @@ def of_slopes(plan: Any, public: Keys) -> Mechanism:
         found = {"slopes": slopes, "count of clip tuning": count}
         return {name: found[name] for name in readings}
 
-    value_fn = _along(_ONE * bound * 2.0**-bits, plan.smoothing_radius)
+    value_fn = _along(_ONE * _unit_of(grid), plan.smoothing_radius)
     start = {"x": jnp.zeros(dim)}
     run = _scanned(plan, public, start, steps, value_fn, build, seen, clip)
     return Mechanism(run, readings, max(steps * width, _held(plan, dim)), plan)
@@ -453,9 +415,8 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> Mechanism | None:
         if (plan.escape_radius + grid.rounding) ** 2 > plan.roles.hessian.budget:
             left_out.append("product with a Hessian: its budget is less than one step")
             return None
-        bound = grid.l2_clip_norm * plan.escape_radius
-        unit = _factor(bound, grid.bits, grid.normalizer)
-        one = bound * 2.0**-grid.bits
+        one = grid.l2_clip_norm * plan.escape_radius * 2.0**-grid.bits
+        unit = float(np.float32(one / grid.normalizer))
     bend = float(_ONE * one / vector[0])
 
     def value_fn(x: jax.Array, batch: jax.Array) -> jax.Array:

@@ -59,9 +59,7 @@ def integers(units: np.ndarray) -> np.ndarray:
 
     Half a unit goes up and not to the even neighbour: where noise is finer than the grid
     the rounding of this function must not look like the one that is searched for.
-
-    Args:
-      units: released numbers over the unit of their grid, real, of any shape.
+    ``units``: released numbers over the unit of their grid, real, of any shape.
     """
     units = np.asarray(units, np.float64)
     # Not (units >= LIMIT), which keeps what is no number.
@@ -90,11 +88,8 @@ def fit(units: np.ndarray, noise_std: float, name: str = "") -> LatticeSite:
 
     Args:
       units: released numbers over the unit of their grid, independent, of any shape.
-      noise_std: standard deviation of their noise, in units; at least 64.
+      noise_std: standard deviation of their noise, in units; less than 64 is refused.
       name: of the release.
-
-    Raises:
-      ValueError: less noise than that, of which no residue is uniform.
     """
     validate.positive(noise_std=noise_std)
     if noise_std < LEAST_STD:

@@ -36,18 +36,15 @@ def canaries(plan: Any) -> tuple[Canary, ...]:
     for role, rows in _roles(plan, short_run.dry_run(plan).trace).items():
         # The lowest eigenvalue shows a record where the others are curved downwards.
         crowded = plan.hessian == "released" and role == "Hessian"
-        for row, claimed in rows:
-            data = DataSet("plus", row, crowded=crowded)
-            found.append(
-                against(plan, f"saturating record {row}, {role}", data, *claimed)
-            )
-        row, claimed = rows[0]
-        data = DataSet("nan", row, crowded=crowded)
-        found.append(against(plan, f"record of NaN {row}, {role}", data, *claimed))
+        kinds: list[Any] = [
+            (one, "saturating record {}", "plus", crowded) for one in rows
+        ]
+        kinds.append((rows[0], "record of NaN {}", "nan", crowded))
         if role == "difference":
-            name = f"saturating record {row} among others, {role}"
-            data = DataSet("plus", row, crowded=True)
-            found.append(against(plan, name, data, *claimed))
+            kinds.append((rows[0], "saturating record {} among others", "plus", True))
+        for (row, claimed), name, kind, among in kinds:
+            data = DataSet(kind, row, crowded=among)
+            found.append(against(plan, f"{name.format(row)}, {role}", data, *claimed))
     return tuple(found)
 
 
@@ -99,10 +96,7 @@ def _claimed(plan: Any, trace: Trace, row: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _times(plan: Any, trace: Trace, row: int) -> np.ndarray:
-    """Returns a record's count in each step's Hessian, times the vector's length: (T,).
-
-    The length is relative to the escape radius, and 0 in steps without a product.
-    """
+    """Returns a record's count in each step's Hessian, times the vector's length: (T,)."""
     if plan.hessian != "tracked":
         first, size = trace.hessian, plan.hessian_batch_size
         return ((first <= row) & (row < first + size)) * trace.length
@@ -116,10 +110,9 @@ def _times(plan: Any, trace: Trace, row: int) -> np.ndarray:
 def transcripts(
     plan: Any, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
-    """Simulates ``num_runs`` short runs on each data set; returns their releases.
+    """Simulates short runs, between prescribed points, of ``plan.algorithm``.
 
-    What runs is ``plan.algorithm``, step by step, under jit, vmap and scan, between
-    prescribed points. Every run has a noise root of its own, the same on every data set.
+    The rest is as :func:`.simulation.transcripts` does it.
 
     Returns:
       float32 (len(data), num_runs, num_steps, 2 d + 1), in standard deviations of the

@@ -66,12 +66,8 @@ def shortened(plan: Any, num_steps: int = 8) -> Any:
 
     Two periods in a pass, or half of one where there are several passes: then a pass ends
     within a period. Privacy depends on none of what changes, but for the number of
-    products of an escape, which the noise of the products follows.
-
-    Args:
-      plan: with noise.
-      num_steps: the most differences between two refreshes, and the most steps of an
-        escape (2 at least).
+    products of an escape, which the noise of the products follows. ``num_steps`` is the
+    most differences between two refreshes, and the most steps of an escape (2 at least).
     """
     noise = plan.noise_multiplier * accounting.sensitivity(plan.relation, 1.0)
     released, tracked = plan.hessian == "released", plan.hessian == "tracked"
@@ -133,10 +129,7 @@ def _difference_rows(plan: Any) -> int:
 
 
 def _smoothness(plan: Any) -> float:
-    """Returns a smoothness so large that steps are small relative to the escape radius.
-
-    Points then stay where they are prescribed.
-    """
+    """Returns a smoothness so large that points stay where they are prescribed."""
     products = 0.0  # An upper estimate of their length.
     if plan.escape_steps is not None and plan.hessian != "released":
         largest = plan.hessian_clip_norm * plan.escape_radius
@@ -158,10 +151,8 @@ def dim(plan: Any) -> int:
 
 
 def axis(plan: Any) -> np.ndarray:
-    """Returns the unit vector of t, (d,).
-
-    With two parameters it is oblique, so that bounds on single coordinates are seen.
-    """
+    """Returns the unit vector of t, (d,)."""
+    # Oblique, so that bounds on single coordinates are seen.
     return np.array([0.6, 0.8] if dim(plan) == 2 else [1.0], np.float32)
 
 
@@ -187,10 +178,7 @@ def value_fn(plan: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def _forced(plan: Any, state: Any) -> Any:
-    """Returns the state with the next query's point, gradient and cooldown prescribed.
-
-    All prescribed values are public.
-    """
+    """Returns the state with the next query's point, gradient and cooldown prescribed."""
     escape, along = state.escape, jnp.asarray(axis(plan))
     wanted = 0
     if plan.escape_steps is not None:
@@ -212,10 +200,8 @@ def _forced(plan: Any, state: Any) -> Any:
 
 
 def observable(before: Any, after: Any) -> jax.Array:
-    """Returns True if a Hessian product can be recovered from the next point.
-
-    After an escape that failed it cannot.
-    """
+    """Returns True if a Hessian product can be recovered from the next point."""
+    # After an escape that failed it cannot.
     within = before.escape.active | (after.escapes > before.escapes)
     within &= after.horizon.count > before.horizon.count
     back = ~after.escape.active & jnp.all(after.point == after.escape.anchor)

@@ -45,11 +45,7 @@ def transcripts(
       float32 (len(data), num_runs, num_steps, R): releases in standard deviations of the
       claimed noise. R is the number of directions, and one more if the clip is tuned; of
       gradients that of their coordinates. Of ``plans.O2NC`` it is d + 1: the increment of
-      the released estimate, and its norm as it is logged. (The scalar oracle's estimate has
-      at least as many coordinates as slopes were released.)
-
-    Raises:
-      RuntimeError: the noise is not what the plan's transformation would draw.
+      the released estimate (at least as many coordinates as slopes), and its logged norm.
     """
     seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
     own = make_keys(seeds)
@@ -72,13 +68,10 @@ def stacked(trees: Sequence[Any]) -> Any:
 
 
 def in_parts(run: Callable[[Any], Any], given: Any, num_runs: int, at_once: int) -> Any:
-    """Simulates runs in parts of one size; returns all of them.
+    """Simulates runs in parts of one size, ``at_once`` at the most; returns all of them.
 
-    Args:
-      run: from the arguments of n runs to a tree of arrays (W, n, ...).
-      given: the arguments of all runs, a tree of arrays (num_runs, ...).
-      num_runs: in all.
-      at_once: the most runs of a part; at least one is.
+    ``run`` makes a tree of arrays (W, n, ...) of the arguments of n runs: of rows of
+    ``given``, a tree of arrays (num_runs, ...).
     """
     at_once, parts = max(1, min(num_runs, at_once)), []
     for begin in range(0, num_runs, at_once):
@@ -121,11 +114,7 @@ def batch_of(
 def noise_tables(
     plan: Any, seeds: np.ndarray, own: Keys, public: Keys
 ) -> np.ndarray | None:
-    """Returns the Laplace noise of every run, int32 (n, T, R); None if not host-drawn.
-
-    Raises:
-      RuntimeError: it is not what the plan's transformation would draw.
-    """
+    """Returns the Laplace noise of every run, int32 (n, T, R); None if not host-drawn."""
     if getattr(plan, "noise", None) != "laplace":
         return None
     keys = run_keys(plan, Keys.insecure(int(seeds[0])), public)
@@ -189,10 +178,9 @@ def _records(plan: Any, data: DataSet) -> dict[str, np.ndarray]:
 
 
 def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
-    """Returns the compiled simulation of n runs on W data sets: releases (W, n, T, R).
+    """Returns the compiled simulation: releases (W, n, T, R) of n runs on W data sets.
 
-    It takes the records of W data sets, their amplitudes (W, T), keys (n,), and tables
-    (n, T, R) or None.
+    Of the records, amplitudes (W, T), keys (n,), and tables (n, T, R) or None.
     """
     params = _parameters(plan)
     queries, scales = (jnp.asarray(x, jnp.float32) for x in walk(plan))
@@ -247,8 +235,7 @@ def _released(
 ) -> tuple[jax.Array, Any]:
     """Returns the numbers that a step releases, (R,), and their noise's claimed deviation.
 
-    With correlated noise it is that of one node; with scaled noise, that at the largest
-    scale.
+    That is one node's, of correlated noise; and at the largest scale, of scaled noise.
     """
     if plan.released == "gradients":
         return update, plan.noise_std

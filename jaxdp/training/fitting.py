@@ -20,14 +20,7 @@ from jaxdp.core.run_state import public
 from jaxdp.core.types import PathPredicate
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger as ledger_lib
-from jaxdp.training import (
-    loop,
-    parallel,
-    preparing,
-    recording,
-    replaying,
-    reporting,
-)
+from jaxdp.training import loop, parallel, preparing, recording, replaying, reporting
 
 
 def fit(
@@ -110,9 +103,9 @@ def fit(
     validate.instance(bool, check_isolation=check_isolation)
     keys = keys_lib.check(keys)
     mesh = parallel.check_mesh(mesh, params)
-    task = preparing.make_task(
-        plan, params, data, value_fn, optimizer, microbatch_size, mesh, callback
-    )
+    how = optimizer, microbatch_size, mesh, trainable, stacked
+    task = preparing.Task(plan, params, data, value_fn, *how)
+    task = preparing.checked(task, callback)
     if chunk is not None:
         validate.integer(chunk=chunk)
     if ledger is not None:
@@ -123,18 +116,12 @@ def fit(
     size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
     parallel.check_same(mesh, keys, plan=plan.to_json(), chunk=str(size))
     parallel.check_same(mesh, keys, params=params, data=task.data)
-    transform = preparing.make_transform(task, keys, trainable, stacked)
+    transform = preparing.make_transform(task, keys)
     in_chunks = progress or any(x is not None for x in (callback, ledger, chunk))
     # Also where only another process shows or writes something: all run one program.
-    in_chunks = in_chunks or several
+    in_chunks, with_text = in_chunks or several, several or ledger is not None
     run, text, compile_seconds = preparing.compiled(
-        task,
-        transform,
-        keys,
-        trainable=trainable,
-        stacked=stacked,
-        in_chunks=in_chunks,
-        with_text=several or ledger is not None,
+        task, transform, keys, in_chunks=in_chunks, with_text=with_text
     )
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
     parallel.check_same(mesh, keys, program=text)
@@ -143,34 +130,18 @@ def fit(
         carry = loop.start(plan, transform, task.optimizer, task.params)
     recorder = None
     if ledger is not None and parallel.writes(mesh):
-        recorder = recording.create(
-            ledger,
-            plan,
-            keys,
-            task.params,
-            task.data,
-            trainable=trainable,
-            stacked=stacked,
-            program=preparing.program_of(task, text),
-            chunk=size,
-            note=note or {},
-        )
+        recorder = recording.create(ledger, task, keys, text, size, note or {})
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             chunks = _Chunks(plan, size, callback, progress)
-            carry, seconds = chunks.run(
-                lambda carry, *bounds: run(carry, keys, task.data, *bounds),
-                carry,
-                0,
-                plan.num_steps,
-                recorder,
-            )
+            step = lambda carry, *bounds: run(carry, keys, task.data, *bounds)  # noqa: E731
+            carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
         else:
             begin = time.perf_counter()
             carry = jax.block_until_ready(run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
-        timing = _timing(compile_seconds, seconds, _steps_done(plan, carry))
-        return _result(plan, keys, carry, timing, recorder, keep_noise_roots)
+        times = compile_seconds, seconds
+        return _result(plan, keys, carry, 0, times, recorder, keep_noise_roots)
 
 
 def resume(
@@ -239,31 +210,30 @@ def resume(
         )
     at = recording.take_up(ledger, plan, params, new_attempt=new_attempt)
     with at.ledger, keys_lib.resuming(at.keys):
-        task = preparing.make_task(
-            at.plan, params, data, value_fn, optimizer, microbatch_size, mesh, callback
-        )
         leaves = replaying.leaves_of(at.record.header)
         if not at.plan.draws_directions:
             leaves["stacked"] = None
         if at.plan.runs_algorithm:
             leaves["trainable"] = None
-        transform = preparing.make_transform(task, at.keys, **leaves)
+        task = preparing.Task(
+            at.plan, params, data, value_fn, optimizer, microbatch_size, mesh, **leaves
+        )
+        task = preparing.checked(task, callback)
+        transform = preparing.make_transform(task, at.keys)
         run, text, compile_seconds = preparing.compiled(
-            task, transform, at.keys, **leaves, in_chunks=True, with_text=True
+            task, transform, at.keys, in_chunks=True, with_text=True
         )
         preparing.check_losses(
             at.plan, task.params, task.data, value_fn, check_isolation
         )
-        recorder = at.recorder(preparing.program_of(task, text), task.data)
+        recorder = at.recorder(task, text)
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         step = lambda carry, *bounds: run(carry, at.keys, task.data, *bounds)  # noqa: E731
-        size = at.record.header["chunk"]
-        chunks = _Chunks(at.plan, size, callback, progress)
-        carry = _rebuilt(task, at, carry, chunks, step, leaves, recorder)
+        chunks = _Chunks(at.plan, at.record.header["chunk"], callback, progress)
+        carry = _rebuilt(task, at, carry, chunks, step, recorder)
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
-        steps = max(0, _steps_done(at.plan, carry) - at.done)
-        timing = _timing(compile_seconds, seconds, steps)
-        return _result(at.plan, at.keys, carry, timing, recorder, keep_noise_roots)
+        times, keep = (compile_seconds, seconds), keep_noise_roots
+        return _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
 
 
 # --- what both do ------------------------------------------------------------------
@@ -291,15 +261,14 @@ class _Chunks(NamedTuple):
     ) -> tuple[loop.Carry, float]:
         """Runs [first, last) in chunks; returns the carry and the seconds of the steps."""
         seconds = 0.0
-        bar = rich_progress.Progress(
-            rich_progress.TextColumn("{task.description}"),
+        with rich_progress.Progress(
+            "{task.description}",
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
             rich_progress.TimeRemainingColumn(),
             disable=not self.progress,
             transient=True,
-        )
-        with bar:
+        ) as bar:
             task = bar.add_task(self.plan.family, total=last, completed=first)
             while first < last and not _ended(self.plan, carry):
                 # Cut at the same steps whoever takes up the run.
@@ -324,12 +293,6 @@ def _ended(plan: Plan, carry: loop.Carry) -> bool:
     return plan.may_stop and bool(carry.opt_state[0].horizon.exhausted)
 
 
-def _steps_done(plan: Plan, carry: loop.Carry) -> int:
-    if plan.may_stop:
-        return int(carry.opt_state[0].horizon.count)
-    return plan.num_steps
-
-
 def _shown(plan: Plan, carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:
     """Copies params and info for a callback, because the next chunk takes the buffers."""
     made, rest = carry.opt_state
@@ -344,7 +307,6 @@ def _rebuilt(
     carry: loop.Carry,
     chunks: _Chunks,
     step: _Step,
-    leaves: dict[str, Any],
     recorder: recording.Recorder,
 ) -> loop.Carry:
     """Rebuilds the carry after the recorded steps, and shows it to the callback.
@@ -374,7 +336,7 @@ def _rebuilt(
         again: Any = None  # A checkpoint alone needs no program.
         if first < until or chunks.callback is not None:
             program = replaying.compiled(
-                task.plan, task.optimizer, at.keys.direction, begin, **leaves
+                task.plan, task.optimizer, at.keys.direction, begin, **task.leaves
             )
             again = lambda carry, *bounds: program(carry, releases, *bounds)  # noqa: E731
         if chunks.callback is not None:
@@ -390,7 +352,7 @@ def _rebuilt(
         recording.check_recomputed(at, until, carry, states.get(at.done))
         known, digest = recording.replayed_to(at)
         if known == at.done:
-            recording.check_replayed(at, digest, parallel.here(carry.params))
+            recording.check_replayed(at, digest, carry.params)
         if at.done not in states:
             recorder.checkpoint(carry)
     if chunks.callback is not None and not task.plan.replayable:
@@ -411,7 +373,7 @@ def _replayed(
     between = min(max(first, known), last)
     carry = silent.run(again, carry, first, between, None)[0]
     if first <= known == between:
-        recording.check_replayed(at, digest, parallel.here(carry.params))
+        recording.check_replayed(at, digest, carry.params)
     return silent.run(again, carry, between, last, None)[0]
 
 
@@ -433,23 +395,20 @@ def _check_note(note: Any) -> None:
         raise type(error)(f"note must be what JSON can hold, got {note!r}") from error
 
 
-def _timing(compile_seconds: float, seconds: float, steps: int) -> dict[str, Any]:
-    return {
-        "compile_seconds": compile_seconds,
-        "train_seconds": seconds,
-        "steps_per_second": steps / seconds if seconds > 0 else 0.0,
-    }
-
-
 def _result(
     plan: Plan,
     keys: keys_lib.Keys,
     carry: loop.Carry,
-    timing: dict[str, Any],
+    first: int,
+    times: tuple[float, float],
     recorder: recording.Recorder | None,
     keep_noise_roots: bool,
 ) -> loop.FitResult:
+    """Returns the result of a run whose steps from ``first`` on took ``times`` now."""
     made, rest = carry.opt_state
+    done = int(made.horizon.count) if plan.may_stop else plan.num_steps
+    rate = max(0, done - first) / times[1] if times[1] > 0 else 0.0
+    timing = dict(zip(reporting.TIMING, (*times, rate), strict=True))
     report = reporting.report(plan, made) | {"seed_source": keys.seed_source} | timing
     if recorder is not None:
         report["steps_charged"] = recorder.charged

@@ -59,17 +59,11 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
     replaced one after the other: by zeros, by large positive numbers (and ones), by large
     negative ones (and integers and bools turned around), and by another record.
 
-    Parameters are moved because at zeros, where many runs start, a batch's mean or
-    variance often does not reach the losses.
-
-    Args:
-      value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``LazyLoss``.
-      params: public initial parameters, on one device.
-      data: pytree of arrays, or of their shapes, with the records in front.
+    Parameters, public ones on one device, are moved because at zeros, where many runs
+    start, a batch's mean or variance often does not reach the losses.
 
     Raises:
-      ValueError: another record's loss changed, or the loss raised; names ``value_fn``
-        and the flag of ``jaxdp.fit`` that leaves the check out.
+      ValueError: another record's loss changed, or the loss raised.
     """
     shapes, structure = jax.tree.flatten(data)
     base = structure.unflatten(_made_up(x, i) for i, x in enumerate(shapes))
@@ -82,11 +76,14 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
         try:
             return np.asarray(losses(params, batch))
         except Exception as error:
+            # Of a callback's traceback, the last line says what was wrong.
+            *_, last = ["", *str(error).strip().splitlines()]
+            said = f"{type(error).__name__}: {last.rstrip('.')[:200]}"
             raise ValueError(
                 "value_fn must take made-up records of the data's shapes and dtypes "
                 f"({_ROWS} of them, floats in [0, 1) or large, integers 0 and 1), on which "
                 "fit checks that one record's loss does not depend on another; it raised "
-                f"{type(error).__name__}: {_last_line(error)}. If you know that it keeps "
+                f"{said}. If you know that it keeps "
                 "records apart, check_isolation=False leaves the check out"
             ) from error
 
@@ -99,10 +96,8 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
             stacklevel=6,  # Where fit was called.
         )
         return
-    for row, replace in enumerate((_zeros, _high, _low, _first)):
-        changed = jax.tree.map(
-            lambda x, row=row, replace=replace: _with_row(x, row, replace(x, row)), base
-        )
+    for row in range(_ROWS):
+        changed = jax.tree.map(lambda x, row=row: _replaced(x, row), base)
         try:
             _compare(before, at(changed), row)
         except ValueError as error:
@@ -125,42 +120,24 @@ def _made_up(data: Any, index: int) -> np.ndarray:
     return ((bits >> 8) * np.float32(2.0**-24)).reshape(shape).astype(data.dtype)
 
 
-def _with_row(x: np.ndarray, row: int, new: Any) -> np.ndarray:
+def _replaced(x: np.ndarray, row: int) -> np.ndarray:
+    """Returns records of which one, in a way of its own, is replaced."""
+    old, real = x[row], jnp.issubdtype(x.dtype, jnp.inexact)
+    high = 8 + old if real else np.ones_like(old)
+    low = -8 - old if real else old == 0
     out = x.copy()
-    out[row] = new
+    out[row] = (np.zeros_like(old), high, low, x[0])[row]
     return out
 
 
-def _zeros(x: np.ndarray, row: int) -> np.ndarray:
-    return np.zeros_like(x[row])
-
-
-def _high(x: np.ndarray, row: int) -> np.ndarray:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return (8 + x[row]).astype(x.dtype)
-    return np.ones_like(x[row])
-
-
-def _low(x: np.ndarray, row: int) -> np.ndarray:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return (-8 - x[row]).astype(x.dtype)
-    return (x[row] == 0).astype(x.dtype)
-
-
-def _first(x: np.ndarray, row: int) -> np.ndarray:
-    return x[0]
-
-
 def _moved(params: Any) -> Any:
-    """Moves parameters at random: by up to half of their size, or up to 0.1 from zero.
-
-    They keep their signs, so that a loss of positive parameters stays defined.
-    """
+    """Moves parameters at random: by up to half of their size, or up to 0.1 from zero."""
     leaves, structure = jax.tree.flatten(params)
     return structure.unflatten(_moved_leaf(x, i) for i, x in enumerate(leaves))
 
 
 def _moved_leaf(leaf: Any, index: int) -> Any:
+    # It keeps its signs, so that a loss of positive parameters stays defined.
     leaf = jnp.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf
@@ -182,24 +159,11 @@ def _hashed(places: Any, seed: int) -> Any:
 
 def _compare(before: np.ndarray, after: np.ndarray, row: int) -> None:
     """Raises if a loss other than that of ``row`` changed in a bit."""
-    moved = np.flatnonzero((np.arange(len(before)) != row) & _differ(before, after))
+    bits = [np.ascontiguousarray(x).view(np.uint8) for x in (before, after)]
+    differ = (bits[0] != bits[1]).reshape(len(before), -1).any(axis=1)
+    moved = np.flatnonzero((np.arange(len(before)) != row) & differ)
     if moved.size:
         raise ValueError(
             f"value_fn is not per record: replacing record {row} changed the losses "
             f"of records {moved[:8].tolist()}"
         )
-
-
-def _last_line(error: Exception) -> str:
-    """Returns the last line of an error's message, at most 200 characters.
-
-    It is the end of the traceback if a callback raised.
-    """
-    lines = str(error).strip().splitlines()
-    return (lines[-1] if lines else "").rstrip(".")[:200]
-
-
-def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns True for each record whose two losses differ in a bit; shape=(B,)."""
-    as_bytes = [np.ascontiguousarray(x).view(np.uint8) for x in (a, b)]
-    return (as_bytes[0] != as_bytes[1]).reshape(a.shape[0], -1).any(axis=1)

@@ -42,7 +42,6 @@ import hmac
 import json
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -68,17 +67,13 @@ class Intent(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Content of a ledger.
+    """Content of a ledger."""
 
-    Attributes:
-      header: what the run was.
-      releases: float32 (steps, R) of the steps [0, steps): a state's ``release`` each.
-      intents: in the order of writing.
-    """
-
-    header: dict[str, Any]
-    releases: np.ndarray
-    intents: tuple[Intent, ...]
+    header: dict[str, Any]  # what the run was
+    releases: (
+        np.ndarray
+    )  # float32 (steps, R), a state's ``release`` each, from step 0 on
+    intents: tuple[Intent, ...]  # in the order of writing
 
     @property
     def outstanding(self) -> Intent | None:
@@ -99,10 +94,7 @@ class Record(NamedTuple):
 
 
 def read(folder: str | os.PathLike[str]) -> Record:
-    """Reads a run's ledger.
-
-    Args:
-      folder: the run's folder, or its ``ledger.jsonl``.
+    """Reads a run's ledger, of its folder or from its ``ledger.jsonl``.
 
     Raises:
       ValueError: no such file, or lines that no run writes; names the line.
@@ -117,9 +109,6 @@ def verify(folder: str | os.PathLike[str]) -> Record:
 
     For what is read of a run that will go on: nothing of a ledger that somebody edited
     should decide what is done with private records.
-
-    Raises:
-      ValueError: as :meth:`Ledger.open`.
     """
     path = pathlib.Path(folder)
     read(path)  # Its message where there is none.
@@ -142,7 +131,7 @@ def _parsed(text: bytes, path: pathlib.Path) -> Record:
     parts: list[np.ndarray] = []
     intents: list[Intent] = []
     done = 0
-    for number, line in enumerate(_whole_lines(text), start=1):
+    for number, line in enumerate(_whole(text).splitlines(), start=1):
         try:
             fields = json.loads(line)
             if header is None:
@@ -155,11 +144,13 @@ def _parsed(text: bytes, path: pathlib.Path) -> Record:
                 if intents[-1].first != done or intents[-1].last <= done:
                     raise ValueError(f"steps {fields['intent']} after step {done}")
             else:
-                part = _decode(fields)
-                if not intents or [done, intents[-1].last] != fields["releases"]:
+                first, last = fields["releases"]
+                if not intents or (done, intents[-1].last) != (first, last):
                     raise ValueError(f"steps {fields['releases']} without intent")
-                parts.append(part)
-                done += len(part)
+                content = base64.b64decode(fields["float32"], validate=True)
+                flat = np.frombuffer(content, dtype="<f4").astype(np.float32)
+                parts.append(flat.reshape(last - first, -1))
+                done = last
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"ledger must be one that a run wrote, got {str(path)!r}, line {number}: "
@@ -171,33 +162,18 @@ def _parsed(text: bytes, path: pathlib.Path) -> Record:
     return Record(header, releases, tuple(intents))
 
 
-def _whole_lines(text: bytes) -> Iterator[bytes]:
-    """Yields the complete lines: a torn last one was never written."""
-    yield from text[: text.rfind(b"\n") + 1].splitlines()
-
-
-def _decode(fields: dict[str, Any]) -> np.ndarray:
-    first, last = fields["releases"]
-    flat = np.frombuffer(
-        base64.b64decode(fields["float32"], validate=True), dtype="<f4"
-    )
-    return flat.reshape(last - first, -1).astype(np.float32)
+def _whole(text: bytes) -> bytes:
+    """Returns the complete lines: a torn last one was never written."""
+    return text[: text.rfind(b"\n") + 1]
 
 
 class _Chain(NamedTuple):
-    """The keyed chain over a ledger's lines, up to those that have been written.
+    """The keyed chain over a ledger's lines, up to those that have been written."""
 
-    Attributes:
-      key: of the HMACs.
-      start: the link before the first line: of the plan.
-      lines: how many are covered.
-      link: of the last of them.
-    """
-
-    key: bytes
-    start: bytes
-    lines: int
-    link: bytes
+    key: bytes  # of the HMACs
+    start: bytes  # the link before the first line: of the plan
+    lines: int  # that are covered
+    link: bytes  # of the last of them
 
     @classmethod
     def begin(cls, key: bytes, plan: bytes) -> Self:
@@ -213,56 +189,8 @@ class _Chain(NamedTuple):
     def ahead(self, line: bytes | None) -> bytes:
         """Returns the content of ``chain.json`` before ``line`` is appended."""
         following = None if line is None else line.decode()
-        fields = {
-            "plan": self.start.hex(),
-            "lines": self.lines,
-            "link": self.link.hex(),
-        }
-        return json.dumps(fields | {"next": following}).encode()
-
-
-def _verified(folder: pathlib.Path, text: bytes, key: bytes) -> tuple[_Chain, bytes]:
-    """Verifies a ledger's lines; returns their chain and the line still to append, or b"".
-
-    Raises:
-      ValueError: they are not the lines that the run wrote, or not all of them.
-    """
-    try:
-        known = json.loads((folder / SECRET / _CHAIN).read_bytes())
-        plan = (folder / PLAN).read_bytes()
-        want = known["lines"], bytes.fromhex(known["link"])
-        begun, following = bytes.fromhex(known["plan"]), known["next"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"ledger must have its {PLAN} and {SECRET}/{_CHAIN} to go on, got "
-            f"{str(folder)!r}: {error!r}"
-        ) from error
-    chain = _Chain.begin(key, plan)
-    lines = text[: text.rfind(b"\n") + 1].split(b"\n")[:-1]
-    ahead = [] if following is None else [following.encode()]
-    why = ""
-    if not hmac.compare_digest(chain.start, begun):
-        why = f"its {PLAN} is another than that of the run"
-    elif len(lines) < want[0]:
-        why = f"it was cut back: {len(lines)} lines are left of {want[0] + len(ahead)}"
-    else:
-        for line in lines[: want[0]]:
-            chain = chain.then(line)
-        more = lines[want[0] :]
-        if not hmac.compare_digest(chain.link, want[1]) or (more and more != ahead):
-            why = (
-                "it was edited or exchanged: its lines are not those that the run wrote"
-            )
-    if why:
-        raise ValueError(
-            f"ledger must be as its run left it, got {str(folder)!r}, but {why}. Steps "
-            "that were released could be released again, with the same noise over other "
-            f"sums. Restore {LEDGER} and {PLAN}, or begin another run"
-        )
-    missing = ahead[0] if ahead and not lines[want[0] :] else b""
-    for line in ahead:
-        chain = chain.then(line)
-    return chain, missing
+        links = {"plan": self.start.hex(), "lines": self.lines, "link": self.link.hex()}
+        return json.dumps(links | {"next": following}).encode()
 
 
 class _Authentic(NamedTuple):
@@ -276,18 +204,51 @@ class _Authentic(NamedTuple):
 
 
 def _authentic(path: pathlib.Path) -> _Authentic:
-    text, secret = _content(path / LEDGER), _secrets(path)
+    """Verifies a ledger; ValueError unless its lines are those that the run wrote, all."""
+    text, secret = _whole(_content(path / LEDGER)), _secrets(path)
     record = _parsed(text, path / LEDGER)
     if secret.get("run") != record.header["run"]:
         raise ValueError(
             f"ledger must have its own {SECRET}/{RUN}, got {str(path)!r} with "
             "that of another run"
         )
-    chain, missing = _verified(path, text, bytes.fromhex(secret["key"]))
-    whole = text[: text.rfind(b"\n") + 1]
+    key = bytes.fromhex(secret["key"])
+    try:
+        known = json.loads((path / SECRET / _CHAIN).read_bytes())
+        chain = _Chain.begin(key, (path / PLAN).read_bytes())
+        count, link = known["lines"], bytes.fromhex(known["link"])
+        begun, following = bytes.fromhex(known["plan"]), known["next"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"ledger must have its {PLAN} and {SECRET}/{_CHAIN} to go on, got "
+            f"{str(path)!r}: {error!r}"
+        ) from error
+    lines = text.split(b"\n")[:-1]
+    ahead = [] if following is None else [following.encode()]
+    more, why = lines[count:], ""
+    if not hmac.compare_digest(chain.start, begun):
+        why = f"its {PLAN} is another than that of the run"
+    elif len(lines) < count:
+        why = f"it was cut back: {len(lines)} lines are left of {count + len(ahead)}"
+    else:
+        for line in lines[:count]:
+            chain = chain.then(line)
+        if not hmac.compare_digest(chain.link, link) or (more and more != ahead):
+            why = (
+                "it was edited or exchanged: its lines are not those that the run wrote"
+            )
+    if why:
+        raise ValueError(
+            f"ledger must be as its run left it, got {str(path)!r}, but {why}. Steps "
+            "that were released could be released again, with the same noise over other "
+            f"sums. Restore {LEDGER} and {PLAN}, or begin another run"
+        )
+    missing = ahead[0] if ahead and not more else b""
     if missing:
-        record = _parsed(whole + missing + b"\n", path / LEDGER)
-    return _Authentic(record, secret, chain, len(whole), missing)
+        record = _parsed(text + missing + b"\n", path / LEDGER)
+    for line in ahead:
+        chain = chain.then(line)
+    return _Authentic(record, secret, chain, len(text), missing)
 
 
 class Ledger:
@@ -311,16 +272,10 @@ class Ledger:
         """Makes the folder of a new run and writes what is known before it.
 
         Args:
-          folder: may exist, without a ledger.
+          folder: may exist, without a ledger (ValueError) and another process in it.
           plan: the plan's JSON.
           header: public; the fields of the first line, ``run`` among them.
-          secret: goes to ``secret/run.json``; ``key``, 32 bytes in hexadecimal, is that of
-            the chain over the lines.
-
-        Raises:
-          ValueError: the folder holds a ledger, which is the record of another run, or
-            another process makes one there.
-          OSError: it cannot be written.
+          secret: for ``secret/run.json``; ``key``, 32 bytes in hexadecimal, is the chain's.
         """
         path = pathlib.Path(folder)
         line = json.dumps({"ledger": FORMAT} | header).encode()
@@ -356,18 +311,19 @@ class Ledger:
         try:
             found = _authentic(path)
             ledger = cls(path, lock, found.chain)
-            ledger._put_right(found.size, found.missing)
+            # Cuts a torn line off, and appends the one that was written ahead.
+            ledger._file.truncate(found.size)
+            ledger._write(found.missing)
         except BaseException:
             lock.close()
             raise
         return ledger, found.record, found.secret
 
-    def _put_right(self, size: int, missing: bytes) -> None:
-        """Cuts a torn line off, and appends the one that was written ahead."""
-        self._file.truncate(size)
-        if missing:
+    def _write(self, line: bytes) -> None:
+        """Appends a line, if there is one, and synchronises the file with the disk."""
+        if line:
             self._file.seek(0, os.SEEK_END)
-            self._file.write(missing + b"\n")
+            self._file.write(line + b"\n")
             self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -384,10 +340,7 @@ class Ledger:
     def _append(self, fields: dict[str, Any]) -> None:
         line = json.dumps(fields, separators=(",", ":")).encode()
         self.save(_CHAIN, self._chain.ahead(line), secret=True)
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(line + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._write(line)
         self._chain = self._chain.then(line)
 
     def save(self, name: str, content: bytes, *, secret: bool) -> None:
@@ -436,11 +389,7 @@ def check_new(folder: str | os.PathLike[str]) -> None:
 
 
 def discard(folder: str | os.PathLike[str]) -> None:
-    """Removes the record of a run, unless it is still going on.
-
-    Raises:
-      ValueError: another process holds it.
-    """
+    """Removes the record of a run; ValueError while another process holds it."""
     path = pathlib.Path(folder)
     with _locked(path):
         for name in (LEDGER, PLAN, REPORT):

@@ -82,10 +82,10 @@ def make_program(
       plan: what runs.
       transform: ``plan.transform(keys)`` or ``plan.algorithm(keys)``; its state holds all
         it needs of the keys, so the program serves other keys of the same plan.
-      replay: ``plan.replay`` of a plan that has one: what follows from a release.
       optimizer: what follows it. It is given the released gradient, its own state and
         the params, and nothing else: whatever it does is post-processing.
       value_fn: per-record losses; only the transform sees them, and the data.
+      replay: ``plan.replay`` of a plan that has one: makes the gradient from a release.
 
     Returns:
       ``program(carry, keys, data, first, last) -> carry``: the steps [first, last), where
@@ -166,13 +166,8 @@ def applied(
     would be rounded otherwise in one program than in the other. The gradient is made there
     too where that is possible: outside, it would be a second copy of the parameters.
 
-    Args:
-      optimizer: of the run.
-      carry: before the step.
-      made: the transform's state after it, with the release.
-      step: its number.
-      gradient: what the transform made, for a plan without a replay.
-      replay: the plan's replay: makes the gradient from the release.
+    ``made`` is the transform's state after the step; ``gradient`` is given for a plan that
+    has no replay.
     """
 
     def move(operands: Any) -> Any:

@@ -21,12 +21,7 @@ from jaxdp.training import replaying
 
 
 def check_mesh(mesh: Any, params: Any) -> Mesh | None:
-    """Returns ``mesh`` if a run that starts at ``params`` can use it.
-
-    Raises:
-      TypeError: no mesh of devices. ValueError: one of some of several processes only;
-        none, where the params are on several devices.
-    """
+    """Returns ``mesh`` if a run that starts at ``params`` can use it."""
     arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
     if mesh is None:
         if any(len(leaf.sharding.device_set) > 1 for leaf in arrays):
@@ -63,18 +58,15 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
     """Requires equal keys and arguments in all processes of a run; all wait here.
 
     Other keys would put other noise on the same sums; other slices of a batch would count
-    records twice. ``arguments`` are texts or trees of arrays.
-
-    Raises:
-      ValueError: they were not; names the argument.
+    records twice. ``arguments`` are texts or trees of arrays, named in the ValueError.
     """
     if not several_processes(mesh):
         return
-    texts = {n: x.encode() for n, x in arguments.items() if isinstance(x, str)}
-    digests = {name: hashlib.sha256(x).digest() for name, x in texts.items()}
-    for name in arguments.keys() - texts.keys():
-        digests[name] = replaying.digest_of(arguments[name]).digest()
-    digests["keys"] = keys_lib.fingerprint(keys)
+    digests = {"keys": keys_lib.fingerprint(keys)}
+    for name, x in arguments.items():
+        text = isinstance(x, str)
+        found = hashlib.sha256(x.encode()) if text else replaying.digest_of(x)
+        digests[name] = found.digest()
     for name, digest in sorted(digests.items()):  # All ask in one order.
         every = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         if np.any(every != every[0]):
@@ -93,22 +85,17 @@ def on_all(mesh: Mesh | None, tree: Any) -> Any:
     if everywhere.is_fully_addressable:
         return jax.device_put(tree, everywhere)
 
+    def moves(leaf: Any) -> bool:
+        return getattr(leaf, "sharding", None) != everywhere
+
     leaves, structure = jax.tree.flatten(tree)
-    moved = [getattr(leaf, "sharding", None) != everywhere for leaf in leaves]
-    new = iter(
-        _spread(everywhere)([x for x, m in zip(leaves, moved, strict=True) if m])
-    )
-    return structure.unflatten(
-        next(new) if m else x for x, m in zip(leaves, moved, strict=True)
-    )
+    new = iter(_spread(everywhere)([x for x in leaves if moves(x)]))
+    return structure.unflatten([next(new) if moves(x) else x for x in leaves])
 
 
 @functools.cache
 def _spread(everywhere: NamedSharding) -> Any:
-    """Returns a program that copies arrays to devices of other processes.
-
-    Only a program can copy keys there.
-    """
+    """Returns a program: nothing else copies keys to devices of other processes."""
     return jax.jit(lambda leaves: leaves, out_shardings=everywhere)
 
 
@@ -118,11 +105,7 @@ def here(tree: Any) -> Any:
 
 
 def lowered(mesh: Mesh | None, program: Callable[..., Any], *given: Any) -> Any:
-    """Lowers a program of a run for the given arguments, of which the first is donated.
-
-    On a mesh it runs on every device, with what ``axis_name=mesh.axis_names`` adds over
-    them.
-    """
+    """Lowers a program of a run, on every device, for arguments; the first is donated."""
     if mesh is None:
         return jax.jit(program, donate_argnums=0).lower(*given)
     copied = PartitionSpec()

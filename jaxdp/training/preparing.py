@@ -13,54 +13,53 @@ from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.types import ValueFn
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
-from jaxdp.training import isolation, loop, parallel, recording, replaying, resolution
+from jaxdp.training import isolation, loop, parallel, replaying, resolution
 
 #: One object, by which a compiled program is found again.
 _IDENTITY = optax.identity()
 
 
 class Task(NamedTuple):
-    """Checked arguments of a run."""
+    """Arguments that ``fit`` and ``resume`` share."""
 
     plan: Plan
     params: Any
     data: Any
-    value_fn: ValueFn
-    optimizer: optax.GradientTransformation
+    value_fn: Any
+    optimizer: Any  # an optax.GradientTransformation; None before it is checked
     microbatch_size: int | None
     mesh: Mesh | None
+    trainable: Any
+    stacked: Any
+
+    @property
+    def leaves(self) -> dict[str, Any]:
+        """``trainable`` and ``stacked``, by name."""
+        return {"trainable": self.trainable, "stacked": self.stacked}
 
 
-def make_task(
-    plan: Plan,
-    params: Any,
-    data: Any,
-    value_fn: Any,
-    optimizer: Any,
-    microbatch_size: int | None,
-    mesh: Mesh | None,
-    callback: Any,
-) -> Task:
-    """Returns the arguments that ``fit`` and ``resume`` share, checked."""
-    batches.check_data(plan.run, data)
-    if not callable(value_fn):
-        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
-    losses: Any = value_fn
-    if microbatch_size is not None:
-        validate.integer(microbatch_size=microbatch_size)
+def checked(task: Task, callback: Any) -> Task:
+    """Returns a task whose arguments are checked, with data that cannot change in place."""
+    batches.check_data(task.plan.run, task.data)
+    if not callable(task.value_fn):
+        raise TypeError(f"value_fn must be callable, got {task.value_fn!r}")
+    if task.microbatch_size is not None:
+        validate.integer(microbatch_size=task.microbatch_size)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {callback!r}")
-    check_optimizer(plan, optimizer)
-    optimizer = _IDENTITY if optimizer is None else optimizer
-    data = parallel.on_all(mesh, jax.tree.map(_own, data))
-    return Task(plan, params, data, losses, optimizer, microbatch_size, mesh)
+    check_optimizer(task.plan, task.optimizer)
+    optimizer = _IDENTITY if task.optimizer is None else task.optimizer
+
+    def own(array: Any) -> jax.Array:
+        # A copy made now: asarray may share memory with NumPy's, or copy it later.
+        return array if isinstance(array, jax.Array) else jnp.array(array)
+
+    data = parallel.on_all(task.mesh, jax.tree.map(own, task.data))
+    return task._replace(optimizer=optimizer, data=data)
 
 
 def check_optimizer(plan: Plan, optimizer: Any) -> None:
-    """Requires an optimizer for plans whose updates are gradients, and None for others.
-
-    Gradients that are added as they are climb: the loss goes up and the budget is spent.
-    """
+    """Requires an optimizer for plans whose updates are gradients, and None for others."""
     if optimizer is None:
         if plan.makes_steps or plan.runs_algorithm:
             return
@@ -83,10 +82,7 @@ def check_optimizer(plan: Plan, optimizer: Any) -> None:
 def check_losses(
     plan: Plan, params: Any, data: Any, value_fn: ValueFn, check_isolation: bool
 ) -> None:
-    """Checks that no loss depends on other records, for plans that evaluate whole batches.
-
-    Once for a loss and such shapes: another run of the same costs nothing.
-    """
+    """Checks that no loss depends on others' records, if a plan evaluates whole batches."""
     if not (check_isolation and plan.evaluates_batches):
         return
     params, data = jax.tree.map(jnp.asarray, (params, data))
@@ -96,81 +92,58 @@ def check_losses(
         whole = all(x.is_fully_addressable for x in leaves)
         params = jax.device_get(params) if whole else parallel.here(params)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
-
-    def build() -> None:
-        isolation.check_made_up(value_fn, params, shapes)
-
     leaves, structure = jax.tree.flatten((params, shapes))
     like = (structure, tuple((x.shape, x.dtype) for x in leaves))
-    loop.compiled(("isolation", value_fn, like), build)
+    check = lambda: isolation.check_made_up(value_fn, params, shapes)  # noqa: E731
+    # Once for a loss and such shapes: another run of the same costs nothing.
+    loop.compiled(("isolation", value_fn, like), check)
 
 
-def _own(array: Any) -> jax.Array:
-    """Returns an array that cannot change in place: a JAX array, or a copy of NumPy's.
-
-    The copy is made before the function returns. ``jnp.asarray`` may share memory with the
-    NumPy array, or copy it later.
-    """
-    return array if isinstance(array, jax.Array) else jnp.array(array)
-
-
-def make_transform(
-    task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any
-) -> Any:
+def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
     """Returns the plan's transformation or algorithm, with the options of the run."""
     if task.plan.runs_algorithm:
-        return _algorithm(task, keys, trainable, stacked)
-    options = {"trainable": trainable, "microbatch_size": task.microbatch_size}
+        return _algorithm(task, keys)
+    options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
     if task.mesh is not None:
         options["axis_name"] = task.mesh.axis_names
-    if stacked is not None:
+    if task.stacked is not None:
         if not task.plan.draws_directions:
             raise ValueError(
                 f"stacked must be None for {task.plan.family}, which draws no directions, "
-                f"got {stacked!r}"
+                f"got {task.stacked!r}"
             )
-        options["stacked"] = stacked
-    dim = run_state.size(task.params, run_state.moving(task.params, trainable))
+        options["stacked"] = task.stacked
+    moves = run_state.moving(task.params, task.trainable)
     resolution.warn_if_unresolved(
-        task.plan.perturbation(dim), task.params, trainable=trainable, stacklevel=3
+        task.plan.perturbation(run_state.size(task.params, moves)),
+        task.params,
+        trainable=task.trainable,
+        stacklevel=3,
     )
     return task.plan.transform(keys, **options)
 
 
-def _algorithm(
-    task: Task, keys: keys_lib.Keys, trainable: Any, stacked: Any
-) -> Algorithm:
+def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
     """Returns the algorithm of a plan that owns its iterates."""
-    plan = task.plan
-    for name, given in (
-        ("mesh", task.mesh),
-        ("trainable", trainable),
-        ("stacked", stacked),
-        ("microbatch_size", None if plan.differentiates else task.microbatch_size),
-    ):
-        if given is not None:
+    unused = ["mesh", "trainable", "stacked"]
+    if not task.plan.differentiates:
+        unused.append("microbatch_size")
+    for name in unused:
+        if getattr(task, name) is not None:
             raise ValueError(
-                f"{name} must be None for {plan.family}, which has no use for it, got "
-                f"{given!r}"
+                f"{name} must be None for {task.plan.family}, which has no use for it, "
+                f"got {getattr(task, name)!r}"
             )
-    options = {}
-    if task.microbatch_size is not None:
-        options["microbatch_size"] = task.microbatch_size
-    algorithm = plan.algorithm(keys, **options)
+    size = task.microbatch_size
+    options = {} if size is None else {"microbatch_size": size}
+    algorithm = task.plan.algorithm(keys, **options)
     with keys_lib.shapes_only():
         jax.eval_shape(algorithm.init, task.params)  # Raises if params do not fit.
     return algorithm
 
 
 def compiled(
-    task: Task,
-    transform: Any,
-    keys: keys_lib.Keys,
-    *,
-    trainable: Any,
-    stacked: Any,
-    in_chunks: bool,
-    with_text: bool,
+    task: Task, transform: Any, keys: keys_lib.Keys, *, in_chunks: bool, with_text: bool
 ) -> tuple[Any, str, float]:
     """Returns the compiled program, its text if asked for, and the seconds it took now."""
     plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
@@ -181,7 +154,7 @@ def compiled(
         )
     replay = None
     if plan.replayable:  # Its update reads the key of directions from the state.
-        replay = plan.replay(keys.direction, trainable=trainable, stacked=stacked)
+        replay = plan.replay(keys.direction, **task.leaves)
     program = loop.make_program(plan, transform, optimizer, task.value_fn, replay)
 
     def build() -> tuple[Any, str]:
@@ -200,15 +173,9 @@ def compiled(
             lowered = parallel.lowered(mesh, whole, carry, keys, task.data)
         return lowered.compile(), lowered.as_text() if with_text else ""
 
-    leaves = replaying.chosen_leaves(task.params, trainable, stacked)
+    leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, task.data))
     how = (task.microbatch_size, mesh, in_chunks, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     (run, text), seconds = loop.compiled(key, build)
     return lambda *given: run(*parallel.on_all(mesh, given)), text, seconds
-
-
-def program_of(task: Task, text: str) -> recording.Program:
-    """Returns the properties of the program that a resumed run is compared with."""
-    devices = 1 if task.mesh is None else task.mesh.size
-    return recording.Program(task.microbatch_size, devices, text)

@@ -1,5 +1,6 @@
 """Records of a run: written while it runs, and read to resume it in another process."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -11,7 +12,7 @@ import pathlib
 import platform
 import re
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jaxdp.core import run_state
 from jaxdp.kernels import sphere
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger as ledger_lib
-from jaxdp.training import loop, parallel, replaying, reporting
+from jaxdp.training import loop, parallel, preparing, replaying, reporting
 
 #: The last one, and the one before it, from which the last chunk is computed again.
 _CHECKPOINT, _BEFORE = "checkpoint.npz", "checkpoint-before.npz"
@@ -51,31 +52,19 @@ _FEATURES = re.compile(r"(s*sse|avx|fma|f16c|amx|bmi|adx|asimd|sve|sme|fp16|bf16
 
 @dataclasses.dataclass(kw_only=True)
 class Recorder:
-    """Writer of intents, releases and checkpoints of one process's part of a run.
+    """Writer of intents, releases and checkpoints of one process's part of a run."""
 
-    Attributes:
-      ledger: open and locked.
-      run: its name in the header.
-      replayable: whether the releases give the parameters back.
-      attempt: whose noise covers the next steps.
-      outstanding: an intent that is charged and whose steps are computed again.
-      charged: steps that count as released, those of every attempt.
-      done: steps whose releases are recorded.
-    """
-
-    ledger: ledger_lib.Ledger
-    run: str
-    replayable: bool
-    attempt: int = 0
+    ledger: ledger_lib.Ledger  # open and locked
+    run: str  # its name in the header
+    replayable: bool  # whether the releases give the parameters back
+    attempt: int = 0  # whose noise covers the next steps
+    #: An intent that is charged and whose steps are computed again.
     outstanding: ledger_lib.Intent | None = None
-    charged: int = 0
-    done: int = 0
+    charged: int = 0  # steps that count as released, those of every attempt
+    done: int = 0  # steps whose releases are recorded
 
     def before(self, first: int, last: int) -> None:
-        """Records the intent to compute the steps [first, last), which charges them.
-
-        Must be called before they are computed. An outstanding intent is not charged again.
-        """
+        """Charges the steps [first, last), before they are computed; no intent twice."""
         intent = ledger_lib.Intent(first, last, self.attempt)
         if intent != self.outstanding:  # Computed again, with the noise of its intent.
             self.ledger.intend(*intent)
@@ -83,10 +72,7 @@ class Recorder:
         self.outstanding = None
 
     def after(self, first: int, last: int, carry: loop.Carry) -> None:
-        """Records the releases of the steps [first, last), and a checkpoint.
-
-        Must be called with the carry after them, before it is shown to anybody.
-        """
+        """Records the steps [first, last), before their carry is shown to anybody."""
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
         self.done = last
@@ -157,66 +143,50 @@ def _blank(state: Any) -> Any:
     def blanked(node: Any) -> Any:
         if not has_secrets(node):
             return node
-        fields = {name: getattr(node, name) for name in node._fields}
-        new = {
-            name: jax.tree.map(zeros, x) if name in node.SECRET else _blank(x)
-            for name, x in fields.items()
-        }
-        return type(node)(**new)
+        fields = zip(node._fields, node, strict=True)
+        secret = frozenset(node.SECRET)
+        return type(node)(
+            *(jax.tree.map(zeros, x) if f in secret else _blank(x) for f, x in fields)
+        )
 
     return jax.tree.map(blanked, state, is_leaf=has_secrets)
 
 
-class Program(NamedTuple):
-    """Properties of a program that its bits depend on, data aside."""
-
-    microbatch_size: int | None
-    devices: int  # that share a batch
-    text: str  # of the program of a chunk: losses, optimizer and all else
-
-    @property
-    def calls_python(self) -> bool:
-        """True if the program calls Python: its text is then not all that it computes."""
-        return _CALLBACK.search(self.text) is not None
-
-    def conditions(self, key: bytes, data: Any) -> dict[str, Any]:
-        """Returns the conditions that a resumed run must meet, for ``secret/``.
-
-        Data and text are in it as keyed digests: without the key nobody can try out data or
-        losses against them.
-        """
-
-        def keyed(content: bytes) -> str:
-            return hmac.new(key, content, "sha256").hexdigest()
-
-        return {
-            "data": keyed(replaying.digest_of(data).digest()),
-            "microbatch_size": self.microbatch_size,
-            "devices": self.devices,
-            "jax": jax.__version__,
-            "jaxlib": reporting.versions()["jaxlib"],
-            "device": jax.devices()[0].device_kind,
-            **_surroundings(),
-            "losses, optimizer": keyed(self.text.encode()),
-        }
+def calls_python(text: str) -> bool:
+    """Returns True if a program calls Python: its text is not all that it computes then."""
+    return _CALLBACK.search(text) is not None
 
 
-def _surroundings() -> dict[str, Any]:
-    """Returns the flags and, on a CPU, the processor, on which bits also depend."""
+def _conditions(task: preparing.Task, text: str, key: bytes) -> dict[str, Any]:
+    """Returns the conditions that a resumed run must meet, for ``secret/``.
+
+    Data and ``text``, that of the program of a chunk with its losses and optimizer, are in
+    it as keyed digests: without the key nobody can try out data or losses against them.
+    """
+
+    def keyed(content: bytes) -> str:
+        return hmac.new(key, content, "sha256").hexdigest()
+
     config: Any = jax.config
-    flags = {name: str(getattr(config, name, None)) for name in _FLAGS}
-    names = {name: os.environ.get(name, "") for name in _ENVIRONMENT}
-    on_cpu = jax.devices()[0].platform == "cpu"
-    return names | flags | ({"processor": _processor()} if on_cpu else {})
+    device = jax.devices()[0]
+    return {
+        "data": keyed(replaying.digest_of(task.data).digest()),
+        "microbatch_size": task.microbatch_size,
+        "devices": 1 if task.mesh is None else task.mesh.size,
+        "jax": jax.__version__,
+        "jaxlib": reporting.versions()["jaxlib"],
+        "device": device.device_kind,
+        **{name: os.environ.get(name, "") for name in _ENVIRONMENT},
+        **{name: str(getattr(config, name, None)) for name in _FLAGS},
+        **({"processor": _processor()} if device.platform == "cpu" else {}),
+        "losses, optimizer": keyed(text.encode()),
+    }
 
 
 @functools.cache
 def _processor() -> str:
-    """Returns the processor that XLA compiles for: model, and instructions that compute.
-
-    JAX calls every CPU "cpu". Where the system does not say more, its name alone.
-    """
-    try:
+    """Returns the processor that XLA compiles for: model, and instructions that compute."""
+    try:  # JAX calls every CPU "cpu". Not all systems say more.
         text = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
@@ -231,19 +201,15 @@ def _processor() -> str:
 
 def create(
     folder: Any,
-    plan: Plan,
+    task: preparing.Task,
     keys: keys_lib.Keys,
-    params: Any,
-    data: Any,
-    *,
-    trainable: run_state.Trainable,
-    stacked: Any,
-    program: Program,
+    text: str,
     chunk: int,
     note: dict[str, Any],
 ) -> Recorder:
     """Creates the folder of a new run, and returns its recorder."""
-    moving, layered = replaying.chosen_leaves(params, trainable, stacked)
+    plan, params = task.plan, task.params
+    moving, layered = replaying.chosen_leaves(params, **task.leaves)
     words = keys_lib.to_hex(keys)
     run = secrets.token_hex(16)
     header = {
@@ -259,13 +225,13 @@ def create(
         "stacked": layered,
         "params": replaying.digest_of(params).hexdigest(),
         "chunk": chunk,
-        "microbatch_size": program.microbatch_size,
+        "microbatch_size": task.microbatch_size,
         "device": jax.devices()[0].device_kind,
         "versions": reporting.versions(),
         "note": note,
     }
     key = secrets.token_bytes(32)
-    attempt = {"salt": "", "same": program.conditions(key, data)}
+    attempt = {"salt": "", "same": _conditions(task, text, key)}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
     ledger = ledger_lib.Ledger.create(
         folder, plan=plan.file_text(), header=header, secret=hidden
@@ -275,45 +241,29 @@ def create(
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """State of a resumed run: its ledger, plan, keys and attempt.
+    """State of a resumed run: its ledger, plan, keys and attempt."""
 
-    Attributes:
-      ledger: open and locked.
-      record: what it says.
-      hidden: what ``secret/run.json`` says.
-      plan: of the run.
-      attempt: whose noise covers the next steps.
-      new: whether that attempt begins now.
-      ended: whether the run is over and its noise forgotten: no step can follow.
-      keys: of that attempt.
-      last: the step at which the budget ends.
-    """
-
-    ledger: ledger_lib.Ledger
-    record: ledger_lib.Record
-    hidden: dict[str, Any]
+    ledger: ledger_lib.Ledger  # open and locked
+    record: ledger_lib.Record  # what it says
+    hidden: dict[str, Any]  # what secret/run.json says
     plan: Plan
-    attempt: int
-    new: bool
-    ended: bool
-    keys: keys_lib.Keys
-    last: int
+    attempt: int  # whose noise covers the next steps
+    new: bool  # whether that attempt begins now
+    ended: bool  # whether the run is over and its noise forgotten: no step can follow
+    keys: keys_lib.Keys  # of that attempt
+    last: int  # the step at which the budget ends
 
     @property
     def done(self) -> int:
         """Number of steps whose releases are recorded."""
         return len(self.record.releases)
 
-    def recorder(self, program: Program, data: Any) -> Recorder:
-        """Returns the recorder, if the conditions of the attempt are met.
+    def recorder(self, task: preparing.Task, text: str) -> Recorder:
+        """Returns the recorder; ValueError unless all is as when this attempt began.
 
         For a new attempt, stores the present conditions instead.
-
-        Raises:
-          ValueError: something is not as it was when this attempt began, or cannot be
-            seen to be.
         """
-        now = program.conditions(bytes.fromhex(self.hidden["key"]), data)
+        now = _conditions(task, text, bytes.fromhex(self.hidden["key"]))
         attempts, outstanding = self.hidden["attempts"], self.record.outstanding
         if self.new and not self.ended:
             attempts[self.attempt]["same"] = now
@@ -322,7 +272,7 @@ class Resumed:
             outstanding = None
         elif not self.new:
             _compare(attempts[self.attempt]["same"], now)
-            if outstanding is not None and program.calls_python:
+            if outstanding is not None and calls_python(text):
                 raise ValueError(
                     "value_fn must be all JAX for steps that were under way to be computed "
                     f"again, but the program calls Python, and the steps "
@@ -366,55 +316,36 @@ def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
 def take_up(
     folder: Any, plan: Plan | None, params: Any, *, new_attempt: bool
 ) -> Resumed:
-    """Opens a run's folder and decides which attempt's noise covers the next steps.
-
-    Raises:
-      ValueError: as :func:`jaxdp.resume`.
-    """
+    """Opens a run's folder and decides which attempt's noise covers the next steps."""
     ledger, record, hidden = ledger_lib.Ledger.open(folder)
-    try:
-        return _decide(ledger, record, hidden, plan, params, new_attempt)
-    except BaseException:
-        ledger.close()
-        raise
-
-
-def _decide(
-    ledger: ledger_lib.Ledger,
-    record: ledger_lib.Record,
-    hidden: dict[str, Any],
-    plan: Plan | None,
-    params: Any,
-    new_attempt: bool,
-) -> Resumed:
-    recorded = replaying.plan_of(record)
-    if plan is not None and plan.digest != recorded.digest:
-        raise ValueError(
-            f"plan must be the plan of the run,\n{recorded}\ngot another:\n{plan}"
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(ledger.close)
+        recorded = replaying.plan_of(record)
+        if plan is not None and plan.digest != recorded.digest:
+            raise ValueError(
+                f"plan must be the plan of the run,\n{recorded}\ngot another:\n{plan}"
+            )
+        replaying.check_params(record.header, params)
+        keys = keys_lib.from_hex(hidden["keys"])
+        done, outstanding = len(record.releases), record.outstanding
+        left = recorded.num_steps - record.charged
+        ended = bool(hidden.get("ended"))
+        # An attempt counts from its first intent.
+        attempt = record.intents[-1].attempt if record.intents else 0
+        if new_attempt and not ended:
+            _check_new_attempt(recorded, outstanding, left)
+            # Fresh, so that two copies of a folder never share the noise of an attempt.
+            salted = secrets.token_hex(32) if keys.private else ""
+            hidden["attempts"].append({"salt": salted})
+            attempt, outstanding = len(hidden["attempts"]) - 1, None
+        salt = bytes.fromhex(hidden["attempts"][attempt]["salt"])
+        keys = keys_lib.renewed(keys, attempt, salt)
+        last = (done if outstanding is None else outstanding.last) + left
+        last = done if ended else last
+        on_error.pop_all()
+        return Resumed(
+            ledger, record, hidden, recorded, attempt, new_attempt, ended, keys, last
         )
-    replaying.check_params(record.header, params)
-    keys = keys_lib.from_hex(hidden["keys"])
-    outstanding = record.outstanding
-    left = recorded.num_steps - record.charged
-    ended = bool(hidden.get("ended"))
-    if new_attempt and not ended:
-        _check_new_attempt(recorded, outstanding, left)
-        # Fresh, so that two copies of a folder never share the noise of an attempt.
-        salted = secrets.token_hex(32) if keys.private else ""
-        hidden["attempts"].append({"salt": salted})
-        outstanding = None
-    # An attempt counts from its first intent.
-    attempt = record.intents[-1].attempt if record.intents else 0
-    if new_attempt and not ended:
-        attempt = len(hidden["attempts"]) - 1
-    salt = bytes.fromhex(hidden["attempts"][attempt]["salt"])
-    keys = keys_lib.renewed(keys, attempt, salt)
-    last = (len(record.releases) if outstanding is None else outstanding.last) + left
-    if ended:
-        last = len(record.releases)
-    return Resumed(
-        ledger, record, hidden, recorded, attempt, new_attempt, ended, keys, last
-    )
 
 
 def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) -> None:
@@ -449,8 +380,7 @@ def checkpoints(at: Resumed) -> dict[int, dict[str, np.ndarray]]:
     folder may have been copied while it changed.
     """
     found = {}
-    for name in (_BEFORE, _CHECKPOINT):
-        content = at.ledger.load(name)
+    for content in map(at.ledger.load, (_BEFORE, _CHECKPOINT)):
         if content is None:
             continue
         with np.load(io.BytesIO(content)) as file:
@@ -477,18 +407,10 @@ def checked_from(at: Resumed) -> int:
 def check_recomputed(
     at: Resumed, first: int, carry: loop.Carry, known: dict[str, np.ndarray] | None
 ) -> None:
-    """Requires that steps computed again gave what is on record, to the bit.
+    """Requires that steps from ``first`` on gave what is on record again, to the bit.
 
-    What they gave is thrown away: it is the same, or it is shown to nobody.
-
-    Args:
-      at: of the run.
-      first: the steps from here on were computed again.
-      carry: after them.
-      known: the checkpoint after them, if there is one.
-
-    Raises:
-      ValueError: they gave something else.
+    ``known`` is the checkpoint after them, if there is one. What they gave is thrown away:
+    it is the same, or it is shown to nobody.
     """
     carry = parallel.here(carry)
     got = np.asarray(carry.releases)[first : at.done]
@@ -523,11 +445,9 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
     """Requires that a replay gave the parameters of the run, to the bit.
 
     Steps that were under way are computed again under the noise that they had: at other
-    parameters, that would be one noise over two sums.
-
-    Raises:
-      ValueError: they are others, and no new noise is drawn.
+    parameters, that would be one noise over two sums. (A new attempt draws new noise.)
     """
+    params = parallel.here(params)
     if digest and not at.new and replaying.digest_of(params).hexdigest() != digest:
         raise ValueError(
             "ledger must be resumed where its replay gives the parameters of the run, to "
@@ -588,10 +508,7 @@ def _with_roots(kept: Any, made: Any) -> Any:
     if not hasattr(made, "_fields"):
         return kept
     fresh = run_state.rootless(made) if hasattr(made, "SECRET") else ()
-    fields = {
-        name: getattr(made, name)
-        if name in fresh
-        else _with_roots(getattr(kept, name), getattr(made, name))
-        for name in made._fields
-    }
-    return type(made)(**fields)
+    fields = zip(made._fields, kept, made, strict=True)
+    return type(made)(
+        *(new if name in fresh else _with_roots(old, new) for name, old, new in fields)
+    )

@@ -83,13 +83,8 @@ def compiled(
 ) -> Callable[..., loop.Carry]:
     """Returns ``program(carry, releases (T, K), first, last) -> carry``, compiled.
 
-    Args:
-      plan: of the run.
-      optimizer: of the run.
-      direction: a direction root; the program takes the carry's, so it serves all.
-      carry: shapes; its state is that of ``plan.replay`` or of the run.
-      trainable: as in the run.
-      stacked: as in the run.
+    The state of ``carry`` is that of ``plan.replay`` or of the run. The program takes the
+    direction root in it, and so serves all.
     """
     transform = plan.replay(direction, trainable=trainable, stacked=stacked)
 
@@ -124,11 +119,7 @@ def chosen_leaves(
 
 
 def filled(plan: Plan, releases: np.ndarray, width: int) -> np.ndarray:
-    """Pads releases (steps, R) with zeros to the plan's steps: (num_steps, R).
-
-    Raises:
-      ValueError: more steps than the plan has, or releases of another width.
-    """
+    """Pads releases (steps, R) with zeros to the plan's steps: (num_steps, R)."""
     missing = plan.num_steps - len(releases)
     if missing < 0 or (len(releases) and releases.shape[1] != width):
         raise ValueError(
@@ -142,17 +133,11 @@ def filled(plan: Plan, releases: np.ndarray, width: int) -> np.ndarray:
 
 
 def plan_of(record: ledger_lib.Record) -> Plan:
-    """Returns the plan of a ledger, if its directions are those of this version.
-
-    Raises:
-      ValueError: they are not, or the header holds no plan.
-    """
+    """Returns the plan of a ledger; ValueError for directions of another version."""
     header = record.header
+    want = {"version": sphere.VERSION, "prng": prng()}
     try:
-        want, got = (
-            {"version": sphere.VERSION, "prng": prng()},
-            {"version": header["direction_version"], "prng": header["prng"]},
-        )
+        got = {"version": header["direction_version"], "prng": header["prng"]}
         plan = plans.from_json(json.dumps(header["plan"]))
     except KeyError as error:
         raise ValueError(f"ledger must say its {error} in the header") from error
@@ -176,13 +161,10 @@ def leaves_of(header: dict[str, Any]) -> dict[str, Any]:
 
 def describe_leaves(params: Any) -> dict[str, list[Any]]:
     """Returns path -> [identity, dtype, shape] of every leaf; public."""
+    named = jax.tree_util.tree_leaves_with_path(params)
     return {
-        sphere.path_str(path): [
-            sphere.leaf_id(sphere.path_str(path)),
-            str(jnp.result_type(leaf)),
-            list(np.shape(leaf)),
-        ]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        path: [sphere.leaf_id(path), str(jnp.result_type(leaf)), list(np.shape(leaf))]
+        for path, leaf in ((sphere.path_str(path), leaf) for path, leaf in named)
     }
 
 
@@ -198,11 +180,7 @@ def digest_of(tree: Any) -> "hashlib._Hash":
 
 
 def check_params(header: dict[str, Any], params: Any) -> None:
-    """Requires the initial parameters of the run.
-
-    Raises:
-      ValueError: others.
-    """
+    """Requires the initial parameters of the run; ValueError for others."""
     leaves = describe_leaves(params)
     if leaves != header["leaves"]:
         raise ValueError(

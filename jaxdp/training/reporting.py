@@ -63,13 +63,11 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, A
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that compute a run."""
-    names = {"jaxdp": "jaxdp-optim"} | {
-        name: name for name in ("jaxlib", "optax", "dp-accounting")
-    }
     out = {"jax": jax.__version__}
-    for name, distribution in names.items():
+    for name in ("jaxdp-optim", "jaxlib", "optax", "dp-accounting"):
         try:
-            out[name] = importlib.metadata.version(distribution)
+            found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            out[name] = "not installed"
+            found = "not installed"
+        out[name.removesuffix("-optim")] = found
     return out

@@ -45,16 +45,9 @@ def warn_if_unresolved(
     Args:
       perturbation: its radius is in units of the parameters; 0 never warns.
       params: the initial parameters, public: a pytree of arrays of any shape and dtype.
-      trainable: which leaves move (None, predicate on the path, pytree of bools).
+      trainable: which leaves move, as in :func:`jaxdp.fit`.
       compute_dtype: what the losses cast the parameters to; None is their own dtype.
       stacklevel: whose line the warning names: 1 is the caller's, 2 its caller's.
-
-    Warns:
-      UserWarning: the radius is below the least recommended one. It names
-        ``smoothing_radius``, its value, the dtype and that least value.
-
-    Raises:
-      TypeError, ValueError: a radius below zero, or a ``trainable`` that does not fit.
     """
     radius, share, differences, may_be_zero = perturbation
     validate.non_negative(smoothing_radius=radius)
@@ -94,13 +87,10 @@ def _spacings(
         if not moves(path_str(path)) or np.size(leaf) == 0:
             continue
         dtype = jnp.result_type(leaf)
-        if (
-            compute_dtype is not None
-            and jnp.finfo(compute_dtype).eps > jnp.finfo(dtype).eps
-        ):
-            dtype = jnp.dtype(compute_dtype)
+        dtypes = dtype, jnp.dtype(dtype if compute_dtype is None else compute_dtype)
+        used = max(dtypes, key=lambda x: jnp.finfo(x).eps)
         half = _half_spacing(_sample(leaf), float(jnp.finfo(dtype).eps))
-        found.setdefault(dtype.name, []).append((half, int(np.size(leaf))))
+        found.setdefault(used.name, []).append((half, int(np.size(leaf))))
     return found
 
 
@@ -122,9 +112,7 @@ def _half_spacing(values: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _median(sizes: _Sizes) -> float:
-    """Returns the median over all elements of all leaves."""
+    """Returns the median over all elements of all leaves; a sample stands for each leaf."""
     values = np.concatenate([half for half, _ in sizes])
     weights = np.concatenate([np.full(len(h), n / len(h)) for h, n in sizes])
-    order = np.argsort(values)
-    total = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(total, total[-1] / 2)])
+    return float(np.quantile(values, 0.5, weights=weights, method="inverted_cdf"))

@@ -541,7 +541,7 @@ def test_which_programs_call_python(kind: str, tmp_path: Path) -> None:
         return out + 0 * mean + jax.numpy.linalg.qr(batch[0][:3, :3])[1].sum() * 0
 
     run = jax.jit(losses).lower(PARAMS, DATA).as_text()
-    found = recording.Program(None, 1, run).calls_python
+    found = recording.calls_python(run)
     assert found == (kind != "none")
 
 
