@@ -228,12 +228,13 @@ CHOICE = ("--task", "choice", "--template", "{text} It was")
 @pytest.mark.parametrize(
     ("words", "metrics"),
     [
-        (
+        pytest.param(
             (
                 *(*CHOICE, "--choices-field", "choices", "--num-choices", 3),
                 *("--span-length", 4, "--trainable", "prefix", "--num-directions", 2),
             ),
             {"test_accuracy"},
+            marks=pytest.mark.slow,  # As generation, but for its scores: a minute.
         ),
         (
             (
@@ -276,6 +277,7 @@ def test_other_tasks(
     assert weights(alone / "there") == weights(tmp_path / "model")
 
 
+@pytest.mark.slow  # The model's is in models/language/test_network.py.
 def test_lora_trains_the_adapter_alone_and_goes_on(
     home: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -718,6 +720,7 @@ def test_what_must_be_given(name: str, capsys: Any) -> None:
     assert capsys.readouterr().err == f"jaxdp: --{name} must be a path, got nothing\n"
 
 
+@pytest.mark.slow  # Two commands' runs, for refusals of paths.
 def test_replay_writes_over_nothing_of_the_run(
     home: Path, tmp_path: Path, capsys: Any
 ) -> None:

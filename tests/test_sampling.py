@@ -484,7 +484,18 @@ def quiet(sampler: Any, num_steps: int) -> plans.DPZero:
     )
 
 
-@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        *(DRAWING[1], EPOCHS),
+        # The same program but for the sampler's draw, which the tests above are of.
+        *(
+            pytest.param(sampler, marks=pytest.mark.slow)
+            for sampler in (sampling.FullBatch(), FIXED, PASS)
+        ),
+    ],
+    ids=repr,
+)
 def test_fit_reads_what_the_sampler_draws(sampler: Any) -> None:
     p = quiet(sampler, 5)
     result = jaxdp.fit(

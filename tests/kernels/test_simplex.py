@@ -342,7 +342,10 @@ def test_the_root_takes_the_first_word_that_it_may() -> None:
 # --- draws ---
 
 
-@pytest.mark.parametrize("dim", [2, 17, 257, 4099])
+@pytest.mark.parametrize(
+    "dim",
+    [2, 4099, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (17, 257))],
+)
 def test_draws_follow_the_softmax(dim: int) -> None:
     """All of them, and the first half: the order is that of iid draws."""
     num = 200_000
@@ -400,9 +403,9 @@ def test_under_vmap_and_scan() -> None:
 
 def test_the_same_with_x64() -> None:
     scores = scores_of(300, 2)
-    expected = simplex.sample(KEY, scores, 64)
+    expected = sample(KEY, scores, 64)
     with jax.enable_x64(True):
-        again = simplex.sample(KEY, scores, 64)
+        again = sample(KEY, scores, 64)
     assert again.dtype == jnp.int32
     np.testing.assert_array_equal(again, expected)
 

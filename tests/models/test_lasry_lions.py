@@ -88,7 +88,13 @@ def searched_lasry_lions(fn, x, smoothing, slope, num):
 # --- closed forms ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("constants", [{"weak_convexity": 0.0}, {"lipschitz": 10.0}])
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {"weak_convexity": 0.0},
+        pytest.param({"lipschitz": 10.0}, marks=pytest.mark.slow),
+    ],
+)
 def test_absolute_value(constants):
     smoothing, slope = 0.1, 10.0
     for x in (-4.0, -1.2, -0.9, -0.3, 0.0, 0.5, 0.999, 1.001, 2.5):

@@ -30,7 +30,16 @@ def float64():
         yield
 
 
-@pytest.fixture(params=PROBLEMS)
+#: The same losses with other numbers.
+OTHERS = ("cosine_weighted", "quartic_steep", "factorization_2")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in OTHERS else name
+        for name in PROBLEMS
+    ]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -279,6 +279,7 @@ def test_microbatches_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["tree", "blt_2"])
+@pytest.mark.slow  # A study; every number is in the next test.
 def test_noise_is_that_of_the_plan(name: str) -> None:
     """Zero losses: what is released is the noise, with the plan's covariance."""
     plan = make(**NOISY, prefix_noise=name, num_steps=8, num_directions=1)
@@ -319,8 +320,9 @@ def test_noise_is_that_of_the_plan(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
-@pytest.mark.parametrize("name", ["tree", "blt_2"])
+@pytest.mark.parametrize(
+    ("name", "relation"), [("tree", "replace_one"), ("blt_2", "zero_out")]
+)
 def test_estimates_without_signal_are_the_noise(name: str, relation: str) -> None:
     """Every number of a run, from the plan's numbers and its keys."""
     plan = make(**NOISY, prefix_noise=name, relation=relation)

@@ -272,10 +272,9 @@ def test_directions_are_a_record_s_own_whatever_else_is_sampled(oracle: Any) -> 
         mask=batch.mask[order],
         index=batch.index[order],
     )
-    given = {"value_fn": kinked, "phase": "restart"}
-    one, two = (
-        tx.update(None, tx.init(w), w, batch=b, **given)[0] for b in (batch, moved)
-    )
+    given: Any = {"value_fn": kinked, "phase": "restart"}
+    update = jax.jit(lambda b: tx.update(None, tx.init(w), w, batch=b, **given)[0])
+    one, two = update(batch), update(moved)
     np.testing.assert_array_equal(one, two)
     assert int(batch.mask.sum()) > 2
 
@@ -366,6 +365,7 @@ def test_slopes_along_common_directions_have_the_integers_of_their_plan() -> Non
 
 
 @pytest.mark.parametrize("sampler", [WHOLE, SAMPLED])
+@pytest.mark.slow  # A study; the integers are above.
 def test_noise_of_several_passes_adds_up_until_the_restart(sampler: Any) -> None:
     """A mean over 16000 squares of normals is off by 4.5% with probability 1e-6."""
     changes = {"sampling": sampler, "noise_multiplier": 1.0}
@@ -394,6 +394,7 @@ def test_noise_follows_the_movement() -> None:
     np.testing.assert_allclose(got[[1, 3]], [std / 2, std], rtol=0.04)
 
 
+@pytest.mark.slow  # A study; the integers are above.
 def test_noise_of_a_scalar_release() -> None:
     plan = make(**SCALAR | BOUNDED | {"noise_multiplier": 1.0})
     noise = simulated(plan, RUNS)
@@ -405,6 +406,7 @@ def test_noise_of_a_scalar_release() -> None:
 # --- whole runs --------------------------------------------------------------------
 
 
+@pytest.mark.slow  # As in test_gradient.py, whole runs.
 def test_microbatches_change_nothing_but_rounding() -> None:
     plan = make(**FIRST | BOUNDED | {"noise_multiplier": 1.0})
     whole, parts = (

@@ -57,11 +57,8 @@ POISSON = sampling.TruncatedPoisson(sampling_prob=0.3)
 @pytest.mark.parametrize(
     ("name", "sampler"),
     [
-        ("mlp", sampling.FullBatch()),
+        pytest.param("mlp", sampling.FullBatch(), marks=pytest.mark.slow),
         ("linear", POISSON),
-        # Each of them once more.
-        pytest.param("linear", sampling.FullBatch(), marks=pytest.mark.slow),
-        pytest.param("mlp", POISSON, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -408,7 +405,10 @@ def lazily_centred(p: jax.Array, b: Any, at: Any) -> jax.Array:
     return centred(at("", p), b)
 
 
-ACROSS = [centred, largest, least, balanced, demeaned, jaxdp.LazyLoss(lazily_centred)]
+ACROSS = [
+    *(centred, largest, balanced, jaxdp.LazyLoss(lazily_centred)),
+    *(pytest.param(loss, marks=pytest.mark.slow) for loss in (least, demeaned)),
+]
 
 
 @pytest.mark.parametrize("loss", ACROSS, ids=lambda f: getattr(f, "__name__", "lazy"))
@@ -437,8 +437,7 @@ def test_losses_across_records_are_refused_before_anything_is_spent(
 )
 def test_losses_of_single_records_pass(loss: Any) -> None:
     data = (jnp.abs(X), Y)
-    plan, keys = make_plan(num_steps=2), Keys.insecure(0)
-    jaxdp.fit(plan, keys, jnp.zeros(D), data, value_fn=loss, optimizer=SGD)
+    preparing.check_losses(make_plan(num_steps=2), jnp.zeros(D), data, loss, True)
 
 
 def test_the_check_reads_shapes_alone_and_can_be_left_out() -> None:

@@ -44,15 +44,19 @@ def run(folder: Path, plan: Any, **kwargs: Any) -> jaxdp.FitResult:
 @pytest.mark.parametrize(
     ("law", "num", "optimizer"),
     [
-        *((law, num, "average") for law, num in LAWS[:4]),
-        *(("sphere", 1, name) for name in OPTIMIZERS if name != "average"),
-        *((law, num, "adam") for law, num in LAWS[4:]),
-        # The other laws with the other optimizers: nothing that the lines above lack.
+        # Every law and every optimizer once.
+        ("sphere", 1, "average"),
+        ("gaussian", 1, "plain"),
+        ("orthonormal", 3, "momentum"),
+        ("rademacher", 4, "adam"),
+        # One law with all optimizers, one optimizer with all laws, and several directions.
         *(
             pytest.param(law, num, name, marks=pytest.mark.slow)
-            for law, num in LAWS[1:4]
-            for name in OPTIMIZERS
-            if name != "average"
+            for law, num, name in (
+                *((law, num, "average") for law, num in LAWS[1:4]),
+                *(("sphere", 1, name) for name in OPTIMIZERS if name != "average"),
+                *((law, num, "adam") for law, num in LAWS[4:6]),
+            )
         ),
     ],
 )
@@ -73,10 +77,13 @@ def test_replay_is_bit_exact(
     [
         {"sampling": sampling.TruncatedPoisson(sampling_prob=0.4)},
         {"noise": "laplace"},
-        {"output": "random"},
+        pytest.param({"output": "random"}, marks=pytest.mark.slow),
         {"clip_tuning": TUNING, "num_directions": 2},
-        {"smoothing_radius": 0.0},
-        {"noise_multiplier": 0.0, "l2_clip_norm": float("inf")},
+        pytest.param({"smoothing_radius": 0.0}, marks=pytest.mark.slow),
+        pytest.param(
+            {"noise_multiplier": 0.0, "l2_clip_norm": float("inf")},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=repr,
 )
@@ -140,9 +147,14 @@ def test_rademacher_replays_in_numpy(tmp_path: Path) -> None:
     record = ledger.read(tmp_path / "run")
     role = keys.stream(keys.root_from_hex(record.header["direction"]), "direction")
     params = jax.tree.map(np.array, PARAMS)
-    for step, (y,) in enumerate(record.releases):
+
+    @jax.jit
+    def direction(step: jax.Array) -> Any:
         rows = sphere.directions(keys.at_step(role, step), PARAMS, law="rademacher")
-        u = sphere.materialise(sphere.select(rows, 0), PARAMS)
+        return sphere.materialise(sphere.select(rows, 0), PARAMS)
+
+    for step, (y,) in enumerate(record.releases):
+        u = direction(jnp.int32(step))
         moves = jax.tree.map(lambda d, y=y: np.float32(rate) * y * np.asarray(d), u)
         params = jax.tree.map(np.subtract, params, moves)
     chex.assert_trees_all_equal(params, jax.tree.map(np.asarray, result.params))
@@ -183,6 +195,7 @@ def test_header_says_what_a_reader_needs(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow  # A size, of a run of 10 000 steps.
 def test_ten_thousand_steps_fit_in_400_kB(tmp_path: Path) -> None:
     plan = make_plan(num_steps=10_000, num_directions=4)
     run(tmp_path / "run", plan)

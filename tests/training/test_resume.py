@@ -127,7 +127,9 @@ def dpgd() -> Any:
     return plans.DPGD(**{name: getattr(plan, name) for name in names})
 
 
-@pytest.mark.parametrize("family", ["dpzero", "dpgd", "random"])
+@pytest.mark.parametrize(
+    "family", ["dpzero", "dpgd", pytest.param("random", marks=pytest.mark.slow)]
+)
 def test_checkpoint_and_recomputation(family: str, tmp_path: Path) -> None:
     """DP-GD's releases are not in the ledger: it goes on from its checkpoint alone."""
     plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
@@ -317,8 +319,9 @@ def other_losses(params: Any, batch: Any) -> Any:
     "change",
     [
         {"optimizer": optax.sgd(0.2, momentum=0.9)},
-        {"optimizer": optax.identity()},
-        {"optimizer": optax.adam(0.1)},
+        # Other programs than the run's, as that of the other losses is.
+        pytest.param({"optimizer": optax.identity()}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": optax.adam(0.1)}, marks=pytest.mark.slow),
         {"value_fn": other_losses},
     ],
     ids=["rate", "none", "adam", "losses"],
@@ -335,7 +338,7 @@ def test_other_losses_or_optimizer_refuse(
 def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
     """NumPy's float64 becomes JAX's float32, then and now."""
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), DATA)
-    whole = jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, **ARGUMENTS)
+    whole = jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, chunk=5, **ARGUMENTS)
     args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
     with killed(4):
         jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, **args)
@@ -545,8 +548,7 @@ def test_which_programs_call_python(kind: str, tmp_path: Path) -> None:
     assert found == (kind != "none")
 
 
-@pytest.mark.parametrize("family", ["dpzero", "dpgd"])
-@pytest.mark.parametrize("checkpoint", [True, False])
+@pytest.mark.parametrize(("checkpoint", "family"), [(True, "dpzero"), (False, "dpgd")])
 def test_a_chunk_that_comes_out_otherwise_is_refused(
     checkpoint: bool, family: str, tmp_path: Path
 ) -> None:
