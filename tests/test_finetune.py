@@ -234,14 +234,15 @@ CHOICE = ("--task", "choice", "--template", "{text} It was")
                 *("--span-length", 4, "--trainable", "prefix", "--num-directions", 2),
             ),
             {"test_accuracy"},
-            marks=pytest.mark.slow,  # As generation, but for its scores: a minute.
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             (
                 *("--task", "generation", "--template", "{text} It was"),
                 *("--span-length", 4),
             ),
             {"test_token_f1"},
+            marks=pytest.mark.slow,  # A run and two replays, as of --task prompt.
         ),
     ],
     ids=["choice", "generation"],

@@ -192,7 +192,15 @@ def test_a_single_pass_reads_every_record_once_in_order() -> None:
     assert sampling.SinglePass(7).max_steps(N) == 5
 
 
-@pytest.mark.parametrize(("size", "num_examples"), [(7, N), (8, N), (1, 5), (5, 5)])
+@pytest.mark.parametrize(
+    ("size", "num_examples"),
+    [
+        (7, N),
+        (5, 5),
+        pytest.param(8, N, marks=pytest.mark.slow),
+        pytest.param(1, 5, marks=pytest.mark.slow),
+    ],
+)
 def test_epochs_are_partitions(size: int, num_examples: int) -> None:
     per_epoch, epochs = num_examples // size, 40
     records, mask = draw(

@@ -154,7 +154,7 @@ def test_sensitivity_is_attained_exactly(relation: str) -> None:
     assert share == pytest.approx(plan.sensitivity, rel=1e-12)
 
 
-@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("num", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_sensitivity_of_several_directions_is_one_vector_clip(num: int) -> None:
     plan = make_plan(num_directions=num, direction="rademacher")
     unit = 2**plan.grid_bits
@@ -164,7 +164,7 @@ def test_sensitivity_of_several_directions_is_one_vector_clip(num: int) -> None:
     assert squared > (2 * unit * 0.999) ** 2
 
 
-@pytest.mark.parametrize("num", [1, 4])
+@pytest.mark.parametrize("num", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_sensitivity_under_laplace_is_in_l1(num: int) -> None:
     """Four slopes of one size: in L2 they could move the sum twice as far in L1."""
     plan = make_plan(num_directions=num, direction="rademacher", noise="laplace")
@@ -175,7 +175,13 @@ def test_sensitivity_under_laplace_is_in_l1(num: int) -> None:
         assert 0.999 * most < np.abs(moved).sum() <= most
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out", "add_or_remove"])
+@pytest.mark.parametrize(
+    "relation",
+    [
+        *("replace_one", "add_or_remove"),
+        pytest.param("zero_out", marks=pytest.mark.slow),
+    ],
+)
 def test_the_integers_have_the_std_that_epsilon_asks_for(relation: str) -> None:
     """From epsilon alone: Gaussian trade-off, adversarial sensitivity, drawn integers.
 
@@ -261,6 +267,7 @@ def test_without_signal_the_releases_are_the_noise(num: int, relation: str) -> N
     np.testing.assert_array_equal(got, want.astype(np.float32) * np.float32(unit))
 
 
+@pytest.mark.slow  # A study; every integer is in the test above.
 def test_noise_law() -> None:
     """Kolmogorov-Smirnov on 1e5 draws accepts the std and rejects 0.95 and 1.05 of it."""
     plan = make_plan(num_steps=2000, num_directions=50)
@@ -274,6 +281,7 @@ def test_noise_law() -> None:
     assert abs(scipy.stats.kurtosis(draws)) < 5 * math.sqrt(24 / draws.size)
 
 
+@pytest.mark.slow  # For every method in test_conformance.py.
 def test_many_runs_in_one_program_draw_what_each_draws_alone() -> None:
     """Under vmap over traced keys: no kind of noise is kept for studies."""
     plan = make_plan(num_steps=3, num_directions=2)

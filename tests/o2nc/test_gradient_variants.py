@@ -190,7 +190,16 @@ def _near(
     return np.mean(rows, axis=0) * D / (2 * RADIUS**2)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # What they are made of is in the others.
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("first order", "several passes")
+        else name
+        for name in VARIANTS
+    ],
+)
 def test_estimates_are_those_of_the_definition(name: str) -> None:
     """But for the grid, whose units are below 3e-4."""
     plan = make(**VARIANTS[name] | BOUNDED)

@@ -107,9 +107,9 @@ def test_noise_starts_anew_with_every_period_and_pass() -> None:
     ("name", "relation"),
     [
         ("tree", "replace_one"),
-        ("honaker", "zero_out"),
         ("blt_2", "zero_out"),
-        ("independent", "replace_one"),
+        pytest.param("honaker", "zero_out", marks=pytest.mark.slow),
+        pytest.param("independent", "replace_one", marks=pytest.mark.slow),
     ],
 )
 def test_means_without_signal_are_the_noise(name: str, relation: str) -> None:

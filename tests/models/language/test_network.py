@@ -123,9 +123,9 @@ def assert_same_bits(a: Any, b: Any) -> None:
     ("name", "law"),
     [
         ("roberta-prompt-lora", "rademacher"),
-        # The decoder again, with another task, adapter and law.
+        # Other models, tasks and laws: what is lazy in them is kernels/test_perturb.py's.
         pytest.param("opt-choice-prefix", "gaussian", marks=pytest.mark.slow),
-        ("narrow-generation", "sphere"),
+        pytest.param("narrow-generation", "sphere", marks=pytest.mark.slow),
     ],
 )
 def test_lazy_is_bit_equal_to_materialised(name: str, law: str) -> None:
@@ -205,10 +205,10 @@ def test_orthonormal_directions_raise() -> None:
     "name",
     [
         "roberta-prompt-lora",
-        "roberta-head",
         "opt-choice-prefix",
-        "narrow-generation",
-        # Leaves of which every one is in another case, but for the untied table.
+        # Heads, projections and tables of their own, and besides the same leaves.
+        pytest.param("roberta-head", marks=pytest.mark.slow),
+        pytest.param("narrow-generation", marks=pytest.mark.slow),
         pytest.param("untied-prompt", marks=pytest.mark.slow),
         pytest.param("opt-head", marks=pytest.mark.slow),
     ],
