@@ -495,11 +495,11 @@ def quiet(sampler: Any, num_steps: int) -> plans.DPZero:
 @pytest.mark.parametrize(
     "sampler",
     [
-        *(DRAWING[1], EPOCHS),
+        DRAWING[1],
         # The same program but for the sampler's draw, which the tests above are of.
         *(
             pytest.param(sampler, marks=pytest.mark.slow)
-            for sampler in (sampling.FullBatch(), FIXED, PASS)
+            for sampler in (DRAWING[0], FIXED, PASS, EPOCHS)
         ),
     ],
     ids=repr,

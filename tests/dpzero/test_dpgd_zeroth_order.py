@@ -138,7 +138,9 @@ def test_noise_across_is_public_and_noise_along_secret() -> None:
     assert w != y
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize(
+    "relation", ["replace_one", pytest.param("zero_out", marks=pytest.mark.slow)]
+)
 def test_what_is_released_is_one_integer_of_the_plan(relation: str) -> None:
     """Along the direction; one record moves the vector's sum by its clip."""
     plan = make(noise_multiplier=1.5, num_steps=30, relation=relation)
@@ -177,7 +179,10 @@ def test_tau_is_uniform() -> None:
     assert stats.chisquare(counts + np.array([300, 0, 0, 0, -300])).pvalue < 1e-7
 
 
-@pytest.mark.parametrize("kind", [plans.DPZero, plans.DPGDZerothOrder])
+@pytest.mark.parametrize(
+    "kind",
+    [plans.DPZero, pytest.param(plans.DPGDZerothOrder, marks=pytest.mark.slow)],
+)
 def test_output_is_the_iterate_before_step_tau(kind: Any) -> None:
     plan = make(kind, output="random", noise_multiplier=1.0, num_steps=6)
     seen = set()

@@ -344,7 +344,10 @@ def test_laplace_noise_law() -> None:
     np.testing.assert_array_equal(got, table.astype(np.float32) * np.float32(unit))
 
 
-@pytest.mark.parametrize("noise", ["discrete", "laplace"])
+# Every method with its own noise is in test_conformance.py.
+@pytest.mark.parametrize(
+    "noise", ["laplace", pytest.param("discrete", marks=pytest.mark.slow)]
+)
 def test_noise_ignores_the_direction_root_and_follows_the_noise_root(
     noise: str,
 ) -> None:

@@ -86,7 +86,13 @@ SIGMAS = 6
 # --- against a plain implementation ---
 
 
-@pytest.mark.parametrize("kind", [None, *smoothed_gradient.BALL_KINDS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow) if kind is None else kind
+        for kind in (None, *smoothed_gradient.BALL_KINDS)
+    ],
+)
 def test_it_is_the_formula(kind: str | None) -> None:
     """A smooth loss on two leaves: one record and one point after another, float64."""
     d, m, fold = 5, 3, jax.random.fold_in

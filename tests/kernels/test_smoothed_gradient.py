@@ -181,7 +181,9 @@ def test_the_closed_form_is_the_printed_one() -> None:
     )
 
 
-@pytest.mark.parametrize("law", ["sphere", "orthonormal"])
+@pytest.mark.parametrize(
+    "law", ["orthonormal", pytest.param("sphere", marks=pytest.mark.slow)]
+)
 def test_gradients_are_those_of_the_ball(law: str) -> None:
     records = jnp.zeros(100_000)
     got = estimates(l1, jnp.asarray(POINT, jnp.float32), records, law=law, m=4)
@@ -191,7 +193,7 @@ def test_gradients_are_those_of_the_ball(law: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow) if kind == "independent" else kind
+        kind if kind == "antithetic" else pytest.param(kind, marks=pytest.mark.slow)
         for kind in smoothed_gradient.KINDS
     ],
 )
@@ -256,7 +258,7 @@ def test_quartic_is_smoothed_over_the_ball() -> None:
 @pytest.mark.parametrize(
     ("d", "m", "law", "expected"),
     [
-        (10, 1, "sphere", 9.0),
+        pytest.param(10, 1, "sphere", 9.0, marks=pytest.mark.slow),
         pytest.param(10, 8, "sphere", 1.125, marks=pytest.mark.slow),
         pytest.param(16, 16, "sphere", 15 / 16, marks=pytest.mark.slow),
         (10, 4, "orthonormal", 10 / 4 - 1),

@@ -204,8 +204,8 @@ def test_maximum_of_linear_functions(dim):
     [
         (1, 0.3, 801, 1e-8),  # 2 lambda w < 1: cutting planes
         (1, 0.6, 801, 1e-6),  # branch and bound
-        (1, 2.0, 801, 1e-6),
-        (2, 0.15, 31, 1e-8),
+        pytest.param(1, 2.0, 801, 1e-6, marks=pytest.mark.slow),
+        pytest.param(2, 0.15, 31, 1e-8, marks=pytest.mark.slow),
         (2, 1.0, 31, 0.02),
     ],
 )

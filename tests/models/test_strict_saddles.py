@@ -164,7 +164,14 @@ REACHED = {"factorization_2": (1.99 / 2.99, 5.37 / 6.37, 1.0)}
 
 
 @pytest.mark.parametrize(
-    "name", ["cosine_weighted", "quartic_steep", "factorization_2", "phase"]
+    "name",
+    [
+        *("cosine_weighted", "phase"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("quartic_steep", "factorization_2")
+        ),
+    ],
 )
 def test_constants_hold_and_are_reached(name: str):
     """Adam on the point, the record and the direction, for each derivative's largest."""

@@ -136,7 +136,7 @@ def reads(t: int) -> range:
     ("kind", "share"),
     [
         ("antithetic", False),
-        ("one_sided", True),
+        pytest.param("one_sided", True, marks=pytest.mark.slow),
         pytest.param("independent", False, marks=pytest.mark.slow),
     ],
 )
@@ -326,7 +326,12 @@ def test_noise_is_that_of_the_plan(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "relation"), [("tree", "replace_one"), ("blt_2", "zero_out")]
+    ("name", "relation"),
+    [
+        ("tree", "replace_one"),
+        # Numbers with fractions: in fast tests in test_prefix_sum.py.
+        pytest.param("blt_2", "zero_out", marks=pytest.mark.slow),
+    ],
 )
 def test_estimates_without_signal_are_the_noise(name: str, relation: str) -> None:
     """Every number of a run, from the plan's numbers and its keys."""

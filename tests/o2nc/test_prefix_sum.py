@@ -106,8 +106,9 @@ def test_noise_starts_anew_with_every_period_and_pass() -> None:
 @pytest.mark.parametrize(
     ("name", "relation"),
     [
-        ("tree", "replace_one"),
         ("blt_2", "zero_out"),
+        # Integers: in fast tests in test_gradient.py.
+        pytest.param("tree", "replace_one", marks=pytest.mark.slow),
         pytest.param("honaker", "zero_out", marks=pytest.mark.slow),
         pytest.param("independent", "replace_one", marks=pytest.mark.slow),
     ],

@@ -54,11 +54,12 @@ def network(name: str) -> tuple[Any, Any]:
 POISSON = sampling.TruncatedPoisson(sampling_prob=0.3)
 
 
+# Every method, in chunks of 2 steps, is in test_conformance.py.
 @pytest.mark.parametrize(
     ("name", "sampler"),
     [
         pytest.param("mlp", sampling.FullBatch(), marks=pytest.mark.slow),
-        ("linear", POISSON),
+        pytest.param("linear", POISSON, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -389,8 +390,11 @@ def lazily_centred(p: jax.Array, b: Any, at: Any) -> jax.Array:
 
 
 ACROSS = [
-    *(centred, largest, balanced, jaxdp.LazyLoss(lazily_centred)),
-    *(pytest.param(loss, marks=pytest.mark.slow) for loss in (least, demeaned)),
+    *(centred, largest, jaxdp.LazyLoss(lazily_centred)),
+    *(
+        pytest.param(loss, marks=pytest.mark.slow)
+        for loss in (least, balanced, demeaned)
+    ),
 ]
 
 

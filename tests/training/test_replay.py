@@ -44,15 +44,14 @@ def run(folder: Path, plan: Any, **kwargs: Any) -> jaxdp.FitResult:
 @pytest.mark.parametrize(
     ("law", "num", "optimizer"),
     [
-        # Most laws and optimizers once.
+        # One and several directions, a chain and an optimizer of two states.
         ("sphere", 1, "average"),
-        ("orthonormal", 3, "momentum"),
         ("rademacher", 4, "adam"),
         # One law with all optimizers, one optimizer with all laws, and several directions.
         *(
             pytest.param(law, num, name, marks=pytest.mark.slow)
             for law, num, name in (
-                ("gaussian", 1, "plain"),
+                *(("gaussian", 1, "plain"), ("orthonormal", 3, "momentum")),
                 *((law, num, "average") for law, num in LAWS[1:4]),
                 *(("sphere", 1, name) for name in OPTIMIZERS if name != "average"),
                 *((law, num, "adam") for law, num in LAWS[4:6]),
@@ -128,6 +127,7 @@ def test_frozen_and_stacked_leaves(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(again.params["out"], PARAMS["out"])
 
 
+@pytest.mark.slow  # One more run; paths are those of kernels/test_sphere.py.
 def test_flat_tree_in_the_same_order_replays_too(tmp_path: Path) -> None:
     """Directions know paths and their order, not how a tree nests."""
     from collections import OrderedDict

@@ -82,7 +82,14 @@ def lines_of(folder: Path) -> list[bytes]:
 # --- the same bits -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lines", range(1, LINES + 1))
+# The header, an intent and releases, at the begin and at the end.
+@pytest.mark.parametrize(
+    "lines",
+    [
+        *(1, 2, 3, LINES - 1, LINES),
+        *(pytest.param(lines, marks=pytest.mark.slow) for lines in range(4, LINES - 1)),
+    ],
+)
 def test_killed_after_any_line(lines: int, tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole")
     killed_fit(tmp_path / "run", lines)

@@ -282,7 +282,13 @@ def test_the_decoder_does_not_look_ahead() -> None:
 # --- adapters, heads, dtypes ---
 
 
-@pytest.mark.parametrize("adapter", [network.LoRA(rank=2), network.Prefix(length=3)])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        network.LoRA(rank=2),
+        pytest.param(network.Prefix(length=3), marks=pytest.mark.slow),
+    ],
+)
 def test_an_adapter_is_added_to_a_loaded_model(adapter: network.Adapter) -> None:
     plain = network.LanguageModel(config=OPT)
     model = network.LanguageModel(config=OPT, adapter=adapter)
@@ -321,6 +327,7 @@ def test_lora_is_what_its_paper_says() -> None:
     )
 
 
+@pytest.mark.slow  # test_parity.py has a model in 16 bits.
 def test_sixteen_bits_compute_with_float32_weights() -> None:
     task, params, data = case("roberta-prompt")
     model = network.LanguageModel(config=ROBERTA, compute_dtype="bfloat16")
