@@ -378,9 +378,6 @@ def test_draws_are_those_of_the_documented_keys() -> None:
         like = {path: jnp.zeros(shapes[path], jnp.int8) for path in paths}
         return jax.jit(lambda t: draw(KEYS[0], t, like, law))(jnp.int32(3))
 
-    def alone(key: jax.Array, path: str, plain: Any, law: Any) -> Any:
-        return jax.jit(lambda k: plain(k, shapes[path], law))(key)
-
     root = np.asarray(jax.random.key_data(KEYS[0])).tolist()
     for draw, plain, law in (
         (node_noise.draw, lattice_gaussian.draw, lattice_gaussian.law(1000)),
@@ -391,6 +388,7 @@ def test_draws_are_those_of_the_documented_keys() -> None:
         ),
     ):
         together = draws(draw, law, "v", "a", "w")
+        alone = jax.jit(plain, static_argnums=1)
         for path, noise in together.items():
             # No role, the step, and the leaf: the key's words, one after the other.
             words = [*root, 0, 3, int(sphere.leaf_id(path))]
@@ -398,7 +396,7 @@ def test_draws_are_those_of_the_documented_keys() -> None:
             jax.tree.map(
                 np.testing.assert_array_equal,
                 jax.tree.leaves(noise),
-                jax.tree.leaves(alone(leaf_key, path, plain, law)),
+                jax.tree.leaves(alone(leaf_key, shapes[path], law)),
             )
             assert isinstance(noise, fixed_point.Fixed) == (draw is node_noise.fine)
         jax.tree.map(

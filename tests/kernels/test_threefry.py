@@ -268,6 +268,12 @@ SECRETS = {
     "step": [*ROOT, 2**16 - 1, 2**32 - 5, 2**31 + 3],
 }
 
+#: The shortest and the longest, and those between.
+BETWEEN_SLOW = [
+    *("root", "step"),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("role", "context")),
+]
+
 
 def secret(words: list[int]) -> jax.Array:
     return threefry.secret_key(np.array(words, np.uint32))
@@ -344,13 +350,7 @@ def permuted_of(key: list[int], i: int, size: int) -> int:
             return i
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("root", "step"),  # The shortest and the longest.
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("role", "context")),
-    ],
-)
+@pytest.mark.parametrize("kind", BETWEEN_SLOW)
 def test_secret_permutations_are_the_reference(kind: str) -> None:
     permute = jax.jit(threefry.permuted, static_argnums=2)
     for size in (1, 37):
@@ -412,7 +412,7 @@ def test_no_two_secret_streams_are_the_same() -> None:
     assert len(seen) == len(roots) * each
 
 
-@pytest.mark.parametrize("kind", SECRETS)
+@pytest.mark.parametrize("kind", BETWEEN_SLOW)
 def test_the_uses_of_one_secret_key_share_no_block(kind: str) -> None:
     """Numbers, bits, places and children: every call to the cipher has its own input."""
     asked: list[tuple[int, ...]] = []

@@ -142,7 +142,13 @@ def test_free_lazy_losses_are_the_networks(name, task, lazy):
     assert str(programs[0]) == str(programs[1])
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "residual_stack")),
+    ],
+)
 def test_hinge_is_the_margin_s(name):
     network = NETWORKS[name](
         D, CLASSES, loss="hinge", output_scale=30.0, **OPTIONS[name]

@@ -292,7 +292,7 @@ def test_the_decoder_does_not_look_ahead() -> None:
 def test_an_adapter_is_added_to_a_loaded_model(adapter: network.Adapter) -> None:
     plain = network.LanguageModel(config=OPT)
     model = network.LanguageModel(config=OPT, adapter=adapter)
-    loaded = jax.jit(plain.init)(KEY)
+    loaded = random_params(plain)
     params = jax.jit(model.with_new_parts)(loaded, jax.random.key(8))
     made = jax.eval_shape(model.init, KEY)
     assert jax.tree.structure(params) == jax.tree.structure(made)
@@ -304,6 +304,16 @@ def test_an_adapter_is_added_to_a_loaded_model(adapter: network.Adapter) -> None
     new = {sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)}
     old = {sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(loaded)}
     assert {path for path in new if network.adapter_only(path)} == new - old
+
+
+@pytest.mark.slow  # One program for each shape of a leaf.
+@pytest.mark.parametrize("config", [ROBERTA, OPT], ids=["roberta", "opt"])
+def test_initial_parameters(config: Any) -> None:
+    params = jax.jit(network.LanguageModel(config=config).init)(KEY)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        assert np.all(np.isfinite(leaf)), path
+    table = np.asarray(params["embedding"]["tokens"])
+    assert 0.2 < table.std() < 0.4 and len(set(table.ravel().tolist())) > 900
 
 
 def test_lora_is_what_its_paper_says() -> None:
