@@ -326,6 +326,7 @@ def test_lora_trains_the_adapter_alone_and_goes_on(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow  # Three runs; a resumed method is in test_conformance.py.
 def test_resumed_run_ends_as_if_undisturbed(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -363,7 +363,15 @@ def test_samplers_know_how_often_they_read_a_record(
     assert np.bincount(records.ravel()).max() == reads
 
 
-@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        *(DRAWING[0], DRAWING[1], EPOCHS),
+        # One subset, and one epoch.
+        *(pytest.param(sampler, marks=pytest.mark.slow) for sampler in (FIXED, PASS)),
+    ],
+    ids=repr,
+)
 def test_one_key_draws_one_batch_however_it_is_run(sampler: Any) -> None:
     p, steps, keys = plan(sampler), 4, Keys.insecure(0)
 

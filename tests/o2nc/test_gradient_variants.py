@@ -266,7 +266,11 @@ def test_a_record_of_no_number_counts_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "oracle", [SEVERAL | {"sampling": SAMPLED}, FIRST | SEVERAL | {"sampling": SAMPLED}]
+    "oracle",
+    [
+        FIRST | SEVERAL | {"sampling": SAMPLED},
+        pytest.param(SEVERAL | {"sampling": SAMPLED}, marks=pytest.mark.slow),
+    ],
 )
 def test_directions_are_a_record_s_own_whatever_else_is_sampled(oracle: Any) -> None:
     """By its place in the data: its row says which other records were drawn."""

@@ -267,6 +267,7 @@ def test_the_optimizer_sees_releases_and_nothing_else() -> None:
     assert set.union(*seen) == set()
 
 
+@pytest.mark.slow  # One more program of a run.
 def test_what_cannot_be_hashed_still_runs() -> None:
     params, value_fn = network("linear")
 

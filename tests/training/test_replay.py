@@ -75,7 +75,7 @@ def test_replay_is_bit_exact(
     "changes",
     [
         {"sampling": sampling.TruncatedPoisson(sampling_prob=0.4)},
-        {"noise": "laplace"},
+        pytest.param({"noise": "laplace"}, marks=pytest.mark.slow),
         pytest.param({"output": "random"}, marks=pytest.mark.slow),
         # With one direction in dpzero/test_clip_tuning.py.
         pytest.param(
