@@ -228,19 +228,21 @@ CHOICE = ("--task", "choice", "--template", "{text} It was")
 @pytest.mark.parametrize(
     ("words", "metrics"),
     [
-        (
+        pytest.param(
             (
                 *(*CHOICE, "--choices-field", "choices", "--num-choices", 3),
                 *("--span-length", 4, "--trainable", "prefix", "--num-directions", 2),
             ),
             {"test_accuracy"},
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             (
                 *("--task", "generation", "--template", "{text} It was"),
                 *("--span-length", 4),
             ),
             {"test_token_f1"},
+            marks=pytest.mark.slow,  # A run and two replays, as of --task prompt.
         ),
     ],
     ids=["choice", "generation"],
@@ -276,6 +278,7 @@ def test_other_tasks(
     assert weights(alone / "there") == weights(tmp_path / "model")
 
 
+@pytest.mark.slow  # The model's is in models/language/test_network.py.
 def test_lora_trains_the_adapter_alone_and_goes_on(
     home: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -323,6 +326,7 @@ def test_lora_trains_the_adapter_alone_and_goes_on(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow  # Three runs; a resumed method is in test_conformance.py.
 def test_resumed_run_ends_as_if_undisturbed(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -718,6 +722,7 @@ def test_what_must_be_given(name: str, capsys: Any) -> None:
     assert capsys.readouterr().err == f"jaxdp: --{name} must be a path, got nothing\n"
 
 
+@pytest.mark.slow  # Two commands' runs, for refusals of paths.
 def test_replay_writes_over_nothing_of_the_run(
     home: Path, tmp_path: Path, capsys: Any
 ) -> None:

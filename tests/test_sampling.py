@@ -193,7 +193,15 @@ def test_a_single_pass_reads_every_record_once_in_order() -> None:
     assert sampling.SinglePass(7).max_steps(N) == 5
 
 
-@pytest.mark.parametrize(("size", "num_examples"), [(7, N), (8, N), (1, 5), (5, 5)])
+@pytest.mark.parametrize(
+    ("size", "num_examples"),
+    [
+        (7, N),
+        (5, 5),
+        pytest.param(8, N, marks=pytest.mark.slow),
+        pytest.param(1, 5, marks=pytest.mark.slow),
+    ],
+)
 def test_epochs_are_partitions(size: int, num_examples: int) -> None:
     per_epoch, epochs = num_examples // size, 40
     records, mask = draw(
@@ -356,7 +364,15 @@ def test_samplers_know_how_often_they_read_a_record(
     assert np.bincount(records.ravel()).max() == reads
 
 
-@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        *(DRAWING[0], DRAWING[1], EPOCHS),
+        # One subset, and one epoch.
+        *(pytest.param(sampler, marks=pytest.mark.slow) for sampler in (FIXED, PASS)),
+    ],
+    ids=repr,
+)
 def test_one_key_draws_one_batch_however_it_is_run(sampler: Any) -> None:
     p, steps, keys = plan(sampler), 4, Keys.insecure(0)
 
@@ -485,7 +501,18 @@ def quiet(sampler: Any, num_steps: int) -> plans.DPZero:
     )
 
 
-@pytest.mark.parametrize("sampler", DRAWING, ids=repr)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        DRAWING[1],
+        # The same program but for the sampler's draw, which the tests above are of.
+        *(
+            pytest.param(sampler, marks=pytest.mark.slow)
+            for sampler in (DRAWING[0], FIXED, PASS, EPOCHS)
+        ),
+    ],
+    ids=repr,
+)
 def test_fit_reads_what_the_sampler_draws(sampler: Any) -> None:
     p = quiet(sampler, 5)
     result = jaxdp.fit(

@@ -35,8 +35,8 @@ def truncated(m: float, steps: int, relation: Relation) -> accounting.Guarantee:
         (full, "zero_out"),
         (full, "replace_one"),
         (poisson, "add_or_remove"),
-        (poisson, "replace_one"),
-        (truncated, "add_or_remove"),
+        pytest.param(poisson, "replace_one", marks=pytest.mark.slow),
+        pytest.param(truncated, "add_or_remove", marks=pytest.mark.slow),
         (truncated, "replace_one"),
     ],
 )

@@ -1,6 +1,7 @@
 """DPGD-0th against its plain form, and the iterate that the paper returns."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
@@ -56,14 +57,22 @@ def silent(params: Any, batch: Any) -> jax.Array:
     return 0 * batch[1]
 
 
-@pytest.mark.parametrize("law", ["sphere", "rademacher"])
+@functools.partial(jax.jit, static_argnames="law")
+def first_direction(root: jax.Array, law: str) -> Any:
+    """Of step 0."""
+    key = keys.at_step(keys.stream(root, "direction"), 0)
+    rows = sphere.directions(key, PARAMS, law=law)
+    return sphere.materialise(sphere.select(rows, 0), PARAMS)
+
+
+@pytest.mark.parametrize(
+    "law", ["sphere", pytest.param("rademacher", marks=pytest.mark.slow)]
+)
 def test_it_is_the_mean_of_clipped_vectors(law: str) -> None:
     """Algorithm 1 with one vector for each record, clipped, averaged; noise off."""
     plan = make(direction=law)
     got, state = step(plan, Keys.insecure(0))
-    key = keys.at_step(keys.stream(Keys.insecure(0).direction, "direction"), 0)
-    rows = sphere.directions(key, PARAMS, law=law)
-    u = sphere.materialise(sphere.select(rows, 0), PARAMS)
+    u = first_direction(Keys.insecure(0).direction, law)
     radius = plan.smoothing_radius
     at = lambda s: jax.tree.map(lambda p, d: p + s * radius * d, PARAMS, u)  # noqa: E731
     slopes = (value_fn(at(1), DATA) - value_fn(at(-1), DATA)) / (2 * radius)
@@ -117,9 +126,7 @@ def test_noise_across_is_public_and_noise_along_secret() -> None:
     def across(own: Keys) -> tuple[np.ndarray, np.ndarray]:
         made, state = step(plan, own, silent)
         flat = np.append(made["b"], made["w"])
-        key = keys.at_step(keys.stream(own.direction, "direction"), 0)
-        rows = sphere.directions(key, PARAMS, law="sphere")
-        u = sphere.materialise(sphere.select(rows, 0), PARAMS)
+        u = first_direction(own.direction, "sphere")
         unit = np.append(u["b"], u["w"]) / DIM**0.5
         return flat - unit * (flat @ unit), np.asarray(state.release)
 
@@ -131,7 +138,9 @@ def test_noise_across_is_public_and_noise_along_secret() -> None:
     assert w != y
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize(
+    "relation", ["replace_one", pytest.param("zero_out", marks=pytest.mark.slow)]
+)
 def test_what_is_released_is_one_integer_of_the_plan(relation: str) -> None:
     """Along the direction; one record moves the vector's sum by its clip."""
     plan = make(noise_multiplier=1.5, num_steps=30, relation=relation)
@@ -170,7 +179,10 @@ def test_tau_is_uniform() -> None:
     assert stats.chisquare(counts + np.array([300, 0, 0, 0, -300])).pvalue < 1e-7
 
 
-@pytest.mark.parametrize("kind", [plans.DPZero, plans.DPGDZerothOrder])
+@pytest.mark.parametrize(
+    "kind",
+    [plans.DPZero, pytest.param(plans.DPGDZerothOrder, marks=pytest.mark.slow)],
+)
 def test_output_is_the_iterate_before_step_tau(kind: Any) -> None:
     plan = make(kind, output="random", noise_multiplier=1.0, num_steps=6)
     seen = set()

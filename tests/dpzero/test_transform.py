@@ -1,6 +1,7 @@
 """DPZero: its law, its sensitivity, its noise (digest, section 6)."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -57,7 +58,11 @@ def second_moment(law: str, steps: int, lr: float, noise_std: float) -> np.ndarr
 
 @pytest.mark.parametrize(
     ("law", "printed"),
-    [("sphere", 0.3336517), ("gaussian", 0.3446647), ("rademacher", 0.3326139)],
+    [
+        ("sphere", 0.3336517),
+        pytest.param("gaussian", 0.3446647, marks=pytest.mark.slow),
+        pytest.param("rademacher", 0.3326139, marks=pytest.mark.slow),
+    ],
 )
 def test_closed_form_law_of_the_whole_iteration(law: str, printed: float) -> None:
     lr, noise_std, steps, clip = 0.05, 0.3, 20, 64.0
@@ -111,18 +116,26 @@ def adversarial(params: jax.Array, batch: jax.Array) -> jax.Array:
     return batch * 1e6 * jnp.sum(params)
 
 
-def grid_total(plan: plans.DPZero, batch: jax.Array, mask: Any = None) -> np.ndarray:
-    """The integer sum of one step, without noise."""
+@functools.cache
+def silent_step(plan: plans.DPZero) -> Any:
+    """(batch, mask) -> what one step releases, without noise; one program for a plan."""
     table = np.zeros((plan.num_steps, plan.num_directions), np.int32)
     tx = jaxdp.dpzero(plan, Keys.insecure(0), noise_table=table)
     params = jnp.ones(5)
-    _, state = jax.jit(
-        lambda b: tx.update(
-            None, tx.init(params), params, value_fn=adversarial, batch=b, mask=mask
-        )
-    )(batch)
+    state = tx.init(params)
+
+    def update(batch: jax.Array, mask: Any) -> jax.Array:
+        given: Any = {"value_fn": adversarial, "batch": batch, "mask": mask}
+        return tx.update(None, state, params, **given)[1].release
+
+    return jax.jit(update)
+
+
+def grid_total(plan: plans.DPZero, batch: jax.Array, mask: Any = None) -> np.ndarray:
+    """The integer sum of one step, without noise."""
+    release = silent_step(plan)(batch, mask)
     scale = plan.normalizer * 2.0**plan.grid_bits / plan.l2_clip_norm
-    return np.rint(np.asarray(state.release, np.float64) * scale).astype(int)
+    return np.rint(np.asarray(release, np.float64) * scale).astype(int)
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "zero_out", "add_or_remove"])
@@ -141,7 +154,7 @@ def test_sensitivity_is_attained_exactly(relation: str) -> None:
     assert share == pytest.approx(plan.sensitivity, rel=1e-12)
 
 
-@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("num", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_sensitivity_of_several_directions_is_one_vector_clip(num: int) -> None:
     plan = make_plan(num_directions=num, direction="rademacher")
     unit = 2**plan.grid_bits
@@ -151,7 +164,7 @@ def test_sensitivity_of_several_directions_is_one_vector_clip(num: int) -> None:
     assert squared > (2 * unit * 0.999) ** 2
 
 
-@pytest.mark.parametrize("num", [1, 4])
+@pytest.mark.parametrize("num", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_sensitivity_under_laplace_is_in_l1(num: int) -> None:
     """Four slopes of one size: in L2 they could move the sum twice as far in L1."""
     plan = make_plan(num_directions=num, direction="rademacher", noise="laplace")
@@ -162,7 +175,13 @@ def test_sensitivity_under_laplace_is_in_l1(num: int) -> None:
         assert 0.999 * most < np.abs(moved).sum() <= most
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out", "add_or_remove"])
+@pytest.mark.parametrize(
+    "relation",
+    [
+        *("replace_one", "add_or_remove"),
+        pytest.param("zero_out", marks=pytest.mark.slow),
+    ],
+)
 def test_the_integers_have_the_std_that_epsilon_asks_for(relation: str) -> None:
     """From epsilon alone: Gaussian trade-off, adversarial sensitivity, drawn integers.
 
@@ -216,6 +235,9 @@ def constant(params: jax.Array, batch: jax.Array) -> jax.Array:
     return 0 * jnp.sum(params) + 0 * batch
 
 
+SGD = optax.sgd(0.1)  # Once, for programs are known by it.
+
+
 def releases(plan: plans.DPZero, keys: Keys) -> np.ndarray:
     result = jaxdp.fit(
         plan,
@@ -223,13 +245,14 @@ def releases(plan: plans.DPZero, keys: Keys) -> np.ndarray:
         jnp.ones(3),
         jnp.ones(plan.num_examples),
         value_fn=constant,
-        optimizer=optax.sgd(0.1),
+        optimizer=SGD,
     )
     return np.asarray(result.info.releases)
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out", "add_or_remove"])
-@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize(
+    ("num", "relation"), [(1, "replace_one"), (3, "zero_out"), (1, "add_or_remove")]
+)
 def test_without_signal_the_releases_are_the_noise(num: int, relation: str) -> None:
     """Every integer of a run, from the plan's numbers and its keys."""
     plan = make_plan(
@@ -244,6 +267,7 @@ def test_without_signal_the_releases_are_the_noise(num: int, relation: str) -> N
     np.testing.assert_array_equal(got, want.astype(np.float32) * np.float32(unit))
 
 
+@pytest.mark.slow  # A study; every integer is in the test above.
 def test_noise_law() -> None:
     """Kolmogorov-Smirnov on 1e5 draws accepts the std and rejects 0.95 and 1.05 of it."""
     plan = make_plan(num_steps=2000, num_directions=50)
@@ -257,6 +281,7 @@ def test_noise_law() -> None:
     assert abs(scipy.stats.kurtosis(draws)) < 5 * math.sqrt(24 / draws.size)
 
 
+@pytest.mark.slow  # For every method in test_conformance.py.
 def test_many_runs_in_one_program_draw_what_each_draws_alone() -> None:
     """Under vmap over traced keys: no kind of noise is kept for studies."""
     plan = make_plan(num_steps=3, num_directions=2)
@@ -319,7 +344,10 @@ def test_laplace_noise_law() -> None:
     np.testing.assert_array_equal(got, table.astype(np.float32) * np.float32(unit))
 
 
-@pytest.mark.parametrize("noise", ["discrete", "laplace"])
+# Every method with its own noise is in test_conformance.py.
+@pytest.mark.parametrize(
+    "noise", ["laplace", pytest.param("discrete", marks=pytest.mark.slow)]
+)
 def test_noise_ignores_the_direction_root_and_follows_the_noise_root(
     noise: str,
 ) -> None:
@@ -341,7 +369,8 @@ def test_directions_ignore_the_noise_root() -> None:
     one, other = Keys.insecure(1), Keys.insecure(2)
     plan = make_plan(num_steps=1)
 
-    def update(k: Keys) -> np.ndarray:
+    @jax.jit
+    def update(k: Keys) -> jax.Array:
         tx = jaxdp.dpzero(plan, k)
         out, state = tx.update(
             None,
@@ -350,7 +379,7 @@ def test_directions_ignore_the_noise_root() -> None:
             value_fn=constant,
             batch=jnp.ones(8),
         )
-        return np.asarray(out / state.release)
+        return out / state.release
 
     mixed = dataclasses.replace(one, noise=other.noise, noise_words=other.noise_words)
     np.testing.assert_allclose(update(one), update(mixed), rtol=1e-6)
@@ -404,6 +433,14 @@ def test_a_batch_of_three_and_of_seventy_divide_by_the_same_constant() -> None:
 # Limits.
 
 
+def step(tx: Any, params: Any, loss: Any, data: Any) -> Any:
+    """The first step of a transformation, compiled."""
+    state = tx.init(params)
+    return jax.jit(lambda s, p: tx.update(None, s, p, value_fn=loss, batch=data))(
+        state, params
+    )
+
+
 def test_one_direction_of_several_is_dpzero_itself() -> None:
     """A6 with K = 1 is A4: same direction, slope and sum, whatever K's code does."""
     one = make_plan(num_directions=1)
@@ -415,10 +452,10 @@ def test_one_direction_of_several_is_dpzero_itself() -> None:
         return jnp.sin(jnp.sum(params) + batch)
 
     params = jnp.arange(5.0)
-    _, state = tx.update(None, tx.init(params), params, value_fn=loss, batch=data)
+    _, state = step(tx, params, loss, data)
     two = make_plan(num_directions=2, l2_clip_norm=2e3)  # The clip is not active.
     ty = jaxdp.dpzero(two, Keys.insecure(0), noise_table=np.zeros((4, 2), np.int32))
-    _, state2 = ty.update(None, ty.init(params), params, value_fn=loss, batch=data)
+    _, state2 = step(ty, params, loss, data)
     unit = 2e3 / 2**two.grid_bits
     assert abs(float(state.release[0] - state2.release[0])) < 2 * unit
 
@@ -436,7 +473,7 @@ def test_smoothing_radius_zero_is_the_limit() -> None:
             plan, Keys.insecure(0), noise_table=np.zeros((4, 1), np.int32)
         )
         params = jnp.arange(5.0)
-        _, state = tx.update(None, tx.init(params), params, value_fn=loss, batch=data)
+        _, state = step(tx, params, loss, data)
         return float(state.release[0])
 
     errors = [abs(release(r) - release(0)) for r in (0.3, 0.1, 0.03)]
@@ -476,7 +513,7 @@ def test_clipping_the_vectors_is_clipping_the_slopes() -> None:
     plan = make_plan(l2_clip_norm=vector_clip / math.sqrt(5))
     tx = jaxdp.dpzero(plan, Keys.insecure(0), noise_table=np.zeros((4, 1), np.int32))
     state = tx.init(params)
-    got, _ = tx.update(None, state, params, value_fn=loss, batch=data)
+    got, _ = step(tx, params, loss, data)
     rows = sphere.directions(keys.at_step(state.direction, 0), params, law="sphere")
     u = np.asarray(sphere.materialise(sphere.select(rows, 0), params), np.float64)
     plus, minus = (np.asarray(loss(params + s * u, data)) for s in (1e-2, -1e-2))
@@ -487,7 +524,17 @@ def test_clipping_the_vectors_is_clipping_the_slopes() -> None:
     np.testing.assert_allclose(got, clipped.mean(axis=0), rtol=1e-3, atol=2e-5)
 
 
-def test_stacked_leaves_draw_layer_by_layer() -> None:
+@pytest.mark.parametrize(
+    "law",
+    [
+        "sphere",
+        *(
+            pytest.param(law, marks=pytest.mark.slow)
+            for law in ("rademacher", "gaussian")
+        ),
+    ],
+)
+def test_stacked_leaves_draw_layer_by_layer(law: str) -> None:
     """A lazy two-layer scan and the materialised loss release the same bits."""
     params = {"layers": jax.random.normal(jax.random.key(0), (2, 4, 4))}
     data = jax.random.normal(jax.random.key(1), (8, 4))
@@ -506,18 +553,12 @@ def test_stacked_leaves_draw_layer_by_layer() -> None:
         rows = (jnp.arange(2), params["layers"])
         return jax.lax.scan(layer, batch, rows)[0].sum(axis=1)
 
-    for law in ("rademacher", "gaussian", "sphere"):
-        plan = make_plan(direction=law)
-        tx = jaxdp.dpzero(plan, Keys.insecure(0), stacked=lambda p: p == "layers")
-        state = tx.init(params)
-        out = [
-            jax.jit(
-                lambda s, p, fn=fn: tx.update(None, s, p, value_fn=fn, batch=data)  # noqa: B023
-            )(state, params)
-            for fn in (plain, jaxdp.LazyLoss(lazy))
-        ]
-        np.testing.assert_array_equal(out[0][0]["layers"], out[1][0]["layers"])
-        np.testing.assert_array_equal(out[0][1].release, out[1][1].release)
+    tx: Any = jaxdp.dpzero(
+        make_plan(direction=law), Keys.insecure(0), stacked=lambda p: p == "layers"
+    )
+    out = [step(tx, params, fn, data) for fn in (plain, jaxdp.LazyLoss(lazy))]
+    np.testing.assert_array_equal(out[0][0]["layers"], out[1][0]["layers"])
+    np.testing.assert_array_equal(out[0][1].release, out[1][1].release)
 
 
 def test_a_layer_of_an_undeclared_leaf_is_refused() -> None:

@@ -86,7 +86,13 @@ SIGMAS = 6
 # --- against a plain implementation ---
 
 
-@pytest.mark.parametrize("kind", [None, *smoothed_gradient.BALL_KINDS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow) if kind is None else kind
+        for kind in (None, *smoothed_gradient.BALL_KINDS)
+    ],
+)
 def test_it_is_the_formula(kind: str | None) -> None:
     """A smooth loss on two leaves: one record and one point after another, float64."""
     d, m, fold = 5, 3, jax.random.fold_in
@@ -155,6 +161,7 @@ def test_one_kink_in_ten_dimensions() -> None:
                 assert deviation(got, ball) > SIGMAS
 
 
+@pytest.mark.slow  # A study; the formula is above.
 def test_the_change_of_a_kink() -> None:
     """Both kinds have the closed form's mean; a common term is 0 or 2 and rarely 2."""
     records, ratios = np.zeros(100_000), (0.2, 0.1)
@@ -175,6 +182,7 @@ def test_the_change_of_a_kink() -> None:
 
 
 @pytest.mark.parametrize("law", ["ball", "sphere"])
+@pytest.mark.slow  # A study; the formula is above.
 def test_a_quartic(law: str) -> None:
     """|x|^4 / 4: (|z|^2 + radius^2) z over the ball; the sphere adds 2 / d."""
     z = np.array([0.5, -0.2, 0.1, 0.0, 0.3])
@@ -185,6 +193,7 @@ def test_a_quartic(law: str) -> None:
         assert np.max(deviation(got, (z @ z + RADIUS**2) * z)) > 2 * SIGMAS
 
 
+@pytest.mark.slow  # A study; the formula is above.
 def test_quadratics() -> None:
     """|x|^2 / 2: means z and z - y, and the second moments of what is left."""
     d, m, records = 10, 3, np.zeros(20_000)
@@ -374,8 +383,13 @@ def test_parameters_of_16_bits() -> None:
 
     with jax.numpy_dtype_promotion("standard"):
         got = jax.jit(lambda x: run(loss, x, jnp.zeros(1)))(x)
-    row = sphere.select(sphere.directions(jax.random.fold_in(KEY, 0), x, law="ball"), 0)
-    v = np.asarray(sphere.materialise(row, x))
+
+    @jax.jit
+    def direction(key: jax.Array) -> jax.Array:
+        row = sphere.select(sphere.directions(key, x, law="ball"), 0)
+        return sphere.materialise(row, x)
+
+    v = np.asarray(direction(jax.random.fold_in(KEY, 0)))
     point = np.asarray(x, np.float32) + np.float32(RADIUS / math.sqrt(3)) * v
     assert got.dtype == jnp.float32
     np.testing.assert_array_equal(

@@ -106,7 +106,12 @@ def elementwise(params: jax.Array, batch: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("law", "radius"), [("gaussian", 1e-2), ("rademacher", 0.0), ("orthonormal", 1e-2)]
+    ("law", "radius"),
+    [
+        ("gaussian", 1e-2),
+        pytest.param("rademacher", 0.0, marks=pytest.mark.slow),
+        pytest.param("orthonormal", 1e-2, marks=pytest.mark.slow),
+    ],
 )
 def test_many_directions_are_a_loop_over_them(law: str, radius: float) -> None:
     rows = rows_of(law, PARAMS, num=3)

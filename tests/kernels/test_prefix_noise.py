@@ -27,7 +27,17 @@ KEYS = jax.vmap(threefry.secret_key)(
 )
 SIZE = 40_000
 STD = 2**20
-PERIODS = (1, 2, 3, 4, 5, 8, 16, 37)
+PERIODS = [
+    *(1, 37),
+    *(pytest.param(period, marks=pytest.mark.slow) for period in (2, 3, 4, 5, 8, 16)),
+]
+#: A buffered kernel with one buffer and with three is that with two, but for its tables;
+#: both trees draw the same and make the same of it.
+LIKE_OTHERS = ("blt_1", "blt_3", "tree_incremental")
+ONE_OF_A_KIND = [
+    pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name
+    for name in prefix_noise.NAMES
+]
 TREES = ("tree", "tree_incremental")
 
 
@@ -207,7 +217,7 @@ def test_the_noise_solves_the_exact_equations(
     assert (bound == 0) == kernel.integral
 
 
-@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_the_noise_is_the_map_of_the_draws_of_its_period(name: str) -> None:
     """Of the node draws under the same key and law and no other."""
     like, kernel = {"w": jnp.zeros(50)}, prefix_noise.make(name, 37)
@@ -270,7 +280,7 @@ def test_the_largest_number_of_increments_and_state(
     assert kernel.largest_norm() == pytest.approx(stds.max(), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_covariances(name: str) -> None:
     """Coordinates are samples of 37 prefix sums, and of another period's, which are new.
 
@@ -376,6 +386,7 @@ def test_draws_are_those_of_the_documented_keys() -> None:
         ),
     ):
         together = draws(draw, law, "v", "a", "w")
+        alone = jax.jit(plain, static_argnums=1)
         for path, noise in together.items():
             # No role, the step, and the leaf: the key's words, one after the other.
             words = [*root, 0, 3, int(sphere.leaf_id(path))]
@@ -383,7 +394,7 @@ def test_draws_are_those_of_the_documented_keys() -> None:
             jax.tree.map(
                 np.testing.assert_array_equal,
                 jax.tree.leaves(noise),
-                jax.tree.leaves(plain(leaf_key, shapes[path], law)),
+                jax.tree.leaves(alone(leaf_key, shapes[path], law)),
             )
             assert isinstance(noise, fixed_point.Fixed) == (draw is node_noise.fine)
         jax.tree.map(
@@ -395,7 +406,7 @@ def test_draws_are_those_of_the_documented_keys() -> None:
         assert not np.any(high["v"] == high["w"])
 
 
-@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_several_runs_at_once_and_one_step_at_a_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,7 +449,7 @@ STATE_ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_the_state_is_updated_in_place(name: str) -> None:
     """Two periods of 64 steps in nested loops need few vectors beside their state."""
     size, kernel = 2**16, prefix_noise.make(name, 64)

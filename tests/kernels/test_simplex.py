@@ -343,7 +343,10 @@ def test_the_root_takes_the_first_word_that_it_may() -> None:
 # --- draws ---
 
 
-@pytest.mark.parametrize("dim", [2, 17, 257, 4099])
+@pytest.mark.parametrize(
+    "dim",
+    [2, 4099, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (17, 257))],
+)
 def test_draws_follow_the_softmax(dim: int) -> None:
     """All of them, and the first half: the order is that of iid draws."""
     num = 200_000
@@ -386,24 +389,27 @@ def test_rejections_are_drawn_again() -> None:
     assert (drawn != 123_456).sum() <= 12
 
 
-def test_under_vmap_and_scan() -> None:
-    scores = jnp.stack([scores_of(300, 2, seed) for seed in range(3)])
-    logits = scores.astype(jnp.float32) * jnp.float32(2**-24)
+@pytest.mark.parametrize(
+    "draw", [sample, pytest.param(sample_float, marks=pytest.mark.slow)]
+)
+def test_under_vmap_and_scan(draw: functools.partial) -> None:
+    x = jnp.stack([scores_of(300, 2, seed) for seed in range(3)])
+    if draw is sample_float:
+        x = x.astype(jnp.float32) * jnp.float32(2**-24)
     keys = jax.random.split(KEY, 3)
-    for draw, x in ((sample, scores), (sample_float, logits)):
-        single = jnp.stack([draw(k, s, 64) for k, s in zip(keys, x, strict=True)])
-        one = functools.partial(draw, num=64)
-        several = jax.jit(jax.vmap(lambda k, s, one=one: one(k, s)))(keys, x)
-        np.testing.assert_array_equal(several, single)
-        scanned = jax.jit(lambda k, s, one=one: jax.lax.map(lambda a: one(*a), (k, s)))
-        np.testing.assert_array_equal(scanned(keys, x), single)
+    single = jnp.stack([draw(k, s, 64) for k, s in zip(keys, x, strict=True)])
+    one = functools.partial(draw, num=64)
+    several = jax.jit(jax.vmap(lambda k, s: one(k, s)))(keys, x)
+    np.testing.assert_array_equal(several, single)
+    scanned = jax.jit(lambda k, s: jax.lax.map(lambda a: one(*a), (k, s)))
+    np.testing.assert_array_equal(scanned(keys, x), single)
 
 
 def test_the_same_with_x64() -> None:
     scores = scores_of(300, 2)
-    expected = simplex.sample(KEY, scores, 64)
+    expected = sample(KEY, scores, 64)
     with jax.enable_x64(True):
-        again = simplex.sample(KEY, scores, 64)
+        again = sample(KEY, scores, 64)
     assert again.dtype == jnp.int32
     np.testing.assert_array_equal(again, expected)
 

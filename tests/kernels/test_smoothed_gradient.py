@@ -76,9 +76,20 @@ def unit_rows(law: str, dim: int, num: int) -> Callable[[jax.Array], np.ndarray]
     return lambda key: np.asarray(rows(key), np.float64) / math.sqrt(dim)
 
 
-@pytest.mark.parametrize("law", ["sphere", "orthonormal"])
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("kind", [None, *smoothed_gradient.KINDS])
+# Every two of them together; each kind once, and each pair of the others, fast.
+@pytest.mark.parametrize(
+    ("law", "share", "kind"),
+    [
+        ("sphere", False, None),
+        ("orthonormal", False, "antithetic"),
+        ("orthonormal", True, "one_sided"),
+        ("sphere", True, "independent"),
+        pytest.param("orthonormal", True, None, marks=pytest.mark.slow),
+        pytest.param("sphere", True, "antithetic", marks=pytest.mark.slow),
+        pytest.param("sphere", False, "one_sided", marks=pytest.mark.slow),
+        pytest.param("orthonormal", False, "independent", marks=pytest.mark.slow),
+    ],
+)
 def test_it_is_the_formula(law: str, share: bool, kind: str | None) -> None:
     """One record and one direction after another, in float64."""
     d, m, radius = 5, 3, 0.7
@@ -175,14 +186,22 @@ def test_the_closed_form_is_the_printed_one() -> None:
     )
 
 
-@pytest.mark.parametrize("law", ["sphere", "orthonormal"])
+@pytest.mark.parametrize(
+    "law", ["orthonormal", pytest.param("sphere", marks=pytest.mark.slow)]
+)
 def test_gradients_are_those_of_the_ball(law: str) -> None:
     records = jnp.zeros(100_000)
     got = estimates(l1, jnp.asarray(POINT, jnp.float32), records, law=law, m=4)
     check_mean(got, smoothed_l1(POINT, 0.7))
 
 
-@pytest.mark.parametrize("kind", smoothed_gradient.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind == "antithetic" else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in smoothed_gradient.KINDS
+    ],
+)
 def test_differences_are_those_of_the_ball(kind: str) -> None:
     x, y = POINT + 0.05, POINT
     got = estimates(
@@ -201,7 +220,12 @@ def test_differences_are_those_of_the_ball(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "expected"), [(0.1, 0.25485), (0.2, 0.48761), (0.6, 0.96983)]
+    ("ratio", "expected"),
+    [
+        (0.2, 0.48761),
+        pytest.param(0.1, 0.25485, marks=pytest.mark.slow),
+        pytest.param(0.6, 0.96983, marks=pytest.mark.slow),
+    ],
 )
 def test_one_kink_in_ten_dimensions(ratio: float, expected: float) -> None:
     def kink(x: jax.Array, batch: jax.Array) -> jax.Array:
@@ -239,11 +263,11 @@ def test_quartic_is_smoothed_over_the_ball() -> None:
 @pytest.mark.parametrize(
     ("d", "m", "law", "expected"),
     [
-        (10, 1, "sphere", 9.0),
-        (10, 8, "sphere", 1.125),
-        (16, 16, "sphere", 15 / 16),
+        pytest.param(10, 1, "sphere", 9.0, marks=pytest.mark.slow),
+        pytest.param(10, 8, "sphere", 1.125, marks=pytest.mark.slow),
+        pytest.param(16, 16, "sphere", 15 / 16, marks=pytest.mark.slow),
         (10, 4, "orthonormal", 10 / 4 - 1),
-        (16, 16, "orthonormal", 0.0),
+        pytest.param(16, 16, "orthonormal", 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_variance_of_gradients_of_linear_losses(
@@ -258,7 +282,9 @@ def test_variance_of_gradients_of_linear_losses(
     assert abs(squares.mean() - expected) < 6 * error + 1e-6
 
 
-@pytest.mark.parametrize("law", ["sphere", "orthonormal"])
+@pytest.mark.parametrize(
+    "law", ["orthonormal", pytest.param("sphere", marks=pytest.mark.slow)]
+)
 def test_differences_of_linear_losses(law: str) -> None:
     """One-sided: second moment (d / radius)^2 <z, x - y>^2 / m; antithetic: zero."""
     d, m, radius = 10, 4, 0.7
@@ -278,7 +304,7 @@ def test_differences_of_linear_losses(law: str) -> None:
     np.testing.assert_allclose(antithetic, 0, atol=2e-5)
 
 
-@pytest.mark.parametrize("radius", [0.01, 1.0])
+@pytest.mark.parametrize("radius", [1.0, pytest.param(0.01, marks=pytest.mark.slow)])
 def test_quadratics_are_exact_with_all_directions(radius: float) -> None:
     h = np.diag([1.0, 2.0, 3.0]).astype(np.float32) + 0.5
 
@@ -296,7 +322,9 @@ def test_quadratics_are_exact_with_all_directions(radius: float) -> None:
 # --- deterministic bounds ---
 
 
-@pytest.mark.parametrize("law", ["sphere", "orthonormal"])
+@pytest.mark.parametrize(
+    "law", ["orthonormal", pytest.param("sphere", marks=pytest.mark.slow)]
+)
 def test_bounds_on_lipschitz_losses(law: str) -> None:
     """|GRAD| <= dL, |DIFF| <= dL|x - y| / radius, over sqrt(m) if orthonormal: float64."""
     d, m, radius, rng = 6, 4, 0.3, np.random.default_rng(3)

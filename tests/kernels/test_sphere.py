@@ -139,7 +139,15 @@ def test_orthonormal_rows_are_gram_schmidt_of_the_gaussian_ones() -> None:
     np.testing.assert_allclose(flat_rows(rows_of("orthonormal")), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(("dim", "num"), [(6, 6), (1, 1), (64, 64), (1000, 64)])
+@pytest.mark.parametrize(
+    ("dim", "num"),
+    [
+        (6, 6),
+        (1000, 64),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(64, 64, marks=pytest.mark.slow),
+    ],
+)
 def test_orthonormal_rows_are_orthogonal(dim: int, num: int) -> None:
     rows = sample("orthonormal", dim, num, 1)[0]
     np.testing.assert_allclose(rows @ rows.T / dim, np.eye(num), atol=5e-6)
@@ -169,7 +177,14 @@ def test_norm_of_a_long_vector(layered: bool) -> None:
 # --- the same bits everywhere ---
 
 
-@pytest.mark.parametrize("law", sphere.LAWS)
+@pytest.mark.parametrize(
+    "law",
+    [
+        *("sphere", "rademacher", "orthonormal"),
+        # A sphere before it is rescaled, and another radius of it.
+        *(pytest.param(law, marks=pytest.mark.slow) for law in ("gaussian", "ball")),
+    ],
+)
 def test_same_bits_in_every_program(law: str) -> None:
     """Another number of rows; by leaf, by layer in a scan, next to other arithmetic."""
     # Rows of a frame are not bit for bit those of a smaller one.
@@ -369,7 +384,16 @@ def test_directions_are_float32_whatever_the_parameters(law: str, dtype: Any) ->
     assert jax.eval_shape(draw)["x"] == jax.ShapeDtypeStruct((8,), jnp.float32)
 
 
-@pytest.mark.parametrize("law", ["sphere", "rademacher", "orthonormal"])
+@pytest.mark.parametrize(
+    "law",
+    [
+        "orthonormal",
+        *(
+            pytest.param(law, marks=pytest.mark.slow)
+            for law in ("sphere", "rademacher")
+        ),
+    ],
+)
 def test_leaves_of_size_zero(law: str) -> None:
     """They come through as they are and change nothing else."""
     shapes = {"e": (0, 3), "l": (3, 0), "m": (0,), "n": (0, 2), "x": (5,)}

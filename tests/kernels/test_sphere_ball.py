@@ -50,7 +50,15 @@ def pvalue(draws: np.ndarray, law: Any) -> float:
     return float(scipy.stats.kstest(draws, law).pvalue)
 
 
-@pytest.mark.parametrize("name", LIKES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("d = 1", "two leaves")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in LIKES
+    ],
+)
 def test_the_law(name: str) -> None:
     """P(|b| <= r) = r^d; a coordinate is a shifted beta; moments; never outside."""
     b = sample(name)

@@ -225,7 +225,13 @@ def test_sum_of_squares_is_that_of_the_normals() -> None:
         np.testing.assert_allclose(total, exact, rtol=3e-7)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000, 2**12])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *(1, 3, 64, 65, 1000),
+        *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7, 2**12)),
+    ],
+)
 def test_permuted_is_a_permutation(size: int) -> None:
     permute = jax.jit(threefry.permuted, static_argnums=2)
     everywhere = permute(KEY, jnp.arange(size), size)
@@ -261,6 +267,12 @@ SECRETS = {
     "context": [*ROOT, 2**16 - 1, 2**32 - 5],
     "step": [*ROOT, 2**16 - 1, 2**32 - 5, 2**31 + 3],
 }
+
+#: The shortest and the longest, and those between.
+BETWEEN_SLOW = [
+    *("root", "step"),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("role", "context")),
+]
 
 
 def secret(words: list[int]) -> jax.Array:
@@ -338,7 +350,7 @@ def permuted_of(key: list[int], i: int, size: int) -> int:
             return i
 
 
-@pytest.mark.parametrize("kind", SECRETS)
+@pytest.mark.parametrize("kind", BETWEEN_SLOW)
 def test_secret_permutations_are_the_reference(kind: str) -> None:
     permute = jax.jit(threefry.permuted, static_argnums=2)
     for size in (1, 37):
@@ -400,7 +412,7 @@ def test_no_two_secret_streams_are_the_same() -> None:
     assert len(seen) == len(roots) * each
 
 
-@pytest.mark.parametrize("kind", SECRETS)
+@pytest.mark.parametrize("kind", BETWEEN_SLOW)
 def test_the_uses_of_one_secret_key_share_no_block(kind: str) -> None:
     """Numbers, bits, places and children: every call to the cipher has its own input."""
     asked: list[tuple[int, ...]] = []
@@ -436,7 +448,7 @@ def test_the_uses_of_one_secret_key_share_no_block(kind: str) -> None:
 
 
 # Short and long, so that what is folded in is counted, or makes a new key.
-@pytest.mark.parametrize("kind", ["root", "step"])
+@pytest.mark.parametrize("kind", ["root", pytest.param("step", marks=pytest.mark.slow)])
 def test_secret_keys_under_jit_vmap_and_scan(kind: str) -> None:
     """The same bits in every program."""
 

@@ -169,15 +169,11 @@ def test_sums_are_those_of_numpy(game: Any) -> None:
     weights = np.array([0.2, 0.7, 0.1], np.float32)
     batch = (*dataset.train, group)
     bound_x, bound_y = Bound(worst.linf_bound_x, 16), Bound(worst.linf_bound_y, 16)
-    total_x, total_y = worst.problem.gradient_sums(
-        jnp.asarray(as_vector(params), jnp.float32),
-        weights,
-        batch,
-        jnp.asarray(mask),
-        bound_x,
-        bound_y,
-        center=True,
-    )
+    total_x, total_y = jax.jit(
+        lambda *given: worst.problem.gradient_sums(
+            *given, bound_x, bound_y, center=True
+        )
+    )(jnp.asarray(as_vector(params), jnp.float32), weights, batch, jnp.asarray(mask))
     losses, gradients = reference(params, *dataset.train)
     counts = mask & (group >= 0)
     shares = np.where(counts, 1 / np.array(P)[group], 0)

@@ -88,7 +88,13 @@ def searched_lasry_lions(fn, x, smoothing, slope, num):
 # --- closed forms ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("constants", [{"weak_convexity": 0.0}, {"lipschitz": 10.0}])
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {"weak_convexity": 0.0},
+        pytest.param({"lipschitz": 10.0}, marks=pytest.mark.slow),
+    ],
+)
 def test_absolute_value(constants):
     smoothing, slope = 0.1, 10.0
     for x in (-4.0, -1.2, -0.9, -0.3, 0.0, 0.5, 0.999, 1.001, 2.5):
@@ -198,8 +204,8 @@ def test_maximum_of_linear_functions(dim):
     [
         (1, 0.3, 801, 1e-8),  # 2 lambda w < 1: cutting planes
         (1, 0.6, 801, 1e-6),  # branch and bound
-        (1, 2.0, 801, 1e-6),
-        (2, 0.15, 31, 1e-8),
+        pytest.param(1, 2.0, 801, 1e-6, marks=pytest.mark.slow),
+        pytest.param(2, 0.15, 31, 1e-8, marks=pytest.mark.slow),
         (2, 1.0, 31, 0.02),
     ],
 )

@@ -118,7 +118,13 @@ def test_replacing_a_record_leaves_the_other_losses(name, task):
         np.testing.assert_array_equal(np.delete(before, i), np.delete(after, i))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "residual_stack")),
+    ],
+)
 def test_hinge_is_the_margin_s(name):
     network = NETWORKS[name](
         D, CLASSES, loss="hinge", output_scale=30.0, **OPTIONS[name]

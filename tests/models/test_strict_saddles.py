@@ -30,7 +30,16 @@ def float64():
         yield
 
 
-@pytest.fixture(params=PROBLEMS)
+#: The same losses with other numbers.
+OTHERS = ("cosine_weighted", "quartic_steep", "factorization_2")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in OTHERS else name
+        for name in PROBLEMS
+    ]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -155,7 +164,14 @@ REACHED = {"factorization_2": (1.99 / 2.99, 5.37 / 6.37, 1.0)}
 
 
 @pytest.mark.parametrize(
-    "name", ["cosine_weighted", "quartic_steep", "factorization_2", "phase"]
+    "name",
+    [
+        *("cosine_weighted", "phase"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("quartic_steep", "factorization_2")
+        ),
+    ],
 )
 def test_constants_hold_and_are_reached(name: str):
     """Adam on the point, the record and the direction, for each derivative's largest."""

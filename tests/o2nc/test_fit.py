@@ -111,6 +111,7 @@ def test_a_run_is_one_program_that_loops_over_phases() -> None:
     assert lowered.as_text().count("stablehlo.while") >= 2
 
 
+@pytest.mark.slow  # Three programs of a whole run.
 def test_seeds_in_one_program() -> None:
     """lax.map and vmap over seeds give what each seed gives."""
     plan = make(num_steps=16)

@@ -134,7 +134,11 @@ def reads(t: int) -> range:
 
 @pytest.mark.parametrize(
     ("kind", "share"),
-    [("antithetic", False), ("one_sided", True), ("independent", False)],
+    [
+        ("antithetic", False),
+        pytest.param("one_sided", True, marks=pytest.mark.slow),
+        pytest.param("independent", False, marks=pytest.mark.slow),
+    ],
 )
 def test_it_is_the_algorithm(kind: str, share: bool) -> None:
     """g_1 = mean GRAD, g_t = g_{t-1} + mean DIFF, on the records of each step."""
@@ -268,6 +272,7 @@ def test_a_record_that_is_not_finite_counts_nothing(bad: float) -> None:
             chex.assert_trees_all_close(got, without, atol=1e-6)
 
 
+@pytest.mark.slow  # As those of test_conformance.py, of the same loop.
 def test_microbatches_change_nothing() -> None:
     plan, data = make(**NOISY), records()
     whole = released(plan, POINTS, data)
@@ -279,6 +284,7 @@ def test_microbatches_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["tree", "blt_2"])
+@pytest.mark.slow  # A study; every number is in the next test.
 def test_noise_is_that_of_the_plan(name: str) -> None:
     """Zero losses: what is released is the noise, with the plan's covariance."""
     plan = make(**NOISY, prefix_noise=name, num_steps=8, num_directions=1)
@@ -319,8 +325,14 @@ def test_noise_is_that_of_the_plan(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
-@pytest.mark.parametrize("name", ["tree", "blt_2"])
+@pytest.mark.parametrize(
+    ("name", "relation"),
+    [
+        ("tree", "replace_one"),
+        # Numbers with fractions: in fast tests in test_prefix_sum.py.
+        pytest.param("blt_2", "zero_out", marks=pytest.mark.slow),
+    ],
+)
 def test_estimates_without_signal_are_the_noise(name: str, relation: str) -> None:
     """Every number of a run, from the plan's numbers and its keys."""
     plan = make(**NOISY, prefix_noise=name, relation=relation)
@@ -362,7 +374,9 @@ def test_released_numbers_lie_on_the_grid() -> None:
         assert np.abs(units - np.round(units)).max() < 0.1
 
 
-@pytest.mark.parametrize("phase", ["restart", "difference"])
+@pytest.mark.parametrize(
+    "phase", ["restart", pytest.param("difference", marks=pytest.mark.slow)]
+)
 def test_a_wrong_phase_reads_no_record(phase: str) -> None:
     """Data that would change everything change nothing."""
     plan = make(**NOISY)
@@ -389,6 +403,7 @@ def test_a_wrong_phase_reads_no_record(phase: str) -> None:
 # --- state, trees, arguments ---
 
 
+@pytest.mark.slow  # Each is in test_conformance.py; here both in one tree.
 def test_frozen_and_narrow_leaves() -> None:
     plan = make(**NOISY)
     params = {
@@ -410,6 +425,7 @@ def test_frozen_and_narrow_leaves() -> None:
     assert (params["w"] != 0).any()
 
 
+@pytest.mark.slow  # Runs of fit are in test_conformance.py.
 def test_chain_and_the_plans_own_transformation_agree() -> None:
     plan, data = make(**NOISY), records()
     one = plan.transform(KEYS)

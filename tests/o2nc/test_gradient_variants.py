@@ -190,7 +190,16 @@ def _near(
     return np.mean(rows, axis=0) * D / (2 * RADIUS**2)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # What they are made of is in the others.
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("first order", "several passes")
+        else name
+        for name in VARIANTS
+    ],
+)
 def test_estimates_are_those_of_the_definition(name: str) -> None:
     """But for the grid, whose units are below 3e-4."""
     plan = make(**VARIANTS[name] | BOUNDED)
@@ -257,7 +266,11 @@ def test_a_record_of_no_number_counts_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "oracle", [SEVERAL | {"sampling": SAMPLED}, FIRST | SEVERAL | {"sampling": SAMPLED}]
+    "oracle",
+    [
+        FIRST | SEVERAL | {"sampling": SAMPLED},
+        pytest.param(SEVERAL | {"sampling": SAMPLED}, marks=pytest.mark.slow),
+    ],
 )
 def test_directions_are_a_record_s_own_whatever_else_is_sampled(oracle: Any) -> None:
     """By its place in the data: its row says which other records were drawn."""
@@ -272,10 +285,9 @@ def test_directions_are_a_record_s_own_whatever_else_is_sampled(oracle: Any) -> 
         mask=batch.mask[order],
         index=batch.index[order],
     )
-    given = {"value_fn": kinked, "phase": "restart"}
-    one, two = (
-        tx.update(None, tx.init(w), w, batch=b, **given)[0] for b in (batch, moved)
-    )
+    given: Any = {"value_fn": kinked, "phase": "restart"}
+    update = jax.jit(lambda b: tx.update(None, tx.init(w), w, batch=b, **given)[0])
+    one, two = update(batch), update(moved)
     np.testing.assert_array_equal(one, two)
     assert int(batch.mask.sum()) > 2
 
@@ -366,6 +378,7 @@ def test_slopes_along_common_directions_have_the_integers_of_their_plan() -> Non
 
 
 @pytest.mark.parametrize("sampler", [WHOLE, SAMPLED])
+@pytest.mark.slow  # A study; the integers are above.
 def test_noise_of_several_passes_adds_up_until_the_restart(sampler: Any) -> None:
     """A mean over 16000 squares of normals is off by 4.5% with probability 1e-6."""
     changes = {"sampling": sampler, "noise_multiplier": 1.0}
@@ -394,6 +407,7 @@ def test_noise_follows_the_movement() -> None:
     np.testing.assert_allclose(got[[1, 3]], [std / 2, std], rtol=0.04)
 
 
+@pytest.mark.slow  # A study; the integers are above.
 def test_noise_of_a_scalar_release() -> None:
     plan = make(**SCALAR | BOUNDED | {"noise_multiplier": 1.0})
     noise = simulated(plan, RUNS)
@@ -405,6 +419,7 @@ def test_noise_of_a_scalar_release() -> None:
 # --- whole runs --------------------------------------------------------------------
 
 
+@pytest.mark.slow  # As in test_gradient.py, whole runs.
 def test_microbatches_change_nothing_but_rounding() -> None:
     plan = make(**FIRST | BOUNDED | {"noise_multiplier": 1.0})
     whole, parts = (

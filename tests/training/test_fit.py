@@ -54,14 +54,12 @@ def network(name: str) -> tuple[Any, Any]:
 POISSON = sampling.TruncatedPoisson(sampling_prob=0.3)
 
 
+# Every method, in chunks of 2 steps, is in test_conformance.py.
 @pytest.mark.parametrize(
     ("name", "sampler"),
     [
-        ("mlp", sampling.FullBatch()),
-        ("linear", POISSON),
-        # Each of them once more.
-        pytest.param("linear", sampling.FullBatch(), marks=pytest.mark.slow),
-        pytest.param("mlp", POISSON, marks=pytest.mark.slow),
+        pytest.param("mlp", sampling.FullBatch(), marks=pytest.mark.slow),
+        pytest.param("linear", POISSON, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -93,28 +91,11 @@ def test_chunks_give_the_bits_of_the_one_program(name: str, sampler: Any) -> Non
     chex.assert_trees_all_equal_shapes_and_dtypes(whole.params, params)
 
 
-def test_fit_is_the_loop_written_by_hand() -> None:
-    params, value_fn = network("linear")
-    plan = make_plan(sampling=POISSON, num_steps=5)
-    keys = Keys.insecure(3)
-    got = jaxdp.fit(
-        plan, keys, params, DATA, value_fn=value_fn, optimizer=optax.sgd(0.1)
-    )
-    tx = optax.chain(jaxdp.dpzero(plan, keys), optax.sgd(0.1))
-    state, p = tx.init(params), params
-
-    @jax.jit
-    def step(state: Any, p: Any, t: Any) -> Any:
-        batch = sampling.batch(plan, keys, t, DATA)
-        updates, state = tx.update(None, state, p, value_fn=value_fn, batch=batch)
-        return state, optax.apply_updates(p, updates)
-
-    for t in range(plan.num_steps):
-        state, p = step(state, p, t)
-    chex.assert_trees_all_close(got.params, p, rtol=1e-5, atol=1e-6)
-    by_hand = jaxdp.report(plan, state)
-    for name, value in by_hand.items():
-        assert got.report[name] == value, name
+def test_a_report_is_of_the_plan_of_the_state() -> None:
+    params, _ = network("linear")
+    plan = make_plan(num_steps=5)
+    state = jaxdp.dpzero(plan, Keys.insecure(3)).init(params)
+    assert jaxdp.report(plan, state)["steps_done"] == 0
     with pytest.raises(ValueError, match="another plan"):
         jaxdp.report(dataclasses.replace(plan, l2_clip_norm=2.0), state)
 
@@ -286,6 +267,7 @@ def test_the_optimizer_sees_releases_and_nothing_else() -> None:
     assert set.union(*seen) == set()
 
 
+@pytest.mark.slow  # One more program of a run.
 def test_what_cannot_be_hashed_still_runs() -> None:
     params, value_fn = network("linear")
 
@@ -408,7 +390,13 @@ def lazily_centred(p: jax.Array, b: Any, at: Any) -> jax.Array:
     return centred(at("", p), b)
 
 
-ACROSS = [centred, largest, least, balanced, demeaned, jaxdp.LazyLoss(lazily_centred)]
+ACROSS = [
+    *(centred, largest, jaxdp.LazyLoss(lazily_centred)),
+    *(
+        pytest.param(loss, marks=pytest.mark.slow)
+        for loss in (least, balanced, demeaned)
+    ),
+]
 
 
 @pytest.mark.parametrize("loss", ACROSS, ids=lambda f: getattr(f, "__name__", "lazy"))
@@ -437,8 +425,7 @@ def test_losses_across_records_are_refused_before_anything_is_spent(
 )
 def test_losses_of_single_records_pass(loss: Any) -> None:
     data = (jnp.abs(X), Y)
-    plan, keys = make_plan(num_steps=2), Keys.insecure(0)
-    jaxdp.fit(plan, keys, jnp.zeros(D), data, value_fn=loss, optimizer=SGD)
+    preparing.check_losses(make_plan(num_steps=2), jnp.zeros(D), data, loss, True)
 
 
 def test_the_check_reads_shapes_alone_and_can_be_left_out() -> None:

@@ -44,15 +44,18 @@ def run(folder: Path, plan: Any, **kwargs: Any) -> jaxdp.FitResult:
 @pytest.mark.parametrize(
     ("law", "num", "optimizer"),
     [
-        *((law, num, "average") for law, num in LAWS[:4]),
-        *(("sphere", 1, name) for name in OPTIMIZERS if name != "average"),
-        *((law, num, "adam") for law, num in LAWS[4:]),
-        # The other laws with the other optimizers: nothing that the lines above lack.
+        # One and several directions, a chain and an optimizer of two states.
+        ("sphere", 1, "average"),
+        ("rademacher", 4, "adam"),
+        # One law with all optimizers, one optimizer with all laws, and several directions.
         *(
             pytest.param(law, num, name, marks=pytest.mark.slow)
-            for law, num in LAWS[1:4]
-            for name in OPTIMIZERS
-            if name != "average"
+            for law, num, name in (
+                *(("gaussian", 1, "plain"), ("orthonormal", 3, "momentum")),
+                *((law, num, "average") for law, num in LAWS[1:4]),
+                *(("sphere", 1, name) for name in OPTIMIZERS if name != "average"),
+                *((law, num, "adam") for law, num in LAWS[4:6]),
+            )
         ),
     ],
 )
@@ -72,11 +75,17 @@ def test_replay_is_bit_exact(
     "changes",
     [
         {"sampling": sampling.TruncatedPoisson(sampling_prob=0.4)},
-        {"noise": "laplace"},
-        {"output": "random"},
-        {"clip_tuning": TUNING, "num_directions": 2},
-        {"smoothing_radius": 0.0},
-        {"noise_multiplier": 0.0, "l2_clip_norm": float("inf")},
+        pytest.param({"noise": "laplace"}, marks=pytest.mark.slow),
+        pytest.param({"output": "random"}, marks=pytest.mark.slow),
+        # With one direction in dpzero/test_clip_tuning.py.
+        pytest.param(
+            {"clip_tuning": TUNING, "num_directions": 2}, marks=pytest.mark.slow
+        ),
+        pytest.param({"smoothing_radius": 0.0}, marks=pytest.mark.slow),
+        pytest.param(
+            {"noise_multiplier": 0.0, "l2_clip_norm": float("inf")},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=repr,
 )
@@ -86,6 +95,7 @@ def test_replay_of_other_plans(changes: Any, tmp_path: Path) -> None:
     chex.assert_trees_all_equal(again.params, result.params)
 
 
+@pytest.mark.slow  # Of a shorter run in test_conformance.py.
 def test_replay_of_dpgd_zeroth_order(tmp_path: Path) -> None:
     """The noise across the direction is public: releases alone rebuild the run."""
     fields = dataclasses.asdict(make_plan())
@@ -117,6 +127,7 @@ def test_frozen_and_stacked_leaves(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(again.params["out"], PARAMS["out"])
 
 
+@pytest.mark.slow  # One more run; paths are those of kernels/test_sphere.py.
 def test_flat_tree_in_the_same_order_replays_too(tmp_path: Path) -> None:
     """Directions know paths and their order, not how a tree nests."""
     from collections import OrderedDict
@@ -140,9 +151,14 @@ def test_rademacher_replays_in_numpy(tmp_path: Path) -> None:
     record = ledger.read(tmp_path / "run")
     role = keys.stream(keys.root_from_hex(record.header["direction"]), "direction")
     params = jax.tree.map(np.array, PARAMS)
-    for step, (y,) in enumerate(record.releases):
+
+    @jax.jit
+    def direction(step: jax.Array) -> Any:
         rows = sphere.directions(keys.at_step(role, step), PARAMS, law="rademacher")
-        u = sphere.materialise(sphere.select(rows, 0), PARAMS)
+        return sphere.materialise(sphere.select(rows, 0), PARAMS)
+
+    for step, (y,) in enumerate(record.releases):
+        u = direction(jnp.int32(step))
         moves = jax.tree.map(lambda d, y=y: np.float32(rate) * y * np.asarray(d), u)
         params = jax.tree.map(np.subtract, params, moves)
     chex.assert_trees_all_equal(params, jax.tree.map(np.asarray, result.params))
@@ -183,6 +199,7 @@ def test_header_says_what_a_reader_needs(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow  # A size, of a run of 10 000 steps.
 def test_ten_thousand_steps_fit_in_400_kB(tmp_path: Path) -> None:
     plan = make_plan(num_steps=10_000, num_directions=4)
     run(tmp_path / "run", plan)

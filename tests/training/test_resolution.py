@@ -163,7 +163,11 @@ def test_fit_and_resume_warn(tmp_path: Path) -> None:
     ("oracle", "direction", "difference", "lost"),
     [
         ("zeroth_order", "orthonormal", "antithetic", "slopes will mostly be"),
-        ("first_order", "ball", "common", "most parameters will stay where they are"),
+        pytest.param(
+            *("first_order", "ball", "common"),
+            "most parameters will stay where they are",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_plans_of_points_at_a_distance_warn(

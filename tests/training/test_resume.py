@@ -82,7 +82,14 @@ def lines_of(folder: Path) -> list[bytes]:
 # --- the same bits -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lines", range(1, LINES + 1))
+# The header, an intent and releases, at the begin and at the end.
+@pytest.mark.parametrize(
+    "lines",
+    [
+        *(1, 2, 3, LINES - 1, LINES),
+        *(pytest.param(lines, marks=pytest.mark.slow) for lines in range(4, LINES - 1)),
+    ],
+)
 def test_killed_after_any_line(lines: int, tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole")
     killed_fit(tmp_path / "run", lines)
@@ -127,7 +134,9 @@ def dpgd() -> Any:
     return plans.DPGD(**{name: getattr(plan, name) for name in names})
 
 
-@pytest.mark.parametrize("family", ["dpzero", "dpgd", "random"])
+@pytest.mark.parametrize(
+    "family", ["dpzero", "dpgd", pytest.param("random", marks=pytest.mark.slow)]
+)
 def test_checkpoint_and_recomputation(family: str, tmp_path: Path) -> None:
     """DP-GD's releases are not in the ledger: it goes on from its checkpoint alone."""
     plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
@@ -317,8 +326,9 @@ def other_losses(params: Any, batch: Any) -> Any:
     "change",
     [
         {"optimizer": optax.sgd(0.2, momentum=0.9)},
-        {"optimizer": optax.identity()},
-        {"optimizer": optax.adam(0.1)},
+        # Other programs than the run's, as that of the other losses is.
+        pytest.param({"optimizer": optax.identity()}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": optax.adam(0.1)}, marks=pytest.mark.slow),
         {"value_fn": other_losses},
     ],
     ids=["rate", "none", "adam", "losses"],
@@ -335,7 +345,7 @@ def test_other_losses_or_optimizer_refuse(
 def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
     """NumPy's float64 becomes JAX's float32, then and now."""
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), DATA)
-    whole = jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, **ARGUMENTS)
+    whole = jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, chunk=5, **ARGUMENTS)
     args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
     with killed(4):
         jaxdp.fit(make_plan(), Keys.insecure(1), PARAMS, wide, **args)
@@ -545,8 +555,7 @@ def test_which_programs_call_python(kind: str, tmp_path: Path) -> None:
     assert found == (kind != "none")
 
 
-@pytest.mark.parametrize("family", ["dpzero", "dpgd"])
-@pytest.mark.parametrize("checkpoint", [True, False])
+@pytest.mark.parametrize(("checkpoint", "family"), [(True, "dpzero"), (False, "dpgd")])
 def test_a_chunk_that_comes_out_otherwise_is_refused(
     checkpoint: bool, family: str, tmp_path: Path
 ) -> None:
@@ -786,9 +795,10 @@ def test_new_attempt_beyond_the_budget_refuses(tmp_path: Path) -> None:
     assert resume(tmp_path / "run").report["steps_done"] == 23
 
 
-@pytest.mark.parametrize("lines", [4, 5])
 @pytest.mark.parametrize(
-    "sampler", [sampling.SinglePass(1), sampling.ShuffledEpochs(8)], ids=repr
+    ("sampler", "lines"),
+    [(sampling.SinglePass(1), 4), (sampling.ShuffledEpochs(8), 5)],
+    ids=repr,
 )
 def test_new_attempt_of_passes_refuses(
     sampler: Any, lines: int, tmp_path: Path

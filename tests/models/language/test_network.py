@@ -77,24 +77,29 @@ def case(name: str) -> tuple[tasks.Task, Any, dict[str, jax.Array]]:
         "choice": lambda: tasks.choice(model, span_length=2),
         "generation": lambda: tasks.generation(model, span_length=2),
     }
-    params = model.init(KEY)
-    # Biases, norms and LoRA's B begin at constants: none should hide a mistake.
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    noise = [0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves)]  # noqa: B905
-    leaves = [x + e for x, e in zip(leaves, noise)]  # noqa: B905
-    params = jax.tree.unflatten(structure, leaves)
-    return make[kind](), params, batch(kind == "choice")
+    return make[kind](), random_params(model), batch(kind == "choice")
 
 
-CASES = (
-    "roberta-prompt-lora",
-    "untied-prompt",
-    "roberta-head",
-    "opt-choice-prefix",
-    "opt-head",
-    "narrow-generation",
-)
+def random_params(model: network.LanguageModel) -> Any:
+    """No constants, as biases, norms and LoRA's B are at first: none hides a mistake."""
+    draw = np.random.default_rng(2)
+
+    def one(path: Any, like: Any) -> jax.Array:
+        name = sphere.path_str(path)
+        std = 0.1 if name.endswith(("bias", "scale")) else 0.3
+        mean = 1.0 if name.endswith("scale") else 0.0
+        return jnp.asarray(draw.normal(mean, std, like.shape), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(one, jax.eval_shape(model.init, KEY))
+
+
+hidden = jax.jit(network.LanguageModel.hidden, static_argnums=0)
+
+
+@functools.cache
+def losses_of(name: str) -> Any:
+    """The losses of a case's task: one program for all tests."""
+    return jax.jit(case(name)[0].value_fn)
 
 
 def stacked(path: str) -> bool:
@@ -118,8 +123,9 @@ def assert_same_bits(a: Any, b: Any) -> None:
     ("name", "law"),
     [
         ("roberta-prompt-lora", "rademacher"),
-        ("opt-choice-prefix", "gaussian"),
-        ("narrow-generation", "sphere"),
+        # Other models, tasks and laws: what is lazy in them is kernels/test_perturb.py's.
+        pytest.param("opt-choice-prefix", "gaussian", marks=pytest.mark.slow),
+        pytest.param("narrow-generation", "sphere", marks=pytest.mark.slow),
     ],
 )
 def test_lazy_is_bit_equal_to_materialised(name: str, law: str) -> None:
@@ -129,7 +135,7 @@ def test_lazy_is_bit_equal_to_materialised(name: str, law: str) -> None:
     lazily = functools.partial(
         jax.jit(lambda u, p, s: perturb.losses_at(task.value_fn, p, data, u, s)), u
     )
-    losses = jax.jit(task.value_fn)
+    losses = losses_of(name)
     formed = functools.partial(jax.jit(lambda u, p, s: perturb.perturb(p, u, s)), u)
     base = losses(params, data)
     assert base.shape == (ROWS,) and base.dtype == jnp.float32
@@ -139,6 +145,7 @@ def test_lazy_is_bit_equal_to_materialised(name: str, law: str) -> None:
         assert np.any(np.asarray(got) != np.asarray(base))
 
 
+@pytest.mark.slow  # One of the above in another precision: six programs.
 def test_lazy_is_bit_equal_in_sixteen_bits() -> None:
     """Where XLA may keep more than 16 bits in one program and not in the other."""
     _, params, data = case("roberta-prompt-lora")
@@ -157,48 +164,71 @@ def test_lazy_is_bit_equal_in_sixteen_bits() -> None:
         )
 
 
+@pytest.mark.slow  # Small losses' are in kernels/test_finite_difference.py.
 def test_derivatives_go_through_the_lazy_loss() -> None:
-    """A radius of zero, against the small radius: smooth but for ReLU's kinks."""
+    """A radius of zero, against the small radius: smooth but for ReLU's kinks.
+
+    The small one with materialised points, to which the lazy ones are bit-equal.
+    """
     task, params, data = case("roberta-head")
     rows = jax.jit(lambda p: direction("gaussian", p))(params)
-
-    def slopes(radius: float) -> jax.Array:
-        return jax.jit(
-            lambda p, r: finite_difference.slopes(
-                task.value_fn, p, data, r, smoothing_radius=radius
-            )
-        )(params, rows)
-
-    exact, near = slopes(0.0), slopes(1e-3)
+    exact = jax.jit(
+        lambda p, r: finite_difference.slopes(
+            task.value_fn, p, data, r, smoothing_radius=0.0
+        )
+    )(params, rows)
+    u = jax.jit(lambda r, p: sphere.materialise(sphere.select(r, 0), p))(rows, params)
+    losses = losses_of("roberta-head")
+    ahead, behind = (
+        losses(jax.tree.map(lambda x, d, s=s: x + s * d, params, u), data)
+        for s in (1e-3, -1e-3)
+    )
+    near = np.asarray(ahead - behind).reshape(np.shape(exact)) / 2e-3
     assert np.all(np.abs(exact) > 1e-2)
     np.testing.assert_allclose(near, exact, rtol=5e-2, atol=5e-2)
 
 
 def test_orthonormal_directions_raise() -> None:
     task, params, data = case("roberta-prompt")
-    rows = jax.jit(lambda p: direction("orthonormal", p, num=2))(params)
-    with pytest.raises(ValueError, match=r"direction must be 'sphere'.*'orthonormal'"):
-        finite_difference.slopes(
+
+    def slopes(params: Any) -> jax.Array:
+        rows = direction("orthonormal", params, num=2)
+        return finite_difference.slopes(
             task.value_fn, params, data, rows, smoothing_radius=1e-3
         )
 
+    with pytest.raises(ValueError, match=r"direction must be 'sphere'.*'orthonormal'"):
+        jax.eval_shape(slopes, params)
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "roberta-prompt-lora",
+        "opt-choice-prefix",
+        # Heads, projections and tables of their own, and besides the same leaves.
+        pytest.param("roberta-head", marks=pytest.mark.slow),
+        pytest.param("narrow-generation", marks=pytest.mark.slow),
+        pytest.param("untied-prompt", marks=pytest.mark.slow),
+        pytest.param("opt-head", marks=pytest.mark.slow),
+    ],
+)
 def test_every_leaf_counts(name: str) -> None:
     """Each leaf alone moves the losses; lazily so, for lazy is bit-equal to materialised.
 
     But for the keys' bias, which a softmax over them does not see without a prefix.
     """
-    task, params, data = case(name)
-    losses = jax.jit(task.value_fn)
-    base = losses(params, data)
+    _, params, data = case(name)
+    losses = losses_of(name)
+    base = np.asarray(losses(params, data))
     leaves, structure = jax.tree.flatten(params)
     paths = [sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     for i, path in enumerate(paths):
         signs = np.where(np.arange(leaves[i].size) % 3 == 0, -0.3, 0.3)
         moved = list(leaves)
-        moved[i] = leaves[i] + signs.reshape(leaves[i].shape).astype(np.float32)
-        got = losses(jax.tree.unflatten(structure, moved), data)
+        signs = signs.reshape(leaves[i].shape).astype(np.float32)
+        moved[i] = jnp.asarray(np.asarray(leaves[i]) + signs)
+        got = np.asarray(losses(jax.tree.unflatten(structure, moved), data))
         seen = float(np.max(np.abs(got - base))) > 1e-5
         assert seen != (path.endswith("key/bias") and "prefix" not in name), path
 
@@ -220,8 +250,8 @@ def test_padding_is_not_read(name: str) -> None:
 
     Nor beyond a span that is shorter than the longest: there is padding after it.
     """
-    task, params, data = case(name)
-    losses = jax.jit(task.value_fn)
+    _, params, data = case(name)
+    losses = losses_of(name)
     other = data | {"tokens": jnp.where(data["mask"], data["tokens"], 17)}
     assert_same_bits(losses(params, other), losses(params, data))
     longer = {
@@ -234,17 +264,17 @@ def test_padding_is_not_read(name: str) -> None:
 def test_a_choice_that_is_not_there_is_never_chosen() -> None:
     task, params, data = case("opt-choice-prefix")
     assert task.scores is not None
-    assert task.scores(params, data)[1, 1] < -1e8
+    assert jax.jit(task.scores)(params, data)[1, 1] < -1e8
     # Whatever it holds: one choice left means a loss of zero.
-    assert task.value_fn(params, data)[1] == 0
+    assert losses_of("opt-choice-prefix")(params, data)[1] == 0
 
 
 def test_the_decoder_does_not_look_ahead() -> None:
     _, params, _ = case("opt-choice-prefix")
     model = network.LanguageModel(config=OPT)
     tokens, mask = batch()["tokens"], batch()["mask"]
-    before = model.hidden(params, tokens, mask)[0]
-    after = model.hidden(params, tokens.at[0, 6].set(5), mask)[0]
+    before = hidden(model, params, tokens, mask)[0]
+    after = hidden(model, params, tokens.at[0, 6].set(5), mask)[0]
     np.testing.assert_array_equal(before[:6], after[:6])
     assert np.any(before[6:] != after[6:])
 
@@ -252,21 +282,38 @@ def test_the_decoder_does_not_look_ahead() -> None:
 # --- adapters, heads, dtypes ---
 
 
-@pytest.mark.parametrize("adapter", [network.LoRA(rank=2), network.Prefix(length=3)])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        network.LoRA(rank=2),
+        pytest.param(network.Prefix(length=3), marks=pytest.mark.slow),
+    ],
+)
 def test_an_adapter_is_added_to_a_loaded_model(adapter: network.Adapter) -> None:
     plain = network.LanguageModel(config=OPT)
     model = network.LanguageModel(config=OPT, adapter=adapter)
-    loaded = plain.init(KEY)
-    params = model.with_new_parts(loaded, jax.random.key(8))
-    assert jax.tree.structure(params) == jax.tree.structure(model.init(KEY))
+    loaded = random_params(plain)
+    params = jax.jit(model.with_new_parts)(loaded, jax.random.key(8))
+    made = jax.eval_shape(model.init, KEY)
+    assert jax.tree.structure(params) == jax.tree.structure(made)
     data = batch()
-    before = plain.hidden(loaded, data["tokens"], data["mask"])
-    after = model.hidden(params, data["tokens"], data["mask"])
+    before = hidden(plain, loaded, data["tokens"], data["mask"])
+    after = hidden(model, params, data["tokens"], data["mask"])
     # LoRA begins as the model was; a prefix is seen at once.
     assert np.array_equal(before, after) == isinstance(adapter, network.LoRA)
     new = {sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)}
     old = {sphere.path_str(p) for p, _ in jax.tree_util.tree_leaves_with_path(loaded)}
     assert {path for path in new if network.adapter_only(path)} == new - old
+
+
+@pytest.mark.slow  # One program for each shape of a leaf.
+@pytest.mark.parametrize("config", [ROBERTA, OPT], ids=["roberta", "opt"])
+def test_initial_parameters(config: Any) -> None:
+    params = jax.jit(network.LanguageModel(config=config).init)(KEY)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        assert np.all(np.isfinite(leaf)), path
+    table = np.asarray(params["embedding"]["tokens"])
+    assert 0.2 < table.std() < 0.4 and len(set(table.ravel().tolist())) > 900
 
 
 def test_lora_is_what_its_paper_says() -> None:
@@ -284,27 +331,29 @@ def test_lora_is_what_its_paper_says() -> None:
     merged = {**params, "layers": {**layers, "attention": attention}}
     plain = network.LanguageModel(config=ROBERTA)
     np.testing.assert_allclose(
-        model.hidden(params, data["tokens"], data["mask"]),
-        plain.hidden(merged, data["tokens"], data["mask"]),
+        hidden(model, params, data["tokens"], data["mask"]),
+        hidden(plain, merged, data["tokens"], data["mask"]),
         atol=1e-5,
     )
 
 
+@pytest.mark.slow  # test_parity.py has a model in 16 bits.
 def test_sixteen_bits_compute_with_float32_weights() -> None:
     task, params, data = case("roberta-prompt")
     model = network.LanguageModel(config=ROBERTA, compute_dtype="bfloat16")
     small = tasks.prompt(model, (7, 9))
-    assert model.hidden(params, data["tokens"], data["mask"]).dtype == jnp.bfloat16
-    losses = small.value_fn(params, data)
+    inner = jax.eval_shape(model.hidden, params, data["tokens"], data["mask"])
+    assert inner.dtype == jnp.bfloat16
+    losses, wide = (jax.jit(each.value_fn)(params, data) for each in (small, task))
     assert losses.dtype == jnp.float32
-    np.testing.assert_allclose(losses, task.value_fn(params, data), atol=0.1)
-    assert not np.array_equal(losses, task.value_fn(params, data))
+    np.testing.assert_allclose(losses, wide, atol=0.1)
+    assert not np.array_equal(losses, wide)
 
 
 def test_few_words_cost_the_same_logits_as_all() -> None:
     _, params, data = case("untied-prompt")
     model = network.LanguageModel(config=UNTIED)
-    x = model.hidden(params, data["tokens"], data["mask"])
+    x = hidden(model, params, data["tokens"], data["mask"])
     whole = model.logits(params, x)
     assert whole.shape == (ROWS, LENGTH, 61)
     few = model.logits(params, x, vocabulary=jnp.asarray([60, 3]))
@@ -317,7 +366,7 @@ def test_few_words_cost_the_same_logits_as_all() -> None:
 def test_predictions_in_batches_are_those_of_the_whole() -> None:
     task, params, data = case("roberta-prompt")
     assert task.scores is not None
-    whole = np.argmax(task.scores(params, data), axis=1)
+    whole = np.argmax(jax.jit(task.scores)(params, data), axis=1)
     got = tasks.predict(task, params, data, batch_size=2)
     np.testing.assert_array_equal(got, whole)
 

@@ -61,7 +61,16 @@ def test_golden_files_are_small_and_all_there() -> None:
     assert sum(f.stat().st_size for f in GOLDEN.rglob("*") if f.is_file()) < 300_000
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        # What they add to others is in test_network.py too: their leaves count.
+        pytest.param(case, marks=pytest.mark.slow)
+        if case not in ("roberta_mlm", "opt")
+        else case
+        for case in CASES
+    ],
+)
 def test_logits_and_likelihoods_are_those_of_transformers(case: str) -> None:
     model, params = load(GOLDEN / case)
     padded, whole = batches(case)
@@ -97,7 +106,9 @@ def test_what_stands_in_the_padding_does_not_matter(case: str) -> None:
     np.testing.assert_allclose(ours, padded["logits"], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["roberta_mlm", "opt"])
+@pytest.mark.parametrize(
+    "case", ["opt", pytest.param("roberta_mlm", marks=pytest.mark.slow)]
+)
 def test_bfloat16_is_close(case: str) -> None:
     """8 bits of mantissa through two layers: percents of the spread of the logits."""
     model, params = load(GOLDEN / case, "bfloat16")
