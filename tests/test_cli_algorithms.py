@@ -22,6 +22,7 @@ from jaxdp.cli import main, o2nc, options, plots, prepare, saddle, sosp, train
 from jaxdp.cli import task as tasks
 from jaxdp.models.groups import DIABETES_THRESHOLD, above
 from jaxdp.o2nc.theory.estimators import ORACLES
+from tests.test_cli import DONE
 from tests.training import kills
 
 O2NC = {"dataset": "breast_cancer", "loss": "hinge"}
@@ -280,7 +281,7 @@ def test_metric_is_that_of_what_is_returned(tmp_path: Path) -> None:
     )
     job = prepare.prepare(command)
     params = prepare.initial(job.task, job.keys)
-    outcome = train.train(job, command, params, progress=False)
+    outcome = train.train(job, command, params)
     loss = float(job.task.metric_fn(outcome.params))
     assert outcome.report["test_loss"] == outcome.returned == loss
     assert loss != outcome.metrics[-1]  # That of the last query.
@@ -438,7 +439,7 @@ def test_tables_say_what_was_released(made: dict[str, Any]) -> None:
 
 def test_budget_is_spent_step_by_step(made: dict[str, Any]) -> None:
     """Of several passes: with the noise of the whole run, not of a shorter one."""
-    spent = train.spent_over_time(made["first_order"], [1, 4, 7])
+    spent = train.spent_over_time(made["first_order"], [1, 4, 7], DONE)
     assert spent is not None
     times, epsilons = zip(*spent, strict=True)
     assert times == (1, 4, 7)

@@ -40,8 +40,8 @@ def refuse(
     Args:
       private: one hashable a record.
       public: likewise.
-      option: the public file's option.
-      of: the private file's option.
+      option: that of the public file.
+      of: that of the private file.
       path: the public file.
 
     Raises:

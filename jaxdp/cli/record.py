@@ -1,10 +1,12 @@
 """Records of the command line in a run's folder: options, initial parameters."""
 
+import contextlib
 import dataclasses
 import io
 import math
 import pathlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -12,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.cli import options, recipes
-from jaxdp.cli.parsing import UsageError, flag
+from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.kernels.sphere import path_str
+from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger
 
 INITIAL, PARAMS = "initial.npz", "params.npz"
@@ -25,13 +28,9 @@ def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
     """Returns the note for the ledger's header: command, its options and the recipe."""
     given = {"algorithm": command.algorithm, **dataclasses.asdict(command)}
     chosen = {name: x for name, x in given.items() if name not in command.free}
-    parts = {name: _strict(x) for name, x in recipe.items()}
+    # Strict JSON lacks infinity.
+    parts = {name: "inf" if x == math.inf else x for name, x in recipe.items()}
     return {"name": command.command, "command": chosen, "recipe": parts}
-
-
-def _strict(value: Any) -> Any:
-    """Returns the value, with ``"inf"`` for infinity, which strict JSON lacks."""
-    return "inf" if value == math.inf else value
 
 
 def recorded_command(command: Command, out: pathlib.Path) -> Command:
@@ -124,14 +123,39 @@ def read(folder: pathlib.Path, option: str) -> ledger.Record:
         raise UsageError(f"{option}: {error}") from error
 
 
+@contextlib.contextmanager
+def begun(
+    command: options.Run, out: pathlib.Path, plan: Plan, files: tuple[str, ...]
+) -> Iterator[None]:
+    """Makes the folder of a new run, with the plan and nothing of an earlier run.
+
+    In ``with`` the rest is written.
+
+    Raises:
+      UsageError: it cannot be written, or a run in it goes on.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with usage(command, "--out"):
+            ledger.discard(out)
+        for name in files:  # What else an earlier run left.
+            (out / name).unlink(missing_ok=True)
+        ledger.replace(out / ledger.PLAN, (plan.file_text() + "\n").encode())
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--out must be a folder that can be written: {error}"
+        ) from error
+
+
 # --- parameters as files -----------------------------------------------------------
 
 
 def save_params(path: pathlib.Path, params: Any) -> None:
     """Writes the leaves of a tree by their paths; a bare array is called ``params``."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
     arrays: dict[str, Any] = {
-        path_str(where) or "params": np.asarray(leaf) for where, leaf in leaves
+        path_str(where) or "params": np.asarray(leaf)
+        for where, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     file = io.BytesIO()
     np.savez(file, **arrays)

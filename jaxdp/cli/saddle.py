@@ -86,12 +86,8 @@ def prepare(command: options.Saddle, keys: Keys) -> Chosen:
 def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Players]:
     """Returns the task as a game against groups, and the players' sizes and bounds.
 
-    The game's variables are weights of vertices and weights of groups.
-
-    Args:
-      task: of a linear model with groups.
-      radius: of the l1 ball of the parameters.
-      params: of the model; only shapes count.
+    The game's variables are weights of vertices and weights of groups. Of the ``params``
+    of the linear model, in an l1 ball of the ``radius``, only shapes count.
     """
     groups, metric_fn, errors_fn = task.groups, task.metric_fn, task.errors_fn
     assert groups is not None and errors_fn is not None
