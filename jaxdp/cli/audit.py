@@ -84,19 +84,12 @@ def _show_lattice(lattice: auditing.LatticeResult) -> None:
     show(answer)
     if not lattice.sites:
         return
-    table = Table(box=None)
-    for column in ("lattice", "noise", "numbers", "even", "even tails", "p", "worst"):
-        table.add_column(column)
-    for site in lattice.sites:
-        table.add_row(
-            site.name,
-            f"{site.noise_std:.4g}",
-            str(site.num_numbers),
-            f"{site.even:.4f}",
-            f"{site.even_tails:.4f}",
-            f"{site.p_value:.2g}",
-            site.statistic,
-        )
+    columns = ("lattice", "noise", "numbers", "even", "even tails", "p", "worst")
+    table = Table(*columns, box=None)
+    for x in lattice.sites:
+        tails = f"{x.even:.4f}", f"{x.even_tails:.4f}", f"{x.p_value:.2g}"
+        noise = f"{x.noise_std:.4g}", str(x.num_numbers)
+        table.add_row(x.name, *noise, *tails, x.statistic)
     rich.print(table)
 
 

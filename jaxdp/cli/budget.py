@@ -43,11 +43,7 @@ def run(command: Command) -> None:
 
 
 def sampler(command: Any, num_examples: int | None) -> sampling.AnySampler:
-    """Returns the sampler that ``--sampling-prob`` or ``--batch-size`` asks for.
-
-    Raises:
-      UsageError: both, one out of range, or no ``--num-examples`` where it is needed.
-    """
+    """Returns the sampler that ``--sampling-prob`` or ``--batch-size`` asks for."""
     prob, size = command.sampling_prob, command.batch_size
     if prob is not None and size is not None:
         raise UsageError(
@@ -99,11 +95,7 @@ def _given(command: options.Epsilon) -> tuple[Plan, float]:
 
 
 def read_plan(command: Any, path: pathlib.Path, option: str) -> Any:
-    """Reads a plan.json of any kind; errors name ``option``.
-
-    Raises:
-      UsageError: it cannot be read, or holds no plan.
-    """
+    """Reads a plan.json of any kind; errors name ``option``."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

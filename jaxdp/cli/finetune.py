@@ -45,11 +45,7 @@ class Outcome(NamedTuple):
 
 
 def run(command: options.Finetune) -> None:
-    """Checks everything, trains, writes the folder and prints what was reached.
-
-    Raises:
-      UsageError: a wrong argument, before anything is spent or written.
-    """
+    """Checks everything, trains, writes the folder and prints what was reached."""
     if command.new_attempt and not command.resume:
         raise UsageError("--new-attempt is for --resume only, got it without")
     language.require()

@@ -43,9 +43,6 @@ def refuse(
       option: that of the public file.
       of: that of the private file.
       path: the public file.
-
-    Raises:
-      UsageError: one line that names ``option`` and how many records are in both.
     """
     ours, theirs = Counter(private), Counter(public)
     total = sum(theirs.values())

@@ -62,11 +62,7 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> SumPlan:
-    """Returns the plan of a recipe: calibrated, or without noise if it has no clip.
-
-    Raises:
-      ValueError, TypeError: a number out of range, named.
-    """
+    """Returns the plan of a recipe: calibrated, or without noise if it has no clip."""
     kind, private = _PLANS[algorithm]
     names = {field.name for field in dataclasses.fields(kind)}
     given = {n: x for n, x in dataclasses.asdict(recipe).items() if n in names}

@@ -34,12 +34,7 @@ def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded_command(command: Command, out: pathlib.Path) -> Command:
-    """Returns the command of the run in ``out``, resumed by ``command``.
-
-    Raises:
-      UsageError: no such run, a ledger that somebody edited, or an option that is given
-        and was another then.
-    """
+    """Returns the command of the run in ``out``, resumed by ``command``."""
     kind = type(command)
     read(out, "--out")
     try:  # Before anything is done with private records as the header says.
@@ -97,11 +92,7 @@ def said(record: ledger.Record, kind: type[options.Run]) -> dict[str, Any] | Non
 
 
 def options_of(kind: type[Command], said: dict[str, Any]) -> Command:
-    """Builds a command from the options in a ledger's header.
-
-    Raises:
-      UsageError: an option that there is not, as another version's may be.
-    """
+    """Builds a command from the options in a ledger's header."""
     known = {field.name for field in dataclasses.fields(kind)}
     # Once each algorithm had the options of all, which were not given.
     said = {n: x for n, x in said.items() if n in known or x is not False}
@@ -130,9 +121,6 @@ def begun(
     """Makes the folder of a new run, with the plan and nothing of an earlier run.
 
     In ``with`` the rest is written.
-
-    Raises:
-      UsageError: it cannot be written, or a run in it goes on.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -179,11 +167,7 @@ def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:
 
 
 def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
-    """Loads the initial parameters of a run from its folder.
-
-    Raises:
-      UsageError: they are not there, or others.
-    """
+    """Loads the initial parameters of a run from its folder."""
     try:
         return load_params(folder / INITIAL, leaves)
     except (OSError, KeyError, ValueError) as error:
@@ -193,11 +177,7 @@ def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
 
 
 def recipe_of(record: ledger.Record) -> recipes.Recipe | None:
-    """Returns the recipe of a run; None if its plan made the steps.
-
-    Raises:
-      UsageError: the ledger is not of a run of ``jaxdp train`` or ``jaxdp finetune``.
-    """
+    """Returns the recipe of a run; None if its plan made the steps."""
     try:
         parts = record.header["note"]["recipe"]
         fields: dict[str, Any] = {

@@ -33,11 +33,7 @@ class _Kind(NamedTuple):
 
 
 def run(command: options.Replay) -> None:
-    """Rebuilds a run's parameters, writes them, and compares them with the run's own.
-
-    Raises:
-      UsageError: a folder that holds no such run, or a file that cannot be written.
-    """
+    """Rebuilds a run's parameters, writes them, and compares them with the run's own."""
     folder = command.folder
     ledger = record.read(folder, "FOLDER")
     recipe = record.recipe_of(ledger)

@@ -97,9 +97,6 @@ def of_features(
     a function of their number alone: a batch is of records in a row, and data are often
     sorted. The plan knows constants that hold of any records, and how much the public ones
     differ from each other.
-
-    Raises:
-      UsageError: too few public records, or too many parameters for dense Hessians.
     """
     few = len(dataset.test[0])
     if few < _LEAST_PUBLIC:
@@ -148,11 +145,7 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> plans.SOSP:
-    """Returns the calibrated plan for a problem that starts in the middle of its ball.
-
-    Raises:
-      ValueError, TypeError: a number out of range, named; or too few records for it.
-    """
+    """Returns the calibrated plan for a problem that starts in the middle of its ball."""
     released = recipe["hessian"] == "released"
     numbers: dict[str, Any] = {
         "num_examples": num_examples,
@@ -217,9 +210,6 @@ def _check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
 
     By public records, before anything is spent. Only a released Hessian has a threshold
     by which that can be told.
-
-    Raises:
-      UsageError: such a plan.
     """
     assert task.alpha_fn is not None and plan.theorem is not None
     threshold = plan.curvature_threshold

@@ -62,11 +62,7 @@ class Outcome(NamedTuple):
 
 
 def run(command: options.Synthesize) -> None:
-    """Checks everything, releases, writes table and folder, prints what was reached.
-
-    Raises:
-      UsageError: a wrong argument, before anything is spent or written.
-    """
+    """Checks everything, releases, writes table and folder, prints what was reached."""
     with show_values(command.show_values):
         job = prepare(command)
     outcome = release(job, command)
@@ -129,11 +125,7 @@ def prepare(command: options.Synthesize) -> Job:
 
 
 def _refuse_private(
-    command: options.Synthesize,
-    rows: list[list[str]],
-    shown: list[list[str]],
-    codes: np.ndarray,
-    public: np.ndarray,
+    command: options.Synthesize, rows: Any, shown: Any, codes: Any, public: Any
 ) -> None:
     """Refuses private records as public ones, compared as texts and as codes."""
     with usage(command, "--public"):  # A folder on the way that may not be read.
@@ -258,13 +250,9 @@ def _report(
 def _note(job: Job, command: options.Synthesize) -> str:
     notes = ["Bins were given, and the number of records is public."]
     if job.public is not None:
-        outside = int(np.sum(job.public == binning.OUTSIDE))
-        notes.append(
-            "The held-out records count as public."
-            if command.public is None
-            else "Judged on given public records."
-        )
-        if outside:
+        held_out = "The held-out records count as public."
+        notes.append("Judged on given public records." if command.public else held_out)
+        if outside := int(np.sum(job.public == binning.OUTSIDE)):
             notes.append(f"The bins do not describe {outside} of the public records.")
     if command.unsafe_metrics:
         notes.append("Report and plot are not private: numbers called unsafe are true.")

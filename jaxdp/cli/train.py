@@ -46,11 +46,7 @@ class Outcome(NamedTuple):
 
 
 def run(command: options.Train) -> None:
-    """Checks everything, trains, writes the folder and prints what was reached.
-
-    Raises:
-      UsageError: a wrong argument, before anything is spent or written.
-    """
+    """Checks everything, trains, writes the folder and prints what was reached."""
     if command.new_attempt and not command.resume:
         raise UsageError("--new-attempt is for --resume only, got it without")
     if command.resume:
@@ -81,9 +77,6 @@ def doubts(job: Job) -> list[str]:
     """Returns warnings about records that would silently count zero.
 
     Private records are not counted: the held-out ones are of the same file.
-
-    Raises:
-      UsageError: no public record is in a group: errors by group would say nothing.
     """
     said, task = [], job.task
     total = len(task.dataset.test[0])
@@ -134,13 +127,7 @@ def fitted(
 ) -> training.FitResult:
     """Runs the plan of a job, or what is left of it.
 
-    Args:
-      job: with ``plan``, ``keys`` and ``out``.
-      command: its options.
-      params: initial ones.
-      data: private records.
-      of_fit: arguments of a new run alone.
-      **shared: those of ``training.fit`` and ``training.resume``.
+    ``of_fit`` are arguments of a new run alone, ``shared`` those of a resumed one too.
     """
     shared |= {
         "microbatch_size": command.microbatch_size,
@@ -224,20 +211,14 @@ def _of_groups(job: Job, metric: float, errors: np.ndarray) -> dict[str, Any]:
     groups = job.task.groups
     if groups is None:
         return {}
+    names, there = groups.names, ~np.isnan(errors)  # Some have no public records.
     return {
         "group": groups.group,
-        "group_probabilities": dict(
-            zip(groups.names, groups.probabilities, strict=True)
-        ),
+        "group_probabilities": dict(zip(names, groups.probabilities, strict=True)),
         "test_average_error": 1 - metric,
-        "test_worst_group_error": worst(errors)[0],
-        "test_group_errors": dict(zip(groups.names, errors[0].tolist(), strict=True)),
+        "test_worst_group_error": float(np.max(errors, where=there, initial=-np.inf)),
+        "test_group_errors": dict(zip(names, errors[0].tolist(), strict=True)),
     }
-
-
-def worst(errors: np.ndarray) -> list[float]:
-    """Returns the largest error of each row, ignoring NaN of groups without records."""
-    return np.max(errors, axis=1, where=~np.isnan(errors), initial=-np.inf).tolist()
 
 
 def reported(
