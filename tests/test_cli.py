@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -472,18 +471,19 @@ def test_what_a_folder_holds_of_time_and_of_noise(tmp_path: Path) -> None:
 # --- wrong arguments ---------------------------------------------------------------
 
 
-def _mistakes() -> Iterator[tuple[str, list[str]]]:
+def mistakes(name: str) -> list[tuple[str, list[str]]]:
     """Reads words, and what the line must say: the argument, what it may be or was."""
-    base = ""
-    for line in Path(__file__).with_name("cli_mistakes.txt").read_text().splitlines():
+    base, found = "", []
+    for line in Path(__file__).with_name(name).read_text().splitlines():
         if line.startswith("["):
-            base = line.strip("[]") + " "
+            base = line[1:-1] + " "
         elif line and line[0] != "#":
             words, _, parts = line.partition("=> ")
-            yield base + words.strip(), parts.split(" | ")
+            found.append((base + words.strip(), parts.split(" | ")))
+    return found
 
 
-WRONG = list(_mistakes())
+WRONG = mistakes("cli_mistakes.txt")
 
 
 @pytest.fixture

@@ -68,11 +68,9 @@ def dataset_of(command: options.Train) -> models.Dataset:
     """Loads the data set of a command."""
     name, fraction = command.dataset, command.test_fraction
     refuse(command, _OF_FILES, "a .csv or .npz --dataset", is_file(name))
-    of_real, real = (
-        ("test_fraction", "loss", "group"),
-        not name.startswith("quadratic_"),
-    )
-    refuse(command, of_real, "a --dataset of real records", real)
+    of_real = ("test_fraction", "loss", "group")
+    there = not name.startswith("quadratic_")
+    refuse(command, of_real, "a --dataset of real records", there)
     extra: dict[str, Any] = {} if fraction is None else {"test_fraction": fraction}
     with usage(command, "--dataset"):
         if not is_file(name):
