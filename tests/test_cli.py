@@ -361,7 +361,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return home / "run", dict(np.load(home / "whole" / "params.npz"))
 
 
-def same(file: Path, want: dict[str, Any]) -> None:
+def check_params(file: Path, want: dict[str, Any]) -> None:
     with np.load(file) as got:
         assert set(got) == set(want)
         for name, value in want.items():
@@ -373,7 +373,7 @@ def test_resumed_run_ends_as_if_undisturbed(
 ) -> None:
     out, want = shutil.copytree(killed[0], tmp_path / "run"), killed[1]
     assert run("train", "--resume", "--out", out, "--quiet") == 0
-    same(out / "params.npz", want)
+    check_params(out / "params.npz", want)
     assert {p.name for p in out.iterdir()} == WRITTEN
     report = reported(out)
     assert (report["steps_done"], report["steps_charged"]) == (40, 40)
@@ -381,7 +381,7 @@ def test_resumed_run_ends_as_if_undisturbed(
     shown = json.loads(capsys.readouterr().out)
     assert shown["compared"] == "identical to params.npz, to the bit"
     assert (shown["steps"], shown["num_steps"]) == (40, 40)
-    same(out / "replayed.npz", want)
+    check_params(out / "replayed.npz", want)
     # The ledger and the initial parameters are all that it takes.
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -389,7 +389,7 @@ def test_resumed_run_ends_as_if_undisturbed(
         (alone / name).write_bytes((out / name).read_bytes())
     assert run("replay", alone / "ledger.jsonl") == 0
     assert "there is no params.npz" in capsys.readouterr().out
-    same(alone / "replayed.npz", want)
+    check_params(alone / "replayed.npz", want)
 
 
 def test_a_finished_run_without_its_report_is_resumed(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_a_finished_run_without_its_report_is_resumed(tmp_path: Path) -> None:
     for name in ("report.json", "params.npz"):
         (out / name).unlink()
     assert run("train", "--resume", "--out", out, "--quiet") == 0
-    same(out / "params.npz", want)
+    check_params(out / "params.npz", want)
     assert reported(out)["steps_done"] == 5
 
 

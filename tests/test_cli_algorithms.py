@@ -22,7 +22,7 @@ from jaxdp.cli import o2nc, options, parsing, plots, prepare, saddle, sosp, trai
 from jaxdp.cli import task as tasks
 from jaxdp.models.groups import DIABETES_THRESHOLD, above
 from jaxdp.o2nc.theory.estimators import ORACLES
-from tests.test_cli import DONE, reported, run
+from tests.test_cli import DONE, check_params, reported, run
 from tests.training import kills
 
 #: Algorithm, options of the recipe, and other options, by the name of a run.
@@ -151,7 +151,7 @@ def test_killed_run_goes_on(
     assert run("train", "--resume", "--out", out) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert all(words in shown for words in said)
-    same(out / train.PARAMS, dict(np.load(folder / train.PARAMS)))
+    check_params(out / train.PARAMS, dict(np.load(folder / train.PARAMS)))
     assert all(reported(out)[field] == reported(folder)[field] for field in same)
     assert run("train", "--resume", "--out", out, *option) == 2
     assert f"{option[0]} must be left out with --resume or be as it was" in (
@@ -188,7 +188,7 @@ def test_other_commands_read_its_plan_and_none_replays_it(
 
 def test_plan_is_audited(folders: Any, capsys: Any) -> None:
     path = folders("o2nc") / "plan.json"
-    few = ("--num-runs", 200, "--num-steps", 2, "--lattice-runs", 0, "--json")
+    few = ("--num-runs", 1000, "--num-steps", 2, "--lattice-runs", 0, "--json")
     assert run("audit", path, *few) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] is True
