@@ -68,7 +68,7 @@ class Output:
     overwrite: bool = switch("Write in place of an earlier run, or among other files.")
     timings: Word = opt(
         p.choice("public", "secret"),
-        "Whether report.json has times; they may depend on records, which epsilon ignores.",
+        "Whether report.json has times, which may depend on records: epsilon ignores it.",
         "secret, but for the named data sets of train",
     )
     quiet: bool = switch("Print nothing but errors and warnings.")
@@ -251,7 +251,7 @@ class O2NC(Budget, Groups, Model, Train):
 
     oracle: str = opt(
         p.choice(*ORACLES),
-        "Asks for values, as vectors; gradients; or values, as slopes that all share.",
+        "Asks for values, released as vectors; gradients; or values, as shared slopes.",
         default="zeroth_order",
     )
     multi_pass: bool = switch("Every step reads all records, or by --sampling-prob.")
@@ -262,7 +262,7 @@ class O2NC(Budget, Groups, Model, Train):
     restart_batch_size: Int = opt(COUNT, "Records of a step with a restart.", "recipe")
     batch_size: Int = opt(COUNT, "Records of the other steps.")
     restart_sampling_prob: Num = opt(
-        NUMBER, "With --multi-pass: that a record joins a step with a restart.", "1"
+        NUMBER, "With --multi-pass: of a record, in a step with a restart.", "1"
     )
     sampling_prob: Num = opt(NUMBER, "With --multi-pass: of the other steps.", "1")
     window: Int = opt(
@@ -388,24 +388,20 @@ class Finetune(Budget, Run):
     )
 
     template: Any = opt(
-        p.TEXT,
-        'Fields in braces, as in "{text} It was {mask}."; {sep} ends a text.',
-        "recipe or {text}",
+        p.TEXT, 'As in "{text} It was {mask}."; {sep} ends a text.', "recipe or {text}"
     )
     labels: Any = opt(
-        p.CLASSES,
-        "Classes in order, as the label field has them. Never read from the records.",
-        "0,1,...",
+        p.CLASSES, "Classes in order. Never read from the records.", "0,1,..."
     )
     label_words: Any = opt(p.WORDS, "Word of each class; tasks prompt and choice.")
     label_field: Any = opt(p.NAME, "Of the class, or the right choice.", "label")
-    choices_field: Any = opt(p.NAME, "Choice: of a record's own choices.")
+    choices_field: Any = opt(
+        p.NAME, "Choice: of a record's list of choices, instead of --label-words."
+    )
     num_choices: Int = opt(INTEGER, "Choice: the most choices that a record has.")
     answer_field: Any = opt(p.NAME, "Generation: of the answers.", "answer")
     max_length: Any = opt(
-        INTEGER,
-        "Tokens of a record; of longer ones, fields are cut and the template is not.",
-        "recipe or 128",
+        INTEGER, "Tokens of a record; longer fields are cut.", "recipe or 128"
     )
     span_length: Any = opt(INTEGER, "Tokens of a choice or answer.", "recipe or 32")
     truncate: str = opt(
@@ -413,9 +409,7 @@ class Finetune(Budget, Run):
     )
 
     trainable: str = opt(
-        p.choice(*TRAINABLE),
-        "All parameters; an adapter (and a head); a head alone.",
-        default="all",
+        p.choice(*TRAINABLE), "All; an adapter (and a head); a head.", default="all"
     )
     lora_rank: Int = opt(INTEGER, "Of --trainable lora.", "8")
     lora_alpha: Num = opt(
@@ -423,17 +417,13 @@ class Finetune(Budget, Run):
     )
     prefix_length: Int = opt(INTEGER, "Of --trainable prefix.", "5")
     compute_dtype: Any = opt(
-        p.choice(*COMPUTE_DTYPES),
-        "Of activations; parameters, perturbations and losses are float32.",
-        "recipe or float32",
+        p.choice(*COMPUTE_DTYPES), "Of activations alone.", "recipe or float32"
     )
 
     delta: Any = opt(NUMBER, "Of the whole run.", f"recipe or {DEFAULT_DELTA:g}")
     num_steps: Int = opt(INTEGER, "Each releases one number a direction.", "recipe")
     sampling: str = opt(
-        p.choice(*SAMPLING),
-        "Each record by its own coin, a random subset of one size, or all records.",
-        default="poisson",
+        p.choice(*SAMPLING), "By coins, of one size, or all.", default="poisson"
     )
     batch_size: Int = opt(
         INTEGER, "Records of a step; expected ones with --sampling poisson.", "recipe"
@@ -447,7 +437,7 @@ class Finetune(Budget, Run):
     )
     eval_every: Any = opt(INTEGER, "Steps between evaluations.", "num_steps/20")
     recipe: Any = opt(
-        p.NAME, "Settings of the DPZero paper: roberta-large/sst-2, opt-1.3b/squad ..."
+        p.NAME, "Of the DPZero paper, as opt-1.3b/squad; other options come before it."
     )
 
 
