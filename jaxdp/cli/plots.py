@@ -1,4 +1,4 @@
-"""Plots as PNG files, drawn without a display."""
+"""Plots as PNG files, at ``path`` and under a ``title``, drawn without a display."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -65,18 +65,10 @@ def progress(
 ) -> None:
     """Plots the metric on public records, and below it the budget, against steps.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      steps: at which ``metrics`` were taken.
-      metrics: on public records.
-      metric: its name in the report.
-      spent: (t, epsilon after t steps); None where nothing bounds it.
-      delta: at which epsilon is stated.
-      start: the metric before training.
-      returned: the metric of what is returned, where that is not the last point.
-      returned_is: what that is, in words.
-      groups: name -> errors at ``steps``, and then perhaps that of what is returned.
+    ``metrics`` are those of public records at ``steps``, ``spent`` is (t, epsilon after t
+    steps), None where nothing bounds it, ``start`` the metric before training, ``returned``
+    the metric of what is returned where that is not the last point, and ``returned_is``
+    that in words. ``groups`` have errors at ``steps``, then perhaps of what is returned.
     """
     rows = 1 + bool(groups) + bool(spent)
     fig, axes = figure(rows, figsize=(7, 1.6 + 2 * rows))
@@ -151,13 +143,9 @@ def draws(
 ) -> None:
     """Plots the released vertices of groups and of parameters, step by step.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      releases: shape=(num_steps, 2 k), the draws that are logged: of k vertices of the
-        parameters' polytope (the first half of them are +, the others -), then of k groups.
-      groups: their names.
-      weights: shape=(len(groups),): the share of each in the run's result.
+    ``releases``, shape=(num_steps, 2 k), are the logged draws: of k vertices of the
+    parameters' polytope (the first half of them are +, the others -), then of k groups,
+    whose shares of the result are ``weights``.
     """
     num_steps, width = releases.shape
     steps = np.repeat(np.arange(1, num_steps + 1), width // 2)
@@ -193,15 +181,8 @@ def escapes(
 ) -> None:
     """Plots the gradients of a run with escapes, step by step, and the records read.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      releases: shape=(num_steps, 6), one row of a ``SOSPInfo`` a step.
-      noise_std: of a coordinate of an estimated gradient, at most.
-      num_parameters: coordinates.
-      trigger_norm: at which an escape begins.
-      num_examples: records.
-      said: of the result.
+    ``releases``, shape=(num_steps, 6), are rows of ``SOSPInfo``; ``noise_std`` is of a
+    coordinate of an estimated gradient, at most; an escape begins at ``trigger_norm``.
     """
     kind, spent, norm, left = releases.T[:4]
     steps = np.arange(1, len(releases) + 1)
@@ -258,15 +239,10 @@ def releases(
 ) -> None:
     """Plots the releases of each step against the level of the noise alone.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      releases: shape=(num_steps, K): slopes, or with ``num_parameters`` the norms of
-        gradients of that many numbers.
-      noise_std: of the noise on each released number; for norms, also one a step.
-      num_parameters: None for slopes.
-      released: what the norms are of.
-      follows_movement: whether the noise is smaller where a step moved less.
+    ``releases``, shape=(num_steps, K), are slopes, or with ``num_parameters`` the norms of
+    gradients of that many numbers; ``released`` says of what. ``noise_std`` is of each
+    released number; for norms, it may be one a step, and ``follows_movement`` if it is
+    smaller where a step moved less.
     """
     fig, axis = figure(figsize=(7, 3.9))
     num_steps, width = releases.shape
@@ -319,12 +295,9 @@ def queries(
 ) -> None:
     """Plots the errors of all queries, largest first, and below them the columns' shares.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      errors: what is compared with -> what answers -> its errors (m,). May be empty.
-      columns: name -> (labels of the cells, whose -> shares of the cells); the first six
-        are drawn.
+    ``errors``, perhaps empty: what is compared with -> what answers -> its errors (m,).
+    ``columns``: name -> (labels of the cells, whose -> shares of the cells); the first six
+    are drawn.
     """
     chosen = list(columns.items())[:6]
     rows = -(-len(chosen) // 3)
