@@ -99,11 +99,8 @@ def recorded(
 ) -> Any:
     """Returns initial parameters with a run's recorded draws in place of new ones.
 
-    Args:
-      params: as :func:`initial` made them.
-      home: the run's folder, with what :func:`save_small` wrote.
-      header: of its ledger.
-      option: what gives the model's folder.
+    ``params`` are as :func:`initial` made them, ``home`` is the run's folder, with what
+    :func:`save_small` wrote, and ``header`` of its ledger.
     """
     shapes = replaying.describe_leaves(params)
     if shapes != header["leaves"]:

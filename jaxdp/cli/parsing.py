@@ -184,11 +184,8 @@ def check(command: Any) -> None:
 def parse(options: type[Options], words: list[str], prog: str, more: str) -> Options:
     """Reads options from the words of a command line.
 
-    Args:
-      options: a dataclass of :func:`opt` and :func:`switch` fields.
-      words: those after the command's name.
-      prog: the command, as help calls it.
-      more: what help ends with.
+    ``options`` is a dataclass of :func:`opt` and :func:`switch` fields, ``prog`` the
+    command as help calls it, ``more`` what help ends with. SystemExit: help was printed.
     """
     fields = {field.name: field for field in _fields(options)}
     try:

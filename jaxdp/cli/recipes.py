@@ -198,11 +198,8 @@ def for_budget(rows: tuple[tuple[float, AnyRecipe], ...], epsilon: float) -> Any
 def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> Recipe:
     """Returns the recipe for a data set, model, algorithm and budget.
 
-    Args:
-      dataset: its name; one without a row of its own gets the row of ``"*"``.
-      model: ``"linear"`` or ``"mlp"``; ``"linear"`` for the quadratics, which have none.
-      algorithm: one of :data:`ALGORITHMS`.
-      epsilon: the budget; algorithms that are not private take any.
+    A data set without a row of its own gets the row of ``"*"``; the model of quadratics,
+    which have none, is ``"linear"``; algorithms that are not private take any ``epsilon``.
     """
     family = "quadratic" if dataset.startswith("quadratic") else dataset
     rows = RECIPES.get((family, model, algorithm)) or RECIPES["*", model, algorithm]
