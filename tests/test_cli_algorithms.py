@@ -17,106 +17,55 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from jaxdp import metrics, models, plans, sampling, training
-from jaxdp.cli import main, o2nc, options, plots, prepare, saddle, sosp, train
+from jaxdp import metrics, models, plans, sampling
+from jaxdp.cli import o2nc, options, parsing, plots, prepare, saddle, sosp, train
 from jaxdp.cli import task as tasks
 from jaxdp.models.groups import DIABETES_THRESHOLD, above
 from jaxdp.o2nc.theory.estimators import ORACLES
+from tests.test_cli import DONE, check_params, reported, run
 from tests.training import kills
 
-O2NC = {"dataset": "breast_cancer", "loss": "hinge"}
-#: Clips, radius and longest step of the runs of other oracles.
-SHARED = {"restart_l2_clip_norm": 1.5, "smoothing_radius": 0.2, "max_step": 0.3}
 #: Algorithm, options of the recipe, and other options, by the name of a run.
-RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+RUNS: dict[str, tuple[str, str, str]] = {
     "o2nc": (
         "o2nc",
-        {
-            "num_steps": 10,
-            "period": 4,
-            "restart_batch_size": 20,
-            "batch_size": 5,
-            "window": 5,
-            "restart_l2_clip_norm": 1.5,
-            "l2_clip_norm": 0.5,
-            "smoothing_radius": 0.2,
-            "num_directions": 3,
-            "direction": "sphere",
-            "max_step": 0.3,
-            "learning_rate": 0.05,
-            "prefix_noise": "blt_1",
-        },
-        {**O2NC, "model": "mlp", "hidden": 3, "epsilon": 8},
+        "--num-steps 10 --period 4 --restart-batch-size 20 --batch-size 5 --window 5 "
+        "--restart-l2-clip-norm 1.5 --l2-clip-norm .5 --smoothing-radius .2 "
+        "--num-directions 3 --direction sphere --max-step .3 --learning-rate .05 "
+        "--prefix-noise blt_1",
+        "--dataset breast_cancer --loss hinge --model mlp --hidden 3 --epsilon 8",
     ),
     "first_order": (
         "o2nc",
-        {
-            "multi_pass": True,
-            "num_steps": 7,
-            "period": 4,
-            "l2_clip_norm": 0.5,
-            "num_directions": 2,
-            "learning_rate": 0.1,
-        },
-        {**O2NC, **SHARED, "oracle": "first_order", "epsilon": 8},
-    ),
-    "scalar": (
-        "o2nc",
-        {"restart_batch_size": 40, "num_directions": 5},
-        {**O2NC, **SHARED, "oracle": "scalar", "epsilon": 8},
+        "--oracle first_order --multi-pass --num-steps 7 --period 4 --l2-clip-norm .5 "
+        "--num-directions 2 --learning-rate .1 --restart-l2-clip-norm 1.5 "
+        "--smoothing-radius .2 --max-step .3",
+        "--dataset breast_cancer --loss hinge --epsilon 8",
     ),
     "saddle": (
         "saddle",
-        {
-            "num_steps": 4,
-            "num_draws": 2,
-            "radius": 2.0,
-            "clip_x": 0.5,
-            "step_ratio": 0.3,
-        },
-        {
-            "dataset": "diabetes",
-            "group": "sex",
-            "epsilon": 3,
-            "group_probabilities": "0.6,0.4",
-        },
+        "--num-steps 4 --num-draws 2 --radius 2 --clip-x .5 --step-ratio .3",
+        "--dataset diabetes --group sex --epsilon 3 --group-probabilities .6,.4",
     ),
     "sosp": (
         "sosp",
-        {
-            "num_steps": 60,
-            "rank": 1,
-            "accuracy": 0.07,
-            "failure_probability": 0.2,
-            "hessian": "released",
-            "prefix_noise": "sqrt_toeplitz",
-        },
-        {"dataset": "digits_4x4", "epsilon": 40},
+        "--num-steps 60 --rank 1 --accuracy .07 --failure-probability .2 "
+        "--hessian released --prefix-noise sqrt_toeplitz",
+        "--dataset digits_4x4 --epsilon 40",
     ),
+}
+#: Values of these options.
+CHANGES = {
+    name: parsing.some(options.ALGORITHMS[algorithm], words.split())
+    for name, (algorithm, words, _) in RUNS.items()
 }
 MAIN = ("o2nc", "saddle", "sosp")
 METRICS = ("test_accuracy", "test_average_error", "test_worst_group_error")
 
 
-def run(*words: object) -> int:
-    return main([str(word) for word in words])
-
-
-def words_of(changes: dict[str, Any]) -> list[object]:
-    words: list[object] = []
-    for name, value in changes.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", value]
-    return words
-
-
 def trained(name: str, out: Path) -> int:
-    algorithm, changes, others = RUNS[name]
-    words = words_of(changes | others)
-    return run("train", algorithm, *words, "--seed", 5, "--quiet", "--out", out)
-
-
-def reported(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text())
+    words = " ".join(RUNS[name]).split()
+    return run("train", *words, "--seed", 5, "--quiet", "--out", out)
 
 
 def planned(folder: Path) -> Any:
@@ -141,7 +90,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_run_writes_everything(name: str, folders: Any) -> None:
-    folder, (algorithm, changes, _) = folders(name), RUNS[name]
+    folder, changes, (algorithm, _, others) = folders(name), CHANGES[name], RUNS[name]
     assert {p.name for p in folder.iterdir()} == {*train.FILES, "secret"}
     report, plan = reported(folder), planned(folder)
     assert {k: report["recipe"][k] for k in changes} == changes
@@ -149,7 +98,10 @@ def test_run_writes_everything(name: str, folders: Any) -> None:
     assert (report["private"], report["seed_source"]) == (False, "insecure")
     assert (report["delta"], report["relation"]) == (1e-5, "replace_one")
     assert report["epsilon"] == float(plan.epsilon())
-    assert report["epsilon"] <= RUNS[name][2]["epsilon"] * (1 + 1e-9)
+    epsilon = parsing.some(options.ALGORITHMS[algorithm], others.split())["epsilon"]
+    assert report["epsilon"] <= epsilon * (1 + 1e-9)
+    assert report["epsilon"] == pytest.approx(epsilon, rel=1e-3)
+    assert math.isfinite(report.get("test_accuracy", 0))
     if not plan.may_stop:
         assert report["steps_done"] == plan.num_steps
     for picture in (train.PROGRESS, train.RELEASES):
@@ -199,10 +151,7 @@ def test_killed_run_goes_on(
     assert run("train", "--resume", "--out", out) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert all(words in shown for words in said)
-    with np.load(folder / train.PARAMS) as file, np.load(out / train.PARAMS) as again:
-        assert set(file) == set(again)
-        for leaf in file:
-            np.testing.assert_array_equal(again[leaf], file[leaf])
+    check_params(out / train.PARAMS, dict(np.load(folder / train.PARAMS)))
     assert all(reported(out)[field] == reported(folder)[field] for field in same)
     assert run("train", "--resume", "--out", out, *option) == 2
     assert f"{option[0]} must be left out with --resume or be as it was" in (
@@ -230,20 +179,17 @@ def test_other_commands_read_its_plan_and_none_replays_it(
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert said in shown
-    found = epsilon_of(folder, capsys)
+    assert run("epsilon", "--plan", folder / "plan.json", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["epsilon"] == reported(folder)["epsilon"]
     assert found["num_steps"] == planned(folder).num_steps
     assert (found["noise_multiplier"] is None) == (name == "saddle")
 
 
-def epsilon_of(folder: Path, capsys: Any) -> dict[str, Any]:
-    assert run("epsilon", "--plan", folder / "plan.json", "--json") == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def test_plan_is_audited(folders: Any, capsys: Any) -> None:
     path = folders("o2nc") / "plan.json"
-    assert run("audit", path, "--num-runs", 1000, "--num-steps", 2, "--json") == 0
+    few = ("--num-runs", 1000, "--num-steps", 2, "--lattice-runs", 0, "--json")
+    assert run("audit", path, *few) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] is True
     assert found["plan"] == "O2NC, 10 steps, replace_one"
@@ -253,7 +199,7 @@ def test_plan_is_audited(folders: Any, capsys: Any) -> None:
 
 
 def test_o2nc_options_reach_the_plan(folders: Any) -> None:
-    folder, changes = folders("o2nc"), RUNS["o2nc"][1]
+    folder, changes = folders("o2nc"), CHANGES["o2nc"]
     plan = planned(folder)
     sampler = sampling.SinglePassRestarts(period=4, restart_batch_size=20, batch_size=5)
     of_sampler = ("period", "restart_batch_size", "batch_size")
@@ -280,7 +226,7 @@ def test_metric_is_that_of_what_is_returned(tmp_path: Path) -> None:
     )
     job = prepare.prepare(command)
     params = prepare.initial(job.task, job.keys)
-    outcome = train.train(job, command, params, progress=False)
+    outcome = train.train(job, command, params)
     loss = float(job.task.metric_fn(outcome.params))
     assert outcome.report["test_loss"] == outcome.returned == loss
     assert loss != outcome.metrics[-1]  # That of the last query.
@@ -314,38 +260,34 @@ def test_recipe_is_one_pass_in_whole_windows() -> None:
     assert (plan.num_steps, plan.window, plan.num_windows) == (6, 3, 2)
 
 
-#: Options of the runs of each oracle that reach the plan; and what else the plan has.
+SHARED = {"restart_l2_clip_norm": 1.5, "smoothing_radius": 0.2, "max_step": 0.3}
+#: Options of each oracle that reach the plan; and what else the plan has.
 ORACLE_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zeroth_order": (
-        {
-            "multi_pass": True,
-            "num_steps": 8,
-            "period": 3,
-            "window": 4,
-            "l2_clip_norm": 0.5,
-            "num_directions": 3,
-            "direction": "sphere",
-        },
+        SHARED
+        | {"multi_pass": True, "num_steps": 8, "period": 3, "window": 4}
+        | {"l2_clip_norm": 0.5, "num_directions": 3, "direction": "sphere"},
         {"difference": "antithetic", "scale_with_movement": True},
     ),
     "first_order": (
-        RUNS["first_order"][1],
+        CHANGES["first_order"],
         {"direction": "ball", "difference": "common", "window": 7},
     ),
     "scalar": (
-        RUNS["scalar"][1],
+        SHARED | {"restart_batch_size": 40, "num_directions": 5},
         {"share_directions": True, "num_steps": 11, "window": 11},
     ),
 }
 
 
 @pytest.fixture(scope="module")
-def made(folders: Any) -> dict[str, Any]:
-    """The plans of the oracles' runs; and of one of vectors that is not run."""
-    changes: Any = {**O2NC, **SHARED, **ORACLE_RUNS["zeroth_order"][0]}
-    command = options.O2NC(epsilon=8.0, seed=5, **changes)
-    out: dict[str, Any] = {"zeroth_order": prepare.prepare(command).plan}
-    return out | {name: planned(folders(name)) for name in ("first_order", "scalar")}
+def made() -> dict[str, Any]:
+    """The plans of the oracles."""
+    data: Any = {"dataset": "breast_cancer", "loss": "hinge", "epsilon": 8.0, "seed": 5}
+    return {
+        name: prepare.prepare(options.O2NC(**data | {"oracle": name} | given)).plan
+        for name, (given, _) in ORACLE_RUNS.items()
+    }
 
 
 @pytest.mark.parametrize("name", ORACLE_RUNS)
@@ -358,27 +300,11 @@ def test_oracle_s_options_reach_the_plan(name: str, made: dict[str, Any]) -> Non
         sampler = sampling.MultiPassRestarts(period=changes["period"])
         more = more | {"prefix_noise": "independent"}
     ours = {k: x for k, x in changes.items() if k in vars(plan)}
-    clip = changes.get("l2_clip_norm", SHARED["restart_l2_clip_norm"])
+    ours = {"l2_clip_norm": 1.5, "oracle": name} | ours | more
     want = plans.O2NC(
-        num_examples=455,
-        sampling=sampler,
-        relation="replace_one",
-        oracle=name,  # pyright: ignore[reportArgumentType]
-        **{**SHARED, **ours, **more, "l2_clip_norm": clip},
+        num_examples=455, sampling=sampler, relation="replace_one", **ours
     )
     assert plan == want.calibrate(epsilon=8.0, delta=1e-5)
-
-
-@pytest.mark.parametrize("name", ["first_order", "scalar"])
-def test_report_says_which_oracle(
-    name: str, folders: Any, made: dict[str, Any], capsys: Any
-) -> None:
-    folder, plan = folders(name), made[name]
-    report = reported(folder)
-    found = report["recipe"]
-    assert (found["oracle"], found["multi_pass"]) == (name, plan.multi_pass)
-    assert math.isfinite(report["test_accuracy"])
-    assert epsilon_of(folder, capsys)["epsilon"] == pytest.approx(8.0, rel=1e-3)
 
 
 def test_steps_that_cost_unlike_have_no_new_attempt(
@@ -393,19 +319,12 @@ def test_steps_that_cost_unlike_have_no_new_attempt(
     assert "--new-attempt must be for a plan that charges every step" in shown
 
 
-def table_of(plan: Any) -> str:
-    report = {"epsilon": 8.0, "delta": 1e-5, "accountant": "exact"}
-    report |= {"seed_source": "insecure", "private": False}
-    cells = train.spending("o2nc", plan, report).columns[1].cells
-    return " | ".join(str(cell) for cell in cells)
-
-
 def test_tables_say_what_was_released(made: dict[str, Any]) -> None:
     plan = made["zeroth_order"]
     first, other = plan.step_std("restart"), plan.step_std("difference")
     assert (
         f"standard deviation {first:.4g} on each of 3 means of 455 records and at most "
-        f"{other:.4g} on each of 5 means of 455 changes" in table_of(plan)
+        f"{other:.4g} on each of 5 means of 455 changes" in plan.describe().noise
     )
     level = plan.describe().stds
     want = np.array([first, other, other, first, other, other, first, other])
@@ -422,13 +341,15 @@ def test_tables_say_what_was_released(made: dict[str, Any]) -> None:
     first, other = plan.step_std("restart"), plan.step_std("difference")
     assert (
         f"standard deviation {first:.4g} on each of 2 means of 455 records and "
-        f"{other:.4g} on each of 5 means of 455 changes" in table_of(plan)
+        f"{other:.4g} on each of 5 means of 455 changes" in plan.describe().noise
     )
     assert plan.describe().released == "gradient or its change"
     assert not plan.describe().at_most
 
     plan = made["scalar"]
-    assert "on each of 11 means of 40 records, of 5 slopes each" in table_of(plan)
+    assert (
+        "on each of 11 means of 40 records, of 5 slopes each" in plan.describe().noise
+    )
     # The noise on d coordinates: that of 5 slopes along directions of length sqrt(d).
     np.testing.assert_allclose(
         plan.describe().stds, np.full(11, plan.node_std / math.sqrt(5))
@@ -438,7 +359,7 @@ def test_tables_say_what_was_released(made: dict[str, Any]) -> None:
 
 def test_budget_is_spent_step_by_step(made: dict[str, Any]) -> None:
     """Of several passes: with the noise of the whole run, not of a shorter one."""
-    spent = train.spent_over_time(made["first_order"], [1, 4, 7])
+    spent = train.spent_over_time(made["first_order"], [1, 4, 7], DONE)
     assert spent is not None
     times, epsilons = zip(*spent, strict=True)
     assert times == (1, 4, 7)
@@ -514,7 +435,7 @@ def test_report_says_what_was_spent_and_how_groups_fare(folders: Any) -> None:
     # The budget that was asked for, all but the rounding of step sizes.
     assert 3 * (1 - 1e-3) < report["epsilon"] <= 3
     assert report["loss"] == "cross_entropy"
-    assert report["recipe"] == RUNS["saddle"][1]
+    assert report["recipe"] == CHANGES["saddle"]
     assert (report["group"], report["num_test_examples"]) == ("sex", 89)
     assert report["group_probabilities"] == {"sex 1": 0.6, "sex 2": 0.4}
     errors = report["test_group_errors"]
@@ -636,7 +557,7 @@ def test_report_has_the_certificate_and_what_it_is_worth(folders: Any) -> None:
     folder = folders("sosp")
     plan, report = planned(folder), reported(folder)
     assert report["model"] == "factorization"
-    assert report["recipe"] == RUNS["sosp"][1]
+    assert report["recipe"] == CHANGES["sosp"]
     outcome = report["outcome"]
     assert outcome["certified"] and outcome["ended"] == "certificate"
     assert outcome["alpha"] == plan.theorem.promise.alpha
@@ -781,194 +702,3 @@ def _theorem() -> SimpleNamespace:
 
 def _public() -> tuple[np.ndarray, ...]:
     return (models.unit_rows(models.load("wine").test[0]),)
-
-
-# --- wrong arguments ---------------------------------------------------------------
-
-#: Words, and what the line must say, by what the run is of.
-WRONG = {
-    "o2nc --dataset breast_cancer --loss hinge": [
-        (
-            "--momentum .9",
-            "unknown option --momentum; jaxdp train o2nc --help lists all",
-        ),
-        ("--average .5", "unknown option --average"),
-        ("--schedule cosine", "unknown option --schedule"),
-        ("--sampling-prob .1", "--sampling-prob is for --multi-pass only, got 0.1"),
-        ("--batch-size 4", "--batch-size is for --period 2 or more only, got 1"),
-        ("--l2-clip-norm 4", "--l2-clip-norm is for --period 2 or more only, got 1"),
-        ("--prefix-noise tree", "--prefix-noise is for --period 2 or more only, got 1"),
-        ("--prefix-noise fenwick", "--prefix-noise must be one of tree,"),
-        ("--period 0", "--period must be an integer >= 1, got 0"),
-        ("--period 4 --batch-size 0", "--batch-size must be an integer >= 1, got 0"),
-        ("--restart-batch-size 300", "--restart-batch-size must leave 2 steps"),
-        ("--num-steps 1000", "--num-steps must be an integer >= 1 and <= 28, got 1000"),
-        ("--window 1", "--window must be an integer >= 2, got 1"),
-        ("--window 9 --num-steps 7", "--window must be at most num_steps = 7"),
-        ("--max-step -1", "--max-step must be a number > 0, got -1.0"),
-        ("--restart-l2-clip-norm inf", "--restart-l2-clip-norm must be a number > 0"),
-        ("--smoothing-radius 0", "--smoothing-radius must be a number > 0, got 0.0"),
-        ("--direction gaussian", "--direction must be one of 'orthonormal', 'sphere'"),
-        ("--num-directions 63", "--num-directions must be at most min(d, 64) = 62"),
-        ("--loss squared_error", "--loss must be 'cross_entropy' or 'hinge' for class"),
-        (
-            "--loss logistic",
-            "--loss must be one of cross_entropy, hinge, squared_error",
-        ),
-        (
-            "--dataset diabetes",
-            "--loss must be 'squared_error' for regression, got 'hinge'",
-        ),
-        (
-            "--dataset quadratic_identity",
-            "--loss is for a --dataset of real records only",
-        ),
-        ("--oracle second_order", "--oracle must be one of zeroth_order, first_order,"),
-        (
-            "--restart-sampling-prob .1",
-            "--restart-sampling-prob is for --multi-pass only, got 0.1",
-        ),
-        (
-            "--multi-pass --restart-batch-size 9",
-            "--restart-batch-size must be left out with --multi-pass, where steps read all "
-            "records, or a share by --restart-sampling-prob; got 9",
-        ),
-        (
-            "--multi-pass --period 2 --batch-size 9",
-            "--batch-size must be left out with --multi-pass, where steps read all "
-            "records, or a share by --sampling-prob; got 9",
-        ),
-        (
-            "--multi-pass --period 2 --prefix-noise tree",
-            "--prefix-noise must be independent with --multi-pass",
-        ),
-        (
-            "--multi-pass --period 1 --sampling-prob .1",
-            "--sampling-prob is for --period 2 or more only, got 1",
-        ),
-        (
-            "--multi-pass --restart-sampling-prob 1.5",
-            "--restart-sampling-prob must be a number in (0, 1), got 1.5",
-        ),
-        ("--multi-pass --num-steps 0", "--num-steps must be an integer >= 1"),
-        (
-            "--multi-pass --num-steps 5 --window 6",
-            "--window must be at most num_steps = 5",
-        ),
-        (
-            "--oracle first_order --direction sphere",
-            "--direction must be left out with --oracle first_order, whose points are "
-            "uniform",
-        ),
-        (
-            "--oracle first_order --period 1 --num-directions 3",
-            "--num-directions is for --period 2 or more only, got 1",
-        ),
-        (
-            "--oracle scalar --period 4",
-            "--period must be 1 with --oracle scalar, whose",
-        ),
-        (
-            "--oracle scalar --num-directions 63",
-            "--num-directions must be at most min(d, 64) = 62",
-        ),
-    ],
-    "saddle --dataset diabetes --group sex": [
-        (
-            "--group bmi",
-            "--group must be class or sex with --dataset diabetes, got 'bmi'",
-        ),
-        (
-            "--group-probabilities .5,.4",
-            "--group-probabilities must be 2 numbers > 0 that",
-        ),
-        ("--group-probabilities .5,.2,.3", "--group-probabilities must be 2 numbers"),
-        (
-            "--group-probabilities 1.5,-.5",
-            "--group-probabilities must be 2 numbers > 0",
-        ),
-        ("--group-probabilities half", "--group-probabilities must be numbers P,P,..."),
-        ("--group-values 1,2", "--group-values is for a .csv or .npz --dataset only"),
-        ("--dataset digits", "--group must be class with --dataset digits, got 'sex'"),
-        (
-            "--dataset quadratic_identity",
-            "--group is for a --dataset of real records only",
-        ),
-        ("--model mlp", "unknown option --model; jaxdp train saddle --help lists all"),
-        ("--loss hinge", "unknown option --loss; jaxdp train saddle --help lists all"),
-        ("--l2-clip-norm 1", "unknown option --l2-clip-norm"),
-        ("--momentum .9", "unknown option --momentum"),
-        ("--sampling-prob .1", "unknown option --sampling-prob"),
-        ("--learning-rate 1", "unknown option --learning-rate"),
-        ("--batch-size 4", "unknown option --batch-size"),
-        ("--direction sphere", "unknown option --direction"),
-        ("--num-steps 1", "--num-steps must be an integer >= 2 and <= 353, got 1"),
-        ("--num-steps 354", "--num-steps must be an integer >= 2 and <= 353, got 354"),
-        ("--num-draws 0", "--num-draws must be an integer >= 1"),
-        ("--radius 0", "--radius must be a number > 0, got 0.0"),
-        ("--clip-x -1", "--clip-x must be a number > 0, got -1.0"),
-        ("--step-ratio 0", "--step-ratio must be a number > 0, got 0.0"),
-        ("--epsilon 0", "--epsilon must be a number > 0, got 0.0"),
-    ],
-    "sosp --dataset digits_4x4": [
-        ("--rank 0", "--rank must be an integer >= 1 and <= 16, got 0"),
-        ("--rank 17", "--rank must be an integer >= 1 and <= 16, got 17"),
-        ("--accuracy 0", "--accuracy must be a number > 0, got 0.0"),
-        ("--accuracy fine", "--accuracy must be a number, got 'fine'"),
-        ("--failure-probability 1", "--failure-probability must be a number in (0, 1)"),
-        ("--hessian none", "--hessian must be one of on_demand, tracked, released"),
-        ("--prefix-noise white", "--prefix-noise must be one of"),
-        ("--num-steps 0", "--num-steps must be an integer >= 1"),
-        ("--epsilon 0", "--epsilon must be a number > 0, got 0.0"),
-        ("--epsilon 2", "so that the run would end there"),
-        (
-            "--epsilon 40 --accuracy .4",
-            "or --accuracy smaller: a certificate would be of",
-        ),
-        (
-            "--epsilon 2 --accuracy .01",
-            "--accuracy must be such that a refresh and a Hessian",
-        ),
-        ("--epsilon .1", "--epsilon must be larger, or there must be more than"),
-        (
-            "--microbatch-size 100000",
-            "--microbatch-size must be an integer >= 1 and <= 16384",
-        ),
-        ("--dataset digits --rank 64", "--hessian must be on_demand for more than 500"),
-        ("--model mlp", "unknown option --model"),
-        ("--loss hinge", "unknown option --loss"),
-        ("--group class", "unknown option --group; jaxdp train sosp --help lists all"),
-        ("--l2-clip-norm 1", "unknown option --l2-clip-norm"),
-        ("--learning-rate 1", "unknown option --learning-rate"),
-        ("--batch-size 4", "unknown option --batch-size"),
-        ("--sampling-prob .1", "unknown option --sampling-prob"),
-        ("--momentum .9", "unknown option --momentum"),
-        ("--radius 1", "unknown option --radius"),
-        ("--period 2", "unknown option --period"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("base", "words", "said"),
-    [(base, *row) for base, rows in WRONG.items() for row in rows],
-)
-def test_wrong_argument_gives_one_line(
-    base: str,
-    words: str,
-    said: str,
-    tmp_path: Path,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def never(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("something was spent")
-
-    monkeypatch.setattr(training, "fit", never)
-    assert run("train", *base.split(), *words.split(), "--out", tmp_path) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("jaxdp: ")
-    assert shown.err.count("\n") == 1
-    assert said in shown.err
-    assert not list(tmp_path.iterdir())

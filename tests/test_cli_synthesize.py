@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jaxdp import plans
-from jaxdp.cli import main, overlap, synthesize
+from jaxdp.cli import overlap, synthesize
 from jaxdp.cli.parsing import UsageError
 from jaxdp.data import binning
 from jaxdp.saddle.oracles.queries import Marginals
-from tests.test_cli import check_plot
+from tests.test_cli import check_plot, reported, run
 
 SPEC = {
     "age": {"edges": [0, 18, 40, 65, 120]},
@@ -24,10 +24,6 @@ BINS = binning.binning(SPEC)
 QUERIES = Marginals(BINS.sizes, 2)
 NUM_RECORDS = 2000
 STEPS = ("--num-steps", 400, "--quiet")
-
-
-def run(*words: object) -> int:
-    return main([str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +53,6 @@ def given(folder: Path, name: str = "out") -> tuple[object, ...]:
         *("synthesize", "--input", folder / "in.csv", "--bins", folder / "bins.json"),
         *("--output", folder / f"{name}.csv", "--report", folder / name),
     )
-
-
-def reported(folder: Path) -> dict[str, Any]:
-    def refuse(name: str) -> Any:
-        raise AssertionError(f"{name} is no JSON")
-
-    text = (folder / synthesize.REPORT).read_text(encoding="utf-8")
-    return json.loads(text, parse_constant=refuse)
 
 
 def rows_of(path: Path) -> list[list[str]]:

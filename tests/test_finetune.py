@@ -38,7 +38,7 @@ from jaxdp.models.language import (
     text,
 )
 from jaxdp.training import ledger as ledger_lib
-from tests.test_cli import REPORT_FIELDS, check_plot
+from tests.test_cli import REPORT_FIELDS, check_plot, mistakes, reported, run
 
 #: In no public file of a run: only private records have it.
 SECRET = "xylophone"
@@ -55,10 +55,6 @@ NUMBERS = ("--num-steps", STEPS, "--eval-every", 2, "--max-length", 16, "--quiet
 QUICK = (*NUMBERS, "--sampling", "full", "--learning-rate", 1e-3, "--l2-clip-norm", 9)
 PROMPT = ("--task", "prompt", "--template", TEMPLATE, "--label-words", "bad,good")
 WRITTEN = {*finetune.FILES, "model", "secret"}
-
-
-def run(*words: object) -> int:
-    return main([str(word) for word in words])
 
 
 def records(count: int, seed: int, extra: str = "") -> list[dict[str, Any]]:
@@ -144,10 +140,6 @@ def _one_task_a_model() -> Iterator[None]:
 def files(home: Path, model: str, suffix: str = "jsonl") -> tuple[object, ...]:
     train, shown = home / f"train.{suffix}", home / f"eval.{suffix}"
     return ("--model", home / model, "--train", train, "--eval", shown)
-
-
-def reported(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
 
 def replayed(folder: Path, capsys: Any) -> dict[str, Any]:
@@ -531,125 +523,7 @@ def test_compute_dtypes_are_the_model_s() -> None:
     assert typing.get_args(network.ComputeDtype) == options.COMPUTE_DTYPES
 
 
-HEAD = "--task head --labels 2"
-WORDS = "--task prompt --template {text}{mask} --label-words bad,good"
-#: Words, and what the line must say: the argument, and what it may be or was.
-WRONG: list[tuple[str, tuple[str, ...]]] = [
-    ("", ("--task must be one of prompt, head, choice, generation, got nothing",)),
-    ("--task regress", ("--task must be one of prompt", "'regress'")),
-    ("--task prompt", ("--label-words must be given", "nothing")),
-    ("--task prompt --label-words bad", ("--label-words", "two or more", "bad")),
-    ("--task prompt --label-words bad,good", ("--template must be a text",)),
-    (f"{WORDS} --template {{text}}", ("--template must have {mask}", "'{text}'")),
-    (f"{WORDS} --template {{text", ("--template '{text'",)),
-    (f"{WORDS} --template {{txt}}{{mask}}", ("--eval: ", "line 1", "'txt'")),
-    (f"{WORDS} --label-words bad,xylophones", ("--label-words: ", "'xylophones'")),
-    (f"{WORDS} --labels bad", ("--labels must be two or more",)),
-    (
-        f"{WORDS} --labels a,b",
-        ("--eval: record 1 (eval.jsonl, line 1): label must be one of a, b",),
-    ),
-    (f"{WORDS} --labels 3", ("--label-words must be one for each of", "bad,good")),
-    (f"{WORDS} --label-field no", ("--eval: ", "'no'")),
-    (f"{WORDS} --trainable head", ("--trainable head is for --task head only",)),
-    (f"{WORDS} --model opt/config.json", ("--model: folder", "config.json")),
-    (f"{WORDS} --model .", ("--model: ", "config.json")),
-    (f"{WORDS} --model bare", ("--model: no tokenizer",)),
-    (f"{WORDS} --model pickled", ("--model: ", "unpickling")),
-    (f"{WORDS} --train no.jsonl", ("--train: path must be an existing", "no.jsonl")),
-    (f"{WORDS} --eval eval.txt", ("--eval: path must end in .jsonl",)),
-    (f"{WORDS} --train bad.jsonl", ("--train: bad.jsonl, line 2", "not JSON")),
-    (f"{WORDS} --train train.jsonl --label-field x", ("--eval: eval.jsonl, line 1",)),
-    ("--task head", ("--labels must be a number or names with --task head",)),
-    (f"{HEAD} --label-words a,b", ("--label-words is for --task prompt or choice",)),
-    (f"{HEAD} --answer-field a", ("--answer-field is for --task generation",)),
-    (f"{HEAD} --num-choices 2", ("--num-choices is for --task choice only",)),
-    (f"{HEAD} --span-length 2", ("--span-length is for --task choice or",)),
-    (f"{HEAD} --lora-rank 2", ("--lora-rank is for --trainable lora only",)),
-    (f"{HEAD} --trainable lora --lora-rank 0", ("--lora-rank must be an integer",)),
-    (f"{HEAD} --trainable prefix --prefix-length 0", ("--prefix-length must be",)),
-    (f"{HEAD} --trainable all,lora", ("--trainable must be one of all, lora",)),
-    (f"{HEAD} --max-length 33", ("--max-length must be an integer >= 2 and <= 32",)),
-    (f"{HEAD} --max-length 1", ("--max-length must be an integer >= 2",)),
-    (f"{HEAD} --compute-dtype int8", ("--compute-dtype must be one of float32",)),
-    (f"{HEAD} --direction orthonormal", ("--direction must be one of rademacher",)),
-    (f"{HEAD} --num-directions 65", ("--num-directions must be", "65")),
-    (f"{HEAD} --epsilon 0", ("--epsilon must be a number > 0",)),
-    (f"{HEAD} --delta 1", ("--delta must be a number in (0, 1)",)),
-    (f"{HEAD} --num-steps 0", ("--num-steps must be an integer >= 1",)),
-    (f"{HEAD} --eval-every 0", ("--eval-every must be an integer >= 1",)),
-    (f"{HEAD} --batch-size 21", ("--batch-size must be an integer from 1 to 20",)),
-    (f"{HEAD} --sampling full --batch-size 2", ("--batch-size is for --sampling",)),
-    (
-        f"{HEAD} --sampling fixed-size --batch-size 2 --relation add_or_remove",
-        ("replace_one",),
-    ),
-    (f"{HEAD} --l2-clip-norm inf", ("--l2-clip-norm must be",)),
-    (f"{HEAD} --smoothing-radius -1", ("--smoothing-radius must be",)),
-    (f"{HEAD} --learning-rate 0", ("--learning-rate must be a number > 0",)),
-    (f"{HEAD} --microbatch-size 0", ("--microbatch-size must be an integer",)),
-    (f"{HEAD} --seed -1", ("--seed must be an integer",)),
-    (f"{HEAD} --out train.jsonl", ("--out must be a folder",)),
-    (f"{HEAD} --out .", ("--out must be a new or empty folder",)),
-    (
-        f"{HEAD} --model opt --out . --overwrite",
-        ("--out must be a folder without model/",),
-    ),
-    (f"{HEAD} --model model --out . --overwrite", ("other folder than that of --mod",)),
-    (f"{HEAD} --eval train.jsonl", ("--eval must be public records", "train.jsonl")),
-    (f"{HEAD} --eval linked.jsonl", ("--eval must be public", "'linked.jsonl'")),
-    (f"{HEAD} --eval copied.csv --train copy.csv", ("--eval must be public", "copied")),
-    (f"{HEAD} --eval turned.csv --train copy.csv", ("--eval must be public", "2")),
-    (
-        f"{HEAD} --eval longer.csv --train wide.csv",
-        ("--eval must be public records, got 'longer.csv', of whose 10 records 9 are",),
-    ),
-    (
-        f"{HEAD} --eval eval.jsonl --train secret.csv",
-        ("--train: record 2 (secret.csv, line 3): label must be one of 0, 1",),
-    ),
-    (
-        f"{HEAD} --eval eval.jsonl --train secret.csv --show-values",
-        ("--train: record 2 (secret.csv, line 3): label must be", "got 'ill'"),
-    ),
-    (f"{HEAD} --new-attempt", ("--new-attempt is for --resume only",)),
-    ("--resume --out .", ("--out: ledger must be a run's folder",)),
-    ("--task choice --template {text}", ("--label-words or --choices-field",)),
-    (
-        "--task choice --template {text} --label-words bad,good",
-        ("--task must be prompt or head with a model that is no decoder",),
-    ),
-    (
-        "--task choice --template {text} --choices-field choices",
-        ("--num-choices must be an integer >= 2",),
-    ),
-    (
-        "--model opt --task choice --template {text} --choices-field choices"
-        " --num-choices 2",
-        ("record", "must have 1 to 2 choices"),
-    ),
-    (
-        "--model opt --task generation --template {text} --answer-field no",
-        ("--eval: ", "'no'"),
-    ),
-    (
-        "--model opt --task generation --template {text}? --span-length 31",
-        ("--max-length leaves room",),
-    ),
-    (
-        "--model opt --task generation --template {text} --span-length 31",
-        ("--max-length leaves room for 0 tokens",),
-    ),
-    (
-        "--model opt --task choice --template {text} --label-words bad,xylophones"
-        " --span-length 2",
-        ("--span-length must be an integer >= ", "'xylophones', got 2"),
-    ),
-    (
-        "--model opt --task choice --template {text} --label-words bad,bad",
-        ("--label-words: choices must differ", "'bad'"),
-    ),
-]
+WRONG = mistakes("finetune_mistakes.txt")
 
 
 @pytest.fixture(scope="module")
@@ -686,7 +560,7 @@ def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("words", "parts"), WRONG, ids=[w for w, _ in WRONG])
 def test_wrong_argument_gives_one_line(
     words: str,
-    parts: tuple[str, ...],
+    parts: list[str],
     folder: Path,
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,

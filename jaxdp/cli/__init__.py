@@ -2,6 +2,7 @@
 
 A wrong argument gives one line on standard error and exit code 2, before anything is
 spent or written; Ctrl-C gives one line and exit code 130. A traceback is a bug of ours.
+Functions of this package raise a ``UsageError`` in one sentence that names the option.
 """
 
 import importlib

@@ -12,6 +12,7 @@ from rich.table import Table
 from jaxdp import auditing
 from jaxdp.cli import budget, options
 from jaxdp.cli.parsing import UsageError, usage
+from jaxdp.cli.printing import show
 from jaxdp.mechanism.plan import Plan
 
 #: The least number of runs of the lattice adversary.
@@ -31,35 +32,32 @@ def run(command: options.Audit) -> int:
     of a plan whose updates come from elsewhere. 1 also if low digits are not what noise
     leaves of them.
     """
-    plan = _read(command)
+    plan: Plan = budget.read_plan(command, command.plan, "PLAN")
+    noise = getattr(plan, "noise_multiplier", 1.0)  # Vertices are drawn without any.
+    if not noise:
+        raise UsageError(
+            f"PLAN must have noise to be audited, got noise_multiplier = {noise}"
+        )
     if command.lattice_runs and command.lattice_runs < _LEAST_LATTICE_RUNS:
         raise UsageError(
             f"--lattice-runs must be 0 or an integer >= {_LEAST_LATTICE_RUNS}, got "
             f"{command.lattice_runs}"
         )
     audited = found = lattice = None
+    delta = command.delta
+    shared: dict[str, Any] = {"delta": delta, "seed": command.seed}
     with usage(command, "PLAN"):
         if not (plan.takes_updates and command.lattice_runs):
-            audited = auditing.shortened(plan, command.num_steps, delta=command.delta)
-            found = auditing.audit(
-                audited,
-                num_runs=command.num_runs,
-                delta=command.delta,
-                seed=command.seed,
-            )
+            audited = auditing.shortened(plan, command.num_steps, delta=delta)
+            found = auditing.audit(audited, num_runs=command.num_runs, **shared)
         if command.lattice_runs:
-            lattice = auditing.lattice(
-                plan,
-                num_runs=command.lattice_runs,
-                delta=command.delta,
-                seed=command.seed,
-            )
+            lattice = auditing.lattice(plan, num_runs=command.lattice_runs, **shared)
     passed = all(one.passed for one in (found, lattice) if one is not None)
     answer = _answer(plan, audited, found) | {"passed": passed}
     if command.json:
         print(json.dumps(answer | {"lattice": _lattice(lattice)}))
     else:
-        _show(answer)
+        show(answer)
         if lattice is not None:
             _show_lattice(lattice)
     if found is not None and found.passed and found.epsilon_lower < found.epsilon / 4:
@@ -69,14 +67,6 @@ def run(command: options.Audit) -> int:
             file=sys.stderr,
         )
     return 0 if passed else 1
-
-
-def _show(answer: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
-    for name, value in answer.items():
-        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-        table.add_row(name, shown)
-    rich.print(table)
 
 
 def _show_lattice(lattice: auditing.LatticeResult) -> None:
@@ -91,22 +81,15 @@ def _show_lattice(lattice: auditing.LatticeResult) -> None:
         answer = {"lattice": f"not applicable: {lattice.reason}"}
     if lattice.left_out:
         answer["lattice_left_out"] = "; ".join(lattice.left_out)
-    _show(answer)
+    show(answer)
     if not lattice.sites:
         return
-    table = Table(box=None)
-    for column in ("lattice", "noise", "numbers", "even", "even tails", "p", "worst"):
-        table.add_column(column)
-    for site in lattice.sites:
-        table.add_row(
-            site.name,
-            f"{site.noise_std:.4g}",
-            str(site.num_numbers),
-            f"{site.even:.4f}",
-            f"{site.even_tails:.4f}",
-            f"{site.p_value:.2g}",
-            site.statistic,
-        )
+    columns = ("lattice", "noise", "numbers", "even", "even tails", "p", "worst")
+    table = Table(*columns, box=None)
+    for x in lattice.sites:
+        tails = f"{x.even:.4f}", f"{x.even_tails:.4f}", f"{x.p_value:.2g}"
+        noise = f"{x.noise_std:.4g}", str(x.num_numbers)
+        table.add_row(x.name, *noise, *tails, x.statistic)
     rich.print(table)
 
 
@@ -116,50 +99,29 @@ def _lattice(lattice: auditing.LatticeResult | None) -> dict[str, Any] | None:
         return None
     answer = dataclasses.asdict(lattice)
     for site in answer["sites"]:
-        for name, value in site.items():
-            if isinstance(value, float) and math.isnan(value):
-                site[name] = None
+        floats = {n: x for n, x in site.items() if isinstance(x, float)}
+        site |= {name: None for name, x in floats.items() if math.isnan(x)}
     return answer | {"applicable": lattice.applicable, "flagged": lattice.flagged}
 
 
-def _read(command: options.Audit) -> Plan:
-    plan: Plan = budget.read_plan(command, command.plan, "PLAN")
-    noise = getattr(plan, "noise_multiplier", 1.0)  # Vertices are drawn without any.
-    if not noise:
-        raise UsageError(
-            f"PLAN must have noise to be audited, got noise_multiplier = {noise}"
-        )
-    return plan
-
-
 #: What an audited plan may have instead of the run's, where it has it.
-_CHANGED = {
-    "noise_multiplier": "noise_multiplier",
-    "step_size": "step_size",
-    "step_size_x": "step_size_x",
-    "step_size_y": "step_size_y",
-    "dim": "dim",
-    "dim_x": "dim_x",
-    "dim_y": "dim_y",
-    "num_draws": "num_draws",
-    "num_queries": "num_queries",
-    "period": "noise_period",
-    "max_differences": "max_differences",
-    "escape_steps": "escape_steps",
-}
+_CHANGED = (
+    *("noise_multiplier", "step_size", "step_size_x", "step_size_y", "dim", "dim_x"),
+    *("dim_y", "num_draws", "num_queries", "max_differences", "escape_steps"),
+)
 
 
 def _answer(
     plan: Plan, audited: Plan | None, found: auditing.AuditResult | None
 ) -> dict[str, Any]:
-    """Returns the printed fields by name: of the run's plan first, then of the audit."""
     run = {"plan": f"{type(plan).__name__}, {plan.num_steps} steps, {plan.relation}"}
     noise = getattr(plan, "noise_multiplier", None)
     if noise is not None:
         run |= {"noise_multiplier": noise}
     if audited is None or found is None:
         return run
-    here = {k: getattr(audited, field, None) for k, field in _CHANGED.items()}
+    here = {name: getattr(audited, name, None) for name in _CHANGED}
+    here["period"] = getattr(audited, "noise_period", None)
     return {
         **run,
         "audited_num_steps": audited.num_steps,

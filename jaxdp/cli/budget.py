@@ -5,12 +5,10 @@ import math
 import pathlib
 from typing import Any
 
-import rich
-from rich.table import Table
-
 from jaxdp import plans, sampling
 from jaxdp.cli import options
 from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.cli.printing import show
 from jaxdp.core import validate
 from jaxdp.mechanism.plan import Plan
 from jaxdp.mechanism.sum_plan import SumPlan
@@ -40,20 +38,12 @@ def run(command: Command) -> None:
     if command.json:
         print(json.dumps(answer))
         return
-    table = Table(show_header=False, box=None)
-    for name, value in answer.items():
-        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-        missing = "none" if name == _NOISE else "infinite"
-        table.add_row(name, missing if value is None else shown)
-    rich.print(table)
+    missing = {"epsilon": "infinite", _NOISE: "none"}
+    show({n: missing.get(n, "none") if x is None else x for n, x in answer.items()})
 
 
 def sampler(command: Any, num_examples: int | None) -> sampling.AnySampler:
-    """Returns the sampler that ``--sampling-prob`` or ``--batch-size`` asks for.
-
-    Raises:
-      UsageError: both, one out of range, or no ``--num-examples`` where it is needed.
-    """
+    """Returns the sampler that ``--sampling-prob`` or ``--batch-size`` asks for."""
     prob, size = command.sampling_prob, command.batch_size
     if prob is not None and size is not None:
         raise UsageError(
@@ -88,10 +78,8 @@ def _given(command: options.Epsilon) -> tuple[Plan, float]:
             if getattr(command, name) is None:
                 raise UsageError(f"{flag(name)} or --plan must be given, got neither")
         return _plan(command), delta
-    for name in (
-        *("noise_multiplier", "num_steps", "relation", "num_examples"),
-        *("sampling_prob", "batch_size"),
-    ):
+    numbers = ("noise_multiplier", "num_steps", "relation", "num_examples")
+    for name in (*numbers, "sampling_prob", "batch_size"):
         if getattr(command, name) is not None:
             raise UsageError(
                 f"{flag(name)} must be left out with --plan, whose number counts; got "
@@ -107,11 +95,7 @@ def _given(command: options.Epsilon) -> tuple[Plan, float]:
 
 
 def read_plan(command: Any, path: pathlib.Path, option: str) -> Any:
-    """Reads a plan.json of any kind; errors name ``option``.
-
-    Raises:
-      UsageError: it cannot be read, or holds no plan.
-    """
+    """Reads a plan.json of any kind; errors name ``option``."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -143,15 +127,11 @@ def _plan(command: Command) -> SumPlan:
     chosen = sampler(command, command.num_examples)
     with usage(command):
         return plans.DPZero(
-            num_examples=_or_one(command.num_examples),
-            num_steps=_or_one(command.num_steps),
+            num_examples=1 if command.num_examples is None else command.num_examples,
+            num_steps=1 if command.num_steps is None else command.num_steps,
             sampling=chosen,
             relation=command.relation or "replace_one",  # pyright: ignore
             l2_clip_norm=1.0,
             smoothing_radius=0.0,
             noise_multiplier=command.noise_multiplier,
         )
-
-
-def _or_one(value: int | None) -> int:
-    return 1 if value is None else value

@@ -1,9 +1,7 @@
 """``jaxdp finetune``: run, report, plots and the tuned model."""
 
 import dataclasses
-import importlib.metadata
 import pathlib
-import platform
 import sys
 import warnings
 from typing import Any, NamedTuple
@@ -17,21 +15,21 @@ from jaxdp import training
 from jaxdp.cli import language, options, plots, recipes, record
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
 from jaxdp.cli.language import MODEL
-from jaxdp.cli.parsing import UsageError, usage
+from jaxdp.cli.parsing import UsageError
 from jaxdp.cli.record import INITIAL
 from jaxdp.cli.train import (
     PROGRESS,
     RELEASES,
     duration,
-    finite,
-    lost,
+    fitted,
+    reported,
     spending,
     spent_over_time,
     written,
 )
 from jaxdp.models import show_values
 from jaxdp.models.language import LanguageModel, num_parameters
-from jaxdp.training.ledger import LEDGER, PLAN, REPORT, discard, replace
+from jaxdp.training.ledger import LEDGER, PLAN, REPORT, replace
 
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PROGRESS, RELEASES)
 
@@ -47,11 +45,7 @@ class Outcome(NamedTuple):
 
 
 def run(command: options.Finetune) -> None:
-    """Checks everything, trains, writes the folder and prints what was reached.
-
-    Raises:
-      UsageError: a wrong argument, before anything is spent or written.
-    """
+    """Checks everything, trains, writes the folder and prints what was reached."""
     if command.new_attempt and not command.resume:
         raise UsageError("--new-attempt is for --resume only, got it without")
     language.require()
@@ -62,28 +56,13 @@ def run(command: options.Finetune) -> None:
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:
-        _begin(job)
+        with record.begun(job.command, job.out, job.plan, FILES):
+            language.discard(job.out / MODEL)
+            language.save_small(job.out / INITIAL, job.params)
     outcome = train(job)
     write(job, outcome)
     if not command.quiet:
         rich.print(summary(job, outcome))
-
-
-def _begin(job: Job) -> None:
-    """Makes the folder of a new run, with nothing of an earlier one."""
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-        with usage(job.command, "--out"):
-            discard(job.out)  # Refused while the run goes on.
-            language.discard(job.out / MODEL)
-        for name in FILES:  # What else an earlier run left.
-            (job.out / name).unlink(missing_ok=True)
-        replace(job.out / PLAN, (job.plan.file_text() + "\n").encode())
-        language.save_small(job.out / INITIAL, job.params)
-    except OSError as error:
-        raise UsageError(
-            f"--out must be a folder that can be written: {error}"
-        ) from error
 
 
 # --- the run -----------------------------------------------------------------------
@@ -99,40 +78,24 @@ def train(job: Job) -> Outcome:
         steps.append(step)
         metrics.append(job.judge.fn(params))
 
-    shared: dict[str, Any] = {
-        "value_fn": job.task.value_fn,
-        "optimizer": recipes.make_optimizer(job.recipe),
-        "microbatch_size": command.microbatch_size,
-        "callback": evaluate,
-        "progress": command.progress and not command.quiet and sys.stdout.isatty(),
-        "keep_noise_roots": command.keep_noise_roots,
-    }
     with warnings.catch_warnings():
         # Said before, of the dtype that counts.
         warnings.filterwarnings("ignore", "smoothing_radius", UserWarning)
-        if command.resume:
-            with usage(command, "--resume"):
-                result = training.resume(
-                    job.out,
-                    job.params,
-                    job.train,
-                    plan=job.plan,
-                    new_attempt=command.new_attempt,
-                    **shared,
-                )
-        else:
-            result = training.fit(
-                job.plan,
-                job.keys,
-                job.params,
-                job.train,
-                trainable=job.trainable,
-                stacked=LanguageModel.is_stacked,
-                ledger=job.out,
-                chunk=command.eval_every,
-                note=record.note(command, dataclasses.asdict(job.recipe)),
-                **shared,
-            )
+        result = fitted(
+            job,
+            command,
+            job.params,
+            job.train,
+            {
+                "trainable": job.trainable,
+                "stacked": LanguageModel.is_stacked,
+                "chunk": command.eval_every,
+                "note": record.note(command, dataclasses.asdict(job.recipe)),
+            },
+            value_fn=job.task.value_fn,
+            optimizer=recipes.make_optimizer(job.recipe),
+            callback=evaluate,
+        )
     report = _report(job, result.report, metrics)
     releases = np.asarray(result.info.releases)
     return Outcome(result.params, releases, steps, metrics, report)
@@ -141,15 +104,10 @@ def train(job: Job) -> Outcome:
 def _report(
     job: Job, of_fit: dict[str, Any], metrics: list[dict[str, float]]
 ) -> dict[str, Any]:
-    """Returns the loop's report with the command line's fields, fit for strict JSON."""
+    """Returns the loop's report with the command line's fields."""
     command = job.command
     moving, leaves = job.trainable, language.flat(job.params)
-    versions = of_fit["versions"] | {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        **{n: importlib.metadata.version(n) for n in ("safetensors", "tokenizers")},
-    }
-    report = of_fit | {
+    fields = {
         "dataset": pathlib.Path(command.train).stem,
         "model": pathlib.Path(command.model).resolve().name,
         "task": command.task,
@@ -163,9 +121,8 @@ def _report(
         **{f"zero_shot_{name}": value for name, value in metrics[0].items()},
         "recipe": dataclasses.asdict(job.recipe),
         "note": "The number of records is public; all records of --eval are public.",
-        "versions": versions,
     }
-    return finite(report)
+    return reported(of_fit, fields, "safetensors", "tokenizers")
 
 
 # --- after the run -----------------------------------------------------------------
@@ -184,7 +141,7 @@ def write(job: Job, outcome: Outcome) -> None:
         steps=outcome.steps,
         metrics=values,
         metric=metric,
-        spent=spent_over_time(job.plan, outcome.steps[1:], lost(report)),
+        spent=spent_over_time(job.plan, outcome.steps[1:], report),
         delta=job.plan.delta,
         start=values[0],
     )

@@ -1,10 +1,10 @@
 """Defaults and consistency checks of the options of ``jaxdp finetune``."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
 from typing import Any
 
-from jaxdp.cli import options
+from jaxdp.cli import options, parsing
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.core import validate
 from jaxdp.models.language.experiments import EXPERIMENTS
@@ -30,11 +30,7 @@ _BATCH_SIZE = 64
 
 
 def completed(command: options.Finetune) -> options.Finetune:
-    """Fills in options that are not given, from the command's recipe and the defaults.
-
-    Raises:
-      UsageError: an option that is missing, or one that would be ignored.
-    """
+    """Fills in options that are not given, from the command's recipe and the defaults."""
     command = _with_recipe(command)
     for name in ("model", "train", "eval", "task"):
         if getattr(command, name) is None:
@@ -109,13 +105,7 @@ def _with_recipe(command: options.Finetune) -> options.Finetune:
 
 def _refuse_strangers(command: options.Finetune) -> None:
     """Refuses options that would have no effect."""
-
-    def refuse(names: Sequence[str], where: str, there: bool) -> None:
-        for name in names:
-            value = getattr(command, name)
-            if value is not None and not there:
-                raise UsageError(f"{flag(name)} is for {where} only, got {value}")
-
+    refuse = functools.partial(parsing.refuse, command)
     task, moving = command.task, command.trainable
     refuse(("label_words",), "--task prompt or choice", task in WITH_WORDS)
     of_classes = ("labels", "label_field")

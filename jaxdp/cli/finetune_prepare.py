@@ -161,12 +161,9 @@ def _check_files(command: options.Finetune) -> None:
 def _rows(batch: Batch) -> list[bytes]:
     """Returns the arrays of each record as bytes, for comparison with other records."""
     return [
-        b"".join(x[i].tobytes() for x in batch.values()) for i in range(_num(batch))
+        b"".join(x[i].tobytes() for x in batch.values())
+        for i in range(len(next(iter(batch.values()))))
     ]
-
-
-def _num(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
 
 
 def _check_out(command: options.Finetune, out: pathlib.Path) -> None:

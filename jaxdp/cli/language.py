@@ -27,11 +27,7 @@ _ADAPTERS = {"lora": LoRA, "prefix": Prefix}
 
 
 def require() -> None:
-    """Refuses to go on without the packages that read checkpoints and texts.
-
-    Raises:
-      UsageError: they are not installed.
-    """
+    """Refuses to go on without the packages that read checkpoints and texts."""
     try:
         import safetensors  # noqa: F401
         import tokenizers  # noqa: F401
@@ -47,13 +43,7 @@ def model_of(
 ) -> LanguageModel:
     """Returns the model that a command tunes, from its folder's config; reads no weights.
 
-    Args:
-      command: of the run.
-      folder: the checkpoint.
-      option: what gives the folder.
-
-    Raises:
-      UsageError: no such folder, or an adapter that it cannot have.
+    ``option`` is what gives the folder, here and below.
     """
     with usage(command, option):
         config, there = checkpoint.read_config(folder), checkpoint.read_adapter(folder)
@@ -96,15 +86,7 @@ def initial(
 ) -> Any:
     """Returns the initial parameters on the host: the folder's, and new ones that it lacks.
 
-    Args:
-      command: of the run.
-      model: what it tunes.
-      folder: its checkpoint.
-      key: a typed JAX key, from which new adapters and heads are drawn; public.
-      option: what gives the folder.
-
-    Raises:
-      UsageError: parameters that are not the model's.
+    New adapters and heads are drawn from ``key``, which is public.
     """
     new = None if model.num_labels is None else key
     with usage(command, option):
@@ -117,14 +99,8 @@ def recorded(
 ) -> Any:
     """Returns initial parameters with a run's recorded draws in place of new ones.
 
-    Args:
-      params: as :func:`initial` made them.
-      home: the run's folder, with what :func:`save_small` wrote.
-      header: of its ledger.
-      option: what gives the model's folder.
-
-    Raises:
-      UsageError: another model than the run's, or no such file.
+    ``params`` are as :func:`initial` made them, ``home`` is the run's folder, with what
+    :func:`save_small` wrote, and ``header`` of its ledger.
     """
     shapes = replaying.describe_leaves(params)
     if shapes != header["leaves"]:

@@ -12,7 +12,7 @@ import jax
 from jaxdp import plans, sampling
 from jaxdp.cli import options
 from jaxdp.cli import task as tasks
-from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.cli.parsing import UsageError, flag, refuse, usage
 from jaxdp.cli.recipes import for_budget
 from jaxdp.cli.steps import check_directions, given
 from jaxdp.core.keys import Keys
@@ -52,7 +52,7 @@ def _refuse_pairs(command: options.O2NC) -> None:
     """Refuses options that an oracle, a period or ``--multi-pass`` fixes."""
     several = command.multi_pass
     of_samples = ("restart_sampling_prob", "sampling_prob")
-    tasks.refuse(command, of_samples, "--multi-pass", several)
+    refuse(command, of_samples, "--multi-pass", several)
     if several:
         for name in ("restart_batch_size", "batch_size"):
             if getattr(command, name) is not None:
@@ -92,11 +92,7 @@ def _refuse_pairs(command: options.O2NC) -> None:
 def make_plan(
     recipe: Mapping[str, Any], num_examples: int, relation: Any = "replace_one"
 ) -> plans.O2NC:
-    """Returns the plan of a recipe, without noise.
-
-    Raises:
-      ValueError, TypeError: a number out of range, named.
-    """
+    """Returns the plan of a recipe, without noise."""
     several, oracle = recipe["multi_pass"], recipe["oracle"]
     sampler = _sampler(recipe)
     most = None if several else sampler.max_steps(num_examples)
@@ -162,17 +158,10 @@ def _steps_and_window(
 
 # --- the table ---------------------------------------------------------------------
 
-_DEFAULTS: dict[str, Any] = {
-    "num_steps": None,  # All that one pass allows, in whole windows.
-    "period": 1,
-    "restart_batch_size": None,
-    "batch_size": None,
-    "restart_sampling_prob": None,
-    "sampling_prob": None,
-    "window": None,  # One of all steps.
-    "l2_clip_norm": None,  # That of a restart.
-    "learning_rate": None,  # Adapted.
-}
+#: None stands for all steps that one pass allows in whole windows, one window of all
+#: steps, the clip of a restart, and an adapted step size.
+_NONE = ("num_steps", "window", "l2_clip_norm", "learning_rate")
+_DEFAULTS = {"period": 1} | dict.fromkeys((*_OF_SAMPLER[2:], *_NONE))
 _BALL = {"direction": "ball", "num_directions": 1}
 # One pass: small clips, for the noise is large.
 _ONE_PASS = {

@@ -45,6 +45,11 @@ _RUN = p.FOLDER._replace(parse=pathlib.Path, positional=True)
 _PLAN = p.PATH._replace(metavar="PLAN", positional=True)
 _RELATION = p.choice(*accounting.RELATIONS)
 _NEIGHBOURS = "Which data sets count as neighbours."
+_EXPECTED = "Expected records of a step, instead of --sampling-prob."
+_RADIUS = (
+    "Length of the difference, over that of the direction: sqrt(d) for d parameters."
+)
+_DIRECTIONS = "Directions of a step; together they cost what one costs."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,9 +68,7 @@ class Output:
     overwrite: bool = switch("Write in place of an earlier run, or among other files.")
     timings: Word = opt(
         p.choice("public", "secret"),
-        "Where the run's seconds and steps per second go: into the public "
-        "report.json, or not. Epsilon does not cover time, which may depend on "
-        "records.",
+        "Whether report.json has times, which may depend on records: epsilon ignores it.",
         "secret, but for the named data sets of train",
     )
     quiet: bool = switch("Print nothing but errors and warnings.")
@@ -93,17 +96,14 @@ class Run(Output):
     relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
     microbatch_size: Int = opt(COUNT, "Records evaluated at once.")
     out: MaybePath = opt(
-        p.PATH,
-        "Folder for plan.json, report.json, the parameters and the plots.",
-        "runs/NAME",
+        p.PATH, "Folder for plan, report, parameters and plots.", "runs/NAME"
     )
     resume: bool = switch("Go on with the run in --out; other options stay.")
     new_attempt: bool = switch(
         "With --resume: other data or devices; lost steps are charged twice."
     )
     keep_noise_roots: bool = switch(
-        "When the run ends, leave in secret/ what its noise was drawn from, for an audit: "
-        "whoever reads it subtracts all noise."
+        "Leave in secret/ what noise was drawn from: whoever reads it subtracts all noise."
     )
     progress: bool = switch("Draw a progress bar, on a terminal.", default=True)
 
@@ -111,19 +111,10 @@ class Run(Output):
 # --- train -------------------------------------------------------------------------
 
 
-def _share(**values: float) -> None:
+def _share(end: str = "]", **values: float) -> None:
     for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} must be a number in [0, 1], got {value}")
-
-
-def _decay(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be a number in [0, 1), got {value}")
-
-
-_SHARE, _DECAY = NUMBER._replace(check=_share), NUMBER._replace(check=_decay)
+        if not 0 <= value <= 1 or (end == ")" and value == 1):
+            raise ValueError(f"{name} must be a number in [0, 1{end}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,14 +127,11 @@ class Train(Run):
 
     dataset: str = opt(
         p.DATASET,
-        "digits, digits_4x4, breast_cancer, wine, diabetes, quadratic_*, or a .csv or"
-        " .npz file.",
+        "digits, digits_4x4, breast_cancer, wine, diabetes, quadratic_*, a .csv or .npz.",
         default="digits",
     )
     test_fraction: Num = opt(
-        NUMBER,
-        "Share of the records that is held out and public; a file needs it given.",
-        "0.2",
+        NUMBER, "Share that is held out and public; a file needs it given.", "0.2"
     )
     label: Word = opt(p.NAME, "File: the label's column or array.")
     bounds: Any = opt(p.BOUNDS, "File: public bounds that scale features to [0, 1].")
@@ -167,9 +155,7 @@ class Model:
         p.WIDTHS, "Widths of mlp's hidden layers.", "32, and 8 for o2nc"
     )
     loss: Word = opt(
-        p.choice(*LOSSES),
-        "cross_entropy and hinge are for classification, squared_error for regression.",
-        "the first of the task",
+        p.choice(*LOSSES), "The last is for regression.", "the first of the task"
     )
 
 
@@ -179,10 +165,9 @@ class Groups:
 
     group: Word = opt(
         p.NAME,
-        "Groups of records, for errors by group: class, or a column (diabetes: sex, "
-        "and the target becomes whether it is above 150).",
+        "For errors by group: class, or a column (diabetes: sex, of targets > 150).",
     )
-    group_values: tuple[float, ...] | None = opt(
+    group_values: Any = opt(
         p.VALUES, "File: public values of --group's column, one for each group."
     )
 
@@ -193,18 +178,20 @@ class _Steps(Groups, Model, Train):
 
     num_steps: Int = opt(STEPS, "Each releases one quantity.", "recipe")
     sampling_prob: Num = opt(NUMBER, "Probability that a record joins a step.", "1")
-    batch_size: Int = opt(
-        INTEGER, "Expected records of a step, instead of --sampling-prob."
-    )
+    batch_size: Int = opt(INTEGER, _EXPECTED)
     learning_rate: Num = opt(POSITIVE, "Step size.", "recipe")
     schedule: Word = opt(
         p.choice(*SCHEDULES), "Step size over time; cosine ends at 0.", "recipe"
     )
     momentum: Num = opt(
-        _DECAY, "In [0, 1): decay of a moving average of the releases.", "recipe"
+        NUMBER._replace(check=functools.partial(_share, ")")),
+        "In [0, 1): decay of a moving average of the releases.",
+        "recipe",
     )
     average: Num = opt(
-        _SHARE, "In [0, 1]: share of the last iterates that is averaged.", "recipe"
+        NUMBER._replace(check=_share),
+        "In [0, 1]: share of the last iterates that is averaged.",
+        "recipe",
     )
 
 
@@ -219,15 +206,8 @@ class _Clip(Budget):
 class _Directions:
     """Options of the directions."""
 
-    smoothing_radius: Num = opt(
-        NUMBER,
-        "Length of the difference, over that of the direction, which is sqrt(d) for d"
-        " parameters.",
-        "recipe",
-    )
-    num_directions: Int = opt(
-        INTEGER, "Directions of a step; together they cost what one costs.", "recipe"
-    )
+    smoothing_radius: Num = opt(NUMBER, _RADIUS, "recipe")
+    num_directions: Int = opt(INTEGER, _DIRECTIONS, "recipe")
     direction: Word = opt(p.choice(*DIRECTIONS), "Law of the directions.", "recipe")
 
 
@@ -271,51 +251,34 @@ class O2NC(Budget, Groups, Model, Train):
 
     oracle: str = opt(
         p.choice(*ORACLES),
-        "What is asked of a record: values, released as vectors; gradients; or "
-        "values, released as slopes along directions that all records share.",
+        "Asks for values, released as vectors; gradients; or values, as shared slopes.",
         default="zeroth_order",
     )
-    multi_pass: bool = switch(
-        "Every step reads all records, or a share of them by --sampling-prob."
-    )
+    multi_pass: bool = switch("Every step reads all records, or by --sampling-prob.")
     num_steps: Int = opt(
-        STEPS,
-        "Each releases one quantity.",
-        "all of one pass; recipe with --multi-pass",
+        STEPS, "Each releases one quantity.", "of one pass; recipe with --multi-pass"
     )
-    period: int = opt(
-        COUNT, "Steps from one restart of the gradient estimate to the next.", default=1
-    )
+    period: int = opt(COUNT, "Steps from one restart to the next.", default=1)
     restart_batch_size: Int = opt(COUNT, "Records of a step with a restart.", "recipe")
     batch_size: Int = opt(COUNT, "Records of the other steps.")
     restart_sampling_prob: Num = opt(
-        NUMBER,
-        "With --multi-pass: probability that a record joins a step with a restart.",
-        "1",
+        NUMBER, "With --multi-pass: of a record, in a step with a restart.", "1"
     )
-    sampling_prob: Num = opt(
-        NUMBER, "With --multi-pass: likewise, of the other steps.", "1"
-    )
+    sampling_prob: Num = opt(NUMBER, "With --multi-pass: of the other steps.", "1")
     window: Int = opt(
         INTEGER._replace(check=functools.partial(validate.integer, at_least=2)),
         "Steps of a window; the mean of a random window's points is returned.",
         "all steps",
     )
     restart_l2_clip_norm: Num = opt(
-        POSITIVE,
-        "Bound on one record's contribution to a step with a restart.",
-        "recipe",
+        POSITIVE, "Bound on one record's part of a step with a restart.", "recipe"
     )
     l2_clip_norm: Num = opt(
-        POSITIVE,
-        "Bound on one record's contribution to another step.",
-        "as of a restart",
+        POSITIVE, "Bound on one record's part of another step.", "as of a restart"
     )
     smoothing_radius: Num = opt(NUMBER, "Distance by which a point is moved.", "recipe")
     num_directions: Int = opt(
-        INTEGER,
-        "Directions of a step; with first_order, points of a change for each record.",
-        "recipe",
+        INTEGER, "Of a step; with first_order, points of a record's change.", "recipe"
     )
     direction: Word = opt(p.choice(*DIRECTIONS), "Law of the directions.", "recipe")
     max_step: Num = opt(NUMBER, "The longest step.", "recipe")
@@ -335,10 +298,8 @@ class Saddle(Budget, Groups, Train):
     algorithm: ClassVar[str] = "saddle"
     module: ClassVar[str] = "saddle"
 
-    group_probabilities: tuple[float, ...] | None = opt(
-        p.SHARES,
-        "Public shares of the groups; not those of the private records.",
-        "all alike",
+    group_probabilities: Any = opt(
+        p.SHARES, "Public shares of the groups; not of private records.", "all alike"
     )
     num_steps: Int = opt(INTEGER, "Each draws vertices.", "root of the records")
     num_draws: Int = opt(
@@ -349,15 +310,11 @@ class Saddle(Budget, Groups, Train):
     radius: Num = opt(POSITIVE, "Of the l1 ball that all parameters are in.", "recipe")
     clip_x: Num = opt(
         POSITIVE,
-        "Bound on a coordinate of one record's gradient by the parameters, as a share"
-        " of the bound that --radius implies.",
+        "Bound on a record's gradient by the parameters, over that which --radius implies.",
         "recipe",
     )
     step_ratio: Num = opt(
-        POSITIVE,
-        "How far scores of groups move beside those of parameters; the budget says "
-        "how far both do.",
-        "recipe",
+        POSITIVE, "How far scores of groups move beside those of parameters.", "recipe"
     )
 
 
@@ -374,22 +331,18 @@ class SOSP(Budget, Train):
     num_steps: Int = opt(STEPS, "At most.", "more than the records allow")
     rank: int = opt(INTEGER, "Principal directions that are looked for.", default=1)
     accuracy: Num = opt(
-        POSITIVE,
-        "Error of estimated gradients; smaller ones take more records.",
-        "from records and budget",
+        POSITIVE, "Error of estimated gradients.", "from records and budget"
     )
     failure_probability: float = opt(
         PROBABILITY, "How likely a certificate may be wrong.", default=0.1
     )
     hessian: str = opt(
         p.choice(*HESSIANS),
-        "Noisy Hessians, products with them, or a running one.",
+        "Noisy Hessians, products, or running.",
         default="released",
     )
     prefix_noise: str = opt(
-        p.choice(*PREFIX_NOISES),
-        "How the noise between two refreshes is correlated.",
-        default="sqrt_toeplitz",
+        p.choice(*PREFIX_NOISES), "How noise is correlated.", default="sqrt_toeplitz"
     )
 
 
@@ -425,61 +378,38 @@ class Finetune(Budget, Run):
     algorithm: ClassVar[str] = "dpzero"
     compared: ClassVar[tuple[str, ...]] = (*Run.compared, "model", "train", "eval")
 
-    model: Any = opt(
-        p.FOLDER,
-        "Checkpoint as Hugging Face writes it: config.json, safetensors, a tokenizer.",
-    )
+    model: Any = opt(p.FOLDER, "Checkpoint as Hugging Face writes it, with tokenizer.")
     train: Any = opt(p.FILE, "Private records: .jsonl, .csv or .tsv.")
-    eval: Any = opt(
-        p.FILE, "Public records of the same fields, on which the run is judged."
-    )
+    eval: Any = opt(p.FILE, "Public records, on which the run is judged.")
     task: Any = opt(
         p.choice(*LANGUAGE_TASKS),
-        "Label words in a prompt, a classification head, choice by likelihood, or "
-        "text.",
+        "Label words in a prompt, a classification head, choice by likelihood, or text.",
         "recipe",
     )
 
     template: Any = opt(
-        p.TEXT,
-        'Fields in braces, as in "{text} It was {mask}."; {sep} ends a text.',
-        "recipe or {text}",
+        p.TEXT, 'As in "{text} It was {mask}."; {sep} ends a text.', "recipe or {text}"
     )
     labels: Any = opt(
-        p.CLASSES,
-        "Classes in order, as the label field has them. Never read from the records.",
-        "0,1,...",
+        p.CLASSES, "Classes in order. Never read from the records.", "0,1,..."
     )
-    label_words: Any = opt(
-        p.WORDS, "The word of each class, for the tasks prompt and choice."
-    )
-    label_field: Any = opt(
-        p.NAME, "Field of the class; choice: of the right choice.", "label"
-    )
+    label_words: Any = opt(p.WORDS, "Word of each class; tasks prompt and choice.")
+    label_field: Any = opt(p.NAME, "Of the class, or the right choice.", "label")
     choices_field: Any = opt(
-        p.NAME,
-        "Choice: field with a record's list of choices, instead of --label-words.",
+        p.NAME, "Choice: of a record's list of choices, instead of --label-words."
     )
     num_choices: Int = opt(INTEGER, "Choice: the most choices that a record has.")
-    answer_field: Any = opt(
-        p.NAME, "Generation: field of the answer, or of a list of them.", "answer"
-    )
+    answer_field: Any = opt(p.NAME, "Generation: of the answers.", "answer")
     max_length: Any = opt(
-        INTEGER,
-        "Tokens of a record; of longer ones, fields are cut and the template is not.",
-        "recipe or 128",
+        INTEGER, "Tokens of a record; longer fields are cut.", "recipe or 128"
     )
-    span_length: Any = opt(
-        INTEGER, "Tokens of a choice or an answer, within --max-length.", "recipe or 32"
-    )
+    span_length: Any = opt(INTEGER, "Tokens of a choice or answer.", "recipe or 32")
     truncate: str = opt(
         p.choice("right", "left"), "Which end of a field is lost.", default="right"
     )
 
     trainable: str = opt(
-        p.choice(*TRAINABLE),
-        "All parameters; an adapter (and a head); a head alone.",
-        default="all",
+        p.choice(*TRAINABLE), "All; an adapter (and a head); a head.", default="all"
     )
     lora_rank: Int = opt(INTEGER, "Of --trainable lora.", "8")
     lora_alpha: Num = opt(
@@ -487,43 +417,27 @@ class Finetune(Budget, Run):
     )
     prefix_length: Int = opt(INTEGER, "Of --trainable prefix.", "5")
     compute_dtype: Any = opt(
-        p.choice(*COMPUTE_DTYPES),
-        "Of activations; parameters, perturbations and losses are float32.",
-        "recipe or float32",
+        p.choice(*COMPUTE_DTYPES), "Of activations alone.", "recipe or float32"
     )
 
     delta: Any = opt(NUMBER, "Of the whole run.", f"recipe or {DEFAULT_DELTA:g}")
-    num_steps: Int = opt(
-        INTEGER, "Steps; each releases one number for each direction.", "recipe"
-    )
+    num_steps: Int = opt(INTEGER, "Each releases one number a direction.", "recipe")
     sampling: str = opt(
-        p.choice(*SAMPLING),
-        "Each record by its own coin, a random subset of one size, or all records.",
-        default="poisson",
+        p.choice(*SAMPLING), "By coins, of one size, or all.", default="poisson"
     )
     batch_size: Int = opt(
         INTEGER, "Records of a step; expected ones with --sampling poisson.", "recipe"
     )
     l2_clip_norm: Num = opt(NUMBER, "Bound on one record's slopes.", "recipe")
-    smoothing_radius: Num = opt(
-        NUMBER, "Length of the difference, over that of the direction.", "recipe"
-    )
+    smoothing_radius: Num = opt(NUMBER, _RADIUS, "recipe")
     learning_rate: Num = opt(NUMBER, "Step size.", "recipe")
-    num_directions: int = opt(
-        INTEGER, "Directions of a step; together they cost what one costs.", default=1
-    )
+    num_directions: int = opt(INTEGER, _DIRECTIONS, default=1)
     direction: Any = opt(
         p.choice(*LAZY_DIRECTIONS), "Law of the directions.", "recipe or rademacher"
     )
-    eval_every: Any = opt(
-        INTEGER,
-        "Steps between evaluations, and between records of the run.",
-        "num_steps/20",
-    )
+    eval_every: Any = opt(INTEGER, "Steps between evaluations.", "num_steps/20")
     recipe: Any = opt(
-        p.NAME,
-        "Settings of the DPZero paper, as in roberta-large/sst-2 or opt-1.3b/squad. "
-        "Other options come before it.",
+        p.NAME, "Of the DPZero paper, as opt-1.3b/squad; other options come before it."
     )
 
 
@@ -537,44 +451,25 @@ class Synthesize(Budget, Output):
     the first and the last bin, and a record that the bins do not describe counts zero.
     """
 
-    input: pathlib.Path = opt(
-        p.PATH, "Private records: a .csv file with a header.", default=...
-    )
-    output: pathlib.Path = opt(
-        p.PATH,
-        "Where the synthetic records go: a .csv file of the columns that have bins.",
-        default=...,
-    )
+    input: pathlib.Path = opt(p.PATH, "Private records: a .csv file.", default=...)
+    output: pathlib.Path = opt(p.PATH, "Synthetic records: a .csv file.", default=...)
     bins: pathlib.Path = opt(
         p.PATH,
         'JSON of every column: {"age": {"edges": [0, 18, 65, 120]}, "sex": {"values":'
-        ' ["f", "m", "x"], "other": "x"}}; "other", if given, is for all unknown '
-        "values.",
+        ' ["f", "m", "x"], "other": "x"}}; "other" is for all unknown values.',
         default=...,
     )
     degree: int = opt(INTEGER, "Columns of a query.", default=2)
-    relation: str = opt(
-        _RELATION,
-        f"{_NEIGHBOURS} Their number of records is public.",
-        default="replace_one",
-    )
-    num_steps: Int = opt(
-        STEPS, "Steps; each releases the number of one query.", "from the bound"
-    )
+    relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
+    num_steps: Int = opt(STEPS, "Each releases one query's number.", "from the bound")
     num_records: Int = opt(STEPS, "Synthetic records.", "as many as private ones")
-    public: MaybePath = opt(
-        p.PATH, "Public records of the same columns, on which the answers are judged."
-    )
-    test_fraction: Num = opt(
-        NUMBER, "Share of the records that is held out and public, instead of --public."
-    )
+    public: MaybePath = opt(p.PATH, "Public records, on which answers are judged.")
+    test_fraction: Num = opt(NUMBER, "Share that is held out, instead of --public.")
     unsafe_metrics: bool = switch(
         "Also judge the answers on the private records: report and plot are not private."
     )
     report: MaybePath = opt(
-        p.PATH,
-        "Folder for plan.json, report.json, histogram.npz and the plot.",
-        "runs/OUTPUT",
+        p.PATH, "Folder for plan, report, histogram and plot.", "runs/OUTPUT"
     )
 
 
@@ -583,17 +478,10 @@ class _Sums:
     """Options of the sums."""
 
     num_steps: Int = opt(INTEGER, "Released sums.")
-    noise_multiplier: Num = opt(
-        NUMBER,
-        "Standard deviation of the noise on a released sum, over the sensitivity.",
-    )
-    num_examples: Int = opt(
-        INTEGER, "Records of the data set; only sampling asks for it."
-    )
+    noise_multiplier: Num = opt(NUMBER, "Deviation of the noise over the sensitivity.")
+    num_examples: Int = opt(INTEGER, "Records; only sampling asks for it.")
     sampling_prob: Num = opt(NUMBER, "Probability that a record joins a step.", "1")
-    batch_size: Int = opt(
-        INTEGER, "Expected records of a step, instead of --sampling-prob."
-    )
+    batch_size: Int = opt(INTEGER, _EXPECTED)
     json: bool = switch("Print one JSON object.")
 
 
@@ -602,9 +490,7 @@ class Epsilon(_Sums):
     """Print the epsilon of a plan, given by its numbers or by a plan.json."""
 
     plan: MaybePath = opt(p.PATH, "A plan.json; stands for all numbers but --delta.")
-    delta: Num = opt(
-        NUMBER, "At which delta; a plan.json may have its own.", f"{DEFAULT_DELTA:g}"
-    )
+    delta: Num = opt(NUMBER, "At which delta.", f"the plan's or {DEFAULT_DELTA:g}")
     relation: Word = opt(_RELATION, _NEIGHBOURS, "replace_one")
 
 
@@ -627,14 +513,10 @@ class Replay:
         default=...,
     )
     initial: MaybePath = opt(
-        p.PATH,
-        "Initial parameters of the run: a file, or the folder of the model.",
-        "as recorded",
+        p.PATH, "Initial parameters: a file, or the model's folder.", "as recorded"
     )
     out: MaybePath = opt(
-        p.PATH,
-        "Where the parameters go: a file, or a folder for a model.",
-        "FOLDER/replayed...",
+        p.PATH, "A file, or a folder for a model.", "FOLDER/replayed..."
     )
     json: bool = switch("Print one JSON object.")
 
@@ -649,16 +531,11 @@ class Audit:
     """
 
     plan: pathlib.Path = opt(_PLAN, "A plan.json.", default=...)
-    num_runs: int = opt(
-        INTEGER, "Simulated runs on each of two neighbouring data sets.", default=100000
-    )
+    num_runs: int = opt(INTEGER, "Simulated runs on each data set.", default=100000)
     num_steps: int = opt(INTEGER, "The most steps of a simulated run.", default=4)
     delta: Num = opt(NUMBER, "At which delta.", "plan")
     lattice_runs: int = opt(
-        INTEGER,
-        "Runs in which the low digits of releases are attacked, of the plan as it is;"
-        " or 0.",
-        default=1000,
+        INTEGER, "Runs whose releases' low digits are attacked; or 0.", default=1000
     )
     seed: int = opt(INTEGER, "An audit is a function of it.", default=0)
     json: bool = switch("Print one JSON object.")

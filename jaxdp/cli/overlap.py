@@ -37,15 +37,8 @@ def refuse(
     most of the public ones: see :data:`MOST`. So are rows whose counts in the two files are
     in proportion, more closely than chance lets them: see :func:`likeness`.
 
-    Args:
-      private: one hashable a record.
-      public: likewise.
-      option: the public file's option.
-      of: the private file's option.
-      path: the public file.
-
-    Raises:
-      UsageError: one line that names ``option`` and how many records are in both.
+    ``private`` and ``public`` are hashables, one a record; ``option`` is that of
+    the public file, ``of`` that of the private one, and ``path`` the public file.
     """
     ours, theirs = Counter(private), Counter(public)
     total = sum(theirs.values())

@@ -8,7 +8,7 @@ import inspect
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 Options = TypeVar("Options")
@@ -24,6 +24,14 @@ class UsageError(Exception):
 def flag(name: str) -> str:
     """Returns the spelling of a field on the command line."""
     return "--" + name.replace("_", "-")
+
+
+def refuse(command: Any, names: Iterable[str], where: str, there: bool) -> None:
+    """Refuses options that are given and would have no effect."""
+    for name in names:
+        value = getattr(command, name, None)
+        if value is not None and value is not False and not there:
+            raise UsageError(f"{flag(name)} is for {where} only, got {value}")
 
 
 @contextlib.contextmanager
@@ -162,11 +170,7 @@ def switch(about: str, default: bool = False) -> Any:
 
 
 def check(command: Any) -> None:
-    """Checks the range of every option.
-
-    Raises:
-      UsageError: one sentence that names the option.
-    """
+    """Checks the range of every option."""
     for field in dataclasses.fields(command):
         value, kind = getattr(command, field.name), field.metadata["kind"]
         if kind is not None and kind.check is not None and value is not None:
@@ -180,14 +184,8 @@ def check(command: Any) -> None:
 def parse(options: type[Options], words: list[str], prog: str, more: str) -> Options:
     """Reads options from the words of a command line.
 
-    Args:
-      options: a dataclass of :func:`opt` and :func:`switch` fields.
-      words: those after the command's name.
-      prog: the command, as help calls it.
-      more: what help ends with.
-
-    Raises:
-      UsageError: one sentence that names the option. SystemExit: help was printed.
+    ``options`` is a dataclass of :func:`opt` and :func:`switch` fields, ``prog`` the
+    command as help calls it, ``more`` what help ends with. SystemExit: help was printed.
     """
     fields = {field.name: field for field in _fields(options)}
     try:

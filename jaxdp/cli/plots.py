@@ -1,4 +1,4 @@
-"""Plots as PNG files, drawn without a display."""
+"""Plots as PNG files, at ``path`` and under a ``title``, drawn without a display."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -36,6 +36,14 @@ def _plain(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def _title(axis: Axes, text: str) -> None:
+    axis.set_title(text, loc="left", fontsize="medium")
+
+
+def _percent(axis: Axes) -> None:
+    axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+
+
 def save(fig: Figure, path: pathlib.Path) -> None:
     """Writes a PNG at 150 dots per inch."""
     fig.savefig(path, dpi=150, format="png")
@@ -57,19 +65,10 @@ def progress(
 ) -> None:
     """Plots the metric on public records, and below it the budget, against steps.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      steps: at which ``metrics`` were taken.
-      metrics: on public records.
-      metric: its name in the report.
-      spent: (t, epsilon after t steps); None where nothing bounds it.
-      delta: at which epsilon is stated.
-      start: the metric before training, where it says something.
-      returned: the metric of what is returned, where that is not the last point.
-      returned_is: what that is, in words.
-      groups: name -> errors at ``steps`` on public records, and then perhaps that of what
-        is returned; drawn between the two.
+    ``metrics`` are those of public records at ``steps``, ``spent`` is (t, epsilon after t
+    steps), None where nothing bounds it, ``start`` the metric before training, ``returned``
+    the metric of what is returned where that is not the last point, and ``returned_is``
+    that in words. ``groups`` have errors at ``steps``, then perhaps of what is returned.
     """
     rows = 1 + bool(groups) + bool(spent)
     fig, axes = figure(rows, figsize=(7, 1.6 + 2 * rows))
@@ -86,10 +85,10 @@ def progress(
         said = f"final {label}: {end:.4g}"
         said += "" if returned is None else f", of {returned_is} (dot)"
         said += "" if start is None else f"; before training: {start:.4g} (dashed)"
-        top.set_title(said, loc="left", fontsize="medium")
+        _title(top, said)
     if metric in _SHARES:
         top.set_ylim(0, 1)
-        top.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        _percent(top)
     if groups:
         _group_errors(axes[1], steps, groups)
     bottom: Axes = np.atleast_1d(axes)[-1]
@@ -98,7 +97,7 @@ def progress(
         bottom.plot(times, epsilons, color=ORANGE, linewidth=1.6)
         bottom.plot(times[-1], epsilons[-1], "o", color=ORANGE, clip_on=False)
         bottom.set_ylabel(f"spent: ε at δ = {delta:g}")
-        bottom.set_title(f"final ε: {epsilons[-1]:.4g}", loc="left", fontsize="medium")
+        _title(bottom, f"final ε: {epsilons[-1]:.4g}")
         bottom.set_ylim(bottom=0)
     bottom.set_xlabel("step")
     bottom.set_xlim(0, steps[-1])
@@ -121,11 +120,17 @@ def _group_errors(
     axis.plot(steps[-1], worst[-1], "o", color=ORANGE, clip_on=False)
     name = list(groups)[int(np.nanargmax(table[:, -1]))]
     said = f"final error of the worst group: {worst[-1]:.4g} ({name})"
-    axis.set_title(said, loc="left", fontsize="medium")
+    _title(axis, said)
     axis.set_ylabel("error of the groups\non the same records")
     axis.set_ylim(0, 1)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    _percent(axis)
     axis.legend(frameon=False, fontsize="small", ncols=len(groups) + 1)
+
+
+def _dots(values: np.ndarray, least: float, most: float, all_: float) -> dict[str, Any]:
+    """Returns the style of so many dots; pixels, for there may be very many."""
+    size = max(least, min(most, all_ / values.size))
+    return {"s": size, "linewidths": 0, "rasterized": True, "alpha": 0.5}
 
 
 def draws(
@@ -138,36 +143,25 @@ def draws(
 ) -> None:
     """Plots the released vertices of groups and of parameters, step by step.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      releases: shape=(num_steps, 2 k), the draws that are logged: of k vertices of the
-        parameters' polytope (the first half of them are +, the others -), then of k groups.
-      groups: their names.
-      weights: shape=(len(groups),): the share of each in the run's result.
+    ``releases``, shape=(num_steps, 2 k), are the logged draws: of k vertices of the
+    parameters' polytope (the first half of them are +, the others -), then of k groups,
+    whose shares of the result are ``weights``.
     """
     num_steps, width = releases.shape
     steps = np.repeat(np.arange(1, num_steps + 1), width // 2)
     fig, (top, bottom) = figure(2, figsize=(7, 6))
     fig.suptitle(title)
-    size = max(2.0, min(16.0, 8e3 / releases.size))
-    kwargs: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True}
-    spread = np.resize(
-        0.5 * (np.arange(width // 2) + 0.5) / (width // 2) - 0.25, len(steps)
-    )
-    for axis, part, color in (
-        (top, releases[:, width // 2 :], ORANGE),
-        (bottom, releases[:, : width // 2], BLUE),
-    ):
-        axis.scatter(steps + spread, part.ravel(), color=color, alpha=0.5, **kwargs)
+    dots = _dots(releases, 2.0, 16.0, 8e3)
+    half = width // 2
+    at = steps + np.resize(0.5 * (np.arange(half) + 0.5) / half - 0.25, len(steps))
+    top.scatter(at, releases[:, half:].ravel(), color=ORANGE, **dots)
+    bottom.scatter(at, releases[:, :half].ravel(), color=BLUE, **dots)
     labels = [f"{name} ({w:.0%})" for name, w in zip(groups, weights, strict=True)]
     top.set_yticks(range(len(groups)), labels)
     top.set_ylim(-0.5, len(groups) - 0.5)
     said = "one draw a step" if width == 2 else "all draws"
-    top.set_title(
-        f"groups: {said}, and their shares of the result", loc="left", fontsize="medium"
-    )
-    bottom.set_title(f"parameters: {said}", loc="left", fontsize="medium")
+    _title(top, f"groups: {said}, and their shares of the result")
+    _title(bottom, f"parameters: {said}")
     bottom.set_ylabel("number of the vertex")
     bottom.set_xlabel("step")
     bottom.set_xlim(0.5, num_steps + 0.5)
@@ -187,15 +181,8 @@ def escapes(
 ) -> None:
     """Plots the gradients of a run with escapes, step by step, and the records read.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      releases: shape=(num_steps, 6), one row of a ``SOSPInfo`` a step.
-      noise_std: of a coordinate of an estimated gradient, at most.
-      num_parameters: coordinates.
-      trigger_norm: at which an escape begins.
-      num_examples: records.
-      said: of the result.
+    ``releases``, shape=(num_steps, 6), are rows of ``SOSPInfo``; ``noise_std`` is of a
+    coordinate of an estimated gradient, at most; an escape begins at ``trigger_norm``.
     """
     kind, spent, norm, left = releases.T[:4]
     steps = np.arange(1, len(releases) + 1)
@@ -204,45 +191,37 @@ def escapes(
     asked = kind > 0
     top.plot(steps[asked], norm[asked], color=BLUE, linewidth=1)
     small = asked & (norm <= trigger_norm)
+    style: dict[str, Any]
     marks: tuple[tuple[np.ndarray, str, str, str], ...] = (
         (kind == 1, "s", BLUE, "refresh"),
         (kind == 2, ".", BLUE, "refresh and differences since"),
         (small, "o", ORANGE, "an escape begins"),
     )
     for which, marker, color, label in marks:
-        style: dict[str, Any] = {"linestyle": "none", "color": color, "label": label}
+        style = {"linestyle": "none", "color": color, "label": label}
         if marker == "o":  # Around the query's own mark.
             style |= {"markersize": 11, "fillstyle": "none"}
         if which.any():
             top.plot(steps[which], norm[which], marker, **style)
     inside = left >= 0
     if inside.any():
-        top.fill_between(
-            steps,
-            0,
-            1,
-            where=inside,
-            step="mid",
-            transform=top.get_xaxis_transform(),
-            color=ORANGE,
-            alpha=0.15,
-            linewidth=0,
-            label="steps of an escape",
-        )
+        style = {"color": ORANGE, "alpha": 0.15, "linewidth": 0, "step": "mid"}
+        style |= {"label": "steps of an escape", "transform": top.get_xaxis_transform()}
+        top.fill_between(steps, 0, 1, where=inside, **style)
     top.axhline(trigger_norm, color=ORANGE, linestyle="--", linewidth=1.2)
     alone = noise_std * np.sqrt(num_parameters)
     label = f"noise alone: at most {alone:.3g}"
     top.axhline(alone, color=BLACK, linestyle=":", linewidth=1, label=label)
     top.set_ylim(bottom=0)
     top.set_ylabel("norm of the\nreleased gradient")
-    top.set_title(said, loc="left", fontsize="medium")
+    _title(top, said)
     top.legend(frameon=False, fontsize="small")
     bottom.step(steps, np.cumsum(spent), color=BLUE, where="mid")
     bottom.axhline(num_examples, color=BLACK, linestyle=":", linewidth=1)
     bottom.set_ylim(bottom=0)
     bottom.set_ylabel("records read\nby gradients")
     words = f"{num_examples} records in all; escapes read others (not shown)"
-    bottom.set_title(words, loc="left", fontsize="medium")
+    _title(bottom, words)
     bottom.set_xlabel("step")
     bottom.set_xlim(0, len(releases) + 1)
     save(fig, path)
@@ -260,65 +239,37 @@ def releases(
 ) -> None:
     """Plots the releases of each step against the level of the noise alone.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      releases: shape=(num_steps, K): slopes, or with ``num_parameters`` the norms of
-        gradients of that many numbers.
-      noise_std: standard deviation of the noise on each released number; for norms, also
-        one for each step.
-      num_parameters: None for slopes.
-      released: what the norms are of.
-      follows_movement: whether the noise is smaller where a step moved less.
+    ``releases``, shape=(num_steps, K), are slopes, or with ``num_parameters`` the norms of
+    gradients of that many numbers; ``released`` says of what. ``noise_std`` is of each
+    released number; for norms, it may be one a step, and ``follows_movement`` if it is
+    smaller where a step moved less.
     """
     fig, axis = figure(figsize=(7, 3.9))
     num_steps, width = releases.shape
     steps = np.arange(1, num_steps + 1)
-    size = max(1.0, min(9.0, 2e4 / releases.size))
-    # Drawn as pixels: a run may have very many, and they overlap.
-    kwargs: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True}
+    dots = _dots(releases, 1.0, 9.0, 2e4)
     if num_parameters is None:
         if noise_std:
-            axis.axhspan(
-                -2 * noise_std,
-                2 * noise_std,
-                color=YELLOW,
-                alpha=0.25,
-                linewidth=0,
-                zorder=0,
-                label=f"noise alone: ±2 standard deviations (±{2 * noise_std:.3g})",
-            )
+            low, high = -2 * noise_std, 2 * noise_std
+            label = f"noise alone: ±2 standard deviations (±{high:.3g})"
+            style: dict[str, Any] = {"color": YELLOW, "alpha": 0.25, "linewidth": 0}
+            axis.axhspan(low, high, **style, zorder=0, label=label)
         for k in range(width):
             name = "released slope" if k == 0 else None
-            axis.scatter(
-                steps, releases[:, k], color=BLUE, alpha=0.5, label=name, **kwargs
-            )
+            axis.scatter(steps, releases[:, k], color=BLUE, label=name, **dots)
         window = max(1, num_steps // 30)
         mean = np.convolve((releases**2).mean(1), np.ones(window) / window, "valid")
-        axis.plot(
-            steps[: len(mean)] + (window - 1) / 2,
-            np.sqrt(mean),
-            color=BLACK,
-            linewidth=1.6,
-            label=f"released slopes: root mean square over {window} steps",
-        )
+        at = steps[: len(mean)] + (window - 1) / 2
+        label = f"released slopes: root mean square over {window} steps"
+        axis.plot(at, np.sqrt(mean), color=BLACK, linewidth=1.6, label=label)
         if noise_std:
-            axis.axhline(
-                noise_std,
-                color=ORANGE,
-                linewidth=1.4,
-                linestyle="--",
-                label=f"noise alone: root mean square ({noise_std:.3g})",
-            )
+            label = f"noise alone: root mean square ({noise_std:.3g})"
+            style = {"color": ORANGE, "linewidth": 1.4, "linestyle": "--"}
+            axis.axhline(noise_std, **style, label=label)
         axis.set_ylabel("mean of the records' slopes\nalong the direction")
     else:
-        axis.plot(
-            steps,
-            releases[:, 0],
-            color=BLUE,
-            linewidth=1.2,
-            label=f"released {released}",
-        )
+        label = f"released {released}"
+        axis.plot(steps, releases[:, 0], color=BLUE, linewidth=1.2, label=label)
         level = np.broadcast_to(noise_std * np.sqrt(num_parameters), (num_steps,))
         low, high = f"{level.min():.3g}", f"{level.max():.3g}"
         between = low if low == high else f"{low} to {high}"
@@ -329,13 +280,9 @@ def releases(
     fig.suptitle(title)
     axis.set_xlabel("step")
     axis.set_xlim(0, num_steps)
-    fig.legend(
-        loc="outside lower center",
-        ncols=2,
-        fontsize="small",
-        frameon=False,
-        markerscale=4 / np.sqrt(size),
-    )
+    legend: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
+    scale = 4 / np.sqrt(dots["s"])
+    fig.legend(**legend, fontsize="small", frameon=False, markerscale=scale)
     save(fig, path)
 
 
@@ -348,12 +295,9 @@ def queries(
 ) -> None:
     """Plots the errors of all queries, largest first, and below them the columns' shares.
 
-    Args:
-      path: the PNG.
-      title: of the figure.
-      errors: what is compared with -> what answers -> its errors (m,). May be empty.
-      columns: name -> (labels of the cells, whose -> shares of the cells); the first six
-        are drawn.
+    ``errors``, perhaps empty: what is compared with -> what answers -> its errors (m,).
+    ``columns``: name -> (labels of the cells, whose -> shares of the cells); the first six
+    are drawn.
     """
     chosen = list(columns.items())[:6]
     rows = -(-len(chosen) // 3)
@@ -364,9 +308,8 @@ def queries(
     for row, (where, curves) in enumerate(errors.items()):
         axis = fig.add_subplot(grid[row, :])
         _plain(axis)
-        for (name, values), color in zip(
-            curves.items(), (BLUE, GREEN, ORANGE), strict=False
-        ):
+        colors = (BLUE, GREEN, ORANGE)
+        for (name, values), color in zip(curves.items(), colors, strict=False):
             ranks = np.arange(1, len(values) + 1)
             label = f"{name}: worst {values.max():.4f}, mean {values.mean():.4f}"
             axis.plot(ranks, np.sort(values)[::-1], color=color, label=label)
@@ -374,7 +317,7 @@ def queries(
         axis.set_ylim(bottom=0)
         axis.set_xlabel("queries, worst first")
         axis.set_ylabel("error of the share of records")
-        axis.set_title(f"on {where}", loc="left", fontsize="medium")
+        _title(axis, f"on {where}")
         axis.legend(frameon=False, fontsize="small")
     for i, (name, (labels, shares)) in enumerate(chosen):
         axis = fig.add_subplot(grid[len(errors) + i // 3, i % 3], axisbelow=True)
@@ -394,6 +337,6 @@ def queries(
         turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
         axis.set_xticks(some, texts, **turned)
         axis.tick_params(labelsize="small")
-        axis.set_title(name, loc="left", fontsize="medium")
-        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        _title(axis, name)
+        _percent(axis)
     save(fig, path)

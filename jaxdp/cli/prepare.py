@@ -41,16 +41,7 @@ def prepare(command: options.Train) -> Job:
     out = command.out or pathlib.Path("runs", chosen.task.dataset.name)
     if not command.resume:
         check_folder(out, command.overwrite)
-    return Job(
-        task=chosen.task,
-        algorithm=command.algorithm,
-        recipe=chosen.recipe,
-        plan=chosen.plan,
-        optimizer=chosen.optimizer,
-        averaged=chosen.averaged,
-        keys=keys,
-        out=out,
-    )
+    return Job(**chosen._asdict(), algorithm=command.algorithm, keys=keys, out=out)
 
 
 def keys_of(command: options.Output) -> keys_lib.Keys:
@@ -86,11 +77,16 @@ def check_folder(out: pathlib.Path, overwrite: bool) -> None:
             )
     elif out.exists() or out.is_symlink():
         raise UsageError(f"--out must be a folder, got {str(out)!r}, which is a file")
-    nearest = next(p for p in (out, *out.absolute().parents) if p.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+    if not can_be_written(out):
         raise UsageError(
             f"--out must be a folder that can be written, got {str(out)!r}"
         )
+
+
+def can_be_written(folder: pathlib.Path) -> bool:
+    """Returns True if a folder, or the nearest one above that there is, may be written."""
+    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def _is_ours(out: pathlib.Path) -> bool:

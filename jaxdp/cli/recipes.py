@@ -62,11 +62,7 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> SumPlan:
-    """Returns the plan of a recipe: calibrated, or without noise if it has no clip.
-
-    Raises:
-      ValueError, TypeError: a number out of range, named.
-    """
+    """Returns the plan of a recipe: calibrated, or without noise if it has no clip."""
     kind, private = _PLANS[algorithm]
     names = {field.name for field in dataclasses.fields(kind)}
     given = {n: x for n, x in dataclasses.asdict(recipe).items() if n in names}
@@ -105,24 +101,20 @@ Rows = tuple[tuple[float, Recipe], ...]
 DIABETES_CLASSES = "diabetes_classes"
 
 
-def _by_budget(base: Recipe, rates: dict[float, float]) -> Rows:
+def _by_budget(base: Recipe, rates: dict[float, float] | float, **more: Any) -> Rows:
     """Returns one recipe with a step size for each budget up to which it counts."""
+    rates = rates if isinstance(rates, dict) else {math.inf: rates}
     return tuple(
-        (most, dataclasses.replace(base, learning_rate=rate))
+        (most, dataclasses.replace(base, learning_rate=rate, **more))
         for most, rate in rates.items()
     )
 
 
-_SLOPES = Recipe(
-    num_steps=3000,
-    l2_clip_norm=1.0,
-    learning_rate=0.15,
-    num_directions=4,
-    average=0.125,
-)
-_GRADIENTS = Recipe(num_steps=80, l2_clip_norm=1.0, learning_rate=2.0, average=0.25)
+# Of step sizes, the rows below say which.
 _EXACT_SLOPES = Recipe(num_steps=3000, num_directions=4, learning_rate=0.2)
 _EXACT_GRADIENTS = Recipe(num_steps=1000, learning_rate=2.0)
+_SLOPES = dataclasses.replace(_EXACT_SLOPES, l2_clip_norm=1.0, average=0.125)
+_GRADIENTS = Recipe(num_steps=80, l2_clip_norm=1.0, learning_rate=2.0, average=0.25)
 # The smaller data sets: fewer records, more noise, and a longer average.
 _FEW_SLOPES = dataclasses.replace(_SLOPES, num_steps=2000, average=0.25)
 
@@ -137,68 +129,61 @@ RECIPES: dict[tuple[str, str, Algorithm], Rows] = {
     ("digits", "linear", "dpgd"): _by_budget(
         _GRADIENTS, {0.7: 0.5, 2.8: 2.0, 5.6: 4.0, math.inf: 6.0}
     ),
-    ("digits", "linear", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 0.2}),
-    ("digits", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 2.0}),
+    ("digits", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.2),
+    ("digits", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 2.0),
     ("digits", "mlp", "dpzero"): _by_budget(_SLOPES, {4.0: 0.04, math.inf: 0.12}),
-    ("digits", "mlp", "dpgd"): _by_budget(_GRADIENTS, {math.inf: 2.0}),
-    ("digits", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 0.02}),
-    ("digits", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 0.5}),
+    ("digits", "mlp", "dpgd"): _by_budget(_GRADIENTS, 2.0),
+    ("digits", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, 0.02),
+    ("digits", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
     ("breast_cancer", "linear", "dpzero"): _by_budget(
         _FEW_SLOPES, {4.0: 0.2, math.inf: 0.8}
     ),
     ("breast_cancer", "linear", "dpgd"): _by_budget(
         _GRADIENTS, {4.0: 2.0, math.inf: 4.0}
     ),
-    ("breast_cancer", "linear", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 4.0}),
-    ("breast_cancer", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 4.0}),
+    ("breast_cancer", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 4.0),
+    ("breast_cancer", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 4.0),
     ("wine", "linear", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.1, math.inf: 0.05}),
     ("wine", "linear", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.5, math.inf: 1.0}),
-    ("wine", "linear", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 0.5}),
-    ("wine", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 2.0}),
+    ("wine", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.5),
+    ("wine", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 2.0),
     ("diabetes", "linear", "dpzero"): _by_budget(
-        dataclasses.replace(_FEW_SLOPES, l2_clip_norm=0.1), {4.0: 0.2, math.inf: 0.3}
+        _FEW_SLOPES, {4.0: 0.2, math.inf: 0.3}, l2_clip_norm=0.1
     ),
     ("diabetes", "linear", "dpgd"): _by_budget(
-        dataclasses.replace(_GRADIENTS, l2_clip_norm=0.1), {4.0: 1.0, math.inf: 2.0}
+        _GRADIENTS, {4.0: 1.0, math.inf: 2.0}, l2_clip_norm=0.1
     ),
-    ("diabetes", "linear", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 0.05}),
-    ("diabetes", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 0.1}),
+    ("diabetes", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.05),
+    ("diabetes", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.1),
     (DIABETES_CLASSES, "linear", "dpzero"): _by_budget(
-        dataclasses.replace(_FEW_SLOPES, l2_clip_norm=0.3), {math.inf: 1.6}
+        _FEW_SLOPES, 1.6, l2_clip_norm=0.3
     ),
-    (DIABETES_CLASSES, "linear", "dpgd"): _by_budget(
-        dataclasses.replace(_GRADIENTS, l2_clip_norm=0.3), {math.inf: 8.0}
-    ),
-    (DIABETES_CLASSES, "linear", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 0.05}),
-    (DIABETES_CLASSES, "linear", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 0.5}),
+    (DIABETES_CLASSES, "linear", "dpgd"): _by_budget(_GRADIENTS, 8.0, l2_clip_norm=0.3),
+    (DIABETES_CLASSES, "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.05),
+    (DIABETES_CLASSES, "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
     ("quadratic", "linear", "dpzero"): _by_budget(
-        dataclasses.replace(_FEW_SLOPES, num_steps=1000, l2_clip_norm=5.0),
-        {math.inf: 0.05},
+        _FEW_SLOPES, 0.05, num_steps=1000, l2_clip_norm=5.0
     ),
-    ("quadratic", "linear", "dpgd"): _by_budget(
-        dataclasses.replace(_GRADIENTS, l2_clip_norm=5.0), {math.inf: 0.2}
-    ),
-    ("quadratic", "linear", "mezo"): _by_budget(
-        dataclasses.replace(_EXACT_SLOPES, num_steps=1000), {math.inf: 0.05}
-    ),
-    ("quadratic", "linear", "gd"): _by_budget(
-        dataclasses.replace(_EXACT_GRADIENTS, num_steps=100), {math.inf: 0.2}
-    ),
+    ("quadratic", "linear", "dpgd"): _by_budget(_GRADIENTS, 0.2, l2_clip_norm=5.0),
+    ("quadratic", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.05, num_steps=1000),
+    ("quadratic", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.2, num_steps=100),
     # Not tuned: what was middling above, for features within [0, 1].
     ("*", "linear", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.1, math.inf: 0.3}),
     ("*", "linear", "dpgd"): _by_budget(_GRADIENTS, {4.0: 1.0, math.inf: 2.0}),
-    ("*", "linear", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 0.2}),
-    ("*", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 0.5}),
+    ("*", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.2),
+    ("*", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
     ("*", "mlp", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.04, math.inf: 0.1}),
     ("*", "mlp", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.5, math.inf: 1.0}),
-    ("*", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, {math.inf: 0.02}),
-    ("*", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, {math.inf: 0.2}),
+    ("*", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, 0.02),
+    ("*", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, 0.2),
 }
 
 #: DPZero on digits without any of the post-processing: one direction, the last iterate.
 PLAIN: Rows = _by_budget(
-    dataclasses.replace(_SLOPES, num_directions=1, average=0.0),
+    _SLOPES,
     {0.7: 0.025, 1.4: 0.03, 2.8: 0.05, 5.6: 0.1, math.inf: 0.2},
+    num_directions=1,
+    average=0.0,
 )
 
 
@@ -213,11 +198,8 @@ def for_budget(rows: tuple[tuple[float, AnyRecipe], ...], epsilon: float) -> Any
 def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> Recipe:
     """Returns the recipe for a data set, model, algorithm and budget.
 
-    Args:
-      dataset: its name; one without a row of its own gets the row of ``"*"``.
-      model: ``"linear"`` or ``"mlp"``; ``"linear"`` for the quadratics, which have none.
-      algorithm: one of :data:`ALGORITHMS`.
-      epsilon: the budget; algorithms that are not private take any.
+    A data set without a row of its own gets the row of ``"*"``; the model of quadratics,
+    which have none, is ``"linear"``; algorithms that are not private take any ``epsilon``.
     """
     family = "quadratic" if dataset.startswith("quadratic") else dataset
     rows = RECIPES.get((family, model, algorithm)) or RECIPES["*", model, algorithm]

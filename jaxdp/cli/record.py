@@ -1,10 +1,12 @@
 """Records of the command line in a run's folder: options, initial parameters."""
 
+import contextlib
 import dataclasses
 import io
 import math
 import pathlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -12,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.cli import options, recipes
-from jaxdp.cli.parsing import UsageError, flag
+from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.kernels.sphere import path_str
+from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger
 
 INITIAL, PARAMS = "initial.npz", "params.npz"
@@ -25,22 +28,13 @@ def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
     """Returns the note for the ledger's header: command, its options and the recipe."""
     given = {"algorithm": command.algorithm, **dataclasses.asdict(command)}
     chosen = {name: x for name, x in given.items() if name not in command.free}
-    parts = {name: _strict(x) for name, x in recipe.items()}
+    # Strict JSON lacks infinity.
+    parts = {name: "inf" if x == math.inf else x for name, x in recipe.items()}
     return {"name": command.command, "command": chosen, "recipe": parts}
 
 
-def _strict(value: Any) -> Any:
-    """Returns the value, with ``"inf"`` for infinity, which strict JSON lacks."""
-    return "inf" if value == math.inf else value
-
-
 def recorded_command(command: Command, out: pathlib.Path) -> Command:
-    """Returns the command of the run in ``out``, resumed by ``command``.
-
-    Raises:
-      UsageError: no such run, a ledger that somebody edited, or an option that is given
-        and was another then.
-    """
+    """Returns the command of the run in ``out``, resumed by ``command``."""
     kind = type(command)
     read(out, "--out")
     try:  # Before anything is done with private records as the header says.
@@ -98,11 +92,7 @@ def said(record: ledger.Record, kind: type[options.Run]) -> dict[str, Any] | Non
 
 
 def options_of(kind: type[Command], said: dict[str, Any]) -> Command:
-    """Builds a command from the options in a ledger's header.
-
-    Raises:
-      UsageError: an option that there is not, as another version's may be.
-    """
+    """Builds a command from the options in a ledger's header."""
     known = {field.name for field in dataclasses.fields(kind)}
     # Once each algorithm had the options of all, which were not given.
     said = {n: x for n, x in said.items() if n in known or x is not False}
@@ -124,14 +114,36 @@ def read(folder: pathlib.Path, option: str) -> ledger.Record:
         raise UsageError(f"{option}: {error}") from error
 
 
+@contextlib.contextmanager
+def begun(
+    command: options.Run, out: pathlib.Path, plan: Plan, files: tuple[str, ...]
+) -> Iterator[None]:
+    """Makes the folder of a new run, with the plan and nothing of an earlier run.
+
+    In ``with`` the rest is written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with usage(command, "--out"):
+            ledger.discard(out)
+        for name in files:  # What else an earlier run left.
+            (out / name).unlink(missing_ok=True)
+        ledger.replace(out / ledger.PLAN, (plan.file_text() + "\n").encode())
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--out must be a folder that can be written: {error}"
+        ) from error
+
+
 # --- parameters as files -----------------------------------------------------------
 
 
 def save_params(path: pathlib.Path, params: Any) -> None:
     """Writes the leaves of a tree by their paths; a bare array is called ``params``."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
     arrays: dict[str, Any] = {
-        path_str(where) or "params": np.asarray(leaf) for where, leaf in leaves
+        path_str(where) or "params": np.asarray(leaf)
+        for where, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     file = io.BytesIO()
     np.savez(file, **arrays)
@@ -155,11 +167,7 @@ def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:
 
 
 def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
-    """Loads the initial parameters of a run from its folder.
-
-    Raises:
-      UsageError: they are not there, or others.
-    """
+    """Loads the initial parameters of a run from its folder."""
     try:
         return load_params(folder / INITIAL, leaves)
     except (OSError, KeyError, ValueError) as error:
@@ -169,11 +177,7 @@ def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
 
 
 def recipe_of(record: ledger.Record) -> recipes.Recipe | None:
-    """Returns the recipe of a run; None if its plan made the steps.
-
-    Raises:
-      UsageError: the ledger is not of a run of ``jaxdp train`` or ``jaxdp finetune``.
-    """
+    """Returns the recipe of a run; None if its plan made the steps."""
     try:
         parts = record.header["note"]["recipe"]
         fields: dict[str, Any] = {

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import rich
-from rich.table import Table
 
 from jaxdp import training
 from jaxdp.cli import language, options, recipes, record
 from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.prepare import initial_key
+from jaxdp.cli.printing import show
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.averaging import polyak_output
 from jaxdp.training import ledger as ledger_lib
@@ -34,11 +33,7 @@ class _Kind(NamedTuple):
 
 
 def run(command: options.Replay) -> None:
-    """Rebuilds a run's parameters, writes them, and compares them with the run's own.
-
-    Raises:
-      UsageError: a folder that holds no such run, or a file that cannot be written.
-    """
+    """Rebuilds a run's parameters, writes them, and compares them with the run's own."""
     folder = command.folder
     ledger = record.read(folder, "FOLDER")
     recipe = record.recipe_of(ledger)
@@ -47,15 +42,11 @@ def run(command: options.Replay) -> None:
     if tuned is None:
         kind = _trained(command, home, ledger)
     else:
-        kind = _finetuned(
-            command, home, ledger, record.options_of(options.Finetune, tuned)
-        )
+        model = record.options_of(options.Finetune, tuned)
+        kind = _finetuned(command, home, ledger, model)
+    optimizer = recipe and recipes.make_optimizer(recipe)
     with usage(command, "FOLDER"):
-        replayed = training.replay(
-            ledger,
-            kind.initial,
-            optimizer=recipe and recipes.make_optimizer(recipe),
-        )
+        replayed = training.replay(ledger, kind.initial, optimizer=optimizer)
     params = replayed.params
     if recipe is not None and recipe.average:
         params = polyak_output(replayed.info.state)
@@ -64,13 +55,12 @@ def run(command: options.Replay) -> None:
         kind.save(kind.out, params)
     except OSError as error:
         raise UsageError(f"--out must be one that can be written: {error}") from error
+    file = folder / LEDGER if folder.is_dir() else folder
     answer = {
         "steps": len(ledger.releases),
         "num_steps": ledger.header["plan"]["num_steps"],
         "private": ledger.header["private"],
-        "bytes_of_ledger": (folder / LEDGER if folder.is_dir() else folder)
-        .stat()
-        .st_size,
+        "bytes_of_ledger": file.stat().st_size,
         "bytes_of_parameters": sum(
             np.asarray(x).nbytes for x in jax.tree.leaves(params)
         ),
@@ -80,10 +70,7 @@ def run(command: options.Replay) -> None:
     if command.json:
         print(json.dumps(answer))
         return
-    table = Table(show_header=False, box=None)
-    for name, value in answer.items():
-        table.add_row(name.replace("_", " "), str(value))
-    rich.print(table)
+    show({name.replace("_", " "): value for name, value in answer.items()})
 
 
 def _trained(
@@ -135,13 +122,7 @@ def _finetuned(
 
 
 def _check_new(out: pathlib.Path, usual: pathlib.Path, wrote: pathlib.Path) -> None:
-    """Refuses to overwrite anything but the output of an earlier replay.
-
-    Args:
-      out: where the parameters are to go.
-      usual: where they go if nothing else is said.
-      wrote: what the run itself wrote.
-    """
+    """Refuses to overwrite anything but what an earlier replay wrote as ``usual``."""
     if out.resolve() == wrote.resolve():
         raise UsageError(f"--out must be another than the run's own, got '{out}'")
     full = any(out.iterdir()) if out.is_dir() else out.exists()

@@ -86,21 +86,13 @@ def prepare(command: options.Saddle, keys: Keys) -> Chosen:
 def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Players]:
     """Returns the task as a game against groups, and the players' sizes and bounds.
 
-    The game's variables are weights of vertices and weights of groups.
-
-    Args:
-      task: of a linear model with groups.
-      radius: of the l1 ball of the parameters.
-      params: of the model; only shapes count.
+    The game's variables are weights of vertices and weights of groups. Of the ``params``
+    of the linear model, in an l1 ball of the ``radius``, only shapes count.
     """
     groups, metric_fn, errors_fn = task.groups, task.metric_fn, task.errors_fn
     assert groups is not None and errors_fn is not None
-    game = models.worst_group(
-        models.network_for(task.dataset, task.model),
-        params,
-        groups.probabilities,
-        radius,
-    )
+    network = models.network_for(task.dataset, task.model)
+    game = models.worst_group(network, params, groups.probabilities, radius)
     num_x, num_y = game.num_vertices, len(groups.names)
     task = task._replace(
         init=lambda key: (jnp.full(num_x, 1 / num_x), jnp.full(num_y, 1 / num_y)),
@@ -108,10 +100,7 @@ def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Player
         metric_fn=jax.jit(lambda weights: metric_fn(game.params_fn(weights[0]))),
         errors_fn=jax.jit(lambda weights: errors_fn(game.params_fn(weights[0]))),
         data=groups.records,
-        saved_fn=lambda weights: {
-            **game.params_fn(weights[0]),
-            "group_weights": weights[1],
-        },
+        saved_fn=lambda x: {**game.params_fn(x[0]), "group_weights": x[1]},
         draw=functools.partial(_draw, groups.names),
     )
     return task, Players(num_x, num_y, game.linf_bound_x, game.linf_bound_y)
@@ -132,11 +121,7 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> plans.Saddle:
-    """Returns the calibrated plan of vertex sampling for a problem of two players.
-
-    Raises:
-      ValueError, TypeError: a number out of range, named.
-    """
+    """Returns the calibrated plan of vertex sampling for a problem of two players."""
     steps = recipe["num_steps"] or max(2, math.isqrt(num_examples))
     clip_x, clip_y = recipe["clip_x"] * players.linf_bound_x, players.linf_bound_y
     step_x = _TINY * math.sqrt(math.log(players.dim_x)) / clip_x

@@ -77,25 +77,15 @@ def prepare(command: options.SOSP, keys: Keys) -> Chosen:
 
 
 class Smooth(NamedTuple):
-    """Public constants of a problem: size, radius, bounds on derivatives, deviation.
+    """Public constants of a problem: size, radius, bounds on derivatives, deviation."""
 
-    Attributes:
-      dim: parameters.
-      radius: of the ball around the start that the constants and the minimum are in.
-      lipschitz: of every record's loss.
-      smoothness: of every record's gradient.
-      hessian_lipschitz: of every record's Hessian.
-      hessian_frobenius: bound on the Frobenius norm of every record's Hessian.
-      deviation: typical deviation of one record's Hessian along a direction.
-    """
-
-    dim: int
-    radius: float
-    lipschitz: float
-    smoothness: float
-    hessian_lipschitz: float
-    hessian_frobenius: float
-    deviation: float
+    dim: int  # parameters
+    radius: float  # of the ball around the start that constants and minimum are in
+    lipschitz: float  # of every record's loss
+    smoothness: float  # of every record's gradient
+    hessian_lipschitz: float  # of every record's Hessian
+    hessian_frobenius: float  # bound on the norm of every record's Hessian
+    deviation: float  # typical, of one record's Hessian along a direction
 
 
 def of_features(
@@ -105,19 +95,8 @@ def of_features(
 
     Records are made unit vectors, each by itself, and are read in a random order, which is
     a function of their number alone: a batch is of records in a row, and data are often
-    sorted.
-
-    Args:
-      dataset: only its features count.
-      rank: directions, at most as many as features.
-      hessian: mode of the plan.
-
-    Returns:
-      The task, and what its plan knows: constants that hold of any records, and how much
-      the public ones differ from each other.
-
-    Raises:
-      UsageError: too few public records, or too many parameters for dense Hessians.
+    sorted. The plan knows constants that hold of any records, and how much the public ones
+    differ from each other.
     """
     few = len(dataset.test[0])
     if few < _LEAST_PUBLIC:
@@ -133,7 +112,12 @@ def of_features(
     problem = models.PrincipalDirections(dataset.num_features, rank)
     public = models.unit_rows(dataset.test[0])
     order = np.random.default_rng(0).permutation(dataset.num_examples)
-    alpha_fn = _alpha_fn(problem, public)
+    radius, constants = problem.radius, problem.constants
+
+    def alpha_fn(params: Any) -> SospAlpha:
+        rho = constants.hessian_lipschitz
+        return metrics.sosp_alpha(problem.value_fn, params, (public,), rho)
+
     task = Task(
         dataset=dataset,
         model=MODEL,
@@ -149,7 +133,6 @@ def of_features(
         rows_fn=rows,
     )
     deviation = models.moment_deviation(public)
-    radius, constants = problem.radius, problem.constants
     return task, Smooth(problem.dim, radius, *constants, deviation)
 
 
@@ -162,11 +145,7 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> plans.SOSP:
-    """Returns the calibrated plan for a problem that starts in the middle of its ball.
-
-    Raises:
-      ValueError, TypeError: a number out of range, named; or too few records for it.
-    """
+    """Returns the calibrated plan for a problem that starts in the middle of its ball."""
     released = recipe["hessian"] == "released"
     numbers: dict[str, Any] = {
         "num_examples": num_examples,
@@ -231,9 +210,6 @@ def _check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
 
     By public records, before anything is spent. Only a released Hessian has a threshold
     by which that can be told.
-
-    Raises:
-      UsageError: such a plan.
     """
     assert task.alpha_fn is not None and plan.theorem is not None
     threshold = plan.curvature_threshold
@@ -245,17 +221,6 @@ def _check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
         f"certificate would be of alpha {plan.theorem.promise.alpha:.3g}, which the "
         f"saddle at the start has with {found:.3g}, so that the run would end there"
     )
-
-
-def _alpha_fn(
-    problem: models.PrincipalDirections, public: np.ndarray
-) -> Callable[[Any], SospAlpha]:
-    rho = problem.constants.hessian_lipschitz
-
-    def alpha(params: Any) -> SospAlpha:
-        return metrics.sosp_alpha(problem.value_fn, params, (public,), rho)
-
-    return alpha
 
 
 # --- the report --------------------------------------------------------------------
@@ -271,30 +236,17 @@ def report(
     """Returns the report's fields on the stationarity of the start and of the result.
 
     Both are measured on public records: the certificate alone is of the private ones.
-
-    Args:
-      alpha_fn: of the task.
-      plan: the run's.
-      start: initial parameters.
-      found: those that are returned.
-      outcome: of the run.
     """
-    before, after = alpha_fn(start), alpha_fn(found)
+    before, after, alpha = alpha_fn(start), alpha_fn(found), outcome["alpha"]
     return {
         "test_alpha_of_start": float(before),
         "test_min_eigenvalue_of_start": before.min_eigenvalue,
         "test_alpha": float(after),
         "test_gradient_norm": after.gradient_norm,
         "test_min_eigenvalue": after.min_eigenvalue,
-        "excludes_start": _excludes(outcome, before),
+        "excludes_start": None if alpha is None else alpha < before,
         "certificate": _said(plan, outcome, before),
     }
-
-
-def _excludes(outcome: dict[str, Any], start: float) -> bool | None:
-    """Returns True if the certificate excludes the start; None without a certificate."""
-    alpha = outcome["alpha"]
-    return None if alpha is None else alpha < start
 
 
 def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
@@ -309,14 +261,12 @@ def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
         f"alpha {alpha:.3g} but for a probability of "
         f"{plan.theorem.promise.failure_probability:.2g}, if sampling errors are typical"
     )
+    own = f"{start:.3g} on public records"
     if alpha < start:
-        return (
-            f"{words}; the saddle at the start does not have it: its own is {start:.3g} on "
-            "public records"
-        )
+        return f"{words}; the saddle at the start does not have it: its own is {own}"
     return (
-        f"{words}; it says little: the saddle at the start has it too, with {start:.3g} on "
-        "public records; more records or budget make it smaller"
+        f"{words}; it says little: the saddle at the start has it too, with {own}; more "
+        "records or budget make it smaller"
     )
 
 

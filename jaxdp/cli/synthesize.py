@@ -3,11 +3,8 @@
 import csv
 import io
 import json
-import os
 import pathlib
-import platform
 import sys
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +16,7 @@ from rich.table import Table
 from jaxdp import plans, training
 from jaxdp.cli import options, overlap, parsing, plots, record, train
 from jaxdp.cli.parsing import UsageError, flag, usage
-from jaxdp.cli.prepare import keys_of
+from jaxdp.cli.prepare import can_be_written, keys_of
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.data import binning
@@ -65,11 +62,7 @@ class Outcome(NamedTuple):
 
 
 def run(command: options.Synthesize) -> None:
-    """Checks everything, releases, writes table and folder, prints what was reached.
-
-    Raises:
-      UsageError: a wrong argument, before anything is spent or written.
-    """
+    """Checks everything, releases, writes table and folder, prints what was reached."""
     with show_values(command.show_values):
         job = prepare(command)
     outcome = release(job, command)
@@ -132,11 +125,7 @@ def prepare(command: options.Synthesize) -> Job:
 
 
 def _refuse_private(
-    command: options.Synthesize,
-    rows: list[list[str]],
-    shown: list[list[str]],
-    codes: np.ndarray,
-    public: np.ndarray,
+    command: options.Synthesize, rows: Any, shown: Any, codes: Any, public: Any
 ) -> None:
     """Refuses private records as public ones, compared as texts and as codes."""
     with usage(command, "--public"):  # A folder on the way that may not be read.
@@ -186,8 +175,7 @@ def _check_paths(command: options.Synthesize, folder: pathlib.Path) -> None:
             f"{str(folder)!r}"
         )
     for option, path in (("--output", output.parent), ("--report", folder)):
-        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        if not can_be_written(path):
             raise UsageError(f"{option} must be where files can be written, got {path}")
 
 
@@ -239,9 +227,8 @@ def errors(job: Job, outcome: Outcome, reference: np.ndarray) -> dict[str, np.nd
 def _report(
     job: Job, command: options.Synthesize, of_fit: dict[str, Any], outcome: Outcome
 ) -> dict[str, Any]:
-    """Returns the loop's report with the command line's fields, fit for strict JSON."""
-    versions = {"python": platform.python_version(), "numpy": np.__version__}
-    report = of_fit | {
+    """Returns the loop's report with the command line's fields."""
+    fields: dict[str, Any] = {
         "input": command.input.name,
         "columns": dict(zip(job.bins.names, job.bins.sizes, strict=True)),
         "domain_size": job.queries.domain_size,
@@ -251,27 +238,21 @@ def _report(
         "num_test_examples": 0 if job.public is None else len(job.public),
         "plan": json.loads(job.plan.to_json()),
         "note": _note(job, command),
-        "versions": of_fit["versions"] | versions,
     }
     for name, reference in references(job, command).items():
         prefix = "test" if name == _PUBLIC else "unsafe"
         found = errors(job, outcome, reference)
         for kind, suffix in _CANDIDATES.items():
-            worst = float(found[kind].max())
-            report[f"{prefix}_worst_query_error{suffix}"] = worst
-    return train.finite(report)
+            fields[f"{prefix}_worst_query_error{suffix}"] = float(found[kind].max())
+    return train.reported(of_fit, fields)
 
 
 def _note(job: Job, command: options.Synthesize) -> str:
     notes = ["Bins were given, and the number of records is public."]
     if job.public is not None:
-        outside = int(np.sum(job.public == binning.OUTSIDE))
-        notes.append(
-            "The held-out records count as public."
-            if command.public is None
-            else "Judged on given public records."
-        )
-        if outside:
+        held_out = "The held-out records count as public."
+        notes.append("Judged on given public records." if command.public else held_out)
+        if outside := int(np.sum(job.public == binning.OUTSIDE)):
             notes.append(f"The bins do not describe {outside} of the public records.")
     if command.unsafe_metrics:
         notes.append("Report and plot are not private: numbers called unsafe are true.")
@@ -321,37 +302,22 @@ def _plot(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
     )
 
 
-def _shares(
-    job: Job, axis: int, weights: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def _shares(job: Job, axis: int, weights: dict[str, np.ndarray]) -> dict[str, Any]:
     """Returns the marginal of one column, by name of the histogram."""
-    others = tuple(i for i in range(len(job.bins.sizes)) if i != axis)
-    return {
-        name: table.reshape(job.bins.sizes).sum(axis=others)
-        for name, table in weights.items()
-    }
+    sizes = job.bins.sizes
+    others = tuple(i for i in range(len(sizes)) if i != axis)
+    return {name: table.reshape(sizes).sum(others) for name, table in weights.items()}
 
 
 def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
     """Returns a table of the privacy spent and the errors reached."""
     report = outcome.report
-    table = Table(
-        title=f"synthetic {command.input.name}", title_justify="left", show_header=False
+    released = (
+        f"{job.plan.num_steps} draws from {job.queries.num_queries} queries and their "
+        f"negations, on {job.queries.domain_size} cells"
     )
-    plan = job.plan
-    table.add_row(
-        "spent: epsilon",
-        f"{report['epsilon']:.4g} at delta {report['delta']:g}, {plan.relation} "
-        f"({report['accountant']})",
-    )
-    private = "yes, randomness from the operating system"
-    table.add_row("private", private if report["private"] else "no: reproducible seed")
-    table.add_row(
-        "released",
-        f"{plan.num_steps} draws from {job.queries.num_queries} queries and their "
-        f"negations, on {job.queries.domain_size} cells",
-    )
-    table.add_section()
+    title = f"synthetic {command.input.name}"
+    table = train.spending(title, job.plan, report, ("released", released))
     for prefix, where in (("test", _PUBLIC), ("unsafe", _PRIVATE)):
         name = f"{prefix}_worst_query_error"
         if name in report:

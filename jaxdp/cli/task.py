@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxdp import models
 from jaxdp.cli import options
-from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.cli.parsing import UsageError, refuse, usage
 from jaxdp.data.datasets import DIABETES_BOUNDS
 from jaxdp.metrics.second_order import SospAlpha
 from jaxdp.models.groups import CLASS, DIABETES_SEXES, DIABETES_THRESHOLD, above
@@ -45,9 +45,8 @@ class Task(NamedTuple):
     draw: Callable[..., None] | None = None  # (path, title, plan, outcome): releases
     # (plan, start, params, outcome of the run) -> fields of the report
     report_fn: Callable[..., Mapping[str, Any]] | None = None
-    rows_fn: Callable[..., list[tuple[str, str]]] | None = (
-        None  # report -> of the table
-    )
+    # report -> rows of the table
+    rows_fn: Callable[..., list[tuple[str, str]]] | None = None
 
 
 class Chosen(NamedTuple):
@@ -65,28 +64,13 @@ def is_file(dataset: str) -> bool:
     return pathlib.Path(dataset).suffix.lower() in (".csv", ".npz")
 
 
-def refuse(
-    command: options.Train, names: tuple[str, ...], where: str, there: bool
-) -> None:
-    """Refuses options that are given and would have no effect.
-
-    Raises:
-      UsageError: one sentence that names the option.
-    """
-    for name in names:
-        value = getattr(command, name, None)
-        if value not in (None, False) and not there:
-            raise UsageError(f"{flag(name)} is for {where} only, got {value}")
-
-
 def dataset_of(command: options.Train) -> models.Dataset:
     """Loads the data set of a command."""
     name, fraction = command.dataset, command.test_fraction
     refuse(command, _OF_FILES, "a .csv or .npz --dataset", is_file(name))
-    real = not name.startswith("quadratic_")
-    refuse(
-        command, ("test_fraction", "loss", "group"), "a --dataset of real records", real
-    )
+    of_real = ("test_fraction", "loss", "group")
+    there = not name.startswith("quadratic_")
+    refuse(command, of_real, "a --dataset of real records", there)
     extra: dict[str, Any] = {} if fraction is None else {"test_fraction": fraction}
     with usage(command, "--dataset"):
         if not is_file(name):
@@ -121,12 +105,10 @@ def dataset_of(command: options.Train) -> models.Dataset:
 def of_network(
     command: Any, *, hidden: int = 32, probabilities: tuple[float, ...] | None = None
 ) -> Task:
-    """Returns the task of a command that trains a model.
+    """Returns the task of a command that trains a model, linear if it has no ``model``.
 
-    Args:
-      command: options of an algorithm; without ``model`` the model is linear.
-      hidden: width of an MLP's one hidden layer, where none is given.
-      probabilities: public shares of the groups.
+    ``hidden`` is the width of an MLP where none is given, ``probabilities`` are public
+    shares of the groups.
     """
     model, given = getattr(command, "model", "linear"), getattr(command, "hidden", None)
     refuse(command, ("hidden",), "--model mlp", model == "mlp")

@@ -1,5 +1,6 @@
 """``jaxdp train``: run, report and plots."""
 
+import importlib.metadata
 import json
 import math
 import pathlib
@@ -7,6 +8,7 @@ import platform
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +25,7 @@ from jaxdp.cli.task import is_file
 from jaxdp.core.averaging import polyak_output
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import reporting
-from jaxdp.training.ledger import LEDGER, PLAN, REPORT, discard, replace
+from jaxdp.training.ledger import LEDGER, PLAN, REPORT, replace
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PARAMS, PROGRESS, RELEASES)
@@ -44,11 +46,7 @@ class Outcome(NamedTuple):
 
 
 def run(command: options.Train) -> None:
-    """Checks everything, trains, writes the folder and prints what was reached.
-
-    Raises:
-      UsageError: a wrong argument, before anything is spent or written.
-    """
+    """Checks everything, trains, writes the folder and prints what was reached."""
     if command.new_attempt and not command.resume:
         raise UsageError("--new-attempt is for --resume only, got it without")
     if command.resume:
@@ -66,8 +64,7 @@ def run(command: options.Train) -> None:
     if command.resume:  # The plan that was calibrated then, to the last digit.
         job = job._replace(plan=budget.read_plan(command, job.out / PLAN, "--out"))
     params = _initial(job, command)
-    on_terminal = command.progress and not command.quiet and sys.stdout.isatty()
-    outcome = train(job, command, params, progress=on_terminal)
+    outcome = train(job, command, params)
     timings = command.timings
     if timings is None:  # Of data that are public anyway, nothing can be told.
         timings = "secret" if is_file(command.dataset) else "public"
@@ -80,9 +77,6 @@ def doubts(job: Job) -> list[str]:
     """Returns warnings about records that would silently count zero.
 
     Private records are not counted: the held-out ones are of the same file.
-
-    Raises:
-      UsageError: no public record is in a group: errors by group would say nothing.
     """
     said, task = [], job.task
     total = len(task.dataset.test[0])
@@ -120,25 +114,35 @@ def _initial(job: Job, command: options.Train) -> Any:
         leaves = record.read(job.out, "--out").header["leaves"]
         flat = record.load_initial(job.out, leaves)
         return jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(flat))
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-        with usage(command, "--out"):
-            discard(job.out)
-        for name in FILES:  # What else an earlier run left.
-            (job.out / name).unlink(missing_ok=True)
-        replace(job.out / PLAN, (job.plan.file_text() + "\n").encode())
+    with record.begun(command, job.out, job.plan, FILES):
         record.save_params(job.out / INITIAL, params)
-    except OSError as error:
-        raise UsageError(
-            f"--out must be a folder that can be written: {error}"
-        ) from error
     return params
 
 
 # --- the run -----------------------------------------------------------------------
 
 
-def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> Outcome:
+def fitted(
+    job: Any, command: options.Run, params: Any, data: Any, of_fit: Any, **shared: Any
+) -> training.FitResult:
+    """Runs the plan of a job, or what is left of it.
+
+    ``of_fit`` are arguments of a new run alone, ``shared`` those of a resumed one too.
+    """
+    shared |= {
+        "microbatch_size": command.microbatch_size,
+        "progress": command.progress and not command.quiet and sys.stdout.isatty(),
+        "keep_noise_roots": command.keep_noise_roots,
+    }
+    if not command.resume:
+        shared |= {"ledger": job.out, **of_fit}
+        return training.fit(job.plan, job.keys, params, data, **shared)
+    shared |= {"plan": job.plan, "new_attempt": command.new_attempt}
+    with usage(command, "--resume"):
+        return training.resume(job.out, params, data, **shared)
+
+
+def train(job: Job, command: options.Train, params: Any) -> Outcome:
     """Runs the plan, or the rest of it, from the initial ``params``.
 
     The metric is taken on public records, about a hundred times.
@@ -157,32 +161,19 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
         steps.append(step)
         metrics.append(judge(polyak_output(info.state) if averaged else params))
 
-    shared: dict[str, Any] = {
-        "value_fn": task.value_fn,
-        "optimizer": job.optimizer,
-        "microbatch_size": command.microbatch_size,
-        "callback": evaluate,
-        "progress": progress,
-        "keep_noise_roots": command.keep_noise_roots,
-    }
-    data = task.data
-    if command.resume:
-        new = command.new_attempt
-        with usage(command, "--resume"):
-            result = training.resume(
-                job.out, params, data, plan=job.plan, new_attempt=new, **shared
-            )
-    else:
-        result = training.fit(
-            job.plan,
-            job.keys,
-            params,
-            data,
-            ledger=job.out,
-            chunk=max(1, job.plan.num_steps // _EVALUATIONS),
-            note=record.note(command, job.recipe),
-            **shared,
-        )
+    result = fitted(
+        job,
+        command,
+        params,
+        task.data,
+        {
+            "chunk": max(1, job.plan.num_steps // _EVALUATIONS),
+            "note": record.note(command, job.recipe),
+        },
+        value_fn=task.value_fn,
+        optimizer=job.optimizer,
+        callback=evaluate,
+    )
     params = polyak_output(result.info.state) if averaged else result.params
     values = [float(x) for x in metrics]
     # Plans that make the steps return another point than the last one.
@@ -199,13 +190,9 @@ def train(job: Job, command: options.Train, params: Any, *, progress: bool) -> O
 def _report(
     job: Job, of_fit: dict[str, Any], metric: float, errors: np.ndarray
 ) -> dict[str, Any]:
-    """Returns the loop's report with the command line's fields, fit for strict JSON."""
+    """Returns the loop's report with the command line's fields."""
     dataset = job.task.dataset
-    versions = of_fit["versions"] | {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-    report = of_fit | {
+    fields = {
         "algorithm": job.algorithm,
         "dataset": dataset.name,
         "model": job.task.model,
@@ -215,9 +202,8 @@ def _report(
         **_of_groups(job, metric, errors),
         "recipe": job.recipe,
         "note": dataset.note,
-        "versions": versions,
     }
-    return finite(report)
+    return reported(of_fit, fields)
 
 
 def _of_groups(job: Job, metric: float, errors: np.ndarray) -> dict[str, Any]:
@@ -225,20 +211,23 @@ def _of_groups(job: Job, metric: float, errors: np.ndarray) -> dict[str, Any]:
     groups = job.task.groups
     if groups is None:
         return {}
+    names, there = groups.names, ~np.isnan(errors)  # Some have no public records.
     return {
         "group": groups.group,
-        "group_probabilities": dict(
-            zip(groups.names, groups.probabilities, strict=True)
-        ),
+        "group_probabilities": dict(zip(names, groups.probabilities, strict=True)),
         "test_average_error": 1 - metric,
-        "test_worst_group_error": worst(errors)[0],
-        "test_group_errors": dict(zip(groups.names, errors[0].tolist(), strict=True)),
+        "test_worst_group_error": float(np.max(errors, where=there, initial=-np.inf)),
+        "test_group_errors": dict(zip(names, errors[0].tolist(), strict=True)),
     }
 
 
-def worst(errors: np.ndarray) -> list[float]:
-    """Returns the largest error of each row, ignoring NaN of groups without records."""
-    return np.max(errors, axis=1, where=~np.isnan(errors), initial=-np.inf).tolist()
+def reported(
+    of_fit: dict[str, Any], fields: dict[str, Any], *packages: str
+) -> dict[str, Any]:
+    """Returns the loop's report with more fields and versions, fit for strict JSON."""
+    versions = {name: importlib.metadata.version(name) for name in ("numpy", *packages)}
+    versions["python"] = platform.python_version()
+    return finite(of_fit | fields | {"versions": of_fit["versions"] | versions})
 
 
 def finite(value: Any) -> Any:
@@ -265,7 +254,7 @@ def write(job: Job, outcome: Outcome, timings: str) -> None:
     params = job.task.saved_fn(outcome.params)
     record.save_params(job.out / PARAMS, params)
     title = f"{job.algorithm} on {job.task.dataset.name} ({job.task.model})"
-    groups = job.task.groups
+    groups = () if job.task.groups is None else job.task.groups.names
     plots.progress(
         job.out / PROGRESS,
         title=title,
@@ -274,14 +263,11 @@ def write(job: Job, outcome: Outcome, timings: str) -> None:
         metric=job.task.metric,
         returned=outcome.returned if job.task.returned else None,
         returned_is=job.task.returned,
-        spent=spent_over_time(job.plan, outcome.steps, lost(outcome.report)),
+        spent=spent_over_time(job.plan, outcome.steps, outcome.report),
         delta=job.plan.delta,
-        groups=None
-        if groups is None
-        else dict(zip(groups.names, outcome.errors.T, strict=True)),
+        groups=dict(zip(groups, outcome.errors.T, strict=True)) if groups else None,
     )
-    draw = job.task.draw or _draw
-    draw(job.out / RELEASES, title, job.plan, outcome)
+    (job.task.draw or _draw)(job.out / RELEASES, title, job.plan, outcome)
     replace(job.out / REPORT, written(outcome.report, timings))
 
 
@@ -300,24 +286,20 @@ def _draw(path: pathlib.Path, title: str, plan: Plan, outcome: Outcome) -> None:
     )
 
 
-def lost(report: dict[str, Any]) -> int:
-    """Returns the number of lost steps, which were charged but not done."""
-    return report["steps_charged"] - report["steps_done"]
-
-
 def spent_over_time(
-    plan: Plan, steps: list[int], extra: int = 0
+    plan: Plan, steps: list[int], report: Mapping[str, int]
 ) -> list[tuple[int, float]] | None:
     """Returns (t, epsilon after t steps) at some steps; None without a finite epsilon.
 
-    ``extra`` steps that were lost count from the start.
+    Steps that were charged but not done, as the report has them, count from the start.
     """
     if plan.delta is None or not math.isfinite(plan.epsilon()):
         return None
+    lost = report["steps_charged"] - report["steps_done"]
     # Closed forms cost nothing; other accountants take about a second for each point.
     most = 5 if plan.sampling.amplifies else 50
     chosen = [1, *steps[:: -(-len(steps) // most)], steps[-1]]
-    return [(t, float(plan.spent(t + extra))) for t in sorted(set(chosen))]
+    return [(t, float(plan.spent(t + lost))) for t in sorted(set(chosen))]
 
 
 def summary(job: Job, outcome: Outcome) -> Table:
@@ -350,8 +332,10 @@ def _shown(error: float | None) -> str:
     return "without records" if error is None else f"{error:.4f}"
 
 
-def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
-    """Returns a table that begins with the privacy spent."""
+def spending(
+    title: str, plan: Any, report: dict[str, Any], row: tuple[str, str] | None = None
+) -> Table:
+    """Returns a table that begins with the privacy spent, and the plan's noise or a row."""
     table = Table(title=title, title_justify="left", show_header=False)
     epsilon = report["epsilon"]
     spent = "infinite: not private"
@@ -367,7 +351,7 @@ def spending(title: str, plan: Any, report: dict[str, Any]) -> Table:
     }[report["private"]]
     table.add_row("spent: epsilon", spent)
     table.add_row("private", private)
-    table.add_row("noise", plan.describe().noise)
+    table.add_row(*(row or ("noise", plan.describe().noise)))
     table.add_section()
     return table
 

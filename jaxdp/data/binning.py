@@ -6,7 +6,6 @@ tell that somebody has it: unless the column names a value for all others, the r
 the code -1, which counts zero in every query.
 """
 
-import csv
 import dataclasses
 import functools
 import itertools
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.data import tables
 from jaxdp.data import values as values_lib
 
 #: The most cells of a domain: tables of that size are held in memory, several at a time.
@@ -81,7 +81,7 @@ class Column:
             others = OUTSIDE if self.other is None else known[self.other]
             found = [known.get(text.strip(), others) for text in texts]
             return np.array(found, np.int32)
-        numbers = np.array([_number(text) for text in texts], np.float64)
+        numbers = np.array([tables.number(text) for text in texts], np.float64)
         inner = np.array(self.edges[1:-1], np.float64)
         bins = np.searchsorted(inner, numbers, side="right")
         return np.where(np.isnan(numbers), OUTSIDE, bins).astype(np.int32)
@@ -92,13 +92,6 @@ def _amid(low: float, high: float) -> str:
     middle = low / 2 + high / 2
     short = f"{middle:.6g}"
     return short if low <= float(short) < high else repr(middle)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,21 +223,7 @@ def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]
       ValueError: no such file, no such columns, or a row of another length.
     """
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise ValueError(f"path must be an existing file, got {str(path)!r}")
-    try:
-        # utf-8-sig: spreadsheets write a byte-order mark.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [c.strip() for c in row]) for row in reader]
-    except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise ValueError(
-            f"path {str(path)!r} is no UTF-8 CSV file: {values_lib.decoding(error)}"
-        ) from error
-    rows = [(line, cells) for line, cells in rows if any(cells)]
-    if not rows:
-        raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
-    header, body = rows[0][1], rows[1:]
+    header, body = tables.read_cells(path)
     for name in names:
         if header.count(name) != 1:
             raise ValueError(
@@ -252,10 +231,6 @@ def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]
                 f"got {header.count(name)} of {name!r}{values_lib.only(header)}"
             )
     for i, (line, cells) in enumerate(body):
-        if len(cells) != len(header):
-            raise ValueError(
-                f"row {i + 1} (line {line}) of {str(path)!r} has {len(cells)} cells, but "
-                f"the header has {len(header)} columns"
-            )
+        tables.check_width(f"row {i + 1} (line {line})", path, cells, len(header))
     where = [header.index(name) for name in names]
     return [[cells[j] for j in where] for _, cells in body]

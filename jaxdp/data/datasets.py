@@ -209,8 +209,13 @@ def split_rows(
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def _take(records: Records, rows: np.ndarray) -> Records:
-    return tuple(array[rows] for array in records)
+def _split(
+    records: Records, fraction: float, seed: int, name: str = "test_fraction"
+) -> dict[str, Any]:
+    """Returns the fields ``train`` and ``test`` of a :class:`Dataset`."""
+    rows = split_rows(len(records[0]), fraction, seed, name)
+    splits = (tuple(array[some] for array in records) for some in rows)
+    return dict(zip(("train", "test"), splits, strict=True))
 
 
 def validation_split(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -232,12 +237,10 @@ def validation_split(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> 
       ValueError: a fraction that leaves one side empty.
     """
     validate.instance(Dataset, dataset=dataset)
-    kept, held_out = split_rows(dataset.num_examples, fraction, seed, "fraction")
     return dataclasses.replace(
         dataset,
         name=f"{dataset.name}/validation-{seed}",
-        train=_take(dataset.train, kept),
-        test=_take(dataset.train, held_out),
+        **_split(dataset.train, fraction, seed, "fraction"),
         note=f"{dataset.note} Here `test` is a part of the training records.".strip(),
     )
 
@@ -264,12 +267,10 @@ def _classification(
         names = tuple(f"block_{i}_{j}" for i in range(4) for j in range(4))
     low, high = bound_arrays(bounds, names)
     records = scale_by_bounds(x, low, high), np.asarray(bunch.target, np.int32)
-    kept, held_out = split_rows(len(x), test_fraction, seed, "test_fraction")
     classes = tuple(str(c) for c in bunch.target_names)
     return Dataset(
         name=name,
-        train=_take(records, kept),
-        test=_take(records, held_out),
+        **_split(records, test_fraction, seed),
         task="classification",
         num_classes=len(classes),
         feature_names=names,
@@ -290,11 +291,9 @@ def diabetes(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
         scale_by_bounds(bunch.data, *bound_arrays(DIABETES_BOUNDS, names)),
         scale_by_bounds(bunch.target, *DIABETES_TARGET_BOUNDS),
     )
-    kept, held_out = split_rows(len(records[0]), test_fraction, seed, "test_fraction")
     return Dataset(
         name="diabetes",
-        train=_take(records, kept),
-        test=_take(records, held_out),
+        **_split(records, test_fraction, seed),
         task="regression",
         feature_names=names,
         target_bounds=DIABETES_TARGET_BOUNDS,
@@ -314,28 +313,20 @@ def quadratic_data(
     The loss of a record is ``problems.centered_quadratic(hessian, dim).value_fn``.
 
     Args:
-      hessian: ``"identity"``, ``"inverse_sqrt"`` (diag(j^-1/2)) or ``"inverse"``
-        (diag(j^-1)); only the data set's name depends on it.
+      hessian: see ``problems.hessian_diagonal``; only the name depends on it.
       num_examples: training records, and test records.
       dim: coordinates.
       seed: of the NumPy generator.
-
-    References:
-      Section 6 (Figs 1-2) of Zhang et al., `DPZero
-      <https://arxiv.org/abs/2310.09639>`_, 2024.
     """
     validate.one_of(problems.HESSIANS, hessian=hessian)
     validate.integer(at_least=1, num_examples=num_examples, dim=dim)
     validate.integer(at_least=0, seed=seed)
     rng = np.random.default_rng(seed)
-    train, test = (
-        (1.0 + rng.standard_normal((num_examples, dim))).astype(np.float32)
-        for _ in range(2)
-    )
+    draws = (1 + rng.standard_normal((2, num_examples, dim))).astype(np.float32)
     return Dataset(
         name=f"quadratic_{hessian}",
-        train=(train,),
-        test=(test,),
+        train=(draws[0],),
+        test=(draws[1],),
         task="quadratic",
         feature_names=tuple(f"x{j}" for j in range(dim)),
         note="Synthetic.",
@@ -344,23 +335,15 @@ def quadratic_data(
 
 # Digits: 1797 images of 8 x 8 pixels. Breast cancer: 569 records of 30 features, two
 # classes. Wine: 178 records of 13 features, three classes.
+_CLASSIFICATION: dict[str, tuple[Bounds, str]] = {
+    "digits": (DIGITS_BOUNDS, "Pixels divided by 16."),
+    "digits_4x4": (DIGITS_BOUNDS, "Means of 2 x 2 pixels, divided by 16."),
+    "breast_cancer": (BREAST_CANCER_BOUNDS, "Features scaled by BREAST_CANCER_BOUNDS."),
+    "wine": (WINE_BOUNDS, "Features scaled by WINE_BOUNDS."),
+}
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
-    {
-        name: functools.partial(_classification, name, bounds, note)
-        for name, bounds, note in (
-            ("digits", DIGITS_BOUNDS, "Pixels divided by 16."),
-            ("digits_4x4", DIGITS_BOUNDS, "Means of 2 x 2 pixels, divided by 16."),
-            (
-                "breast_cancer",
-                BREAST_CANCER_BOUNDS,
-                "Features scaled by BREAST_CANCER_BOUNDS.",
-            ),
-            ("wine", WINE_BOUNDS, "Features scaled by WINE_BOUNDS."),
-        )
-    }
-    | {
-        "diabetes": diabetes,
-    }
+    {n: functools.partial(_classification, n, *x) for n, x in _CLASSIFICATION.items()}
+    | {"diabetes": diabetes}
     | {
         f"quadratic_{h}": functools.partial(quadratic_data, h)
         for h in problems.HESSIANS
@@ -390,7 +373,6 @@ def load(name: str, **options: Any) -> Dataset:
     for option in options:
         if option not in allowed:
             raise ValueError(
-                f"data set {name!r} has no option {option!r}; it has "
-                f"{', '.join(allowed)}"
+                f"data set {name!r} has no option {option!r}; it has {', '.join(allowed)}"
             )
     return DATASETS[name](**options)

@@ -126,10 +126,8 @@ def _scaled_features(
 ) -> tuple[np.ndarray, list[str]]:
     if bounds is None:
         return _float32(table, table.features), ["Features as they are."]
-    low, high = bound_arrays(bounds, table.feature_names)
-    return scale_by_bounds(table.features, low, high), [
-        "Features scaled by the given bounds."
-    ]
+    x = scale_by_bounds(table.features, *bound_arrays(bounds, table.feature_names))
+    return x, ["Features scaled by the given bounds."]
 
 
 def _float32(table: tables.Table, values: np.ndarray) -> np.ndarray:

@@ -22,8 +22,6 @@ Batch = tuple[jax.Array | np.ndarray, ...]
 Hessian = Literal["identity", "inverse_sqrt", "inverse"]
 
 HESSIANS: tuple[Hessian, ...] = get_args(Hessian)
-
-
 _POWERS: dict[Hessian, float] = {"identity": 0.0, "inverse_sqrt": -0.5, "inverse": -1.0}
 
 
@@ -45,10 +43,6 @@ class Problem(NamedTuple):
 
 def hessian_diagonal(hessian: Hessian, dim: int) -> np.ndarray:
     """Returns the eigenvalues j^-p, j = 1..d, p = 0, 1/2, 1; shape (dim,), float64.
-
-    Args:
-      hessian: ``"identity"``, ``"inverse_sqrt"`` or ``"inverse"``.
-      dim: d >= 1.
 
     Raises:
       ValueError: another name, or dim < 1.

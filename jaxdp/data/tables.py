@@ -60,7 +60,16 @@ def number(text: str) -> float | None:
 # --- CSV ---------------------------------------------------------------------------
 
 
-def _read_csv(path: pathlib.Path, label: str | None) -> Table:
+def read_cells(path: pathlib.Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Reads a CSV file: the header's cells, and line and cells of the rows below it.
+
+    Blank rows are left out.
+
+    Raises:
+      ValueError: no such file, or not even a header.
+    """
+    if not path.is_file():
+        raise ValueError(f"path must be an existing file, got {str(path)!r}")
     try:
         # utf-8-sig: spreadsheets write a byte-order mark, which would otherwise
         # become part of the first column's name.
@@ -74,34 +83,49 @@ def _read_csv(path: pathlib.Path, label: str | None) -> Table:
     rows = [(line, cells) for line, cells in rows if any(cells)]
     if not rows:
         raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
-    header, body = _header(path, rows[0][1]), rows[1:]
-    column = _label_column(header, label)
-    lines = [line for line, _ in body]
-    features = np.empty((len(body), len(header) - 1), np.float64)
+    return rows[0][1], rows[1:]
+
+
+def check_width(where: str, path: pathlib.Path, cells: list[str], width: int) -> None:
+    """Raises ValueError if a row has not one cell for each column of the header."""
+    if len(cells) != width:
+        raise ValueError(
+            f"{where} of {str(path)!r} has {len(cells)} cells, but the header has "
+            f"{width} columns"
+        )
+
+
+def _read_csv(path: pathlib.Path, label: str | None) -> Table:
+    header, body = read_cells(path)
+    _check_header(path, header)
+    if label not in header:
+        # Without a header these would be the cells of a record.
+        raise ValueError(
+            f"label must be one of the {len(header)} columns that the first line names"
+            f"{values.only(header)}; got {label!r}"
+        )
+    column = header.index(label)
+    names = header[:column] + header[column + 1 :]
+    features = np.empty((len(body), len(names)), np.float64)
     labels = []
     for i, (line, cells) in enumerate(body):
         where = f"row {i + 1} (line {line})"
-        if len(cells) != len(header):
-            raise ValueError(
-                f"{where} of {str(path)!r} has {len(cells)} cells, but the header "
-                f"has {len(header)} columns"
-            )
+        check_width(where, path, cells, len(header))
         labels.append(cells.pop(column))
-        names = header[:column] + header[column + 1 :]
         features[i] = [
             _cell(cell, f"{where}, column {name!r} of {str(path)!r}")
             for name, cell in zip(names, cells, strict=True)
         ]
     return Table(
-        feature_names=tuple(header[:column] + header[column + 1 :]),
+        feature_names=tuple(names),
         features=features,
         labels=np.array(labels, dtype=np.str_),
         label_name=header[column],
-        place=lambda i: f"row {i + 1} (line {lines[i]}) of {str(path)!r}",
+        place=lambda i: f"row {i + 1} (line {body[i][0]}) of {str(path)!r}",
     )
 
 
-def _header(path: pathlib.Path, header: list[str]) -> list[str]:
+def _check_header(path: pathlib.Path, header: list[str]) -> None:
     if all(number(name) is not None for name in header):
         raise ValueError(
             f"path {str(path)!r} must begin with a header line of column names, "
@@ -120,17 +144,6 @@ def _header(path: pathlib.Path, header: list[str]) -> list[str]:
             f"path {str(path)!r} must have a label and at least one feature column "
             f"separated by commas; its first line has {len(header)}"
         )
-    return header
-
-
-def _label_column(header: list[str], label: str | None) -> int:
-    if label not in header:
-        # Without a header these would be the cells of a record.
-        raise ValueError(
-            f"label must be one of the {len(header)} columns that the first line names"
-            f"{values.only(header)}; got {label!r}"
-        )
-    return header.index(label)
 
 
 def _cell(text: str, where: str) -> float:
