@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp.core import validate
+from jaxdp.core import run_state, validate
 
 
 class PolyakState(NamedTuple):
@@ -87,11 +87,4 @@ def polyak_output(state: Any) -> Any:
     Raises:
       ValueError: no such state, or more than one.
     """
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, PolyakState))
-    found = [x for x in leaves if isinstance(x, PolyakState)]
-    if len(found) != 1:
-        raise ValueError(
-            "state must hold the state of one jaxdp.polyak_average, got "
-            f"{len(found) or 'none'}"
-        )
-    return found[0].average
+    return run_state.only(PolyakState, "jaxdp.polyak_average", state).average

@@ -31,6 +31,14 @@ class Horizon(NamedTuple):
     private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
 
 
+def _of_horizon(name: str) -> Any:
+    return property(lambda self: getattr(self.horizon, name))
+
+
+#: Properties of every state that has a ``horizon``.
+count, exhausted = _of_horizon("count"), _of_horizon("exhausted")
+
+
 def check_family(plan: Any, family: str) -> None:
     """Requires a plan of this family; ValueError for another."""
     if getattr(plan, "family", None) != family:
@@ -195,6 +203,17 @@ def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:
         return Fixed(jnp.zeros((size,), jnp.int32))
     key = keys_lib.at_step(root, step)
     return Fixed(lattice_gaussian.draw(key, (size,), lattice_gaussian.law(std)))
+
+
+def only(kind: Any, names: str, state: Any) -> Any:
+    """Returns the one state of a kind that a tree holds; ValueError for none or more."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    found = [x for x in leaves if isinstance(x, kind)]
+    if len(found) != 1:
+        raise ValueError(
+            f"state must hold the state of one {names}, got {len(found) or 'none'}"
+        )
+    return found[0]
 
 
 def zero_where_done(active: jax.Array, tree: Any) -> Any:

@@ -75,14 +75,7 @@ class DPZeroState(NamedTuple):
 
     SECRET = ("noise",)
     __repr__ = run_state.hiding_repr
-
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def laplace_noise(numbers: SlopeNumbers, keys: keys_lib.Keys, name: str) -> np.ndarray:
@@ -250,14 +243,9 @@ def dpzero_output(state: Any, params: Any) -> Any:
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithms 1, 2.
     """
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, DPZeroState))
-    found = [x for x in leaves if isinstance(x, DPZeroState)]
-    if len(found) != 1:
-        raise ValueError(
-            "state must hold the state of one jaxdp.dpzero or jaxdp.dpgd_zeroth_order, "
-            f"got {len(found) or 'none'}"
-        )
-    return params if found[0].output is None else found[0].output.params
+    names = "jaxdp.dpzero or jaxdp.dpgd_zeroth_order"
+    output = run_state.only(DPZeroState, names, state).output
+    return params if output is None else output.params
 
 
 def output_step(run: Run, direction: jax.Array) -> jax.Array:

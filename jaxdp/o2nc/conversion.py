@@ -199,13 +199,7 @@ def o2nc_output(state: Any, params: Any) -> Any:
     References:
       Zhang, Tran, Cutkosky, 2024, Algorithm 3; Kornowski, Liu, Talwar, 2025, Algorithm 2.
     """
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, O2NCState))
-    found = [x for x in leaves if isinstance(x, O2NCState)]
-    if len(found) != 1:
-        raise ValueError(
-            f"state must hold the state of one jaxdp.o2nc, got {len(found) or 'none'}"
-        )
-    (run,) = found
+    run: O2NCState = run_state.only(O2NCState, "jaxdp.o2nc", state)
 
     def leaf(mean: Any, p: Any) -> Any:
         if isinstance(mean, optax.MaskedNode):  # Not this conversion's to move.
@@ -233,13 +227,7 @@ class RunState(NamedTuple):
     def release(self) -> jax.Array:
         return self.oracle.release
 
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def conversion(

@@ -165,19 +165,7 @@ class O2NC(SumPlan):
         """Frozen numbers that the conversion reads; with or without noise."""
         return driver.DriverNumbers(self.run, **_picked(self, driver.DriverNumbers))
 
-    def with_optimised_noise(self, num_buffers: int = 3) -> Self:
-        """Returns the same plan with a buffered Toeplitz C optimised for its period.
-
-        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
-        guarantee stays: the noise follows from C.
-
-        Args:
-          num_buffers: 1, 2 or 3.
-
-        Raises:
-          ImportError: ``jax_privacy`` is not installed.
-        """
-        return blt.with_optimised_noise(self, num_buffers)
+    with_optimised_noise = blt.with_optimised_noise
 
     def _fulfils(self, design: Design) -> bool:
         # Across a query that is skipped a change is over two steps.

@@ -1,7 +1,7 @@
 """The plan of private prefix sums of bounded updates."""
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import optax
@@ -81,19 +81,7 @@ class PrefixSum(SumPlan):
     def numbers(self) -> CorrelatedNumbers:
         return self._correlated(self.steps_per_pass)
 
-    def with_optimised_noise(self, num_buffers: int = 3) -> Self:
-        """Returns the same plan with a buffered Toeplitz C optimised for its period.
-
-        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
-        guarantee stays: the noise follows from C.
-
-        Args:
-          num_buffers: 1, 2 or 3.
-
-        Raises:
-          ImportError: ``jax_privacy`` is not installed.
-        """
-        return blt.with_optimised_noise(self, num_buffers)
+    with_optimised_noise = blt.with_optimised_noise
 
     def describe(self) -> Description:
         size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"

@@ -279,13 +279,7 @@ class PrivateSpiderState(NamedTuple):
     spider: Spider
     release: jax.Array  # shape=(3,), dtype=float32; kind, records, norm of the estimate
 
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def private_spider(
