@@ -145,6 +145,19 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
     return chosen.__contains__
 
 
+def whole_params(
+    params: Any, name: str, axis_name: AxisName | None, state: Any, **data: Any
+) -> Any:
+    """Returns the params of an ``update`` that evaluates the loss at all of them.
+
+    Raises as :func:`need_params`, :func:`refuse_masked` and :func:`refuse_differing`.
+    """
+    params = need_params(params, name)
+    refuse_masked(params, name)
+    refuse_differing(axis_name, state=state, params=params, **data)
+    return params
+
+
 def need_params(params: Any, name: str) -> Any:
     """Returns the params; raises ValueError if ``update`` was given none."""
     if params is None:

@@ -8,7 +8,6 @@ import optax
 from jaxdp.core.keys import Keys
 from jaxdp.dpgd.transform import GradientNumbers, dpgd
 from jaxdp.mechanism.kept import kept
-from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, described
 from jaxdp.mechanism.sums import Sums
 
@@ -37,5 +36,4 @@ class DPGD(SumPlan):
     ) -> optax.GradientTransformationExtraArgs:
         return dpgd(self, keys, **kwargs)
 
-    def describe(self) -> Description:
-        return described(self)
+    describe = described

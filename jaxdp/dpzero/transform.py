@@ -179,28 +179,18 @@ def dpzero(
 
 
 def dpgd_zeroth_order(
-    plan: Plan,
-    keys: keys_lib.Keys,
-    *,
-    trainable: run_state.Trainable = None,
-    stacked: PathPredicate | None = None,
-    microbatch_size: int | None = None,
-    axis_name: AxisName | None = None,
-    noise_table: jax.Array | np.ndarray | None = None,
+    plan: Plan, keys: keys_lib.Keys, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Makes DPGD-0th, the DPZero paper's baseline, an optax transformation.
 
     Per-record vectors ``slope * direction`` are clipped in L2 and their sum gets isotropic
-    noise. Used as :func:`dpzero`, with the same arguments and errors.
+    noise. Used as :func:`dpzero`, with the same options and errors.
 
     Args:
       plan: a ``jaxdp.plans.DPGDZerothOrder`` with noise.
       keys: a ``jaxdp.Keys``.
-      trainable: which leaves move; as in :func:`dpzero`.
-      stacked: leaves whose first axis counts layers; as in :func:`dpzero`.
-      microbatch_size: records evaluated at once.
-      axis_name: as in :func:`dpzero`.
-      noise_table: the noise along the direction, int32 (num_steps, 1), for tests.
+      **options: those of :func:`dpzero`; ``noise_table`` is the noise along the direction,
+        int32 (num_steps, 1).
 
     Privacy:
       Each step releases one number, the coordinate of the noised sum along the direction;
@@ -211,16 +201,7 @@ def dpgd_zeroth_order(
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
     """
-    return _maker(
-        plan,
-        keys,
-        "dpgd_zeroth_order",
-        trainable=trainable,
-        stacked=stacked,
-        microbatch_size=microbatch_size,
-        axis_name=axis_name,
-        noise_table=noise_table,
-    )
+    return _maker(plan, keys, "dpgd_zeroth_order", **options)
 
 
 def dpzero_output(state: Any, params: Any) -> Any:
@@ -417,11 +398,11 @@ def _maker(
     keys: keys_lib.Keys,
     name: str,
     *,
-    trainable: run_state.Trainable,
-    stacked: PathPredicate | None,
-    microbatch_size: int | None,
-    axis_name: AxisName | None,
-    noise_table: jax.Array | np.ndarray | None,
+    trainable: run_state.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+    noise_table: jax.Array | np.ndarray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation of a plan of the family ``name``."""
     keys = keys_lib.check(keys)
@@ -461,10 +442,8 @@ def _maker(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
-        params = run_state.need_params(params, name)
-        run_state.refuse_masked(params, name)
-        run_state.refuse_differing(
-            axis_name, state=state, params=params, batch=batch, mask=mask
+        params = run_state.whole_params(
+            params, name, axis_name, state=state, batch=batch, mask=mask
         )
         count = state.horizon.count
         records, kept = sampling.resolve(

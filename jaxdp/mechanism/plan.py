@@ -145,7 +145,9 @@ class Plan:
     @classmethod
     def designed(cls, name: str, **constants: Any) -> Design:
         """Returns the design of a theorem, or ``"certified"``, for a problem."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{cls.__name__} has no theorems to take numbers from"
+        )
 
     @classmethod
     def certified(cls, *, epsilon: float, delta: float, **constants: Any) -> Self:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from jaxdp.mechanism.sums import Mechanism
 _ONE_SIZE = tuple(kind for kind in get_args(sampling.AnySampler) if kind.one_size)
 
 Vary = Literal["noise_multiplier", "num_steps"]
+P = TypeVar("P", bound=Plan)
 
 
 def check_clip(name: str, value: Any) -> None:
@@ -30,12 +31,19 @@ def check_clip(name: str, value: Any) -> None:
         )
 
 
-def described(plan: "SumPlan") -> Description:
+def described(self: Any) -> Description:
     """Describes a plan of equal sums."""
-    size = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
-    sums = f"each of {plan.num_steps} sums of {plan.normalizer:.5g} records"
-    noise = f"{size if plan.noise_multiplier else 'none'} on {sums}"
-    return Description(noise, stds=plan.noise_std)
+    size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
+    sums = f"each of {self.num_steps} sums of {self.normalizer:.5g} records"
+    noise = f"{size if self.noise_multiplier else 'none'} on {sums}"
+    return Description(noise, stds=self.noise_std)
+
+
+def with_noise(self: P, *, noise_multiplier: float, delta: float | None = None) -> P:
+    """Returns the same plan with this noise; 0 is the non-private limit."""
+    plan: Any = self  # Every subclass is a dataclass.
+    delta = self.delta if delta is None else delta
+    return dataclasses.replace(plan, noise_multiplier=noise_multiplier, delta=delta)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,12 +253,7 @@ class SumPlan(Plan):
         )
         return dataclasses.replace(self, noise_multiplier=noise, delta=delta)
 
-    def with_noise(
-        self, *, noise_multiplier: float, delta: float | None = None
-    ) -> Self:
-        """Returns the same plan with this noise; 0 is the non-private limit."""
-        delta = self.delta if delta is None else delta
-        return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
+    with_noise = with_noise
 
     def mechanism(self) -> dict[str, Any]:
         return {

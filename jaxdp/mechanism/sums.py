@@ -30,7 +30,7 @@ _MORE = 1 + 5e-6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Mechanism:
-    """Fields that every mechanism has, as in ``SumPlan``."""
+    """Fields that every mechanism has; they and its properties are as in ``SumPlan``."""
 
     num_examples: int
     num_steps: int
@@ -329,12 +329,10 @@ class CorrelatedSums(_Means):
 
     @property
     def stds(self) -> dict[str, float]:
-        """Standard deviations that a table shows besides."""
         return {"node_std": self.node_std}
 
     @property
     def guarantee(self) -> accounting.Guarantee:
-        """Event of all releases, and its relation."""
         return self._equal()
 
 

@@ -13,10 +13,10 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.mechanism import design as designs
+from jaxdp.mechanism import sum_plan
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
-from jaxdp.mechanism.sum_plan import check_clip
 from jaxdp.sampling import AdaptiveCursor
 from jaxdp.sosp import hessian as oracles
 from jaxdp.sosp import roles as role_lib
@@ -167,7 +167,7 @@ class SOSP(Plan):
         for name in ("query_in_escape", "stop_at_certificate", "hessian_filter"):
             validate.instance(bool, **{name: getattr(self, name)})
         for name in ("l2_clip_norm", "hessian_clip_norm"):
-            check_clip(name, getattr(self, name))
+            sum_plan.check_clip(name, getattr(self, name))
         # The cursor and what it is to be moved by are added in 32 bits.
         validate.integer(at_most=2**29, num_examples=self.num_examples)
         self._check(validate.integer, *_BATCHES, at_most=self.num_examples)
@@ -283,12 +283,7 @@ class SOSP(Plan):
 
     @property
     def _noise(self) -> float:
-        if self.noise_multiplier is None:
-            raise ValueError(
-                "the plan has no noise_multiplier yet: call "
-                ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
-            )
-        return self.noise_multiplier
+        return validate.has_noise(self.noise_multiplier)
 
     @property
     def _guarantee(self) -> accounting.Guarantee:
@@ -328,12 +323,7 @@ class SOSP(Plan):
         )
         return dataclasses.replace(self, noise_multiplier=noise, delta=delta)
 
-    def with_noise(
-        self, *, noise_multiplier: float, delta: float | None = None
-    ) -> Self:
-        """Returns the same plan with this noise; 0 is the non-private limit."""
-        delta = self.delta if delta is None else delta
-        return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
+    with_noise = sum_plan.with_noise
 
     # Roles.
 
