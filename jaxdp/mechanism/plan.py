@@ -163,11 +163,7 @@ class Plan:
         Raises:
           ValueError, TypeError: a constant that is missing, unknown or out of range.
         """
-        return cls._of(
-            cls.designed("certified", epsilon=epsilon, delta=delta, **constants),
-            epsilon=epsilon,
-            delta=delta,
-        )
+        return cls.from_theorem("certified", epsilon=epsilon, delta=delta, **constants)
 
     @classmethod
     def from_theorem(
@@ -175,22 +171,17 @@ class Plan:
     ) -> Self:
         """Returns the calibrated plan that a theorem prescribes, corrected.
 
-        For study and comparison; :meth:`certified`, where there is one, is better.
+        For study and comparison; :meth:`certified`, where there is one, is better, of
+        which the other arguments and errors are.
 
         Args:
           theorem: its name; the error for another one lists all.
           epsilon: > 0; the budget.
           delta: in (0, 1).
           **constants: those of the method's ``theory.theorems``.
-
-        Raises:
-          ValueError, TypeError: a constant that is missing, unknown or out of range.
         """
-        return cls._of(
-            cls.designed(theorem, epsilon=epsilon, delta=delta, **constants),
-            epsilon=epsilon,
-            delta=delta,
-        )
+        found = cls.designed(theorem, epsilon=epsilon, delta=delta, **constants)
+        return cls._of(found, epsilon=epsilon, delta=delta)
 
     @classmethod
     def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
@@ -235,15 +226,7 @@ class Plan:
     @kept
     def run(self) -> Run:
         """Frozen numbers that the loop, samplers and every method read."""
-        return Run(
-            self.family,
-            self.num_examples,
-            self.num_steps,
-            self.sampling,
-            self.relation,
-            self.phases,
-            self.digest,
-        )
+        return Run(*(getattr(self, name) for name in Run._fields))
 
     @property
     def numbers(self) -> Any:
@@ -320,13 +303,10 @@ class Plan:
         for field in self._fields():
             value: Any = getattr(self, field.name)
             if field.name == "sampling":
-                sampler: Any = value
-                chosen = dataclasses.asdict(sampler)
-                value = {"sampler": type(sampler).__name__, **chosen}
+                value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
             elif field.name in self.nested and value is not None:
-                part: Any = value
-                design = isinstance(part, Design)
-                value = part.as_dict() if design else dataclasses.asdict(part)
+                design = isinstance(value, Design)
+                value = value.as_dict() if design else dataclasses.asdict(value)
             fields[field.name] = _written(value)
         return json.dumps(fields, indent=2, allow_nan=False)
 

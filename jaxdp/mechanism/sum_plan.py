@@ -110,11 +110,14 @@ class SumPlan(Plan):
 
     def _common(self) -> dict[str, Any]:
         """Returns the numbers that every mechanism has."""
-        names = ("num_examples", "num_steps", "sampling", "relation")
-        noise = self.noise_multiplier
-        return {name: getattr(self, name) for name in names} | {
-            "noise_multiplier": noise
-        }
+        names = (
+            "num_examples",
+            "num_steps",
+            "sampling",
+            "relation",
+            "noise_multiplier",
+        )
+        return {name: getattr(self, name) for name in names}
 
     @property
     def sensitivity(self) -> float:
@@ -256,11 +259,8 @@ class SumPlan(Plan):
     with_noise = with_noise
 
     def mechanism(self) -> dict[str, Any]:
-        return {
-            "l2_clip_norm": self.l2_clip_norm,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": self.noise_std,
-        }
+        names = ("l2_clip_norm", "noise_multiplier", "noise_std")
+        return {name: getattr(self, name) for name in names}
 
     def _derived(self) -> list[tuple[str, float]]:
         if self.noise_multiplier is None:

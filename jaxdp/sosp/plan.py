@@ -225,13 +225,10 @@ class SOSP(Plan):
                 'hessian_filter must be False unless hessian="on_demand", got True with '
                 f"{self.hessian!r}, whose records serve in several escapes"
             )
-        if (
-            steps is not None
-            and not jumps
-            and self.escape_noise_std == 0
-            and (self.hessian_filter or not self.noise_multiplier)
-            and self.noise_multiplier is not None
-        ):
+        alone = self.noise_multiplier == 0 or (
+            self.hessian_filter and self.noise_multiplier is not None
+        )
+        if steps is not None and not jumps and self.escape_noise_std == 0 and alone:
             raise ValueError(
                 "escape_noise_std must be > 0 with hessian_filter or without other noise, "
                 "got 0: nothing would leave an exact saddle"
@@ -282,12 +279,8 @@ class SOSP(Plan):
         return self.sampling.num_passes
 
     @property
-    def _noise(self) -> float:
-        return validate.has_noise(self.noise_multiplier)
-
-    @property
     def _guarantee(self) -> accounting.Guarantee:
-        return self._guarantee_of(self._noise)
+        return self._guarantee_of(validate.has_noise(self.noise_multiplier))
 
     def _guarantee_of(self, noise_multiplier: float) -> accounting.Guarantee:
         ideal = accounting.full_batch_gaussian(
@@ -340,7 +333,8 @@ class SOSP(Plan):
     @kept
     def roles(self) -> Roles:
         """Sensitivity, noise and grid of refreshes, differences and Hessians."""
-        noise, moves = self._noise, accounting.sensitivity(self.relation, 1.0)
+        noise = validate.has_noise(self.noise_multiplier)
+        moves = accounting.sensitivity(self.relation, 1.0)
         rows, rate = self.refresh_batch_size, self.difference_batch_rate
         return Roles(
             role_lib.mean("refresh", noise, moves, self.l2_clip_norm, rows),
@@ -427,12 +421,8 @@ class SOSP(Plan):
         return Description(noise, stds=self.noise_std, at_most=True)
 
     def mechanism(self) -> dict[str, Any]:
-        return {
-            "l2_clip_norm": self.l2_clip_norm,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": self.noise_std,
-            "escape_std": self.escape_std,
-        }
+        names = ("l2_clip_norm", "noise_multiplier", "noise_std", "escape_std")
+        return {name: getattr(self, name) for name in names}
 
     def _outcome(self, state: Any) -> dict[str, Any]:
         """Returns the result of a run and the records that it read, all from releases.
@@ -443,10 +433,7 @@ class SOSP(Plan):
         record whose loss is not counts zero, and nothing tells how many do.
         """
         spider = state.spider
-        queries = {
-            "refreshes": int(spider.refreshes),
-            "differences": int(spider.differences),
-        }
+        queries = {n: int(getattr(spider, n)) for n in ("refreshes", "differences")}
         if not isinstance(state, state_lib.SOSPState):  # Of the gradient alone.
             return {"records_used": int(spider.records), **queries}
         best = state.best
