@@ -96,13 +96,7 @@ def laplace_noise(numbers: SlopeNumbers, keys: keys_lib.Keys, name: str) -> np.n
 
 
 def step_noise(numbers: SlopeNumbers, noise: jax.Array, step: jax.Array) -> jax.Array:
-    """Returns the noise of one step, int32 (R,): secret.
-
-    Args:
-      numbers: how many, and their standard deviations.
-      noise: of a :class:`DPZeroState`.
-      step: int32, shape=().
-    """
+    """Returns the noise of one step, int32 (R,), given a state's ``noise``: secret."""
     if noise.ndim:
         return jax.lax.dynamic_index_in_dim(noise, step, keepdims=False)
     std, num = numbers.grid.noise_std, numbers.num_directions
@@ -265,12 +259,7 @@ def gradient(
 ) -> Any:
     """Computes the gradient that a release stands for: post-processing, without data.
 
-    Args:
-      numbers: whether there is noise across the direction, and how much.
-      release: float32 (K,): y.
-      rows: the K directions of the step.
-      key: the direction key of the step that they were drawn from; public.
-      params: shapes and dtypes.
+    ``release`` is y, float32 (K,); ``key``, public, is that of the step's directions.
     """
     if not numbers.isotropic:
         return finite_difference.combine(release, rows, params)
@@ -311,10 +300,7 @@ def _begin(
 def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
     """Computes the clip after a step: float32, shape=().
 
-    Args:
-      tuning: how fast it moves, and whereto.
-      bound: the clip of the step.
-      count: the released count over the normalizer: a half if no record was clipped.
+    ``count`` is the released one over the normalizer: a half if no record was clipped.
     """
     excess = count + np.float32(0.5 - tuning.target_unclipped_quantile)
     factor = jnp.exp(excess * np.float32(-tuning.learning_rate))
@@ -363,13 +349,8 @@ def replay(
     """Returns the transformation of a run whose releases are known: it reads no data.
 
     ``update`` takes ``release``, float32, of the shape of ``state.release``. It works on
-    its own state, which holds no noise, and on that of the run's transformation.
-
-    Args:
-      numbers: of the plan of the run.
-      direction: the run's direction root; public.
-      trainable: as in the run.
-      stacked: as in the run.
+    its own state, which holds no noise, and on that of the run's transformation. Arguments
+    are those of ``plan.replay``.
     """
 
     def init_fn(params: Any) -> DPZeroState:

@@ -31,11 +31,8 @@ class Design(Mapping[str, Any]):
           parts: the dataclass of each field that holds one, by the field's name.
           **fields: as :meth:`as_dict` gave them.
         """
-        made = {
-            name: parts[name](**value) if name in parts else value
-            for name, value in fields.items()
-        }
-        return cls(**made)
+        made = {n: make(**fields[n]) for n, make in parts.items() if n in fields}
+        return cls(**fields | made)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the numbers for JSON; a part that is a dataclass becomes a dictionary."""

@@ -33,10 +33,15 @@ def check_clip(name: str, value: Any) -> None:
 
 def described(self: Any) -> Description:
     """Describes a plan of equal sums."""
-    size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
-    sums = f"each of {self.num_steps} sums of {self.normalizer:.5g} records"
-    noise = f"{size if self.noise_multiplier else 'none'} on {sums}"
+    noise = noise_on_each(self, f"sums of {self.normalizer:.5g} records")
     return Description(noise, stds=self.noise_std)
+
+
+def noise_on_each(plan: Any, sums: str) -> str:
+    """Describes the noise on each of a plan's sums or means, in words."""
+    size = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
+    noise = size if plan.noise_multiplier else "none"
+    return f"{noise} on each of {plan.num_steps} {sums}"
 
 
 def with_noise(self: P, *, noise_multiplier: float, delta: float | None = None) -> P:

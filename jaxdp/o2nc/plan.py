@@ -16,7 +16,7 @@ from jaxdp.mechanism import blt
 from jaxdp.mechanism.design import Design, ideal_factor
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
 from jaxdp.o2nc import conversion as driver
 from jaxdp.o2nc import releases
@@ -157,13 +157,14 @@ class O2NC(SumPlan):
 
     @kept
     def numbers(self) -> IncrementNumbers:
-        noise = self._correlated(self.num_steps)
-        return IncrementNumbers(noise, **_picked(self, IncrementNumbers))
+        noise, names = self._correlated(self.num_steps), IncrementNumbers._fields[1:]
+        return IncrementNumbers(noise, *(getattr(self, name) for name in names))
 
     @kept
     def driver(self) -> driver.DriverNumbers:
         """Frozen numbers that the conversion reads; with or without noise."""
-        return driver.DriverNumbers(self.run, **_picked(self, driver.DriverNumbers))
+        names = driver.DriverNumbers._fields
+        return driver.DriverNumbers(*(getattr(self, name) for name in names))
 
     with_optimised_noise = blt.with_optimised_noise
 
@@ -303,10 +304,8 @@ class O2NC(SumPlan):
         )
 
     def _pass_noise(self) -> str:
-        size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
         batches = " or ".join(str(size) for _, size in self.clips.values())
-        means = f"each of {self.num_steps} means of {batches} records{self._slopes()}"
-        noise = f"{size if self.noise_multiplier else 'none'} on {means}"
+        noise = noise_on_each(self, f"means of {batches} records{self._slopes()}")
         if (period := self.noise_period) == 1:
             return noise
         return f"{noise}, correlated over {period} steps ({self.prefix_noise})"
@@ -330,12 +329,6 @@ class O2NC(SumPlan):
         if self.oracle != "scalar":
             return ""
         return f", of {self.num_directions} slope{'s' * (self.num_directions > 1)} each"
-
-
-def _picked(plan: O2NC, kind: Any) -> dict[str, Any]:
-    """Returns the fields of a plan that a tuple of numbers has as well."""
-    fields = {field.name for field in dataclasses.fields(plan)}
-    return {name: getattr(plan, name) for name in kind._fields if name in fields}
 
 
 def _sampler(design: Design) -> SinglePassRestarts | MultiPassRestarts:

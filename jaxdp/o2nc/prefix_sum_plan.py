@@ -13,7 +13,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums
 from jaxdp.o2nc.prefix_sum import private_prefix_sum
 
@@ -84,17 +84,12 @@ class PrefixSum(SumPlan):
     with_optimised_noise = blt.with_optimised_noise
 
     def describe(self) -> Description:
-        size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
         rows = self.sampling.rows(self.num_examples)
-        means = f"each of {self.num_steps} means of {rows} records"
-        correlated = f"correlated over {self.noise_period} steps ({self.prefix_noise})"
-        noise = size if self.noise_multiplier else "none"
+        noise = noise_on_each(self, f"means of {rows} records")
+        noise += f", correlated over {self.noise_period} steps ({self.prefix_noise})"
         stds = self.node_std * self.correlation.increment_norms()
-        return Description(
-            f"{noise} on {means}, {correlated}",
-            "mean of updates",
-            np.resize(stds, self.num_steps),  # Repeats it.
-        )
+        stds = np.resize(stds, self.num_steps)  # Repeats it.
+        return Description(noise, "mean of updates", stds)
 
     def transform(
         self, keys: Keys, **kwargs: Any

@@ -34,10 +34,6 @@ _POSITIVE = (
     "hessian_difference_rate",
 )
 _NON_NEGATIVE = ("escape_noise_std", "curvature_threshold", "noise_multiplier")
-_OPTIONAL = (
-    *("difference_batch_size", "hessian_lipschitz", "hessian_difference_rate"),
-    *("curvature_threshold", "dim", "noise_multiplier", "delta"),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,9 +184,10 @@ class SOSP(Plan):
 
     def _check(self, check: Callable[..., None], *names: str, **limits: Any) -> None:
         """Checks fields, of which those whose default is None may be None."""
+        optional = {field.name for field in self._fields() if field.default is None}
         for name in names:
             value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
+            if value is not None or name not in optional:
                 check(**limits, **{name: value})
 
     def _check_escapes(self) -> None:
