@@ -82,11 +82,11 @@ def noise_variance(
     """
     if s.multi_pass:
         division = divided(*clips, s.period, s.num_steps, s.scale_with_movement)
-        std = c.clips_moved / c.num_examples * division.estimate / c.mu
+        std = c.sensitivity_over_clip / c.num_examples * division.estimate / c.mu
     else:
         first, others, row = _norms(s.prefix_noise, s.period)
-        restart = c.clips_moved * clips[0] / s.restart_batch_size
-        other = c.clips_moved * clips[1] / s.batch_size
+        restart = c.sensitivity_over_clip * clips[0] / s.restart_batch_size
+        other = c.sensitivity_over_clip * clips[1] / s.batch_size
         std = np.maximum(restart * first, other * others) / c.mu * row
     return e.energy(c.dim) * std**2
 
@@ -103,7 +103,7 @@ def rounding(
     if not s.multi_pass:
         return 0.0
     _, *stds = divided(*clips, s.period, s.num_steps, s.scale_with_movement)
-    over = c.clips_moved / c.mu
+    over = c.sensitivity_over_clip / c.mu
     bits = [
         np.floor(np.log2((2**31 - 1) / (c.num_examples + 8 * over * std / clip)))
         for std, clip in zip(stds, clips, strict=True)
