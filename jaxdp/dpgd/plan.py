@@ -27,6 +27,9 @@ class DPGD(SumPlan):
     def _sums(self) -> Sums:
         return Sums(**self._common(), l2_clip_norm=self.l2_clip_norm)
 
+    def returned(self, state: Any, params: Any) -> Any:
+        return params
+
     @kept
     def numbers(self) -> GradientNumbers:
         return GradientNumbers(self.run, self.grid("step"))

@@ -161,7 +161,9 @@ class DPZero(SumPlan):
         super().__post_init__()
 
     _sums, describe = _slope_sums, described
-    _returned = staticmethod(transforms.dpzero_output)
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return transforms.dpzero_output(state, params)
 
     @kept
     def numbers(self) -> SlopeNumbers:
@@ -223,7 +225,9 @@ class DPGDZerothOrder(SumPlan):
         super().__post_init__()
 
     _sums, describe = _slope_sums, described
-    _returned = staticmethod(transforms.dpzero_output)
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return transforms.dpzero_output(state, params)
 
     @kept
     def numbers(self) -> SlopeNumbers:

@@ -83,21 +83,13 @@ def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
 def optimise_blt(period: int, num_buffers: int) -> toeplitz_noise.Buffered:
     """Returns the buffered Toeplitz kernel of least worst variance at equal sensitivity.
 
-    Takes seconds to half a minute on the host, once for each pair of arguments. The
-    numbers that ship (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096
-    steps.
-
-    Args:
-      period: steps of one period.
-      num_buffers: from 1 to 10; so many vectors of memory.
-
-    Returns:
-      A kernel with parameters that were found by ``jax_privacy``; its norms are exact for
-      these parameters, however good they are.
+    Its parameters are found by ``jax_privacy``, once for each pair of arguments; its norms
+    are exact for these parameters, however good they are. The numbers that ship
+    (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096 steps.
 
     Raises:
       ImportError: ``jax_privacy`` is not installed (the extra ``mf``).
-      ValueError: a number out of range.
+      ValueError: ``num_buffers``, so many vectors of memory, is not from 1 to 10.
     """
     node_noise.check_period(period)
     if not 1 <= num_buffers <= MAX_BUFFERS:

@@ -84,9 +84,7 @@ class Plan:
     nested: ClassVar[dict[str, Any]] = {}
     #: The field that calibration chooses.
     calibrated: ClassVar[str] = "noise_multiplier"
-    #: Methods that some plans have: the result of a run, from its state and last iterate,
-    #: and the entries of its report, from its state.
-    _returned: ClassVar[Any] = None
+    #: Method that some plans have: the entries of a run's report, from its state.
     _outcome: ClassVar[Any] = None
     #: Relative tolerance of fields that a design may choose up to rounding, by name.
     tolerances: ClassVar[dict[str, float]] = {}
@@ -250,7 +248,7 @@ class Plan:
 
     def returned(self, state: Any, params: Any) -> Any:
         """Returns the result of a run, given its state and the last iterate."""
-        return params if self._returned is None else self._returned(state, params)
+        raise NotImplementedError
 
     def shown(self, state: Any, params: Any) -> Any:
         """Returns the public value that a callback is shown during a run."""

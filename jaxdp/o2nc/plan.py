@@ -286,7 +286,7 @@ class O2NC(SumPlan):
         oracle = private_oracle(self, keys, **kwargs)
         return driver.conversion(oracle, driver.o2nc(self, keys))
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return driver.o2nc_output(state, params)
 
     def describe(self) -> Description:

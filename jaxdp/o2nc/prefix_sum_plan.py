@@ -77,6 +77,9 @@ class PrefixSum(SumPlan):
             correlation=blt.kernel(self.prefix_noise, self.blt_numbers, period),
         )
 
+    def returned(self, state: Any, params: Any) -> Any:
+        return params
+
     @kept
     def numbers(self) -> CorrelatedNumbers:
         return self._correlated(self.steps_per_pass)

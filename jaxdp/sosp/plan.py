@@ -398,7 +398,7 @@ class SOSP(Plan):
     def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
         return sosp(self, keys, **kwargs)
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return state.best.point
 
     def spent(self, num_steps: int) -> accounting.Epsilon:

@@ -245,7 +245,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
         return saddle_bias_reduced(self, keys, **kwargs)
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(state)
 
     def describe(self) -> Description:

@@ -124,7 +124,7 @@ class ConvexSimplex(VertexSamplingPlan):
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
         return simplex_convex(self, keys, **kwargs)
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(self.numbers, state)
 
     def describe(self) -> Description:

@@ -147,7 +147,7 @@ class Saddle(VertexSamplingPlan):
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
         return saddle_mirror_descent(self, keys, **kwargs)
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(state)
 
     def describe(self) -> Description:

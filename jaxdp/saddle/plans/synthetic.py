@@ -180,7 +180,7 @@ class SyntheticData(VertexSamplingPlan):
     def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
         return synthetic_data(self, keys, **kwargs)
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(state)
 
     def describe(self) -> Description:
