@@ -31,6 +31,14 @@ class Horizon(NamedTuple):
     private: jax.Array  # shape=(), dtype=bool; keys from entropy, noise above zero
 
 
+def _of_horizon(name: str) -> Any:
+    return property(lambda self: getattr(self.horizon, name))
+
+
+#: Properties of every state that has a ``horizon``.
+count, exhausted = _of_horizon("count"), _of_horizon("exhausted")
+
+
 def check_family(plan: Any, family: str) -> None:
     """Requires a plan of this family; ValueError for another."""
     if getattr(plan, "family", None) != family:
@@ -132,6 +140,19 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                 "exclude it with trainable="
             )
     return chosen.__contains__
+
+
+def whole_params(
+    params: Any, name: str, axis_name: AxisName | None, state: Any, **data: Any
+) -> Any:
+    """Returns the params of an ``update`` that evaluates the loss at all of them.
+
+    Raises as :func:`need_params`, :func:`refuse_masked` and :func:`refuse_differing`.
+    """
+    params = need_params(params, name)
+    refuse_masked(params, name)
+    refuse_differing(axis_name, state=state, params=params, **data)
+    return params
 
 
 def need_params(params: Any, name: str) -> Any:

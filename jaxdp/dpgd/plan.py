@@ -8,7 +8,6 @@ import optax
 from jaxdp.core.keys import Keys
 from jaxdp.dpgd.transform import GradientNumbers, dpgd
 from jaxdp.mechanism.kept import kept
-from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, described
 from jaxdp.mechanism.sums import Sums
 
@@ -28,6 +27,9 @@ class DPGD(SumPlan):
     def _sums(self) -> Sums:
         return Sums(**self._common(), l2_clip_norm=self.l2_clip_norm)
 
+    def returned(self, state: Any, params: Any) -> Any:
+        return params
+
     @kept
     def numbers(self) -> GradientNumbers:
         return GradientNumbers(self.run, self.grid("step"))
@@ -37,5 +39,4 @@ class DPGD(SumPlan):
     ) -> optax.GradientTransformationExtraArgs:
         return dpgd(self, keys, **kwargs)
 
-    def describe(self) -> Description:
-        return described(self)
+    describe = described

@@ -1,6 +1,5 @@
 """DP-GD: clipped per-record gradients, the first-order baseline."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -33,14 +32,7 @@ class DPGDState(NamedTuple):
 
     SECRET = ("noise",)
     __repr__ = run_state.hiding_repr
-
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def dpgd(
@@ -101,13 +93,12 @@ def dpgd(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
-        params = run_state.need_params(params, "dpgd")
-        run_state.refuse_masked(params, "dpgd")
-        run_state.refuse_differing(
-            axis_name, state=state, params=params, batch=batch, mask=mask
+        params = run_state.whole_params(
+            params, "dpgd", axis_name, state=state, batch=batch, mask=mask
         )
+        count = state.horizon.count
         records, kept = batches.resolve(
-            run, batch, mask, private=keys.private, step=state.horizon.count
+            run, batch, mask, private=keys.private, step=count
         )
         active, horizon = run_state.advance(run, state.horizon)
         named = jax.tree_util.tree_leaves_with_path(params)
@@ -119,15 +110,15 @@ def dpgd(
                 lambda p, leaf: moved.get(path_str(p), leaf), params
             )
 
-        dim = sum(math.prod(jnp.shape(leaf)) for leaf in part.values())
-        count = state.horizon.count
         gradient = oracle.release_gradient(
             grid,
             lambda moved, batch: value_fn(whole(moved), batch),
             part,
             records,
             kept,
-            run_state.gaussian(state.noise, count, dim, grid.noise_std),
+            run_state.gaussian(
+                state.noise, count, run_state.size(params, moves), grid.noise_std
+            ),
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )

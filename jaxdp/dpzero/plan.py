@@ -18,7 +18,6 @@ from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
-from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, described
 from jaxdp.mechanism.sums import Sums
 
@@ -38,12 +37,12 @@ def _check(plan: Any) -> None:
 _read = functools.partial(theorems.Prescription.read, {})
 
 
-def _slope_sums(plan: Any) -> Sums:
-    tuning: ClipTuning | None = plan.clip_tuning
+def _slope_sums(self: Any) -> Sums:
+    tuning: ClipTuning | None = self.clip_tuning
     return Sums(
-        **plan._common(),
-        l2_clip_norm=plan.l2_clip_norm,
-        law=LAWS[plan.noise],
+        **self._common(),
+        l2_clip_norm=self.l2_clip_norm,
+        law=LAWS[self.noise],
         # The most that there can be, slopes and a count: one noise for candidates of a
         # search that differ in their number of directions.
         numbers=MAX_ORTHONORMAL + 1,
@@ -51,31 +50,37 @@ def _slope_sums(plan: Any) -> Sums:
     )
 
 
-def _numbers(plan: Any, *, isotropic: bool) -> SlopeNumbers:
-    sums: Sums = plan.sums
+def _numbers(self: Any) -> SlopeNumbers:
+    sums: Sums = self.sums
+    same = ("run", "clip_tuning", "smoothing_radius", "num_directions", "direction")
+    same += ("isotropic", "noise_std", "output")
     return SlopeNumbers(
-        run=plan.run,
         grid=sums.grid(),
         count_grid=sums.count_grid,
-        clip_tuning=plan.clip_tuning,
-        smoothing_radius=plan.smoothing_radius,
-        num_directions=plan.num_directions,
-        direction=plan.direction,
-        isotropic=isotropic,
-        noise_std=plan.noise_std,
         noise_scale=sums.noise_scale if sums.law.exact else None,
-        output=plan.output,
+        **{name: getattr(self, name) for name in same},
     )
 
 
-def _designed(family: Any, theorem: str, **constants: Any) -> Design:
-    """Returns the plan's fields by a theorem, with full batches and without noise."""
-    found = theorems.prescribed(theorem, family=family, **constants)
+def _designed(family: str, name: str, **constants: Any) -> Design:
+    """Returns what a theorem prescribes, with full batches and exact noise.
+
+    Run it with ``optax.sgd(plan.theorem.learning_rate)``. ``plan.theorem`` also has the
+    theorem's bound, and the noise of the paper's formula, which is only reported.
+
+    Args:
+      family: of the plan.
+      name: ``"3"``, ``"3'"`` or ``"F.4"`` for ``DPZero``; ``"1"``, ``"2"``, ``"F.2"`` or
+        ``"F.3"`` for ``DPGDZerothOrder``.
+      **constants: of :func:`jaxdp.dpzero.theorems.prescribed`.
+    """
+    found = theorems.prescribed(name, family=family, **constants)
     names = ("num_steps", "l2_clip_norm", "smoothing_radius", "output")
     return Design(
         num_examples=constants["num_examples"],
         relation=constants["relation"],
         direction=constants.get("direction", "sphere"),
+        sampling=sampling.FullBatch(),
         theorem=found,
         **{name: found[name] for name in names},
     )
@@ -155,42 +160,27 @@ class DPZero(SumPlan):
         _check(self)
         super().__post_init__()
 
-    def _sums(self) -> Sums:
-        return _slope_sums(self)
+    _sums, describe = _slope_sums, described
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return transforms.dpzero_output(state, params)
 
     @kept
     def numbers(self) -> SlopeNumbers:
-        return _numbers(self, isotropic=False)
+        return _numbers(self)
 
     @classmethod
     def designed(cls, name: str, **constants: Any) -> Design:
-        """Returns what a theorem prescribes, with full batches and exact noise.
-
-        Run it with ``optax.sgd(plan.theorem.learning_rate)``. ``plan.theorem`` also has
-        the theorem's bound, and the noise of the paper's formula, which is only reported.
-
-        Args:
-          name: ``"3"``, ``"3'"`` or ``"F.4"`` for ``DPZero``; ``"1"``, ``"2"``, ``"F.2"``
-            or ``"F.3"`` for ``DPGDZerothOrder``.
-          **constants: of :func:`jaxdp.dpzero.theorems.prescribed`.
-        """
         return _designed(cls.family, name, **constants)
 
     @classmethod
     def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
-        plan = cls(sampling=sampling.FullBatch(), **design)
-        return plan.calibrate(epsilon=epsilon, delta=delta)
+        return cls(**design).calibrate(epsilon=epsilon, delta=delta)
 
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
         return transforms.dpzero(self, keys, **kwargs)
-
-    def _returned(self, state: Any, params: Any) -> Any:
-        return transforms.dpzero_output(state, params)
-
-    def describe(self) -> Description:
-        return described(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,30 +224,24 @@ class DPGDZerothOrder(SumPlan):
         _check(self)
         super().__post_init__()
 
-    def _sums(self) -> Sums:
-        return _slope_sums(self)
+    _sums, describe = _slope_sums, described
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return transforms.dpzero_output(state, params)
 
     @kept
     def numbers(self) -> SlopeNumbers:
-        return _numbers(self, isotropic=True)
+        return _numbers(self)
 
     @classmethod
     def designed(cls, name: str, **constants: Any) -> Design:
-        """Returns what a theorem prescribes; as for :class:`DPZero`."""
         return _designed(cls.family, name, **constants)
 
     @classmethod
     def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
-        plan = cls(sampling=sampling.FullBatch(), **design)
-        return plan.calibrate(epsilon=epsilon, delta=delta)
+        return cls(**design).calibrate(epsilon=epsilon, delta=delta)
 
     def transform(
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
         return transforms.dpgd_zeroth_order(self, keys, **kwargs)
-
-    def _returned(self, state: Any, params: Any) -> Any:
-        return transforms.dpzero_output(state, params)
-
-    def describe(self) -> Description:
-        return described(self)

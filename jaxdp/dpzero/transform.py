@@ -75,14 +75,7 @@ class DPZeroState(NamedTuple):
 
     SECRET = ("noise",)
     __repr__ = run_state.hiding_repr
-
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def laplace_noise(numbers: SlopeNumbers, keys: keys_lib.Keys, name: str) -> np.ndarray:
@@ -103,13 +96,7 @@ def laplace_noise(numbers: SlopeNumbers, keys: keys_lib.Keys, name: str) -> np.n
 
 
 def step_noise(numbers: SlopeNumbers, noise: jax.Array, step: jax.Array) -> jax.Array:
-    """Returns the noise of one step, int32 (R,): secret.
-
-    Args:
-      numbers: how many, and their standard deviations.
-      noise: of a :class:`DPZeroState`.
-      step: int32, shape=().
-    """
+    """Returns the noise of one step, int32 (R,), given a state's ``noise``: secret."""
     if noise.ndim:
         return jax.lax.dynamic_index_in_dim(noise, step, keepdims=False)
     std, num = numbers.grid.noise_std, numbers.num_directions
@@ -186,28 +173,18 @@ def dpzero(
 
 
 def dpgd_zeroth_order(
-    plan: Plan,
-    keys: keys_lib.Keys,
-    *,
-    trainable: run_state.Trainable = None,
-    stacked: PathPredicate | None = None,
-    microbatch_size: int | None = None,
-    axis_name: AxisName | None = None,
-    noise_table: jax.Array | np.ndarray | None = None,
+    plan: Plan, keys: keys_lib.Keys, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Makes DPGD-0th, the DPZero paper's baseline, an optax transformation.
 
     Per-record vectors ``slope * direction`` are clipped in L2 and their sum gets isotropic
-    noise. Used as :func:`dpzero`, with the same arguments and errors.
+    noise. Used as :func:`dpzero`, with the same options and errors.
 
     Args:
       plan: a ``jaxdp.plans.DPGDZerothOrder`` with noise.
       keys: a ``jaxdp.Keys``.
-      trainable: which leaves move; as in :func:`dpzero`.
-      stacked: leaves whose first axis counts layers; as in :func:`dpzero`.
-      microbatch_size: records evaluated at once.
-      axis_name: as in :func:`dpzero`.
-      noise_table: the noise along the direction, int32 (num_steps, 1), for tests.
+      **options: those of :func:`dpzero`; ``noise_table`` is the noise along the direction,
+        int32 (num_steps, 1).
 
     Privacy:
       Each step releases one number, the coordinate of the noised sum along the direction;
@@ -218,16 +195,7 @@ def dpgd_zeroth_order(
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
     """
-    return _maker(
-        plan,
-        keys,
-        "dpgd_zeroth_order",
-        trainable=trainable,
-        stacked=stacked,
-        microbatch_size=microbatch_size,
-        axis_name=axis_name,
-        noise_table=noise_table,
-    )
+    return _maker(plan, keys, "dpgd_zeroth_order", **options)
 
 
 def dpzero_output(state: Any, params: Any) -> Any:
@@ -291,12 +259,7 @@ def gradient(
 ) -> Any:
     """Computes the gradient that a release stands for: post-processing, without data.
 
-    Args:
-      numbers: whether there is noise across the direction, and how much.
-      release: float32 (K,): y.
-      rows: the K directions of the step.
-      key: the direction key of the step that they were drawn from; public.
-      params: shapes and dtypes.
+    ``release`` is y, float32 (K,); ``key``, public, is that of the step's directions.
     """
     if not numbers.isotropic:
         return finite_difference.combine(release, rows, params)
@@ -337,10 +300,7 @@ def _begin(
 def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
     """Computes the clip after a step: float32, shape=().
 
-    Args:
-      tuning: how fast it moves, and whereto.
-      bound: the clip of the step.
-      count: the released count over the normalizer: a half if no record was clipped.
+    ``count`` is the released one over the normalizer: a half if no record was clipped.
     """
     excess = count + np.float32(0.5 - tuning.target_unclipped_quantile)
     factor = jnp.exp(excess * np.float32(-tuning.learning_rate))
@@ -389,13 +349,8 @@ def replay(
     """Returns the transformation of a run whose releases are known: it reads no data.
 
     ``update`` takes ``release``, float32, of the shape of ``state.release``. It works on
-    its own state, which holds no noise, and on that of the run's transformation.
-
-    Args:
-      numbers: of the plan of the run.
-      direction: the run's direction root; public.
-      trainable: as in the run.
-      stacked: as in the run.
+    its own state, which holds no noise, and on that of the run's transformation. Arguments
+    are those of ``plan.replay``.
     """
 
     def init_fn(params: Any) -> DPZeroState:
@@ -424,11 +379,11 @@ def _maker(
     keys: keys_lib.Keys,
     name: str,
     *,
-    trainable: run_state.Trainable,
-    stacked: PathPredicate | None,
-    microbatch_size: int | None,
-    axis_name: AxisName | None,
-    noise_table: jax.Array | np.ndarray | None,
+    trainable: run_state.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+    noise_table: jax.Array | np.ndarray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation of a plan of the family ``name``."""
     keys = keys_lib.check(keys)
@@ -468,10 +423,8 @@ def _maker(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
-        params = run_state.need_params(params, name)
-        run_state.refuse_masked(params, name)
-        run_state.refuse_differing(
-            axis_name, state=state, params=params, batch=batch, mask=mask
+        params = run_state.whole_params(
+            params, name, axis_name, state=state, batch=batch, mask=mask
         )
         count = state.horizon.count
         records, kept = batches.resolve(

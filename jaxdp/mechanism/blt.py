@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from jaxdp.core import validate
 from jaxdp.kernels import node_noise, prefix_noise, toeplitz_noise
+from jaxdp.mechanism.sum_plan import SumPlan
+
+P = TypeVar("P", bound=SumPlan)
 
 #: More buffers gain nothing and make the optimisation ill-conditioned.
 MAX_BUFFERS = 10
@@ -54,34 +57,39 @@ def kernel(
     return toeplitz_noise.Buffered(period, **dataclasses.asdict(numbers))
 
 
-def with_optimised_noise(plan: Any, num_buffers: int) -> Any:
-    """Returns a plan with a buffered Toeplitz kernel that is optimised for its period."""
+def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
+    """Returns the same plan with a buffered Toeplitz C optimised for its period.
+
+    Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
+    guarantee stays: the noise follows from C.
+
+    Args:
+      plan: one with ``prefix_noise``, of which this is a method.
+      num_buffers: 1, 2 or 3.
+
+    Raises:
+      ImportError: ``jax_privacy`` is not installed.
+    """
     validate.integer(num_buffers=num_buffers, at_most=3)
     found = optimise_blt(plan.noise_period, num_buffers)
-    numbers = BLTNumbers(found.buf_decay, found.output_scale)
-    name = f"blt_{num_buffers}"
-    return dataclasses.replace(plan, prefix_noise=name, blt_numbers=numbers)
+    changes: dict[str, Any] = {
+        "prefix_noise": f"blt_{num_buffers}",
+        "blt_numbers": BLTNumbers(found.buf_decay, found.output_scale),
+    }
+    return dataclasses.replace(plan, **changes)
 
 
 @functools.cache
 def optimise_blt(period: int, num_buffers: int) -> toeplitz_noise.Buffered:
     """Returns the buffered Toeplitz kernel of least worst variance at equal sensitivity.
 
-    Takes seconds to half a minute on the host, once for each pair of arguments. The
-    numbers that ship (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096
-    steps.
-
-    Args:
-      period: steps of one period.
-      num_buffers: from 1 to 10; so many vectors of memory.
-
-    Returns:
-      A kernel with parameters that were found by ``jax_privacy``; its norms are exact for
-      these parameters, however good they are.
+    Its parameters are found by ``jax_privacy``, once for each pair of arguments; its norms
+    are exact for these parameters, however good they are. The numbers that ship
+    (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096 steps.
 
     Raises:
       ImportError: ``jax_privacy`` is not installed (the extra ``mf``).
-      ValueError: a number out of range.
+      ValueError: ``num_buffers``, so many vectors of memory, is not from 1 to 10.
     """
     node_noise.check_period(period)
     if not 1 <= num_buffers <= MAX_BUFFERS:

@@ -1,12 +1,15 @@
 """Results of designs: the fields of a plan and the promise that they imply."""
 
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxdp import accounting
+from jaxdp.core import validate
+from jaxdp.core.types import Relation
 
 
 class Design(Mapping[str, Any]):
@@ -31,11 +34,8 @@ class Design(Mapping[str, Any]):
           parts: the dataclass of each field that holds one, by the field's name.
           **fields: as :meth:`as_dict` gave them.
         """
-        made = {
-            name: parts[name](**value) if name in parts else value
-            for name, value in fields.items()
-        }
-        return cls(**made)
+        made = {n: make(**fields[n]) for n, make in parts.items() if n in fields}
+        return cls(**fields | made)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the numbers for JSON; a part that is a dataclass becomes a dictionary."""
@@ -74,6 +74,44 @@ class Design(Mapping[str, Any]):
     def __str__(self) -> str:
         """Returns name and promise, for one row of a plan's table."""
         return f"{self.name}: {self.promise}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Checked records, budget and Lipschitz constant, with which problems begin.
+
+    Attributes:
+      num_examples: n >= 4, independent records of a population.
+      dim: d, parameters that move.
+      epsilon: > 0; the budget.
+      delta: in (0, 1).
+      relation: which data sets are neighbours.
+      lipschitz: > 0, of every record's loss.
+    """
+
+    num_examples: int
+    dim: int
+    epsilon: float
+    delta: float
+    relation: Relation
+    lipschitz: float
+
+    def __post_init__(self) -> None:
+        validate.integer(at_least=4, num_examples=self.num_examples)
+        validate.integer(dim=self.dim)
+        validate.positive(epsilon=self.epsilon, lipschitz=self.lipschitz)
+        validate.probability(delta=self.delta)
+        validate.one_of(accounting.RELATIONS, relation=self.relation)
+
+    @functools.cached_property
+    def mu(self) -> float:
+        """The largest mu of Gaussian DP within (epsilon, delta)."""
+        return accounting.gaussian_mu(self.epsilon, self.delta)
+
+    @property
+    def sensitivity_over_clip(self) -> float:
+        """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
+        return accounting.sensitivity(self.relation, 1.0)
 
 
 def _frozen(value: Any) -> Any:

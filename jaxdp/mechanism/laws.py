@@ -14,17 +14,13 @@ Noise = Literal["discrete", "laplace"]
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Law of noise: bound, size and price of the noise on a sum.
+    """Law of noise: bound and size of the noise on a sum.
 
     Attributes:
       order: of the norm in which one record's contribution is bounded: 1 or 2.
       deviations: standard deviations beyond which it has a mass below 1e-14.
       scale: from a standard deviation in grid units to the law's integer parameter.
       std: from a standard deviation in grid units to that of the integers, rounded up.
-      unsampled: from noise_multiplier, number of sums and relation to the guarantee of
-        sums that all read one record; takes ``among_sampled``.
-      poisson: from noise_multiplier and number of sums, and the keywords ``sampling_prob``
-        and ``relation``, to the guarantee of sums over Poisson samples.
       exact: whether it is drawn exactly, on the host: its guarantee may be pure, delta = 0.
     """
 
@@ -32,8 +28,6 @@ class Law:
     deviations: int
     scale: Callable[[float], int]
     std: Callable[[float], int]
-    unsampled: Callable[..., accounting.Guarantee]
-    poisson: Callable[..., accounting.Guarantee]
     exact: bool = False
 
 
@@ -46,35 +40,13 @@ def _laplace_scale(units: float) -> int:
     return math.ceil(units / math.sqrt(2)) + 1 if units else 0
 
 
-def _unsampled_laplace(
-    noise_multiplier: float,
-    num_steps: int,
-    relation: Relation,
-    *,
-    among_sampled: bool = False,
-) -> accounting.Guarantee:
-    del among_sampled  # No sampled sums are composed with Laplace noise.
-    return accounting.full_batch_laplace(noise_multiplier, num_steps, relation)
-
-
 LAWS: dict[Noise, Law] = {
-    "discrete": Law(
-        order=2,
-        deviations=8,
-        scale=math.ceil,
-        std=math.ceil,
-        unsampled=lambda *args, **kwargs: accounting.full_batch_gaussian(
-            *args, **kwargs
-        ),
-        poisson=lambda *args, **kwargs: accounting.poisson_gaussian(*args, **kwargs),
-    ),
+    "discrete": Law(order=2, deviations=8, scale=math.ceil, std=math.ceil),
     "laplace": Law(
         order=1,
         deviations=32,
         scale=_laplace_scale,
         std=lambda units: math.ceil(math.sqrt(2) * _laplace_scale(units)),
-        unsampled=_unsampled_laplace,
-        poisson=lambda *args, **kwargs: accounting.poisson_laplace(*args, **kwargs),
         exact=True,
     ),
 }
@@ -101,7 +73,10 @@ def guarantee(
     match sampler:
         case sampling.TruncatedPoisson(sampling_prob=q) if rows == num_examples:
             # What cannot overflow is never truncated.
-            return law.poisson(
+            poisson = accounting.poisson_gaussian
+            if law.exact:
+                poisson = accounting.poisson_laplace
+            return poisson(
                 noise_multiplier, num_steps, sampling_prob=q, relation=relation
             )
         case sampling.TruncatedPoisson() | sampling.FixedSize() if law.exact:
@@ -129,4 +104,8 @@ def guarantee(
             )
     # So many sums read one record; the others tell nothing of it.
     sums = sampler.max_participations(num_examples, num_steps)
-    return law.unsampled(noise_multiplier, sums, relation, among_sampled=among_sampled)
+    if law.exact:
+        return accounting.full_batch_laplace(noise_multiplier, sums, relation)
+    return accounting.full_batch_gaussian(
+        noise_multiplier, sums, relation, among_sampled=among_sampled
+    )

@@ -84,9 +84,7 @@ class Plan:
     nested: ClassVar[dict[str, Any]] = {}
     #: The field that calibration chooses.
     calibrated: ClassVar[str] = "noise_multiplier"
-    #: Methods that some plans have: the result of a run, from its state and last iterate,
-    #: and the entries of its report, from its state.
-    _returned: ClassVar[Any] = None
+    #: Method that some plans have: the entries of a run's report, from its state.
     _outcome: ClassVar[Any] = None
     #: Relative tolerance of fields that a design may choose up to rounding, by name.
     tolerances: ClassVar[dict[str, float]] = {}
@@ -145,7 +143,9 @@ class Plan:
     @classmethod
     def designed(cls, name: str, **constants: Any) -> Design:
         """Returns the design of a theorem, or ``"certified"``, for a problem."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{cls.__name__} has no theorems to take numbers from"
+        )
 
     @classmethod
     def certified(cls, *, epsilon: float, delta: float, **constants: Any) -> Self:
@@ -161,11 +161,7 @@ class Plan:
         Raises:
           ValueError, TypeError: a constant that is missing, unknown or out of range.
         """
-        return cls._of(
-            cls.designed("certified", epsilon=epsilon, delta=delta, **constants),
-            epsilon=epsilon,
-            delta=delta,
-        )
+        return cls.from_theorem("certified", epsilon=epsilon, delta=delta, **constants)
 
     @classmethod
     def from_theorem(
@@ -173,22 +169,17 @@ class Plan:
     ) -> Self:
         """Returns the calibrated plan that a theorem prescribes, corrected.
 
-        For study and comparison; :meth:`certified`, where there is one, is better.
+        For study and comparison; :meth:`certified`, where there is one, is better, of
+        which the other arguments and errors are.
 
         Args:
           theorem: its name; the error for another one lists all.
           epsilon: > 0; the budget.
           delta: in (0, 1).
           **constants: those of the method's ``theory.theorems``.
-
-        Raises:
-          ValueError, TypeError: a constant that is missing, unknown or out of range.
         """
-        return cls._of(
-            cls.designed(theorem, epsilon=epsilon, delta=delta, **constants),
-            epsilon=epsilon,
-            delta=delta,
-        )
+        found = cls.designed(theorem, epsilon=epsilon, delta=delta, **constants)
+        return cls._of(found, epsilon=epsilon, delta=delta)
 
     @classmethod
     def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
@@ -233,15 +224,7 @@ class Plan:
     @kept
     def run(self) -> Run:
         """Frozen numbers that the loop, samplers and every method read."""
-        return Run(
-            self.family,
-            self.num_examples,
-            self.num_steps,
-            self.sampling,
-            self.relation,
-            self.phases,
-            self.digest,
-        )
+        return Run(*(getattr(self, name) for name in Run._fields))
 
     @property
     def numbers(self) -> Any:
@@ -265,7 +248,7 @@ class Plan:
 
     def returned(self, state: Any, params: Any) -> Any:
         """Returns the result of a run, given its state and the last iterate."""
-        return params if self._returned is None else self._returned(state, params)
+        raise NotImplementedError
 
     def shown(self, state: Any, params: Any) -> Any:
         """Returns the public value that a callback is shown during a run."""
@@ -318,13 +301,10 @@ class Plan:
         for field in self._fields():
             value: Any = getattr(self, field.name)
             if field.name == "sampling":
-                sampler: Any = value
-                chosen = dataclasses.asdict(sampler)
-                value = {"sampler": type(sampler).__name__, **chosen}
+                value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
             elif field.name in self.nested and value is not None:
-                part: Any = value
-                design = isinstance(part, Design)
-                value = part.as_dict() if design else dataclasses.asdict(part)
+                design = isinstance(value, Design)
+                value = value.as_dict() if design else dataclasses.asdict(value)
             fields[field.name] = _written(value)
         return json.dumps(fields, indent=2, allow_nan=False)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from jaxdp.mechanism.sums import Mechanism
 _ONE_SIZE = tuple(kind for kind in get_args(sampling.AnySampler) if kind.one_size)
 
 Vary = Literal["noise_multiplier", "num_steps"]
+P = TypeVar("P", bound=Plan)
 
 
 def check_clip(name: str, value: Any) -> None:
@@ -30,12 +31,24 @@ def check_clip(name: str, value: Any) -> None:
         )
 
 
-def described(plan: "SumPlan") -> Description:
+def described(self: Any) -> Description:
     """Describes a plan of equal sums."""
+    noise = noise_on_each(self, f"sums of {self.normalizer:.5g} records")
+    return Description(noise, stds=self.noise_std)
+
+
+def noise_on_each(plan: Any, sums: str) -> str:
+    """Describes the noise on each of a plan's sums or means, in words."""
     size = f"{plan.noise_multiplier:.4g} x sensitivity {plan.sensitivity:.4g}"
-    sums = f"each of {plan.num_steps} sums of {plan.normalizer:.5g} records"
-    noise = f"{size if plan.noise_multiplier else 'none'} on {sums}"
-    return Description(noise, stds=plan.noise_std)
+    noise = size if plan.noise_multiplier else "none"
+    return f"{noise} on each of {plan.num_steps} {sums}"
+
+
+def with_noise(self: P, *, noise_multiplier: float, delta: float | None = None) -> P:
+    """Returns the same plan with this noise; 0 is the non-private limit."""
+    plan: Any = self  # Every subclass is a dataclass.
+    delta = self.delta if delta is None else delta
+    return dataclasses.replace(plan, noise_multiplier=noise_multiplier, delta=delta)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,11 +115,14 @@ class SumPlan(Plan):
 
     def _common(self) -> dict[str, Any]:
         """Returns the numbers that every mechanism has."""
-        names = ("num_examples", "num_steps", "sampling", "relation")
-        noise = self.noise_multiplier
-        return {name: getattr(self, name) for name in names} | {
-            "noise_multiplier": noise
-        }
+        names = (
+            "num_examples",
+            "num_steps",
+            "sampling",
+            "relation",
+            "noise_multiplier",
+        )
+        return {name: getattr(self, name) for name in names}
 
     @property
     def sensitivity(self) -> float:
@@ -245,19 +261,11 @@ class SumPlan(Plan):
         )
         return dataclasses.replace(self, noise_multiplier=noise, delta=delta)
 
-    def with_noise(
-        self, *, noise_multiplier: float, delta: float | None = None
-    ) -> Self:
-        """Returns the same plan with this noise; 0 is the non-private limit."""
-        delta = self.delta if delta is None else delta
-        return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
+    with_noise = with_noise
 
     def mechanism(self) -> dict[str, Any]:
-        return {
-            "l2_clip_norm": self.l2_clip_norm,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": self.noise_std,
-        }
+        names = ("l2_clip_norm", "noise_multiplier", "noise_std")
+        return {name: getattr(self, name) for name in names}
 
     def _derived(self) -> list[tuple[str, float]]:
         if self.noise_multiplier is None:

@@ -30,7 +30,10 @@ _MORE = 1 + 5e-6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Mechanism:
-    """Fields that every mechanism has, as in ``SumPlan``."""
+    """Fields that every mechanism has; they and its properties are as in ``SumPlan``.
+
+    ``guarantee`` is that of all releases, and ``stds`` are shown by a table besides.
+    """
 
     num_examples: int
     num_steps: int
@@ -147,7 +150,6 @@ class Sums(_Mechanism):
         return noise * self.sensitivity / self.normalizer if noise else 0.0
 
     def step_std(self, phase: str) -> float:
-        """Returns the standard deviation of the noise on a step's mean."""
         del phase
         return self.noise_std
 
@@ -172,7 +174,6 @@ class Sums(_Mechanism):
         return 0.0 if bits is None else noise_multiplier * self.moves * 2**bits
 
     def grid(self, phase: str = "step") -> Grid:
-        """Returns the grid of the sums."""
         del phase
         std = self.law.std(self.units(self.sum_noise))
         bound, order = self.l2_clip_norm, self.law.order
@@ -193,7 +194,6 @@ class Sums(_Mechanism):
 
     @property
     def guarantee(self) -> accounting.Guarantee:
-        """Event of all releases, and its relation."""
         return self._equal(self.law, self.numbers)
 
 
@@ -218,11 +218,9 @@ class _Means(_Mechanism):
 
     @property
     def sensitivity(self) -> float:
-        """Sensitivity of all releases, to which the noise multiplier refers."""
         raise NotImplementedError
 
     def step_std(self, phase: str) -> float:
-        """Returns the standard deviation of a coordinate of a step's own noise."""
         raise NotImplementedError
 
     @property
@@ -323,18 +321,15 @@ class CorrelatedSums(_Means):
         return self.node_std * _longest(self.correlation) / math.sqrt(self.slopes)
 
     def step_std(self, phase: str) -> float:
-        """Returns the standard deviation of a coordinate of a node's noise in a phase."""
         del phase
         return self.node_std
 
     @property
     def stds(self) -> dict[str, float]:
-        """Standard deviations that a table shows besides."""
         return {"node_std": self.node_std}
 
     @property
     def guarantee(self) -> accounting.Guarantee:
-        """Event of all releases, and its relation."""
         return self._equal()
 
 
@@ -368,17 +363,14 @@ class WeighedSums(_Means):
         return self.node_std / math.sqrt(self.slopes)
 
     def step_std(self, phase: str) -> float:
-        """Returns the standard deviation of a coordinate's noise in a phase's means."""
         return self.noise * self.unit_stds.get(phase, 0.0) if self.noise else 0.0
 
     @property
     def stds(self) -> dict[str, float]:
-        """Standard deviations that a table shows besides."""
         return {f"{p.name}_std": self.step_std(p.name) for p in self.phases}
 
     @property
     def guarantee(self) -> accounting.Guarantee:
-        """Event of all releases, and its relation."""
         sampler, noise = self.sampling, self.noise
         if not noise or math.isinf(self.sensitivity):
             return accounting.full_batch_gaussian(noise, 1, self.relation)

@@ -149,13 +149,17 @@ def o2nc(
             )
             unasked = optax.tree.add_scale(left, last, following)
             unasked = optax.tree.add(_wider(params), unasked)
-            mean = _where(ends, _averaged(mean, unasked, numbers.window), mean)
-            left = _where(ends, optax.tree.add(left, following), left)
+            mean = optax.tree.where(
+                ends, _averaged(mean, unasked, numbers.window), mean
+            )
+            left = optax.tree.where(ends, optax.tree.add(left, following), left)
         windows = state.windows + ends.astype(jnp.int32)
         taken = ends & _is_taken(state.choice, windows)
         if numbers.reset:
             squares = jnp.where(ends, 0, squares)
-            following = _where(ends, optax.tree.zeros_like(following), following)
+            following = optax.tree.where(
+                ends, optax.tree.zeros_like(following), following
+            )
         segment = (window + ends) * numbers.window + jnp.where(ends, 0, at + 1)
         s = fraction(state.position, segment)
         step = optax.tree.add_scale(left, s, following)
@@ -164,13 +168,13 @@ def o2nc(
             increment=following,
             fraction=s,
             squares=squares,
-            mean=_where(ends, optax.tree.zeros_like(mean), mean),
-            output=_where(taken, mean, state.output),
+            mean=optax.tree.where(ends, optax.tree.zeros_like(mean), mean),
+            output=optax.tree.where(taken, mean, state.output),
             windows=windows,
             position=state.position,
             choice=state.choice,
         )
-        new = _where(active, new, state)
+        new = optax.tree.where(active, new, state)
         out = jax.tree.map(
             lambda u, p: jnp.where(active, u, 0).astype(jnp.result_type(p)),
             step,
@@ -227,13 +231,7 @@ class RunState(NamedTuple):
     def release(self) -> jax.Array:
         return self.oracle.release
 
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def conversion(
@@ -275,10 +273,6 @@ def _averaged(mean: Any, point: Any, count: int | jax.Array) -> Any:
     """Adds the last of ``count`` points to the mean of the others: constants stay exact."""
     weight = 1 / jnp.asarray(count, jnp.float32)
     return jax.tree.map(lambda m, p: m + weight.astype(m.dtype) * (p - m), mean, point)
-
-
-def _where(condition: jax.Array, yes: Any, no: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def _wide(leaf: Any) -> Any:

@@ -37,14 +37,7 @@ class PrivateOracleState(NamedTuple):
 
     SECRET = ("noise",)
     __repr__ = run_state.hiding_repr
-
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def private_oracle(
@@ -121,20 +114,15 @@ def private_oracle(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
-        params = run_state.need_params(params, "private_oracle")
-        run_state.refuse_masked(params, "private_oracle")
-        run_state.refuse_differing(axis_name, state=state, params=params, batch=batch)
+        params = run_state.whole_params(
+            params, "private_oracle", axis_name, state=state, batch=batch
+        )
         phase = batches.check_phase(run, phase)
+        count = state.horizon.count
         records, kept = batches.resolve(
-            run,
-            batch,
-            None,
-            private=keys.private,
-            step=state.horizon.count,
-            phase=phase,
+            run, batch, None, private=keys.private, step=count, phase=phase
         )
         active, horizon = run_state.advance(run, state.horizon)
-        count = state.horizon.count
         moves = run_state.moving(params, trainable)
         dim = run_state.size(params, moves)
         where = correlated_noise.place(carried, count)

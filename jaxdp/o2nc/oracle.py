@@ -14,6 +14,7 @@ estimate exists anywhere.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -114,33 +115,15 @@ def release_increment(
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
         (some, places), kept = part
         if numbers.oracle == "scalar":
-            rows = _slopes(numbers, value_fn, params, some, draw(key))
-        elif numbers.oracle == "first_order":
-            rows = _first_order(
-                numbers,
-                value_fn,
-                params,
-                previous,
-                some,
-                places,
-                key,
-                draw,
-                phase,
-                moves,
+            along = draw(key)
+            radius = smoothed_gradient.scale(numbers.smoothing_radius, along.dim)
+            rows = finite_difference.slopes(
+                value_fn, params, some, along, smoothing_radius=radius
             )
         else:
-            rows = _zeroth_order(
-                numbers,
-                value_fn,
-                params,
-                previous,
-                some,
-                places,
-                key,
-                draw,
-                phase,
-                moves,
-            )
+            points = (params,) if phase == "restart" else (params, previous)
+            place = (some, places, key)
+            rows = _estimates(numbers, value_fn, points, place, draw, moves)
         return release.bounded_sum(grid, rows, kept)
 
     summed = finite_difference.sum_microbatches(
@@ -166,91 +149,34 @@ def _moved(params: Any, previous: Any, moves: PathPredicate) -> jax.Array:
     return jnp.linalg.norm(smoothed_gradient.flat(apart, moves))
 
 
-def _slopes(
+def _estimates(
     numbers: IncrementNumbers,
     value_fn: ValueFn,
-    params: Any,
-    records: Any,
-    rows: sphere.Direction,
-) -> jax.Array:
-    """Computes the slopes of every record along common directions (B, m), not bounded."""
-    scale = smoothed_gradient.scale(numbers.smoothing_radius, rows.dim)
-    return finite_difference.slopes(
-        value_fn, params, records, rows, smoothing_radius=scale
-    )
-
-
-def _zeroth_order(
-    numbers: IncrementNumbers,
-    value_fn: ValueFn,
-    params: Any,
-    previous: Any,
-    records: Any,
-    places: jax.Array,
-    key: jax.Array,
-    draw: smoothed_gradient.Draw,
-    phase: str,
-    moves: PathPredicate,
-) -> jax.Array:
-    """Computes GRAD or DIFF of every record (B, d) from values, not bounded."""
-    shared: dict[str, Any] = {
-        "smoothing_radius": numbers.smoothing_radius,
-        "share": numbers.share_directions,
-    }
-    if phase == "restart":
-        vectors = smoothed_gradient.gradients(
-            value_fn, params, records, places, key, draw, **shared
-        )
-    else:
-        vectors = smoothed_gradient.differences(
-            value_fn,
-            params,
-            previous,
-            records,
-            places,
-            key,
-            draw,
-            kind=numbers.difference,
-            **shared,
-        )
-    return smoothed_gradient.flat(vectors, moves)
-
-
-def _first_order(
-    numbers: IncrementNumbers,
-    value_fn: ValueFn,
-    params: Any,
-    previous: Any,
-    records: Any,
-    places: jax.Array,
-    key: jax.Array,
+    points: tuple[Any, ...],
+    records: tuple[Any, jax.Array, jax.Array],
     draw: Any,
-    phase: str,
     moves: PathPredicate,
 ) -> jax.Array:
-    """Computes GRAD or DIFF of every record (B, d) from gradients, not bounded.
+    """Computes GRAD at a point, or DIFF of two, of every record (B, d); not bounded.
 
-    A restart takes one gradient of each record.
+    ``records`` are those, their places, and the key. With gradients GRAD takes one of each
+    record.
     """
-    shared: dict[str, Any] = {
-        "smoothing_radius": numbers.smoothing_radius,
-        "moves": moves,
-    }
-    if phase == "restart":
-        one = functools.partial(draw, num=1)
-        vectors = smoothed_gradient.ball_gradients(
-            value_fn, params, records, places, key, one, **shared
+    options: dict[str, Any] = {"smoothing_radius": numbers.smoothing_radius}
+    grad: Callable[..., Any] = smoothed_gradient.gradients
+    diff: Callable[..., Any] = smoothed_gradient.differences
+    one = draw
+    if numbers.oracle == "first_order":
+        options["moves"], one = moves, functools.partial(draw, num=1)
+        grad, diff = (
+            smoothed_gradient.ball_gradients,
+            smoothed_gradient.ball_differences,
         )
     else:
-        vectors = smoothed_gradient.ball_differences(
-            value_fn,
-            params,
-            previous,
-            records,
-            places,
-            key,
-            draw,
-            kind=numbers.difference,
-            **shared,
-        )
+        options["share"] = numbers.share_directions
+    if len(points) == 1:
+        vectors = grad(value_fn, *points, *records, one, **options)
+    else:
+        options["kind"] = numbers.difference
+        vectors = diff(value_fn, *points, *records, draw, **options)
     return smoothed_gradient.flat(vectors, moves)

@@ -16,7 +16,7 @@ from jaxdp.mechanism import blt
 from jaxdp.mechanism.design import Design, ideal_factor
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
 from jaxdp.o2nc import conversion as driver
 from jaxdp.o2nc import releases
@@ -157,27 +157,16 @@ class O2NC(SumPlan):
 
     @kept
     def numbers(self) -> IncrementNumbers:
-        noise = self._correlated(self.num_steps)
-        return IncrementNumbers(noise, **_picked(self, IncrementNumbers))
+        noise, names = self._correlated(self.num_steps), IncrementNumbers._fields[1:]
+        return IncrementNumbers(noise, *(getattr(self, name) for name in names))
 
     @kept
     def driver(self) -> driver.DriverNumbers:
         """Frozen numbers that the conversion reads; with or without noise."""
-        return driver.DriverNumbers(self.run, **_picked(self, driver.DriverNumbers))
+        names = driver.DriverNumbers._fields
+        return driver.DriverNumbers(*(getattr(self, name) for name in names))
 
-    def with_optimised_noise(self, num_buffers: int = 3) -> Self:
-        """Returns the same plan with a buffered Toeplitz C optimised for its period.
-
-        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
-        guarantee stays: the noise follows from C.
-
-        Args:
-          num_buffers: 1, 2 or 3.
-
-        Raises:
-          ImportError: ``jax_privacy`` is not installed.
-        """
-        return blt.with_optimised_noise(self, num_buffers)
+    with_optimised_noise = blt.with_optimised_noise
 
     def _fulfils(self, design: Design) -> bool:
         # Across a query that is skipped a change is over two steps.
@@ -297,7 +286,7 @@ class O2NC(SumPlan):
         oracle = private_oracle(self, keys, **kwargs)
         return driver.conversion(oracle, driver.o2nc(self, keys))
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return driver.o2nc_output(state, params)
 
     def describe(self) -> Description:
@@ -315,10 +304,8 @@ class O2NC(SumPlan):
         )
 
     def _pass_noise(self) -> str:
-        size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
         batches = " or ".join(str(size) for _, size in self.clips.values())
-        means = f"each of {self.num_steps} means of {batches} records{self._slopes()}"
-        noise = f"{size if self.noise_multiplier else 'none'} on {means}"
+        noise = noise_on_each(self, f"means of {batches} records{self._slopes()}")
         if (period := self.noise_period) == 1:
             return noise
         return f"{noise}, correlated over {period} steps ({self.prefix_noise})"
@@ -342,12 +329,6 @@ class O2NC(SumPlan):
         if self.oracle != "scalar":
             return ""
         return f", of {self.num_directions} slope{'s' * (self.num_directions > 1)} each"
-
-
-def _picked(plan: O2NC, kind: Any) -> dict[str, Any]:
-    """Returns the fields of a plan that a tuple of numbers has as well."""
-    fields = {field.name for field in dataclasses.fields(plan)}
-    return {name: getattr(plan, name) for name in kind._fields if name in fields}
 
 
 def _sampler(design: Design) -> SinglePassRestarts | MultiPassRestarts:

@@ -23,14 +23,7 @@ class PrivatePrefixSumState(NamedTuple):
 
     SECRET = ("noise",)
     __repr__ = run_state.hiding_repr
-
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def private_prefix_sum(

@@ -1,7 +1,7 @@
 """The plan of private prefix sums of bounded updates."""
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import optax
@@ -13,7 +13,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums
 from jaxdp.o2nc.prefix_sum import private_prefix_sum
 
@@ -77,36 +77,22 @@ class PrefixSum(SumPlan):
             correlation=blt.kernel(self.prefix_noise, self.blt_numbers, period),
         )
 
+    def returned(self, state: Any, params: Any) -> Any:
+        return params
+
     @kept
     def numbers(self) -> CorrelatedNumbers:
         return self._correlated(self.steps_per_pass)
 
-    def with_optimised_noise(self, num_buffers: int = 3) -> Self:
-        """Returns the same plan with a buffered Toeplitz C optimised for its period.
-
-        Uses ``jax_privacy`` (the extra ``mf``), in up to half a minute the first time. The
-        guarantee stays: the noise follows from C.
-
-        Args:
-          num_buffers: 1, 2 or 3.
-
-        Raises:
-          ImportError: ``jax_privacy`` is not installed.
-        """
-        return blt.with_optimised_noise(self, num_buffers)
+    with_optimised_noise = blt.with_optimised_noise
 
     def describe(self) -> Description:
-        size = f"{self.noise_multiplier:.4g} x sensitivity {self.sensitivity:.4g}"
         rows = self.sampling.rows(self.num_examples)
-        means = f"each of {self.num_steps} means of {rows} records"
-        correlated = f"correlated over {self.noise_period} steps ({self.prefix_noise})"
-        noise = size if self.noise_multiplier else "none"
+        noise = noise_on_each(self, f"means of {rows} records")
+        noise += f", correlated over {self.noise_period} steps ({self.prefix_noise})"
         stds = self.node_std * self.correlation.increment_norms()
-        return Description(
-            f"{noise} on {means}, {correlated}",
-            "mean of updates",
-            np.resize(stds, self.num_steps),  # Repeats it.
-        )
+        stds = np.resize(stds, self.num_steps)  # Repeats it.
+        return Description(noise, "mean of updates", stds)
 
     def transform(
         self, keys: Keys, **kwargs: Any

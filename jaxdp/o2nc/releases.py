@@ -4,22 +4,13 @@ An estimate is released where a period begins, and its changes until the next re
 ``SinglePassRestarts`` a record is in one step of a run, and the noise is that of
 :class:`~jaxdp.mechanism.sums.CorrelatedSums`.
 
-With ``MultiPassRestarts`` it may be in all. The noise of the steps is independent, and
-adds up in the running estimate until the next restart. One record moves the mean of a
-restart by :math:`s_1`, that of another step by :math:`s_2`; of both kinds a run has
-:math:`N_1` and :math:`N_2`, and the last estimate of a period of P steps has the
-variance :math:`\sigma_1^2 + (P-1)\sigma_2^2`. At a given cost
-:math:`N_1 s_1^2/\sigma_1^2 + N_2 s_2^2/\sigma_2^2 = \mu^2` it is least, namely
-:math:`((r_1 + r_2)/\mu)^2`, for
-
-.. math:: \sigma_1^2 = r_1(r_1+r_2)/\mu^2, \quad
-  \sigma_2^2 = \frac{r_2(r_1+r_2)}{(P-1)\mu^2}, \qquad
-  r_1 = s_1\sqrt{N_1}, \quad r_2 = s_2\sqrt{(P-1)N_2} .
-
-So ``sensitivity`` is :math:`r_1 + r_2`, and with full batches the run is exactly
-:math:`\mu`-GDP with :math:`\mu` = 1 / ``noise_multiplier``. With samples the same noise
-costs about as much: more where a record that is drawn, which weighs 1/q times as much,
-is large beside it. What samples save is time.
+With ``MultiPassRestarts`` it may be in all. The noise of the steps is independent, adds up
+in the running estimate until the next restart, and is divided between restarts and
+differences as :mod:`jaxdp.o2nc.theory.budget` derives. ``sensitivity`` is its
+:math:`r_1 + r_2`, and with full batches the run is exactly :math:`\mu`-GDP with
+:math:`\mu` = 1 / ``noise_multiplier``. With samples the same noise costs about as much:
+more where a record that is drawn, which weighs 1/q times as much, is large beside it. What
+samples save is time.
 """
 
 import math

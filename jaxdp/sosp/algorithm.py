@@ -19,23 +19,9 @@ from jaxdp.kernels import stretch
 from jaxdp.sampling import batches
 from jaxdp.sosp import escapes, gradients, hessian
 from jaxdp.sosp import spider as spiders
+from jaxdp.sosp import state as states
 from jaxdp.sosp.roles import GROWTH, SOSPNumbers
-from jaxdp.sosp.state import (
-    CERTIFICATE,
-    CERTIFIED,
-    DATA,
-    NOTHING,
-    RUNNING,
-    SEEN,
-    STEPS,
-    UNTESTED,
-    Best,
-    Escape,
-    Search,
-    SOSPInfo,
-    SOSPState,
-    no_escape,
-)
+from jaxdp.sosp.state import Escape, Search, SOSPInfo, SOSPState
 
 
 def sosp(
@@ -89,10 +75,12 @@ def sosp(
         flat, _ = spiders.flattened(params, "sosp")
         spiders.slice_size(numbers, flat.size, microbatch_size)
         spider = spiders.begin(numbers, keys, flat)
-        escape = no_escape(numbers, flat, root)
+        escape = states.no_escape(numbers, flat, root)
         run_state.begin_run(params, keys, run.family)
         zero = jnp.zeros((), jnp.int32)
-        best = Best(params, jnp.float32(jnp.inf), jnp.full((), NOTHING, jnp.int32))
+        best = states.Best(
+            params, jnp.float32(jnp.inf), jnp.full((), states.NOTHING, jnp.int32)
+        )
         release = jnp.zeros((6,), jnp.float32)
         state = SOSPState(
             horizon, params, spider, escape, best, zero, zero, zero, release
@@ -143,7 +131,9 @@ def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:
     small = plain & (escape.cool <= 0) & (norm <= numbers.trigger_norm)
     # (At a point that is no number nothing is known, and records count zero.)
     small &= jnp.isfinite(x).all() & (numbers.escape_steps is not None)
-    best = escapes.offer(best, plain, x, norm, jnp.where(small, UNTESTED, SEEN))
+    best = escapes.offer(
+        best, plain, x, norm, jnp.where(small, states.UNTESTED, states.SEEN)
+    )
     spider, escape, start, unfit = escapes.begin(numbers, spider, escape, small, x)
     no_data |= unfit
 
@@ -164,13 +154,14 @@ def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:
     # A step that found no records may have released a gradient before.
     released = moving | (query.kind != spiders.NONE)
     count = state.horizon.count + released
-    certified = numbers.stop_at_certificate & (best.rank == CERTIFIED)
-    ended = jnp.where(count >= numbers.run.num_steps, STEPS, RUNNING)
-    ended = jnp.where(certified, CERTIFICATE, ended)
-    ended = jnp.where(no_data, DATA, ended)
+    certified = numbers.stop_at_certificate & (best.rank == states.CERTIFIED)
+    ended = jnp.where(count >= numbers.run.num_steps, states.STEPS, states.RUNNING)
+    ended = jnp.where(certified, states.CERTIFICATE, ended)
+    ended = jnp.where(no_data, states.DATA, ended)
     ended = jnp.where(active, ended, state.ended).astype(jnp.int32)
     horizon = state.horizon._replace(
-        count=count, exhausted=state.horizon.exhausted | (active & (ended != RUNNING))
+        count=count,
+        exhausted=state.horizon.exhausted | (active & (ended != states.RUNNING)),
     )
     left = jnp.where(within, escape.left, -1)
     spent = jnp.where(query.kind == spiders.NONE, 0, query.records)

@@ -13,6 +13,7 @@ Two kinds of stretch, in the words of the variance-reduced estimator:
   bound is at least as large as smooth losses need is what b_t is chosen for.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -73,10 +74,8 @@ def release_gradient(
     Returns:
       float32 (d,): released.
     """
-    gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
-    total = release.bounded_stretch(
-        grid, lambda some: gradients(point, some), point.size, *records
-    )
+    gradients = jax.vmap(functools.partial(jax.grad(loss), point))
+    total = release.bounded_stretch(grid, gradients, point.size, *records)
     return release.noised_mean(grid, total, noise)
 
 
@@ -90,14 +89,8 @@ def release_difference(
 ) -> jax.Array:
     """Releases the mean gradient's change from ``reference`` to ``point``, plus noise.
 
-    Args:
-      grid: its clip, times the number of records, bounds the change of one record's
-        gradient; its normalizer is 1.
-      loss: of one record.
-      point: float32 (d,).
-      reference: float32 (d,).
-      records: the stretch; at least one record.
-      noise: (d,), in grid units; secret.
+    Arguments are as of :func:`release_gradient`, but the grid's clip, times the number of
+    records, at least one, bounds the change of one record's gradient; its normalizer is 1.
 
     Returns:
       float32 (d,): released. One record moves the mean before the noise by the grid's

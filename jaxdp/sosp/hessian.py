@@ -12,7 +12,6 @@ Three queries, of which a method uses one:
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -165,31 +164,18 @@ def add_hessians(
             found -= hessians(loss, reference, some)
         return found.reshape(-1, dim * dim)
 
-    limit = jnp.float32(grid.record_move) * records.count.astype(jnp.float32)
-    if grid.norm == "frobenius":
-        return _added(rows, dim, records, total, limit, grid.bits)
-
     def within(some: Any) -> jax.Array:
         found = operator_clipped(rows(some).reshape(-1, dim, dim), limit)
         return found.reshape(-1, dim * dim)
 
-    # The grid's own bound is on the Frobenius norm, which may be larger.
-    wide = frobenius_bits(dim)
-    bits = grid.bits + wide
-    return _added(within, dim, records, total, limit * 2.0**wide, bits)
-
-
-def _added(
-    rows_of: Callable[[Any], jax.Array],
-    dim: int,
-    records: Records,
-    total: stretch.Wide,
-    bound: jax.Array,
-    bits: int,
-) -> stretch.Wide:
-    grid = Grid(bound, bits, 1.0, 0)
-    small = _in_parts(records, dim)
-    return stretch.plus(total, release.bounded_stretch(grid, rows_of, dim**2, *small))
+    limit = jnp.float32(grid.record_move) * records.count.astype(jnp.float32)
+    rows_of, bits, bound = rows, grid.bits, limit
+    if grid.norm == "operator":
+        # The grid's own bound is on the Frobenius norm, which may be larger.
+        wide = frobenius_bits(dim)
+        rows_of, bits, bound = within, grid.bits + wide, limit * 2.0**wide
+    one, small = Grid(bound, bits, 1.0, 0), _in_parts(records, dim)
+    return stretch.plus(total, release.bounded_stretch(one, rows_of, dim**2, *small))
 
 
 def _in_parts(records: Records, dim: int) -> Records:

@@ -13,10 +13,10 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.mechanism import design as designs
+from jaxdp.mechanism import sum_plan
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
-from jaxdp.mechanism.sum_plan import check_clip
 from jaxdp.sampling import AdaptiveCursor
 from jaxdp.sosp import hessian as oracles
 from jaxdp.sosp import roles as role_lib
@@ -34,10 +34,6 @@ _POSITIVE = (
     "hessian_difference_rate",
 )
 _NON_NEGATIVE = ("escape_noise_std", "curvature_threshold", "noise_multiplier")
-_OPTIONAL = (
-    *("difference_batch_size", "hessian_lipschitz", "hessian_difference_rate"),
-    *("curvature_threshold", "dim", "noise_multiplier", "delta"),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,7 +163,7 @@ class SOSP(Plan):
         for name in ("query_in_escape", "stop_at_certificate", "hessian_filter"):
             validate.instance(bool, **{name: getattr(self, name)})
         for name in ("l2_clip_norm", "hessian_clip_norm"):
-            check_clip(name, getattr(self, name))
+            sum_plan.check_clip(name, getattr(self, name))
         # The cursor and what it is to be moved by are added in 32 bits.
         validate.integer(at_most=2**29, num_examples=self.num_examples)
         self._check(validate.integer, *_BATCHES, at_most=self.num_examples)
@@ -188,9 +184,10 @@ class SOSP(Plan):
 
     def _check(self, check: Callable[..., None], *names: str, **limits: Any) -> None:
         """Checks fields, of which those whose default is None may be None."""
+        optional = {field.name for field in self._fields() if field.default is None}
         for name in names:
             value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
+            if value is not None or name not in optional:
                 check(**limits, **{name: value})
 
     def _check_escapes(self) -> None:
@@ -225,13 +222,10 @@ class SOSP(Plan):
                 'hessian_filter must be False unless hessian="on_demand", got True with '
                 f"{self.hessian!r}, whose records serve in several escapes"
             )
-        if (
-            steps is not None
-            and not jumps
-            and self.escape_noise_std == 0
-            and (self.hessian_filter or not self.noise_multiplier)
-            and self.noise_multiplier is not None
-        ):
+        alone = self.noise_multiplier == 0 or (
+            self.hessian_filter and self.noise_multiplier is not None
+        )
+        if steps is not None and not jumps and self.escape_noise_std == 0 and alone:
             raise ValueError(
                 "escape_noise_std must be > 0 with hessian_filter or without other noise, "
                 "got 0: nothing would leave an exact saddle"
@@ -282,17 +276,8 @@ class SOSP(Plan):
         return self.sampling.num_passes
 
     @property
-    def _noise(self) -> float:
-        if self.noise_multiplier is None:
-            raise ValueError(
-                "the plan has no noise_multiplier yet: call "
-                ".calibrate(epsilon=..., delta=...) or .with_noise(noise_multiplier=...)"
-            )
-        return self.noise_multiplier
-
-    @property
     def _guarantee(self) -> accounting.Guarantee:
-        return self._guarantee_of(self._noise)
+        return self._guarantee_of(validate.has_noise(self.noise_multiplier))
 
     def _guarantee_of(self, noise_multiplier: float) -> accounting.Guarantee:
         ideal = accounting.full_batch_gaussian(
@@ -328,12 +313,7 @@ class SOSP(Plan):
         )
         return dataclasses.replace(self, noise_multiplier=noise, delta=delta)
 
-    def with_noise(
-        self, *, noise_multiplier: float, delta: float | None = None
-    ) -> Self:
-        """Returns the same plan with this noise; 0 is the non-private limit."""
-        delta = self.delta if delta is None else delta
-        return dataclasses.replace(self, noise_multiplier=noise_multiplier, delta=delta)
+    with_noise = sum_plan.with_noise
 
     # Roles.
 
@@ -350,7 +330,8 @@ class SOSP(Plan):
     @kept
     def roles(self) -> Roles:
         """Sensitivity, noise and grid of refreshes, differences and Hessians."""
-        noise, moves = self._noise, accounting.sensitivity(self.relation, 1.0)
+        noise = validate.has_noise(self.noise_multiplier)
+        moves = accounting.sensitivity(self.relation, 1.0)
         rows, rate = self.refresh_batch_size, self.difference_batch_rate
         return Roles(
             role_lib.mean("refresh", noise, moves, self.l2_clip_norm, rows),
@@ -417,7 +398,7 @@ class SOSP(Plan):
     def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
         return sosp(self, keys, **kwargs)
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return state.best.point
 
     def spent(self, num_steps: int) -> accounting.Epsilon:
@@ -437,12 +418,8 @@ class SOSP(Plan):
         return Description(noise, stds=self.noise_std, at_most=True)
 
     def mechanism(self) -> dict[str, Any]:
-        return {
-            "l2_clip_norm": self.l2_clip_norm,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": self.noise_std,
-            "escape_std": self.escape_std,
-        }
+        names = ("l2_clip_norm", "noise_multiplier", "noise_std", "escape_std")
+        return {name: getattr(self, name) for name in names}
 
     def _outcome(self, state: Any) -> dict[str, Any]:
         """Returns the result of a run and the records that it read, all from releases.
@@ -453,10 +430,7 @@ class SOSP(Plan):
         record whose loss is not counts zero, and nothing tells how many do.
         """
         spider = state.spider
-        queries = {
-            "refreshes": int(spider.refreshes),
-            "differences": int(spider.differences),
-        }
+        queries = {n: int(getattr(spider, n)) for n in ("refreshes", "differences")}
         if not isinstance(state, state_lib.SOSPState):  # Of the gradient alone.
             return {"records_used": int(spider.records), **queries}
         best = state.best

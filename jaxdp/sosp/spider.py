@@ -242,7 +242,8 @@ def flattened(params: Any, name: str) -> tuple[jax.Array, Callable[[jax.Array], 
       ValueError: a leaf of another dtype, whose differences of gradients would be the
         rounding of its numbers; it is named.
     """
-    if any(isinstance(x, optax.MaskedNode) for x in _leaves(params)):
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(f"{name} moves all params; do not wrap it in optax.masked")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if jnp.result_type(leaf) != jnp.float32:
@@ -254,10 +255,6 @@ def flattened(params: Any, name: str) -> tuple[jax.Array, Callable[[jax.Array], 
     if not flat.size:
         raise ValueError("params must have at least one element, got none")
     return flat, unravel
-
-
-def _leaves(params: Any) -> list[Any]:
-    return jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
 
 
 def slice_size(numbers: SOSPNumbers, dim: int, microbatch_size: int | None) -> int:
@@ -279,13 +276,7 @@ class PrivateSpiderState(NamedTuple):
     spider: Spider
     release: jax.Array  # shape=(3,), dtype=float32; kind, records, norm of the estimate
 
-    @property
-    def count(self) -> jax.Array:
-        return self.horizon.count
-
-    @property
-    def exhausted(self) -> jax.Array:
-        return self.horizon.exhausted
+    count, exhausted = run_state.count, run_state.exhausted
 
 
 def private_spider(

@@ -83,19 +83,12 @@ SCALED_NOISE = (
 )
 #: What noise adds to the increment, from its integers.
 ADDED_NOISE = "noise.high.astype(jnp.float32) * numbers.noise.grids[phase].noise_unit"
-SLOPES = "            rows = _slopes(numbers, value_fn, params, some, draw(key))\n"
-CHANGES = """            rows = _first_order(
-                numbers,
-                value_fn,
-                params,
-                previous,
-                some,
-                places,
-                key,
-                draw,
-                phase,
-                moves,
+SLOPES = """                value_fn, params, some, along, smoothing_radius=radius
             )
+"""
+CHANGES = """            points = (params,) if phase == "restart" else (params, previous)
+            place = (some, places, key)
+            rows = _estimates(numbers, value_fn, points, place, draw, moves)
 """
 CLIPS = (INCREMENT, "jaxdp.kernels import finite", "jaxdp.kernels import clip, finite")
 #: What is added on the grid without another look at the bound.
@@ -357,9 +350,8 @@ MUTATIONS = (
         INCREMENT,
         CHANGES,
         """            def clipped(at):
-                rows = _first_order(
-                    numbers, value_fn, at, at, some, places, key, draw, "restart", moves
-                )
+                records = (some, places, key)
+                rows = _estimates(numbers, value_fn, (at,), records, draw, moves)
                 return clip.clip_vector(rows, grid.l2_clip_norm)
 
             rows = clipped(params)

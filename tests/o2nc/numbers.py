@@ -1,6 +1,6 @@
 """Bounds of plain numbers, given all together."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
 from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.theory import bounds
@@ -21,7 +21,7 @@ def split(numbers: dict[str, Any]) -> tuple[Constants, Estimator, Schedule]:
     numbers = dict(numbers)
     kinds = (Constants, Estimator, Schedule)
     parts = [
-        kind(**{x: numbers.pop(x) for x in kind.__annotations__ if x in numbers})
+        kind(**{x: numbers.pop(x) for x in get_type_hints(kind) if x in numbers})
         for kind in kinds
     ]
     assert not numbers

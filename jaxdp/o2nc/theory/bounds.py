@@ -60,9 +60,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp import accounting
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
+from jaxdp.mechanism.design import Budget
 from jaxdp.o2nc.theory.estimators import Estimator, Number, kappa
 
 #: Probability that any clip is active, where clips rest on concentration.
@@ -70,52 +69,23 @@ FAILURE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Constants:
+class Constants(Budget):
     """Checked constants of a problem: the data, the budget, and the loss.
 
     Attributes:
-      num_examples: n >= 4.
-      dim: d, parameters that move.
-      epsilon: > 0; the budget.
-      delta: in (0, 1).
-      relation: which data sets are neighbours.
-      lipschitz: L > 0, of every record's loss.
       initial_gap: F at the start above its infimum, >= 0, in expectation; in several
         passes, of the records' mean loss. A public bound, not computed from the records.
       smoothing_radius: of the smoothed loss, > 0; what is proven is about Goldstein's
         subdifferential at twice that.
     """
 
-    num_examples: int
-    dim: int
-    epsilon: float
-    delta: float
-    relation: Relation
-    lipschitz: float
     initial_gap: float
     smoothing_radius: float
 
     def __post_init__(self) -> None:
-        validate.integer(at_least=4, num_examples=self.num_examples)
-        validate.integer(dim=self.dim)
-        validate.positive(
-            epsilon=self.epsilon,
-            lipschitz=self.lipschitz,
-            smoothing_radius=self.smoothing_radius,
-        )
-        validate.probability(delta=self.delta)
-        validate.one_of(accounting.RELATIONS, relation=self.relation)
+        super().__post_init__()
+        validate.positive(smoothing_radius=self.smoothing_radius)
         validate.non_negative(initial_gap=self.initial_gap)
-
-    @property
-    def mu(self) -> float:
-        """The largest mu of Gaussian DP within (epsilon, delta)."""
-        return accounting.gaussian_mu(self.epsilon, self.delta)
-
-    @property
-    def clips_moved(self) -> float:
-        """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
-        return accounting.sensitivity(self.relation, 1.0)
 
 
 class Schedule(NamedTuple):

@@ -34,17 +34,11 @@ MOVED = MOVEMENT / 4
 
 
 class Division(NamedTuple):
-    """Standard deviations of the noise of several passes, for mu = 1.
+    """Standard deviations of the noise of several passes, for mu = 1."""
 
-    Attributes:
-      estimate: of a period's last estimate: r_1 + r_2.
-      restart: of a restart's release.
-      difference: of another step's, at the largest movement.
-    """
-
-    estimate: Number
-    restart: Number
-    difference: Number
+    estimate: Number  # of a period's last estimate: r_1 + r_2
+    restart: Number  # of a restart's release
+    difference: Number  # of another step's, at the largest movement
 
 
 def divided(
@@ -56,12 +50,8 @@ def divided(
 ) -> Division:
     """Divides the noise between restarts and differences so that estimates have least.
 
-    Args:
-      restart: sensitivity s_1 of a restart's release.
-      difference: sensitivity s_2 of another step's, at the largest movement.
-      period: P.
-      steps: T.
-      scale_with_movement: whether the noise of a difference is.
+    ``restart`` and ``difference``, at the largest movement, are the sensitivities s_1 and
+    s_2 of releases; ``period`` is P and ``steps`` T.
     """
     steps = np.asarray(steps, float)  # A theorem may ask for more than 2^63.
     restarts = np.ceil(steps / period)
@@ -88,19 +78,15 @@ def noise_variance(
 ) -> Number:
     """Returns E ||noise||^2 of a period's worst estimate, for the whole budget.
 
-    Args:
-      c: the problem.
-      e: how gradients are estimated.
-      s: the run; of a single pass at one period.
-      clips: C1, and C2 at the largest movement.
+    A single pass is of one period; ``clips`` are C1, and C2 at the largest movement.
     """
     if s.multi_pass:
         division = divided(*clips, s.period, s.num_steps, s.scale_with_movement)
-        std = c.clips_moved / c.num_examples * division.estimate / c.mu
+        std = c.sensitivity_over_clip / c.num_examples * division.estimate / c.mu
     else:
         first, others, row = _norms(s.prefix_noise, s.period)
-        restart = c.clips_moved * clips[0] / s.restart_batch_size
-        other = c.clips_moved * clips[1] / s.batch_size
+        restart = c.sensitivity_over_clip * clips[0] / s.restart_batch_size
+        other = c.sensitivity_over_clip * clips[1] / s.batch_size
         std = np.maximum(restart * first, other * others) / c.mu * row
     return e.energy(c.dim) * std**2
 
@@ -113,22 +99,20 @@ def rounding(
     The sum of n contributions and its noise fill 32 bits (``jaxdp.kernels.clip.grid_bits``,
     here for arrays); each number of a contribution is rounded by less than a unit. In a
     single pass the grid mostly has its full 16 bits: the bound is of real arithmetic.
-
-    Args: as :func:`noise_variance`.
     """
     if not s.multi_pass:
         return 0.0
     _, *stds = divided(*clips, s.period, s.num_steps, s.scale_with_movement)
-    over = c.clips_moved / c.mu
+    over = c.sensitivity_over_clip / c.mu
     bits = [
         np.floor(np.log2((2**31 - 1) / (c.num_examples + 8 * over * std / clip)))
         for std, clip in zip(stds, clips, strict=True)
     ]
     least = np.where(np.asarray(s.period) > 1, np.minimum(*bits), bits[0])
-    sizes = [
+    first, rest = (
         clip * 2.0 ** -np.minimum(16, x) for clip, x in zip(clips, bits, strict=True)
-    ]
-    total = np.sqrt(e.energy(c.dim)) * (sizes[0] + (s.period - 1) * sizes[1])
+    )
+    total = np.sqrt(e.energy(c.dim)) * (first + (s.period - 1) * rest)
     if e.oracle == "scalar" and e.direction == "sphere":
         total = total * np.sqrt(e.num_directions)  # They may all be alike.
     return np.where(least >= _LEAST_BITS, total, np.inf)

@@ -165,13 +165,9 @@ def proven(
     equal share of the failures each time it is read. Where nothing fails, clipping changes
     nothing; elsewhere the norm is at most L.
 
-    Args:
-      c: the problem.
-      e: how gradients are estimated.
-      s: the run; of a single pass at one period.
-      failure: probability that any clip of the run is active; None for never.
-      rate_factor: as :func:`jaxdp.o2nc.theory.bounds.promise`.
-      unheld: the rounding where no grid holds a step's sum.
+    ``failure`` is the probability that any clip of the run is active (None for never), and
+    ``unheld`` the rounding where no grid holds a step's sum; the other arguments are those
+    of :func:`jaxdp.o2nc.theory.bounds.promise`, a single pass at one period.
     """
     movement = 2 * s.max_step / c.smoothing_radius
     found = sure = e.clips(c.dim, movement)
@@ -210,18 +206,10 @@ def designed(
 ) -> Design:
     """Builds a design: adds clips, the bound at exact noise, its step size, and costs.
 
-    Args:
-      name: of a theorem, or ``"certified"``.
-      c: the problem.
-      e: how gradients are estimated.
-      s: the run, of plain numbers.
-      failure: see :func:`proven`.
-      rate_factor: see :func:`proven`.
-      paper_noise_std: standard deviation of a node's noise by the theorem's formula (of a
-        restart's in several passes), for comparison with the plan's. None if certified.
-      paper_num_directions: m by the theorem. None if certified, or if it says none.
-      paper_difference_noise_std: in several passes, what the theorem's formula gives at
-        the other steps. None elsewhere.
+    Besides the arguments of :func:`proven`, with a schedule of plain numbers, it takes a
+    theorem's name, or ``"certified"``, and of the theorem, for comparison with the plan:
+    the standard deviation of a node's noise (of a restart's in several passes), m, and in
+    several passes the standard deviation at the other steps; None where it says none.
 
     Returns:
       The plan's fields except the noise; ``promise``, a
@@ -288,11 +276,8 @@ def one_pass(
 ) -> Found:
     """Searches for the schedule of least bound that reads every record once at most.
 
-    Args:
-      c: the problem.
-      e: how gradients are estimated; the scalar oracle restarts at every step.
-      prefix_noise: name of the noise kernel.
-      most: records that may be read, if all steps are restarts, and else.
+    The scalar oracle restarts at every step. ``most`` are the records that may be read, if
+    all steps are restarts, and else.
     """
     n = c.num_examples
     fresh, other = (int(min(n, x)) for x in most)
@@ -345,11 +330,9 @@ def several_passes(
 ) -> Found:
     """Searches for the schedule of least bound of which every step reads all records.
 
-    Args:
-      c: the problem.
-      e: how gradients are estimated; the scalar oracle restarts at every step.
-      prices: what a record costs at a restart and at another step.
-      most: the largest cost of a run, enough for a window of two steps.
+    The scalar oracle restarts at every step. ``prices`` are what a record costs at a
+    restart and at another step, ``most`` the largest cost of a run, enough for a window of
+    two steps.
 
     Raises:
       ValueError: so many records, or so much noise, that no grid holds a step's sum.
@@ -398,11 +381,8 @@ def _search(
 ) -> Found:
     """Searches on coarse grids, then on finer ones around the best of each.
 
-    Args:
-      evaluate: the best of the grids, one for each number in ``limits``.
-      starts: the coarse grids.
-      limits: largest value of every number, by its name in the schedule.
-      ratios: of the numbers on the finer grids, one after the other.
+    ``evaluate`` gives the best of the grids, one for each number of the schedule that
+    ``limits`` names and bounds; ``ratios`` are those of the finer grids, one by one.
     """
 
     def finer(best: Found, ratio: float) -> Found:

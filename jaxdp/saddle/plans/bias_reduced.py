@@ -222,7 +222,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
         x, y = self._deltas(steps)[executed].T
         return charges.bias_reduced(x, y, executed, error=simplex.LOG_ERROR)
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(state)
 
     def describe(self) -> Description:

@@ -95,7 +95,7 @@ class ConvexSimplex(VertexSamplingPlan):
             error=simplex.LOG_ERROR,
         )
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(self.numbers, state)
 
     def describe(self) -> Description:

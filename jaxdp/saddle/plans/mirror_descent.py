@@ -124,7 +124,7 @@ class Saddle(VertexSamplingPlan):
             error=simplex.LOG_ERROR,
         )
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(state)
 
     def describe(self) -> Description:

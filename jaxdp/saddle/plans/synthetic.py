@@ -161,7 +161,7 @@ class SyntheticData(VertexSamplingPlan):
             error=simplex.LOG_ERROR + rounding,
         )
 
-    def _returned(self, state: Any, params: Any) -> Any:
+    def returned(self, state: Any, params: Any) -> Any:
         return output(state)
 
     def describe(self) -> Description:

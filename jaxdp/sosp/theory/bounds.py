@@ -27,13 +27,11 @@ References:
 """
 
 import dataclasses
-import functools
 import math
 from typing import Literal
 
-from jaxdp import accounting
 from jaxdp.core import validate
-from jaxdp.core.types import Relation
+from jaxdp.mechanism.design import Budget
 
 Basis = Literal["constants", "deviations", "rate"]
 
@@ -109,53 +107,26 @@ class CertifiedPoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Constants:
-    """Checked constants: the data, the budget, and bounds on every record's loss.
+class Constants(Budget):
+    """Checked constants: the data, read in a single pass, the budget, and the loss.
 
     Attributes:
-      num_examples: n >= 4, independent records of a population, read in a single pass.
-      dim: d, parameters that move.
-      epsilon: > 0.
-      delta: in (0, 1).
-      relation: neighbours. (The paper replaces a record.)
-      lipschitz: G > 0, of the loss; the clip of gradients.
+      lipschitz: G > 0, of every record's loss; the clip of gradients.
       smoothness: M > 0, of its gradient; steps are of size 1 / M.
       hessian_lipschitz: rho > 0, of its Hessian, in operator norm.
       failure_probability: in (0, 1), that a certificate of the run is wrong.
     """
 
-    num_examples: int
-    dim: int
-    epsilon: float
-    delta: float
-    relation: Relation
-    lipschitz: float
     smoothness: float
     hessian_lipschitz: float
     failure_probability: float = 0.1
 
     def __post_init__(self) -> None:
-        validate.integer(at_least=4, num_examples=self.num_examples)
-        validate.integer(dim=self.dim)
-        validate.probability(delta=self.delta)
-        validate.one_of(accounting.RELATIONS, relation=self.relation)
+        super().__post_init__()
         validate.positive(
-            epsilon=self.epsilon,
-            lipschitz=self.lipschitz,
-            smoothness=self.smoothness,
-            hessian_lipschitz=self.hessian_lipschitz,
+            smoothness=self.smoothness, hessian_lipschitz=self.hessian_lipschitz
         )
         validate.probability(failure_probability=self.failure_probability)
-
-    @functools.cached_property
-    def mu(self) -> float:
-        """The largest mu of Gaussian DP within (epsilon, delta)."""
-        return accounting.gaussian_mu(self.epsilon, self.delta)
-
-    @property
-    def sensitivity_over_clip(self) -> float:
-        """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
-        return accounting.sensitivity(self.relation, 1.0)
 
 
 # --- formulas ------------------------------------------------------------------------
