@@ -1,6 +1,7 @@
 """Stored plans: read as they were written, with the same digest, event and epsilon."""
 
 import json
+import pickle
 import re
 from typing import Any
 
@@ -59,6 +60,25 @@ def test_a_plan_describes_itself(name: str) -> None:
     assert np.isfinite(stds).all()
     draws = described.released == "vertices"
     assert ((stds == 0) if draws else (stds > 0)).all()
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_plan_that_was_used_can_be_pickled(name: str) -> None:
+    plan = plans.from_json(STORED[name]["plan"])
+    assert plan.describe() is not None
+    assert plan.numbers is not None
+    again = pickle.loads(pickle.dumps(plan))
+    assert (again, again.digest) == (plan, plan.digest)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_number_too_large_for_a_float_is_refused(name: str) -> None:
+    fields = json.loads(STORED[name]["plan"])
+    for field, value in fields.items():
+        if type(value) is float:
+            text = json.dumps(fields | {field: 10**400})
+            with pytest.raises(ValueError):
+                plans.from_json(text)
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", 1.0, True, None])

@@ -27,6 +27,7 @@ from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.extend.core import get_opaque_trace_state
 
+from jaxdp.core import validate
 from jaxdp.kernels import threefry
 
 #: Every use of a stream. A role says what is drawn, and is drawn from one root only: the
@@ -224,7 +225,7 @@ def _seed_words(seed: int | jax.Array) -> jax.Array:
     ):
         raise TypeError(
             "seed must be an integer or an integer array of shape (), got "
-            f"{seed!r} of type {type(seed).__name__}"
+            f"{validate.shown(seed)} of type {type(seed).__name__}"
         )
     if seed.shape != ():
         raise ValueError(

@@ -11,10 +11,16 @@ from collections.abc import Collection
 from typing import Any
 
 
+def shown(value: Any) -> str:
+    """Returns a value's ``repr``; of an array, which may be data, its shape alone."""
+    shape = getattr(value, "shape", ())
+    return f"an array of shape {shape}" if shape else repr(value)
+
+
 def _real(name: str, value: Any, allowed: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"{name} must be {allowed}, got {value!r} of type {type(value).__name__}"
+            f"{name} must be {allowed}, got {shown(value)} of type {type(value).__name__}"
         )
     return float(value)
 
@@ -52,7 +58,7 @@ def integer(*, at_least: int = 1, at_most: int | None = None, **values: Any) -> 
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(
-                f"{name} must be {allowed}, got {value!r} of type "
+                f"{name} must be {allowed}, got {shown(value)} of type "
                 f"{type(value).__name__}"
             )
         if int(value) < at_least or (at_most is not None and int(value) > at_most):
@@ -74,7 +80,7 @@ def instance(kinds: type | tuple[type, ...], **values: Any) -> None:
         if not isinstance(value, kinds):
             names = " or ".join(k.__name__ for k in kinds)
             raise TypeError(
-                f"{name} must be a {names}, got {value!r} of type "
+                f"{name} must be a {names}, got {shown(value)} of type "
                 f"{type(value).__name__}"
             )
 

@@ -173,18 +173,28 @@ def dpzero(
 
 
 def dpgd_zeroth_order(
-    plan: Plan, keys: keys_lib.Keys, **options: Any
+    plan: Plan,
+    keys: keys_lib.Keys,
+    *,
+    trainable: run_state.Trainable = None,
+    stacked: PathPredicate | None = None,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
+    noise_table: jax.Array | np.ndarray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes DPGD-0th, the DPZero paper's baseline, an optax transformation.
 
     Per-record vectors ``slope * direction`` are clipped in L2 and their sum gets isotropic
-    noise. Used as :func:`dpzero`, with the same options and errors.
+    noise. Used as :func:`dpzero`, with the same arguments and errors.
 
     Args:
       plan: a ``jaxdp.plans.DPGDZerothOrder`` with noise.
       keys: a ``jaxdp.Keys``.
-      **options: those of :func:`dpzero`; ``noise_table`` is the noise along the direction,
-        int32 (num_steps, 1).
+      trainable: as in :func:`dpzero`, like ``stacked``, ``microbatch_size``, ``axis_name``.
+      stacked: see there.
+      microbatch_size: see there.
+      axis_name: see there.
+      noise_table: the noise along the direction, int32 (num_steps, 1), for tests.
 
     Privacy:
       Each step releases one number, the coordinate of the noised sum along the direction;
@@ -195,7 +205,16 @@ def dpgd_zeroth_order(
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
     """
-    return _maker(plan, keys, "dpgd_zeroth_order", **options)
+    return _maker(
+        plan,
+        keys,
+        "dpgd_zeroth_order",
+        trainable=trainable,
+        stacked=stacked,
+        microbatch_size=microbatch_size,
+        axis_name=axis_name,
+        noise_table=noise_table,
+    )
 
 
 def dpzero_output(state: Any, params: Any) -> Any:

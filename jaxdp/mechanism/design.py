@@ -77,7 +77,7 @@ class Design(Mapping[str, Any]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Budget:
+class PopulationConstants:
     """Checked records, budget and Lipschitz constant, with which problems begin.
 
     Attributes:
@@ -136,7 +136,8 @@ def ideal_factor(plan: Any) -> float:
 
     Promises are of ideal Gaussian noise; a plan has a little more, for what its integer
     sampler costs: next to nothing, unless a record moves so little noise far. 1 where the
-    noise was not calibrated, batches are sampled, or that cost is all of the budget.
+    noise was not calibrated, batches are sampled, or the cost is more than a thousandth of
+    the noise: a promise of that little noise would be false.
     """
     if plan.delta is None or plan.sampling.amplifies:
         return 1.0
@@ -146,4 +147,5 @@ def ideal_factor(plan: Any) -> float:
         return 1.0
     left = (plan.delta - missed) * math.exp(-spent)
     ideal = accounting.gaussian_mu(epsilon - spent, left)
-    return accounting.gaussian_mu(epsilon, plan.delta) / ideal
+    factor = accounting.gaussian_mu(epsilon, plan.delta) / ideal
+    return factor if factor <= 1 + 1e-3 else 1.0

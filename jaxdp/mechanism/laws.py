@@ -40,13 +40,17 @@ def _laplace_scale(units: float) -> int:
     return math.ceil(units / math.sqrt(2)) + 1 if units else 0
 
 
+def _laplace_std(units: float) -> int:
+    return math.ceil(math.sqrt(2) * _laplace_scale(units))
+
+
 LAWS: dict[Noise, Law] = {
     "discrete": Law(order=2, deviations=8, scale=math.ceil, std=math.ceil),
     "laplace": Law(
         order=1,
         deviations=32,
         scale=_laplace_scale,
-        std=lambda units: math.ceil(math.sqrt(2) * _laplace_scale(units)),
+        std=_laplace_std,
         exact=True,
     ),
 }

@@ -371,6 +371,7 @@ def from_json(text: str) -> Plan:
       ValueError: not JSON of a plan, an unknown plan or sampler, fields that are
         missing, unknown or out of range, or a format that is newer than this library's.
     """
+    wrong = (json.JSONDecodeError, AttributeError, KeyError, OverflowError, TypeError)
     try:
         fields = json.loads(text)
         version = fields.pop("format", FORMAT)
@@ -388,7 +389,7 @@ def from_json(text: str) -> Plan:
             if fields.get(name) is not None:
                 fields[name] = make(**fields[name])
         return kind(**fields)
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+    except wrong as error:
         raise ValueError(
             f"text must be the JSON of a plan ({', '.join(sorted(_PLANS))}): {error!r}"
         ) from error

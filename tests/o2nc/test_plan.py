@@ -278,6 +278,19 @@ def test_plans_of_theorems(theorem: str) -> None:
     assert plan.num_windows * plan.window == plan.num_steps
 
 
+@pytest.mark.parametrize("theorem", ["4.9", "3.1"])
+def test_designs_of_many_records_are_kept(theorem: str) -> None:
+    """The noise sampler's error is more there, for a record moves more units."""
+    constants = PROBLEM | {"num_examples": 100_000, "epsilon": 1.0, "delta": 1e-6}
+    assert plans.O2NC.from_theorem(theorem, **constants).theorem is not None
+
+
+def test_a_design_whose_noise_is_far_from_ideal_is_dropped() -> None:
+    """At such budgets the sampler's error takes a third of the noise."""
+    constants = PROBLEM | {"num_examples": 100_000, "epsilon": 36.0, "delta": 1e-9}
+    assert plans.O2NC.certified(**constants).theorem is None
+
+
 def test_certified_beats_the_theorems() -> None:
     certified = plans.O2NC.certified(**PROBLEM).theorem
     others = [plans.O2NC.from_theorem(t, **PROBLEM).theorem for t in ("4.9", "3.1")]

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import Keys, plans, sampling
+from jaxdp import Keys, accounting, plans, sampling
+from jaxdp.kernels import simplex
 from jaxdp.saddle.algorithms import convex, players
+from jaxdp.saddle.theory import charges
 from tests.saddle import reference
 
 D, STEPS, SIZE, NUM = 4, 9, 2, 3
@@ -191,3 +193,18 @@ def test_charges() -> None:
     each = (plan.sensitivity + jaxdp.kernels.simplex.LOG_ERROR) ** 2 / 2
     assert math.isclose(plan.rho, NUM * (4 + 2 - 1) * each, rel_tol=1e-9)
     assert make(step_size=0.0).rho == 0
+
+
+@pytest.mark.parametrize("steps", [1, 5, 40, 100, 300])
+def test_a_part_of_a_run_is_charged_for_what_it_has_drawn(steps: int) -> None:
+    """Early steps draw vertices of later points, which ``jaxdp.public`` shows."""
+    plan = make(
+        num_examples=300 * SIZE, num_steps=300, refresh_every=10, num_draws=5
+    ).calibrate(epsilon=1.0, delta=1e-5)
+    times = convex.refresh_times(300, 10)
+    for seed in range(3):
+        offsets = convex.make_schedule(jax.random.key(seed), times, 300, 5).offsets
+        drawn = int(offsets[steps] - offsets[1])  # The first point is uniform.
+        rho = drawn * charges.draw(plan.sensitivity, simplex.LOG_ERROR)
+        spent = accounting.epsilon(*accounting.zcdp(rho), 1e-5)
+        assert plan.spent(steps) >= spent

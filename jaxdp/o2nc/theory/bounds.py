@@ -61,7 +61,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp.core import validate
-from jaxdp.mechanism.design import Budget
+from jaxdp.mechanism.design import PopulationConstants
 from jaxdp.o2nc.theory.estimators import Estimator, Number, kappa
 
 #: Probability that any clip is active, where clips rest on concentration.
@@ -69,7 +69,7 @@ FAILURE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Constants(Budget):
+class Constants(PopulationConstants):
     """Checked constants of a problem: the data, the budget, and the loss.
 
     Attributes:

@@ -25,7 +25,6 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import gammaln
 
 Oracle = Literal["zeroth_order", "first_order", "scalar"]
 Direction = Literal["orthonormal", "sphere", "ball"]
@@ -62,6 +61,8 @@ def kappa(dim: int) -> float:
     """
     if dim > 10**6:  # Where the logarithms would cancel; the error is of order 1/d^2.
         return math.sqrt((2 * dim + 1) / math.pi)
+    from scipy.special import gammaln  # Half as long to import as jax is.
+
     log = float(gammaln(dim / 2 + 1) - gammaln((dim + 1) / 2))
     return 2 / math.sqrt(math.pi) * math.exp(log)
 

@@ -78,6 +78,7 @@ class SaddleBiasReduced(VertexSamplingPlan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "saddle_bias_reduced"
+    draws_each_step: ClassVar[bool] = False
     released: ClassVar[str] = "vertices of the output"
     numbers_read: ClassVar[Any] = BiasReducedNumbers
     runs: ClassVar[Any] = saddle_bias_reduced

@@ -61,6 +61,7 @@ class ConvexSimplex(VertexSamplingPlan):
     released: ClassVar[str] = "vertices of iterates"
     numbers_read: ClassVar[Any] = ConvexNumbers
     runs: ClassVar[Any] = simplex_convex
+    draws_each_step: ClassVar[bool] = False
     calibrated: ClassVar[str] = "step_size"
     step_size_fields: ClassVar[tuple[str, ...]] = ("step_size",)
     dim_fields: ClassVar[tuple[str, ...]] = ("dim",)

@@ -52,6 +52,9 @@ class VertexSamplingPlan(Plan):
         "step_size_x": 0.01,
         "step_size_y": 0.01,
     }
+    #: Whether a step draws its own vertices alone: others draw those of later steps, too,
+    #: so that the first step may spend all.
+    draws_each_step: ClassVar[bool] = True
     #: Names of the fields that hold step sizes, and of their players' vertices and clips.
     step_size_fields: ClassVar[tuple[str, ...]] = ("step_size_x", "step_size_y")
     dim_fields: ClassVar[tuple[str, ...]] = ("dim_x", "dim_y")
@@ -284,6 +287,8 @@ class VertexSamplingPlan(Plan):
         return tuple(points) if len(points) > 1 else points[0]
 
     def spent(self, num_steps: int) -> accounting.Epsilon:
+        if not self.draws_each_step:
+            return self.epsilon()
         plan: Any = self  # Every subclass is a dataclass.
         return dataclasses.replace(plan, num_steps=num_steps).epsilon()
 

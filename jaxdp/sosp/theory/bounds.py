@@ -31,7 +31,7 @@ import math
 from typing import Literal
 
 from jaxdp.core import validate
-from jaxdp.mechanism.design import Budget
+from jaxdp.mechanism.design import PopulationConstants
 
 Basis = Literal["constants", "deviations", "rate"]
 
@@ -107,7 +107,7 @@ class CertifiedPoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Constants(Budget):
+class Constants(PopulationConstants):
     """Checked constants: the data, read in a single pass, the budget, and the loss.
 
     Attributes:
