@@ -41,9 +41,7 @@ def loss(params: Any, batch: jax.Array) -> jax.Array:
 
 def slopes(words: jax.Array, params: Any, batch: jax.Array, law: str) -> Any:
     rows = sphere.directions(key(words), params, law=law, num=2)
-    table = finite_difference.slopes(
-        loss, params, batch, rows, smoothing_radius=0.1, microbatch_size=2
-    )
+    table = finite_difference.slopes(loss, params, batch, rows, smoothing_radius=0.1)
     return table, finite_difference.combine(table[0], rows, params)
 
 
