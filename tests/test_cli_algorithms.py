@@ -643,7 +643,8 @@ def test_report_says_what_a_certificate_is_worth() -> None:
     start = task.init(jax.random.key(0))
     found = jnp.ones_like(start) / 4
     plan: Any = SimpleNamespace(theorem=_theorem())
-    of_start = sosp.report(task.alpha_fn, plan, start, found, _outcome(0.01))
+    alpha_fn = functools.partial(sosp.alpha_of, task.dataset, 1)
+    of_start = sosp.report(alpha_fn, plan, start, found, _outcome(0.01))
     own = of_start["test_alpha_of_start"]
     assert own == metrics.sosp_alpha(task.value_fn, start, _public(), 6.0)
     for alpha, excludes, said in (
@@ -651,13 +652,11 @@ def test_report_says_what_a_certificate_is_worth() -> None:
         (own * 1.01, False, "it says little: the saddle at the start has it too"),
         (None, None, "nothing is promised of such a plan"),
     ):
-        report = sosp.report(task.alpha_fn, plan, start, found, _outcome(alpha))
+        report = sosp.report(alpha_fn, plan, start, found, _outcome(alpha))
         assert report["excludes_start"] is excludes
         assert ("a probability of 0.25" in report["certificate"]) is (alpha is not None)
         assert said in report["certificate"]
-    none = sosp.report(
-        task.alpha_fn, plan, start, found, _outcome(None, certified=False)
-    )
+    none = sosp.report(alpha_fn, plan, start, found, _outcome(None, certified=False))
     assert none["certificate"] == "none: out of data"
     assert none["excludes_start"] is None
 
@@ -671,7 +670,7 @@ def test_plot_and_table_of_escapes_in_steps(tmp_path: Path) -> None:
         [2, 15, 0.02, -1, 0.1, 2],
     ]
     path = tmp_path / "escapes.png"
-    plots.escapes(
+    sosp.escapes(
         path,
         title="a run",
         releases=np.array(rows),

@@ -27,20 +27,23 @@ def figure(rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, Any]
     fig = Figure(layout="constrained", **kwargs)
     axes = fig.subplots(rows, columns, sharex=rows > 1)
     for axis in np.atleast_1d(axes).flat:
-        _plain(axis)
+        plain(axis)
     return fig, axes
 
 
-def _plain(axis: Axes) -> None:
+def plain(axis: Axes) -> None:
+    """Gives an axis our grid and spines."""
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _title(axis: Axes, text: str) -> None:
+def titled(axis: Axes, text: str) -> None:
+    """Gives an axis a title."""
     axis.set_title(text, loc="left", fontsize="medium")
 
 
-def _percent(axis: Axes) -> None:
+def percent(axis: Axes) -> None:
+    """Writes the numbers of a vertical axis as percentages."""
     axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
 
 
@@ -85,10 +88,10 @@ def progress(
         said = f"final {label}: {end:.4g}"
         said += "" if returned is None else f", of {returned_is} (dot)"
         said += "" if start is None else f"; before training: {start:.4g} (dashed)"
-        _title(top, said)
+        titled(top, said)
     if metric in _SHARES:
         top.set_ylim(0, 1)
-        _percent(top)
+        percent(top)
     if groups:
         _group_errors(axes[1], steps, groups)
     bottom: Axes = np.atleast_1d(axes)[-1]
@@ -97,7 +100,7 @@ def progress(
         bottom.plot(times, epsilons, color=ORANGE, linewidth=1.6)
         bottom.plot(times[-1], epsilons[-1], "o", color=ORANGE, clip_on=False)
         bottom.set_ylabel(f"spent: ε at δ = {delta:g}")
-        _title(bottom, f"final ε: {epsilons[-1]:.4g}")
+        titled(bottom, f"final ε: {epsilons[-1]:.4g}")
         bottom.set_ylim(bottom=0)
     bottom.set_xlabel("step")
     bottom.set_xlim(0, steps[-1])
@@ -120,111 +123,17 @@ def _group_errors(
     axis.plot(steps[-1], worst[-1], "o", color=ORANGE, clip_on=False)
     name = list(groups)[int(np.nanargmax(table[:, -1]))]
     said = f"final error of the worst group: {worst[-1]:.4g} ({name})"
-    _title(axis, said)
+    titled(axis, said)
     axis.set_ylabel("error of the groups\non the same records")
     axis.set_ylim(0, 1)
-    _percent(axis)
+    percent(axis)
     axis.legend(frameon=False, fontsize="small", ncols=len(groups) + 1)
 
 
-def _dots(values: np.ndarray, least: float, most: float, all_: float) -> dict[str, Any]:
+def dots(values: np.ndarray, least: float, most: float, all_: float) -> dict[str, Any]:
     """Returns the style of so many dots; pixels, for there may be very many."""
     size = max(least, min(most, all_ / values.size))
     return {"s": size, "linewidths": 0, "rasterized": True, "alpha": 0.5}
-
-
-def draws(
-    path: pathlib.Path,
-    *,
-    title: str,
-    releases: np.ndarray,
-    groups: Sequence[str],
-    weights: np.ndarray,
-) -> None:
-    """Plots the released vertices of groups and of parameters, step by step.
-
-    ``releases``, shape=(num_steps, 2 k), are the logged draws: of k vertices of the
-    parameters' polytope (the first half of them are +, the others -), then of k groups,
-    whose shares of the result are ``weights``.
-    """
-    num_steps, width = releases.shape
-    steps = np.repeat(np.arange(1, num_steps + 1), width // 2)
-    fig, (top, bottom) = figure(2, figsize=(7, 6))
-    fig.suptitle(title)
-    dots = _dots(releases, 2.0, 16.0, 8e3)
-    half = width // 2
-    at = steps + np.resize(0.5 * (np.arange(half) + 0.5) / half - 0.25, len(steps))
-    top.scatter(at, releases[:, half:].ravel(), color=ORANGE, **dots)
-    bottom.scatter(at, releases[:, :half].ravel(), color=BLUE, **dots)
-    labels = [f"{name} ({w:.0%})" for name, w in zip(groups, weights, strict=True)]
-    top.set_yticks(range(len(groups)), labels)
-    top.set_ylim(-0.5, len(groups) - 0.5)
-    said = "one draw a step" if width == 2 else "all draws"
-    _title(top, f"groups: {said}, and their shares of the result")
-    _title(bottom, f"parameters: {said}")
-    bottom.set_ylabel("number of the vertex")
-    bottom.set_xlabel("step")
-    bottom.set_xlim(0.5, num_steps + 0.5)
-    save(fig, path)
-
-
-def escapes(
-    path: pathlib.Path,
-    *,
-    title: str,
-    releases: np.ndarray,
-    noise_std: float,
-    num_parameters: int,
-    trigger_norm: float,
-    num_examples: int,
-    said: str,
-) -> None:
-    """Plots the gradients of a run with escapes, step by step, and the records read.
-
-    ``releases``, shape=(num_steps, 6), are rows of ``SOSPInfo``; ``noise_std`` is of a
-    coordinate of an estimated gradient, at most; an escape begins at ``trigger_norm``.
-    """
-    kind, spent, norm, left = releases.T[:4]
-    steps = np.arange(1, len(releases) + 1)
-    fig, (top, bottom) = figure(2, figsize=(7, 5.6))
-    fig.suptitle(title)
-    asked = kind > 0
-    top.plot(steps[asked], norm[asked], color=BLUE, linewidth=1)
-    small = asked & (norm <= trigger_norm)
-    style: dict[str, Any]
-    marks: tuple[tuple[np.ndarray, str, str, str], ...] = (
-        (kind == 1, "s", BLUE, "refresh"),
-        (kind == 2, ".", BLUE, "refresh and differences since"),
-        (small, "o", ORANGE, "an escape begins"),
-    )
-    for which, marker, color, label in marks:
-        style = {"linestyle": "none", "color": color, "label": label}
-        if marker == "o":  # Around the query's own mark.
-            style |= {"markersize": 11, "fillstyle": "none"}
-        if which.any():
-            top.plot(steps[which], norm[which], marker, **style)
-    inside = left >= 0
-    if inside.any():
-        style = {"color": ORANGE, "alpha": 0.15, "linewidth": 0, "step": "mid"}
-        style |= {"label": "steps of an escape", "transform": top.get_xaxis_transform()}
-        top.fill_between(steps, 0, 1, where=inside, **style)
-    top.axhline(trigger_norm, color=ORANGE, linestyle="--", linewidth=1.2)
-    alone = noise_std * np.sqrt(num_parameters)
-    label = f"noise alone: at most {alone:.3g}"
-    top.axhline(alone, color=BLACK, linestyle=":", linewidth=1, label=label)
-    top.set_ylim(bottom=0)
-    top.set_ylabel("norm of the\nreleased gradient")
-    _title(top, said)
-    top.legend(frameon=False, fontsize="small")
-    bottom.step(steps, np.cumsum(spent), color=BLUE, where="mid")
-    bottom.axhline(num_examples, color=BLACK, linestyle=":", linewidth=1)
-    bottom.set_ylim(bottom=0)
-    bottom.set_ylabel("records read\nby gradients")
-    words = f"{num_examples} records in all; escapes read others (not shown)"
-    _title(bottom, words)
-    bottom.set_xlabel("step")
-    bottom.set_xlim(0, len(releases) + 1)
-    save(fig, path)
 
 
 def releases(
@@ -247,7 +156,7 @@ def releases(
     fig, axis = figure(figsize=(7, 3.9))
     num_steps, width = releases.shape
     steps = np.arange(1, num_steps + 1)
-    dots = _dots(releases, 1.0, 9.0, 2e4)
+    style_of_dots = dots(releases, 1.0, 9.0, 2e4)
     if num_parameters is None:
         if noise_std:
             low, high = -2 * noise_std, 2 * noise_std
@@ -256,7 +165,7 @@ def releases(
             axis.axhspan(low, high, **style, zorder=0, label=label)
         for k in range(width):
             name = "released slope" if k == 0 else None
-            axis.scatter(steps, releases[:, k], color=BLUE, label=name, **dots)
+            axis.scatter(steps, releases[:, k], color=BLUE, label=name, **style_of_dots)
         window = max(1, num_steps // 30)
         mean = np.convolve((releases**2).mean(1), np.ones(window) / window, "valid")
         at = steps[: len(mean)] + (window - 1) / 2
@@ -283,60 +192,4 @@ def releases(
     legend: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
     scale = 4 / np.sqrt(dots["s"])
     fig.legend(**legend, fontsize="small", frameon=False, markerscale=scale)
-    save(fig, path)
-
-
-def queries(
-    path: pathlib.Path,
-    *,
-    title: str,
-    errors: Mapping[str, Mapping[str, np.ndarray]],
-    columns: Mapping[str, tuple[Sequence[str], Mapping[str, np.ndarray]]],
-) -> None:
-    """Plots the errors of all queries, largest first, and below them the columns' shares.
-
-    ``errors``, perhaps empty: what is compared with -> what answers -> its errors (m,).
-    ``columns``: name -> (labels of the cells, whose -> shares of the cells); the first six
-    are drawn.
-    """
-    chosen = list(columns.items())[:6]
-    rows = -(-len(chosen) // 3)
-    heights = [3.6] * len(errors) + [2.6] * rows  # Inches.
-    fig = Figure(layout="constrained", figsize=(9, sum(heights) + 0.6))
-    fig.suptitle(title, fontsize="medium")
-    grid = fig.add_gridspec(len(heights), 3, height_ratios=heights)
-    for row, (where, curves) in enumerate(errors.items()):
-        axis = fig.add_subplot(grid[row, :])
-        _plain(axis)
-        colors = (BLUE, GREEN, ORANGE)
-        for (name, values), color in zip(curves.items(), colors, strict=False):
-            ranks = np.arange(1, len(values) + 1)
-            label = f"{name}: worst {values.max():.4f}, mean {values.mean():.4f}"
-            axis.plot(ranks, np.sort(values)[::-1], color=color, label=label)
-        axis.set_xscale("log")
-        axis.set_ylim(bottom=0)
-        axis.set_xlabel("queries, worst first")
-        axis.set_ylabel("error of the share of records")
-        _title(axis, f"on {where}")
-        axis.legend(frameon=False, fontsize="small")
-    for i, (name, (labels, shares)) in enumerate(chosen):
-        axis = fig.add_subplot(grid[len(errors) + i // 3, i % 3], axisbelow=True)
-        _plain(axis)
-        width = 0.8 / len(shares)
-        bars = []
-        for k, values in enumerate(shares.values()):
-            at = np.arange(len(labels)) + (k - (len(shares) - 1) / 2) * width
-            color = (BLUE, PURPLE, YELLOW)[k]
-            bars.append(axis.bar(at, values, width, color=color))
-        if i == 0:
-            where: Any = "outside lower center"
-            fig.legend(bars, list(shares), loc=where, ncols=3, frameon=False)
-        some = range(0, len(labels), -(-len(labels) // 6))
-        texts = [labels[j] for j in some]
-        long = sum(map(len, texts)) > 24
-        turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
-        axis.set_xticks(some, texts, **turned)
-        axis.tick_params(labelsize="small")
-        _title(axis, name)
-        _percent(axis)
     save(fig, path)

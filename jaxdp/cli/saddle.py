@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -106,10 +107,45 @@ def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Player
     return task, Players(num_x, num_y, game.linf_bound_x, game.linf_bound_y)
 
 
+def draws(
+    path: pathlib.Path,
+    *,
+    title: str,
+    releases: np.ndarray,
+    groups: Sequence[str],
+    weights: np.ndarray,
+) -> None:
+    """Plots the released vertices of groups and of parameters, step by step.
+
+    ``releases``, shape=(num_steps, 2 k), are the logged draws: of k vertices of the
+    parameters' polytope (the first half of them are +, the others -), then of k groups,
+    whose shares of the result are ``weights``.
+    """
+    num_steps, width = releases.shape
+    steps = np.repeat(np.arange(1, num_steps + 1), width // 2)
+    fig, (top, bottom) = plots.figure(2, figsize=(7, 6))
+    fig.suptitle(title)
+    dots = plots.dots(releases, 2.0, 16.0, 8e3)
+    half = width // 2
+    at = steps + np.resize(0.5 * (np.arange(half) + 0.5) / half - 0.25, len(steps))
+    top.scatter(at, releases[:, half:].ravel(), color=plots.ORANGE, **dots)
+    bottom.scatter(at, releases[:, :half].ravel(), color=plots.BLUE, **dots)
+    labels = [f"{name} ({w:.0%})" for name, w in zip(groups, weights, strict=True)]
+    top.set_yticks(range(len(groups)), labels)
+    top.set_ylim(-0.5, len(groups) - 0.5)
+    said = "one draw a step" if width == 2 else "all draws"
+    plots.titled(top, f"groups: {said}, and their shares of the result")
+    plots.titled(bottom, f"parameters: {said}")
+    bottom.set_ylabel("number of the vertex")
+    bottom.set_xlabel("step")
+    bottom.set_xlim(0.5, num_steps + 0.5)
+    plots.save(fig, path)
+
+
 def _draw(names: Any, path: Any, title: str, plan: Any, outcome: Any) -> None:
     weights = np.asarray(outcome.params[1])
     releases = outcome.releases
-    plots.draws(path, title=title, releases=releases, groups=names, weights=weights)
+    draws(path, title=title, releases=releases, groups=names, weights=weights)
 
 
 def make_plan(

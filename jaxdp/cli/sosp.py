@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ def prepare(command: options.SOSP, keys: Keys) -> Chosen:
             epsilon=command.epsilon,
             delta=command.delta,
         )
-    _check_start(task, plan, task.init(keys.direction))
+    _check_start(alpha_of(dataset, command.rank, task.init(keys.direction)), plan)
     return Chosen(task, recipe, plan)
 
 
@@ -114,10 +115,6 @@ def of_features(
     order = np.random.default_rng(0).permutation(dataset.num_examples)
     radius, constants = problem.radius, problem.constants
 
-    def alpha_fn(params: Any) -> SospAlpha:
-        rho = constants.hessian_lipschitz
-        return metrics.sosp_alpha(problem.value_fn, params, (public,), rho)
-
     task = Task(
         dataset=dataset,
         model=MODEL,
@@ -127,13 +124,20 @@ def of_features(
         metric="test_captured_variance",
         metric_fn=jax.jit(lambda params: models.captured_variance(params, public)),
         data=(models.unit_rows(dataset.train[0])[order],),
-        alpha_fn=alpha_fn,
         draw=_draw,
-        report_fn=functools.partial(report, alpha_fn),
+        report_fn=functools.partial(report, functools.partial(alpha_of, dataset, rank)),
         rows_fn=rows,
     )
     deviation = models.moment_deviation(public)
     return task, Smooth(problem.dim, radius, *constants, deviation)
+
+
+def alpha_of(dataset: models.Dataset, rank: int, params: Any) -> SospAlpha:
+    """Computes how stationary the params are on the public records."""
+    problem = models.PrincipalDirections(dataset.num_features, rank)
+    public = models.unit_rows(dataset.test[0])
+    rho = problem.constants.hessian_lipschitz
+    return metrics.sosp_alpha(problem.value_fn, params, (public,), rho)
 
 
 def make_plan(
@@ -205,15 +209,14 @@ def _least_accuracy(numbers: dict[str, Any]) -> float:
     return high
 
 
-def _check_start(task: Task, plan: plans.SOSP, start: Any) -> None:
+def _check_start(found: SospAlpha, plan: plans.SOSP) -> None:
     """Refuses a plan whose run would end at the start, with a certificate for it.
 
     By public records, before anything is spent. Only a released Hessian has a threshold
     by which that can be told.
     """
-    assert task.alpha_fn is not None and plan.theorem is not None
+    assert plan.theorem is not None
     threshold = plan.curvature_threshold
-    found = task.alpha_fn(start)
     if threshold is None or threshold < _MARGIN * -found.min_eigenvalue:
         return
     raise UsageError(
@@ -270,8 +273,67 @@ def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
     )
 
 
+def escapes(
+    path: pathlib.Path,
+    *,
+    title: str,
+    releases: np.ndarray,
+    noise_std: float,
+    num_parameters: int,
+    trigger_norm: float,
+    num_examples: int,
+    said: str,
+) -> None:
+    """Plots the gradients of a run with escapes, step by step, and the records read.
+
+    ``releases``, shape=(num_steps, 6), are rows of ``SOSPInfo``; ``noise_std`` is of a
+    coordinate of an estimated gradient, at most; an escape begins at ``trigger_norm``.
+    """
+    kind, spent, norm, left = releases.T[:4]
+    steps = np.arange(1, len(releases) + 1)
+    fig, (top, bottom) = plots.figure(2, figsize=(7, 5.6))
+    fig.suptitle(title)
+    asked = kind > 0
+    top.plot(steps[asked], norm[asked], color=plots.BLUE, linewidth=1)
+    small = asked & (norm <= trigger_norm)
+    style: dict[str, Any]
+    marks: tuple[tuple[np.ndarray, str, str, str], ...] = (
+        (kind == 1, "s", plots.BLUE, "refresh"),
+        (kind == 2, ".", plots.BLUE, "refresh and differences since"),
+        (small, "o", plots.ORANGE, "an escape begins"),
+    )
+    for which, marker, color, label in marks:
+        style = {"linestyle": "none", "color": color, "label": label}
+        if marker == "o":  # Around the query's own mark.
+            style |= {"markersize": 11, "fillstyle": "none"}
+        if which.any():
+            top.plot(steps[which], norm[which], marker, **style)
+    inside = left >= 0
+    if inside.any():
+        style = {"color": plots.ORANGE, "alpha": 0.15, "linewidth": 0, "step": "mid"}
+        style |= {"label": "steps of an escape", "transform": top.get_xaxis_transform()}
+        top.fill_between(steps, 0, 1, where=inside, **style)
+    top.axhline(trigger_norm, color=plots.ORANGE, linestyle="--", linewidth=1.2)
+    alone = noise_std * np.sqrt(num_parameters)
+    label = f"noise alone: at most {alone:.3g}"
+    top.axhline(alone, color=plots.BLACK, linestyle=":", linewidth=1, label=label)
+    top.set_ylim(bottom=0)
+    top.set_ylabel("norm of the\nreleased gradient")
+    plots.titled(top, said)
+    top.legend(frameon=False, fontsize="small")
+    bottom.step(steps, np.cumsum(spent), color=plots.BLUE, where="mid")
+    bottom.axhline(num_examples, color=plots.BLACK, linestyle=":", linewidth=1)
+    bottom.set_ylim(bottom=0)
+    bottom.set_ylabel("records read\nby gradients")
+    words = f"{num_examples} records in all; escapes read others (not shown)"
+    plots.titled(bottom, words)
+    bottom.set_xlabel("step")
+    bottom.set_xlim(0, len(releases) + 1)
+    plots.save(fig, path)
+
+
 def _draw(path: Any, title: str, plan: plans.SOSP, outcome: Any) -> None:
-    plots.escapes(
+    escapes(
         path,
         title=title,
         releases=outcome.releases[: outcome.report["steps_done"]],

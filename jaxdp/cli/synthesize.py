@@ -5,12 +5,14 @@ import io
 import json
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import rich
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from jaxdp import plans, training
@@ -286,10 +288,66 @@ def _csv(job: Job, codes: np.ndarray) -> bytes:
     return text.getvalue().encode()
 
 
+def queries(
+    path: pathlib.Path,
+    *,
+    title: str,
+    errors: Mapping[str, Mapping[str, np.ndarray]],
+    columns: Mapping[str, tuple[Sequence[str], Mapping[str, np.ndarray]]],
+) -> None:
+    """Plots the errors of all queries, largest first, and below them the columns' shares.
+
+    ``errors``, perhaps empty: what is compared with -> what answers -> its errors (m,).
+    ``columns``: name -> (labels of the cells, whose -> shares of the cells); the first six
+    are drawn.
+    """
+    chosen = list(columns.items())[:6]
+    rows = -(-len(chosen) // 3)
+    heights = [3.6] * len(errors) + [2.6] * rows  # Inches.
+    fig = Figure(layout="constrained", figsize=(9, sum(heights) + 0.6))
+    fig.suptitle(title, fontsize="medium")
+    grid = fig.add_gridspec(len(heights), 3, height_ratios=heights)
+    for row, (where, curves) in enumerate(errors.items()):
+        axis = fig.add_subplot(grid[row, :])
+        plots.plain(axis)
+        colors = (plots.BLUE, plots.GREEN, plots.ORANGE)
+        for (name, values), color in zip(curves.items(), colors, strict=False):
+            ranks = np.arange(1, len(values) + 1)
+            label = f"{name}: worst {values.max():.4f}, mean {values.mean():.4f}"
+            axis.plot(ranks, np.sort(values)[::-1], color=color, label=label)
+        axis.set_xscale("log")
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("queries, worst first")
+        axis.set_ylabel("error of the share of records")
+        plots.titled(axis, f"on {where}")
+        axis.legend(frameon=False, fontsize="small")
+    for i, (name, (labels, shares)) in enumerate(chosen):
+        axis = fig.add_subplot(grid[len(errors) + i // 3, i % 3], axisbelow=True)
+        plots.plain(axis)
+        width = 0.8 / len(shares)
+        bars = []
+        for k, values in enumerate(shares.values()):
+            at = np.arange(len(labels)) + (k - (len(shares) - 1) / 2) * width
+            color = (plots.BLUE, plots.PURPLE, plots.YELLOW)[k]
+            bars.append(axis.bar(at, values, width, color=color))
+        if i == 0:
+            where: Any = "outside lower center"
+            fig.legend(bars, list(shares), loc=where, ncols=3, frameon=False)
+        some = range(0, len(labels), -(-len(labels) // 6))
+        texts = [labels[j] for j in some]
+        long = sum(map(len, texts)) > 24
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
+        axis.set_xticks(some, texts, **turned)
+        axis.tick_params(labelsize="small")
+        plots.titled(axis, name)
+        plots.percent(axis)
+    plots.save(fig, path)
+
+
 def _plot(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
     compared = references(job, command)
     shown = {"synthetic records": _weights(outcome.codes, job)} | compared
-    plots.queries(
+    queries(
         job.folder / PLOT,
         title=f"{command.input.name}: {job.queries.num_queries} shares by "
         f"{command.degree} of {len(job.bins.columns)} columns, "

@@ -11,7 +11,6 @@ from jaxdp import models
 from jaxdp.cli import options
 from jaxdp.cli.parsing import UsageError, refuse, usage
 from jaxdp.data.datasets import DIABETES_BOUNDS
-from jaxdp.metrics.second_order import SospAlpha
 from jaxdp.models.groups import CLASS, DIABETES_SEXES, DIABETES_THRESHOLD, above
 
 _OF_FILES = ("label", "bounds", "task", "classes", "label_bounds", "group_values")
@@ -39,8 +38,6 @@ class Task(NamedTuple):
     saved_fn: Callable[[Any], Any] = lambda params: params  # params -> what is written
     groups: models.Grouped | None = None
     errors_fn: Callable[[Any], jax.Array] | None = None  # params -> (num_groups,)
-    # How stationary params are on the public records.
-    alpha_fn: Callable[[Any], SospAlpha] | None = None
     returned: str | None = None  # what is returned, if it is said in the plot
     draw: Callable[..., None] | None = None  # (path, title, plan, outcome): releases
     # (plan, start, params, outcome of the run) -> fields of the report
