@@ -368,6 +368,18 @@ def check_params(file: Path, want: dict[str, Any]) -> None:
             np.testing.assert_array_equal(got[name], value)
 
 
+def test_replay_does_not_write_over_the_run(killed: Any, capsys: Any) -> None:
+    folder = killed[0].parent / "whole"
+    content = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    for name, part in (
+        ("params.npz", "another than the run's own"),
+        ("initial.npz", "a new file or"),
+    ):
+        assert run("replay", folder, "--out", folder / name) == 2
+        assert f"--out must be {part}" in capsys.readouterr().err
+    assert content == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 def test_resumed_run_ends_as_if_undisturbed(
     killed: Any, tmp_path: Path, capsys: Any
 ) -> None:
@@ -479,6 +491,7 @@ def mistakes(name: str) -> list[tuple[str, list[str]]]:
             base = line[1:-1] + " "
         elif line and line[0] != "#":
             words, _, parts = line.partition("=> ")
+            assert parts
             found.append((base + words.strip(), parts.split(" | ")))
     return found
 

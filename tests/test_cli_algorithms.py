@@ -42,6 +42,12 @@ RUNS: dict[str, tuple[str, str, str]] = {
         "--smoothing-radius .2 --max-step .3",
         "--dataset breast_cancer --loss hinge --epsilon 8",
     ),
+    "scalar": (
+        "o2nc",
+        "--oracle scalar --restart-batch-size 40 --num-directions 5 "
+        "--restart-l2-clip-norm 1.5 --smoothing-radius .2 --max-step .3",
+        "--dataset breast_cancer --loss hinge --epsilon 8",
+    ),
     "saddle": (
         "saddle",
         "--num-steps 4 --num-draws 2 --radius 2 --clip-x .5 --step-ratio .3",
@@ -88,7 +94,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 # --- what all do -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    # The loop of O2NC with another oracle, whose plan is made below.
+    [pytest.param(n, marks=pytest.mark.slow) if n == "scalar" else n for n in RUNS],
+)
 def test_run_writes_everything(name: str, folders: Any) -> None:
     folder, changes, (algorithm, _, others) = folders(name), CHANGES[name], RUNS[name]
     assert {p.name for p in folder.iterdir()} == {*train.FILES, "secret"}
@@ -365,6 +375,10 @@ def test_budget_is_spent_step_by_step(made: dict[str, Any]) -> None:
     assert times == (1, 4, 7)
     assert 0 < epsilons[0] < epsilons[1] < epsilons[2]
     assert epsilons[2] == pytest.approx(8.0, rel=1e-6)
+    lost = {"steps_charged": 7, "steps_done": 4}
+    after = train.spent_over_time(made["first_order"], [1, 4], lost)
+    assert after is not None
+    assert [x for _, x in after] == [epsilons[1], epsilons[2]]
 
 
 def test_noise_that_follows_movement_is_drawn_as_a_bound(

@@ -113,12 +113,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-#: The other ways to read a Hessian are noised by the same step.
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
-    "mode", ["on demand", *(pytest.param(m, marks=SLOW) for m in list(MODES)[1:])]
+    "mode", ["on demand", "tracked", pytest.param("released", marks=pytest.mark.slow)]
 )
 def test_a_search_follows_from_its_releases(mode: str) -> None:
     plan = plans.SOSP(**SEARCH | MODES[mode])

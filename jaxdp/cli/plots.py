@@ -130,7 +130,9 @@ def _group_errors(
     axis.legend(frameon=False, fontsize="small", ncols=len(groups) + 1)
 
 
-def dots(values: np.ndarray, least: float, most: float, all_: float) -> dict[str, Any]:
+def dot_style(
+    values: np.ndarray, least: float, most: float, all_: float
+) -> dict[str, Any]:
     """Returns the style of so many dots; pixels, for there may be very many."""
     size = max(least, min(most, all_ / values.size))
     return {"s": size, "linewidths": 0, "rasterized": True, "alpha": 0.5}
@@ -156,7 +158,7 @@ def releases(
     fig, axis = figure(figsize=(7, 3.9))
     num_steps, width = releases.shape
     steps = np.arange(1, num_steps + 1)
-    style_of_dots = dots(releases, 1.0, 9.0, 2e4)
+    dots = dot_style(releases, 1.0, 9.0, 2e4)
     if num_parameters is None:
         if noise_std:
             low, high = -2 * noise_std, 2 * noise_std
@@ -165,7 +167,7 @@ def releases(
             axis.axhspan(low, high, **style, zorder=0, label=label)
         for k in range(width):
             name = "released slope" if k == 0 else None
-            axis.scatter(steps, releases[:, k], color=BLUE, label=name, **style_of_dots)
+            axis.scatter(steps, releases[:, k], color=BLUE, label=name, **dots)
         window = max(1, num_steps // 30)
         mean = np.convolve((releases**2).mean(1), np.ones(window) / window, "valid")
         at = steps[: len(mean)] + (window - 1) / 2

@@ -125,7 +125,7 @@ def draws(
     steps = np.repeat(np.arange(1, num_steps + 1), width // 2)
     fig, (top, bottom) = plots.figure(2, figsize=(7, 6))
     fig.suptitle(title)
-    dots = plots.dots(releases, 2.0, 16.0, 8e3)
+    dots = plots.dot_style(releases, 2.0, 16.0, 8e3)
     half = width // 2
     at = steps + np.resize(0.5 * (np.arange(half) + 0.5) / half - 0.25, len(steps))
     top.scatter(at, releases[:, half:].ravel(), color=plots.ORANGE, **dots)

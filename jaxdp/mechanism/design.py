@@ -131,21 +131,25 @@ def coerce(record: Any) -> None:
             object.__setattr__(record, field.name, kind(value))
 
 
-def ideal_factor(plan: Any) -> float:
+def noise_cost(plan: Any) -> float:
     """Returns the factor by which a plan's noise exceeds ideal noise of the same budget.
 
     Promises are of ideal Gaussian noise; a plan has a little more, for what its integer
     sampler costs: next to nothing, unless a record moves so little noise far. 1 where the
-    noise was not calibrated, batches are sampled, or the cost is more than a thousandth of
-    the noise: a promise of that little noise would be false.
+    noise was not calibrated, batches are sampled, or that cost is all of the budget.
     """
     if plan.delta is None or plan.sampling.amplifies:
         return 1.0
     spent, missed = accounting.sampler_error(plan.event)
     epsilon = float(plan.epsilon())
-    if not spent < epsilon < math.inf:
-        return 1.0
     left = (plan.delta - missed) * math.exp(-spent)
+    if not spent < epsilon < math.inf or left <= 0:
+        return 1.0
     ideal = accounting.gaussian_mu(epsilon - spent, left)
-    factor = accounting.gaussian_mu(epsilon, plan.delta) / ideal
-    return factor if factor <= 1 + 1e-3 else 1.0
+    return accounting.gaussian_mu(epsilon, plan.delta) / ideal
+
+
+def ideal_factor(plan: Any) -> float:
+    """Returns :func:`noise_cost` up to 1.001: a promise of less noise would be false."""
+    cost = noise_cost(plan)
+    return cost if cost <= 1.001 else 1.0

@@ -15,7 +15,7 @@ from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation, Run
-from jaxdp.mechanism.design import Design, coerce
+from jaxdp.mechanism.design import Design, coerce, noise_cost
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
 
@@ -179,6 +179,14 @@ class Plan:
           **constants: those of the method's ``theory.theorems``.
         """
         found = cls.designed(theorem, epsilon=epsilon, delta=delta, **constants)
+        plan: Any = cls._of(found, epsilon=epsilon, delta=delta)
+        cost = 1.0 if plan.theorem is not None else noise_cost(plan)
+        if cost <= 1:
+            return plan
+        # Its noise is more than the design's: design for the noise that it has.
+        mu = accounting.gaussian_mu(epsilon, delta) / (1.001 * cost)
+        less = accounting.gaussian_epsilon(mu, delta)
+        found = cls.designed(theorem, epsilon=less, delta=delta, **constants)
         return cls._of(found, epsilon=epsilon, delta=delta)
 
     @classmethod

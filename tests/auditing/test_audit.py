@@ -74,7 +74,12 @@ OTHERS = {
     "tuned clip": make(relation="zero_out", clip_tuning=TUNING),
     # "gaussian" is an older name of "discrete".
     "records added": make(relation="add_or_remove", noise="gaussian"),
+    "tuned clip, replaced": make(clip_tuning=TUNING, num_steps=3),
+    "records added, sampled": make(
+        relation="add_or_remove", sampling=POISSON, num_steps=3
+    ),
     "isotropic": make(plans.DPGDZerothOrder),
+    "isotropic, zeroed": make(plans.DPGDZerothOrder, relation="zero_out"),
     "one pass": make(plans.DPGD, sampling=sampling.SinglePass(4), noise_multiplier=2.0),
     "shuffled": make(plans.DPGD, sampling=sampling.ShuffledEpochs(4), num_steps=4),
     "external": make(plans.DPGD, sampling=sampling.External(4), relation="zero_out"),
@@ -98,8 +103,9 @@ def test_every_family_and_sampler_can_be_audited(
     if name not in ("laplace", "external"):  # Other noise, and batches from elsewhere.
         kept.check()
     assert found.passed
-    # Random subsets of a fixed size are accounted loosely, by RDP.
-    assert found.epsilon_lower > (0 if name == "fixed size" else 0.5) * found.epsilon
+    # Random subsets of a fixed size are accounted loosely, by RDP; of samples few are told.
+    least = 0 if name in ("fixed size", "records added, sampled") else 0.5
+    assert found.epsilon_lower > least * found.epsilon
 
 
 @pytest.mark.slow  # Where nothing is planted; test_mutations.py plants.

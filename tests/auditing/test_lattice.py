@@ -143,7 +143,6 @@ LATER = (
     "DPZero, clip tuning",
     "PrefixSum, buffers",
     "O2NC, several passes, gradients",
-    "SOSP",
 )
 
 

@@ -45,6 +45,14 @@ def slopes(words: jax.Array, params: Any, batch: jax.Array, law: str) -> Any:
     return table, finite_difference.combine(table[0], rows, params)
 
 
+def sums(batch: jax.Array) -> jax.Array:
+    """A loop over slices of records."""
+    ones = jnp.ones(len(batch), bool)
+    return finite_difference.sum_microbatches(
+        lambda part: jnp.where(part[1], part[0].sum(1), 0).sum(), (batch, ones), 2
+    )
+
+
 def increment(noise_key: jax.Array, kernel: prefix_noise.PrefixNoise) -> Any:
     state = kernel.init(PARAMS)
     return kernel.increment(noise_key, state, jnp.int32(3), PARAMS, kernel.laws(1000))
@@ -90,6 +98,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         )
         for law in sphere.LAWS
     },
+    "sums": (sums, BATCH),
     "perturb": (
         lambda w, p: perturb.perturb(
             p,

@@ -272,7 +272,6 @@ def test_a_record_that_is_not_finite_counts_nothing(bad: float) -> None:
             chex.assert_trees_all_close(got, without, atol=1e-6)
 
 
-@pytest.mark.slow  # As those of test_conformance.py, of the same loop.
 def test_microbatches_change_nothing() -> None:
     plan, data = make(**NOISY), records()
     whole = released(plan, POINTS, data)

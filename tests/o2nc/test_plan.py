@@ -14,6 +14,7 @@ from jaxdp import accounting, plans, sampling
 from jaxdp.accounting import lattice
 from jaxdp.core.types import Phase
 from jaxdp.kernels import prefix_noise
+from jaxdp.mechanism.design import noise_cost
 
 
 def make(period: int = 8, **changes: Any) -> plans.O2NC:
@@ -285,10 +286,16 @@ def test_designs_of_many_records_are_kept(theorem: str) -> None:
     assert plans.O2NC.from_theorem(theorem, **constants).theorem is not None
 
 
-def test_a_design_whose_noise_is_far_from_ideal_is_dropped() -> None:
-    """At such budgets the sampler's error takes a third of the noise."""
+def test_a_promise_is_of_no_less_noise_than_the_plan_s() -> None:
+    """At such a budget the noise sampler's error costs a fifth of the noise."""
     constants = PROBLEM | {"num_examples": 100_000, "epsilon": 36.0, "delta": 1e-9}
-    assert plans.O2NC.certified(**constants).theorem is None
+    plan = plans.O2NC.certified(**constants)
+    assert noise_cost(plan) > 1.1
+    assert plan.theorem is not None
+    promised = plan.theorem.promise.noise_variance
+    assert 0.9 * promised < PROBLEM["dim"] * plan.noise_std**2 <= promised * (1 + 1e-6)
+    again = plan.with_noise(noise_multiplier=1.05 * (plan.noise_multiplier or 0))
+    assert again.theorem is None
 
 
 def test_certified_beats_the_theorems() -> None:

@@ -555,7 +555,14 @@ def test_which_programs_call_python(kind: str, tmp_path: Path) -> None:
     assert found == (kind != "none")
 
 
-@pytest.mark.parametrize(("checkpoint", "family"), [(True, "dpzero"), (False, "dpgd")])
+@pytest.mark.parametrize(
+    ("checkpoint", "family"),
+    [
+        *((True, "dpgd"), (False, "dpzero")),
+        pytest.param(True, "dpzero", marks=pytest.mark.slow),
+        pytest.param(False, "dpgd", marks=pytest.mark.slow),
+    ],
+)
 def test_a_chunk_that_comes_out_otherwise_is_refused(
     checkpoint: bool, family: str, tmp_path: Path
 ) -> None:
