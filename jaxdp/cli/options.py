@@ -460,7 +460,11 @@ class Synthesize(Budget, Output):
         default=...,
     )
     degree: int = opt(INTEGER, "Columns of a query.", default=2)
-    relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
+    relation: str = opt(
+        _RELATION,
+        f"{_NEIGHBOURS} Their number of records is public.",
+        default="replace_one",
+    )
     num_steps: Int = opt(STEPS, "Each releases one query's number.", "from the bound")
     num_records: Int = opt(STEPS, "Synthetic records.", "as many as private ones")
     public: MaybePath = opt(p.PATH, "Public records, on which answers are judged.")

@@ -118,9 +118,9 @@ def read(folder: pathlib.Path, option: str) -> ledger.Record:
 def begun(
     command: options.Run, out: pathlib.Path, plan: Plan, files: tuple[str, ...]
 ) -> Iterator[None]:
-    """Makes the folder of a new run, with the plan and nothing of an earlier run.
+    """Makes the folder of a new run: nothing of an earlier run, and at the end the plan.
 
-    In ``with`` the rest is written.
+    In ``with`` more is removed and written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -128,8 +128,8 @@ def begun(
             ledger.discard(out)
         for name in files:  # What else an earlier run left.
             (out / name).unlink(missing_ok=True)
-        ledger.replace(out / ledger.PLAN, (plan.file_text() + "\n").encode())
         yield
+        ledger.replace(out / ledger.PLAN, (plan.file_text() + "\n").encode())
     except OSError as error:
         raise UsageError(
             f"--out must be a folder that can be written: {error}"

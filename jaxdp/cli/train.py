@@ -225,8 +225,8 @@ def reported(
     of_fit: dict[str, Any], fields: dict[str, Any], *packages: str
 ) -> dict[str, Any]:
     """Returns the loop's report with more fields and versions, fit for strict JSON."""
-    versions = {name: importlib.metadata.version(name) for name in ("numpy", *packages)}
-    versions["python"] = platform.python_version()
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    versions |= {"numpy": np.__version__, "python": platform.python_version()}
     return finite(of_fit | fields | {"versions": of_fit["versions"] | versions})
 
 

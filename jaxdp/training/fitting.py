@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from rich import progress as rich_progress
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
@@ -260,8 +261,6 @@ class _Chunks(NamedTuple):
     ) -> tuple[loop.Carry, float]:
         """Runs [first, last) in chunks; returns the carry and the seconds of the steps."""
         seconds = 0.0
-        from rich import progress as rich_progress
-
         with rich_progress.Progress(
             "{task.description}",
             rich_progress.BarColumn(),

@@ -89,7 +89,7 @@ def _spacings(
         dtype = jnp.result_type(leaf)
         dtypes = dtype, jnp.dtype(dtype if compute_dtype is None else compute_dtype)
         used = max(dtypes, key=lambda x: jnp.finfo(x).eps)
-        half = _half_spacing(_sample(leaf), float(jnp.finfo(dtype).eps))
+        half = _half_spacing(_sample(leaf), float(jnp.finfo(used).eps))
         found.setdefault(used.name, []).append((half, int(np.size(leaf))))
     return found
 

@@ -77,6 +77,9 @@ def test_a_narrower_compute_dtype_counts() -> None:
     assert warned(1e-4, params) is None
     assert "bfloat16" in (warned(1e-4, params, compute_dtype="bfloat16") or "")
     assert warned(3e-4, params, compute_dtype="bfloat16") is None
+    large = {"w": jnp.ones(1000)}  # Half a spacing of bfloat16 at 1 is 2^-8.
+    assert "at least 0.0039" in (warned(1e-3, large, compute_dtype="bfloat16") or "")
+    assert warned(5e-3, large, compute_dtype="bfloat16") is None
     # A wider one does not help weights that are rounded to begin with.
     assert "bfloat16" in (
         warned(1e-4, weights("bfloat16"), compute_dtype="float32") or ""
