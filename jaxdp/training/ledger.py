@@ -70,9 +70,7 @@ class Record(NamedTuple):
     """Content of a ledger."""
 
     header: dict[str, Any]  # what the run was
-    releases: (
-        np.ndarray
-    )  # float32 (steps, R), a state's ``release`` each, from step 0 on
+    releases: np.ndarray  # float32 (steps, R): a state's ``release`` each
     intents: tuple[Intent, ...]  # in the order of writing
 
     @property
