@@ -1,6 +1,7 @@
 """Noise that is correlated over a period, in the state of a transformation."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ class CorrelatedNumbers(NamedTuple):
 
     run: Run
     correlation: PrefixNoise  # of one period
-    grids: dict[str, Grid]  # by the name of a phase
+    grids: Mapping[str, Grid]  # by the name of a phase; read-only, as plans keep it
     steps_per_pass: int  # the noise restarts with each pass
     noise_multiplier: float
 

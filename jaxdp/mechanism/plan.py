@@ -107,6 +107,14 @@ class Plan:
         """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
         coerce(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the fields alone, for copies and pickles.
+
+        What was computed from them stays behind: another version of this library may
+        compute other noise, and would account for that.
+        """
+        return {field.name: getattr(self, field.name) for field in self._fields()}
+
     # Accounting.
 
     @property

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
@@ -149,7 +151,7 @@ class SumPlan(Plan):
         return self.sums.noise_std
 
     @property
-    def clips(self) -> dict[str, tuple[float, float]]:
+    def clips(self) -> Mapping[str, tuple[float, float]]:
         """Clip norm and normalizer of each phase, by the phase's name."""
         return self.sums.clips
 
@@ -204,7 +206,7 @@ class SumPlan(Plan):
         grids = {phase: self.grid(phase) for phase in self.clips}
         noise = validate.has_noise(self.noise_multiplier)
         return CorrelatedNumbers(
-            self.run, self.correlation, grids, steps_per_pass, noise
+            self.run, self.correlation, MappingProxyType(grids), steps_per_pass, noise
         )
 
     # Accounting.

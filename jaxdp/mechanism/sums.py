@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -216,6 +217,10 @@ class _Means(_Mechanism):
     #: Constant 1, because the bounded and noised quantities are means.
     normalizer = 1.0
 
+    def __post_init__(self) -> None:
+        # A plan keeps its mechanism and shows the clips: nobody may change them there.
+        object.__setattr__(self, "clips", MappingProxyType(dict(self.clips)))
+
     @property
     def sensitivity(self) -> float:
         raise NotImplementedError
@@ -348,6 +353,10 @@ class WeighedSums(_Means):
     unit_stds: Mapping[str, float]
 
     charges_steps = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "unit_stds", MappingProxyType(dict(self.unit_stds)))
 
     @property
     def sensitivity(self) -> float:

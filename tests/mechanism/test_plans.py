@@ -1,8 +1,10 @@
 """Plans: units, guarantees, text, refusals."""
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -528,6 +530,45 @@ def test_what_a_plan_charges_and_runs_follows_from_the_same_fields() -> None:
     assert plan.epsilon() == honest.epsilon() > 5
     assert (plan.run, plan.numbers) == (honest.run, honest.numbers)
     assert plan.digest == honest.digest
+
+
+def test_nobody_changes_the_numbers_that_a_plan_keeps() -> None:
+    """A larger clip or less noise there would run, and epsilon be the old one."""
+    fields: dict[str, Any] = {
+        "num_examples": 40,
+        "num_steps": 4,
+        "relation": "replace_one",
+        "restart_l2_clip_norm": 1.0,
+        "l2_clip_norm": 1.0,
+        "smoothing_radius": 0.1,
+        "max_step": 0.01,
+        "window": 2,
+        "noise_multiplier": 3.0,
+    }
+    one = sampling.SinglePassRestarts(period=2, restart_batch_size=9, batch_size=9)
+    several = sampling.MultiPassRestarts(period=2)
+    for sampler, noise in ((one, "tree"), (several, "independent")):
+        plan: Any = plans.O2NC(sampling=sampler, prefix_noise=noise, **fields)
+        kept = [plan.clips, plan.sums.clips, plan.numbers.noise.grids]
+        kept += [] if sampler is one else [plan.sums.unit_stds]
+        for numbers in kept:
+            with pytest.raises(TypeError, match="does not support item assignment"):
+                numbers["restart"] = numbers["difference"]
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_a_copy_of_a_plan_computes_its_numbers_again(again: Any) -> None:
+    """A pickle may be of another version, whose noise this one does not account."""
+    plan = make(noise_multiplier=3.0)
+    numbers = plan.numbers
+    fields, _ = vars(plan)["_kept_numbers"]
+    grid = numbers.grid._replace(noise_std=1)
+    vars(plan)["_kept_numbers"] = fields, numbers._replace(grid=grid)
+    copied = again(plan)
+    assert copied == plan
+    assert copied.numbers == numbers
 
 
 def test_a_slope_plan_needs_its_smoothing_radius() -> None:
