@@ -192,6 +192,7 @@ def calibrate(
     validate.instance(SumPlan, plan=plan)
     validate.positive(epsilon=epsilon)
     validate.probability(delta=delta)
+    accounting.warn_of_budget(epsilon, delta, plan.num_examples)
     _check_law(mean_trials, shape)
     if math.isinf(plan.l2_clip_norm):
         raise ValueError("l2_clip_norm must be finite to calibrate noise, got inf")

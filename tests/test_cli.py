@@ -143,6 +143,7 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     assert report["epsilon"] == pytest.approx(2, rel=1e-2)
 
 
+@pytest.mark.slow  # One more run; averages are in core/test_averaging.py.
 def test_average_is_what_comes_out(tmp_path: Path) -> None:
     def outcome(command: options.DPGD) -> train.Outcome:
         job = prepare.prepare(command)
@@ -172,7 +173,11 @@ def test_average_is_what_comes_out(tmp_path: Path) -> None:
     ("words", "metric"),
     [
         (("--algorithm", "mezo", "--dataset", "quadratic_inverse"), "test_loss"),
-        (("--algorithm", "gd", "--model", "mlp", "--hidden", "8,4"), "test_accuracy"),
+        pytest.param(
+            ("--algorithm", "gd", "--model", "mlp", "--hidden", "8,4"),
+            "test_accuracy",
+            marks=pytest.mark.slow,
+        ),
         (
             ("--algorithm", "dpgd", "--dataset", "diabetes", "--relation", "zero_out"),
             "test_mse",
@@ -597,8 +602,16 @@ def printed(capsys: Any, *words: object) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("relation", accounting.RELATIONS)
+@pytest.mark.parametrize(
+    ("relation", "sampled"),
+    [
+        *((relation, False) for relation in accounting.RELATIONS),
+        # Searches of seconds each.
+        ("add_or_remove", True),
+        pytest.param("replace_one", True, marks=pytest.mark.slow),
+        pytest.param("zero_out", True, marks=pytest.mark.slow),
+    ],
+)
 def test_numbers_are_the_plan_s(relation: Any, sampled: bool, capsys: Any) -> None:
     """Sampled, every relation has another epsilon: one that got lost would be seen."""
     words: tuple[object, ...] = ("--relation", relation)

@@ -96,8 +96,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    # The loop of O2NC with another oracle, whose plan is made below.
-    [pytest.param(n, marks=pytest.mark.slow) if n == "scalar" else n for n in RUNS],
+    # The loop of O2NC with other oracles, whose plans are made below.
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n in ("first_order", "scalar") else n
+        for n in RUNS
+    ],
 )
 def test_run_writes_everything(name: str, folders: Any) -> None:
     folder, changes, (algorithm, _, others) = folders(name), CHANGES[name], RUNS[name]
@@ -475,6 +478,7 @@ def test_parameters_are_a_linear_model_s(folders: Any) -> None:
     assert ball <= 2.0 * (1 + 1e-5)
 
 
+@pytest.mark.slow  # One more run.
 def test_other_algorithms_report_the_same_groups(tmp_path: Path) -> None:
     words = ("--dataset", "diabetes", "--group", "sex", "--num-steps", 3, "--seed", 0)
     words = (*words, "--algorithm", "dpgd", "--quiet", "--out", tmp_path)

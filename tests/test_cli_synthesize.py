@@ -177,6 +177,7 @@ def test_public_records_and_metrics_that_are_not_private(
     assert "not private" in shown
 
 
+@pytest.mark.slow  # One more run.
 def test_steps_are_chosen_and_other_relations_and_degrees_are_taken(
     files: Path,
 ) -> None:

@@ -58,7 +58,7 @@ FIRST = {
     "synthetic",
 }
 #: Where a whole run is compiled for one duty.
-FEWER = {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "prefix_sum", "sosp", "saddle"}
+FEWER = {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "sosp", "saddle"}
 
 
 def these(cases: Any, first: Any = FIRST, name: str = "method") -> Any:
@@ -322,7 +322,7 @@ class Killed(Exception):
 # Those of these two are killed in their folders.
 @these(
     [m for m in FITTED if m.name not in ("saddle", "sosp")],
-    {"dpzero-sphere-1", "dpgd_zeroth_order", "dpgd", "o2nc-slopes", "synthetic"},
+    {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "synthetic"},
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     method: Method, tmp_path: Path
@@ -485,6 +485,7 @@ def test_data_of_another_size_are_refused(method: Method) -> None:
 CASES = these(GRADIENT_MAKERS, name="case")
 #: One of slopes and one of gradients, where what is tested is around them.
 TWO = [m for m in GRADIENT_MAKERS if m.name in ("dpzero-sphere-1", "dpgd")]
+MAKERS = [m for m in METHODS if not (m.plan.runs_algorithm or m.plan.takes_updates)]
 FEW = pytest.mark.parametrize("case", TWO, ids=str)
 
 
@@ -737,6 +738,32 @@ def test_one_release_per_logical_step_under_multi_steps(case: Method) -> None:
     chex.assert_trees_all_close(updates[1], update(case)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", MAKERS, ids=str)
+def test_optax_must_not_call_a_maker_where_it_has_no_effect(case: Method) -> None:
+    tx = case.make(case.plan, KEYS)
+    late = optax.chain(optax.sgd(0.1), optax.chain(tx))
+    state = late.init(case.params)
+    with pytest.raises(ValueError, match="must be first in optax"):
+        jax.eval_shape(
+            lambda: late.update(None, state, case.params, value_fn=1, batch=1)
+        )
+    several = optax.MultiSteps(optax.chain(tx, optax.sgd(0.1)), every_k_schedule=2)
+    if case.plan.sampling.whole:
+        several.init(case.params)
+    else:
+        with pytest.raises(ValueError, match="must not be within optax"):
+            several.init(case.params)
+
+
+@FEW
+def test_updates_of_zeros_are_taken_where_optax_needs_a_tree(case: Method) -> None:
+    tx = optax.apply_if_finite(case.make(case.plan, KEYS), max_consecutive_errors=3)
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    out, state = jax.jit(updating(tx, updates=zeros))(tx.init(PARAMS))
+    chex.assert_trees_all_close(out, update(case)[0], rtol=1e-5, atol=1e-5)
+    assert int(state.inner_state.count) == 1
+
+
 @these(TWO, {"dpgd"}, "case")
 def test_chains_with_momentum_adam_schedule_free_and_decay(case: Method) -> None:
     """The maker inside is conformant by the other tests: here it is what follows it."""
@@ -774,14 +801,10 @@ def test_inside_a_linen_train_state(case: Method) -> None:
 
     @jax.jit
     def step(state: TrainState) -> TrainState:
-        updates, opt_state = state.tx.update(
-            None, state.opt_state, state.params, value_fn=losses, batch=(x, y)
-        )
-        params = optax.apply_updates(state.params, updates)
-        return state.replace(step=state.step + 1, params=params, opt_state=opt_state)
+        return jaxdp.apply_gradients(state, value_fn=losses, batch=(x, y))
 
     after = step(step(state))
-    assert int(after.opt_state[0].count) == 2
+    assert int(after.opt_state[0].count) == int(after.step) == 2
     assert np.any(after.params["kernel"] != state.params["kernel"])
 
 

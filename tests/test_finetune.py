@@ -637,6 +637,7 @@ def test_without_the_extra(
     assert capsys.readouterr().err == f"{said}'jaxdp-optim[lm]'\n"
 
 
+@pytest.mark.slow  # One more run; folders are as in test_cli.py.
 def test_overwrite_takes_a_run_s_model_and_nothing_else(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "mode", ["on demand", "tracked", pytest.param("released", marks=pytest.mark.slow)]
+    "mode",
+    [
+        "tracked",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("on demand", "released")),
+    ],
 )
 def test_a_search_follows_from_its_releases(mode: str) -> None:
     plan = plans.SOSP(**SEARCH | MODES[mode])

@@ -1,5 +1,6 @@
 """Vocabulary of accounting, without an accountant: relations, guarantees, epsilons."""
 
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 from jaxdp.core import validate
@@ -39,6 +40,39 @@ def sensitivity(relation: Relation, l2_clip_norm: float) -> float:
     validate.one_of(RELATIONS, relation=relation)
     validate.positive(allow_inf=True, l2_clip_norm=l2_clip_norm)
     return (2.0 if relation == "replace_one" else 1.0) * float(l2_clip_norm)
+
+
+def warn_of_budget(
+    epsilon: float, delta: float, num_examples: int, stacklevel: int = 2
+) -> None:
+    """Warns of a budget that protects nobody, or leaves nothing but noise.
+
+    Args:
+      epsilon: > 0.
+      delta: in [0, 1).
+      num_examples: records; 1 where nobody said how many.
+      stacklevel: whose line the warning names: 1 is the caller's, 2 its caller's.
+    """
+    if epsilon < 1e-2 < delta:
+        advice = f"epsilon={epsilon:g} and delta={delta:g} look swapped"
+    elif num_examples > 1 and delta > 1 / num_examples:
+        advice = (
+            f"delta={delta:g} is above 1/num_examples = {1 / num_examples:.3g}, which "
+            "publishing a record as it is would keep to; choose at most a tenth of that"
+        )
+    elif epsilon > 50:
+        advice = (
+            f"epsilon={epsilon:g} lets a release raise somebody's odds by a factor of "
+            "exp(epsilon), which protects nobody; choose at most 10"
+        )
+    elif num_examples > 1 and num_examples * epsilon < 10:
+        advice = (
+            f"num_examples={num_examples} is too few for epsilon={epsilon:g}: their "
+            "product must be well above 10 for a mean to be more than noise"
+        )
+    else:
+        return
+    warnings.warn(advice, stacklevel=stacklevel + 1)
 
 
 class Epsilon(float):

@@ -9,6 +9,7 @@ import importlib
 import os
 import pathlib
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,9 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if args is None else args)
     try:
-        code = _run(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            code = _run(words)
         sys.stdout.flush()  # Here a closed pipe is met, not at exit.
         return code
     except UsageError as error:
@@ -53,6 +56,12 @@ def _fail(message: str, code: int) -> int:
     line = " ".join(message.split())
     print(f"jaxdp: {line}", file=sys.stderr)
     return code
+
+
+def _warn(message: Warning | str, *where: Any) -> None:
+    """Shows a warning in one line, without the place in the code that Python adds."""
+    del where
+    _fail(f"warning: {message}", 0)
 
 
 def _run(words: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -87,8 +88,14 @@ def only(kind: type, state: Any, makers: str) -> Any:
     return found[0]
 
 
-def refuse_masked(params: Any, name: str) -> None:
-    """Raises if optax.masked or partition has taken leaves away."""
+def refuse_misplaced(params: Any, name: str, run: Run) -> None:
+    """Raises where Optax calls a maker of gradients from a place in which it cannot work.
+
+    ``name`` is the maker's. ``optax.masked`` and ``optax.partition`` take leaves away, and
+    it evaluates the loss at all; what precedes it in a chain is lost, for it makes new
+    updates; ``optax.MultiSteps`` keeps one of the k batches that it is shown, which is not
+    the one drawn for its step.
+    """
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
@@ -96,6 +103,26 @@ def refuse_masked(params: Any, name: str) -> None:
             "masked; do not wrap it in optax.masked or optax.partition, name the leaves "
             "that move with trainable= instead"
         )
+    # Optax tells a transformation nothing of its place: the calls under way do.
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        if frame.f_code in _MULTI_STEPS and not run.sampling.whole:
+            raise ValueError(
+                f"{name} must not be within optax.MultiSteps with {run.sampling!r}: one of "
+                "k batches would count, and it would be another step's. Accumulate what it "
+                f"makes: optax.chain(jaxdp.{name}(plan, keys), "
+                "optax.MultiSteps(optax.sgd(0.1), k).gradient_transformation())"
+            )
+        if frame.f_code is _CHAIN and frame.f_locals["new_state"]:
+            raise ValueError(
+                f"{name} must be first in optax.chain, got it after another "
+                "transformation, which would have no effect: "
+                f"optax.chain(jaxdp.{name}(plan, keys), optax.sgd(0.1))"
+            )
+
+
+_MULTI_STEPS = (optax.MultiSteps.init.__code__, optax.MultiSteps.update.__code__)
+_CHAIN = optax.chain(optax.identity()).update.__code__  # pyright: ignore
 
 
 def size(params: Any, moves: PathPredicate) -> int:
@@ -143,24 +170,32 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
 
 
 def whole_params(
-    params: Any, name: str, axis_name: AxisName | None, state: Any, **data: Any
+    params: Any,
+    name: str,
+    run: Run,
+    axis_name: AxisName | None,
+    state: Any,
+    **data: Any,
 ) -> Any:
     """Returns the params of an ``update`` that evaluates the loss at all of them.
 
-    Raises as :func:`need_params`, :func:`refuse_masked` and :func:`refuse_differing`.
+    Raises as :func:`need_params` and :func:`refuse_differing`.
     """
-    params = need_params(params, name)
-    refuse_masked(params, name)
+    params = need_params(params, name, run)
     refuse_differing(axis_name, state=state, params=params, **data)
     return params
 
 
-def need_params(params: Any, name: str) -> Any:
-    """Returns the params; raises ValueError if ``update`` was given none."""
+def need_params(params: Any, name: str, run: Run) -> Any:
+    """Returns the params of an ``update``.
+
+    ValueError if it was given none; else raises as :func:`refuse_misplaced`.
+    """
     if params is None:
         raise ValueError(
             f"params must be passed to update: {name} evaluates the loss at them"
         )
+    refuse_misplaced(params, name, run)
     return params
 
 

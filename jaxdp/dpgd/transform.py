@@ -75,7 +75,7 @@ def dpgd(
     start = run_state.new_horizon(run, private=keys.private and grid.noise_std > 0)
 
     def init_fn(params: Any) -> DPGDState:
-        run_state.refuse_masked(params, "dpgd")
+        run_state.refuse_misplaced(params, "dpgd", run)
         run_state.moving(params, trainable)
         run_state.begin_run(params, keys, "dpgd")
         # Copies, because callers donate their state.
@@ -94,7 +94,7 @@ def dpgd(
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
         params = run_state.whole_params(
-            params, "dpgd", axis_name, state=state, batch=batch, mask=mask
+            params, "dpgd", run, axis_name, state=state, batch=batch, mask=mask
         )
         count = state.horizon.count
         records, kept = batches.resolve(

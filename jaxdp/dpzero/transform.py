@@ -421,7 +421,7 @@ def _maker(
     )
 
     def init_fn(params: Any) -> DPZeroState:
-        run_state.refuse_masked(params, name)
+        run_state.refuse_misplaced(params, name, run)
         moves = run_state.moving(params, trainable)
         # Refuses too many orthonormal rows and colliding leaves, draws nothing.
         jax.eval_shape(
@@ -443,7 +443,7 @@ def _maker(
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
         params = run_state.whole_params(
-            params, name, axis_name, state=state, batch=batch, mask=mask
+            params, name, run, axis_name, state=state, batch=batch, mask=mask
         )
         count = state.horizon.count
         records, kept = batches.resolve(

@@ -103,6 +103,12 @@ class Plan:
         if delta != 0 or not LAWS[self.noise].exact:
             validate.probability(delta=delta)
 
+    def _check_budget(self, epsilon: float, delta: float) -> None:
+        """Checks a budget; warns of one that makes no sense for the records."""
+        validate.positive(epsilon=epsilon)
+        self._check_delta(delta)
+        accounting.warn_of_budget(epsilon, delta, self.num_examples, stacklevel=3)
+
     def _coerce(self) -> None:
         """Converts NumPy numbers to Python's, so that equal plans have equal digests."""
         coerce(self)

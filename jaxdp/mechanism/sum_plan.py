@@ -238,8 +238,7 @@ class SumPlan(Plan):
           delta: in (0, 1); with Laplace noise also 0.
           vary: ``"noise_multiplier"``, or ``"num_steps"`` for a plan that has noise.
         """
-        validate.positive(epsilon=epsilon)
-        self._check_delta(delta)
+        self._check_budget(epsilon, delta)
         validate.one_of(("noise_multiplier", "num_steps"), vary=vary)
         if vary == "num_steps":
             if not self.sums.charges_steps:

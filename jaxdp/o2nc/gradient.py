@@ -92,7 +92,7 @@ def private_oracle(
     direction = keys_lib.stream(keys.direction, "direction", context=run.context)
 
     def init_fn(params: Any) -> PrivateOracleState:
-        run_state.refuse_masked(params, "private_oracle")
+        run_state.refuse_misplaced(params, "private_oracle", run)
         dim = run_state.size(params, run_state.moving(params, trainable))
         run_state.begin_run(params, keys, "o2nc")
         # Copies, because callers donate their state.
@@ -115,7 +115,7 @@ def private_oracle(
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
         params = run_state.whole_params(
-            params, "private_oracle", axis_name, state=state, batch=batch
+            params, "private_oracle", run, axis_name, state=state, batch=batch
         )
         phase = batches.check_phase(run, phase)
         count = state.horizon.count

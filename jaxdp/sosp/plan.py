@@ -306,8 +306,7 @@ class SOSP(Plan):
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
         """Returns a plan of at most (epsilon, delta), with the least noise."""
-        validate.positive(epsilon=epsilon)
-        self._check_delta(delta)
+        self._check_budget(epsilon, delta)
         noise = accounting.calibrate_noise_multiplier(
             self._guarantee_of, epsilon, delta
         )

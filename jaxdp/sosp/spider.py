@@ -321,6 +321,7 @@ def private_spider(
     start = run_state.new_horizon(run, private=private)
 
     def init_fn(params: Any) -> PrivateSpiderState:
+        run_state.refuse_misplaced(params, "private_spider", run)
         flat, _ = flattened(params, "private_spider")
         spider = begin(numbers, keys, flat)
         slice_size(numbers, flat.size, microbatch_size)
@@ -339,7 +340,7 @@ def private_spider(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args
-        params = run_state.need_params(params, "private_spider")
+        params = run_state.need_params(params, "private_spider", run)
         data, kept = batches.resolve(
             run, batch, mask, private=keys.private, step=state.horizon.count
         )

@@ -78,6 +78,7 @@ def test_laplace_on_full_batches():
     assert gaussian == pytest.approx(63.05, abs=5e-3)
 
 
+@pytest.mark.slow  # A table of the literature.
 @pytest.mark.parametrize(
     ("epsilon", "pure", "approximate", "gaussian"),
     [(2.0, 442.6, 17.46, 12.5), (6.0, 148.0, 6.55, 4.84)],

@@ -103,6 +103,7 @@ def test_directions_in_the_ball_move_nothing_further() -> None:
         assert np.all(np.linalg.norm(one - other, axis=-1) <= most)
 
 
+@pytest.mark.slow  # A second program of every oracle.
 def test_transcripts_are_those_of_the_library() -> None:
     """By a loop over the oracle alone, whose losses are written out."""
     plan = make(prefix_noise="tree")

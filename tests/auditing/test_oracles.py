@@ -34,8 +34,8 @@ PLANS = {
 }
 
 
-#: Values and slopes; the others take gradients, sample, pass once or do not scale noise.
-FIRST = ("moved", "slopes")
+#: Slopes; vectors are in test_o2nc.py.
+FIRST = ("slopes",)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,7 @@ LONG = changed(
 ).calibrate(epsilon=2.0, delta=1e-5)
 
 
+@pytest.mark.slow  # Lengths alone; runs are in test_o2nc.py.
 def test_shortened_plan_has_two_periods_and_the_same_epsilon() -> None:
     sampled = dataclasses.replace(
         LONG,

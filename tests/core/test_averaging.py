@@ -117,6 +117,7 @@ def run() -> Any:
     return fit
 
 
+@pytest.mark.slow  # A run of fit; the mean itself is above.
 def test_loop_hands_out_the_average(run: Any) -> None:
     """One program and chunks, to the bit; the callback's states lead to the same mean."""
     seen: list[tuple[Any, Any]] = []

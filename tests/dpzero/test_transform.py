@@ -56,6 +56,7 @@ def second_moment(law: str, steps: int, lr: float, noise_std: float) -> np.ndarr
     return p
 
 
+@pytest.mark.slow  # A study; each number is in the tests around.
 @pytest.mark.parametrize(
     ("law", "printed"),
     [

@@ -145,6 +145,7 @@ def test_it_is_the_formula(kind: str | None) -> None:
 # --- unbiased for the gradient of the mean over the ball ---
 
 
+@pytest.mark.slow  # A study; the formula is above.
 def test_one_kink_in_ten_dimensions() -> None:
     """|x_1|: in closed form; points on the sphere have another mean."""
     records = np.zeros(100_000)
@@ -215,6 +216,7 @@ def test_quadratics() -> None:
     np.testing.assert_allclose(got, np.broadcast_to(z - y, got.shape), atol=1e-6)
 
 
+@pytest.mark.slow  # A study; the formula is above.
 def test_linear_losses() -> None:
     """The gradient itself, to the rounding of a mean; no change, to the bit."""
     a = np.random.default_rng(3).normal(size=(50, 10)).astype(np.float32)
@@ -246,6 +248,7 @@ def test_equal_gradients_cancel_to_the_bit() -> None:
         np.testing.assert_array_equal(got, np.zeros((9, 6)))
 
 
+@pytest.mark.slow  # A study; the formula is above.
 def test_bounds_on_lipschitz_losses() -> None:
     """At most L and 2L, whatever the records are."""
     d, rng = 6, np.random.default_rng(5)

@@ -406,6 +406,7 @@ def test_draws_are_those_of_the_documented_keys() -> None:
         assert not np.any(high["v"] == high["w"])
 
 
+@pytest.mark.slow  # As methods in test_conformance.py.
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_several_runs_at_once_and_one_step_at_a_time(
     name: str, monkeypatch: pytest.MonkeyPatch

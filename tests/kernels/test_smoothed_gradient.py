@@ -322,6 +322,7 @@ def test_quadratics_are_exact_with_all_directions(radius: float) -> None:
 # --- deterministic bounds ---
 
 
+@pytest.mark.slow  # A study; the formula is above.
 @pytest.mark.parametrize(
     "law", ["orthonormal", pytest.param("sphere", marks=pytest.mark.slow)]
 )

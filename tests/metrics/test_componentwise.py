@@ -11,6 +11,9 @@ from bench import problems
 from jaxdp import metrics
 from jaxdp.metrics import componentwise_goldstein_norm, goldstein
 
+# A measure on public data.
+pytestmark = pytest.mark.slow
+
 RADIUS = 0.5
 
 

@@ -76,6 +76,7 @@ def test_mixture_of_losses_is_exact_in_y() -> None:
     assert found.lower <= game.gap_fn(x, game.equilibrium_y) <= found.upper + 1e-6
 
 
+@pytest.mark.slow  # A measure on public data.
 def test_dense_quadratic_game() -> None:
     """Curvature across coordinates; the linear bound is strict."""
     rng = np.random.default_rng(5)
@@ -96,6 +97,7 @@ def test_dense_quadratic_game() -> None:
     assert found.upper + 0.05 < linear_bound(value_fn, u, u)
 
 
+@pytest.mark.slow  # A measure on public data.
 def test_polytopes() -> None:
     """A square and an l1 ball: as matrices of vertices, and as objects."""
     a = np.array([[1.0, -0.5], [0.25, 2.0]])

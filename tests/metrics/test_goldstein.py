@@ -15,6 +15,9 @@ from jaxdp.metrics import goldstein
 from jaxdp.metrics.goldstein import least_on_simplex
 from jaxdp.models import nonsmooth
 
+# A measure on public data.
+pytestmark = pytest.mark.slow
+
 RADIUS = 0.5
 
 

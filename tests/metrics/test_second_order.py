@@ -100,6 +100,7 @@ def tree_data(num: int):
 PARAMS = {"w": np.array([0.3, -0.2, 0.5, 0.1]), "b": np.array([0.25])}
 
 
+@pytest.mark.slow  # A measure on public data.
 def test_mean_of_records_in_float64():
     num, rho = 37, 0.7
     data = tree_data(num)
@@ -191,6 +192,7 @@ def test_lanczos_finds_the_least_eigenvalue(name):
     assert found.alpha == pytest.approx(expected, abs=2e-6 * size**2)
 
 
+@pytest.mark.slow  # A measure on public data.
 def test_lanczos_agrees_with_the_dense_hessian():
     """On a function that is no quadratic, at a point that is not stationary."""
     rng = np.random.default_rng(4)

@@ -14,6 +14,9 @@ from bench import problems
 from jaxdp import models
 from jaxdp.models.games import Game
 
+# Closed forms of public problems: no method reads them.
+pytestmark = pytest.mark.slow
+
 GAMES = (
     models.rock_paper_scissors(10),
     problems.two_by_two(),

@@ -12,6 +12,9 @@ from jaxdp.metrics.goldstein import least_on_simplex
 from jaxdp.models import envelopes, nonsmooth
 from jaxdp.models.envelopes import lasry_lions, lasry_lions_mean, moreau_envelope
 
+# Closed forms of public problems: no method reads them.
+pytestmark = pytest.mark.slow
+
 # Functions are defined once, for they are compiled once. L and w beside them.
 
 

@@ -44,6 +44,7 @@ def _make(name, task):
     return network, params, batch, jax.jit(network.value_fn)
 
 
+@pytest.mark.slow  # Every loss with every network.
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_losses_are_one_float32_per_record(name, task):
     network, params, batch, value_fn = _make(name, task)
@@ -180,6 +181,7 @@ def test_stacked_leaves_have_a_layer_axis():
     assert network.is_stacked is is_stacked
 
 
+@pytest.mark.slow  # Public starts of networks.
 def test_initial_parameters():
     zero = networks.linear(D, CLASSES).init(jax.random.key(0))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(zero))

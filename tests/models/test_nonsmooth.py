@@ -11,6 +11,9 @@ from bench import problems
 from jaxdp import models
 from jaxdp.models import nonsmooth
 
+# Closed forms of public problems: no method reads them.
+pytestmark = pytest.mark.slow
+
 NUM = 40
 PROBLEMS = {
     "l1_linear": problems.l1_linear(6),

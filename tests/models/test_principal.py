@@ -11,6 +11,9 @@ from jaxdp import models
 from jaxdp.metrics import sosp_alpha
 from jaxdp.models import PrincipalDirections
 
+# Closed forms of public problems: no method reads them.
+pytestmark = pytest.mark.slow
+
 CASES = [(5, 1, 1.0), (5, 1, 0.4), (4, 2, 1.3), (3, 3, 1.0)]
 
 

@@ -13,6 +13,9 @@ from bench import problems
 from jaxdp import models
 from jaxdp.models.strict_saddles import StrictSaddleProblem
 
+# Closed forms of public problems: no method reads them.
+pytestmark = pytest.mark.slow
+
 PROBLEMS = {
     "cosine": models.cosine_grid(5),
     "cosine_weighted": models.cosine_grid(3, weights=(0.2, 1.0, 0.5), half_width=2.0),

@@ -176,6 +176,7 @@ def test_the_radius_of_a_window_is_attained(window: int, factor: float) -> None:
     assert spread == pytest.approx(factor * plan.max_step, rel=1e-5)
 
 
+@pytest.mark.slow  # A study of public steps.
 def test_regret_is_bounded() -> None:
     """D G sqrt(T) with eta = D / (G sqrt(T)), for any gradients of norm G at most."""
     t, d = 64, 0.1

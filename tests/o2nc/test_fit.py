@@ -137,6 +137,7 @@ def test_an_optimizer_is_refused() -> None:
         fit(make(), optimizer=optax.sgd(0.1))
 
 
+@pytest.mark.slow  # A whole run; its integers are in test_gradient_variants.py.
 def test_noise_only_where_it_is_due() -> None:
     """With noise off and all directions, the run finds the minimum of the l1 part."""
     plan = dataclasses.replace(

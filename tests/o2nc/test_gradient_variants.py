@@ -195,7 +195,7 @@ def _near(
     [
         # What they are made of is in the others.
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ("first order", "several passes")
+        if name in ("first order", "several passes", "several passes, scaled")
         else name
         for name in VARIANTS
     ],

@@ -439,6 +439,7 @@ def test_keys_from_entropy_serve_one_run() -> None:
         algorithm.init(plan.uniform())
 
 
+@pytest.mark.slow  # One more program; polytopes are in kernels/test_polytope.py.
 def test_over_polytopes() -> None:
     """An l1 ball and a given triangle, through their vertices."""
     triangle = jaxdp.Polytope(np.array([[1.0, 0.0], [0.0, 2.0], [-1.0, -1.0]]))

@@ -137,7 +137,7 @@ def test_a_filter_ends_within_its_budget() -> None:
     few = dataclasses.replace(plan, num_examples=10**5, budget=1e6)
     assert 0 < few.num_steps < plan.num_steps
     with pytest.raises(ValueError, match="budget"):
-        plan.calibrate(epsilon=1.0, delta=1e-6)
+        plan.calibrate(epsilon=1.0, delta=1e-8)
     with pytest.raises(ValueError, match="batch_alpha"):
         reduced(step_size_x=0.1, step_size_y=0.1).filtered(epsilon=1.0, delta=1e-6)
 
@@ -287,4 +287,4 @@ def test_wrong_numbers_are_named(make: Any, changes: Any, named: str) -> None:
 def test_rows_beyond_the_grid_are_refused() -> None:
     plan = saddle(num_examples=2**24, num_steps=1, sampling=sampling.SinglePass(2**24))
     with pytest.raises(ValueError, match="num_steps"):
-        plan.calibrate(epsilon=1.0, delta=1e-6)
+        plan.calibrate(epsilon=1.0, delta=1e-9)

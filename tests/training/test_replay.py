@@ -45,13 +45,13 @@ def run(folder: Path, plan: Any, **kwargs: Any) -> jaxdp.FitResult:
     ("law", "num", "optimizer"),
     [
         # One and several directions, a chain and an optimizer of two states.
-        ("sphere", 1, "average"),
         ("rademacher", 4, "adam"),
         # One law with all optimizers, one optimizer with all laws, and several directions.
         *(
             pytest.param(law, num, name, marks=pytest.mark.slow)
             for law, num, name in (
                 *(("gaussian", 1, "plain"), ("orthonormal", 3, "momentum")),
+                ("sphere", 1, "average"),
                 *((law, num, "average") for law, num in LAWS[1:4]),
                 *(("sphere", 1, name) for name in OPTIMIZERS if name != "average"),
                 *((law, num, "adam") for law, num in LAWS[4:6]),
@@ -114,6 +114,7 @@ def _names(plan: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(plan)}
 
 
+@pytest.mark.slow  # One more run; leaves are those of test_conformance.py.
 def test_frozen_and_stacked_leaves(tmp_path: Path) -> None:
     """The header holds which leaves move and which count layers."""
     result = run(

@@ -342,6 +342,7 @@ def test_other_losses_or_optimizer_refuse(
     resume(tmp_path / "run")
 
 
+@pytest.mark.slow  # One more program of a run.
 def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
     """NumPy's float64 becomes JAX's float32, then and now."""
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), DATA)
@@ -382,7 +383,9 @@ def renamed(content: bytes, folder: Path) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("noise", ["discrete", "laplace"])
+@pytest.mark.parametrize(
+    "noise", ["discrete", pytest.param("laplace", marks=pytest.mark.slow)]
+)
 def test_resume_leaves_no_noise_in_compiled_programs(
     noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -804,7 +807,10 @@ def test_new_attempt_beyond_the_budget_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "lines"),
-    [(sampling.SinglePass(1), 4), (sampling.ShuffledEpochs(8), 5)],
+    [
+        pytest.param(sampling.SinglePass(1), 4, marks=pytest.mark.slow),
+        (sampling.ShuffledEpochs(8), 5),
+    ],
     ids=repr,
 )
 def test_new_attempt_of_passes_refuses(

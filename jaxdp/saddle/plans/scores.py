@@ -235,8 +235,7 @@ class VertexSamplingPlan(Plan):
           ValueError: no steps stay within the budget, the sampler is not certified, or a
             privacy filter takes step sizes as they are.
         """
-        validate.positive(epsilon=epsilon)
-        self._check_delta(delta)
+        self._check_budget(epsilon, delta)
         if self.budget is not None:
             raise ValueError(
                 "budget must be None to be calibrated, for a filter takes step sizes as "

@@ -12,6 +12,9 @@ from jaxdp.cli import options
 from jaxdp.models.language import tasks, text
 from jaxdp.models.language.experiments import EXPERIMENTS, Experiment
 
+# Tables of the paper: data, and no code but their reader.
+pytestmark = pytest.mark.slow
+
 ALL = pytest.mark.parametrize("e", EXPERIMENTS.values(), ids=lambda e: e.name)
 
 

@@ -119,6 +119,7 @@ def assert_same_bits(a: Any, b: Any) -> None:
 # --- lazy ---
 
 
+@pytest.mark.slow  # As in kernels/test_perturb.py, of a whole network.
 @pytest.mark.parametrize(
     ("name", "law"),
     [
@@ -316,6 +317,7 @@ def test_initial_parameters(config: Any) -> None:
     assert 0.2 < table.std() < 0.4 and len(set(table.ravel().tolist())) > 900
 
 
+@pytest.mark.slow  # A reference in NumPy.
 def test_lora_is_what_its_paper_says() -> None:
     """x W + (alpha / r) x A B, by merging the product into the kernel."""
     adapter = network.LoRA(rank=2, alpha=3.0)
@@ -363,6 +365,7 @@ def test_few_words_cost_the_same_logits_as_all() -> None:
 # --- judging ---
 
 
+@pytest.mark.slow  # Predictions, which no release depends on.
 def test_predictions_in_batches_are_those_of_the_whole() -> None:
     task, params, data = case("roberta-prompt")
     assert task.scores is not None
@@ -371,6 +374,7 @@ def test_predictions_in_batches_are_those_of_the_whole() -> None:
     np.testing.assert_array_equal(got, whole)
 
 
+@pytest.mark.slow  # Text, which no release depends on.
 def test_generation_is_greedy_and_ends() -> None:
     """Against one forward pass for each token."""
     _, params, _ = case("opt-choice-prefix")

@@ -14,6 +14,9 @@ from jaxdp.models.language import checkpoint, tasks
 from jaxdp.models.language.config import OPTConfig
 from jaxdp.models.language.network import LanguageModel
 
+# Against stored outputs of other libraries; the network is in test_network.py.
+pytestmark = pytest.mark.slow
+
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 TOLERANCE = 1e-4
