@@ -94,7 +94,7 @@ def fold(
 
     def body(at: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         done, carry = at
-        begin = first + done
+        begin = first + done * size
         # No later than the last slice that the arrays have: a later one would be moved
         # there silently, and rows before the stretch would count.
         start = jnp.minimum(begin, rows - size)
@@ -103,10 +103,12 @@ def fold(
         if mask is not None:
             kept &= take(mask, start)
         some = jax.tree.map(lambda x: take(x, start), data)
-        return done + size, step(carry, some, kept)
+        return done + 1, step(carry, some, kept)
 
+    # In steps of 1: XLA takes one of several up to a constant 1 for a loop of no passes.
+    slices = -(-count // size)
     begin = (jnp.zeros((), jnp.int32), carry)
-    return jax.lax.while_loop(lambda at: at[0] < count, body, begin)[1]
+    return jax.lax.while_loop(lambda at: at[0] < slices, body, begin)[1]
 
 
 def grid_sum(

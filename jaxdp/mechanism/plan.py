@@ -393,7 +393,7 @@ def from_json(text: str) -> Plan:
       ValueError: not JSON of a plan, an unknown plan or sampler, fields that are
         missing, unknown or out of range, or a format that is newer than this library's.
     """
-    wrong = (json.JSONDecodeError, AttributeError, KeyError, OverflowError, TypeError)
+    wrong = (json.JSONDecodeError, AttributeError, KeyError, ArithmeticError, TypeError)
     try:
         fields = json.loads(text)
         version = fields.pop("format", FORMAT)

@@ -140,3 +140,13 @@ def test_slices_must_fit_the_words() -> None:
             bits=16,
             size=2**14 + 1,
         )
+
+
+def test_a_length_that_is_known_when_traced() -> None:
+    """XLA must not take the loop of one slice for one of none."""
+    mask, zero = np.ones(N, bool), jnp.int32(0)
+    for count in (0, 1, 5, 6, N):
+        fixed = jax.jit(lambda d, c=count: by_slices_of_5(d, mask, zero, c))(DATA)
+        traced = by_slices_of_5(DATA, mask, zero, jnp.int32(count))
+        for got, want in zip(fixed, traced, strict=True):
+            np.testing.assert_array_equal(got, want)
