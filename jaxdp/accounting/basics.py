@@ -65,10 +65,10 @@ def warn_of_budget(
             f"epsilon={epsilon:g} lets a release raise somebody's odds by a factor of "
             "exp(epsilon), which protects nobody; choose at most 10"
         )
-    elif num_examples > 1 and num_examples * epsilon < 10:
+    elif num_examples > 1 and num_examples * min(epsilon, 1.0) < 5:
         advice = (
-            f"num_examples={num_examples} is too few for epsilon={epsilon:g}: their "
-            "product must be well above 10 for a mean to be more than noise"
+            f"num_examples={num_examples} is too few for epsilon={epsilon:g}: a mean over "
+            "so few records is mostly noise; use more, or a larger epsilon"
         )
     else:
         return

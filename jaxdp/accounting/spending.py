@@ -292,10 +292,12 @@ def _interval(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
 
     1e-4, dp-accounting's default, but finer where the losses of one step are of that
     size, which rounding up would inflate, and coarser where the table would have several
-    1e5 entries and take minutes.
+    1e5 entries, or several 1e6 for all steps, and take minutes.
     """
     interval = 1e-4
-    coarsest = 0.0
+    # The losses of all steps together are about those of a Gaussian.
+    mu = total_mu(leaves, relation)
+    coarsest = mu * (20 + mu) / 5e6 if mu < math.inf else 0.0
     for leaf, count in leaves:
         width = loss_width(leaf, relation, count)
         coarsest = max(coarsest, width / 3e5)
