@@ -5,6 +5,8 @@
 #   make bench ARGS="kernels"             arguments for python -m bench
 #   make demo PYTHON=python3.12           the Python that .venv is made from
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 ARGS ?=
 # Processes that share the tests. Each begins with one half and takes from the other's
@@ -32,6 +34,16 @@ help:
 	@echo "make install  only the set-up: .venv with the versions of constraints.txt"
 	@echo "make clean    remove build products and caches; keeps .venv and runs"
 
+# Beside a clone that is named jaxdp, `import jaxdp` finds the folder of the clone before
+# the finder of an editable install; a path that leads to the package comes before both.
+LINK := import pathlib, sysconfig; \
+  site = pathlib.Path(sysconfig.get_paths()["purelib"]); \
+  link = site.parent / "checkout" / "jaxdp"; \
+  link.parent.mkdir(exist_ok=True); \
+  link.unlink(missing_ok=True); \
+  link.symlink_to(pathlib.Path("jaxdp").resolve()); \
+  (site / "jaxdp_checkout.pth").write_text(str(link.parent))
+
 install: $(STAMP)
 
 # The build backend goes in first and is used without isolation, so that it too has
@@ -44,7 +56,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(NEWER)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); the first time this takes a few minutes"
 	@$(PIP) install -qq -c constraints.txt setuptools
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]' | \
+	  grep --line-buffered -E '^(Collecting|Installing|Successfully)'
+	@$(BIN)/python -c '$(LINK)'
 	@touch $@
 
 demo: $(STAMP)

@@ -10,25 +10,29 @@ unrelated package, and a second copy of these modules under a second name would
 give two classes where the code compares types.
 """
 
-# First, before any other import: a checkout's root is on sys.path whenever Python
-# runs there, so without this `import kernels` would half work.
 if __name__ != "jaxdp.kernels":
-    raise ImportError(
-        f"this folder cannot be imported as {__name__!r}: "
-        "write `import jaxdp.kernels` or `from jaxdp import kernels`",
-        name=__name__,
-    )
+    # A checkout's root is on sys.path whenever Python runs there. Other libraries ask
+    # whether the package `kernels` is there by importing it: to them, this one is empty.
+    __path__ = []
 
-from jaxdp.kernels import clip as clip
-from jaxdp.kernels import finite_difference as finite_difference
-from jaxdp.kernels import node_noise as node_noise
-from jaxdp.kernels import perturb as perturb
-from jaxdp.kernels import polytope as polytope
-from jaxdp.kernels import prefix_noise as prefix_noise
-from jaxdp.kernels import simplex as simplex
-from jaxdp.kernels import smoothed_gradient as smoothed_gradient
-from jaxdp.kernels import sphere as sphere
-from jaxdp.kernels import stretch as stretch
-from jaxdp.kernels import threefry as threefry
-from jaxdp.kernels import toeplitz_noise as toeplitz_noise
-from jaxdp.kernels import tree_noise as tree_noise
+    def __getattr__(name: str) -> None:
+        """Raises AttributeError, with the name under which kernels are imported."""
+        raise AttributeError(
+            f"this folder is no package {__name__!r} and has no {name!r}: "
+            "write `import jaxdp.kernels` or `from jaxdp import kernels`"
+        )
+
+else:
+    from jaxdp.kernels import clip as clip
+    from jaxdp.kernels import finite_difference as finite_difference
+    from jaxdp.kernels import node_noise as node_noise
+    from jaxdp.kernels import perturb as perturb
+    from jaxdp.kernels import polytope as polytope
+    from jaxdp.kernels import prefix_noise as prefix_noise
+    from jaxdp.kernels import simplex as simplex
+    from jaxdp.kernels import smoothed_gradient as smoothed_gradient
+    from jaxdp.kernels import sphere as sphere
+    from jaxdp.kernels import stretch as stretch
+    from jaxdp.kernels import threefry as threefry
+    from jaxdp.kernels import toeplitz_noise as toeplitz_noise
+    from jaxdp.kernels import tree_noise as tree_noise
