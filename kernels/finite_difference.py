@@ -28,15 +28,19 @@ ValueFn = Callable[[Any, Any], jax.Array] | perturb.LazyLoss
 AxisName = str | tuple[str, ...]
 
 
+def check_losses(losses: Any, rows: int) -> None:
+    """Requires an array of shape (rows,); ValueError for what else a loss returns."""
+    shape = getattr(losses, "shape", f"a {type(losses).__name__}")
+    if shape != (rows,):
+        raise ValueError(
+            f"value_fn must return one loss per record: shape ({rows},) for a batch of "
+            f"{rows}, got {shape}; jaxdp.per_record lifts a loss of one record"
+        )
+
+
 def _checked(losses: jax.Array, batch: Any) -> jax.Array:
     """Checks that losses have the shape (B,), and casts them to float32 or wider."""
-    rows = num_rows(batch)
-    if losses.shape != (rows,):
-        raise ValueError(
-            "value_fn must return one loss per record: shape "
-            f"({rows},) for this batch, got {losses.shape}; jaxdp.per_record lifts a "
-            "loss of one record"
-        )
+    check_losses(losses, num_rows(batch))
     if not jnp.issubdtype(losses.dtype, jnp.floating):
         raise ValueError(f"value_fn must return floating losses, got {losses.dtype}")
     return losses.astype(jnp.promote_types(losses.dtype, jnp.float32))

@@ -270,11 +270,7 @@ def _gradient(
             lambda path, x: moving.get(sphere.path_str(path), x), point
         )
         losses = value_fn(whole, record)
-        if jnp.shape(losses) != (1,):
-            raise ValueError(
-                "value_fn must return one loss per record: shape (1,) for a batch of "
-                f"one, got {jnp.shape(losses)}; jaxdp.per_record lifts a loss of one record"
-            )
+        finite_difference.check_losses(losses, 1)
         return losses[0]
 
     leaves = jax.tree_util.tree_leaves_with_path(point)

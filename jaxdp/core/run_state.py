@@ -140,6 +140,13 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
     """
     named = jax.tree_util.tree_leaves_with_path(params)
     paths = {path_str(path): leaf for path, leaf in named}
+    for path, leaf in paths.items():
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise TypeError(
+                f"params must be arrays, got a {type(leaf).__name__} at {path!r}: of a "
+                "module take its arrays, as eqx.partition(module, eqx.is_inexact_array) or "
+                "nnx.split(module, nnx.Param, ...) does, and put it together in value_fn"
+            )
     if len(paths) < len(named):
         raise ValueError(
             "params must have leaves of different paths, got "

@@ -13,6 +13,8 @@ from typing import Any
 
 def shown(value: Any) -> str:
     """Returns a value's ``repr``; of an array, which may be data, its shape alone."""
+    if "Tracer" in type(value).__name__:
+        return "a value that JAX traces: make plans outside of jit, grad and vmap"
     shape = getattr(value, "shape", ())
     return f"an array of shape {shape}" if shape else repr(value)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -47,17 +48,38 @@ class Batch:
 
 
 def check_data(run: Run, data: Any, name: str = "data") -> None:
-    """Requires every leaf of ``data`` to have ``run.num_examples`` rows.
+    """Requires every leaf of ``data`` to have ``run.num_examples`` rows of numbers.
 
     Raises:
-      ValueError: no leaves, or another number of rows.
+      ValueError: no leaves, or another number of rows. TypeError: a leaf that is no number
+        and no array of numbers.
     """
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
-    if not shapes or any(not s or s[0] != run.num_examples for s in shapes):
-        raise ValueError(
-            f"{name} must be arrays whose first axis has the plan's num_examples = "
-            f"{run.num_examples} records, got shapes {shapes}"
-        )
+    wanted = (
+        f"{name} must be arrays whose first axis has the plan's num_examples = "
+        f"{run.num_examples} records"
+    )
+    if isinstance(data, Iterator):
+        raise TypeError(f"{wanted}, got a {type(data).__name__}")
+    named = jax.tree_util.tree_leaves_with_path(data)
+    if not named:
+        raise ValueError(f"{wanted}, got no array")
+    leaf: Any
+    for path, leaf in named:
+        place = f"{name}{jax.tree_util.keystr(path)}"
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
+        if getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSUMm":
+            raise TypeError(
+                f"{name} must be numbers, got dtype {leaf.dtype} at {place}: make integers "
+                "of texts, labels and dates by a public table, np.searchsorted(names, x)"
+            )
+        shape = np.shape(leaf)
+        if not shape or shape[0] != run.num_examples:
+            hint = "; lists are taken apart, np.asarray makes one array of a list"
+            listed = any(hasattr(key, "idx") for key in path) and len(named) > 8
+            raise ValueError(
+                f"{wanted}, got shape {shape} at {place}{hint if listed else ''}"
+            )
 
 
 def shuffled(keys: keys_lib.Keys, data: Any) -> Any:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from jaxdp.core import release
 from jaxdp.core.types import Grid, ValueFn
+from jaxdp.kernels import finite_difference
 from jaxdp.kernels.fixed_point import Fixed
 
 
@@ -49,11 +50,7 @@ def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
     def loss(vector: jax.Array, record: Any) -> jax.Array:
         one = jax.tree.map(lambda x: x[None], record)
         losses = value_fn(unravel(vector), one)
-        if jnp.shape(losses) != (1,):
-            raise ValueError(
-                "value_fn must return losses of shape (B,), one per record, got shape "
-                f"{jnp.shape(losses)} for one record"
-            )
+        finite_difference.check_losses(losses, 1)
         return losses[0]
 
     return loss

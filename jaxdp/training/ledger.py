@@ -117,6 +117,12 @@ def verify(folder: str | os.PathLike[str]) -> Record:
 def _content(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"ledger must be a run's folder or its {LEDGER}, got {str(path)!r}, which is "
+            "not there; a run that was killed before it wrote one released nothing, and "
+            "may be started again"
+        ) from error
     except OSError as error:
         raise ValueError(
             f"ledger must be a run's folder or its {LEDGER}, got {str(path)!r}: {error}"
