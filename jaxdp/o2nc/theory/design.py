@@ -26,12 +26,11 @@ from jaxdp.core import validate
 from jaxdp.kernels import prefix_noise as kernels
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.design import Design
-from jaxdp.o2nc.theory import bounds, budget, estimators
+from jaxdp.o2nc.oracle import DEFAULT, ORACLES, Difference, Direction, Name
+from jaxdp.o2nc.theory import bounds, budget
 from jaxdp.o2nc.theory.bounds import Constants, GoldsteinPromise, Schedule
-from jaxdp.o2nc.theory.estimators import Estimator, Number
+from jaxdp.o2nc.theory.estimators import ESTIMATORS, Estimator, Number
 
-#: Points of the ball that a gradient is averaged over, where no number is given.
-POINTS = 64
 #: Longest period that is tried in a single pass.
 _LONGEST = 2**14
 #: Most steps of several passes that are tried.
@@ -40,11 +39,11 @@ MOST_STEPS = 2**16
 
 def certified(
     *,
-    oracle: estimators.Oracle = "zeroth_order",
+    oracle: Name = DEFAULT,
     multi_pass: bool = False,
-    direction: estimators.Direction | None = None,
+    direction: Direction | None = None,
     num_directions: int | None = None,
-    difference: estimators.Difference | None = None,
+    difference: Difference | None = None,
     share_directions: bool | None = None,
     prefix_noise: str | None = None,
     gradient_cost: float = 1.0,
@@ -57,8 +56,7 @@ def certified(
     (except with a probability that the bound includes), rests on the constants.
 
     Args:
-      oracle: ``"zeroth_order"``, ``"first_order"``, or ``"scalar"``, which restarts at
-        every step.
+      oracle: a key of ``ORACLES``; one of slopes restarts at every step.
       multi_pass: whether every step reads all records, not one pass. The bound then
         includes how far they can be from the population, and the number of steps is
         chosen, up to 2^16. Bounds and noise of differences are scaled with the movement
@@ -97,7 +95,7 @@ def certified(
     noise = noise if prefix_noise is None else prefix_noise
     validate.one_of(noises, prefix_noise=noise)
     validate.positive(gradient_cost=gradient_cost)
-    unit = gradient_cost if oracle == "first_order" else 1.0
+    unit = gradient_cost if e.asks.gradients else 1.0
     prices = (unit * e.calls[0], unit * e.calls[1])
     most = np.inf
     if max_evaluations is not None:
@@ -118,33 +116,27 @@ def certified(
 
 def _estimator(
     dim: int,
-    oracle: estimators.Oracle,
-    direction: estimators.Direction | None,
+    oracle: Name,
+    direction: Direction | None,
     num_directions: int | None,
-    difference: estimators.Difference | None,
+    difference: Difference | None,
     share_directions: bool | None,
 ) -> Estimator:
     """Checks the choices of an estimator and fills in the defaults."""
-    validate.one_of(estimators.ORACLES, oracle=oracle)
-    first_order, scalar = oracle == "first_order", oracle == "scalar"
-    if direction is None:
-        direction = estimators.DIRECTIONS[oracle][0]
-    if difference is None:
-        difference = "independent" if first_order else "antithetic"
-    validate.one_of(estimators.DIRECTIONS[oracle], direction=direction)
-    validate.one_of(estimators.DIFFERENCES[oracle], difference=difference)
-    share = scalar if share_directions is None else share_directions
+    validate.one_of(tuple(ORACLES), oracle=oracle)
+    asks, kind = ORACLES[oracle], ESTIMATORS[oracle]
+    direction = asks.directions[0] if direction is None else direction
+    difference = kind.proven if difference is None else difference
+    validate.one_of(asks.directions, direction=direction)
+    validate.one_of(asks.differences, difference=difference)
+    share = bool(asks.shares) if share_directions is None else share_directions
     validate.instance(bool, share_directions=share)
-    if (first_order and share) or (scalar and not share):
-        raise ValueError(
-            f"share_directions must be {scalar} with oracle={oracle!r}, got {share}"
-        )
+    asks.check_shares(oracle, share)
     most = min(dim, MAX_ORTHONORMAL)
-    default = POINTS if first_order else most
-    m = default if num_directions is None else num_directions
+    m = (kind.points or most) if num_directions is None else num_directions
     at_most = most if direction == "orthonormal" else None
     validate.integer(at_most=at_most, num_directions=m)
-    return Estimator(int(m), direction, difference, share, oracle)
+    return kind(int(m), direction, difference, share)
 
 
 # --- what a schedule implies ---------------------------------------------------------
@@ -228,7 +220,7 @@ def designed(
         float(restarts) * s.restart_batch_size * e.calls[0]
         + float(steps - restarts) * s.batch_size * e.calls[1]
     )
-    first_order = e.oracle == "first_order"
+    gradients = e.asks.gradients
     return Design(
         name=name,
         dim=int(c.dim),
@@ -256,8 +248,8 @@ def designed(
         oracle=e.oracle,
         multi_pass=s.multi_pass,
         scale_with_movement=s.scale_with_movement,
-        evaluations=0.0 if first_order else calls,
-        gradients=calls if first_order else 0.0,
+        evaluations=0.0 if gradients else calls,
+        gradients=calls if gradients else 0.0,
         paper_difference_noise_std=paper_difference_noise_std,
     )
 
@@ -276,13 +268,13 @@ def one_pass(
 ) -> Found:
     """Searches for the schedule of least bound that reads every record once at most.
 
-    The scalar oracle restarts at every step. ``most`` are the records that may be read, if
-    all steps are restarts, and else.
+    An oracle of slopes restarts at every step. ``most`` are the records that may be read
+    if all steps are restarts, and else.
     """
     n = c.num_examples
     fresh, other = (int(min(n, x)) for x in most)
     longest = min(_LONGEST, other // 2)
-    if e.oracle == "scalar" or longest < 2:
+    if e.asks.slopes or longest < 2:
         longest = 1
 
     def at(
@@ -330,7 +322,7 @@ def several_passes(
 ) -> Found:
     """Searches for the schedule of least bound of which every step reads all records.
 
-    The scalar oracle restarts at every step. ``prices`` are what a record costs at a
+    An oracle of slopes restarts at every step. ``prices`` are what a record costs at a
     restart and at another step, ``most`` the largest cost of a run, enough for a window of
     two steps.
 
@@ -338,8 +330,7 @@ def several_passes(
       ValueError: so many records, or so much noise, that no grid holds a step's sum.
     """
     n = c.num_examples
-    # Only their clips are proportional to the movement.
-    scaled = e.oracle == "zeroth_order" and e.difference != "independent"
+    scaled = e.difference in e.asks.proportional
 
     def evaluate(periods: np.ndarray, windows: np.ndarray, counts: np.ndarray) -> Found:
         # A learner that starts at rest moves in no shorter.
@@ -358,7 +349,7 @@ def several_passes(
         return _least(c, e, schedule, possible)
 
     limits = {
-        "period": 1 if e.oracle == "scalar" else MOST_STEPS,
+        "period": 1 if e.asks.slopes else MOST_STEPS,
         "window": MOST_STEPS,
         "num_windows": MOST_STEPS // 2,
     }

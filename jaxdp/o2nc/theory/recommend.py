@@ -5,7 +5,8 @@ from typing import Any
 
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
-from jaxdp.o2nc.theory import design, estimators
+from jaxdp.o2nc.oracle import ORACLES, Name
+from jaxdp.o2nc.theory import design
 
 #: Bounds so near to the least one count as equal: then the cost decides.
 NEAR = 1.05
@@ -105,10 +106,10 @@ def recommend(
     if max_evaluations is not None:
         validate.positive(max_evaluations=max_evaluations)
     unit = 1.0 if gradient_cost is None else gradient_cost
-    oracles: list[estimators.Oracle]
-    oracles = [x for x in estimators.ORACLES if gradient_cost or x != "first_order"]
+    oracles: list[Name]
+    oracles = [x for x in ORACLES if gradient_cost or not ORACLES[x].gradients]
 
-    def found(oracle: estimators.Oracle, multi_pass: bool) -> Design | None:
+    def found(oracle: Name, multi_pass: bool) -> Design | None:
         choices: dict[str, Any] = {"oracle": oracle, "multi_pass": multi_pass}
         limited = {"gradient_cost": unit, "max_evaluations": max_evaluations}
         # What is above the limit is listed all the same, what no grid holds is not.

@@ -54,10 +54,11 @@ from typing import Any, NamedTuple
 
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.oracle import Difference, Direction
 from jaxdp.o2nc.theory import bounds
 from jaxdp.o2nc.theory.bounds import Constants, Schedule
-from jaxdp.o2nc.theory.design import POINTS, designed
-from jaxdp.o2nc.theory.estimators import Difference, Direction, Estimator, Oracle
+from jaxdp.o2nc.theory.design import designed
+from jaxdp.o2nc.theory.estimators import BallEstimator, Estimator
 
 
 def prescribed(
@@ -81,15 +82,12 @@ def prescribed(
     """
     validate.one_of(tuple(THEOREMS), theorem=theorem)
     name = str(theorem)
-    formulas, direction, difference = THEOREMS[name]
-    first_order = direction == "ball"
+    formulas, kind, direction, difference = THEOREMS[name]
     p = Constants(**constants)
-    default = 1 if name == "E" else POINTS if first_order else p.dim
+    default = 1 if name == "E" else kind.points or p.dim
     m = default if num_directions is None else num_directions
     validate.integer(num_directions=m)
-    oracle: Oracle = "first_order" if first_order else "zeroth_order"
-    estimator = Estimator(int(m), direction, difference, oracle=oracle)
-    return formulas(name, p, estimator)
+    return formulas(name, p, kind(int(m), direction, difference))
 
 
 # --- Zhang, Tran, Cutkosky -----------------------------------------------------------
@@ -191,7 +189,7 @@ def _single_pass(name: str, p: Constants, estimator: Estimator) -> Design:
     window = min(max(1, math.floor(reach / 4)), total)
     leaf = lip / period + lip * math.sqrt(d) / reach
     logs = math.log(period) * math.log(1 / p.delta)
-    if estimator.oracle == "first_order":
+    if estimator.asks.gradients:
         paper_m = math.log(d / p.delta) * reach**2 / d
     else:
         paper_m = math.log(d * period / p.delta) * ((d * period) ** 2 + d * reach**2)
@@ -264,7 +262,6 @@ def multi_pass_numbers(p: Constants, target: float) -> MultiPass:
 
 def _multi_pass(name: str, p: Constants, estimator: Estimator) -> Design:
     found = multi_pass_numbers(p, multi_pass_target(p))
-    first_order = estimator.oracle == "first_order"
     return designed(
         name,
         p,
@@ -283,19 +280,22 @@ def _multi_pass(name: str, p: Constants, estimator: Estimator) -> Design:
         rate_factor=1.0,  # The paper's step size.
         paper_noise_std=found.restart_std,
         paper_difference_noise_std=found.difference_std,
-        paper_num_directions=None if first_order else found.num_directions,
+        paper_num_directions=None if estimator.asks.gradients else found.num_directions,
     )
 
 
-#: Formulas, law of the directions and kind of the differences of each theorem.
-THEOREMS: dict[
-    str,
-    tuple[Callable[[str, Constants, Estimator], Design], Direction, Difference],
-] = {
-    "4.9": (_four_nine, "sphere", "one_sided"),
-    "3.1": (_single_pass, "sphere", "independent"),
-    "4.1": (_multi_pass, "sphere", "independent"),
-    "6.1": (_single_pass, "ball", "independent"),
-    "4.1 first-order": (_multi_pass, "ball", "independent"),
-    "E": (_naive, "sphere", "antithetic"),
+_Row = tuple[
+    Callable[[str, Constants, Estimator], Design],
+    type[Estimator],
+    Direction,
+    Difference,
+]
+#: Formulas, estimator, law of the directions and differences of each theorem.
+THEOREMS: dict[str, _Row] = {
+    "4.9": (_four_nine, Estimator, "sphere", "one_sided"),
+    "3.1": (_single_pass, Estimator, "sphere", "independent"),
+    "4.1": (_multi_pass, Estimator, "sphere", "independent"),
+    "6.1": (_single_pass, BallEstimator, "ball", "independent"),
+    "4.1 first-order": (_multi_pass, BallEstimator, "ball", "independent"),
+    "E": (_naive, Estimator, "sphere", "antithetic"),
 }
