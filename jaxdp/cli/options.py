@@ -278,7 +278,7 @@ class O2NC(Budget, Groups, Model, Train):
     )
     smoothing_radius: Num = opt(NUMBER, "Distance by which a point is moved.", "recipe")
     num_directions: Int = opt(
-        INTEGER, "Of a step; with first_order, points of a record's change.", "recipe"
+        INTEGER, "Of a step; of gradients, points of a record's change.", "recipe"
     )
     direction: Word = opt(p.choice(*DIRECTIONS), "Law of the directions.", "recipe")
     max_step: Num = opt(NUMBER, "The longest step.", "recipe")

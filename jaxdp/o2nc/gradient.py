@@ -78,11 +78,8 @@ def private_oracle(
     Raises:
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
 
-    References:
-      Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-      <https://arxiv.org/abs/2406.19579>`_, 2024, Algorithms 1, 2, 4, 6; Kornowski, Liu,
-      Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization
-      <https://arxiv.org/abs/2410.05880>`_, 2025, Algorithms 3 to 6.
+    Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
+    Talwar, ICML 2025, Algorithms 3 to 6.
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "o2nc")

@@ -158,13 +158,15 @@ def release_increment(
 
     Returns:
       float32 (d,): released; or, of slopes, a function of what is.
-
-    Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
-    Talwar, ICML 2025, Algorithms 3 to 6.
     """
     grid, oracle = numbers.noise.grids[phase], ORACLES[numbers.oracle]
     if numbers.scale_with_movement and phase == "difference":
-        share = _moved(params, previous, moves) / (2 * numbers.max_step)
+        apart = jax.tree.map(
+            lambda x, y: jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32),
+            params,
+            previous,
+        )
+        share = jnp.linalg.norm(_flat(apart, moves)) / (2 * numbers.max_step)
         # All of the bound at most, and never nothing, which has no grid.
         share = jnp.clip(share, 2.0**-20, 1)
         grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)
@@ -200,18 +202,11 @@ def release_increment(
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
     )
-    estimate = finite_difference.combine(released, draw(key), like)
-    return smoothed_gradient.flat(jax.tree.map(lambda x: x[None], estimate), moves)[0]
+    return _flat(finite_difference.combine(released, draw(key), like), moves)
 
 
-def _moved(params: Any, previous: Any, moves: PathPredicate) -> jax.Array:
-    """Computes the distance of two query points; public."""
-    apart = jax.tree.map(
-        lambda x, y: (jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32))[None],
-        params,
-        previous,
-    )
-    return jnp.linalg.norm(smoothed_gradient.flat(apart, moves))
+def _flat(tree: Any, moves: PathPredicate) -> jax.Array:
+    return smoothed_gradient.flat(jax.tree.map(lambda x: x[None], tree), moves)[0]
 
 
 # --- estimates of every record, and the oracles that release them ----------------------

@@ -205,18 +205,9 @@ class O2NC(SumPlan):
     def recommend(
         cls, *, epsilon: float, delta: float, **constants: Any
     ) -> recommendations.Recommendation:
-        """Compares the certified plans of all oracles and recommends one.
+        """Compares the certified plans of all oracles, and calibrates one as its ``plan``.
 
-        Args:
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          **constants: of :func:`jaxdp.o2nc.theory.recommend.recommend`.
-
-        Returns:
-          A ``Recommendation``: ``plan``, calibrated; ``reason``; ``candidates``.
-
-        Raises:
-          ValueError, TypeError: a constant that is missing, unknown or out of range.
+        Arguments and errors are :func:`jaxdp.o2nc.theory.recommend.recommend`'s.
         """
         found = recommendations.recommend(epsilon=epsilon, delta=delta, **constants)
         plan = cls._of(found.design, epsilon=epsilon, delta=delta)
@@ -292,41 +283,34 @@ class O2NC(SumPlan):
         stds = np.concatenate(by_phase) * self.correlation.increment_norms()
         if slopes:  # Of the coordinates of the gradient that is made of them.
             stds = stds / math.sqrt(slopes)
+        kind = f", of {slopes} slope{'s' * (slopes > 1)} each"
         changes = "" if self.noise_period == 1 else " or its change"
         return Description(
-            self._passes_noise() if self.multi_pass else self._pass_noise(),
+            self._noise_in_words(kind if slopes else ""),
             "gradient, made of slopes" if slopes else f"gradient{changes}",
             np.resize(stds, self.num_steps),  # Repeats it.
             self.scale_with_movement,
             slopes,
         )
 
-    def _pass_noise(self) -> str:
-        batches = " or ".join(str(size) for _, size in self.clips.values())
-        noise = noise_on_each(self, f"means of {batches} records{self._slopes()}")
-        if (period := self.noise_period) == 1:
-            return noise
-        return f"{noise}, correlated over {period} steps ({self.prefix_noise})"
-
-    def _passes_noise(self) -> str:
+    def _noise_in_words(self, kind: str) -> str:
+        """Describes the noise of means of records, of which ``kind`` says more."""
+        if not self.multi_pass:
+            batches = " or ".join(str(size) for _, size in self.clips.values())
+            noise = noise_on_each(self, f"means of {batches} records{kind}")
+            if (period := self.noise_period) == 1:
+                return noise
+            return f"{noise}, correlated over {period} steps ({self.prefix_noise})"
         restarts = -(-self.num_steps // self.sampling.period)
         size, std = self.clips["restart"][1], self.step_std("restart")
-        noise = (
-            f"standard deviation {std:.4g} on each of {restarts} means of {size:.5g} "
-        )
-        noise += f"records{self._slopes()}"
+        noise = f"standard deviation {std:.4g} on each of {restarts} means of "
+        noise += f"{size:.5g} records{kind}"
         if changes := self.num_steps - restarts:
             size, std = self.clips["difference"][1], self.step_std("difference")
             most = "at most " * self.scale_with_movement
-            noise += (
-                f" and {most}{std:.4g} on each of {changes} means of {size:.5g} changes"
-            )
+            noise += f" and {most}{std:.4g} on each of {changes} means of "
+            noise += f"{size:.5g} changes"
         return noise
-
-    def _slopes(self) -> str:
-        if not self._oracle.slopes:
-            return ""
-        return f", of {self.num_directions} slope{'s' * (self.num_directions > 1)} each"
 
 
 def _sampler(design: Design) -> SinglePassRestarts | MultiPassRestarts:

@@ -48,11 +48,8 @@ the line, with slopes 0 and 1 by the toss of a coin for each record and each of
 :math:`N \gg 2^n` small cells, F has slope 1/2 everywhere, and :math:`F_n` slope 0 in some
 cell, for every n.
 
-References:
-  Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-  <https://arxiv.org/abs/2406.19579>`_, 2024, section 4.
-  Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
-  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, sections 3 to 6.
+Source: Zhang, Tran & Cutkosky, ICLR 2024, section 4; Kornowski, Liu & Talwar, ICML 2025,
+sections 3 to 6.
 """
 
 import dataclasses

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,15 +87,26 @@ def certified(
     """
     c = Constants(**constants)
     validate.instance(bool, multi_pass=multi_pass)
-    e = _estimator(
-        c.dim, oracle, direction, num_directions, difference, share_directions
-    )
+    validate.one_of(tuple(ORACLES), oracle=oracle)
+    asks, kind = ORACLES[oracle], ESTIMATORS[oracle]
+    direction = asks.directions[0] if direction is None else direction
+    difference = kind.proven if difference is None else difference
+    validate.one_of(asks.directions, direction=direction)
+    validate.one_of(asks.differences, difference=difference)
+    share = bool(asks.shares) if share_directions is None else share_directions
+    validate.instance(bool, share_directions=share)
+    asks.check_shares(oracle, share)
+    limit = min(c.dim, MAX_ORTHONORMAL)
+    m = (kind.points or limit) if num_directions is None else num_directions
+    at_most = limit if direction == "orthonormal" else None
+    validate.integer(at_most=at_most, num_directions=m)
+    e = kind(int(m), direction, difference, share)
     noises = ("independent",) if multi_pass else kernels.NAMES
     noise = noises[0] if multi_pass else "blt_3"
     noise = noise if prefix_noise is None else prefix_noise
     validate.one_of(noises, prefix_noise=noise)
     validate.positive(gradient_cost=gradient_cost)
-    unit = gradient_cost if e.asks.gradients else 1.0
+    unit = gradient_cost if asks.gradients else 1.0
     prices = (unit * e.calls[0], unit * e.calls[1])
     most = np.inf
     if max_evaluations is not None:
@@ -112,31 +123,6 @@ def certified(
     else:
         _, schedule = one_pass(c, e, noise, (most / prices[0], most / max(prices)))
     return designed("certified", c, e, schedule, failure=bounds.FAILURE)
-
-
-def _estimator(
-    dim: int,
-    oracle: Name,
-    direction: Direction | None,
-    num_directions: int | None,
-    difference: Difference | None,
-    share_directions: bool | None,
-) -> Estimator:
-    """Checks the choices of an estimator and fills in the defaults."""
-    validate.one_of(tuple(ORACLES), oracle=oracle)
-    asks, kind = ORACLES[oracle], ESTIMATORS[oracle]
-    direction = asks.directions[0] if direction is None else direction
-    difference = kind.proven if difference is None else difference
-    validate.one_of(asks.directions, direction=direction)
-    validate.one_of(asks.differences, difference=difference)
-    share = bool(asks.shares) if share_directions is None else share_directions
-    validate.instance(bool, share_directions=share)
-    asks.check_shares(oracle, share)
-    most = min(dim, MAX_ORTHONORMAL)
-    m = (kind.points or most) if num_directions is None else num_directions
-    at_most = most if direction == "orthonormal" else None
-    validate.integer(at_most=at_most, num_directions=m)
-    return kind(int(m), direction, difference, share)
 
 
 # --- what a schedule implies ---------------------------------------------------------
@@ -184,24 +170,27 @@ def proven(
     return *clips, promise
 
 
+class Printed(NamedTuple):
+    """Numbers that a theorem prints, to compare a plan with; None where it has none."""
+
+    noise_std: float | None = None  # of a node; of a restart in several passes
+    num_directions: int | None = None
+    difference_noise_std: float | None = None  # in several passes, of the other steps
+
+
 def designed(
     name: str,
     c: Constants,
     e: Estimator,
     s: Schedule,
-    *,
     failure: float | None,
     rate_factor: float | None = None,
-    paper_noise_std: float | None = None,
-    paper_num_directions: int | None = None,
-    paper_difference_noise_std: float | None = None,
+    paper: Printed | None = None,
 ) -> Design:
     """Builds a design: adds clips, the bound at exact noise, its step size, and costs.
 
-    Besides the arguments of :func:`proven`, with a schedule of plain numbers, it takes a
-    theorem's name, or ``"certified"``, and of the theorem, for comparison with the plan:
-    the standard deviation of a node's noise (of a restart's in several passes), m, and in
-    several passes the standard deviation at the other steps; None where it says none.
+    The arguments are those of :func:`proven`, with a schedule of plain numbers, and a
+    theorem's name, or ``"certified"``.
 
     Returns:
       The plan's fields except the noise; ``promise``, a
@@ -220,7 +209,7 @@ def designed(
         float(restarts) * s.restart_batch_size * e.calls[0]
         + float(steps - restarts) * s.batch_size * e.calls[1]
     )
-    gradients = e.asks.gradients
+    gradients, paper = e.asks.gradients, paper or Printed()
     return Design(
         name=name,
         dim=int(c.dim),
@@ -243,14 +232,14 @@ def designed(
         window=int(s.window),
         reset=s.reset,
         promise=promise,
-        paper_noise_std=paper_noise_std,
-        paper_num_directions=paper_num_directions,
+        paper_noise_std=paper.noise_std,
+        paper_num_directions=paper.num_directions,
         oracle=e.oracle,
         multi_pass=s.multi_pass,
         scale_with_movement=s.scale_with_movement,
         evaluations=0.0 if gradients else calls,
         gradients=calls if gradients else 0.0,
-        paper_difference_noise_std=paper_difference_noise_std,
+        paper_difference_noise_std=paper.difference_noise_std,
     )
 
 

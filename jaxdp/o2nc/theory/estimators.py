@@ -8,10 +8,8 @@ With values (the zeroth-order oracle and the scalar one) both are means over dir
 of the unit sphere; with gradients (the first-order oracle), over points of the ball.
 
 References:
-  Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-  <https://arxiv.org/abs/2406.19579>`_, 2024, section 3.
-  Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
-  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, sections 3 and 6.
+  Zhang, Tran & Cutkosky, ICLR 2024, section 3; Kornowski, Liu & Talwar, ICML 2025,
+  sections 3 and 6.
   Pinelis, Optimum Bounds for the Distributions of Martingales in Banach Spaces, Annals of
   Probability 22, 1994.
   Ledoux, The Concentration of Measure Phenomenon, 2001, chapter 5: logarithmic Sobolev
@@ -259,8 +257,6 @@ class Estimator:
         smooth = kappa(d) * movement
         if self.difference == "independent":
             return smooth + math.sqrt(2) * grad
-        if self.direction == "orthonormal":
-            return d / math.sqrt(m) * movement
         return math.sqrt(kappa(d) ** 2 + d**2 / m) * movement
 
 
