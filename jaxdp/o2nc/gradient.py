@@ -54,8 +54,8 @@ def private_oracle(
     Stands first in a chain, before :func:`jaxdp.o2nc`: incoming updates are ignored and may
     be None. ``update`` takes ``value_fn``, ``batch`` (of ``jaxdp.sampling.batch``) and
     ``phase``, the static name of the step's phase in ``plan.phases``; unknown keywords are
-    ignored. Outgoing updates are the released gradient estimate at the params. The
-    first-order oracle needs a loss that can be differentiated.
+    ignored. Outgoing updates are the released gradient estimate at the params. An oracle
+    of gradients needs a loss that can be differentiated.
 
     Args:
       plan: a ``jaxdp.plans.O2NC`` with noise.
@@ -67,8 +67,8 @@ def private_oracle(
 
     Privacy:
       Each step releases d numbers, an increment of the running estimate; the estimate is
-      their sum. (The scalar oracle releases ``num_directions`` numbers, and its estimate is
-      a function of them.) One record moves the sum of a step that reads it by at most the
+      their sum. (An oracle of slopes releases ``num_directions`` numbers, and its estimate
+      is a function of them.) One record moves the sum of a step that reads it by at most the
       phase's clip, or its share by the distance from the last query; in a single pass one
       step reads it. Where ``phase`` is not that of the step, no record is read: what comes
       out is noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must

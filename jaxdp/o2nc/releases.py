@@ -85,27 +85,14 @@ def sums_of(plan: Any) -> CorrelatedSums | WeighedSums:
     }
     if not plan.multi_pass:
         return CorrelatedSums(**numbers)
-    unit_stds, weighed = _divided(plan, clips)
-    return WeighedSums(**numbers, unit_stds=unit_stds, weighed=weighed)
-
-
-def _divided(
-    plan: Any, clips: dict[str, tuple[float, float]]
-) -> tuple[dict[str, float], float]:
-    """Returns the noise of each phase for the noise multiplier 1, and r_1 + r_2.
-
-    As if all records were read: a sample's larger share is paid less often.
-    """
-    period, steps = plan.sampling.period, plan.num_steps
-    restart, difference = (
+    # As if all records were read: a sample's larger share is paid less often.
+    restart, rest = (
         accounting.sensitivity(plan.relation, bound) / plan.num_examples
-        for bound in (plan.restart_l2_clip_norm, plan.l2_clip_norm)
+        for bound in bounds_of.values()
     )
-    if not steps_of(steps, period)["difference"]:
-        difference = 0.0
-    division = budget.divided(
-        restart, difference, period, steps, plan.scale_with_movement
-    )
-    return {name: float(getattr(division, name)) for name in clips}, float(
-        division.estimate
-    )
+    steps, scaled = plan.num_steps, plan.scale_with_movement
+    rest = rest if steps_of(steps, period)["difference"] else 0.0
+    division = budget.divided(restart, rest, period, steps, scaled)
+    stds = {name: float(getattr(division, name)) for name in clips}
+    weighed = float(division.estimate)
+    return WeighedSums(**numbers, unit_stds=stds, weighed=weighed)

@@ -126,12 +126,7 @@ def window_radius(window: Number, reset: bool) -> Number:
     """Returns the largest distance of a query from its window's mean, in units of D.
 
     D is the longest step. A straight line attains it. With a reset the window's first
-    step does not move.
-
-    Args:
-      window: M, at least 2 with a reset: one query of a window that starts at rest is
-        its own mean.
-      reset: whether a window starts at rest.
+    step does not move, and M is at least 2: one query alone is its own mean.
     """
     return (window + 1) / 2 - (2 if reset else 1) / window
 
@@ -161,19 +156,9 @@ def generalisation(
 ) -> Number:
     r"""Bounds the uniform deviation of n records' smoothed gradient from the population's.
 
-    It bounds the supremum over a ball, in expectation, or but for a probability: then
+    It bounds the supremum over a ball of radius ``reach``, whose centre must not depend on
+    the records, by at most 2 L: in expectation, or but for a probability ``failure``. Then
     :math:`2\ln(1/\text{failure})` stands under the root as well.
-
-    Args:
-      dim: d.
-      num_examples: n.
-      lipschitz: L.
-      radius: delta, the smoothing radius.
-      reach: R, the ball's radius; its centre must not depend on the records.
-      failure: probability of more; None for the expectation.
-
-    Returns:
-      The bound, at most 2 L.
     """
     root = np.sqrt(num_examples)
     points = dim * np.log1p(4 * reach * kappa(dim) * root / radius)  # ln of the net's

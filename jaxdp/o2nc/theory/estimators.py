@@ -137,10 +137,7 @@ class Estimator:
 
         With the directions common to both points a score is at most :math:`dLr/\delta`;
         with independent ones the scatter of both ends stays, however near they are.
-
-        Args:
-          dim: d.
-          reach: D / delta, the longest step over the smoothing radius.
+        ``reach`` is D / delta, the longest step over the smoothing radius.
         """
         square = MOVEMENT * np.square(reach)  # E r^2 / delta^2
         smooth = kappa(dim) ** 2 * square
@@ -222,12 +219,8 @@ class Estimator:
 
         Linear losses, which have the longest estimates that are usual, exceed C1 once in
         1000 times at most: their root mean square is :math:`\sqrt{d/m}` with orthonormal
-        directions, and :math:`\sqrt{1 + (d-1)/m}` with independent ones.
-
-        Args:
-          dim: d.
-          movement: of a difference, over the smoothing radius.
-          fraction: of C2, in (0, 1].
+        directions, and :math:`\sqrt{1 + (d-1)/m}` with independent ones. ``movement`` is
+        over the smoothing radius; of C2 a ``fraction`` in (0, 1] is taken.
         """
         grad = self._practical_grad_clip(dim)
         diff = np.minimum(

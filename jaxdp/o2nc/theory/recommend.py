@@ -54,24 +54,15 @@ class Recommendation:
             passes = "several" if found.multi_pass else "one"
             rows.append((*name, passes, *numbers, *size))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            # Words to the left, numbers to the right.
-            cells = [
-                x.ljust(w) if i < 3 else x.rjust(w)
-                for i, (x, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
+        # Words to the left, numbers to the right.
+        ways = [f"{'<' if i < 3 else '>'}{width}" for i, width in enumerate(widths)]
+        cells = [map(format, row, ways) for row in rows]
+        lines = ["  ".join(row).rstrip() for row in cells]
         return "\n".join([*lines, self.reason])
 
 
 def cost(found: Design, gradient_cost: float = 1.0) -> float:
-    """Returns the cost of a design's run, in evaluations of one record's loss.
-
-    Args:
-      found: of :mod:`jaxdp.o2nc.theory.design`.
-      gradient_cost: how many of them a gradient costs.
-    """
+    """Returns the cost of a design's run, in values of one record's loss."""
     return found.evaluations + gradient_cost * found.gradients
 
 
