@@ -68,12 +68,12 @@ def private_oracle(
     Privacy:
       Each step releases d numbers, an increment of the running estimate; the estimate is
       their sum. (An oracle of slopes releases ``num_directions`` numbers, and its estimate
-      is a function of them.) One record moves the sum of a step that reads it by at most the
-      phase's clip, or its share by the distance from the last query; in a single pass one
-      step reads it. Where ``phase`` is not that of the step, no record is read: what comes
-      out is noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must
-      not be called twice with one state on different data. Noise is discrete
-      Gaussian, added to the integer sum; contributions are rounded towards zero.
+      is a function of them.) One record moves the sum of a step that reads it by at most
+      the phase's clip, or its share by the distance from the last query; in a single pass
+      one step reads it. Where ``phase`` is not that of the step, no record is read: what
+      comes out is noise. ``init`` begins a run: keys from entropy serve one, and ``update``
+      must not be called twice with one state on different data. Noise is discrete Gaussian,
+      added to the integer sum; contributions are rounded towards zero.
 
     Raises:
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
