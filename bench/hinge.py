@@ -21,7 +21,7 @@ from bench import _harness
 from jaxdp import models
 from jaxdp.cli import options, plots, prepare
 from jaxdp.core.averaging import polyak_output
-from jaxdp.o2nc.theory.estimators import ORACLES
+from jaxdp.o2nc.oracle import ORACLES
 
 DELTA, HIDDEN, EPSILONS = 1e-5, 8, (2.0, 8.0)
 MODELS = {"linear": None, "mlp": (HIDDEN,)}

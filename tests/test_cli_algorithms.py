@@ -21,7 +21,7 @@ from jaxdp import metrics, models, plans, sampling
 from jaxdp.cli import o2nc, options, parsing, plots, prepare, saddle, sosp, train
 from jaxdp.cli import task as tasks
 from jaxdp.models.groups import DIABETES_THRESHOLD, above
-from jaxdp.o2nc.theory.estimators import ORACLES
+from jaxdp.o2nc.oracle import ORACLES
 from tests.test_cli import DONE, check_params, reported, run
 from tests.training import kills
 

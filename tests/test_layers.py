@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxdp.o2nc.oracle import ORACLES
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # A part of the package may import the parts with a lower number. Two parts with one
@@ -257,6 +259,63 @@ def sources() -> list[str]:
     kernels = [p.relative_to(ROOT).as_posix() for p in (ROOT / "kernels").rglob("*.py")]
     own = [path for path in own if not path.startswith("jaxdp/kernels/")]
     return sorted(own + kernels)
+
+
+# Where the oracles of O2NC are told apart. Elsewhere their rows are read.
+ORACLE_FILES = {"jaxdp/o2nc/oracle.py"}
+
+
+def named_oracles(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Lines on which an oracle's name is compared, a key or an index, or a class's own."""
+    for node in ast.walk(tree):
+        decided: list[ast.AST | None] = []
+        if isinstance(node, ast.Compare):
+            decided = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            decided = [node.value]
+        elif isinstance(node, ast.Dict):
+            decided = list(node.keys)
+        elif isinstance(node, ast.Subscript):
+            if ast.unparse(node.value).split(".")[-1] != "Literal":
+                decided = [node.slice]
+        elif isinstance(node, ast.ClassDef):
+            decided = [x.value for x in node.body if isinstance(x, ast.Assign)]
+        for part in decided:
+            for x in ast.walk(part) if part else ():
+                if isinstance(x, ast.Constant) and x.value in ORACLES:
+                    yield x.lineno, str(x.value)
+
+
+def test_a_new_oracle_changes_three_files() -> None:
+    """Its row, its errors and its recipes: nobody else asks which oracle it is."""
+    found = {
+        path
+        for path in sources()
+        if path.startswith("jaxdp/")
+        and any(named_oracles(ast.parse((ROOT / path).read_text(encoding="utf-8"))))
+    }
+    assert found - ORACLE_FILES == {
+        "jaxdp/o2nc/theory/estimators.py",
+        "jaxdp/cli/o2nc.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("plan.oracle == 'scalar'", ["scalar"]),
+        ("'first_order' != kind", ["first_order"]),
+        ("kind in ('scalar', 'first_order')", ["scalar", "first_order"]),
+        ("rows = {'zeroth_order': 1, ('scalar', True): 2}", ["zeroth_order", "scalar"]),
+        ("ORACLES['scalar'].slopes", ["scalar"]),
+        ("match kind:\n case 'scalar': pass", ["scalar"]),
+        ("class A:\n oracle = 'scalar'", ["scalar"]),
+        ("def f(oracle='scalar'): return make(oracle='first_order')", []),
+        ("Name = Literal['scalar']", []),
+    ],
+)
+def test_oracles_that_are_told_apart_are_found(source: str, names: list[str]) -> None:
+    assert [name for _, name in named_oracles(ast.parse(source))] == names
 
 
 @pytest.mark.parametrize("path", sources())

@@ -232,9 +232,9 @@ def _along(slope: float, radius: float) -> Callable[[Any, Any], jax.Array]:
 
 def of_increments(plan: Any, public: Keys) -> Mechanism:
     """Returns the simulation of the first estimates of ``plans.O2NC``."""
-    if plan.oracle == "scalar":
+    if plan.describe().slopes:
         return _of_estimated_slopes(plan, public)
-    gradients = plan.oracle == "first_order"
+    gradients = not plan.perturbation(DIM).differences
     dim = DIM if gradients else DIM_OF_VALUES
     names = [p.name for p in plan.phases for _ in range(p.num_steps)]
     # The first steps of a period: of correlated noise, of one node and of several.

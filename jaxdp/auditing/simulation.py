@@ -241,9 +241,9 @@ def _released(
         return update, plan.noise_std
     if plan.released == "increments":
         kept = 0 if phase == "restart" else before.oracle.estimate
-        # Of a slope it moves the estimate by a direction, of length sqrt(d), over m.
-        slopes = plan.oracle == "scalar"
-        length = math.sqrt(update.size) / plan.num_directions if slopes else 1.0
+        # Of a slope it moves the estimate by a direction, over how many there are.
+        slopes = plan.describe().slopes
+        length = math.sqrt(update.size) / slopes if slopes else 1.0
         released = jnp.append(after.oracle.estimate - kept, after.release)
         return released, plan.step_std(phase) * length
     if plan.isotropic:

@@ -16,7 +16,7 @@ from jaxdp.cli.parsing import UsageError, flag, refuse, usage
 from jaxdp.cli.recipes import for_budget
 from jaxdp.cli.steps import check_directions, given
 from jaxdp.core.keys import Keys
-from jaxdp.o2nc.theory.estimators import Oracle
+from jaxdp.o2nc.oracle import DEFAULT, ORACLES, Name
 
 _OF_SAMPLER = (
     *("multi_pass", "period", "restart_batch_size", "batch_size"),
@@ -31,8 +31,7 @@ def prepare(command: options.O2NC, keys: Keys) -> tasks.Chosen:
     _refuse_pairs(command)
     # A small model, because the noise grows with the root of the parameters.
     task = tasks.of_network(command, hidden=8)
-    oracle: Any = command.oracle
-    found = find(command.epsilon, oracle, multi_pass=command.multi_pass)
+    found = find(command.epsilon, command.oracle, multi_pass=command.multi_pass)
     recipe = found | given(command, found)
     if recipe["direction"] != "ball" and command.num_directions is None:
         # Small models have fewer than the recipe asks for.
@@ -50,7 +49,7 @@ def prepare(command: options.O2NC, keys: Keys) -> tasks.Chosen:
 
 def _refuse_pairs(command: options.O2NC) -> None:
     """Refuses options that an oracle, a period or ``--multi-pass`` fixes."""
-    several = command.multi_pass
+    several, oracle = command.multi_pass, ORACLES[command.oracle]
     of_samples = ("restart_sampling_prob", "sampling_prob")
     refuse(command, of_samples, "--multi-pass", several)
     if several:
@@ -66,18 +65,18 @@ def _refuse_pairs(command: options.O2NC) -> None:
                 "--prefix-noise must be independent with --multi-pass, where a record is "
                 f"in every step; got {command.prefix_noise}"
             )
-    if command.oracle == "first_order" and command.direction is not None:
+    if oracle.gradients and command.direction is not None:
         raise UsageError(
-            "--direction must be left out with --oracle first_order, whose points are "
-            f"uniform in a ball; got {command.direction}"
+            f"--direction must be left out with --oracle {command.oracle}, whose points "
+            f"are uniform in a ball; got {command.direction}"
         )
-    if command.oracle == "scalar" and command.period != 1:
+    if oracle.slopes and command.period != 1:
         raise UsageError(
-            "--period must be 1 with --oracle scalar, whose slopes are along other "
-            f"directions in each step and do not add up; got {command.period}"
+            f"--period must be 1 with --oracle {command.oracle}, whose slopes are along "
+            f"other directions in each step and do not add up; got {command.period}"
         )
     names = _OF_PERIODS
-    if command.oracle == "first_order":  # A restart takes one gradient of a record.
+    if oracle.gradients:  # A restart takes one gradient of a record.
         names = (*names, "num_directions")
     for name in given(command, names) if command.period == 1 else ():
         raise UsageError(
@@ -93,7 +92,7 @@ def make_plan(
     recipe: Mapping[str, Any], num_examples: int, relation: Any = "replace_one"
 ) -> plans.O2NC:
     """Returns the plan of a recipe, without noise."""
-    several, oracle = recipe["multi_pass"], recipe["oracle"]
+    several, oracle = recipe["multi_pass"], ORACLES[recipe["oracle"]]
     sampler = _sampler(recipe)
     most = None if several else sampler.max_steps(num_examples)
     steps, window = _steps_and_window(recipe, most, num_examples)
@@ -107,11 +106,10 @@ def make_plan(
         num_examples=num_examples,
         sampling=sampler,
         relation=relation,
-        difference="common" if oracle == "first_order" else "antithetic",
-        share_directions=oracle == "scalar",
-        # Bounds of antithetic differences follow how far a step moved; those of
-        # gradients, which may jump, do not.
-        scale_with_movement=several and oracle == "zeroth_order",
+        difference=oracle.differences[0],
+        share_directions=bool(oracle.shares),
+        # Gradients, which may jump, do not follow how far a step moved.
+        scale_with_movement=several and oracle.differences[0] in oracle.proportional,
         **fields,
     )
 
@@ -217,7 +215,7 @@ Rows = tuple[tuple[float, Mapping[str, Any]], ...]
 #: network too. (Vectors in many passes take long: 16 such trials, and 12 by hand. In one
 #: pass slopes were best, and their numbers proved good for the others too.) Restarts at
 #: every step were better than longer periods.
-CONVERSIONS: dict[tuple[Oracle, bool], Rows] = {
+CONVERSIONS: dict[tuple[Name, bool], Rows] = {
     ("zeroth_order", False): ((math.inf, _ONE_PASS),),
     ("first_order", False): ((math.inf, _ONE_PASS | _BALL),),
     ("scalar", False): ((math.inf, _SLOPES),),
@@ -228,7 +226,7 @@ CONVERSIONS: dict[tuple[Oracle, bool], Rows] = {
 
 
 def find(
-    epsilon: float, oracle: Oracle = "zeroth_order", *, multi_pass: bool = False
+    epsilon: float, oracle: Name = DEFAULT, *, multi_pass: bool = False
 ) -> dict[str, Any]:
     """Returns the recipe of an oracle for a budget; data set and model do not matter."""
     row = for_budget(CONVERSIONS[oracle, multi_pass], epsilon)

@@ -12,7 +12,7 @@ from jaxdp.cli.parsing import INTEGER, NUMBER, opt, switch
 from jaxdp.core import validate
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
-from jaxdp.o2nc.theory.estimators import ORACLES
+from jaxdp.o2nc import oracle as oracles
 from jaxdp.sosp.hessian import HESSIANS
 
 DIRECTIONS: tuple[str, ...] = typing.get_args(DirectionLaw)
@@ -249,10 +249,10 @@ class O2NC(Budget, Groups, Model, Train):
     algorithm: ClassVar[str] = "o2nc"
     module: ClassVar[str] = "o2nc"
 
-    oracle: str = opt(
-        p.choice(*ORACLES),
-        "Asks for values, released as vectors; gradients; or values, as shared slopes.",
-        default="zeroth_order",
+    oracle: oracles.Name = opt(
+        p.choice(*oracles.ORACLES),
+        f"Asks for {'; or '.join(row.asks for row in oracles.ORACLES.values())}.",
+        default=oracles.DEFAULT,
     )
     multi_pass: bool = switch("Every step reads all records, or by --sampling-prob.")
     num_steps: Int = opt(
@@ -278,7 +278,7 @@ class O2NC(Budget, Groups, Model, Train):
     )
     smoothing_radius: Num = opt(NUMBER, "Distance by which a point is moved.", "recipe")
     num_directions: Int = opt(
-        INTEGER, "Of a step; with first_order, points of a record's change.", "recipe"
+        INTEGER, "Of a step; of gradients, points of a record's change.", "recipe"
     )
     direction: Word = opt(p.choice(*DIRECTIONS), "Law of the directions.", "recipe")
     max_step: Num = opt(NUMBER, "The longest step.", "recipe")

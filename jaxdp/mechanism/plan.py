@@ -34,12 +34,15 @@ class Description(NamedTuple):
       stds: standard deviation of the noise on a released number, of all steps or float64
         (num_steps,).
       at_most: whether the noise of a step may be smaller than ``stds``.
+      slopes: how many numbers a released gradient is made of, each times a direction of
+        length sqrt(d); 0 for one that is released itself.
     """
 
     noise: str
     released: str = "gradient"
     stds: float | np.ndarray = 0.0
     at_most: bool = False
+    slopes: int = 0
 
 
 class Plan:

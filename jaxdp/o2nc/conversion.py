@@ -107,18 +107,9 @@ def o2nc(
         zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), _wide(p)), params)
         start = jnp.zeros((), jnp.int32)
         output = jax.tree.map(lambda p: jnp.array(p, _wide(p)), params)
-        state = O2NCState(
-            count=start,
-            increment=zeros,
-            fraction=fraction(position, start),
-            squares=jnp.zeros((), jnp.float32),
-            mean=zeros,
-            output=output,
-            windows=start,
-            position=position,
-            choice=choice,
-        )
-        return jax.tree.map(jnp.array, state)
+        at, squares = fraction(position, start), jnp.zeros((), jnp.float32)
+        begun = (start, zeros, at, squares, zeros, output, start, position, choice)
+        return O2NCState(*jax.tree.map(jnp.array, begun))
 
     def update_fn(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
@@ -163,7 +154,7 @@ def o2nc(
         segment = (window + ends) * numbers.window + jnp.where(ends, 0, at + 1)
         s = fraction(state.position, segment)
         step = optax.tree.add_scale(left, s, following)
-        new = O2NCState(
+        new = state._replace(
             count=state.count + 1,
             increment=following,
             fraction=s,
@@ -171,8 +162,6 @@ def o2nc(
             mean=optax.tree.where(ends, optax.tree.zeros_like(mean), mean),
             output=optax.tree.where(taken, mean, state.output),
             windows=windows,
-            position=state.position,
-            choice=state.choice,
         )
         new = optax.tree.where(active, new, state)
         out = jax.tree.map(

@@ -54,8 +54,8 @@ def private_oracle(
     Stands first in a chain, before :func:`jaxdp.o2nc`: incoming updates are ignored and may
     be None. ``update`` takes ``value_fn``, ``batch`` (of ``jaxdp.sampling.batch``) and
     ``phase``, the static name of the step's phase in ``plan.phases``; unknown keywords are
-    ignored. Outgoing updates are the released gradient estimate at the params. The
-    first-order oracle needs a loss that can be differentiated.
+    ignored. Outgoing updates are the released gradient estimate at the params. An oracle
+    of gradients needs a loss that can be differentiated.
 
     Args:
       plan: a ``jaxdp.plans.O2NC`` with noise.
@@ -67,22 +67,19 @@ def private_oracle(
 
     Privacy:
       Each step releases d numbers, an increment of the running estimate; the estimate is
-      their sum. (The scalar oracle releases ``num_directions`` numbers, and its estimate is
-      a function of them.) One record moves the sum of a step that reads it by at most the
-      phase's clip, or its share by the distance from the last query; in a single pass one
-      step reads it. Where ``phase`` is not that of the step, no record is read: what comes
-      out is noise. ``init`` begins a run: keys from entropy serve one, and ``update`` must
-      not be called twice with one state on different data. Noise is discrete
-      Gaussian, added to the integer sum; contributions are rounded towards zero.
+      their sum. (An oracle of slopes releases ``num_directions`` numbers, and its estimate
+      is a function of them.) One record moves the sum of a step that reads it by at most
+      the phase's clip, or its share by the distance from the last query; in a single pass
+      one step reads it. Where ``phase`` is not that of the step, no record is read: what
+      comes out is noise. ``init`` begins a run: keys from entropy serve one, and ``update``
+      must not be called twice with one state on different data. Noise is discrete Gaussian,
+      added to the integer sum; contributions are rounded towards zero.
 
     Raises:
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
 
-    References:
-      Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-      <https://arxiv.org/abs/2406.19579>`_, 2024, Algorithms 1, 2, 4, 6; Kornowski, Liu,
-      Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization
-      <https://arxiv.org/abs/2410.05880>`_, 2025, Algorithms 3 to 6.
+    Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
+    Talwar, ICML 2025, Algorithms 3 to 6.
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "o2nc")

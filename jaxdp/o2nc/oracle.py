@@ -1,4 +1,4 @@
-"""Variance-reduced query: an estimate of a gradient, or of its change.
+"""Oracles of O2NC: each releases an estimate of a gradient, or of its change.
 
 What is released at a step is the increment of a running estimate: the mean of clipped
 per-record vectors (GRAD where a period begins, DIFF elsewhere; of values, or of gradients),
@@ -6,16 +6,25 @@ plus noise. One record moves the sum of a step that reads it by at most the phas
 ``l2_clip_norm`` in L2 (twice that if replaced), enforced on integers; what the noise's
 correlation and further steps make of it is in the plan's ``sensitivity``.
 
-The scalar oracle releases the mean of clipped slopes along directions that all records
-share, and makes its estimate of that: as many numbers as there are directions.
+==================  ==============================  =================================
+oracle              one record's contribution       reads
+==================  ==============================  =================================
+``"zeroth_order"``  slopes times directions         values, at points of the sphere
+``"first_order"``   mean gradient                   gradients, at points of the ball
+``"scalar"``        slopes, released as such        values; directions are common
+==================  ==============================  =================================
+
+A row of :data:`ORACLES` is everything that the library need know of an oracle but two
+things: its errors, in :mod:`jaxdp.o2nc.theory.estimators`, and the command's recipes.
 
 The sum that the noise is added to holds this step's records alone: no un-noised running
 estimate exists anywhere.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +36,16 @@ from jaxdp.kernels import finite_difference, smoothed_gradient, sphere
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
+Name = Literal["zeroth_order", "first_order", "scalar"]
+Direction = Literal["orthonormal", "sphere", "ball"]
+Difference = Literal["antithetic", "one_sided", "independent", "common"]
+
 
 class IncrementNumbers(NamedTuple):
     """Frozen numbers of a plan that the oracles read."""
 
     noise: CorrelatedNumbers
-    oracle: str
+    oracle: Name
     max_step: float
     scale_with_movement: bool
     smoothing_radius: float
@@ -42,9 +55,67 @@ class IncrementNumbers(NamedTuple):
     share_directions: bool
 
 
+class Question(NamedTuple):
+    """Query of a batch: GRAD at one point, or DIFF of two."""
+
+    numbers: IncrementNumbers
+    value_fn: ValueFn
+    points: tuple[Any, ...]
+    place: tuple[Any, jax.Array, jax.Array]  # records, their places, and the key
+    draw: Callable[..., sphere.Direction]  # the directions of a key
+    moves: PathPredicate
+
+    def vectors(
+        self, grad: Callable[..., Any], diff: Callable[..., Any], **options: Any
+    ) -> jax.Array:
+        """Computes vectors (B, d) by the kernel for one point, or by that for two."""
+        options["smoothing_radius"], kernel = self.numbers.smoothing_radius, grad
+        if len(self.points) > 1:
+            options["kind"], kernel = self.numbers.difference, diff
+        found = kernel(self.value_fn, *self.points, *self.place, self.draw, **options)
+        return smoothed_gradient.flat(found, self.moves)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Oracle:
+    """Question that an oracle asks of a record, and form of its release.
+
+    Attributes:
+      asks: the question, in words.
+      rows: computes the estimate of every record, a row each; not bounded.
+      directions: laws of the directions; the first is the default.
+      differences: ways to estimate a change; the first is the default.
+      proportional: those whose proven bound is proportional to the distance of the points.
+      shares: whether the records of a batch share their directions; None leaves it open.
+      gradients: whether losses are differentiated, which a restart does once.
+      slopes: whether numbers along shared directions are released, not vectors: then
+        every step is a restart, for numbers of other directions do not add up.
+    """
+
+    asks: str
+    rows: Callable[[Question], jax.Array]
+    directions: tuple[Direction, ...] = ("orthonormal", "sphere")
+    differences: tuple[Difference, ...] = ("antithetic", "one_sided", "independent")
+    proportional: tuple[Difference, ...] = ()
+    shares: bool | None = None
+    gradients: bool = False
+    slopes: bool = False
+
+    def check_shares(self, name: Name, share_directions: bool) -> None:
+        """Checks that records share their directions if they must, and not if not."""
+        if self.shares in (None, share_directions):
+            return
+        batch = "slopes are added over the records of a batch"
+        raise ValueError(
+            f"share_directions must be {self.shares} with oracle={name!r}, got "
+            f"{share_directions}: "
+            + (batch if self.shares else "every record has points of its own")
+        )
+
+
 def release_size(numbers: IncrementNumbers, dim: int) -> int:
     """Returns the number of values that a step releases, given the d that move."""
-    return numbers.num_directions if numbers.oracle == "scalar" else dim
+    return numbers.num_directions if ORACLES[numbers.oracle].slopes else dim
 
 
 def release_increment(
@@ -86,14 +157,16 @@ def release_increment(
         :func:`jaxdp.dpzero.oracle.release_slopes`.
 
     Returns:
-      float32 (d,): released; of the scalar oracle a function of what is.
-
-    Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
-    Talwar, ICML 2025, Algorithms 3 to 6.
+      float32 (d,): released; or, of slopes, a function of what is.
     """
-    grid = numbers.noise.grids[phase]
+    grid, oracle = numbers.noise.grids[phase], ORACLES[numbers.oracle]
     if numbers.scale_with_movement and phase == "difference":
-        share = _moved(params, previous, moves) / (2 * numbers.max_step)
+        apart = jax.tree.map(
+            lambda x, y: jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32),
+            params,
+            previous,
+        )
+        share = jnp.linalg.norm(_flat(apart, moves)) / (2 * numbers.max_step)
         # All of the bound at most, and never nothing, which has no grid.
         share = jnp.clip(share, 2.0**-20, 1)
         grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)
@@ -114,69 +187,75 @@ def release_increment(
 
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
         (some, places), kept = part
-        if numbers.oracle == "scalar":
-            along = draw(key)
-            radius = smoothed_gradient.scale(numbers.smoothing_radius, along.dim)
-            rows = finite_difference.slopes(
-                value_fn, params, some, along, smoothing_radius=radius
-            )
-        else:
-            points = (params,) if phase == "restart" else (params, previous)
-            place = (some, places, key)
-            rows = _estimates(numbers, value_fn, points, place, draw, moves)
+        points = (params,) if phase == "restart" else (params, previous)
+        place = (some, places, key)
+        asked = Question(numbers, value_fn, points, place, draw, moves)
+        rows = oracle.rows(asked)
         return release.bounded_sum(grid, rows, kept)
 
     summed = finite_difference.sum_microbatches(
         total, ((records, places), mask), microbatch_size, axis_name
     )
     released = release.noised_mean(grid, summed, noise)
-    if numbers.oracle != "scalar":
+    if not oracle.slopes:
         return released
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
     )
-    estimate = finite_difference.combine(released, draw(key), like)
-    return smoothed_gradient.flat(jax.tree.map(lambda x: x[None], estimate), moves)[0]
+    return _flat(finite_difference.combine(released, draw(key), like), moves)
 
 
-def _moved(params: Any, previous: Any, moves: PathPredicate) -> jax.Array:
-    """Computes the distance of two query points; public."""
-    apart = jax.tree.map(
-        lambda x, y: (jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32))[None],
-        params,
-        previous,
+def _flat(tree: Any, moves: PathPredicate) -> jax.Array:
+    return smoothed_gradient.flat(jax.tree.map(lambda x: x[None], tree), moves)[0]
+
+
+# --- estimates of every record, and the oracles that release them ----------------------
+
+
+def _of_values(asked: Question) -> jax.Array:
+    return asked.vectors(
+        smoothed_gradient.gradients,
+        smoothed_gradient.differences,
+        share=asked.numbers.share_directions,
     )
-    return jnp.linalg.norm(smoothed_gradient.flat(apart, moves))
 
 
-def _estimates(
-    numbers: IncrementNumbers,
-    value_fn: ValueFn,
-    points: tuple[Any, ...],
-    records: tuple[Any, jax.Array, jax.Array],
-    draw: Any,
-    moves: PathPredicate,
-) -> jax.Array:
-    """Computes GRAD at a point, or DIFF of two, of every record (B, d); not bounded.
+def _of_gradients(asked: Question) -> jax.Array:
+    if len(asked.points) == 1:  # One gradient of each record.
+        asked = asked._replace(draw=functools.partial(asked.draw, num=1))
+    return asked.vectors(
+        smoothed_gradient.ball_gradients,
+        smoothed_gradient.ball_differences,
+        moves=asked.moves,
+    )
 
-    ``records`` are those, their places, and the key. With gradients GRAD takes one of each
-    record.
-    """
-    options: dict[str, Any] = {"smoothing_radius": numbers.smoothing_radius}
-    grad: Callable[..., Any] = smoothed_gradient.gradients
-    diff: Callable[..., Any] = smoothed_gradient.differences
-    one = draw
-    if numbers.oracle == "first_order":
-        options["moves"], one = moves, functools.partial(draw, num=1)
-        grad, diff = (
-            smoothed_gradient.ball_gradients,
-            smoothed_gradient.ball_differences,
-        )
-    else:
-        options["share"] = numbers.share_directions
-    if len(points) == 1:
-        vectors = grad(value_fn, *points, *records, one, **options)
-    else:
-        options["kind"] = numbers.difference
-        vectors = diff(value_fn, *points, *records, draw, **options)
-    return smoothed_gradient.flat(vectors, moves)
+
+def _slopes(asked: Question) -> jax.Array:
+    """Computes slopes (B, m) along the step's directions."""
+    records, _, key = asked.place
+    along = asked.draw(key)
+    radius = smoothed_gradient.scale(asked.numbers.smoothing_radius, along.dim)
+    return finite_difference.slopes(
+        asked.value_fn, asked.points[0], records, along, smoothing_radius=radius
+    )
+
+
+ORACLES: dict[Name, Oracle] = {
+    "zeroth_order": Oracle(
+        asks="values, released as vectors",
+        rows=_of_values,
+        proportional=("antithetic", "one_sided"),
+    ),
+    "first_order": Oracle(
+        asks="gradients",
+        rows=_of_gradients,
+        directions=("ball",),
+        differences=("common", "independent"),
+        shares=False,
+        gradients=True,
+    ),
+    "scalar": Oracle(
+        asks="values, as shared slopes", rows=_slopes, shares=True, slopes=True
+    ),
+}
+DEFAULT: Name = "zeroth_order"

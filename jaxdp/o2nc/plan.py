@@ -19,6 +19,7 @@ from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
 from jaxdp.o2nc import conversion as driver
+from jaxdp.o2nc import oracle as oracles
 from jaxdp.o2nc import releases
 from jaxdp.o2nc.gradient import private_oracle
 from jaxdp.o2nc.oracle import IncrementNumbers
@@ -34,14 +35,6 @@ class O2NC(SumPlan):
     An oracle releases how a smoothed gradient changes from query to query and restarts
     every ``sampling.period`` steps; online-to-non-convex conversion turns its gradients
     into the next queries, in windows of ``window`` steps. The two lengths are independent.
-
-    ==================  ==============================  =================================
-    oracle              one record's contribution       reads
-    ==================  ==============================  =================================
-    ``"zeroth_order"``  slopes times directions         values, at points of the sphere
-    ``"first_order"``   mean gradient                   gradients, at points of the ball
-    ``"scalar"``        slopes, released as such        values; directions are common
-    ==================  ==============================  =================================
 
     In a single pass every record is read in one step: all releases together are one
     Gaussian mechanism, whatever the losses are. In several, every step is charged.
@@ -60,7 +53,7 @@ class O2NC(SumPlan):
         point; what is estimated is the gradient of the mean loss over such a ball.
       max_step: D, the longest increment.
       window: M, steps of a window; its mean query is a candidate for the output.
-      oracle: see above.
+      oracle: a key of :data:`jaxdp.o2nc.oracle.ORACLES`, which says what each asks.
       num_directions: m, for each record, or shared. The first-order oracle takes the mean
         gradient of so many points in differences, and one gradient at restarts.
       direction: ``"orthonormal"`` (m <= min(d, 64)) or ``"sphere"``, independent ones;
@@ -98,10 +91,10 @@ class O2NC(SumPlan):
     restart_l2_clip_norm: float
     smoothing_radius: float
     max_step: float
-    oracle: estimators.Oracle = "zeroth_order"
+    oracle: oracles.Name = oracles.DEFAULT
     num_directions: int = 1
-    direction: estimators.Direction = "orthonormal"
-    difference: estimators.Difference = "antithetic"
+    direction: oracles.Direction = "orthonormal"
+    difference: oracles.Difference = "antithetic"
     share_directions: bool = False
     scale_with_movement: bool = False
     window: int
@@ -143,9 +136,13 @@ class O2NC(SumPlan):
         return Perturbation(
             self.smoothing_radius,
             share=smoothed_gradient.scale(1.0, dim),
-            differences=self.oracle != "first_order",
+            differences=not self._oracle.gradients,
             may_be_zero=False,
         )
+
+    @property
+    def _oracle(self) -> oracles.Oracle:
+        return oracles.ORACLES[self.oracle]
 
     @property
     def multi_pass(self) -> bool:
@@ -208,18 +205,9 @@ class O2NC(SumPlan):
     def recommend(
         cls, *, epsilon: float, delta: float, **constants: Any
     ) -> recommendations.Recommendation:
-        """Compares the certified plans of all oracles and recommends one.
+        """Compares the certified plans of all oracles, and calibrates one as its ``plan``.
 
-        Args:
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          **constants: of :func:`jaxdp.o2nc.theory.recommend.recommend`.
-
-        Returns:
-          A ``Recommendation``: ``plan``, calibrated; ``reason``; ``candidates``.
-
-        Raises:
-          ValueError, TypeError: a constant that is missing, unknown or out of range.
+        Arguments and errors are :func:`jaxdp.o2nc.theory.recommend.recommend`'s.
         """
         found = recommendations.recommend(epsilon=epsilon, delta=delta, **constants)
         plan = cls._of(found.design, epsilon=epsilon, delta=delta)
@@ -290,45 +278,39 @@ class O2NC(SumPlan):
         return driver.o2nc_output(state, params)
 
     def describe(self) -> Description:
-        scalar, period = self.oracle == "scalar", self.noise_period
+        slopes = self.num_directions if self._oracle.slopes else 0
         by_phase = [np.full(p.num_steps, self.step_std(p.name)) for p in self.phases]
         stds = np.concatenate(by_phase) * self.correlation.increment_norms()
-        if scalar:  # Of the coordinates of the gradient that is made of slopes.
-            stds = stds / math.sqrt(self.num_directions)
-        changes = "" if period == 1 else " or its change"
+        if slopes:  # Of the coordinates of the gradient that is made of them.
+            stds = stds / math.sqrt(slopes)
+        kind = f", of {slopes} slope{'s' * (slopes > 1)} each"
+        changes = "" if self.noise_period == 1 else " or its change"
         return Description(
-            self._passes_noise() if self.multi_pass else self._pass_noise(),
-            "gradient, made of slopes" if scalar else f"gradient{changes}",
+            self._noise_in_words(kind if slopes else ""),
+            "gradient, made of slopes" if slopes else f"gradient{changes}",
             np.resize(stds, self.num_steps),  # Repeats it.
             self.scale_with_movement,
+            slopes,
         )
 
-    def _pass_noise(self) -> str:
-        batches = " or ".join(str(size) for _, size in self.clips.values())
-        noise = noise_on_each(self, f"means of {batches} records{self._slopes()}")
-        if (period := self.noise_period) == 1:
-            return noise
-        return f"{noise}, correlated over {period} steps ({self.prefix_noise})"
-
-    def _passes_noise(self) -> str:
+    def _noise_in_words(self, kind: str) -> str:
+        """Describes the noise of means of records, of which ``kind`` says more."""
+        if not self.multi_pass:
+            batches = " or ".join(str(size) for _, size in self.clips.values())
+            noise = noise_on_each(self, f"means of {batches} records{kind}")
+            if (period := self.noise_period) == 1:
+                return noise
+            return f"{noise}, correlated over {period} steps ({self.prefix_noise})"
         restarts = -(-self.num_steps // self.sampling.period)
         size, std = self.clips["restart"][1], self.step_std("restart")
-        noise = (
-            f"standard deviation {std:.4g} on each of {restarts} means of {size:.5g} "
-        )
-        noise += f"records{self._slopes()}"
+        noise = f"standard deviation {std:.4g} on each of {restarts} means of "
+        noise += f"{size:.5g} records{kind}"
         if changes := self.num_steps - restarts:
             size, std = self.clips["difference"][1], self.step_std("difference")
             most = "at most " * self.scale_with_movement
-            noise += (
-                f" and {most}{std:.4g} on each of {changes} means of {size:.5g} changes"
-            )
+            noise += f" and {most}{std:.4g} on each of {changes} means of "
+            noise += f"{size:.5g} changes"
         return noise
-
-    def _slopes(self) -> str:
-        if self.oracle != "scalar":
-            return ""
-        return f", of {self.num_directions} slope{'s' * (self.num_directions > 1)} each"
 
 
 def _sampler(design: Design) -> SinglePassRestarts | MultiPassRestarts:

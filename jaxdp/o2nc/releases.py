@@ -22,7 +22,8 @@ from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.sum_plan import check_clip
 from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums, steps_of
-from jaxdp.o2nc.theory import budget, estimators
+from jaxdp.o2nc.oracle import ORACLES
+from jaxdp.o2nc.theory import budget
 
 
 def check(plan: Any) -> None:
@@ -35,14 +36,20 @@ def check(plan: Any) -> None:
             f"{plan.restart_l2_clip_norm!r} and {plan.l2_clip_norm!r}"
         )
     validate.positive(smoothing_radius=plan.smoothing_radius, max_step=plan.max_step)
-    validate.one_of(estimators.ORACLES, oracle=plan.oracle)
-    validate.one_of(estimators.DIRECTIONS[plan.oracle], direction=plan.direction)
-    validate.one_of(estimators.DIFFERENCES[plan.oracle], difference=plan.difference)
+    validate.one_of(tuple(ORACLES), oracle=plan.oracle)
+    oracle = ORACLES[plan.oracle]
+    validate.one_of(oracle.directions, direction=plan.direction)
+    validate.one_of(oracle.differences, difference=plan.difference)
     most = MAX_ORTHONORMAL if plan.direction == "orthonormal" else None
     validate.integer(num_directions=plan.num_directions, at_most=most)
     for name in ("share_directions", "scale_with_movement"):
         validate.instance(bool, **{name: getattr(plan, name)})
-    _check_oracle(plan)
+    oracle.check_shares(plan.oracle, plan.share_directions)
+    if oracle.slopes and plan.sampling.period != 1:
+        raise ValueError(
+            f"sampling.period must be 1 with oracle={plan.oracle!r}, got "
+            f"{plan.sampling.period}: slopes along other directions do not add up"
+        )
     if plan.multi_pass and plan.prefix_noise != "independent":
         raise ValueError(
             "prefix_noise must be 'independent' with sampling.MultiPassRestarts, got "
@@ -61,27 +68,6 @@ def check(plan: Any) -> None:
     blt.check_names(plan.prefix_noise, plan.blt_numbers)
 
 
-def _check_oracle(plan: Any) -> None:
-    """Checks that directions and restart period suit the oracle."""
-    if plan.oracle == "first_order" and plan.share_directions:
-        raise ValueError(
-            "share_directions must be False with oracle='first_order', got True: "
-            "every record has points of its own"
-        )
-    if plan.oracle != "scalar":
-        return
-    if not plan.share_directions:
-        raise ValueError(
-            "share_directions must be True with oracle='scalar', got False: slopes "
-            "are added over the records of a batch"
-        )
-    if plan.sampling.period != 1:
-        raise ValueError(
-            "sampling.period must be 1 with oracle='scalar', got "
-            f"{plan.sampling.period}: slopes along other directions do not add up"
-        )
-
-
 def sums_of(plan: Any) -> CorrelatedSums | WeighedSums:
     """Returns the mechanism of a plan's releases."""
     period = plan.sampling.period
@@ -95,31 +81,18 @@ def sums_of(plan: Any) -> CorrelatedSums | WeighedSums:
         "clips": clips,
         "phases": plan.phases,
         "correlation": blt.kernel(plan.prefix_noise, plan.blt_numbers, period),
-        "slopes": plan.num_directions if plan.oracle == "scalar" else 1,
+        "slopes": plan.num_directions if ORACLES[plan.oracle].slopes else 1,
     }
     if not plan.multi_pass:
         return CorrelatedSums(**numbers)
-    unit_stds, weighed = _divided(plan, clips)
-    return WeighedSums(**numbers, unit_stds=unit_stds, weighed=weighed)
-
-
-def _divided(
-    plan: Any, clips: dict[str, tuple[float, float]]
-) -> tuple[dict[str, float], float]:
-    """Returns the noise of each phase for the noise multiplier 1, and r_1 + r_2.
-
-    As if all records were read: a sample's larger share is paid less often.
-    """
-    period, steps = plan.sampling.period, plan.num_steps
-    restart, difference = (
+    # As if all records were read: a sample's larger share is paid less often.
+    restart, rest = (
         accounting.sensitivity(plan.relation, bound) / plan.num_examples
-        for bound in (plan.restart_l2_clip_norm, plan.l2_clip_norm)
+        for bound in bounds_of.values()
     )
-    if not steps_of(steps, period)["difference"]:
-        difference = 0.0
-    division = budget.divided(
-        restart, difference, period, steps, plan.scale_with_movement
-    )
-    return {name: float(getattr(division, name)) for name in clips}, float(
-        division.estimate
-    )
+    steps, scaled = plan.num_steps, plan.scale_with_movement
+    rest = rest if steps_of(steps, period)["difference"] else 0.0
+    division = budget.divided(restart, rest, period, steps, scaled)
+    stds = {name: float(getattr(division, name)) for name in clips}
+    weighed = float(division.estimate)
+    return WeighedSums(**numbers, unit_stds=stds, weighed=weighed)

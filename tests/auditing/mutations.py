@@ -83,18 +83,12 @@ SCALED_NOISE = (
 )
 #: What noise adds to the increment, from its integers.
 ADDED_NOISE = "noise.high.astype(jnp.float32) * numbers.noise.grids[phase].noise_unit"
-SLOPES = """                value_fn, params, some, along, smoothing_radius=radius
-            )
-"""
-CHANGES = """            points = (params,) if phase == "restart" else (params, previous)
-            place = (some, places, key)
-            rows = _estimates(numbers, value_fn, points, place, draw, moves)
-"""
+ROWS = "        rows = oracle.rows(asked)\n"
 CLIPS = (INCREMENT, "jaxdp.kernels import finite", "jaxdp.kernels import clip, finite")
 #: What is added on the grid without another look at the bound.
-UNBOUNDED = """            most = grid.limit or 2**grid.bits
-            units = jnp.round(rows * (most / grid.l2_clip_norm))
-            return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
+UNBOUNDED = """        most = grid.limit or 2**grid.bits
+        units = jnp.round(rows * (most / grid.l2_clip_norm))
+        return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
 """
 DRAWN = "carried, state.noise, where, size, phase"
 STEP_KEY = "key = keys_lib.at_step(root, step)\n"
@@ -348,15 +342,14 @@ MUTATIONS = (
     Mutation(
         "gradients clipped one by one",
         INCREMENT,
-        CHANGES,
-        """            def clipped(at):
-                records = (some, places, key)
-                rows = _estimates(numbers, value_fn, (at,), records, draw, moves)
-                return clip.clip_vector(rows, grid.l2_clip_norm)
+        ROWS,
+        """        def clipped(at):
+            rows = oracle.rows(asked._replace(points=(at,)))
+            return clip.clip_vector(rows, grid.l2_clip_norm)
 
-            rows = clipped(params)
-            if phase != "restart":
-                rows -= clipped(previous)
+        rows = clipped(params)
+        if phase != "restart":
+            rows -= clipped(previous)
 """
         + UNBOUNDED,
         "gradients",
@@ -365,10 +358,8 @@ MUTATIONS = (
     Mutation(
         "slopes clipped one by one",
         INCREMENT,
-        SLOPES,
-        SLOPES
-        + "            rows = clip.clip_scalar(rows, grid.l2_clip_norm)\n"
-        + UNBOUNDED,
+        ROWS,
+        ROWS + "        rows = clip.clip_scalar(rows, grid.l2_clip_norm)\n" + UNBOUNDED,
         "slopes",
         also=(CLIPS,),
     ),

@@ -3,9 +3,15 @@
 from typing import Any, get_type_hints
 
 from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.oracle import Difference, Direction
 from jaxdp.o2nc.theory import bounds
 from jaxdp.o2nc.theory.bounds import Constants, Schedule
-from jaxdp.o2nc.theory.estimators import Difference, Direction, Estimator, Moments
+from jaxdp.o2nc.theory.estimators import (
+    BallEstimator,
+    Estimator,
+    Moments,
+    SlopesEstimator,
+)
 
 #: Of which the bound at a given noise does not depend.
 BUDGET: dict[str, Any] = {
@@ -19,7 +25,8 @@ BUDGET: dict[str, Any] = {
 def split(numbers: dict[str, Any]) -> tuple[Constants, Estimator, Schedule]:
     """The three parts of a problem; every number belongs to one."""
     numbers = dict(numbers)
-    kinds = (Constants, Estimator, Schedule)
+    estimator = BallEstimator if numbers["direction"] == "ball" else Estimator
+    kinds = (Constants, estimator, Schedule)
     parts = [
         kind(**{x: numbers.pop(x) for x in get_type_hints(kind) if x in numbers})
         for kind in kinds
@@ -55,18 +62,25 @@ def schedule_of(found: Design) -> Schedule:
 # --- estimates of one record, by the numbers that they depend on -----------------------
 
 
+def vectors(
+    m: int, law: Direction, difference: Difference = "independent"
+) -> Estimator:
+    """The estimator of an oracle that releases vectors."""
+    return (BallEstimator if law == "ball" else Estimator)(m, law, difference)
+
+
 def grad_moments(dim: int, m: int, law: Direction) -> Moments:
-    return Estimator(m, law, "independent").grad_moments(dim)
+    return vectors(m, law).grad_moments(dim)
 
 
 def diff_moments(
     dim: int, m: int, law: Direction, difference: Difference, reach: Any
 ) -> Moments:
-    return Estimator(m, law, difference).diff_moments(dim, reach)
+    return vectors(m, law, difference).diff_moments(dim, reach)
 
 
 def grad_clip(dim: int, m: int, law: Direction, failure: Any = None) -> Any:
-    return Estimator(m, law, "independent").grad_clip(dim, failure)
+    return vectors(m, law).grad_clip(dim, failure)
 
 
 def diff_clip(
@@ -77,19 +91,19 @@ def diff_clip(
     movement: Any,
     failure: Any = None,
 ) -> Any:
-    return Estimator(m, law, difference).diff_clip(dim, movement, failure)
+    return vectors(m, law, difference).diff_clip(dim, movement, failure)
 
 
 def slopes_clip(dim: int, m: int, law: Direction, failure: Any = None) -> Any:
-    return Estimator(m, law, "independent").slopes_clip(dim, failure)
+    return SlopesEstimator(m, law, "independent", True).slopes_clip(dim, failure)
 
 
 def practical_grad_clip(dim: int, m: int, law: Direction) -> Any:
-    return Estimator(m, law, "independent").practical_clips(dim, 1.0)[0]
+    return vectors(m, law).practical_clips(dim, 1.0)[0]
 
 
 def practical_slopes_clip(dim: int, m: int, law: Direction) -> Any:
-    slopes = Estimator(m, law, "independent", True, "scalar")
+    slopes = SlopesEstimator(m, law, "independent", True)
     return slopes.practical_clips(dim, 1.0)[0]
 
 
@@ -101,4 +115,4 @@ def practical_diff_clip(
     movement: Any,
     fraction: float = 1.0,
 ) -> Any:
-    return Estimator(m, law, difference).practical_clips(dim, movement, fraction)[1]
+    return vectors(m, law, difference).practical_clips(dim, movement, fraction)[1]

@@ -12,6 +12,7 @@ import pytest
 
 from jaxdp import accounting, plans, sampling
 from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.oracle import ORACLES
 from jaxdp.o2nc.theory import bounds, budget, design, estimators, recommend
 from tests.o2nc import numbers
 from tests.o2nc.numbers import schedule_of
@@ -107,7 +108,8 @@ def test_rounding_is_that_of_the_grid(kind: Any, period: int) -> None:
     problem = bounds.Constants(
         **COMMON | {"num_examples": 10**6, "relation": "replace_one", "dim": 100}
     )
-    estimator = estimators.Estimator(4, plan.direction, plan.difference, share, kind)
+    made = estimators.ESTIMATORS[kind]
+    estimator = made(4, plan.direction, plan.difference, share)
     schedule = bounds.Schedule(period, 1, 1, 120, 1, 0.1, multi_pass=True)
     found = budget.rounding(problem, estimator, schedule, (3.0, 0.5))
     units = [
@@ -192,8 +194,8 @@ def test_what_a_record_is_asked(
     oracle: Any, difference: Any, restart: int, other: int
 ) -> None:
     """Both ends of 3 directions, at one query or at two; a gradient, or 3 at each."""
-    way = estimators.DIRECTIONS[oracle][0]
-    found = estimators.Estimator(3, way, difference, oracle == "scalar", oracle)
+    way = ORACLES[oracle].directions[0]
+    found = estimators.ESTIMATORS[oracle](3, way, difference, oracle == "scalar")
     assert found.calls == (restart, other)
     assert found.energy(12) == (4 if oracle == "scalar" else 12)
 
@@ -255,7 +257,7 @@ def test_nothing_of_a_grid_is_better(changes: dict[str, Any]) -> None:
 # --- what helps ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("oracle", estimators.ORACLES)
+@pytest.mark.parametrize("oracle", ORACLES)
 @pytest.mark.parametrize("several", [False, True])
 def test_more_records_and_budget_help(oracle: Any, several: bool) -> None:
     base = {"oracle": oracle, "multi_pass": several}
@@ -302,7 +304,7 @@ def test_units_cancel() -> None:
 # --- what a run may cost -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("oracle", estimators.ORACLES)
+@pytest.mark.parametrize("oracle", ORACLES)
 @pytest.mark.parametrize("several", [False, True])
 def test_no_run_costs_more_than_it_may(oracle: Any, several: bool) -> None:
     base: dict[str, Any] = {"oracle": oracle, "multi_pass": several}

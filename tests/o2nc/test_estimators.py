@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxdp.o2nc.oracle import ORACLES
 from jaxdp.o2nc.theory import estimators
 from tests.o2nc import numbers
 
@@ -212,7 +213,7 @@ def test_practical_clips_of_the_digest() -> None:
         17.6, abs=0.1
     )
     assert numbers.practical_grad_clip(1000, 16, "orthonormal") < 16
-    for law in estimators.DIRECTIONS["zeroth_order"]:
+    for law in ORACLES["zeroth_order"].directions:
         proven = numbers.grad_clip(1000, 64, law, 1e-12)
         assert numbers.practical_grad_clip(1000, 64, law) < 0.6 * proven
     clip = numbers.practical_diff_clip(100, 64, "sphere", "antithetic", 0.01, 0.5)
@@ -233,8 +234,8 @@ def test_kinks_seldom_reach_practical_clips_of_gradients(difference: Any) -> Non
 @pytest.mark.parametrize("oracle", ["zeroth_order", "first_order"])
 def test_practical_clips_are_fractions_of_less_than_what_is_sure(oracle: Any) -> None:
     moves = np.geomspace(1e-4, 4, 9)
-    for law in estimators.DIRECTIONS[oracle]:
-        for difference in estimators.DIFFERENCES[oracle]:
+    for law in ORACLES[oracle].directions:
+        for difference in ORACLES[oracle].differences:
             for dim, m in ((1, 1), (2, 2), (40, 16)):
                 found, half = (
                     numbers.practical_diff_clip(dim, m, law, difference, moves, x)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from jaxdp.o2nc.theory import design, estimators, recommend
+from jaxdp.o2nc.oracle import ORACLES
+from jaxdp.o2nc.theory import design, recommend
 
 COMMON: dict[str, Any] = {
     "num_examples": 10**5,
@@ -54,7 +55,7 @@ def check(found: recommend.Recommendation, most: float = float("inf")) -> None:
 def test_candidates_are_the_certified_designs() -> None:
     found = make(gradient_cost=3.0)
     kinds = [(c.oracle, c.multi_pass) for c in found.candidates]
-    assert kinds == [(x, y) for x in estimators.ORACLES for y in (False, True)]
+    assert kinds == [(x, y) for x in ORACLES for y in (False, True)]
     for c, cost in zip(found.candidates, found.costs, strict=True):
         again = design.certified(**COMMON, oracle=c.oracle, multi_pass=c.multi_pass)
         assert c == again and cost == c.evaluations + 3 * c.gradients

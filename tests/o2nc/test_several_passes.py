@@ -10,7 +10,7 @@ from scipy.special import betainc
 from jaxdp import accounting
 from jaxdp.o2nc.theory import bounds, budget, estimators
 from jaxdp.o2nc.theory.bounds import Constants, Schedule
-from jaxdp.o2nc.theory.estimators import Estimator
+from jaxdp.o2nc.theory.estimators import Estimator, SlopesEstimator
 from tests.o2nc import numbers
 from tests.o2nc.numbers import promise
 
@@ -103,7 +103,7 @@ def test_no_division_of_the_budget_has_less_noise(
         each = (steps - first) * (2 * c2 / 1000 / mu) ** 2 / (1 - share)
         rest = (period - 1) * each * (7 / 24 if scaled else 1)
     assert found == pytest.approx(6 * np.min(one + rest), rel=1e-5)
-    slopes = Estimator(4, "orthonormal", "antithetic", True, "scalar")
+    slopes = SlopesEstimator(4, "orthonormal", "antithetic", True)
     half = budget.noise_variance(p, slopes, schedule, (c1, c2))
     assert half == pytest.approx(found / 4)
 

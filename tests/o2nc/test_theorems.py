@@ -11,11 +11,12 @@ from scipy.special import gammaln
 from jaxdp import accounting
 from jaxdp.kernels import prefix_noise
 from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.oracle import Direction
 from jaxdp.o2nc.theory import bounds, estimators, theorems
 from tests.o2nc import numbers
 from tests.o2nc.numbers import promise
 
-LAWS: tuple[estimators.Direction, ...] = ("orthonormal", "sphere")
+LAWS: tuple[Direction, ...] = ("orthonormal", "sphere")
 
 
 def directions(

@@ -48,11 +48,8 @@ the line, with slopes 0 and 1 by the toss of a coin for each record and each of
 :math:`N \gg 2^n` small cells, F has slope 1/2 everywhere, and :math:`F_n` slope 0 in some
 cell, for every n.
 
-References:
-  Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-  <https://arxiv.org/abs/2406.19579>`_, 2024, section 4.
-  Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
-  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, sections 3 to 6.
+Source: Zhang, Tran & Cutkosky, ICLR 2024, section 4; Kornowski, Liu & Talwar, ICML 2025,
+sections 3 to 6.
 """
 
 import dataclasses
@@ -129,12 +126,7 @@ def window_radius(window: Number, reset: bool) -> Number:
     """Returns the largest distance of a query from its window's mean, in units of D.
 
     D is the longest step. A straight line attains it. With a reset the window's first
-    step does not move.
-
-    Args:
-      window: M, at least 2 with a reset: one query of a window that starts at rest is
-        its own mean.
-      reset: whether a window starts at rest.
+    step does not move, and M is at least 2: one query alone is its own mean.
     """
     return (window + 1) / 2 - (2 if reset else 1) / window
 
@@ -164,19 +156,9 @@ def generalisation(
 ) -> Number:
     r"""Bounds the uniform deviation of n records' smoothed gradient from the population's.
 
-    It bounds the supremum over a ball, in expectation, or but for a probability: then
+    It bounds the supremum over a ball of radius ``reach``, whose centre must not depend on
+    the records, by at most 2 L: in expectation, or but for a probability ``failure``. Then
     :math:`2\ln(1/\text{failure})` stands under the root as well.
-
-    Args:
-      dim: d.
-      num_examples: n.
-      lipschitz: L.
-      radius: delta, the smoothing radius.
-      reach: R, the ball's radius; its centre must not depend on the records.
-      failure: probability of more; None for the expectation.
-
-    Returns:
-      The bound, at most 2 L.
     """
     root = np.sqrt(num_examples)
     points = dim * np.log1p(4 * reach * kappa(dim) * root / radius)  # ln of the net's

@@ -112,7 +112,5 @@ def rounding(
     first, rest = (
         clip * 2.0 ** -np.minimum(16, x) for clip, x in zip(clips, bits, strict=True)
     )
-    total = np.sqrt(e.energy(c.dim)) * (first + (s.period - 1) * rest)
-    if e.oracle == "scalar" and e.direction == "sphere":
-        total = total * np.sqrt(e.num_directions)  # They may all be alike.
+    total = e.rounding(c.dim, first + (s.period - 1) * rest)
     return np.where(least >= _LEAST_BITS, total, np.inf)

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,11 @@ from jaxdp.core import validate
 from jaxdp.kernels import prefix_noise as kernels
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.design import Design
-from jaxdp.o2nc.theory import bounds, budget, estimators
+from jaxdp.o2nc.oracle import DEFAULT, ORACLES, Difference, Direction, Name
+from jaxdp.o2nc.theory import bounds, budget
 from jaxdp.o2nc.theory.bounds import Constants, GoldsteinPromise, Schedule
-from jaxdp.o2nc.theory.estimators import Estimator, Number
+from jaxdp.o2nc.theory.estimators import ESTIMATORS, Estimator, Number
 
-#: Points of the ball that a gradient is averaged over, where no number is given.
-POINTS = 64
 #: Longest period that is tried in a single pass.
 _LONGEST = 2**14
 #: Most steps of several passes that are tried.
@@ -40,11 +39,11 @@ MOST_STEPS = 2**16
 
 def certified(
     *,
-    oracle: estimators.Oracle = "zeroth_order",
+    oracle: Name = DEFAULT,
     multi_pass: bool = False,
-    direction: estimators.Direction | None = None,
+    direction: Direction | None = None,
     num_directions: int | None = None,
-    difference: estimators.Difference | None = None,
+    difference: Difference | None = None,
     share_directions: bool | None = None,
     prefix_noise: str | None = None,
     gradient_cost: float = 1.0,
@@ -57,8 +56,7 @@ def certified(
     (except with a probability that the bound includes), rests on the constants.
 
     Args:
-      oracle: ``"zeroth_order"``, ``"first_order"``, or ``"scalar"``, which restarts at
-        every step.
+      oracle: a key of ``ORACLES``; one of slopes restarts at every step.
       multi_pass: whether every step reads all records, not one pass. The bound then
         includes how far they can be from the population, and the number of steps is
         chosen, up to 2^16. Bounds and noise of differences are scaled with the movement
@@ -89,15 +87,26 @@ def certified(
     """
     c = Constants(**constants)
     validate.instance(bool, multi_pass=multi_pass)
-    e = _estimator(
-        c.dim, oracle, direction, num_directions, difference, share_directions
-    )
+    validate.one_of(tuple(ORACLES), oracle=oracle)
+    asks, kind = ORACLES[oracle], ESTIMATORS[oracle]
+    direction = asks.directions[0] if direction is None else direction
+    difference = kind.proven if difference is None else difference
+    validate.one_of(asks.directions, direction=direction)
+    validate.one_of(asks.differences, difference=difference)
+    share = bool(asks.shares) if share_directions is None else share_directions
+    validate.instance(bool, share_directions=share)
+    asks.check_shares(oracle, share)
+    limit = min(c.dim, MAX_ORTHONORMAL)
+    m = (kind.points or limit) if num_directions is None else num_directions
+    at_most = limit if direction == "orthonormal" else None
+    validate.integer(at_most=at_most, num_directions=m)
+    e = kind(int(m), direction, difference, share)
     noises = ("independent",) if multi_pass else kernels.NAMES
     noise = noises[0] if multi_pass else "blt_3"
     noise = noise if prefix_noise is None else prefix_noise
     validate.one_of(noises, prefix_noise=noise)
     validate.positive(gradient_cost=gradient_cost)
-    unit = gradient_cost if oracle == "first_order" else 1.0
+    unit = gradient_cost if asks.gradients else 1.0
     prices = (unit * e.calls[0], unit * e.calls[1])
     most = np.inf
     if max_evaluations is not None:
@@ -114,37 +123,6 @@ def certified(
     else:
         _, schedule = one_pass(c, e, noise, (most / prices[0], most / max(prices)))
     return designed("certified", c, e, schedule, failure=bounds.FAILURE)
-
-
-def _estimator(
-    dim: int,
-    oracle: estimators.Oracle,
-    direction: estimators.Direction | None,
-    num_directions: int | None,
-    difference: estimators.Difference | None,
-    share_directions: bool | None,
-) -> Estimator:
-    """Checks the choices of an estimator and fills in the defaults."""
-    validate.one_of(estimators.ORACLES, oracle=oracle)
-    first_order, scalar = oracle == "first_order", oracle == "scalar"
-    if direction is None:
-        direction = estimators.DIRECTIONS[oracle][0]
-    if difference is None:
-        difference = "independent" if first_order else "antithetic"
-    validate.one_of(estimators.DIRECTIONS[oracle], direction=direction)
-    validate.one_of(estimators.DIFFERENCES[oracle], difference=difference)
-    share = scalar if share_directions is None else share_directions
-    validate.instance(bool, share_directions=share)
-    if (first_order and share) or (scalar and not share):
-        raise ValueError(
-            f"share_directions must be {scalar} with oracle={oracle!r}, got {share}"
-        )
-    most = min(dim, MAX_ORTHONORMAL)
-    default = POINTS if first_order else most
-    m = default if num_directions is None else num_directions
-    at_most = most if direction == "orthonormal" else None
-    validate.integer(at_most=at_most, num_directions=m)
-    return Estimator(int(m), direction, difference, share, oracle)
 
 
 # --- what a schedule implies ---------------------------------------------------------
@@ -192,24 +170,27 @@ def proven(
     return *clips, promise
 
 
+class Printed(NamedTuple):
+    """Numbers that a theorem prints, to compare a plan with; None where it has none."""
+
+    noise_std: float | None = None  # of a node; of a restart in several passes
+    num_directions: int | None = None
+    difference_noise_std: float | None = None  # in several passes, of the other steps
+
+
 def designed(
     name: str,
     c: Constants,
     e: Estimator,
     s: Schedule,
-    *,
     failure: float | None,
     rate_factor: float | None = None,
-    paper_noise_std: float | None = None,
-    paper_num_directions: int | None = None,
-    paper_difference_noise_std: float | None = None,
+    paper: Printed | None = None,
 ) -> Design:
     """Builds a design: adds clips, the bound at exact noise, its step size, and costs.
 
-    Besides the arguments of :func:`proven`, with a schedule of plain numbers, it takes a
-    theorem's name, or ``"certified"``, and of the theorem, for comparison with the plan:
-    the standard deviation of a node's noise (of a restart's in several passes), m, and in
-    several passes the standard deviation at the other steps; None where it says none.
+    The arguments are those of :func:`proven`, with a schedule of plain numbers, and a
+    theorem's name, or ``"certified"``.
 
     Returns:
       The plan's fields except the noise; ``promise``, a
@@ -228,7 +209,7 @@ def designed(
         float(restarts) * s.restart_batch_size * e.calls[0]
         + float(steps - restarts) * s.batch_size * e.calls[1]
     )
-    first_order = e.oracle == "first_order"
+    gradients, paper = e.asks.gradients, paper or Printed()
     return Design(
         name=name,
         dim=int(c.dim),
@@ -251,14 +232,14 @@ def designed(
         window=int(s.window),
         reset=s.reset,
         promise=promise,
-        paper_noise_std=paper_noise_std,
-        paper_num_directions=paper_num_directions,
+        paper_noise_std=paper.noise_std,
+        paper_num_directions=paper.num_directions,
         oracle=e.oracle,
         multi_pass=s.multi_pass,
         scale_with_movement=s.scale_with_movement,
-        evaluations=0.0 if first_order else calls,
-        gradients=calls if first_order else 0.0,
-        paper_difference_noise_std=paper_difference_noise_std,
+        evaluations=0.0 if gradients else calls,
+        gradients=calls if gradients else 0.0,
+        paper_difference_noise_std=paper.difference_noise_std,
     )
 
 
@@ -276,13 +257,13 @@ def one_pass(
 ) -> Found:
     """Searches for the schedule of least bound that reads every record once at most.
 
-    The scalar oracle restarts at every step. ``most`` are the records that may be read, if
-    all steps are restarts, and else.
+    An oracle of slopes restarts at every step. ``most`` are the records that may be read
+    if all steps are restarts, and else.
     """
     n = c.num_examples
     fresh, other = (int(min(n, x)) for x in most)
     longest = min(_LONGEST, other // 2)
-    if e.oracle == "scalar" or longest < 2:
+    if e.asks.slopes or longest < 2:
         longest = 1
 
     def at(
@@ -330,7 +311,7 @@ def several_passes(
 ) -> Found:
     """Searches for the schedule of least bound of which every step reads all records.
 
-    The scalar oracle restarts at every step. ``prices`` are what a record costs at a
+    An oracle of slopes restarts at every step. ``prices`` are what a record costs at a
     restart and at another step, ``most`` the largest cost of a run, enough for a window of
     two steps.
 
@@ -338,8 +319,7 @@ def several_passes(
       ValueError: so many records, or so much noise, that no grid holds a step's sum.
     """
     n = c.num_examples
-    # Only their clips are proportional to the movement.
-    scaled = e.oracle == "zeroth_order" and e.difference != "independent"
+    scaled = e.difference in e.asks.proportional
 
     def evaluate(periods: np.ndarray, windows: np.ndarray, counts: np.ndarray) -> Found:
         # A learner that starts at rest moves in no shorter.
@@ -358,7 +338,7 @@ def several_passes(
         return _least(c, e, schedule, possible)
 
     limits = {
-        "period": 1 if e.oracle == "scalar" else MOST_STEPS,
+        "period": 1 if e.asks.slopes else MOST_STEPS,
         "window": MOST_STEPS,
         "num_windows": MOST_STEPS // 2,
     }

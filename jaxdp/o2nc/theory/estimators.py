@@ -8,10 +8,8 @@ With values (the zeroth-order oracle and the scalar one) both are means over dir
 of the unit sphere; with gradients (the first-order oracle), over points of the ball.
 
 References:
-  Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-  <https://arxiv.org/abs/2406.19579>`_, 2024, section 3.
-  Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
-  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, sections 3 and 6.
+  Zhang, Tran & Cutkosky, ICLR 2024, section 3; Kornowski, Liu & Talwar, ICML 2025,
+  sections 3 and 6.
   Pinelis, Optimum Bounds for the Distributions of Martingales in Banach Spaces, Annals of
   Probability 22, 1994.
   Ledoux, The Concentration of Measure Phenomenon, 2001, chapter 5: logarithmic Sobolev
@@ -22,26 +20,11 @@ References:
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-Oracle = Literal["zeroth_order", "first_order", "scalar"]
-Direction = Literal["orthonormal", "sphere", "ball"]
-Difference = Literal["antithetic", "one_sided", "independent", "common"]
-
-ORACLES: tuple[Oracle, ...] = ("zeroth_order", "first_order", "scalar")
-#: The laws, and the ways to estimate a change, that go with each oracle.
-DIRECTIONS: dict[Oracle, tuple[Direction, ...]] = {
-    "zeroth_order": ("orthonormal", "sphere"),
-    "first_order": ("ball",),
-    "scalar": ("orthonormal", "sphere"),
-}
-DIFFERENCES: dict[Oracle, tuple[Difference, ...]] = {
-    "zeroth_order": ("antithetic", "one_sided", "independent"),
-    "first_order": ("common", "independent"),
-    "scalar": ("antithetic", "one_sided", "independent"),  # It has no differences.
-}
+from jaxdp.o2nc.oracle import DEFAULT, ORACLES, Difference, Direction, Name, Oracle
 
 #: A number, or an array of them: a search asks for many settings at once.
 Number = Any
@@ -94,30 +77,43 @@ class Moments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Estimator:
-    """Estimator of one record's gradient: the plan fields that define it."""
+    """Estimator of one record's gradient from values: the plan fields that define it."""
 
     num_directions: int  # m; of the ball, points at either query
     direction: Direction
     difference: Difference
     share_directions: bool = False
-    oracle: Oracle = "zeroth_order"
 
-    @classmethod
-    def of(cls, found: Any) -> "Estimator":
+    oracle: ClassVar[Name] = DEFAULT
+    #: The difference of which most is proven.
+    proven: ClassVar[Difference] = "antithetic"
+    #: Number m where none is given; None is as many as there may be.
+    points: ClassVar[int | None] = None
+
+    @staticmethod
+    def of(found: Any) -> "Estimator":
         """Returns the estimator of a plan, or of a design."""
-        return cls(*(getattr(found, field.name) for field in dataclasses.fields(cls)))
+        names = (field.name for field in dataclasses.fields(Estimator))
+        return ESTIMATORS[found.oracle](*(getattr(found, name) for name in names))
+
+    @property
+    def asks(self) -> Oracle:
+        """The oracle that releases it."""
+        return ORACLES[self.oracle]
 
     @property
     def calls(self) -> tuple[float, float]:
         """Number of loss values or gradients per record, at a restart and elsewhere."""
         m = float(self.num_directions)
-        if self.oracle == "first_order":
-            return 1.0, 2 * m
         return 2 * m, (2 if self.difference == "one_sided" else 4) * m
 
     def energy(self, dim: int) -> float:
         """Returns E ||noise||^2 of an estimate, for noise of variance 1 on the releases."""
-        return dim / self.num_directions if self.oracle == "scalar" else float(dim)
+        return float(dim)
+
+    def rounding(self, dim: int, unit: Number) -> Number:
+        """Bounds an estimate's error, given a unit of the released numbers' grid."""
+        return np.sqrt(self.energy(dim)) * unit
 
     # Errors.
 
@@ -129,11 +125,7 @@ class Estimator:
         An odd Lipschitz function on the sphere has variance L^2 / (d - 1) at most, by
         Poincare. The vectors of orthonormal directions add in squares; independent ones
         have the mean's square besides. For d = 1 the estimate is exact.
-
-        With ``"ball"``, one gradient at one point, which is never longer than L.
         """
-        if self.direction == "ball":
-            return Moments(1.0, 1.0)
         mean = _slope(dim) / self.num_directions
         spread = mean if dim > 1 else 0.0
         if self.direction == "sphere":
@@ -145,19 +137,10 @@ class Estimator:
 
         With the directions common to both points a score is at most :math:`dLr/\delta`;
         with independent ones the scatter of both ends stays, however near they are.
-
-        Gradients at two points, common or not, can differ by 2 L however near the points
-        are: those of a triangle wave of period 2 r do.
-
-        Args:
-          dim: d.
-          reach: D / delta, the longest step over the smoothing radius.
+        ``reach`` is D / delta, the longest step over the smoothing radius.
         """
         square = MOVEMENT * np.square(reach)  # E r^2 / delta^2
         smooth = kappa(dim) ** 2 * square
-        if self.direction == "ball":
-            spread = self._ball_spread + 0 * square
-            return Moments(spread + smooth, spread)
         if self.difference == "independent":
             spread = 2 * self.grad_moments(dim).direction
             return Moments(spread + smooth, spread + 0 * square)
@@ -166,14 +149,6 @@ class Estimator:
             return Moments(spread + (1 - 1 / self.num_directions) * smooth, spread)
         return Moments(spread, spread)
 
-    @property
-    def _ball_spread(self) -> float:
-        """Bound on the variance of DIFF with gradients, over L^2.
-
-        At common points a term is at most 2; at independent ones two are at most 1.
-        """
-        return (4 if self.difference == "common" else 2) / self.num_directions
-
     # Clips that leave every Lipschitz loss alone: surely, or but for a probability of
     # ``failure`` for one record.
 
@@ -181,16 +156,13 @@ class Estimator:
         self, dim: int, movement: Number, failure: Number | None = None
     ) -> tuple[Number, Number]:
         """Returns C1 / L and C2 / L, for a difference over a movement of so many radii."""
-        if self.oracle == "scalar":  # It has no differences: the same for both.
-            slopes = self.slopes_clip(dim, failure)
-            return slopes, slopes
         return self.grad_clip(dim, failure), self.diff_clip(dim, movement, failure)
 
     def grad_clip(self, dim: int, failure: Number | None = None) -> Number:
         r"""Returns C1 / L, a bound on the norm of GRAD.
 
         Surely: :math:`d` if directions may coincide. Orthonormal ones: d sqrt(q) / m, since
-        two scores together are at most sqrt(2) d. A gradient: 1.
+        two scores together are at most sqrt(2) d.
 
         With probability, the least of those and of bounds by concentration. Orthonormal
         directions: all scores are small, by Levy's inequality; or their norm is near its
@@ -198,8 +170,6 @@ class Estimator:
         small; or the mean's deviation is, by Bernstein's inequality in Hilbert space.
         """
         d, m = dim, self.num_directions
-        if self.direction == "ball":
-            return 1.0
         if self.direction == "orthonormal":
             sure = d / m * math.sqrt(max(m / 2, 1 + (m - 1) * (math.sqrt(2) - 1) ** 2))
         else:
@@ -221,12 +191,10 @@ class Estimator:
 
         With common directions it is proportional to the movement: d r / delta surely, over
         sqrt(m) if they are orthonormal. With independent ones it is twice GRAD's, and does
-        not vanish with the movement; nor does what gradients need.
+        not vanish with the movement.
         """
         d, m = dim, self.num_directions
         smooth = kappa(d) * movement
-        if self.direction == "ball":
-            return self._ball_diff_clip(smooth, failure)
         if self.difference == "independent":
             each = None if failure is None else failure / 2
             bound = 2 * self.grad_clip(d, each) + 0 * smooth
@@ -242,20 +210,138 @@ class Estimator:
             bound = np.minimum(bound, smooth + spread * movement)
         return bound
 
-    def _ball_diff_clip(self, smooth: Number, failure: Number | None) -> Number:
-        """Bounds the norm of DIFF with gradients by 2, and near its root mean square.
+    # Clips that usual losses seldom reach: nothing is proven.
+
+    def practical_clips(
+        self, dim: int, movement: Number, fraction: float = 1.0
+    ) -> tuple[float, Number]:
+        r"""Returns C1 / L and C2 / L for usual losses.
+
+        Linear losses, which have the longest estimates that are usual, exceed C1 once in
+        1000 times at most: their root mean square is :math:`\sqrt{d/m}` with orthonormal
+        directions, and :math:`\sqrt{1 + (d-1)/m}` with independent ones. ``movement`` is
+        over the smoothing radius; of C2 a ``fraction`` in (0, 1] is taken.
+        """
+        grad = self._practical_grad_clip(dim)
+        diff = np.minimum(
+            self.diff_clip(dim, movement),
+            self._practical_diff_clip(dim, movement, grad),
+        )
+        return grad, fraction * diff
+
+    def _practical_grad_clip(self, dim: int) -> float:
+        m = self.num_directions
+        logs = math.log(1 / _SELDOM) / m
+        grad = math.sqrt(dim / m) * (1 + math.sqrt(2 * logs))
+        if self.direction == "sphere":
+            grad += 1 + 2 * math.sqrt(logs)
+        return min(float(self.grad_clip(dim)), grad)
+
+    def _practical_diff_clip(self, dim: int, movement: Number, grad: float) -> Number:
+        r"""Returns C2 / L for usual losses, given C1 / L.
+
+        With common directions the root of DIFF's second moment,
+        :math:`\sqrt{\kappa^2 + d^2/m}\, r/\delta` (:math:`d r / (\delta\sqrt m)` if they
+        are orthonormal), which antithetic differences reach at kinks alone, and norms
+        mostly stay below (``bench/o2nc_scaling.py``, "clips"). One-sided ones reach it on
+        linear losses. With independent directions, of the scatter at both ends.
+        """
+        d, m = dim, self.num_directions
+        smooth = kappa(d) * movement
+        if self.difference == "independent":
+            return smooth + math.sqrt(2) * grad
+        return math.sqrt(kappa(d) ** 2 + d**2 / m) * movement
+
+
+class BallEstimator(Estimator):
+    """Estimator from gradients at points of the ball; at restarts, from one.
+
+    A gradient is never longer than L. Those at two points, common or not, can differ by
+    2 L however near the points are: those of a triangle wave of period 2 r do.
+    """
+
+    oracle = "first_order"
+    proven = "independent"
+    points = 64
+
+    @property
+    def calls(self) -> tuple[float, float]:
+        return 1.0, 2 * float(self.num_directions)
+
+    @property
+    def _spread(self) -> float:
+        """Bound on the variance of DIFF, over L^2.
+
+        At common points a term is at most 2; at independent ones two are at most 1.
+        """
+        return (4 if self.difference == "common" else 2) / self.num_directions
+
+    def grad_moments(self, dim: int) -> Moments:
+        return Moments(1.0, 1.0)
+
+    def diff_moments(self, dim: int, reach: Number) -> Moments:
+        square = MOVEMENT * np.square(reach)
+        spread = self._spread + 0 * square
+        return Moments(spread + kappa(dim) ** 2 * square, spread)
+
+    def grad_clip(self, dim: int, failure: Number | None = None) -> Number:
+        return 1.0
+
+    def diff_clip(
+        self, dim: int, movement: Number, failure: Number | None = None
+    ) -> Number:
+        """Bounds the norm of DIFF by 2, and near its root mean square.
 
         McDiarmid: one point of the ball moves the norm by 2 / m, or one that is common to
         both queries by 4 / m. The sum of the squares of that is 4 times the variance's
         bound.
         """
+        smooth = kappa(dim) * movement
         sure = 2.0 + 0 * smooth
         if failure is None:
             return sure
-        spread = self._ball_spread
         rest = 1 - 1 / self.num_directions if self.difference == "common" else 1
-        tail = np.sqrt(2 * spread * np.log(1 / failure))
-        return np.minimum(sure, np.sqrt(smooth**2 * rest + spread) + tail)
+        tail = np.sqrt(2 * self._spread * np.log(1 / failure))
+        return np.minimum(sure, np.sqrt(smooth**2 * rest + self._spread) + tail)
+
+    def _practical_grad_clip(self, dim: int) -> float:
+        return 1.0
+
+    def _practical_diff_clip(self, dim: int, movement: Number, grad: float) -> Number:
+        """Returns C2 / L: of the scatter at both ends.
+
+        At common points of what one kink does, which few of m points meet.
+        """
+        if self.difference != "common":
+            return self.diff_clip(dim, movement, _SELDOM)
+        # Bernstein: the gradient jumps by 2 at kappa r / 2 of the points.
+        smooth, logs = kappa(dim) * movement, math.log(1 / _SELDOM)
+        a = 2 * logs / (3 * self.num_directions)
+        return smooth + a + np.sqrt(a**2 + 4 * smooth * logs / self.num_directions)
+
+
+class SlopesEstimator(Estimator):
+    """Estimator that is made of m released slopes, along directions of length sqrt(d).
+
+    It has no differences: both clips are the same.
+    """
+
+    oracle = "scalar"
+
+    def energy(self, dim: int) -> float:
+        return dim / self.num_directions
+
+    def rounding(self, dim: int, unit: Number) -> Number:
+        total = super().rounding(dim, unit)
+        if self.direction == "sphere":  # They may all be alike.
+            total = total * np.sqrt(self.num_directions)
+        return total
+
+    def clips(
+        self, dim: int, movement: Number, failure: Number | None = None
+    ) -> tuple[Number, Number]:
+        slopes = self.slopes_clip(dim, failure)
+        return slopes, slopes
 
     def slopes_clip(self, dim: int, failure: Number | None = None) -> Number:
         r"""Bounds the norm of m slopes along directions of length sqrt(d), over L.
@@ -274,65 +360,19 @@ class Estimator:
         near = math.sqrt(m) + np.sqrt(2 * np.log(1 / failure))
         return np.minimum(sure, math.sqrt(d / (d - 1)) * np.minimum(largest, near))
 
-    # Clips that usual losses seldom reach: nothing is proven.
-
     def practical_clips(
         self, dim: int, movement: Number, fraction: float = 1.0
     ) -> tuple[float, Number]:
-        r"""Returns C1 / L and C2 / L for usual losses.
+        """Returns the clips of linear losses, whose slopes are nearly normal."""
+        near = math.sqrt(self.num_directions) + math.sqrt(2 * math.log(1 / _SELDOM))
+        slopes = min(float(self.slopes_clip(dim)), near)
+        return slopes, slopes
 
-        Linear losses, which have the longest estimates that are usual, exceed C1 once in
-        1000 times at most: their root mean square is :math:`\sqrt{d/m}` with orthonormal
-        directions, and :math:`\sqrt{1 + (d-1)/m}` with independent ones. Their slopes are
-        nearly normal.
 
-        Args:
-          dim: d.
-          movement: of a difference, over the smoothing radius.
-          fraction: of C2, in (0, 1].
-        """
-        d, m = dim, self.num_directions
-        if self.oracle == "scalar":
-            near = math.sqrt(m) + math.sqrt(2 * math.log(1 / _SELDOM))
-            slopes = min(float(self.slopes_clip(d)), near)
-            return slopes, slopes
-        grad = 1.0
-        if self.direction != "ball":
-            logs = math.log(1 / _SELDOM) / m
-            grad = math.sqrt(d / m) * (1 + math.sqrt(2 * logs))
-            if self.direction == "sphere":
-                grad += 1 + 2 * math.sqrt(logs)
-            grad = min(float(self.grad_clip(d)), grad)
-        diff = np.minimum(
-            self.diff_clip(d, movement), self._practical_diff_clip(d, movement, grad)
-        )
-        return grad, fraction * diff
-
-    def _practical_diff_clip(self, dim: int, movement: Number, grad: float) -> Number:
-        r"""Returns C2 / L for usual losses, given C1 / L.
-
-        With common directions the root of DIFF's second moment,
-        :math:`\sqrt{\kappa^2 + d^2/m}\, r/\delta` (:math:`d r / (\delta\sqrt m)` if they
-        are orthonormal), which antithetic differences reach at kinks alone, and norms
-        mostly stay below (``bench/o2nc_scaling.py``, "clips"). One-sided ones reach it on
-        linear losses. With independent directions, or gradients at independent points, of
-        the scatter at both ends. Common points of the ball: of what one kink does, which
-        few of m points meet.
-        """
-        d, m = dim, self.num_directions
-        smooth = kappa(d) * movement
-        if self.direction == "ball" and self.difference == "common":
-            # Bernstein: the gradient jumps by 2 at kappa r / 2 of the points.
-            logs = math.log(1 / _SELDOM)
-            a = 2 * logs / (3 * m)
-            return smooth + a + np.sqrt(a**2 + 4 * smooth * logs / m)
-        if self.direction == "ball":
-            return self._ball_diff_clip(smooth, _SELDOM)
-        if self.difference == "independent":
-            return smooth + math.sqrt(2) * grad
-        if self.direction == "orthonormal":
-            return d / math.sqrt(m) * movement
-        return math.sqrt(kappa(d) ** 2 + d**2 / m) * movement
+#: The estimator of each oracle.
+ESTIMATORS: dict[Name, type[Estimator]] = {
+    kind.oracle: kind for kind in (Estimator, BallEstimator, SlopesEstimator)
+}
 
 
 #: Of a linear loss's estimates, how many may be longer.

@@ -5,7 +5,8 @@ from typing import Any
 
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
-from jaxdp.o2nc.theory import design, estimators
+from jaxdp.o2nc.oracle import ORACLES, Name
+from jaxdp.o2nc.theory import design
 
 #: Bounds so near to the least one count as equal: then the cost decides.
 NEAR = 1.05
@@ -53,24 +54,15 @@ class Recommendation:
             passes = "several" if found.multi_pass else "one"
             rows.append((*name, passes, *numbers, *size))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            # Words to the left, numbers to the right.
-            cells = [
-                x.ljust(w) if i < 3 else x.rjust(w)
-                for i, (x, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
+        # Words to the left, numbers to the right.
+        ways = [f"{'<' if i < 3 else '>'}{width}" for i, width in enumerate(widths)]
+        cells = [map(format, row, ways) for row in rows]
+        lines = ["  ".join(row).rstrip() for row in cells]
         return "\n".join([*lines, self.reason])
 
 
 def cost(found: Design, gradient_cost: float = 1.0) -> float:
-    """Returns the cost of a design's run, in evaluations of one record's loss.
-
-    Args:
-      found: of :mod:`jaxdp.o2nc.theory.design`.
-      gradient_cost: how many of them a gradient costs.
-    """
+    """Returns the cost of a design's run, in values of one record's loss."""
     return found.evaluations + gradient_cost * found.gradients
 
 
@@ -105,10 +97,10 @@ def recommend(
     if max_evaluations is not None:
         validate.positive(max_evaluations=max_evaluations)
     unit = 1.0 if gradient_cost is None else gradient_cost
-    oracles: list[estimators.Oracle]
-    oracles = [x for x in estimators.ORACLES if gradient_cost or x != "first_order"]
+    oracles: list[Name]
+    oracles = [x for x in ORACLES if gradient_cost or not ORACLES[x].gradients]
 
-    def found(oracle: estimators.Oracle, multi_pass: bool) -> Design | None:
+    def found(oracle: Name, multi_pass: bool) -> Design | None:
         choices: dict[str, Any] = {"oracle": oracle, "multi_pass": multi_pass}
         limited = {"gradient_cost": unit, "max_evaluations": max_evaluations}
         # What is above the limit is listed all the same, what no grid holds is not.

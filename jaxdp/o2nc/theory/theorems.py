@@ -41,11 +41,8 @@ printed promises the radius itself. Other corrections:
 The bound is what is proven with these corrections, exact noise and the constants of
 :mod:`jaxdp.o2nc.theory.bounds`. It is often above L, where it says nothing.
 
-References:
-  Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
-  <https://arxiv.org/abs/2406.19579>`_, 2024, Theorem 4.9 and appendix E.
-  Kornowski, Liu, Talwar, `Improved Sample Complexity for Private Nonsmooth Nonconvex
-  Optimization <https://arxiv.org/abs/2410.05880>`_, 2025, Theorems 3.1, 4.1 and 6.1.
+Source: Zhang, Tran & Cutkosky, ICLR 2024, Theorem 4.9 and appendix E; Kornowski, Liu &
+Talwar, ICML 2025, Theorems 3.1, 4.1 and 6.1.
 """
 
 import math
@@ -54,10 +51,11 @@ from typing import Any, NamedTuple
 
 from jaxdp.core import validate
 from jaxdp.mechanism.design import Design
+from jaxdp.o2nc.oracle import Difference, Direction
 from jaxdp.o2nc.theory import bounds
 from jaxdp.o2nc.theory.bounds import Constants, Schedule
-from jaxdp.o2nc.theory.design import POINTS, designed
-from jaxdp.o2nc.theory.estimators import Difference, Direction, Estimator, Oracle
+from jaxdp.o2nc.theory.design import Printed, designed
+from jaxdp.o2nc.theory.estimators import BallEstimator, Estimator
 
 
 def prescribed(
@@ -81,42 +79,38 @@ def prescribed(
     """
     validate.one_of(tuple(THEOREMS), theorem=theorem)
     name = str(theorem)
-    formulas, direction, difference = THEOREMS[name]
-    first_order = direction == "ball"
+    formulas, kind, direction, difference = THEOREMS[name]
     p = Constants(**constants)
-    default = 1 if name == "E" else POINTS if first_order else p.dim
+    default = 1 if name == "E" else kind.points or p.dim
     m = default if num_directions is None else num_directions
     validate.integer(num_directions=m)
-    oracle: Oracle = "first_order" if first_order else "zeroth_order"
-    estimator = Estimator(int(m), direction, difference, oracle=oracle)
-    return formulas(name, p, estimator)
+    estimator = kind(int(m), direction, difference)
+    schedule, printed = formulas(p, estimator)
+    # The second paper, which does not reset the learner, has clips that may bite, and
+    # a step size of its own.
+    failure, factor = (None, None) if schedule.reset else (bounds.FAILURE, 1.0)
+    return designed(name, p, estimator, schedule, failure, factor, printed)
 
 
 # --- Zhang, Tran, Cutkosky -----------------------------------------------------------
 
 
-def _four_nine(name: str, p: Constants, estimator: Estimator) -> Design:
+def _four_nine(p: Constants, estimator: Estimator) -> tuple[Schedule, Printed]:
     n = p.num_examples
     epoch = min(max(math.ceil(max(balanced_epochs(p, p.mu))), 2), n // 2)
     # The printed noise.
     leaf = 4 * p.dim * p.lipschitz / epoch
-    return designed(
-        name,
-        p,
-        estimator,
-        Schedule(
-            period=epoch,
-            restart_batch_size=epoch + 1,
-            batch_size=1,
-            window=epoch,
-            num_windows=n // (2 * epoch),
-            max_step=p.smoothing_radius / epoch,
-            prefix_noise="tree",
-        ),
-        failure=None,
-        paper_noise_std=math.sqrt(2 * math.log(epoch)) * leaf / _printed_rho(p),
-        paper_num_directions=p.dim,
+    schedule = Schedule(
+        period=epoch,
+        restart_batch_size=epoch + 1,
+        batch_size=1,
+        window=epoch,
+        num_windows=n // (2 * epoch),
+        max_step=p.smoothing_radius / epoch,
+        prefix_noise="tree",
     )
+    std = math.sqrt(2 * math.log(epoch)) * leaf / _printed_rho(p)
+    return schedule, Printed(std, p.dim)
 
 
 def balanced_epochs(p: Constants, rho: float) -> tuple[float, float]:
@@ -135,28 +129,21 @@ def _printed_rho(p: Constants) -> float:
     return p.epsilon / (2 * math.sqrt(math.log(1 / p.delta)))
 
 
-def _naive(name: str, p: Constants, estimator: Estimator) -> Design:
+def _naive(p: Constants, estimator: Estimator) -> tuple[Schedule, Printed]:
     n, d = p.num_examples, p.dim
     # At least two steps in a window.
     batch = min(math.ceil(max(d, d**1.5 / p.mu)), n // 2)
     epoch = min(max(math.ceil(naive_epoch(p, batch)), 2), n // batch)
-    return designed(
-        name,
-        p,
-        estimator,
-        Schedule(
-            period=1,
-            restart_batch_size=batch,
-            batch_size=1,
-            window=epoch,
-            num_windows=n // (batch * epoch),
-            max_step=p.smoothing_radius / epoch,
-            prefix_noise="tree",
-        ),
-        failure=None,
-        paper_noise_std=d * p.lipschitz / (batch * _printed_rho(p)),
-        paper_num_directions=1,
+    schedule = Schedule(
+        period=1,
+        restart_batch_size=batch,
+        batch_size=1,
+        window=epoch,
+        num_windows=n // (batch * epoch),
+        max_step=p.smoothing_radius / epoch,
+        prefix_noise="tree",
     )
+    return schedule, Printed(d * p.lipschitz / (batch * _printed_rho(p)), 1)
 
 
 def naive_epoch(p: Constants, batch: int) -> float:
@@ -173,7 +160,7 @@ def naive_epoch(p: Constants, batch: int) -> float:
 # --- Kornowski, Liu, Talwar ----------------------------------------------------------
 
 
-def _single_pass(name: str, p: Constants, estimator: Estimator) -> Design:
+def _single_pass(p: Constants, estimator: Estimator) -> tuple[Schedule, Printed]:
     n, d, lip, alpha = p.num_examples, p.dim, p.lipschitz, p.smoothing_radius
     # At least as many steps; the theorem is about gaps of at least L alpha.
     steps, gap = n / 2, max(p.initial_gap, lip * alpha)
@@ -191,29 +178,22 @@ def _single_pass(name: str, p: Constants, estimator: Estimator) -> Design:
     window = min(max(1, math.floor(reach / 4)), total)
     leaf = lip / period + lip * math.sqrt(d) / reach
     logs = math.log(period) * math.log(1 / p.delta)
-    if estimator.oracle == "first_order":
+    if estimator.asks.gradients:
         paper_m = math.log(d / p.delta) * reach**2 / d
     else:
         paper_m = math.log(d * period / p.delta) * ((d * period) ** 2 + d * reach**2)
-    return designed(
-        name,
-        p,
-        estimator,
-        Schedule(
-            period=period,
-            restart_batch_size=period,
-            batch_size=1,
-            window=window,
-            num_windows=total // window,
-            max_step=step,
-            reset=False,
-            prefix_noise="tree",
-        ),
-        failure=bounds.FAILURE,
-        rate_factor=1.0,  # The paper's step size.
-        paper_noise_std=4 * leaf * math.sqrt(logs) / p.epsilon,
-        paper_num_directions=max(1, math.ceil(paper_m)),
+    schedule = Schedule(
+        period=period,
+        restart_batch_size=period,
+        batch_size=1,
+        window=window,
+        num_windows=total // window,
+        max_step=step,
+        reset=False,
+        prefix_noise="tree",
     )
+    std = 4 * leaf * math.sqrt(logs) / p.epsilon
+    return schedule, Printed(std, max(1, math.ceil(paper_m)))
 
 
 class MultiPass(NamedTuple):
@@ -262,40 +242,29 @@ def multi_pass_numbers(p: Constants, target: float) -> MultiPass:
     )
 
 
-def _multi_pass(name: str, p: Constants, estimator: Estimator) -> Design:
+def _multi_pass(p: Constants, estimator: Estimator) -> tuple[Schedule, Printed]:
     found = multi_pass_numbers(p, multi_pass_target(p))
-    first_order = estimator.oracle == "first_order"
-    return designed(
-        name,
-        p,
-        estimator,
-        Schedule(
-            period=found.period,
-            restart_batch_size=p.num_examples,
-            batch_size=p.num_examples,
-            window=found.window,
-            num_windows=found.num_steps // found.window,
-            max_step=found.max_step,
-            reset=False,
-            multi_pass=True,
-        ),
-        failure=bounds.FAILURE,
-        rate_factor=1.0,  # The paper's step size.
-        paper_noise_std=found.restart_std,
-        paper_difference_noise_std=found.difference_std,
-        paper_num_directions=None if first_order else found.num_directions,
+    schedule = Schedule(
+        period=found.period,
+        restart_batch_size=p.num_examples,
+        batch_size=p.num_examples,
+        window=found.window,
+        num_windows=found.num_steps // found.window,
+        max_step=found.max_step,
+        reset=False,
+        multi_pass=True,
     )
+    m = None if estimator.asks.gradients else found.num_directions
+    return schedule, Printed(found.restart_std, m, found.difference_std)
 
 
-#: Formulas, law of the directions and kind of the differences of each theorem.
-THEOREMS: dict[
-    str,
-    tuple[Callable[[str, Constants, Estimator], Design], Direction, Difference],
-] = {
-    "4.9": (_four_nine, "sphere", "one_sided"),
-    "3.1": (_single_pass, "sphere", "independent"),
-    "4.1": (_multi_pass, "sphere", "independent"),
-    "6.1": (_single_pass, "ball", "independent"),
-    "4.1 first-order": (_multi_pass, "ball", "independent"),
-    "E": (_naive, "sphere", "antithetic"),
+_Formulas = Callable[[Constants, Estimator], tuple[Schedule, Printed]]
+#: Formulas, estimator, law of the directions and differences of each theorem.
+THEOREMS: dict[str, tuple[_Formulas, type[Estimator], Direction, Difference]] = {
+    "4.9": (_four_nine, Estimator, "sphere", "one_sided"),
+    "3.1": (_single_pass, Estimator, "sphere", "independent"),
+    "4.1": (_multi_pass, Estimator, "sphere", "independent"),
+    "6.1": (_single_pass, BallEstimator, "ball", "independent"),
+    "4.1 first-order": (_multi_pass, BallEstimator, "ball", "independent"),
+    "E": (_naive, Estimator, "sphere", "antithetic"),
 }
