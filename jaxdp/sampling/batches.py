@@ -63,14 +63,14 @@ def check_data(run: Run, data: Any, name: str = "data") -> None:
     named = jax.tree_util.tree_leaves_with_path(data)
     if not named:
         raise ValueError(f"{wanted}, got no array")
-    leaf: Any
     for path, leaf in named:
         place = f"{name}{jax.tree_util.keystr(path)}"
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None and not isinstance(leaf, int | float | complex):
             raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
-        if getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSUMm":
+        if getattr(dtype, "kind", "f") in "OSUMm":
             raise TypeError(
-                f"{name} must be numbers, got dtype {leaf.dtype} at {place}: make integers "
+                f"{name} must be numbers, got dtype {dtype} at {place}: make integers "
                 "of texts, labels and dates by a public table, np.searchsorted(names, x)"
             )
         shape = np.shape(leaf)
