@@ -57,6 +57,7 @@ from jaxdp.training import ledger as ledger
 from jaxdp.training import replay as replay
 from jaxdp.training import report as report
 from jaxdp.training import resume as resume
+from jaxdp.training import study as study
 from jaxdp.training.isolation import check_isolation as check_isolation
 from jaxdp.training.train_state import apply_gradients as apply_gradients
 from jaxdp.tuning import tune as tune

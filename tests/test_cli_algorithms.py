@@ -501,7 +501,7 @@ def test_saddle_recipe_is_of_the_data_set_and_the_budget() -> None:
     assert float(job.plan.epsilon()) == pytest.approx(2, rel=1e-3)
     assert prepare.initial(job.task, job.keys)[0].shape == (1300,)
     for name in (*models.DATASETS, "somebody's file"):
-        for epsilon in (0.1, 2.0, 1e3):
+        for epsilon in (0.1, 2.0, 50.0):
             plan = saddle.make_plan(
                 saddle.find(name),
                 saddle.Players(20, 3, 5.0, 2.0),

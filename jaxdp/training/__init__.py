@@ -11,3 +11,5 @@ from jaxdp.training.loop import start as start
 from jaxdp.training.replaying import Replay as Replay
 from jaxdp.training.replaying import replay as replay
 from jaxdp.training.reporting import report as report
+from jaxdp.training.studies import StudyResult as StudyResult
+from jaxdp.training.studies import study as study

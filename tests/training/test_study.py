@@ -1,0 +1,160 @@
+"""Studies: every setting and seed is the run that ``fit`` would make, in one program."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import Keys, plans, sampling
+from tests import methods
+from tests.training import problem
+
+# That each method's study is its fit is in test_conformance.py.
+RATES = (0.03, 0.3)
+
+
+def out_norm(params: Any) -> jax.Array:
+    return -jnp.linalg.norm(params["out"])
+
+
+def dpgd(**changes: Any) -> plans.DPGD:
+    base: dict[str, Any] = {
+        "num_examples": problem.N,
+        "num_steps": 9,
+        "sampling": sampling.TruncatedPoisson(sampling_prob=0.5),
+        "relation": "replace_one",
+        "l2_clip_norm": 0.5,
+        "noise_multiplier": 1e-6,
+        "delta": 1e-5,
+    }
+    return plans.DPGD(**(base | changes))
+
+
+def study(plan: Any, **changes: Any) -> Any:
+    given: dict[str, Any] = {
+        "value_fn": problem.value_fn,
+        "metric_fn": out_norm,
+        "optimizer": optax.sgd,
+        "grid": {"learning_rate": RATES},
+        "seeds": 2,
+    }
+    return jaxdp.study(plan, problem.PARAMS, problem.DATA, **(given | changes))
+
+
+def test_settings_are_those_of_fit() -> None:
+    """Learning rates to rounding, and clips where noise does not matter: batches of all."""
+    plan = dpgd(sampling=sampling.FullBatch())
+    grid = {"learning_rate": RATES, "l2_clip_norm": (0.05, 0.5, 5.0)}
+    result = study(
+        plan,
+        grid=grid,
+        optimizer=lambda learning_rate: optax.sgd(learning_rate, momentum=0.9),
+    )
+    assert len(result.settings) == 6 and result.metrics.shape == (6, 2)
+    for i in (0, 4, 5):  # Both rates and every clip.
+        setting, metrics = result.settings[i], result.metrics[i]
+        clipped = dataclasses.replace(plan, l2_clip_norm=setting["l2_clip_norm"])
+        fitted = jaxdp.fit(
+            clipped,
+            Keys.insecure(1),
+            problem.PARAMS,
+            problem.DATA,
+            value_fn=problem.value_fn,
+            optimizer=optax.sgd(setting["learning_rate"], momentum=0.9),
+        )
+        np.testing.assert_allclose(metrics, float(out_norm(fitted.params)), rtol=1e-4)
+    assert len(np.unique(result.metrics.round(4))) > 4  # Settings matter.
+
+
+def test_clips_scale_the_noise() -> None:
+    """Without slopes all that moves is noise, which is in proportion to the clip."""
+    zero = lambda params, batch: 0 * problem.value_fn(params, batch)  # noqa: E731
+    grid = {"learning_rate": (0.1,), "l2_clip_norm": (0.5, 2.0)}
+    moved = lambda params: jnp.linalg.norm(params["out"] - problem.PARAMS["out"])  # noqa: E731
+    plan = dpgd(noise_multiplier=1.0)
+    result = study(plan, value_fn=zero, metric_fn=moved, grid=grid, seeds=3)
+    np.testing.assert_allclose(result.metrics[1], 4 * result.metrics[0], rtol=1e-4)
+    assert len(np.unique(result.metrics[0])) == 3  # Each seed has its own noise.
+
+
+def test_lazy_losses_are_scaled_too() -> None:
+    lazy = jaxdp.LazyLoss(
+        lambda params, batch, at: (
+            batch[0][:, :5] @ at("out", params["out"]) * params["hidden"]["w"][0, 0]
+        )
+    )
+    plain = lambda params, batch: lazy(params, batch)  # noqa: E731
+    grid = {"learning_rate": (0.1,), "l2_clip_norm": (0.1, 1.0)}
+    plan, found = problem.make_plan(num_steps=4), []
+    for value_fn in (lazy, plain):
+        trainable = lambda path: path == "out"  # noqa: E731
+        found.append(study(plan, value_fn=value_fn, grid=grid, trainable=trainable))
+    np.testing.assert_allclose(found[0].metrics, found[1].metrics, rtol=1e-5)
+
+
+def test_one_program() -> None:
+    """The losses are traced as often for one setting as for six."""
+    counts = []
+    for rates in ((0.1,), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)):
+        traces = []
+
+        def value_fn(params: Any, batch: Any, traces: list[int] = traces) -> jax.Array:
+            traces.append(1)
+            return problem.value_fn(params, batch)
+
+        study(dpgd(), value_fn=value_fn, grid={"learning_rate": rates})
+        counts.append(len(traces))
+    assert counts[0] == counts[1]
+
+
+def test_table_and_best() -> None:
+    """A setting with a run of NaN is the worst."""
+    settings = ({"a": 1.0}, {"a": 2.0}, {"a": 3.0})
+    metrics = np.asarray([[0.1, 0.2], [0.9, np.nan], [0.3, 0.1]])
+    result = jaxdp.training.StudyResult(settings, metrics)
+    assert result.best == {"a": 3.0}
+    header, *rows = str(result).splitlines()
+    assert header.split() == ["a", "mean", "lowest", "highest"]
+    assert rows[2].split() == ["3", "0.2", "0.1", "0.3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        (
+            {"optimizer": None},
+            ValueError,
+            "optimizer must be a function of learning_rate",
+        ),
+        ({"optimizer": optax.sgd(0.1)}, TypeError, "optimizer must be a function"),
+        ({"grid": {"rate": (0.1,)}}, TypeError, r"optimizer must take \['rate'\]"),
+        ({"grid": {"learning_rate": ()}}, TypeError, r"grid\['learning_rate'\]"),
+        ({"grid": {"learning_rate": 0.1}}, TypeError, r"grid\['learning_rate'\]"),
+        ({"grid": {"learning_rate": (np.inf,)}}, ValueError, "must be finite numbers"),
+        ({"grid": {"l2_clip_norm": (0.0,)}}, ValueError, "l2_clip_norm must be"),
+        ({"grid": [("learning_rate", (0.1,))]}, TypeError, "grid must be"),
+        ({"seeds": 0}, ValueError, "seeds must be"),
+        ({"metric_fn": 1.0}, TypeError, "metric_fn must be callable"),
+    ],
+)
+def test_mistakes(changes: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        study(dpgd(), **changes)
+
+
+def test_a_clip_of_steps_that_the_plan_makes_is_refused() -> None:
+    (method,) = (m for m in methods.METHODS if m.name == "o2nc")
+    with pytest.raises(ValueError, match="grid must not have l2_clip_norm for o2nc"):
+        jaxdp.study(
+            method.plan,
+            method.params,
+            method.data,
+            value_fn=method.value_fn,
+            metric_fn=jnp.sum,
+            grid={"l2_clip_norm": (1.0,)},
+        )
