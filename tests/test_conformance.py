@@ -319,10 +319,10 @@ def test_fit_is_the_loop_by_hand(method: Method) -> None:
 def test_a_study_is_fit_of_every_seed(method: Method) -> None:
     """The last of four seeds is that of KEYS."""
 
-    def metric(point: Any) -> jax.Array:
+    def score(result: jaxdp.FitResult) -> jax.Array:
         return sum(
             (x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)).sum()
-            for x in jax.tree.leaves(point)
+            for x in jax.tree.leaves(result.params)
         )  # pyright: ignore[reportReturnType]
 
     result = jaxdp.study(
@@ -330,14 +330,14 @@ def test_a_study_is_fit_of_every_seed(method: Method) -> None:
         method.params,
         method.data,
         value_fn=method.value_fn,
-        metric_fn=metric,
+        score_fn=score,
         optimizer=(lambda: method.optimizer) if method.gradients else None,
         seeds=4,
     )
-    want = float(metric(whole(method).params))
-    np.testing.assert_allclose(result.metrics[0, 3], want, rtol=1e-3, atol=1e-4)
+    want = float(score(whole(method)))
+    np.testing.assert_allclose(result.scores[0, 3], want, rtol=1e-3, atol=1e-4)
     if method.plan.family != "sosp":
-        assert len(np.unique(result.metrics)) == 4
+        assert len(np.unique(result.scores)) == 4
 
 
 class Killed(Exception):

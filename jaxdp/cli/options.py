@@ -134,7 +134,7 @@ class Train(Run):
         NUMBER, "Share that is held out and public; a file needs it given.", "0.2"
     )
     label: Word = opt(p.NAME, "File: the label's column or array.")
-    bounds: Any = opt(p.BOUNDS, "File: public bounds that scale features to [0, 1].")
+    bounds: Any = opt(p.BOUNDS, "File: public bounds that scale features to [-1, 1].")
     task: Word = opt(p.choice(*TASKS), "File: what the label is.", TASKS[0])
     classes: Any = opt(p.CLASSES, "File: the public set of classes.", "read")
     label_bounds: tuple[float, float] | None = opt(

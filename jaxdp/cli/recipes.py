@@ -136,46 +136,46 @@ RECIPES: dict[tuple[str, str, Algorithm], Rows] = {
     ("digits", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, 0.02),
     ("digits", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
     ("breast_cancer", "linear", "dpzero"): _by_budget(
-        _FEW_SLOPES, {4.0: 0.2, math.inf: 0.8}
+        _FEW_SLOPES, {4.0: 0.2, math.inf: 0.4}
     ),
     ("breast_cancer", "linear", "dpgd"): _by_budget(
-        _GRADIENTS, {4.0: 2.0, math.inf: 4.0}
+        _GRADIENTS, {4.0: 1.0, math.inf: 2.0}
     ),
-    ("breast_cancer", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 4.0),
-    ("breast_cancer", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 4.0),
-    ("wine", "linear", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.1, math.inf: 0.05}),
-    ("wine", "linear", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.5, math.inf: 1.0}),
-    ("wine", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.5),
-    ("wine", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 2.0),
+    ("breast_cancer", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.5),
+    ("breast_cancer", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 2.0),
+    ("wine", "linear", "dpzero"): _by_budget(_FEW_SLOPES, 0.05),
+    ("wine", "linear", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.25, math.inf: 0.5}),
+    ("wine", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.1),
+    ("wine", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
     ("diabetes", "linear", "dpzero"): _by_budget(
-        _FEW_SLOPES, {4.0: 0.2, math.inf: 0.3}, l2_clip_norm=0.1
+        _FEW_SLOPES, {4.0: 0.05, math.inf: 0.1}, l2_clip_norm=0.1
     ),
-    ("diabetes", "linear", "dpgd"): _by_budget(
-        _GRADIENTS, {4.0: 1.0, math.inf: 2.0}, l2_clip_norm=0.1
-    ),
-    ("diabetes", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.05),
-    ("diabetes", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.1),
+    ("diabetes", "linear", "dpgd"): _by_budget(_GRADIENTS, 1.0, l2_clip_norm=0.1),
+    ("diabetes", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.2),
+    ("diabetes", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.2),
     (DIABETES_CLASSES, "linear", "dpzero"): _by_budget(
-        _FEW_SLOPES, 1.6, l2_clip_norm=0.3
+        _FEW_SLOPES, 0.2, l2_clip_norm=0.3
     ),
-    (DIABETES_CLASSES, "linear", "dpgd"): _by_budget(_GRADIENTS, 8.0, l2_clip_norm=0.3),
-    (DIABETES_CLASSES, "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.05),
-    (DIABETES_CLASSES, "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
+    (DIABETES_CLASSES, "linear", "dpgd"): _by_budget(
+        _GRADIENTS, {4.0: 4.0, math.inf: 1.0}, l2_clip_norm=0.3
+    ),
+    (DIABETES_CLASSES, "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.1),
+    (DIABETES_CLASSES, "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.2),
     ("quadratic", "linear", "dpzero"): _by_budget(
         _FEW_SLOPES, 0.05, num_steps=1000, l2_clip_norm=5.0
     ),
     ("quadratic", "linear", "dpgd"): _by_budget(_GRADIENTS, 0.2, l2_clip_norm=5.0),
     ("quadratic", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.05, num_steps=1000),
     ("quadratic", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.2, num_steps=100),
-    # Not tuned: what was middling above, for features within [0, 1].
-    ("*", "linear", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.1, math.inf: 0.3}),
-    ("*", "linear", "dpgd"): _by_budget(_GRADIENTS, {4.0: 1.0, math.inf: 2.0}),
-    ("*", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.2),
+    # Not tuned: what was middling above, for features within [-1, 1].
+    ("*", "linear", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.1, math.inf: 0.2}),
+    ("*", "linear", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.5, math.inf: 1.0}),
+    ("*", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.1),
     ("*", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
     ("*", "mlp", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.04, math.inf: 0.1}),
-    ("*", "mlp", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.5, math.inf: 1.0}),
-    ("*", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, 0.02),
-    ("*", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, 0.2),
+    ("*", "mlp", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.25, math.inf: 0.5}),
+    ("*", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, 0.05),
+    ("*", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
 }
 
 #: DPZero on digits without any of the post-processing: one direction, the last iterate.

@@ -93,7 +93,9 @@ def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Player
     groups, metric_fn, errors_fn = task.groups, task.metric_fn, task.errors_fn
     assert groups is not None and errors_fn is not None
     network = models.network_for(task.dataset, task.model)
-    game = models.worst_group(network, params, groups.probabilities, radius)
+    game = models.worst_group(
+        network, params, groups.probabilities, radius, groups.dataset.feature_bounds
+    )
     num_x, num_y = game.num_vertices, len(groups.names)
     task = task._replace(
         init=lambda key: (jnp.full(num_x, 1 / num_x), jnp.full(num_y, 1 / num_y)),

@@ -22,7 +22,12 @@ import numpy as np
 
 from jaxdp.core import validate
 from jaxdp.data import problems
-from jaxdp.data.scaling import Bounds, bound_arrays, scale_by_bounds
+from jaxdp.data.scaling import (
+    Bounds,
+    bound_arrays,
+    center_by_bounds,
+    scale_by_bounds,
+)
 
 Task = Literal["classification", "regression", "quadratic"]
 Records = tuple[np.ndarray, ...]
@@ -46,6 +51,7 @@ class Dataset:
       class_names: one name per class, where the source has names.
       target_bounds: for a regression target scaled to [0, 1], the bounds it was
         scaled by, so that errors can be given in the target's own unit.
+      feature_bounds: the range that features were scaled to, if they were.
       note: how features were scaled, and what is taken to be public.
 
     Raises:
@@ -60,6 +66,7 @@ class Dataset:
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     target_bounds: tuple[float, float] | None = None
+    feature_bounds: tuple[float, float] = (-1.0, 1.0)
     note: str = ""
 
     def __post_init__(self):
@@ -265,8 +272,11 @@ def _classification(
     if name == "digits_4x4":  # the digits at half the resolution
         x = x.reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4)).reshape(-1, 16)
         names = tuple(f"block_{i}_{j}" for i in range(4) for j in range(4))
-    low, high = bound_arrays(bounds, names)
-    records = scale_by_bounds(x, low, high), np.asarray(bunch.target, np.int32)
+    # Empty paper is 0, and most pixels are: there is nothing to center.
+    pixels = bounds is DIGITS_BOUNDS
+    scale = scale_by_bounds if pixels else center_by_bounds
+    x = scale(x, *bound_arrays(bounds, names))
+    records = x, np.asarray(bunch.target, np.int32)
     classes = tuple(str(c) for c in bunch.target_names)
     return Dataset(
         name=name,
@@ -275,6 +285,7 @@ def _classification(
         num_classes=len(classes),
         feature_names=names,
         class_names=classes,
+        feature_bounds=(0.0 if pixels else -1.0, 1.0),
         note=f"{note} {PUBLIC_NOTE}",
     )
 
@@ -288,7 +299,7 @@ def diabetes(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     bunch = _sklearn("diabetes", scaled=False)
     names = tuple(str(feature) for feature in bunch.feature_names)
     records = (
-        scale_by_bounds(bunch.data, *bound_arrays(DIABETES_BOUNDS, names)),
+        center_by_bounds(bunch.data, *bound_arrays(DIABETES_BOUNDS, names)),
         scale_by_bounds(bunch.target, *DIABETES_TARGET_BOUNDS),
     )
     return Dataset(

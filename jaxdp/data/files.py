@@ -12,7 +12,12 @@ from jaxdp.core import validate
 from jaxdp.data import tables
 from jaxdp.data import values as values_lib
 from jaxdp.data.datasets import PUBLIC_NOTE, Dataset, split_rows
-from jaxdp.data.scaling import Bounds, bound_arrays, scale_by_bounds
+from jaxdp.data.scaling import (
+    Bounds,
+    bound_arrays,
+    center_by_bounds,
+    scale_by_bounds,
+)
 
 #: So many public records say nothing of the others.
 _FEW = 10
@@ -44,7 +49,7 @@ def load_file(
         file, and the note says so: it is then assumed to be public.
       bounds: public (low, high) of the features, each a number or one per column, or a
         mapping from every column's name to its (low, high). Features are scaled to
-        [0, 1], values outside are clipped. None leaves features as they are.
+        [-1, 1], values outside are clipped. None leaves features as they are.
       label_bounds: the same for a regression target.
       test_fraction: held-out public records, in (0, 1), rounded up.
       seed: of the permutation that chooses them.
@@ -126,7 +131,7 @@ def _scaled_features(
 ) -> tuple[np.ndarray, list[str]]:
     if bounds is None:
         return _float32(table, table.features), ["Features as they are."]
-    x = scale_by_bounds(table.features, *bound_arrays(bounds, table.feature_names))
+    x = center_by_bounds(table.features, *bound_arrays(bounds, table.feature_names))
     return x, ["Features scaled by the given bounds."]
 
 

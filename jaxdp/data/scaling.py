@@ -26,6 +26,16 @@ def scale_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
     return np.clip((x - low) / (high - low), 0.0, 1.0).astype(np.float32)
 
 
+def center_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
+    """Maps [low, high] to [-1, 1], as :func:`scale_by_bounds` maps it to [0, 1].
+
+    For features: what they have in common moves all outputs alike, and its gradients would
+    take most of a clip that the rest needs.
+    """
+    x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
+    return np.clip(2 * (x - low) / (high - low) - 1, -1.0, 1.0).astype(np.float32)
+
+
 def bound_arrays(bounds: Bounds, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Returns low and high of each column from any of the accepted forms.
 

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import validate
 from jaxdp.data.datasets import Dataset
-from jaxdp.data.scaling import bound_arrays, scale_by_bounds
+from jaxdp.data.scaling import bound_arrays, center_by_bounds
 from jaxdp.kernels.polytope import L1Ball
 from jaxdp.models.losses import Rows
 from jaxdp.models.networks import Network
@@ -160,7 +160,7 @@ def _column(
     if bounds is not None:
         low, high = bound_arrays(bounds, dataset.feature_names)
         column = dataset.feature_names.index(group)
-        given = scale_by_bounds(given, low[column], high[column])
+        given = center_by_bounds(given, low[column], high[column])
     given = given.astype(np.float32)
     if len(np.unique(given)) < len(given):
         raise ValueError(
@@ -217,9 +217,9 @@ class WorstGroup(NamedTuple):
 
     y is on the simplex of the groups, and :math:`\ell_i=E[\mathbf 1[g=i]\,\ell]/p_i` is
     the mean loss of group i where :math:`p_i` is its share. x, in an l1 ball around zero,
-    are the parameters of a linear model of features that are moved from [0, 1] to [-1, 1];
-    losses count from that of zero parameters, log k. Both make one record's part smaller;
-    the second shifts the losses of all groups alike.
+    are the parameters of a linear model of features that are moved to [-1, 1]; losses count
+    from that of zero parameters, log k. Both make one record's part smaller; the second
+    shifts the losses of all groups alike.
 
     Attributes:
       problem: of batches (x, y, group).
@@ -228,7 +228,7 @@ class WorstGroup(NamedTuple):
       linf_bound_y: by the weight of a group, from the middle of the record's range, as
         ``center_gradients`` takes it.
       params_fn: weights of the ball's vertices -> the network's parameters, for features
-        in [0, 1].
+        as they are.
     """
 
     problem: MaxOfLosses
@@ -239,20 +239,25 @@ class WorstGroup(NamedTuple):
 
 
 def worst_group(
-    network: Network, params: Any, probabilities: Sequence[float], radius: float
+    network: Network,
+    params: Any,
+    probabilities: Sequence[float],
+    radius: float,
+    feature_bounds: tuple[float, float] = (-1.0, 1.0),
 ) -> WorstGroup:
     r"""Builds the worst group's problem for a linear network with cross-entropy.
 
     Two outputs differ by at most the radius R. So a loss is within
     :math:`\log(1+(k-1)e^R)-\log k` of that of zero parameters, and its derivative by a
-    parameter at most :math:`1-1/(1+(k-1)e^R)`. For features beyond [0, 1] these are no
-    bounds, but still clips.
+    parameter at most :math:`1-1/(1+(k-1)e^R)`. For features beyond their bounds these are
+    no bounds, but still clips.
 
     Args:
       network: linear, of k >= 2 outputs, with cross-entropy: convex in its parameters.
       params: of the network; only their shapes count.
       probabilities: public shares of the groups.
       radius: R, of the l1 norm of all parameters together.
+      feature_bounds: range of the features, which is moved to [-1, 1].
 
     Raises:
       ValueError: a network that is not such a one, a radius out of range.
@@ -268,13 +273,13 @@ def worst_group(
     ball = L1Ball(flat.size, float(radius))
     outputs = network.module.num_outputs
 
+    low, high = feature_bounds
+
     def params_at(x: Array) -> Any:
         ((name, layer),) = unravel(x).items()
-        moved = {  # W (2 a - 1) + b
-            "kernel": 2 * layer["kernel"],
-            "bias": layer["bias"] - jnp.sum(layer["kernel"], axis=0),
-        }
-        return {name: moved}
+        kernel = layer["kernel"] * (2 / (high - low))
+        shift = jnp.sum(kernel, axis=0) * ((high + low) / 2)
+        return {name: {"kernel": kernel, "bias": layer["bias"] - shift}}
 
     def loss_fn(x: Array, batch: Any) -> Array:
         features, y, _ = batch

@@ -14,6 +14,7 @@ import optax
 
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
+from jaxdp.core.run_state import public
 from jaxdp.core.types import PathPredicate
 from jaxdp.kernels.perturb import LazyLoss
 from jaxdp.mechanism.plan import Plan
@@ -25,20 +26,20 @@ _CLIP = "l2_clip_norm"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StudyResult:
-    """Metrics of every setting and seed. They are **not private**: see :func:`study`.
+    """Scores of every setting and seed. They are **not private**: see :func:`study`.
 
     Attributes:
       settings: S settings, each by name.
-      metrics: float64 (S, seeds), of what each run returned.
+      scores: float64 (S, seeds).
     """
 
     settings: tuple[dict[str, float], ...]
-    metrics: np.ndarray
+    scores: np.ndarray
 
     @property
     def means(self) -> np.ndarray:
         """Mean over the seeds, float64 (S,); NaN where a run's is."""
-        return self.metrics.mean(axis=1)
+        return self.scores.mean(axis=1)
 
     @property
     def best(self) -> dict[str, float]:
@@ -47,7 +48,7 @@ class StudyResult:
 
     def __str__(self) -> str:
         names = [*self.settings[0], "mean", "lowest", "highest"]
-        low, high = self.metrics.min(axis=1), self.metrics.max(axis=1)
+        low, high = self.scores.min(axis=1), self.scores.max(axis=1)
         rows = zip(self.settings, self.means, low, high, strict=True)
         figures = [(*setting.values(), *rest) for setting, *rest in rows]
         lines = [names, *([f"{x:.4g}" for x in row] for row in figures)]
@@ -63,7 +64,7 @@ def study(
     data: Any,
     *,
     value_fn: Callable[..., Any],
-    metric_fn: Callable[[Any], jax.Array],
+    score_fn: Callable[[loop.FitResult], Any],
     optimizer: Callable[..., optax.GradientTransformation] | None = None,
     grid: Mapping[str, Sequence[float]] | None = None,
     seeds: int = 3,
@@ -84,8 +85,8 @@ def study(
       params: initial parameters.
       data: pytree of arrays with ``plan.num_examples`` rows.
       value_fn: as in :func:`jaxdp.fit`.
-      metric_fn: ``metric_fn(params) -> ()``, higher is better; traced by JAX, given what a
-        run returns.
+      score_fn: ``score_fn(result: FitResult) -> ()``, higher is better, as in
+        :func:`jaxdp.tune`; traced by JAX, and of a result whose report is empty.
       optimizer: function of the grid's other names, by keyword, such as ``optax.sgd``;
         None for plans that make the steps themselves.
       grid: values of each name; every combination is a setting. ``l2_clip_norm`` is the
@@ -106,7 +107,7 @@ def study(
     validate.instance(Plan, plan=plan)
     validate.integer(seeds=seeds)
     grid = _checked_grid(plan, {} if grid is None else grid)
-    for name, function in (("metric_fn", metric_fn), ("value_fn", value_fn)):
+    for name, function in (("score_fn", score_fn), ("value_fn", value_fn)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, got {function!r}")
     settings = tuple(
@@ -131,8 +132,10 @@ def study(
         log = jnp.zeros((plan.num_steps, made.release.shape[0]), jnp.float32)
         carry = loop.Carry(start, (made, rest.init(start)), log)
         carry = program(carry, keys, task.data, 0, plan.num_steps)
-        metric = metric_fn(plan.returned(carry.opt_state[0], carry.params))
-        return jnp.asarray(metric, jnp.float32).reshape(())
+        made, state = carry.opt_state
+        info = loop.FitInfo(carry.releases, public(state))
+        result = loop.FitResult(plan.returned(made, carry.params), info, {})
+        return jnp.asarray(score_fn(result), jnp.float32).reshape(())
 
     begun = [preparing.make_transform(task, key).init(task.params) for key in keys]
     stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
@@ -140,9 +143,9 @@ def study(
     columns = {n: jnp.asarray([s[n] for s in settings], jnp.float32) for n in grid}
     per_seed = jax.vmap(run, in_axes=(None, 0, 0))
     every = jax.vmap(per_seed, in_axes=(0, None, None)) if grid else per_seed
-    metrics = jax.jit(every)(columns, made, roots)
+    scores = jax.jit(every)(columns, made, roots)
     shape = (len(settings), seeds)
-    return StudyResult(settings, np.asarray(metrics, np.float64).reshape(shape))
+    return StudyResult(settings, np.asarray(scores, np.float64).reshape(shape))
 
 
 def _checked_grid(plan: Plan, grid: Any) -> dict[str, tuple[float, ...]]:

@@ -11,7 +11,7 @@ import sklearn.datasets
 from jaxdp import models
 from jaxdp.data import datasets
 from jaxdp.data.datasets import BREAST_CANCER_BOUNDS, DIABETES_BOUNDS, WINE_BOUNDS
-from jaxdp.data.scaling import scale_by_bounds
+from jaxdp.data.scaling import center_by_bounds, scale_by_bounds
 
 REAL = ("digits", "digits_4x4", "breast_cancer", "wine", "diabetes")
 QUADRATICS = ("quadratic_identity", "quadratic_inverse_sqrt", "quadratic_inverse")
@@ -35,7 +35,8 @@ def test_real_data(name):
         assert x.shape == (n, num_features) and x.dtype == np.float32
         assert y.shape == (n,)
         assert y.dtype == (np.float32 if data.task == "regression" else np.int32)
-        assert x.min() >= 0 and x.max() <= 1
+        low = 0 if name.startswith("digits") else -1
+        assert low <= x.min() < low + 0.25 and x.max() <= 1
     if num_classes is not None:
         assert len(data.class_names) == num_classes
         assert set(np.unique(data.train[1])) == set(range(num_classes))
@@ -90,8 +91,11 @@ def test_no_statistics_of_the_data(name, monkeypatch):
     )
     after = _all_rows(models.load(name))
     differ = np.flatnonzero((before != after).any(axis=1))
+    low = 0 if name.startswith("digits") else -1
     assert len(differ) == 2
-    np.testing.assert_array_equal(np.sort(after[differ].sum(1)), [0, after.shape[1]])
+    np.testing.assert_array_equal(
+        np.sort(after[differ].sum(1)), [low * after.shape[1], after.shape[1]]
+    )
 
 
 def _all_rows(data):
@@ -215,6 +219,7 @@ def test_scale_by_bounds_clips():
     assert got.dtype == np.float32
     per_column = scale_by_bounds(x[:, :2], [-2, -1], [0, 1])
     np.testing.assert_array_equal(per_column, [[0.5, 0.5]])
+    np.testing.assert_array_equal(center_by_bounds(x, 0.0, 4.0), [[-1, -1, 0, 1]])
 
 
 def test_fraction_is_not_rounded_up_by_floating_point():

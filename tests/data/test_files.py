@@ -68,14 +68,14 @@ def test_csv_as_it_is(write):
 )
 def test_csv_scaled_by_column(write, bounds):
     x, _ = _sorted(models.load_file(write(CSV), label="ill", bounds=bounds))
-    np.testing.assert_allclose(x[:, 0], [0.1, 0.2, 0.3, 0.4, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(x[:, 1], [0.15, 0.25, 0.35, 0.45, 0.55], rtol=1e-6)
+    np.testing.assert_allclose(x[:, 0], [-0.8, -0.6, -0.4, -0.2, 0], rtol=1e-6)
+    np.testing.assert_allclose(x[:, 1], [-0.7, -0.5, -0.3, -0.1, 0.1], rtol=1e-6)
 
 
 def test_common_bounds_clip(write):
     x, _ = _sorted(models.load_file(write(CSV), label="ill", bounds=(2, 40)))
-    assert x.min() == 0 and x.max() == 1
-    np.testing.assert_allclose(x[1, 0], 18 / 38, rtol=1e-6)
+    assert x.min() == -1 and x.max() == 1
+    np.testing.assert_allclose(x[1, 0], 2 * 18 / 38 - 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bounds", [None, (0, 100)])
@@ -126,7 +126,7 @@ def test_npz(save):
     path = save(x=x, y=np.array([0, 1, 2, 0, 1, 2]), other=np.zeros(3))
     data = models.load_file(path, bounds=(0, 24), classes=3)
     got, y = _sorted(data)
-    np.testing.assert_allclose(got, x.reshape(6, 4) / 24, rtol=1e-6)
+    np.testing.assert_allclose(got, x.reshape(6, 4) / 12 - 1.0, rtol=1e-6)
     np.testing.assert_array_equal(y, [0, 1, 2, 0, 1, 2])
     assert data.feature_names == ("x0", "x1", "x2", "x3")
     flags = save(x=x, flag=np.array([True, False] * 3))

@@ -20,10 +20,11 @@ N, D, K = 12, 3, 4
 
 
 def small() -> models.Dataset:
-    """Records of 3 features in [0, 1], the last one in {0, .5, 1}, and 4 classes."""
+    """Records of 3 features in [-1, 1], the last one in {-1, 0, 1}, and 4 classes."""
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(N, D)).astype(np.float32)
     x[:, -1] = rng.integers(0, 3, N) / 2
+    x = 2 * x - 1
     y = rng.integers(0, K, N).astype(np.int32)
     return models.Dataset(
         name="small",
@@ -45,7 +46,7 @@ def test_a_column_s_values_are_groups_as_the_features_are_scaled() -> None:
         group_probabilities=(0.3, 0.7),
     )
     c = dataset.train[0][:, 2]
-    want = np.where(c == 1, 0, np.where(c == 0, 1, -1))  # 20 is of no group.
+    want = np.where(c == 1, 0, np.where(c == -1, 1, -1))  # 20 is of no group.
     np.testing.assert_array_equal(found.train, want)
     np.testing.assert_array_equal(found.test, want[:5])
     assert {-1, 0, 1} == set(want.tolist())
@@ -143,7 +144,7 @@ def reference(
     params: np.ndarray, x: np.ndarray, y: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Losses (B,) from log k and gradients (B, D + 1, K) of features in [-1, 1]."""
-    features = np.c_[2 * x.astype(np.float64) - 1, np.ones(len(x))]
+    features = np.c_[x.astype(np.float64), np.ones(len(x))]
     outputs = features @ params
     outputs -= outputs.max(axis=1, keepdims=True)
     shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
@@ -196,7 +197,7 @@ def test_sums_are_those_of_numpy(game: Any) -> None:
 
 def test_bounds_hold_and_are_reached(game: Any) -> None:
     _, _, worst = game
-    corners = np.array(np.meshgrid(*[[0, 1]] * D)).reshape(D, -1).T.astype(np.float32)
+    corners = np.array(np.meshgrid(*[[-1, 1]] * D)).reshape(D, -1).T.astype(np.float32)
     points = [
         sign * RADIUS * np.eye((D + 1) * K)[j].reshape(D + 1, K)
         for sign in (1, -1)
@@ -219,9 +220,17 @@ def test_parameters_are_of_features_as_they_are(game: Any) -> None:
     weights = rng.dirichlet(np.ones(worst.num_vertices))
     x = RADIUS * (weights[: (D + 1) * K] - weights[(D + 1) * K :])
     params = np.vstack([x[K:].reshape(D, K), x[:K]])
-    features = np.c_[2 * dataset.train[0] - 1, np.ones(N)]
+    features = np.c_[dataset.train[0], np.ones(N)]
     outputs = network.apply(
         worst.params_fn(jnp.asarray(weights, jnp.float32)), dataset.train[0]
+    )
+    np.testing.assert_allclose(outputs, features @ params, rtol=1e-4, atol=1e-5)
+    # The same of features in another range, which are moved.
+    half = groups.worst_group(
+        network, network.init(jax.random.key(0)), P, RADIUS, (0, 1)
+    )
+    outputs = network.apply(
+        half.params_fn(jnp.asarray(weights, jnp.float32)), (dataset.train[0] + 1) / 2
     )
     np.testing.assert_allclose(outputs, features @ params, rtol=1e-4, atol=1e-5)
     # A radius of any size.

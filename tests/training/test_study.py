@@ -18,8 +18,8 @@ from tests.training import problem
 RATES = (0.03, 0.3)
 
 
-def out_norm(params: Any) -> jax.Array:
-    return -jnp.linalg.norm(params["out"])
+def out_norm(result: jaxdp.FitResult) -> jax.Array:
+    return -jnp.linalg.norm(result.params["out"])
 
 
 def dpgd(**changes: Any) -> plans.DPGD:
@@ -38,7 +38,7 @@ def dpgd(**changes: Any) -> plans.DPGD:
 def study(plan: Any, **changes: Any) -> Any:
     given: dict[str, Any] = {
         "value_fn": problem.value_fn,
-        "metric_fn": out_norm,
+        "score_fn": out_norm,
         "optimizer": optax.sgd,
         "grid": {"learning_rate": RATES},
         "seeds": 2,
@@ -55,9 +55,9 @@ def test_settings_are_those_of_fit() -> None:
         grid=grid,
         optimizer=lambda learning_rate: optax.sgd(learning_rate, momentum=0.9),
     )
-    assert len(result.settings) == 6 and result.metrics.shape == (6, 2)
+    assert len(result.settings) == 6 and result.scores.shape == (6, 2)
     for i in (0, 4, 5):  # Both rates and every clip.
-        setting, metrics = result.settings[i], result.metrics[i]
+        setting, metrics = result.settings[i], result.scores[i]
         clipped = dataclasses.replace(plan, l2_clip_norm=setting["l2_clip_norm"])
         fitted = jaxdp.fit(
             clipped,
@@ -67,19 +67,19 @@ def test_settings_are_those_of_fit() -> None:
             value_fn=problem.value_fn,
             optimizer=optax.sgd(setting["learning_rate"], momentum=0.9),
         )
-        np.testing.assert_allclose(metrics, float(out_norm(fitted.params)), rtol=1e-4)
-    assert len(np.unique(result.metrics.round(4))) > 4  # Settings matter.
+        np.testing.assert_allclose(metrics, float(out_norm(fitted)), rtol=1e-4)
+    assert len(np.unique(result.scores.round(4))) > 4  # Settings matter.
 
 
 def test_clips_scale_the_noise() -> None:
     """Without slopes all that moves is noise, which is in proportion to the clip."""
     zero = lambda params, batch: 0 * problem.value_fn(params, batch)  # noqa: E731
     grid = {"learning_rate": (0.1,), "l2_clip_norm": (0.5, 2.0)}
-    moved = lambda params: jnp.linalg.norm(params["out"] - problem.PARAMS["out"])  # noqa: E731
+    moved = lambda run: jnp.linalg.norm(run.params["out"] - problem.PARAMS["out"])  # noqa: E731
     plan = dpgd(noise_multiplier=1.0)
-    result = study(plan, value_fn=zero, metric_fn=moved, grid=grid, seeds=3)
-    np.testing.assert_allclose(result.metrics[1], 4 * result.metrics[0], rtol=1e-4)
-    assert len(np.unique(result.metrics[0])) == 3  # Each seed has its own noise.
+    result = study(plan, value_fn=zero, score_fn=moved, grid=grid, seeds=3)
+    np.testing.assert_allclose(result.scores[1], 4 * result.scores[0], rtol=1e-4)
+    assert len(np.unique(result.scores[0])) == 3  # Each seed has its own noise.
 
 
 def test_lazy_losses_are_scaled_too() -> None:
@@ -94,7 +94,7 @@ def test_lazy_losses_are_scaled_too() -> None:
     for value_fn in (lazy, plain):
         trainable = lambda path: path == "out"  # noqa: E731
         found.append(study(plan, value_fn=value_fn, grid=grid, trainable=trainable))
-    np.testing.assert_allclose(found[0].metrics, found[1].metrics, rtol=1e-5)
+    np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=1e-5)
 
 
 def test_one_program() -> None:
@@ -139,7 +139,7 @@ def test_table_and_best() -> None:
         ({"grid": {"l2_clip_norm": (0.0,)}}, ValueError, "l2_clip_norm must be"),
         ({"grid": [("learning_rate", (0.1,))]}, TypeError, "grid must be"),
         ({"seeds": 0}, ValueError, "seeds must be"),
-        ({"metric_fn": 1.0}, TypeError, "metric_fn must be callable"),
+        ({"score_fn": 1.0}, TypeError, "score_fn must be callable"),
     ],
 )
 def test_mistakes(changes: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -155,6 +155,6 @@ def test_a_clip_of_steps_that_the_plan_makes_is_refused() -> None:
             method.params,
             method.data,
             value_fn=method.value_fn,
-            metric_fn=jnp.sum,
+            score_fn=lambda run: jnp.sum(run.params),
             grid={"l2_clip_norm": (1.0,)},
         )
