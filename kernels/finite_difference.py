@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.kernels import perturb
-from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, select
+from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, select, wide
 from jaxdp.kernels.threefry import rounded, zero_after
 
 # Up to this many (records x parameters) both signs are evaluated together: the time of a
@@ -43,7 +43,7 @@ def _checked(losses: jax.Array, batch: Any) -> jax.Array:
     check_losses(losses, num_rows(batch))
     if not jnp.issubdtype(losses.dtype, jnp.floating):
         raise ValueError(f"value_fn must return floating losses, got {losses.dtype}")
-    return losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+    return losses.astype(wide(losses.dtype))
 
 
 def num_rows(batch: Any, name: str = "batch") -> int:
@@ -70,10 +70,10 @@ def _slope(
         values = perturb.losses_at(value_fn, params, batch, direction, scale, after)
         return _checked(values, batch)
 
-    wide = _wide(params)
+    dtype = _wide(params)
     if radius == 0:
-        return _derivative(losses, jnp.zeros((), wide))
-    signs = jnp.asarray([radius, -radius], wide)
+        return _derivative(losses, jnp.zeros((), dtype))
+    signs = jnp.asarray([radius, -radius], dtype)
     if _small(batch, direction):
         plus, minus = jax.vmap(losses)(signs)
     elif isinstance(value_fn, perturb.LazyLoss):
@@ -81,9 +81,13 @@ def _slope(
         # direction waits for the sign, or XLA would draw it before the loop and keep it.
         plus, minus = jax.lax.map(lambda scale: losses(scale, scale[None]), signs)
     else:
-        plus = losses(jnp.asarray(radius, wide))
-        minus = losses(jnp.asarray(-radius, wide), plus)
+        plus = losses(jnp.asarray(radius, dtype))
+        minus = losses(jnp.asarray(-radius, dtype), plus)
     return (plus - minus) / jnp.asarray(2 * radius, plus.dtype)
+
+
+def _wide(params: Any) -> Any:
+    return wide(*map(jnp.result_type, jax.tree.leaves(params)))
 
 
 def _small(batch: Any, direction: Direction) -> bool:
@@ -119,12 +123,6 @@ def _differentiable_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
     if isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
         raise ValueError("value_fn has the derivative zero everywhere")
     return primals[0], tangents[0]
-
-
-def _wide(params: Any) -> Any:
-    dtypes = (jnp.asarray(x).dtype for x in jax.tree.leaves(params))
-    floating = (dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
-    return jnp.result_type(jnp.float32, *floating)
 
 
 def sum_microbatches(

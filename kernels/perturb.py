@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxdp.kernels.sphere import Direction, leaf_direction, path_str
+from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, wide
 from jaxdp.kernels.threefry import keys_after, rounded, zero_after
 
 
@@ -96,9 +96,9 @@ def view(direction: Direction, scale: jax.Array) -> At:
         if path not in direction.paths:
             return x
         one, s = _ordered(direction, scale, after)
-        wide = jnp.promote_types(leaf.dtype, jnp.float32)
-        u = leaf_direction(one, path, leaf.shape, layer, rows).astype(wide)
-        moved = (x.astype(wide) + s.astype(wide) * u).astype(leaf.dtype)
+        wider = wide(leaf.dtype)
+        u = leaf_direction(one, path, leaf.shape, layer, rows).astype(wider)
+        moved = (x.astype(wider) + s.astype(wider) * u).astype(leaf.dtype)
         return rounded(moved, zero_after(jax.random.key_data(one.leaf_keys)))
 
     return at

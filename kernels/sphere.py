@@ -94,11 +94,18 @@ class Direction:
         return sum(math.prod(shape) for _, shape in self.shapes)
 
 
+def wide(*dtypes: Any) -> Any:
+    """Returns float32, or the widest of the floating dtypes that are wider."""
+    known = (jnp.dtype(d) for d in dtypes)
+    wider = any(d == jnp.float64 for d in known)  # Under strict promotion, too.
+    return jnp.dtype(jnp.float64 if wider else jnp.float32)
+
+
 def _moving_leaves(
     like: Any, trainable: PathPredicate | None
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     leaves = [
-        (path_str(path), tuple(leaf.shape))
+        (path_str(path), jnp.shape(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(like)
     ]
     leaves = [(p, s) for p, s in leaves if trainable is None or trainable(p)]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.core import run_state, validate
+from jaxdp.kernels import sphere
 
 
 class PolyakState(NamedTuple):
@@ -63,15 +64,13 @@ def polyak_average(start_step: int = 0) -> optax.GradientTransformationExtraArgs
         average = jax.tree.map(mean, after, state.average)
         return updates, PolyakState(count, average)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return run_state.transformation(init_fn, update_fn)
 
 
 def _wide(leaf: Any) -> Any:
     """Returns the dtype of the average: at least float32, so that small weights count."""
     dtype = jnp.result_type(leaf)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return dtype
-    return jnp.promote_types(dtype, jnp.float32)
+    return sphere.wide(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def polyak_output(state: Any) -> Any:

@@ -59,6 +59,24 @@ def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
     keys_lib.spend(keys, family, params)
 
 
+def transformation(init_fn: Any, update_fn: Any) -> Any:
+    """Makes an optax transformation, whose ``init`` takes an outline of params as well.
+
+    An outline has no numbers: all leaves are ``jax.ShapeDtypeStruct``, or there are none,
+    as in ``optax.tree.map_params``. It begins no run and spends no keys. What it gives is
+    the outline of a state, of which nothing can be released.
+    """
+
+    def init(params: Any) -> Any:
+        leaves = jax.tree.leaves(params)
+        if all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            with keys_lib.shapes_only():
+                return jax.eval_shape(init_fn, params)
+        return init_fn(params)
+
+    return optax.GradientTransformationExtraArgs(init, update_fn)
+
+
 def new_horizon(run: Run, *, private: bool) -> Horizon:
     """Returns the horizon of a run, ``private`` if its noise is from entropy."""
     words = [int(run.digest[i : i + 8], 16) for i in (0, 8)]
@@ -164,7 +182,7 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                 f"like the params {jax.tree.structure(params)}; got {structure}"
             )
         chosen = frozenset(p for p, flag in zip(paths, flags, strict=True) if flag)
-    if not chosen:
+    if named and not chosen:
         raise ValueError(f"trainable selects none of the leaves {sorted(paths)}")
     for path in sorted(chosen):
         dtype = jnp.result_type(paths[path])
@@ -194,7 +212,7 @@ def whole_params(
 
 
 def need_params(params: Any, name: str, run: Run) -> Any:
-    """Returns the params of an ``update``.
+    """Returns the params of an ``update``, as arrays.
 
     ValueError if it was given none; else raises as :func:`refuse_misplaced`.
     """
@@ -202,8 +220,10 @@ def need_params(params: Any, name: str, run: Run) -> Any:
         raise ValueError(
             f"params must be passed to update: {name} evaluates the loss at them"
         )
+    if not jax.tree.leaves(params):
+        raise ValueError(f"params must have at least one leaf, got {params!r}")
     refuse_misplaced(params, name, run)
-    return params
+    return jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), params)
 
 
 def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:

@@ -129,4 +129,4 @@ def dpgd(
         )
         return out, state._replace(horizon=horizon, release=norm)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)

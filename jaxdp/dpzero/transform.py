@@ -390,7 +390,7 @@ def replay(
         rows = draw_directions(numbers, key, params, moves, stacked)
         return _follow(numbers, state, release, rows, key, params)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)
 
 
 def _maker(
@@ -471,7 +471,7 @@ def _maker(
         )
         return _follow(numbers, state, y, rows, key, params)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)
 
 
 def _checked_table(numbers: SlopeNumbers, table: Any) -> jax.Array:

@@ -23,6 +23,7 @@ import optax
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.types import Run
+from jaxdp.kernels import sphere
 
 
 class DriverNumbers(NamedTuple):
@@ -151,7 +152,9 @@ def o2nc(
             following = optax.tree.where(
                 ends, optax.tree.zeros_like(following), following
             )
-        segment = (window + ends) * numbers.window + jnp.where(ends, 0, at + 1)
+        segment = (window + ends.astype(jnp.int32)) * numbers.window + jnp.where(
+            ends, 0, at + 1
+        )
         s = fraction(state.position, segment)
         step = optax.tree.add_scale(left, s, following)
         new = state._replace(
@@ -171,7 +174,7 @@ def o2nc(
         )
         return out, new
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)
 
 
 def o2nc_output(state: Any, params: Any) -> Any:
@@ -240,7 +243,7 @@ def conversion(
         steps, moved = driver.update(gradient, state.driver, params)
         return steps, RunState(made, moved)  # pyright: ignore[reportArgumentType]
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)
 
 
 def _is_taken(key: jax.Array, windows: jax.Array) -> jax.Array:
@@ -266,10 +269,7 @@ def _averaged(mean: Any, point: Any, count: int | jax.Array) -> Any:
 
 def _wide(leaf: Any) -> Any:
     """Returns the state's dtype of a leaf: float32, or the leaf's own if that is wider."""
-    dtype = jnp.result_type(leaf)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.float32
-    return jnp.promote_types(dtype, jnp.float32)
+    return sphere.wide(jnp.result_type(leaf))
 
 
 def _wider(tree: Any) -> Any:

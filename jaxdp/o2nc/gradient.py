@@ -154,4 +154,4 @@ def private_oracle(
             horizon, correlated, state.direction, params, estimate, norm
         )
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)

@@ -109,7 +109,7 @@ def private_prefix_sum(
         norm = jnp.linalg.norm(mean).reshape(1)
         return out, PrivatePrefixSumState(horizon, correlated, total, norm)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)
 
 
 def _all(path: str) -> bool:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp.core import validate
+from jaxdp.core import run_state, validate
 from jaxdp.kernels import simplex, sphere
 
 _step = jnp.vectorize(simplex.entropic_step, signature="(d),(d),()->(d),()")
@@ -23,7 +23,7 @@ class EntropicDescentState(NamedTuple):
     """State of :func:`entropic_descent`. Public where the gradients are."""
 
     count: jax.Array  # shape=(), dtype=int32; updates made
-    logits: Any  # like the params, float32; their softmax is the point
+    logits: Any  # like the params, float32 or better; their softmax is the point
 
 
 def entropic_descent(
@@ -32,10 +32,10 @@ def entropic_descent(
     r"""Turns gradients into steps of entropic mirror descent on simplices.
 
     Every leaf holds points of a simplex along its last axis. Its logits are kept in
-    float32, so that a weight which is too small for the params' dtype comes back when the
-    gradients say so; a weight of zero in the initial params stays zero. Outgoing updates
-    are the new point minus the params: nothing that rescales them may follow, and what
-    changes gradients stands before.
+    float32 or better, so that a weight which is too small for the params' dtype comes back
+    when the gradients say so; a weight of zero in the initial params stays zero. Outgoing
+    updates are the new point minus the params: nothing that rescales them may follow, and
+    what changes gradients stands before.
 
     For gradients :math:`g_1,\dots,g_T` and a constant step the regret against any point of
     the simplex is at most
@@ -52,7 +52,7 @@ def entropic_descent(
 
     Raises:
       TypeError, ValueError: ``learning_rate`` is no such number; in ``init`` a leaf that is
-        not floating or has no axis; ``update`` without params.
+        not floating, or has no axis or no element; ``update`` without params.
 
     References:
       Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024, Algorithm 1 and Lemma A.1;
@@ -73,26 +73,30 @@ def entropic_descent(
         if params is None:
             raise ValueError("params must be passed to update: the step starts there")
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        rate = jnp.asarray(rate, jnp.float32)
 
         def stepped(logits: jax.Array, gradient: jax.Array) -> jax.Array:
-            logits, top = _step(logits, gradient.astype(jnp.float32), rate)
+            wide = logits.dtype
+            logits, top = _step(
+                logits, jnp.asarray(gradient, wide), jnp.asarray(rate, wide)
+            )
             return logits - top[..., None]  # So that the largest is 0.
 
+        def step(logits: jax.Array, point: Any) -> jax.Array:
+            moved = jax.nn.softmax(logits) - jnp.asarray(point, logits.dtype)
+            return moved.astype(jnp.result_type(point))
+
         logits = jax.tree.map(stepped, state.logits, updates)
-        steps = jax.tree.map(
-            lambda u, p: jax.nn.softmax(u) - jnp.asarray(p, jnp.float32), logits, params
-        )
+        steps = jax.tree.map(step, logits, params)
         return steps, EntropicDescentState(state.count + 1, logits)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)
 
 
 def _logits(path: Any, leaf: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
-    if leaf.ndim == 0 or not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if leaf.ndim == 0 or leaf.size == 0 or not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise ValueError(
             f"params must be points of a simplex along the last axis; leaf "
             f"{sphere.path_str(path)!r} is {leaf.dtype} of shape {leaf.shape}"
         )
-    return jnp.log(leaf.astype(jnp.float32))
+    return jnp.log(leaf.astype(sphere.wide(leaf.dtype)))

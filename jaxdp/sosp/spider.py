@@ -202,7 +202,7 @@ def asked(
             drift=jnp.zeros_like(spider.drift),
             refreshes=number,
             cursor=first + query.records,
-            passes=spider.passes + query.turn,
+            passes=spider.passes + query.turn.astype(jnp.int32),
             records=spider.records + query.records,
         )
 
@@ -252,7 +252,7 @@ def flattened(params: Any, name: str) -> tuple[jax.Array, Callable[[jax.Array], 
                 f"dtype {jnp.result_type(leaf)}"
             )
     flat, unravel = ravel_pytree(params)
-    if not flat.size:
+    if jax.tree.leaves(params) and not flat.size:
         raise ValueError("params must have at least one element, got none")
     return flat, unravel
 
@@ -264,7 +264,7 @@ def slice_size(numbers: SOSPNumbers, dim: int, microbatch_size: int | None) -> i
     """
     if microbatch_size is None:
         usual = max(32, numbers.refresh_batch_size // 8)
-        microbatch_size = max(1, min(_SLICE // dim, usual, stretch.MAX_SLICE))
+        microbatch_size = max(1, min(_SLICE // max(dim, 1), usual, stretch.MAX_SLICE))
     validate.integer(at_most=stretch.MAX_SLICE, microbatch_size=microbatch_size)
     return min(microbatch_size, numbers.run.num_examples)
 
@@ -357,11 +357,11 @@ def private_spider(
         spider = asked(numbers, loss, state.spider, flat, query, data, kept, size)
         estimate = jnp.where(active, spider.estimate, 0)
         records = jnp.where(kind == NONE, 0, query.records)
-        release = jnp.stack([kind, records, jnp.linalg.norm(estimate)])
-        release = release.astype(jnp.float32)
+        parts = (kind, records, jnp.linalg.norm(estimate))
+        release = jnp.stack([x.astype(jnp.float32) for x in parts])
         return unravel(estimate), PrivateSpiderState(horizon, spider, release)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)  # pyright: ignore[reportArgumentType]
+    return run_state.transformation(init_fn, update_fn)
 
 
 def _like(dim: int) -> jax.ShapeDtypeStruct:
