@@ -52,6 +52,7 @@ from jaxdp.sosp.algorithm import sosp as sosp
 from jaxdp.sosp.spider import private_spider as private_spider
 from jaxdp.training import FitInfo as FitInfo
 from jaxdp.training import FitResult as FitResult
+from jaxdp.training import diagnose as diagnose
 from jaxdp.training import fit as fit
 from jaxdp.training import ledger as ledger
 from jaxdp.training import replay as replay

@@ -1,4 +1,4 @@
-"""What the README says works: its Python runs, its commands exist."""
+"""What README and pages say works: their Python runs, their commands exist."""
 
 import os
 import re
@@ -24,12 +24,15 @@ def python_blocks(text: str) -> dict[str, str]:
 
 
 BLOCKS = python_blocks(README)
+for page in sorted((ROOT / "docs").glob("*.md")):
+    of_page = python_blocks(page.read_text(encoding="utf-8"))
+    BLOCKS |= {f"{page.stem}, {line}": code for line, code in of_page.items()}
 
 
 def test_blocks_are_found() -> None:
     text = "a\n```python\nx = 1\n```\n```console\nmake\n```\n```python\ny\n```\n"
     assert python_blocks(text) == {"line 3": "x = 1\n", "line 9": "y\n"}
-    assert README.count("```python") == len(BLOCKS)
+    assert README.count("```python") == len(python_blocks(README))
 
 
 def test_there_is_an_example() -> None:
@@ -69,5 +72,7 @@ def test_commands_exist() -> None:
 
 
 def test_files_exist() -> None:
-    for path in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / path).exists(), path
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for path in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert (page.parent / path).exists(), path

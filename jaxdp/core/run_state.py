@@ -62,19 +62,28 @@ def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
 def transformation(init_fn: Any, update_fn: Any) -> Any:
     """Makes an optax transformation, whose ``init`` takes an outline of params as well.
 
-    An outline has no numbers: all leaves are ``jax.ShapeDtypeStruct``, or there are none,
-    as in ``optax.tree.map_params``. It begins no run and spends no keys. What it gives is
-    the outline of a state, of which nothing can be released.
+    An outline has no numbers: its leaves are ``jax.ShapeDtypeStruct``, or it is the
+    placeholder of ``optax.tree.map_params``. It begins no run and spends no keys. What it
+    gives is the outline of a state, of which nothing can be released.
     """
 
     def init(params: Any) -> Any:
         leaves = jax.tree.leaves(params)
-        if all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        shapes = all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
+        if is_placeholder(params) or (leaves and shapes):
             with keys_lib.shapes_only():
                 return jax.eval_shape(init_fn, params)
         return init_fn(params)
 
     return optax.GradientTransformationExtraArgs(init, update_fn)
+
+
+def is_placeholder(params: Any) -> bool:
+    """Returns True of a node without leaves that is no empty container."""
+    return not (jax.tree.leaves(params) or isinstance(params, _CONTAINERS))
+
+
+_CONTAINERS = dict | list | tuple | type(None)
 
 
 def new_horizon(run: Run, *, private: bool) -> Horizon:
@@ -182,7 +191,7 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                 f"like the params {jax.tree.structure(params)}; got {structure}"
             )
         chosen = frozenset(p for p, flag in zip(paths, flags, strict=True) if flag)
-    if named and not chosen:
+    if not chosen and not is_placeholder(params):
         raise ValueError(f"trainable selects none of the leaves {sorted(paths)}")
     for path in sorted(chosen):
         dtype = jnp.result_type(paths[path])

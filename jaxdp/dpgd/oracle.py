@@ -16,6 +16,17 @@ from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
 
+def gradients(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
+    """Computes the gradients of records, (B, d): neither bounded nor private."""
+    flat, unravel = ravel_pytree(params)
+
+    def loss(vector: jax.Array, record: Any) -> jax.Array:
+        one = jax.tree.map(lambda x: x[None], record)
+        return value_fn(unravel(vector), one)[0]
+
+    return jax.vmap(jax.grad(loss), in_axes=(None, 0))(flat, records)
+
+
 def release_gradient(
     grid: Grid,
     value_fn: ValueFn,
@@ -43,17 +54,11 @@ def release_gradient(
     Returns:
       A tree like ``params``: released.
     """
-    flat, unravel = ravel_pytree(finite_difference.on_each(params, axis_name))
-
-    def loss(vector: jax.Array, record: Any) -> jax.Array:
-        one = jax.tree.map(lambda x: x[None], record)
-        return value_fn(unravel(vector), one)[0]
-
-    def gradients(part: Any) -> jax.Array:
-        return jax.vmap(jax.grad(loss), in_axes=(None, 0))(flat, part)
+    params = finite_difference.on_each(params, axis_name)
+    flat, unravel = ravel_pytree(params)
 
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
-        return release.bounded_sum(grid, gradients(part[0]), part[1])
+        return release.bounded_sum(grid, gradients(value_fn, params, part[0]), part[1])
 
     summed = finite_difference.sum_microbatches(
         total, (records, mask), microbatch_size, axis_name

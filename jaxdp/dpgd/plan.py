@@ -5,9 +5,13 @@ from typing import Any, ClassVar
 
 import optax
 
+from jaxdp.core import run_state
 from jaxdp.core.keys import Keys
-from jaxdp.dpgd.transform import GradientNumbers, dpgd
+from jaxdp.core.types import ValueFn
+from jaxdp.dpgd import oracle
+from jaxdp.dpgd.transform import GradientNumbers, dpgd, moving_part
 from jaxdp.mechanism.kept import kept
+from jaxdp.mechanism.plan import Contributions
 from jaxdp.mechanism.sum_plan import SumPlan, described
 from jaxdp.mechanism.sums import Sums
 
@@ -38,5 +42,21 @@ class DPGD(SumPlan):
         self, keys: Keys, **kwargs: Any
     ) -> optax.GradientTransformationExtraArgs:
         return dpgd(self, keys, **kwargs)
+
+    def contributions(
+        self,
+        value_fn: ValueFn,
+        params: Any,
+        records: Any,
+        key: Any,
+        *,
+        trainable: Any = None,
+        stacked: Any = None,
+    ) -> Contributions:
+        del key, stacked
+        moves = run_state.moving(params, trainable)
+        part, losses = moving_part(value_fn, params, moves)
+        rows = oracle.gradients(losses, part, records)
+        return Contributions(rows, self.l2_clip_norm, self.noise_std)
 
     describe = described

@@ -8,7 +8,7 @@ import optax
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
-from jaxdp.core.types import Grid, Run, ValueFn
+from jaxdp.core.types import Grid, PathPredicate, Run, ValueFn
 from jaxdp.dpgd import oracle
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
@@ -33,6 +33,22 @@ class DPGDState(NamedTuple):
     SECRET = ("noise",)
     __repr__ = run_state.hiding_repr
     count, exhausted = run_state.count, run_state.exhausted
+
+
+def moving_part(
+    value_fn: ValueFn, params: Any, moves: PathPredicate
+) -> tuple[dict[str, jax.Array], ValueFn]:
+    """Returns the leaves that move, by path, and the losses as a function of these."""
+    named = jax.tree_util.tree_leaves_with_path(params)
+    part = {path_str(p): leaf for p, leaf in named if moves(path_str(p))}
+
+    def losses(moved: Any, batch: Any) -> jax.Array:
+        whole = jax.tree_util.tree_map_with_path(
+            lambda p, leaf: moved.get(path_str(p), leaf), params
+        )
+        return value_fn(whole, batch)
+
+    return part, losses
 
 
 def dpgd(
@@ -101,18 +117,11 @@ def dpgd(
             run, batch, mask, private=keys.private, step=count
         )
         active, horizon = run_state.advance(run, state.horizon)
-        named = jax.tree_util.tree_leaves_with_path(params)
         moves = run_state.moving(params, trainable)
-        part = {path_str(p): leaf for p, leaf in named if moves(path_str(p))}
-
-        def whole(moved: dict[str, jax.Array]) -> Any:
-            return jax.tree_util.tree_map_with_path(
-                lambda p, leaf: moved.get(path_str(p), leaf), params
-            )
-
+        part, of_part = moving_part(value_fn, params, moves)
         gradient = oracle.release_gradient(
             grid,
-            lambda moved, batch: value_fn(whole(moved), batch),
+            of_part,
             part,
             records,
             kept,

@@ -8,16 +8,19 @@ from typing import Any, ClassVar, Literal, Self
 import optax
 
 from jaxdp import sampling
-from jaxdp.core import validate
+from jaxdp.core import run_state, validate
 from jaxdp.core.keys import Keys
+from jaxdp.core.types import ValueFn
 from jaxdp.dpzero import theorems
 from jaxdp.dpzero import transform as transforms
 from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.dpzero.transform import SlopeNumbers
+from jaxdp.kernels import finite_difference
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
+from jaxdp.mechanism.plan import Contributions
 from jaxdp.mechanism.sum_plan import SumPlan, described
 from jaxdp.mechanism.sums import Sums
 
@@ -48,6 +51,26 @@ def _slope_sums(self: Any) -> Sums:
         numbers=MAX_ORTHONORMAL + 1,
         count_noise_multiplier=tuning and tuning.count_noise_multiplier,
     )
+
+
+def _contributions(
+    self: Any,
+    value_fn: ValueFn,
+    params: Any,
+    records: Any,
+    key: Any,
+    *,
+    trainable: Any = None,
+    stacked: Any = None,
+) -> Contributions:
+    moves = run_state.moving(params, trainable)
+    rows = transforms.draw_directions(self.numbers, key, params, moves, stacked)
+    slopes = finite_difference.slopes(
+        value_fn, params, records, rows, smoothing_radius=self.smoothing_radius
+    )
+    length = math.sqrt(rows.dim) if self.isotropic else 1.0
+    bound, std = self.l2_clip_norm / length, self.noise_std / length
+    return Contributions(slopes, bound, std, self.num_directions)
 
 
 def _numbers(self: Any) -> SlopeNumbers:
@@ -160,7 +183,9 @@ class DPZero(SumPlan):
         _check(self)
         super().__post_init__()
 
-    _sums, describe = _slope_sums, described
+    _sums = _slope_sums
+    contributions = _contributions
+    describe = described
 
     def returned(self, state: Any, params: Any) -> Any:
         return transforms.dpzero_output(state, params)
@@ -224,7 +249,9 @@ class DPGDZerothOrder(SumPlan):
         _check(self)
         super().__post_init__()
 
-    _sums, describe = _slope_sums, described
+    _sums = _slope_sums
+    contributions = _contributions
+    describe = described
 
     def returned(self, state: Any, params: Any) -> Any:
         return transforms.dpzero_output(state, params)

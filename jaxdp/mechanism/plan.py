@@ -45,6 +45,23 @@ class Description(NamedTuple):
     slopes: int = 0
 
 
+class Contributions(NamedTuple):
+    """Contributions of records to a step: neither bounded nor private.
+
+    Attributes:
+      rows: float32 (B, m), one row a record.
+      l2_clip_norm: bound on a row's norm.
+      noise_std: standard deviation of the noise on each of the m means.
+      slopes: how many slopes along directions a gradient is the mean of; 0 of rows that
+        are gradients themselves.
+    """
+
+    rows: Any
+    l2_clip_norm: float
+    noise_std: float
+    slopes: int = 0
+
+
 class Plan:
     """Frozen numbers that couple sampling, bound, randomness and accounting.
 
@@ -290,6 +307,34 @@ class Plan:
     def describe(self) -> Description:
         """Returns a description of noise and releases, for tables and plots."""
         raise NotImplementedError
+
+    def contributions(
+        self,
+        value_fn: Any,
+        params: Any,
+        records: Any,
+        key: Any,
+        *,
+        trainable: Any = None,
+        stacked: Any = None,
+    ) -> Contributions:
+        """Computes what records contribute to a run's first step, for a diagnosis.
+
+        Args:
+          value_fn: per-record losses.
+          params: where a run starts.
+          records: pytree with leading axis B.
+          key: of the directions, a typed key.
+          trainable: which leaves move.
+          stacked: leaves whose first axis counts layers.
+
+        Raises:
+          ValueError: the plan's steps release no sums over records.
+        """
+        raise ValueError(
+            "plan must be one whose steps release sums of slopes or gradients, got "
+            f"{type(self).__name__}"
+        )
 
     def perturbation(self, dim: int) -> Perturbation:
         """Returns size and kind of the parameter perturbation; radius 0 means none."""

@@ -175,22 +175,13 @@ def release_increment(
         for tree in (params, previous, places)
     )
 
-    def draw(key: jax.Array, num: int = numbers.num_directions) -> sphere.Direction:
-        return sphere.directions(
-            key,
-            params,
-            law=numbers.direction,
-            num=num,
-            trainable=moves,
-            stacked=stacked,
-        )
+    points = (params,) if phase == "restart" else (params, previous)
+    draw = _drawer(numbers, params, moves, stacked)
 
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
         (some, places), kept = part
-        points = (params,) if phase == "restart" else (params, previous)
         place = (some, places, key)
-        asked = Question(numbers, value_fn, points, place, draw, moves)
-        rows = oracle.rows(asked)
+        rows = oracle.rows(Question(numbers, value_fn, points, place, draw, moves))
         return release.bounded_sum(grid, rows, kept)
 
     summed = finite_difference.sum_microbatches(
@@ -203,6 +194,45 @@ def release_increment(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
     )
     return _flat(finite_difference.combine(released, draw(key), like), moves)
+
+
+def _drawer(
+    numbers: IncrementNumbers,
+    params: Any,
+    moves: PathPredicate,
+    stacked: PathPredicate | None,
+) -> Callable[..., sphere.Direction]:
+    def draw(key: jax.Array, num: int = numbers.num_directions) -> sphere.Direction:
+        return sphere.directions(
+            key,
+            params,
+            law=numbers.direction,
+            num=num,
+            trainable=moves,
+            stacked=stacked,
+        )
+
+    return draw
+
+
+def estimates(
+    numbers: IncrementNumbers,
+    value_fn: ValueFn,
+    params: Any,
+    records: Any,
+    key: jax.Array,
+    moves: PathPredicate,
+    stacked: PathPredicate | None = None,
+) -> jax.Array:
+    """Computes the estimate of every record at one point: neither bounded nor private.
+
+    Arguments are as of :func:`release_increment`. Returns (B, :func:`release_size`).
+    """
+    places = jnp.arange(finite_difference.num_rows(records), dtype=jnp.uint32)
+    draw = _drawer(numbers, params, moves, stacked)
+    place = (records, places, key)
+    asked = Question(numbers, value_fn, (params,), place, draw, moves)
+    return ORACLES[numbers.oracle].rows(asked)
 
 
 def _flat(tree: Any, moves: PathPredicate) -> jax.Array:

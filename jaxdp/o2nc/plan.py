@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import optax
 
-from jaxdp.core import validate
+from jaxdp.core import run_state, validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Perturbation
+from jaxdp.core.types import Perturbation, ValueFn
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.design import Design, ideal_factor
 from jaxdp.mechanism.kept import kept
-from jaxdp.mechanism.plan import Description
+from jaxdp.mechanism.plan import Contributions, Description
 from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums
 from jaxdp.o2nc import conversion as driver
@@ -276,6 +276,24 @@ class O2NC(SumPlan):
 
     def returned(self, state: Any, params: Any) -> Any:
         return driver.o2nc_output(state, params)
+
+    def contributions(
+        self,
+        value_fn: ValueFn,
+        params: Any,
+        records: Any,
+        key: Any,
+        *,
+        trainable: Any = None,
+        stacked: Any = None,
+    ) -> Contributions:
+        moves = run_state.moving(params, trainable)
+        rows = oracles.estimates(
+            self.numbers, value_fn, params, records, key, moves, stacked
+        )
+        slopes = self.num_directions if self._oracle.slopes else 0
+        bound, std = self.restart_l2_clip_norm, self.step_std("restart")
+        return Contributions(rows, bound, std, slopes)
 
     def describe(self) -> Description:
         slopes = self.num_directions if self._oracle.slopes else 0

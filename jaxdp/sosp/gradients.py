@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import release
 from jaxdp.core.types import Grid, ValueFn
@@ -54,6 +55,13 @@ def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
         return losses[0]
 
     return loss
+
+
+def each(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
+    """Computes the gradients of records, (B, d): neither bounded nor private."""
+    flat, unravel = ravel_pytree(params)
+    loss = record_loss(value_fn, unravel)
+    return jax.vmap(jax.grad(loss), in_axes=(None, 0))(flat, records)
 
 
 def release_gradient(

@@ -10,14 +10,15 @@ from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Relation
+from jaxdp.core.types import Relation, ValueFn
 from jaxdp.kernels import prefix_noise as noises
 from jaxdp.mechanism import design as designs
 from jaxdp.mechanism import sum_plan
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
-from jaxdp.mechanism.plan import Description, Plan
+from jaxdp.mechanism.plan import Contributions, Description, Plan
 from jaxdp.sampling import AdaptiveCursor
+from jaxdp.sosp import gradients
 from jaxdp.sosp import hessian as oracles
 from jaxdp.sosp import roles as role_lib
 from jaxdp.sosp import state as state_lib
@@ -402,6 +403,20 @@ class SOSP(Plan):
 
     def spent(self, num_steps: int) -> accounting.Epsilon:
         return dataclasses.replace(self, num_steps=num_steps).epsilon()
+
+    def contributions(
+        self,
+        value_fn: ValueFn,
+        params: Any,
+        records: Any,
+        key: Any,
+        *,
+        trainable: Any = None,
+        stacked: Any = None,
+    ) -> Contributions:
+        del key, trainable, stacked  # All leaves move, and no direction is drawn.
+        rows = gradients.each(value_fn, params, records)
+        return Contributions(rows, self.l2_clip_norm, self.refresh_noise_std)
 
     def describe(self) -> Description:
         noise = (

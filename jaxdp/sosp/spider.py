@@ -252,7 +252,7 @@ def flattened(params: Any, name: str) -> tuple[jax.Array, Callable[[jax.Array], 
                 f"dtype {jnp.result_type(leaf)}"
             )
     flat, unravel = ravel_pytree(params)
-    if jax.tree.leaves(params) and not flat.size:
+    if not flat.size and not run_state.is_placeholder(params):
         raise ValueError("params must have at least one element, got none")
     return flat, unravel
 
