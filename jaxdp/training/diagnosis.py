@@ -168,18 +168,16 @@ def _steps(
 ) -> dict[str, float]:
     """Returns the gain of a run and the share of parameters that a step leaves.
 
-    The optimizer is asked for its first update, of a gradient of the right size and of
-    random signs.
+    The optimizer is asked for its first update, of a gradient of the right size whose
+    signs alternate.
     """
     dim = run_state.size(params, moves)
     # A gradient made of K slopes has coordinates of their mean size over the root of K.
     numbers = parts.slopes if parts.slopes else 1
     spread = numbers if parts.slopes else math.sqrt(dim)
     size = math.hypot(found.signal, found.noise) / spread
-    signs = np.random.default_rng(0)
     gradient = jax.tree.map(
-        lambda x: jnp.asarray(size * signs.choice((-1.0, 1.0), x.shape), x.dtype),
-        params,
+        lambda x: jnp.resize(jnp.asarray([size, -size], x.dtype), x.shape), params
     )
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     total = math.sqrt(dim) * max(size, 1e-300)
