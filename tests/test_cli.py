@@ -689,6 +689,25 @@ def test_every_combination_has_a_recipe() -> None:
                     assert math.isfinite(plan.epsilon(delta=1e-5)) == private
 
 
+def test_steps_of_a_file_are_as_long_as_its_records_allow() -> None:
+    """In proportion to records and epsilon, up to the row's; rows of one's own stay."""
+    for algorithm, reach in (("dpzero", 0.27), ("dpgd", 0.1)):
+        most = recipes.find("*", "linear", algorithm, 2.0)
+        rates = [
+            recipes.find("mine", "linear", algorithm, epsilon, num).learning_rate
+            for num, epsilon in ((100, 2.0), (200, 2.0), (100, 4.0), (10**6, 2.0))
+        ]
+        assert rates[0] == pytest.approx(reach * 200 / most.num_steps)
+        assert rates[1] == rates[2] == pytest.approx(2 * rates[0])
+        assert rates[3] == most.learning_rate
+        own = recipes.find("wine", "linear", algorithm, 2.0)
+        assert own == recipes.find("wine", "linear", algorithm, 2.0, 10)
+    for name in ("mezo", "gd"):
+        assert recipes.find("*", "linear", name, 2.0) == recipes.find(
+            "*", "linear", name, 2.0, 10
+        )
+
+
 def test_budgets_of_a_recipe_s_rows_ascend() -> None:
     for rows in (*recipes.RECIPES.values(), recipes.PLAIN):
         budgets = [most for most, _ in rows]

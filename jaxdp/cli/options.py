@@ -140,6 +140,9 @@ class Train(Run):
     label_bounds: tuple[float, float] | None = opt(
         p.PAIR, "File: public bounds that scale a regression target."
     )
+    schema: Word = opt(
+        p.FILE, "File: a public JSON file that says what its columns are."
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -545,9 +548,41 @@ class Audit:
     json: bool = switch("Print one JSON object.")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MakeSchema:
+    """Write a first schema of a table, from public rows."""
+
+    public: pathlib.Path = opt(
+        p.PATH, "A .csv, .tsv or .parquet file whose rows are public.", default=...
+    )
+    label: str = opt(p.NAME, "The label's column.", default=...)
+    out: pathlib.Path = opt(p.PATH, "Where to.", default=pathlib.Path("schema.json"))
+    overwrite: bool = switch("Write in place of another file.")
+    json: bool = switch("Print one JSON object.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Predict the labels of a table by a trained model."""
+
+    folder: pathlib.Path = opt(
+        _RUN, "Folder that jaxdp train wrote, of a run with --schema.", default=...
+    )
+    data: pathlib.Path = opt(
+        p.PATH, "A table with the schema's columns; it needs no label.", default=...
+    )
+    out: MaybePath = opt(p.PATH, "A .csv file.", "FOLDER/predictions.csv")
+    public: bool = switch("The rows are public: print how well labels are predicted.")
+    overwrite: bool = switch("Write in place of another file.")
+    json: bool = switch("Print one JSON object.")
+    show_values: bool = switch("Let error messages quote what is in the files.")
+
+
 #: Options of the commands other than ``train``, by name; the docstring is the help.
 COMMANDS: dict[str, type] = {
     "finetune": Finetune,
+    "schema": MakeSchema,
+    "predict": Predict,
     "synthesize": Synthesize,
     "epsilon": Epsilon,
     "calibrate": Calibrate,

@@ -19,7 +19,7 @@ def prepare(command: Any, keys: Keys) -> tasks.Chosen:
     num_examples = task.dataset.num_examples
     name = recipe_name(task, command.dataset)
     epsilon = getattr(command, "epsilon", options.DEFAULT_EPSILON)
-    found = recipes.find(name, command.model, command.algorithm, epsilon)
+    found = recipes.find(name, command.model, command.algorithm, epsilon, num_examples)
     recipe = dataclasses.replace(found, **given(command, dataclasses.asdict(found)))
     sampler = budget.sampler(command, num_examples)
     with usage(command, "--epsilon"):  # What else is wrong with them together.

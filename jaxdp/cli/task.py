@@ -14,6 +14,8 @@ from jaxdp.data.datasets import DIABETES_BOUNDS
 from jaxdp.models.groups import CLASS, DIABETES_SEXES, DIABETES_THRESHOLD, above
 
 _OF_FILES = ("label", "bounds", "task", "classes", "label_bounds", "group_values")
+#: Formats that a schema describes.
+_TABLES = (".csv", ".tsv", ".parquet")
 #: Columns of built-in data sets that may be groups: their public values and bounds.
 _COLUMNS: dict[str, dict[str, Any]] = {
     "diabetes": {"sex": (DIABETES_SEXES, DIABETES_BOUNDS)}
@@ -57,14 +59,18 @@ class Chosen(NamedTuple):
 
 
 def is_file(dataset: str) -> bool:
-    """Returns True if the name of a data set is the path of a .csv or .npz file."""
-    return pathlib.Path(dataset).suffix.lower() in (".csv", ".npz")
+    """Returns True if the name of a data set is the path of a file."""
+    return pathlib.Path(dataset).suffix.lower() in (*_TABLES, ".npz")
 
 
 def dataset_of(command: options.Train) -> models.Dataset:
     """Loads the data set of a command."""
     name, fraction = command.dataset, command.test_fraction
-    refuse(command, _OF_FILES, "a .csv or .npz --dataset", is_file(name))
+    refuse(command, _OF_FILES, "a file as --dataset", is_file(name))
+    table = pathlib.Path(name).suffix.lower() in _TABLES
+    refuse(command, ("schema",), f"a {', '.join(_TABLES)} --dataset", table)
+    said = ("label", "bounds", "task", "classes", "label_bounds")
+    refuse(command, said, "a run without --schema", command.schema is None)
     of_real = ("test_fraction", "loss", "group")
     there = not name.startswith("quadratic_")
     refuse(command, of_real, "a --dataset of real records", there)
@@ -75,7 +81,7 @@ def dataset_of(command: options.Train) -> models.Dataset:
                 names = ", ".join(models.DATASETS)
                 raise UsageError(
                     f"--dataset must be one of {names} or the path of a .csv or .npz "
-                    f"file, got {name!r}"
+                    f"file (with --schema also .tsv or .parquet), got {name!r}"
                 )
             loaded = models.load(name, **extra)
             if getattr(command, "group", None) is None or name != "diabetes":
@@ -88,6 +94,7 @@ def dataset_of(command: options.Train) -> models.Dataset:
             classes=command.classes,
             bounds=command.bounds,
             label_bounds=command.label_bounds,
+            schema=command.schema,
             **extra,
         )
     if fraction is None:

@@ -23,11 +23,14 @@ from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
 from jaxdp.cli.task import is_file
 from jaxdp.core.averaging import polyak_output
+from jaxdp.data import schema
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import reporting
 from jaxdp.training.ledger import LEDGER, PLAN, REPORT, replace
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
+#: What the columns of a file are, as it was said: ``jaxdp predict`` reads it.
+SCHEMA = "schema.json"
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PARAMS, PROGRESS, RELEASES)
 
 _EVALUATIONS = 100
@@ -114,8 +117,11 @@ def _initial(job: Job, command: options.Train) -> Any:
         leaves = record.read(job.out, "--out").header["leaves"]
         flat = record.load_initial(job.out, leaves)
         return jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(flat))
-    with record.begun(command, job.out, job.plan, FILES):
+    with record.begun(command, job.out, job.plan, (*FILES, SCHEMA)):
         record.save_params(job.out / INITIAL, params)
+        if command.schema is not None:
+            known = schema.load(command.schema).as_dict()
+            replace(job.out / SCHEMA, (json.dumps(known, indent=2) + "\n").encode())
     return params
 
 

@@ -4,11 +4,12 @@ import math
 import pathlib
 import warnings
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxdp.core import validate
+from jaxdp.data import schema as schema_lib
 from jaxdp.data import tables
 from jaxdp.data import values as values_lib
 from jaxdp.data.datasets import PUBLIC_NOTE, Dataset, split_rows
@@ -24,24 +25,27 @@ _FEW = 10
 
 
 def load_file(
-    path: str | pathlib.Path,
+    path: Any,
     *,
     label: str | None = None,
     task: Literal["classification", "regression"] = "classification",
     classes: int | Sequence[str] | None = None,
     bounds: Bounds | None = None,
     label_bounds: tuple[float, float] | None = None,
+    schema: Any = None,
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """Reads a CSV or NPZ file; all its numbers must be finite.
+    """Reads a CSV or NPZ file, or with a schema a table of any columns.
 
-    A CSV begins with a header line; every column but the label is a feature. An NPZ
+    Without a schema all numbers must be finite. A CSV begins with a header line; every
+    column but the label is a feature. An NPZ
     holds the features as array ``x`` (records first; further axes are flattened) and
     the labels as array ``label``.
 
     Args:
-      path: a ``.csv`` or ``.npz`` file.
+      path: a ``.csv`` or ``.npz`` file; with a schema a text or ``.parquet`` file, or a
+        frame of pandas, polars, pyarrow or ``datasets``.
       label: CSV: the label column's name. NPZ: the label array's name, ``"y"`` if None.
       task: what the label is.
       classes: the public set of classes: their number K, for labels 0 to K - 1, or
@@ -51,6 +55,8 @@ def load_file(
         mapping from every column's name to its (low, high). Features are scaled to
         [-1, 1], values outside are clipped. None leaves features as they are.
       label_bounds: the same for a regression target.
+      schema: public description of the columns, a JSON file or a mapping
+        (``jaxdp.data.schema``); it says label, task, classes and bounds, too.
       test_fraction: held-out public records, in (0, 1), rounded up.
       seed: of the permutation that chooses them.
 
@@ -64,14 +70,26 @@ def load_file(
         ``with jaxdp.models.show_values():`` only.
     """
     validate.one_of(("classification", "regression"), task=task)
-    table = tables.read(path, label)
+    if schema is not None:
+        given = {"label": label, "classes": classes, "bounds": bounds}
+        for name, value in (given | {"label_bounds": label_bounds}).items():
+            if value is not None:
+                raise ValueError(f"{name} must be None with a schema, which says it")
+        known = schema_lib.load(schema)
+        table, task = known.table(path), known.task
+        classes, label_bounds = known.classes or None, known.label_bounds
+    else:
+        table = tables.read(path, label)
     num_records = len(table.features)
     if num_records < 2:
         raise ValueError(
             f"path {str(path)!r} must have at least 2 rows, one to train and one to "
             f"test, got {num_records}"
         )
-    x, notes = _scaled_features(table, bounds)
+    if schema is None:
+        x, notes = _scaled_features(table, bounds)
+    else:
+        x, notes = table.features, ["Features by a public schema."]
     class_names, num_classes, target_bounds = (), None, None
     if task == "classification":
         if label_bounds is not None:
@@ -86,7 +104,9 @@ def load_file(
     kept, held_out = split_rows(num_records, test_fraction, seed, "test_fraction")
     _warn_if_beyond(table, held_out, bounds, label_bounds)
     return Dataset(
-        name=pathlib.Path(path).stem,
+        name=pathlib.Path(path).stem
+        if isinstance(path, str | pathlib.Path)
+        else "table",
         train=(x[kept], y[kept]),
         test=(x[held_out], y[held_out]),
         task=task,

@@ -61,12 +61,16 @@ def number(text: str) -> float | None:
 
 
 def read_cells(path: pathlib.Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Reads a CSV file: the header's cells, and line and cells of the rows below it.
+    """Reads a CSV file: the header's cells, and line and cells of the rows below it."""
+    rows = read_rows(path)
+    return rows[0][1], rows[1:]
 
-    Blank rows are left out.
+
+def read_rows(path: pathlib.Path, separator: str = ",") -> list[tuple[int, list[str]]]:
+    """Reads line and cells of the rows of a text file; blank ones are left out.
 
     Raises:
-      ValueError: no such file, or not even a header.
+      ValueError: no such file, or not even one row.
     """
     if not path.is_file():
         raise ValueError(f"path must be an existing file, got {str(path)!r}")
@@ -74,7 +78,7 @@ def read_cells(path: pathlib.Path) -> tuple[list[str], list[tuple[int, list[str]
         # utf-8-sig: spreadsheets write a byte-order mark, which would otherwise
         # become part of the first column's name.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, delimiter=separator)
             rows = [(reader.line_num, [c.strip() for c in row]) for row in reader]
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise ValueError(
@@ -83,7 +87,7 @@ def read_cells(path: pathlib.Path) -> tuple[list[str], list[tuple[int, list[str]
     rows = [(line, cells) for line, cells in rows if any(cells)]
     if not rows:
         raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
-    return rows[0][1], rows[1:]
+    return rows
 
 
 def check_width(where: str, path: pathlib.Path, cells: list[str], width: int) -> None:
@@ -97,7 +101,7 @@ def check_width(where: str, path: pathlib.Path, cells: list[str], width: int) ->
 
 def _read_csv(path: pathlib.Path, label: str | None) -> Table:
     header, body = read_cells(path)
-    _check_header(path, header)
+    check_header(path, header)
     if label not in header:
         # Without a header these would be the cells of a record.
         raise ValueError(
@@ -125,7 +129,8 @@ def _read_csv(path: pathlib.Path, label: str | None) -> Table:
     )
 
 
-def _check_header(path: pathlib.Path, header: list[str]) -> None:
+def check_header(path: pathlib.Path, header: list[str]) -> None:
+    """Raises ValueError unless the first line names every column, differently."""
     if all(number(name) is not None for name in header):
         raise ValueError(
             f"path {str(path)!r} must begin with a header line of column names, "

@@ -181,7 +181,8 @@ def release_increment(
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
         (some, places), kept = part
         place = (some, places, key)
-        rows = oracle.rows(Question(numbers, value_fn, points, place, draw, moves))
+        asked = Question(numbers, value_fn, points, place, draw, moves)
+        rows = oracle.rows(asked)
         return release.bounded_sum(grid, rows, kept)
 
     summed = finite_difference.sum_microbatches(
