@@ -249,6 +249,9 @@ def test_records_that_would_count_zero_are_said_before_the_run(
         command = options.DPZero(dataset=str(path), **(shared | given))
         return train.doubts(prepare.prepare(command))
 
+    (line,) = said()
+    assert "the columns 'a' and 'b' are of very different sizes" in line
+    monkeypatch.setattr(train, "_UNLIKE", math.inf)
     assert said() == []
     assert said(group="kind", group_values=(1.0, 2.0, 3.0)) == []
     (line,) = said(group="kind", group_values=(1.0, 7.0))
@@ -269,6 +272,33 @@ def test_records_that_would_count_zero_are_said_before_the_run(
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("jaxdp: warning: --bounds leave out more than half")
     assert "'a', 'kind', 'b'" in first and last == "jaxdp: here the run would begin"
+
+
+def test_classes_that_are_not_there_are_said_before_the_run(tmp_path: Path) -> None:
+    lines = [f"{i / 60},{('no', 'yes')[i % 2]}" for i in range(100)]
+    path = tmp_path / "mine.csv"
+    path.write_text("\n".join(["a,ill", *lines]))
+
+    def said(*classes: str) -> list[str]:
+        shared: dict[str, Any] = {"test_fraction": 0.5, "out": tmp_path / "run"}
+        given = options.DPZero(
+            dataset=str(path), label="ill", classes=classes, **shared
+        )
+        return train.doubts(prepare.prepare(given))
+
+    assert said("no", "yes") == []
+    (line,) = said("no", "perhaps", "yes")
+    assert line.startswith("no held-out public record is of 'perhaps': are these")
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: Any) -> None:
+    words = ("train", "dpgd", "--dataset", "wine", "--num-steps", 5, "--seed", 0)
+    for rate, said in ((1e-9, True), (1.0, False)):
+        out = tmp_path / str(rate)
+        given = ("--learning-rate", rate, "--epsilon", 20, "--quiet", "--out", out)
+        assert run(*words, *given) == 0
+        shown = capsys.readouterr().err
+        assert ("the mean loss of the held-out public records was" in shown) == said
 
 
 def test_command_as_a_process(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from jaxdp.cli import budget, options, plots, record
 from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
 from jaxdp.cli.record import INITIAL, PARAMS
-from jaxdp.cli.task import is_file
+from jaxdp.cli.task import Task, is_file
 from jaxdp.core.averaging import polyak_output
 from jaxdp.data import schema
 from jaxdp.mechanism.plan import Plan
@@ -68,6 +68,9 @@ def run(command: options.Train) -> None:
         job = job._replace(plan=budget.read_plan(command, job.out / PLAN, "--out"))
     params = _initial(job, command)
     outcome = train(job, command, params)
+    moves_model = not job.plan.runs_algorithm  # Not weights of vertices.
+    for line in _of_result(job.task, params, outcome.params) if moves_model else ():
+        print(f"jaxdp: warning: {line}", file=sys.stderr)
     timings = command.timings
     if timings is None:  # Of data that are public anyway, nothing can be told.
         timings = "secret" if is_file(command.dataset) else "public"
@@ -81,8 +84,8 @@ def doubts(job: Job) -> list[str]:
 
     Private records are not counted: the held-out ones are of the same file.
     """
-    said, task = [], job.task
-    total = len(task.dataset.test[0])
+    task = job.task
+    said, total = _of_table(task.dataset), len(task.dataset.test[0])
     if not job.plan.runs_algorithm:
         losses = task.value_fn(initial(task, job.keys), task.dataset.test)
         lost = int(np.sum(~np.isfinite(losses)))
@@ -105,6 +108,58 @@ def doubts(job: Job) -> list[str]:
                 f"--group {task.groups.group}, and count for none"
             )
     return said
+
+
+#: Columns of sizes that differ by more than this take no part beside the largest.
+_UNLIKE = 100.0
+
+
+def _of_table(dataset: models.Dataset) -> list[str]:
+    """Returns warnings about features of very different sizes and classes without records.
+
+    Reads the held-out public records alone.
+    """
+    said = []
+    if dataset.task == "quadratic":
+        return said
+    x, y = dataset.test
+    sizes = np.abs(x).max(axis=0)
+    there = np.flatnonzero(sizes)
+    if len(there) > 1:
+        least, most = there[sizes[there].argmin()], there[sizes[there].argmax()]
+        if sizes[most] > _UNLIKE * max(sizes[least], 1.0):
+            names = dataset.feature_names
+            said.append(
+                f"the columns {names[most]!r} and {names[least]!r} are of very different "
+                f"sizes on the held-out public records, up to {sizes[most]:.3g} and "
+                f"{sizes[least]:.3g}: the larger takes the whole clip; give --bounds or "
+                "--schema"
+            )
+    if dataset.num_classes is not None and len(y) >= 10 * dataset.num_classes:
+        absent = sorted({*range(dataset.num_classes)} - {*y.tolist()})
+        if absent:
+            named = [
+                dataset.class_names[k] if dataset.class_names else k for k in absent
+            ]
+            said.append(
+                f"no held-out public record is of {', '.join(map(repr, named[:8]))}: are "
+                "these classes right? Nobody sees how well they are predicted"
+            )
+    return said
+
+
+def _of_result(task: Task, before: Any, after: Any) -> list[str]:
+    """Returns a warning if a run has hardly changed the loss of public records."""
+    first, last = (
+        float(np.nanmean(task.value_fn(at, task.dataset.test)))
+        for at in (before, after)
+    )
+    if not abs(last - first) < 0.01 * abs(first):
+        return []
+    return [
+        f"the mean loss of the held-out public records was {first:.5g} before the run and "
+        f"is {last:.5g}: the steps were too short or too few; jaxdp.diagnose says more"
+    ]
 
 
 def _initial(job: Job, command: options.Train) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
@@ -104,6 +105,9 @@ class Plan:
     nested: ClassVar[dict[str, Any]] = {}
     #: The field that calibration chooses.
     calibrated: ClassVar[str] = "noise_multiplier"
+    #: Promise of a design that every point fulfils: its name, and its size, a function of
+    #: the design's constants.
+    trivial: ClassVar[tuple[str, Callable[[Any], float]] | None] = None
     #: Method that some plans have: the entries of a run's report, from its state.
     _outcome: ClassVar[Any] = None
     #: Relative tolerance of fields that a design may choose up to rounding, by name.
@@ -185,7 +189,8 @@ class Plan:
     def certified(cls, *, epsilon: float, delta: float, **constants: Any) -> Self:
         """Returns the calibrated plan of least proven bound; ``theorem.promise`` states it.
 
-        Privacy rests on none of the constants.
+        Privacy rests on none of the constants. A warning says so where nearly every point
+        fulfils the promise.
 
         Args:
           epsilon: > 0; the budget.
@@ -195,7 +200,20 @@ class Plan:
         Raises:
           ValueError, TypeError: a constant that is missing, unknown or out of range.
         """
-        return cls.from_theorem("certified", epsilon=epsilon, delta=delta, **constants)
+        plan: Any = cls.from_theorem(
+            "certified", epsilon=epsilon, delta=delta, **constants
+        )
+        if cls.trivial is not None and plan.theorem is not None:
+            name, size = cls.trivial
+            promised, most = getattr(plan.theorem.promise, name), size(constants)
+            if promised > 0.9 * most:
+                warnings.warn(
+                    f"the promise says next to nothing: {name} {promised:.3g}, where every "
+                    f"point has at most {most:.3g}, the start too. Better constants, from "
+                    "public records, more records or a larger epsilon are needed",
+                    stacklevel=2,
+                )
+        return plan
 
     @classmethod
     def from_theorem(

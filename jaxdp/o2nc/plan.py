@@ -104,6 +104,7 @@ class O2NC(SumPlan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "o2nc"
+    trivial: ClassVar[Any] = ("bound", lambda given: given["lipschitz"])
     released: ClassVar[str] = "increments"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True

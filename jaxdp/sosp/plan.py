@@ -147,6 +147,12 @@ class SOSP(Plan):
     theorem: Design | None = None
 
     family: ClassVar[str] = "sosp"
+    trivial: ClassVar[Any] = (
+        "alpha",
+        lambda given: max(
+            given["lipschitz"], given["smoothness"] ** 2 / given["hessian_lipschitz"]
+        ),
+    )
     released: ClassVar[str] = "queries of a search"
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True

@@ -50,6 +50,24 @@ def summed(period: int = 8, **changes: Any) -> plans.PrefixSum:
     return plans.PrefixSum(**base | changes)
 
 
+def test_a_promise_that_says_nothing_is_said() -> None:
+    """Every point has a gradient of at most L, the start too."""
+    given: dict[str, Any] = {
+        "dim": 11,
+        "epsilon": 2.0,
+        "delta": 1e-6,
+        "relation": "replace_one",
+        "lipschitz": 3.3,
+        "initial_gap": 2.0,
+        "smoothing_radius": 0.1,
+    }
+    with pytest.warns(UserWarning, match=r"says next to nothing: bound .* most 3\.3"):
+        plan = plans.O2NC.certified(num_examples=2000, **given)
+    assert plan.theorem is not None and plan.theorem.promise.bound > 0.9 * 3.3
+    good = plans.O2NC.certified(num_examples=900_000, **given)
+    assert good.theorem is not None and good.theorem.promise.bound < 0.9 * 3.3
+
+
 # --- accounting, three ways ---
 
 
