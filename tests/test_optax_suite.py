@@ -16,9 +16,7 @@ from jaxdp import Keys
 from tests import methods
 from tests.methods import KEYS, METHODS, Method, N, numbers
 
-FIRST = ("dpzero-sphere-1", "dpgd", "dpgd_zeroth_order", "o2nc", "prefix_sum")
-LAPLACE = "dpzero-gaussian-2-laplace-zero_out"
-PRIVATE = [m for m in METHODS if m.name in (*FIRST, LAPLACE)]
+PRIVATE = [m for m in METHODS if not m.plan.runs_algorithm]
 SIMPLEX = {"w": jnp.full(4, 0.25), "v": jnp.asarray([[0.5, 0.5], [0.1, 0.9]])}
 
 
@@ -211,6 +209,25 @@ def test_flax_writes_a_state_as_a_dictionary_and_back(name: str) -> None:
     assert jax.tree.structure(again) == jax.tree.structure(state)
     for a, b in zip(numbers(again), numbers(state), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_no_run_begins_within_an_outline() -> None:
+    """By a predicate that is called in it, and leaves the trace."""
+    params, made_there = methods.PARAMS, []
+    busy = [False]
+
+    def trainable(path: str) -> bool:
+        if not busy[0]:
+            busy[0] = True
+            with jax.ensure_compile_time_eval():
+                made_there.append(tx.init(params))
+        return True
+
+    plan = _named("dpgd").plan
+    tx = jaxdp.dpgd(plan, Keys.from_entropy(), trainable=trainable)
+    with pytest.raises(ValueError, match="outside every transformation"):
+        tx.init(outline(params))
+    assert not made_there
 
 
 def test_points_without_weights_are_refused() -> None:

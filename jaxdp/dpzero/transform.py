@@ -424,10 +424,11 @@ def _maker(
         run_state.refuse_misplaced(params, name, run)
         moves = run_state.moving(params, trainable)
         # Refuses too many orthonormal rows and colliding leaves, draws nothing.
-        jax.eval_shape(
-            lambda key: draw_directions(numbers, key, params, moves, stacked),
-            keys.direction,
-        )
+        if not run_state.is_placeholder(params):
+            jax.eval_shape(
+                lambda key: draw_directions(numbers, key, params, moves, stacked),
+                keys.direction,
+            )
         run_state.begin_run(params, keys, name)
         return _begin(numbers, keys.direction, noise, start, params)
 
