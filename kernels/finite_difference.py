@@ -34,7 +34,9 @@ def check_losses(losses: Any, rows: int) -> None:
     if shape != (rows,):
         raise ValueError(
             f"value_fn must return one loss per record: shape ({rows},) for a batch of "
-            f"{rows}, got {shape}; jaxdp.per_record lifts a loss of one record"
+            f"{rows}, got {shape}; jaxdp.per_record lifts a loss of one record. A measure "
+            "of the whole data set, such as its F1 or AUC, is no such loss: train one per "
+            "record, and choose thresholds by the measure on public records"
         )
 
 

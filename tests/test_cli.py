@@ -291,6 +291,12 @@ def test_classes_that_are_not_there_are_said_before_the_run(tmp_path: Path) -> N
     assert line.startswith("no held-out public record is of 'perhaps': are these")
 
 
+def test_the_report_for_machines(tmp_path: Path, capsys: Any) -> None:
+    assert run("train", *TINY, "--json", "--out", tmp_path) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == reported(tmp_path)
+
+
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: Any) -> None:
     words = ("train", "dpgd", "--dataset", "wine", "--num-steps", 5, "--seed", 0)
     for rate, said in ((1e-9, True), (1.0, False)):
@@ -592,6 +598,7 @@ def test_help_fits_a_screen_and_shows_an_algorithm_s_own_options(capsys: Any) ->
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert all(f"{code}: " in " ".join(lines) for code in (0, 1, 2, 130, 141))
     own = {"o2nc": "--max-step", "saddle": "--num-draws", "sosp": "--rank"}
     for algorithm in options.ALGORITHMS:
         assert main(["train", algorithm, "--help"]) == 0

@@ -73,7 +73,7 @@ MISTAKES = {
     ),
     "a mean": (
         lambda: fit(value_fn=lambda p, b: loss(p, b).mean()),
-        "jaxdp.per_record lifts a loss of one record",
+        "jaxdp.per_record lifts a loss of one record. A measure of the whole data set",
     ),
     "a module with a function": (
         lambda: fit(params=PARAMS | {"activation": jax.nn.relu}),

@@ -90,7 +90,9 @@ def _overview() -> str:
     return (
         "usage: jaxdp COMMAND [OPTIONS]\n\n"
         f"Differentially private optimisation in JAX.\n\n{_listed(about)}\n\n"
-        "jaxdp COMMAND --help lists a command's options."
+        "jaxdp COMMAND --help lists a command's options.\n\n"
+        "Exit code 0: done. 1: an audit failed, or a bug. 2: a wrong argument or\n"
+        "file, nothing was spent. 130: interrupted. 141: nobody reads the output."
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import rich
 from rich.table import Table
 
 from jaxdp import training
@@ -16,6 +15,7 @@ from jaxdp.cli import language, options, plots, recipes, record
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.parsing import UsageError
+from jaxdp.cli.printing import conclude
 from jaxdp.cli.record import INITIAL
 from jaxdp.cli.train import (
     PROGRESS,
@@ -61,8 +61,7 @@ def run(command: options.Finetune) -> None:
             language.save_small(job.out / INITIAL, job.params)
     outcome = train(job)
     write(job, outcome)
-    if not command.quiet:
-        rich.print(summary(job, outcome))
+    conclude(command, job.out / REPORT, lambda: summary(job, outcome))
 
 
 # --- the run -----------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Output:
         "secret, but for the named data sets of train",
     )
     quiet: bool = switch("Print nothing but errors and warnings.")
+    json: bool = switch("Print report.json in one line, in place of a table.")
     show_values: bool = switch("Let error messages quote what is in the files.")
 
 
@@ -87,7 +88,7 @@ class Run(Output):
     #: have moved.)
     free: ClassVar[tuple[str, ...]] = (
         *("out", "overwrite", "resume", "new_attempt"),
-        *("progress", "quiet", "show_values"),
+        *("progress", "quiet", "json", "show_values"),
     )
     compared: ClassVar[tuple[str, ...]] = ("microbatch_size",)
     #: Names of the options that were in the words; None for one that is made otherwise.

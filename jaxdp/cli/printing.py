@@ -1,6 +1,8 @@
 """Printing of what a command found."""
 
-from collections.abc import Mapping
+import json
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import rich
@@ -13,3 +15,11 @@ def show(answer: Mapping[str, Any]) -> None:
     for name, value in answer.items():
         table.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
     rich.print(table)
+
+
+def conclude(command: Any, report: pathlib.Path, table: Callable[[], Table]) -> None:
+    """Prints the end of a run: its public report, a table of it, or nothing."""
+    if command.json:
+        print(json.dumps(json.loads(report.read_text(encoding="utf-8"))))
+    elif not command.quiet:
+        rich.print(table())

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from jaxdp import plans, training
 from jaxdp.cli import options, overlap, parsing, plots, record, train
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import can_be_written, keys_of
+from jaxdp.cli.printing import conclude
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.data import binning
@@ -69,8 +69,7 @@ def run(command: options.Synthesize) -> None:
         job = prepare(command)
     outcome = release(job, command)
     write(job, command, outcome)
-    if not command.quiet:
-        rich.print(summary(job, command, outcome))
+    conclude(command, job.folder / REPORT, lambda: summary(job, command, outcome))
 
 
 # --- before the run ----------------------------------------------------------------
@@ -193,7 +192,7 @@ def release(job: Job, command: options.Synthesize) -> Outcome:
         job.plan.uniform(),
         jnp.asarray(job.codes),
         value_fn=queries,
-        progress=not command.quiet and sys.stdout.isatty(),
+        progress=not (command.quiet or command.json) and sys.stdout.isatty(),
     )
     histogram = result.params
     codes = synthetic.synthetic_records(job.keys, histogram, job.num_records)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import rich
 from rich.table import Table
 
 from jaxdp import models, training
 from jaxdp.cli import budget, options, plots, record
 from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.prepare import Job, initial, prepare
+from jaxdp.cli.printing import conclude
 from jaxdp.cli.record import INITIAL, PARAMS
 from jaxdp.cli.task import Task, is_file
 from jaxdp.core.averaging import polyak_output
@@ -75,8 +75,7 @@ def run(command: options.Train) -> None:
     if timings is None:  # Of data that are public anyway, nothing can be told.
         timings = "secret" if is_file(command.dataset) else "public"
     write(job, outcome, timings)
-    if not command.quiet:
-        rich.print(summary(job, outcome))
+    conclude(command, job.out / REPORT, lambda: summary(job, outcome))
 
 
 def doubts(job: Job) -> list[str]:
@@ -192,7 +191,9 @@ def fitted(
     """
     shared |= {
         "microbatch_size": command.microbatch_size,
-        "progress": command.progress and not command.quiet and sys.stdout.isatty(),
+        "progress": command.progress
+        and not (command.quiet or command.json)
+        and sys.stdout.isatty(),
         "keep_noise_roots": command.keep_noise_roots,
     }
     if not command.resume:
