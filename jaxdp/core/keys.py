@@ -379,8 +379,8 @@ def check_unspent(keys: Keys, use: str, given: Any = None) -> None:
             "one that is traced, as by jax.jit(tx.init), jax.vmap or jax.eval_shape: "
             "what is compiled would begin a run with the same noise in every call. Call "
             "tx.init(params) as it is (its state lies where the params lie, or "
-            "jax.device_put moves it); for shapes alone, trace the init of the same "
-            "transformation made with jaxdp.Keys.insecure(0)"
+            "jax.device_put moves it); for shapes alone, give it jax.ShapeDtypeStruct "
+            "leaves, which spend nothing"
         )
     again = _marks(keys, use) & _spent
     if not again <= _resuming.get():
@@ -403,7 +403,8 @@ def spend(keys: Keys, use: str, given: Any = None) -> None:
         traced, so that what is compiled could be called again and again. Or another
         process made them. Or other processes have them too, and ``given`` is not theirs.
     """
-    if not keys.private or (_shapes_only.get() and _is_traced((keys, given))):
+    # Not by what is given: a constant of the trace can be made a number again.
+    if not keys.private or (_shapes_only.get() and isinstance(jnp.zeros(()), Tracer)):
         return
     _check_process(keys)  # Before the lock: a thread may have held it at the fork.
     if keys.shared and not (_together.get() or _spans_processes(given)):

@@ -423,11 +423,12 @@ def _maker(
     def init_fn(params: Any) -> DPZeroState:
         run_state.refuse_misplaced(params, name, run)
         moves = run_state.moving(params, trainable)
-        # Refuses too many orthonormal rows and colliding leaves, draws nothing.
-        jax.eval_shape(
-            lambda key: draw_directions(numbers, key, params, moves, stacked),
-            keys.direction,
-        )
+        if not run_state.is_placeholder(params):
+            # Refuses too many orthonormal rows and colliding leaves, draws nothing.
+            jax.eval_shape(
+                lambda key: draw_directions(numbers, key, params, moves, stacked),
+                keys.direction,
+            )
         run_state.begin_run(params, keys, name)
         return _begin(numbers, keys.direction, noise, start, params)
 
