@@ -1,243 +1,450 @@
-"""What Optax's own tests ask of a transformation, of each of ours and of a chain."""
+"""Demands of Optax's own tests on every transformation, in loops over all of them.
 
+``alias_test``, ``contrib/_common_test`` and ``sharding_test`` put each optimizer of Optax
+through these. What they ask besides, of wrappers too, is in ``test_conformance``.
+"""
+
+import contextlib
+import dataclasses
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import chex
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import core, serialization
 
 import jaxdp
-from jaxdp import Keys
-from tests import methods
-from tests.methods import KEYS, METHODS, Method, N, numbers
+from jaxdp import Keys, plans, sampling
+from tests.methods import COMMON, KEYS, METHODS, Method, N, numbers
 
-PRIVATE = [m for m in METHODS if not m.plan.runs_algorithm]
-SIMPLEX = {"w": jnp.full(4, 0.25), "v": jnp.asarray([[0.5, 0.5], [0.1, 0.9]])}
-
-
-def spider(plan: Any, keys: Any) -> Any:
-    return jaxdp.private_spider(plan, keys)
-
-
-def oracle(plan: Any, keys: Any) -> Any:
-    return jaxdp.private_oracle(plan, keys)
-
-
-def _of(method: Method, make: Callable[..., Any] | None = None) -> Any:
-    return method.plan, make or method.make, method.params
-
-
-def _named(name: str) -> Method:
-    return next(m for m in METHODS if m.name == name)
-
-
-#: plan, maker and params of every transformation; the plan is None without keys.
-CASES: dict[str, tuple[Any, Callable[..., Any], Any]] = {
-    **{m.name: _of(m) for m in PRIVATE},
-    "private_oracle": _of(_named("o2nc"), oracle),
-    "private_spider": _of(_named("sosp"), spider),
-    "o2nc driver": _of(_named("o2nc"), jaxdp.o2nc),
-    "entropic": (None, lambda plan, keys: jaxdp.entropic_descent(0.1), SIMPLEX),
-    "polyak": (None, lambda plan, keys: jaxdp.polyak_average(1), methods.PARAMS),
-    "dpzero, adam": _of(
-        _named("dpzero-sphere-1"),
-        lambda plan, keys: optax.chain(jaxdp.dpzero(plan, keys), optax.adam(0.1)),
-    ),
+#: Points of simplices, for all transformations.
+PARAMS = {
+    "w": jnp.asarray([0.2, 0.3, 0.5]),
+    "layers": {"b": jnp.asarray([[0.4, 0.6], [0.7, 0.3]])},
 }
-#: Those that take gradients, and no data.
-PUBLIC = ("o2nc driver", "entropic", "polyak")
-EACH = pytest.mark.parametrize("name", CASES)
+FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
 
 
-def made(name: str, keys: Any = KEYS) -> tuple[Any, Any]:
-    plan, make, params = CASES[name]
-    return make(plan, keys), params
+def losses(params: Any, batch: Any) -> jax.Array:
+    """Losses (B,) of any params, without implicit promotions."""
+    leaves = [jnp.asarray(x).astype(jnp.float32) for x in jax.tree.leaves(params)]
+    total = sum((jnp.sum(jnp.sin(x)) for x in leaves), jnp.float32(0))
+    record = jax.tree.leaves(batch)[0].astype(jnp.float32)
+    return jnp.sqrt(1 + jnp.square(record.reshape(len(record), -1)[:, 0] - total))
 
 
-def outline(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+#: ``(tx, state, params) -> (updates, state)``: the first step.
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
-@EACH
-def test_map_params(name: str) -> None:
-    """Every leaf is seen once; those like the params by the first function."""
-    tx, params = made(name)
-    state = tx.init(params)
-    seen: list[Any] = []
-    mapped = optax.tree.map_params(
-        tx,
-        lambda x: x * 1,
-        state,
-        transform_non_params=lambda x: (seen.append(x), x)[1],
-    )
-    chex.assert_trees_all_equal_structs(mapped, state)
-    for a, b in zip(numbers(mapped), numbers(state), strict=True):
-        np.testing.assert_array_equal(a, b)
-    kept = len(jax.tree.leaves(state)) - len(seen)
-    like_params = {"dpzero, adam": 2, "o2nc driver": 3, "entropic": 1, "polyak": 1}
-    if name in like_params:
-        assert kept == like_params[name] * len(jax.tree.leaves(params))
+class Case(NamedTuple):
+    """A transformation, its first step, and how many copies of params its state has."""
+
+    name: str
+    make: Callable[[Keys], Any]
+    step: Step
+    copies: int = 0
+    spends: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def float32_only(self) -> bool:
+        return self.name.startswith("spider")
 
 
-@EACH
-def test_an_outline_of_params_gives_an_outline_of_a_state(name: str) -> None:
-    """It begins no run: the keys serve one afterwards, and no second one."""
-    private = CASES[name][0] is not None and name != "o2nc driver"
-    keys = Keys.from_entropy() if private else KEYS
-    tx, params = made(name, keys)
-    shapes = tx.init(outline(params))
-    ours = shapes[0] if name == "dpzero, adam" else shapes  # Adam's has arrays.
-    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(ours))
-    optax.tree.map_params(tx, lambda x: x, shapes)
-    state = tx.init(params)
-    chex.assert_trees_all_equal_shapes_and_dtypes(outline(state), outline(shapes))
-    if private:
-        with pytest.raises(ValueError, match="keys have already served"):
-            tx.init(params)
+def _row(params: Any) -> Any:
+    """Updates like params, of no common size."""
+
+    def leaf(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        return jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype)
+
+    return jax.tree.map(leaf, params)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_updates_and_states_keep_their_dtypes(name: str, dtype: Any) -> None:
-    """In a branch too, where the states on both sides must be alike."""
-    tx, params = made(name)
-    params = jax.tree.map(lambda x: x.astype(dtype), params)
-    state = tx.init(params)
-    step = lambda s: tx.update(params, s, params)  # noqa: E731
-    stay = lambda s: (params, s)  # noqa: E731
-    updates, after = jax.eval_shape(
-        lambda s: jax.lax.cond(jnp.asarray(True), step, stay, s), state
-    )
-    chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
-    chex.assert_trees_all_equal_shapes_and_dtypes(after, outline(state))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [n for n in CASES if n != "dpzero, adam"])
-def test_strict_promotion(name: str, dtype: str) -> None:
-    """Nothing is promoted that the program does not say."""
-    tx, params = made(name)
-    if (name, dtype) == ("private_spider", "bfloat16"):
-        pytest.skip("takes float32 alone, and says so")
-    params = jax.tree.map(lambda x: x.astype(dtype), params)
-    with jax.numpy_dtype_promotion("strict"):
-        traced(name, tx, params)
-
-
-def traced(name: str, tx: Any, params: Any) -> Any:
-    """Shapes of the updates and the state of one step."""
-    if name in PUBLIC:
-        step = lambda s: tx.update(params, s, params)  # noqa: E731
-        return jax.eval_shape(step, tx.init(params))
-    plan = CASES[name][0]
-    method = next(m for m in METHODS if m.plan is plan)
-    mask = jnp.ones(N, bool) if method.reads == "rows" else None
-    given: dict[str, Any] = {
-        "value_fn": lambda p, b: jnp.zeros(len(jax.tree.leaves(b)[0]))
-    }
-
-    def step(s: Any) -> Any:
-        updates = None
-        batch: Any = method.data
+def _stepped(method: Method) -> Step:
+    def step(tx: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        given: dict[str, Any] = {"value_fn": losses}
+        updates, phase = None, method.phases[0]
         if method.reads == "batch":
-            batch = jaxdp.sampling.batch(
-                plan, KEYS, jnp.int32(0), method.data, phase=method.phases[0]
-            )
-            given["phase"] = method.phases[0]
-            if name == "prefix_sum":
-                updates = batch.records
+            zero = jnp.zeros((), jnp.int32)
+            batch = sampling.batch(method.plan, KEYS, zero, method.data, phase=phase)
+            given |= {"batch": batch, "phase": phase}
+            if method.plan.family == "prefix_sum":
+                rows = len(jax.tree.leaves(batch.records)[0])
+                updates = jax.tree.map(lambda x: jnp.stack([x] * rows), _row(params))
         else:
-            given["mask"] = mask
-        return tx.update(updates, s, params, batch=batch, **given)
+            mask = jnp.ones(N, bool) if method.reads == "rows" else None
+            given |= {"batch": method.data, "mask": mask}
+        return tx.update(updates, state, params, **given)
 
-    return jax.eval_shape(step, jax.eval_shape(tx.init, params))
+    return step
 
 
-def test_entropic_descent_is_exact_in_float64() -> None:
-    with jax.enable_x64(True):
-        params = jnp.asarray([0.2, 0.3, 0.5], jnp.float64)
-        tx = jaxdp.entropic_descent(0.1)
-        gradient = jnp.asarray([1.0, -2.0, 0.5], jnp.float64)
-        updates, _ = tx.update(gradient, tx.init(params), params)
-        assert updates.dtype == jnp.float64
-        want = np.asarray(params) * np.exp(-0.1 * np.asarray(gradient))
-        got = np.asarray(params + updates)
-        np.testing.assert_allclose(got, want / want.sum(), rtol=1e-14)
+def _of(method: Method) -> Case:
+    copies = {"o2nc": 4, "prefix_sum": 1}.get(method.plan.family, 0)
+    return Case(
+        method.name,
+        lambda keys: method.make(method.plan, keys),
+        _stepped(method),
+        copies + (getattr(method.plan, "output", "last") == "random"),
+    )
+
+
+def _chained(method: Method, after: Callable[[], Any], copies: int) -> Case:
+    case = _of(method)
+    return Case(
+        f"{method.name}, {after.__name__}",
+        lambda keys: optax.chain(case.make(keys), after()),
+        case.step,
+        case.copies + copies,
+    )
+
+
+def _fed(name: str, make: Callable[[Keys], Any], copies: int) -> Case:
+    """A transformation of gradients: post-processing."""
+
+    def step(tx: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        return tx.update(_row(params), state, params)
+
+    return Case(name, make, step, copies, spends=False)
+
+
+def adam() -> Any:
+    return optax.adam(0.1)
+
+
+MADE = {
+    m.name: m
+    for m in METHODS
+    if m.make is jaxdp.private_spider or not m.plan.runs_algorithm
+}
+FIRST = MADE["dpzero-sphere-1"]
+RANDOM = dataclasses.replace(
+    FIRST,
+    name="dpzero-random-output",
+    plan=plans.DPZero(
+        smoothing_radius=1e-2, direction="sphere", output="random", **COMMON
+    ),
+)
+MAKERS = (
+    *map(_of, MADE.values()),
+    _of(RANDOM),
+    _chained(MADE["dpzero-sphere-1"], adam, 2),
+    _chained(MADE["spider"], jaxdp.polyak_average, 1),
+)
+CASES = (
+    *MAKERS,
+    _fed("o2nc-driver", lambda keys: jaxdp.o2nc(MADE["o2nc"].plan, keys), 3),
+    _fed("entropic_descent", lambda keys: jaxdp.entropic_descent(0.1), 1),
+    _fed("polyak_average", lambda keys: jaxdp.polyak_average(), 1),
+)
+ALL = pytest.mark.parametrize("case", CASES, ids=str)
+BEGINS = pytest.mark.parametrize("case", MAKERS, ids=str)
+
+
+def shapes(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    pairs = zip(numbers(one), numbers(other), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def cast(dtype: Any, params: Any = PARAMS) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype), params)
+
+
+# --- 1. optax.tree.map_params ----------------------------------------------------------
+
+
+@ALL
+def test_map_params(case: Case) -> None:
+    """It asks for a state of a placeholder, which begins no run."""
+    tx = case.make(Keys.from_entropy())
+    insecure = case.make(KEYS).init(PARAMS)
+    specs = jax.tree.map(lambda x: f"spec of {x.shape}", PARAMS)
+    for _ in range(2):
+        got = optax.tree.map_params(
+            tx, lambda _, spec: spec, insecure, specs, transform_non_params=lambda _: 0
+        )
+        found = [x for x in jax.tree.leaves(got) if x != 0]
+        assert sorted(found) == sorted(jax.tree.leaves(specs) * case.copies)
+    state = tx.init(PARAMS)
+    assert same(optax.tree.map_params(tx, lambda x: x, state), state)
+    doubled = optax.tree.map_params(tx, lambda x: 2 * x, state)
+    assert jax.tree.structure(doubled) == jax.tree.structure(state)
+    if case.spends:
+        with pytest.raises(ValueError, match="already served"):
+            tx.init(PARAMS)
+
+
+@BEGINS
+def test_empty_params_are_no_placeholder(case: Case) -> None:
+    """Of whatever container: they are a mistake, such as a filter that finds nothing."""
+    tx = case.make(Keys.from_entropy())
+    if case.name == "prefix_sum":
+        pytest.skip("it has no leaves to choose from")
+    for none in ({}, core.freeze({})):
+        with pytest.raises(
+            ValueError, match=r"selects none of the leaves|at least one"
+        ):
+            tx.init(none)
+    assert held(tx.init(PARAMS))
+
+
+# --- 2. init of shapes -----------------------------------------------------------------
+
+
+def held(tree: Any) -> list[Any]:
+    """The arrays of a tree: none, where nothing can be released."""
+    return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array | np.ndarray)]
+
+
+def parts(state: Any) -> list[Any]:
+    """A state's nodes of this library, inside of a chain."""
+    return [state] if hasattr(state, "_fields") else [state[0]]
+
+
+@ALL
+def test_init_of_shapes_begins_no_run(case: Case) -> None:
+    """As often as one likes, before and after; of what it gives nothing is released."""
+    tx = case.make(Keys.from_entropy())
+    like = shapes(PARAMS)
+    made = [tx.init(like), tx.init({**like, "w": PARAMS["w"]})]
+    state = tx.init(PARAMS)
+    made.append(tx.init(like))
+    if case.spends:
+        with pytest.raises(ValueError, match="already served"):
+            tx.init(PARAMS)
+    for none in made:
+        assert shapes(none) == shapes(state)
+        assert not any(map(held, parts(none)))
+        with pytest.raises(ValueError, match="state must be of a run that has begun"):
+            case.step(tx, none, PARAMS)
+        with pytest.raises((TypeError, ValueError), match="ShapeDtypeStruct"):
+            jax.jit(lambda s: case.step(tx, s, PARAMS))(none)
+
+
+ALGORITHMS = [m for m in METHODS if m.name not in MADE]
+
+
+@pytest.mark.parametrize("method", ALGORITHMS, ids=str)
+def test_init_of_shapes_begins_no_run_of_an_algorithm(method: Method) -> None:
+    algorithm = method.make(method.plan, Keys.from_entropy())
+    like = shapes(method.params)
+    made = [algorithm.init(like), algorithm.init(like)]
+    state = algorithm.init(method.params)
+    with pytest.raises(ValueError, match="already served"):
+        algorithm.init(method.params)
+    for none in made:
+        assert shapes(none) == shapes(state) and not held(none)
+
+
+def accepted(init: Callable[[Any], Any]) -> bool:
+    """Whether an ``init`` began a run."""
+    try:
+        return bool(held(init(PARAMS)))
+    except ValueError as error:
+        if not str(error).startswith("keys "):
+            raise
+        return False
+
+
+@BEGINS
+def test_no_two_runs_begin_beside_an_init_of_shapes(case: Case) -> None:
+    """Not from several threads, and not within a compiled function."""
+    tx, like = case.make(Keys.from_entropy()), shapes(PARAMS)
+
+    def mapped(x: jax.Array) -> Any:
+        tx.init(like)
+        return accepted(tx.init), x
+
+    assert not jax.jit(mapped)(jnp.zeros(()))[0]
+    assert not jax.vmap(mapped, out_axes=(None, 0))(jnp.zeros(2))[0]
+    begun: list[bool] = []
+
+    def both() -> None:
+        tx.init(like)
+        begun.append(accepted(tx.init))
+
+    threads = [threading.Thread(target=both) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(begun) == 8 and sum(begun) == 1
+
+
+@pytest.mark.parametrize("numbers_now", [False, True])
+def test_no_run_begins_within_an_init_of_shapes(numbers_now: bool) -> None:
+    """By a predicate that is called in it: what it makes there is of no use outside."""
+    made: list[Any] = []
+    busy = False
+
+    def trainable(path: str) -> bool:
+        nonlocal busy
+        if not busy:
+            busy = True
+            now = (
+                jax.ensure_compile_time_eval if numbers_now else contextlib.nullcontext
+            )
+            with now():
+                made.append(tx.init(PARAMS))
+            busy = False
+        return True
+
+    tx = jaxdp.dpgd(MADE["dpgd"].plan, Keys.from_entropy(), trainable=trainable)
+    if numbers_now:
+        with pytest.raises(ValueError, match=r"^keys .*outside every transformation"):
+            tx.init(shapes(PARAMS))
+        assert not made
+    else:
+        assert not held(tx.init(shapes(PARAMS)))
+        assert all(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(made))
+        with pytest.raises(jax.errors.UnexpectedTracerError):
+            _ = made[0].horizon.count + 1
+    busy = True
+    tx.init(PARAMS)
+    with pytest.raises(ValueError, match="already served"):
+        tx.init(PARAMS)
+
+
+# --- 3. dtypes and stable states -------------------------------------------------------
+
+
+def traced(case: Case, params: Any) -> tuple[Any, Any, Any]:
+    """The state before a step, and avals of its updates and of the state after it."""
+    tx = case.make(KEYS)
+    state = tx.init(params)
+    return state, *jax.eval_shape(lambda s, p: case.step(tx, s, p), state, params)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda x: x.__name__)
+@ALL
+def test_dtypes_and_states_stay(case: Case, dtype: Any) -> None:
+    """In a branch and in a loop; updates have the dtypes of the params."""
+    with jax.enable_x64(dtype == jnp.float64):
+        params = cast(dtype)
+        if case.float32_only and dtype != jnp.float32:
+            with pytest.raises(ValueError, match="must have float32 leaves"):
+                case.make(KEYS).init(params)
+            return
+        state, updates, after = traced(case, params)
+        like = shapes(params)
+        if "prefix_sum" not in case.name:
+            assert updates == like
+        assert shapes(after) == shapes(state)
+        tx = case.make(KEYS)
+
+        def branch(flag: Any, state: Any, params: Any) -> Any:
+            def moved() -> Any:
+                updates, after = case.step(tx, state, params)
+                return optax.apply_updates(params, updates), after
+
+            return jax.lax.cond(flag, moved, lambda: (params, state))
+
+        def loop(state: Any, params: Any) -> Any:
+            def body(carry: Any, _: Any) -> Any:
+                return branch(True, *carry)[::-1], None
+
+            return jax.lax.scan(body, (state, params), length=2)[0]
+
+        for got in (
+            jax.eval_shape(branch, True, state, params),
+            jax.eval_shape(loop, state, params)[::-1],
+        ):
+            assert got == (like, shapes(state))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@ALL
+def test_strict_promotion_of_dtypes(case: Case, dtype: Any) -> None:
+    if case.float32_only and dtype != jnp.float32:
+        pytest.skip("it takes float32 alone")
+    if "adam" in case.name:
+        pytest.skip("optax.adam is not strict")
+    with jax.numpy_dtype_promotion("strict"):
+        params = cast(dtype)
+        _, updates, _ = traced(case, params)
+        jax.eval_shape(optax.apply_updates, params, updates)
+
+
+# --- 5. odd leaves ---------------------------------------------------------------------
+
+
+ODD = {
+    "float": 0.5,
+    "empty": jnp.zeros((3, 0)),
+    "scalar": jnp.asarray(0.5),
+    "numpy": np.float32(0.5),
+}
+
+
+@pytest.mark.parametrize("leaf", ODD)
+@ALL
+def test_odd_leaves(case: Case, leaf: str) -> None:
+    """They work; what is no point of a simplex is refused by its name."""
+    params = {"w": PARAMS["w"], "odd": ODD[leaf]}
+    if case.name == "entropic_descent":
+        with pytest.raises(ValueError, match="leaf 'odd' is float32 of shape"):
+            case.make(KEYS).init(params)
+        return
+    state, updates, after = traced(case, params)
+    assert shapes(after) == shapes(state)
+    assert shapes(updates) == shapes(params)
+
+
+# --- 6. utilities ----------------------------------------------------------------------
+
+
+@ALL
+def test_utilities_take_states(case: Case) -> None:
+    state = case.make(KEYS).init(PARAMS)
+    counts = [x for _, x in optax.tree.get_all_with_path(state, "count")]
+    assert counts and not any(map(np.any, counts))
+    moved = optax.tree.set(state, count=jnp.ones((), jnp.int32))
+    assert shapes(moved) == shapes(state)
+    words = optax.tree.unwrap_random_key_data(state)
+    assert jax.tree.structure(words) == jax.tree.structure(state)
+    assert same(words, state)
+    again = serialization.from_state_dict(state, serialization.to_state_dict(state))
+    assert same(again, state)
+    again = serialization.from_bytes(words, serialization.to_bytes(words))
+    assert same(again, words)
+
+
+#: Where a step is compiled: the others are variants, and compile for seconds each.
+COMPILED = {"dpgd", "prefix_sum", "o2nc-driver", "entropic_descent", "polyak_average"}
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in CASES if n not in ("entropic", "prefix_sum")]
+    "case",
+    [
+        pytest.param(c, marks=() if c.name in COMPILED else pytest.mark.slow)
+        for c in CASES
+    ],
+    ids=str,
 )
-def test_python_numbers_as_params(name: str) -> None:
-    """They are leaves without axes; a run begins, or the error names the leaf."""
-    plan, make, _ = CASES[name]
-    tx, params = make(plan, KEYS), {"a": 1.0, "b": jnp.ones(3)}
-    state = tx.init(params)
-    assert jax.tree.leaves(state)
-    if name in PUBLIC:
-        updates, _ = tx.update({"a": 0.5, "b": jnp.ones(3)}, state, params)
-    else:
-        value_fn = lambda p, b: p["a"] * jnp.ones(len(jax.tree.leaves(b)[0]))  # noqa: E731
-        method = next(m for m in METHODS if m.plan is plan)
-        batch: Any = method.data
-        given: dict[str, Any] = {"mask": jnp.ones(N, bool)}
-        if method.reads == "batch":
-            phase = method.phases[0]
-            batch = jaxdp.sampling.batch(plan, KEYS, jnp.int32(0), batch, phase=phase)
-            given = {"phase": phase}
-        updates, _ = jax.eval_shape(
-            lambda s: tx.update(
-                None, s, params, value_fn=value_fn, batch=batch, **given
-            ),
-            state,
-        )
-    assert jnp.shape(updates["a"]) == ()
-
-
-@EACH
-def test_flax_writes_a_state_as_a_dictionary_and_back(name: str) -> None:
-    tx, params = made(name)
-    state = tx.init(params)
-    again = flax.serialization.from_state_dict(
-        state, flax.serialization.to_state_dict(state)
-    )
-    assert jax.tree.structure(again) == jax.tree.structure(state)
-    for a, b in zip(numbers(again), numbers(state), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_no_run_begins_within_an_outline() -> None:
-    """By a predicate that is called in it, and leaves the trace."""
-    params, made_there = methods.PARAMS, []
-    busy = [False]
-
-    def trainable(path: str) -> bool:
-        if not busy[0]:
-            busy[0] = True
-            with jax.ensure_compile_time_eval():
-                made_there.append(tx.init(params))
-        return True
-
-    plan = _named("dpgd").plan
-    tx = jaxdp.dpgd(plan, Keys.from_entropy(), trainable=trainable)
-    with pytest.raises(ValueError, match="outside every transformation"):
-        tx.init(outline(params))
-    assert not made_there
-
-
-def test_points_without_weights_are_refused() -> None:
-    tx = jaxdp.entropic_descent(0.1)
-    with pytest.raises(ValueError, match=r"'w' is float32 of shape \(3, 0\)"):
-        tx.init({"w": jnp.zeros((3, 0))})
-
-
-@pytest.mark.parametrize("name", [m.name for m in PRIVATE if m.name != "prefix_sum"])
-def test_empty_params_are_refused(name: str) -> None:
-    tx, _ = made(name)
-    with pytest.raises(ValueError, match=r"selects none of the leaves|at least one"):
-        tx.init({})
+def test_jit_changes_nothing(case: Case) -> None:
+    """Of a first step, with leaves of all kinds."""
+    odd = {} if case.name == "entropic_descent" else ODD
+    tx, params = case.make(KEYS), {**PARAMS, **odd}
+    got = jax.jit(lambda p: case.step(tx, tx.init(p), p))(params)
+    want = case.step(tx, tx.init(params), params)
+    assert shapes(got) == shapes(want)
+    assert any(map(np.any, jax.tree.leaves(got[0])))
+    for a, b in zip(numbers(got), numbers(want), strict=True):
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert np.isfinite(a).all()

@@ -9,7 +9,8 @@ class Algorithm(NamedTuple):
 
     Attributes:
       init: ``init(params) -> state``. ``params`` is where the run starts, public. Begins a
-        run: keys from entropy serve one, which no tracing may begin (``jax.jit(init)``).
+        run: keys from entropy serve one, which no tracing may begin (``jax.jit(init)``). Of
+        ``jax.ShapeDtypeStruct`` leaves it gives a state's shapes, and begins none.
       step: ``step(state, data, value_fn=...) -> (state, info)``. ``data`` is the whole data
         set; a step reads its own records of it. ``info`` is what it released: of at most 64
         numbers, else their norm. Beyond the plan's steps nothing is read or released.

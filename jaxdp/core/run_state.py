@@ -1,6 +1,7 @@
 """Helpers of the gradient transformations: moving leaves, horizon, noise, secrets."""
 
 import enum
+import functools
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -59,31 +60,65 @@ def begin_run(params: Any, keys: keys_lib.Keys, family: str) -> None:
     keys_lib.spend(keys, family, params)
 
 
-def transformation(init_fn: Any, update_fn: Any) -> Any:
-    """Makes an optax transformation, whose ``init`` takes an outline of params as well.
-
-    An outline has no numbers: its leaves are ``jax.ShapeDtypeStruct``, or it is the
-    placeholder of ``optax.tree.map_params``. It begins no run and spends no keys. What it
-    gives is the outline of a state, of which nothing can be released.
-    """
+def _placeholder_type() -> type:
+    """Returns the type of what ``optax.tree.map_params`` gives an ``init`` for params."""
+    given: list[Any] = []
 
     def init(params: Any) -> Any:
-        leaves = jax.tree.leaves(params)
-        shapes = all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
-        if is_placeholder(params) or (leaves and shapes):
-            with keys_lib.shapes_only():
-                return jax.eval_shape(init_fn, params)
-        return init_fn(params)
+        given.append(params)
+        return params
 
-    return optax.GradientTransformationExtraArgs(init, update_fn)
+    optax.tree.map_params(init, lambda x: x, 0.0)
+    return type(given[0])
+
+
+_PLACEHOLDER = _placeholder_type()
+_WITHOUT_NUMBERS = (jax.ShapeDtypeStruct, _PLACEHOLDER)
 
 
 def is_placeholder(params: Any) -> bool:
-    """Returns True of a node without leaves that is no empty container."""
-    return not (jax.tree.leaves(params) or isinstance(params, _CONTAINERS))
+    """Returns True for what ``optax.tree.map_params`` gives an ``init`` for params."""
+    return isinstance(params, _PLACEHOLDER)
 
 
-_CONTAINERS = dict | list | tuple | type(None)
+def of_outlines_too(init: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes an ``init`` that takes an outline of params as well, of which no run begins.
+
+    An outline lacks numbers: leaves, some or all, are ``jax.ShapeDtypeStruct``, or it is
+    the placeholder of ``optax.tree.map_params``. It spends no keys. What it gives is the
+    outline of a state: it holds no noise, and nothing can be released from it.
+    """
+
+    def without_numbers(x: Any) -> bool:
+        return isinstance(x, _WITHOUT_NUMBERS)
+
+    @functools.wraps(init)
+    def outline_or_state(params: Any) -> Any:
+        leaves = jax.tree.leaves(params, is_leaf=without_numbers)
+        if not any(map(without_numbers, leaves)):
+            return init(params)
+        with keys_lib.shapes_only():
+            return jax.eval_shape(init, params)
+
+    return outline_or_state
+
+
+def transformation(
+    init: Callable[[Any], Any], update: Callable[..., tuple[Any, Any]]
+) -> optax.GradientTransformationExtraArgs:
+    """Makes a transformation of Optax, whose ``init`` is :func:`of_outlines_too`."""
+
+    @functools.wraps(update)
+    def of_a_run(updates: Any, state: Any, *given: Any, **named: Any) -> Any:
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(state)):
+            raise ValueError(
+                "state must be of a run that has begun, got shapes alone: init was given "
+                "jax.ShapeDtypeStruct leaves; call it with arrays"
+            )
+        return update(updates, state, *given, **named)
+
+    begins: Any = of_outlines_too(init)
+    return optax.GradientTransformationExtraArgs(begins, of_a_run)
 
 
 def new_horizon(run: Run, *, private: bool) -> Horizon:

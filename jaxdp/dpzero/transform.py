@@ -423,8 +423,8 @@ def _maker(
     def init_fn(params: Any) -> DPZeroState:
         run_state.refuse_misplaced(params, name, run)
         moves = run_state.moving(params, trainable)
-        # Refuses too many orthonormal rows and colliding leaves, draws nothing.
         if not run_state.is_placeholder(params):
+            # Refuses too many orthonormal rows and colliding leaves, draws nothing.
             jax.eval_shape(
                 lambda key: draw_directions(numbers, key, params, moves, stacked),
                 keys.direction,

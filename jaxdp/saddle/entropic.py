@@ -52,7 +52,7 @@ def entropic_descent(
 
     Raises:
       TypeError, ValueError: ``learning_rate`` is no such number; in ``init`` a leaf that is
-        not floating, or has no axis or no element; ``update`` without params.
+        not floating, has no axis or an empty last one; ``update`` without params.
 
     References:
       Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024, Algorithm 1 and Lemma A.1;
@@ -82,8 +82,8 @@ def entropic_descent(
             return logits - top[..., None]  # So that the largest is 0.
 
         def step(logits: jax.Array, point: Any) -> jax.Array:
-            moved = jax.nn.softmax(logits) - jnp.asarray(point, logits.dtype)
-            return moved.astype(jnp.result_type(point))
+            # Rounded to the params' dtype before, so that a short way is exact.
+            return jax.nn.softmax(logits).astype(jnp.result_type(point)) - point
 
         logits = jax.tree.map(stepped, state.logits, updates)
         steps = jax.tree.map(step, logits, params)
@@ -94,7 +94,11 @@ def entropic_descent(
 
 def _logits(path: Any, leaf: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
-    if leaf.ndim == 0 or leaf.size == 0 or not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if (
+        leaf.ndim == 0
+        or not leaf.shape[-1]
+        or not jnp.issubdtype(leaf.dtype, jnp.floating)
+    ):
         raise ValueError(
             f"params must be points of a simplex along the last axis; leaf "
             f"{sphere.path_str(path)!r} is {leaf.dtype} of shape {leaf.shape}"

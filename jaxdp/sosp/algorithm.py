@@ -101,7 +101,9 @@ def sosp(
         )
         return new, SOSPInfo(new.release)
 
-    return Algorithm(init, step, lambda state: state.best.point)
+    return Algorithm(
+        run_state.of_outlines_too(init), step, lambda state: state.best.point
+    )
 
 
 def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:

@@ -81,6 +81,37 @@ def test_a_weight_that_vanished_comes_back() -> None:
         assert last[0] > 0.9
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64])
+def test_points_are_exact_in_the_dtype_of_the_params(dtype: Any) -> None:
+    """Within units in the last place of the softmax of what was summed in float64."""
+    with jax.enable_x64(dtype == jnp.float64):
+        g = gradients(30, seed=3).astype(np.float64)
+        if dtype != jnp.float64:
+            g = np.asarray(g.astype(dtype), np.float64)
+        start = jnp.asarray([0.5, 0.25, 0.125, 0.0625, 0.03125, 0.03125], dtype)
+        iterates, _, state = run(entropic_descent(0.125), start, jnp.asarray(g, dtype))
+        assert iterates.dtype == dtype
+        assert state.logits.dtype == jnp.promote_types(dtype, jnp.float32)
+        exact = special.softmax(
+            np.log(np.asarray(start, np.float64)) - 0.125 * np.cumsum(g, axis=0), axis=1
+        )
+        # Logits of the same dtype were rounded 30 times.
+        ulps = 16 if dtype in (jnp.float32, jnp.float64) else 2
+        if jnp.finfo(dtype).bits == 16:  # The ways are short: points are rounded once.
+            np.testing.assert_array_equal(iterates, exact.astype(dtype))
+        far = np.abs(np.asarray(iterates, np.float64) / exact - 1)
+        assert np.max(far) < ulps * float(jnp.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 0)])
+def test_a_leaf_without_points_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="leaf 'x' is float32 of shape"):
+        entropic_descent(0.1).init({"x": jnp.zeros(shape)})
+    none = jnp.zeros((0, 3))  # No points, of a simplex with three vertices.
+    state = entropic_descent(0.1).init(none)
+    assert entropic_descent(0.1).update(none, state, none)[0].shape == (0, 3)
+
+
 def test_rounding_does_not_accumulate_in_bfloat16() -> None:
     g = gradients(300, seed=2).astype(jnp.bfloat16)
     start = jnp.asarray([0.5, 0.25, 0.125, 0.0625, 0.03125, 0.03125], jnp.bfloat16)

@@ -80,7 +80,7 @@ def saddle_bias_reduced(
             state, horizon, active, increments, shown, jnp.concatenate(shown)
         )
 
-    return Algorithm(init, step, mirror_descent.output)
+    return Algorithm(run_state.of_outlines_too(init), step, mirror_descent.output)
 
 
 def _increments(

@@ -131,7 +131,9 @@ def simplex_convex(
         )
         return new, players.Info(release)
 
-    return Algorithm(init, step, functools.partial(output, p))
+    return Algorithm(
+        run_state.of_outlines_too(init), step, functools.partial(output, p)
+    )
 
 
 def output(p: ConvexNumbers, state: ConvexState) -> jax.Array:

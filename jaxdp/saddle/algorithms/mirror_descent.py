@@ -121,7 +121,7 @@ def saddle_mirror_descent(
             jnp.concatenate(fresh if state.release.size == 2 else every),
         )
 
-    return Algorithm(init, step, output)
+    return Algorithm(run_state.of_outlines_too(init), step, output)
 
 
 def begin(

@@ -128,7 +128,7 @@ def synthetic_data(plan: Any, keys: keys_lib.Keys) -> Algorithm:
         state = SyntheticState(horizon, *kept, roots=state.roots, release=release)
         return state, players.Info(release)
 
-    return Algorithm(init, step, output)
+    return Algorithm(run_state.of_outlines_too(init), step, output)
 
 
 def output(state: SyntheticState) -> jax.Array:
