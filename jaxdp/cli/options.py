@@ -582,11 +582,11 @@ class Predict:
 #: Options of the commands other than ``train``, by name; the docstring is the help.
 COMMANDS: dict[str, type] = {
     "finetune": Finetune,
-    "schema": MakeSchema,
-    "predict": Predict,
     "synthesize": Synthesize,
     "epsilon": Epsilon,
     "calibrate": Calibrate,
     "audit": Audit,
     "replay": Replay,
+    "schema": MakeSchema,
+    "predict": Predict,
 }

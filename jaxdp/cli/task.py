@@ -66,7 +66,7 @@ def is_file(dataset: str) -> bool:
 def dataset_of(command: options.Train) -> models.Dataset:
     """Loads the data set of a command."""
     name, fraction = command.dataset, command.test_fraction
-    refuse(command, _OF_FILES, "a file as --dataset", is_file(name))
+    refuse(command, _OF_FILES, "a .csv or .npz --dataset", is_file(name))
     table = pathlib.Path(name).suffix.lower() in _TABLES
     refuse(command, ("schema",), f"a {', '.join(_TABLES)} --dataset", table)
     said = ("label", "bounds", "task", "classes", "label_bounds")
