@@ -626,6 +626,7 @@ def test_records_are_unit_vectors_in_an_order_of_their_own() -> None:
     assert task.metric_fn(start) == 0
 
 
+@pytest.mark.filterwarnings("ignore:the promise says next to nothing")
 def test_accuracy_follows_from_records_and_budget() -> None:
     """The best that the records are expected to be enough for, and no function of them."""
     assert sosp.RECIPE["accuracy"] is None
