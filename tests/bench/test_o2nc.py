@@ -12,7 +12,11 @@ import pytest
 import jaxdp
 from jaxdp import plans
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # These studies show what little the theorems promise at such sizes.
+    pytest.mark.filterwarnings("ignore:the promise says next to nothing"),
+]
 
 BENCH = "o2nc"  # For the fixture `bench`.
 

@@ -11,7 +11,11 @@ import pytest
 
 import jaxdp
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # These studies show what little the theorems promise at such sizes.
+    pytest.mark.filterwarnings("ignore:the promise says next to nothing"),
+]
 
 BENCH = "o2nc_scaling"  # For the fixture `bench`.
 
