@@ -10,6 +10,7 @@ from jaxdp import accounting
 from jaxdp.cli import parsing as p
 from jaxdp.cli.parsing import INTEGER, NUMBER, opt, switch
 from jaxdp.core import validate
+from jaxdp.data.synthesis import Method
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.kernels.prefix_noise import NAMES as PREFIX_NOISES
 from jaxdp.o2nc import oracle as oracles
@@ -21,6 +22,7 @@ MODELS = ("linear", "mlp")
 LOSSES = ("cross_entropy", "hinge", "squared_error")
 SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
+METHODS: tuple[str, ...] = typing.get_args(Method)
 LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
 TRAINABLE = ("all", "lora", "prefix", "head")
 #: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
@@ -453,6 +455,7 @@ class Synthesize(Budget, Output):
     combinations in all sets of --degree columns. Bins are public and given, never learned
     from the records: columns without bins are left out, numbers beyond the edges belong to
     the first and the last bin, and a record that the bins do not describe counts zero.
+    Numbers are drawn within their bins, integers where all edges are integers.
     """
 
     input: pathlib.Path = opt(p.PATH, "Private records: a .csv file.", default=...)
@@ -463,13 +466,22 @@ class Synthesize(Budget, Output):
         ' ["f", "m", "x"], "other": "x"}}; "other" is for all unknown values.',
         default=...,
     )
-    degree: int = opt(INTEGER, "Columns of a query.", default=2)
+    degree: tuple[int, ...] = opt(
+        p.DEGREES, "Columns of a query; 1,2 for single columns and pairs.", default=(2,)
+    )
+    method: Word = opt(
+        p.choice(*METHODS),
+        "How queries are answered: all counts with noise, or one query a step.",
+        "the one of which smaller errors are expected",
+    )
     relation: str = opt(
         _RELATION,
         f"{_NEIGHBOURS} Their number of records is public.",
         default="replace_one",
     )
-    num_steps: Int = opt(STEPS, "Each releases one query's number.", "from the bound")
+    num_steps: Int = opt(
+        STEPS, "Of mirror_descent: each releases one query's number.", "from the bound"
+    )
     num_records: Int = opt(STEPS, "Synthetic records.", "as many as private ones")
     public: MaybePath = opt(p.PATH, "Public records, on which answers are judged.")
     test_fraction: Num = opt(NUMBER, "Share that is held out, instead of --public.")

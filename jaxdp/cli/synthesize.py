@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import math
 import pathlib
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,22 +16,21 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from jaxdp import plans, training
 from jaxdp.cli import options, overlap, parsing, plots, record, train
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import can_be_written, keys_of
 from jaxdp.cli.printing import conclude
 from jaxdp.core import keys as keys_lib
-from jaxdp.core import validate
-from jaxdp.data import binning
+from jaxdp.data import binning, quality, synthesis
 from jaxdp.data.datasets import split_rows
 from jaxdp.models import show_values
-from jaxdp.saddle.algorithms import synthetic
 from jaxdp.saddle.oracles import queries as queries_lib
 from jaxdp.training.ledger import PLAN, REPORT, replace
 
-HISTOGRAM, PLOT = "histogram.npz", "queries.png"
-FILES = (PLAN, REPORT, HISTOGRAM, PLOT)
+HISTOGRAM, QUALITY, PLOT = "histogram.npz", "quality.json", "queries.png"
+FILES = (PLAN, REPORT, HISTOGRAM, QUALITY, PLOT)
+#: Expected total variation by noise in a table above which a warning says so.
+_LARGE_NOISE = 0.1
 
 _SPLIT_SEED = 0
 #: What answers queries, and how its errors are called in the report.
@@ -40,6 +41,8 @@ _CANDIDATES = {
 }
 #: The names of references in plots and tables.
 _PUBLIC, _PRIVATE = "public records", "the private records (not private)"
+#: And of the same in the reports.
+_NAMES = {_PUBLIC: "test", _PRIVATE: "unsafe"}
 
 
 class Job(NamedTuple):
@@ -49,7 +52,7 @@ class Job(NamedTuple):
     queries: queries_lib.Marginals
     codes: np.ndarray  # shape=(n,), dtype=int32; private
     public: np.ndarray | None  # shape=(n_public,), dtype=int32
-    plan: plans.SyntheticData
+    choice: synthesis.Choice
     keys: keys_lib.Keys
     num_records: int
     folder: pathlib.Path
@@ -59,7 +62,9 @@ class Outcome(NamedTuple):
     """Result of a run; public, except for ``unsafe`` numbers that were asked for."""
 
     histogram: np.ndarray  # shape=(domain_size,), dtype=float32
-    codes: np.ndarray  # shape=(num_records,), dtype=int32
+    codes: np.ndarray  # shape=(num_records,), dtype=int64
+    uniforms: np.ndarray  # shape=(num_records, columns); of the numbers within bins
+    quality: dict[str, Any]
     report: dict[str, Any]
 
 
@@ -87,7 +92,11 @@ def prepare(command: options.Synthesize) -> Job:
     parsing.check(command)
     with usage(command):
         bins = binning.binning(command.bins)
-        validate.integer(at_most=len(bins.columns), degree=command.degree)
+        queries = synthesis.marginals(bins.sizes, command.degree)
+    if command.num_steps is not None and command.method != "mirror_descent":
+        raise UsageError(
+            f"--num-steps is for --method mirror_descent only, got {command.num_steps}"
+        )
     keys = keys_of(command)
     rows = _rows(command, "input", bins)
     codes, public = bins.encode(rows), None
@@ -107,22 +116,35 @@ def prepare(command: options.Synthesize) -> Job:
             f"{option} must give public records that --bins describes, got "
             f"{len(public)} that it does not"
         )
-    queries = queries_lib.Marginals(bins.sizes, command.degree)
     with usage(command, "--epsilon"):  # What is wrong with the numbers together.
-        plan = plans.SyntheticData.certified(
+        choice = synthesis.planned(
+            queries,
             num_examples=len(codes),
-            domain_size=queries.domain_size,
-            num_queries=2 * queries.num_queries,  # And the negations.
-            query_range=queries.query_range,
+            relation=command.relation,  # pyright: ignore[reportArgumentType]
             epsilon=command.epsilon,
             delta=command.delta,
-            relation=command.relation,  # pyright: ignore[reportArgumentType]
             num_steps=command.num_steps,
+            method=command.method,  # pyright: ignore[reportArgumentType]
         )
-        # The bound's step leaves budget where steps are few; the largest was better.
-        plan = plan.calibrate(epsilon=command.epsilon, delta=command.delta)
+    _warn_of_noise(queries, choice)
     num_records = command.num_records or len(codes)
-    return Job(bins, queries, codes, public, plan, keys, num_records, folder)
+    return Job(bins, queries, codes, public, choice, keys, num_records, folder)
+
+
+def _warn_of_noise(queries: queries_lib.Marginals, choice: synthesis.Choice) -> None:
+    """Warns where the noise on a table is larger than what tables usually tell."""
+    if choice.noise_std is None:
+        return
+    cells = float(np.mean(np.diff(queries.offsets)))
+    # The mean of the absolute value of normal noise, half of it summed over the cells.
+    noise = cells * choice.noise_std / math.sqrt(2 * math.pi)
+    if noise > _LARGE_NOISE:
+        warnings.warn(
+            f"noise moves the {cells:.3g} cells of a measured table by {noise:.2g} in "
+            "total variation, where 1 is all of it: fewer bins, a smaller --degree, more "
+            "records or a larger --epsilon are needed",
+            stacklevel=2,
+        )
 
 
 def _refuse_private(
@@ -185,19 +207,32 @@ def _check_paths(command: options.Synthesize, folder: pathlib.Path) -> None:
 
 def release(job: Job, command: options.Synthesize) -> Outcome:
     """Runs the plan, draws the records and judges them."""
-    queries: Any = job.queries  # Of three arguments, not two.
-    result = training.fit(
-        job.plan,
+    result = synthesis.release(
+        job.choice,
         job.keys,
-        job.plan.uniform(),
-        jnp.asarray(job.codes),
-        value_fn=queries,
+        job.codes,
+        job.queries,
         progress=not (command.quiet or command.json) and sys.stdout.isatty(),
     )
-    histogram = result.params
-    codes = synthetic.synthetic_records(job.keys, histogram, job.num_records)
-    outcome = Outcome(np.asarray(histogram), np.asarray(codes), {})
+    codes = synthesis.drawn(job.keys, result.histogram, job.num_records)
+    shape = job.num_records, len(job.bins.columns)
+    uniforms = keys_lib.uniforms(job.keys, shape, index=1)
+    outcome = Outcome(result.histogram, codes, uniforms, {}, {})
+    judged = _judged(job, command, outcome, result)
+    outcome = outcome._replace(quality=judged)
     return outcome._replace(report=_report(job, command, result.report, outcome))
+
+
+def _judged(
+    job: Job, command: options.Synthesize, outcome: Outcome, result: synthesis.Release
+) -> dict[str, Any]:
+    """Compares the records with what was measured and with all references."""
+    counts, std = None, job.choice.noise_std
+    if result.shares is not None and std is not None:
+        counts = quality.measured(job.queries, result.shares, std)
+    others = references(job, command).items()
+    named = {_NAMES[name]: weights for name, weights in others}
+    return quality.judged(job.bins, _weights(outcome.codes, job), counts, named)
 
 
 def references(job: Job, command: options.Synthesize) -> dict[str, np.ndarray]:
@@ -216,7 +251,8 @@ def _weights(codes: np.ndarray, job: Job) -> np.ndarray:
 
 def errors(job: Job, outcome: Outcome, reference: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the absolute error of each query (m,), by name of the answering histogram."""
-    weights = _weights(outcome.codes, job), outcome.histogram, job.plan.uniform()
+    uniform = np.full_like(reference, 1 / len(reference))
+    weights = _weights(outcome.codes, job), outcome.histogram, uniform
     means = jax.jit(job.queries.evaluate)
     half = job.queries.half_range
     return {
@@ -233,18 +269,21 @@ def _report(
         "input": command.input.name,
         "columns": dict(zip(job.bins.names, job.bins.sizes, strict=True)),
         "domain_size": job.queries.domain_size,
-        "degree": command.degree,
+        "degree": list(command.degree),
+        "method": job.choice.method,
+        "expected_errors": job.choice.expected_errors,
         "num_queries": job.queries.num_queries,
         "num_records": job.num_records,
         "num_test_examples": 0 if job.public is None else len(job.public),
-        "plan": json.loads(job.plan.to_json()),
+        "plan": json.loads(job.choice.plan.to_json()),
         "note": _note(job, command),
     }
     for name, reference in references(job, command).items():
-        prefix = "test" if name == _PUBLIC else "unsafe"
+        prefix = _NAMES[name]
         found = errors(job, outcome, reference)
         for kind, suffix in _CANDIDATES.items():
             fields[f"{prefix}_worst_query_error{suffix}"] = float(found[kind].max())
+    fields["quality"] = quality.summarised(outcome.quality)
     return train.reported(of_fit, fields)
 
 
@@ -268,9 +307,11 @@ def write(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
     try:
         command.output.parent.mkdir(parents=True, exist_ok=True)
         job.folder.mkdir(parents=True, exist_ok=True)
-        replace(command.output, _csv(job, outcome.codes))
-        replace(job.folder / PLAN, (job.plan.file_text() + "\n").encode())
+        replace(command.output, _csv(job, outcome))
+        replace(job.folder / PLAN, (job.choice.plan.file_text() + "\n").encode())
         record.save_params(job.folder / HISTOGRAM, outcome.histogram)
+        text = json.dumps(outcome.quality, indent=1) + "\n"
+        replace(job.folder / QUALITY, text.encode())
         _plot(job, command, outcome)
         replace(job.folder / REPORT, train.written(outcome.report, command.timings))
     except OSError as error:
@@ -279,11 +320,11 @@ def write(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
         ) from error
 
 
-def _csv(job: Job, codes: np.ndarray) -> bytes:
+def _csv(job: Job, outcome: Outcome) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(job.bins.names)
-    writer.writerows(job.bins.decode(codes))
+    writer.writerows(job.bins.decode(outcome.codes, outcome.uniforms))
     return text.getvalue().encode()
 
 
@@ -293,16 +334,18 @@ def queries(
     title: str,
     errors: Mapping[str, Mapping[str, np.ndarray]],
     columns: Mapping[str, tuple[Sequence[str], Mapping[str, np.ndarray]]],
+    correlations: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Plots the errors of all queries, largest first, and below them the columns' shares.
+    """Plots the errors of all queries, the columns' shares and the pairs' correlations.
 
-    ``errors``, perhaps empty: what is compared with -> what answers -> its errors (m,).
-    ``columns``: name -> (labels of the cells, whose -> shares of the cells); the first six
-    are drawn.
+    ``errors``, perhaps empty: what is compared with -> what answers -> its errors (m,),
+    drawn largest first.
+    ``columns``: name -> (labels of the cells, whose -> shares of the cells).
+    ``correlations``, perhaps empty: those of :func:`jaxdp.data.quality.judged`.
     """
-    chosen = list(columns.items())[:6]
+    chosen = list(columns.items())
     rows = -(-len(chosen) // 3)
-    heights = [3.6] * len(errors) + [2.6] * rows  # Inches.
+    heights = [3.6] * len(errors) + [2.6] * rows + [3.6] * bool(correlations)  # Inches.
     fig = Figure(layout="constrained", figsize=(9, sum(heights) + 0.6))
     fig.suptitle(title, fontsize="medium")
     grid = fig.add_gridspec(len(heights), 3, height_ratios=heights)
@@ -340,7 +383,35 @@ def queries(
         axis.tick_params(labelsize="small")
         plots.titled(axis, name)
         plots.percent(axis)
+    if correlations:
+        _plot_correlations(fig.add_subplot(grid[-1, :]), correlations)
     plots.save(fig, path)
+
+
+def _plot_correlations(axis: Any, correlations: Sequence[Mapping[str, Any]]) -> None:
+    """Draws each pair's correlations, with the interval of the private ones."""
+    plots.plain(axis)
+    shown = [one for one in correlations if one["synthetic"] is not None]
+    shown.sort(key=lambda one: one["synthetic"])
+    for name, label, mark, color in (
+        ("synthetic", "synthetic records", "o", plots.BLUE),
+        ("test", _PUBLIC, "x", plots.PURPLE),
+        ("unsafe", _PRIVATE, "+", plots.YELLOW),
+    ):
+        known = [
+            (i, one[name]) for i, one in enumerate(shown) if one.get(name) is not None
+        ]
+        if known:
+            axis.plot(*zip(*known, strict=True), mark, color=color, label=label)
+    ends = [(i, *one["interval"]) for i, one in enumerate(shown) if "interval" in one]
+    if ends:
+        label = "the private records: 95% interval, from counts with noise"
+        axis.vlines(*zip(*ends, strict=True), color=plots.GREEN, label=label)
+    names = [" and ".join(one["columns"]) for one in shown]
+    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axis.tick_params(labelsize="small")
+    plots.titled(axis, "correlations (of bins' middles, of 0 and 1 for two categories)")
+    axis.legend(frameon=False, fontsize="small")
 
 
 def _plot(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
@@ -349,14 +420,21 @@ def _plot(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
     queries(
         job.folder / PLOT,
         title=f"{command.input.name}: {job.queries.num_queries} shares by "
-        f"{command.degree} of {len(job.bins.columns)} columns, "
+        f"{_words(command.degree)} of {len(job.bins.columns)} columns, "
         f"ε = {command.epsilon:g}, δ = {command.delta:g}",
         errors={name: errors(job, outcome, one) for name, one in compared.items()},
         columns={
             column.name: (column.labels, _shares(job, axis, shown))
             for axis, column in enumerate(job.bins.columns)
         },
+        correlations=outcome.quality["correlations"],
     )
+
+
+def _words(numbers: Sequence[int]) -> str:
+    """Writes numbers as "1, 2 or 3"."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _shares(job: Job, axis: int, weights: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -369,12 +447,29 @@ def _shares(job: Job, axis: int, weights: dict[str, np.ndarray]) -> dict[str, An
 def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
     """Returns a table of the privacy spent and the errors reached."""
     report = outcome.report
+    plan, queries = job.choice.plan, job.queries
     released = (
-        f"{job.plan.num_steps} draws from {job.queries.num_queries} queries and their "
-        f"negations, on {job.queries.domain_size} cells"
+        f"{plan.num_steps} draws from {queries.num_queries} queries and their negations"
     )
+    if job.choice.noise_std is not None:
+        released = (
+            f"{queries.num_queries} shares of records in {len(queries.columns)} marginals, "
+            f"each with noise of deviation {job.choice.noise_std:.2g}"
+        )
     title = f"synthetic {command.input.name}"
-    table = train.spending(title, job.plan, report, ("released", released))
+    table = train.spending(title, plan, report, ("released", released))
+    expected = job.choice.expected_errors
+    others = (
+        f"{name.replace('_', ' ')} {error:.2g}"
+        for name, error in expected.items()
+        if name != job.choice.method
+    )
+    table.add_row(
+        "method",
+        f"{job.choice.method.replace('_', ' ')}: expected worst error of a query "
+        f"{expected[job.choice.method]:.2g} ({', '.join(others)}), {queries.domain_size} "
+        "cells",
+    )
     for prefix, where in (("test", _PUBLIC), ("unsafe", _PRIVATE)):
         name = f"{prefix}_worst_query_error"
         if name in report:
@@ -384,6 +479,19 @@ def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
                 f"{report[f'{name}_released']:.4f}, uniform "
                 f"{report[f'{name}_uniform']:.4f})",
             )
+    for name, found in report["quality"].items():
+        for source, where in (
+            ("interval", "at most, by the measured counts (95% each)"),
+            ("test", f"on {_PUBLIC}"),
+            ("unsafe", f"on {_PRIVATE}"),
+        ):
+            if source in found:
+                one = found[source]
+                table.add_row(
+                    f"{name} ({found['count']})",
+                    f"off by {one['mean']:.3f} (mean), {one['worst']:.3f} (worst: "
+                    f"{', '.join(one['where'])}) {where}",
+                )
     table.add_row("time", train.duration(report))
     table.add_row("data", report["note"])
     table.add_row("written", f"{command.output} and {job.folder}: {', '.join(FILES)}")

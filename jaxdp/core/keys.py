@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import secrets
 import threading
@@ -45,6 +46,7 @@ ROLES = {
     "refresh": 10,  # noise root: of gradients that begin a period
     "escape": 11,  # noise root: of products with Hessians, and of Hessians
     "order": 12,  # sampling root: in which records are read
+    "values": 13,  # direction root: of synthetic records, once their shares are public
 }
 
 #: What one ``Keys`` from entropy serves: each of these once, in any order. Their draws are
@@ -460,3 +462,20 @@ def words(key: jax.Array, size: int) -> jax.Array:
     if threefry.is_secret(key):
         return threefry.bits(key, (size,))
     return threefry.stored_bits(key, size)
+
+
+def uniforms(keys: Keys, shape: tuple[int, ...], index: int = 0) -> np.ndarray:
+    """Draws numbers in [0, 1) for synthetic records, from the root that may be published.
+
+    Args:
+      keys: of the run; not spent.
+      shape: of the numbers.
+      index: of the draw; each has other numbers.
+
+    Returns:
+      float64 on the host, multiples of 2**-52.
+    """
+    key = stream(keys.direction, "values", index)
+    drawn = np.asarray(words(key, 2 * math.prod(shape)), np.uint64)
+    high, low = drawn.reshape(2, *shape)
+    return ((high >> 6) * 2.0**26 + (low >> 6)) * 2.0**-52

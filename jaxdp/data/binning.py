@@ -53,9 +53,9 @@ class Column:
     def num_cells(self) -> int:
         return len(self.values) or len(self.edges) - 1
 
-    @property
+    @functools.cached_property
     def integral(self) -> bool:
-        """True if all edges are integers; bins are then written as integers."""
+        """True if all edges are integers; numbers are then written as integers."""
         return all(isinstance(edge, int) for edge in self.edges)
 
     @functools.cached_property
@@ -64,15 +64,19 @@ class Column:
         ends = itertools.pairwise(self.edges)
         return self.values or tuple(f"{low:g} to {high:g}" for low, high in ends)
 
-    @functools.cached_property
-    def texts(self) -> tuple[str, ...]:
-        """Text written for each cell: the value, or a number in the middle of the bin."""
+    def texts(self, cells: np.ndarray, uniforms: np.ndarray) -> list[str]:
+        """Writes a value of each cell: its category, or a number drawn within its bin.
+
+        Args:
+          cells: integers (n,) in [0, num_cells).
+          uniforms: float64 (n,) in [0, 1): which number of the bin.
+        """
         if self.values:
-            return self.values
-        ends = itertools.pairwise(self.edges)
-        if self.integral:  # The high edge is not in the bin.
-            return tuple(str((low + high - 1) // 2) for low, high in ends)
-        return tuple(_amid(low, high) for low, high in ends)
+            return [self.values[cell] for cell in cells]
+        return [
+            _within(self.edges[cell], self.edges[cell + 1], float(u), self.integral)
+            for cell, u in zip(cells, uniforms, strict=True)
+        ]
 
     def cells(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the cell of each text: int32, or -1 for none."""
@@ -87,11 +91,14 @@ class Column:
         return np.where(np.isnan(numbers), OUTSIDE, bins).astype(np.int32)
 
 
-def _amid(low: float, high: float) -> str:
-    """Returns the middle of a bin, rounded to six digits if that lies in the bin."""
-    middle = low / 2 + high / 2
-    short = f"{middle:.6g}"
-    return short if low <= float(short) < high else repr(middle)
+def _within(low: Any, high: Any, uniform: float, integral: bool) -> str:
+    """Returns a number in [low, high): an integer, or of six digits if that lies within."""
+    if integral:
+        return str(low + min(int(uniform * (high - low)), high - low - 1))
+    # Both ends are scaled, so that nothing overflows; rounding may reach the high one.
+    number = min(low * (1 - uniform) + high * uniform, math.nextafter(high, low))
+    short = f"{number:.6g}"
+    return short if low <= float(short) < high else repr(max(float(low), number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,16 +138,19 @@ class Binning:
             codes = codes * column.num_cells + cells
         return np.where(inside, codes, OUTSIDE).astype(np.int32)
 
-    def decode(self, codes: np.ndarray) -> list[list[str]]:
-        """Decodes codes to texts: a value of a category, or the middle of a bin.
+    def decode(self, codes: np.ndarray, uniforms: np.ndarray) -> list[list[str]]:
+        """Decodes codes to texts: a category, or a number drawn within the bin.
 
         Args:
           codes: integers (n,) in [0, domain_size).
+          uniforms: float64 (n, columns) in [0, 1).
         """
         cells = np.unravel_index(np.asarray(codes), self.sizes)
         columns = [
-            np.array(column.texts, object)[numbers]
-            for column, numbers in zip(self.columns, cells, strict=True)
+            column.texts(numbers, draws)
+            for column, numbers, draws in zip(
+                self.columns, cells, uniforms.T, strict=True
+            )
         ]
         return [list(row) for row in zip(*columns, strict=True)]
 

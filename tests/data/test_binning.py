@@ -27,21 +27,39 @@ def test_sizes_and_words(bins: Binning) -> None:
     assert (bins.sizes, bins.domain_size) == ((3, 2, 2, 3), 36)
     age, sex, height, town = bins.columns
     assert age.labels == ("0 to 18", "18 to 40", "40 to 120")
-    assert age.texts == ("8", "28", "79")  # The high edge is in the next bin.
-    assert height.texts == ("1.25", "2")
-    assert sex.labels == sex.texts == ("f", "m")
-    assert town.texts == ("A", "B", "else")
+    assert (sex.labels, town.labels) == (("f", "m"), ("A", "B", "else"))
+    cells = np.array([0, 1, 2, 2])
+    uniforms = np.array([0.0, 0.5, 0.0, 1 - 2.0**-52])
+    # The high edge is in the next bin.
+    assert age.texts(cells, uniforms) == ["0", "29", "40", "119"]
+    assert height.texts(cells[:2], uniforms[:2]) == ["1", "2"]
+    assert town.texts(cells, uniforms) == ["A", "B", "else", "else"]
 
 
-def test_every_cell_comes_back(bins: Binning) -> None:
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2.0**-52])
+def test_every_cell_comes_back(bins: Binning, uniform: float) -> None:
     codes = np.arange(bins.domain_size)
-    rows = bins.decode(codes)
-    assert rows[0] == ["8", "f", "1.25", "A"]
-    assert rows[1] == ["8", "f", "1.25", "B"]  # The last column moves fastest.
-    assert rows[-1] == ["79", "m", "2", "else"]
+    rows = bins.decode(codes, np.full((bins.domain_size, 4), uniform))
+    if uniform == 0.5:
+        assert rows[0] == ["9", "f", "1.25", "A"]
+        assert rows[1] == ["9", "f", "1.25", "B"]  # The last column moves fastest.
+        assert rows[-1] == ["80", "m", "2", "else"]
     encoded = bins.encode(rows)
     assert encoded.dtype == np.int32
     np.testing.assert_array_equal(encoded, codes)
+
+
+def test_numbers_are_drawn_over_the_whole_bin(bins: Binning) -> None:
+    """All integers of a bin, each as often; within 5.5 deviations (22 of them, 1e-6)."""
+    uniforms = np.random.default_rng(0).random(22_000)
+    ages = bins.columns[0].texts(np.ones(22_000, int), uniforms)
+    counts = np.bincount([int(age) for age in ages])
+    assert set(np.flatnonzero(counts)) == set(range(18, 40))
+    assert np.all(np.abs(counts[18:] - 1000) < 5.5 * np.sqrt(1000))
+    heights = np.array(
+        [float(x) for x in bins.columns[2].texts(np.ones(99, int), uniforms[:99])]
+    )
+    np.testing.assert_allclose(heights, 1.5 + uniforms[:99], rtol=1e-5)
 
 
 def test_narrow_and_negative_bins_come_back() -> None:
@@ -53,11 +71,10 @@ def test_narrow_and_negative_bins_come_back() -> None:
         "e": {"edges": [1.0, 1.0000001, 1.0000002]},
     }
     made = binning(spec)
-    assert made.columns[0].texts == ("-3", "-2", "0", "1")
-    assert made.columns[2].texts == ("0.05", "0.15", "0.6")
-    assert made.columns[3].texts == ("0", "1", "10")
     codes = np.arange(made.domain_size)
-    np.testing.assert_array_equal(made.encode(made.decode(codes)), codes)
+    for uniform in (0.0, 0.3, 0.5, 0.9999, 1 - 2.0**-52):
+        rows = made.decode(codes, np.full((made.domain_size, 5), uniform))
+        np.testing.assert_array_equal(made.encode(rows), codes)
 
 
 def test_edges_and_what_lies_beyond(bins: Binning) -> None:
@@ -80,7 +97,7 @@ def test_what_no_bin_describes_is_no_error_and_counts_nowhere(bins: Binning) -> 
 
 
 def test_a_code_depends_on_its_own_record_alone(bins: Binning) -> None:
-    rows = bins.decode(np.array([3, 17, 35, 4]))
+    rows = bins.decode(np.array([3, 17, 35, 4]), np.full((4, 4), 0.5))
     rows[1][0] = "unknown"
     together = bins.encode(rows)
     alone = [int(bins.encode([row])[0]) for row in rows]

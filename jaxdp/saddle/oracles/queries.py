@@ -390,6 +390,19 @@ class Marginals(Queries):
             cell = cell[..., None] + stride * jnp.arange(size, dtype=jnp.int32)
         return jnp.where(cell.reshape(-1) == index, 1.0, -1.0).astype(jnp.float32)
 
+    def cells_of(self, codes: jax.Array) -> jax.Array:
+        """Returns the one query of each marginal that is 1 for a code.
+
+        Args:
+          codes: integers (...,) in [0, domain_size).
+
+        Returns:
+          Indices of queries, int32 (..., marginals).
+        """
+        cells = jnp.stack(jnp.unravel_index(codes, self.sizes), axis=-1)
+        places = cells.astype(jnp.int32) @ jnp.asarray(self._strides).T
+        return jnp.asarray(self.offsets[:-1]) + places
+
     def _grid_sums(self, counts: jax.Array) -> jax.Array:
         cells = self._cells(counts)
         return cells - (jnp.sum(counts, dtype=jnp.int32) - cells)

@@ -1,0 +1,214 @@
+"""Measured marginals: what is released, the fit to it, the choice, and the draws."""
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import plans
+from jaxdp.core import keys as keys_lib
+from jaxdp.data import synthesis
+
+SIZES = (4, 2, 3)
+BUDGET: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
+
+
+def codes_of(n: int, seed: int = 0) -> np.ndarray:
+    """Draws records whose first two columns depend on each other."""
+    rng = np.random.default_rng(seed)
+    first = rng.choice(4, n, p=[0.4, 0.3, 0.2, 0.1])
+    second = (rng.random(n) < np.where(first < 2, 0.8, 0.1)).astype(int)
+    return np.ravel_multi_index((first, second, rng.integers(0, 3, n)), SIZES)
+
+
+def reference(codes: np.ndarray, sets: Any) -> np.ndarray:
+    """Counts shares by NumPy, marginal by marginal."""
+    inside = codes[codes >= 0]
+    table = np.bincount(inside, minlength=24).reshape(SIZES) / len(inside)
+    axes = range(len(SIZES))
+    tables = (table.sum(tuple(a for a in axes if a not in one)) for one in sets)
+    return np.concatenate([one.reshape(-1) for one in tables])
+
+
+SETS = [*((i,) for i in range(3)), *itertools.combinations(range(3), 2)]
+
+
+# --- queries and their plan --------------------------------------------------------
+
+
+def test_marginals_of_several_degrees() -> None:
+    queries = synthesis.marginals(SIZES, (2, 1))
+    assert list(queries.columns) == SETS
+    assert synthesis.marginals(SIZES, (2,)).columns == ((0, 1), (0, 2), (1, 2))
+    for degrees, said in (
+        ((0,), ">= 1 and <= 3, got 0"),
+        ((1, 4), "got 4"),
+        ((1, 1), "different"),
+    ):
+        with pytest.raises(ValueError, match=f"^degree must be .*{said}"):
+            synthesis.marginals(SIZES, degrees)
+
+
+def test_cells_of_a_code_are_the_queries_that_are_1() -> None:
+    queries = synthesis.marginals(SIZES, (1, 2))
+    found = np.asarray(queries.cells_of(jnp.arange(24)))
+    assert found.shape == (24, 6)
+    every = np.stack(
+        [np.asarray(queries.values(j)) for j in range(queries.num_queries)]
+    )
+    for code in range(24):
+        np.testing.assert_array_equal(np.flatnonzero(every[:, code] > 0), found[code])
+
+
+def test_gradients_are_centred_cells_and_of_the_clip_norm() -> None:
+    """No record within the domain is clipped, and one outside has no part."""
+    counts = synthesis.CellCounts(synthesis.marginals(SIZES, (1, 2)))
+    codes = jnp.array([*range(24), -1, 24])
+    params = jnp.zeros(counts.queries.num_queries)
+    rows = -jax.jacobian(counts)(params, codes)
+    norms = np.linalg.norm(rows, axis=1)
+    np.testing.assert_allclose(norms[:24], counts.l2_norm, rtol=1e-6)
+    np.testing.assert_array_equal(rows[24:], 0)
+    shares = np.asarray(rows[:24].mean(0)) + counts.center
+    np.testing.assert_allclose(shares, reference(np.arange(24), SETS), atol=1e-6)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_shares_are_the_true_ones_and_the_plans_noise(relation: Any) -> None:
+    """Each of 32 x 8 cells has Gaussian noise of the plan's deviation.
+
+    The sum of squares of 256 normal numbers: beyond these quantiles with 1e-7 each.
+    """
+    sizes = (32, 8)
+    codes = np.random.default_rng(0).integers(0, 256, 500)
+    queries = synthesis.marginals(sizes, (2,))
+    choice = synthesis.planned(
+        queries, num_examples=500, relation=relation, method="marginals", **BUDGET
+    )
+    assert isinstance(choice.plan, plans.DPGD)
+    assert choice.plan.num_steps == 1
+    moved = math.sqrt(1 - 1 / 256) * (2 if relation == "replace_one" else 1)
+    assert choice.plan.sensitivity == pytest.approx(moved, rel=1e-4)
+    assert choice.plan.epsilon() == pytest.approx(2, rel=1e-3)
+    result = synthesis.release(choice, jaxdp.Keys.insecure(1), codes, queries)
+    assert result.shares is not None
+    true = np.bincount(codes, minlength=256) / 500
+    z = (result.shares - true) / choice.plan.noise_std
+    assert 151 < np.sum(z**2) < 395
+    assert result.report["num_steps"] == 1
+
+
+def test_records_outside_count_as_uniform() -> None:
+    queries = synthesis.marginals(SIZES, (1, 2))
+    codes = np.where(np.arange(1000) < 400, codes_of(1000), -1)
+    choice = synthesis.planned(
+        queries, num_examples=1000, relation="replace_one", epsilon=40.0, delta=1e-5
+    )
+    result = synthesis.release(choice, jaxdp.Keys.insecure(0), codes, queries)
+    center = synthesis.CellCounts(queries).center
+    wanted = 0.4 * reference(codes, SETS) + 0.6 * center
+    np.testing.assert_allclose(result.shares, wanted, atol=7 * choice.plan.noise_std)
+
+
+# --- the histogram -----------------------------------------------------------------
+
+
+def test_fit_without_noise_has_the_marginals() -> None:
+    queries = synthesis.marginals(SIZES, (2,))
+    shares = reference(codes_of(5000), queries.columns)
+    histogram = synthesis.fitted(queries, shares, 1e-5)
+    assert histogram.shape == (24,)
+    assert histogram.sum() == pytest.approx(1, abs=1e-5)
+    answers = (np.asarray(queries.evaluate(jnp.asarray(histogram))) + 1) / 2
+    np.testing.assert_allclose(answers, shares, atol=2e-4)
+
+
+def test_fit_is_independent_where_only_columns_are_measured() -> None:
+    """The most uniform of the histograms: the product. (L-BFGS on logits lost it.)"""
+    queries = synthesis.marginals(SIZES, (1,))
+    shares = reference(codes_of(5000), queries.columns)
+    histogram = synthesis.fitted(queries, shares, 1e-5)
+    one, two, three = np.split(shares, [4, 6])
+    product = np.einsum("i,j,k->ijk", one, two, three)
+    np.testing.assert_allclose(histogram.reshape(SIZES), product, atol=2e-3)
+
+
+def test_fit_to_noise_is_better_than_the_noise() -> None:
+    """Noise that no histogram can have (negative shares) is left out."""
+    queries = synthesis.marginals(SIZES, (2,))
+    true = reference(codes_of(5000), queries.columns)
+    noise = 0.05 * np.random.default_rng(0).normal(size=true.shape)
+    histogram = synthesis.fitted(queries, true + noise, 0.05)
+    assert np.isfinite(histogram).all() and (histogram >= 0).all()
+    answers = (np.asarray(queries.evaluate(jnp.asarray(histogram))) + 1) / 2
+    assert np.square(answers - true).sum() < 0.7 * np.square(noise).sum()
+
+
+# --- the choice --------------------------------------------------------------------
+
+
+def test_the_smaller_expected_error_is_chosen() -> None:
+    """Many queries and few records are the case of mirror descent."""
+    few = synthesis.planned(
+        synthesis.marginals(SIZES, (2,)),
+        num_examples=5000,
+        relation="zero_out",
+        **BUDGET,
+    )
+    many = synthesis.planned(
+        synthesis.marginals((2,) * 14, (5,)),
+        num_examples=300,
+        relation="zero_out",
+        epsilon=1.0,
+        delta=1e-5,
+    )
+    assert (few.method, many.method) == ("marginals", "mirror_descent")
+    assert isinstance(many.plan, plans.SyntheticData)
+    for choice in (few, many):
+        assert min(choice.expected_errors, key=lambda m: choice.expected_errors[m]) == (
+            choice.method
+        )
+    assert few.plan.epsilon() == pytest.approx(2, rel=1e-3)
+    assert many.plan.epsilon() == pytest.approx(1, rel=1e-2)
+
+
+def test_expected_error_is_that_of_the_largest_noise() -> None:
+    """Within 20% of the mean of the largest of m normal numbers, by simulation."""
+    queries = synthesis.marginals((8, 8, 8), (2,))
+    choice = synthesis.planned(
+        queries, num_examples=5000, relation="zero_out", **BUDGET
+    )
+    noise = np.random.default_rng(0).normal(size=(500, queries.num_queries))
+    largest = np.abs(noise).max(1).mean() * choice.plan.noise_std
+    assert choice.expected_errors["marginals"] == pytest.approx(largest, rel=0.2)
+
+
+# --- records -----------------------------------------------------------------------
+
+
+def test_records_are_as_many_as_expected_of_every_cell() -> None:
+    histogram = np.random.default_rng(0).dirichlet(np.ones(24)).astype(np.float32)
+    histogram[[0, 5, 23]] = 0
+    expected = 777 * histogram / histogram.sum()
+    for seed in range(20):
+        codes = synthesis.drawn(jaxdp.Keys.insecure(seed), histogram, 777)
+        counts = np.bincount(codes, minlength=24)
+        assert counts.sum() == 777
+        assert np.all(np.abs(counts - expected) < 1 + 1e-3)
+        assert not counts[[0, 5, 23]].any()
+        assert np.any(np.diff(codes) < 0)  # In no order.
+
+
+def test_draws_of_a_rare_cell_are_unbiased(monkeypatch: Any) -> None:
+    """1000 draws of one record, of probability 1/4: within 5.3 deviations (1e-7)."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(keys_lib, "uniforms", lambda keys, shape: rng.random(shape))
+    histogram = np.array([0.75, 0.25], np.float32)
+    keys = jaxdp.Keys.insecure(0)
+    hits = sum(int(synthesis.drawn(keys, histogram, 1)[0]) for _ in range(1000))
+    assert abs(hits - 250) < 5.3 * math.sqrt(1000 * 0.25 * 0.75)
