@@ -31,6 +31,7 @@ class Row:
     """One figure: ``value`` in ``unit``, and its ``ratio`` to a named ``baseline``.
 
     A row that could not be had has no value and says why in ``unit``: "skipped: ...".
+    ``half_width`` is of the value's 95% interval, over ``count`` seeds.
     """
 
     case: str
@@ -39,6 +40,8 @@ class Row:
     unit: str
     baseline: str | None = None
     ratio: float | None = None
+    half_width: float | None = None
+    count: int | None = None
 
 
 class Mean(NamedTuple):
@@ -55,6 +58,20 @@ def mean(samples: Sequence[float] | np.ndarray) -> Mean:
         return Mean(float(np.mean(samples)), 0.0)
     error = float(np.std(samples, ddof=1)) / n**0.5
     return Mean(float(np.mean(samples)), float(scipy.stats.t.ppf(0.975, n - 1)) * error)
+
+
+def averaged(
+    case: str,
+    metric: str,
+    found: Mean,
+    count: int,
+    unit: str = "",
+    baseline: str | None = None,
+    ratio: float | None = None,
+) -> Row:
+    """Row of a mean over ``count`` seeds; one seed has no interval."""
+    width = found.half_width if count > 1 else None
+    return Row(case, metric, found.value, unit, baseline, ratio, width, count)
 
 
 def over_seeds(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,11 +180,22 @@ def write_json(path: pathlib.Path, name: str, rows: list[Row]) -> None:
 def print_table(name: str, rows: list[Row]) -> None:
     """Prints the rows for a person."""
     table = rich.table.Table(title=f"bench {name} on {device()}", title_justify="left")
-    for column in ("case", "metric", "value", "unit", "against", "ratio"):
-        right = column in ("value", "ratio")
+    for column in ("case", "metric", "value", "± 95%", "seeds", "unit", "ratio", "to"):
+        right = column in ("value", "± 95%", "seeds", "ratio")
         table.add_column(column, justify="right" if right else "left")
+
+    def number(x: float | None, digits: int) -> str:
+        return "" if x is None else f"{x:.{digits}g}"
+
     for row in rows:
-        value = "" if row.value is None else f"{row.value:.4g}"
-        against = "" if row.ratio is None else f"{row.ratio:.3g}"
-        table.add_row(row.case, row.metric, value, row.unit, row.baseline, against)
+        table.add_row(
+            row.case,
+            row.metric,
+            number(row.value, 4),
+            number(row.half_width, 2),
+            number(row.count, 6),
+            row.unit,
+            number(row.ratio, 3),
+            row.baseline,
+        )
     rich.console.Console(width=None).print(table)

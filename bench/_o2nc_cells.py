@@ -117,8 +117,8 @@ def rows(cell: Cell) -> list[_harness.Row]:
     found = []
     for metric, name in METRICS.items():
         m = _harness.mean(getattr(cell, name))
-        unit = rules.told(m, len(cell.window_norm))
-        found.append(_harness.Row(cell.title, metric, m.value, unit))
+        count = len(cell.window_norm)
+        found.append(_harness.averaged(cell.title, metric, m, count))
     for metric in ("values", "gradients"):
         count = getattr(cell, metric)
         if count:
@@ -150,5 +150,5 @@ def slopes(cells: Sequence[Cell]) -> list[_harness.Row]:
             count = sum(map(len, along.values()))
             metric = f"slope of the window norm in {axis[0]}"
             case = f"{study}: {method}"
-            found.append(_harness.Row(case, metric, m.value, rules.told(m, count)))
+            found.append(_harness.averaged(case, metric, m, count))
     return found

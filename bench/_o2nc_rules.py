@@ -28,11 +28,6 @@ def slope(runs: Runs) -> _harness.Mean:
     return _harness.Mean(found.value, half)
 
 
-def told(mean: _harness.Mean, count: int) -> str:
-    """How the interval of a mean, or of a slope, is written."""
-    return f"±{mean.half_width:.2g} (95%, n={count})"
-
-
 # --- records that a norm needs -------------------------------------------------------
 
 

@@ -115,16 +115,16 @@ def rows(cell: Cell) -> list[_harness.Row]:
     """The figure of a cell, its bound and its further numbers."""
     case = f"({cell.table}) {cell.size}, {cell.method}"
     m = _harness.mean(cell.values)
-    several = f"±{m.half_width:.2g} (95%, n={len(cell.values)})"
-    told = (several if len(cell.values) > 1 else "one run", cell.note)
-    unit = "; ".join(part for part in told if part)
+    unit = cell.note
     against: tuple[Any, ...] = ()
     if cell.prototype is not None:
         value, runs = cell.prototype.value, cell.prototype.runs
         found = "agrees" if cell.agrees() else "differs" if not far(cell) else "far off"
-        unit += f"; prototype {value:g} of {runs} runs: {found}"
+        unit = f"{unit}; " if unit else ""
+        unit += f"prototype {value:g} of {runs} runs: {found}"
         against = ("prototype", m.value / value)
-    found = [_harness.Row(case, cell.metric, m.value, unit, *against)]
+    count = len(cell.values)
+    found = [_harness.averaged(case, cell.metric, m, count, unit, *against)]
     if cell.bound is not None:
         shown = "not exceeded" if m.value <= cell.bound else "EXCEEDED"
         row = _harness.Row(

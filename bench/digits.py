@@ -200,10 +200,8 @@ def _headline(
 def _row(
     case: str, m: Mean, num_seeds: int, baseline: str, ratio: float
 ) -> _harness.Row:
-    if not m.half_width:
-        return _harness.Row(case, "test accuracy", m.value, "share", baseline, ratio)
-    unit = f"±{m.half_width:.3f} (95%, n={num_seeds})"
-    return _harness.Row(case, "test accuracy", m.value, unit, baseline, ratio)
+    count = num_seeds if m.half_width else 1  # Without noise all seeds are the same.
+    return _harness.averaged(case, "test accuracy", m, count, "share", baseline, ratio)
 
 
 def _post_processing(

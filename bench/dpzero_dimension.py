@@ -318,8 +318,7 @@ def run(quick: bool, out: pathlib.Path | None = None) -> list[_harness.Row]:
 def _row(
     case: str, metric: str, m: Mean, num: int, baseline: str, ratio: float
 ) -> _harness.Row:
-    unit = f"±{m.half_width:.2g} (95%, n={num})"
-    return _harness.Row(case, metric, m.value, unit, baseline, ratio)
+    return _harness.averaged(case, metric, m, num, "", baseline, ratio)
 
 
 def _figures(samples: Samples) -> list[_harness.Row]:

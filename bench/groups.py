@@ -119,8 +119,7 @@ def _rows(
     rows = []
     for i, metric in enumerate(METRICS):
         m = _harness.mean(found[:, i])
-        unit = f"±{m.half_width:.2g} (95%, n={len(found)})"
-        row = _harness.Row(name, metric, m.value, unit)
+        row = _harness.averaged(name, metric, m, len(found))
         if against and base is not None:
             ratio = m.value / float(base[:, i].mean())
             row = dataclasses.replace(row, baseline=against, ratio=ratio)

@@ -88,9 +88,9 @@ def run(quick: bool, out: pathlib.Path | None = None) -> list[_harness.Row]:
                 found = accuracies(job, 2 if quick else 20)
                 mean = means[model, name, epsilon] = _harness.mean(found)
                 case = f"{model}, {name}, epsilon {epsilon:g}"
-                unit = f"±{mean.half_width:.2g} (95%, n={len(found)})"
-                unit += f", {job.plan.num_steps} steps"
-                rows.append(_harness.Row(case, METRIC, mean.value, unit))
+                unit = f"{job.plan.num_steps} steps"
+                count = len(found)
+                rows.append(_harness.averaged(case, METRIC, mean, count, unit))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         plots.save(_draw(means, majority), out / PNG)

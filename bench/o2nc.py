@@ -297,11 +297,11 @@ def _rows(
     rows: list[_harness.Row] = []
     for metric, values in found.items():
         m = _harness.mean(values)
-        unit = f"±{m.half_width:.2g} (95%, n={len(values)})"
         against: tuple[Any, ...] = ()
         if metric == "noise energy" and plan.node_std:
             against = ("prediction", m.value / predicted_energy(plan))
-        rows.append(_harness.Row(name, metric, m.value, unit, *against))
+        row = _harness.averaged(name, metric, m, len(values), "", *against)
+        rows.append(row)
     if plan.noise_multiplier:
         spent = float(plan.epsilon(delta=DELTA))
         rows.append(_harness.Row(name, "epsilon", spent, f"at delta {DELTA:g}"))

@@ -251,13 +251,12 @@ def saving_rows(
         case = f"directions over points of the ball: {kind}"
         for dim, values in of.items():
             m = _harness.mean(values)
-            unit = rules.told(m, len(values))
-            rows.append(
-                _harness.Row(case, f"d = {dim}", m.value, unit, "d", m.value / dim)
-            )
+            against = "d", m.value / dim
+            row = _harness.averaged(case, f"d = {dim}", m, len(values), "", *against)
+            rows.append(row)
         m = rules.slope(of)
-        unit = rules.told(m, sum(map(len, of.values())))
-        rows.append(_harness.Row(case, "slope in d", m.value, unit))
+        count = sum(map(len, of.values()))
+        rows.append(_harness.averaged(case, "slope in d", m, count))
     return rows
 
 

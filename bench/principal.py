@@ -91,9 +91,7 @@ def _rows(
         ("records", used, "records"),
     ):
         m = _harness.mean(np.array(values, float))
-        rows.append(
-            _harness.Row(case, name, m.value, f"{unit}, ±{m.half_width:.2g} (95%)")
-        )
+        rows.append(_harness.averaged(case, name, m, len(values), unit))
     flat = jnp.ones_like(start) / jnp.sqrt(start.size)
     rows.append(
         _harness.Row(case, "one direction for all", float(task.metric_fn(flat)), "")

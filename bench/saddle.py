@@ -206,10 +206,16 @@ def _slopes(found: Sequence[Cell]) -> list[_harness.Row]:
         if len(of) < 2:
             continue
         m = cells.slope(of)
-        unit = f"±{m.half_width:.2g} (95%), n = {of[0].n} to {of[-1].n}"
+        unit = f"n = {of[0].n} to {of[-1].n}"
         rows.append(
             _harness.Row(
-                f"(a) d = {d}", "slope in n", m.value, unit, "-1/2", -2 * m.value
+                f"(a) d = {d}",
+                "slope in n",
+                m.value,
+                unit,
+                "-1/2",
+                -2 * m.value,
+                m.half_width,
             )
         )
     return rows

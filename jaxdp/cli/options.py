@@ -469,10 +469,10 @@ class Synthesize(Budget, Output):
     degree: tuple[int, ...] = opt(
         p.DEGREES, "Columns of a query; 1,2 for single columns and pairs.", default=(2,)
     )
-    method: Word = opt(
+    method: str = opt(
         p.choice(*METHODS),
         "How queries are answered: all counts with noise, or one query a step.",
-        "the one of which smaller errors are expected",
+        default=METHODS[0],
     )
     relation: str = opt(
         _RELATION,

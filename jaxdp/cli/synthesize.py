@@ -271,7 +271,6 @@ def _report(
         "domain_size": job.queries.domain_size,
         "degree": list(command.degree),
         "method": job.choice.method,
-        "expected_errors": job.choice.expected_errors,
         "num_queries": job.queries.num_queries,
         "num_records": job.num_records,
         "num_test_examples": 0 if job.public is None else len(job.public),
@@ -449,27 +448,17 @@ def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
     report = outcome.report
     plan, queries = job.choice.plan, job.queries
     released = (
-        f"{plan.num_steps} draws from {queries.num_queries} queries and their negations"
+        f"{plan.num_steps} draws from {queries.num_queries} queries and their "
+        f"negations, on {queries.domain_size} cells"
     )
     if job.choice.noise_std is not None:
         released = (
-            f"{queries.num_queries} shares of records in {len(queries.columns)} marginals, "
-            f"each with noise of deviation {job.choice.noise_std:.2g}"
+            f"{queries.num_queries} shares of records in {len(queries.columns)} marginals "
+            f"of {queries.domain_size} cells, each with noise of deviation "
+            f"{job.choice.noise_std:.2g}"
         )
     title = f"synthetic {command.input.name}"
     table = train.spending(title, plan, report, ("released", released))
-    expected = job.choice.expected_errors
-    others = (
-        f"{name.replace('_', ' ')} {error:.2g}"
-        for name, error in expected.items()
-        if name != job.choice.method
-    )
-    table.add_row(
-        "method",
-        f"{job.choice.method.replace('_', ' ')}: expected worst error of a query "
-        f"{expected[job.choice.method]:.2g} ({', '.join(others)}), {queries.domain_size} "
-        "cells",
-    )
     for prefix, where in (("test", _PUBLIC), ("unsafe", _PRIVATE)):
         name = f"{prefix}_worst_query_error"
         if name in report:

@@ -7,9 +7,8 @@ the sum over marginals is the squared clip norm of a ``plans.DPGD`` with one ste
 "gradients" the vectors are. So bound, integer noise, accountant and ledger are the
 library's own.
 
-The mean answer to m queries is off by :math:`\sigma` each, where mirror descent
-(``plans.SyntheticData``) pays the logarithm of m but the square root of the noise.
-:func:`planned` takes what is expected to have the smaller worst error.
+Mirror descent (``plans.SyntheticData``) releases one query a step instead. Wherever either
+was of use, measured marginals were better (``make bench ARGS="synthesize"``).
 
 References:
   McKenna, Sheldon and Miklau, `Graphical-model based estimation and inference for
@@ -117,16 +116,12 @@ def measurement(
 
 
 class Choice(NamedTuple):
-    """A plan, and what is expected of both methods; public."""
+    """A calibrated plan and its method; public."""
 
     method: Method
     plan: plans.DPGD | plans.SyntheticData
-    expected_errors: dict[str, float]  # worst error of a query, by method
-
-    @property
-    def noise_std(self) -> float | None:
-        """Deviation of the noise on each measured share; None of mirror descent."""
-        return self.plan.noise_std if isinstance(self.plan, plans.DPGD) else None
+    #: Deviation of the noise on each measured share; None of mirror descent.
+    noise_std: float | None
 
 
 def planned(
@@ -136,13 +131,10 @@ def planned(
     relation: Relation,
     epsilon: float,
     delta: float,
+    method: Method = "marginals",
     num_steps: int | None = None,
-    method: Method | None = None,
 ) -> Choice:
-    """Returns a calibrated plan, of the method with the smaller expected worst error.
-
-    Of measured marginals that is the largest of m noises; of mirror descent, its proven
-    bound on these records. Both follow from public numbers.
+    """Returns the calibrated plan of a method.
 
     Args:
       queries: all marginals that are to be answered.
@@ -150,14 +142,16 @@ def planned(
       relation: which data sets are neighbours.
       epsilon: budget of the release.
       delta: budget of the release.
+      method: how queries are answered.
       num_steps: of mirror descent; None is by its bound.
-      method: taken in place of the better one.
 
     Raises:
       ValueError: no noise meets the budget.
     """
-    measured = measurement(queries, num_examples=num_examples, relation=relation)
-    measured = measured.calibrate(epsilon=epsilon, delta=delta)
+    if method == "marginals":
+        plan = measurement(queries, num_examples=num_examples, relation=relation)
+        plan = plan.calibrate(epsilon=epsilon, delta=delta)
+        return Choice(method, plan, plan.noise_std)
     played = plans.SyntheticData.certified(
         num_examples=num_examples,
         domain_size=queries.domain_size,
@@ -168,21 +162,8 @@ def planned(
         relation=relation,
         num_steps=num_steps,
     )
-    assert played.theorem is not None
-    promise: Any = played.theorem.promise
-    errors = {
-        "marginals": measured.noise_std
-        * math.sqrt(2 * math.log(2 * queries.num_queries)),
-        "mirror_descent": promise.bound - promise.generalization,
-    }
-    if method is None:
-        method = "marginals"
-        if errors["mirror_descent"] < errors["marginals"]:
-            method = "mirror_descent"
-    if method == "marginals":
-        return Choice(method, measured, errors)
     # The bound's step leaves budget where steps are few; the largest was better.
-    return Choice(method, played.calibrate(epsilon=epsilon, delta=delta), errors)
+    return Choice(method, played.calibrate(epsilon=epsilon, delta=delta), None)
 
 
 class Release(NamedTuple):
@@ -213,9 +194,9 @@ def release(
       progress: draws a progress bar, where there is more than one step.
     """
     records = jnp.asarray(codes)
-    if isinstance(choice.plan, plans.SyntheticData):
+    if choice.noise_std is None:
         played: Any = queries  # Of three arguments, not two.
-        start = choice.plan.uniform()
+        start = jnp.full(queries.domain_size, 1 / queries.domain_size, jnp.float32)
         result = training.fit(
             choice.plan, keys, start, records, value_fn=played, progress=progress
         )
@@ -231,7 +212,7 @@ def release(
         microbatch_size=min(_MICROBATCH, len(codes)),
     )
     shares = np.asarray(result.params) + counts.center
-    histogram = fitted(queries, shares, choice.plan.noise_std)
+    histogram = fitted(queries, shares, choice.noise_std)
     return Release(histogram, shares, result.report)
 
 

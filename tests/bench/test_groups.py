@@ -50,7 +50,7 @@ def test_rows_are_means_and_ratios(bench: Any) -> None:
     assert [row.metric for row in rows] == list(bench.METRICS)
     assert [row.value for row in rows] == pytest.approx([0.15, 0.3])
     assert [row.ratio for row in rows] == pytest.approx([0.5, 0.75])
-    assert all(row.baseline == "dpgd" and "n=2" in row.unit for row in rows)
+    assert all(row.baseline == "dpgd" and row.count == 2 for row in rows)
     assert all(row.ratio is None for row in bench._rows("gd", found))
 
 

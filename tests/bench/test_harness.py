@@ -64,7 +64,10 @@ def test_a_benchmark_prints_a_table_and_writes_json(
     assert document["device"].startswith("cpu")
     assert {"python", "jax", "jaxlib", "numpy"} <= document["versions"].keys()
     assert document["versions"]["jax"] == jax.__version__
-    keys = ["case", "metric", "value", "unit", "baseline", "ratio"]
+    keys = [
+        *("case", "metric", "value", "unit", "baseline", "ratio"),
+        *("half_width", "count"),
+    ]
     assert [list(row) for row in document["rows"]] == [keys] * 4
     time, speed, temp, skipped = document["rows"]
     assert (time["unit"], time["baseline"]) == ("ms", "twice")

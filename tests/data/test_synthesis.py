@@ -87,9 +87,7 @@ def test_shares_are_the_true_ones_and_the_plans_noise(relation: Any) -> None:
     sizes = (32, 8)
     codes = np.random.default_rng(0).integers(0, 256, 500)
     queries = synthesis.marginals(sizes, (2,))
-    choice = synthesis.planned(
-        queries, num_examples=500, relation=relation, method="marginals", **BUDGET
-    )
+    choice = synthesis.planned(queries, num_examples=500, relation=relation, **BUDGET)
     assert isinstance(choice.plan, plans.DPGD)
     assert choice.plan.num_steps == 1
     moved = math.sqrt(1 - 1 / 256) * (2 if relation == "replace_one" else 1)
@@ -149,43 +147,25 @@ def test_fit_to_noise_is_better_than_the_noise() -> None:
     assert np.square(answers - true).sum() < 0.7 * np.square(noise).sum()
 
 
-# --- the choice --------------------------------------------------------------------
+# --- the other method --------------------------------------------------------------
 
 
-def test_the_smaller_expected_error_is_chosen() -> None:
-    """Many queries and few records are the case of mirror descent."""
-    few = synthesis.planned(
-        synthesis.marginals(SIZES, (2,)),
+def test_mirror_descent_is_the_plan_of_its_paper() -> None:
+    queries = synthesis.marginals(SIZES, (2,))
+    choice = synthesis.planned(
+        queries,
         num_examples=5000,
         relation="zero_out",
+        method="mirror_descent",
+        num_steps=50,
         **BUDGET,
     )
-    many = synthesis.planned(
-        synthesis.marginals((2,) * 14, (5,)),
-        num_examples=300,
-        relation="zero_out",
-        epsilon=1.0,
-        delta=1e-5,
-    )
-    assert (few.method, many.method) == ("marginals", "mirror_descent")
-    assert isinstance(many.plan, plans.SyntheticData)
-    for choice in (few, many):
-        assert min(choice.expected_errors, key=lambda m: choice.expected_errors[m]) == (
-            choice.method
-        )
-    assert few.plan.epsilon() == pytest.approx(2, rel=1e-3)
-    assert many.plan.epsilon() == pytest.approx(1, rel=1e-2)
-
-
-def test_expected_error_is_that_of_the_largest_noise() -> None:
-    """Within 20% of the mean of the largest of m normal numbers, by simulation."""
-    queries = synthesis.marginals((8, 8, 8), (2,))
-    choice = synthesis.planned(
-        queries, num_examples=5000, relation="zero_out", **BUDGET
-    )
-    noise = np.random.default_rng(0).normal(size=(500, queries.num_queries))
-    largest = np.abs(noise).max(1).mean() * choice.plan.noise_std
-    assert choice.expected_errors["marginals"] == pytest.approx(largest, rel=0.2)
+    assert isinstance(choice.plan, plans.SyntheticData)
+    assert choice.plan.num_queries == 2 * queries.num_queries
+    assert 1.9 < choice.plan.epsilon() <= 2
+    result = synthesis.release(choice, jaxdp.Keys.insecure(0), codes_of(5000), queries)
+    assert result.shares is None
+    assert result.histogram.sum() == pytest.approx(1, abs=1e-5)
 
 
 # --- records -----------------------------------------------------------------------
