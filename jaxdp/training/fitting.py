@@ -20,7 +20,15 @@ from jaxdp.core.run_state import public
 from jaxdp.core.types import PathPredicate
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger as ledger_lib
-from jaxdp.training import loop, parallel, preparing, recording, replaying, reporting
+from jaxdp.training import (
+    loop,
+    parallel,
+    preparing,
+    recording,
+    replaying,
+    reporting,
+    resolution,
+)
 
 
 def fit(
@@ -141,7 +149,10 @@ def fit(
             carry = jax.block_until_ready(run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
         times = compile_seconds, seconds
-        return _result(plan, keys, carry, 0, times, recorder, keep_noise_roots)
+        result = _result(plan, keys, carry, 0, times, recorder, keep_noise_roots)
+    if not several:
+        _warn_of_steps(task, carry)
+    return result
 
 
 def resume(
@@ -233,7 +244,9 @@ def resume(
         carry = _rebuilt(task, at, carry, chunks, step, recorder)
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
-        return _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
+        result = _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
+    _warn_of_steps(task, carry)
+    return result
 
 
 # --- what both do ------------------------------------------------------------------
@@ -393,6 +406,15 @@ def _check_note(note: Any) -> None:
         json.dumps(note, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise type(error)(f"note must be what JSON can hold, got {note!r}") from error
+
+
+def _warn_of_steps(task: preparing.Task, carry: loop.Carry) -> None:
+    """Warns where the steps of an optimizer did not move what they were for."""
+    if task.plan.runs_algorithm or not task.plan.noise_multiplier:
+        return
+    resolution.warn_if_unmoved(
+        task.params, carry.params, trainable=task.trainable, stacklevel=3
+    )
 
 
 def _result(

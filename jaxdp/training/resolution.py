@@ -1,4 +1,4 @@
-"""Warnings about smoothing radii below the resolution of a run's arithmetic."""
+"""Warnings about radii and steps below the resolution of a run's arithmetic."""
 
 import warnings
 from typing import Any
@@ -69,6 +69,44 @@ def warn_if_unresolved(
         warnings.warn(
             f"smoothing_radius={radius:g} is below what {dtype} resolves here: {lost}; "
             f"take at least {least / share:.2g}{other}",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def warn_if_unmoved(
+    before: Any,
+    after: Any,
+    *,
+    trainable: run_state.Trainable = None,
+    stacklevel: int = 1,
+) -> None:
+    """Warns if most parameters are, after a run with noise, where they were before it.
+
+    Every release has noise in all its coordinates, so that a parameter which never moved
+    had steps below half the distance to the next number of its dtype, or none. Reads a
+    sample of both on the host; both are public.
+
+    Args:
+      before: the initial parameters.
+      after: those of the end.
+      trainable: which leaves move, as in :func:`jaxdp.fit`.
+      stacklevel: as in :func:`warn_if_unresolved`.
+    """
+    moves = run_state.moving(before, trainable)
+    still, dtypes = [], set()
+    leaves = jax.tree_util.tree_leaves_with_path(before)
+    for (path, leaf), new in zip(leaves, jax.tree.leaves(after), strict=True):
+        if moves(path_str(path)) and np.size(leaf) > 0:
+            same = _sample(leaf) == _sample(new)
+            still.append((same.astype(np.float64), int(np.size(leaf))))
+            dtypes.add(jnp.result_type(leaf).name)
+    size = sum(n for _, n in still)
+    share = sum(float(same.mean()) * n for same, n in still) / max(1, size)
+    if share > 0.5:
+        warnings.warn(
+            f"{share:.0%} of the parameters ({', '.join(sorted(dtypes))}) are where they "
+            "were: the optimizer's steps are zero or below the distance of neighbouring "
+            "numbers; take larger steps, or float32 parameters",
             stacklevel=stacklevel + 1,
         )
 

@@ -208,3 +208,35 @@ def test_plans_of_points_at_a_distance_warn(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit("float32")
+
+
+# --- steps -------------------------------------------------------------------------
+
+
+def test_steps_that_move_nothing_are_warned_of(tmp_path: Path) -> None:
+    """By ``fit`` and by ``resume``, in the line of the caller; sensible ones are silent."""
+    plan, run = make_plan(num_steps=2), tmp_path / "run"
+    given: dict[str, Any] = {"value_fn": value_fn, "optimizer": optax.sgd(1e-12)}
+    moved = jax.tree.map(jnp.ones_like, PARAMS)
+    said = r"100% of the parameters \(float32\) are where they were"
+    with pytest.warns(UserWarning, match=said) as at:
+        jaxdp.fit(plan, jaxdp.Keys.insecure(0), moved, DATA, ledger=run, **given)
+    assert [w.filename for w in at] == [__file__]
+    with pytest.warns(UserWarning, match=said) as at:
+        jaxdp.resume(run, moved, DATA, **given)
+    assert [w.filename for w in at] == [__file__]
+    given["optimizer"] = optax.sgd(0.1)
+    jaxdp.fit(plan, jaxdp.Keys.insecure(0), moved, DATA, **given)
+
+
+def test_unmoved_parameters_count_by_their_size_and_where_they_should_move() -> None:
+    before = {"a": np.zeros(10), "b": np.ones(29), "c": np.ones(100)}
+    after = before | {"a": np.ones(10)}
+    moves = {"a": True, "b": True, "c": False}
+    with pytest.warns(UserWarning, match=r"^74% of the parameters \(float32\)"):
+        resolution.warn_if_unmoved(before, after, trainable=moves)
+    after["b"] = np.arange(29.0)  # One of them is where it was.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolution.warn_if_unmoved(before, after, trainable=moves)
+        resolution.warn_if_unmoved({}, {})
