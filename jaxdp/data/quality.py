@@ -5,6 +5,7 @@ and measured counts. The last were released with noise of a known deviation, so 
 intervals for the distance to the private records follow from them, and cost nothing.
 """
 
+import functools
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -43,9 +44,14 @@ def tables(bins: Binning, weights: np.ndarray) -> Tables:
     columns = range(len(bins.columns))
     sets = [*((c,) for c in columns), *itertools.combinations(columns, 2)]
     queries = Marginals(bins.sizes, attributes=tuple(sets))
-    answers = jax.jit(queries.evaluate)(jnp.asarray(weights, jnp.float32))
+    answers = _answers(queries, jnp.asarray(weights, jnp.float32))
     shares = (np.asarray(answers) + 1) / 2
     return _split(queries, shares)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _answers(queries: Marginals, weights: jax.Array) -> jax.Array:
+    return queries.evaluate(weights)
 
 
 def _split(queries: Marginals, shares: np.ndarray) -> Tables:

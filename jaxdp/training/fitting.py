@@ -83,7 +83,7 @@ def fit(
       chunk: steps between callbacks and between records; default a hundredth of the run,
         at least 1. A checkpoint follows each record, unless the parameters are large
         (64 MiB) and their releases give them back.
-      progress: draws a progress bar.
+      progress: draws a progress bar, with the rate and the size of the last release.
       note: goes into the ledger's header; public, whatever JSON can hold.
       keep_noise_roots: leaves the roots of noise and sampling in the ledger's ``secret/``
         when the run is over, for an audit that computes it again: whoever reads them
@@ -279,10 +279,12 @@ class _Chunks(NamedTuple):
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
             rich_progress.TimeRemainingColumn(),
+            rich_progress.TextColumn("{task.fields[seen]}"),
             disable=not self.progress,
             transient=True,
         ) as bar:
-            task = bar.add_task(self.plan.family, total=last, completed=first)
+            task = bar.add_task(self.plan.family, total=last, completed=first, seen="")
+            begun = first
             while first < last and not _ended(self.plan, carry):
                 # Cut at the same steps whoever takes up the run.
                 end = min(first - first % self.size + self.size, last)
@@ -294,11 +296,19 @@ class _Chunks(NamedTuple):
                 seconds += time.perf_counter() - begin
                 if recorder is not None:
                     recorder.after(first, end, carry)
-                bar.update(task, completed=end)
+                if self.progress:
+                    seen = _seen(carry, end, (end - begun) / seconds)
+                    bar.update(task, completed=end, seen=seen)
                 if self.callback is not None:
                     self.callback(end, *_shown(self.plan, carry, end))
                 first = end
         return carry, seconds
+
+
+def _seen(carry: loop.Carry, done: int, rate: float) -> str:
+    """Describes how fast a run is, and the size of its last release, which is public."""
+    size = float(jnp.linalg.norm(carry.releases[done - 1]))
+    return f"{rate:.3g} steps/s, last release {size:.3g}"
 
 
 def _ended(plan: Plan, carry: loop.Carry) -> bool:
