@@ -147,10 +147,10 @@ def run(quick: bool) -> list[_harness.Row]:
     return rows + many_queries(flags, 1 if quick else 5)
 
 
-def many_queries(flags: list[tuple[int, int, int]], seeds: int) -> list[_harness.Row]:
+def many_queries(cases: list[tuple[int, int, int]], seeds: int) -> list[_harness.Row]:
     """Largest error of a query by both methods, with more queries than records too."""
     rows = []
-    for width, degree, n in flags:
+    for width, degree, n in cases:
         queries = synthesis.marginals((2,) * width, (degree,))
         case = f"{width} flags, sets of {degree}, n = {n}, epsilon 1"
         budget: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "num_examples": n}

@@ -420,7 +420,7 @@ def _check_note(note: Any) -> None:
 
 def _warn_of_steps(task: preparing.Task, carry: loop.Carry) -> None:
     """Warns where the steps of an optimizer did not move what they were for."""
-    if task.plan.runs_algorithm or not task.plan.noise_multiplier:
+    if task.plan.runs_algorithm or not getattr(task.plan, "noise_multiplier", 0):
         return
     resolution.warn_if_unmoved(
         task.params, carry.params, trainable=task.trainable, stacklevel=3
