@@ -239,4 +239,3 @@ def test_unmoved_parameters_count_by_their_size_and_where_they_should_move() -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resolution.warn_if_unmoved(before, after, trainable=moves)
-        resolution.warn_if_unmoved({}, {})
