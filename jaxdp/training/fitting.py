@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -151,7 +152,7 @@ def fit(
         times = compile_seconds, seconds
         result = _result(plan, keys, carry, 0, times, recorder, keep_noise_roots)
     if not several:
-        _warn_of_steps(task, carry)
+        _warn_of_steps(task, carry, result)
     return result
 
 
@@ -245,7 +246,7 @@ def resume(
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
         result = _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
-    _warn_of_steps(task, carry)
+    _warn_of_steps(task, carry, result)
     return result
 
 
@@ -418,13 +419,29 @@ def _check_note(note: Any) -> None:
         raise type(error)(f"note must be what JSON can hold, got {note!r}") from error
 
 
-def _warn_of_steps(task: preparing.Task, carry: loop.Carry) -> None:
-    """Warns where the steps of an optimizer did not move what they were for."""
-    if task.plan.runs_algorithm or not getattr(task.plan, "noise_multiplier", 0):
-        return
-    resolution.warn_if_unmoved(
-        task.params, carry.params, trainable=task.trainable, stacklevel=3
-    )
+def _warn_of_steps(
+    task: preparing.Task, carry: loop.Carry, result: loop.FitResult
+) -> None:
+    """Warns where steps did not move what they were for, or a run ended where it began."""
+    if task.plan.may_stop:
+        outcome = result.report.get("outcome", {})
+        if outcome.get("certified") and _same(task.params, result.params):
+            warnings.warn(
+                f"the point that is certified (alpha {outcome['alpha']}) is the one that "
+                "the run began at: where that is a saddle, the certificate says nothing; "
+                "constants from public records, more records or a larger epsilon can "
+                "exclude it",
+                stacklevel=3,
+            )
+    elif not task.plan.runs_algorithm and getattr(task.plan, "noise_multiplier", 0):
+        resolution.warn_if_unmoved(
+            task.params, carry.params, trainable=task.trainable, stacklevel=3
+        )
+
+
+def _same(one: Any, other: Any) -> bool:
+    equal = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), one, other)
+    return all(jax.tree.leaves(equal))
 
 
 def _result(

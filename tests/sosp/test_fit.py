@@ -58,6 +58,16 @@ def same(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def test_a_certificate_of_the_start_is_told() -> None:
+    """Which is a minimum here; nothing tells it from a saddle of little curvature."""
+    start = {"x": jnp.full(2, np.pi), "y": jnp.full(1, np.pi)}
+    with pytest.warns(
+        UserWarning, match="certified .* is the one that the run began at"
+    ):
+        result = jaxdp.fit(PLAN, Keys.insecure(0), start, DATA, value_fn=loss)
+    same(result.params, start)
+
+
 def test_a_run_ends_where_it_is_certified() -> None:
     report = whole().report
     found = report["outcome"]
