@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import shtab
 
 from jaxdp import accounting, models, plans, sampling, training
-from jaxdp.cli import budget, main, options, prepare, recipes, train
+from jaxdp.cli import budget, main, options, parser, prepare, recipes, train
 from jaxdp.cli import task as tasks
 from jaxdp.cli.parsing import UsageError, flag
 from tests.training import kills
@@ -289,6 +290,26 @@ def test_classes_that_are_not_there_are_said_before_the_run(tmp_path: Path) -> N
     assert said("no", "yes") == []
     (line,) = said("no", "perhaps", "yes")
     assert line.startswith("no held-out public record is of 'perhaps': are these")
+
+
+def test_a_shell_completes_commands_algorithms_and_options() -> None:
+    """By the script that shtab writes, run by bash itself."""
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    script = shtab.complete(parser(), shell="bash", root_prefix="jaxdp")
+    for words, wanted in (
+        ("jaxdp syn", ["synthesize"]),
+        ("jaxdp train o2", ["o2nc"]),
+        ("jaxdp train dpzero --smoothing", ["--smoothing-radius"]),
+        ("jaxdp synthesize --deg", ["--degree"]),
+    ):
+        asked = f"COMP_WORDS=({words}); COMP_CWORD={len(words.split()) - 1}"
+        shown = 'printf "%s\\n" "${COMPREPLY[@]}"'
+        lines = [script, asked, "_shtab_jaxdp", shown]
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == wanted, done.stderr
 
 
 def test_the_report_for_machines(tmp_path: Path, capsys: Any) -> None:

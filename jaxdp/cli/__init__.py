@@ -5,6 +5,7 @@ spent or written; Ctrl-C gives one line and exit code 130. A traceback is a bug 
 Functions of this package raise a ``UsageError`` in one sentence that names the option.
 """
 
+import argparse
 import importlib
 import os
 import pathlib
@@ -26,6 +27,11 @@ Metrics are computed on the held-out records only, which count as public.
 
 jaxdp train ALGORITHM [OPTIONS], where ALGORITHM has options of its own:
 """
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser that ``shtab`` writes a shell's completions from."""
+    return parsing.together("jaxdp", options.COMMANDS, options.ALGORITHMS)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -219,6 +219,26 @@ def parse(options: type[Options], words: list[str], prog: str, more: str) -> Opt
     return command
 
 
+def together(
+    prog: str, commands: Mapping[str, type], algorithms: Mapping[str, type]
+) -> argparse.ArgumentParser:
+    """Returns one parser of all commands; ``algorithms`` are those of ``train``."""
+    whole = argparse.ArgumentParser(prog=prog)
+    places = whole.add_subparsers()
+
+    def add(places: Any, name: str, options: type) -> argparse.ArgumentParser:
+        summary = str(options.__doc__).partition("\n")[0]
+        parents = [_parser(options, name, "")]
+        return places.add_parser(name, help=summary, parents=parents, add_help=False)
+
+    below = places.add_parser("train", help="Train on a data set.").add_subparsers()
+    for name, options in algorithms.items():
+        add(below, name, options)
+    for name, options in commands.items():
+        add(places, name, options)
+    return whole
+
+
 def some(options: type, words: list[str]) -> dict[str, Any]:
     """Reads options from words of which others may be of no option; nothing is refused."""
     with contextlib.suppress(argparse.ArgumentError):
