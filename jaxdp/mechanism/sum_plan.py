@@ -96,6 +96,11 @@ class SumPlan(Plan):
             return
         validate.non_negative(noise_multiplier=self.noise_multiplier)
         if self.noise_multiplier > 0:
+            if self.noise_multiplier < 1e-30:
+                raise ValueError(
+                    "noise_multiplier must be 0 or at least 1e-30, got "
+                    f"{self.noise_multiplier}"
+                )
             if math.isinf(self.l2_clip_norm):
                 raise ValueError(
                     "l2_clip_norm must be finite when noise_multiplier > 0, got inf: "

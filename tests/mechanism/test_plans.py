@@ -405,6 +405,7 @@ def test_a_plan_prints_as_a_table() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
+        ({"noise_multiplier": 1e-300}, ValueError, "0 or at least 1e-30"),
         ({"num_examples": 0}, ValueError, "num_examples"),
         ({"num_examples": 2.5}, TypeError, "num_examples"),
         ({"num_steps": -1}, ValueError, "num_steps"),
