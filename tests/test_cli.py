@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import shtab
 
+import jaxdp
 from jaxdp import accounting, models, plans, sampling, training
 from jaxdp.cli import budget, main, options, parser, prepare, recipes, train
 from jaxdp.cli import task as tasks
@@ -290,6 +291,11 @@ def test_classes_that_are_not_there_are_said_before_the_run(tmp_path: Path) -> N
     assert said("no", "yes") == []
     (line,) = said("no", "perhaps", "yes")
     assert line.startswith("no held-out public record is of 'perhaps': are these")
+
+
+def test_version(capsys: Any) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxdp {jaxdp.__version__}\n"
 
 
 def test_a_shell_completes_commands_algorithms_and_options() -> None:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdp import __version__
 from jaxdp.cli import options, parsing
 from jaxdp.cli.parsing import UsageError
 
@@ -77,6 +78,9 @@ def _run(words: list[str]) -> int:
     name, *rest = words
     if name in _HELP:
         print(_overview())
+        return 0
+    if name == "--version":
+        print(f"jaxdp {__version__}")
         return 0
     if name not in _COMMANDS:
         raise UsageError(f"the command, first, must be one of {known}; got {name!r}")
