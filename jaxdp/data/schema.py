@@ -351,7 +351,8 @@ def _items(column: Any) -> Iterable[Any]:
 
 def _text(value: Any) -> str:
     """Returns a value as a cell of a file has it: empty where there is none."""
-    if value is None or value != value:  # NaN, NaT
+    # The NA of pandas has no truth value, not even compared with itself.
+    if value is None or type(value).__name__ == "NAType" or value != value:  # NaN, NaT
         return ""
     if isinstance(value, datetime.date):
         return value.isoformat()

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,8 @@ def test_wrong_columns_and_arguments(write: Any) -> None:
         models.load_file(3, schema=SCHEMA)
 
 
-def test_parquet_needs_its_extra(write: Any) -> None:
+def test_parquet_needs_its_extra(write: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = write(*ROWS, name="mine.parquet")
     with pytest.raises(ValueError, match=r"jaxdp-optim\[tables\]"):
         models.load_file(path, schema=SCHEMA)
@@ -266,3 +268,70 @@ def test_a_first_schema(write: Any) -> None:
     assert target.label_bounds == (0.0, 50.0) and not target.classes
     with pytest.raises(ValueError, match="label must be one of"):
         schemas.guess(write(*rows), "sold")
+
+
+# --- real frames, where their libraries are installed -------------------------------
+
+
+def test_the_missing_value_of_pandas_has_no_truth_value() -> None:
+    class NAType:
+        def __ne__(self, other: object) -> Any:
+            return self
+
+        def __bool__(self) -> bool:
+            raise TypeError("boolean value of NA is ambiguous")
+
+    class Frame:
+        columns = ("a",)
+
+        def __getitem__(self, name: str) -> list[Any]:
+            return [NAType(), float("nan"), None, 2.0, "x "]
+
+    _, rows, _ = schemas.cells_of(Frame())
+    assert rows == [[""], [""], [""], ["2"], ["x"]]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "pandas, nullable", "polars", "pyarrow"])
+def test_frames_give_what_the_file_gives(write: Any, kind: str) -> None:
+    library, _, how = kind.partition(", ")
+    module = pytest.importorskip(library)
+    day = datetime.datetime
+    columns: dict[str, Any] = {
+        "city": ["Lyon", "Nice", "Oslo", None],
+        "age": [20, 70, None, 40],
+        "income": [500.0, 1e3, 0.0, 250.0],
+        "since": [
+            day(2020, 1, 6),
+            day(2020, 1, 1),
+            day(2020, 1, 11),
+            day(2020, 1, 3, 12),
+        ],
+        "member": [True, False, False, True],
+        "note": ["abc", None, "x", "x"],
+        "bought": ["yes", "no", "yes", "no"],
+    }
+    make = module.table if library == "pyarrow" else module.DataFrame
+    frame = make(columns)
+    if how:
+        frame = frame.convert_dtypes()
+    schema = schemas.load(SCHEMA)
+    found, wanted = schema.table(frame), schema.table(write(*ROWS))
+    np.testing.assert_allclose(found.features, wanted.features)
+    np.testing.assert_array_equal(found.labels, wanted.labels)
+
+
+def test_parquet_and_datasets_give_what_the_file_gives(
+    write: Any, tmp_path: Path
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    path = write(*ROWS)
+    frame = pandas.read_csv(path, sep=";")
+    frame.to_parquet(tmp_path / "mine.parquet")
+    schema = schemas.load(SCHEMA)
+    wanted = schema.table(path).features
+    given: list[Any] = [tmp_path / "mine.parquet"]
+    datasets = pytest.importorskip("datasets")
+    given.append(datasets.Dataset.from_pandas(frame))
+    for source in given:
+        np.testing.assert_allclose(schema.table(source).features, wanted)
