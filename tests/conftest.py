@@ -3,13 +3,17 @@
 The registry of methods is :mod:`tests.methods`.
 """
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+
+from jaxdp.training import loop
 
 # Compiled programs are shared by the tests, the processes that run them and those that they
 # start. Compiling is most of what the tests take, and many compile the same program.
@@ -31,6 +35,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_one_module() -> Iterator[None]:
-    """Forgets compiled programs after each module: thousands would fill the memory."""
+    """Forgets compiled programs after each module: thousands would fill the memory.
+
+    The C library keeps what they leave in pieces, unless it is told to give it back.
+    """
     yield
     jax.clear_caches()
+    loop._programs.clear()
+    gc.collect()
+    if sys.platform == "linux":
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
