@@ -24,7 +24,7 @@ def python_blocks(text: str) -> dict[str, str]:
 
 
 BLOCKS = python_blocks(README)
-for page in sorted((ROOT / "docs").glob("*.md")):
+for page in sorted((ROOT / "docs").rglob("*.md")):
     of_page = python_blocks(page.read_text(encoding="utf-8"))
     BLOCKS |= {f"{page.stem}, {line}": code for line, code in of_page.items()}
 
@@ -72,7 +72,7 @@ def test_commands_exist() -> None:
 
 
 def test_files_exist() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         for path in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
             assert (page.parent / path).exists(), path

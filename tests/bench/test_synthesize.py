@@ -15,7 +15,7 @@ BENCH = "synthesize"  # For the fixture `bench`.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "cpu" / "synthesize.json"
-PAGE = ROOT / "docs" / "synthetic_tables.md"
+PAGE = ROOT / "docs" / "guides" / "synthetic_tables.md"
 METRICS = ("pairs: total variation", "worst pair", "correlations: error")
 
 
