@@ -1,14 +1,23 @@
 """Settings of the documentation: `make docs` builds it."""
 
 import os
+import pathlib
+import sys
 from importlib import metadata
 
-# Every page is executed on the CPU, wherever it is built.
+HERE = pathlib.Path(__file__).parent
+# The benchmarks' kept results are in the checkout, not in the package.
+sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+
+# Pages are executed in processes of their own, which inherit the environment.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["PATH"] = os.pathsep.join(
+    [str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]
+)
 
 project = "jaxdp"
 author = "The jaxdp authors"
-copyright = "The jaxdp authors"
+copyright = author
 version = release = metadata.version("jaxdp-optim")
 
 extensions = [
@@ -20,17 +29,53 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "kept",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_extensions"]
+suppress_warnings = ["config.cache"]
 
 html_theme = "sphinx_book_theme"
 html_title = "jaxdp"
-html_theme_options = {"show_toc_level": 2, "use_download_button": False}
+html_static_path = ["_static"]
+html_css_files = ["jaxdp.css"]
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}
 
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 
+# A page is executed again when its cells have changed, or everything with `make clean`.
 nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "cache")
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Privacy", "Guarantee"]
+napoleon_use_rtype = False
+
+copybutton_exclude = ".linenos, .gp, .go"
+
+# Inventories come from the network: a build that is to stand alone does without.
+if os.environ.get("DOCS_ONLINE"):
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "jax": ("https://docs.jax.dev/en/latest", None),
+        "optax": ("https://optax.readthedocs.io/en/latest", None),
+        "flax": ("https://flax.readthedocs.io/en/stable", None),
+    }
+# Served by a project's host, and checked by `make docs-links` where there is a network.
+linkcheck_retries = 2
+linkcheck_anchors = False

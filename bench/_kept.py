@@ -1,0 +1,145 @@
+"""Tables and figures of pages, made from the kept results: no figure is typed.
+
+A table is described by a few lines of TOML. ``case`` and ``metric`` name a row of the JSON
+file, with ``{row}`` and ``{column}`` filled in; a row or column that differs in more than
+its name is a mapping of its own.
+
+``python -m bench._kept README.md`` writes the tables of a plain Markdown file again, where
+such a description stands in a comment. The documentation has a directive for it
+(``docs/_extensions/kept.py``).
+"""
+
+import functools
+import json
+import math
+import pathlib
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+FIELDS = {"value", "ratio", "half_width", "count", "unit"}
+KEYS = {"case", "metric", "field", "digits", "scale", "missing", "interval"}
+
+
+@functools.cache
+def rows(name: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Returns the rows of ``device/name``, or of ``cpu/name``, by case and metric."""
+    path = RESULTS / f"{name if '/' in name else f'cpu/{name}'}.json"
+    if not path.exists():
+        raise ValueError(f"{name!r} has no kept result: {path} does not exist")
+    found = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {(row["case"], row["metric"]): row for row in found}
+
+
+def number(value: float, digits: int) -> str:
+    """Writes a number with so many significant digits."""
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-4:
+        mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
+    rounded = float(f"{value:.{digits}g}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(decimals, 0)}f}"
+
+
+def figure(
+    name: str,
+    case: str,
+    metric: str,
+    field: str = "value",
+    digits: int = 3,
+    scale: float = 1.0,
+    missing: str | None = None,
+    interval: bool = True,
+) -> str:
+    """Returns one figure as text, with its 95% interval where the row has one.
+
+    Raises:
+      ValueError: for a row or a field that the file does not have, unless ``missing``
+        says what stands in its place.
+    """
+    row = rows(name).get((case, metric))
+    if row is None or row[field] is None:
+        if missing is not None:
+            return missing
+        raise ValueError(f"{name} has no {field} of case {case!r}, metric {metric!r}")
+    if field == "unit":
+        return row["unit"]
+    value = scale * row[field]
+    width = row.get("half_width") if field == "value" and interval else None
+    if not width:
+        return number(value, digits)
+    # An interval has two digits, and its value as many behind the point.
+    error = number(scale * width, 2 if digits > 1 else 1)
+    places = len(error.partition(".")[2])
+    return f"{value:.{min(places, digits)}f} ± {float(error):.{min(places, digits)}f}"
+
+
+def table(name: str, text: str) -> str:
+    """Returns the Markdown table that a description in TOML asks for.
+
+    Raises:
+      ValueError: for a description with other keys than those of the module's docstring,
+        and for rows that the file does not have.
+    """
+    spec = tomllib.loads(text)
+    if not {"rows", "columns"} <= set(spec):
+        raise ValueError(f"a table of {name} must have rows and columns, got {text!r}")
+    corner = spec.pop("corner", "")
+    lines, columns = spec.pop("rows"), spec.pop("columns")
+    head = [corner, *map(str, columns)]
+    out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for label, line in lines.items():
+        cells = [cell(name, spec, line, column) for column in columns.values()]
+        out.append("| " + " | ".join([str(label), *cells]) + " |")
+    return "\n".join(out)
+
+
+def cell(name: str, spec: Mapping[str, Any], row: Any, column: Any) -> str:
+    """Returns a cell of a table: a figure, or a text that the column gives as it is."""
+    options = dict(spec)
+    filled: dict[str, Any] = {}
+    for key, part in (("row", row), ("column", column)):
+        if isinstance(part, dict):
+            options |= part
+        else:
+            filled[key] = part
+    filled |= {key: options.pop(key) for key in ("row", "column") if key in options}
+    if "text" in options:
+        return str(options["text"])
+    file = options.pop("file", name)
+    if unknown := set(options) - KEYS:
+        raise ValueError(f"a table of {name} has unknown keys {sorted(unknown)}")
+    for key in ("case", "metric"):
+        options[key] = str(options[key]).format(**filled)
+    return figure(file, **options)
+
+
+TABLE = re.compile(r"(<!-- kept (\S+)\n(.*?)-->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def refreshed(text: str) -> str:
+    """Returns a Markdown text whose tables are made anew from their descriptions."""
+
+    def made(found: re.Match[str]) -> str:
+        head, name, spec = found.groups()
+        return f"{head}\n{table(name, spec)}\n\n"
+
+    return TABLE.sub(made, text)
+
+
+def main(paths: list[str]) -> None:
+    """Writes the tables of the named files again."""
+    for path in map(pathlib.Path, paths):
+        text = path.read_text(encoding="utf-8")
+        if (new := refreshed(text)) != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"{path}: tables made anew")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
