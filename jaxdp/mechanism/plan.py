@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxdp import accounting, sampling
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Perturbation, Phase, Relation, Run
@@ -115,6 +115,8 @@ class Plan:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # In the class itself, where the decorator of dataclasses leaves it alone.
+        cls.__repr__ = display.as_text
         if "family" in vars(cls):  # Not for classes that others build on.
             _PLANS[cls.__name__] = cls
 
@@ -437,6 +439,29 @@ class Plan:
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.rows())
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
+
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        rows = [(n, x) for n, x in self.rows() if n not in ("plan", "epsilon")]
+        return display.Table(f"{type(self).__name__}: {self._promised()}", rows)
+
+    def _promised(self) -> str:
+        """Returns the guarantee in one line, or what is missing for one."""
+        if getattr(self, self.calibrated) is None:
+            return (
+                "no noise yet, so no guarantee; "
+                "plan.calibrate(epsilon=..., delta=...) chooses it"
+            )
+        if self.delta is None:
+            return f"no delta yet, {self.relation}; plan.epsilon(delta=...) says epsilon"
+        spent = self.epsilon()
+        if math.isinf(spent):
+            return "not private, epsilon is infinite"
+        return (
+            f"epsilon {spent:.6g} at delta {self.delta:g}, {self.relation} "
+            f"({spent.accountant})"
+        )
 
 
 def _written(value: Any) -> Any:

@@ -1,0 +1,158 @@
+"""Displays of results: a table of one screen in a terminal, an HTML table in a notebook.
+
+A class gives its names and values in ``_table`` and takes both displays from here::
+
+    __repr__, _repr_html_ = display.as_text, display.as_html
+"""
+
+import html
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp.kernels.sphere import path_str
+
+#: Columns and lines of a screen.
+WIDTH, HEIGHT = 100, 40
+#: Lines of one value, and leaves of a tree that are named.
+_LINES, _LEAVES = 3, 8
+#: Columns of a name at most.
+_NAME = 36
+_LEFT = ' style="text-align: left"'
+
+
+class Table(NamedTuple):
+    """Rows of a display under a title.
+
+    Example:
+      >>> table = Table("Run", [("steps", "40"), ("loss", "a < b")])
+      >>> print(table.text())
+      Run
+        steps  40
+        loss   a < b
+      >>> "<td" in table.html() and "a &lt; b" in table.html()
+      True
+
+    Attributes:
+      title: what the table shows, in one line.
+      rows: cells of each row; a name and a value, unless there is a ``head``.
+      head: names of the columns; empty for names and values.
+      note: a sentence after the table.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()
+    note: str = ""
+
+    def text(self) -> str:
+        """Returns the table as text of at most 40 lines and 100 columns."""
+        top = textwrap.wrap(self.title, WIDTH, max_lines=2, placeholder=" ...")
+        end = textwrap.wrap(self.note, WIDTH, max_lines=4, placeholder=" ...")
+        rows = [list(self.head), *self.rows] if self.head else list(self.rows)
+        lines = list(_grid(rows) if self.head else _pairs(rows))
+        room = HEIGHT - len(top) - len(end)
+        if len(lines) > room:
+            left = len(lines) - room + 1
+            lines = [*lines[: room - 1], f"  ... and {left} more lines"]
+        return "\n".join([*top, *lines, *end])
+
+    def html(self) -> str:
+        """Returns the table as HTML; colours and fonts are the page's."""
+        out = [f"<table><caption{_LEFT}>{_escaped(self.title)}</caption>"]
+        if self.head:
+            cells = "".join(f'<th scope="col">{_escaped(x)}</th>' for x in self.head)
+            out.append(f"<thead><tr>{cells}</tr></thead>")
+        out.append("<tbody>")
+        for first, *rest in self.rows:
+            cells = f'<th scope="row"{_LEFT}>{_escaped(first)}</th>'
+            cells += "".join(f"<td{_LEFT}>{_escaped(x)}</td>" for x in rest)
+            out.append(f"<tr>{cells}</tr>")
+        note = f"<p>{_escaped(self.note)}</p>" if self.note else ""
+        return "\n".join([*out, "</tbody></table>" + note])
+
+
+def _escaped(value: str) -> str:
+    return html.escape(str(value)).replace("\n", "<br>")
+
+
+def _pairs(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Returns lines of names and values; long values go on below themselves."""
+    width = min(_NAME, max((len(name) for name, _ in rows), default=0))
+    for name, value in rows:
+        name = name if len(name) <= width else name[: width - 3] + "..."
+        room = WIDTH - width - 4
+        parts = textwrap.wrap(value, room, max_lines=_LINES, placeholder=" ...") or [""]
+        for i, part in enumerate(parts):
+            yield f"  {'' if i else name:<{width}}  {part}".rstrip()
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Returns lines of aligned cells, cut at the width of a screen."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  " + "  ".join(map(str.ljust, row, widths)).rstrip()
+        yield line if len(line) <= WIDTH else line[: WIDTH - 4] + " ..."
+
+
+def as_text(self: Any) -> str:
+    """Returns the display of a result in a terminal: its ``__repr__``."""
+    return self._table().text()
+
+
+def as_html(self: Any) -> str:
+    """Returns the display of a result in a notebook: its ``_repr_html_``."""
+    return self._table().html()
+
+
+def number(value: Any) -> str:
+    """Returns a value in a few characters: floats with six digits.
+
+    Example:
+      >>> number(1 / 3), number(None), number({"a": 0.5, "b": [1, 2]})
+      ('0.333333', 'none', 'a 0.5, b [1, 2]')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{float(value):.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple):
+        shown = ", ".join(map(number, value[:12]))
+        return f"[{shown}, ...]" if len(value) > 12 else f"[{shown}]"
+    return str(value)
+
+
+def shape(leaf: Any) -> str:
+    """Returns dtype and shape of an array, never its numbers.
+
+    Example:
+      >>> shape(np.zeros((3, 2), np.float32)), shape("abc")
+      ('float32[3, 2]', 'str')
+    """
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        return type(leaf).__name__
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def shapes(name: str, tree: Any) -> list[tuple[str, str]]:
+    """Returns rows of the shapes of a tree's leaves; numbers are not shown.
+
+    Example:
+      >>> shapes("params", {"w": np.zeros((3, 2)), "b": np.zeros(2)})
+      [('params', '8 numbers in 2 leaves'), ('  b', 'float64[2]'), ('  w', 'float64[3, 2]')]
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return [(name, shape(leaves[0][1]))]
+    total = sum(int(np.prod(np.shape(leaf))) for _, leaf in leaves)
+    ending = "leaf" if len(leaves) == 1 else "leaves"
+    rows = [(name, f"{total:,} numbers in {len(leaves)} {ending}")]
+    rows += [(f"  {path_str(at)}", shape(leaf)) for at, leaf in leaves[:_LEAVES]]
+    if len(leaves) > _LEAVES:
+        rows.append(("  ...", f"and {len(leaves) - _LEAVES} more leaves"))
+    return rows
