@@ -31,7 +31,14 @@ _NORMS = {1: (jnp.abs, lambda total: total), 2: (jnp.square, jnp.sqrt)}
 
 
 def clip_scalar(x: jax.Array, bound: float | jax.Array) -> jax.Array:
-    """Clips every element to ``[-bound, bound]``; non-finite elements become 0."""
+    """Clips every element to ``[-bound, bound]``; non-finite elements become 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import clip
+      >>> clip.clip_scalar(jnp.array([0.5, -3.0, jnp.nan]), 1.0).tolist()
+      [0.5, -1.0, 0.0]
+    """
     limit = jnp.asarray(bound, x.dtype)
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), 0)
 
@@ -42,6 +49,14 @@ def clip_vector(x: jax.Array, bound: float | jax.Array, *, order: int = 2) -> ja
     The result may exceed the bound by rounding (a few ulps); where the bound must be
     exact, :func:`to_grid` checks the integers. ``order=1`` clips the L1 norm. Huge finite
     values do not overflow: norms are taken after scaling by the largest element.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import clip
+      >>> rows = jnp.array([[3.0, 4.0], [0.3, 0.4], [jnp.inf, 0.0]])
+      >>> lengths = jnp.linalg.norm(clip.clip_vector(rows, 1.0), axis=1)
+      >>> [round(length, 4) for length in lengths.tolist()]
+      [1.0, 0.5, 0.0]
     """
     wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x = jnp.where(jnp.all(jnp.isfinite(x), axis=-1)[..., None], x, 0)
@@ -76,6 +91,13 @@ def grid_bits(rows: int, noise_over_bound: float, *, deviations: int = 8) -> int
 
     Raises:
       ValueError: fewer than 8 bits would be left.
+
+    Example:
+      >>> from jaxdp.kernels import clip
+      >>> clip.grid_bits(rows=256, noise_over_bound=10.0)
+      16
+      >>> clip.grid_bits(rows=10**6, noise_over_bound=10.0)
+      11
     """
     most = rows + deviations * noise_over_bound
     bits = min(16, math.floor(math.log2((2**31 - 1) / most)))
@@ -133,6 +155,14 @@ def to_grid(
       int32 ``(B, K)``, each row of norm at most ``2**bits``: verified in integers, not
       assumed. K = 1 rounds to nearest and reaches ``2**bits``; K > 1 rounds towards zero,
       because rounding to nearest can lengthen a row.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import clip
+      >>> rows = jnp.array([[0.5], [9.0], [0.5]])
+      >>> kept = jnp.array([True, True, False])
+      >>> clip.to_grid(rows, kept, bound=1.0, bits=8).tolist()
+      [[128], [256], [0]]
     """
     most = 2**bits if limit is None else limit
     unit = jnp.asarray(most / bound, jnp.float32)
@@ -160,6 +190,14 @@ def grid_sum(
     order: int = 2,
     limit: int | None = None,
 ) -> jax.Array:
-    """Sums :func:`to_grid` over records: int32 ``(K,)``, exact in any order."""
+    """Sums :func:`to_grid` over records: int32 ``(K,)``, exact in any order.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import clip
+      >>> rows, kept = jnp.array([[0.5], [9.0], [jnp.nan]]), jnp.ones(3, bool)
+      >>> clip.grid_sum(rows, kept, bound=1.0, bits=8).tolist()
+      [384]
+    """
     c = to_grid(x, mask, bound, bits, order=order, limit=limit)
     return c.sum(axis=0, dtype=jnp.int32)

@@ -19,19 +19,43 @@ ULP = 2.0**-32
 
 
 class Fixed(NamedTuple):
-    """``high + low / 2**32``, elementwise; ``low`` is None where all are integers."""
+    """``high + low / 2**32``, elementwise; ``low`` is None where all are integers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> half = fixed_point.Fixed(jnp.int32(2), jnp.uint32(2**31))
+      >>> fixed_point.to_float(half).item()
+      2.5
+    """
 
     high: jax.Array  # int32
     low: jax.Array | None = None  # uint32, same shape
 
 
 def from_int(x: jax.Array) -> Fixed:
-    """Converts int32 integers to fixed point with a fraction of zero."""
+    """Converts int32 integers to fixed point with a fraction of zero.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> x = fixed_point.from_int(jnp.array([7, -1]))
+      >>> x.high.tolist(), x.low.tolist()
+      ([7, -1], [0, 0])
+    """
     return Fixed(x, jnp.zeros(x.shape, jnp.uint32))
 
 
 def to_float(x: Fixed) -> jax.Array:
-    """Converts to float32, exactly up to two roundings."""
+    """Converts to float32, exactly up to two roundings.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> x = fixed_point.from_int(jnp.array([7, -1]))
+      >>> fixed_point.to_float(x).tolist()
+      [7.0, -1.0]
+    """
     units = x.high.astype(jnp.float32)
     return (
         units if x.low is None else units + x.low.astype(jnp.float32) * np.float32(ULP)
@@ -39,7 +63,15 @@ def to_float(x: Fixed) -> jax.Array:
 
 
 def add(a: Fixed, b: Fixed) -> Fixed:
-    """Returns ``a + b`` exactly."""
+    """Returns ``a + b`` exactly.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> x = fixed_point.Fixed(jnp.int32(1), jnp.uint32(2**31))
+      >>> fixed_point.to_float(fixed_point.add(x, x)).item()
+      3.0
+    """
     if a.low is None or b.low is None:
         return Fixed(a.high + b.high, b.low if a.low is None else a.low)
     low = a.low + b.low
@@ -48,7 +80,16 @@ def add(a: Fixed, b: Fixed) -> Fixed:
 
 
 def sub(a: Fixed, b: Fixed) -> Fixed:
-    """Returns ``a - b`` exactly."""
+    """Returns ``a - b`` exactly.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> x = fixed_point.Fixed(jnp.int32(1), jnp.uint32(2**31))
+      >>> three = fixed_point.from_int(jnp.int32(3))
+      >>> fixed_point.to_float(fixed_point.sub(x, three)).item()
+      -1.5
+    """
     if b.low is None:
         return Fixed(a.high - b.high, a.low)
     low = -b.low if a.low is None else a.low - b.low
@@ -58,7 +99,13 @@ def sub(a: Fixed, b: Fixed) -> Fixed:
 
 
 def numerator(x: float) -> int:
-    """Returns the integer k for which ``k / 2**32`` is nearest to ``x``, in [0, 1]."""
+    """Returns the integer k for which ``k / 2**32`` is nearest to ``x``, in [0, 1].
+
+    Example:
+      >>> from jaxdp.kernels import fixed_point
+      >>> fixed_point.numerator(0.75) / fixed_point.ONE
+      0.75
+    """
     if not 0 <= x <= 1:
         raise ValueError(f"a fraction must be in [0, 1], got {x}")
     return round(x * ONE)  # The product is exact.
@@ -70,6 +117,14 @@ def scaled(x: Fixed, k: int | jax.Array) -> Fixed:
     Args:
       x: with a fraction, any shape.
       k: an integer from 0 to ``2**32``, or uint32, shape=().
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> x = fixed_point.from_int(jnp.array([3, -3]))
+      >>> half = fixed_point.numerator(0.5)
+      >>> fixed_point.to_float(fixed_point.scaled(x, half)).tolist()
+      [1.5, -1.5]
     """
     if x.low is None:
         raise ValueError("x must have a fraction: the product has one")
@@ -97,5 +152,13 @@ def _high_product(x: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def tree_map(fn: Callable[..., Any], *trees: Any) -> Any:
-    """Applies ``jax.tree.map`` with every :class:`Fixed` taken for a leaf."""
+    """Applies ``jax.tree.map`` with every :class:`Fixed` taken for a leaf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> tree = {"w": fixed_point.from_int(jnp.arange(3))}
+      >>> fixed_point.tree_map(fixed_point.to_float, tree)["w"].tolist()
+      [0.0, 1.0, 2.0]
+    """
     return jax.tree.map(fn, *trees, is_leaf=lambda x: isinstance(x, Fixed))

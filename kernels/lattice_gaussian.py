@@ -68,6 +68,12 @@ class Law(NamedTuple):
 
     Laws of different deviations have the same shapes: they can be stacked, and picked
     inside a program.
+
+    Example:
+      >>> from jaxdp.kernels import lattice_gaussian
+      >>> law = lattice_gaussian.law(1000)
+      >>> law.alias.shape, len(law.thresholds), int(law.shift)
+      ((2048,), 4, 3)
     """
 
     alias: np.ndarray  # shape=(2048,), dtype=int32
@@ -85,6 +91,15 @@ def law(std: int, *, fine: bool = False) -> Law:
 
     Raises:
       TypeError: not an integer. ValueError: out of range.
+
+    Example:
+      >>> from jaxdp.kernels import lattice_gaussian
+      >>> lattice_gaussian.law(1000).alias.shape
+      (2048,)
+      >>> lattice_gaussian.law(0)
+      Traceback (most recent call last):
+          ...
+      ValueError: std must be from 1 to 2**28, got 0
     """
     shift = shift_of(std)
     if fine and std < _WIDEST / 2:
@@ -104,7 +119,13 @@ def law(std: int, *, fine: bool = False) -> Law:
 
 
 def shift_of(std: int) -> int:
-    """Returns s, the logarithm of the table's stride."""
+    """Returns s, the logarithm of the table's stride.
+
+    Example:
+      >>> from jaxdp.kernels import lattice_gaussian
+      >>> lattice_gaussian.shift_of(100), lattice_gaussian.shift_of(1000)
+      (0, 3)
+    """
     if isinstance(std, bool) or not isinstance(std, int | np.integer):
         raise TypeError(f"std must be an integer, got {std!r}")
     if not 1 <= std <= MAX_STD:
@@ -192,6 +213,14 @@ def draw(key: jax.Array, shape: tuple[int, ...], law: Law) -> jax.Array:
 
     Returns:
       int32, of that shape.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxdp.kernels import lattice_gaussian, threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> noise = lattice_gaussian.draw(key, (10_000,), lattice_gaussian.law(1000))
+      >>> noise.dtype, bool(abs(noise.std() - 1000) < 50)
+      (dtype('int32'), True)
     """
     key, index = threefry.held(key), threefry._counters(shape)
     table = _look_up(law, threefry.secret_block(key, index))
@@ -209,6 +238,15 @@ def draw_fine(
 
     As :func:`draw`, with a law of ``fine=True``; returns int32 and uint32 of that shape:
     ``high + low * 2**-32``.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxdp.kernels import lattice_gaussian, threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> law = lattice_gaussian.law(1000, fine=True)
+      >>> high, low = lattice_gaussian.draw_fine(key, (5,), law)
+      >>> high.dtype, low.dtype
+      (dtype('int32'), dtype('uint32'))
     """
     key, index = threefry.held(key), threefry._counters(shape)
     table = _look_up(law, threefry.secret_block(key, index))

@@ -24,7 +24,16 @@ MAX_PERIOD = 2**30
 
 
 def check_period(period: int) -> None:
-    """Raises unless ``period`` is an integer from 1 to :data:`MAX_PERIOD`."""
+    """Raises unless ``period`` is an integer from 1 to :data:`MAX_PERIOD`.
+
+    Example:
+      >>> from jaxdp.kernels import node_noise
+      >>> node_noise.check_period(100)
+      >>> node_noise.check_period(0)
+      Traceback (most recent call last):
+          ...
+      ValueError: period must be from 1 to 2**30, got 0
+    """
     if not isinstance(period, int) or isinstance(period, bool):
         raise TypeError(f"period must be an integer, got {period!r}")
     if not 1 <= period <= MAX_PERIOD:
@@ -32,18 +41,39 @@ def check_period(period: int) -> None:
 
 
 def zeros(like: Any, rows: int | None = None) -> Any:
-    """Returns a tree of int32 zeros like ``like``, or ``rows`` of them in each leaf."""
+    """Returns a tree of int32 zeros like ``like``, or ``rows`` of them in each leaf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import node_noise
+      >>> node_noise.zeros({"w": jnp.ones(3)}, rows=2)["w"].shape
+      (2, 3)
+    """
     front = () if rows is None else (rows,)
     return jax.tree.map(lambda x: jnp.zeros((*front, *x.shape), jnp.int32), like)
 
 
 def fine_zeros(like: Any, rows: int | None = None) -> Any:
-    """Returns :func:`zeros` with a fraction: a tree of :class:`fixed_point.Fixed`."""
+    """Returns :func:`zeros` with a fraction: a tree of :class:`fixed_point.Fixed`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import node_noise
+      >>> rows = node_noise.fine_zeros({"w": jnp.ones(3)}, rows=2)["w"]
+      >>> rows.high.shape, rows.low.shape
+      ((2, 3), (2, 3))
+    """
     return jax.tree.map(fixed_point.from_int, zeros(like, rows))
 
 
 def as_step(step: Step) -> jax.Array:
-    """Returns ``step`` as an int32 scalar, traced or not."""
+    """Returns ``step`` as an int32 scalar, traced or not.
+
+    Example:
+      >>> from jaxdp.kernels import node_noise
+      >>> node_noise.as_step(3).dtype
+      dtype('int32')
+    """
     step = jnp.asarray(step)
     if step.shape or not jnp.issubdtype(step.dtype, jnp.integer):
         raise ValueError(
@@ -68,6 +98,16 @@ def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
 
     Raises:
       ValueError: two leaves have one identity and would share their noise.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from jaxdp.kernels import lattice_gaussian, node_noise, threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> law, like = lattice_gaussian.law(1000), {"w": jnp.zeros(3)}
+      >>> noise = node_noise.draw(key, node_noise.as_step(0), like, law)
+      >>> noise["w"].shape, noise["w"].dtype
+      ((3,), dtype('int32'))
     """
     return _each(lattice_gaussian.draw, key, step, like, law)
 
@@ -77,6 +117,16 @@ def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
 
     As :func:`draw`, but of :class:`fixed_point.Fixed`, with ``lattice_gaussian.draw_fine``
     and a law of ``lattice_gaussian.law(std, fine=True)``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from jaxdp.kernels import lattice_gaussian, node_noise, threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> law, like = lattice_gaussian.law(1000, fine=True), {"w": jnp.zeros(3)}
+      >>> noise = node_noise.fine(key, node_noise.as_step(0), like, law)["w"]
+      >>> noise.high.shape, noise.low.dtype
+      ((3,), dtype('uint32'))
     """
 
     def number(*args: Any) -> fixed_point.Fixed:

@@ -26,6 +26,14 @@ class At(Protocol):
     layers, so that XLA does not form all perturbed layers at once. ``rows`` are indices
     into the first axis of a leaf that is not stacked: what comes back is ``leaf[rows]``,
     perturbed, so that an embedding costs the rows that are read.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb
+      >>> perturb.identity("w", jnp.arange(3.0)).tolist()
+      [0.0, 1.0, 2.0]
+      >>> perturb.identity("table", jnp.eye(3), rows=jnp.array([2])).tolist()
+      [[0.0, 0.0, 1.0]]
     """
 
     def __call__(
@@ -43,6 +51,16 @@ class LazyLoss:
     """A loss ``fn(params, batch, at) -> losses (B,)`` that perturbs as it goes.
 
     Called as a plain loss it evaluates the unperturbed parameters.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def squared(params, batch, at):
+      ...     w = at("w", params["w"])
+      ...     return (batch @ w) ** 2
+      >>> loss = jaxdp.LazyLoss(squared)
+      >>> loss({"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [0.0, 1.0]])).tolist()
+      [9.0, 1.0]
     """
 
     fn: Callable[[Any, Any, At], jax.Array]
@@ -58,7 +76,14 @@ def identity(
     after: jax.Array | None = None,
     rows: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns the leaf unperturbed: the view of an unperturbed evaluation."""
+    """Returns the leaf unperturbed: the view of an unperturbed evaluation.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb
+      >>> perturb.identity("w", jnp.arange(3.0), rows=jnp.array([1, 2])).tolist()
+      [1.0, 2.0]
+    """
     del path, layer, after
     return leaf if rows is None else leaf[rows]
 
@@ -83,6 +108,16 @@ def view(direction: Direction, scale: jax.Array) -> At:
     """Returns the ``at`` of one evaluation: leaf + scale * direction.
 
     Computed in float32 (or the leaf's own dtype if wider), then cast to the leaf's.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb, sphere
+      >>> params = {"w": jnp.zeros(4)}
+      >>> rows = sphere.directions(jax.random.key(0), params, law="rademacher")
+      >>> at = perturb.view(sphere.select(rows, 0), jnp.float32(0.5))
+      >>> jnp.abs(at("w", params["w"])).tolist()
+      [0.5, 0.5, 0.5, 0.5]
     """
 
     def at(
@@ -105,7 +140,18 @@ def view(direction: Direction, scale: jax.Array) -> At:
 
 
 def perturb(params: Any, direction: Direction, scale: jax.Array) -> Any:
-    """Returns ``params + scale * direction`` as a tree; frozen leaves stay as they are."""
+    """Returns ``params + scale * direction`` as a tree; frozen leaves stay as they are.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb, sphere
+      >>> params = {"w": jnp.zeros(4)}
+      >>> rows = sphere.directions(jax.random.key(0), params, law="sphere")
+      >>> moved = perturb.perturb(params, sphere.select(rows, 0), 0.1)
+      >>> round(float(jnp.linalg.norm(moved["w"])), 4)
+      0.2
+    """
     at = view(direction, jnp.asarray(scale))
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: at(path_str(path), leaf), params
@@ -126,6 +172,17 @@ def losses_at(
 
     Raises:
       ValueError: orthonormal directions for a ``LazyLoss``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb, sphere
+      >>> def value_fn(params, batch):
+      ...     return batch @ params
+      >>> rows = sphere.directions(jax.random.key(0), jnp.zeros(2), law="sphere")
+      >>> one, scale = sphere.select(rows, 0), jnp.float32(0.0)
+      >>> perturb.losses_at(value_fn, jnp.ones(2), jnp.eye(2), one, scale).tolist()
+      [1.0, 1.0]
     """
     direction, scale = _ordered(direction, scale, after)
     if isinstance(value_fn, LazyLoss):

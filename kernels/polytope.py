@@ -54,6 +54,15 @@ class Simplex:
 
     Raises:
       TypeError, ValueError: ``dim`` is no integer >= 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> simplex = jaxdp.Simplex(3)
+      >>> simplex.num_vertices
+      3
+      >>> simplex.point(jnp.array([0.5, 0.5, 0.0])).tolist()
+      [0.5, 0.5, 0.0]
     """
 
     dim: int
@@ -63,12 +72,29 @@ class Simplex:
 
     @property
     def num_vertices(self) -> int:
+        """Number of vertices, ``dim``."""
         return self.dim
 
     def point(self, weights: jax.Array) -> jax.Array:
+        """Returns the point of weights ``(..., dim)``: the weights themselves.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> jaxdp.Simplex(2).point(jnp.array([0.25, 0.75])).tolist()
+          [0.25, 0.75]
+        """
         return weights
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
+        """Returns the derivative by the weights, which is the gradient ``(..., dim)``.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> jaxdp.Simplex(2).vertex_gradient(jnp.array([1.0, -2.0])).tolist()
+          [1.0, -2.0]
+        """
         return gradient
 
 
@@ -82,6 +108,15 @@ class L1Ball:
 
     Raises:
       TypeError, ValueError: ``dim`` is no integer >= 1, ``radius`` no finite number > 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> ball = jaxdp.L1Ball(dim=2, radius=3.0)
+      >>> ball.num_vertices
+      4
+      >>> ball.point(jnp.array([0.5, 0.0, 0.0, 0.5])).tolist()
+      [1.5, -1.5]
     """
 
     dim: int
@@ -100,13 +135,32 @@ class L1Ball:
 
     @property
     def num_vertices(self) -> int:
+        """Number of vertices, ``2 * dim``."""
         return 2 * self.dim
 
     def point(self, weights: jax.Array) -> jax.Array:
+        """Returns the point ``(..., dim)`` of weights ``(..., 2 * dim)`` of the vertices.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> ball = jaxdp.L1Ball(dim=2, radius=3.0)
+          >>> ball.point(jnp.array([0.0, 0.0, 1.0, 0.0])).tolist()
+          [-3.0, 0.0]
+        """
         positive, negative = weights[..., : self.dim], weights[..., self.dim :]
         return jnp.asarray(self.radius, weights.dtype) * (positive - negative)
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
+        """Returns the derivative by the weights ``(..., 2 * dim)``.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> ball = jaxdp.L1Ball(dim=2, radius=3.0)
+          >>> ball.vertex_gradient(jnp.array([1.0, -2.0])).tolist()
+          [3.0, -6.0, -3.0, 6.0]
+        """
         scaled = jnp.asarray(self.radius, gradient.dtype) * gradient
         return jnp.concatenate([scaled, -scaled], axis=-1)
 
@@ -122,6 +176,15 @@ class Polytope:
 
     Raises:
       ValueError: no such matrix, or a number that float32 cannot hold.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> triangle = jaxdp.Polytope([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+      >>> triangle.dim, triangle.num_vertices
+      (2, 3)
+      >>> triangle.point(jnp.array([0.5, 0.25, 0.25])).tolist()
+      [1.0, 1.0]
     """
 
     vertices: Any
@@ -141,16 +204,36 @@ class Polytope:
 
     @property
     def dim(self) -> int:
+        """Number of coordinates p."""
         return self.vertices.shape[1]
 
     @property
     def num_vertices(self) -> int:
+        """Number m of vertices."""
         return self.vertices.shape[0]
 
     def point(self, weights: jax.Array) -> jax.Array:
+        """Returns the point ``(..., dim)`` of weights ``(..., num_vertices)``.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> segment = jaxdp.Polytope([[0.0, 0.0], [4.0, 2.0]])
+          >>> segment.point(jnp.array([0.5, 0.5])).tolist()
+          [2.0, 1.0]
+        """
         vertices = jnp.asarray(self.vertices, weights.dtype)
         return jnp.matmul(weights, vertices, precision=_FULL)
 
     def vertex_gradient(self, gradient: jax.Array) -> jax.Array:
+        """Returns the derivative by the weights ``(..., num_vertices)``.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> segment = jaxdp.Polytope([[0.0, 0.0], [4.0, 2.0]])
+          >>> segment.vertex_gradient(jnp.array([1.0, -1.0])).tolist()
+          [0.0, 2.0]
+        """
         vertices = jnp.asarray(self.vertices.T, gradient.dtype)
         return jnp.matmul(gradient, vertices, precision=_FULL)

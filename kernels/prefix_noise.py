@@ -46,7 +46,16 @@ from jaxdp.kernels.node_noise import Step
 
 
 class PrefixNoise(Protocol):
-    """Interface of a prefix-noise kernel, which is a frozen, hashable dataclass."""
+    """Interface of a prefix-noise kernel, which is a frozen, hashable dataclass.
+
+    Example:
+      >>> from jaxdp.kernels import prefix_noise
+      >>> kernel = prefix_noise.make("tree", period=8)
+      >>> kernel.period, kernel.integral
+      (8, True)
+      >>> (kernel.prefix_norms() ** 2).round(3).tolist()
+      [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 1.0]
+    """
 
     @property
     def period(self) -> int:
@@ -62,6 +71,11 @@ class PrefixNoise(Protocol):
         Args:
           std: in units of the contributions, from 1 to ``2**28``; of kernels that are not
             ``integral`` at least 75.
+
+        Example:
+          >>> from jaxdp.kernels import prefix_noise
+          >>> prefix_noise.make("tree", period=8).laws(std=1000).alias.shape
+          (2048,)
         """
         ...
 
@@ -69,6 +83,13 @@ class PrefixNoise(Protocol):
         """Returns the state before the first step: 32-bit integers, or no leaves.
 
         Of ``like``, arrays or ``jax.ShapeDtypeStruct``, only paths and shapes are read.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.kernels import prefix_noise
+          >>> kernel = prefix_noise.make("tree", period=8)
+          >>> kernel.init({"w": jnp.zeros(3)})["w"].shape  # A row for each level.
+          (4, 3)
         """
         ...
 
@@ -90,6 +111,17 @@ class PrefixNoise(Protocol):
           Row ``step`` of C^-1 xi, a tree like ``like`` of :class:`fixed_point.Fixed` in
           units of the contributions, with xi independent for every step and element; and
           the next state. Fractions are None where the kernel is ``integral``.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> from jaxdp.kernels import prefix_noise, threefry
+          >>> kernel, like = prefix_noise.make("tree", period=8), {"w": jnp.zeros(3)}
+          >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+          >>> state, laws = kernel.init(like), kernel.laws(1000)
+          >>> noise, state = kernel.increment(key, state, 0, like, laws)
+          >>> noise["w"].high.shape, noise["w"].low is None
+          ((3,), True)
         """
         ...
 
@@ -98,32 +130,73 @@ class PrefixNoise(Protocol):
 
         The length of the interval of ``C n - xi``: in units of the contributions, over the
         std of xi there in stds of a node. 0 where the kernel is ``integral``.
+
+        Example:
+          >>> from jaxdp.kernels import prefix_noise
+          >>> prefix_noise.make("tree", period=8).rounding()
+          0.0
+          >>> prefix_noise.make("sqrt_toeplitz", period=8).rounding() < 1e-8
+          True
         """
         ...
 
     def largest_norm(self) -> float:
-        """Returns the largest std of an increment or a number of the state, in nodes'."""
+        """Returns the largest std of an increment or a number of the state, in nodes'.
+
+        Example:
+          >>> from jaxdp.kernels import prefix_noise
+          >>> round(prefix_noise.make("tree", period=8).largest_norm() ** 2, 6)
+          4.0
+        """
         ...
 
     def column_norms(self) -> np.ndarray:
-        """Returns ``||C e_i||`` of every step, float64 (period,)."""
+        """Returns ``||C e_i||`` of every step, float64 (period,).
+
+        Example:
+          >>> from jaxdp.kernels import prefix_noise
+          >>> kernel = prefix_noise.make("tree", period=4)
+          >>> (kernel.column_norms() ** 2).round(3).tolist()
+          [3.0, 2.0, 2.0, 1.0]
+        """
         ...
 
     def prefix_norms(self) -> np.ndarray:
         """Returns ``||B_t||``, float64 (period,): stds of the noise on the prefix sums.
 
         In stds of a node. Roundings to ``2**-32`` come on top.
+
+        Example:
+          >>> from jaxdp.kernels import prefix_noise
+          >>> kernel = prefix_noise.make("tree", period=4)
+          >>> (kernel.prefix_norms() ** 2).round(3).tolist()
+          [1.0, 1.0, 2.0, 1.0]
         """
         ...
 
     def increment_norms(self) -> np.ndarray:
-        """Returns the stds of the increments, in stds of a node, float64 (period,)."""
+        """Returns the stds of the increments, in stds of a node, float64 (period,).
+
+        Example:
+          >>> from jaxdp.kernels import prefix_noise
+          >>> kernel = prefix_noise.make("tree", period=4)
+          >>> (kernel.increment_norms() ** 2).round(3).tolist()
+          [1.0, 2.0, 1.0, 3.0]
+        """
         ...
 
     def strategy(self) -> np.ndarray:
         """Returns C, float64 (period, period), each row over the std of xi there in nodes'.
 
         For tests and audits, not for long periods.
+
+        Example:
+          >>> from jaxdp.kernels import prefix_noise
+          >>> prefix_noise.make("tree", period=4).strategy()
+          array([[1., 0., 0., 0.],
+                 [1., 1., 0., 0.],
+                 [0., 0., 1., 0.],
+                 [1., 1., 1., 1.]])
         """
         ...
 
@@ -148,6 +221,13 @@ def make(name: str, period: int) -> PrefixNoise:
     Raises:
       ValueError: an unknown name, or a period below 1 or above 2**30.
       TypeError: a period that is no integer.
+
+    Example:
+      >>> from jaxdp.kernels import prefix_noise
+      >>> prefix_noise.make("honaker", period=100)
+      Honaker(period=100)
+      >>> prefix_noise.make("blt_2", period=100).buf_decay
+      (0.994583, 0.844668)
     """
     if name not in _KERNELS:
         raise ValueError(f"name must be one of {', '.join(NAMES)}; got {name!r}")
@@ -168,6 +248,13 @@ def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
 
     Raises:
       ValueError: another shape, or a number that is negative or not finite.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxdp.kernels import prefix_noise
+      >>> kernel = prefix_noise.make("tree", period=8)
+      >>> round(prefix_noise.sensitivity(kernel, np.ones(8)) ** 2, 6)
+      4.0
     """
     leaf = np.asarray(leaf_sensitivities, np.float64)
     if leaf.shape != (kernel.period,):
@@ -184,5 +271,13 @@ def rounding_shift(kernel: PrefixNoise, size: int) -> float:
     """Returns what rounding adds to :func:`sensitivity`, in units of the contributions.
 
     An L2 length over a whole period, whose releases have ``size`` numbers each.
+
+    Example:
+      >>> from jaxdp.kernels import prefix_noise
+      >>> tree, blt = (prefix_noise.make(name, period=8) for name in ("tree", "blt_2"))
+      >>> prefix_noise.rounding_shift(tree, size=10)
+      0.0
+      >>> prefix_noise.rounding_shift(blt, size=10) < 1e-7
+      True
     """
     return kernel.rounding() * math.sqrt(size * kernel.period)

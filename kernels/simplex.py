@@ -55,6 +55,12 @@ def scaled(total: jax.Array, multiplier: int, shift: int) -> jax.Array:
     Returns:
       int32, same shape. That the result fits is the caller's duty. Totals that differ by
       k have results that differ by at most ``k * multiplier / 2**shift + 1``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> simplex.scaled(jnp.array([100, -100]), multiplier=3, shift=1).tolist()
+      [150, -150]
     """
     if not 0 <= multiplier < 2**16:
         raise ValueError(f"multiplier must be in [0, 2**16), got {multiplier}")
@@ -78,6 +84,12 @@ def normalized(scores: jax.Array) -> jax.Array:
     between min h and max h if the score vectors differ by h.
 
     From any int32 (d,) to int32 (d,) in [LOWEST, 0], the maximum 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> simplex.normalized(jnp.array([5, 3, 4])).tolist()
+      [0, -2, -1]
     """
     top = jnp.max(scores)
     lowest = jnp.maximum(top, jnp.int32(-(2**31) - LOWEST)) + LOWEST  # No overflow.
@@ -88,12 +100,26 @@ def moved(scores: jax.Array, increment: jax.Array) -> jax.Array:
     """Returns ``normalized(scores + increment)``, of normalized scores (d,).
 
     The increment is int32 (d,), in [-2**30, 2**30]: the sum cannot overflow.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> simplex.moved(jnp.array([0, -1]), jnp.array([-4, 2])).tolist()
+      [-5, 0]
     """
     return normalized(scores + increment)
 
 
 def from_probabilities(probabilities: jax.Array) -> jax.Array:
-    """Returns scores, int32 (d,), normalized, of probabilities (d,); 0 is ``LOWEST``."""
+    """Returns scores, int32 (d,), normalized, of probabilities (d,); 0 is ``LOWEST``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> scores = simplex.from_probabilities(jnp.array([0.5, 0.25, 0.25]))
+      >>> (scores / 2**simplex.BITS).tolist()  # In octaves.
+      [0.0, -1.0, -1.0]
+    """
     relative = probabilities / jnp.max(probabilities)
     octaves = jnp.maximum(jnp.log2(relative), LOWEST / 2**BITS)
     return normalized(jnp.round(octaves * 2**BITS).astype(jnp.int32))
@@ -112,13 +138,28 @@ def entropic_step(
 
     Logits and gradient are float32 (d,); the step size and ``top``, the maximum that the
     step before gave, have shape=().
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> gradient = jnp.array([1.0, -1.0])
+      >>> logits, top = simplex.entropic_step(jnp.zeros(2), gradient, 0.5)
+      >>> logits.tolist(), float(top)
+      ([-0.5, 0.5], 0.5)
     """
     logits = logits - top - step_size * gradient
     return logits, jnp.max(logits)
 
 
 def counts(indices: jax.Array, dim: int) -> jax.Array:
-    """Counts the occurrences of each of ``dim`` vertices, int32 (dim,)."""
+    """Counts the occurrences of each of ``dim`` vertices, int32 (dim,).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> simplex.counts(jnp.array([2, 0, 2]), dim=4).tolist()
+      [1, 0, 2, 0]
+    """
     return jnp.zeros(dim, jnp.int32).at[indices].add(1)
 
 
@@ -334,6 +375,15 @@ def sample(key: jax.Array, scores: jax.Array, num: int) -> jax.Array:
 
     Raises:
       ValueError: the shape, the dtype, d or ``num`` is not one of these.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> scores = simplex.from_probabilities(jnp.array([0.75, 0.25]))
+      >>> drawn = simplex.sample(jax.random.key(0), scores, num=10_000)
+      >>> drawn.dtype, bool(abs(drawn.mean() - 0.25) < 0.02)
+      (dtype('int32'), True)
     """
     if scores.dtype != jnp.int32:
         raise ValueError(f"scores must be int32, got {scores.dtype}")
@@ -387,6 +437,15 @@ def sample_float(
 
     Returns:
       int32, shape=(num,): iid.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import simplex
+      >>> logits = jnp.log(jnp.array([0.75, 0.25]))
+      >>> drawn = simplex.sample_float(jax.random.key(0), logits, num=10_000)
+      >>> bool(abs(drawn.mean() - 0.25) < 0.02)
+      True
     """
     if logits.dtype != jnp.float32:
         raise ValueError(f"logits must be float32, got {logits.dtype}")

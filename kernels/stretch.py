@@ -22,31 +22,69 @@ _WORD = 16
 
 
 class Wide(NamedTuple):
-    """Integers ``high * 2**16 + low``, of up to 46 bits."""
+    """Integers ``high * 2**16 + low``, of up to 46 bits.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import stretch
+      >>> total = stretch.Wide(high=jnp.int32(3), low=jnp.int32(5))
+      >>> stretch.to_float(total).item() == 3 * 2**16 + 5
+      True
+    """
 
     high: jax.Array  # dtype=int32
     low: jax.Array  # dtype=int32; in [0, 2**16)
 
 
 def zero(shape: tuple[int, ...]) -> Wide:
-    """Returns a sum of zero."""
+    """Returns a sum of zero.
+
+    Example:
+      >>> from jaxdp.kernels import stretch
+      >>> stretch.to_float(stretch.zero((3,))).tolist()
+      [0.0, 0.0, 0.0]
+    """
     return Wide(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32))
 
 
 def add(total: Wide, part: jax.Array) -> Wide:
-    """Returns ``total + part`` exactly; ``part`` int32 of size below 2**31 - 2**16."""
+    """Returns ``total + part`` exactly; ``part`` int32 of size below 2**31 - 2**16.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import stretch
+      >>> total = stretch.add(stretch.zero(()), jnp.int32(2**20 + 1))
+      >>> int(total.high), int(total.low)
+      (16, 1)
+    """
     low = total.low + part
     return Wide(total.high + (low >> _WORD), low & (2**_WORD - 1))
 
 
 def plus(a: Wide, b: Wide) -> Wide:
-    """Returns ``a + b`` exactly."""
+    """Returns ``a + b`` exactly.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import stretch
+      >>> a = stretch.add(stretch.zero(()), jnp.int32(40_000))
+      >>> stretch.to_float(stretch.plus(a, a)).item()
+      80000.0
+    """
     low = a.low + b.low
     return Wide(a.high + b.high + (low >> _WORD), low & (2**_WORD - 1))
 
 
 def shifted(total: Wide, by: jax.Array) -> Wide:
-    """Returns ``floor(total / 2**by)`` exactly; ``by`` int32 from 0 to 32."""
+    """Returns ``floor(total / 2**by)`` exactly; ``by`` int32 from 0 to 32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import stretch
+      >>> total = stretch.add(stretch.zero(()), jnp.int32(1_000_003))
+      >>> stretch.to_float(stretch.shifted(total, jnp.int32(1))).item()
+      500001.0
+    """
     for part in (jnp.minimum(by, _WORD), jnp.maximum(by - _WORD, 0)):
         lost = total.high & ((1 << part) - 1)
         low = (total.low >> part) | (lost << (_WORD - part))
@@ -55,7 +93,15 @@ def shifted(total: Wide, by: jax.Array) -> Wide:
 
 
 def to_float(total: Wide) -> jax.Array:
-    """Converts to float32, rounded."""
+    """Converts to float32, rounded.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import stretch
+      >>> total = stretch.add(stretch.zero(()), jnp.int32(-7))
+      >>> stretch.to_float(total).item()
+      -7.0
+    """
     return total.high.astype(jnp.float32) * 2.0**_WORD + total.low.astype(jnp.float32)
 
 
@@ -83,6 +129,16 @@ def fold(
 
     Returns:
       The carry after the last slice.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import stretch
+      >>> def step(total, rows, kept):
+      ...     return total + jnp.sum(jnp.where(kept, rows, 0))
+      >>> data = jnp.arange(10.0)
+      >>> first, count = jnp.int32(2), jnp.int32(5)  # Rows 2 to 6.
+      >>> stretch.fold(step, jnp.float32(0), data, None, first, count, 4).item()
+      20.0
     """
     rows = finite_difference.num_rows(data)
     if not 1 <= size <= rows:
@@ -139,6 +195,16 @@ def grid_sum(
     Returns:
       The exact sum of integers of L2 norm at most ``2**bits`` each. A row with a NaN or an
       infinity counts zero, as does every row outside the stretch.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import stretch
+      >>> rows, first, count = jnp.ones((10, 1)), jnp.int32(2), jnp.int32(5)
+      >>> total = stretch.grid_sum(
+      ...     lambda x: x, 1, rows, None, first, count, bound=1.0, bits=8, size=4
+      ... )
+      >>> (stretch.to_float(total) / 2**8).tolist()
+      [5.0]
     """
     if size > MAX_SLICE:
         raise ValueError(f"size must be at most {MAX_SLICE}, got {size}")

@@ -36,9 +36,11 @@ class _Toeplitz:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> Law:
+        """Returns the law of every draw, whose std is ``std`` units."""
         return lattice_gaussian.law(std, fine=not self.integral)
 
     def rounding(self) -> float:
+        """Bounds the part of one draw that rounding makes, in stds of a node."""
         raise NotImplementedError
 
     def largest_norm(self) -> float:
@@ -77,27 +79,77 @@ def _cumulative_norms(x: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Independent(_Toeplitz):
-    """Independent noise on every increment: C is the identity. No state."""
+    """Independent noise on every increment: C is the identity. No state.
+
+    Example:
+      >>> from jaxdp.kernels import toeplitz_noise
+      >>> kernel = toeplitz_noise.Independent(period=4)
+      >>> (kernel.prefix_norms() ** 2).round(3).tolist()
+      [1.0, 2.0, 3.0, 4.0]
+    """
 
     integral: ClassVar[bool] = True
 
     def init(self, like: Any) -> Any:
+        """Returns the state before the first step, which is empty.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.Independent(period=4).init(jnp.zeros(3))
+          ()
+        """
         del like
         return ()
 
     def increment(
         self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
+        """Returns one step's noise and the next state, as every prefix-noise kernel does.
+
+        See :meth:`jaxdp.kernels.prefix_noise.PrefixNoise.increment`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> from jaxdp.kernels import threefry, toeplitz_noise
+          >>> kernel, like = toeplitz_noise.Independent(period=4), jnp.zeros(3)
+          >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+          >>> noise, state = kernel.increment(key, (), 0, like, kernel.laws(1000))
+          >>> noise.high.shape, noise.low is None
+          ((3,), True)
+        """
         drawn = node_noise.draw(key, node_noise.as_step(step), like, laws)
         return jax.tree.map(fixed_point.Fixed, drawn), state
 
     def rounding(self) -> float:
+        """Returns 0: nothing is multiplied.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.Independent(period=4).rounding()
+          0.0
+        """
         return 0.0  # Nothing is multiplied.
 
     def coefficients(self) -> np.ndarray:
+        """Returns 1, 0, 0, ..., float64 (period,).
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.Independent(period=4).coefficients().tolist()
+          [1.0, 0.0, 0.0, 0.0]
+        """
         return np.eye(1, self.period)[0]
 
     def inverse_coefficients(self) -> np.ndarray:
+        """Returns 1, 0, 0, ..., float64 (period,).
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.Independent(period=4).inverse_coefficients().tolist()
+          [1.0, 0.0, 0.0, 0.0]
+        """
         return self.coefficients()
 
 
@@ -108,17 +160,47 @@ class SquareRoot(_Toeplitz):
     Close to the least possible worst variance, for the memory of a whole period: State:
     ``period - 1`` rows (at least one) of two words for each leaf, the increments so far.
 
+    Example:
+      >>> from jaxdp.kernels import toeplitz_noise
+      >>> kernel = toeplitz_noise.SquareRoot(period=4)
+      >>> kernel.coefficients().round(4).tolist()
+      [1.0, 0.5, 0.375, 0.3125]
+      >>> kernel.strategy().shape
+      (4, 4)
+
     References:
       H. Fichtenberger, M. Henzinger, J. Upadhyay, Constant matters, 2023.
     """
 
     def init(self, like: Any) -> Any:
-        """Returns zeros; no step reads a row before it was written in the same period."""
+        """Returns zeros; no step reads a row before it was written in the same period.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.SquareRoot(period=4).init(jnp.zeros(3)).high.shape
+          (3, 3)
+        """
         return node_noise.fine_zeros(like, max(self.period - 1, 1))
 
     def increment(
         self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
+        """Returns one step's noise and the next state, as every prefix-noise kernel does.
+
+        See :meth:`jaxdp.kernels.prefix_noise.PrefixNoise.increment`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> from jaxdp.kernels import threefry, toeplitz_noise
+          >>> kernel, like = toeplitz_noise.SquareRoot(period=4), jnp.zeros(3)
+          >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+          >>> state, laws = kernel.init(like), kernel.laws(1000)
+          >>> noise, state = kernel.increment(key, state, 0, like, laws)
+          >>> noise.high.shape, noise.low.dtype
+          ((3,), dtype('uint32'))
+        """
         step = node_noise.as_step(step)
         c = jnp.asarray(self._numerators())
 
@@ -140,14 +222,34 @@ class SquareRoot(_Toeplitz):
         return noise, state
 
     def rounding(self) -> float:
+        """Returns one ulp for each earlier step.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.SquareRoot(period=4).rounding() * 2**32
+          3.0
+        """
         return (self.period - 1) * ULP  # One for each earlier step.
 
     def coefficients(self) -> np.ndarray:
-        """Returns those of ``(1 - x)**-0.5``, rounded."""
+        """Returns those of ``(1 - x)**-0.5``, rounded.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.SquareRoot(period=4).coefficients().round(6).tolist()
+          [1.0, 0.5, 0.375, 0.3125]
+        """
         return np.concatenate([np.ones(1), self._numerators()[1:] * ULP])
 
     def inverse_coefficients(self) -> np.ndarray:
-        """Returns those of ``(1 - x)**0.5``, corrected for rounded coefficients of C."""
+        """Returns those of ``(1 - x)**0.5``, corrected for rounded coefficients of C.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> kernel = toeplitz_noise.SquareRoot(period=4)
+          >>> kernel.inverse_coefficients().round(6).tolist()
+          [1.0, -0.5, -0.125, -0.0625]
+        """
         lag = np.arange(1, self.period)
         exact = np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
         # To first order in the error E: -C^-1 E C^-1, of which C^-2 is 1 - x. The second
@@ -182,6 +284,12 @@ class Buffered(_Toeplitz):
       buf_decay: in [0, 1], one for each buffer.
       output_scale: in [0, 1], one for each buffer.
 
+    Example:
+      >>> from jaxdp.kernels import toeplitz_noise
+      >>> kernel = toeplitz_noise.Buffered(4, buf_decay=(0.5,), output_scale=(0.5,))
+      >>> kernel.coefficients().tolist()
+      [1.0, 0.5, 0.25, 0.125]
+
     References:
       K. Dvijotham, H. B. McMahan, K. Pillutla, T. Steinke, A. Thakurta, Efficient and
       near-optimal noise generation for streaming differential privacy, 2024.
@@ -204,12 +312,34 @@ class Buffered(_Toeplitz):
             object.__setattr__(self, name, numbers)
 
     def init(self, like: Any) -> Any:
-        """Returns zeros, a tree a buffer: XLA updates separate arrays in one pass."""
+        """Returns zeros, a tree a buffer: XLA updates separate arrays in one pass.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> len(toeplitz_noise.blt(period=100, num_buffers=2).init(jnp.zeros(3)))
+          2
+        """
         return tuple(node_noise.fine_zeros(like) for _ in self.buf_decay)
 
     def increment(
         self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
+        """Returns one step's noise and the next state, as every prefix-noise kernel does.
+
+        See :meth:`jaxdp.kernels.prefix_noise.PrefixNoise.increment`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> from jaxdp.kernels import threefry, toeplitz_noise
+          >>> kernel, like = toeplitz_noise.blt(period=4, num_buffers=1), jnp.zeros(3)
+          >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+          >>> state, laws = kernel.init(like), kernel.laws(1000)
+          >>> noise, state = kernel.increment(key, state, 0, like, laws)
+          >>> noise.high.shape, len(state)
+          ((3,), 1)
+        """
         step = node_noise.as_step(step)
         noise = node_noise.fine(key, step, like, laws)
 
@@ -240,6 +370,11 @@ class Buffered(_Toeplitz):
         """Sums up to two ulps for each step and buffer, which decay with it.
 
         A product by 0 or by 1 has no rounding.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.blt(period=100, num_buffers=2).rounding() < 1e-7
+          True
         """
         total = 0.0
         for theta, omega in zip(*self._numerators(), strict=True):
@@ -249,7 +384,14 @@ class Buffered(_Toeplitz):
         return total * ULP
 
     def largest_norm(self) -> float:
-        """Returns the std of the longest increment or buffer."""
+        """Returns the std of the longest increment or buffer.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> kernel = toeplitz_noise.blt(period=100, num_buffers=2)
+          >>> bool(kernel.largest_norm() >= kernel.increment_norms()[-1])
+          True
+        """
         inverse = self.inverse_coefficients()
         decay, scale = self._used()
         longest, buffers = np.zeros(len(decay)), np.zeros(len(decay))
@@ -259,12 +401,27 @@ class Buffered(_Toeplitz):
         return float(np.sqrt(max(np.square(inverse).sum(), *longest)))
 
     def coefficients(self) -> np.ndarray:
+        """Returns the first column of C, float64 (period,).
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> kernel = toeplitz_noise.Buffered(4, buf_decay=(0.5,), output_scale=(0.5,))
+          >>> kernel.coefficients().tolist()
+          [1.0, 0.5, 0.25, 0.125]
+        """
         decay, scale = self._used()
         powers = decay[:, None] ** np.arange(self.period - 1)
         return np.concatenate([np.ones(1), scale @ powers])
 
     def inverse_coefficients(self) -> np.ndarray:
-        """Runs the recursion of :meth:`increment` on one impulse."""
+        """Runs the recursion of :meth:`increment` on one impulse.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> kernel = toeplitz_noise.Buffered(4, buf_decay=(0.5,), output_scale=(0.5,))
+          >>> kernel.inverse_coefficients().tolist()
+          [1.0, -0.5, 0.0, 0.0]
+        """
         decay, scale = self._used()
         inverse, buffers = np.eye(1, self.period)[0], np.zeros(len(decay))
         for t in range(self.period):
@@ -325,6 +482,11 @@ def blt(period: int, num_buffers: int) -> Buffered:
 
     Raises:
       ValueError: no such number of buffers, or a bad period.
+
+    Example:
+      >>> from jaxdp.kernels import toeplitz_noise
+      >>> toeplitz_noise.blt(period=100, num_buffers=1)
+      Buffered(period=100, buf_decay=(0.983589,), output_scale=(0.22232,))
     """
     node_noise.check_period(period)
     if num_buffers not in BLT_NUMBERS:

@@ -68,9 +68,11 @@ class _Fenwick:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> Law:
+        """Returns the law of every node, whose std is ``std`` units."""
         return lattice_gaussian.law(std)
 
     def rounding(self) -> float:
+        """Returns 0: only integers are added."""
         return 0.0  # Only integers are added.
 
     def largest_norm(self) -> float:
@@ -106,15 +108,46 @@ class Stored(_Fenwick):
     """The tree with the last node of each level stored: one draw a step.
 
     State: ``floor(log2(period)) + 1`` rows for each leaf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import tree_noise
+      >>> tree = tree_noise.Stored(period=8)
+      >>> tree.init({"w": jnp.zeros(3)})["w"].shape
+      (4, 3)
+      >>> tree.strategy().sum(axis=1).tolist()
+      [1.0, 2.0, 1.0, 4.0, 1.0, 2.0, 1.0, 8.0]
     """
 
     def init(self, like: Any) -> Any:
-        """Returns zeros; no step reads a row before it was written in the same period."""
+        """Returns zeros; no step reads a row before it was written in the same period.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Stored(period=8).init({"w": jnp.zeros(3)})["w"].shape
+          (4, 3)
+        """
         return node_noise.zeros(like, self.period.bit_length())
 
     def increment(
         self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
+        """Returns one step's noise and the next state, as every prefix-noise kernel does.
+
+        See :meth:`jaxdp.kernels.prefix_noise.PrefixNoise.increment`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> from jaxdp.kernels import threefry, tree_noise
+          >>> tree, like = tree_noise.Stored(period=8), {"w": jnp.zeros(3)}
+          >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+          >>> state, laws = tree.init(like), tree.laws(1000)
+          >>> noise, state = tree.increment(key, state, 0, like, laws)
+          >>> noise["w"].high.shape, state["w"].shape
+          ((3,), (4, 3))
+        """
         step = node_noise.as_step(step)
         level = _trailing_zeros(step + 1)
         state = _set_row(state, level, node_noise.draw(key, step, like, laws))
@@ -130,15 +163,49 @@ class Incremental(_Fenwick):
     """The tree without state: the nodes that an increment takes in are drawn again.
 
     ``1 + ctz(t)`` draws a step, less than two on average.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import tree_noise
+      >>> tree = tree_noise.Incremental(period=8)
+      >>> tree.init({"w": jnp.zeros(3)})
+      ()
+      >>> (tree.prefix_norms() ** 2).round(3).tolist()
+      [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 1.0]
     """
 
     def init(self, like: Any) -> Any:
+        """Returns the state before the first step, which is empty.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Incremental(period=8).init({"w": jnp.zeros(3)})
+          ()
+        """
         del like
         return ()
 
     def increment(
         self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
+        """Returns one step's noise and the next state, as every prefix-noise kernel does.
+
+        See :meth:`jaxdp.kernels.prefix_noise.PrefixNoise.increment`. The noise is that of
+        :class:`Stored`, bit for bit.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> from jaxdp.kernels import threefry, tree_noise
+          >>> one, two = tree_noise.Incremental(period=8), tree_noise.Stored(period=8)
+          >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+          >>> like, laws = jnp.zeros(3), one.laws(1000)
+          >>> a, _ = one.increment(key, (), 0, like, laws)
+          >>> b, _ = two.increment(key, two.init(like), 0, like, laws)
+          >>> bool((a.high == b.high).all())
+          True
+        """
         step = node_noise.as_step(step)
 
         def take_in(i: jax.Array, noise: Any) -> Any:
@@ -184,6 +251,12 @@ class Honaker:
     Attributes:
       period: steps of one period.
 
+    Example:
+      >>> from jaxdp.kernels import tree_noise
+      >>> tree, plain = tree_noise.Honaker(period=8), tree_noise.Stored(period=8)
+      >>> bool((tree.prefix_norms() <= plain.prefix_norms()).all())
+      True
+
     References:
       J. Honaker, Efficient use of differentially private binary trees, 2015 (estimation
       from below).
@@ -197,6 +270,13 @@ class Honaker:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> Law:
+        """Returns the laws of all levels, stacked.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Honaker(period=8).laws(std=1000).alias.shape
+          (4, 2048)
+        """
         found = []  # Of all levels.
         for level in range(self.period.bit_length()):
             leaves = 2 ** (level + 1) - 1
@@ -206,12 +286,34 @@ class Honaker:
         return jax.tree.map(lambda *of_levels: np.stack(of_levels), *found)
 
     def init(self, like: Any) -> Any:
-        """Returns zeros; no step reads a row before it was written in the same period."""
+        """Returns zeros; no step reads a row before it was written in the same period.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Honaker(period=8).init(jnp.zeros(3)).high.shape
+          (4, 3)
+        """
         return node_noise.fine_zeros(like, self.period.bit_length())
 
     def increment(
         self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
     ) -> tuple[Any, Any]:
+        """Returns one step's noise and the next state, as every prefix-noise kernel does.
+
+        See :meth:`jaxdp.kernels.prefix_noise.PrefixNoise.increment`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> from jaxdp.kernels import threefry, tree_noise
+          >>> tree, like = tree_noise.Honaker(period=8), jnp.zeros(3)
+          >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+          >>> state, laws = tree.init(like), tree.laws(1000)
+          >>> noise, state = tree.increment(key, state, 0, like, laws)
+          >>> noise.high.shape, noise.low.dtype
+          ((3,), dtype('uint32'))
+        """
         step = node_noise.as_step(step)
         level = _trailing_zeros(step + 1)
         dropped = jnp.asarray(_estimate_weights(self.period.bit_length())[0])[level]
@@ -231,35 +333,74 @@ class Honaker:
         return noise, _set_row(state, level, estimate)
 
     def rounding(self) -> float:
-        """Returns the most ulps of a node, one an estimate in it, over its fresh std."""
+        """Returns the most ulps of a node, one an estimate in it, over its fresh std.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Honaker(period=8).rounding() < 1e-8
+          True
+        """
         fresh = _estimate_weights(self.period.bit_length())[1]
         return float(np.max(np.arange(len(fresh)) / fresh)) * ULP
 
     def largest_norm(self) -> float:
-        """Returns the std of the longest increment or estimate."""
+        """Returns the std of the longest increment or estimate.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> round(tree_noise.Honaker(period=8).largest_norm(), 4)
+          1.3558
+        """
         return math.sqrt(max(self._variances().max(), *self.increment_norms() ** 2))
 
     def column_norms(self) -> np.ndarray:
-        """Returns the lengths of the columns of :meth:`strategy`."""
+        """Returns the lengths of the columns of :meth:`strategy`.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Honaker(period=4).column_norms().round(3).tolist()
+          [1.601, 1.601, 1.648, 1.528]
+        """
         squares = np.zeros(self.period)
         for node, row in self._rows():
             squares[node - len(row) : node] += row**2
         return np.sqrt(squares)
 
     def prefix_norms(self) -> np.ndarray:
-        """Returns the roots of the summed variances of the estimates in a prefix."""
+        """Returns the roots of the summed variances of the estimates in a prefix.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> (tree_noise.Honaker(period=4).prefix_norms() ** 2).round(3).tolist()
+          [1.0, 0.667, 1.667, 0.571]
+        """
         t = np.arange(1, self.period + 1)
         level = np.arange(self.period.bit_length())
         return np.sqrt(((t[:, None] >> level) & 1) @ self._variances())
 
     def increment_norms(self) -> np.ndarray:
-        """Returns the stds of the increments, whose estimates are independent."""
+        """Returns the stds of the increments, whose estimates are independent.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Honaker(period=4).increment_norms().round(3).tolist()
+          [1.0, 1.0, 1.0, 1.175]
+        """
         dropped, fresh = self._weights()
         of_level = np.sqrt(fresh**2 + dropped**2 @ self._variances())
         return of_level[_trailing_zeros(np.arange(1, self.period + 1))]
 
     def strategy(self) -> np.ndarray:
-        """Returns C: row t is the sum that step t's draw is added to, in its own std."""
+        """Returns C: row t is the sum that step t's draw is added to, in its own std.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Honaker(period=4).strategy().round(2)
+          array([[1.  , 0.  , 0.  , 0.  ],
+                 [0.89, 1.34, 0.  , 0.  ],
+                 [0.  , 0.  , 1.  , 0.  ],
+                 [0.87, 0.87, 1.31, 1.53]])
+        """
         rows = np.zeros((self.period, self.period))
         for node, row in self._rows():
             rows[node - 1, node - len(row) : node] = row
