@@ -1,8 +1,8 @@
 """Tables and figures of pages, made from the kept results: no figure is typed.
 
 A table is described by a few lines of TOML. ``case`` and ``metric`` name a row of the JSON
-file, with ``{row}`` and ``{column}`` filled in; a row or column that differs in more than
-its name is a mapping of its own.
+file, with ``{row}`` and ``{column}`` filled in; a row or a column that differs in more is a
+mapping, of these keys or of further words to fill in.
 
 ``python -m bench._kept README.md`` writes the tables of a plain Markdown file again, where
 such a description stands in a comment. The documentation has a directive for it
@@ -20,18 +20,20 @@ from collections.abc import Mapping
 from typing import Any
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-FIELDS = {"value", "ratio", "half_width", "count", "unit"}
-KEYS = {"case", "metric", "field", "digits", "scale", "missing", "interval"}
+#: What a description may say of a cell; other words of a row or a column are filled in.
+KEYS = {"case", "metric", "field", "digits", "missing", "baseline"}
 
 
 @functools.cache
-def rows(name: str) -> dict[tuple[str, str], dict[str, Any]]:
+def rows(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Returns the rows of ``device/name``, or of ``cpu/name``, by case and metric."""
     path = RESULTS / f"{name if '/' in name else f'cpu/{name}'}.json"
     if not path.exists():
         raise ValueError(f"{name!r} has no kept result: {path} does not exist")
-    found = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return {(row["case"], row["metric"]): row for row in found}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        found.setdefault((row["case"], row["metric"]), []).append(row)
+    return found
 
 
 def number(value: float, digits: int) -> str:
@@ -52,31 +54,31 @@ def figure(
     metric: str,
     field: str = "value",
     digits: int = 3,
-    scale: float = 1.0,
     missing: str | None = None,
-    interval: bool = True,
+    baseline: str | None = None,
 ) -> str:
     """Returns one figure as text, with its 95% interval where the row has one.
+
+    Of rows that differ in their baseline the first is taken, if none is named.
 
     Raises:
       ValueError: for a row or a field that the file does not have, unless ``missing``
         says what stands in its place.
     """
-    row = rows(name).get((case, metric))
+    found = rows(name).get((case, metric), [])
+    row = next((r for r in found if baseline in (None, r["baseline"])), None)
     if row is None or row[field] is None:
         if missing is not None:
             return missing
         raise ValueError(f"{name} has no {field} of case {case!r}, metric {metric!r}")
     if field == "unit":
         return row["unit"]
-    value = scale * row[field]
-    width = row.get("half_width") if field == "value" and interval else None
+    value, width = row[field], row.get("half_width") if field == "value" else None
     if not width:
         return number(value, digits)
     # An interval has two digits, and its value as many behind the point.
-    error = number(scale * width, 2 if digits > 1 else 1)
-    places = len(error.partition(".")[2])
-    return f"{value:.{min(places, digits)}f} ± {float(error):.{min(places, digits)}f}"
+    places = min(len(number(width, 2).partition(".")[2]), 4)
+    return f"{value:.{places}f} ± {width:.{places}f}"
 
 
 def table(name: str, text: str) -> str:
@@ -89,34 +91,27 @@ def table(name: str, text: str) -> str:
     spec = tomllib.loads(text)
     if not {"rows", "columns"} <= set(spec):
         raise ValueError(f"a table of {name} must have rows and columns, got {text!r}")
-    corner = spec.pop("corner", "")
     lines, columns = spec.pop("rows"), spec.pop("columns")
-    head = [corner, *map(str, columns)]
+    if unknown := set(spec) - KEYS:
+        raise ValueError(f"a table of {name} has unknown keys {sorted(unknown)}")
+    head = ["", *columns]
     out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for label, line in lines.items():
         cells = [cell(name, spec, line, column) for column in columns.values()]
-        out.append("| " + " | ".join([str(label), *cells]) + " |")
+        out.append("| " + " | ".join([label, *cells]) + " |")
     return "\n".join(out)
 
 
 def cell(name: str, spec: Mapping[str, Any], row: Any, column: Any) -> str:
-    """Returns a cell of a table: a figure, or a text that the column gives as it is."""
-    options = dict(spec)
-    filled: dict[str, Any] = {}
+    """Returns a cell of a table; what a column says comes before what a row says."""
+    options, filled = dict(spec), {}
     for key, part in (("row", row), ("column", column)):
-        if isinstance(part, dict):
-            options |= part
-        else:
-            filled[key] = part
-    filled |= {key: options.pop(key) for key in ("row", "column") if key in options}
-    if "text" in options:
-        return str(options["text"])
-    file = options.pop("file", name)
-    if unknown := set(options) - KEYS:
-        raise ValueError(f"a table of {name} has unknown keys {sorted(unknown)}")
+        words = part if isinstance(part, dict) else {key: part}
+        options |= {k: v for k, v in words.items() if k in KEYS}
+        filled |= {k: v for k, v in words.items() if k not in KEYS}
     for key in ("case", "metric"):
-        options[key] = str(options[key]).format(**filled)
-    return figure(file, **options)
+        options[key] = options[key].format(**filled)
+    return figure(name, **options)
 
 
 TABLE = re.compile(r"(<!-- kept (\S+)\n(.*?)-->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -44,7 +44,13 @@ html_theme_options = {
     "use_fullscreen_button": False,
 }
 
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_enable_extensions = [
+    "amsmath",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+    "fieldlist",
+]
 myst_heading_anchors = 3
 
 # A page is executed again when its cells have changed, or everything with `make clean`.
