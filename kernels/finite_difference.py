@@ -29,7 +29,13 @@ AxisName = str | tuple[str, ...]
 
 
 def check_losses(losses: Any, rows: int) -> None:
-    """Requires an array of shape (rows,); ValueError for what else a loss returns."""
+    """Requires an array of shape (rows,); ValueError for what else a loss returns.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> finite_difference.check_losses(jnp.zeros(3), rows=3)
+    """
     shape = getattr(losses, "shape", f"a {type(losses).__name__}")
     if shape != (rows,):
         raise ValueError(
@@ -53,6 +59,12 @@ def num_rows(batch: Any, name: str = "batch") -> int:
 
     Raises:
       ValueError: no leaves, a scalar leaf, or leaves that disagree.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> finite_difference.num_rows((jnp.zeros((5, 2)), jnp.zeros(5)))
+      5
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
     if not shapes or any(not s for s in shapes) or len({s[0] for s in shapes}) != 1:
@@ -149,6 +161,16 @@ def sum_microbatches(
 
     Returns:
       What ``fn`` returns, summed: by one ``psum``, so the same on every device.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> def total(part):
+      ...     records, mask = part
+      ...     return jnp.sum(jnp.where(mask, records, 0))
+      >>> batch = jnp.arange(10), jnp.ones(10, bool)
+      >>> finite_difference.sum_microbatches(total, batch, size=4).item()
+      45
     """
     rows = num_rows(batch[0])
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
@@ -183,12 +205,30 @@ def on_each(tree: Any, axis_name: AxisName | None) -> Any:
 
     Derivatives of a device's own losses need this: a ``shard_map`` that checks replication
     sums those by shared values over all devices, before anything is clipped.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> tree = finite_difference.on_each({"w": jnp.ones(2)}, None)  # One device.
+      >>> tree["w"].tolist()
+      [1.0, 1.0]
     """
     return tree if axis_name is None else jax.lax.pcast(tree, axis_name, to="varying")
 
 
 def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
-    """Lifts a loss of one record, ``fn(params, record) -> ()``, to a batch by vmap."""
+    """Lifts a loss of one record, ``fn(params, record) -> ()``, to a batch by vmap.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def loss(params, record):
+      ...     x, y = record
+      ...     return (x @ params - y) ** 2
+      >>> value_fn = jaxdp.per_record(loss)
+      >>> value_fn(jnp.ones(2), (jnp.eye(2), jnp.array([1.0, 3.0]))).tolist()
+      [0.0, 4.0]
+    """
     return jax.vmap(fn, in_axes=(None, 0))
 
 
@@ -213,6 +253,20 @@ def slopes(
     Returns:
       ``(B, K)`` in float32 (or the losses' dtype if wider); loss per unit of parameter.
       Neither bounded nor private: rows may be NaN or infinite.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference, sphere
+      >>> def value_fn(params, batch):
+      ...     return batch @ params
+      >>> params, batch = jnp.zeros(3), jnp.eye(3)
+      >>> rows = sphere.directions(jax.random.key(0), params, law="rademacher", num=2)
+      >>> table = finite_difference.slopes(
+      ...     value_fn, params, batch, rows, smoothing_radius=0.5
+      ... )
+      >>> table.shape, abs(table).tolist()
+      ((3, 2), [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     """
 
     def one(direction: Direction) -> jax.Array:
@@ -248,6 +302,20 @@ def changes(
 
     As :func:`slopes`, with ``params`` x and ``previous`` y, a tree like it; the directions
     are the same at both points, and lambda is > 0.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference, sphere
+      >>> def value_fn(params, batch):
+      ...     return batch @ params
+      >>> here, there, batch = jnp.ones(2), jnp.zeros(2), jnp.eye(2)
+      >>> rows = sphere.directions(jax.random.key(0), here, law="rademacher")
+      >>> table = finite_difference.changes(
+      ...     value_fn, here, there, batch, rows, smoothing_radius=0.5
+      ... )
+      >>> table.tolist()
+      [[2.0], [2.0]]
     """
     radius = jnp.asarray(smoothing_radius, _wide(params))
 
@@ -268,6 +336,15 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
       weights: ``(K,)`` float32.
       rows: K directions.
       like: pytree that gives shapes and dtypes (sums are in float32).
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference, sphere
+      >>> rows = sphere.directions(jax.random.key(0), jnp.zeros(4), law="rademacher")
+      >>> step = finite_difference.combine(jnp.array([3.0]), rows, jnp.zeros(4))
+      >>> abs(step).tolist()
+      [3.0, 3.0, 3.0, 3.0]
     """
     num = rows.scale.shape[0]
 

@@ -47,12 +47,26 @@ PathPredicate = Callable[[str], bool]
 
 
 def path_str(path: tuple[Any, ...]) -> str:
-    """Returns the name of a leaf: its keys joined by ``/``."""
+    """Returns the name of a leaf: its keys joined by ``/``.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import sphere
+      >>> leaves = jax.tree_util.tree_leaves_with_path({"dense": {"kernel": 0.0}})
+      >>> sphere.path_str(leaves[0][0])
+      'dense/kernel'
+    """
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def leaf_id(path: str) -> int:
-    """Hashes a leaf's path to 32 bits, the same on every machine."""
+    """Hashes a leaf's path to 32 bits, the same on every machine.
+
+    Example:
+      >>> from jaxdp.kernels import sphere
+      >>> sphere.leaf_id("dense/kernel") == sphere.leaf_id("dense/kernel") < 2**32
+      True
+    """
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little")
 
 
@@ -75,6 +89,15 @@ class Direction:
       shapes: ``((path, shape), ...)`` of the leaves that move; static. A leaf that
         is absent is frozen.
       stacked: paths of the leaves whose first axis counts layers; static.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+      >>> rows = sphere.directions(jax.random.key(0), params, law="gaussian", num=5)
+      >>> rows.paths, rows.dim, rows.leaf_keys.shape
+      (('b', 'w'), 8, (5, 2))
     """
 
     leaf_keys: jax.Array
@@ -86,6 +109,7 @@ class Direction:
 
     @property
     def paths(self) -> tuple[str, ...]:
+        """Paths of the leaves that move."""
         return tuple(path for path, _ in self.shapes)
 
     @property
@@ -95,7 +119,14 @@ class Direction:
 
 
 def wide(*dtypes: Any) -> Any:
-    """Returns float32, or the widest of the floating dtypes that are wider."""
+    """Returns float32, or the widest of the floating dtypes that are wider.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> sphere.wide(jnp.bfloat16), sphere.wide(jnp.float32, jnp.float64)
+      (dtype('float32'), dtype('float64'))
+    """
     known = (jnp.dtype(d) for d in dtypes)
     wider = any(d == jnp.float64 for d in known)  # Under strict promotion, too.
     return jnp.dtype(jnp.float64 if wider else jnp.float32)
@@ -125,6 +156,12 @@ def leaf_keys(key: jax.Array, paths: Sequence[str]) -> jax.Array:
 
     In a loop, which XLA does not fuse: the scalar chain would otherwise be compiled into
     every kernel that draws from it.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import sphere
+      >>> sphere.leaf_keys(jax.random.key(0), ["w", "b"]).shape
+      (2,)
     """
     ids = np.array([leaf_id(path) for path in paths], np.uint32)
     return jax.lax.map(lambda i: threefry.fold_in(key, i), jnp.asarray(ids))
@@ -275,6 +312,17 @@ def directions(
 
     Raises:
       ValueError: unknown law, too many rows, two leaves with one identity.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> params = {"w": jnp.zeros((3, 2)), "frozen": jnp.zeros(2)}
+      >>> rows = sphere.directions(
+      ...     jax.random.key(0), params, law="sphere", num=4, trainable=lambda p: p == "w"
+      ... )
+      >>> rows.dim, rows.scale.shape
+      (6, (4,))
     """
     if law not in LAWS:
         raise ValueError(f"law must be one of {', '.join(LAWS)}; got {law!r}")
@@ -302,7 +350,16 @@ def directions(
 
 
 def select(rows: Direction, k: int) -> Direction:
-    """Returns direction ``k`` (static) of K."""
+    """Returns direction ``k`` (static) of K.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> rows = sphere.directions(jax.random.key(0), jnp.zeros(3), law="sphere", num=4)
+      >>> sphere.select(rows, 2).scale.shape
+      ()
+    """
     return jax.tree.map(lambda a: a[k], rows)
 
 
@@ -328,6 +385,16 @@ def leaf_direction(
       ``optimization_barrier`` where it comes out of floating-point arithmetic: without it
       XLA contracts that arithmetic differently in different programs, and a replay is off
       by an ulp. Signs are exact and need none.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> params = {"w": jnp.zeros((3, 2))}
+      >>> rows = sphere.directions(jax.random.key(0), params, law="rademacher")
+      >>> part = sphere.leaf_direction(sphere.select(rows, 0), "w", (3, 2))
+      >>> part.shape, jnp.unique(jnp.abs(part)).tolist()
+      ((3, 2), [1.0])
     """
     if layer is not None and path not in direction.stacked:
         raise ValueError(
@@ -375,7 +442,18 @@ def _stored(
 
 
 def materialise(direction: Direction, like: Any) -> Any:
-    """Returns one direction as a tree like ``like``; frozen leaves are zero."""
+    """Returns one direction as a tree like ``like``; frozen leaves are zero.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+      >>> rows = sphere.directions(jax.random.key(0), params, law="sphere")
+      >>> tree = sphere.materialise(sphere.select(rows, 0), params)
+      >>> round(float(sum(jnp.sum(leaf**2) for leaf in tree.values())), 3)  # d = 8.
+      8.0
+    """
 
     def leaf(path: tuple[Any, ...], x: Any) -> jax.Array:
         name = path_str(path)
@@ -387,7 +465,15 @@ def materialise(direction: Direction, like: Any) -> Any:
 
 
 def flat(key: jax.Array, dim: int, *, law: str, num: int = 1) -> jax.Array:
-    """Draws ``num`` directions in R^dim as rows, float32 ``(num, dim)``."""
+    """Draws ``num`` directions in R^dim as rows, float32 ``(num, dim)``.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import sphere
+      >>> rows = sphere.flat(jax.random.key(0), 3, law="orthonormal", num=2)
+      >>> bool(jax.numpy.allclose(rows @ rows.T, 3 * jax.numpy.eye(2), atol=1e-4))
+      True
+    """
     like = jax.ShapeDtypeStruct((dim,), jnp.float32)
     rows = directions(key, like, law=law, num=num)
     return jax.vmap(lambda one: materialise(one, like))(rows)

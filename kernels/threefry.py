@@ -110,12 +110,26 @@ def secret_key(words: jax.Array | np.ndarray) -> jax.Array:
     """Makes typed secret keys from their words, uint32 (..., 4): 128 bits each.
 
     (One to three words more are those of keys into which something was folded.)
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxdp.kernels import threefry
+      >>> words = np.arange(4, dtype=np.uint32)  # Not a secret.
+      >>> threefry.is_secret(threefry.secret_key(words))
+      True
     """
     return jax.random.wrap_key_data(jnp.asarray(words), impl=_SECRET[words.shape[-1]])
 
 
 def is_secret(key: jax.Array) -> bool:
-    """Returns True if a typed key is a secret key of 128 bits, which JAX's rbg is not."""
+    """Returns True if a typed key is a secret key of 128 bits, which JAX's rbg is not.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import threefry
+      >>> threefry.is_secret(jax.random.key(0))
+      False
+    """
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return typed and jax.random.key_impl(key) in _SECRET.values()
 
@@ -132,7 +146,16 @@ def _secret_words(key: jax.Array) -> jax.Array:
 
 
 def for_role(key: jax.Array, role: int) -> jax.Array:
-    """Derives the secret key of a role, from 1 to 2**16 - 1, from a settled key."""
+    """Derives the secret key of a role, from 1 to 2**16 - 1, from a settled key.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxdp.kernels import threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> one, two = threefry.for_role(key, 1), threefry.for_role(key, 2)
+      >>> bool(threefry.bits(one, ()) == threefry.bits(two, ()))
+      False
+    """
     words = _secret_words(key)
     if len(words) != 4:
         raise ValueError(
@@ -157,6 +180,15 @@ def secret_block(
     Returns:
       Four arrays of that shape. All that an element needs comes from one evaluation, which
       XLA fuses into its consumer.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from jaxdp.kernels import threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> words = threefry.secret_block(key, jnp.arange(3))
+      >>> len(words), words[0].shape, words[0].dtype
+      (4, (3,), dtype('uint32'))
     """
     words = _secret_words(key)
     if isinstance(number, int) and not 0 <= number < 64:
@@ -173,7 +205,17 @@ def secret_block(
 
 @functools.partial(jax.jit, inline=True)
 def settled(key: jax.Array) -> jax.Array:
-    """Returns a secret key of four words for one into which something was folded."""
+    """Returns a secret key of four words for one into which something was folded.
+
+    Example:
+      >>> import jax
+      >>> import numpy as np
+      >>> from jaxdp.kernels import threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> folded = threefry.fold_in(key, 7)
+      >>> [jax.random.key_data(k).size for k in (folded, threefry.settled(folded))]
+      [6, 4]
+    """
     if len(_secret_words(key)) == 4:
         return key
     words = secret_block(key, jnp.zeros((), jnp.uint32), use=_CHILDREN)
@@ -194,6 +236,13 @@ def held(key: jax.Array) -> jax.Array:
 
     XLA would otherwise compute a key that changes within a loop again in every consumer,
     and keep vectors of the cipher's words in memory, three to twelve for each draw.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxdp.kernels import threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> bool(threefry.held(key) == key)
+      True
     """
     return secret_key(jax.lax.optimization_barrier(_secret_words(key)))
 
@@ -211,6 +260,13 @@ def fold_in(key: jax.Array, data: int | jax.Array) -> jax.Array:
     Args:
       key: typed threefry key, shape=(), of either kind; so is what is returned.
       data: integer in [0, 2**32), shape=().
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import threefry
+      >>> key = jax.random.key(0)
+      >>> bool(threefry.fold_in(key, 7) == jax.random.fold_in(key, 7))
+      True
     """
     low = np.uint32(data) if isinstance(data, int) else data.astype(jnp.uint32)
     return _fold_in(key, low)
@@ -238,6 +294,13 @@ def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Computes ``jax.random.bits(key, shape)`` bit for bit: uint32, fusible.
 
     (Of a secret key: one word of each block.)
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import threefry
+      >>> drawn = threefry.bits(jax.random.key(0), (3,))
+      >>> drawn.shape, drawn.dtype
+      ((3,), dtype('uint32'))
     """
     if is_secret(key):
         return secret_block(held(key), _counters(shape), use=_BITS)[0]
@@ -263,7 +326,15 @@ _BLOCK = 64
 
 
 def stored_bits(key: jax.Array, size: int) -> jax.Array:
-    """Draws ``bits(key, (size,))`` and stores them in memory."""
+    """Draws ``bits(key, (size,))`` and stores them in memory.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import threefry
+      >>> key = jax.random.key(0)
+      >>> bool((threefry.stored_bits(key, 5) == threefry.bits(key, (5,))).all())
+      True
+    """
     return stored_words(key[None], [(size,)])[0]
 
 
@@ -285,6 +356,13 @@ def stored_words(keys: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax
 
     Raises:
       ValueError: secret keys, of whose words only two would count.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import threefry
+      >>> keys = jax.vmap(jax.random.key)(jax.numpy.arange(3))
+      >>> [words.shape for words in threefry.stored_words(keys, [(5,), (2, 4)])]
+      [(5,), (2, 4)]
     """
     if is_secret(keys):
         raise ValueError(
@@ -337,6 +415,14 @@ def permuted(key: jax.Array, index: jax.Array, size: int) -> jax.Array:
 
     Returns:
       int32 of the same shape.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import threefry
+      >>> order = threefry.permuted(jax.random.key(0), jnp.arange(10), size=10)
+      >>> sorted(order.tolist()) == list(range(10))
+      True
     """
     bits = (size - 1).bit_length()
     low = bits // 2
@@ -418,13 +504,30 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     Hashed words through an inverse that is within 2e-6 (relative) of the exact one, far
     cheaper than ``jax.random.normal``. 2**24 values, and the support ends at
     5.42 standard deviations; secret noise is :mod:`jaxdp.kernels.lattice_gaussian`'s.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import threefry
+      >>> z = threefry.normal(jax.random.key(0), (10_000,))
+      >>> z.dtype, bool(abs(z.mean()) < 0.05), bool(abs(z.std() - 1) < 0.05)
+      (dtype('float32'), True, True)
     """
     return _inverse_normal(_hash(*_words(key), _counters(shape)))
 
 
 @functools.partial(jax.jit, inline=True)
 def normal_at(key: jax.Array, index: jax.Array) -> jax.Array:
-    """Draws elements of ``normal(key, shape).reshape(-1)`` at indices of any shape."""
+    """Draws elements of ``normal(key, shape).reshape(-1)`` at indices of any shape.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import threefry
+      >>> key = jax.random.key(0)
+      >>> some = threefry.normal_at(key, jnp.array([4, 2]))
+      >>> bool((some == threefry.normal(key, (5,))[jnp.array([4, 2])]).all())
+      True
+    """
     return _inverse_normal(_hash(*_words(key), index.astype(jnp.uint32)))
 
 
@@ -434,6 +537,14 @@ def normal_sum_of_squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     In blocks, in a loop: XLA would otherwise store all the normals to sum them. The
     two stages keep the float32 error far below one in 1e6.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import threefry
+      >>> key = jax.random.key(0)
+      >>> total = threefry.normal_sum_of_squares(key, (100,))
+      >>> bool(abs(total - (threefry.normal(key, (100,)) ** 2).sum()) < 1e-3)
+      True
     """
     k0, k1 = _words(key)
     size, block = math.prod(shape), 2**16
@@ -456,6 +567,12 @@ def zero_after(after: jax.Array) -> jax.Array:
 
     It comes from the bits of one element, so a NaN in ``after`` (one record's
     activation) cannot reach the perturbation, which every record shares.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import threefry
+      >>> int(threefry.zero_after(jnp.array([jnp.nan, 1.0])))
+      0
     """
     first = after.reshape(-1)[:1]
     if first.size == 0:
@@ -470,6 +587,14 @@ def keys_after(keys: jax.Array, after: jax.Array) -> jax.Array:
 
     XLA merges equal computations: what is drawn twice from one key would be drawn once
     and kept alive in between. What is drawn from ordered keys is drawn anew.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import threefry
+      >>> keys = jax.random.key(0)[None]
+      >>> bool((threefry.keys_after(keys, jnp.ones(3)) == keys).all())
+      True
     """
     data = jax.random.key_data(keys) + zero_after(after).astype(jnp.uint32)
     if is_secret(keys):
@@ -484,6 +609,13 @@ def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
     What goes straight into a product or a sum may be contracted with it, in one program
     and not in another, and a rounding to 16 bits may be left out. Nothing does so through
     the integers, with a ``zero``, int32 (), that no compiler knows to be one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import threefry
+      >>> x = jnp.array([0.1, 0.2])
+      >>> threefry.rounded(x, threefry.zero_after(x)).dtype
+      dtype('float32')
     """
     integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(x, integer) + zero.astype(integer)
