@@ -1,4 +1,4 @@
-"""What each module may know: the layers of the README, enforced on the source text.
+"""What each module may know: the layers of the documentation, enforced on the source text.
 
 The imports are read with ``ast``, so an import inside a function, under
 ``TYPE_CHECKING`` or in a branch that never runs counts like any other.
@@ -323,11 +323,11 @@ def test_module_keeps_to_its_layer(path: str) -> None:
     assert violations(path, (ROOT / path).read_text(encoding="utf-8")) == []
 
 
-def test_readme_shows_these_layers() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_documentation_shows_these_layers() -> None:
+    page = (ROOT / "docs/concepts/how_it_works.md").read_text(encoding="utf-8")
     shown = {
         "" if name == "jaxdp" else name: int(number)
-        for number, cell in re.findall(r"^\| (\d+) \| ([^|]*) \|", readme, re.MULTILINE)
+        for number, cell in re.findall(r"^\| (\d+) \| ([^|]*) \|", page, re.MULTILINE)
         for name in re.findall(r"`(\w+)`", cell)
     }
     assert shown == LAYERS
