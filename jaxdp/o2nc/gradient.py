@@ -79,7 +79,8 @@ def private_oracle(
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
 
     Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
-    Talwar, ICML 2025, Algorithms 3 to 6.
+    Talwar, ICML 2025, Algorithms 3 to 5. (First-order oracles in several passes are
+    Algorithm 4 with the gradients of equation (10) at points of Algorithm 5.)
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "o2nc")
