@@ -28,12 +28,12 @@ import jax
 import optax
 
 from jaxdp import accounting, training
+from jaxdp.core import display, noise, validate
 from jaxdp.core import keys as keys_lib
-from jaxdp.core import noise, validate
 from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.sampling import batches
-from jaxdp.training import preparing, reporting
+from jaxdp.training import loop, preparing, reporting
 
 _Plan = TypeVar("_Plan", bound=SumPlan)
 
@@ -49,6 +49,14 @@ class TuneResult(NamedTuple):
     info: training.FitInfo
     candidate: int  # index of its candidate
     report: dict[str, Any]
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        result = self.params, self.info, self.report
+        shown = loop.result_table("TuneResult", *result)
+        return shown._replace(rows=[("candidate", f"{self.candidate}"), *shown.rows])
 
 
 def tune(
@@ -271,6 +279,7 @@ def _trace(
     plan = dataclasses.replace(plan, num_steps=1)
     optimizer = optax.identity() if optimizer is None else optimizer
     keys = keys_lib.Keys.insecure(0)
+    preparing.check_reads_losses(plan)
     transform = plan.transform(keys, **options)
     program = training.make_program(plan, transform, optimizer, value_fn)
 

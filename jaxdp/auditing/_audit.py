@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxdp.accounting import Epsilon
 from jaxdp.auditing import bounds, cases, draws, vertices
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.mechanism.plan import Plan
 
 
@@ -53,6 +53,20 @@ class AuditResult(Bound):
     def passed(self) -> bool:
         """True if the lower bound is at most the accounted epsilon."""
         return self.epsilon_lower <= self.epsilon
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return display.fields(self, title_of(self))
+
+
+def title_of(found: Any) -> str:
+    """Returns the title of an audit's display: whether it passed, and both epsilons."""
+    return (
+        f"{type(found).__name__}: {'passed' if found.passed else 'FAILED'}, lower bound "
+        f"{found.epsilon_lower:.4g} of an accounted epsilon {found.epsilon:.4g}"
+    )
 
 
 def audit(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxdp.auditing import bounds, cases, grid_releases, residues
-from jaxdp.auditing._audit import Bound
+from jaxdp.auditing._audit import Bound, title_of
 from jaxdp.auditing.grid_releases import Site
 from jaxdp.auditing.residues import LatticeSite
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.core.keys import Keys
 from jaxdp.mechanism.plan import Plan
 
@@ -63,6 +63,25 @@ class LatticeResult(Bound):
     def passed(self) -> bool:
         """True if the result is not flagged."""
         return not self.flagged
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        title = title_of(self) if self.applicable else "LatticeResult: not applicable"
+        rows = [
+            r for r in display.fields(self).rows if r[0] not in ("sites", "left_out")
+        ]
+        rows += [(f"left out {i}", why) for i, why in enumerate(self.left_out, 1)]
+        rows += [
+            (
+                f"site {site.name}",
+                f"p-value {site.p_value:.3g} ({site.statistic}), {site.even:.4f} even of "
+                f"{site.num_numbers} numbers, noise of {site.noise_std:.3g} units",
+            )
+            for site in self.sites
+        ]
+        return display.Table(title, rows)
 
 
 def lattice(

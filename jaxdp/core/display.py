@@ -5,6 +5,7 @@ A class gives its names and values in ``_table`` and takes both displays from he
     __repr__, _repr_html_ = display.as_text, display.as_html
 """
 
+import dataclasses
 import html
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -117,6 +118,8 @@ def number(value: Any) -> str:
     """
     if value is None:
         return "none"
+    if getattr(value, "shape", ()):
+        return shape(value)
     if isinstance(value, float):
         return f"{float(value):.6g}"
     if isinstance(value, dict):
@@ -125,6 +128,24 @@ def number(value: Any) -> str:
         shown = ", ".join(map(number, value[:12]))
         return f"[{shown}, ...]" if len(value) > 12 else f"[{shown}]"
     return str(value)
+
+
+def fields(record: Any, title: str | None = None) -> Table:
+    """Returns the table of a dataclass's fields, titled by its class.
+
+    Example:
+      >>> @dataclasses.dataclass
+      ... class Bound:
+      ...     steps: int
+      ...     error: float
+      >>> print(fields(Bound(3, 0.25)).text())
+      Bound
+        steps  3
+        error  0.25
+    """
+    names = [field.name for field in dataclasses.fields(record)]
+    rows = [(name, number(getattr(record, name))) for name in names]
+    return Table(title or type(record).__name__, rows)
 
 
 def shape(leaf: Any) -> str:

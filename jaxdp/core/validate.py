@@ -16,7 +16,10 @@ def shown(value: Any) -> str:
     if "Tracer" in type(value).__name__:
         return "a value that JAX traces: make plans outside of jit, grad and vmap"
     shape = getattr(value, "shape", ())
-    return f"an array of shape {shape}" if shape else repr(value)
+    if shape:
+        return f"an array of shape {shape}"
+    text = repr(value)
+    return f"a {type(value).__name__}" if "\n" in text else text
 
 
 def _real(name: str, value: Any, allowed: str) -> float:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.data import problems
 from jaxdp.data.scaling import (
     Bounds,
@@ -81,6 +81,19 @@ class Dataset:
             _check_records(split, records, self)
             for array in records:
                 array.setflags(write=False)  # frozen means frozen
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        """Returns names and shapes; records are not shown."""
+        arrays = ("name", "train", "test")
+        rows = [r for r in display.fields(self).rows if r[0] not in arrays]
+        for name in arrays[1:]:
+            said = "private" if name == "train" else "public"
+            shown = ", ".join(map(display.shape, getattr(self, name)))
+            rows.append((f"{name}, {said}", shown))
+        return display.Table(f"Dataset {self.name}", rows)
 
     @property
     def num_examples(self) -> int:

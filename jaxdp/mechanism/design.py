@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxdp import accounting
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.core.types import Relation
 
 
@@ -67,9 +67,12 @@ class Design(Mapping[str, Any]):
     def __hash__(self) -> int:
         return hash(tuple(self._numbers.items()))
 
-    def __repr__(self) -> str:
-        numbers = ", ".join(f"{name}={value!r}" for name, value in self.items())
-        return f"Design({numbers})"
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        rows = [(n, display.number(x)) for n, x in self.items() if n != "promise"]
+        return display.Table(f"Design {self}", rows)
 
     def __str__(self) -> str:
         """Returns name and promise, for one row of a plan's table."""
@@ -112,6 +115,11 @@ class PopulationConstants:
     def sensitivity_over_clip(self) -> float:
         """Sensitivity of a sum in units of the clip: 2 under replace-one, else 1."""
         return accounting.sensitivity(self.relation, 1.0)
+
+
+def given(frame: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a class method by name, given its ``locals()``."""
+    return {name: value for name, value in frame.items() if name != "cls"}
 
 
 def _frozen(value: Any) -> Any:

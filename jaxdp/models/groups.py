@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.data.datasets import Dataset
 from jaxdp.data.scaling import bound_arrays, center_by_bounds
 from jaxdp.kernels.polytope import L1Ball
@@ -59,6 +59,18 @@ class Grouped:
     probabilities: tuple[float, ...]
     train: np.ndarray
     test: np.ndarray
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        """Returns names and shares; which record is in which group is not shown."""
+        shares = zip(self.names, self.probabilities, strict=True)
+        rows = [("group", self.group)]
+        rows += [(f"  {name}", f"{share:.6g}") for name, share in shares]
+        rows += [("train, private", display.shape(self.train))]
+        rows += [("test, public", display.shape(self.test))]
+        return display.Table(f"Grouped {self.dataset.name}", rows)
 
     @property
     def records(self) -> tuple[np.ndarray, ...]:

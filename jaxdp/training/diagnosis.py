@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp.core import run_state, validate
+from jaxdp.core import display, run_state, validate
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import PathPredicate
 from jaxdp.kernels.finite_difference import num_rows
@@ -60,7 +60,23 @@ class Diagnosis:
     #: A diagnosis never is.
     private = False
 
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        said = "not private, for public records alone"
+        advice = [("advice", line) for line in self.advice]
+        return display.Table(f"Diagnosis: {said}", [*self._rows().items(), *advice])
+
     def __str__(self) -> str:
+        rows = self._rows()
+        width = max(map(len, rows))
+        lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+        lines += [f"- {line}" for line in self.advice or ("Nothing looks off.",)]
+        return "\n".join(["Not private: read on public records alone.", *lines])
+
+    def _rows(self) -> dict[str, str]:
+        """Returns names and values of the numbers, for displays."""
         clips = ", ".join(
             f"{x:.3g} at {q:.0%}"
             for q, x in zip(_QUANTILES, self.quantiles, strict=True)
@@ -75,10 +91,7 @@ class Diagnosis:
         if self.gain is not None:
             rows["loss lowered by"] = f"{self.gain:.3g} of it, at the first step's rate"
             rows["parameters unmoved"] = f"{self.unmoved:.1%} a step"
-        width = max(map(len, rows))
-        lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
-        lines += [f"- {line}" for line in self.advice or ("Nothing looks off.",)]
-        return "\n".join(["Not private: read on public records alone.", *lines])
+        return rows
 
 
 def diagnose(

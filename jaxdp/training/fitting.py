@@ -458,7 +458,8 @@ def _result(
     done = int(made.horizon.count) if plan.may_stop else plan.num_steps
     rate = max(0, done - first) / times[1] if times[1] > 0 else 0.0
     timing = dict(zip(reporting.TIMING, (*times, rate), strict=True))
-    report = reporting.report(plan, made) | {"seed_source": keys.seed_source} | timing
+    more = {"seed_source": keys.seed_source} | timing
+    report = reporting.Report(reporting.report(plan, made) | more)
     if recorder is not None:
         report["steps_charged"] = recorder.charged
         recorder.finish(carry, report, keep_noise_roots=keep_noise_roots)

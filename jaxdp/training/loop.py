@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import sampling
+from jaxdp.core import display
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.types import Phase, ValueFn
 from jaxdp.mechanism.plan import Plan
+from jaxdp.training import reporting
 
 _MAX_PROGRAMS = 64
 _programs: "OrderedDict[Any, Any]" = OrderedDict()
@@ -32,6 +34,12 @@ class FitInfo(NamedTuple):
     releases: jax.Array  # shape=(num_steps, K), dtype=float32
     state: Any  # of ``optimizer``, secret fields None: jaxdp.polyak_output reads it
 
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return display.Table("FitInfo", info_rows(self))
+
 
 class FitResult(NamedTuple):
     """Result of ``fit``. Public, except for the timings in ``report``."""
@@ -39,6 +47,29 @@ class FitResult(NamedTuple):
     params: Any
     info: FitInfo
     report: dict[str, Any]
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return result_table("FitResult", self.params, self.info, self.report)
+
+
+def info_rows(info: FitInfo) -> list[tuple[str, str]]:
+    """Returns the shapes of releases and optimizer state, for displays."""
+    rows = [("releases", display.shape(info.releases))]
+    return [*rows, *display.shapes("optimizer state", info.state)]
+
+
+def result_table(
+    name: str, params: Any, info: FitInfo, report: dict[str, Any]
+) -> display.Table:
+    """Returns the display of a run's result: guarantee, shapes and report."""
+    rows = [*display.shapes("params", params), *info_rows(info)]
+    if not report:
+        return display.Table(name, rows)
+    said = reporting.Report(report)
+    return display.Table(f"{name}: {said.guarantee()}", [*said.rows(), *rows])
 
 
 class Carry(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from jaxdp import plans
+from jaxdp.core import display
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.run_state import moving, public
 from jaxdp.kernels import sphere
@@ -26,6 +27,12 @@ class Replay(NamedTuple):
 
     params: Any  # what the run returned, or would have returned after these steps
     info: loop.FitInfo
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return loop.result_table("Replay", self.params, self.info, {})
 
 
 def replay(

@@ -6,14 +6,71 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp.core import display
 from jaxdp.mechanism.plan import Plan
 
 #: What a report says of time. How long a run takes may depend on records (losses that
 #: loop or branch, caches, denormal numbers), and epsilon does not cover it: not public.
 TIMING = ("compile_seconds", "train_seconds", "steps_per_second")
+#: Number of the format of reports; one without a number is of the first.
+FORMAT = 1
 
 
-def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, Any]:
+@jax.tree_util.register_pytree_node_class
+class Report(dict[str, Any]):
+    """Report of a run: a dictionary that shows itself as a table.
+
+    Equal to a dictionary of the same entries, and written by ``json`` like one.
+
+    Example:
+      >>> report = Report(epsilon=2.0, delta=1e-5, relation="replace_one", private=True)
+      >>> report["epsilon"], report == dict(report)
+      (2.0, True)
+      >>> report
+      Report: epsilon 2 at delta 1e-05, replace_one, private
+        private  True
+    """
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return display.Table(f"Report: {self.guarantee()}", self.rows())
+
+    def guarantee(self) -> str:
+        """Returns what the run guarantees, in one line."""
+        epsilon, delta = self.get("epsilon"), self.get("delta")
+        private = "private" if self.get("private") else "not private"
+        if delta is None:
+            return f"epsilon is not stated, for want of a delta; {private}"
+        if epsilon is None:
+            return "epsilon is infinite; not private"
+        if self.get("seed_source") == "insecure":
+            private = "not private: the keys come from a seed"
+        accountant = self.get("accountant")
+        under = f"{self['relation']} ({accountant})" if accountant else self["relation"]
+        return f"epsilon {epsilon:.6g} at delta {delta:g}, {under}, {private}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns names and values of the other entries, without those on time.
+
+        A display is published with its notebook, and times are not public.
+        """
+        said = ("format", "epsilon", "delta", "relation", "accountant", *TIMING)
+        return [(n, display.number(x)) for n, x in self.items() if n not in said]
+
+    def tree_flatten(self) -> tuple[list[Any], tuple[str, ...]]:
+        """Returns values and names in sorted order, as JAX takes dictionaries apart."""
+        names = tuple(sorted(self))
+        return [self[name] for name in names], names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Report":
+        """Builds a report from what :meth:`tree_flatten` gave."""
+        return cls(zip(names, values, strict=True))
+
+
+def report(plan: Plan, state: Any, *, delta: float | None = None) -> Report:
     """Reports the privacy that a run under ``plan`` has spent, for loops written by hand.
 
     Args:
@@ -43,22 +100,25 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> dict[str, A
     spent = plan.epsilon(delta=delta) if delta is not None else None
     finite = spent is not None and np.isfinite(spent)
     outcome = plan.outcome(state)
-    return {
-        "algorithm": plan.family,
-        "num_examples": plan.num_examples,
-        "num_steps": plan.num_steps,
-        "steps_done": int(horizon.count),
-        "relation": plan.relation,
-        "sampling": repr(plan.sampling),
-        **plan.mechanism(),
-        "epsilon": float(spent) if spent is not None and finite else None,
-        "delta": delta,
-        "accountant": spent.accountant if spent is not None else None,
-        "private": bool(horizon.private) and bool(finite),
-        **({"outcome": outcome} if outcome else {}),
-        "device": jax.devices()[0].device_kind,
-        "versions": versions(),
-    }
+    return Report(
+        {
+            "format": FORMAT,
+            "algorithm": plan.family,
+            "num_examples": plan.num_examples,
+            "num_steps": plan.num_steps,
+            "steps_done": int(horizon.count),
+            "relation": plan.relation,
+            "sampling": repr(plan.sampling),
+            **plan.mechanism(),
+            "epsilon": float(spent) if spent is not None and finite else None,
+            "delta": delta,
+            "accountant": spent.accountant if spent is not None else None,
+            "private": bool(horizon.private) and bool(finite),
+            **({"outcome": outcome} if outcome else {}),
+            "device": jax.devices()[0].device_kind,
+            "versions": versions(),
+        }
+    )
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.core.keys import Keys
 from jaxdp.core.run_state import public
 from jaxdp.core.types import PathPredicate
@@ -46,6 +46,28 @@ class StudyResult:
         """The setting of the highest mean; one of NaN is the worst."""
         return self.settings[int(np.argmax(np.nan_to_num(self.means, nan=-math.inf)))]
 
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        """Returns the table of all settings, the best first."""
+        means = np.nan_to_num(self.means, nan=-math.inf)
+        order = np.argsort(-means, kind="stable")
+        number = lambda x: f"{x:.4g}"  # noqa: E731
+        rows = [
+            (
+                *map(number, self.settings[i].values()),
+                *map(number, (self.means[i], *_ends(self.scores[i]))),
+            )
+            for i in order
+        ]
+        count, seeds = self.scores.shape
+        title = (
+            f"StudyResult: {count} settings, {seeds} seeds, the best first; not private"
+        )
+        head = (*self.settings[0], "mean", "lowest", "highest")
+        return display.Table(title, rows, head)
+
     def __str__(self) -> str:
         names = [*self.settings[0], "mean", "lowest", "highest"]
         low, high = self.scores.min(axis=1), self.scores.max(axis=1)
@@ -56,6 +78,10 @@ class StudyResult:
         return "\n".join(
             "  ".join(map(str.rjust, line, widths)).rstrip() for line in lines
         )
+
+
+def _ends(scores: np.ndarray) -> tuple[float, float]:
+    return float(scores.min()), float(scores.max())
 
 
 def study(

@@ -57,7 +57,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.mechanism.design import PopulationConstants
 from jaxdp.o2nc.theory.estimators import Estimator, Number, kappa
 
@@ -207,6 +207,12 @@ class GoldsteinPromise:
     learning_rate: float
     generalisation: float = 0.0
     rounding: float = 0.0
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return display.fields(self)
 
     def __str__(self) -> str:
         records = f", generalisation {self.generalisation:.3g}"

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.mechanism.design import Design
 from jaxdp.o2nc.oracle import ORACLES, Name
 from jaxdp.o2nc.theory import design
@@ -37,6 +37,27 @@ class Recommendation:
     def design(self) -> Design:
         """Design of the recommended candidate."""
         return self.candidates[self.chosen]
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        head = ("oracle", "passes", "bound", "records per step", "steps", "cost")
+        rows = [
+            (
+                ("* " if i == self.chosen else "") + found.oracle,
+                "several" if found.multi_pass else "one",
+                f"{found.promise.bound:.3g}",
+                f"{found.restart_batch_size}",
+                f"{found.num_steps}",
+                f"{cost:.2g}",
+            )
+            for i, (found, cost) in enumerate(
+                zip(self.candidates, self.costs, strict=True)
+            )
+        ]
+        title = f"Recommendation: {self.design.oracle}, marked by *"
+        return display.Table(title, rows, head, self.reason)
 
     def __str__(self) -> str:
         """Returns a table of the candidates, its columns aligned, and the reason."""

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.core import display
+
 #: A number, or an array of them: a search asks for many settings at once.
 Number = Any
 
@@ -46,6 +48,12 @@ class Promise:
     output: float = 0.0
     staleness: float = 0.0
     generalization: float = 0.0
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return display.fields(self)
 
     def scaled(self, factor: float = 1.0) -> "Promise":
         """Returns the terms times a factor, as Python floats, for JSON."""

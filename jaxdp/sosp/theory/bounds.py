@@ -30,7 +30,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from jaxdp.core import validate
+from jaxdp.core import display, validate
 from jaxdp.mechanism.design import PopulationConstants
 
 Basis = Literal["constants", "deviations", "rate"]
@@ -95,6 +95,12 @@ class CertifiedPoint:
     def __post_init__(self) -> None:
         if isinstance(self.printed, dict):  # From JSON.
             object.__setattr__(self, "printed", PrintedNoise(**self.printed))
+
+    __repr__ = display.as_text
+    _repr_html_ = display.as_html
+
+    def _table(self) -> display.Table:
+        return display.fields(self)
 
     def __str__(self) -> str:
         guess = self.expected_records
