@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp import __version__
-from jaxdp.cli import options, parsing
+from jaxdp.cli import config, options, parsing
 from jaxdp.cli.parsing import UsageError
 
 _HELP = ("-h", "--help")
@@ -100,7 +100,8 @@ def _overview() -> str:
     return (
         "usage: jaxdp COMMAND [OPTIONS]\n\n"
         f"Differentially private optimisation in JAX.\n\n{_listed(about)}\n\n"
-        "jaxdp COMMAND --help lists a command's options.\n\n"
+        "jaxdp COMMAND --help lists a command's options; --config FILE.toml reads them\n"
+        "from a file, whose keys are their names.\n\n"
         "Exit code 0: done. 1: an audit failed, or a bug. 2: a wrong argument or\n"
         "file, nothing was spent. 130: interrupted. 141: nobody reads the output."
     )
@@ -117,15 +118,30 @@ def _listed(about: dict[str, str]) -> str:
 def _train(words: list[str]) -> options.Train:
     """Returns the options of the algorithm that is named first, or by --algorithm."""
     name, words = _algorithm(words)
-    if name is None and "--resume" in words and not {*_HELP} & {*words}:
-        name = _recorded(words)
+    file = _config(words)
+    if name is None and "algorithm" in file:
+        name = str(file["algorithm"])
+    resume = "--resume" in words or file.get("resume") is True
+    if name is None and resume and not {*_HELP} & {*words}:
+        name = _recorded(file, words)
     name = options.DEFAULT_ALGORITHM if name is None else name
     if name not in options.ALGORITHMS:
         known = ", ".join(options.ALGORITHMS)
         raise UsageError(f"--algorithm must be one of {known}; got {name!r}")
     kinds = options.ALGORITHMS
     more = _OF_TRAIN + _listed({n: _summary(kind) for n, kind in kinds.items()})
-    return parsing.parse(kinds[name], words, f"jaxdp train {name}", more)
+    return parsing.parse(
+        kinds[name], words, f"jaxdp train {name}", more, aside=("algorithm",)
+    )
+
+
+def _config(words: list[str]) -> dict[str, Any]:
+    """Returns the content of the file that ``--config`` names; empty without one."""
+    path = parsing.some(options.Train, words).get("config")
+    if path is None or {*_HELP} & {*words}:
+        return {}
+    with parsing.naming(path):
+        return config.read(path)
 
 
 def _algorithm(words: list[str]) -> tuple[str | None, list[str]]:
@@ -142,10 +158,10 @@ def _algorithm(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
-def _recorded(words: list[str]) -> str | None:
+def _recorded(file: dict[str, Any], words: list[str]) -> str | None:
     """Returns the algorithm of the run that is to go on, if there is one."""
     from jaxdp.cli import record
 
-    given: Any = parsing.some(options.Train, words)
+    given: Any = file | parsing.some(options.Train, words)
     out = given.get("out") or pathlib.Path("runs", given.get("dataset", "digits"))
-    return record.algorithm_of(out)
+    return record.algorithm_of(pathlib.Path(str(out)))

@@ -11,10 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from jaxdp.cli import config
+
 Options = TypeVar("Options")
 
 #: What the library calls a thing that an option of another name gives.
 _RENAMED = {"path": "dataset", "num": "num_directions"}
+#: The option that every command has beside its own.
+_CONFIG = "config"
 
 
 class UsageError(Exception):
@@ -182,19 +186,68 @@ def check(command: Any) -> None:
 # --- the parser --------------------------------------------------------------------
 
 
-def parse(options: type[Options], words: list[str], prog: str, more: str) -> Options:
-    """Reads options from the words of a command line.
+def parse(
+    options: type[Options],
+    words: list[str],
+    prog: str,
+    more: str,
+    aside: tuple[str, ...] = (),
+) -> Options:
+    """Reads options from the words of a command line, and from its ``--config``.
 
     ``options`` is a dataclass of :func:`opt` and :func:`switch` fields, ``prog`` the
-    command as help calls it, ``more`` what help ends with. SystemExit: help was printed.
+    command as help calls it, ``more`` what help ends with, ``aside`` keys of the file that
+    are read elsewhere. SystemExit: help was printed.
     """
     fields = {field.name: field for field in _fields(options)}
+    parser = _parser(options, prog, more)
+    given = _read(parser, fields, words, prog)
+    if (path := given.pop(_CONFIG, None)) is not None:
+        with naming(path):
+            found = {k: x for k, x in config.read(path).items() if k not in aside}
+            kinds = {name: field.metadata["kind"] for name, field in fields.items()}
+            known: dict[str, Any] = {
+                name: fields[name].default if kind is None else None
+                for name, kind in kinds.items()
+                if kind is None or not kind.positional
+            }
+            same = list(config.words(found, known, f"{prog} --help lists all"))
+            given = _read(parser, fields, same, prog) | given
+    for name, field in fields.items():
+        missing = given.get(name) is None
+        if field.default is dataclasses.MISSING and missing:
+            kind, about = field.metadata["kind"], field.metadata["about"]
+            if kind.positional:
+                raise UsageError(f"{kind.metavar} must be given, got nothing: {about}")
+            raise UsageError(f"{flag(name)} must be {kind.allowed}, got nothing")
+    command = options(**given)
+    vars(command)["given"] = frozenset(given)
+    return command
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+    """Lets errors about the options of a file name the file."""
     try:
-        given, unknown = _parser(options, prog, more).parse_known_args(_joined(words))
+        yield
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"--config {str(path)!r}: {error}") from None
+
+
+def _read(
+    parser: argparse.ArgumentParser,
+    fields: Mapping[str, dataclasses.Field[Any]],
+    words: list[str],
+    prog: str,
+) -> dict[str, Any]:
+    """Returns the options that the words give."""
+    try:
+        given, unknown = parser.parse_known_args(_joined(words))
     except argparse.ArgumentError as error:
         # A switch has two spellings, of which the first is its name.
         name, said = str(error.argument_name).partition("/")[0], error.message
-        kind = fields[name.strip("-").replace("-", "_")].metadata["kind"]
+        field = fields.get(name.strip("-").replace("-", "_"))
+        kind = PATH if field is None else field.metadata["kind"]  # None: --config.
         if kind is None:
             said = said.replace("ignored explicit argument", "takes no value, got")
         elif not said.startswith("must"):
@@ -202,21 +255,12 @@ def parse(options: type[Options], words: list[str], prog: str, more: str) -> Opt
         raise UsageError(f"{name} {said}") from None
     if unknown:
         word = unknown[0]
-        known = [flag(name) for name in fields]
+        known = [*map(flag, fields), flag(_CONFIG)]
         near = difflib.get_close_matches(word, known, cutoff=0.8)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         what = "option" if word.startswith("-") else "argument"
         raise UsageError(f"unknown {what} {word}; {hint}{prog} --help lists all")
-    for name, field in fields.items():
-        missing = getattr(given, name, None) is None
-        if field.default is dataclasses.MISSING and missing:
-            kind, about = field.metadata["kind"], field.metadata["about"]
-            if kind.positional:
-                raise UsageError(f"{kind.metavar} must be given, got nothing: {about}")
-            raise UsageError(f"{flag(name)} must be {kind.allowed}, got nothing")
-    command = options(**vars(given))
-    vars(command)["given"] = frozenset(vars(given))
-    return command
+    return vars(given)
 
 
 def together(
@@ -282,6 +326,11 @@ def _parser(options: type, prog: str, more: str) -> argparse.ArgumentParser:
         group = parser if owner is options else parser.add_argument_group(title)
         for field in own:
             _add(group, field)
+        if group is parser:
+            about = "TOML file of options; those on the command line come before it."
+            group.add_argument(
+                flag(_CONFIG), metavar="FILE", type=PATH.read, help=about
+            )
     return parser
 
 
