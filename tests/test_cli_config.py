@@ -36,22 +36,9 @@ def test_a_file_gives_the_options_of_a_command_line(tmp_path: Path) -> None:
         "json = false\nprogress = false\n"
     )
     words = [
-        "--dataset",
-        "wine",
-        "--num-steps",
-        "40",
-        "--epsilon",
-        "3",
-        "--learning-rate",
-        ".5",
-        "--bounds",
-        "-1,1.5",
-        "--hidden",
-        "8,4",
-        "--model",
-        "mlp",
-        "--quiet",
-        "--no-progress",
+        *("--dataset", "wine", "--num-steps", "40", "--epsilon", "3", "--quiet"),
+        *("--learning-rate", ".5", "--bounds", "-1,1.5", "--hidden", "8,4"),
+        *("--model", "mlp", "--no-progress"),
     ]
     found = read(options.DPZero, text, tmp_path)
     assert found == parsing.parse(options.DPZero, words, "jaxdp test", "")

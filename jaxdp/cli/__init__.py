@@ -137,8 +137,10 @@ def _train(words: list[str]) -> options.Train:
 
 def _config(words: list[str]) -> dict[str, Any]:
     """Returns the content of the file that ``--config`` names; empty without one."""
+    if {*_HELP} & {*words}:
+        return {}
     path = parsing.some(options.Train, words).get("config")
-    if path is None or {*_HELP} & {*words}:
+    if path is None:
         return {}
     with parsing.naming(path):
         return config.read(path)
