@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 NEWER := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test test-all lint house bench clean
+.PHONY: help install demo demo-lm test test-all lint house bench clean docs docs-serve docs-links
 
 help:
 	@echo "make demo     train privately on real data; results in runs/demo"
@@ -31,6 +31,9 @@ help:
 	@echo "make lint     ruff and pyright"
 	@echo "make house    measure the structure of the library"
 	@echo "make bench    quick benchmarks       (ARGS=... goes to python -m bench)"
+	@echo "make docs     build the documentation, strictly; docs/_build/html"
+	@echo "make docs-serve show it at http://localhost:8000"
+	@echo "make docs-links check its links to other sites"
 	@echo "make install  only the set-up: .venv with the versions of constraints.txt"
 	@echo "make clean    remove build products and caches; keeps .venv and runs"
 
@@ -86,9 +89,24 @@ lint: $(STAMP)
 house: $(STAMP)
 	$(BIN)/python -m tests.house $(ARGS)
 
+# Every page is executed, and what it prints is shown. A warning is an error: a name that is
+# not documented, a link within the site that leads nowhere, a cell that raises.
+SPHINX := $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
+docs: $(STAMP)
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[docs]'
+	$(SPHINX)/html -b html -j 2
+	@echo "docs/_build/html/index.html"
+
+docs-serve: docs
+	$(BIN)/python -m http.server --directory docs/_build/html 8000
+
+docs-links: $(STAMP)
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[docs]'
+	$(SPHINX)/links -b linkcheck -D nb_execution_mode=off
+
 bench: $(STAMP)
 	$(BIN)/python -m bench $(or $(ARGS),--quick)
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .jax_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/_build *.egg-info .pytest_cache .jax_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

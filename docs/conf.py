@@ -69,6 +69,7 @@ python_maximum_signature_line_length = 88
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = ["Privacy", "Guarantee"]
+napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 copybutton_exclude = ".linenos, .gp, .go"

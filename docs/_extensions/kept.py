@@ -47,6 +47,7 @@ class Kept(SphinxRole):
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    """Adds the directive and the role to Sphinx."""
     app.add_directive("kept", KeptTable)
     app.add_role("kept", Kept())
     return {"parallel_read_safe": True, "parallel_write_safe": True}
