@@ -14,6 +14,7 @@ from jaxdp import kernels as kernels
 from jaxdp import plans as plans
 from jaxdp import sampling as sampling
 from jaxdp import tuning as tuning
+from jaxdp.core import names as _names
 from jaxdp.core.algorithm import Algorithm as Algorithm
 from jaxdp.core.averaging import polyak_average as polyak_average
 from jaxdp.core.averaging import polyak_output as polyak_output
@@ -72,6 +73,7 @@ except _metadata.PackageNotFoundError:  # a checkout that was never installed
 #: What is loaded when it is first asked for: ``jaxdp.models`` and ``jaxdp.auditing`` bring
 #: flax and sklearn, and much of scipy.
 _LAZY = ("auditing", "metrics", "models")
+_MODULES = (*_LAZY, "kernels", "ledger", "plans", "sampling", "tuning")
 
 
 def __getattr__(name: str) -> _ModuleType:
@@ -82,5 +84,5 @@ def __getattr__(name: str) -> _ModuleType:
 
 
 def __dir__() -> list[str]:
-    """Lists the names of this module, lazy ones too."""
-    return sorted({*globals(), *_LAZY})
+    """Lists the public names, those of lazy modules too."""
+    return _names.offered(globals(), _MODULES)

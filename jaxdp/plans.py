@@ -3,6 +3,7 @@
 A plan alone states the guarantee, and builds what runs under it.
 """
 
+from jaxdp.core import names as _names
 from jaxdp.dpgd.plan import DPGD as DPGD
 from jaxdp.dpzero.clip_tuning import ClipTuning as ClipTuning
 from jaxdp.dpzero.plan import DPGDZerothOrder as DPGDZerothOrder
@@ -17,3 +18,8 @@ from jaxdp.saddle.plans import Saddle as Saddle
 from jaxdp.saddle.plans import SaddleBiasReduced as SaddleBiasReduced
 from jaxdp.saddle.plans import SyntheticData as SyntheticData
 from jaxdp.sosp.plan import SOSP as SOSP
+
+
+def __dir__() -> list[str]:
+    """Lists the public names."""
+    return _names.offered(globals())

@@ -35,6 +35,8 @@ from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.sampling import batches
 from jaxdp.training import loop, preparing, reporting
 
+__all__ = ["Candidate", "TuneResult", "calibrate", "tune"]
+
 _Plan = TypeVar("_Plan", bound=SumPlan)
 
 #: A plan with noise, and the optimizer that ``fit`` runs after it: None only of plans that
@@ -345,3 +347,8 @@ def _gamma(mean: float, shape: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if mean_at(middle) <= mean else (low, middle)
     return math.exp(-low)
+
+
+def __dir__() -> list[str]:
+    """Lists the public names."""
+    return sorted(__all__)

@@ -39,3 +39,9 @@ from jaxdp.auditing._audit import shortened as shortened
 from jaxdp.auditing._lattice import LatticeResult as LatticeResult
 from jaxdp.auditing._lattice import lattice as lattice
 from jaxdp.auditing.residues import LatticeSite as LatticeSite
+from jaxdp.core import names as _names
+
+
+def __dir__() -> list[str]:
+    """Lists the public names."""
+    return _names.offered(globals())

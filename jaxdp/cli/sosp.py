@@ -172,9 +172,9 @@ def make_plan(
         "difference_std": problem.deviation,
         "hessian_std": problem.deviation,
     }
-    budget = {"epsilon": epsilon, "delta": delta}
-    accuracy = recipe["accuracy"] or _least_accuracy(numbers | budget)
-    return plans.SOSP.certified(**numbers, **budget, accuracy=accuracy)
+    numbers |= {"epsilon": epsilon, "delta": delta}
+    accuracy = recipe["accuracy"] or _least_accuracy(numbers)
+    return plans.SOSP.certified(**numbers, accuracy=accuracy)
 
 
 def _least_accuracy(numbers: dict[str, Any]) -> float:

@@ -10,6 +10,7 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import ValueFn
 from jaxdp.dpgd import oracle
 from jaxdp.dpgd.transform import GradientNumbers, dpgd, moving_part
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Contributions
 from jaxdp.mechanism.sum_plan import SumPlan, described
@@ -39,9 +40,21 @@ class DPGD(SumPlan):
         return GradientNumbers(self.run, self.grid("step"))
 
     def transform(
-        self, keys: Keys, **kwargs: Any
+        self,
+        keys: Keys,
+        *,
+        trainable: run_state.Trainable = None,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
     ) -> optax.GradientTransformationExtraArgs:
-        return dpgd(self, keys, **kwargs)
+        """Builds :func:`jaxdp.dpgd`, which has the same arguments."""
+        return dpgd(
+            self,
+            keys,
+            trainable=trainable,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+        )
 
     def contributions(
         self,

@@ -5,19 +5,22 @@ import functools
 import math
 from typing import Any, ClassVar, Literal, Self
 
+import jax
+import numpy as np
 import optax
 
 from jaxdp import sampling
 from jaxdp.core import run_state, validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import ValueFn
+from jaxdp.core.types import PathPredicate, Relation, ValueFn
 from jaxdp.dpzero import theorems
 from jaxdp.dpzero import transform as transforms
 from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.dpzero.transform import SlopeNumbers
 from jaxdp.kernels import finite_difference
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, given
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
 from jaxdp.mechanism.plan import Contributions
@@ -86,17 +89,7 @@ def _numbers(self: Any) -> SlopeNumbers:
 
 
 def _designed(family: str, name: str, **constants: Any) -> Design:
-    """Returns what a theorem prescribes, with full batches and exact noise.
-
-    Run it with ``optax.sgd(plan.theorem.learning_rate)``. ``plan.theorem`` also has the
-    theorem's bound, and the noise of the paper's formula, which is only reported.
-
-    Args:
-      family: of the plan.
-      name: ``"3"``, ``"3'"`` or ``"F.4"`` for ``DPZero``; ``"1"``, ``"2"``, ``"F.2"`` or
-        ``"F.3"`` for ``DPGDZerothOrder``.
-      **constants: of :func:`jaxdp.dpzero.theorems.prescribed`.
-    """
+    """Returns what a theorem prescribes, by the constants of its ``prescribed``."""
     found = theorems.prescribed(name, family=family, **constants)
     names = ("num_steps", "l2_clip_norm", "smoothing_radius", "output")
     return Design(
@@ -195,7 +188,65 @@ class DPZero(SumPlan):
         return _numbers(self)
 
     @classmethod
-    def designed(cls, name: str, **constants: Any) -> Design:
+    def from_theorem(
+        cls,
+        theorem: Literal["3", "3'", "F.4"] | theorems.Theorem,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        effective_rank: float | None = None,
+        initial_gap: float | None = None,
+        value_bound: float | None = None,
+        pl_constant: float | None = None,
+        direction: theorems.Law = "sphere",
+        per_record_rank: bool = False,
+    ) -> Self:
+        r"""Returns the calibrated plan that a theorem prescribes, with exact noise.
+
+        Batches are full. Run it with ``optax.sgd(plan.theorem.learning_rate)``.
+        ``plan.theorem`` also has the theorem's bound, and the noise of the paper's
+        formula, which is only reported.
+
+        Args:
+          theorem: ``"3"``, ``"3'"`` or ``"F.4"``.
+          num_examples: n, records in the data set.
+          dim: d, parameters that move.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours. The paper's theorems are about
+            ``"replace_one"``; ``"3'"`` takes every relation.
+          lipschitz: L, of every record's loss.
+          smoothness: :math:`\ell`, Lipschitz constant of every record's gradient.
+          effective_rank: r in [1, d]: some H with :math:`-H\preceq\nabla^2F\preceq H`
+            everywhere has norm at most :math:`\ell` and trace at most r times its norm.
+          initial_gap: F at the start less its minimum; only the bound needs it.
+          value_bound: bound on abs(F) at every iterate; for ``"3"`` and ``"F.4"``.
+          pl_constant: :math:`\mu_{PL} \le \ell`; for ``"F.4"``.
+          direction: law of the directions; ``"gaussian"`` for ``"3'"`` only.
+          per_record_rank: for ``"3'"``: whether every record's loss has the effective rank
+            r, not only their mean.
+
+        Raises:
+          ValueError: a theorem of another algorithm, a constant that is missing or out of
+            range, or a relation or direction that the theorem does not cover.
+          TypeError: a constant that is no number, or unknown.
+
+        Example:
+          >>> plan = jaxdp.plans.DPZero.from_theorem(
+          ...     "3'", num_examples=100_000, dim=20, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0, effective_rank=5.0,
+          ... )
+          >>> plan.num_steps, round(float(plan.epsilon()), 3)
+        """
+        return cls._from_theorem(**given(locals()))
+
+    @classmethod
+    def _designed(cls, name: str, **constants: Any) -> Design:
         return _designed(cls.family, name, **constants)
 
     @classmethod
@@ -203,9 +254,25 @@ class DPZero(SumPlan):
         return cls(**design).calibrate(epsilon=epsilon, delta=delta)
 
     def transform(
-        self, keys: Keys, **kwargs: Any
+        self,
+        keys: Keys,
+        *,
+        trainable: run_state.Trainable = None,
+        stacked: PathPredicate | None = None,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
+        noise_table: jax.Array | np.ndarray | None = None,
     ) -> optax.GradientTransformationExtraArgs:
-        return transforms.dpzero(self, keys, **kwargs)
+        """Builds :func:`jaxdp.dpzero`, which has the same arguments."""
+        return transforms.dpzero(
+            self,
+            keys,
+            trainable=trainable,
+            stacked=stacked,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+            noise_table=noise_table,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,7 +328,62 @@ class DPGDZerothOrder(SumPlan):
         return _numbers(self)
 
     @classmethod
-    def designed(cls, name: str, **constants: Any) -> Design:
+    def from_theorem(
+        cls,
+        theorem: Literal["1", "2", "F.2", "F.3"] | theorems.Theorem,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        effective_rank: float | None = None,
+        initial_gap: float | None = None,
+        value_bound: float | None = None,
+        pl_constant: float | None = None,
+        direction: theorems.Law = "sphere",
+        per_record_rank: bool = False,
+    ) -> Self:
+        r"""Returns the calibrated plan that a theorem prescribes, with exact noise.
+
+        Batches are full. Run it with ``optax.sgd(plan.theorem.learning_rate)``.
+        ``plan.theorem`` also has the theorem's bound, and the noise of the paper's
+        formula, which is only reported.
+
+        Args:
+          theorem: ``"1"``, ``"2"``, ``"F.2"`` or ``"F.3"``.
+          num_examples: as in :meth:`DPZero.from_theorem`, like the next six.
+          dim: d.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: ``"replace_one"``.
+          lipschitz: L.
+          smoothness: :math:`\ell`.
+          effective_rank: r in [1, d]; for ``"2"`` and ``"F.3"``.
+          initial_gap: F at the start less its minimum; only the bound needs it.
+          value_bound: checked, and not used.
+          pl_constant: :math:`\mu_{PL} \le \ell`; for ``"F.2"`` and ``"F.3"``.
+          direction: ``"sphere"`` or ``"rademacher"``.
+          per_record_rank: checked, and not used.
+
+        Raises:
+          ValueError: a theorem of another algorithm, a constant that is missing or out of
+            range, or a relation or direction that the theorem does not cover.
+          TypeError: a constant that is no number, or unknown.
+
+        Example:
+          >>> plan = jaxdp.plans.DPGDZerothOrder.from_theorem(
+          ...     "2", num_examples=100_000, dim=20, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0, effective_rank=5.0,
+          ... )
+          >>> plan.num_steps, round(float(plan.epsilon()), 3)
+        """
+        return cls._from_theorem(**given(locals()))
+
+    @classmethod
+    def _designed(cls, name: str, **constants: Any) -> Design:
         return _designed(cls.family, name, **constants)
 
     @classmethod
@@ -269,6 +391,22 @@ class DPGDZerothOrder(SumPlan):
         return cls(**design).calibrate(epsilon=epsilon, delta=delta)
 
     def transform(
-        self, keys: Keys, **kwargs: Any
+        self,
+        keys: Keys,
+        *,
+        trainable: run_state.Trainable = None,
+        stacked: PathPredicate | None = None,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
+        noise_table: jax.Array | np.ndarray | None = None,
     ) -> optax.GradientTransformationExtraArgs:
-        return transforms.dpgd_zeroth_order(self, keys, **kwargs)
+        """Builds :func:`jaxdp.dpgd_zeroth_order`, which has the same arguments."""
+        return transforms.dpgd_zeroth_order(
+            self,
+            keys,
+            trainable=trainable,
+            stacked=stacked,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+            noise_table=noise_table,
+        )

@@ -15,7 +15,8 @@ from jaxdp import accounting, sampling
 from jaxdp.core import display, validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Perturbation, Phase, Relation, Run
+from jaxdp.core.run_state import Trainable
+from jaxdp.core.types import PathPredicate, Perturbation, Phase, Relation, Run
 from jaxdp.mechanism.design import Design, coerce, noise_cost
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
@@ -181,30 +182,14 @@ class Plan:
     # Designs.
 
     @classmethod
-    def designed(cls, name: str, **constants: Any) -> Design:
+    def _designed(cls, name: str, **constants: Any) -> Design:
         """Returns the design of a theorem, or ``"certified"``, for a problem."""
-        raise NotImplementedError(
-            f"{cls.__name__} has no theorems to take numbers from"
-        )
+        raise NotImplementedError
 
     @classmethod
-    def certified(cls, *, epsilon: float, delta: float, **constants: Any) -> Self:
-        """Returns the calibrated plan of least proven bound; ``theorem.promise`` states it.
-
-        Privacy rests on none of the constants. A warning says so where nearly every point
-        fulfils the promise.
-
-        Args:
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          **constants: those of the method's ``theory.design``.
-
-        Raises:
-          ValueError, TypeError: a constant that is missing, unknown or out of range.
-        """
-        plan: Any = cls.from_theorem(
-            "certified", epsilon=epsilon, delta=delta, **constants
-        )
+    def _certified(cls, **constants: Any) -> Self:
+        """Returns the plan of the design ``"certified"``; warns if it promises nothing."""
+        plan: Any = cls._from_theorem("certified", **constants)
         if cls.trivial is not None and plan.theorem is not None:
             name, size = cls.trivial
             promised, most = getattr(plan.theorem.promise, name), size(constants)
@@ -213,26 +198,16 @@ class Plan:
                     f"the promise says next to nothing: {name} {promised:.3g}, where every "
                     f"point has at most {most:.3g}, the start too. Better constants, from "
                     "public records, more records or a larger epsilon are needed",
-                    stacklevel=2,
+                    stacklevel=3,  # Where certified was called.
                 )
         return plan
 
     @classmethod
-    def from_theorem(
+    def _from_theorem(
         cls, theorem: str, *, epsilon: float, delta: float, **constants: Any
     ) -> Self:
-        """Returns the calibrated plan that a theorem prescribes, corrected.
-
-        For study and comparison; :meth:`certified`, where there is one, is better, of
-        which the other arguments and errors are.
-
-        Args:
-          theorem: its name; the error for another one lists all.
-          epsilon: > 0; the budget.
-          delta: in (0, 1).
-          **constants: those of the method's ``theory.theorems``.
-        """
-        found = cls.designed(theorem, epsilon=epsilon, delta=delta, **constants)
+        """Returns the calibrated plan of a design."""
+        found = cls._designed(theorem, epsilon=epsilon, delta=delta, **constants)
         plan: Any = cls._of(found, epsilon=epsilon, delta=delta)
         cost = 1.0 if plan.theorem is not None else noise_cost(plan)
         if cost <= 1:
@@ -240,7 +215,7 @@ class Plan:
         # Its noise is more than the design's: design for the noise that it has.
         mu = accounting.gaussian_mu(epsilon, delta) / (1.001 * cost)
         less = accounting.gaussian_epsilon(mu, delta)
-        found = cls.designed(theorem, epsilon=less, delta=delta, **constants)
+        found = cls._designed(theorem, epsilon=less, delta=delta, **constants)
         return cls._of(found, epsilon=epsilon, delta=delta)
 
     @classmethod
@@ -298,13 +273,11 @@ class Plan:
         """True if a run's log alone rebuilds the parameters."""
         return self.replayed is not None
 
-    def transform(
-        self, keys: Keys, **kwargs: Any
-    ) -> optax.GradientTransformationExtraArgs:
+    def transform(self, keys: Keys) -> optax.GradientTransformationExtraArgs:
         """Builds the gradient transformation that runs under this plan."""
         raise NotImplementedError
 
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
+    def algorithm(self, keys: Keys) -> Algorithm:
         """Builds the algorithm that runs under this plan, if it ``runs_algorithm``."""
         raise NotImplementedError
 
@@ -364,20 +337,27 @@ class Plan:
         return Perturbation(getattr(self, "smoothing_radius", 0.0))
 
     def replay(
-        self, direction: Any, **kwargs: Any
+        self,
+        direction: Any,
+        *,
+        trainable: Trainable = None,
+        stacked: PathPredicate | None = None,
     ) -> optax.GradientTransformationExtraArgs:
         """Builds the transformation that replays known releases; it reads no data.
 
         Args:
           direction: the run's direction root, a typed key, shape=(); public.
-          **kwargs: ``trainable`` and ``stacked``, as in the run.
+          trainable: which leaves moved, as in the run.
+          stacked: which leaves have layers in front, as in the run.
 
         Raises:
           ValueError: the plan is not ``replayable``.
         """
         replayed = type(self).replayed
         if replayed is not None:
-            return replayed(self.numbers, direction, **kwargs)
+            return replayed(
+                self.numbers, direction, trainable=trainable, stacked=stacked
+            )
         raise ValueError(
             f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
             f"releases {self.unlogged} and are not logged"
@@ -454,7 +434,9 @@ class Plan:
                 "plan.calibrate(epsilon=..., delta=...) chooses it"
             )
         if self.delta is None:
-            return f"no delta yet, {self.relation}; plan.epsilon(delta=...) says epsilon"
+            return (
+                f"no delta yet, {self.relation}; plan.epsilon(delta=...) says epsilon"
+            )
         spent = self.epsilon()
         if math.isinf(spent):
             return "not private, epsilon is infinite"

@@ -5,6 +5,7 @@ is a statistic of them that nobody charged: measure on public records, or publis
 The one exception is :func:`private_gap`, which adds noise and states its guarantee.
 """
 
+from jaxdp.core import names as _names
 from jaxdp.metrics.duality_gap import duality_gap as duality_gap
 from jaxdp.metrics.goldstein import (
     componentwise_goldstein_norm as componentwise_goldstein_norm,
@@ -13,3 +14,8 @@ from jaxdp.metrics.goldstein import goldstein_norm as goldstein_norm
 from jaxdp.metrics.second_order import sosp_alpha as sosp_alpha
 from jaxdp.metrics.second_order import sosp_alpha_of as sosp_alpha_of
 from jaxdp.saddle.private_gap import private_gap as private_gap
+
+
+def __dir__() -> list[str]:
+    """Lists the public names."""
+    return _names.offered(globals())

@@ -4,6 +4,7 @@ Nothing that computes a release imports this: it is what a run is given and judg
 with, not what makes it private.
 """
 
+from jaxdp.core import names as _names
 from jaxdp.data.datasets import DATASETS as DATASETS
 from jaxdp.data.datasets import Dataset as Dataset
 from jaxdp.data.datasets import load as load
@@ -28,3 +29,8 @@ from jaxdp.models.principal import captured_variance as captured_variance
 from jaxdp.models.principal import moment_deviation as moment_deviation
 from jaxdp.models.principal import unit_rows as unit_rows
 from jaxdp.models.strict_saddles import cosine_grid as cosine_grid
+
+
+def __dir__() -> list[str]:
+    """Lists the public names."""
+    return _names.offered(globals())

@@ -3,17 +3,18 @@
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import optax
 
 from jaxdp.core import run_state, validate
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import Perturbation, ValueFn
+from jaxdp.core.types import PathPredicate, Perturbation, Relation, ValueFn
 from jaxdp.kernels import smoothed_gradient
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism import blt
-from jaxdp.mechanism.design import Design, ideal_factor
+from jaxdp.mechanism.design import Design, given, ideal_factor
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Contributions, Description
 from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
@@ -178,16 +179,125 @@ class O2NC(SumPlan):
         return energy <= most or energy <= most * ideal_factor(self) ** 2
 
     @classmethod
-    def designed(cls, name: str, **constants: Any) -> Design:
-        """Returns the design of a theorem, or ``"certified"``, for a problem.
+    def certified(
+        cls,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        initial_gap: float,
+        smoothing_radius: float,
+        oracle: oracles.Name = oracles.DEFAULT,
+        multi_pass: bool = False,
+        direction: oracles.Direction | None = None,
+        num_directions: int | None = None,
+        difference: oracles.Difference | None = None,
+        share_directions: bool | None = None,
+        prefix_noise: str | None = None,
+        gradient_cost: float = 1.0,
+        max_evaluations: float | None = None,
+    ) -> Self:
+        """Returns the calibrated plan of least proven bound; ``theorem.promise`` states it.
+
+        Privacy rests on none of the constants. A warning says so where nearly every point
+        fulfils the promise. :meth:`recommend` compares the oracles.
 
         Args:
-          name: ``"certified"``; of Zhang, Tran, Cutkosky ``"4.9"``, or ``"E"`` for the
-            simple method of their appendix; of Kornowski, Liu, Talwar ``"3.1"``, ``"6.1"``
-            (first-order), ``"4.1"`` (several passes) or ``"4.1 first-order"``.
-          **constants: of :func:`jaxdp.o2nc.theory.design.certified`, or of
-            :func:`jaxdp.o2nc.theory.theorems.prescribed`.
+          num_examples: n >= 4, independent records of a population.
+          dim: d, parameters that move.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L, of every record's loss.
+          initial_gap: F at the start less its infimum, in expectation; in several passes,
+            of the records' mean loss. A public bound, not computed from the records.
+          smoothing_radius: how far perturbations move a point; the promise is about
+            Goldstein's subdifferential at twice that.
+          oracle: how gradients are estimated, a key of ``jaxdp.o2nc.oracle.ORACLES``.
+          multi_pass: whether every step reads all records, not one pass.
+          direction: law of the directions; None takes ``"orthonormal"``, or ``"ball"`` for
+            the first-order oracle.
+          num_directions: m; None takes the smaller of d and 64, or 64 points of the ball.
+          difference: how changes are estimated; None takes ``"antithetic"``, or
+            ``"independent"`` points of the ball.
+          share_directions: whether the records of a batch share directions, which is
+            cheaper; None for the scalar oracle alone, which must.
+          prefix_noise: name of the noise kernel; None takes ``"blt_3"``, or
+            ``"independent"``, the only one with ``multi_pass``.
+          gradient_cost: how many values of a loss a gradient costs; for
+            ``max_evaluations``.
+          max_evaluations: the most values of one record's loss, gradients included, that
+            the run may take.
+
+        Raises:
+          ValueError: a constant out of range.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> plan = jaxdp.plans.O2NC.certified(
+          ...     num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, initial_gap=1.0,
+          ...     smoothing_radius=0.5,
+          ... )
+          >>> plan.theorem.promise.bound < 0.5, plan.goldstein_radius
         """
+        return cls._certified(**given(locals()))
+
+    @classmethod
+    def from_theorem(
+        cls,
+        theorem: Literal["4.9", "E", "3.1", "6.1", "4.1", "4.1 first-order"],
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        initial_gap: float,
+        smoothing_radius: float,
+        num_directions: int | None = None,
+    ) -> Self:
+        """Returns the calibrated plan that a theorem prescribes, corrected.
+
+        For study and comparison; :meth:`certified` is better.
+
+        Args:
+          theorem: of Zhang, Tran, Cutkosky ``"4.9"``, or ``"E"`` for the simple method of
+            their appendix; of Kornowski, Liu, Talwar ``"3.1"``, ``"6.1"`` (first-order),
+            ``"4.1"`` (several passes) or ``"4.1 first-order"``.
+          num_examples: as in :meth:`certified`, like the next seven.
+          dim: d.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: the papers replace a record; under the other relations one record moves
+            a sum half as far. Only the exact noise depends on it.
+          lipschitz: L.
+          initial_gap: F at the start less its infimum.
+          smoothing_radius: how far perturbations move a point.
+          num_directions: m; None takes d, 64 points of the ball, or 1 for E.
+
+        Raises:
+          ValueError: an unknown theorem, a constant out of range, or so few records that
+            the theorem has no whole window.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> plan = jaxdp.plans.O2NC.from_theorem(
+          ...     "3.1", num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, initial_gap=1.0,
+          ...     smoothing_radius=0.5,
+          ... )
+          >>> plan.theorem.name, plan.prefix_noise
+          ('3.1', 'tree')
+        """
+        return cls._from_theorem(**given(locals()))
+
+    @classmethod
+    def _designed(cls, name: str, **constants: Any) -> Design:
         if name == "certified":
             return design.certified(**constants)
         return theorems.prescribed(name, **constants)
@@ -204,13 +314,56 @@ class O2NC(SumPlan):
 
     @classmethod
     def recommend(
-        cls, *, epsilon: float, delta: float, **constants: Any
+        cls,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        initial_gap: float,
+        smoothing_radius: float,
+        gradient_cost: float | None = None,
+        max_evaluations: float | None = None,
     ) -> recommendations.Recommendation:
         """Compares the certified plans of all oracles, and calibrates one as its ``plan``.
 
-        Arguments and errors are :func:`jaxdp.o2nc.theory.recommend.recommend`'s.
+        Taken is the least proven bound; or, of those within 5% of it, what costs least. A
+        bound is proven of the worst loss with these constants: it is not a forecast.
+
+        Args:
+          num_examples: as in :meth:`certified`, like the next seven.
+          dim: d.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L.
+          initial_gap: F at the start less its infimum, a bound for the population and for
+            the records' mean.
+          smoothing_radius: how far perturbations move a point.
+          gradient_cost: how many values of a record's loss its gradient costs; None where
+            there are no gradients, and no first-order oracle is compared.
+          max_evaluations: the most values of one record's loss, gradients included, that
+            the run may take.
+
+        Returns:
+          The comparison; ``str`` of it is a table and the reason.
+
+        Raises:
+          ValueError: an argument out of range, or no oracle within ``max_evaluations``.
+          TypeError: an argument of the wrong kind, missing or unknown.
+
+        Example:
+          >>> found = jaxdp.plans.O2NC.recommend(
+          ...     num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, initial_gap=1.0,
+          ...     smoothing_radius=0.5,
+          ... )
+          >>> found.plan.oracle, len(found.candidates)
         """
-        found = recommendations.recommend(epsilon=epsilon, delta=delta, **constants)
+        constants = given(locals())
+        found = recommendations.recommend(**constants)
         plan = cls._of(found.design, epsilon=epsilon, delta=delta)
         return dataclasses.replace(found, plan=plan)
 
@@ -269,10 +422,26 @@ class O2NC(SumPlan):
         return self.num_steps // (self.window - self.skip_last_query)
 
     def transform(
-        self, keys: Keys, **kwargs: Any
+        self,
+        keys: Keys,
+        *,
+        trainable: run_state.Trainable = None,
+        stacked: PathPredicate | None = None,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
     ) -> optax.GradientTransformationExtraArgs:
-        """Builds the oracle and the conversion: what ``optax.chain`` of the two does."""
-        oracle = private_oracle(self, keys, **kwargs)
+        """Builds the oracle and the conversion: what ``optax.chain`` of the two does.
+
+        The options are those of :func:`jaxdp.private_oracle`.
+        """
+        oracle = private_oracle(
+            self,
+            keys,
+            trainable=trainable,
+            stacked=stacked,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+        )
         return driver.conversion(oracle, driver.o2nc(self, keys))
 
     def returned(self, state: Any, params: Any) -> Any:

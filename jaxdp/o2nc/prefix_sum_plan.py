@@ -94,18 +94,9 @@ class PrefixSum(SumPlan):
         stds = np.resize(stds, self.num_steps)  # Repeats it.
         return Description(noise, "mean of updates", stds)
 
-    def transform(
-        self, keys: Keys, **kwargs: Any
-    ) -> optax.GradientTransformationExtraArgs:
-        """Builds the transformation of incoming per-record updates; it takes no options.
+    def transform(self, keys: Keys) -> optax.GradientTransformationExtraArgs:
+        """Builds :func:`jaxdp.private_prefix_sum`, for per-record updates from elsewhere.
 
-        Raises:
-          ValueError: options, which ``jaxdp.fit`` gives: there is nothing to fit.
+        ``jaxdp.fit`` cannot run it: there are no losses to read.
         """
-        if kwargs:
-            raise ValueError(
-                "plan must be one whose transformation reads losses, got PrefixSum, which "
-                "noises updates that are made elsewhere: put jaxdp.private_prefix_sum "
-                "into a chain"
-            )
         return private_prefix_sum(self, keys)

@@ -24,6 +24,7 @@ are stretches of an order, a record that is absent (``"add_or_remove"``) leaves 
 masked: the others keep their places.
 """
 
+from jaxdp.core import names as _names
 from jaxdp.sampling.batches import Batch as Batch
 from jaxdp.sampling.batches import batch as batch
 from jaxdp.sampling.batches import shuffled as shuffled
@@ -38,3 +39,8 @@ from jaxdp.sampling.samplers import ShuffledEpochs as ShuffledEpochs
 from jaxdp.sampling.samplers import SinglePass as SinglePass
 from jaxdp.sampling.samplers import SinglePassRestarts as SinglePassRestarts
 from jaxdp.sampling.samplers import TruncatedPoisson as TruncatedPoisson
+
+
+def __dir__() -> list[str]:
+    """Lists the public names."""
+    return _names.offered(globals())

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from jaxdp import accounting
 from jaxdp.core import validate
@@ -256,7 +256,142 @@ class SOSP(Plan):
     # Designs.
 
     @classmethod
-    def designed(cls, name: str, **constants: Any) -> Design:
+    def certified(
+        cls,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        hessian_lipschitz: float,
+        failure_probability: float = 0.1,
+        accuracy: float | None = None,
+        escape_failure_probability: float | None = None,
+        num_steps: int = 2000,
+        max_differences: int = 31,
+        prefix_noise: str = "blt_3",
+        trigger_factor: float = 3.0,
+        drift_limit: float | None = None,
+        hessian: Hessian = "on_demand",
+        hessian_norm: HessianNorm = "operator",
+        hessian_clip_norm: float | None = None,
+        escapes_per_refresh: int = 4,
+        gradient_std: float | None = None,
+        difference_std: float | None = None,
+        hessian_std: float | None = None,
+    ) -> Self:
+        r"""Returns the calibrated plan of the best certificate, see ``theorem.promise``.
+
+        Privacy rests on none of the constants. A warning says so where nearly every point
+        fulfils the promise.
+
+        Args:
+          num_examples: n >= 4, independent records of a population.
+          dim: d, parameters that move.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: G > 0, of every record's loss; the clip of gradients.
+          smoothness: M > 0, of its gradient; steps are of size 1 / M.
+          hessian_lipschitz: :math:`\rho` > 0, of its Hessian, in operator norm.
+          failure_probability: in (0, 1), that a certificate of the run is wrong.
+          accuracy: :math:`\gamma` > 0; a certificate is of alpha =
+            (``trigger_factor`` + 1) :math:`\gamma`. None takes the least for which the
+            expected records fit into n.
+          escape_failure_probability: of one escape that it wrongly fails, in (0, 1). None
+            takes a share of ``failure_probability``.
+          num_steps: T, most iterations.
+          max_differences: K >= 1, most differences between two refreshes.
+          prefix_noise: name of the noise kernel of differences.
+          trigger_factor: > 0; an escape begins where the estimate is at most so many
+            :math:`\gamma`.
+          drift_limit: > 0; a refresh is due when M times the way reaches it. None takes G.
+          hessian: ``"on_demand"``, ``"tracked"`` or ``"released"``, as in :class:`SOSP`.
+          hessian_norm: norm that bounds a record's tracked Hessian.
+          hessian_clip_norm: bound on a record's Hessian. None takes M, a little more where
+            the operator norm of matrices is bounded, and sqrt(d) M for Frobenius norms
+            (also of released Hessians), which bounds any. M is enough where Hessians have
+            rank 1.
+          escapes_per_refresh: of a tracked Hessian.
+          gradient_std: typical deviation of one record's gradient, in Euclidean norm; None
+            for the constant that always holds, G. With any of the three, certificates hold
+            if sampling errors are of their typical size.
+          difference_std: of its change over a unit of distance; None for M.
+          hessian_std: of its Hessian, in operator norm; None for M.
+
+        Raises:
+          ValueError: a constant out of range, or too few records for a refresh and a
+            Hessian.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SOSP.certified(
+          ...     num_examples=200_000, dim=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     hessian_lipschitz=1.0, accuracy=0.1,
+          ... )
+          >>> plan.theorem.promise.alpha, bool(plan.epsilon() <= 2.0)
+          (0.4, True)
+        """
+        return cls._certified(**designs.given(locals()))
+
+    @classmethod
+    def from_theorem(
+        cls,
+        theorem: Literal["3.17", "3.17 as printed"],
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        hessian_lipschitz: float,
+        initial_gap: float,
+        failure_probability: float = 0.1,
+    ) -> Self:
+        """Returns the calibrated plan that Theorem 3.17 prescribes.
+
+        For study and comparison; :meth:`certified` is better. Nothing is proven at these
+        numbers, for hidden constants are read as 1.
+
+        Args:
+          theorem: ``"3.17"``, corrected, or ``"3.17 as printed"``.
+          num_examples: as in :meth:`certified`, like the next seven.
+          dim: d.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: G.
+          smoothness: M.
+          hessian_lipschitz: of the Hessians.
+          initial_gap: B > 0, F at the start less its infimum.
+          failure_probability: the theorem's omega, which enters logarithms.
+
+        Raises:
+          ValueError: an unknown theorem, a constant out of range, or so few records that
+            the theorem's first refresh does not fit.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SOSP.from_theorem(
+          ...     "3.17", num_examples=200_000, dim=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     hessian_lipschitz=1.0, initial_gap=1.0,
+          ... )
+          >>> plan.theorem.name, plan.hessian
+          ('3.17', 'tracked')
+        """
+        return cls._from_theorem(**designs.given(locals()))
+
+    @classmethod
+    def _designed(cls, name: str, **constants: Any) -> Design:
         if name == "certified":
             return design.certified(**constants)
         return theorems.prescribed(name, **constants)
@@ -401,8 +536,9 @@ class SOSP(Plan):
         """Frozen numbers that the methods read."""
         return SOSPNumbers(*(getattr(self, name) for name in SOSPNumbers._fields))
 
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Algorithm:
-        return sosp(self, keys, **kwargs)
+    def algorithm(self, keys: Keys, *, microbatch_size: int | None = None) -> Algorithm:
+        """Builds :func:`jaxdp.sosp`, which has the same arguments."""
+        return sosp(self, keys, microbatch_size=microbatch_size)
 
     def returned(self, state: Any, params: Any) -> Any:
         return state.best.point

@@ -51,6 +51,8 @@ try:
 except ImportError:  # Not on Windows, where nothing keeps two processes apart.
     fcntl = None
 
+__all__ = ["Intent", "Record", "discard", "read", "verify"]
+
 FORMAT = 1
 PLAN, LEDGER, REPORT, SECRET = "plan.json", "ledger.jsonl", "report.json", "secret"
 #: In ``secret/``: what a run needs to go on.
@@ -457,3 +459,8 @@ def _sync_folder(folder: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def __dir__() -> list[str]:
+    """Lists the names for users; the rest is for what writes the record."""
+    return sorted(__all__)

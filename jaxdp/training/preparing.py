@@ -58,6 +58,16 @@ def checked(task: Task, callback: Any) -> Task:
     return task._replace(optimizer=optimizer, data=data)
 
 
+def check_reads_losses(plan: Plan) -> None:
+    """Requires a plan that makes its updates itself, from losses of records."""
+    if plan.takes_updates:
+        raise ValueError(
+            f"plan must be one whose transformation reads losses, got "
+            f"{type(plan).__name__}, which noises updates that are made elsewhere: put "
+            "jaxdp.private_prefix_sum into a chain"
+        )
+
+
 def check_optimizer(plan: Plan, optimizer: Any) -> None:
     """Requires an optimizer for plans whose updates are gradients, and None for others."""
     if optimizer is None:
@@ -103,6 +113,7 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
     """Returns the plan's transformation or algorithm, with the options of the run."""
     if task.plan.runs_algorithm:
         return _algorithm(task, keys)
+    check_reads_losses(task.plan)
     options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
     if task.mesh is not None:
         options["axis_name"] = task.mesh.axis_names

@@ -1,14 +1,14 @@
 """The plan of mirror descent with gradients of reduced bias."""
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from jaxdp.core import validate
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, given
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.bias_reduced import (
@@ -29,10 +29,6 @@ class SaddleBiasReduced(VertexSamplingPlan):
     Levels are drawn before the run from a public seed; batches and step sizes may depend
     on them. For smooth problems that are not quadratic; on bilinear ones, whose gradients
     have no bias, :class:`Saddle` is better.
-
-    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"4.3"``, are as for
-    :class:`Saddle`, and ``level_seed``; of the former ``vertex_budget`` and ``max_level``,
-    which are searched.
 
     Attributes:
       num_examples: as in :class:`Saddle`, like the next five.
@@ -107,6 +103,111 @@ class SaddleBiasReduced(VertexSamplingPlan):
                 f"{self.num_examples}"
             )
         self._check()
+
+    # Designs.
+
+    @classmethod
+    def certified(
+        cls,
+        *,
+        num_examples: int,
+        dim_x: int,
+        dim_y: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        second_order_smoothness: float,
+        vertex_budget: int | None = None,
+        max_level: int | None = None,
+        level_seed: int = 0,
+    ) -> Self:
+        """Returns the calibrated plan that is best at the expected charge of its levels.
+
+        Privacy rests on none of the constants. The proven bound, which
+        ``theorem.promise`` states, says nothing at most sizes.
+
+        Args:
+          num_examples: n >= 4, records in the data set.
+          dim_x: vertices of the player that minimises, >= 2.
+          dim_y: vertices of the player that maximises, >= 2.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L0 > 0, bound on every partial derivative of a record's loss; the clip.
+          smoothness: L1 >= 0, bound on how these change over an l1 distance of one.
+          second_order_smoothness: L2 >= 0: the same of the derivatives' own.
+          vertex_budget: U in [4, n]; None searches.
+          max_level: M with 2^M <= U / 2; None searches.
+          level_seed: public seed of the levels; new ones for new runs.
+
+        Raises:
+          ValueError: a constant out of range.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SaddleBiasReduced.certified(
+          ...     num_examples=100_000, dim_x=20, dim_y=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     second_order_smoothness=0.5,
+          ... )
+          >>> bool(plan.epsilon() <= 2.0), plan.num_steps == len(plan.levels)
+          (True, True)
+        """
+        return cls._certified(**given(locals()))
+
+    @classmethod
+    def from_theorem(
+        cls,
+        theorem: Literal["4.3"],
+        *,
+        num_examples: int,
+        dim_x: int,
+        dim_y: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        second_order_smoothness: float,
+        level_seed: int = 0,
+    ) -> Self:
+        """Returns the plan that Theorem 4.3 prescribes, within the budget, corrected.
+
+        For study and comparison; :meth:`certified` is better. Of the n records the proof
+        uses about half.
+
+        Args:
+          theorem: ``"4.3"``.
+          num_examples: as in :meth:`certified`, like the next seven.
+          dim_x: vertices of the player that minimises.
+          dim_y: vertices of the player that maximises.
+          epsilon: in (0, 8 log(1/delta)); the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L0.
+          smoothness: L1.
+          second_order_smoothness: L2.
+          level_seed: public seed of the levels.
+
+        Raises:
+          ValueError: a constant out of range, an unknown theorem, or a vertex budget
+            below 4.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SaddleBiasReduced.from_theorem("4.3",
+          ...     num_examples=100_000, dim_x=20, dim_y=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     second_order_smoothness=0.5,
+          ... )
+          >>> plan.theorem.name, bool(plan.epsilon() <= 2.0)
+          ('4.3', True)
+        """
+        return cls._from_theorem(**given(locals()))
 
     # The levels.
 

@@ -1,11 +1,11 @@
 """The plan of convex problems over a simplex or polytope."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, given
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.convex import ConvexNumbers, output, simplex_convex
@@ -22,9 +22,8 @@ class ConvexSimplex(VertexSamplingPlan):
     Gradients are taken at drawn means of K vertices of the average of the iterates so far,
     drawn anew at the steps 1, .., q, 2q, 3q, ... The output is one more such mean.
 
-    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"5.1"``, are as for
-    :class:`Saddle`, with ``dim``. The proof wants steps of at most 1 / (4 L0 q), which
-    privacy does not: what :meth:`calibrate` admits for the same T, K and q may be better.
+    The proof of :meth:`certified` wants steps of at most 1 / (4 L0 q), which privacy does
+    not: what :meth:`calibrate` admits for the same T, K and q may be better.
 
     Attributes:
       num_examples: as in :class:`Saddle`, like the next three.
@@ -70,6 +69,97 @@ class ConvexSimplex(VertexSamplingPlan):
 
     def __post_init__(self) -> None:
         self._check_pass(num_draws=self.num_draws, refresh_every=self.refresh_every)
+
+    @classmethod
+    def certified(
+        cls,
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        second_order_smoothness: float | None = None,
+        num_steps: int | None = None,
+    ) -> Self:
+        """Returns the calibrated plan of least proven bound; ``theorem.promise`` states it.
+
+        Privacy rests on none of the constants.
+
+        Args:
+          num_examples: n, records in the data set.
+          dim: vertices, >= 2.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L0 > 0, bound on every partial derivative of a record's loss; the clip.
+          smoothness: L1 >= 0, bound on how these change over an l1 distance of one.
+          second_order_smoothness: L2 >= 0: the same of the derivatives' own; 0 for
+            quadratic and bilinear losses, None where nothing is known.
+          num_steps: T in [1, n]; None searches.
+
+        Raises:
+          ValueError: a constant out of range.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.ConvexSimplex.certified(
+          ...     num_examples=100_000, dim=20, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     second_order_smoothness=0.0,
+          ... )
+          >>> bool(plan.epsilon() <= 2.0), plan.theorem.name
+          (True, 'certified')
+        """
+        return cls._certified(**given(locals()))
+
+    @classmethod
+    def from_theorem(
+        cls,
+        theorem: Literal["5.1"],
+        *,
+        num_examples: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        second_order_smoothness: float | None = None,
+    ) -> Self:
+        """Returns the plan that Theorem 5.1 prescribes, within the budget, corrected.
+
+        For study and comparison; :meth:`certified` is better.
+
+        Args:
+          theorem: ``"5.1"``.
+          num_examples: as in :meth:`certified`, like the next six.
+          dim: vertices.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L0.
+          smoothness: L1.
+          second_order_smoothness: L2; None takes the numbers of a first-order-smooth loss.
+
+        Raises:
+          ValueError: a constant out of range, or an unknown theorem.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.ConvexSimplex.from_theorem("5.1",
+          ...     num_examples=100_000, dim=20, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     second_order_smoothness=0.0,
+          ... )
+          >>> bool(plan.epsilon() <= 2.0), plan.theorem.name
+          (True, '5.1')
+        """
+        return cls._from_theorem(**given(locals()))
 
     @property
     def grid_bits(self) -> int:

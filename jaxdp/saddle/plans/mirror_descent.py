@@ -1,12 +1,12 @@
 """The plan of mirror descent for saddle points."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from jaxdp.core import validate
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, given
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.mirror_descent import (
@@ -28,10 +28,6 @@ class Saddle(VertexSamplingPlan):
     takes the gradients of a fresh batch at the mean of K, and moves the scores by them. No
     noise is added: the draws are exponential mechanisms, and the error grows with the
     logarithm of the number of vertices.
-
-    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"4.1"`` and ``"4.2"``:
-    ``num_examples``, ``dim_x``, ``dim_y``, ``relation``, ``lipschitz``, ``smoothness``,
-    ``second_order_smoothness``, and ``num_steps`` of the former, which is searched.
 
     Attributes:
       num_examples: n, records in the data set; public.
@@ -88,6 +84,102 @@ class Saddle(VertexSamplingPlan):
     def __post_init__(self) -> None:
         validate.one_of(("fresh", "mean"), output=self.output)
         self._check_pass(num_draws=self.num_draws)
+
+    @classmethod
+    def certified(
+        cls,
+        *,
+        num_examples: int,
+        dim_x: int,
+        dim_y: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        second_order_smoothness: float | None = None,
+        num_steps: int | None = None,
+    ) -> Self:
+        """Returns the calibrated plan of least proven bound; ``theorem.promise`` states it.
+
+        Privacy rests on none of the constants.
+
+        Args:
+          num_examples: n, records in the data set.
+          dim_x: vertices of the player that minimises, >= 2.
+          dim_y: vertices of the player that maximises, >= 2.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L0 > 0, bound on every partial derivative of a record's loss; the clip.
+          smoothness: L1 >= 0, bound on how these change over an l1 distance of one.
+          second_order_smoothness: L2 >= 0: the same of the derivatives' own; 0 for
+            quadratic and bilinear losses, None where nothing is known.
+          num_steps: T in [1, n]; None searches.
+
+        Raises:
+          ValueError: a constant out of range.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.Saddle.certified(
+          ...     num_examples=100_000, dim_x=20, dim_y=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     second_order_smoothness=0.0,
+          ... )
+          >>> plan.theorem.promise.bound < 0.5
+          True
+        """
+        return cls._certified(**given(locals()))
+
+    @classmethod
+    def from_theorem(
+        cls,
+        theorem: Literal["4.1", "4.2"],
+        *,
+        num_examples: int,
+        dim_x: int,
+        dim_y: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        lipschitz: float,
+        smoothness: float,
+        second_order_smoothness: float | None = None,
+    ) -> Self:
+        """Returns the plan that a theorem prescribes, within the budget, corrected.
+
+        For study and comparison; :meth:`certified` is better.
+
+        Args:
+          theorem: ``"4.1"``, for second-order-smooth problems, or ``"4.2"``, for
+            first-order-smooth ones.
+          num_examples: as in :meth:`certified`, like the next seven.
+          dim_x: vertices of the player that minimises.
+          dim_y: vertices of the player that maximises.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          lipschitz: L0.
+          smoothness: L1.
+          second_order_smoothness: L2; a number for ``"4.1"``.
+
+        Raises:
+          ValueError: a constant out of range, or an unknown theorem.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.Saddle.from_theorem("4.1",
+          ...     num_examples=100_000, dim_x=20, dim_y=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     second_order_smoothness=0.0,
+          ... )
+          >>> plan.theorem.name, bool(plan.epsilon() <= 2.0)
+          ('4.1', True)
+        """
+        return cls._from_theorem(**given(locals()))
 
     @property
     def grid_bits(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxdp import accounting
 from jaxdp.core import validate
+from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
@@ -27,8 +28,8 @@ Sampler = Literal["integer", "float"]
 class VertexSamplingPlan(Plan):
     """Plan whose steps draw vertices from softmaxes of scores and release nothing else.
 
-    Subclasses say what the draws cost at given step sizes; the rest follows. Constants of
-    :meth:`certified` and :meth:`from_theorem` are those of the function of the plan's
+    Subclasses say what the draws cost at given step sizes; the rest follows. The constants
+    of their ``certified`` and ``from_theorem`` are those of the function of the plan's
     ``family`` in :mod:`jaxdp.saddle.theory.design` and ``theorems``.
     """
 
@@ -120,8 +121,7 @@ class VertexSamplingPlan(Plan):
     # Designs.
 
     @classmethod
-    def designed(cls, name: str, **constants: Any) -> Design:
-        """Returns the design of a theorem, or ``"certified"``, for a problem."""
+    def _designed(cls, name: str, **constants: Any) -> Design:
         free = {f: constants.pop(f) for f in cls.free_fields if f in constants}
         if name == "certified":
             found = getattr(design, cls.family)(**constants)
@@ -276,8 +276,18 @@ class VertexSamplingPlan(Plan):
         read = self.numbers_read
         return read(**{name: getattr(self, name) for name in read._fields})
 
-    def algorithm(self, keys: Keys, **kwargs: Any) -> Any:
-        return type(self).runs(self, keys, **kwargs)
+    def algorithm(self, keys: Keys, *, microbatch_size: int | None = None) -> Algorithm:
+        """Builds the algorithm that runs under this plan.
+
+        Args:
+          keys: a ``jaxdp.Keys``.
+          microbatch_size: records differentiated at once; None is all. To be None for
+            ``SyntheticData``, which reads answers of queries.
+        """
+        options = (
+            {} if microbatch_size is None else {"microbatch_size": microbatch_size}
+        )
+        return type(self).runs(self, keys, **options)
 
     def uniform(self) -> Any:
         """Returns the uniform starting point, float32 (dim,): a pair for two players."""

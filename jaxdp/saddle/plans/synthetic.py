@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from jaxdp.core import validate
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
-from jaxdp.mechanism.design import Design
+from jaxdp.mechanism.design import Design, given
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.synthetic import QueryNumbers, output, synthetic_data
@@ -20,10 +20,6 @@ from jaxdp.sampling import FullBatch
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticData(VertexSamplingPlan):
     r"""A private histogram whose answers to many queries are those of the data.
-
-    Constants of :meth:`certified` and of :meth:`from_theorem`, ``"G.1"``:
-    ``num_examples``, ``domain_size``, ``num_queries``, ``query_range``, ``relation`` and
-    ``grid_bits``; ``num_steps`` of the former, ``printed`` of the latter.
 
     Attributes:
       num_examples: n, records in the data set; public.
@@ -91,6 +87,98 @@ class SyntheticData(VertexSamplingPlan):
         if self.step_size_x is not None:
             validate.non_negative(step_size_x=self.step_size_x)
         self._check()
+
+    @classmethod
+    def certified(
+        cls,
+        *,
+        num_examples: int,
+        domain_size: int,
+        num_queries: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        query_range: float = 1.0,
+        grid_bits: int = 0,
+        num_steps: int | None = None,
+    ) -> Self:
+        """Returns the calibrated plan; ``theorem.promise`` bounds its error.
+
+        Privacy rests on none of the constants.
+
+        Args:
+          num_examples: n, records in the data set.
+          domain_size: cells, >= 2.
+          num_queries: closed under negation, >= 2.
+          epsilon: > 0; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          query_range: largest less smallest answer of one query, in (0, 2]: 1 for
+            marginals, 2 for queries in [-1, 1].
+          grid_bits: of the integers that queries are rounded to (``queries.bits``): 0 for
+            marginals, which are exact.
+          num_steps: T; None takes a third of what the bound is best at.
+
+        Raises:
+          ValueError: a constant out of range.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SyntheticData.certified(
+          ...     num_examples=10_000, domain_size=64, num_queries=40, epsilon=2.0,
+          ...     delta=1e-6, relation="replace_one",
+          ... )
+          >>> bool(plan.epsilon() <= 2.0), plan.theorem.name
+          (True, 'certified')
+        """
+        return cls._certified(**given(locals()))
+
+    @classmethod
+    def from_theorem(
+        cls,
+        theorem: Literal["G.1"],
+        *,
+        num_examples: int,
+        domain_size: int,
+        num_queries: int,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        query_range: float = 2.0,
+        grid_bits: int = 0,
+        printed: bool = False,
+    ) -> Self:
+        """Returns the plan that Theorem G.1 prescribes, within the budget, corrected.
+
+        For study and comparison; :meth:`certified` is better.
+
+        Args:
+          theorem: ``"G.1"``.
+          num_examples: n, records in the data set.
+          domain_size: cells, >= 2.
+          num_queries: closed under negation, >= 2.
+          epsilon: in (0, 1]; the budget.
+          delta: in (0, 1).
+          relation: which data sets are neighbours.
+          query_range: as in :meth:`certified`; for the exact charges only.
+          grid_bits: as in :meth:`certified`.
+          printed: the number of steps as printed, too small by sqrt(log(domain_size)).
+
+        Raises:
+          ValueError: a constant out of range, or an unknown theorem.
+          TypeError: a constant of the wrong kind, missing or unknown.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SyntheticData.from_theorem(
+          ...     "G.1", num_examples=10_000, domain_size=64, num_queries=40, epsilon=1.0,
+          ...     delta=1e-6, relation="replace_one",
+          ... )
+          >>> bool(plan.epsilon() <= 1.0), plan.theorem.name
+          (True, 'G.1')
+        """
+        return cls._from_theorem(**given(locals()))
 
     @property
     def histogram_step_size(self) -> float:
