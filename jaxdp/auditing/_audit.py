@@ -42,6 +42,16 @@ class AuditResult(Bound):
       num_steps: T of every run.
       false_positive_rate: its upper limit, for the attack.
       false_negative_rate: its upper limit, for the attack.
+
+    Example:
+      >>> import jaxdp
+      >>> result = jaxdp.auditing.AuditResult(
+      ...     epsilon_lower=1.7, epsilon=2.0, delta=1e-5, failure_prob=1e-6,
+      ...     method="made up", num_runs=1000, num_tested=500, canary="a large record",
+      ...     num_steps=2, false_positive_rate=0.01, false_negative_rate=0.8,
+      ... )
+      >>> result.passed
+      True
     """
 
     canary: str
@@ -113,6 +123,16 @@ def audit(
       TypeError, ValueError: an argument is out of range, or a plan that says nothing of
         data, promises nothing, or whose releases are elsewhere.
       RuntimeError: what is simulated is not what the plan's transformation does.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=100, num_steps=2, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> result = jaxdp.auditing.audit(plan, num_runs=2000)
+      >>> 0 < result.epsilon_lower <= result.epsilon
+      True
     """
     validate.integer(at_least=1000, at_most=2**31, num_runs=num_runs)
     validate.probability(failure_prob=failure_prob)
@@ -203,6 +223,18 @@ def shortened(plan: Any, num_steps: int, *, delta: float | None = None) -> Any:
 
     Raises:
       TypeError, ValueError: as :func:`audit`.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=100, num_steps=1000, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> short = jaxdp.auditing.shortened(plan, num_steps=4)
+      >>> short.num_steps, short.noise_multiplier < plan.noise_multiplier
+      (4, True)
+      >>> round(short.epsilon(delta=1e-5), 2)
+      2.0
     """
     validate.integer(num_steps=num_steps)
     delta, accounted = _accounted(plan, delta)

@@ -35,6 +35,16 @@ class LatticeResult(Bound):
       sites: the digits of each kind of release.
       left_out: releases that are not looked at, with reasons.
       reason: why there was nothing to look at; empty if there was.
+
+    Example:
+      >>> import jaxdp
+      >>> result = jaxdp.auditing.LatticeResult(
+      ...     epsilon_lower=0.0, epsilon=2.0, delta=1e-5, failure_prob=1e-6,
+      ...     method="none", num_runs=1000, num_tested=500, sites=(),
+      ...     reason="releases are drawn vertices",
+      ... )
+      >>> result.applicable, result.worst, result.passed
+      (False, None, True)
     """
 
     sites: tuple[LatticeSite, ...]
@@ -118,6 +128,15 @@ def lattice(
     Raises:
       TypeError, ValueError: an argument is out of range, or a plan without noise.
       RuntimeError: what is simulated is not what the plan's transformation does.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=100, num_steps=2, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> jaxdp.auditing.lattice(plan, num_runs=100).passed
+      True
     """
     validate.integer(at_least=100, at_most=2**31, num_runs=num_runs)
     validate.probability(failure_prob=failure_prob)

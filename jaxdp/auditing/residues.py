@@ -43,6 +43,15 @@ class LatticeSite:
       even_tails: the same beyond two standard deviations; NaN where there are few.
       p_value: of the statistic that fits worst, times how many were computed.
       statistic: its name.
+
+    Example:
+      >>> from jaxdp.auditing import LatticeSite
+      >>> site = LatticeSite(
+      ...     name="slope", noise_std=1e6, num_numbers=4000,
+      ...     even=0.51, even_tails=0.5, p_value=0.2, statistic="parity",
+      ... )
+      >>> site.name, site.even
+      ('slope', 0.51)
     """
 
     name: str

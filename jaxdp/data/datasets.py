@@ -56,6 +56,15 @@ class Dataset:
 
     Raises:
       ValueError: arrays whose lengths, ranks, types or labels do not fit.
+
+    Example:
+      >>> import jaxdp
+      >>> dataset = jaxdp.models.load("wine")
+      >>> dataset.num_examples, dataset.num_features, dataset.num_classes
+      (142, 13, 3)
+      >>> x, y = dataset.train
+      >>> x.shape, y.dtype
+      ((142, 13), dtype('int32'))
     """
 
     name: str
@@ -255,6 +264,13 @@ def validation_split(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> 
 
     Raises:
       ValueError: a fraction that leaves one side empty.
+
+    Example:
+      >>> import jaxdp
+      >>> dataset = jaxdp.models.load("wine")
+      >>> split = jaxdp.models.validation_split(dataset, fraction=0.25)
+      >>> dataset.num_examples, split.num_examples, len(split.test[0])
+      (142, 106, 36)
     """
     validate.instance(Dataset, dataset=dataset)
     return dataclasses.replace(

@@ -36,7 +36,7 @@ def load_file(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """Reads a CSV or NPZ file, or with a schema a table of any columns.
+    r"""Reads a CSV or NPZ file, or with a schema a table of any columns.
 
     Without a schema all numbers must be finite. A CSV begins with a header line; every
     column but the label is a feature. An NPZ
@@ -68,6 +68,17 @@ def load_file(
         column of a cell that is no finite number or no class, or bounds that are not
         low < high, or too few rows to split. What a cell holds is said in
         ``with jaxdp.models.show_values():`` only.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import jaxdp
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "people.csv"
+      >>> _ = path.write_text("age,sick\n" + "30,0\n60,1\n" * 10)
+      >>> dataset = jaxdp.models.load_file(
+      ...     path, label="sick", classes=2, bounds={"age": (0, 120)}, test_fraction=0.2
+      ... )
+      >>> dataset.train[0].shape, sorted(set(dataset.train[0][:, 0].tolist()))
+      ((16, 1), [-0.5, 0.0])
     """
     validate.one_of(("classification", "regression"), task=task)
     if schema is not None:

@@ -66,6 +66,13 @@ def centered_quadratic(hessian: Hessian = "identity", dim: int = 20) -> Problem:
       hessian: A, as in ``hessian_diagonal``.
       dim: d.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> problem = jaxdp.models.centered_quadratic("identity", dim=2)
+      >>> problem.value_fn(jnp.zeros(2), (jnp.array([[3.0, 4.0]]),)).tolist()
+      [12.5]
+
     References:
       Section 6 (Figs 1-2) of Zhang et al., `DPZero
       <https://arxiv.org/abs/2310.09639>`_, 2024.

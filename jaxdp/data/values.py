@@ -10,13 +10,29 @@ _SHOWN = contextvars.ContextVar("show_values", default=False)
 
 @contextlib.contextmanager
 def show_values(shown: bool = True) -> Iterator[None]:
-    """Lets error messages quote cells, labels and texts of records, in ``with``.
+    r"""Lets error messages quote cells, labels and texts of records, in ``with``.
 
     Else they say file, line and column, and what was expected: standard error is often
     kept, sent or shown to people who may not see a record.
 
     Args:
       shown: False hides them again, inside of another ``with``.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import jaxdp
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "people.csv"
+      >>> _ = path.write_text("age,sick\nold,0\n30,1\n")
+      >>> def message():
+      ...     try:
+      ...         jaxdp.models.load_file(path, label="sick", classes=2)
+      ...     except ValueError as error:
+      ...         return str(error)
+      >>> "old" in message()
+      False
+      >>> with jaxdp.models.show_values():
+      ...     "old" in message()
+      True
     """
     token = _SHOWN.set(shown)
     try:

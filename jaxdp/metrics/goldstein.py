@@ -103,6 +103,18 @@ def goldstein_norm(
       TypeError: a leaf of x that is not floating.
       ValueError: a number out of its range, x without elements, a radius that the dtype of
         x does not resolve, gradients of other shapes, or gradients that are not finite.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> grad = jax.grad(lambda x: jnp.sum(jnp.abs(x)))
+      >>> at_kink = jaxdp.metrics.goldstein_norm(grad, jnp.zeros(2), radius=0.1)
+      >>> bool(at_kink < 0.1)
+      True
+      >>> away = jaxdp.metrics.goldstein_norm(grad, jnp.array([1.0, 1.0]), radius=0.1)
+      >>> round(away**2, 4)
+      2.0
     """
     ball = _in_ball(grad_fn, x, radius, batch_size)
     return _least_norm(*ball, num_samples, num_rounds, tolerance, seed)
@@ -144,6 +156,19 @@ def componentwise_goldstein_norm(
     Raises:
       TypeError, ValueError: as :func:`goldstein_norm`; or arrays in ``data`` without one
         number of records.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def gradients(x, batch):
+      ...     return jnp.sign(x - batch)
+      >>> data = jnp.array([[-1.0], [0.0], [1.0]])
+      >>> norm = jaxdp.metrics.componentwise_goldstein_norm(
+      ...     gradients, jnp.zeros(1), data, radius=0.1
+      ... )
+      >>> bool(norm < 0.1)
+      True
     """
     data = jax.tree.map(jnp.asarray, data)
     if not num_rows(data, "data"):

@@ -114,6 +114,16 @@ def sosp_alpha(
       TypeError: a leaf of x that is not floating.
       ValueError: a number out of its range, records without a common leading axis, losses
         of another shape, or derivatives that are not finite.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def losses(x, batch):
+      ...     return (x[0] ** 2 - x[1] ** 2) / 2 + 0 * batch
+      >>> x, data = jnp.zeros(2), jnp.zeros(3)
+      >>> alpha = jaxdp.metrics.sosp_alpha(losses, x, data, hess_lip=1.0)
+      >>> round(alpha, 4)  # A saddle: the gradient is 0, the least eigenvalue -1.
+      1.0
     """
     validate.positive(hess_lip=hess_lip, tolerance=tolerance)
     validate.integer(batch_size=batch_size, num_steps=num_steps)
@@ -167,6 +177,15 @@ def sosp_alpha_of(
 
     Raises:
       TypeError, ValueError: as :func:`sosp_alpha`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def function(x):
+      ...     return jnp.sum(x**2) / 2
+      >>> x = jnp.array([0.3, 0.4])
+      >>> round(jaxdp.metrics.sosp_alpha_of(function, x, hess_lip=1.0), 4)
+      0.5
     """
     return sosp_alpha(_OneRecord(function), x, np.zeros(1), hess_lip, **options)
 

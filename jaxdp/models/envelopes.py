@@ -97,6 +97,17 @@ def moreau_envelope(
     Raises:
       TypeError, ValueError: a number of another type or out of its range, values that are
         not finite float64, a missing constant, or one that the values contradict.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> def h(y):  # The envelope of abs is Huber's function.
+      ...     return jnp.abs(y[0])
+      >>> x = np.array([2.0])
+      >>> smooth = jaxdp.models.moreau_envelope(h, x, 1.0, weak_convexity=0.0)
+      >>> round(smooth.value, 6), smooth.gradient.round(6).tolist()
+      (1.5, [1.0])
     """
     return _smoothed(value_fn, None, x, smoothing, False, **options)
 
@@ -107,6 +118,16 @@ def lasry_lions(
     """Computes the Lasry-Lions smoothing of h at x, and its gradient.
 
     Arguments, result and errors are those of :func:`moreau_envelope`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> def h(y):  # Convex: Lasry-Lions is the Moreau envelope.
+      ...     return jnp.abs(y[0])
+      >>> smooth = jaxdp.models.lasry_lions(h, np.array([2.0]), 0.5, weak_convexity=0.0)
+      >>> round(smooth.value, 6), smooth.gap < 1e-6
+      (1.75, True)
     """
     return _smoothed(value_fn, None, x, smoothing, True, **options)
 
@@ -134,6 +155,18 @@ def lasry_lions_mean(
 
     Returns:
       Means of values, bounds, gradients and errors; the total of the evaluations.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> def losses(x, batch):
+      ...     return jnp.abs(batch - x[0])
+      >>> smooth = jaxdp.models.lasry_lions_mean(
+      ...     losses, np.zeros(1), np.array([1.0, -2.0]), 0.5, weak_convexity=0.0
+      ... )
+      >>> round(smooth.value, 6), smooth.gradient.round(6).tolist()
+      (1.25, [0.0])
     """
     n = num_rows(data, "data")
     if not 1 <= n <= MAX_RECORDS:
@@ -256,7 +289,7 @@ def _cutting_planes(
     gap = max(upper - lower, 0.0) + 2 * slack
     error = math.sqrt(2 * gap / modulus) / smoothing
     low = float(reference + lower - slack)
-    return Smoothed(low, low + gap, -best / smoothing, error, len(slopes))
+    return Smoothed(low, low + float(gap), -best / smoothing, error, len(slopes))
 
 
 def _branch_and_bound(
@@ -324,7 +357,7 @@ def _branch_and_bound(
         distance = float(np.max(np.linalg.norm(corners, axis=1)))
     low = float(reference + lower - slack)
     error = distance / smoothing
-    return Smoothed(low, low + gap, -best / smoothing, error, len(values))
+    return Smoothed(low, low + float(gap), -best / smoothing, error, len(values))
 
 
 def _least_on_boxes(
@@ -382,6 +415,15 @@ def lasry_lions_settings(
     *smoothed* losses. The theorem hides log(1 / delta). The private solver of the smoothed
     losses takes exponential time and is not here. The paper prints :math:`L^{4/3}` for L,
     from a smoothness of :math:`L/\lambda`, and drops the second term.
+
+    Example:
+      >>> import jaxdp
+      >>> settings = jaxdp.models.lasry_lions_settings(
+      ...     dim=2, epsilon=1.0, lipschitz=1.0, goldstein_radius=0.3,
+      ...     goldstein_norm=0.1, distance=1.0,
+      ... )
+      >>> round(settings.smoothing, 4), settings.num_examples < 100
+      (0.1, True)
     """
     validate.integer(dim=dim)
     validate.positive(epsilon=epsilon, goldstein_norm=goldstein_norm, distance=distance)

@@ -89,6 +89,17 @@ def rock_paper_scissors(
       dim: d >= 3.
       weights: (w_1, w_2, w_3), > 0.
       sign_scale: s >= 0.
+
+    Example:
+      >>> import jaxdp
+      >>> game = jaxdp.models.rock_paper_scissors(dim=4)
+      >>> game.equilibrium_x.round(3).tolist()
+      [0.158, 0.316, 0.526, 0.0]
+      >>> round(game.gap_fn(game.equilibrium_x, game.equilibrium_y), 6)
+      0.0
+      >>> a, b = game.make_data(100, seed=0)
+      >>> a.shape, a.dtype
+      ((100, 4), dtype('int8'))
     """
     validate.integer(at_least=3, dim=dim)
     w1, w2, w3 = weights

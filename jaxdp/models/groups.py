@@ -51,6 +51,15 @@ class Grouped:
       probabilities: public shares of the groups, of sum 1.
       train: group of each training record, int32 (n,); -1: of none. Private.
       test: of each public record.
+
+    Example:
+      >>> import jaxdp
+      >>> by_class = jaxdp.models.grouped(jaxdp.models.load("wine"), "class")
+      >>> by_class.names, by_class.train.shape
+      (('class_0', 'class_1', 'class_2'), (142,))
+      >>> x, y, group = by_class.records
+      >>> bool((y == group).all())
+      True
     """
 
     dataset: Dataset
@@ -135,6 +144,12 @@ def grouped(
 
     Raises:
       ValueError: an argument that does not fit, named.
+
+    Example:
+      >>> import jaxdp
+      >>> by_class = jaxdp.models.grouped(jaxdp.models.load("wine"), "class")
+      >>> len(by_class.names), [round(p, 3) for p in by_class.probabilities]
+      (3, [0.333, 0.333, 0.333])
     """
     validate.instance(Dataset, dataset=dataset)
     if dataset.num_classes is None:
@@ -215,6 +230,14 @@ def group_errors(outputs: Rows, y: Rows, group: Rows, num_groups: int) -> Array:
 
     Returns:
       float32 (num_groups,); NaN for a group without records.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> outputs = jnp.array([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
+      >>> y, group = jnp.array([0, 1, 1]), jnp.array([0, 0, 1])
+      >>> jaxdp.models.group_errors(outputs, y, group, num_groups=2).tolist()
+      [0.5, 0.0]
     """
     member = jnp.asarray(group)[:, None] == jnp.arange(num_groups)
     wrong = (jnp.argmax(outputs, axis=-1) != jnp.asarray(y))[:, None]
@@ -273,6 +296,17 @@ def worst_group(
 
     Raises:
       ValueError: a network that is not such a one, a radius out of range.
+
+    Example:
+      >>> import jax
+      >>> import jaxdp
+      >>> by_class = jaxdp.models.grouped(jaxdp.models.load("wine"), "class")
+      >>> network = jaxdp.models.network_for(by_class.dataset, "linear")
+      >>> params = network.init(jax.random.key(0))
+      >>> shares = by_class.probabilities
+      >>> problem = jaxdp.models.worst_group(network, params, shares, radius=2.0)
+      >>> problem.problem.domain_x.radius
+      2.0
     """
     validate.positive(radius=radius, allow_inf=False)
     if network.loss != "cross_entropy" or getattr(network.module, "hidden", None) != ():

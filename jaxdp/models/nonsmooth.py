@@ -49,6 +49,14 @@ def mean_gradient_fn(
 
     Returns:
       x, shape (d,) -> gradient, shape (d,).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> problem = jaxdp.models.max_of_linear(dim=3)
+      >>> gradient = jaxdp.models.mean_gradient_fn(problem, (jnp.zeros((1, 3)),))
+      >>> round(float(jnp.linalg.norm(gradient(jnp.ones(3)))), 3)  # A unit vector a_j.
+      1.0
     """
     return jax.grad(lambda x: jnp.mean(problem.value_fn(x, batch)))
 
@@ -67,6 +75,14 @@ def max_of_linear(
       num_pairs: half the number of linear pieces.
       linear_norm: norm of z, >= 0.
       seed: of the a_j.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> problem = jaxdp.models.max_of_linear(dim=3)
+      >>> batch = problem.make_data(5, seed=0)
+      >>> problem.value_fn(jnp.zeros(3), batch).tolist()
+      [0.0, 0.0, 0.0, 0.0, 0.0]
     """
     validate.integer(dim=dim, num_pairs=num_pairs)
     validate.non_negative(linear_norm=linear_norm)

@@ -57,6 +57,13 @@ class PrincipalDirections:
       num_features: d.
       rank: r, from 1 to d.
       radius: R, of the ball :math:`\|U\|_F\le R` on which :attr:`constants` hold.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> problem = jaxdp.models.PrincipalDirections(num_features=3)
+      >>> problem.dim, problem.start.shape, problem.constants.smoothness
+      (3, (3, 1), 3.0)
     """
 
     num_features: int
@@ -87,6 +94,14 @@ class PrincipalDirections:
 
         Returns:
           (B,), in the dtype of U.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> problem = jaxdp.models.PrincipalDirections(num_features=2)
+          >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+          >>> problem.value_fn(jnp.array([[1.0], [0.0]]), (z,)).tolist()
+          [-0.25, 0.25]
         """
         z = jnp.asarray(batch[0], params.dtype)
         gram = params.T @ params
@@ -134,6 +149,12 @@ def unit_rows(x: Rows) -> np.ndarray:
     Returns:
       float32 (n, d), a little shorter than 1 for what is rounded; rows of zeros stay
       what they are, and one with a NaN is all NaN.
+
+    Example:
+      >>> import jaxdp
+      >>> rows = jaxdp.models.unit_rows([[3.0, 4.0], [0.0, 0.0]])
+      >>> [round(length, 4) for length in (rows**2).sum(axis=1).tolist()]
+      [1.0, 0.0]
     """
     x = np.asarray(x, np.float64)
     length = np.linalg.norm(x, axis=1, keepdims=True)
@@ -152,6 +173,13 @@ def moment_deviation(x: Rows) -> float:
 
     Returns:
       The largest standard deviation over unit vectors v.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> z = np.array([[1.0, 0.0], [0.0, 1.0]])
+      >>> jaxdp.models.moment_deviation(z)
+      0.5
     """
     x = np.asarray(x, np.float64)
     values = np.linalg.eigvalsh(x.T @ x / len(x))
@@ -168,6 +196,14 @@ def captured_variance(params: Array, x: Rows) -> Array:
     Returns:
       float32 (): the share of what r orthogonal directions can hold at most, which those
       of these very records do; 0 for U = 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> z = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+      >>> best = jaxdp.models.captured_variance(jnp.array([[1.0], [0.0]]), z)
+      >>> round(float(best), 3)
+      1.0
     """
     x = jnp.asarray(x, jnp.float32)
     moments = jnp.matmul(x.T, x, precision="highest") / len(x)

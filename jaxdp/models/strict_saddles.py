@@ -94,6 +94,14 @@ def cosine_grid(
       weights: a > 0, of length d; None is :math:`1/\sqrt d` each, so that G is 1.
       half_width: h in (0, pi).
       num_at_maximum: coordinates at 0 in the saddle, at least 1 and below d.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> problem = jaxdp.models.cosine_grid(dim=4)
+      >>> saddle = problem.points["saddle"]
+      >>> saddle.x.round(2).tolist(), saddle.min_eigenvalue < 0
+      ([0.0, 0.0, 3.14, 3.14], True)
     """
     validate.integer(at_least=2, dim=dim)
     validate.integer(at_most=dim - 1, num_at_maximum=num_at_maximum)

@@ -54,6 +54,18 @@ def entropic_descent(
       TypeError, ValueError: ``learning_rate`` is no such number; in ``init`` a leaf that is
         not floating, has no axis or an empty last one; ``update`` without params.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import jaxdp
+      >>> optimizer = jaxdp.entropic_descent(learning_rate=0.5)
+      >>> params = jnp.array([0.5, 0.5])
+      >>> state = optimizer.init(params)
+      >>> updates, state = optimizer.update(jnp.array([1.0, -1.0]), state, params)
+      >>> params = optax.apply_updates(params, updates)
+      >>> bool(abs(params.sum() - 1) < 1e-6), bool(params[1] > params[0])
+      (True, True)
+
     References:
       Gonzalez, Guzman, Paquette (arXiv 2403.02912), 2024, Algorithm 1 and Lemma A.1;
       Kivinen and Warmuth, Exponentiated Gradient versus Gradient Descent for Linear

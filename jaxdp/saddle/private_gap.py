@@ -111,6 +111,19 @@ def private_gap(
       TypeError: an argument of another type.
       ValueError: a number out of its range, weights of the wrong size, sign or sum, another
         number of records than n, or keys that have served a private gap.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> game = jaxdp.models.rock_paper_scissors(dim=4)
+      >>> problem, even = jaxdp.MatrixGame(game.matrix, scale=0.5), jnp.full(4, 0.25)
+      >>> gap = jaxdp.metrics.private_gap(
+      ...     problem, even, even, game.make_data(1000, seed=0),
+      ...     jaxdp.Keys.insecure(0), noise_multiplier=2.0, relation="replace_one",
+      ...     linf_clip_norm_x=1.5, linf_clip_norm_y=1.5, num_examples=1000,
+      ... )
+      >>> round(gap.sensitivity, 3), round(gap.std, 3)
+      (0.012, 0.024)
     """
     validate.positive(
         noise_multiplier=noise_multiplier, linf_clip_norm_x=linf_clip_norm_x

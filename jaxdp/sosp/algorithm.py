@@ -57,6 +57,24 @@ def sosp(
       TypeError: bare keys. ValueError: a plan of another family or without noise; params
         that are not float32, of another size than the plan's, or too many of them.
 
+    Example:
+      >>> import functools
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> problem = jaxdp.models.cosine_grid(dim=4)
+      >>> plan = jaxdp.plans.SOSP.certified(
+      ...     num_examples=200_000, dim=4, relation="replace_one",
+      ...     epsilon=2.0, delta=1e-6, lipschitz=1.0, smoothness=1.0, hessian_lipschitz=1.0,
+      ... )
+      >>> algorithm = jaxdp.sosp(plan, jaxdp.Keys.insecure(0))
+      >>> state = algorithm.init(jnp.zeros(4))
+      >>> data = problem.make_data(plan.num_examples, seed=0)
+      >>> step = jax.jit(functools.partial(algorithm.step, value_fn=problem.value_fn))
+      >>> state, info = step(state, data)
+      >>> algorithm.output(state).shape
+      (4,)
+
     References:
       Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary
       Points <https://arxiv.org/abs/2410.07502>`_, 2025, Algorithm 3, completed and

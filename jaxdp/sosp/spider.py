@@ -308,6 +308,24 @@ def private_spider(
       TypeError: bare keys, or params that are not given. ValueError: a plan of another
         family or without noise; params that are not float32, or too many of them.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import jaxdp
+      >>> problem = jaxdp.models.cosine_grid(dim=4)
+      >>> plan = jaxdp.plans.SOSP.certified(
+      ...     num_examples=200_000, dim=4, relation="replace_one",
+      ...     epsilon=2.0, delta=1e-6, lipschitz=1.0, smoothness=1.0, hessian_lipschitz=1.0,
+      ... )
+      >>> keys, params = jaxdp.Keys.insecure(0), jnp.ones(4)
+      >>> tx = optax.chain(jaxdp.private_spider(plan, keys), optax.scale(-1.0))
+      >>> state, data = tx.init(params), problem.make_data(plan.num_examples, seed=0)
+      >>> updates, state = tx.update(
+      ...     None, state, params, value_fn=problem.value_fn, batch=data
+      ... )
+      >>> updates.shape
+      (4,)
+
     References:
       Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary
       Points <https://arxiv.org/abs/2410.07502>`_, 2025, Algorithms 1, 3 and 4 (their

@@ -80,7 +80,17 @@ class _Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobertaConfig(_Config):
-    """A RoBERTa encoder (Liu et al., 2019); the fields of its ``config.json``."""
+    """A RoBERTa encoder (Liu et al., 2019); the fields of its ``config.json``.
+
+    Example:
+      >>> from jaxdp.models.language import RobertaConfig
+      >>> config = RobertaConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, intermediate_size=32,
+      ... )
+      >>> config.position_rows, config.max_length
+      (20, 18)
+    """
 
     intermediate_size: int
     layer_norm_eps: float = 1e-5
@@ -109,7 +119,17 @@ class RobertaConfig(_Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OPTConfig(_Config):
-    """An OPT decoder (Zhang et al., 2022); the fields of its ``config.json``."""
+    """An OPT decoder (Zhang et al., 2022); the fields of its ``config.json``.
+
+    Example:
+      >>> from jaxdp.models.language import OPTConfig
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> config.embedding_size, config.position_rows, config.max_length
+      (16, 22, 20)
+    """
 
     ffn_dim: int
     word_embed_proj_dim: int | None = None  # None: hidden_size
@@ -132,10 +152,12 @@ class OPTConfig(_Config):
 
     @property
     def intermediate_size(self) -> int:
+        """Width of the feed-forward layers, ``ffn_dim``."""
         return self.ffn_dim
 
     @property
     def layer_norm_eps(self) -> float:
+        """Number that layer normalisation adds to the variance: OPT's, 1e-5."""
         return 1e-5
 
     @property

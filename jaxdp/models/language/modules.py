@@ -72,6 +72,11 @@ class LoRA:
 
     Starts at zero, so the model starts as it was. Hu et al., `LoRA
     <https://arxiv.org/abs/2106.09685>`_, 2021.
+
+    Example:
+      >>> from jaxdp.models.language import LoRA
+      >>> LoRA(rank=4).alpha
+      16.0
     """
 
     rank: int = 8
@@ -88,6 +93,11 @@ class Prefix:
 
     Li and Liang, `Prefix-Tuning <https://arxiv.org/abs/2101.00190>`_, 2021, without the
     network that makes the prefix.
+
+    Example:
+      >>> from jaxdp.models.language import Prefix
+      >>> Prefix(length=3).length
+      3
     """
 
     length: int = 5
@@ -100,7 +110,13 @@ Adapter = LoRA | Prefix
 
 
 def adapter_only(path: str) -> bool:
-    """Selects leaves of LoRA, a prefix and a classification head, for ``trainable=``."""
+    """Selects leaves of LoRA, a prefix and a classification head, for ``trainable=``.
+
+    Example:
+      >>> from jaxdp.models.language import adapter_only
+      >>> adapter_only("layers/lora/a"), adapter_only("embedding/tokens")
+      (True, False)
+    """
     return path.startswith(("layers/lora/", "layers/prefix/", "classifier/"))
 
 

@@ -57,6 +57,22 @@ class LanguageModel:
         ``jax.default_matmul_precision``, which on some devices is less than float32's.
       adapter: ``LoRA`` or ``Prefix``, whose leaves are in the parameters then.
       num_labels: of the classification head; None has none.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, num_parameters
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> model = LanguageModel(config=config)
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
+      >>> num_parameters(shapes)
+      5632
+      >>> tokens, mask = jnp.ones((3, 7), jnp.int32), jnp.ones((3, 7), bool)
+      >>> jax.eval_shape(model.hidden, shapes, tokens, mask).shape
+      (3, 7, 16)
     """
 
     config: Config
@@ -76,7 +92,15 @@ class LanguageModel:
 
     @staticmethod
     def is_stacked(path: str) -> bool:
-        """Returns True if the first axis of a leaf counts layers, for ``stacked=``."""
+        """Returns True if the first axis of a leaf counts layers, for ``stacked=``.
+
+        Example:
+          >>> from jaxdp.models.language import LanguageModel
+          >>> LanguageModel.is_stacked("layers/query/kernel")
+          True
+          >>> LanguageModel.is_stacked("embedding/tokens")
+          False
+        """
         return path.startswith("layers/")
 
     def init(self, key: Array) -> Params:
@@ -84,6 +108,18 @@ class LanguageModel:
 
         Args:
           key: a typed JAX key. Initial parameters are public.
+
+        Example:
+          >>> import jax
+          >>> from jaxdp.models.language import LanguageModel, OPTConfig
+          >>> config = OPTConfig(
+          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+          ... )
+          >>> model = LanguageModel(config=config)
+          >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+          >>> params["embedding"]["tokens"].shape
+          (50, 16)
         """
         return jax.jit(self._init)(key)
 
@@ -137,6 +173,20 @@ class LanguageModel:
         Args:
           params: as a checkpoint has them.
           key: a typed JAX key.
+
+        Example:
+          >>> import jax
+          >>> from jaxdp.models.language import LanguageModel, LoRA, OPTConfig
+          >>> config = OPTConfig(
+          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+          ... )
+          >>> key, plain = jax.random.key(0), LanguageModel(config=config)
+          >>> params = jax.eval_shape(plain.init, key)  # Shapes alone.
+          >>> model = LanguageModel(config=config, adapter=LoRA(rank=2))
+          >>> whole = jax.eval_shape(model.with_new_parts, params, key)
+          >>> sorted(set(whole["layers"]) - set(params["layers"]))
+          ['lora']
         """
 
         def lacking(key: Array) -> tuple[Params, Params]:
@@ -166,7 +216,22 @@ class LanguageModel:
     def hidden(
         self, params: Params, tokens: Array, mask: Array, at: At = perturb.identity
     ) -> Array:
-        """Computes last hidden states: (B, L), (B, L) -> (B, L, d) in the compute dtype."""
+        """Computes last hidden states: (B, L), (B, L) -> (B, L, d) in the compute dtype.
+
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.models.language import LanguageModel, OPTConfig
+          >>> config = OPTConfig(
+          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+          ... )
+          >>> model = LanguageModel(config=config)
+          >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+          >>> tokens, mask = jnp.ones((3, 7), jnp.int32), jnp.ones((3, 7), bool)
+          >>> jax.eval_shape(model.hidden, params, tokens, mask).shape
+          (3, 7, 16)
+        """
         x = self._embed(params["embedding"], tokens, mask, at)
         attends = self._attention_mask(mask)
 
@@ -201,6 +266,20 @@ class LanguageModel:
           at: the view.
           vocabulary: int32 (C,): the tokens that count; (..., C) comes back. Rows of the
             output embedding that are not asked for are not perturbed.
+
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.models.language import LanguageModel, OPTConfig
+          >>> config = OPTConfig(
+          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+          ... )
+          >>> model = LanguageModel(config=config)
+          >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+          >>> last = jnp.ones((3, 16))  # Hidden states.
+          >>> jax.eval_shape(model.logits, params, last).shape
+          (3, 50)
         """
         y, head = hidden, params.get("head", {})
         if isinstance(self.config, RobertaConfig):
@@ -236,6 +315,20 @@ class LanguageModel:
 
         Raises:
           ValueError: the model has no such head.
+
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.models.language import LanguageModel, OPTConfig
+          >>> config = OPTConfig(
+          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+          ... )
+          >>> model = LanguageModel(config=config, num_labels=2)
+          >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+          >>> tokens, mask = jnp.ones((3, 7), jnp.int32), jnp.ones((3, 7), bool)
+          >>> jax.eval_shape(model.classify, params, tokens, mask).shape
+          (3, 2)
         """
         if self.num_labels is None:
             raise ValueError(
@@ -300,5 +393,12 @@ def _look_up(at: At, params: Params, name: str, rows: Array) -> Array:
 
 
 def num_parameters(params: Any) -> int:
-    """Returns d, the number of elements of all leaves."""
+    """Returns d, the number of elements of all leaves.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import num_parameters
+      >>> num_parameters({"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)})
+      8
+    """
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -50,6 +50,23 @@ def saddle_bias_reduced(
       A step of level N releases :math:`2(2^{N+1}+1)` vertices. One record is read in one
       step; each of its three gradients is clipped by itself.
 
+    Example:
+      >>> import jax
+      >>> import jaxdp
+      >>> game = jaxdp.models.rock_paper_scissors(dim=4)
+      >>> plan = jaxdp.plans.SaddleBiasReduced(
+      ...     num_examples=2000, relation="replace_one", dim_x=4, dim_y=4,
+      ...     linf_clip_norm_x=1.5, linf_clip_norm_y=1.5,
+      ...     vertex_budget=40, level_seed=0,
+      ... ).calibrate(epsilon=1.0, delta=1e-6)
+      >>> algorithm = jaxdp.saddle_bias_reduced(plan, jaxdp.Keys.insecure(0))
+      >>> state, data = algorithm.init(plan.uniform()), game.make_data(2000, seed=0)
+      >>> def one_step(state):
+      ...     state, info = algorithm.step(state, data, value_fn=game.value_fn)
+      ...     return algorithm.output(state)
+      >>> [weights.shape for weights in jax.eval_shape(one_step, state)]
+      [(4,), (4,)]
+
     References:
       As :func:`jaxdp.saddle_mirror_descent`, Algorithms 2 and 3, corrected.
     """

@@ -81,6 +81,26 @@ def simplex_convex(
       K vertices are released for each point, and K for the output. One record is read in
       one step, and moves every later score by at most ``plan.sensitivity``.
 
+    Example:
+      >>> import functools
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.ConvexSimplex(
+      ...     num_examples=256, num_steps=4, sampling=jaxdp.sampling.SinglePass(64),
+      ...     relation="replace_one", dim=3, linf_clip_norm=1.0,
+      ...     num_draws=2, refresh_every=2,
+      ... ).calibrate(epsilon=1.0, delta=1e-6)
+      >>> algorithm = jaxdp.simplex_convex(plan, jaxdp.Keys.insecure(0))
+      >>> def value_fn(x, batch):
+      ...     return jnp.sum((x - batch) ** 2, axis=1) / 2
+      >>> state, data = algorithm.init(plan.uniform()), jnp.eye(3)[jnp.zeros(256, int)]
+      >>> step = jax.jit(functools.partial(algorithm.step, value_fn=value_fn))
+      >>> state, info = step(state, data)
+      >>> weights = algorithm.output(state)
+      >>> weights.shape, round(float(weights.sum()), 4)
+      ((3,), 1.0)
+
     References:
       As :func:`jaxdp.saddle_mirror_descent`, Algorithm 4.
     """

@@ -77,6 +77,24 @@ def saddle_mirror_descent(
       TypeError, ValueError: a plan of another family or without step sizes, bare keys; in
         ``init`` and ``step`` sizes that are not the plan's.
 
+    Example:
+      >>> import functools
+      >>> import jax
+      >>> import jaxdp
+      >>> game = jaxdp.models.rock_paper_scissors(dim=4)
+      >>> plan = jaxdp.plans.Saddle(
+      ...     num_examples=256, num_steps=4, sampling=jaxdp.sampling.SinglePass(64),
+      ...     relation="replace_one", dim_x=4, dim_y=4,
+      ...     linf_clip_norm_x=1.5, linf_clip_norm_y=1.5,
+      ... ).calibrate(epsilon=1.0, delta=1e-6)
+      >>> algorithm = jaxdp.saddle_mirror_descent(plan, jaxdp.Keys.insecure(0))
+      >>> state, data = algorithm.init(plan.uniform()), game.make_data(256, seed=0)
+      >>> step = jax.jit(functools.partial(algorithm.step, value_fn=game.value_fn))
+      >>> for _ in range(plan.num_steps):
+      ...     state, info = step(state, data)
+      >>> [weights.shape for weights in algorithm.output(state)]
+      [(4,), (4,)]
+
     References:
       Gonzalez, Guzman, Paquette, `Mirror Descent Algorithms with Nearly
       Dimension-Independent Rates for Differentially-Private Stochastic Saddle-Point

@@ -73,6 +73,23 @@ def synthetic_data(plan: Any, keys: keys_lib.Keys) -> Algorithm:
       TypeError, ValueError: a plan of another family or without step sizes, bare keys; in
         ``init`` and ``step`` sizes that are not the plan's.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> queries = jaxdp.Marginals(sizes=(2, 2), degree=2)
+      >>> plan = jaxdp.plans.SyntheticData(
+      ...     num_examples=100, num_steps=3, relation="replace_one",
+      ...     domain_size=queries.domain_size,
+      ...     num_queries=2 * queries.num_queries,  # The queries and their negations.
+      ... ).calibrate(epsilon=1.0, delta=1e-6)
+      >>> algorithm = jaxdp.synthetic_data(plan, jaxdp.Keys.insecure(0))
+      >>> state, codes = algorithm.init(plan.uniform()), jnp.zeros(100, jnp.int32)
+      >>> for _ in range(plan.num_steps):
+      ...     state, info = algorithm.step(state, codes, value_fn=queries)
+      >>> histogram = algorithm.output(state)
+      >>> histogram.shape, round(float(histogram.sum()), 4)
+      ((4,), 1.0)
+
     References:
       As :func:`jaxdp.saddle_mirror_descent`, Algorithm 5.
     """
@@ -184,6 +201,14 @@ def synthetic_records(
 
     Raises:
       TypeError: bare keys, or no integer. ValueError: no such histogram or number.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> histogram = jnp.array([0.0, 0.5, 0.5, 0.0])
+      >>> codes = jaxdp.synthetic_records(jaxdp.Keys.insecure(0), histogram, 100)
+      >>> codes.shape, sorted(set(codes.tolist()))
+      ((100,), [1, 2])
     """
     keys = keys_lib.check(keys)
     validate.integer(num_records=num_records)

@@ -40,6 +40,17 @@ class LinearModel(VertexGradients):
       derivative: its derivative by the predictions, of the same form; None
         differentiates ``loss``.
       domain_x: polytope of x; None is the simplex.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def squared(prediction, target):
+      ...     return (prediction - target) ** 2
+      >>> ball = jaxdp.L1Ball(dim=2, radius=1.0)
+      >>> problem = jaxdp.LinearModel(squared, domain_x=ball)
+      >>> batch = jnp.eye(2), jnp.array([0.0, 2.0])  # Features and targets.
+      >>> problem(jnp.array([1.0, 0.0]), batch).tolist()
+      [1.0, 4.0]
     """
 
     loss: Callable[[jax.Array, Any], jax.Array]

@@ -37,6 +37,14 @@ class MatrixGame(VertexGradients):
 
     Raises:
       TypeError, ValueError: another kind of records, a matrix or a scale that is none.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> game = jaxdp.MatrixGame(jnp.array([[0.0, 1.0], [-1.0, 0.0]]), scale=0.5)
+      >>> records = jnp.array([[1.0, 3.0]]), jnp.array([[0.0, -1.0]])  # a and b.
+      >>> game(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), records).tolist()
+      [1.0]
     """
 
     matrix: Any = None

@@ -49,6 +49,16 @@ class MaxOfLosses(VertexGradients):
     Raises:
       TypeError, ValueError: ``group_fn`` without ``group_probabilities`` or the other way
         round, or probabilities outside (0, 1].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def losses(x, batch):
+      ...     return (batch[:, :1] - x) ** 2
+      >>> problem = jaxdp.MaxOfLosses(losses)
+      >>> x, y = jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])
+      >>> problem(x, y, jnp.array([[1.5], [0.5]])).tolist()
+      [1.0, 0.0]
     """
 
     loss_fn: Callable[[jax.Array, Any], jax.Array]

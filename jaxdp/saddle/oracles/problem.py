@@ -28,6 +28,16 @@ class Problem(VertexGradients):
         for a convex problem ``value_fn(x, batch)``.
       domain_x: polytope of x; None is the simplex.
       domain_y: polytope of y; None is the simplex.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def value_fn(x, y, batch):
+      ...     return batch * (x @ y)
+      >>> problem = jaxdp.Problem(value_fn, jaxdp.Simplex(2), jaxdp.Simplex(2))
+      >>> x, y = jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])
+      >>> problem(x, y, jnp.array([2.0])).tolist()
+      [1.0]
     """
 
     value_fn: Callable[..., jax.Array]

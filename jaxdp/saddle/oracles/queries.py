@@ -122,6 +122,13 @@ class Queries(abc.ABC):
 
         Returns:
           float32 (domain_size,): the transpose of :meth:`evaluate`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> queries = jaxdp.Marginals(sizes=(2, 2), degree=1)
+          >>> queries.combined(jnp.array([1.0, 0.0, 0.0, 0.0])).tolist()
+          [1.0, 1.0, -1.0, -1.0]
         """
         weights = jax.ShapeDtypeStruct((self.domain_size,), jnp.float32)
         (sums,) = jax.linear_transpose(self.evaluate, weights)(coefficients)
@@ -172,6 +179,13 @@ class Queries(abc.ABC):
 
         Raises:
           TypeError: codes that are no integers. ValueError: another shape, or too many.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> queries = jaxdp.Marginals(sizes=(2, 2), degree=1)
+          >>> queries.totals(jnp.array([0, 1, 3])).tolist()
+          [1, -1, -1, 1]
         """
         if not jnp.issubdtype(codes.dtype, jnp.integer):
             raise TypeError(f"codes must be integers, got {codes.dtype}")
@@ -190,6 +204,14 @@ class Queries(abc.ABC):
         Returns:
           float32 (), in units of the queries. Of a histogram of private records, it is not
           private.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> queries = jaxdp.Marginals(sizes=(2, 2), degree=1)
+          >>> uniform, first = jnp.full(4, 0.25), jnp.array([1.0, 0.0, 0.0, 0.0])
+          >>> float(queries.max_error(uniform, first))
+          0.5
         """
         return self.half_range * jnp.max(jnp.abs(self.evaluate(weights_a - weights_b)))
 
@@ -214,6 +236,15 @@ class QueryMatrix(Queries):
 
     Raises:
       ValueError: naming the argument.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> matrix = np.array([[0.0, 0.5, 1.0], [1.0, 0.0, 0.0]])
+      >>> queries = jaxdp.QueryMatrix(matrix, low=0.0, high=1.0)
+      >>> queries.num_queries, queries.domain_size, queries.bits
+      (2, 3, 12)
     """
 
     def __init__(
@@ -252,28 +283,65 @@ class QueryMatrix(Queries):
 
     @property
     def num_queries(self) -> int:
+        """Number m of queries, without the negations."""
         return self._grid.shape[0]
 
     @property
     def num_cells(self) -> int:
+        """Number of codes that records may have: columns of the matrix."""
         return self._grid.shape[1]
 
     @property
     def domain_size(self) -> int:
+        """Number of weights of a histogram: cells, or the vertices."""
         return self._values.shape[1]
 
     @property
     def query_range(self) -> float:
+        """Largest minus smallest value that a query may have: ``high - low``."""
         return self._range
 
     @property
     def bits(self) -> int:
+        """Bits of the grid to which values are rounded."""
         return self._bits
 
     def evaluate(self, weights: jax.Array) -> jax.Array:
+        """Computes the means of the centred queries under a histogram.
+
+        Args:
+          weights: float32 (domain_size,), of sum 1.
+
+        Returns:
+          float32 (m,), in [-1, 1]. Linear in the weights.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import numpy as np
+          >>> import jaxdp
+          >>> matrix = np.array([[0.0, 1.0], [1.0, 1.0]])
+          >>> queries = jaxdp.QueryMatrix(matrix, low=0.0, high=1.0)
+          >>> queries.evaluate(jnp.array([0.25, 0.75])).tolist()
+          [0.5, 1.0]
+        """
         return jnp.matmul(self._values, weights, precision=jax.lax.Precision.HIGHEST)
 
     def values(self, index: int | jax.Array) -> jax.Array:
+        """Returns one centred query over the whole domain.
+
+        Args:
+          index: in [0, m); may be traced.
+
+        Returns:
+          float32 (domain_size,), in [-1, 1].
+
+        Example:
+          >>> import numpy as np
+          >>> import jaxdp
+          >>> matrix = np.array([[0.0, 1.0], [1.0, 1.0]])
+          >>> jaxdp.QueryMatrix(matrix, low=0.0, high=1.0).values(0).tolist()
+          [-1.0, 1.0]
+        """
         return jnp.asarray(self._values)[index]
 
     def _of_cells(self, coefficients: jax.Array) -> jax.Array:
@@ -317,6 +385,16 @@ class Marginals(Queries):
 
     Raises:
       ValueError, TypeError: naming the argument.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> queries = jaxdp.Marginals(sizes=(2, 3), degree=1)
+      >>> queries.columns, queries.num_queries, queries.domain_size
+      (((0,), (1,)), 5, 6)
+      >>> cells = np.array([[0, 2], [1, 0]])  # Two records, by column.
+      >>> np.ravel_multi_index(tuple(cells.T), queries.sizes).tolist()
+      [2, 3]
     """
 
     sizes: tuple[int, ...]
@@ -364,24 +442,56 @@ class Marginals(Queries):
 
     @property
     def num_queries(self) -> int:
+        """Number m of queries: cells of all marginals together."""
         return int(self.offsets[-1])
 
     @property
     def domain_size(self) -> int:
+        """Number of weights of a histogram: the product of the sizes."""
         return math.prod(self.sizes)
 
     @property
     def query_range(self) -> float:
+        """Largest minus smallest value that a query may have: 1."""
         return 1.0
 
     @property
     def bits(self) -> int:
+        """Bits of the grid: 0, because centred queries are -1 or 1."""
         return 0
 
     def evaluate(self, weights: jax.Array) -> jax.Array:
+        """Computes the means of the centred queries under a histogram.
+
+        Args:
+          weights: float32 (domain_size,), of sum 1.
+
+        Returns:
+          float32 (m,), in [-1, 1]. Linear in the weights.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> queries = jaxdp.Marginals(sizes=(2, 2), degree=1)
+          >>> queries.evaluate(jnp.array([1.0, 0.0, 0.0, 0.0])).tolist()
+          [1.0, -1.0, 1.0, -1.0]
+        """
         return 2 * self._cells(weights) - jnp.sum(weights)
 
     def values(self, index: int | jax.Array) -> jax.Array:
+        """Returns one centred query over the whole domain.
+
+        Args:
+          index: in [0, m); may be traced.
+
+        Returns:
+          float32 (domain_size,), in [-1, 1].
+
+        Example:
+          >>> import jaxdp
+          >>> jaxdp.Marginals(sizes=(2, 2), degree=1).values(0).tolist()
+          [1.0, 1.0, -1.0, -1.0]
+        """
         which = jnp.searchsorted(self.offsets, index, side="right") - 1
         strides = jnp.asarray(self._strides)[which]
         # The cell of every code in that marginal, from the columns' own numbers.
@@ -398,6 +508,13 @@ class Marginals(Queries):
 
         Returns:
           Indices of queries, int32 (..., marginals).
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> queries = jaxdp.Marginals(sizes=(2, 3), degree=1)
+          >>> queries.cells_of(jnp.array([0, 5])).tolist()
+          [[0, 2], [1, 4]]
         """
         cells = jnp.stack(jnp.unravel_index(codes, self.sizes), axis=-1)
         places = cells.astype(jnp.int32) @ jnp.asarray(self._strides).T
