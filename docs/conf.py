@@ -11,6 +11,7 @@ sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
 
 # Pages are executed in processes of their own, which inherit the environment.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["PYTHONPATH"] = str(HERE.parent)
 os.environ["PATH"] = os.pathsep.join(
     [str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]
 )
@@ -42,6 +43,10 @@ html_theme_options = {
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
+    "navbar_start": [],
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
 }
 
 myst_enable_extensions = [
