@@ -591,6 +591,30 @@ class Predict:
     show_values: bool = switch("Let error messages quote what is in the files.")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """State what a run guarantees, from its plan and ledger.
+
+    The statement is computed again from the public files of the folder; secret/ is not
+    read. A report.json that says otherwise, or a ledger that charges more steps than the
+    plan has, is an error.
+    """
+
+    folder: pathlib.Path = opt(
+        _RUN._replace(metavar="RUN"),
+        "Folder of a run: of a command, or the ledger of jaxdp.fit.",
+        default=...,
+    )
+    format: str = opt(
+        p.choice("text", "html", "card", "json"),
+        "A table, a page, a model card of Hugging Face, or JSON.",
+        default="text",
+    )
+    output: MaybePath = opt(p.PATH, "A file to write.", "printed")
+    overwrite: bool = switch("Write in place of another file.")
+    json: bool = switch("Print one JSON object; as --format json.")
+
+
 #: Options of the commands other than ``train``, by name; the docstring is the help.
 COMMANDS: dict[str, type] = {
     "finetune": Finetune,
@@ -599,6 +623,7 @@ COMMANDS: dict[str, type] = {
     "calibrate": Calibrate,
     "audit": Audit,
     "replay": Replay,
+    "report": Report,
     "schema": MakeSchema,
     "predict": Predict,
 }

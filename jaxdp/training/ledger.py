@@ -142,7 +142,10 @@ def _parsed(text: bytes, path: pathlib.Path) -> Record:
             fields = json.loads(line)
             if header is None:
                 if fields["ledger"] != FORMAT:
-                    raise ValueError(f"format {fields['ledger']!r}")
+                    raise ValueError(
+                        f"format {fields['ledger']!r}, where this version of jaxdp reads "
+                        f"{FORMAT}: a newer version wrote it"
+                    )
                 header = fields
             elif "intent" in fields:
                 first, last = fields["intent"]
