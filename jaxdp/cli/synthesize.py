@@ -29,6 +29,8 @@ from jaxdp.training.ledger import PLAN, REPORT, replace
 
 HISTOGRAM, QUALITY, PLOT = "histogram.npz", "quality.json", "queries.png"
 FILES = (PLAN, REPORT, HISTOGRAM, QUALITY, PLOT)
+#: Number of the format of ``quality.json``.
+QUALITY_FORMAT = 1
 #: Expected total variation by noise in a table above which a warning says so.
 _LARGE_NOISE = 0.1
 
@@ -309,7 +311,8 @@ def write(job: Job, command: options.Synthesize, outcome: Outcome) -> None:
         replace(command.output, _csv(job, outcome))
         replace(job.folder / PLAN, (job.choice.plan.file_text() + "\n").encode())
         record.save_params(job.folder / HISTOGRAM, outcome.histogram)
-        text = json.dumps(outcome.quality, indent=1) + "\n"
+        judged = {"format": QUALITY_FORMAT, **outcome.quality}
+        text = json.dumps(judged, indent=1) + "\n"
         replace(job.folder / QUALITY, text.encode())
         _plot(job, command, outcome)
         replace(job.folder / REPORT, train.written(outcome.report, command.timings))

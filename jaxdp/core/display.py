@@ -63,7 +63,10 @@ class Table(NamedTuple):
 
     def html(self) -> str:
         """Returns the table as HTML; colours and fonts are the page's."""
-        out = [f"<table><caption{_LEFT}>{_escaped(self.title)}</caption>"]
+        title = (
+            f"<caption{_LEFT}>{_escaped(self.title)}</caption>" if self.title else ""
+        )
+        out = [f"<table>{title}"]
         if self.head:
             cells = "".join(f'<th scope="col">{_escaped(x)}</th>' for x in self.head)
             out.append(f"<thead><tr>{cells}</tr></thead>")

@@ -152,7 +152,11 @@ class Statement:
         ]
         digests = [(f"SHA-256 of {name}", digest) for name, digest in files.items()]
         versions = {n: f"{x}" for n, x in self.fields["versions"].items()}
-        checked = "it agrees with plan and ledger" if self.fields["checked"] else "none"
+        ledger = ledger_lib.LEDGER in files
+        checked = (
+            f"agrees with {'plan and ledger' if ledger else 'the plan; no ledger'}"
+        )
+        checked = checked if self.fields["checked"] else "none"
         parts = [
             Section("Guarantee", guarantee),
             Section("Mechanism", mechanism),
@@ -178,10 +182,8 @@ class Statement:
 
     def to_html(self) -> str:
         """Returns the statement as a page of its own, which loads nothing."""
-        body = [
-            f"<h1>{_TITLE}</h1>",
-            f"<p><strong>{html.escape(self.verdict)}.</strong></p>",
-        ]
+        verdict = html.escape(self.verdict[0].upper() + self.verdict[1:])
+        body = [f"<h1>{_TITLE}</h1>", f"<p><strong>{verdict}.</strong></p>"]
         for part in self.sections():
             body.append(f"<h2>{html.escape(part.heading)}</h2>")
             if part.rows:
@@ -194,7 +196,7 @@ class Statement:
     def to_card(self) -> str:
         """Returns the statement as a model card of Hugging Face: Markdown under YAML."""
         reported = self.fields["reported"]
-        name = reported.get("dataset", self.fields["plan"])
+        name = reported.get("dataset") or reported.get("input") or "private records"
         tags = ["differential-privacy", "jax", "jaxdp"]
         out = [
             "---",
@@ -203,7 +205,7 @@ class Statement:
             *(f"- {tag}" for tag in tags),
             "---",
         ]
-        out += ["", f"# Model trained on {_cell(name)} with jaxdp", ""]
+        out += ["", f"# Result of jaxdp on {_cell(name)}", ""]
         out += [
             "<!-- Add the licence to the lines above, and below what the model is for, "
             "what it was trained on and where it fails. -->",
@@ -232,7 +234,8 @@ body { font-family: system-ui, sans-serif; line-height: 1.5; max-width: 52rem;
   margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; }
 th, td { padding: 0.2rem 1rem 0.2rem 0; vertical-align: top; overflow-wrap: anywhere; }
-th { font-weight: 600; min-width: 10rem; }
+th { font-weight: 600; width: 14rem; }
+@media (max-width: 40rem) { th { width: 9rem; } }
 </style>
 </head>
 <body>
