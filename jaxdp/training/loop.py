@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -206,8 +207,9 @@ def applied(
         if replay is not None:
             update: Any = replay.update
             gradient, _ = update(None, state, params, release=release)
-        updates, rest = optimizer.update(gradient, rest, params)
-        return optax.apply_updates(params, updates), rest
+        updates, after = optimizer.update(gradient, rest, params)
+        _check_optimizer(params, updates, rest, after)
+        return optax.apply_updates(params, updates), after
 
     def stay(operands: Any) -> Any:
         *_, rest, params = operands
@@ -216,6 +218,19 @@ def applied(
     operands = (gradient, made.release, *carry.opt_state, carry.params)
     params, rest = jax.lax.cond(step >= 0, move, stay, operands)
     return logged(carry, params, made, rest, step)
+
+
+def _check_optimizer(params: Any, updates: Any, before: Any, after: Any) -> None:
+    """Requires updates of the params' shapes, and a state of unchanged shapes and dtypes."""
+    shapes = functools.partial(jax.eval_shape, lambda *trees: trees)
+    params, updates, before, after = shapes(params, updates, before, after)
+    must = "return updates of the shapes of the params"
+    try:
+        chex.assert_trees_all_equal_shapes(params, updates)
+        must = "keep the shapes and dtypes of its state"
+        chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
+    except AssertionError as error:
+        raise ValueError(f"optimizer must {must}: {error}") from None
 
 
 def logged(carry: Carry, params: Any, made: Any, rest: Any, step: jax.Array) -> Carry:

@@ -495,6 +495,34 @@ def test_plans_that_read_each_record_alone_need_no_check() -> None:
     jaxdp.fit(plan, Keys.insecure(0), start, DATA, value_fn=centred, optimizer=SGD)
 
 
+@pytest.mark.parametrize(
+    ("update", "match"),
+    [
+        (
+            lambda u, s: ({"w": u["w"][None]}, s),
+            r"updates of the shapes .*'w'.*\(1, 6\)",
+        ),
+        (lambda u, s: ({"v": u["w"]}, s), "updates of the shapes of the params"),
+        (
+            lambda u, s: (u, s + 0.5),
+            "keep the shapes and dtypes of its state: .*float32",
+        ),
+    ],
+    ids=["shape", "structure", "state"],
+)
+def test_an_optimizer_that_does_not_fit_is_told_so(update: Any, match: str) -> None:
+    optimizer = optax.GradientTransformation(
+        lambda _: 0, lambda u, s, p=None: update(u, s)
+    )
+    params, value_fn = {"w": jnp.zeros(D)}, lambda p, b: jnp.tanh(b[0] @ p["w"]) * b[1]
+    with pytest.raises(ValueError, match=f"(?s)optimizer must .*{match}"):
+        jaxdp.fit(
+            *(make_plan(), Keys.insecure(0), params, DATA),
+            value_fn=value_fn,
+            optimizer=optimizer,
+        )
+
+
 def test_without_an_optimizer_nothing_climbs(tmp_path: Path) -> None:
     params, value_fn = network("linear")
     keys = Keys.from_entropy()
