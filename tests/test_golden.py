@@ -24,13 +24,16 @@ def test_every_kind_of_plan_is_stored() -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_plan_means_what_it_did(name: str) -> None:
-    """Floats to 1e-12: another machine's libraries may round others."""
+    """Floats of the event to 1e-12: another machine's libraries may round others.
+
+    Epsilon to 1e-8: SciPy's convolutions of privacy losses round by version.
+    """
     known = STORED[name]
     plan = plans.from_json(known["plan"])
     assert plan.to_json() == known["plan"]
     found = golden.described(plan)
     assert (found["digest"], found["relation"]) == (known["digest"], known["relation"])
-    assert found["epsilon"] == pytest.approx(known["epsilon"], rel=1e-12)
+    assert found["epsilon"] == pytest.approx(known["epsilon"], rel=1e-8)
     assert _NUMBER.sub("#", found["event"]) == _NUMBER.sub("#", known["event"])
     numbers = (map(float, _NUMBER.findall(x["event"])) for x in (found, known))
     assert list(numbers.__next__()) == pytest.approx(
