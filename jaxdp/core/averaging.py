@@ -36,6 +36,19 @@ def polyak_average(start_step: int = 0) -> optax.GradientTransformationExtraArgs
     Raises:
       TypeError, ValueError: ``start_step`` is no integer >= 0; ``update`` without params.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> tx = optax.chain(optax.sgd(1.0), jaxdp.polyak_average(start_step=1))
+      >>> params = jnp.zeros(2)
+      >>> state = tx.init(params)
+      >>> for _ in range(3):
+      ...     updates, state = tx.update(-jnp.ones(2), state, params)
+      ...     params = optax.apply_updates(params, updates)
+      >>> params.tolist(), jaxdp.polyak_output(state).tolist()
+      ([3.0, 3.0], [2.5, 2.5])
+
     References:
       Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992.
     """
@@ -78,5 +91,15 @@ def polyak_output(state: Any) -> Any:
 
     ``state`` is the transform's or any tree that holds it once (ValueError if not): a
     chain's state, or ``FitInfo.state``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> tx = optax.chain(optax.sgd(1.0), jaxdp.polyak_average())
+      >>> state = tx.init(jnp.zeros(2))
+      >>> _, state = tx.update(-jnp.ones(2), state, jnp.zeros(2))
+      >>> jaxdp.polyak_output(state).tolist()
+      [1.0, 1.0]
     """
     return run_state.only(PolyakState, state, "jaxdp.polyak_average").average

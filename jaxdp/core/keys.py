@@ -103,6 +103,14 @@ class Keys:
         was spent is remembered by process, so no other one, such as a fork, may use them.
       shared: whether other processes of ``jax.distributed`` have them too; static. Private
         ones then begin no run but one of all these processes.
+
+    Example:
+      >>> import jaxdp
+      >>> keys = jaxdp.Keys.from_entropy()
+      >>> keys.private
+      True
+      >>> jaxdp.Keys.insecure(0)
+      Keys(seed_source='insecure', private=False)
     """
 
     direction: jax.Array
@@ -123,6 +131,11 @@ class Keys:
 
         One such object serves one run, and what :data:`USES` lists beside it: a second
         run of whatever family raises. It is neither copied nor pickled.
+
+        Example:
+          >>> import jaxdp
+          >>> jaxdp.Keys.from_entropy()
+          Keys(seed_source='entropy', private=True)
         """
         if isinstance(jnp.zeros(()), Tracer):
             raise ValueError(
@@ -155,6 +168,12 @@ class Keys:
 
         Raises:
           TypeError: not an integer. ValueError: out of range.
+
+        Example:
+          >>> import jaxdp
+          >>> one, same = jaxdp.Keys.insecure(7), jaxdp.Keys.insecure(7)
+          >>> one.private, bool((one.noise_words == same.noise_words).all())
+          (False, True)
         """
         words = _seed_words(seed)
         base = _wrap(words[:2])
@@ -179,6 +198,11 @@ class Keys:
         alone: each process by itself would put the same noise on data of its own. Secrets
         pass between the processes, as clear as everything else that they send to one
         another.
+
+        Example:
+          >>> import jaxdp
+          >>> jaxdp.Keys.from_entropy().broadcast()  # here of a single process
+          Keys(seed_source='entropy', private=True)
         """
         _check_process(self)
         parts = [jax.random.key_data(getattr(self, name)) for name in _ROOTS]

@@ -345,6 +345,17 @@ def public(state: Any) -> Any:
         nobody knows what it hides. Or a state of this library taken apart: as a dictionary,
         such as ``nnx.state``, ``_asdict`` and Flax's serialisation make, a tuple or a list.
         Such a thing does not say what is secret.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> state = plan.transform(jaxdp.Keys.insecure(0)).init(jnp.zeros(2))
+      >>> state.noise is None, jaxdp.public(state).noise is None
+      (False, True)
     """
     return _without_static(_without(state, lambda node: node.SECRET))
 

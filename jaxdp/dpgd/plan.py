@@ -24,6 +24,15 @@ class DPGD(SumPlan):
     It needs backpropagation. Noise is discrete Gaussian. Where batches are sampled, the
     accountant's statement under replace-one and zero-out has been verified numerically
     for vectors and proved for one number only.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPGD(
+      ...     num_examples=1437, num_steps=300, relation="add_or_remove", l2_clip_norm=1.0,
+      ...     sampling=jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1),
+      ... ).with_noise(noise_multiplier=5.0, delta=1e-5)
+      >>> plan.sensitivity, round(plan.normalizer, 1)
+      (1.0, 143.7)
     """
 
     family: ClassVar[str] = "dpgd"
@@ -47,7 +56,19 @@ class DPGD(SumPlan):
         microbatch_size: int | None = None,
         axis_name: AxisName | None = None,
     ) -> optax.GradientTransformationExtraArgs:
-        """Builds :func:`jaxdp.dpgd`, which has the same arguments."""
+        """Builds :func:`jaxdp.dpgd`, which has the same arguments.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPGD(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
+          >>> tx.init(jnp.zeros(2)).release.shape
+          (1,)
+        """
         return dpgd(
             self,
             keys,

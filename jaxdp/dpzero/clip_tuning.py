@@ -27,6 +27,19 @@ class ClipTuning:
       count_noise_multiplier: standard deviation of the noise on the count over how far one
         record moves it (1 where a record is replaced, a half otherwise). It must exceed
         the plan's ``noise_multiplier``, which is that of the pair.
+
+    Example:
+      >>> import jaxdp
+      >>> tuning = jaxdp.plans.ClipTuning(
+      ...     target_unclipped_quantile=0.9, learning_rate=0.2, count_noise_multiplier=20.0
+      ... )
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=1437, num_steps=300, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ...     clip_tuning=tuning,
+      ... ).with_noise(noise_multiplier=10.0, delta=1e-5)
+      >>> plan.clip_tuning.target_unclipped_quantile
+      0.9
     """
 
     target_unclipped_quantile: float

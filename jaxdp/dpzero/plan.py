@@ -135,6 +135,15 @@ class DPZero(SumPlan):
         charged for; the sum's own is larger. ``sensitivity`` and ``noise_std`` are then
         those of the first step, and scale with the clip.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=1437, num_steps=1000, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> float(round(plan.epsilon(), 2)), plan.sensitivity
+      (2.0, 2.0)
+
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 2.
     """
@@ -162,7 +171,7 @@ class DPZero(SumPlan):
         "clip_tuning": ClipTuning,
         "theorem": _read,
     }
-    replayed = staticmethod(transforms.replay)
+    _replayed = staticmethod(transforms.replay)
 
     def __post_init__(self) -> None:
         validate.integer(num_directions=self.num_directions, at_most=MAX_ORTHONORMAL)
@@ -237,11 +246,13 @@ class DPZero(SumPlan):
           TypeError: a constant that is no number, or unknown.
 
         Example:
+          >>> import jaxdp
           >>> plan = jaxdp.plans.DPZero.from_theorem(
           ...     "3'", num_examples=100_000, dim=20, epsilon=2.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0, effective_rank=5.0,
           ... )
-          >>> plan.num_steps, round(float(plan.epsilon()), 3)
+          >>> plan.num_steps, round(plan.theorem.learning_rate, 4)
+          (99243, 0.0357)
         """
         return cls._from_theorem(**given(locals()))
 
@@ -263,7 +274,19 @@ class DPZero(SumPlan):
         axis_name: AxisName | None = None,
         noise_table: jax.Array | np.ndarray | None = None,
     ) -> optax.GradientTransformationExtraArgs:
-        """Builds :func:`jaxdp.dpzero`, which has the same arguments."""
+        """Builds :func:`jaxdp.dpzero`, which has the same arguments.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
+          >>> tx.init(jnp.zeros(2)).release.shape
+          (1,)
+        """
         return transforms.dpzero(
             self,
             keys,
@@ -291,6 +314,15 @@ class DPGDZerothOrder(SumPlan):
       output: as in :class:`DPZero`.
       theorem: as in :class:`DPZero`.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPGDZerothOrder(
+      ...     num_examples=1437, num_steps=1000, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> float(round(plan.epsilon(), 2)), plan.sensitivity
+      (2.0, 2.0)
+
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
     """
@@ -310,7 +342,7 @@ class DPGDZerothOrder(SumPlan):
     laws: ClassVar[tuple[str, ...]] = ("sphere", "rademacher")
     noises: ClassVar[tuple[Noise, ...]] = ("discrete",)
     nested: ClassVar[dict[str, Any]] = {"theorem": _read}
-    replayed = staticmethod(transforms.replay)
+    _replayed = staticmethod(transforms.replay)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -374,11 +406,13 @@ class DPGDZerothOrder(SumPlan):
           TypeError: a constant that is no number, or unknown.
 
         Example:
+          >>> import jaxdp
           >>> plan = jaxdp.plans.DPGDZerothOrder.from_theorem(
           ...     "2", num_examples=100_000, dim=20, epsilon=2.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0, effective_rank=5.0,
           ... )
-          >>> plan.num_steps, round(float(plan.epsilon()), 3)
+          >>> plan.num_steps, plan.l2_clip_norm
+          (8218, 20.0)
         """
         return cls._from_theorem(**given(locals()))
 
@@ -400,7 +434,19 @@ class DPGDZerothOrder(SumPlan):
         axis_name: AxisName | None = None,
         noise_table: jax.Array | np.ndarray | None = None,
     ) -> optax.GradientTransformationExtraArgs:
-        """Builds :func:`jaxdp.dpgd_zeroth_order`, which has the same arguments."""
+        """Builds :func:`jaxdp.dpgd_zeroth_order`, which has the same arguments.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPGDZerothOrder(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
+          >>> tx.init(jnp.zeros(2)).release.shape
+          (1,)
+        """
         return transforms.dpgd_zeroth_order(
             self,
             keys,

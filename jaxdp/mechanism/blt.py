@@ -24,6 +24,17 @@ class BLTNumbers:
     Attributes:
       buf_decay: in [0, 1], one for each buffer.
       output_scale: at least 0, one for each buffer.
+
+    Example:
+      >>> import jaxdp
+      >>> numbers = jaxdp.plans.BLTNumbers(buf_decay=(0.9,), output_scale=(0.1,))
+      >>> plan = jaxdp.plans.PrefixSum(
+      ...     num_examples=1437, num_steps=22, sampling=jaxdp.sampling.SinglePass(64),
+      ...     relation="replace_one", l2_clip_norm=1.0, prefix_noise="blt_1",
+      ...     blt_numbers=numbers,
+      ... )
+      >>> plan.blt_numbers.buf_decay
+      (0.9,)
     """
 
     buf_decay: tuple[float, ...]

@@ -83,9 +83,9 @@ class Plan:
     released: ClassVar[str] = ""
     #: Function of (numbers, direction root) that gives the transformation which replays a
     #: run, where the releases of a step are few enough to be logged; else None.
-    replayed: ClassVar[Callable[..., Any] | None] = None
+    _replayed: ClassVar[Callable[..., Any] | None] = None
     #: Function of dim that gives the perturbation, where it is not along a direction.
-    perturbed: ClassVar[Callable[..., Perturbation] | None] = None
+    _perturbed: ClassVar[Callable[..., Perturbation] | None] = None
     #: Properties that a table shows last.
     extras: ClassVar[tuple[str, ...]] = ()
     #: Why the log of another plan does not rebuild them: what its releases are.
@@ -168,6 +168,16 @@ class Plan:
         """Returns the epsilon of the whole run at ``delta`` (default: the calibrated one).
 
         The float also names the accountant that computed it. It is infinite without noise.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=1437, num_steps=1000, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).calibrate(epsilon=2.0, delta=1e-5)
+          >>> spent = plan.epsilon(delta=1e-6)
+          >>> bool(spent > 2.0), spent.accountant
+          (True, 'Gaussian closed form')
         """
         delta = self.delta if delta is None else delta
         if delta is None:
@@ -176,7 +186,17 @@ class Plan:
         return accounting.epsilon(*self._guarantee, delta)
 
     def spent(self, num_steps: int) -> accounting.Epsilon:
-        """Returns the epsilon of the first ``num_steps`` steps of a run, at its delta."""
+        """Returns the epsilon of the first ``num_steps`` steps of a run, at its delta.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=1437, num_steps=1000, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).calibrate(epsilon=2.0, delta=1e-5)
+          >>> bool(plan.spent(500) < plan.spent(1000)), float(round(plan.spent(1000), 2))
+          (True, 2.0)
+        """
         raise NotImplementedError
 
     # Designs.
@@ -271,10 +291,22 @@ class Plan:
     @property
     def replayable(self) -> bool:
         """True if a run's log alone rebuilds the parameters."""
-        return self.replayed is not None
+        return self._replayed is not None
 
     def transform(self, keys: Keys) -> optax.GradientTransformationExtraArgs:
-        """Builds the gradient transformation that runs under this plan."""
+        """Builds the gradient transformation that runs under this plan.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
+          >>> int(tx.init(jnp.zeros(2)).count)
+          0
+        """
         raise NotImplementedError
 
     def algorithm(self, keys: Keys) -> Algorithm:
@@ -282,23 +314,79 @@ class Plan:
         raise NotImplementedError
 
     def returned(self, state: Any, params: Any) -> Any:
-        """Returns the result of a run, given its state and the last iterate."""
+        """Returns the result of a run, given its state and the last iterate.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> state = plan.transform(jaxdp.Keys.insecure(0)).init(jnp.zeros(2))
+          >>> plan.returned(state, jnp.ones(2)).tolist()
+          [1.0, 1.0]
+        """
         raise NotImplementedError
 
     def shown(self, state: Any, params: Any) -> Any:
-        """Returns the public value that a callback is shown during a run."""
+        """Returns the public value that a callback is shown during a run.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> state = plan.transform(jaxdp.Keys.insecure(0)).init(jnp.zeros(2))
+          >>> plan.shown(state, jnp.ones(2)).tolist()
+          [1.0, 1.0]
+        """
         return self.returned(state, params) if self.runs_algorithm else params
 
     def outcome(self, state: Any) -> dict[str, Any]:
-        """Returns the entries of a report on a run, given its state; all are public."""
+        """Returns the entries of a report on a run, given its state; all are public.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> state = plan.transform(jaxdp.Keys.insecure(0)).init(jnp.zeros(2))
+          >>> plan.outcome(state)
+          {}
+        """
         return {} if self._outcome is None else self._outcome(state)
 
     def mechanism(self) -> dict[str, Any]:
-        """Returns clip and randomness of a step, for reports."""
+        """Returns clip and randomness of a step, for reports.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> plan.mechanism()
+          {'l2_clip_norm': 1.0, 'noise_multiplier': 2.0, 'noise_std': 0.5}
+        """
         raise NotImplementedError
 
     def describe(self) -> Description:
-        """Returns a description of noise and releases, for tables and plots."""
+        """Returns a description of noise and releases, for tables and plots.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> plan.describe().released
+          'gradient'
+        """
         raise NotImplementedError
 
     def contributions(
@@ -323,6 +411,20 @@ class Plan:
 
         Raises:
           ValueError: the plan's steps release no sums over records.
+
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> found = plan.contributions(
+          ...     lambda w, x: (x * w).sum(axis=-1), jnp.zeros(2), jnp.ones((4, 2)), jax.random.key(0)
+          ... )
+          >>> found.rows.shape, found.l2_clip_norm
+          ((4, 1), 1.0)
         """
         raise ValueError(
             "plan must be one whose steps release sums of slopes or gradients, got "
@@ -330,9 +432,19 @@ class Plan:
         )
 
     def perturbation(self, dim: int) -> Perturbation:
-        """Returns size and kind of the parameter perturbation; radius 0 means none."""
-        if self.perturbed is not None:
-            return self.perturbed(dim)
+        """Returns size and kind of the parameter perturbation; radius 0 means none.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> plan.perturbation(dim=10).smoothing_radius
+          0.001
+        """
+        if self._perturbed is not None:
+            return self._perturbed(dim)
         # 0 of plans whose radius is the distance of the points.
         return Perturbation(getattr(self, "smoothing_radius", 0.0))
 
@@ -352,8 +464,22 @@ class Plan:
 
         Raises:
           ValueError: the plan is not ``replayable``.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> keys = jaxdp.Keys.insecure(0)
+          >>> tx = plan.replay(keys.direction)
+          >>> params = jnp.zeros(2)
+          >>> updates, _ = tx.update(None, tx.init(params), params, release=jnp.ones(1))
+          >>> updates.shape
+          (2,)
         """
-        replayed = type(self).replayed
+        replayed = type(self)._replayed
         if replayed is not None:
             return replayed(
                 self.numbers, direction, trainable=trainable, stacked=stacked
@@ -366,7 +492,20 @@ class Plan:
     # Text.
 
     def to_json(self) -> str:
-        """Returns the plan as JSON, which :func:`jaxdp.plans.from_json` reads back."""
+        """Returns the plan as JSON, which :func:`jaxdp.plans.from_json` reads back.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> print(plan.to_json()[:60])
+          {
+            "plan": "DPZero",
+            "num_examples": 8,
+            "num_steps": 3,
+        """
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in self._fields():
             value: Any = getattr(self, field.name)
@@ -379,7 +518,17 @@ class Plan:
         return json.dumps(fields, indent=2, allow_nan=False)
 
     def file_text(self) -> str:
-        """Returns the text of a plan file: :meth:`to_json` and the number of its format."""
+        """Returns the text of a plan file: :meth:`to_json` and the number of its format.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> jaxdp.plans.from_json(plan.file_text()) == plan
+          True
+        """
         return json.dumps({"format": FORMAT, **json.loads(self.to_json())}, indent=2)
 
     @classmethod
@@ -388,6 +537,15 @@ class Plan:
 
         Raises:
           ValueError: not such a text, or a plan of another class.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> jaxdp.plans.DPZero.from_json(plan.to_json()) == plan
+          True
         """
         plan = from_json(text)
         if not isinstance(plan, cls):
@@ -402,7 +560,17 @@ class Plan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns (name, value) of every number of the plan, for tables."""
+        """Returns (name, value) of every number of the plan, for tables.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> plan.rows()[:3]
+          [('plan', 'DPZero'), ('num_examples', '8'), ('num_steps', '3')]
+        """
         out = [("plan", type(self).__name__)]
         out += [(f.name, f"{getattr(self, f.name)}") for f in self._fields()]
         derived = self._derived()
@@ -465,6 +633,15 @@ def from_json(text: str) -> Plan:
     Raises:
       ValueError: not JSON of a plan, an unknown plan or sampler, fields that are
         missing, unknown or out of range, or a format that is newer than this library's.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> jaxdp.plans.from_json(plan.to_json()) == plan
+      True
     """
     wrong = (json.JSONDecodeError, AttributeError, KeyError, ArithmeticError, TypeError)
     try:

@@ -34,7 +34,17 @@ def check_clip(name: str, value: Any) -> None:
 
 
 def described(self: Any) -> Description:
-    """Describes a plan of equal sums."""
+    """Describes a plan of equal sums.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> plan.describe().noise
+      '2 x sensitivity 2 on each of 3 sums of 8 records'
+    """
     noise = noise_on_each(self, f"sums of {self.normalizer:.5g} records")
     return Description(noise, stds=self.noise_std)
 
@@ -47,7 +57,18 @@ def noise_on_each(plan: Any, sums: str) -> str:
 
 
 def with_noise(self: P, *, noise_multiplier: float, delta: float | None = None) -> P:
-    """Returns the same plan with this noise; 0 is the non-private limit."""
+    """Returns the same plan with this noise; 0 is the non-private limit.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=1437, num_steps=1000, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... )
+      >>> plan = plan.with_noise(noise_multiplier=50.0, delta=1e-5)
+      >>> plan.noise_multiplier, bool(plan.epsilon() < 5.0)
+      (50.0, True)
+    """
     plan: Any = self  # Every subclass is a dataclass.
     delta = self.delta if delta is None else delta
     return dataclasses.replace(plan, noise_multiplier=noise_multiplier, delta=delta)
@@ -164,11 +185,30 @@ class SumPlan(Plan):
         """Returns the standard deviation of a coordinate's noise in a phase's means.
 
         With correlated noise that of a node; with scaled noise at the largest move.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> plan.step_std("step")
+          0.5
         """
         return self.sums.step_std(phase)
 
     def grid(self, phase: str) -> Grid:
-        """Returns the grid of a phase: clip, grid unit, normalizer and integer noise."""
+        """Returns the grid of a phase: clip, grid unit, normalizer and integer noise.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> plan.grid("step").bits
+          16
+        """
         return self.sums.grid(phase)
 
     @property
@@ -242,6 +282,17 @@ class SumPlan(Plan):
           epsilon: > 0.
           delta: in (0, 1); with Laplace noise also 0.
           vary: ``"noise_multiplier"``, or ``"num_steps"`` for a plan that has noise.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=1437, num_steps=1000, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... )
+          >>> plan = plan.calibrate(epsilon=2.0, delta=1e-5)
+          >>> longer = plan.calibrate(epsilon=4.0, delta=1e-5, vary="num_steps")
+          >>> longer.num_steps > plan.num_steps, bool(longer.epsilon() <= 4.0)
+          (True, True)
         """
         self._check_budget(epsilon, delta)
         validate.one_of(("noise_multiplier", "num_steps"), vary=vary)

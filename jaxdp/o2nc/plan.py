@@ -79,6 +79,18 @@ class O2NC(SumPlan):
       theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what they
         promise. None elsewhere, and where a number was changed since.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.O2NC(
+      ...     num_examples=1000, num_steps=16, relation="replace_one", l2_clip_norm=0.5,
+      ...     sampling=jaxdp.sampling.SinglePassRestarts(
+      ...         period=4, restart_batch_size=100, batch_size=40
+      ...     ),
+      ...     restart_l2_clip_norm=1.0, smoothing_radius=0.1, max_step=0.01, window=4,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> bool(plan.epsilon() <= 2.0), plan.num_windows
+      (True, 4)
+
     References:
       Zhang, Tran, Cutkosky, `Private Zeroth-Order Nonsmooth Nonconvex Optimization
       <https://arxiv.org/abs/2406.19579>`_, 2024; Kornowski, Liu, Talwar, `Improved Sample
@@ -133,7 +145,7 @@ class O2NC(SumPlan):
         super().__post_init__()
         self._drop_design()
 
-    def perturbed(self, dim: int) -> Perturbation:
+    def _perturbed(self, dim: int) -> Perturbation:
         """Returns the perturbation of points by a vector in a ball."""
         return Perturbation(
             self.smoothing_radius,
@@ -237,12 +249,14 @@ class O2NC(SumPlan):
           TypeError: a constant of the wrong kind, missing or unknown.
 
         Example:
+          >>> import jaxdp
           >>> plan = jaxdp.plans.O2NC.certified(
           ...     num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, initial_gap=1.0,
           ...     smoothing_radius=0.5,
           ... )
           >>> plan.theorem.promise.bound < 0.5, plan.goldstein_radius
+          (True, 1.0)
         """
         return cls._certified(**given(locals()))
 
@@ -286,8 +300,10 @@ class O2NC(SumPlan):
           TypeError: a constant of the wrong kind, missing or unknown.
 
         Example:
+          >>> import jaxdp
           >>> plan = jaxdp.plans.O2NC.from_theorem(
-          ...     "3.1", num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
+          ...     "3.1",
+          ...     num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, initial_gap=1.0,
           ...     smoothing_radius=0.5,
           ... )
@@ -355,12 +371,14 @@ class O2NC(SumPlan):
           TypeError: an argument of the wrong kind, missing or unknown.
 
         Example:
+          >>> import jaxdp
           >>> found = jaxdp.plans.O2NC.recommend(
           ...     num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, initial_gap=1.0,
           ...     smoothing_radius=0.5,
           ... )
-          >>> found.plan.oracle, len(found.candidates)
+          >>> found.plan.oracle, len(found.candidates), bool(found.plan.epsilon() <= 8.0)
+          ('zeroth_order', 4, True)
         """
         constants = given(locals())
         found = recommendations.recommend(**constants)
@@ -386,6 +404,17 @@ class O2NC(SumPlan):
         Raises:
           ValueError, TypeError: an argument out of range; noise in a plan whose steps
             read samples.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.O2NC.certified(
+          ...     num_examples=100_000, dim=20, epsilon=8.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, initial_gap=1.0,
+          ...     smoothing_radius=0.5,
+          ... )
+          >>> other = plan.with_practical_clips(dim=20, lipschitz=1.0)
+          >>> other.restart_l2_clip_norm < plan.restart_l2_clip_norm, other.theorem
+          (True, None)
         """
         validate.integer(dim=dim)
         validate.positive(lipschitz=lipschitz, fraction=fraction)
@@ -433,6 +462,19 @@ class O2NC(SumPlan):
         """Builds the oracle and the conversion: what ``optax.chain`` of the two does.
 
         The options are those of :func:`jaxdp.private_oracle`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> sampling = jaxdp.sampling.SinglePassRestarts(period=2, restart_batch_size=4)
+          >>> plan = jaxdp.plans.O2NC(
+          ...     num_examples=20, num_steps=4, sampling=sampling, relation="replace_one",
+          ...     restart_l2_clip_norm=1.0, l2_clip_norm=0.5, smoothing_radius=0.1,
+          ...     max_step=0.01, window=2,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
+          >>> tx.init(jnp.zeros(2)).driver.increment.shape
+          (2,)
         """
         oracle = private_oracle(
             self,

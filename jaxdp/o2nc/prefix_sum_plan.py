@@ -32,6 +32,15 @@ class PrefixSum(SumPlan):
       blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
         :meth:`with_optimised_noise`.
       period: steps from one restart of the noise to the next; None is a whole pass.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.PrefixSum(
+      ...     num_examples=1437, num_steps=22, sampling=jaxdp.sampling.SinglePass(64),
+      ...     relation="replace_one", l2_clip_norm=1.0,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> plan.num_passes, plan.noise_period, plan.prefix_noise
+      (1, 22, 'blt_3')
     """
 
     prefix_noise: str = "blt_3"
@@ -98,5 +107,16 @@ class PrefixSum(SumPlan):
         """Builds :func:`jaxdp.private_prefix_sum`, for per-record updates from elsewhere.
 
         ``jaxdp.fit`` cannot run it: there are no losses to read.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.PrefixSum(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.SinglePass(2),
+          ...     relation="replace_one", l2_clip_norm=1.0,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
+          >>> tx.init(jnp.zeros(2)).total.shape
+          (2,)
         """
         return private_prefix_sum(self, keys)

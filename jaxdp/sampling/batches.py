@@ -35,6 +35,18 @@ class Batch:
       private: whether secret keys from entropy drew it; static.
       phase: name of the plan's phase that it is a step of; static.
       step: shape=(), dtype=int32; which step it was drawn for.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FixedSize(4),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> keys = jaxdp.Keys.insecure(0)
+      >>> batch = jaxdp.sampling.batch(plan, keys, 0, jnp.arange(8.0))
+      >>> batch.records.shape, int(batch.mask.sum()), batch.sampler
+      ((4,), 4, FixedSize(batch_size=4))
     """
 
     records: Any
@@ -95,6 +107,13 @@ def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: no leaves, or different numbers
         of rows.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> data = jaxdp.sampling.shuffled(jaxdp.Keys.insecure(0), jnp.arange(8))
+      >>> sorted(data.tolist())
+      [0, 1, 2, 3, 4, 5, 6, 7]
     """
     keys = keys_lib.check(keys)
     size = finite_difference.num_rows(data, "data")
@@ -130,6 +149,18 @@ def batch(
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: wrong number of rows, a phase
         that the plan does not have, or a sampler that draws no batches.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FixedSize(4),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> data = {"x": jnp.ones((8, 2)), "y": jnp.zeros(8)}
+      >>> batch = jaxdp.sampling.batch(plan, jaxdp.Keys.insecure(0), 0, data)
+      >>> batch.records["x"].shape
+      (4, 2)
     """
     keys = keys_lib.check(keys)
     run: Run = plan.run

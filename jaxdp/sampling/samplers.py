@@ -20,7 +20,14 @@ Drawn = tuple[jax.Array | None, jax.Array]
 
 
 class Sampler:
-    """Base class of samplers: batch shapes, limits on steps, and draws."""
+    """Base class of samplers: batch shapes, limits on steps, and draws.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1)
+      >>> isinstance(sampler, jaxdp.sampling.Sampler), sampler.amplifies, sampler.whole
+      (True, True, False)
+    """
 
     #: Whether privacy is amplified because nobody knows which records it picks.
     amplifies: ClassVar[bool] = False
@@ -34,31 +41,82 @@ class Sampler:
     repeatable: ClassVar[bool] = True
 
     def rows(self, num_examples: int) -> int:
-        """Returns the rows of a batch: its static shape, and the most that a step reads."""
+        """Returns the rows of a batch: its static shape, and the most that a step reads.
+
+        Example:
+          >>> import jaxdp
+          >>> jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1).rows(1000)
+          144
+          >>> jaxdp.sampling.FixedSize(32).rows(1000)
+          32
+        """
         raise NotImplementedError
 
     def expected_batch_size(self, num_examples: int) -> float:
-        """Returns the constant that sums are divided by, whatever a step reads."""
+        """Returns the constant that sums are divided by, whatever a step reads.
+
+        Example:
+          >>> import jaxdp
+          >>> sampler = jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1)
+          >>> sampler.expected_batch_size(1000)
+          100.0
+        """
         return float(self.rows(num_examples))
 
     def max_steps(self, num_examples: int) -> int:
-        """Returns the largest number of steps that the records suffice for."""
+        """Returns the largest number of steps that the records suffice for.
+
+        Example:
+          >>> import jaxdp
+          >>> jaxdp.sampling.SinglePass(32).max_steps(1000)
+          31
+        """
         return 2**31 - 1  # The counter of steps is a 32-bit integer.
 
     def max_participations(self, num_examples: int, num_steps: int) -> int:
-        """Bounds the number of ``num_steps`` steps in which one record can be read."""
+        """Bounds the number of ``num_steps`` steps in which one record can be read.
+
+        Example:
+          >>> import jaxdp
+          >>> jaxdp.sampling.SinglePass(100).max_participations(1000, num_steps=10)
+          1
+          >>> jaxdp.sampling.ShuffledEpochs(100).max_participations(1000, num_steps=25)
+          3
+        """
         return num_steps
 
     def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
-        """Returns the phases of a period, by the shape of their batches."""
+        """Returns the phases of a period, by the shape of their batches.
+
+        Example:
+          >>> import jaxdp
+          >>> sampler = jaxdp.sampling.SinglePassRestarts(period=4, restart_batch_size=10)
+          >>> [phase.name for phase in sampler.phases_of(100)]
+          ['restart', 'difference']
+        """
         return (Phase("step", 1, self.rows(num_examples)),)
 
     def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
-        """Draws a step's records, by the run's sampling key, of which steps are folded."""
+        """Draws a step's records, by the run's sampling key, of which steps are folded.
+
+        Example:
+          >>> import jax
+          >>> import jaxdp
+          >>> index, mask = jaxdp.sampling.SinglePass(4).draw(jax.random.key(0), 2, 100)
+          >>> index.tolist(), mask.tolist()
+          ([8, 9, 10, 11], [True, True, True, True])
+        """
         raise NotImplementedError
 
     def of_phase(self, name: str) -> "Sampler":
-        """Returns the sampler of the steps of a phase: shapes are static in each."""
+        """Returns the sampler of the steps of a phase: shapes are static in each.
+
+        Example:
+          >>> import jaxdp
+          >>> sampler = jaxdp.sampling.MultiPassRestarts(period=4, sampling_prob=0.1)
+          >>> sampler.of_phase("restart"), sampler.of_phase("difference").sampling_prob
+          (FullBatch(), 0.1)
+        """
         return self
 
 
@@ -76,7 +134,13 @@ class _Whole(Sampler):
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(_Whole):
-    """Full batches: every step reads every record; no amplification, no sampling noise."""
+    """Full batches: every step reads every record; no amplification, no sampling noise.
+
+    Example:
+      >>> import jaxdp
+      >>> jaxdp.sampling.FullBatch().rows(1437)
+      1437
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +156,12 @@ class TruncatedPoisson(Sampler):
       max_batch_size: rows of a batch; None takes ``q n + 4 sqrt(q n)``, rounded up to a
         multiple of 8, at which truncation costs next to nothing. The number of records
         never truncates: plain Poisson sampling, at the cost of full batches.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1)
+      >>> sampler.expected_batch_size(1000), sampler.rows(1000)
+      (100.0, 144)
     """
 
     amplifies: ClassVar[bool] = True
@@ -146,6 +216,13 @@ class FixedSize(_Sized):
 
     Attributes:
       batch_size: records of a step, without repetition; at most ``num_examples``.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.FixedSize(batch_size=4)
+      >>> index, mask = sampler.draw(jaxdp.Keys.insecure(0).sampling, 0, 100)
+      >>> len(set(index.tolist())), bool(mask.all())
+      (4, True)
     """
 
     amplifies: ClassVar[bool] = True
@@ -165,6 +242,12 @@ class SinglePass(_Sized):
 
     Attributes:
       batch_size: B; ``num_steps * B`` must be at most ``num_examples``.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.SinglePass(batch_size=32)
+      >>> sampler.max_steps(1437), sampler.max_participations(1437, num_steps=44)
+      (44, 1)
     """
 
     def max_steps(self, num_examples: int) -> int:
@@ -209,6 +292,14 @@ class SinglePassRestarts(_Restarts):
       period: steps from one restart to the next; with 1 every step is a restart.
       restart_batch_size: records of the first step of a period.
       batch_size: records of its other steps.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.SinglePassRestarts(
+      ...     period=4, restart_batch_size=10, batch_size=2
+      ... )
+      >>> sampler.records_per_period, sampler.max_steps(100)
+      (16, 24)
     """
 
     period: int
@@ -273,6 +364,12 @@ class MultiPassRestarts(_Restarts):
       restart_sampling_prob: probability in (0, 1) that a record joins the first step of a
         period; None for all records.
       sampling_prob: the same of its other steps.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.MultiPassRestarts(period=4, sampling_prob=0.1)
+      >>> [(phase.name, phase.batch_size) for phase in sampler.phases_of(1000)]
+      [('restart', 1000), ('difference', 144)]
     """
 
     period: int
@@ -310,6 +407,12 @@ class ShuffledEpochs(_Sized):
 
     Attributes:
       batch_size: B; an epoch has ``num_examples // B`` steps.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.ShuffledEpochs(batch_size=100)
+      >>> sampler.max_participations(1000, num_steps=25)
+      3
     """
 
     def max_participations(self, num_examples: int, num_steps: int) -> int:
@@ -336,6 +439,12 @@ class AdaptiveCursor(_Whole):
 
     Attributes:
       num_passes: how often the cursor may begin again.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.AdaptiveCursor(num_passes=2)
+      >>> sampler.max_participations(1000, num_steps=50)
+      2
     """
 
     one_size: ClassVar[bool] = False
@@ -361,6 +470,12 @@ class External(Sampler):
     Attributes:
       batch_size: the most records of a batch, and the constant that sums are divided by;
         None is all records.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.External(batch_size=64)
+      >>> sampler.rows(1000), sampler.amplifies
+      (64, False)
     """
 
     draws: ClassVar[bool] = False
