@@ -46,7 +46,7 @@ class Report(dict[str, Any]):
         if epsilon is None:
             return "epsilon is infinite; not private"
         if self.get("seed_source") == "insecure":
-            private = "not private: the keys come from a seed"
+            private = "not private: seeded keys"
         accountant = self.get("accountant")
         under = f"{self['relation']} ({accountant})" if accountant else self["relation"]
         return f"epsilon {epsilon:.6g} at delta {delta:g}, {under}, {private}"
@@ -85,6 +85,18 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> Report:
 
     Raises:
       ValueError: the state does not come from this plan.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0, delta=1e-2)
+      >>> state = jaxdp.dpzero(plan, jaxdp.Keys.insecure(0)).init(jnp.zeros(2))
+      >>> found = jaxdp.report(plan, state)
+      >>> found["steps_done"], found["relation"], found["private"]
+      (0, 'replace_one', False)
     """
     state = state if hasattr(state, "horizon") else state[0]
     horizon = getattr(state, "horizon", None)
