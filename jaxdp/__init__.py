@@ -9,6 +9,7 @@ query, a *transform* or an *algorithm* uses what was released.
 from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from jaxdp import kernels as kernels
 from jaxdp import plans as plans
@@ -64,14 +65,19 @@ from jaxdp.training.isolation import check_isolation as check_isolation
 from jaxdp.training.train_state import apply_gradients as apply_gradients
 from jaxdp.tuning import tune as tune
 
+if _TYPE_CHECKING:  # A running program loads them on first access: see below.
+    from jaxdp import auditing as auditing
+    from jaxdp import metrics as metrics
+    from jaxdp import models as models
+
 try:
     __version__ = _metadata.version("jaxdp-optim")
 except _metadata.PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+uninstalled"
 
 
-#: What is loaded when it is first asked for: ``jaxdp.models`` and ``jaxdp.auditing`` bring
-#: flax and sklearn, and much of scipy.
+#: Modules that are loaded on first access: ``jaxdp.models`` and ``jaxdp.auditing`` bring
+#: flax, and much of scipy.
 _LAZY = ("auditing", "metrics", "models")
 _MODULES = (*_LAZY, "kernels", "ledger", "plans", "sampling", "tuning")
 

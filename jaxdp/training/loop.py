@@ -30,7 +30,23 @@ _programs_lock = threading.Lock()
 
 
 class FitInfo(NamedTuple):
-    """Releases of each step, and the optimizer's state without secrets. Public."""
+    """Releases of each step, and the optimizer's state without secrets. Public.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> result = jaxdp.fit(
+      ...     plan, jaxdp.Keys.insecure(0), jnp.zeros(2), jnp.ones((8, 2)),
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1),
+      ... )
+      >>> result.info.releases.shape
+      (3, 1)
+    """
 
     releases: jax.Array  # shape=(num_steps, K), dtype=float32
     state: Any  # of ``optimizer``, secret fields None: jaxdp.polyak_output reads it
@@ -43,7 +59,23 @@ class FitInfo(NamedTuple):
 
 
 class FitResult(NamedTuple):
-    """Result of ``fit``. Public, except for the timings in ``report``."""
+    """Result of ``fit``. Public, except for the timings in ``report``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> result = jaxdp.fit(
+      ...     plan, jaxdp.Keys.insecure(0), jnp.zeros(2), jnp.ones((8, 2)),
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1),
+      ... )
+      >>> result.params.shape, result.report["steps_done"], result.report["private"]
+      ((2,), 3, False)
+    """
 
     params: Any
     info: FitInfo
@@ -221,7 +253,7 @@ def applied(
 
 
 def _check_optimizer(params: Any, updates: Any, before: Any, after: Any) -> None:
-    """Requires updates of the params' shapes, and a state of unchanged shapes and dtypes."""
+    """Requires updates of the params' shapes, and a state that keeps shapes and dtypes."""
     shapes = functools.partial(jax.eval_shape, lambda *trees: trees)
     params, updates, before, after = shapes(params, updates, before, after)
     must = "return updates of the shapes of the params"
