@@ -14,7 +14,7 @@ import numpy as np
 
 #: One, in units of the last place.
 ONE = 2**32
-#: The last place: what two results of one rounding differ by at most.
+#: The last place, which two results of one rounding differ by at most.
 ULP = 2.0**-32
 
 

@@ -45,14 +45,14 @@ import numpy as np
 
 from jaxdp.kernels import threefry
 
-#: The largest standard deviation, in units: eight of them fit into an int32. (Draws wrap
+#: The largest standard deviation, in units. Eight of them fit into an int32. (Draws wrap
 #: modulo 2**32 as the sums do that they are added to.)
 MAX_STD = 2**28
 #: Up to so many standard deviations the law is close to the ideal one.
 REACH = 11.0
-#: There: mean square of log(realised probability) - log(ideal one), for every std.
+#: Mean square of log(realised probability) - log(ideal one) there, for every std.
 MEAN_SQUARE = 2.0**-89
-#: What is between them is said in its exponential moments: the mean square weighted with
+#: Bound on the difference in its exponential moments. The mean square weighted with
 #: exp(ORDER * abs(log ratio)) is still at most ``MEAN_SQUARE``.
 ORDER = 2.0**33
 

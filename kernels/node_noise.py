@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxdp.kernels import fixed_point, lattice_gaussian, sphere, threefry
 
-#: Index of a step in its period: int32, shape=(); may be traced.
+#: Index of a step in its period, int32, shape=(); may be traced.
 Step = int | jax.Array
 #: Steps and twice a step must fit into int32.
 MAX_PERIOD = 2**30
@@ -54,7 +54,7 @@ def zeros(like: Any, rows: int | None = None) -> Any:
 
 
 def fine_zeros(like: Any, rows: int | None = None) -> Any:
-    """Returns :func:`zeros` with a fraction: a tree of :class:`fixed_point.Fixed`.
+    """Returns :func:`zeros` with fractions, as ``fixed_point.Fixed``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -115,8 +115,8 @@ def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
 def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
     """Draws the numbers of one step of a period, on the grid of ``2**-32``.
 
-    As :func:`draw`, but of :class:`fixed_point.Fixed`, with ``lattice_gaussian.draw_fine``
-    and a law of ``lattice_gaussian.law(std, fine=True)``.
+    As :func:`draw`, but of :class:`jaxdp.kernels.fixed_point.Fixed`, with
+    ``lattice_gaussian.draw_fine`` and a law of ``lattice_gaussian.law(std, fine=True)``.
 
     Example:
       >>> import jax.numpy as jnp

@@ -41,7 +41,7 @@ def _check_dim(dim: Any) -> None:
         raise ValueError(f"dim must be an integer >= 1, got {dim!r}")
 
 
-#: Full float32: an accelerator's default rounds the factors of a product first.
+#: Full float32. An accelerator's default rounds the factors of a product first.
 _FULL = jax.lax.Precision.HIGHEST
 
 

@@ -11,8 +11,9 @@ what was released before and holds nothing else.
 
 All is exact. The x_t are integers (contributions on a grid, whose spacing is the unit
 here), and the xi_t are integers of a known law (``integral`` kernels, whose C and inverse
-are integers) or come from the grid of ``2**-32`` (:func:`node_noise.fine`). On that
-grid n_t is xi_t plus a function of the earlier xi, with every product rounded down to it.
+are integers) or come from the grid of ``2**-32``
+(:func:`jaxdp.kernels.node_noise.fine`). On that grid n_t is xi_t plus a function of
+the earlier xi, with every product rounded down to it.
 So whoever knows x and sees r finds xi step by step: C n is xi + delta(xi), where delta_t
 depends on earlier draws only and lies in an interval of the length that
 :meth:`PrefixNoise.rounding` gives. For the same r another x' needs
@@ -108,9 +109,10 @@ class PrefixNoise(Protocol):
           laws: of :meth:`laws`, the same at all steps of the period.
 
         Returns:
-          Row ``step`` of C^-1 xi, a tree like ``like`` of :class:`fixed_point.Fixed` in
-          units of the contributions, with xi independent for every step and element; and
-          the next state. Fractions are None where the kernel is ``integral``.
+          Row ``step`` of C^-1 xi, a tree like ``like`` of
+          :class:`jaxdp.kernels.fixed_point.Fixed` in units of the contributions,
+          with xi independent for every step and element; and the next state.
+          Fractions are None where the kernel is ``integral``.
 
         Example:
           >>> import jax.numpy as jnp

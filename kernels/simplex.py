@@ -26,9 +26,9 @@ import numpy as np
 
 from jaxdp.kernels import threefry
 
-#: A score of 2**BITS is one octave: a factor of two.
+#: A score of 2**BITS is one octave, a factor of two.
 BITS = 24
-#: Normalized scores are not below this: 64 octaves.
+#: Normalized scores are not below this, 64 octaves.
 LOWEST = -(2**30)
 #: A vertex further below the maximum than this many octaves is drawn as if it were this
 #: far: at most ``dim * 2**-OCTAVES`` in total variation, and no privacy (see `sample`).

@@ -3,16 +3,16 @@ r"""Random directions over a pytree, regenerated instead of stored.
 A direction :math:`u` has :math:`\mathbb E[uu^\top]=I_d`, with :math:`d` the number
 of elements of all leaves together:
 
-==============  =============================================  ==================
-law             what it is                                     squared norm
-==============  =============================================  ==================
-``sphere``      uniform on the sphere of radius sqrt(d)        d
-``gaussian``    standard normal                                chi-square, mean d
-``rademacher``  independent signs, from packed bits            d
-``orthonormal`` K orthogonal rows of radius sqrt(d), K <= d    d
-``ball``        uniform in the ball of radius sqrt(d);         at most d
-                :math:`\mathbb E[uu^\top]=\frac d{d+2}I`
-==============  =============================================  ==================
+===============  =============================================  ==================
+law              what it is                                     squared norm
+===============  =============================================  ==================
+``sphere``       uniform on the sphere of radius sqrt(d)        d
+``gaussian``     standard normal                                chi-square, mean d
+``rademacher``   independent signs, from packed bits            d
+``orthonormal``  K orthogonal rows of radius sqrt(d), K <= d    d
+``ball``         uniform in the ball of radius sqrt(d);         at most d
+                 :math:`\mathbb E[uu^\top]=\frac d{d+2}I`
+===============  =============================================  ==================
 
 The bits of a leaf come from ``fold_in(key, hash of the leaf's path)``, so they do
 not depend on the other leaves or on their order. A leaf *declared stacked* holds
@@ -199,7 +199,7 @@ def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _row_indices(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the flat indices of rows of a leaf: uint32 (*rows.shape, *shape[1:])."""
+    """Returns flat indices of rows of a leaf: uint32 ``(*rows.shape, *shape[1:])``."""
     width = math.prod(shape[1:])
     within = jax.lax.broadcasted_iota(jnp.uint32, (*rows.shape, width), rows.ndim)
     index = rows.astype(jnp.uint32)[..., None] * jnp.uint32(width) + within

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxdp.kernels import clip, finite_difference
 
-#: The most rows of a slice: their sum, of 16 bits each, fits into an int32.
+#: The most rows of a slice. Their sum, of 16 bits each, fits into an int32.
 MAX_SLICE = 2**14
 _WORD = 16
 

@@ -321,7 +321,7 @@ def _hash(k0: jax.Array, k1: jax.Array, counters: jax.Array) -> jax.Array:
     return _mix(_mix(counters ^ k0) + k1)
 
 
-#: Words that share a key in :func:`stored_words`: one key is looked up for all of them.
+#: Words of :func:`stored_words` that share a key, which is looked up once for all.
 _BLOCK = 64
 
 

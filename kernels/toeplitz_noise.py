@@ -36,7 +36,13 @@ class _Toeplitz:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> Law:
-        """Returns the law of every draw, whose std is ``std`` units."""
+        """Returns the law of every draw, whose std is ``std`` units.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.Independent(period=4).laws(std=1000).alias.shape
+          (2048,)
+        """
         return lattice_gaussian.law(std, fine=not self.integral)
 
     def rounding(self) -> float:
@@ -44,7 +50,13 @@ class _Toeplitz:
         raise NotImplementedError
 
     def largest_norm(self) -> float:
-        """Returns the std of the last increment, which is the longest."""
+        """Returns the std of the last increment, which is the longest.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.Independent(period=4).largest_norm()
+          1.0
+        """
         return float(self.increment_norms()[-1])
 
     def coefficients(self) -> np.ndarray:
@@ -56,19 +68,43 @@ class _Toeplitz:
         raise NotImplementedError
 
     def column_norms(self) -> np.ndarray:
-        """Returns the lengths of the columns of C: the first is the longest."""
+        """Returns the lengths of the columns of C: the first is the longest.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.SquareRoot(period=3).column_norms().round(4).tolist()
+          [1.1792, 1.118, 1.0]
+        """
         return _cumulative_norms(self.coefficients())[::-1]
 
     def prefix_norms(self) -> np.ndarray:
-        """Returns the stds of the noise on the prefix sums: lengths of the rows of B."""
+        """Returns the stds of the noise on the prefix sums: lengths of the rows of B.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.SquareRoot(period=3).prefix_norms().round(4).tolist()
+          [1.0, 1.118, 1.1792]
+        """
         return _cumulative_norms(np.cumsum(self.inverse_coefficients()))
 
     def increment_norms(self) -> np.ndarray:
-        """Returns the stds of the increments: lengths of the rows of the inverse of C."""
+        """Returns the stds of the increments: lengths of the rows of the inverse of C.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.SquareRoot(period=3).increment_norms().round(4).tolist()
+          [1.0, 1.118, 1.125]
+        """
         return _cumulative_norms(self.inverse_coefficients())
 
     def strategy(self) -> np.ndarray:
-        """Returns C, lower triangular."""
+        """Returns C, lower triangular.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.SquareRoot(period=3).strategy().round(3).tolist()
+          [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.375, 0.5, 1.0]]
+        """
         lag = np.subtract.outer(np.arange(self.period), np.arange(self.period))
         return np.where(lag >= 0, self.coefficients()[np.maximum(lag, 0)], 0.0)
 

@@ -68,19 +68,43 @@ class _Fenwick:
         node_noise.check_period(self.period)
 
     def laws(self, std: int) -> Law:
-        """Returns the law of every node, whose std is ``std`` units."""
+        """Returns the law of every node, whose std is ``std`` units.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Stored(period=8).laws(std=1000).alias.shape
+          (2048,)
+        """
         return lattice_gaussian.law(std)
 
     def rounding(self) -> float:
-        """Returns 0: only integers are added."""
+        """Returns 0: only integers are added.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Stored(period=8).rounding()
+          0.0
+        """
         return 0.0  # Only integers are added.
 
     def largest_norm(self) -> float:
-        """Returns the std of the longest increment; no node in the state exceeds it."""
+        """Returns the std of the longest increment; no node in the state exceeds it.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Stored(period=8).largest_norm()
+          2.0
+        """
         return float(self.increment_norms().max())
 
     def column_norms(self) -> np.ndarray:
-        """Returns the roots of the numbers of nodes that a step is part of."""
+        """Returns the roots of the numbers of nodes that a step is part of.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> (tree_noise.Stored(period=4).column_norms() ** 2).round(6).tolist()
+          [3.0, 2.0, 2.0, 1.0]
+        """
         count, node = np.zeros(self.period), np.arange(1, self.period + 1)
         while (inside := node <= self.period).any():
             count += inside
@@ -88,16 +112,34 @@ class _Fenwick:
         return np.sqrt(count)
 
     def prefix_norms(self) -> np.ndarray:
-        """Returns the roots of the numbers of nodes that a prefix is made of."""
+        """Returns the roots of the numbers of nodes that a prefix is made of.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> (tree_noise.Stored(period=4).prefix_norms() ** 2).round(6).tolist()
+          [1.0, 1.0, 2.0, 1.0]
+        """
         t = np.arange(1, self.period + 1)
         return np.sqrt(np.bitwise_count(t).astype(np.float64))
 
     def increment_norms(self) -> np.ndarray:
-        """Returns the roots of the numbers of nodes in an increment."""
+        """Returns the roots of the numbers of nodes in an increment.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> (tree_noise.Stored(period=4).increment_norms() ** 2).round(6).tolist()
+          [1.0, 2.0, 1.0, 3.0]
+        """
         return np.sqrt(1.0 + _trailing_zeros(np.arange(1, self.period + 1)))
 
     def strategy(self) -> np.ndarray:
-        """Returns the matrix whose rows are nodes, with ones at the steps of each."""
+        """Returns the matrix whose rows are nodes, with ones at the steps of each.
+
+        Example:
+          >>> from jaxdp.kernels import tree_noise
+          >>> tree_noise.Stored(period=3).strategy().tolist()
+          [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+        """
         t = np.arange(1, self.period + 1)
         begin = t & (t - 1)
         return ((t > begin[:, None]) & (t <= t[:, None])).astype(np.float64)

@@ -25,7 +25,8 @@ an audit, and hides nothing. (``tests/auditing`` plants it.)
   whose queries depend on what was released, and a short run in which they are known;
 * :mod:`jaxdp.auditing.draws`: one of those draws, its law enumerated;
 * :mod:`jaxdp.auditing.grid_releases`, :mod:`jaxdp.auditing.residues`: what is released, as
-  integers of its grid, and whether their low digits show the sum (:func:`lattice`);
+  integers of its grid, and whether their low digits show the sum
+  (:func:`jaxdp.auditing.lattice`);
 * :mod:`jaxdp.auditing.bounds`: from errors of an attack to an epsilon.
 
 References:

@@ -405,7 +405,8 @@ def load(name: str, **options: Any) -> Dataset:
         value out of range.
 
     Example:
-      >>> load("digits").train[0].shape
+      >>> import jaxdp
+      >>> jaxdp.models.load("digits").train[0].shape
       (1437, 64)
     """
     validate.one_of(DATASETS, name=name)

@@ -82,7 +82,7 @@ class CellCounts:
 
     @property
     def center(self) -> np.ndarray:
-        """Share that every cell of a marginal has where records are uniform: (m,)."""
+        """Share that every cell of a marginal has where records are uniform, (m,)."""
         cells = np.diff(self.queries.offsets)
         return np.repeat(1 / cells, cells).astype(np.float32)
 

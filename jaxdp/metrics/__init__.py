@@ -2,7 +2,8 @@
 
 Nothing that computes a release imports this. A number measured here on private records
 is a statistic of them that nobody charged: measure on public records, or publish nothing.
-The one exception is :func:`private_gap`, which adds noise and states its guarantee.
+The one exception is :func:`jaxdp.metrics.private_gap`, which adds noise and states
+its guarantee.
 """
 
 from jaxdp.core import names as _names

@@ -58,6 +58,15 @@ class MLP(nn.Module):
       output_scale: standard deviation of the last kernel at initialisation; 0 starts
         at the same loss for every class. Biases start at 0, hidden kernels with
         variance 2 / fan-in.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.networks import MLP
+      >>> module = MLP(num_outputs=3, hidden=(8,))
+      >>> variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 4)))
+      >>> variables["params"]["Dense_0"]["kernel"].shape
+      (4, 8)
     """
 
     num_outputs: int
@@ -81,6 +90,15 @@ class ResidualStack(nn.Module):
     Attributes:
       num_outputs: classes, or 1 for regression. width: of h. num_layers: blocks.
       output_scale: as for ``MLP``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.networks import ResidualStack
+      >>> module = ResidualStack(num_outputs=3, width=8, num_layers=5)
+      >>> variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 4)))
+      >>> variables["params"]["blocks"]["kernel"].shape
+      (5, 8, 8)
     """
 
     num_outputs: int
@@ -118,7 +136,17 @@ class _Blocks(nn.Module):
 
 
 def mlp_outputs(params: Params, x: Rows, at: At) -> Array:
-    """Evaluates ``MLP`` with all leaves taken through ``at``: (B, num_outputs)."""
+    """Evaluates ``MLP`` with all leaves taken through ``at``: (B, num_outputs).
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb
+      >>> from jaxdp.models import networks
+      >>> params = networks.mlp(4, 3, hidden=(8,)).init(jax.random.key(0))
+      >>> networks.mlp_outputs(params, jnp.ones((2, 4)), perturb.identity).shape
+      (2, 3)
+    """
     h, depth = jnp.asarray(x), len(params)
     for i in range(depth):
         h = _dense(params, f"Dense_{i}", h, at)
@@ -127,7 +155,17 @@ def mlp_outputs(params: Params, x: Rows, at: At) -> Array:
 
 
 def residual_stack_outputs(params: Params, x: Rows, at: At) -> Array:
-    """Evaluates ``ResidualStack`` with all leaves, or slices, taken through ``at``."""
+    """Evaluates ``ResidualStack`` with all leaves, or slices, taken through ``at``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb
+      >>> from jaxdp.models import networks
+      >>> params = networks.residual_stack(4, 3, width=8).init(jax.random.key(0))
+      >>> networks.residual_stack_outputs(params, jnp.ones((2, 4)), perturb.identity).shape
+      (2, 3)
+    """
 
     def block(h: Array, scanned: tuple[Array, Params]) -> tuple[Array, None]:
         layer, slices = scanned
@@ -142,7 +180,13 @@ def residual_stack_outputs(params: Params, x: Rows, at: At) -> Array:
 
 
 def is_stacked(path: str) -> bool:
-    """Returns True if a leaf of ``ResidualStack`` is stacked, for ``stacked=``."""
+    """Returns True if a leaf of ``ResidualStack`` is stacked, for ``stacked=``.
+
+    Example:
+      >>> from jaxdp.models import networks
+      >>> networks.is_stacked("blocks/kernel"), networks.is_stacked("out/kernel")
+      (True, False)
+    """
     return path.startswith("blocks/")
 
 
@@ -162,6 +206,16 @@ class Network(NamedTuple):
     ``init`` takes a typed JAX key: initial parameters are public, and their randomness
     has nothing to do with a run's ``Keys``. ``params`` is the module's ``"params"``
     collection itself, so paths begin with the layer's name.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> network = jaxdp.models.network_for(jaxdp.models.load("wine"), "linear")
+      >>> params = network.init(jax.random.key(0))
+      >>> batch = jnp.zeros((2, 13)), jnp.array([0, 1])
+      >>> network.value_fn(params, batch).shape, network.metric_name
+      ((2,), 'accuracy')
     """
 
     module: nn.Module
@@ -197,6 +251,13 @@ def linear(
     Raises:
       ValueError: sizes below 1, one class, regression with several outputs, or a loss of
         the other task.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.models import networks
+      >>> params = networks.linear(4, 3).init(jax.random.key(0))
+      >>> params["Dense_0"]["kernel"].shape
+      (4, 3)
     """
     return mlp(
         num_features,
@@ -220,6 +281,13 @@ def mlp(
     """Builds a multilayer perceptron with ReLU.
 
     ``hidden`` are the widths of the hidden layers; else as :func:`linear`.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.models import networks
+      >>> params = networks.mlp(4, 3, hidden=(8,)).init(jax.random.key(0))
+      >>> params["Dense_0"]["kernel"].shape, params["Dense_1"]["kernel"].shape
+      ((4, 8), (8, 3))
     """
     hidden = tuple(hidden)
     for width in hidden:
@@ -242,6 +310,14 @@ def residual_stack(
     """Builds a residual network whose blocks are stacked leaves under ``lax.scan``.
 
     ``num_layers`` blocks of ``width``; else as :func:`linear`.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.models import networks
+      >>> network = networks.residual_stack(4, 3, width=8, num_layers=5)
+      >>> params = jax.eval_shape(network.init, jax.random.key(0))
+      >>> params["blocks"]["kernel"].shape
+      (5, 8, 8)
     """
     validate.integer(width=width, num_layers=num_layers)
     validate.non_negative(output_scale=output_scale)
@@ -270,8 +346,13 @@ def network_for(dataset: Dataset, name: str = "linear", **options: Any) -> Netwo
         set, whose loss is ``centered_quadratic``.
 
     Example:
-      >>> network = network_for(load("digits"), "mlp", hidden=(32,))
+      >>> import jax
+      >>> import jaxdp
+      >>> dataset = jaxdp.models.load("digits")
+      >>> network = jaxdp.models.network_for(dataset, "mlp", hidden=(32,))
       >>> params = network.init(jax.random.key(0))
+      >>> params["Dense_1"]["kernel"].shape
+      (32, 10)
     """
     validate.instance(Dataset, dataset=dataset)
     validate.one_of(NETWORKS, name=name)

@@ -82,7 +82,7 @@ class PrincipalDirections:
 
     @property
     def start(self) -> Array:
-        """Saddle at zero: zeros of shape (d, r), float32. It depends on no record."""
+        """Saddle at zero, of shape (d, r), float32. It depends on no record."""
         return jnp.zeros((self.num_features, self.rank), jnp.float32)
 
     def value_fn(self, params: Array, batch: Batch) -> Array:

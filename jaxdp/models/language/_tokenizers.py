@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def is_decoder(self) -> bool:
-        """True if the model is a decoder: it reads from left to right."""
+        """True if the model is a decoder, which reads from left to right."""
         return isinstance(self.config, OPTConfig)
 
     @property

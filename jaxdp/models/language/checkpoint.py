@@ -118,6 +118,18 @@ def read_config(folder: Path) -> Config:
     Raises:
       ValueError: no ``config.json``, another family than RoBERTa and OPT, or an option
         that is not supported, by name.
+
+    Example:
+      >>> import json, pathlib, tempfile
+      >>> from jaxdp.models.language import checkpoint
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> fields = dict(
+      ...     model_type="opt", vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> _ = (folder / "config.json").write_text(json.dumps(fields))
+      >>> checkpoint.read_config(folder).num_hidden_layers
+      2
     """
     path = _files.folder_of(folder) / CONFIG
     if not path.is_file():
@@ -134,6 +146,12 @@ def read_adapter(folder: Path) -> Adapter | None:
 
     Raises:
       ValueError: a file that :func:`save` did not write.
+
+    Example:
+      >>> import tempfile
+      >>> from jaxdp.models.language import checkpoint
+      >>> print(checkpoint.read_adapter(tempfile.mkdtemp()))
+      None
     """
     path = _files.folder_of(folder) / ADAPTERS
     if not path.is_file():
@@ -175,6 +193,23 @@ def load(
         supported; tensors that are missing, unexpected or of a wrong shape or type, all
         in one message.
       ImportError: without the extra ``[lm]``.
+
+    Example:
+      >>> import tempfile
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, checkpoint
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> shapes = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+      >>> folder = tempfile.mkdtemp()
+      >>> checkpoint.save(folder, config, params)
+      >>> again, loaded = checkpoint.load(folder)
+      >>> again == config, loaded["embedding"]["tokens"].shape
+      (True, (50, 16))
     """
     if num_labels is not None:
         validate.integer(at_least=2, num_labels=num_labels)
@@ -336,6 +371,22 @@ def save(
     Raises:
       ValueError: parameters that are not those of ``config`` and ``adapter``, by name.
       ImportError: without the extra ``[lm]``.
+
+    Example:
+      >>> import os, tempfile
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, checkpoint
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> shapes = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+      >>> folder = tempfile.mkdtemp()
+      >>> checkpoint.save(folder, config, params)
+      >>> sorted(os.listdir(folder))
+      ['config.json', 'model.safetensors']
     """
     validate.integer(max_shard_bytes=max_shard_bytes)
     save_file = _files.safetensors().numpy.save_file

@@ -157,7 +157,7 @@ class OPTConfig(_Config):
 
     @property
     def layer_norm_eps(self) -> float:
-        """Number that layer normalisation adds to the variance: OPT's, 1e-5."""
+        """Number that layer normalisation adds to the variance, 1e-5 for OPT."""
         return 1e-5
 
     @property
@@ -167,7 +167,7 @@ class OPTConfig(_Config):
 
     @property
     def position_rows(self) -> int:
-        """Rows of the table of positions: OPT leaves two before the first."""
+        """Rows of the table of positions. OPT leaves two before the first."""
         return self.max_position_embeddings + 2
 
     @property

@@ -60,6 +60,14 @@ class Experiment:
       directions: laws of directions; the first is the paper's main one.
       delta: of the guarantee.
       data_seeds: with which the paper drew the records.
+
+    Example:
+      >>> from jaxdp.models.language.experiments import EXPERIMENTS
+      >>> experiment = EXPERIMENTS["roberta-large/sst-2"]
+      >>> experiment.kind, experiment.label_words, experiment.num_steps > 0
+      ('prompt', ('bad', 'good'), True)
+      >>> sorted(experiment.options)[:3]
+      ['batch_size', 'compute_dtype', 'delta']
     """
 
     model: str
@@ -90,7 +98,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """``model/task``: the key in :data:`EXPERIMENTS`."""
+        """Key in :data:`EXPERIMENTS`, ``model/task``."""
         return f"{self.model}/{self.task}"
 
     @property

@@ -47,6 +47,16 @@ class Task:
       model: what it tunes.
       value_fn: ``value_fn(params, batch) -> (B,)`` float32, lazy.
       scores: ``scores(params, batch) -> (B, C)`` float32; None for generation.
+
+    Example:
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> task = tasks.generation(LanguageModel(config=config), span_length=4)
+      >>> task.name, task.scores is None
+      ('generation', True)
     """
 
     name: str
@@ -77,6 +87,24 @@ def prompt(model: LanguageModel, label_words: Sequence[int]) -> Task:
 
     Raises:
       ValueError: fewer than two words, one twice, or one outside the vocabulary.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> model = LanguageModel(config=config)
+      >>> task = tasks.prompt(model, label_words=[7, 9])
+      >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+      >>> batch = {
+      ...     "tokens": jnp.ones((3, 5), jnp.int32), "mask": jnp.ones((3, 5), bool),
+      ...     "position": jnp.full(3, 4), "label": jnp.array([0, 1, 0]),
+      ... }
+      >>> jax.eval_shape(task.value_fn, params, batch).shape
+      (3,)
     """
     words = [operator.index(word) for word in label_words]
     size = model.config.vocab_size
@@ -104,6 +132,15 @@ def head(model: LanguageModel) -> Task:
 
     Raises:
       ValueError: the model has no classification head.
+
+    Example:
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> tasks.head(LanguageModel(config=config, num_labels=3)).name
+      'head'
     """
     if model.num_labels is None:
         raise ValueError("num_labels of the model must be given for a head, got None")
@@ -122,6 +159,15 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
     Args:
       model: an OPT decoder.
       span_length: the most tokens that a choice has. A constant, not read from data.
+
+    Example:
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> tasks.choice(LanguageModel(config=config), span_length=4).name
+      'choice'
     """
     _check_decoder(model, span_length)
 
@@ -139,6 +185,22 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
     Args:
       model: an OPT decoder.
       span_length: the most tokens that an answer has. A constant, not read from data.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> model = LanguageModel(config=config)
+      >>> task = tasks.generation(model, span_length=4)
+      >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+      >>> mask = jnp.ones((3, 5), bool)
+      >>> batch = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": mask, "span": mask}
+      >>> jax.eval_shape(task.value_fn, params, batch).shape
+      (3,)
     """
     _check_decoder(model, span_length)
 
@@ -190,6 +252,21 @@ def predict(
 
     Raises:
       ValueError: the task has no classes.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=1,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> model = LanguageModel(config=config, num_labels=2)
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+      >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": jnp.ones((3, 5), bool)}
+      >>> tasks.predict(tasks.head(model), params, data).tolist()
+      [0, 0, 0]
     """
     if task.scores is None:
         raise ValueError(f"task must have classes, got {task.name!r}")
@@ -221,6 +298,21 @@ def generate(
 
     Raises:
       ValueError: no decoder, or a text that would grow longer than the model reads.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=1,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> model = LanguageModel(config=config)
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+      >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": jnp.ones((3, 5), bool)}
+      >>> tasks.generate(model, params, data, max_new_tokens=4).shape
+      (3, 4)
     """
     _check_decoder(model, max_new_tokens)
     asked = np.asarray(data["mask"])
@@ -285,12 +377,24 @@ def _in_batches(
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Computes the share of predictions that are right."""
+    """Computes the share of predictions that are right.
+
+    Example:
+      >>> from jaxdp.models.language import tasks
+      >>> tasks.accuracy([0, 1, 1, 0], [0, 1, 0, 0])
+      0.75
+    """
     return float(np.mean(np.asarray(predictions) == np.asarray(labels)))
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Computes the mean over the classes of their F1 scores."""
+    """Computes the mean over the classes of their F1 scores.
+
+    Example:
+      >>> from jaxdp.models.language import tasks
+      >>> round(tasks.macro_f1([0, 1, 1, 0], [0, 1, 0, 0]), 3)
+      0.733
+    """
     from sklearn.metrics import f1_score
 
     options: Any = {"average": "macro", "zero_division": 0.0}
@@ -302,6 +406,13 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 
     Rajpurkar et al., `SQuAD <https://arxiv.org/abs/1606.05250>`_, 2016: without case,
     punctuation and articles; words count as often as they stand there.
+
+    Example:
+      >>> from jaxdp.models.language import tasks
+      >>> tasks.token_f1("The cat.", ["a cat", "one dog"])
+      1.0
+      >>> round(tasks.token_f1("black cat", ["cat"]), 3)
+      0.667
     """
     return max(_f1(_words(prediction), _words(answer)) for answer in answers)
 

@@ -37,6 +37,11 @@ def template_fields(template: str) -> list[str]:
 
     Raises:
       ValueError: braces that do not match, or an empty name.
+
+    Example:
+      >>> from jaxdp.models.language import text
+      >>> text.template_fields("{premise} ? {mask} , {hypothesis}")
+      ['premise', 'hypothesis']
     """
     return [name for _, name in _parse(template) if name and name not in MARKS]
 
@@ -145,6 +150,24 @@ def encode_classification(
     Raises:
       ValueError: a template that does not fit the model or ``max_length``, or a record
         without a field, by its number.
+
+    Example:
+      >>> import tokenizers
+      >>> from jaxdp.models.language import OPTConfig, text
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
+      >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
+      >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+      >>> tokenizer = text.Tokenizer(backend, config)
+      >>> batch = text.encode_classification(
+      ...     tokenizer, [{"text": "good film"}], max_length=8,
+      ...     template="{text} It was {mask}",
+      ... )
+      >>> batch["tokens"].tolist(), batch["position"].tolist()
+      ([[2, 4, 8, 6, 7, 1, 1, 1]], [4])
     """
     _check(tokenizer, max_length, truncate)
     marks = [name for _, name in _parse(template)].count("mask")
@@ -206,6 +229,24 @@ def encode_choices(
       ValueError: an encoder, a template that does not fit ``max_length``, choices that
         :func:`check_choices` refuses, or a record without a field, without choices, with
         too many or with two of the same tokens, by its number.
+
+    Example:
+      >>> import tokenizers
+      >>> from jaxdp.models.language import OPTConfig, text
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
+      >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
+      >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+      >>> tokenizer = text.Tokenizer(backend, config)
+      >>> batch = text.encode_choices(
+      ...     tokenizer, [{"text": "film"}], max_length=8, template="{text} It was",
+      ...     choices=("good", "bad"), span_length=1,
+      ... )
+      >>> batch["tokens"].tolist()
+      [[[2, 8, 6, 7, 4, 1, 1, 1], [2, 8, 6, 7, 5, 1, 1, 1]]]
     """
     room = _room(tokenizer, max_length, span_length, truncate)
     if isinstance(choices, str):
@@ -279,6 +320,24 @@ def encode_generation(
     Raises:
       ValueError: an encoder, a template that does not fit ``max_length``, or a record
         without a field, by its number.
+
+    Example:
+      >>> import tokenizers
+      >>> from jaxdp.models.language import OPTConfig, text
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
+      >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
+      >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+      >>> tokenizer = text.Tokenizer(backend, config)
+      >>> batch = text.encode_generation(
+      ...     tokenizer, [{"text": "film", "answer": "good"}], max_length=8,
+      ...     template="{text} It was", span_length=2,
+      ... )
+      >>> batch["tokens"].tolist(), batch["span"].sum().item()
+      ([[2, 8, 6, 7, 4, 2, 1, 1]], 2)
     """
     room = _room(tokenizer, max_length, span_length, truncate)
     form = _Template(tokenizer, template.rstrip(" "))

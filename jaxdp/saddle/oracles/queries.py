@@ -86,7 +86,7 @@ class Queries(abc.ABC):
     @property
     @abc.abstractmethod
     def bits(self) -> int:
-        """Bits of the grid: a unit of :meth:`totals` is 2**-bits of a centred query."""
+        """Bits of the grid. A unit of :meth:`totals` is 2**-bits of a centred query."""
 
     @abc.abstractmethod
     def evaluate(self, weights: jax.Array) -> jax.Array:
@@ -162,7 +162,7 @@ class Queries(abc.ABC):
 
     @property
     def half_range(self) -> float:
-        """Half of the query range: one unit of a centred query, in units of the queries."""
+        """Half of the query range, which is one unit of a centred query."""
         return self.query_range / 2
 
     def totals(self, codes: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -288,17 +288,17 @@ class QueryMatrix(Queries):
 
     @property
     def num_cells(self) -> int:
-        """Number of codes that records may have: columns of the matrix."""
+        """Number of codes that records may have, one a column of the matrix."""
         return self._grid.shape[1]
 
     @property
     def domain_size(self) -> int:
-        """Number of weights of a histogram: cells, or the vertices."""
+        """Number of weights of a histogram, one a cell or a vertex."""
         return self._values.shape[1]
 
     @property
     def query_range(self) -> float:
-        """Largest minus smallest value that a query may have: ``high - low``."""
+        """Largest minus smallest value that a query may have, ``high - low``."""
         return self._range
 
     @property
@@ -442,22 +442,22 @@ class Marginals(Queries):
 
     @property
     def num_queries(self) -> int:
-        """Number m of queries: cells of all marginals together."""
+        """Number m of queries, the cells of all marginals together."""
         return int(self.offsets[-1])
 
     @property
     def domain_size(self) -> int:
-        """Number of weights of a histogram: the product of the sizes."""
+        """Number of weights of a histogram, the product of the sizes."""
         return math.prod(self.sizes)
 
     @property
     def query_range(self) -> float:
-        """Largest minus smallest value that a query may have: 1."""
+        """Largest minus smallest value that a query may have, which is 1."""
         return 1.0
 
     @property
     def bits(self) -> int:
-        """Bits of the grid: 0, because centred queries are -1 or 1."""
+        """Bits of the grid, 0 because centred queries are -1 or 1."""
         return 0
 
     def evaluate(self, weights: jax.Array) -> jax.Array:
@@ -534,7 +534,7 @@ class Marginals(Queries):
 
     @functools.cached_property
     def _strides(self) -> np.ndarray:
-        """Stride of each column in the cells of a marginal: int32 (marginals, k)."""
+        """Stride of each column in the cells of a marginal, int32 (marginals, k)."""
         strides = np.zeros((len(self.columns), len(self.sizes)), np.int32)
         for row, columns in zip(strides, self.columns, strict=True):
             step = 1

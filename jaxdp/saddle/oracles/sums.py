@@ -103,6 +103,18 @@ class VertexGradients(abc.ABC):
         Raises:
           TypeError, ValueError: shapes that do not fit, a bound without a player or a
             player without a bound, or so many records that a sum could leave int32.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> from jaxdp.saddle.oracles import Bound
+          >>> game = jaxdp.MatrixGame(jnp.array([[0.0, 1.0], [-1.0, 0.0]]))
+          >>> records = jnp.zeros((3, 2)), jnp.zeros((3, 2))  # They add nothing.
+          >>> x, bound = jnp.array([0.5, 0.5]), Bound(clip=1.0, bits=8)
+          >>> mask = jnp.ones(3, bool)
+          >>> sums = game.gradient_sums(x, x, records, mask, bound, bound)
+          >>> [(total / 2**8 / 3).tolist() for total in sums]  # Means; not private.
+          [[0.5, -0.5], [-0.5, 0.5]]
         """
         rows = finite_difference.num_rows(batch)
         if jnp.shape(mask) != (rows,) or jnp.result_type(mask) != jnp.bool_:

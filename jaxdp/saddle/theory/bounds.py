@@ -131,8 +131,8 @@ def bias_reduced_moment(
 ) -> Number:
     """Bounds the second moment of a bias-reduced gradient (Lemma 4.3).
 
-    That is E |g|^2 of the largest entry of both players. With constants that the proof
-    does give; the printed ones it does not.
+    That is :math:`E|g|^2` of the largest entry of both players. With constants that the
+    proof does give; the printed ones it does not.
     """
     levels = (384 + 96 * log_dim) * (max_level + 1)
     return 4 * lipschitz**2 + 2560 * second_order_smoothness**2 + levels * smoothness**2

@@ -71,7 +71,7 @@ class Constants(Budget):
 
     @property
     def log_dim(self) -> float:
-        """Entropy of all players' uniform points: the sum of log(dim)."""
+        """Entropy of all players' uniform points, the sum of log(dim)."""
         return math.fsum(math.log(d) for d in self.dims.values())
 
     @property
