@@ -369,3 +369,29 @@ def test_a_statement_shows_itself(run: Path) -> None:
     found = statements.statement(run)
     assert len(repr(found).splitlines()) <= 40
     assert "epsilon at delta" in found._repr_html_()
+
+
+# --- the page on formats -------------------------------------------------------------
+
+
+def test_the_page_on_formats_lists_every_field(runs: dict[str, Path]) -> None:
+    """Of plan, header, report and statement, and every file of the folder."""
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "docs/concepts/file_formats.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([^`\n]+)`", page))
+    folder = runs["entropy"]
+    said = statements.statement(folder).fields
+    parts = [
+        said,
+        said["guarantee"],
+        said["steps"],
+        said["randomness"],
+        lines(folder)[0],
+    ]
+    parts += [json.loads((folder / "report.json").read_text())]
+    for fields in parts:
+        assert set(fields) <= listed, set(fields) - listed
+    files = {x.name for x in folder.rglob("*") if x.is_file()}
+    assert files <= listed
+    for name in ("plan.json", "report.json"):
+        assert json.loads((folder / name).read_text())["format"] == 1

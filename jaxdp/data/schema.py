@@ -253,7 +253,10 @@ def load(source: Any) -> Schema:
         columns = {n: dict(c) for n, c in given.pop("columns").items()}
         fields: dict[str, Any] = {n: _frozen(x) for n, x in given.items()}
         if version != FORMAT:
-            raise ValueError(f"format must be {FORMAT}, got {version!r}")
+            raise ValueError(
+                f"format must be {FORMAT}, got {version!r}: a newer version of jaxdp "
+                "wrote the schema"
+            )
         made = {}
         for name, column in columns.items():
             try:
