@@ -14,7 +14,7 @@ class Algorithm(NamedTuple):
       step: ``step(state, data, value_fn=...) -> (state, info)``. ``data`` is the whole data
         set; a step reads its own records of it. ``info`` is what it released: of at most 64
         numbers, else their norm. Beyond the plan's steps nothing is read or released.
-      output: ``output(state) -> `` the point that the method returns; public.
+      output: ``output(state) -> params``, the point that the method returns; public.
     """
 
     init: Callable[[Any], Any]
