@@ -45,7 +45,26 @@ Candidate = tuple[SumPlan, optax.GradientTransformation | None]
 
 
 class TuneResult(NamedTuple):
-    """Result of ``tune``, of the best trial alone. Public."""
+    """Result of ``tune``, of the best trial alone. Public.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> base = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... )
+      >>> plan = jaxdp.tuning.calibrate(base, epsilon=2.0, delta=1e-2, mean_trials=2.0)
+      >>> found = jaxdp.tune(
+      ...     [(plan, optax.sgd(0.01)), (plan, optax.sgd(0.1))], jaxdp.Keys.insecure(0),
+      ...     jnp.zeros(2), jnp.ones((8, 2)), mean_trials=2.0,
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1),
+      ...     score_fn=lambda result: float(-((result.params - 1) ** 2).sum()),
+      ... )
+      >>> found.params.shape, found.report["num_candidates"]
+      ((2,), 2)
+    """
 
     params: Any
     info: training.FitInfo
@@ -118,6 +137,24 @@ def tune(
     Raises:
       TypeError, ValueError: wrong arguments, named, before anything is compiled or spent;
         plans that do not cost the same; a sampler whose event RDP cannot account.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> base = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... )
+      >>> plan = jaxdp.tuning.calibrate(base, epsilon=2.0, delta=1e-2, mean_trials=2.0)
+      >>> found = jaxdp.tune(
+      ...     [(plan, optax.sgd(0.01)), (plan, optax.sgd(0.1))], jaxdp.Keys.insecure(0),
+      ...     jnp.zeros(2), jnp.ones((8, 2)), mean_trials=2.0,
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1),
+      ...     score_fn=lambda result: float(-((result.params - 1) ** 2).sum()),
+      ... )
+      >>> found.candidate in (0, 1), found.report["epsilon"] <= 2.0
+      (True, True)
     """
     candidates = _checked_candidates(candidates)
     keys = keys_lib.check(keys)
@@ -198,6 +235,16 @@ def calibrate(
     Raises:
       ValueError: an argument is out of range, or the plan's event is one that RDP cannot
         account.
+
+    Example:
+      >>> import jaxdp
+      >>> base = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... )
+      >>> plan = jaxdp.tuning.calibrate(base, epsilon=2.0, delta=1e-2, mean_trials=2.0)
+      >>> bool(plan.epsilon() < 2.0)  # one trial alone
+      True
     """
     validate.instance(SumPlan, plan=plan)
     validate.positive(epsilon=epsilon)

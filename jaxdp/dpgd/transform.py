@@ -80,6 +80,23 @@ def dpgd(
     Raises:
       As :func:`jaxdp.dpzero`.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPGD(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> tx = optax.chain(jaxdp.dpgd(plan, jaxdp.Keys.insecure(0)), optax.sgd(0.1))
+      >>> losses = lambda w, x: ((w - x) ** 2).sum(axis=-1)
+      >>> params, state = jnp.zeros(2), tx.init(jnp.zeros(2))
+      >>> updates, state = tx.update(
+      ...     None, state, params, value_fn=losses, batch=jnp.ones((8, 2))
+      ... )
+      >>> updates.shape, int(state[0].count)
+      ((2,), 1)
+
     References:
       DPZero paper, Section 2 (DP-GD); Abadi et al., 2016.
     """

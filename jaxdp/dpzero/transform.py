@@ -156,6 +156,23 @@ def dpzero(
         keys with Laplace noise; masked params; a moving leaf that is not floating point;
         a batch that the plan's sampler did not draw.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> tx = optax.chain(jaxdp.dpzero(plan, jaxdp.Keys.insecure(0)), optax.sgd(0.1))
+      >>> losses = lambda w, x: ((w - x) ** 2).sum(axis=-1)
+      >>> params, state = jnp.zeros(2), tx.init(jnp.zeros(2))
+      >>> updates, state = tx.update(
+      ...     None, state, params, value_fn=losses, batch=jnp.ones((8, 2))
+      ... )
+      >>> updates.shape, int(state[0].count)
+      ((2,), 1)
+
     References:
       Zhang, Li, Thekumparampil, Oh, He, `DPZero: Private Fine-Tuning of Language Models
       without Backpropagation <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 2.
@@ -202,6 +219,24 @@ def dpgd_zeroth_order(
       direction depends on no record: it comes from the direction root, is public, and a
       run can be replayed from its releases.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPGDZerothOrder(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> maker = jaxdp.dpgd_zeroth_order(plan, jaxdp.Keys.insecure(0))
+      >>> tx = optax.chain(maker, optax.sgd(0.1))
+      >>> losses = lambda w, x: ((w - x) ** 2).sum(axis=-1)
+      >>> params, state = jnp.zeros(2), tx.init(jnp.zeros(2))
+      >>> updates, state = tx.update(
+      ...     None, state, params, value_fn=losses, batch=jnp.ones((8, 2))
+      ... )
+      >>> updates.shape, int(state[0].count)
+      ((2,), 1)
+
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithm 1.
     """
@@ -233,6 +268,17 @@ def dpzero_output(state: Any, params: Any) -> Any:
 
     Raises:
       ValueError: ``state`` holds no such state, or more than one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> state = jaxdp.dpzero(plan, jaxdp.Keys.insecure(0)).init(jnp.zeros(2))
+      >>> jaxdp.dpzero_output(state, jnp.ones(2)).tolist()  # the plan returns the last iterate
+      [1.0, 1.0]
 
     References:
       Zhang et al., `DPZero <https://arxiv.org/abs/2310.09639>`_, 2024, Algorithms 1, 2.

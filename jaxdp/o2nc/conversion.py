@@ -81,6 +81,22 @@ def o2nc(
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a plan of another family;
         ``update`` without params.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> sampling = jaxdp.sampling.SinglePassRestarts(period=2, restart_batch_size=4)
+      >>> plan = jaxdp.plans.O2NC(
+      ...     num_examples=20, num_steps=4, sampling=sampling, relation="replace_one",
+      ...     restart_l2_clip_norm=1.0, l2_clip_norm=0.5, smoothing_radius=0.1,
+      ...     max_step=0.01, window=2,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> keys, params = jaxdp.Keys.insecure(0), jnp.zeros(2)
+      >>> tx = jaxdp.o2nc(plan, keys)  # optax.chain(jaxdp.private_oracle(plan, keys), tx)
+      >>> step, state = tx.update(jnp.array([3.0, 4.0]), tx.init(params), params)
+      >>> bool(optax.tree.norm(step) <= plan.max_step)
+      True
+
     References:
       Cutkosky, Mehta, Orabona, `Optimal Stochastic Non-smooth Non-convex Optimization
       through Online-to-Non-convex Conversion <https://arxiv.org/abs/2302.03775>`_, 2023;
@@ -191,6 +207,19 @@ def o2nc_output(state: Any, params: Any) -> Any:
 
     Raises:
       ValueError: ``state`` holds no such state, or more than one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> sampling = jaxdp.sampling.SinglePassRestarts(period=2, restart_batch_size=4)
+      >>> plan = jaxdp.plans.O2NC(
+      ...     num_examples=20, num_steps=4, sampling=sampling, relation="replace_one",
+      ...     restart_l2_clip_norm=1.0, l2_clip_norm=0.5, smoothing_radius=0.1,
+      ...     max_step=0.01, window=2,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> tx, params = jaxdp.o2nc(plan, jaxdp.Keys.insecure(0)), jnp.zeros(2)
+      >>> jaxdp.o2nc_output(tx.init(params), params).tolist()  # no window is complete
+      [0.0, 0.0]
 
     References:
       Zhang, Tran, Cutkosky, 2024, Algorithm 3; Kornowski, Liu, Talwar, 2025, Algorithm 2.

@@ -78,6 +78,25 @@ def private_oracle(
     Raises:
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> sampling = jaxdp.sampling.SinglePassRestarts(period=2, restart_batch_size=4)
+      >>> plan = jaxdp.plans.O2NC(
+      ...     num_examples=20, num_steps=4, sampling=sampling, relation="replace_one",
+      ...     restart_l2_clip_norm=1.0, l2_clip_norm=0.5, smoothing_radius=0.1,
+      ...     max_step=0.01, window=2,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> keys, data, params = jaxdp.Keys.insecure(0), jnp.ones((20, 2)), jnp.zeros(2)
+      >>> tx = jaxdp.private_oracle(plan, keys)
+      >>> batch = jaxdp.sampling.batch(plan, keys, 0, data, phase="restart")
+      >>> gradient, state = tx.update(
+      ...     None, tx.init(params), params, batch=batch, phase="restart",
+      ...     value_fn=lambda w, x: jnp.abs(w - x).sum(axis=-1),
+      ... )
+      >>> gradient.shape
+      (2,)
+
     Source: Zhang, Tran & Cutkosky, ICLR 2024, Algorithms 1, 2, 4 and 6; Kornowski, Liu &
     Talwar, ICML 2025, Algorithms 3 to 5. (First-order oracles in several passes are
     Algorithm 4 with the gradients of equation (10) at points of Algorithm 5.)

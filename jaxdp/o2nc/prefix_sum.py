@@ -58,6 +58,21 @@ def private_prefix_sum(
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a plan of another family or
         without noise; updates without as many rows as the batch.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.PrefixSum(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.SinglePass(2),
+      ...     relation="replace_one", l2_clip_norm=1.0,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> keys, data, params = jaxdp.Keys.insecure(0), jnp.ones((8, 2)), jnp.zeros(2)
+      >>> tx = jaxdp.private_prefix_sum(plan, keys)
+      >>> batch = jaxdp.sampling.batch(plan, keys, 0, data)
+      >>> each = params - batch.records  # gradients of half the squared distance, by record
+      >>> mean, state = tx.update(each, tx.init(params), batch=batch)
+      >>> each.shape, mean.shape
+      ((2, 2), (2,))
+
     References:
       Kairouz et al., `Practical and Private (Deep) Learning without Sampling or Shuffling
       <https://arxiv.org/abs/2103.00039>`_, 2021; Denisov et al., `Improved Differential

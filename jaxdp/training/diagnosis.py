@@ -123,6 +123,21 @@ def diagnose(
 
     Raises:
       TypeError, ValueError: wrong arguments, named; a plan of another kind.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPGD(
+      ...     num_examples=1000, num_steps=100, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0,
+      ... ).calibrate(epsilon=2.0, delta=1e-4)
+      >>> found = jaxdp.diagnose(
+      ...     plan, jnp.zeros(2), jnp.full((16, 2), 0.2),  # 16 records that are made up
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1),
+      ... )
+      >>> found.clipped, found.signal_to_noise > 1
+      (0.0, True)
     """
     validate.instance(Plan, plan=plan)
     if not callable(value_fn):

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from rich import progress as rich_progress
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
@@ -107,6 +106,21 @@ def fit(
 
     Raises:
       TypeError, ValueError: wrong arguments, named, before anything is compiled or spent.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-2)
+      >>> result = jaxdp.fit(
+      ...     plan, jaxdp.Keys.from_entropy(), jnp.zeros(2), jnp.ones((8, 2)),
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1),
+      ... )
+      >>> result.params.shape, result.info.releases.shape, result.report["private"]
+      ((2,), (3, 1), True)
     """
     validate.instance(Plan, plan=plan)
     validate.instance(bool, check_isolation=check_isolation)
@@ -212,6 +226,25 @@ def resume(
       ValueError: no such folder or one in use; a ledger that was cut back, edited or
         exchanged; something differs that must not, or steps computed again do; steps under
         way that called Python; a new attempt for which the plan's epsilon has no room.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> task = dict(
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1)
+      ... )
+      >>> params, data, keys = jnp.zeros(2), jnp.ones((8, 2)), jaxdp.Keys.insecure(0)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     result = jaxdp.fit(plan, keys, params, data, ledger=folder, **task)
+      ...     again = jaxdp.resume(folder, params, data, **task)
+      >>> bool((again.params == result.params).all())
+      True
     """
     validate.instance(bool, check_isolation=check_isolation)
     mesh = parallel.check_mesh(mesh, params)
@@ -274,13 +307,15 @@ class _Chunks(NamedTuple):
         recorder: recording.Recorder | None,
     ) -> tuple[loop.Carry, float]:
         """Runs [first, last) in chunks; returns the carry and the seconds of the steps."""
+        from rich import progress
+
         seconds = 0.0
-        with rich_progress.Progress(
+        with progress.Progress(
             "{task.description}",
-            rich_progress.BarColumn(),
-            rich_progress.MofNCompleteColumn(),
-            rich_progress.TimeRemainingColumn(),
-            rich_progress.TextColumn("{task.fields[seen]}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[seen]}"),
             disable=not self.progress,
             transient=True,
         ) as bar:

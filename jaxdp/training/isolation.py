@@ -34,6 +34,17 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
 
     Raises:
       ValueError: ``batch`` is too small, or another record's loss changed.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> params, batch = jnp.ones(2), jnp.arange(6.0).reshape(3, 2)
+      >>> jaxdp.check_isolation(lambda w, x: x @ w, params, batch)
+      >>> try:
+      ...     jaxdp.check_isolation(lambda w, x: (x - x.mean()) @ w, params, batch)
+      ... except ValueError as error:
+      ...     print(error)
+      value_fn is not per record: replacing record 0 changed the losses of records [1, 2]
     """
     rows = num_rows(batch)
     if rows < 2 or not 0 <= row < rows:

@@ -61,7 +61,14 @@ _LOCK, _CHAIN = "lock", "chain.json"
 
 
 class Intent(NamedTuple):
-    """Steps [first, last) that were going to be released."""
+    """Steps [first, last) that were going to be released.
+
+    Example:
+      >>> import jaxdp
+      >>> intent = jaxdp.ledger.Intent(first=0, last=3, attempt=0)
+      >>> intent.last - intent.first
+      3
+    """
 
     first: int
     last: int
@@ -69,7 +76,27 @@ class Intent(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Content of a ledger."""
+    """Content of a ledger.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> task = dict(
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1)
+      ... )
+      >>> params, data, keys = jnp.zeros(2), jnp.ones((8, 2)), jaxdp.Keys.insecure(0)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     result = jaxdp.fit(plan, keys, params, data, ledger=folder, **task)
+      ...     record = jaxdp.ledger.read(folder)
+      >>> record.releases.shape, record.charged, record.outstanding
+      ((3, 1), 3, None)
+    """
 
     header: dict[str, Any]  # what the run was
     releases: np.ndarray  # float32 (steps, R): a state's ``release`` each
@@ -98,6 +125,25 @@ def read(folder: str | os.PathLike[str]) -> Record:
 
     Raises:
       ValueError: no such file, or lines that no run writes; names the line.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> task = dict(
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1)
+      ... )
+      >>> params, data, keys = jnp.zeros(2), jnp.ones((8, 2)), jaxdp.Keys.insecure(0)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     result = jaxdp.fit(plan, keys, params, data, ledger=folder, **task)
+      ...     record = jaxdp.ledger.read(folder)
+      >>> record.header["plan"]["plan"], record.releases.shape
+      ('DPZero', (3, 1))
     """
     path = pathlib.Path(folder)
     path = path / LEDGER if path.is_dir() else path
@@ -109,6 +155,25 @@ def verify(folder: str | os.PathLike[str]) -> Record:
 
     For what is read of a run that will go on: nothing of a ledger that somebody edited
     should decide what is done with private records.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> task = dict(
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1)
+      ... )
+      >>> params, data, keys = jnp.zeros(2), jnp.ones((8, 2)), jaxdp.Keys.insecure(0)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     result = jaxdp.fit(plan, keys, params, data, ledger=folder, **task)
+      ...     record = jaxdp.ledger.verify(folder)
+      >>> record.charged
+      3
     """
     path = pathlib.Path(folder)
     read(path)  # Its message where there is none.
@@ -398,7 +463,28 @@ def check_new(folder: str | os.PathLike[str]) -> None:
 
 
 def discard(folder: str | os.PathLike[str]) -> None:
-    """Removes the record of a run; ValueError while another process holds it."""
+    """Removes the record of a run; ValueError while another process holds it.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> task = dict(
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1)
+      ... )
+      >>> params, data, keys = jnp.zeros(2), jnp.ones((8, 2)), jaxdp.Keys.insecure(0)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     result = jaxdp.fit(plan, keys, params, data, ledger=folder, **task)
+      ...     jaxdp.ledger.discard(folder)
+      ...     again = jaxdp.fit(plan, keys, params, data, ledger=folder, **task)
+      >>> again.report["steps_charged"]
+      3
+    """
     path = pathlib.Path(folder)
     with _locked(path):
         for name in (LEDGER, PLAN, REPORT):

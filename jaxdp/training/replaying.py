@@ -60,6 +60,25 @@ def replay(
       ValueError: no ledger; a ledger of an algorithm whose releases are too large to be
         logged, or of another version of the directions; ``params`` of other shapes or
         values than the run's initial ones.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> task = dict(
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1)
+      ... )
+      >>> params, data, keys = jnp.zeros(2), jnp.ones((8, 2)), jaxdp.Keys.insecure(0)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     result = jaxdp.fit(plan, keys, params, data, ledger=folder, **task)
+      ...     replayed = jaxdp.replay(folder, params, optimizer=task["optimizer"])
+      >>> bool((replayed.params == result.params).all())
+      True
     """
     if not isinstance(ledger, ledger_lib.Record):
         ledger = ledger_lib.read(ledger)

@@ -129,6 +129,23 @@ def study(
 
     Raises:
       TypeError, ValueError: wrong arguments, named, before anything is compiled.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> found = jaxdp.study(
+      ...     plan, jnp.zeros(2), jnp.ones((8, 2)),
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1),
+      ...     score_fn=lambda result: -((result.params - 1) ** 2).sum(),
+      ...     optimizer=optax.sgd, grid={"learning_rate": [0.01, 0.1]}, seeds=2,
+      ... )
+      >>> found.settings, found.scores.shape
+      (({'learning_rate': 0.01}, {'learning_rate': 0.1}), (2, 2))
     """
     validate.instance(Plan, plan=plan)
     validate.integer(seeds=seeds)

@@ -24,6 +24,23 @@ def apply_gradients(state: Any, **given: Any) -> Any:
     Returns:
       The state with new ``params`` and ``opt_state``, and ``step`` raised by one. What is
       released is what ``tx`` releases.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> from flax.training.train_state import TrainState
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> tx = optax.chain(jaxdp.dpzero(plan, jaxdp.Keys.insecure(0)), optax.sgd(0.1))
+      >>> state = TrainState.create(apply_fn=None, params={"w": jnp.zeros(2)}, tx=tx)
+      >>> state = jaxdp.apply_gradients(
+      ...     state, value_fn=lambda p, x: x @ p["w"], batch=jnp.ones((8, 2))
+      ... )
+      >>> int(state.step), state.params["w"].shape
+      (1, (2,))
     """
     updates, opt_state = state.tx.update(None, state.opt_state, state.params, **given)
     params = optax.apply_updates(state.params, updates)
