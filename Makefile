@@ -21,19 +21,21 @@ STAMP := $(VENV)/.installed
 NEWER := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test test-all lint house bench clean docs docs-serve docs-links
+.PHONY: help install demo demo-lm test test-all versions lint house bench clean docs docs-serve docs-links dist
 
 help:
 	@echo "make demo     train privately on real data; results in runs/demo"
 	@echo "make demo-lm  pretrain and privately tune a small language model; runs/demo-lm"
 	@echo "make test     the fast tests         (ARGS=... goes to pytest)"
 	@echo "make test-all all tests: builds, kills, planted faults, studies too"
+	@echo "make versions fast tests of the wheel with the newest and lowest dependencies"
 	@echo "make lint     ruff and pyright"
 	@echo "make house    measure the structure of the library"
 	@echo "make bench    quick benchmarks       (ARGS=... goes to python -m bench)"
 	@echo "make docs     build the documentation, strictly; docs/_build/html"
 	@echo "make docs-serve show it at http://localhost:8000"
 	@echo "make docs-links check its links to other sites"
+	@echo "make dist     build and check sdist and wheel; dist"
 	@echo "make install  only the set-up: .venv with the versions of constraints.txt"
 	@echo "make clean    remove build products and caches; keeps .venv and runs"
 
@@ -81,6 +83,16 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(PYTEST) $(ARGS)
 
+# On Python 3.11, 3.12 and 3.13 where they are found, in environments of their own.
+versions: $(STAMP)
+	$(BIN)/python -m tests.versions $(ARGS)
+
+# What is published: .github/workflows/publish.yml does the same.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
 lint: $(STAMP)
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
@@ -109,4 +121,4 @@ bench: $(STAMP)
 
 clean:
 	rm -rf build dist docs/_build *.egg-info .pytest_cache .jax_cache .ruff_cache .hypothesis
-	find . -name .venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . -name '.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
