@@ -25,7 +25,7 @@ from jaxdp.sosp.theory import design as sosp_design
 from jaxdp.sosp.theory import theorems as sosp_theorems
 
 #: Public names that have no example yet. A prefix ending in a dot stands for all below it.
-PENDING: set[str] = {"jaxdp."}
+PENDING: set[str] = set()
 
 #: Callables with ``**`` in their signatures, and why.
 FORWARDING = {

@@ -66,6 +66,23 @@ def _contributions(
     trainable: Any = None,
     stacked: Any = None,
 ) -> Contributions:
+    """Computes the slopes of records in a run's first step, see ``Plan.contributions``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> value_fn = lambda w, x: (x * w).sum(axis=-1)
+      >>> found = plan.contributions(
+      ...     value_fn, jnp.zeros(2), jnp.ones((4, 2)), jax.random.key(0)
+      ... )
+      >>> found.rows.shape, found.l2_clip_norm
+      ((4, 1), 1.0)
+    """
     moves = run_state.moving(params, trainable)
     rows = transforms.draw_directions(self.numbers, key, params, moves, stacked)
     slopes = finite_difference.slopes(

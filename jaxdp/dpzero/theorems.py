@@ -46,7 +46,13 @@ from jaxdp.mechanism.design import Design
 
 
 class Theorem(enum.StrEnum):
-    """The theorems of the DPZero paper, and 3'."""
+    """The theorems of the DPZero paper, and 3'.
+
+    Example:
+      >>> import jaxdp
+      >>> [str(theorem) for theorem in jaxdp.plans.Theorem]
+      ['1', '2', '3', "3'", 'F.2', 'F.3', 'F.4']
+    """
 
     ONE = "1"
     TWO = "2"

@@ -277,7 +277,7 @@ def dpzero_output(state: Any, params: Any) -> Any:
       ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
       ... ).with_noise(noise_multiplier=2.0)
       >>> state = jaxdp.dpzero(plan, jaxdp.Keys.insecure(0)).init(jnp.zeros(2))
-      >>> jaxdp.dpzero_output(state, jnp.ones(2)).tolist()  # the plan returns the last iterate
+      >>> jaxdp.dpzero_output(state, jnp.ones(2)).tolist()  # the last iterate
       [1.0, 1.0]
 
     References:

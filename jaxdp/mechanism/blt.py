@@ -80,6 +80,14 @@ def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
 
     Raises:
       ImportError: ``jax_privacy`` is not installed.
+
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.PrefixSum(
+      ...     num_examples=1437, num_steps=22, sampling=jaxdp.sampling.SinglePass(64),
+      ...     relation="replace_one", l2_clip_norm=1.0,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> plan = plan.with_optimised_noise(num_buffers=2)  # doctest: +SKIP
     """
     validate.integer(num_buffers=num_buffers, at_most=3)
     found = optimise_blt(plan.noise_period, num_buffers)

@@ -310,7 +310,19 @@ class Plan:
         raise NotImplementedError
 
     def algorithm(self, keys: Keys) -> Algorithm:
-        """Builds the algorithm that runs under this plan, if it ``runs_algorithm``."""
+        """Builds the algorithm that runs under this plan, if it ``runs_algorithm``.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SOSP.certified(
+          ...     num_examples=200_000, dim=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     hessian_lipschitz=1.0, accuracy=0.1,
+          ... )
+          >>> algorithm = plan.algorithm(jaxdp.Keys.insecure(0))
+          >>> algorithm._fields
+          ('init', 'step', 'output')
+        """
         raise NotImplementedError
 
     def returned(self, state: Any, params: Any) -> Any:
@@ -416,15 +428,16 @@ class Plan:
           >>> import jax
           >>> import jax.numpy as jnp
           >>> import jaxdp
-          >>> plan = jaxdp.plans.DPZero(
+          >>> plan = jaxdp.plans.DPGD(
           ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
-          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ...     relation="replace_one", l2_clip_norm=1.0,
           ... ).with_noise(noise_multiplier=2.0)
+          >>> value_fn = lambda w, x: (x * w).sum(axis=-1)
           >>> found = plan.contributions(
-          ...     lambda w, x: (x * w).sum(axis=-1), jnp.zeros(2), jnp.ones((4, 2)), jax.random.key(0)
+          ...     value_fn, jnp.zeros(2), jnp.ones((4, 2)), jax.random.key(0)
           ... )
           >>> found.rows.shape, found.l2_clip_norm
-          ((4, 1), 1.0)
+          ((4, 2), 1.0)
         """
         raise ValueError(
             "plan must be one whose steps release sums of slopes or gradients, got "

@@ -108,6 +108,18 @@ class SOSP(Plan):
       theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what they
         promise. None elsewhere, and where a number was changed since.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.SOSP(
+      ...     num_examples=1000, num_steps=50, relation="replace_one", l2_clip_norm=1.0,
+      ...     smoothness=1.0, refresh_batch_size=100, difference_batch_rate=100.0,
+      ...     drift_limit=1.0, max_differences=7, trigger_norm=0.2, escape_steps=5,
+      ...     escape_radius=0.5, escape_noise_std=0.1, hessian_batch_size=100,
+      ...     hessian_clip_norm=1.0,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> bool(plan.epsilon() <= 2.0), plan.num_passes
+      (True, 1)
+
     References:
       Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary
       Points <https://arxiv.org/abs/2410.07502>`_, 2025, Algorithm 3 and Theorem 3.17,
@@ -447,7 +459,19 @@ class SOSP(Plan):
         return self.dim + more
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
-        """Returns a plan of at most (epsilon, delta), with the least noise."""
+        """Returns a plan of at most (epsilon, delta), with the least noise.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SOSP.certified(
+          ...     num_examples=200_000, dim=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     hessian_lipschitz=1.0, accuracy=0.1,
+          ... )
+          >>> more = plan.calibrate(epsilon=4.0, delta=1e-6)
+          >>> more.noise_multiplier < plan.noise_multiplier
+          True
+        """
         self._check_budget(epsilon, delta)
         noise = accounting.calibrate_noise_multiplier(
             self._guarantee_of, epsilon, delta
@@ -537,7 +561,21 @@ class SOSP(Plan):
         return SOSPNumbers(*(getattr(self, name) for name in SOSPNumbers._fields))
 
     def algorithm(self, keys: Keys, *, microbatch_size: int | None = None) -> Algorithm:
-        """Builds :func:`jaxdp.sosp`, which has the same arguments."""
+        """Builds :func:`jaxdp.sosp`, which has the same arguments.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SOSP.certified(
+          ...     num_examples=200_000, dim=10, epsilon=2.0, delta=1e-6,
+          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
+          ...     hessian_lipschitz=1.0, accuracy=0.1,
+          ... )
+          >>> algorithm = plan.algorithm(jaxdp.Keys.insecure(0))
+          >>> state = algorithm.init(jnp.zeros(10))
+          >>> algorithm.output(state).shape
+          (10,)
+        """
         return sosp(self, keys, microbatch_size=microbatch_size)
 
     def returned(self, state: Any, params: Any) -> Any:

@@ -51,6 +51,15 @@ class SaddleBiasReduced(VertexSamplingPlan):
       center_gradients: as in :class:`Saddle`.
       sampler: as in :class:`Saddle`, like all that follow.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.SaddleBiasReduced(
+      ...     num_examples=20_000, relation="replace_one", dim_x=20, dim_y=10,
+      ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0, vertex_budget=200, level_seed=3,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> bool(plan.epsilon() <= 2.0), plan.num_steps == len(plan.levels)
+      (True, True)
+
     References:
       As for :class:`Saddle`, Algorithms 2 and 3, with their sensitivity corrected.
     """
@@ -199,7 +208,8 @@ class SaddleBiasReduced(VertexSamplingPlan):
 
         Example:
           >>> import jaxdp
-          >>> plan = jaxdp.plans.SaddleBiasReduced.from_theorem("4.3",
+          >>> plan = jaxdp.plans.SaddleBiasReduced.from_theorem(
+          ...     "4.3",
           ...     num_examples=100_000, dim_x=20, dim_y=10, epsilon=2.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
           ...     second_order_smoothness=0.5,
@@ -270,6 +280,16 @@ class SaddleBiasReduced(VertexSamplingPlan):
 
         Raises:
           ValueError: no step sizes or no ``batch_alpha``, which are to be fixed before.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SaddleBiasReduced(
+          ...     num_examples=20_000, relation="replace_one", dim_x=20, dim_y=10,
+          ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0, vertex_budget=200,
+          ...     level_seed=3, batch_alpha=0.05, step_size_x=0.1, step_size_y=0.1,
+          ... ).filtered(epsilon=2.0, delta=1e-5)
+          >>> bool(plan.epsilon() <= 2.0)
+          True
         """
         rho = charges.rho_budget(float(epsilon), float(delta))
         return dataclasses.replace(self, budget=rho, delta=delta)

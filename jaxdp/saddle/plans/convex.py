@@ -38,6 +38,16 @@ class ConvexSimplex(VertexSamplingPlan):
       center_gradients: as in :class:`Saddle`.
       sampler: as in :class:`Saddle`, like all that follow.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.ConvexSimplex(
+      ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
+      ...     relation="replace_one", dim=20, linf_clip_norm=1.0, num_draws=4,
+      ...     refresh_every=5,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> bool(plan.epsilon() <= 2.0), plan.step_size > 0
+      (True, True)
+
     References:
       As for :class:`Saddle`, Algorithm 4.
     """
@@ -111,8 +121,8 @@ class ConvexSimplex(VertexSamplingPlan):
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
           ...     second_order_smoothness=0.0,
           ... )
-          >>> bool(plan.epsilon() <= 2.0), plan.theorem.name
-          (True, 'certified')
+          >>> plan.theorem.name, bool(plan.epsilon() <= 2.0)
+          ('certified', True)
         """
         return cls._certified(**given(locals()))
 
@@ -151,13 +161,14 @@ class ConvexSimplex(VertexSamplingPlan):
 
         Example:
           >>> import jaxdp
-          >>> plan = jaxdp.plans.ConvexSimplex.from_theorem("5.1",
+          >>> plan = jaxdp.plans.ConvexSimplex.from_theorem(
+          ...     "5.1",
           ...     num_examples=100_000, dim=20, epsilon=2.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
           ...     second_order_smoothness=0.0,
           ... )
-          >>> bool(plan.epsilon() <= 2.0), plan.theorem.name
-          (True, '5.1')
+          >>> plan.theorem.name, bool(plan.epsilon() <= 2.0)
+          ('5.1', True)
         """
         return cls._from_theorem(**given(locals()))
 

@@ -55,6 +55,16 @@ class Saddle(VertexSamplingPlan):
       theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what
         they promise. None elsewhere, and where a number was changed since.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.Saddle(
+      ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
+      ...     relation="replace_one", dim_x=20, dim_y=10,
+      ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> bool(plan.epsilon() <= 2.0), plan.step_size_x > 0
+      (True, True)
+
     References:
       As for :func:`jaxdp.saddle_mirror_descent`; accounting by bounded range and zCDP.
     """
@@ -128,8 +138,8 @@ class Saddle(VertexSamplingPlan):
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
           ...     second_order_smoothness=0.0,
           ... )
-          >>> plan.theorem.promise.bound < 0.5
-          True
+          >>> plan.theorem.promise.bound < 0.5, bool(plan.epsilon() <= 2.0)
+          (True, True)
         """
         return cls._certified(**given(locals()))
 
@@ -171,7 +181,8 @@ class Saddle(VertexSamplingPlan):
 
         Example:
           >>> import jaxdp
-          >>> plan = jaxdp.plans.Saddle.from_theorem("4.1",
+          >>> plan = jaxdp.plans.Saddle.from_theorem(
+          ...     "4.1",
           ...     num_examples=100_000, dim_x=20, dim_y=10, epsilon=2.0, delta=1e-6,
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
           ...     second_order_smoothness=0.0,

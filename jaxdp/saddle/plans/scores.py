@@ -185,7 +185,17 @@ class VertexSamplingPlan(Plan):
         return accounting.sensitivity(self.relation, 1.0)
 
     def check_ready(self) -> None:
-        """Raises ValueError if the plan has no step sizes yet."""
+        """Raises ValueError if the plan has no step sizes yet.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.Saddle(
+          ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
+          ...     relation="replace_one", dim_x=20, dim_y=10,
+          ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0,
+          ... )
+          >>> plan.with_step_size(0.1).check_ready()  # raises without step sizes
+        """
         if getattr(self, self.calibrated) is None:
             raise ValueError(
                 f"the plan has no {self.calibrated} yet: call "
@@ -234,6 +244,17 @@ class VertexSamplingPlan(Plan):
         Raises:
           ValueError: no steps stay within the budget, the sampler is not certified, or a
             privacy filter takes step sizes as they are.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.Saddle(
+          ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
+          ...     relation="replace_one", dim_x=20, dim_y=10,
+          ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0,
+          ... )
+          >>> plan = plan.calibrate(epsilon=2.0, delta=1e-5)
+          >>> bool(plan.epsilon() <= 2.0)
+          True
         """
         self._check_budget(epsilon, delta)
         if self.budget is not None:
@@ -264,7 +285,19 @@ class VertexSamplingPlan(Plan):
         return dataclasses.replace(plan, delta=delta, **made)
 
     def with_step_size(self, step_size: float, *, delta: float | None = None) -> Self:
-        """Returns the same plan with this step size, for both players if there are two."""
+        """Returns the same plan with this step size, for both players if there are two.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.Saddle(
+          ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
+          ...     relation="replace_one", dim_x=20, dim_y=10,
+          ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0,
+          ... )
+          >>> plan = plan.with_step_size(0.1, delta=1e-5)
+          >>> plan.step_size_x, plan.step_size_y
+          (0.1, 0.1)
+        """
         steps = [step_size] * len(self.step_size_fields)
         return self._with(steps, self.delta if delta is None else delta)
 
@@ -283,6 +316,18 @@ class VertexSamplingPlan(Plan):
           keys: a ``jaxdp.Keys``.
           microbatch_size: records differentiated at once; None is all. To be None for
             ``SyntheticData``, which reads answers of queries.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.Saddle(
+          ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
+          ...     relation="replace_one", dim_x=20, dim_y=10,
+          ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0,
+          ... ).with_step_size(0.1)
+          >>> algorithm = plan.algorithm(jaxdp.Keys.insecure(0))
+          >>> state = algorithm.init(plan.uniform())
+          >>> [point.shape for point in algorithm.output(state)]
+          [(20,), (10,)]
         """
         options = (
             {} if microbatch_size is None else {"microbatch_size": microbatch_size}
@@ -290,7 +335,19 @@ class VertexSamplingPlan(Plan):
         return type(self).runs(self, keys, **options)
 
     def uniform(self) -> Any:
-        """Returns the uniform starting point, float32 (dim,): a pair for two players."""
+        """Returns the uniform starting point, float32 (dim,): a pair for two players.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.Saddle(
+          ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
+          ...     relation="replace_one", dim_x=20, dim_y=10,
+          ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0,
+          ... )
+          >>> x, y = plan.uniform()
+          >>> x.shape, y.shape
+          ((20,), (10,))
+        """
         sizes = self._of_players(self.point_fields)
         points = [np.full((size,), 1 / size, np.float32) for size in sizes]
         return tuple(points) if len(points) > 1 else points[0]

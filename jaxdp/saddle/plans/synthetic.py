@@ -37,6 +37,15 @@ class SyntheticData(VertexSamplingPlan):
       step_size_y: :math:`\tau_y` of the queries' weights; None until :meth:`calibrate`.
       sampler: as in :class:`Saddle`, like all that follow.
 
+    Example:
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.SyntheticData(
+      ...     num_examples=10_000, num_steps=100, relation="replace_one", domain_size=64,
+      ...     num_queries=40,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> bool(plan.epsilon() <= 2.0), plan.step_size_y > 0
+      (True, True)
+
     References:
       As for :class:`Saddle`, Algorithm 5 and Theorem G.1, with the exact sensitivity.
     """
@@ -129,8 +138,8 @@ class SyntheticData(VertexSamplingPlan):
           ...     num_examples=10_000, domain_size=64, num_queries=40, epsilon=2.0,
           ...     delta=1e-6, relation="replace_one",
           ... )
-          >>> bool(plan.epsilon() <= 2.0), plan.theorem.name
-          (True, 'certified')
+          >>> plan.theorem.name, bool(plan.epsilon() <= 2.0)
+          ('certified', True)
         """
         return cls._certified(**given(locals()))
 
@@ -172,11 +181,12 @@ class SyntheticData(VertexSamplingPlan):
         Example:
           >>> import jaxdp
           >>> plan = jaxdp.plans.SyntheticData.from_theorem(
-          ...     "G.1", num_examples=10_000, domain_size=64, num_queries=40, epsilon=1.0,
+          ...     "G.1",
+          ...     num_examples=10_000, domain_size=64, num_queries=40, epsilon=1.0,
           ...     delta=1e-6, relation="replace_one",
           ... )
-          >>> bool(plan.epsilon() <= 1.0), plan.theorem.name
-          (True, 'G.1')
+          >>> plan.theorem.name, bool(plan.epsilon() <= 1.0)
+          ('G.1', True)
         """
         return cls._from_theorem(**given(locals()))
 
@@ -226,7 +236,17 @@ class SyntheticData(VertexSamplingPlan):
         return min(step, 1 + 2 * windows) * UNIT
 
     def sensitivity_at(self, step: int) -> float:
-        """Returns the sensitivity of the scores of step ``step`` >= 0, in nats."""
+        """Returns the sensitivity of the scores of step ``step`` >= 0, in nats.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.SyntheticData.certified(
+          ...     num_examples=10_000, domain_size=64, num_queries=40, epsilon=2.0,
+          ...     delta=1e-6, relation="replace_one",
+          ... )
+          >>> plan.sensitivity_at(0) < plan.sensitivity_at(plan.num_steps - 1)
+          True
+        """
         grid = self.grid
         if grid.multiplier == 0:
             return 0.0
