@@ -98,7 +98,7 @@ def tune(
 ) -> TuneResult:
     """Runs a random number of random candidates and returns the best run.
 
-    Each trial takes one of the candidates, all equally likely, and ``fit``s it with keys
+    Each trial takes one of the candidates, all equally likely, and runs ``fit`` with keys
     of its own. :func:`calibrate` makes plans whose search costs a given epsilon.
 
     Args:
