@@ -30,11 +30,7 @@ PENDING: set[str] = set()
 #: Callables with ``**`` in their signatures, and why.
 FORWARDING = {
     "jaxdp.apply_gradients": "keywords of whatever tx.update takes",
-    "jaxdp.metrics.sosp_alpha_of": "options of sosp_alpha",
-    "jaxdp.models.lasry_lions": "settings, of lasry_lions_settings",
-    "jaxdp.models.lasry_lions_mean": "settings, of lasry_lions_settings",
     "jaxdp.models.load": "options of one of several data sets",
-    "jaxdp.models.moreau_envelope": "settings of the search",
     "jaxdp.models.network_for": "options of one of several networks",
 }
 

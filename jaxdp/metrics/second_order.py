@@ -161,7 +161,14 @@ def sosp_alpha(
 
 
 def sosp_alpha_of(
-    function: Callable[[Any], Any], x: Any, hess_lip: float, **options: Any
+    function: Callable[[Any], Any],
+    x: Any,
+    hess_lip: float,
+    *,
+    max_dense_dim: int = 500,
+    num_steps: int = 128,
+    tolerance: float = 1e-6,
+    seed: int = 0,
 ) -> SospAlpha:
     """Computes the least alpha for which x is an alpha-SOSP of a function without records.
 
@@ -169,8 +176,10 @@ def sosp_alpha_of(
       function: x -> F, shape=(): an expected loss in closed form. Hashable.
       x: pytree of floating arrays.
       hess_lip: rho > 0.
-      **options: ``max_dense_dim``, ``num_steps``, ``tolerance`` and ``seed`` of
-        :func:`sosp_alpha`.
+      max_dense_dim: as in :func:`sosp_alpha`, like all that follow.
+      num_steps: of Lanczos, at most.
+      tolerance: of Lanczos.
+      seed: of the start of Lanczos; public.
 
     Returns:
       A :class:`SospAlpha`.
@@ -187,7 +196,16 @@ def sosp_alpha_of(
       >>> round(jaxdp.metrics.sosp_alpha_of(function, x, hess_lip=1.0), 4)
       0.5
     """
-    return sosp_alpha(_OneRecord(function), x, np.zeros(1), hess_lip, **options)
+    return sosp_alpha(
+        _OneRecord(function),
+        x,
+        np.zeros(1),
+        hess_lip,
+        max_dense_dim=max_dense_dim,
+        num_steps=num_steps,
+        tolerance=tolerance,
+        seed=seed,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,14 @@ class Smoothed(NamedTuple):
 
 
 def moreau_envelope(
-    value_fn: Callable[[Any], Any], x: Any, smoothing: float, **options: Any
+    value_fn: Callable[[Any], Any],
+    x: Any,
+    smoothing: float,
+    *,
+    weak_convexity: float | None = None,
+    lipschitz: float | None = None,
+    tolerance: float = 1e-8,
+    max_evaluations: int = 100_000,
 ) -> Smoothed:
     """Computes the Moreau envelope of h at x, and its gradient where it has one.
 
@@ -86,9 +93,11 @@ def moreau_envelope(
       value_fn: h: a float64 vector (d,) -> a float64 number, traceable by JAX.
       x: shape (d,), d <= 10.
       smoothing: lambda > 0, in units of x^2 / h.
-      **options: constants of h, asserted by the caller: ``weak_convexity``, w >= 0, and
-        ``lipschitz``, L, needed unless 2 lambda w <= 1 (Moreau: lambda w < 1), and else not
-        read; ``tolerance``, the gap to stop at (1e-8); ``max_evaluations`` of h (100 000).
+      weak_convexity: w >= 0, a constant of h that the caller asserts.
+      lipschitz: L, another one: needed unless 2 lambda w <= 1 (Moreau: lambda w < 1), and
+        else not read.
+      tolerance: gap to stop at.
+      max_evaluations: the most values of h.
 
     Returns:
       A :class:`Smoothed`. With ``lipschitz``, the error is infinite or large where several
@@ -109,11 +118,28 @@ def moreau_envelope(
       >>> round(smooth.value, 6), smooth.gradient.round(6).tolist()
       (1.5, [1.0])
     """
-    return _smoothed(value_fn, None, x, smoothing, False, **options)
+    return _smoothed(
+        value_fn,
+        None,
+        x,
+        smoothing,
+        False,
+        weak_convexity=weak_convexity,
+        lipschitz=lipschitz,
+        tolerance=tolerance,
+        max_evaluations=max_evaluations,
+    )
 
 
 def lasry_lions(
-    value_fn: Callable[[Any], Any], x: Any, smoothing: float, **options: Any
+    value_fn: Callable[[Any], Any],
+    x: Any,
+    smoothing: float,
+    *,
+    weak_convexity: float | None = None,
+    lipschitz: float | None = None,
+    tolerance: float = 1e-8,
+    max_evaluations: int = 100_000,
 ) -> Smoothed:
     """Computes the Lasry-Lions smoothing of h at x, and its gradient.
 
@@ -129,7 +155,17 @@ def lasry_lions(
       >>> round(smooth.value, 6), smooth.gap < 1e-6
       (1.75, True)
     """
-    return _smoothed(value_fn, None, x, smoothing, True, **options)
+    return _smoothed(
+        value_fn,
+        None,
+        x,
+        smoothing,
+        True,
+        weak_convexity=weak_convexity,
+        lipschitz=lipschitz,
+        tolerance=tolerance,
+        max_evaluations=max_evaluations,
+    )
 
 
 def lasry_lions_mean(
@@ -137,7 +173,11 @@ def lasry_lions_mean(
     x: Any,
     data: Any,
     smoothing: float,
-    **options: Any,
+    *,
+    weak_convexity: float | None = None,
+    lipschitz: float | None = None,
+    tolerance: float = 1e-8,
+    max_evaluations: int = 100_000,
 ) -> Smoothed:
     r"""Computes the mean over records of the Lasry-Lions smoothings of their losses.
 
@@ -148,10 +188,13 @@ def lasry_lions_mean(
 
     Args:
       value_fn: (x, batch) -> losses (B,), as everywhere in the library.
-      x: as in :func:`moreau_envelope`, as are ``smoothing``, ``options`` and errors.
+      x: as in :func:`moreau_envelope`, as are errors.
       data: pytree with leading axis n <= 200, the records.
       smoothing: lambda.
-      **options: of every record's loss.
+      weak_convexity: w, of every record's loss.
+      lipschitz: L, of every record's loss.
+      tolerance: gap to stop at, for each record.
+      max_evaluations: the most values of each record's loss.
 
     Returns:
       Means of values, bounds, gradients and errors; the total of the evaluations.
@@ -174,7 +217,18 @@ def lasry_lions_mean(
     found = []
     for i in range(n):
         record = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i : i + 1], data)
-        found.append(_smoothed(value_fn, record, x, smoothing, True, **options))
+        one = _smoothed(
+            value_fn,
+            record,
+            x,
+            smoothing,
+            True,
+            weak_convexity=weak_convexity,
+            lipschitz=lipschitz,
+            tolerance=tolerance,
+            max_evaluations=max_evaluations,
+        )
+        found.append(one)
     *means, counts = (np.array(column) for column in zip(*found, strict=True))
     lower, upper, gradient, error = (column.mean(axis=0) for column in means)
     total = int(counts.sum())

@@ -79,6 +79,7 @@ def private_oracle(
       As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
 
     Example:
+      >>> import jax
       >>> import jax.numpy as jnp
       >>> import jaxdp
       >>> sampling = jaxdp.sampling.SinglePassRestarts(period=2, restart_batch_size=4)
@@ -90,9 +91,11 @@ def private_oracle(
       >>> keys, data, params = jaxdp.Keys.insecure(0), jnp.ones((20, 2)), jnp.zeros(2)
       >>> tx = jaxdp.private_oracle(plan, keys)
       >>> batch = jaxdp.sampling.batch(plan, keys, 0, data, phase="restart")
-      >>> gradient, state = tx.update(
-      ...     None, tx.init(params), params, batch=batch, phase="restart",
-      ...     value_fn=lambda w, x: jnp.abs(w - x).sum(axis=-1),
+      >>> value_fn = lambda w, x: jnp.abs(w - x).sum(axis=-1)
+      >>> update = jax.jit(tx.update, static_argnames=("value_fn", "phase"))
+      >>> gradient, state = update(
+      ...     None, tx.init(params), params, value_fn=value_fn, batch=batch,
+      ...     phase="restart",
       ... )
       >>> gradient.shape
       (2,)

@@ -51,76 +51,88 @@ def fit(
     keep_noise_roots: bool = False,
     check_isolation: bool = True,
 ) -> loop.FitResult:
-    """Runs a plan on data.
+    """Trains parameters on private data under a plan.
+
+    Runs all steps of the plan: each draws its batch, bounds what every record contributes,
+    adds the noise, and hands the noised gradient to the optimizer. The steps are one
+    compiled program. The result satisfies the guarantee that ``plan.epsilon()`` states.
 
     Args:
-      plan: a plan with noise.
-      keys: a ``jaxdp.Keys``; keys from entropy serve one run.
-      params: initial parameters; they must not depend on the data. For plans of vertices
-        their weights, ``plan.uniform()``.
-      data: pytree of arrays with ``plan.num_examples`` rows.
-      value_fn: ``value_fn(params, batch) -> losses (B,)`` or a ``jaxdp.LazyLoss``. For
-        plans of games, convex problems over polytopes and synthetic data, what their
-        algorithms take: ``value_fn(x, y, batch)``, a ``jaxdp.Problem``, queries.
-      optimizer: what turns gradients into updates (post-processing, costs no privacy):
-        ``optax.sgd(0.1)``. Required of plans whose updates are gradients, which would
-        climb as they are; None for plans that make the steps themselves (``O2NC``, SOSP,
-        games).
-      trainable: which leaves move (None, predicate on the path, pytree of bools).
+      plan: what to run, from ``jaxdp.plans``, after ``calibrate`` or ``with_noise``.
+      keys: all randomness of the run: ``jaxdp.Keys.from_entropy()``, which serves one run,
+        or ``jaxdp.Keys.insecure(seed)``, which repeats and protects nothing.
+      params: initial parameters, a pytree; they must not depend on the data. For plans of
+        vertices their weights, ``plan.uniform()``.
+      data: the private records, a pytree of arrays with ``plan.num_examples`` rows.
+      value_fn: the loss of each record: ``value_fn(params, batch) -> losses (B,)``, not
+        their mean, or a ``jaxdp.LazyLoss``. ``jaxdp.per_record`` lifts a loss of one
+        record. For plans of games, convex problems over polytopes and synthetic data, what
+        their algorithms take: ``value_fn(x, y, batch)``, a ``jaxdp.Problem``, queries.
+      optimizer: what turns noised gradients into updates, such as ``optax.adam(1e-3)``. It
+        costs no privacy. None for plans that make the steps themselves (``O2NC``,
+        ``SOSP``, games); all others need one.
+      trainable: leaves that are trained: None for all, a predicate on the path, or a
+        pytree of bools.
       stacked: predicate on the path: leaves whose first axis counts layers.
-      microbatch_size: records evaluated at once; None is all, or a device's equal part.
+      microbatch_size: records evaluated at once, to save memory; None is all, or a
+        device's equal part.
       mesh: devices that share the records of every batch:
         ``jax.make_mesh((jax.device_count(),), ("data",))``. Params, keys and data are
         copied to each. What a private run releases is, to the bit, what one device of the
         same ``microbatch_size`` releases (where it is None, of a device's part of the
-        batch). With several processes (``jax.distributed``)
-        each of them calls ``fit`` with the same arguments; process 0 writes the ledger.
-      callback: ``callback(step, params, info)`` after each chunk, with public values:
-        evaluate public data in it, save, plot. With a mesh, they are on one device.
+        batch). With several processes (``jax.distributed``) each of them calls ``fit``
+        with the same arguments; process 0 writes the ledger.
+      callback: ``callback(step, params, info)``, called after each chunk with public
+        values: evaluate public data in it, save, plot. With a mesh, they are on one device.
       ledger: folder for the record of the run (``jaxdp.ledger``): every release is
         written before it is used, so that a killed run can be taken up again
         (``jaxdp.resume``) and the parameters rebuilt (``jaxdp.replay``).
       chunk: steps between callbacks and between records; default a hundredth of the run,
         at least 1. A checkpoint follows each record, unless the parameters are large
         (64 MiB) and their releases give them back.
-      progress: draws a progress bar, with the rate and the size of the last release.
-      note: goes into the ledger's header; public, whatever JSON can hold.
-      keep_noise_roots: leaves the roots of noise and sampling in the ledger's ``secret/``
-        when the run is over, for an audit that computes it again: whoever reads them
-        subtracts all noise. Without it they are deleted then, which costs nothing: a run
-        that is over only gives its result.
-      check_isolation: refuses a loss of which one record's depends on another's, where
-        the plan evaluates a batch at once (``DPZero``, ``DPGDZerothOrder``, ``O2NC`` with
-        shared directions): it is tried on four made-up records of the data's shapes and
-        dtypes, at the initial parameters moved at random. A check, not a proof; a loss
-        that ``jaxdp.per_record`` lifts always passes. It warns where all losses there are
-        NaN. False leaves it out, for a loss that cannot take made-up records.
+      progress: whether to draw a progress bar, with the rate and the size of the last
+        release.
+      note: public entries for the ledger's header, whatever JSON can hold.
+      keep_noise_roots: whether to leave the roots of noise and sampling in the ledger's
+        ``secret/`` when the run is over, for an audit that computes it again: whoever reads
+        them subtracts all noise. By default they are deleted then, which costs nothing: a
+        run that is over only gives its result.
+      check_isolation: whether to refuse a loss of which one record's depends on another's,
+        where the plan evaluates a batch at once (``DPZero``, ``DPGDZerothOrder``, ``O2NC``
+        with shared directions). The loss is tried on four made-up records of the data's
+        shapes and dtypes, at the initial parameters moved at random. A check, not a proof;
+        a loss that ``jaxdp.per_record`` lifts always passes. It warns where all losses
+        there are NaN. False is for a loss that cannot take made-up records.
 
     Returns:
-      ``FitResult(params, info, report)``, public but for the report's timings: the result,
-      the releases of every step, and what was spent. How long a run takes may depend on
+      ``FitResult(params, info, report)``: the trained parameters, the releases of every
+      step, and what was spent. ``params`` are the last iterate, or what the plan returns
+      instead; with a mesh, a copy on each of its devices. No metric on private data is
+      computed. All is public but the report's timings: how long a run takes may depend on
       its records, so ``report.json`` leaves ``compile_seconds``, ``train_seconds`` and
-      ``steps_per_second`` out; ``secret/timing.json`` has them. No metric on private data
-      is computed. ``params`` are the last iterate, or what the plan returns instead; with a
-      mesh, a copy on each of its devices.
+      ``steps_per_second`` out; ``secret/timing.json`` has them.
 
     Raises:
-      TypeError, ValueError: wrong arguments, named, before anything is compiled or spent.
+      TypeError: an argument of the wrong kind, named, before anything is compiled or spent.
+      ValueError: an argument that does not fit the plan or the data, likewise.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxdp
       >>> import optax
+      >>> data = jnp.linspace(-1.0, 1.0, 2000).reshape(1000, 2)
       >>> plan = jaxdp.plans.DPZero(
-      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
-      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
-      ... ).calibrate(epsilon=2.0, delta=1e-2)
+      ...     num_examples=1000, num_steps=20, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=2.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
       >>> result = jaxdp.fit(
-      ...     plan, jaxdp.Keys.from_entropy(), jnp.zeros(2), jnp.ones((8, 2)),
+      ...     plan, jaxdp.Keys.from_entropy(), jnp.ones(2), data,
       ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1),
       ... )
-      >>> result.params.shape, result.info.releases.shape, result.report["private"]
-      ((2,), (3, 1), True)
+      >>> result.params.shape, result.info.releases.shape
+      ((2,), (20, 1))
+      >>> result.report["private"], round(result.report["epsilon"], 2)
+      (True, 2.0)
     """
     validate.instance(Plan, plan=plan)
     validate.instance(bool, check_isolation=check_isolation)
