@@ -174,8 +174,11 @@ def test_sdist_holds_every_source_once(built: tuple[Path, Path], copy: Path) -> 
     assert len(names) == len(set(names))
     modules = {name.replace("jaxdp/kernels/", "kernels/") for name in modules_in(copy)}
     assert modules | DATA <= set(names)
-    texts = {"README.md", "CHANGELOG.md", "LICENSE"}
+    texts = {"README.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "setup.py"}
     assert texts | {"pyproject.toml", "constraints.txt"} <= set(names)
+    pages = {p.relative_to(copy).as_posix() for p in (copy / "docs").rglob("*.md")}
+    assert {p for p in pages if not p.startswith("docs/_build/")} <= set(names)
+    assert not [name for name in names if name.startswith("docs/_build/")]
     assert not [name for name in names if name.startswith("jaxdp/kernels")]
     tests = {p.relative_to(copy).as_posix() for p in (copy / "tests").rglob("*.py")}
     assert tests <= set(names)
@@ -189,6 +192,52 @@ def test_wheel_built_from_the_sdist_is_the_same(
         for name in one.namelist():
             if not name.endswith("/RECORD"):
                 assert one.read(name) == two.read(name), name
+
+
+def metadata_of(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return archive.read(name).decode()
+
+
+def test_an_index_takes_both(built: tuple[Path, Path], tmp_path: Path) -> None:
+    checked(sys.executable, "-m", "twine", "check", "--strict", *built, cwd=tmp_path)
+    text = metadata_of(built[1])
+    for field in ("Author: The jaxdp authors", "License-Expression: Apache-2.0"):
+        assert f"\n{field}\n" in text
+    assert "\nDescription-Content-Type: text/markdown\n" in text
+    assert "\nProject-URL: " in text
+
+
+RELATIVE = re.compile(r"\]\((?!https?:|#)")
+
+
+def test_links_of_the_readme_hold_on_an_index_page(
+    wheel: Path, copy: Path, tmp_path: Path
+) -> None:
+    """Links to files become links to the source, if it has a URL, or text."""
+    assert RELATIVE.search((copy / "README.md").read_text(encoding="utf-8"))
+    assert not RELATIVE.search(metadata_of(wheel))
+    for name in ("README.md", "setup.py"):
+        shutil.copy(copy / name, tmp_path)
+    settings = '[project]\nname = "x"\nversion = "1"\ndynamic = ["readme"]\n'
+    settings += '[project.urls]\nSource = "https://example.org/jaxdp"\n'
+    settings += "[tool.setuptools]\npackages = []\n"
+    (tmp_path / "pyproject.toml").write_text(settings)
+    code = "from setuptools import build_meta as b; b.prepare_metadata_for_build_wheel('.')"
+    checked(sys.executable, "-W", "ignore", "-c", code, cwd=tmp_path)
+    (path,) = tmp_path.glob("*.dist-info/METADATA")
+    text = path.read_text(encoding="utf-8")
+    assert not RELATIVE.search(text)
+    assert "](https://example.org/jaxdp/blob/main/LICENSE)" in text
+
+
+def test_the_version_is_that_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall("^version: (.*)$", citation, re.MULTILINE) == [project["version"]]
+    code = [*(ROOT / "jaxdp").rglob("*.py"), ROOT / "docs" / "conf.py"]
+    assert not [path for path in code if project["version"] in path.read_text()]
 
 
 def test_installed_wheel_imports_its_own_kernels(wheel: Path, tmp_path: Path) -> None:
@@ -301,3 +350,33 @@ def test_beside_a_clone_of_the_same_name(tmp_path: Path) -> None:
     code = "import pathlib, jaxdp; print(pathlib.Path(jaxdp.__file__).resolve())"
     out = checked(sys.executable, "-c", code, cwd=tmp_path)
     assert out.split() == [str(ROOT / "jaxdp" / "__init__.py")]
+
+
+SEEN = {
+    "jaxdp.fit": r"\(plan: Plan, keys: Keys, params: Any, .* -> FitResult",
+    "jaxdp.plans.DPZero": r"type\[DPZero\]",
+    "jaxdp.kernels.sphere.directions": r".* -> Direction",
+    "jaxdp.models.load": r".* -> Dataset",
+    "jaxdp.metrics": r"Module\(\"jaxdp.metrics\"\)",
+    "jaxdp.auditing": r"Module\(\"jaxdp.auditing\"\)",
+}
+
+
+def test_an_editor_sees_the_types(tmp_path: Path) -> None:
+    """From another folder, with the Python that `make install` made."""
+    if not (Path(SITE) / "jaxdp_checkout.pth").exists():
+        pytest.skip("not installed by `make install`")
+    lines = [
+        "import jaxdp",
+        "import jaxdp.kernels",
+        *(f"reveal_type({x})" for x in SEEN),
+    ]
+    (tmp_path / "user.py").write_text("\n".join(lines) + "\n")
+    command = ("pyright", "--outputjson", "--pythonpath", sys.executable, "user.py")
+    found = json.loads(checked(sys.executable, "-m", *command, cwd=tmp_path))
+    assert found["summary"]["errorCount"] == 0
+    said = [d["message"] for d in found["generalDiagnostics"]]
+    for (name, kind), message in zip(SEEN.items(), said, strict=True):
+        assert re.fullmatch(f'Type of "{re.escape(name)}" is "{kind}.*"', message), (
+            message
+        )
