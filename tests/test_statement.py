@@ -18,6 +18,7 @@ import jaxdp
 from jaxdp import Keys, plans, sampling
 from jaxdp.cli import main
 from jaxdp.training import statements
+from tests import golden
 
 N = 40
 PLAN = plans.DPZero(
@@ -30,6 +31,13 @@ PLAN = plans.DPZero(
 ).calibrate(epsilon=2.0, delta=1e-5)
 STEPS = {"planned": 4, "released": 4, "charged": 4, "attempts": 1, "over": True}
 PUBLIC = ("plan.json", "ledger.jsonl", "report.json")
+
+
+#: A stored plan of each kind.
+ONE_EACH = {
+    json.loads(x["plan"])["plan"]: x["plan"]
+    for x in json.loads(golden.FILE.read_text()).values()
+}
 
 
 def loss(params: Any, batch: Any) -> Any:
@@ -102,7 +110,13 @@ def test_the_sentences_are_there(runs: dict[str, Path]) -> None:
         f"{x}" for part in found.sections() for x in (*part.rows, *part.items)
     )
     for word in (
-        *("one record", "same size", "replaced by any other", "central"),
+        *(
+            "no result is more than 7.39 times as likely",
+            "one record",
+            "same size",
+            "replaced by any other",
+            "central",
+        ),
         *(
             "other runs",
             "preprocessing",
@@ -167,6 +181,28 @@ def test_pure_guarantees_are_stated_at_delta_0(run: Path) -> None:
     said = statements.statement(planned(run, fields)).fields["guarantee"]
     assert [pair["delta"] for pair in said["epsilons"]] == [0.0]
     assert math.isfinite(said["epsilon"])
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_every_kind_of_plan_is_stated(name: str, tmp_path: Path) -> None:
+    """Without a ledger: the plan and a report of what follows from it."""
+    plan = plans.from_json(ONE_EACH[name])
+    (tmp_path / "plan.json").write_text(plan.file_text())
+    report = {"seed_source": "entropy", "private": True, "num_steps": plan.num_steps}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    found = statements.statement(tmp_path, deltas=())
+    assert found.verdict.startswith("differentially private with epsilon")
+    assert found.fields["guarantee"]["epsilon"] == float(plan.epsilon())
+    json.loads(found.to_json(), parse_constant=lambda name: pytest.fail(name))
+
+
+def test_infinite_epsilon_at_another_delta_is_no_verdict(run: Path) -> None:
+    """What the sampler of small noise misses is more than the smallest deltas."""
+    fields = json.loads(PLAN.to_json()) | {"noise_multiplier": 0.18, "num_steps": 4}
+    found = statements.statement(planned(run, fields), deltas=(1e-5, 1e-300))
+    assert found.fields["guarantee"]["epsilons"][-1]["epsilon"] is None
+    assert found.verdict.startswith("differentially private")
+    assert "infinite" in found.to_card()
 
 
 def test_an_unfinished_run_is_stated(run: Path) -> None:

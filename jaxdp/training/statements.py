@@ -129,6 +129,7 @@ class Statement:
             ("trust model", said["trust"]),
             *epsilons,
             ("accountant", said["accountant"]),
+            *_meaning(said["epsilon"], said["delta"]),
         ]
         named = {"noise_std": "noise, standard deviation", "law": "law of the noise"}
         mechanism = [
@@ -306,8 +307,10 @@ def statement(
     )
     pairs = [{"delta": d, "epsilon": _finite(plan.epsilon(delta=d))} for d in stated]
     accountant = plan.epsilon(delta=stated[0]).accountant if stated else "none"
-    private = known["seed_source"] == "entropy"
-    private = private and all(pair["epsilon"] is not None for pair in pairs)
+    # At a delta below what the sampler of the noise misses, epsilon is infinite.
+    finite = [pair["epsilon"] is not None for pair in pairs]
+    bounded = any(finite) if spent is None else math.isfinite(spent)
+    private = known["seed_source"] == "entropy" and bounded
     about, how = plan.describe(), _normal(plan.mechanism())
     fields = {
         "format": FORMAT,
@@ -328,7 +331,7 @@ def statement(
             "algorithm": plan.family,
             "released": about.released,
             "noise": about.noise,
-            **({} if how.get("noise_multiplier") is None else {"law": plan.noise}),
+            **({"law": plan.noise} if how.get("noise_multiplier") else {}),
             "sampling": repr(plan.sampling),
             **how,
         },
@@ -492,6 +495,18 @@ def _of_report(report: dict[str, Any]) -> list[str]:
             "computed from private records without noise"
         )
     return out
+
+
+def _meaning(epsilon: float | None, delta: float | None) -> list[tuple[str, str]]:
+    """Returns the row that says in words what epsilon and delta bound."""
+    if epsilon is None or delta is None:
+        return []
+    factor = f"{math.exp(epsilon):.3g}" if epsilon < 500 else "exp(epsilon)"
+    said = (
+        f"no result is more than {factor} times as likely on one data set as on its "
+        f"neighbour, but for a probability of {delta:g}"
+    )
+    return [("in words", said)]
 
 
 def _shown(epsilon: float | None) -> str:
