@@ -111,7 +111,7 @@ def test_the_sentences_are_there(runs: dict[str, Path]) -> None:
     )
     for word in (
         *(
-            "no result is more than 7.39 times as likely",
+            "every result is at most 7.39 times as likely",
             "one record",
             "same size",
             "replaced by any other",

@@ -503,8 +503,8 @@ def _meaning(epsilon: float | None, delta: float | None) -> list[tuple[str, str]
         return []
     factor = f"{math.exp(epsilon):.3g}" if epsilon < 500 else "exp(epsilon)"
     said = (
-        f"no result is more than {factor} times as likely on one data set as on its "
-        f"neighbour, but for a probability of {delta:g}"
+        f"every result is at most {factor} times as likely on one data set as on its "
+        f"neighbour, plus a probability of {delta:g}"
     )
     return [("in words", said)]
 
