@@ -106,6 +106,15 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert {f"jaxdp.kernels.{m}" for m in modules} <= said
 
 
+def test_corrections_name_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "concepts" / "corrections.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z0-9_/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 20
+    for path, test in named:
+        text = (ROOT / "tests" / path).read_text(encoding="utf-8")
+        assert not test or re.search(rf"^ *def {test}\(", text, re.MULTILINE), test
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
