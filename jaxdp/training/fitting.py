@@ -322,7 +322,7 @@ class _Chunks(NamedTuple):
         from rich import progress
 
         seconds = 0.0
-        with progress.Progress(
+        bar = progress.Progress(
             "{task.description}",
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
@@ -330,7 +330,9 @@ class _Chunks(NamedTuple):
             progress.TextColumn("{task.fields[seen]}"),
             disable=not self.progress,
             transient=True,
-        ) as bar:
+        )
+        # A bar that is off is not begun: before rich 14.3, its end was an empty line.
+        with bar if self.progress else contextlib.nullcontext():
             task = bar.add_task(self.plan.family, total=last, completed=first, seen="")
             begun = first
             while first < last and not _ended(self.plan, carry):
