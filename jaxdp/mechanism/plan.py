@@ -188,6 +188,11 @@ class Plan:
     def spent(self, num_steps: int) -> accounting.Epsilon:
         """Returns the epsilon of the first ``num_steps`` steps of a run, at its delta.
 
+        Privacy:
+          The number of steps must be fixed before the run. A run that is stopped by its own
+          releases has spent the epsilon of the whole plan, which is what
+          :func:`jaxdp.report` states.
+
         Example:
           >>> import jaxdp
           >>> plan = jaxdp.plans.DPZero(
