@@ -1,6 +1,7 @@
 """Options in a file: ``--config`` of every command, and its errors."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ MISTAKES = {
     "[train]\nepsilon = 2": "unknown key 'train'",
     "when = 2026-01-01": "unknown key 'when'",
     "label = 2026-01-01": "label must be a number, a text or a list",
+    "classes = ['a,b', 'c']": "classes must have no comma within a part, got 'a,b'",
     "config = 'other.toml'": "unknown key 'config'",
 }
 
@@ -52,6 +54,28 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
     words = ("--epsilon", "4", "--progress")
     found = read(options.DPZero, text, tmp_path, *words)
     assert (found.epsilon, found.delta, found.progress) == (4.0, 1e-6, True)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path, capsys: Any) -> None:
+    """``train`` looks for the algorithm in the file before it reads the options."""
+    ends = os.pipe()
+    os.write(ends[1], b'algorithm = "dpgd"\ndataset = "wine"\nepsilon = "two"\n')
+    os.close(ends[1])
+    assert main(["train", "--config", f"/dev/fd/{ends[0]}"]) == 2
+    os.close(ends[0])
+    assert "--epsilon must be a number, got 'two'" in capsys.readouterr().err
+
+
+def test_one_file(tmp_path: Path) -> None:
+    with pytest.raises(parsing.UsageError, match="--config must be given once"):
+        read(options.DPZero, "epsilon = 3", tmp_path, "--config", "other.toml")
+
+
+def test_a_switch_of_the_file_is_given_and_can_be_turned_off(tmp_path: Path) -> None:
+    text = "keep_noise_roots = true\noverwrite = false\n"
+    found = read(options.DPZero, text, tmp_path, "--no-keep-noise-roots")
+    assert (found.keep_noise_roots, found.overwrite) == (False, False)
+    assert {"keep_noise_roots", "overwrite"} <= found.given
 
 
 @pytest.mark.parametrize("text", MISTAKES)

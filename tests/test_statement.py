@@ -189,6 +189,8 @@ def test_every_kind_of_plan_is_stated(name: str, tmp_path: Path) -> None:
     plan = plans.from_json(ONE_EACH[name])
     (tmp_path / "plan.json").write_text(plan.file_text())
     report = {"seed_source": "entropy", "private": True, "num_steps": plan.num_steps}
+    report |= {"epsilon": float(plan.epsilon()), "delta": plan.delta}
+    report |= {"relation": plan.relation}
     (tmp_path / "report.json").write_text(json.dumps(report))
     found = statements.statement(tmp_path, deltas=())
     assert found.verdict.startswith("differentially private with epsilon")
@@ -308,6 +310,51 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "no report": (lambda run: (run / "report.json").write_text("["), "must be JSON"),
     "a list": (lambda run: (run / "report.json").write_text("[]"), "must be a report"),
+    "an empty report": (
+        lambda run: (run / "report.json").write_text("{}"),
+        "must be a report with delta, epsilon, private, relation",
+    ),
+    "a deep report": (
+        lambda run: (run / "report.json").write_text("[" * 100_000),
+        "must be JSON",
+    ),
+    "a field twice": (
+        lambda run: (run / "plan.json").write_text(
+            (run / "plan.json").read_text().replace("{", '{"num_steps": 1, ', 1)
+        ),
+        "a field is there twice",
+    ),
+    "a header that is no answer": (
+        lambda run: rewritten(run, [lines(run)[0] | {"private": "false"}]),
+        "private true or false",
+    ),
+    "a seed that is called private": (
+        lambda run: rewritten(
+            run, [lines(run)[0] | {"note": {"command": {"seed": 7}}}, *lines(run)[1:]]
+        ),
+        "must not call a run private that had a seed",
+    ),
+    "a report of another plan": (
+        lambda run: edited(
+            run / "report.json",
+            plan=json.loads(PLAN.with_noise(noise_multiplier=9.0).to_json()),
+        ),
+        "report.json must be of the plan",
+    ),
+    "a report of more steps, and no ledger": (
+        lambda run: [
+            (run / "ledger.jsonl").unlink(),
+            edited(run / "report.json", steps_charged=600),
+        ],
+        "steps_charged of at most 4",
+    ),
+    "a link out of the folder": (
+        lambda run: [
+            (run / "report.json").rename(run.parent / "elsewhere.json"),
+            (run / "report.json").symlink_to(run.parent / "elsewhere.json"),
+        ],
+        "must be a file of its folder",
+    ),
     "a newer ledger": (
         lambda run: rewritten(run, [lines(run)[0] | {"ledger": 2}]),
         "newer version",
@@ -327,6 +374,54 @@ def test_files_that_disagree_are_refused(name: str, run: Path, capsys: Any) -> N
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jaxdp: RUN: ")
     assert said in line
+
+
+def test_a_report_that_is_not_private_is_not_without_a_ledger(run: Path) -> None:
+    (run / "ledger.jsonl").unlink()
+    edited(run / "report.json", private=False, seed_source="insecure")
+    found = statements.statement(run)
+    assert found.verdict.startswith("NOT PRIVATE")
+    assert found.fields["randomness"]["private"] is False
+
+
+def test_files_that_change_meanwhile_are_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digests are of what was read."""
+    real = statements._implied
+
+    def implied(*args: Any) -> Any:
+        (run / "ledger.jsonl").write_text((run / "ledger.jsonl").read_text() + "\n")
+        return real(*args)
+
+    monkeypatch.setattr(statements, "_implied", implied)
+    with pytest.raises(ValueError, match="must not change while they are read"):
+        statements.statement(run)
+
+
+def test_what_was_left_open_is_told(run: Path) -> None:
+    header, *rest = lines(run)
+    note = {"command": {"seed": None, "keep_noise_roots": True}}
+    rewritten(run, [header | {"note": note}, *rest])
+    assert "told to keep in secret/" in statements.statement(run).to_card()
+
+
+def test_a_large_delta_promises_nothing(run: Path) -> None:
+    plan = PLAN.with_noise(noise_multiplier=PLAN.noise_multiplier, delta=0.5)
+    found = statements.statement(planned(run, json.loads(plan.to_json())))
+    assert "promises nothing" in found.verdict
+
+
+def test_names_are_shown_and_not_obeyed(run: Path, capsys: Any) -> None:
+    """No control sequence, heading, image or cell comes from a file of somebody else."""
+    name = "x\r\r# Statement\r**epsilon 0.01** ![a](http://evil/p.png) \\| \x1b[2J"
+    edited(run / "report.json", dataset=name)
+    for form in ("text", "card", "html"):
+        assert main(["report", str(run), "--format", form]) == 0
+        text = capsys.readouterr().out
+        assert not {"\x1b", "\r"} & set(text)
+        if form == "card":
+            assert not re.search(r"(?<!\\)(\*\*epsilon|!\[)|^# Statement", text, re.M)
 
 
 # --- the command -------------------------------------------------------------------

@@ -119,29 +119,29 @@ def _train(words: list[str]) -> options.Train:
     """Returns the options of the algorithm that is named first, or by --algorithm."""
     name, words = _algorithm(words)
     file = _config(words)
-    if name is None and "algorithm" in file:
-        name = str(file["algorithm"])
-    resume = "--resume" in words or file.get("resume") is True
+    said = file or {}
+    if name is None and "algorithm" in said:
+        name = str(said["algorithm"])
+    resume = "--resume" in words or said.get("resume") is True
     if name is None and resume and not {*_HELP} & {*words}:
-        name = _recorded(file, words)
+        name = _recorded(said, words)
     name = options.DEFAULT_ALGORITHM if name is None else name
     if name not in options.ALGORITHMS:
         known = ", ".join(options.ALGORITHMS)
         raise UsageError(f"--algorithm must be one of {known}; got {name!r}")
     kinds = options.ALGORITHMS
     more = _OF_TRAIN + _listed({n: _summary(kind) for n, kind in kinds.items()})
-    return parsing.parse(
-        kinds[name], words, f"jaxdp train {name}", more, aside=("algorithm",)
-    )
+    prog, aside = f"jaxdp train {name}", ("algorithm",)
+    return parsing.parse(kinds[name], words, prog, more, aside, file)
 
 
-def _config(words: list[str]) -> dict[str, Any]:
-    """Returns the content of the file that ``--config`` names; empty without one."""
+def _config(words: list[str]) -> dict[str, Any] | None:
+    """Returns the content of the file that ``--config`` names; None without one."""
     if {*_HELP} & {*words}:
-        return {}
-    path = parsing.some(options.Train, words).get("config")
+        return None
+    path = parsing.once(parsing.some(options.Train, words).get("config"))
     if path is None:
-        return {}
+        return None
     with parsing.naming(path):
         return config.read(path)
 

@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-#: Options by name: the default of a switch, None of an option with a value.
-Known = Mapping[str, bool | None]
+#: Options by name: whether each is a switch.
+Known = Mapping[str, bool]
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -50,12 +50,12 @@ def words(given: Mapping[str, Any], known: Known, more: str = "") -> Iterator[st
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"unknown key {name!r}; {_hint(name, known)}{more}")
-        option, default = name.replace("_", "-"), known[name]
-        if default is None:
+        option = name.replace("_", "-")
+        if not known[name]:
             yield f"--{option}={_text(name, value)}"
         elif not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, got {value!r}")
-        elif value != default:
+        else:
             yield f"--{option}" if value else f"--no-{option}"
 
 
@@ -71,4 +71,6 @@ def _text(name: str, value: Any) -> str:
             raise ValueError(
                 f"{name} must be a number, a text or a list of them, got {part!r}"
             )
+        if isinstance(value, list) and "," in str(part):
+            raise ValueError(f"{name} must have no comma within a part, got {part!r}")
     return ",".join(map(str, parts))

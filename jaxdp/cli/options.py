@@ -449,7 +449,7 @@ class Finetune(Budget, Run):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Synthesize(Budget, Output):
-    """Make synthetic records whose columns and pairs are distributed as a table's.
+    """Make synthetic records that are distributed as those of a table.
 
     A query is the share of records that have one combination of bins in some columns: all
     combinations in all sets of --degree columns. Bins are public and given, never learned

@@ -192,22 +192,25 @@ def parse(
     prog: str,
     more: str,
     aside: tuple[str, ...] = (),
+    file: Mapping[str, Any] | None = None,
 ) -> Options:
     """Reads options from the words of a command line, and from its ``--config``.
 
     ``options`` is a dataclass of :func:`opt` and :func:`switch` fields, ``prog`` the
     command as help calls it, ``more`` what help ends with, ``aside`` keys of the file that
-    are read elsewhere. SystemExit: help was printed.
+    are read elsewhere, ``file`` its content if that was read: a pipe gives it once.
+    SystemExit: help was printed.
     """
     fields = {field.name: field for field in _fields(options)}
     parser = _parser(options, prog, more)
     given = _read(parser, fields, words, prog)
-    if (path := given.pop(_CONFIG, None)) is not None:
+    if (path := once(given.pop(_CONFIG, None))) is not None:
         with naming(path):
-            found = {k: x for k, x in config.read(path).items() if k not in aside}
+            found = config.read(path) if file is None else file
+            found = {k: x for k, x in found.items() if k not in aside}
             kinds = {name: field.metadata["kind"] for name, field in fields.items()}
-            known: dict[str, Any] = {
-                name: fields[name].default if kind is None else None
+            known = {
+                name: kind is None
                 for name, kind in kinds.items()
                 if kind is None or not kind.positional
             }
@@ -223,6 +226,14 @@ def parse(
     command = options(**given)
     vars(command)["given"] = frozenset(given)
     return command
+
+
+def once(paths: list[pathlib.Path] | None) -> pathlib.Path | None:
+    """Returns the file of ``--config``, which may be given once."""
+    if paths and len(paths) > 1:
+        named = ", ".join(map(str, paths))
+        raise UsageError(f"{flag(_CONFIG)} must be given once, got {named}")
+    return paths[0] if paths else None
 
 
 @contextlib.contextmanager
@@ -329,7 +340,11 @@ def _parser(options: type, prog: str, more: str) -> argparse.ArgumentParser:
         if group is parser:
             about = "TOML file of options; those on the command line come before it."
             group.add_argument(
-                flag(_CONFIG), metavar="FILE", type=PATH.read, help=about
+                flag(_CONFIG),
+                metavar="FILE",
+                type=PATH.read,
+                action="append",
+                help=about,
             )
     return parser
 
@@ -337,10 +352,8 @@ def _parser(options: type, prog: str, more: str) -> argparse.ArgumentParser:
 def _add(group: Any, field: dataclasses.Field[Any]) -> None:
     kind, about = field.metadata["kind"], field.metadata["about"]
     name = flag(field.name)
-    if kind is None and field.default:
+    if kind is None:
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=about)
-    elif kind is None:
-        group.add_argument(name, action="store_true", help=about)
     elif kind.positional:
         place: dict[str, Any] = {"nargs": "?", "default": None, "type": kind.read}
         group.add_argument(field.name, metavar=kind.metavar, help=about, **place)

@@ -51,9 +51,10 @@ class Table(NamedTuple):
 
     def text(self) -> str:
         """Returns the table as text of at most 40 lines and 100 columns."""
-        top = textwrap.wrap(self.title, WIDTH, max_lines=2, placeholder=" ...")
-        end = textwrap.wrap(self.note, WIDTH, max_lines=4, placeholder=" ...")
-        rows = [list(self.head), *self.rows] if self.head else list(self.rows)
+        top = textwrap.wrap(plain(self.title), WIDTH, max_lines=2, placeholder=" ...")
+        end = textwrap.wrap(plain(self.note), WIDTH, max_lines=4, placeholder=" ...")
+        rows = [self.head, *self.rows] if self.head else self.rows
+        rows = [list(map(plain, row)) for row in rows]
         lines = list(_grid(rows) if self.head else _pairs(rows))
         room = HEIGHT - len(top) - len(end)
         if len(lines) > room:
@@ -79,8 +80,20 @@ class Table(NamedTuple):
         return "\n".join([*out, "</tbody></table>" + note])
 
 
+def plain(text: Any) -> str:
+    r"""Returns a text in one line, with a sign in place of what a terminal would obey.
+
+    Example:
+      >>> plain("a\nb\x1b[2J") == "a b\N{REPLACEMENT CHARACTER}[2J"
+      True
+    """
+    line = " ".join(str(text).split("\n"))
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+
+
 def _escaped(value: str) -> str:
-    return html.escape(str(value)).replace("\n", "<br>")
+    lines = map(plain, str(value).split("\n"))
+    return "<br>".join(html.escape(line) for line in lines)
 
 
 def _pairs(rows: Sequence[Sequence[str]]) -> Iterator[str]:

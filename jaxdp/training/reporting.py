@@ -16,7 +16,7 @@ TIMING = ("compile_seconds", "train_seconds", "steps_per_second")
 FORMAT = 1
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_pytree_with_keys_class
 class Report(dict[str, Any]):
     """Report of a run: a dictionary that shows itself as a table.
 
@@ -40,7 +40,7 @@ class Report(dict[str, Any]):
     def guarantee(self) -> str:
         """Returns what the run guarantees, in one line."""
         epsilon, delta = self.get("epsilon"), self.get("delta")
-        private = "private" if self.get("private") else "not private"
+        private = "private" if self.get("private") is True else "not private"
         if delta is None:
             return f"epsilon is not stated, for want of a delta; {private}"
         if epsilon is None:
@@ -48,8 +48,10 @@ class Report(dict[str, Any]):
         if self.get("seed_source") == "insecure":
             private = "not private: seeded keys"
         accountant = self.get("accountant")
-        under = f"{self['relation']} ({accountant})" if accountant else self["relation"]
-        return f"epsilon {epsilon:.6g} at delta {delta:g}, {under}, {private}"
+        under = self.get("relation", "no relation")
+        under = f"{under} ({accountant})" if accountant else under
+        said = f"epsilon {display.number(epsilon)} at delta {display.number(delta)}"
+        return f"{said}, {under}, {private}"
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns names and values of the other entries, without those on time.
@@ -59,14 +61,14 @@ class Report(dict[str, Any]):
         said = ("format", "epsilon", "delta", "relation", "accountant", *TIMING)
         return [(n, display.number(x)) for n, x in self.items() if n not in said]
 
-    def tree_flatten(self) -> tuple[list[Any], tuple[str, ...]]:
+    def tree_flatten_with_keys(self) -> tuple[list[Any], tuple[str, ...]]:
         """Returns values and names in sorted order, as JAX takes dictionaries apart."""
         names = tuple(sorted(self))
-        return [self[name] for name in names], names
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], names
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Report":
-        """Builds a report from what :meth:`tree_flatten` gave."""
+        """Builds a report from its names and values."""
         return cls(zip(names, values, strict=True))
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from jaxdp.training import reporting
 
 #: Number of the format of statements as JSON.
 FORMAT = 1
+#: What a report must have.
+_SAID = {"delta", "epsilon", "private", "relation"}
 #: At which epsilon is stated, beside the plan's own delta.
 _DELTAS = (1e-4, 1e-5, 1e-6, 1e-8)
 
@@ -37,7 +40,10 @@ _NEIGHBOURS: dict[Relation, str] = {
         "two data sets of the same size that differ in one record, which one of them has "
         "and the other has blank: it contributes zero"
     ),
-    "add_or_remove": "two data sets, one of which has one record more than the other",
+    "add_or_remove": (
+        "two data sets of which one lacks a record that the other has: an absent record is "
+        "a blank row. The number of rows is a public constant, which is not hidden"
+    ),
 }
 _UNIT = (
     "one record, a row of the training data. A person with k records is protected less: "
@@ -108,10 +114,15 @@ class Statement:
         epsilon, delta = said["epsilon"], said["delta"]
         if delta is None:
             return f"differentially private for {said['relation']}, at the deltas below"
-        return (
+        sentence = (
             f"differentially private with epsilon {_shown(epsilon)} at delta {delta:g} for "
             f"{said['relation']}"
         )
+        if delta >= 1 / said["num_examples"]:
+            sentence += (
+                ", but a delta of one over the number of records promises nothing"
+            )
+        return sentence
 
     def sections(self) -> list[Section]:
         """Returns the parts of the statement, in the order in which they are read."""
@@ -175,7 +186,16 @@ class Statement:
                 ],
             ),
         ]
-        return [part for part in parts if part.rows or part.items]
+        # The files may be of anybody: names and values are shown, never obeyed.
+        return [
+            Section(
+                part.heading,
+                [(display.plain(n), display.plain(x)) for n, x in part.rows],
+                tuple(map(display.plain, part.items)),
+            )
+            for part in parts
+            if part.rows or part.items
+        ]
 
     def to_json(self) -> str:
         """Returns the statement as JSON."""
@@ -263,7 +283,8 @@ def statement(
       ... ).calibrate(epsilon=2.0, delta=1e-5)
       >>> folder = pathlib.Path(tempfile.mkdtemp())
       >>> _ = (folder / "plan.json").write_text(plan.file_text())
-      >>> report = {"seed_source": "entropy", "private": True}
+      >>> report = {"seed_source": "entropy", "private": True, "relation": "replace_one"}
+      >>> report |= {"epsilon": float(plan.epsilon()), "delta": 1e-5}
       >>> _ = (folder / "report.json").write_text(json.dumps(report))
       >>> statement(folder).verdict
       'differentially private with epsilon 2 at delta 1e-05 for replace_one'
@@ -285,6 +306,12 @@ def statement(
         n: path / n for n in (ledger_lib.PLAN, ledger_lib.LEDGER, ledger_lib.REPORT)
     }
     there = {name: file for name, file in there.items() if file.is_file()}
+    for name, file in there.items():
+        if file.resolve().parent != path.resolve():
+            raise ValueError(
+                f"{name} must be a file of its folder, got a link out of it"
+            )
+    digests = _digests(there)
     report = _report(there[ledger_lib.REPORT]) if ledger_lib.REPORT in there else None
     record = ledger_lib.read(path) if ledger_lib.LEDGER in there else None
     if record is None and (report is None or ledger_lib.PLAN not in there):
@@ -296,9 +323,10 @@ def statement(
     if record is not None:
         _check_ledger(plan, record)
     known = _implied(plan, record, report)
+    claimed = known.pop("claimed")
     if report is not None:
-        _check_report(report, known)
-    header = {} if record is None else record.header
+        _check_report(report, known, plan)
+    header: dict[str, Any] = {} if record is None else _normal(record.header)
     said = report or {}
     spent = None if plan.delta is None else plan.epsilon()
     stated = [d for d in deltas if d < 1 / plan.num_examples and plan.delta != 0]
@@ -310,7 +338,7 @@ def statement(
     # At a delta below what the sampler of the noise misses, epsilon is infinite.
     finite = [pair["epsilon"] is not None for pair in pairs]
     bounded = any(finite) if spent is None else math.isfinite(spent)
-    private = known["seed_source"] == "entropy" and bounded
+    private = claimed and bounded
     about, how = plan.describe(), _normal(plan.mechanism())
     fields = {
         "format": FORMAT,
@@ -346,30 +374,52 @@ def statement(
         },
         "randomness": {"seed_source": known["seed_source"], "private": private},
         "public": list(_PUBLIC if private else _NOTHING),
-        "not_covered": [*_NOT_COVERED, *_of_report(said)],
+        "not_covered": [*_NOT_COVERED, *_of_header(header), *_of_report(said)],
         "reported": _reported(said),
         "checked": report is not None,
         "device": header.get("device") or said.get("device"),
         "versions": header.get("versions") or said.get("versions") or {},
-        "files": {
-            n: hashlib.sha256(x.read_bytes()).hexdigest() for n, x in there.items()
-        },
+        "files": digests,
     }
+    if _digests(there) != digests:
+        raise ValueError(
+            f"the files of {str(path)!r} must not change while they are read: the run goes "
+            "on"
+        )
     return Statement(fields)
 
 
 # --- reading -------------------------------------------------------------------------
 
 
+def _digests(there: Mapping[str, pathlib.Path]) -> dict[str, str]:
+    return {n: hashlib.sha256(x.read_bytes()).hexdigest() for n, x in there.items()}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of a JSON object, of which a reader sees each once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field is there twice")
+    return found
+
+
+def _json(path: pathlib.Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+
+
 def _report(path: pathlib.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = _json(path)
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path.name} must be JSON, got {str(path)!r}: {error}"
         ) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} must be a report, got {str(path)!r}")
+    if not isinstance(content, dict) or not set(content) >= _SAID:
+        raise ValueError(
+            f"{path.name} must be a report with {', '.join(sorted(_SAID))}, got "
+            f"{str(path)!r}"
+        )
     version = content.get("format", reporting.FORMAT)
     if type(version) is not int or not 1 <= version <= reporting.FORMAT:
         raise ValueError(
@@ -381,12 +431,15 @@ def _report(path: pathlib.Path) -> dict[str, Any]:
 
 def _plan(path: pathlib.Path | None, record: ledger_lib.Record | None) -> Plan:
     """Returns the plan of a folder; its file and its ledger must have the same."""
+    if record is not None:
+        _check_header(record.header)
     if path is None:
         assert record is not None
         return plans.from_json(json.dumps(record.header["plan"]))
     try:
+        _json(path)
         plan = plans.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} must be a plan: {error}") from error
     if record is None:
         return plan
@@ -396,6 +449,25 @@ def _plan(path: pathlib.Path | None, record: ledger_lib.Record | None) -> Plan:
             "them was edited, or is of another run"
         )
     return plan
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    name = ledger_lib.LEDGER
+    if type(header.get("private")) is not bool or not isinstance(
+        header.get("plan"), Mapping
+    ):
+        raise ValueError(f"{name} must begin with a plan, and private true or false")
+    if header["private"] and _command(header).get("seed") is not None:
+        raise ValueError(
+            f"{name} must not call a run private that had a seed: it was edited"
+        )
+
+
+def _command(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the options of the command that began a run, as its header has them."""
+    note = header.get("note")
+    command = note.get("command") if isinstance(note, Mapping) else None
+    return command if isinstance(command, Mapping) else {}
 
 
 def _check_ledger(plan: Plan, record: ledger_lib.Record) -> None:
@@ -425,21 +497,39 @@ def _implied(
         known |= {"epsilon": _finite(spent), "accountant": spent.accountant}
     if record is None:
         assert report is not None
-        private, source = bool(report.get("private")), report.get("seed_source")
-        known["private"] = private and finite and source == "entropy"
+        private, source = report["private"] is True, report.get("seed_source")
+        private = private and source == "entropy"
+        known["private"] = private and finite
     else:
-        private = bool(record.header["private"])
+        private = record.header["private"]
         source = "entropy" if private else "insecure"
         known["private"] = private and finite
         known["steps_charged"] = record.charged
         if not plan.may_stop:
             known["steps_done"] = len(record.releases)
     known["seed_source"] = source if source == "entropy" else "insecure"
+    known["claimed"] = private
     return known
 
 
-def _check_report(report: dict[str, Any], known: dict[str, Any]) -> None:
+def _check_report(report: dict[str, Any], known: dict[str, Any], plan: Plan) -> None:
     """Requires that a report says what follows from plan and ledger."""
+    own = report.get("plan")
+    if (
+        isinstance(own, Mapping)
+        and plans.from_json(json.dumps(own)).digest != plan.digest
+    ):
+        raise ValueError(
+            f"{ledger_lib.REPORT} must be of the plan, but it has another: a file was "
+            "edited, or is of another run"
+        )
+    for name in ("steps_charged", "steps_done"):
+        steps = report.get(name, 0)
+        if not isinstance(steps, int) or steps > plan.num_steps:
+            raise ValueError(
+                f"{ledger_lib.REPORT} must have {name} of at most {plan.num_steps}, as the "
+                f"plan, got {steps!r}"
+            )
     for name, value in known.items():
         if name in report and not _same(report[name], _normal(value)):
             raise ValueError(
@@ -484,6 +574,16 @@ def _reported(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _of_header(header: Mapping[str, Any]) -> list[str]:
+    """Returns what the command of a run left open."""
+    if _command(header).get("keep_noise_roots"):
+        return [
+            "the roots of the noise, which the run was told to keep in secret/: whoever "
+            "has them subtracts the noise"
+        ]
+    return []
+
+
 def _of_report(report: dict[str, Any]) -> list[str]:
     """Returns what a report holds that is not public."""
     out = []
@@ -491,8 +591,8 @@ def _of_report(report: dict[str, Any]) -> list[str]:
         out.append("the times in report.json, which may depend on records")
     if any(name.startswith("unsafe_") for name in report):
         out.append(
-            "the numbers in report.json and quality.json that are called unsafe: they are "
-            "computed from private records without noise"
+            "the numbers in report.json and quality.json that are called unsafe, and the "
+            "plots of them: they are computed from private records without noise"
         )
     return out
 
@@ -518,5 +618,6 @@ def _words(name: str) -> str:
 
 
 def _cell(text: Any) -> str:
-    """Returns a text as a cell of a Markdown table."""
-    return html.escape(str(text), quote=False).replace("|", "\\|").replace("\n", " ")
+    """Returns a text as a cell of a Markdown table, in which no character is Markdown."""
+    line = html.escape(display.plain(text), quote=False)
+    return re.sub(r"([\\`*_\[\]#!|~])", r"\\\1", line)
