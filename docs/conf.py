@@ -5,6 +5,8 @@ import pathlib
 import sys
 from importlib import metadata
 
+from jupyter_cache import get_cache
+
 HERE = pathlib.Path(__file__).parent
 # The benchmarks' kept results are in the checkout, not in the package.
 sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
@@ -61,6 +63,8 @@ myst_heading_anchors = 3
 # A page is executed again when its cells have changed, or everything with `make clean`.
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "cache")
+# Made here, once: the processes that read pages would race for it.
+get_cache(nb_execution_cache_path).list_cache_records()
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
