@@ -70,7 +70,7 @@ def check_data(run: Run, data: Any, name: str = "data") -> None:
         f"{name} must be arrays whose first axis has the plan's num_examples = "
         f"{run.num_examples} records"
     )
-    if isinstance(data, Iterator):
+    if isinstance(data, Iterator | Batch):
         raise TypeError(f"{wanted}, got a {type(data).__name__}")
     named = jax.tree_util.tree_leaves_with_path(data)
     if not named:
