@@ -15,7 +15,6 @@ from typing import Any
 import chex
 import cloudpickle
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -25,8 +24,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import jaxdp
-from jaxdp import Keys, plans, sampling, training
-from jaxdp.core import keys as keys_lib
+from jaxdp import Keys, plans, sampling
 from tests import methods
 from tests.methods import (
     BATCH,
@@ -248,33 +246,6 @@ def test_seeds_side_by_side_in_one_loop(method: Method) -> None:
     want = releases(ran(method))[: got.shape[1]]
     np.testing.assert_allclose(got[0], want, rtol=1e-4, atol=1e-4)
     assert not np.allclose(got[1], want)
-
-
-@these(FITTED)
-def test_whole_run_exports_without_the_device(method: Method) -> None:
-    maker, optimizer = method.make(method.plan, KEYS), methods.SGD
-    if not method.gradients:
-        optimizer = optax.identity()
-    program = training.make_program(method.plan, maker, optimizer, method.value_fn)
-    carry = training.start(method.plan, maker, optimizer, method.params)
-    # Typed keys have no serialised form as arguments; their words have.
-    flat, tree = jax.tree.flatten((carry, KEYS))
-    is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in flat]
-
-    def run(words: list[Any], data: Any) -> Any:
-        leaves = [
-            keys_lib.from_words(x) if key else x
-            for x, key in zip(words, is_key, strict=True)
-        ]
-        carry, keys = jax.tree.unflatten(tree, leaves)
-        out = program(carry, keys, data, 0, method.plan.num_steps)
-        return out.params, out.releases
-
-    platforms = ["cpu", "cuda", "tpu"]
-    exporting = jax.export.export(jax.jit(run), platforms=platforms)
-    exported = exporting(numbers((carry, KEYS)), method.data)
-    assert exported.platforms == tuple(platforms)
-    assert len(exported.mlir_module_serialized) > 1000
 
 
 # --- fit and its record --------------------------------------------------------------

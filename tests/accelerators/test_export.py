@@ -1,5 +1,13 @@
-"""Every kernel lowers for CPU, CUDA and TPU, without the device."""
+"""Every kernel, transform and whole run lowers for CUDA, ROCm and TPU, without a device.
 
+What is lowered holds no float64, no call back into Python and no routine of a library but
+those that are named here; it is serialised and read again.
+"""
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,6 +15,8 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 
+from bench import _accelerators_programs as programs
+from bench import lm_step
 from jaxdp.kernels import (
     clip,
     finite_difference,
@@ -17,6 +27,7 @@ from jaxdp.kernels import (
     sphere,
     threefry,
 )
+from tests import methods
 
 PARAMS = {"w": jax.ShapeDtypeStruct((6, 4), jnp.float32)}
 BATCH = jax.ShapeDtypeStruct((5, 6), jnp.float32)
@@ -136,8 +147,82 @@ KERNELS: dict[str, tuple[Any, ...]] = {
 }
 
 
+PLATFORMS = ("cuda", "rocm", "tpu")
+#: JAX writes types with it. (The program itself is serialised and read without.)
+SERIALISES = importlib.util.find_spec("flatbuffers") is not None
+#: Routines of libraries for the orthonormal rows of a few directions.
+QR = {
+    "cusolver_geqrf_ffi",
+    "cusolver_orgqr_ffi",
+    "hipsolver_geqrf_ffi",
+    "hipsolver_orgqr_ffi",
+    "Qr",
+    "ProductOfElementaryHouseholderReflectors",
+}
+#: And for the eigenvalues of a released Hessian.
+EIGENVALUES = {"cusolver_syevd_ffi", "hipsolver_syevd_ffi", "Eigh"}
+#: What programs may call besides what XLA compiles; nothing, where they are not named.
+CALLS = {
+    "flat-orthonormal": QR,
+    "slopes-orthonormal": QR,
+    "fit, dpzero-orthonormal-3": QR,
+    "fit, o2nc": QR,
+    "fit, o2nc-slopes": QR,
+    "fit, sosp-released": EIGENVALUES,
+}
+
+
+def check(name: str, fn: Callable[..., Any], args: Any) -> None:
+    exported = jax.export.export(jax.jit(fn), platforms=PLATFORMS)(*args)
+    text = exported.mlir_module()
+    assert not re.search(r"\bf64\b", text)
+    called = set(re.findall(r"stablehlo\.custom_call @([\w.$]+)", text))
+    assert called <= CALLS.get(name, set())
+    if SERIALISES:
+        again = jax.export.deserialize(exported.serialize())
+        assert again.platforms == PLATFORMS
+        assert again.mlir_module() == text
+        assert again.in_avals == exported.in_avals
+
+
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernel_exports_for_every_platform(name: str) -> None:
+def test_kernel(name: str) -> None:
     fn, *args = KERNELS[name]
-    exported = jax.export.export(jax.jit(fn), platforms=["cpu", "cuda", "tpu"])(*args)
-    assert exported.platforms == ("cpu", "cuda", "tpu")
+    check(name, fn, args)
+
+
+RUNS = {program.name: program for program in programs.fits()}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run(name: str) -> None:
+    fn, args = RUNS[name].build()
+    check(name, fn, args)
+
+
+#: (The registry is complete: tests/test_conformance.py.)
+STEPS = [method for method in methods.METHODS if not method.fits]
+
+
+@pytest.mark.parametrize("method", STEPS, ids=str)
+def test_step_of_what_is_no_run(method: methods.Method) -> None:
+    tx = method.make(method.plan, methods.KEYS)
+    step = functools.partial(methods.stepped(method, tx), phase=method.phases[0])
+    state = jax.eval_shape(tx.init, method.params)
+    mask = jnp.ones(methods.N, bool)
+    given = state, method.params, methods.KEYS, jnp.int32(0), method.data, mask
+    fn, args = programs.with_words(step, *given)
+    check(method.name, fn, args)
+
+
+SMALL: dict[str, programs.Shape] = {
+    "RoBERTa": (lm_step.config("20 M"), 2, 16),
+    "OPT": (lm_step._opt(64, 2, 2), 2, 16),
+}
+
+
+@pytest.mark.parametrize("law", programs.LAWS)
+@pytest.mark.parametrize("family", ["RoBERTa", "OPT"])
+def test_step_of_a_language_model(family: str, law: str) -> None:
+    fn, args = programs.step(SMALL[family], law)
+    check(family, fn, args)

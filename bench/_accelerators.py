@@ -1,0 +1,175 @@
+"""Compilers for devices that are not there: an H100, and TPUs of several kinds.
+
+XLA's own compilers run without a device. An H100 is described by its public data sheet; a
+TPU by the name of its topology. ``make accelerators`` makes the environments that have the
+compilers and runs ``python -m bench accelerators`` in them.
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from bench import _accelerators_hlo
+
+# A TPU's compiler asks its machine where it is, unless it is told.
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+#: Data sheet of an H100 SXM (NVIDIA H100 Tensor Core GPU Architecture, v1.04, appendix A),
+#: in the form that XLA reads.
+_H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32
+ shared_memory_per_block: 49152 shared_memory_per_core: 233472 threads_per_core_limit: 2048
+ core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+ block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+ clock_rate_ghz: 1.98 device_memory_size: 84978434048 shared_memory_per_block_optin: 232448
+ cuda_compute_capability { major: 9 minor: 0 } registers_per_core_limit: 65536
+ registers_per_block_limit: 65536 }
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3" runtime_version { major: 12 minor: 8 }"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sheet:
+    """What a data sheet says of one chip.
+
+    Attributes:
+      platform: of JAX.
+      memory_rate: bytes a second of its main memory.
+      matrix_rate: operations a second in bfloat16, dense.
+      vector_rate: 32-bit operations a second outside the matrix units; None: not published.
+      memory: bytes.
+    """
+
+    platform: str
+    memory_rate: float
+    matrix_rate: float
+    vector_rate: float | None
+    memory: float
+
+
+#: H100 SXM and H200 SXM: NVIDIA's data sheets; a vector operation is half of a fused
+#: multiply-add, 128 lanes x 132 multiprocessors x 1.98 GHz. v5e, v5p and v6e:
+#: cloud.google.com/tpu/docs/v5e, /v5p, /v6e, which publish no rate of vectors.
+SHEETS = {
+    "H100": Sheet("cuda", 3.35e12, 989e12, 33.5e12, 80e9),
+    "H200": Sheet("cuda", 4.8e12, 989e12, 33.5e12, 141e9),
+    "v5e": Sheet("tpu", 819e9, 197e12, None, 16e9),
+    "v5p": Sheet("tpu", 2765e9, 459e12, None, 95e9),
+    "v6e": Sheet("tpu", 1640e9, 918e12, None, 32e9),
+}
+#: What a compiler needs besides JAX: chip -> modules.
+_PACKAGES = {"cuda": ("jax_cuda12_plugin", "nvidia.cuda_nvcc"), "tpu": ("libtpu",)}
+
+
+def missing(chip: str) -> str:
+    """Returns ``"skipped: ..."`` where this environment has no compiler for a chip."""
+    for name in _PACKAGES[SHEETS[chip].platform]:
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return f"skipped: {name} is not installed (make accelerators)"
+    return ""
+
+
+def versions(platform: str) -> dict[str, str]:
+    """Versions of the packages that compile for a platform."""
+    names = {
+        "cuda": ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12"),
+        "tpu": ("libtpu",),
+    }[platform]
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+@functools.cache
+def topology(chip: str) -> Any:
+    """The devices of a chip's smallest board: one H100, or 2 x 2 TPUs."""
+    if SHEETS[chip].platform == "cuda":
+        return topologies.get_topology_desc(
+            platform="cuda", target_config=_H100, topology="1x1x1"
+        )
+    name = f"{chip}:2x2" + ("x1" if chip == "v5p" else "")
+    return topologies.get_topology_desc(platform="tpu", topology_name=name)
+
+
+def mesh(chip: str) -> Mesh:
+    """The mesh of a board's devices, whose records are shared."""
+    return Mesh(np.array(topology(chip).devices), ("data",))
+
+
+@dataclasses.dataclass
+class Compiled:
+    """A program as its compiler made it.
+
+    Attributes:
+      seconds: of tracing, lowering and compiling.
+      memory: argument, output, aliased, temporary and peak bytes.
+      flops, bytes: of the compiler's own cost analysis, a loop's body once; None: none.
+      text: of the program.
+    """
+
+    seconds: float
+    memory: Mapping[str, int]
+    flops: float | None
+    bytes: float | None
+    text: str
+
+    @functools.cached_property
+    def program(self) -> _accelerators_hlo.Program:
+        """What the text says that the program does."""
+        return _accelerators_hlo.Program(self.text)
+
+
+def compile_for(
+    chip: str,
+    fn: Callable[..., Any],
+    args: Any,
+    *,
+    donate: tuple[int, ...] = (),
+    on: Mesh | None = None,
+) -> Compiled:
+    """Compiles a function of shapes for one chip, or for a mesh of them."""
+    place: Any = (
+        SingleDeviceSharding(topology(chip).devices[0])
+        if on is None
+        else NamedSharding(on, PartitionSpec())
+    )
+    if on is not None:
+        copied = PartitionSpec()
+        fn = jax.shard_map(
+            fn, mesh=on, in_specs=copied, out_specs=copied, check_vma=False
+        )
+    jitted = jax.jit(fn, in_shardings=place, out_shardings=place, donate_argnums=donate)
+    begin = time.perf_counter()
+    compiled = jitted.lower(*args).compile()
+    return described(compiled, time.perf_counter() - begin)
+
+
+def described(compiled: Any, seconds: float) -> Compiled:
+    """Returns what is known of a compiled program, of any device."""
+    found = compiled.memory_analysis()
+    memory = {
+        name: int(getattr(found, f"{name}_size_in_bytes"))
+        for name in ("argument", "output", "alias", "temp")
+    }
+    memory["peak"] = sum(memory.values()) - 2 * memory["alias"]
+    cost = compiled.cost_analysis() or {}
+    return Compiled(
+        seconds,
+        memory,
+        cost.get("flops"),
+        cost.get("bytes accessed"),
+        compiled.as_text(),
+    )
