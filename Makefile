@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 NEWER := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test test-all versions lint house bench clean docs docs-serve docs-links dist
+.PHONY: help install demo demo-lm test test-all versions lint house bench accelerators clean docs docs-serve docs-links dist
 
 help:
 	@echo "make demo     train privately on real data; results in runs/demo"
@@ -32,6 +32,7 @@ help:
 	@echo "make lint     ruff and pyright"
 	@echo "make house    measure the structure of the library"
 	@echo "make bench    quick benchmarks       (ARGS=... goes to python -m bench)"
+	@echo "make accelerators compile for an H100 and for TPUs, which need not be there"
 	@echo "make docs     build the documentation, strictly; docs/_build/html"
 	@echo "make docs-serve show it at http://localhost:8000"
 	@echo "make docs-links check its links to other sites"
@@ -118,6 +119,31 @@ docs-links: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(or $(ARGS),--quick)
+
+# XLA's compilers for devices that are not here, each in an environment of its own: a
+# plugin would otherwise look for its device wherever JAX starts.
+CUDA := jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12==12.9.86 \
+  nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 \
+  nvidia-nvjitlink-cu12==12.9.86
+TPU := libtpu==0.0.42.1
+AHEAD := JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1
+
+.venv-h100/.installed: NEEDS = $(CUDA)
+.venv-tpu/.installed: NEEDS = $(TPU)
+.venv-%/.installed: constraints.txt
+	@$(PYTHON) -m venv --clear .venv-$*
+	@echo "Installing into .venv-$*; the first time this takes a few minutes"
+	@pip=".venv-$*/bin/python -m pip --disable-pip-version-check install -qq"; \
+	  $$pip -c constraints.txt setuptools && \
+	  $$pip -c constraints.txt --no-build-isolation -e '.[lm]' && \
+	  $$pip --no-deps $(NEEDS) && touch $@
+
+accelerators:
+	@for of in h100:h100 tpu:v5e; do env=.venv-$${of%:*}; \
+	  if $(MAKE) --no-print-directory $$env/.installed; then \
+	    $(AHEAD) $$env/bin/python -m bench accelerators $(ARGS) \
+	      $(if $(ARGS),,--json bench/results/$${of#*:}-aot/accelerators.json) || exit 1; \
+	  else echo "skipped: the packages of $$env cannot be had"; fi; done
 
 clean:
 	rm -rf build dist docs/_build *.egg-info .pytest_cache .jax_cache .ruff_cache .hypothesis

@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         rows = module.run(**options)
         _harness.print_table(name, rows)
         if args.json:
-            _harness.write_json(args.json, name, rows)
+            device = getattr(module, "device", _harness.device)()
+            _harness.write_json(args.json, name, rows, device)
     return 0
 
 

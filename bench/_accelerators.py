@@ -7,7 +7,6 @@ compilers and runs ``python -m bench accelerators`` in them.
 
 import dataclasses
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import time
@@ -39,64 +38,40 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 }
 device_description_str: "NVIDIA H100 80GB HBM3" runtime_version { major: 12 minor: 8 }"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Sheet:
-    """What a data sheet says of one chip.
-
-    Attributes:
-      platform: of JAX.
-      memory_rate: bytes a second of its main memory.
-      matrix_rate: operations a second in bfloat16, dense.
-      vector_rate: 32-bit operations a second outside the matrix units; None: not published.
-      memory: bytes.
-    """
-
-    platform: str
-    memory_rate: float
-    matrix_rate: float
-    vector_rate: float | None
-    memory: float
-
-
 #: H100 SXM and H200 SXM: NVIDIA's data sheets; a vector operation is half of a fused
-#: multiply-add, 128 lanes x 132 multiprocessors x 1.98 GHz. v5e, v5p and v6e:
-#: cloud.google.com/tpu/docs/v5e, /v5p, /v6e, which publish no rate of vectors.
-SHEETS = {
-    "H100": Sheet("cuda", 3.35e12, 989e12, 33.5e12, 80e9),
-    "H200": Sheet("cuda", 4.8e12, 989e12, 33.5e12, 141e9),
-    "v5e": Sheet("tpu", 819e9, 197e12, None, 16e9),
-    "v5p": Sheet("tpu", 2765e9, 459e12, None, 95e9),
-    "v6e": Sheet("tpu", 1640e9, 918e12, None, 32e9),
+#: multiply-add of 132 multiprocessors x 128 lanes at 1.98 GHz, 64 of them for integers.
+#: v5e, v5p and v6e: docs.cloud.google.com/tpu/docs/v5e, /v5p, /v6e. No rate of their vector
+#: units is published.
+RATES = {
+    "H100": _accelerators_hlo.Rates(3.35e12, 989e12, 33.5e12, 16.7e12),
+    "H200": _accelerators_hlo.Rates(4.8e12, 989e12, 33.5e12, 16.7e12),
+    "v5e": _accelerators_hlo.Rates(819e9, 197e12),
+    "v5p": _accelerators_hlo.Rates(2765e9, 459e12),
+    "v6e": _accelerators_hlo.Rates(1640e9, 918e12),
 }
-#: What a compiler needs besides JAX: chip -> modules.
-_PACKAGES = {"cuda": ("jax_cuda12_plugin", "nvidia.cuda_nvcc"), "tpu": ("libtpu",)}
+#: As JAX names the devices.
+KINDS = {
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H200": "H200",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+}
 
 
 def missing(chip: str) -> str:
     """Returns ``"skipped: ..."`` where this environment has no compiler for a chip."""
-    for name in _PACKAGES[SHEETS[chip].platform]:
-        try:
-            found = importlib.util.find_spec(name)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
-            return f"skipped: {name} is not installed (make accelerators)"
+    name = "jax_cuda12_plugin" if chip.startswith("H") else "libtpu"
+    if importlib.util.find_spec(name) is None:
+        return f"skipped: {name} is not installed (make accelerators)"
     return ""
-
-
-def versions(platform: str) -> dict[str, str]:
-    """Versions of the packages that compile for a platform."""
-    names = {
-        "cuda": ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12"),
-        "tpu": ("libtpu",),
-    }[platform]
-    return {name: importlib.metadata.version(name) for name in names}
 
 
 @functools.cache
 def topology(chip: str) -> Any:
     """The devices of a chip's smallest board: one H100, or 2 x 2 TPUs."""
-    if SHEETS[chip].platform == "cuda":
+    if chip.startswith("H"):
         return topologies.get_topology_desc(
             platform="cuda", target_config=_H100, topology="1x1x1"
         )
@@ -114,22 +89,22 @@ class Compiled:
     """A program as its compiler made it.
 
     Attributes:
-      seconds: of tracing, lowering and compiling.
+      seconds: of tracing, lowering and compiling; cpu: of all cores.
       memory: argument, output, aliased, temporary and peak bytes.
       flops, bytes: of the compiler's own cost analysis, a loop's body once; None: none.
       text: of the program.
     """
 
     seconds: float
+    cpu: float
     memory: Mapping[str, int]
     flops: float | None
     bytes: float | None
     text: str
 
-    @functools.cached_property
-    def program(self) -> _accelerators_hlo.Program:
-        """What the text says that the program does."""
-        return _accelerators_hlo.Program(self.text)
+    def on(self, chip: str | None) -> _accelerators_hlo.Program:
+        """What the text says that the program does, at the rates of a chip."""
+        return _accelerators_hlo.Program(self.text, RATES[chip] if chip else None)
 
 
 def compile_for(
@@ -152,12 +127,13 @@ def compile_for(
             fn, mesh=on, in_specs=copied, out_specs=copied, check_vma=False
         )
     jitted = jax.jit(fn, in_shardings=place, out_shardings=place, donate_argnums=donate)
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), time.process_time()
     compiled = jitted.lower(*args).compile()
-    return described(compiled, time.perf_counter() - begin)
+    taken = time.perf_counter() - begin, time.process_time() - used
+    return described(compiled, *taken)
 
 
-def described(compiled: Any, seconds: float) -> Compiled:
+def described(compiled: Any, seconds: float = 0, cpu: float = 0) -> Compiled:
     """Returns what is known of a compiled program, of any device."""
     found = compiled.memory_analysis()
     memory = {
@@ -168,6 +144,7 @@ def described(compiled: Any, seconds: float) -> Compiled:
     cost = compiled.cost_analysis() or {}
     return Compiled(
         seconds,
+        cpu,
         memory,
         cost.get("flops"),
         cost.get("bytes accessed"),

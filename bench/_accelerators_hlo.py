@@ -12,6 +12,7 @@ times the known trip counts of the loops around it.
   makes a normal of a word is not counted here.
 * matrix operations: two for each product of a contraction.
 * cycles: of the TPU compiler's own estimate, which it writes beside each fusion.
+* seconds: the least that each launch takes at a data sheet's rates, one after the other.
 """
 
 import collections
@@ -134,6 +135,7 @@ class Counts:
     matrix: float = 0
     cycles: float = 0
     random_cycles: float = 0
+    seconds: float = 0
 
     def add(self, other: "Counts", times: float = 1) -> None:
         """Adds ``times`` runs of another program."""
@@ -142,8 +144,32 @@ class Counts:
             setattr(self, field.name, more)
 
 
+class Rates(NamedTuple):
+    """What a chip does in a second, by its data sheet.
+
+    Attributes:
+      memory: bytes of main memory.
+      matrix: operations of the matrix units, in bfloat16.
+      vector: 32-bit operations outside of them; None: not published.
+      integer: those of them on integers.
+    """
+
+    memory: float
+    matrix: float
+    vector: float | None = None
+    integer: float | None = None
+
+    def times(self, of: Counts) -> dict[str, float]:
+        """Seconds that each unit needs at least."""
+        found = {"memory": of.bytes / self.memory, "matrix": of.matrix / self.matrix}
+        if self.vector and self.integer:
+            floats = (of.vector - of.random) / self.vector
+            found["vector"] = floats + of.random / self.integer
+        return found
+
+
 class Loop(NamedTuple):
-    """A loop: how often it runs in all, its trip count if it is known, and its source."""
+    """A loop: how often it begins, its trip count if it is known, and its source."""
 
     runs: float
     trips: int | None
@@ -151,7 +177,7 @@ class Loop(NamedTuple):
 
 
 class Program:
-    """A compiled program, from ``compiled.as_text()``.
+    """A compiled program, from ``compiled.as_text()``, for a chip of given rates.
 
     Attributes:
       counts: of one run of it.
@@ -163,7 +189,8 @@ class Program:
       copies: lines of copies that are launched by themselves.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, rates: Rates | None = None) -> None:
+        self.rates = rates
         self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry = ""
         self._frames(text)
@@ -309,6 +336,8 @@ class Program:
             if total.vector and not total.matrix:
                 # A fusion's cycles by the operations that are in it.
                 total.random_cycles = total.cycles * total.random / total.vector
+        if self.rates:
+            total.seconds = max(self.rates.times(total).values())
         return total
 
     def _arithmetic(self, of: Instruction, body: dict[str, Instruction]) -> Counts:

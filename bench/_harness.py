@@ -153,7 +153,7 @@ def device() -> str:
 
 def versions() -> dict[str, str]:
     """Versions that decide a figure."""
-    names = ("jax", "jaxlib", "optax", "numpy", "torch")
+    names = ("jax", "jaxlib", "optax", "numpy", "torch", "jax_cuda12_plugin", "libtpu")
     found = {"python": platform.python_version()}
     for name in names:
         if not missing(name):
@@ -161,20 +161,22 @@ def versions() -> dict[str, str]:
     return found
 
 
-def document(name: str, rows: list[Row]) -> dict[str, Any]:
-    """The JSON document of one benchmark."""
+def document(name: str, rows: list[Row], on: str | None = None) -> dict[str, Any]:
+    """The JSON document of one benchmark; ``on`` another device than this machine's."""
     return {
         "name": name,
-        "device": device(),
+        "device": on or device(),
         "versions": versions(),
         "rows": [dataclasses.asdict(row) for row in rows],
     }
 
 
-def write_json(path: pathlib.Path, name: str, rows: list[Row]) -> None:
+def write_json(
+    path: pathlib.Path, name: str, rows: list[Row], on: str | None = None
+) -> None:
     """Writes :func:`document`; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document(name, rows), indent=1) + "\n")
+    path.write_text(json.dumps(document(name, rows, on), indent=1) + "\n")
 
 
 def print_table(name: str, rows: list[Row]) -> None:

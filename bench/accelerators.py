@@ -1,0 +1,277 @@
+"""What accelerators would do with the library's programs, and what a real one does.
+
+Where a compiler for an H100 or for TPUs is installed (``make accelerators``), all programs
+of ``_accelerators_programs.py`` are compiled ahead of time, of abstract shapes: memory,
+launches, loops, conditionals, copies, routines of libraries, collectives, bytes and
+operations, and from them the least time by the chip's data sheet. Nothing is run, so no
+row is a measured time but those of compilation.
+
+On an accelerator a step of each law is timed on RoBERTa-large, and what passed through it
+in a second stands beside what the data sheet allows. On a CPU the same is done with a small
+model, for which there is no data sheet.
+
+``python -m bench.accelerators CHIP NAME...`` prints rows of some programs as JSON.
+"""
+
+import collections
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench import _accelerators, _harness, lm_step
+from bench import _accelerators_hlo as hlo
+from bench import _accelerators_programs as programs
+from jaxdp.models.language import LanguageModel, num_parameters, tasks
+
+Row = _harness.Row
+#: Chips whose compilers are asked for every program, and those that share the compiler.
+CHIPS = {"H100": (), "v5e": ("v5p", "v6e")}
+OTHERS = ("OPT-1.3B, forward", "OPT-1.3B, gaussian")
+QUICK = ("words", "noise")
+TWICE = "two forwards"
+#: Counts that a test compares with the kept ones: more of them is a regression.
+COUNTED = (
+    "temporary memory",
+    "launches",
+    "loops",
+    "loop iterations",
+    "loops of unknown length",
+    "conditionals",
+    "custom calls",
+    "collectives",
+)
+
+
+def run(quick: bool) -> list[Row]:
+    """Rows of every program and compiler that is here, or of the device."""
+    here = [chip for chip in CHIPS if not _accelerators.missing(chip)]
+    if jax.default_backend() != "cpu" or not here:
+        skipped = [Row(c, "compilation", None, _accelerators.missing(c)) for c in CHIPS]
+        return [*measured(quick), *(row for row in skipped if row.unit)]
+    return [row for chip in here for row in compiled_ahead(chip, quick)]
+
+
+def device() -> str:
+    """The chips that are compiled for, or the device."""
+    here = [chip for chip in CHIPS if not _accelerators.missing(chip)]
+    if jax.default_backend() != "cpu" or not here:
+        return _harness.device()
+    return ", ".join(f"{chip} (compiled ahead of time)" for chip in here)
+
+
+# --- compiled ahead of time ---------------------------------------------------------
+
+
+def compiled_ahead(chip: str, quick: bool) -> Iterable[Row]:
+    """Rows of a chip's programs, and of the chips that share its compiler."""
+    found = programs.programs()
+    if quick:
+        found = {n: p for n, p in found.items() if p.group in QUICK}
+    rows = [row for p in found.values() for row in counted(chip, p)]
+    if quick:
+        return rows
+    several = programs.programs()["OPT-1.3B, rademacher"]
+    if chip != "H100":  # One of them has no board.
+        rows += counted(chip, several, on_board=True)
+    for other in CHIPS[chip]:
+        for name in OTHERS:
+            rows += counted(other, found[name])
+        rows += counted(other, several, on_board=True)
+    case = "a Llama-like model of 8 B parameters"
+    said = "skipped: the library's language models are RoBERTa and OPT"
+    rows += [Row(f"{chip}: {case}", "temporary memory", None, said)]
+    return [*rows, *over_forwards(rows)]
+
+
+def counted(chip: str, of: programs.Program, *, on_board: bool = False) -> list[Row]:
+    """Rows of one program on one chip, or on all chips of its board."""
+    mesh = _accelerators.mesh(chip) if on_board else None
+    fn, args = of.build(axis_name="data") if on_board else of.build()
+    case = f"{chip}: {of.name}" + (", 2 x 2" if on_board else "")
+    print(case, file=sys.stderr, flush=True)
+    compiled = _accelerators.compile_for(chip, fn, args, donate=of.donate, on=mesh)
+    rows = rows_of(case, compiled, compiled.on(chip))
+    if of.group == "model":
+        params = args[0] if of.name.endswith("forward") else args[0][0]
+        layers = compiled.memory["temp"] / lm_step.layer_bytes(params)
+        rows.append(Row(case, "temporary memory in layers", layers, "layers"))
+        if of.donate:
+            held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
+            share = min(compiled.memory["alias"] / held, 1.0)
+            rows.append(Row(case, "parameters updated in place", share, "share"))
+    if of.group == "words":
+        each = compiled.on(chip).counts.vector / programs.DIM
+        rows.append(Row(case, "vector operations a word", each, "operations"))
+    return rows
+
+
+def rows_of(
+    case: str, compiled: _accelerators.Compiled, seen: hlo.Program
+) -> list[Row]:
+    """Rows of a compiled program: counts, and the least time by the data sheet."""
+    known = [loop.runs * loop.trips for loop in seen.loops if loop.trips is not None]
+    counts = seen.counts
+    values: dict[str, tuple[float | None, str]] = {
+        "argument memory": (compiled.memory["argument"], "B"),
+        "output memory": (compiled.memory["output"], "B"),
+        "aliased memory": (compiled.memory["alias"], "B"),
+        "temporary memory": (compiled.memory["temp"], "B"),
+        "peak memory": (compiled.memory["peak"], "B"),
+        "launches": (counts.launches, "launches"),
+        "fusions": (seen.fusions, "lines"),
+        "copies": (seen.copies, "lines"),
+        "loops": (len(seen.loops), "lines"),
+        "loop iterations": (sum(known), "iterations"),
+        "loops of unknown length": (len(seen.loops) - len(known), "lines"),
+        "conditionals": (len(seen.conditionals), "lines"),
+        "custom calls": (sum(seen.custom_calls.values()), "lines"),
+        "collectives": (sum(seen.collectives.values()), "lines"),
+        "bytes moved": (counts.bytes, "B"),
+        "matrix operations": (counts.matrix, "operations"),
+        "vector operations": (counts.vector, "operations"),
+        "integer operations of generators": (counts.random, "operations"),
+        "cycles by the compiler": (counts.cycles or None, "cycles"),
+        "operations by the compiler": (compiled.flops, "operations"),
+        "bytes by the compiler": (compiled.bytes, "B"),
+        "compilation": (compiled.seconds, "s"),
+        "compilation, all cores": (compiled.cpu, "s"),
+    }
+    rows = [Row(case, k, v, unit) for k, (v, unit) in values.items() if v is not None]
+    if seen.rates:
+        times = seen.rates.times(counts) | {"launches": counts.seconds}
+        rows += [Row(case, f"least time, {k}", v, "s") for k, v in times.items()]
+    named = {
+        "custom call": seen.custom_calls,
+        "collective": seen.collectives,
+        "conditional": collections.Counter(map(_file, seen.conditionals)),
+        "loop of unknown length": collections.Counter(
+            _file(loop.source) for loop in seen.loops if loop.trips is None
+        ),
+    }
+    for what, lines in named.items():
+        rows += [
+            Row(case, f"{what}: {k}", n, "lines") for k, n in sorted(lines.items())
+        ]
+    return rows
+
+
+def _file(source: str) -> str:
+    """A line's file: its number moves with every edit."""
+    return source.rpartition(":")[0] or source
+
+
+def over_forwards(rows: list[Row]) -> list[Row]:
+    """What a step takes over two forward passes of the same chip and model."""
+    values = {(row.case, row.metric): row.value for row in rows}
+    found = []
+    metrics = (
+        "bytes moved", "matrix operations", "vector operations",
+        "cycles by the compiler", "least time, memory", "least time, matrix",
+        "least time, vector", "least time, launches",
+    )  # fmt: skip
+    for (case, metric), value in values.items():
+        model = case.rpartition(", ")[0]
+        once = values.get((f"{model}, forward", metric))
+        if metric in metrics and value and once and not case.endswith("forward"):
+            row = Row(case, f"step, {metric}", value, "", TWICE, value / (2 * once))
+            found.append(row)
+    for (case, metric), value in values.items():
+        # The chip with more memory bandwidth runs what is compiled for the other one.
+        if metric == "bytes moved" and case.startswith("H100: ") and value:
+            counts = hlo.Counts(
+                bytes=value,
+                matrix=values[case, "matrix operations"] or 0,
+                vector=values[case, "vector operations"] or 0,
+                random=values[case, "integer operations of generators"] or 0,
+            )
+            times = _accelerators.RATES["H200"].times(counts)
+            name = case.replace("H100", "H200")
+            found += [Row(name, f"least time, {k}", v, "s") for k, v in times.items()]
+    return found
+
+
+# --- on a device --------------------------------------------------------------------
+
+
+def measured(quick: bool) -> list[Row]:
+    """Throughput of steps on the device, beside what its data sheet allows."""
+    large = jax.default_backend() != "cpu"
+    name = "RoBERTa-large" if large else "20 M"
+    config, rows, length = (
+        lm_step.LARGE[name] if large else (lm_step.config("20 M"), 4, 32)
+    )
+    dtype = "bfloat16" if large else "float32"
+    model = LanguageModel(config=config, compute_dtype=dtype)
+    narrow = lambda key: jax.tree.map(lambda x: x.astype(dtype), model._init(key))  # noqa: E731
+    params = jax.jit(narrow)(jax.random.key(0))
+    task = tasks.prompt(model, lm_step.WORDS)
+    data = lm_step.batch(rows, length, config.vocab_size)
+    data = jax.tree.map(jnp.asarray, data)
+    case = f"{name}, {rows} x {length}"
+    found = [Row(case, "parameters", num_parameters(params), "numbers")]
+    forward = jax.jit(task.value_fn).lower(params, data).compile()
+    sides: dict[str, Any] = {"forward": lambda: forward(params, data)}
+    compiled = {"forward": forward}
+    for law in programs.LAWS[:1] if quick else programs.LAWS:
+        own = jax.tree.map(jnp.array, params)
+        sides[law] = step = lm_step.Step(task, lm_step.plan(rows, law), own, data)
+        compiled[law] = step.program
+    seconds = _harness.alternate(sides, 3 if quick else 9)
+    chip = _accelerators.KINDS.get(jax.devices()[0].device_kind)
+    passes = {"forward": 1} | dict.fromkeys(programs.LAWS, 2)
+    for side, took in seconds.items():
+        each = statistics.median(took)
+        seen = _accelerators.described(compiled[side]).on(chip)
+        found += throughput(f"{case}, {side}", each, seen, chip)
+        amounts = {"records": rows, "tokens": rows * length * passes[side]}
+        if side != "forward":
+            amounts["directions"] = 1
+        found += [
+            Row(f"{case}, {side}", what, count / each, f"{what}/s")
+            for what, count in amounts.items()
+        ]
+        if side != "forward":
+            ratio = _harness.ratio(seconds, side, "forward") / 2
+            found.append(Row(f"{case}, {side}", "step", 1e3 * each, "ms", TWICE, ratio))
+    return found
+
+
+def throughput(
+    case: str, seconds: float, seen: hlo.Program, chip: str | None
+) -> list[Row]:
+    """Rows of one program that took ``seconds``: rates, and shares of the chip's."""
+    counts = seen.counts
+    rates: Mapping[str, tuple[float, str]] = {
+        "memory": (counts.bytes / seconds / 1e9, "GB/s"),
+        "matrix": (counts.matrix / seconds / 1e12, "TFLOP/s"),
+        "vector": (counts.vector / seconds / 1e12, "TOP/s"),
+    }
+    rows = [Row(case, f"rate, {k}", v, unit) for k, (v, unit) in rates.items()]
+    if chip is None:
+        said = "skipped: no data sheet of this device"
+        return [*rows, Row(case, "least time", None, said)]
+    times = _accelerators.RATES[chip].times(counts)
+    bound = max(times, key=lambda name: times[name])
+    rows += [
+        Row(case, f"least time, {k}", v, "s", "measured", v / seconds)
+        for k, v in times.items()
+    ]
+    share = times[bound] / seconds
+    return [*rows, Row(case, f"share of the bound: {bound}", share, "share")]
+
+
+def main(chip: str, *names: str) -> None:
+    """Prints rows of some programs for a chip as JSON."""
+    found = programs.programs()
+    rows = [row for name in names for row in counted(chip, found[name])]
+    print(json.dumps([dataclasses.asdict(row) for row in rows]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
