@@ -50,6 +50,7 @@ def fit(
     note: dict[str, Any] | None = None,
     keep_noise_roots: bool = False,
     check_isolation: bool = True,
+    donate_params: bool = False,
 ) -> loop.FitResult:
     """Trains parameters on private data under a plan.
 
@@ -103,6 +104,13 @@ def fit(
         shapes and dtypes, at the initial parameters moved at random. A check, not a proof;
         a loss that ``jaxdp.per_record`` lifts always passes. It warns where all losses
         there are NaN. False is for a loss that cannot take made-up records.
+      donate_params: whether the run takes the buffers of ``params`` and updates them in
+        place, as ``donate_argnums`` of ``jax.jit`` does, so that there is one set of
+        parameters, not two. The caller's arrays are deleted when the first step begins
+        (reading them raises); an argument that is refused leaves them. All leaves must be
+        ``jax.Array`` where the run is: on the default device, or as ``mesh`` has them.
+        ``resume`` and ``replay`` need the initial parameters again: load them again, or
+        make them again.
 
     Returns:
       ``FitResult(params, info, report)``: the trained parameters, the releases of every
@@ -135,9 +143,13 @@ def fit(
       (True, 2.0)
     """
     validate.instance(Plan, plan=plan)
-    validate.instance(bool, check_isolation=check_isolation)
+    validate.instance(
+        bool, check_isolation=check_isolation, donate_params=donate_params
+    )
     keys = keys_lib.check(keys)
     mesh = parallel.check_mesh(mesh, params)
+    if donate_params:
+        preparing.check_donated(params, mesh)
     how = optimizer, microbatch_size, mesh, trainable, stacked
     task = preparing.Task(plan, params, data, value_fn, *how)
     task = preparing.checked(task, callback)
@@ -161,8 +173,11 @@ def fit(
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
     parallel.check_same(mesh, keys, program=text)
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
+    before = _looked_at(task)
     with keys_lib.together(several):  # Spends the keys.
-        carry = loop.start(plan, transform, task.optimizer, task.params)
+        carry = loop.start(
+            plan, transform, task.optimizer, task.params, donate=donate_params
+        )
     recorder = None
     if ledger is not None and parallel.writes(mesh):
         recorder = recording.create(ledger, task, keys, text, size, note or {})
@@ -178,7 +193,7 @@ def fit(
         times = compile_seconds, seconds
         result = _result(plan, keys, carry, 0, times, recorder, keep_noise_roots)
     if not several:
-        _warn_of_steps(task, carry, result)
+        _warn_of_steps(task, before, carry, result)
     return result
 
 
@@ -283,6 +298,7 @@ def resume(
         preparing.check_losses(
             at.plan, task.params, task.data, value_fn, check_isolation
         )
+        before = _looked_at(task)
         recorder = at.recorder(task, text)
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         step = lambda carry, *bounds: run(carry, at.keys, task.data, *bounds)  # noqa: E731
@@ -291,7 +307,7 @@ def resume(
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
         result = _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
-    _warn_of_steps(task, carry, result)
+    _warn_of_steps(task, before, carry, result)
     return result
 
 
@@ -468,13 +484,23 @@ def _check_note(note: Any) -> None:
         raise type(error)(f"note must be what JSON can hold, got {note!r}") from error
 
 
+def _looked_at(task: preparing.Task) -> list[resolution.Looked]:
+    """Returns a sample of the initial parameters, which the run may take."""
+    if task.plan.runs_algorithm or parallel.several_processes(task.mesh):
+        return []
+    return resolution.looked_at(task.params, task.trainable)
+
+
 def _warn_of_steps(
-    task: preparing.Task, carry: loop.Carry, result: loop.FitResult
+    task: preparing.Task,
+    before: list[resolution.Looked],
+    carry: loop.Carry,
+    result: loop.FitResult,
 ) -> None:
     """Warns where steps did not move what they were for, or a run ended where it began."""
     if task.plan.may_stop:
         outcome = result.report.get("outcome", {})
-        if outcome.get("certified") and _same(task.params, result.params):
+        if outcome.get("certified") and _same(carry.params, result.params):
             warnings.warn(
                 f"the point that is certified (alpha {outcome['alpha']}) is the one that "
                 "the run began at: where that is a saddle, the certificate says nothing; "
@@ -483,9 +509,8 @@ def _warn_of_steps(
                 stacklevel=3,
             )
     elif not task.plan.runs_algorithm and getattr(task.plan, "noise_multiplier", 0):
-        resolution.warn_if_unmoved(
-            task.params, carry.params, trainable=task.trainable, stacklevel=3
-        )
+        after = resolution.looked_at(carry.params, task.trainable)
+        resolution.warn_if_unmoved(before, after, stacklevel=3)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import zlib
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from jaxdp.core.types import ValueFn
 from jaxdp.kernels.finite_difference import num_rows
+from jaxdp.kernels.perturb import LazyLoss
 
 Array = jax.Array
 
@@ -81,6 +83,8 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
 
     @jax.jit
     def losses(params: Any, batch: Any) -> Array:
+        if isinstance(value_fn, LazyLoss):  # A layer at a time, and no second model.
+            return value_fn.fn(params, batch, _moved_view)
         return value_fn(_moved(params), batch)
 
     def at(batch: Any) -> np.ndarray:
@@ -145,6 +149,15 @@ def _moved(params: Any) -> Any:
     """Moves parameters at random: by up to half of their size, or up to 0.1 from zero."""
     leaves, structure = jax.tree.flatten(params)
     return structure.unflatten(_moved_leaf(x, i) for i, x in enumerate(leaves))
+
+
+def _moved_view(
+    path: str, leaf: Any, layer: Any = None, after: Any = None, rows: Any = None
+) -> Any:
+    """Returns a leaf, or its slice for a layer, moved: the ``at`` of a lazy loss."""
+    del layer, after
+    moved = _moved_leaf(leaf, zlib.crc32(path.encode()))
+    return moved if rows is None else moved[rows]
 
 
 def _moved_leaf(leaf: Any, index: int) -> Any:

@@ -125,9 +125,15 @@ def start(
     transform: Transform,
     optimizer: optax.GradientTransformation,
     params: Any,
+    *,
+    donate: bool = False,
 ) -> Carry:
-    """Returns the carry before the first step, in its own buffers, which are donated."""
-    params = jax.tree.map(jnp.array, params)
+    """Returns the carry before the first step, whose buffers the program takes.
+
+    They are its own, or with ``donate`` those of ``params``.
+    """
+    if not donate:
+        params = jax.tree.map(jnp.array, params)
     opt_state: Any = (transform.init(params), optimizer.init(params))
     width = opt_state[0].release.shape[0]
     return Carry(params, opt_state, jnp.zeros((plan.num_steps, width), jnp.float32))

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.training import replaying
@@ -75,6 +76,13 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
                 "others (keys from entropy differ unless they are broadcast: "
                 "jaxdp.Keys.from_entropy().broadcast())"
             )
+
+
+def place(mesh: Mesh | None) -> Sharding:
+    """Returns where the arrays of a run are: on all devices of its mesh, or on one."""
+    if mesh is None:
+        return jnp.zeros(()).sharding
+    return NamedSharding(mesh, PartitionSpec())
 
 
 def on_all(mesh: Mesh | None, tree: Any) -> Any:

@@ -11,6 +11,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.types import ValueFn
+from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
 from jaxdp.training import isolation, loop, parallel, replaying, resolution
@@ -56,6 +57,33 @@ def checked(task: Task, callback: Any) -> Task:
 
     data = parallel.on_all(task.mesh, jax.tree.map(own, task.data))
     return task._replace(optimizer=optimizer, data=data)
+
+
+def check_donated(params: Any, mesh: Mesh | None) -> None:
+    """Requires parameters whose buffers a run can take and update in place.
+
+    TypeError for a leaf that is no ``jax.Array``; ValueError for one that would be copied
+    all the same, for it lies elsewhere, or that is deleted or there twice.
+    """
+    place = parallel.place(mesh)
+    buffers = set()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        named = f"donate_params must be for what fit can take, got {path_str(path)!r}"
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(
+                f"{named} as a {type(leaf).__name__}: jax.device_put makes it an array"
+            )
+        if leaf.is_deleted():
+            raise ValueError(f"{named}, which is deleted: a run took it already")
+        if not leaf.sharding.is_equivalent_to(place, leaf.ndim):
+            raise ValueError(
+                f"{named} on {leaf.sharding}, where the run needs it on {place}: "
+                "jax.device_put(params, that), or donate_params=False, which copies them"
+            )
+        buffer = leaf.addressable_data(0).unsafe_buffer_pointer()
+        if leaf.size and buffer in buffers:
+            raise ValueError(f"{named} in the buffer of another leaf: copy it")
+        buffers.add(buffer)
 
 
 def check_reads_losses(plan: Plan) -> None:

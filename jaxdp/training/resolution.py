@@ -1,7 +1,7 @@
 """Warnings about radii and steps below the resolution of a run's arithmetic."""
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,38 +73,45 @@ def warn_if_unresolved(
         )
 
 
+class Looked(NamedTuple):
+    """Sample of a leaf that moves."""
+
+    values: np.ndarray  # float64
+    size: int  # of the leaf
+    dtype: str
+
+
+def looked_at(params: Any, trainable: run_state.Trainable = None) -> list[Looked]:
+    """Returns a sample of each leaf that moves, on the host."""
+    moves = run_state.moving(params, trainable)
+    return [
+        Looked(_sample(leaf), int(np.size(leaf)), jnp.result_type(leaf).name)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if moves(path_str(path)) and np.size(leaf) > 0
+    ]
+
+
 def warn_if_unmoved(
-    before: Any,
-    after: Any,
-    *,
-    trainable: run_state.Trainable = None,
-    stacklevel: int = 1,
+    before: list[Looked], after: list[Looked], *, stacklevel: int = 1
 ) -> None:
     """Warns if most parameters are, after a run with noise, where they were before it.
 
     Every release has noise in all its coordinates, so that a parameter which never moved
-    had steps below half the distance to the next number of its dtype, or none. Reads a
-    sample of both on the host; both are public.
+    had steps below half the distance to the next number of its dtype, or none.
 
     Args:
-      before: the initial parameters.
+      before: the initial parameters, as :func:`looked_at` gave them. Public.
       after: those of the end.
-      trainable: which leaves move, as in :func:`jaxdp.fit`.
       stacklevel: as in :func:`warn_if_unresolved`.
     """
-    moves = run_state.moving(before, trainable)
-    still, dtypes = [], set()
-    leaves = jax.tree_util.tree_leaves_with_path(before)
-    for (path, leaf), new in zip(leaves, jax.tree.leaves(after), strict=True):
-        if moves(path_str(path)) and np.size(leaf) > 0:
-            same = _sample(leaf) == _sample(new)
-            still.append((same.astype(np.float64), int(np.size(leaf))))
-            dtypes.add(jnp.result_type(leaf).name)
-    size = sum(n for _, n in still)
-    share = sum(float(same.mean()) * n for same, n in still) / max(1, size)
+    pairs = list(zip(before, after, strict=True))
+    size = sum(old.size for old in before)
+    still = sum(float((a.values == b.values).mean()) * a.size for a, b in pairs)
+    share = still / max(1, size)
     if share > 0.5:
+        dtypes = ", ".join(sorted({old.dtype for old in before}))
         warnings.warn(
-            f"{share:.0%} of the parameters ({', '.join(sorted(dtypes))}) are where they "
+            f"{share:.0%} of the parameters ({dtypes}) are where they "
             "were: the optimizer's steps are zero or below the distance of neighbouring "
             "numbers; take larger steps, or float32 parameters",
             stacklevel=stacklevel + 1,

@@ -157,6 +157,22 @@ def test_floats_of_the_non_private_limit_agree_on_all_devices() -> None:
         fit(plan, params=many.params)
 
 
+def test_donated_params_are_those_of_the_mesh() -> None:
+    """On every device in place; what would be copied there first is refused."""
+    plan, params = plan_of(), jax.tree.map(jnp.array, PARAMS)
+    with pytest.raises(ValueError, match="where the run needs it on NamedSharding"):
+        fit(plan, params=params, mesh=MESH, donate_params=True)
+    place = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec())
+    spread = jax.tree.map(jnp.array, jax.device_put(params, place))
+    got = fit(plan, params=spread, mesh=MESH, donate_params=True)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(spread))
+    want = fit(plan, mesh=MESH)
+    chex.assert_trees_all_equal((got.params, got.info), (want.params, want.info))
+    other = jax.device_put(params, jax.devices()[3])
+    with pytest.raises(ValueError, match="where the run needs it on SingleDevice"):
+        fit(plan, params=other, donate_params=True)
+
+
 def all_reduces(text: str) -> list[str]:
     """What the all-reduces of a compiled program give, and its other collectives."""
     found = re.findall(r"= (\S+) (all-reduce|all-gather|all-to-all)(?:-start)?\(", text)
