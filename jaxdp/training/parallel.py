@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxdp.core import keys as keys_lib
-from jaxdp.training import replaying
+from jaxdp.training import digests
 
 
 def check_mesh(mesh: Any, params: Any) -> Mesh | None:
@@ -63,12 +63,12 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
     """
     if not several_processes(mesh):
         return
-    digests = {"keys": keys_lib.fingerprint(keys)}
+    known = {"keys": keys_lib.fingerprint(keys)}
     for name, x in arguments.items():
         text = isinstance(x, str)
-        found = hashlib.sha256(x.encode()) if text else replaying.digest_of(x)
-        digests[name] = found.digest()
-    for name, digest in sorted(digests.items()):  # All ask in one order.
+        found = hashlib.sha256(x.encode()) if text else digests.sha256(x)
+        known[name] = found.digest()
+    for name, digest in sorted(known.items()):  # All ask in one order.
         every = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         if np.any(every != every[0]):
             raise ValueError(

@@ -22,8 +22,15 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.kernels import sphere
 from jaxdp.mechanism.plan import Plan
+from jaxdp.training import (
+    digests,
+    loop,
+    parallel,
+    preparing,
+    replaying,
+    reporting,
+)
 from jaxdp.training import ledger as ledger_lib
-from jaxdp.training import loop, parallel, preparing, replaying, reporting
 
 #: The last one, and the one before it, from which the last chunk is computed again.
 _CHECKPOINT, _BEFORE = "checkpoint.npz", "checkpoint-before.npz"
@@ -85,7 +92,7 @@ class Recorder:
             content = _pack(self.run, self.done, carry)
             self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
         else:
-            digest = replaying.digest_of(carry.params).hexdigest()
+            digest = digests.of_params(carry.params)
             known = {"run": self.run, "step": self.done, "params": digest}
             self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
 
@@ -170,7 +177,7 @@ def _conditions(task: preparing.Task, text: str, key: bytes) -> dict[str, Any]:
     config: Any = jax.config
     device = jax.devices()[0]
     return {
-        "data": keyed(replaying.digest_of(task.data).digest()),
+        "data": keyed(digests.sha256(task.data).digest()),
         "microbatch_size": task.microbatch_size,
         "devices": 1 if task.mesh is None else task.mesh.size,
         "jax": jax.__version__,
@@ -223,7 +230,7 @@ def create(
         "leaves": replaying.describe_leaves(params),
         "trainable": moving,
         "stacked": layered,
-        "params": replaying.digest_of(params).hexdigest(),
+        "params": digests.sha256(params).hexdigest(),
         "chunk": chunk,
         "microbatch_size": task.microbatch_size,
         "device": jax.devices()[0].device_kind,
@@ -448,7 +455,7 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
     parameters, that would be one noise over two sums. (A new attempt draws new noise.)
     """
     params = parallel.here(params)
-    if digest and not at.new and replaying.digest_of(params).hexdigest() != digest:
+    if digest and not at.new and digests.of_params(params, like=digest) != digest:
         raise ValueError(
             "ledger must be resumed where its replay gives the parameters of the run, to "
             f"the bit, but here it gives others. {_WAY_OUT}"

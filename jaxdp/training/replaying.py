@@ -1,7 +1,6 @@
 """Replay of a run: its parameters from the initial ones and the ledger."""
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core.run_state import moving, public
 from jaxdp.kernels import sphere
 from jaxdp.mechanism.plan import Plan
+from jaxdp.training import digests, loop
 from jaxdp.training import ledger as ledger_lib
-from jaxdp.training import loop
 
 
 class Replay(NamedTuple):
@@ -194,17 +193,6 @@ def describe_leaves(params: Any) -> dict[str, list[Any]]:
     }
 
 
-def digest_of(tree: Any) -> "hashlib._Hash":
-    """Returns SHA-256 over paths, dtypes, shapes and bytes of a tree's leaves."""
-    state = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.asarray(jnp.asarray(leaf))  # As a run has it: in JAX's precision.
-        head = f"{sphere.path_str(path)}:{array.dtype}:{array.shape};"
-        state.update(head.encode())
-        state.update(np.ascontiguousarray(array).tobytes())
-    return state
-
-
 def check_params(header: dict[str, Any], params: Any) -> None:
     """Requires the initial parameters of the run; ValueError for others."""
     leaves = describe_leaves(params)
@@ -212,7 +200,7 @@ def check_params(header: dict[str, Any], params: Any) -> None:
         raise ValueError(
             f"params must have the leaves {header['leaves']} of the run, got {leaves}"
         )
-    if digest_of(params).hexdigest() != header["params"]:
+    if digests.sha256(params).hexdigest() != header["params"]:
         raise ValueError(
             "params must be the initial parameters of the run, got others of the same "
             "shapes"

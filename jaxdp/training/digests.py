@@ -1,0 +1,96 @@
+"""Digests of trees: of data and initial parameters, and of parameters between chunks."""
+
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.kernels.sphere import path_str
+
+#: Sums of a checksum, of 32 bits each.
+_LANES = 4
+#: What a checksum's text begins with; a SHA-256 is hexadecimal alone.
+_CHECKSUM = "checksum:"
+
+
+def sha256(tree: Any) -> "hashlib._Hash":
+    """Returns SHA-256 over paths, dtypes, shapes and bytes of a tree's leaves."""
+    state = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.asarray(jnp.asarray(leaf))  # As a run has it: in JAX's precision.
+        state.update(_head(path, array).encode())
+        # Read where it lies: bytes of it would be a second copy.
+        octets: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        state.update(octets)
+    return state
+
+
+def of_params(params: Any, like: str | None = None) -> str:
+    """Returns a digest of parameters that tells whether a replay gave the same bits.
+
+    On a CPU it is their SHA-256. Elsewhere they stay where they are: it is a checksum that
+    is computed there. Parameters that differ by accident differ in it, but for one case in
+    2^128. It stops nobody who chooses them, and need not: releases and initial parameters,
+    from which a replay makes them, are authenticated by the ledger's chain.
+
+    ``like`` is a digest to compare with: its kind is computed.
+    """
+    if like is None:
+        on_host = jax.default_backend() == "cpu"
+    else:
+        on_host = not like.startswith(_CHECKSUM)
+    if on_host:
+        return sha256(params).hexdigest()
+    words = np.asarray(checksum(params), "<u4")
+    return _CHECKSUM + words.tobytes().hex()
+
+
+@jax.jit
+def checksum(tree: Any) -> jax.Array:
+    """Returns four sums (4,) of the bits of a tree's leaves, each hashed with its place.
+
+    Sums of integers, so that no order of the additions changes them.
+    """
+    total = jnp.zeros(_LANES, jnp.uint32)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        total += _sums(_head(path, leaf), leaf)
+    return total
+
+
+def _head(path: Any, leaf: Any) -> str:
+    return f"{path_str(path)}:{leaf.dtype}:{leaf.shape};"
+
+
+def _sums(head: str, leaf: jax.Array) -> jax.Array:
+    words = _words(leaf)
+    sums = []
+    for lane in range(_LANES):
+        seed = hashlib.shake_256(f"{lane}:{head}".encode()).digest(4 * (words.ndim + 1))
+        first, *factors = np.frombuffer(seed, "<u4")
+        place = jnp.full(words.shape, first)
+        for axis, factor in enumerate(factors):
+            index = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+            place += index * (factor | np.uint32(1))
+        sums.append(jnp.sum(_mixed(words ^ place), dtype=jnp.uint32))
+    return jnp.stack(sums)
+
+
+def _words(leaf: jax.Array) -> jax.Array:
+    """Returns the bits of a leaf, 32 or fewer of them in each word."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        leaf = jnp.stack([leaf.real, leaf.imag], axis=-1)
+    if leaf.dtype == bool:
+        return leaf.astype(jnp.uint32)
+    bits = min(32, 8 * leaf.dtype.itemsize)
+    return jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
+
+
+def _mixed(words: jax.Array) -> jax.Array:
+    """Mixes the bits of each word, by the last steps of MurmurHash3: a bijection."""
+    for factor in (0x85EBCA6B, 0xC2B2AE35):
+        words = (words ^ (words >> 16)) * np.uint32(factor)
+    return words ^ (words >> 16)
