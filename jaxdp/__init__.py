@@ -17,6 +17,7 @@ from jaxdp import sampling as sampling
 from jaxdp import tuning as tuning
 from jaxdp.core import names as _names
 from jaxdp.core.algorithm import Algorithm as Algorithm
+from jaxdp.core.algorithm import as_transform as as_transform
 from jaxdp.core.averaging import polyak_average as polyak_average
 from jaxdp.core.averaging import polyak_output as polyak_output
 from jaxdp.core.keys import Keys as Keys

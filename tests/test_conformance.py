@@ -77,6 +77,8 @@ def test_every_family_is_here() -> None:
     own = {name for name, kind in vars(plans).items() if hasattr(kind, "family")}
     assert own == {type(method.plan).__name__ for method in METHODS}
     assert {method.name for method in METHODS} >= FIRST | FEWER | AUDITED
+    for first in (FIRST, CHAINED):
+        assert own == {type(m.plan).__name__ for m in METHODS if m.name in first}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -284,6 +286,49 @@ def test_fit_is_the_loop_by_hand(method: Method) -> None:
         assert result.report[name] == value, name
     assert by_hand["algorithm"] == method.plan.family
     json.dumps(result.report, allow_nan=False)
+
+
+#: Of each family one, where ``fit`` is compiled already if it is anywhere.
+CHAINED = FIRST - {"dpzero-gaussian-2-laplace-zero_out", "o2nc"} | {"o2nc-slopes"}
+
+
+@these(METHODS, CHAINED)
+def test_trained_whole_in_a_chain_of_optax(method: Method) -> None:
+    """All ten families; what comes out is that of ``fit``, an algorithm's to the bit."""
+    tx = method.make(method.plan, Keys.insecure(3))
+    algorithm = isinstance(tx, jaxdp.Algorithm)
+    if algorithm:
+        tx = jaxdp.as_transform(tx)
+    chain = optax.chain(tx, method.optimizer or optax.identity())
+    taken = dataclasses.replace(method, reads="data") if algorithm else method
+    step = methods.stepped(taken, chain)
+
+    @functools.partial(jax.jit, static_argnums=3)
+    def moved(params: Any, state: Any, t: Any, phase: str) -> tuple[Any, Any]:
+        mask = jnp.ones(N, bool) if method.reads == "rows" else None
+        updates, state = step(state, params, KEYS, t, method.data, mask, phase)
+        return optax.apply_updates(params, updates), state
+
+    params, state = method.params, chain.init(method.params)
+    released = []
+    for t, phase in enumerate(method.phases[:-1]):
+        params, state = moved(params, state, jnp.int32(t), phase)
+        released.append(state[0].release)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, method.params)
+    assert jaxdp.report(method.plan, state)["steps_done"] == method.plan.num_steps
+    if not method.fits:
+        want = releases(ran(method)[:-1])
+        np.testing.assert_allclose(np.array(released), want, rtol=1e-5, atol=1e-5)
+        return
+    result = whole(method)
+    point = method.plan.returned(state[0], params)
+    if algorithm:
+        assert same(released, list(result.info.releases))
+        assert same(point, result.params)
+        chex.assert_trees_all_close(params, result.params, rtol=0, atol=1e-6)
+        return
+    np.testing.assert_allclose(released, result.info.releases, rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_close(point, result.params, rtol=1e-4, atol=1e-5)
 
 
 @these(FITTED, FEWER | {"synthetic", "dpzero-gaussian-2-laplace-zero_out"})

@@ -19,7 +19,7 @@ from flax import core, serialization
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
-from tests.methods import COMMON, KEYS, METHODS, Method, N, numbers
+from tests.methods import COMMON, KEYS, METHODS, SADDLES, Method, N, numbers
 
 #: Points of simplices, for all transformations.
 PARAMS = {
@@ -49,13 +49,19 @@ class Case(NamedTuple):
     step: Step
     copies: int = 0
     spends: bool = True
+    params: Any = PARAMS
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def float32_only(self) -> bool:
-        return self.name.startswith("spider")
+        return self.name.startswith(("spider", "sosp"))
+
+    @property
+    def odd(self) -> bool:
+        """Whether any leaves will do beside those of PARAMS."""
+        return self.params is PARAMS and self.name != "entropic_descent"
 
 
 def _row(params: Any) -> Any:
@@ -116,6 +122,22 @@ def _fed(name: str, make: Callable[[Keys], Any], copies: int) -> Case:
     return Case(name, make, step, copies, spends=False)
 
 
+def _adapted(method: Method) -> Case:
+    """An algorithm as a transformation, of its own params and losses."""
+
+    def step(tx: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        given = {"value_fn": method.value_fn, "batch": method.data}
+        return tx.update(None, state, params, **given)
+
+    return Case(
+        method.name,
+        lambda keys: jaxdp.as_transform(method.make(method.plan, keys)),
+        step,
+        2 * (method.plan.family == "sosp"),
+        params=method.params,
+    )
+
+
 def adam() -> Any:
     return optax.adam(0.1)
 
@@ -125,6 +147,7 @@ MADE = {
     for m in METHODS
     if m.make is jaxdp.private_spider or not m.plan.runs_algorithm
 }
+ADAPTED = [_adapted(m) for m in METHODS if m.name in ("sosp", *map(str, SADDLES))]
 FIRST = MADE["dpzero-sphere-1"]
 RANDOM = dataclasses.replace(
     FIRST,
@@ -138,6 +161,7 @@ MAKERS = (
     _of(RANDOM),
     _chained(MADE["dpzero-sphere-1"], adam, 2),
     _chained(MADE["spider"], jaxdp.polyak_average, 1),
+    *ADAPTED,
 )
 CASES = (
     *MAKERS,
@@ -161,7 +185,7 @@ def same(one: Any, other: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def cast(dtype: Any, params: Any = PARAMS) -> Any:
+def cast(dtype: Any, params: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
@@ -172,21 +196,21 @@ def cast(dtype: Any, params: Any = PARAMS) -> Any:
 def test_map_params(case: Case) -> None:
     """It asks for a state of a placeholder, which begins no run."""
     tx = case.make(Keys.from_entropy())
-    insecure = case.make(KEYS).init(PARAMS)
-    specs = jax.tree.map(lambda x: f"spec of {x.shape}", PARAMS)
+    insecure = case.make(KEYS).init(case.params)
+    specs = jax.tree.map(lambda x: f"spec of {x.shape}", case.params)
     for _ in range(2):
         got = optax.tree.map_params(
             tx, lambda _, spec: spec, insecure, specs, transform_non_params=lambda _: 0
         )
         found = [x for x in jax.tree.leaves(got) if x != 0]
         assert sorted(found) == sorted(jax.tree.leaves(specs) * case.copies)
-    state = tx.init(PARAMS)
+    state = tx.init(case.params)
     assert same(optax.tree.map_params(tx, lambda x: x, state), state)
     doubled = optax.tree.map_params(tx, lambda x: 2 * x, state)
     assert jax.tree.structure(doubled) == jax.tree.structure(state)
     if case.spends:
         with pytest.raises(ValueError, match="already served"):
-            tx.init(PARAMS)
+            tx.init(case.params)
 
 
 @BEGINS
@@ -197,10 +221,11 @@ def test_empty_params_are_no_placeholder(case: Case) -> None:
         pytest.skip("it has no leaves to choose from")
     for none in ({}, core.freeze({})):
         with pytest.raises(
-            ValueError, match=r"selects none of the leaves|at least one"
+            ValueError,
+            match=r"selects none of the leaves|at least one|must .* weights",
         ):
             tx.init(none)
-    assert held(tx.init(PARAMS))
+    assert held(tx.init(case.params))
 
 
 # --- 2. init of shapes -----------------------------------------------------------------
@@ -220,20 +245,24 @@ def parts(state: Any) -> list[Any]:
 def test_init_of_shapes_begins_no_run(case: Case) -> None:
     """As often as one likes, before and after; of what it gives nothing is released."""
     tx = case.make(Keys.from_entropy())
-    like = shapes(PARAMS)
-    made = [tx.init(like), tx.init({**like, "w": PARAMS["w"]})]
-    state = tx.init(PARAMS)
+    params, like = case.params, shapes(case.params)
+    leaves, tree = jax.tree.flatten(like)
+    leaves[0] = jax.tree.leaves(params)[0]
+    made = [tx.init(like)]
+    if len(leaves) > 1:
+        made.append(tx.init(jax.tree.unflatten(tree, leaves)))
+    state = tx.init(params)
     made.append(tx.init(like))
     if case.spends:
         with pytest.raises(ValueError, match="already served"):
-            tx.init(PARAMS)
+            tx.init(params)
     for none in made:
         assert shapes(none) == shapes(state)
         assert not any(map(held, parts(none)))
         with pytest.raises(ValueError, match="state must be of a run that has begun"):
-            case.step(tx, none, PARAMS)
+            case.step(tx, none, params)
         with pytest.raises((TypeError, ValueError), match="ShapeDtypeStruct"):
-            jax.jit(lambda s: case.step(tx, s, PARAMS))(none)
+            jax.jit(lambda s: case.step(tx, s, params))(none)
 
 
 ALGORITHMS = [m for m in METHODS if m.name not in MADE]
@@ -251,10 +280,10 @@ def test_init_of_shapes_begins_no_run_of_an_algorithm(method: Method) -> None:
         assert shapes(none) == shapes(state) and not held(none)
 
 
-def accepted(init: Callable[[Any], Any]) -> bool:
+def accepted(init: Callable[[Any], Any], params: Any) -> bool:
     """Whether an ``init`` began a run."""
     try:
-        return bool(held(init(PARAMS)))
+        return bool(held(init(params)))
     except ValueError as error:
         if not str(error).startswith("keys "):
             raise
@@ -264,11 +293,11 @@ def accepted(init: Callable[[Any], Any]) -> bool:
 @BEGINS
 def test_no_two_runs_begin_beside_an_init_of_shapes(case: Case) -> None:
     """Not from several threads, and not within a compiled function."""
-    tx, like = case.make(Keys.from_entropy()), shapes(PARAMS)
+    tx, like = case.make(Keys.from_entropy()), shapes(case.params)
 
     def mapped(x: jax.Array) -> Any:
         tx.init(like)
-        return accepted(tx.init), x
+        return accepted(tx.init, case.params), x
 
     assert not jax.jit(mapped)(jnp.zeros(()))[0]
     assert not jax.vmap(mapped, out_axes=(None, 0))(jnp.zeros(2))[0]
@@ -276,7 +305,7 @@ def test_no_two_runs_begin_beside_an_init_of_shapes(case: Case) -> None:
 
     def both() -> None:
         tx.init(like)
-        begun.append(accepted(tx.init))
+        begun.append(accepted(tx.init, case.params))
 
     threads = [threading.Thread(target=both) for _ in range(8)]
     for thread in threads:
@@ -335,7 +364,7 @@ def traced(case: Case, params: Any) -> tuple[Any, Any, Any]:
 def test_dtypes_and_states_stay(case: Case, dtype: Any) -> None:
     """In a branch and in a loop; updates have the dtypes of the params."""
     with jax.enable_x64(dtype == jnp.float64):
-        params = cast(dtype)
+        params = cast(dtype, case.params)
         if case.float32_only and dtype != jnp.float32:
             with pytest.raises(ValueError, match="must have float32 leaves"):
                 case.make(KEYS).init(params)
@@ -372,10 +401,10 @@ def test_dtypes_and_states_stay(case: Case, dtype: Any) -> None:
 def test_strict_promotion_of_dtypes(case: Case, dtype: Any) -> None:
     if case.float32_only and dtype != jnp.float32:
         pytest.skip("it takes float32 alone")
-    if "adam" in case.name:
-        pytest.skip("optax.adam is not strict")
+    if case.name == "sosp" or "adam" in case.name:
+        pytest.skip("neither sosp nor optax.adam is strict")
     with jax.numpy_dtype_promotion("strict"):
-        params = cast(dtype)
+        params = cast(dtype, case.params)
         _, updates, _ = traced(case, params)
         jax.eval_shape(optax.apply_updates, params, updates)
 
@@ -392,7 +421,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("leaf", ODD)
-@ALL
+@pytest.mark.parametrize("case", [c for c in CASES if c.params is PARAMS], ids=str)
 def test_odd_leaves(case: Case, leaf: str) -> None:
     """They work; what is no point of a simplex is refused by its name."""
     params = {"w": PARAMS["w"], "odd": ODD[leaf]}
@@ -410,7 +439,7 @@ def test_odd_leaves(case: Case, leaf: str) -> None:
 
 @ALL
 def test_utilities_take_states(case: Case) -> None:
-    state = case.make(KEYS).init(PARAMS)
+    state = case.make(KEYS).init(case.params)
     counts = [x for _, x in optax.tree.get_all_with_path(state, "count")]
     assert counts and not any(map(np.any, counts))
     moved = optax.tree.set(state, count=jnp.ones((), jnp.int32))
@@ -438,13 +467,13 @@ COMPILED = {"dpgd", "prefix_sum", "o2nc-driver", "entropic_descent", "polyak_ave
 )
 def test_jit_changes_nothing(case: Case) -> None:
     """Of a first step, with leaves of all kinds."""
-    odd = {} if case.name == "entropic_descent" else ODD
-    tx, params = case.make(KEYS), {**PARAMS, **odd}
+    tx, params = case.make(KEYS), {**PARAMS, **ODD} if case.odd else case.params
     got = jax.jit(lambda p: case.step(tx, tx.init(p), p))(params)
     want = case.step(tx, tx.init(params), params)
     assert shapes(got) == shapes(want)
-    assert any(map(np.any, jax.tree.leaves(got[0])))
+    if case.params is PARAMS:  # An algorithm's output may be its start for a step.
+        assert any(map(np.any, jax.tree.leaves(got[0])))
     for a, b in zip(numbers(got), numbers(want), strict=True):
         a, b = a.astype(np.float64), b.astype(np.float64)
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        assert np.isfinite(a).all()
+        assert case.params is not PARAMS or np.isfinite(a).all()

@@ -1,7 +1,13 @@
-"""Interface of an algorithm: three pure functions."""
+"""Interface of an algorithm: three pure functions; and the same as a transformation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp.core import run_state, validate
 
 
 class Algorithm(NamedTuple):
@@ -33,3 +39,101 @@ class Algorithm(NamedTuple):
     init: Callable[[Any], Any]
     step: Callable[..., tuple[Any, Any]]
     output: Callable[[Any], Any]
+
+
+def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
+    r"""Makes an algorithm a transformation of Optax, with the output as the params.
+
+    ``update`` makes one step of the algorithm. It returns what the output is now, minus the
+    params, so that ``optax.apply_updates`` gives the output: up to a rounding, which does
+    not add up, for the next update starts from the params that it is given.
+
+    .. math:: u_t = \mathrm{output}(s_t) - w_t,
+              \qquad s_t = \mathrm{step}(s_{t-1}, \text{data})
+
+    The state is the algorithm's own. It alone decides where the algorithm asks: ``params``
+    are read for this difference and nothing else. So what follows in the chain, a weight
+    decay or a factor, or whoever sets params anew, changes the params and no release.
+    ``algorithm.output(state)`` is the output whatever follows.
+
+    ``init`` takes the params of ``algorithm.init``. ``update`` takes ``value_fn`` and
+    ``batch``, which is the *whole* data set every time: a step reads its own records of it.
+    Incoming updates are ignored and may be None, and so are unknown keywords. Past the
+    plan's horizon updates are zero and ``state.exhausted`` is true.
+
+    Args:
+      algorithm: one that this library made, such as ``jaxdp.sosp(plan, keys)``.
+
+    Privacy:
+      What is released, and its guarantee, are those of the algorithm and its plan
+      (``jaxdp.report(plan, state)``). Updates are a function of the output and the params.
+
+    Raises:
+      TypeError: no :class:`Algorithm`. ValueError: not first in ``optax.chain``, or within
+        ``optax.masked`` or ``optax.partition``; ``update`` without params, or with params
+        of other shapes than those of ``init``; and what the algorithm raises.
+
+    Example:
+      >>> import jax
+      >>> import optax
+      >>> import jaxdp
+      >>> game = jaxdp.models.rock_paper_scissors(dim=4)
+      >>> plan = jaxdp.plans.Saddle(
+      ...     num_examples=256, num_steps=4, sampling=jaxdp.sampling.SinglePass(64),
+      ...     relation="replace_one", dim_x=4, dim_y=4,
+      ...     linf_clip_norm_x=1.5, linf_clip_norm_y=1.5,
+      ... ).calibrate(epsilon=1.0, delta=1e-6)
+      >>> algorithm = jaxdp.saddle_mirror_descent(plan, jaxdp.Keys.insecure(0))
+      >>> tx = optax.chain(jaxdp.as_transform(algorithm), jaxdp.polyak_average())
+      >>> params, data = plan.uniform(), game.make_data(256, seed=0)
+      >>> state = tx.init(params)
+      >>> @jax.jit
+      ... def step(params, state):
+      ...     updates, state = tx.update(
+      ...         None, state, params, value_fn=game.value_fn, batch=data
+      ...     )
+      ...     return optax.apply_updates(params, updates), state
+      >>> for _ in range(plan.num_steps):
+      ...     params, state = step(params, state)
+      >>> [weights.shape for weights in params], bool(state[0].exhausted)
+      ([(4,), (4,)], True)
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            "algorithm must be a jaxdp.Algorithm, such as plan.algorithm(keys) makes, got "
+            f"{validate.shown(algorithm)} of type {type(algorithm).__name__}"
+        )
+
+    def init_fn(params: Any) -> Any:
+        run_state.refuse_misplaced(params, "as_transform", None)
+        return algorithm.init(params)
+
+    def update_fn(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        value_fn: Any,
+        batch: Any,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
+        del updates, extra_args
+        params = run_state.need_params(params, "as_transform", None)
+        active = ~state.horizon.exhausted
+        state, _ = algorithm.step(state, batch, value_fn=value_fn)
+        leaves, structure = jax.tree.flatten(params)
+        point = jax.tree.leaves(algorithm.output(state))  # Of a list it makes a tuple.
+        shapes = [x.shape for x in leaves]
+        if [x.shape for x in point] != shapes:
+            raise ValueError(
+                "params must have leaves of the shapes that init was given, "
+                f"{[x.shape for x in point]}, got {shapes}"
+            )
+        moved = [
+            # Rounded to the params' dtype before, so that a short way is exact.
+            jnp.where(active, new.astype(old.dtype) - old, jnp.zeros_like(old))
+            for new, old in zip(point, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, moved), state
+
+    return run_state.transformation(init_fn, update_fn)

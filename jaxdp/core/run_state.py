@@ -150,25 +150,29 @@ def only(kind: type, state: Any, makers: str) -> Any:
     return found[0]
 
 
-def refuse_misplaced(params: Any, name: str, run: Run) -> None:
+def refuse_misplaced(params: Any, name: str, run: Run | None) -> None:
     """Raises where Optax calls a maker of gradients from a place in which it cannot work.
 
     ``name`` is the maker's. ``optax.masked`` and ``optax.partition`` take leaves away, and
     it evaluates the loss at all; what precedes it in a chain is lost, for it makes new
     updates; ``optax.MultiSteps`` keeps one of the k batches that it is shown, which is not
-    the one drawn for its step.
+    the one drawn for its step. ``run`` is None for an algorithm, which moves all leaves and
+    is shown all records every time.
     """
+    given = "algorithm" if run is None else "plan, keys"
+    instead = (
+        "" if run is None else ", name the leaves that move with trainable= instead"
+    )
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
             f"{name} evaluates the loss and needs the whole params, but some leaves are "
-            "masked; do not wrap it in optax.masked or optax.partition, name the leaves "
-            "that move with trainable= instead"
+            f"masked; do not wrap it in optax.masked or optax.partition{instead}"
         )
     # Optax tells a transformation nothing of its place: the calls under way do.
     frame = sys._getframe()
     while frame := frame.f_back:
-        if frame.f_code in _MULTI_STEPS and not run.sampling.whole:
+        if frame.f_code in _MULTI_STEPS and run is not None and not run.sampling.whole:
             raise ValueError(
                 f"{name} must not be within optax.MultiSteps with {run.sampling!r}: one of "
                 "k batches would count, and it would be another step's. Accumulate what it "
@@ -179,7 +183,7 @@ def refuse_misplaced(params: Any, name: str, run: Run) -> None:
             raise ValueError(
                 f"{name} must be first in optax.chain, got it after another "
                 "transformation, which would have no effect: "
-                f"optax.chain(jaxdp.{name}(plan, keys), optax.sgd(0.1))"
+                f"optax.chain(jaxdp.{name}({given}), ...)"
             )
 
 
@@ -255,7 +259,7 @@ def whole_params(
     return params
 
 
-def need_params(params: Any, name: str, run: Run) -> Any:
+def need_params(params: Any, name: str, run: Run | None) -> Any:
     """Returns the params of an ``update``, as arrays.
 
     ValueError if it was given none; else raises as :func:`refuse_misplaced`.

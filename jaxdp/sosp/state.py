@@ -69,6 +69,8 @@ class SOSPState(NamedTuple):
     ended: jax.Array  # shape=(), dtype=int32; RUNNING, CERTIFICATE, DATA or STEPS
     release: jax.Array  # shape=(6,), dtype=float32; as SOSPInfo
 
+    count, exhausted = run_state.count, run_state.exhausted
+
 
 class SOSPInfo(NamedTuple):
     """Logged numbers of a step: norms of its releases, and functions of releases.

@@ -53,6 +53,7 @@ class ConvexState(NamedTuple):
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
     release: jax.Array  # shape=(K or 1,), dtype=float32; vertices of the point in use
 
+    count, exhausted = run_state.count, run_state.exhausted
     SECRET = ("scores", "roots")
     KEPT = ("scores",)
     __repr__ = run_state.hiding_repr
@@ -188,7 +189,8 @@ def make_schedule(
     """
     until = np.repeat(np.array([*times, num_steps]), num_draws)
     uniform = jax.random.uniform(key, until.shape, jnp.float32)
-    steps = jnp.minimum((uniform * until).astype(jnp.int32), until - 1)
+    place = uniform * until.astype(np.float32)
+    steps = jnp.minimum(place.astype(jnp.int32), until - 1)
     slots = jnp.argsort(steps, stable=True).astype(jnp.int32)
     counts = jnp.zeros((num_steps + 1,), jnp.int32).at[steps + 1].add(1)
     return Schedule(slots, jnp.cumsum(counts).astype(jnp.int32))

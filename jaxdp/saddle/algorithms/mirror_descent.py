@@ -41,6 +41,7 @@ class SaddleState(NamedTuple):
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
     release: jax.Array  # shape=(R,), dtype=float32; the vertices that the step drew
 
+    count, exhausted = run_state.count, run_state.exhausted
     SECRET = ("scores_x", "scores_y", "roots")
     KEPT = ("scores_x", "scores_y")
     __repr__ = run_state.hiding_repr
@@ -151,6 +152,8 @@ def begin(
     width: int,
 ) -> SaddleState:
     """Returns the state before the first step and spends the keys."""
+    if run_state.is_placeholder(params):
+        params = (params, params)
     if not isinstance(params, tuple | list) or len(params) != 2:
         raise ValueError(
             "params must be the players' weights, (x (dim_x,), y (dim_y,)), as "
@@ -193,4 +196,5 @@ def after(
 def output(state: SaddleState) -> tuple[jax.Array, ...]:
     """Returns each vertex's share of the output's draws, float32 (dim_x,), (dim_y,)."""
     counts = (state.counts_x, state.counts_y)  # All zero before the first step.
-    return tuple(c.astype(jnp.float32) / jnp.maximum(c.sum(), 1) for c in counts)
+    totals = (jnp.maximum(c.sum(), 1).astype(jnp.float32) for c in counts)
+    return tuple(c.astype(jnp.float32) / t for c, t in zip(counts, totals, strict=True))

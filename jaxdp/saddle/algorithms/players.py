@@ -50,12 +50,13 @@ def start(name: str, weights: Any, size: int) -> jax.Array:
     Raises:
       ValueError: not weights (size,): non-negative, and of sum 1.
     """
-    shape = jnp.shape(weights)
-    if shape != (size,) or not jnp.issubdtype(jnp.result_type(weights), jnp.floating):
+    if run_state.is_placeholder(weights):
+        return jnp.zeros((size,), jnp.int32)
+    weights = weights if hasattr(weights, "dtype") else np.asarray(weights)
+    if weights.shape != (size,) or not jnp.issubdtype(weights.dtype, jnp.floating):
         raise ValueError(
             f"params must have floating weights of shape ({size},) for {name}, one for "
-            f"each vertex that the plan has, got shape {shape} of "
-            f"{jnp.result_type(weights)}"
+            f"each vertex that the plan has, got shape {weights.shape} of {weights.dtype}"
         )
     weights = jnp.asarray(weights)
     if not isinstance(weights, Tracer):

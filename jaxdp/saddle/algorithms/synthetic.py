@@ -42,6 +42,7 @@ class SyntheticState(NamedTuple):
     roots: tuple[jax.Array, ...]  # keys of what is drawn; secret
     release: jax.Array  # shape=(1,), dtype=float32; the query that the step drew
 
+    count, exhausted = run_state.count, run_state.exhausted
     SECRET = ("totals", "fractions", "scores", "roots")
     KEPT = ("totals", "fractions", "scores")
     __repr__ = run_state.hiding_repr
@@ -102,8 +103,9 @@ def synthetic_data(plan: Any, keys: keys_lib.Keys) -> Algorithm:
     step_size = np.float32(p.histogram_step_size * p.query_range / 2)
 
     def init(params: Any) -> SyntheticState:
-        logits = jnp.log(jnp.asarray(params, jnp.float32))
-        players.start("x", params, p.domain_size)
+        start = players.start("x", params, p.domain_size)
+        known = start if run_state.is_placeholder(params) else params
+        logits = jnp.log(jnp.asarray(known, jnp.float32))
         run_state.begin_run(params, keys, p.run.family)
         nothing = jnp.zeros((half,), jnp.int32)
         scores = jnp.zeros((2 * half,), jnp.int32)
