@@ -90,9 +90,10 @@ def _slope(
     signs = jnp.asarray([radius, -radius], dtype)
     if _small(batch, direction):
         plus, minus = jax.vmap(losses)(signs)
-    elif isinstance(value_fn, perturb.LazyLoss):
-        # One after the other in a loop: what is deep is compiled once, not twice. The
-        # direction waits for the sign, or XLA would draw it before the loop and keep it.
+    elif isinstance(value_fn, perturb.LazyLoss) and direction.stacked:
+        # In a loop: what scans its layers is compiled once, not twice. The direction waits
+        # for the sign, or XLA would draw it before the loop and keep it. (Without layers
+        # to scan, a loop holds another copy of what it perturbs.)
         plus, minus = jax.lax.map(lambda scale: losses(scale, scale[None]), signs)
     else:
         plus = losses(jnp.asarray(radius, dtype))

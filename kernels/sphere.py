@@ -41,7 +41,7 @@ LAWS = ("sphere", "gaussian", "rademacher", "orthonormal", "ball")
 MAX_ORTHONORMAL = 64
 #: Raised whenever the same key comes to give another direction: what a log of releases
 #: must agree on with who replays it.
-VERSION = 1
+VERSION = 2
 
 PathPredicate = Callable[[str], bool]
 
@@ -82,9 +82,8 @@ class Direction:
     Attributes:
       leaf_keys: typed keys, one for each leaf of ``shapes``.
       scale: float32, shape=(): factor on the normals (sphere, ball; else 1).
-      stored: path -> packed sign words, uint32 ``(ceil(size / 32),)`` (Rademacher),
-        or path -> row, float32 (orthonormal); empty otherwise. Stacked leaves have
-        the layers in front.
+      stored: ``"words"`` -> packed signs of all leaves, uint32, of which each leaf reads
+        a slice (Rademacher), or path -> row, float32 (orthonormal); empty otherwise.
       law: name of the law; static.
       shapes: ``((path, shape), ...)`` of the leaves that move; static. A leaf that
         is absent is frozen.
@@ -184,18 +183,35 @@ def _draw(
     return jax.vmap(lambda i: draw(threefry.fold_in(key, i)))(layers)
 
 
+def _grid(shape: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    """Returns how the signs of a leaf lie in words: rows, rows of words, shape of a row.
+
+    One word holds a column of 32 rows. Rows run over as many leading axes as give 32 of
+    them, so that few bits are left over.
+    """
+    axes = next(
+        (i for i in range(len(shape)) if math.prod(shape[:i]) >= 32), len(shape)
+    )
+    rows = math.prod(shape[:axes])
+    return rows, -(-rows // 32), shape[axes:]
+
+
+def _num_words(shape: tuple[int, ...]) -> int:
+    """Returns how many words hold the signs of a leaf."""
+    _, count, row = _grid(shape)
+    return count * math.prod(row)
+
+
 def _signs(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Unpacks bits to +-1 in float32; element j reads word j % W, bit 31 - j // W."""
-    if shape and shape[0] % 32 == 0:
-        # The same order, kept in the leaf's own axes: what reads along the last of them
-        # reads words one after the other, which XLA can vectorise.
-        words = words.reshape(shape[0] // 32, *shape[1:])
-    shift = jnp.arange(32, dtype=jnp.uint32).reshape(32, *[1] * words.ndim)
-    sign = (words[None] << shift) & jnp.uint32(0x80000000)
+    """Unpacks bits to +-1 in float32: of row r, bit 31 - r % 32 of row r // 32 of words."""
+    rows, count, row = _grid(shape)
+    # In the leaf's own axes: what reads along the last of them reads words one after the
+    # other, which XLA can vectorise.
+    words = words.reshape(count, 1, *row)
+    shift = jnp.arange(32, dtype=jnp.uint32).reshape(1, 32, *[1] * len(row))
+    sign = ((words << shift) & jnp.uint32(0x80000000)).reshape(count * 32, *row)[:rows]
     signs = jax.lax.bitcast_convert_type(sign | jnp.uint32(0x3F800000), jnp.float32)
-    if signs.size == math.prod(shape):
-        return signs.reshape(shape)
-    return signs.reshape(-1)[: math.prod(shape)].reshape(shape)
+    return signs.reshape(shape)
 
 
 def _row_indices(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -206,57 +222,59 @@ def _row_indices(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return index.reshape(*rows.shape, *shape[1:])
 
 
-def _signs_at(words: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the elements of :func:`_signs` at some indices."""
-    count = np.uint32(words.size)
-    sign = (words[index % count] << (index // count)) & jnp.uint32(0x80000000)
+def _signs_at(
+    words: jax.Array, begin: int | jax.Array, index: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """Returns elements of :func:`_signs` at flat indices; words begin at ``begin``."""
+    width = np.uint32(math.prod(_grid(shape)[2]))
+    row, column = index // width, index % width
+    word = words[(row // 32) * width + column + begin]
+    sign = (word << (row % 32)) & jnp.uint32(0x80000000)
     return jax.lax.bitcast_convert_type(sign | jnp.uint32(0x3F800000), jnp.float32)
 
 
-def _sum_of_squares(direction: Direction) -> jax.Array:
-    """Computes the squared norm of all leaves' normals in one pass, a layer at a time."""
-    squares = threefry.normal_sum_of_squares
-
-    def leaf(path: str, shape: tuple[int, ...]) -> jax.Array:
-        if path not in direction.stacked:
-            return _draw(lambda k: squares(k, shape), direction, path, shape, None)
-
-        def layer(i: jax.Array) -> jax.Array:
-            return _draw(lambda k: squares(k, shape[1:]), direction, path, shape, i)
-
-        return jnp.sum(jax.lax.map(layer, jnp.arange(shape[0], dtype=jnp.uint32)))
-
-    zero = jnp.zeros((), jnp.float32)
-    return sum((leaf(path, shape) for path, shape in direction.shapes), zero)
-
-
-def _sign_words(bare: Direction) -> dict[str, jax.Array]:
-    """Draws the packed signs of every leaf, those of stacked leaves layer by layer."""
-    shapes, leaves, layers = [], [], []
-    for leaf, (path, shape) in enumerate(bare.shapes):
-        layered = path in bare.stacked
-        count = -(-math.prod(shape[1:] if layered else shape) // 32)
-        shapes.append((shape[0], count) if layered else (count,))
+def _parts(direction: Direction) -> tuple[jax.Array, list[tuple[int, ...]]]:
+    """Returns the keys of all leaves and layers, one after the other, and their shapes."""
+    leaves, layers, shapes = [], [], []
+    for leaf, (path, shape) in enumerate(direction.shapes):
+        layered = path in direction.stacked
         layers += range(shape[0]) if layered else [-1]
         leaves += [leaf] * (shape[0] if layered else 1)
-    if not leaves:
-        return {}
+        shapes += [shape[1:]] * shape[0] if layered else [shape]
+    if not direction.stacked:
+        return direction.leaf_keys, shapes
     # All keys at once: a chain of its own for each leaf takes long to compile.
-    keys = bare.leaf_keys[np.asarray(leaves)]
-    layer = np.asarray(layers)
+    keys = direction.leaf_keys[np.asarray(leaves, np.int32)]
+    layer = np.asarray(layers, np.int32)
     folded = jax.vmap(threefry.fold_in)(keys, jnp.asarray(np.maximum(layer, 0)))
-    keys = jnp.where(layer < 0, keys, folded)
-    words = threefry.stored_words(keys, shapes)
-    return dict(zip(bare.paths, words, strict=True))
+    return jnp.where(layer < 0, keys, folded), shapes
+
+
+def _place(direction: Direction, path: str) -> tuple[int, int]:
+    """Returns where the words of a leaf begin, and how far apart its layers are."""
+    begin = 0
+    for name, shape in direction.shapes:
+        layered = name in direction.stacked
+        stride = -(-_num_words(shape[1:] if layered else shape) // threefry.BLOCK)
+        stride *= threefry.BLOCK
+        if name == path:
+            return begin, stride
+        begin += stride * (shape[0] if layered else 1)
+    raise KeyError(path)
 
 
 def _one(bare: Direction, key: jax.Array) -> Direction:
     """Fills in the stored words or the scale that the law keeps."""
-    if bare.law == "rademacher":
-        return dataclasses.replace(bare, stored=_sign_words(bare))
-    if bare.law not in ("sphere", "ball"):
+    if bare.law == "rademacher" and not bare.dim:
+        return dataclasses.replace(bare, stored={"words": jnp.zeros(0, jnp.uint32)})
+    if bare.law not in ("rademacher", "sphere", "ball") or not bare.dim:
         return bare
-    norm = jnp.sqrt(jnp.maximum(_sum_of_squares(bare), jnp.float32(1e-30)))
+    keys, shapes = _parts(bare)
+    if bare.law == "rademacher":
+        words = threefry.stored_words(keys, [_num_words(shape) for shape in shapes])
+        return dataclasses.replace(bare, stored={"words": words})
+    squares = threefry.normal_sum_of_squares(keys, [math.prod(s) for s in shapes])
+    norm = jnp.sqrt(jnp.maximum(squares, jnp.float32(1e-30)))
     scale = jnp.float32(math.sqrt(bare.dim)) / norm
     if bare.law == "ball":
         radius_key = threefry.fold_in(key, leaf_id("radius of the ball"))
@@ -418,7 +436,23 @@ def leaf_direction(
     z = _draw(normals, direction, path, shape, layer)
     if direction.law in ("sphere", "ball"):
         z = z * direction.scale
-    return jax.lax.optimization_barrier(z)
+    return _finished(z, direction.leaf_keys)
+
+
+def _finished(z: jax.Array, keys: jax.Array) -> jax.Array:
+    """Returns ``z`` rounded to float32 before it is used, in every program alike.
+
+    A GPU's compiler stores what goes through a barrier, a whole leaf in float32. On a CPU
+    it does not, and :func:`threefry.rounded` costs a few instructions.
+    """
+    zero = threefry.zero_after(jax.random.key_data(keys))
+    return jax.lax.platform_dependent(
+        z,
+        zero,
+        cuda=threefry.rounded,
+        rocm=threefry.rounded,
+        default=lambda z, _: jax.lax.optimization_barrier(z),
+    )
 
 
 def _stored(
@@ -429,16 +463,34 @@ def _stored(
     rows: jax.Array | None,
 ) -> jax.Array:
     """Returns :func:`leaf_direction` of the laws that store their bits or their rows."""
-    stored = direction.stored[path]
-    if layer is not None:
-        stored = jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)
     if direction.law == "orthonormal":
+        stored = direction.stored[path]
+        if layer is not None:
+            return jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)
         return stored if rows is None else stored[rows]
+    words = direction.stored["words"]
+    begin, stride = _place(direction, path)
     if rows is not None:
-        return _signs_at(stored, _row_indices(rows, shape))
-    if path in direction.stacked and layer is None:
-        return jax.vmap(lambda words: _signs(words, shape[1:]))(stored)
-    return _signs(stored, shape)
+        return _signs_at(words, begin, _row_indices(rows, shape), shape)
+    if path not in direction.stacked or layer is not None:
+        at = begin if layer is None else begin + stride * layer
+        count = _num_words(shape)
+        return _signs(jax.lax.dynamic_slice_in_dim(words, at, count), shape)
+    num, shape = shape[0], shape[1:]
+
+    def of_slices(words: jax.Array) -> jax.Array:
+        own = words[begin : begin + num * stride].reshape(num, stride)
+        return jax.vmap(lambda one: _signs(one[: _num_words(shape)], shape))(own)
+
+    def of_elements(words: jax.Array) -> jax.Array:
+        index = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+        begins = begin + stride * jnp.arange(num, dtype=jnp.uint32)
+        return jax.vmap(lambda at: _signs_at(words, at, index, shape))(begins)
+
+    # A GPU's compiler stores slices that are long and often read: the words a second time.
+    return jax.lax.platform_dependent(
+        words, cuda=of_elements, rocm=of_elements, default=of_slices
+    )
 
 
 def materialise(direction: Direction, like: Any) -> Any:

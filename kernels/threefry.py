@@ -322,7 +322,7 @@ def _hash(k0: jax.Array, k1: jax.Array, counters: jax.Array) -> jax.Array:
 
 
 #: Words of :func:`stored_words` that share a key, which is looked up once for all.
-_BLOCK = 64
+BLOCK = 64
 
 
 def stored_bits(key: jax.Array, size: int) -> jax.Array:
@@ -335,24 +335,26 @@ def stored_bits(key: jax.Array, size: int) -> jax.Array:
       >>> bool((threefry.stored_bits(key, 5) == threefry.bits(key, (5,))).all())
       True
     """
-    return stored_words(key[None], [(size,)])[0]
+    return stored_words(key[None], [size])[:size]
 
 
-def stored_words(keys: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """Draws ``bits(key, (size,))`` of many keys and stores them in memory.
+def stored_words(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """Draws ``bits(key, (size,))`` of many keys and stores them in memory, in one array.
 
     A loop is the one thing XLA does not fuse into its consumers. Words that are read
     more often than they cost to draw (packed signs: 32 elements each, three times a
     step) would otherwise be drawn again for every element. One loop draws them all: a
-    loop for each leaf would be compiled as often as there are leaves.
+    loop for each leaf would be compiled as often as there are leaves. They stay in one
+    array, of which each use reads a slice: the slices would be a second copy.
 
     Args:
       keys: typed threefry keys of public directions, shape=(P,).
-      shapes: of what is drawn from them, in their order: ``(size,)`` from one key,
-        ``(N, size)`` from N.
+      sizes: how many words are drawn from each.
 
     Returns:
-      Arrays of these shapes, uint32.
+      uint32, shape=(N,): the words of a key begin at a multiple of :data:`BLOCK`, right
+      after those of the key before. The last ones are nobody's: cut off, they would be
+      copied.
 
     Raises:
       ValueError: secret keys, of whose words only two would count.
@@ -360,43 +362,56 @@ def stored_words(keys: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax
     Example:
       >>> import jax
       >>> from jaxdp.kernels import threefry
-      >>> keys = jax.vmap(jax.random.key)(jax.numpy.arange(3))
-      >>> [words.shape for words in threefry.stored_words(keys, [(5,), (2, 4)])]
-      [(5,), (2, 4)]
+      >>> keys = jax.vmap(jax.random.key)(jax.numpy.arange(2))
+      >>> words = threefry.stored_words(keys, [5, 100])
+      >>> bool((words[64:164] == threefry.bits(keys[1], (100,))).all())
+      True
     """
     if is_secret(keys):
         raise ValueError(
             "keys must be one threefry key of 64 bits each, not secret ones"
         )
-    blocks = [-(-shape[-1] // _BLOCK) for shape in shapes]  # Of each key.
-    owners = [math.prod(shape[:-1]) for shape in shapes]
-    ends = np.cumsum(np.repeat(blocks, owners), dtype=np.uint32)
-    begins = ends - np.repeat(blocks, owners).astype(np.uint32)
+    counted = np.asarray(sizes, np.int64)
     # Four rounds are a loop, and long enough to vectorise. A few words are cheaper drawn
     # again than a loop is to start: one round, which XLA unrolls and fuses.
-    rounds = 4 if sum(math.prod(shape) for shape in shapes) > 256 else 1
-    width = -(-int(ends[-1]) // rounds)
-    words = jax.random.key_data(keys)
+    rounds = 4 if sum(sizes) > 256 else 1
 
-    def draw(first: jax.Array) -> jax.Array:
-        block = first + jax.lax.iota(jnp.uint32, width)
-        owner = jnp.searchsorted(jnp.asarray(ends), block, side="right")
-        owner = jnp.minimum(owner, len(ends) - 1)  # Of blocks that fill the last round.
-        begin = (block - jnp.asarray(begins)[owner]) * _BLOCK
-        counters = begin[:, None] + jax.lax.iota(jnp.uint32, _BLOCK)[None]
-        k0, k1 = words[owner, 0][:, None], words[owner, 1][:, None]
+    def draw(row: tuple[jax.Array, ...]) -> jax.Array:
+        k0, k1, begin, _ = row
+        counters = begin + jax.lax.iota(jnp.uint32, BLOCK)[None]
         a, b = _threefry(k0, k1, jnp.uint32(0), counters)
         return a ^ b
 
-    starts = jnp.arange(rounds, dtype=jnp.uint32) * jnp.uint32(width)
-    flat = jax.lax.map(draw, starts).reshape(-1)
-    drawn, at = [], 0
-    for shape, count, number in zip(shapes, blocks, owners, strict=True):
-        size = number * count * _BLOCK
-        padded = flat[at : at + size].reshape(*shape[:-1], count * _BLOCK)
-        drawn.append(padded[..., : shape[-1]])
-        at += size
-    return drawn
+    return jax.lax.map(draw, _blocks(keys, counted, BLOCK, rounds)).reshape(-1)
+
+
+def _blocks(
+    keys: jax.Array, sizes: np.ndarray, block: int, rounds: int
+) -> tuple[jax.Array, ...]:
+    """Cuts the counters of many keys into blocks, for a loop of so many rounds.
+
+    Returns:
+      Of each block both words of its key, where it begins and where its key's counters
+      end, uint32 (rounds, rows, 1). Those that fill the last round are beyond an end.
+    """
+    counts = -(-sizes // block)
+    ends = np.cumsum(counts)
+    rows = -(-int(ends[-1]) // rounds)
+    index: Any = np.arange(rounds * rows, dtype=np.uint32)
+    # On the host, unless the program would carry a long table.
+    lib: Any = np if len(index) <= 2**14 else jnp
+    index = index if lib is np else jax.lax.iota(jnp.uint32, len(index))
+    owner = lib.searchsorted(lib.asarray(ends.astype(np.uint32)), index, side="right")
+    owner = lib.minimum(owner, len(ends) - 1)
+    begins = lib.asarray((ends - counts).astype(np.uint32))
+    begin = (index - begins[owner]) * np.uint32(block)
+    end = lib.asarray(sizes.astype(np.uint32))[owner]
+    end = lib.where(index < np.uint32(ends[-1]), end, np.uint32(0))
+    words = jax.random.key_data(keys)[owner]
+    return tuple(
+        jnp.asarray(x).reshape(rounds, rows, 1)
+        for x in (words[:, 0], words[:, 1], begin, end)
+    )
 
 
 @functools.partial(jax.jit, static_argnums=2, inline=True)
@@ -531,35 +546,58 @@ def normal_at(key: jax.Array, index: jax.Array) -> jax.Array:
     return _inverse_normal(_hash(*_words(key), index.astype(jnp.uint32)))
 
 
-@_inlined
-def normal_sum_of_squares(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Computes the sum of squares of ``normal(key, shape)``, float32, shape=().
+def normal_sum_of_squares(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """Computes the sum of squares of ``normal(key, (size,))`` of many keys, float32 ().
 
-    In blocks, in a loop: XLA would otherwise store all the normals to sum them. The
-    two stages keep the float32 error far below one in 1e6.
+    One loop over them all, of which XLA stores nothing but lanes: element after element
+    is added to one of them. Lanes are halved until one is left. So the order of all sums
+    is that of the program, in every program and for any number of such sums beside each
+    other, and the float32 error stays far below one in 1e6.
+
+    Args:
+      keys: typed threefry keys, shape=(P,).
+      sizes: how many normals are drawn from each.
 
     Example:
       >>> import jax
       >>> from jaxdp.kernels import threefry
-      >>> key = jax.random.key(0)
-      >>> total = threefry.normal_sum_of_squares(key, (100,))
-      >>> bool(abs(total - (threefry.normal(key, (100,)) ** 2).sum()) < 1e-3)
+      >>> keys = jax.vmap(jax.random.key)(jax.numpy.arange(2))
+      >>> total = threefry.normal_sum_of_squares(keys, [100, 7])
+      >>> parts = [threefry.normal(keys[0], (100,)), threefry.normal(keys[1], (7,))]
+      >>> bool(abs(total - sum((x**2).sum() for x in parts)) < 1e-3)
       True
     """
-    k0, k1 = _words(key)
-    size, block = math.prod(shape), 2**16
-    if size >= 2**32:
-        raise ValueError(f"an array of {size} elements exceeds the 2**32 counters")
+    counted = np.asarray(sizes, np.int64)
+    total = int(counted.sum())
+    if total == 0:
+        return jnp.zeros((), jnp.float32)
+    if counted.max() >= 2**32:
+        raise ValueError(
+            f"an array of {counted.max()} elements exceeds the 2**32 counters"
+        )
+    # Blocks of one key are short enough that few of their elements are beyond it.
+    block = 2 ** min(max((total // (16 * len(counted))).bit_length() - 1, 4), 14)
+    lanes = 2 ** min(max((total // 64).bit_length(), 16), 24)
+    rounds = -(-int((-(-counted // block)).sum()) * block // lanes)
+    blocks = _blocks(keys, counted, block, rounds)
+    zero = zero_after(blocks[0])
 
-    def partial(start: jax.Array) -> jax.Array:
-        counters = jax.lax.iota(jnp.uint32, min(size, block)) + start
+    def add(lanes: jax.Array, row: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        k0, k1, begin, end = row
+        counters = begin + jax.lax.iota(jnp.uint32, block)[None]
         squares = jnp.square(_inverse_normal(_hash(k0, k1, counters)))
+        squares = jnp.where(counters < end, squares, 0)
         # Not contracted into the sum: the norm is taken in several programs.
-        squares = rounded(squares, zero_after(k0[None]))
-        return jnp.sum(jnp.where(counters < size, squares, 0))
+        return lanes + rounded(squares, zero), None
 
-    starts = np.arange(0, max(size, 1), block, dtype=np.uint32)
-    return jnp.sum(jax.lax.map(partial, jnp.asarray(starts)))
+    start = jnp.full((blocks[0].shape[1], block), zero.astype(jnp.float32))
+    left, _ = jax.lax.scan(add, start, blocks)
+    # A reduction first, of two: a single round would be fused into all that follows.
+    left = jnp.sum(left.reshape(2, -1), axis=0)
+    while left.size > 1:
+        left = jnp.pad(left, (0, left.size % 2))
+        left = left[: left.size // 2] + left[left.size // 2 :]
+    return left[0]
 
 
 def zero_after(after: jax.Array) -> jax.Array:

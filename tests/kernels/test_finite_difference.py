@@ -238,7 +238,7 @@ def test_estimates_average_to_the_smoothed_gradient_over_all_signs() -> None:
 
     def estimate(words: jax.Array) -> jax.Array:
         rows = jax.tree.map(lambda a: a[None], dataclasses.replace(one, stored={}))
-        rows = dataclasses.replace(rows, stored={"": words})
+        rows = dataclasses.replace(rows, stored={"words": words})
         loss = lambda p, b: b * jnp.sum(p**3) / 6  # noqa: E731
         return estimates(loss, x, jnp.ones(1), rows, radius)[0]
 
@@ -370,17 +370,53 @@ def test_both_signs_together_are_both_signs_in_turn(
     np.testing.assert_array_equal(together, slopes())
 
 
+@pytest.mark.parametrize("law", ["rademacher", "gaussian"])
+def test_a_network_is_perturbed_one_leaf_at_a_time(
+    law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary memory of slopes without stacked leaves: 1.4 leaves of 8, and the signs.
+
+    A loop over the signs would hold a copy of all of them.
+    """
+    monkeypatch.setattr(fd, "_SMALL", 0)
+    width, depth = 128, 8
+    weight = jax.ShapeDtypeStruct((width, width), jnp.float32)
+    like = {f"w{i}": weight for i in range(depth)}
+
+    def loss(params: Any, x: jax.Array, at: perturb.At) -> jax.Array:
+        for name, w in params.items():
+            x = jnp.tanh(x @ at(name, w, after=x))
+        return x.sum(axis=1)
+
+    def released(key: jax.Array, params: Any, x: jax.Array) -> jax.Array:
+        rows = sphere.directions(key, params, law=law)
+        lazy = perturb.LazyLoss(loss)
+        return fd.slopes(lazy, params, x, rows, smoothing_radius=0.1).sum()
+
+    x = jax.ShapeDtypeStruct((2, width), jnp.float32)
+    program = jax.jit(released).lower(jax.random.key(0), like, x).compile()
+    stats = program.memory_analysis()
+    assert stats is not None
+    leaf = 4 * width**2
+    signs = depth * leaf / 32 if law == "rademacher" else 0
+    assert stats.temp_size_in_bytes < 1.4 * leaf + signs
+
+
+@pytest.mark.parametrize("bodies", [1, 2])
 @pytest.mark.parametrize("num", [1, 3])
 def test_a_large_lazy_loss_takes_signs_and_directions_in_turn(
-    num: int, monkeypatch: pytest.MonkeyPatch
+    num: int, bodies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One compiled body for both signs, and the slopes are those of the plain loss."""
-    rows = rows_of("gaussian", PARAMS, num=num)
+    """One compiled body for both signs of stacked layers, and the plain loss's slopes."""
+    layered = (lambda path: path == "w") if bodies == 1 else None
+    rows = sphere.directions(
+        jax.random.key(3), PARAMS, law="gaussian", num=num, stacked=layered
+    )
     expected = slopes(plain, PARAMS, BATCH, rows, smoothing_radius=1e-2)
     monkeypatch.setattr(fd, "_SMALL", 0)
     program = jax.jit(
         lambda r: fd.slopes(LAZY, PARAMS, BATCH, r, smoothing_radius=1e-2)
     ).lower(rows)
-    assert program.as_text().count("tanh") == 1
+    assert program.as_text().count("tanh") == bodies
     got = program.compile()(rows)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)

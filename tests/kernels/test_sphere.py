@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import math
+import re
 from typing import Any
 
 import jax
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxdp.kernels import sphere, threefry
+from jaxdp.kernels import perturb, sphere, threefry
 
 KEY = jax.random.key(7)
 LIKE = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(37), "layers": {"w": jnp.zeros((3, 9))}}
 PATHS = {"a": (2, 3), "b": (37,), "layers/w": (3, 9)}
 DIM = 6 + 37 + 27
+# Rows that are no multiple of 32, fewer than 32, and one axis that is left for columns.
+SIGNS = {"a": (45, 7), "b": (5, 7, 3), "c": (), "d": (64, 2), "layers": (2, 33, 3)}
 # Statistical tests compare with 6 standard errors: 2e-9 each, under 1e-6 together.
 SIGMAS = 6
 
@@ -69,13 +72,27 @@ def leaf_key(k: int, path: str, layer: int | None = None) -> jax.Array:
     return key if layer is None else jax.random.fold_in(key, layer)
 
 
-def reference_signs(words: np.ndarray, size: int) -> np.ndarray:
-    """Element j is minus where bit 31 - j // W of word j % W is set."""
-    out = np.empty(size, np.float32)
-    for j in range(size):
-        bit = (int(words[j % len(words)]) >> (31 - j // len(words))) & 1
-        out[j] = -1 if bit else 1
-    return out
+def reference_signs(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Row r is minus where bit 31 - r % 32 of row r // 32 of the words is set.
+
+    Rows run over as many leading axes as give 32 of them.
+    """
+    axes = 0
+    while axes < len(shape) and math.prod(shape[:axes]) < 32:
+        axes += 1
+    rows, width = math.prod(shape[:axes]), math.prod(shape[axes:])
+    words = words.reshape(-1, width)
+    out = np.empty((rows, width), np.float32)
+    for r, c in np.ndindex(out.shape):
+        out[r, c] = -1 if (int(words[r // 32, c]) >> (31 - r % 32)) & 1 else 1
+    return out.reshape(shape)
+
+
+def reference_words(shape: tuple[int, ...]) -> int:
+    axes = 0
+    while axes < len(shape) and math.prod(shape[:axes]) < 32:
+        axes += 1
+    return -(-math.prod(shape[:axes]) // 32) * math.prod(shape[axes:])
 
 
 def reference(law: str, k: int) -> dict[str, np.ndarray]:
@@ -87,9 +104,8 @@ def reference(law: str, k: int) -> dict[str, np.ndarray]:
     def draw(key: jax.Array, shape: tuple[int, ...]) -> np.ndarray:
         if law == "gaussian":
             return np.asarray(threefry.normal(key, shape))
-        size = math.prod(shape)
-        words = np.asarray(threefry.bits(key, (-(-size // 32),)))
-        return reference_signs(words, size).reshape(shape)
+        words = np.asarray(threefry.bits(key, (reference_words(shape),)))
+        return reference_signs(words, shape)
 
     return {
         path: np.stack([draw(leaf_key(k, path, i), s[1:]) for i in range(s[0])])
@@ -105,6 +121,36 @@ def test_bits_against_the_reference(law: str) -> None:
     for k in range(3):
         for path, expected in reference(law, k).items():
             np.testing.assert_array_equal(rows[path][k], expected, strict=True)
+
+
+def test_signs_of_every_shape_against_the_reference() -> None:
+    """The whole, a layer in a scan, and rows of a table."""
+    like = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in SIGNS.items()}
+
+    @jax.jit
+    def draw(key: jax.Array) -> Any:
+        rows = sphere.directions(key, like, law="rademacher", stacked=stacked)
+        one = sphere.select(rows, 0)
+        layer = functools.partial(sphere.leaf_direction, one, "layers", (33, 3))
+        some = sphere.leaf_direction(one, "a", (45, 7), rows=jnp.array([44, 2, 33]))
+        return sphere.materialise(one, like), jax.lax.map(layer, jnp.arange(2)), some
+
+    whole, layers, some = draw(KEY)
+    for name, shape in SIGNS.items():
+        layered = stacked(name)
+        parts = [
+            reference_signs(
+                np.asarray(threefry.bits(leaf_key(0, name, i), (reference_words(s),))),
+                s,
+            )
+            for i, s in (
+                [(0, shape[1:]), (1, shape[1:])] if layered else [(None, shape)]
+            )
+        ]
+        expected = np.stack(parts) if layered else parts[0]
+        np.testing.assert_array_equal(whole[name], expected, strict=True)
+    np.testing.assert_array_equal(layers, whole["layers"])
+    np.testing.assert_array_equal(some, np.asarray(whole["a"])[[44, 2, 33]])
 
 
 def test_identity_of_a_leaf_is_the_same_on_every_machine() -> None:
@@ -210,6 +256,68 @@ def test_same_bits_in_every_program(law: str) -> None:
     for path in PATHS:
         np.testing.assert_array_equal(got[path], rows_of(law)[path][1], strict=True)
     np.testing.assert_array_equal(got["static"], got["layers/w"][2])
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+def test_directions_wait_at_no_barrier_on_a_gpu(platform: str) -> None:
+    """Its compiler would store them whole, in float32; that of a CPU or TPU does not."""
+    like = {name: x for name, x in LIKE.items() if name != "layers"}
+
+    def moved(key: jax.Array, params: Any) -> Any:
+        rows = sphere.directions(key, params, law="sphere", num=2)
+        return jax.vmap(lambda one: perturb.perturb(params, one, jnp.float32(1)))(rows)
+
+    text = jax.jit(moved).trace(KEY, like).lower(lowering_platforms=(platform,))
+    barriers = text.as_text().count("optimization_barrier")
+    assert barriers == (0 if platform in ("cuda", "rocm") else 2)
+
+
+@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher"])
+def test_what_a_gpu_runs_gives_the_same_bits(
+    law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_gpu(*args: Any, cuda: Any, **_: Any) -> Any:
+        return cuda(*args)
+
+    expected = rows_of(law)
+    monkeypatch.setattr(jax.lax, "platform_dependent", on_a_gpu)
+    leaves = jax.tree_util.tree_leaves_with_path(drawer.__wrapped__(law)(KEY))
+    for path, x in leaves:
+        np.testing.assert_array_equal(x, expected[sphere.path_str(path)], strict=True)
+
+
+def test_signs_are_stored_once_on_a_gpu() -> None:
+    """Of all layers of a leaf no slice is taken: its compiler would store it."""
+    like = {"a": jnp.zeros((40, 9)), "layers": jnp.zeros((3, 64, 5))}
+    one = sphere.select(
+        sphere.directions(KEY, like, law="rademacher", stacked=stacked), 0
+    )
+
+    def part(one: sphere.Direction) -> jax.Array:
+        return sphere.leaf_direction(one, "layers", (3, 64, 5))
+
+    def slices(platform: str) -> int:
+        text = jax.jit(part).trace(one).lower(lowering_platforms=(platform,)).as_text()
+        return len(re.findall(r"slice .* -> tensor<[0-9x]{2,}xui32>", text))
+
+    assert slices("cuda") == 0 < slices("cpu")
+
+
+def test_a_choice_by_platform_leaves_no_condition() -> None:
+    program = jax.jit(lambda key: sphere.flat(key, 100, law="gaussian", num=2))
+    assert "conditional(" not in program.lower(KEY).compile().as_text()
+
+
+@pytest.mark.parametrize("law", ["gaussian", "rademacher", "sphere"])
+def test_one_loop_draws_all_leaves(law: str) -> None:
+    """Compiled once, whatever the number of leaves; one more folds in their paths."""
+
+    def loops(num: int) -> int:
+        like = {f"w{i}": jnp.zeros((40, 300 + i)) for i in range(num)}
+        draw = jax.jit(lambda key: sphere.directions(key, like, law=law))
+        return draw.lower(KEY).as_text().count("stablehlo.while")
+
+    assert loops(2) == loops(9) == (1 if law == "gaussian" else 2)
 
 
 @pytest.mark.parametrize("law", sphere.LAWS)
@@ -357,12 +465,13 @@ def test_rademacher_fourth_moment_by_enumeration() -> None:
     """All 2^5 words of five signs give each sign vector once: exact moments."""
     like = jax.ShapeDtypeStruct((5,), jnp.float32)
     one = sphere.select(sphere.directions(KEY, like, law="rademacher"), 0)
-    words = jnp.arange(32, dtype=jnp.uint32)[:, None] << jnp.uint32(27)
+    words = jnp.arange(32, dtype=jnp.uint32) << jnp.uint32(27)
 
-    def with_words(word: jax.Array) -> jax.Array:
-        return sphere.materialise(dataclasses.replace(one, stored={"": word}), like)
+    def with_word(word: jax.Array) -> jax.Array:
+        stored = {"words": one.stored["words"].at[0].set(word)}
+        return sphere.materialise(dataclasses.replace(one, stored=stored), like)
 
-    u = np.asarray(jax.vmap(with_words)(words), np.float64)
+    u = np.asarray(jax.vmap(with_word)(words), np.float64)
     assert {tuple(row) for row in u} == set(itertools.product((-1.0, 1.0), repeat=5))
     a = np.array([1.0, -0.5, 0.25, 2.0, 0.75])
     got = np.einsum("n,ni,nj->ij", np.square(u @ a), u, u) / 32

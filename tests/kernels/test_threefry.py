@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_too_many_elements_are_refused() -> None:
     with pytest.raises(ValueError, match="2\\*\\*32 counters"):
         threefry.bits(KEY, (2**16, 2**16))
     with pytest.raises(ValueError, match="2\\*\\*32 counters"):
-        threefry.normal_sum_of_squares(KEY, (2**16, 2**16))
+        threefry.normal_sum_of_squares(KEY[None], [2**32])
 
 
 @pytest.fixture(scope="module")
@@ -211,18 +212,59 @@ def test_hashed_normals_are_normal_and_uncorrelated() -> None:
         assert abs(product.mean()) < 6 * product.std() / math.sqrt(product.size)
 
 
-def test_sum_of_squares_is_that_of_the_normals() -> None:
-    """In blocks of 2^16: empty, scalar, a part of one, exactly one, and several."""
-    shapes = [(0,), (), (7, 3), (2**16,), (3, 2**16 + 1)]
+SIZES = [
+    [0],
+    [1],
+    [0, 21, 0, 5],
+    [2**16],
+    [3 * 2**16 + 3, 1, 700],
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sum_of_squares_is_that_of_the_normals(sizes: list[int]) -> None:
+    """Of no element, of one, of several keys, and in several rounds of a loop."""
+    keys = jax.random.split(KEY, len(sizes))
 
     @jax.jit
-    def both(key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        total = threefry.normal_sum_of_squares
-        return [(total(key, s), threefry.normal(key, s)) for s in shapes]
+    def both(keys: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        normals = [threefry.normal(k, (n,)) for k, n in zip(keys, sizes, strict=True)]
+        return threefry.normal_sum_of_squares(keys, sizes), normals
 
-    for total, normals in both(KEY):
-        exact = np.square(np.asarray(normals, np.float64)).sum()
-        np.testing.assert_allclose(total, exact, rtol=3e-7)
+    total, normals = both(keys)
+    exact = sum(np.square(np.asarray(x, np.float64)).sum() for x in normals)
+    np.testing.assert_allclose(total, exact, rtol=3e-7)
+
+
+@pytest.mark.parametrize("sizes", SIZES[2:])
+def test_sum_of_squares_has_the_same_bits_beside_others(sizes: list[int]) -> None:
+    """Alone, one after the other, and vectorised: the order of sums is the program's."""
+    several = jax.vmap(lambda key: jax.random.split(key, len(sizes)))(
+        jax.random.split(KEY, 7)
+    )
+    total = lambda keys: threefry.normal_sum_of_squares(keys, sizes)  # noqa: E731
+    beside = jax.jit(jax.vmap(total))(several)
+    in_turn = jax.jit(lambda several: jax.lax.map(total, several))(several)
+    np.testing.assert_array_equal(beside, in_turn)
+    np.testing.assert_array_equal(beside[0], jax.jit(total)(several[0]))
+
+
+def test_sum_of_squares_is_one_loop() -> None:
+    """Over 400 keys and 1.3e9 elements: 80 rounds, and at most 2^24 lanes in memory."""
+    sizes = [2048 * 8192] * 48 + [2048] * 340 + [50272 * 2048, 2048 * 2048 * 96]
+    keys = jax.eval_shape(lambda key: jax.random.split(key, len(sizes)), KEY)
+    text = (
+        jax.jit(lambda keys: threefry.normal_sum_of_squares(keys, sizes))
+        .lower(keys)
+        .as_text()
+    )
+    # That of the blocks' owners, a binary search, and that of the sum.
+    assert text.count("stablehlo.while") == 2
+    lanes = [int(n) * int(m) for n, m in re.findall(r"tensor<(\d+)x(\d+)xf32>", text)]
+    assert max(lanes) <= 2**24
+    rounds = -(-sum(-(-n // 2**14) for n in sizes) // (2**24 // 2**14))
+    assert rounds <= 80
+    assert f"tensor<{rounds}x" in text
 
 
 @pytest.mark.parametrize(
