@@ -1,0 +1,200 @@
+"""What compilers for accelerators made of the library's programs, against what is kept.
+
+``make accelerators`` makes the environments that have the compilers, and the kept results.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+from typing import Any
+
+import pytest
+
+from bench import _accelerators_hlo as hlo
+from bench import _accelerators_programs as programs
+from bench import accelerators
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "bench/results"
+CHIPS = {"H100": ".venv-h100", "v5e": ".venv-tpu"}
+#: Compiled anew: steps of the smallest large model, and one of each other kind.
+AGAIN = (
+    "RoBERTa-large, forward",
+    "RoBERTa-large, rademacher",
+    "RoBERTa-large, gaussian",
+    "fit, dpzero-sphere-1",
+    "noise, blt_2",
+    "vertex draws",
+    "words, hashed normal",
+)
+
+
+def kept(chip: str) -> dict[str, Any]:
+    path = RESULTS / f"{chip.lower()}-aot/accelerators.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def by_place(rows: Any) -> dict[tuple[str, str], float]:
+    return {(row["case"], row["metric"]): row["value"] for row in rows}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_program_is_kept(chip: str) -> None:
+    document = kept(chip)
+    assert {"name", "device", "versions", "rows"} <= set(document)
+    assert chip in document["device"]
+    values = by_place(document["rows"])
+    for name, program in programs.programs().items():
+        case = f"{chip}: {name}"
+        if values[case, "temp memory"] is None:
+            assert (chip, name.partition(",")[0]) == ("v5e", "OPT-13B")  # 26 GB in 16.
+            continue
+        for metric in (*accelerators.COUNTED, "bytes moved", "compilation"):
+            assert values[case, metric] >= 0, (case, metric)
+        if program.group == "model" and program.donate:
+            assert values[case, "parameters updated in place"] == 1, case
+    for row in document["rows"]:
+        assert row["value"] is not None or row["unit"].startswith("skipped: "), row
+        assert re.fullmatch(r"[A-Za-z/]*|skipped: .*", row["unit"]), row
+
+
+@pytest.mark.slow  # Compiles programs of hundreds of millions of parameters: minutes.
+@pytest.mark.parametrize("chip", CHIPS)
+def test_no_count_has_grown(chip: str) -> None:
+    python = ROOT / CHIPS[chip] / "bin/python"
+    if not python.exists():
+        pytest.skip(f"{CHIPS[chip]} is not there: make accelerators")
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [python, "-m", "bench.accelerators", chip, *AGAIN],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    before, now = by_place(kept(chip)["rows"]), by_place(json.loads(done.stdout))
+    for (case, metric), value in now.items():
+        if metric not in accelerators.COUNTED:
+            continue
+        was = before[case, metric]
+        if value < was:
+            said = f"{case}: {metric} fell from {was} to {value}: keep the new result"
+            print(said)  # noqa: T201 - what pytest shows with -rP.
+        # Buffers are placed by heuristics: a hundredth of all memory is no second copy.
+        slack = 0.01 * now[case, "peak memory"] if metric == "temp memory" else 0
+        assert value <= was + slack, f"{case}: {metric} grew from {was} to {value}"
+
+
+def test_compilers_are_of_the_version_of_jax() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^jax==(.*)$", pins, re.MULTILINE)
+    assert f"jax-cuda12-plugin=={version} " in makefile
+    assert f"jax-cuda12-pjrt=={version} " in makefile
+
+
+#: As a compiler prints it: three rounds of a loop that slices a stack of four matrices and
+#: multiplies; a branch; a routine of a library; a sum over devices.
+TEXT = """\
+HloModule jit_f, is_scheduled=true
+
+FileNames
+1 "/somewhere/jaxdp/kernels/threefry.py"
+
+FunctionNames
+1 "draw"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=9 end_line=9 column=2 end_column=83}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+%sliced (p.0: f32[4,8,8], p.1: s32[]) -> f32[8,8] {
+  %p.0 = f32[4,8,8]{2,1,0} parameter(0)
+  %p.1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %slice = f32[1,8,8]{2,1,0} dynamic-slice(%p.0, %p.1, %zero, %zero), sizes={1,8,8}
+  %row = f32[8,8]{1,0} bitcast(%slice)
+  ROOT %sum = f32[8,8]{1,0} add(%row, %row)
+}
+
+%body (arg: (s32[], f32[4,8,8], f32[8,8])) -> (s32[], f32[4,8,8], f32[8,8]) {
+  %arg = (s32[], f32[4,8,8]{2,1,0}, f32[8,8]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %stack = f32[4,8,8]{2,1,0} get-tuple-element(%arg), index=1
+  %x = f32[8,8]{1,0:T(8,128)S(1)} get-tuple-element(%arg), index=2
+  %w = f32[8,8]{1,0} fusion(%stack, %i), kind=kLoop, calls=%sliced
+  %y = f32[8,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], f32[4,8,8]{2,1,0}, f32[8,8]{1,0}) tuple(%next, %stack, %y)
+}
+
+%test (arg.1: (s32[], f32[4,8,8], f32[8,8])) -> pred[] {
+  %arg.1 = (s32[], f32[4,8,8]{2,1,0}, f32[8,8]{1,0}) parameter(0)
+  %n = s32[] constant(3)
+  %i.1 = s32[] get-tuple-element(%arg.1), index=0
+  ROOT %less = pred[] compare(%i.1, %n), direction=LT
+}
+
+%yes (q: u32[16]) -> u32[16] {
+  %q = u32[16]{0} parameter(0)
+  ROOT %mixed = u32[16]{0} xor(%q, %q)
+}
+
+%no (q.1: u32[16]) -> u32[16] {
+  ROOT %q.1 = u32[16]{0} parameter(0)
+}
+
+ENTRY %main (a: f32[4,8,8], b: f32[8,8], c: u32[16], d: s32[]) -> (f32[8,8], u32[16]) {
+  %a = f32[4,8,8]{2,1,0} parameter(0)
+  %b = f32[8,8]{1,0} parameter(1)
+  %c = u32[16]{0} parameter(2)
+  %d = s32[] parameter(3)
+  %start = s32[] constant(0)
+  %init = (s32[], f32[4,8,8]{2,1,0}, f32[8,8]{1,0}) tuple(%start, %a, %b)
+  %loop = (s32[], f32[4,8,8]{2,1,0}, f32[8,8]{1,0}) while(%init), condition=%test, \
+body=%body
+  %found = f32[8,8]{1,0} get-tuple-element(%loop), index=2
+  %branch = u32[16]{0} conditional(%d, %c, %c), branch_computations={%yes, %no}, \
+metadata={op_name="jit(f)/cond" stack_frame_id=1}
+  %qr = f32[8,8]{1,0} custom-call(%found), custom_call_target="Qr"
+  %all = f32[8,8]{1,0} all-reduce(%qr), replica_groups={}, to_apply=%no
+  ROOT %result = (f32[8,8]{1,0}, u32[16]{0}) tuple(%all, %branch)
+}
+"""
+
+
+def test_a_program_is_counted() -> None:
+    seen = hlo.Program(TEXT, hlo.Rates(memory=1e9, matrix=1e9))
+    assert seen.loops == [hlo.Loop(1.0, 3, "")]
+    assert seen.conditionals == ["jaxdp/kernels/threefry.py:9"]
+    assert seen.custom_calls == {"Qr": 1}
+    assert seen.collectives == {"all-reduce": 1}
+    assert seen.fusions == 1
+    matrix, whole = 8 * 8 * 4, 16 * 4
+    # A round: a slice read and its sum written; the sum read and the product written, of
+    # which x is on the chip; a counter's add and the test, of scalars.
+    round_of = 2 * matrix + 2 * matrix + (4 + 4 + 4) + (4 + 4 + 1)
+    assert seen.counts.bytes == 3 * round_of + 3 * whole + 4 * matrix
+    assert seen.counts.matrix == 3 * 2 * 8**3
+    assert seen.counts.vector == 3 * (64 + 1 + 1) + 16
+    assert seen.counts.random == 16
+    # Of each launch what its slowest unit takes: the product is the one that computes most.
+    product = max(2 * 8**3, 2 * matrix)
+    others = seen.counts.bytes - 3 * 2 * matrix
+    assert seen.counts.seconds == pytest.approx(1e-9 * (3 * product + others))
+
+
+def test_a_loop_whose_end_is_data_has_no_known_length() -> None:
+    seen = hlo.Program(
+        TEXT.replace("%start = s32[] constant(0)", "").replace("%start", "%d")
+    )
+    assert [loop.trips for loop in seen.loops] == [None]
