@@ -24,6 +24,8 @@ from bench import _accelerators_hlo
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+# One process a chip, where there is a chip.
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 #: Data sheet of an H100 SXM (NVIDIA H100 Tensor Core GPU Architecture, v1.04, appendix A),
 #: in the form that XLA reads.
@@ -49,6 +51,8 @@ RATES = {
     "v5p": _accelerators_hlo.Rates(2765e9, 459e12),
     "v6e": _accelerators_hlo.Rates(1640e9, 918e12),
 }
+#: Bytes of main memory.
+MEMORY = {"H100": 80e9, "H200": 141e9, "v5e": 16e9, "v5p": 95e9, "v6e": 32e9}
 #: As JAX names the devices.
 KINDS = {
     "NVIDIA H100 80GB HBM3": "H100",

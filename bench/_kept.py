@@ -24,10 +24,15 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 KEYS = {"case", "metric", "field", "digits", "missing", "baseline"}
 
 
+def path_of(name: str) -> pathlib.Path:
+    """Returns the file of ``device/name``, or of ``cpu/name``."""
+    return RESULTS / f"{name if '/' in name else f'cpu/{name}'}.json"
+
+
 @functools.cache
 def rows(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Returns the rows of ``device/name``, or of ``cpu/name``, by case and metric."""
-    path = RESULTS / f"{name if '/' in name else f'cpu/{name}'}.json"
+    """Returns the rows of a kept result, by case and metric."""
+    path = path_of(name)
     if not path.exists():
         raise ValueError(f"{name!r} has no kept result: {path} does not exist")
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -71,8 +76,8 @@ def figure(
         if missing is not None:
             return missing
         raise ValueError(f"{name} has no {field} of case {case!r}, metric {metric!r}")
-    if field == "unit":
-        return row["unit"]
+    if field in ("unit", "note"):
+        return row.get("note") or row["unit"]  # Older files have notes in units.
     value, width = row[field], row.get("half_width") if field == "value" else None
     if not width:
         return number(value, digits)

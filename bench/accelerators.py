@@ -30,14 +30,21 @@ from bench import _accelerators_programs as programs
 from jaxdp.models.language import LanguageModel, num_parameters, tasks
 
 Row = _harness.Row
-#: Chips whose compilers are asked for every program, and those that share the compiler.
-CHIPS = {"H100": (), "v5e": ("v5p", "v6e")}
-OTHERS = ("OPT-1.3B, forward", "OPT-1.3B, gaussian")
+#: Chips whose compilers are asked for every program.
+CHIPS = ("H100", "v5e")
+#: Of chips that share the compiler, what else is compiled.
+OTHERS = {
+    "H100": {},
+    "v5e": {
+        "v5p": ("OPT-13B, forward", "OPT-13B, gaussian"),
+        "v6e": ("OPT-1.3B, forward", "OPT-1.3B, gaussian"),
+    },
+}
 QUICK = ("words", "noise")
 TWICE = "two forwards"
 #: Counts that a test compares with the kept ones: more of them is a regression.
 COUNTED = (
-    "temporary memory",
+    "temp memory",
     "launches",
     "loops",
     "loop iterations",
@@ -53,7 +60,7 @@ def run(quick: bool) -> list[Row]:
     here = [chip for chip in CHIPS if not _accelerators.missing(chip)]
     if jax.default_backend() != "cpu" or not here:
         skipped = [Row(c, "compilation", None, _accelerators.missing(c)) for c in CHIPS]
-        return [*measured(quick), *(row for row in skipped if row.unit)]
+        return [*measured(quick), *(row for row in skipped if row.note)]
     return [row for chip in here for row in compiled_ahead(chip, quick)]
 
 
@@ -79,13 +86,12 @@ def compiled_ahead(chip: str, quick: bool) -> Iterable[Row]:
     several = programs.programs()["OPT-1.3B, rademacher"]
     if chip != "H100":  # One of them has no board.
         rows += counted(chip, several, on_board=True)
-    for other in CHIPS[chip]:
-        for name in OTHERS:
+    for other, names in OTHERS[chip].items():
+        for name in names:
             rows += counted(other, found[name])
-        rows += counted(other, several, on_board=True)
     case = "a Llama-like model of 8 B parameters"
     said = "skipped: the library's language models are RoBERTa and OPT"
-    rows += [Row(f"{chip}: {case}", "temporary memory", None, said)]
+    rows += [Row(f"{chip}: {case}", "temp memory", None, said)]
     return [*rows, *over_forwards(rows)]
 
 
@@ -94,21 +100,27 @@ def counted(chip: str, of: programs.Program, *, on_board: bool = False) -> list[
     mesh = _accelerators.mesh(chip) if on_board else None
     fn, args = of.build(axis_name="data") if on_board else of.build()
     case = f"{chip}: {of.name}" + (", 2 x 2" if on_board else "")
+    if _bytes(args) > _accelerators.MEMORY[chip]:
+        return [Row(case, "temp memory", None, "skipped: more than the chip's memory")]
     print(case, file=sys.stderr, flush=True)
     compiled = _accelerators.compile_for(chip, fn, args, donate=of.donate, on=mesh)
     rows = rows_of(case, compiled, compiled.on(chip))
     if of.group == "model":
         params = args[0] if of.name.endswith("forward") else args[0][0]
-        layers = compiled.memory["temp"] / lm_step.layer_bytes(params)
-        rows.append(Row(case, "temporary memory in layers", layers, "layers"))
+        layers = compiled.memory["temp"] / _bytes(params["layers"])
+        layers *= len(jax.tree.leaves(params["layers"])[0])
+        rows.append(Row(case, "temp memory in layers", layers, "layers"))
         if of.donate:
-            held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
-            share = min(compiled.memory["alias"] / held, 1.0)
+            share = min(compiled.memory["alias"] / _bytes(params), 1.0)
             rows.append(Row(case, "parameters updated in place", share, "share"))
     if of.group == "words":
         each = compiled.on(chip).counts.vector / programs.DIM
         rows.append(Row(case, "vector operations a word", each, "operations"))
     return rows
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def rows_of(
@@ -118,11 +130,7 @@ def rows_of(
     known = [loop.runs * loop.trips for loop in seen.loops if loop.trips is not None]
     counts = seen.counts
     values: dict[str, tuple[float | None, str]] = {
-        "argument memory": (compiled.memory["argument"], "B"),
-        "output memory": (compiled.memory["output"], "B"),
-        "aliased memory": (compiled.memory["alias"], "B"),
-        "temporary memory": (compiled.memory["temp"], "B"),
-        "peak memory": (compiled.memory["peak"], "B"),
+        **{f"{k} memory": (v / 1e6, "MB") for k, v in compiled.memory.items()},
         "launches": (counts.launches, "launches"),
         "fusions": (seen.fusions, "lines"),
         "copies": (seen.copies, "lines"),
@@ -132,20 +140,21 @@ def rows_of(
         "conditionals": (len(seen.conditionals), "lines"),
         "custom calls": (sum(seen.custom_calls.values()), "lines"),
         "collectives": (sum(seen.collectives.values()), "lines"),
-        "bytes moved": (counts.bytes, "B"),
-        "matrix operations": (counts.matrix, "operations"),
-        "vector operations": (counts.vector, "operations"),
-        "integer operations of generators": (counts.random, "operations"),
-        "cycles by the compiler": (counts.cycles or None, "cycles"),
-        "operations by the compiler": (compiled.flops, "operations"),
-        "bytes by the compiler": (compiled.bytes, "B"),
+        "bytes moved": (counts.bytes / 1e6, "MB"),
+        "matrix operations": (counts.matrix / 1e9, "GFLOP"),
+        "vector operations": (counts.vector / 1e9, "Gop"),
+        "integer operations of generators": (counts.random / 1e9, "Gop"),
+        "cycles by the compiler": (counts.cycles / 1e6 or None, "Mcycle"),
+        "cycles of generators": (counts.random_cycles / 1e6 or None, "Mcycle"),
+        "operations by the compiler": (scaled(compiled.flops, 1e9), "Gop"),
+        "bytes by the compiler": (scaled(compiled.bytes, 1e6), "MB"),
         "compilation": (compiled.seconds, "s"),
         "compilation, all cores": (compiled.cpu, "s"),
     }
     rows = [Row(case, k, v, unit) for k, (v, unit) in values.items() if v is not None]
     if seen.rates:
         times = seen.rates.times(counts) | {"launches": counts.seconds}
-        rows += [Row(case, f"least time, {k}", v, "s") for k, v in times.items()]
+        rows += [least(case, k, v) for k, v in times.items()]
     named = {
         "custom call": seen.custom_calls,
         "collective": seen.collectives,
@@ -159,6 +168,16 @@ def rows_of(
             Row(case, f"{what}: {k}", n, "lines") for k, n in sorted(lines.items())
         ]
     return rows
+
+
+def scaled(value: float | None, unit: float) -> float | None:
+    """A number that a compiler may not give, in a larger unit."""
+    return None if value is None else value / unit
+
+
+def least(case: str, unit: str, seconds: float) -> Row:
+    """The least time that a program needs on one of a chip's units."""
+    return Row(case, f"least time, {unit}", 1e3 * seconds, "ms")
 
 
 def _file(source: str) -> str:
@@ -185,14 +204,14 @@ def over_forwards(rows: list[Row]) -> list[Row]:
         # The chip with more memory bandwidth runs what is compiled for the other one.
         if metric == "bytes moved" and case.startswith("H100: ") and value:
             counts = hlo.Counts(
-                bytes=value,
-                matrix=values[case, "matrix operations"] or 0,
-                vector=values[case, "vector operations"] or 0,
-                random=values[case, "integer operations of generators"] or 0,
+                bytes=1e6 * value,
+                matrix=1e9 * (values[case, "matrix operations"] or 0),
+                vector=1e9 * (values[case, "vector operations"] or 0),
+                random=1e9 * (values[case, "integer operations of generators"] or 0),
             )
             times = _accelerators.RATES["H200"].times(counts)
             name = case.replace("H100", "H200")
-            found += [Row(name, f"least time, {k}", v, "s") for k, v in times.items()]
+            found += [least(name, k, v) for k, v in times.items()]
     return found
 
 
@@ -259,7 +278,7 @@ def throughput(
     times = _accelerators.RATES[chip].times(counts)
     bound = max(times, key=lambda name: times[name])
     rows += [
-        Row(case, f"least time, {k}", v, "s", "measured", v / seconds)
+        dataclasses.replace(least(case, k, v), baseline="measured", ratio=v / seconds)
         for k, v in times.items()
     ]
     share = times[bound] / seconds

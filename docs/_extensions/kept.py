@@ -22,7 +22,7 @@ class KeptTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        self.env.note_dependency(str(_kept.RESULTS / f"cpu/{name}.json"))
+        self.env.note_dependency(str(_kept.path_of(name)))
         try:
             text = _kept.table(name, "\n".join(self.content))
         except ValueError as error:
