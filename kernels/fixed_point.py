@@ -134,16 +134,23 @@ def scaled(x: Fixed, k: int | jax.Array) -> Fixed:
     # As an integer, x is low + 2**32 unsigned(high), less 2**64 where high is negative:
     # the product is the two words' products, less k 2**64 there.
     unsigned = x.high.astype(jnp.uint32)
-    below = _high_product(x.low, word)
+    below = high_product(x.low, word)
     low = unsigned * word + below
     carry = (low < below).astype(jnp.uint32)
     negative = (x.high >> 31).astype(jnp.uint32)  # All ones, or none.
-    high = _high_product(unsigned, word) - (word & negative) + carry
+    high = high_product(unsigned, word) - (word & negative) + carry
     return Fixed(high.astype(jnp.int32), low)
 
 
-def _high_product(x: jax.Array, k: jax.Array) -> jax.Array:
-    """Returns ``x k // 2**32`` of uint32, from products of 16 bits by 16."""
+def high_product(x: jax.Array, k: jax.Array) -> jax.Array:
+    """Returns ``x k // 2**32`` of uint32, from products of 16 bits by 16.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import fixed_point
+      >>> int(fixed_point.high_product(jnp.uint32(2**31), jnp.uint32(7)))
+      3
+    """
     half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
     x1, x0, k1, k0 = x >> half, x & mask, k >> half, k & mask
     a, b = x1 * k0, x0 * k1

@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import Phase
-from jaxdp.kernels import threefry
+from jaxdp.kernels import subset, threefry
 
 #: Index of a step, shape=(); may be traced.
 Step = int | jax.Array
@@ -151,6 +151,10 @@ class TruncatedPoisson(Sampler):
     the sampled records is kept (not the lowest indices; ties of 30 random bits aside),
     which is what the accountant's event describes.
 
+    Few rows of many records (fewer than a 32nd, of more than 2**17) are drawn at a cost
+    that grows with the rows alone, from the same law: the size of the sample, then its
+    records (:mod:`jaxdp.kernels.subset`).
+
     Attributes:
       sampling_prob: probability in (0, 1) that a record joins a step.
       max_batch_size: rows of a batch; None takes ``q n + 4 sqrt(q n)``, rounded up to a
@@ -184,13 +188,18 @@ class TruncatedPoisson(Sampler):
         return self.sampling_prob * num_examples
 
     def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
-        words = keys_lib.words(keys_lib.at_step(key, step), num_examples)
+        key, rows = keys_lib.at_step(key, step), self.rows(num_examples)
         # Rounded down: the probability is at most the one accounted for, by under 2**-32.
-        threshold = np.uint32(math.floor(self.sampling_prob * 2**32))
+        threshold = math.floor(self.sampling_prob * 2**32)
+        if _few(rows, num_examples):
+            index, found = subset.distinct(key, num_examples, rows)
+            size = subset.drawn_size(key, subset.sizes(num_examples, threshold, rows))
+            return index, found & (jnp.arange(rows) < size)
+        words = keys_lib.words(key, num_examples)
         # Given the sampled ones, the order of their words is uniform, so the smallest are
         # a uniform subset.
-        score = jnp.where(words < threshold, _score(words), -jnp.inf)
-        best, index = jax.lax.top_k(score, self.rows(num_examples))
+        score = jnp.where(words < np.uint32(threshold), _score(words), -jnp.inf)
+        best, index = jax.lax.top_k(score, rows)
         return index, best > -jnp.inf
 
 
@@ -211,7 +220,8 @@ class _Sized(Sampler):
 class FixedSize(_Sized):
     """A uniformly random subset of one size, drawn anew at each step.
 
-    (Uniform up to ties of 30 random bits.) Accounted under ``"replace_one"`` only, and
+    (Uniform up to ties of 30 random bits; few rows of many records are drawn as those of
+    :class:`TruncatedPoisson` are.) Accounted under ``"replace_one"`` only, and
     loosely: :class:`TruncatedPoisson` costs about half as much.
 
     Attributes:
@@ -228,9 +238,12 @@ class FixedSize(_Sized):
     amplifies: ClassVar[bool] = True
 
     def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
-        words = keys_lib.words(keys_lib.at_step(key, step), num_examples)
-        _, index = jax.lax.top_k(_score(words), self.rows(num_examples))
-        return index, jnp.ones((self.batch_size,), bool)
+        key, rows = keys_lib.at_step(key, step), self.rows(num_examples)
+        if _few(rows, num_examples):
+            return subset.distinct(key, num_examples, rows)
+        words = keys_lib.words(key, num_examples)
+        _, index = jax.lax.top_k(_score(words), rows)
+        return index, jnp.ones((rows,), bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -525,6 +538,14 @@ def _at_most(batch_size: int, num_examples: int) -> int:
             f"batch_size must be at most num_examples = {num_examples}, got {batch_size}"
         )
     return batch_size
+
+
+def _few(rows: int, num_examples: int) -> bool:
+    """Returns True where a batch is so small a part that not every record needs a word.
+
+    Below either number a word for each costs less, and an old run keeps its batches.
+    """
+    return num_examples > 2**17 and 32 * rows < num_examples
 
 
 def _score(words: jax.Array) -> jax.Array:

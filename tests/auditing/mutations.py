@@ -217,8 +217,8 @@ MUTATIONS = (
     Mutation(
         "lowest indices kept on overflow",
         SAMPLING,
-        "jnp.where(words < threshold, _score(words), -jnp.inf)",
-        "jnp.where(words < threshold, -jnp.arange(1.0 * num_examples), -jnp.inf)",
+        "np.uint32(threshold), _score(words), -jnp.inf)",
+        "np.uint32(threshold), -jnp.arange(1.0 * num_examples), -jnp.inf)",
         "truncated",
     ),
     # The printed index of the tree is t mod Sigma, and no node at all where that is 0.
