@@ -1,5 +1,6 @@
 """Warnings about radii and steps below the resolution of a run's arithmetic."""
 
+import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -14,8 +15,18 @@ from jaxdp.kernels.sphere import path_str
 #: The least radius that the rounding of losses and activations leaves visible: at 1e-6 in
 #: float32 the error of a slope is 1.4 % (14 % at 1e-7), at 3e-4 in bfloat16 about a half
 #: (as large as the slope at 1e-4); ``bench/slope_error.py``. In float64 only the spacing
-#: of the parameters counts.
-LEAST_RADIUS = {"float32": 1e-6, "bfloat16": 3e-4, "float16": 3e-4}
+#: of the parameters counts. Where products alone are rounded, to tensorfloat32, the error is
+#: a third at 4e-5 (as large as the slope at 1e-5).
+LEAST_RADIUS = {
+    "float32": 1e-6,
+    "tensorfloat32": 4e-5,
+    "bfloat16": 3e-4,
+    "float16": 3e-4,
+}
+#: Distance from 1 to the next number of what products of float32 are rounded to.
+_EPS = {"tensorfloat32": 2.0**-10, "bfloat16": 2.0**-7}
+#: Values of ``jax_default_matmul_precision`` at which an accelerator rounds less than that.
+_EXACT = re.compile(r"highest|float32|F32_F32_F32|F64_F64_F64|.*_X[369]")
 
 #: Elements that are looked at in each leaf.
 _SAMPLE = 1024
@@ -42,6 +53,9 @@ def warn_if_unresolved(
     * half the distance of neighbouring numbers, at the median of the elements that move:
       below it, most parameters round back to where they were.
 
+    On an accelerator the factors of float32 products are rounded further by default
+    (:func:`product_dtype`), and that counts.
+
     Args:
       perturbation: its radius is in units of the parameters; 0 never warns.
       params: the initial parameters, public: a pytree of arrays of any shape and dtype.
@@ -60,14 +74,22 @@ def warn_if_unresolved(
     ]
     least, dtype = max(found, default=(0.0, ""))
     if radius * share < least:
+        products = dtype in _EPS and dtype not in _dtypes(params, compute_dtype)
+        where = f"products of float32 in {dtype}" if products else dtype
+        resolve = "resolve" if products else "resolves"
         lost = (
             "slopes will mostly be rounding errors"
             if differences
             else "most parameters will stay where they are, and losses are not smoothed"
         )
         other = ", or 0 for exact derivatives" if may_be_zero else ""
+        if products:
+            other += (
+                ', or jax.config.update("jax_default_matmul_precision", "highest"), '
+                f"for a {jax.default_backend()} rounds products unless it is told not to"
+            )
         warnings.warn(
-            f"smoothing_radius={radius:g} is below what {dtype} resolves here: {lost}; "
+            f"smoothing_radius={radius:g} is below what {where} {resolve} here: {lost}; "
             f"take at least {least / share:.2g}{other}",
             stacklevel=stacklevel + 1,
         )
@@ -118,6 +140,30 @@ def warn_if_unmoved(
         )
 
 
+def product_dtype() -> str:
+    """Returns what the present backend rounds the factors of float32 products to.
+
+    GPUs take TF32 (NVIDIA's since Ampere) and TPUs one pass in bfloat16, unless
+    ``jax_default_matmul_precision`` or the product itself says otherwise.
+    """
+    backend = jax.default_backend()
+    precision = str(getattr(jax.config, "jax_default_matmul_precision", None))
+    if backend == "cpu" or _EXACT.fullmatch(precision):
+        return "float32"
+    if precision.lower().startswith(("bf", "any_f8")):
+        return "bfloat16"
+    if backend != "tpu":
+        return "tensorfloat32"
+    # Three passes of a TPU resolve nearly what float32 does.
+    return "float32" if precision in ("high", "tensorfloat32") else "bfloat16"
+
+
+def _dtypes(params: Any, compute_dtype: Any) -> set[str]:
+    """Returns the dtypes of parameters and of what the losses cast them to."""
+    own = {jnp.result_type(leaf).name for leaf in jax.tree.leaves(params)}
+    return own if compute_dtype is None else own | {jnp.dtype(compute_dtype).name}
+
+
 #: For each leaf: half the distances to the next numbers, and how many elements it has.
 _Sizes = list[tuple[np.ndarray, int]]
 
@@ -127,6 +173,7 @@ def _spacings(
 ) -> dict[str, _Sizes]:
     """Returns half spacings and sizes of leaves that move, by the dtype of their use."""
     moves = run_state.moving(params, trainable)
+    products = product_dtype()
     found: dict[str, _Sizes] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not moves(path_str(path)) or np.size(leaf) == 0:
@@ -134,8 +181,10 @@ def _spacings(
         dtype = jnp.result_type(leaf)
         dtypes = dtype, jnp.dtype(dtype if compute_dtype is None else compute_dtype)
         used = max(dtypes, key=lambda x: jnp.finfo(x).eps)
-        half = _half_spacing(_sample(leaf), float(jnp.finfo(used).eps))
-        found.setdefault(used.name, []).append((half, int(np.size(leaf))))
+        name = products if used.name == "float32" else used.name
+        eps = _EPS[name] if name in _EPS else float(jnp.finfo(used).eps)
+        half = _half_spacing(_sample(leaf), eps)
+        found.setdefault(name, []).append((half, int(np.size(leaf))))
     return found
 
 

@@ -87,6 +87,50 @@ def test_a_narrower_compute_dtype_counts() -> None:
     )
 
 
+#: What products of float32 are rounded to, by backend and jax_default_matmul_precision.
+PRODUCTS = {
+    "cpu": dict.fromkeys((None, "default", "tensorfloat32", "highest"), "float32"),
+    "gpu": {
+        **dict.fromkeys((None, "default", "high", "tensorfloat32"), "tensorfloat32"),
+        **dict.fromkeys(("TF32_TF32_F32", "F16_F16_F32"), "tensorfloat32"),
+        **dict.fromkeys(("bfloat16", "BF16_BF16_F32"), "bfloat16"),
+        **dict.fromkeys(("highest", "float32", "F32_F32_F32"), "float32"),
+        **dict.fromkeys(("BF16_BF16_F32_X6", "TF32_TF32_F32_X3"), "float32"),
+    },
+    "tpu": {
+        **dict.fromkeys((None, "default", "bfloat16", "BF16_BF16_F32"), "bfloat16"),
+        **dict.fromkeys(("high", "highest", "float32", "tensorfloat32"), "float32"),
+    },
+}
+
+
+@pytest.mark.parametrize("backend", PRODUCTS)
+def test_products_of_an_accelerator_count(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    params = weights("float32")
+    for precision, dtype in PRODUCTS[backend].items():
+        with jax.default_matmul_precision(precision):
+            assert resolution.product_dtype() == dtype, precision
+            least = resolution.LEAST_RADIUS[dtype]
+            assert warned(1.1 * least, params) is None
+            message = warned(0.9 * least, params) or ""
+        if dtype == "float32":
+            assert "below what float32 resolves here" in message
+            continue
+        assert f"below what products of float32 in {dtype} resolve here" in message
+        said = 'jax.config.update("jax_default_matmul_precision", "highest")'
+        assert f"{said}, for a {backend}" in message
+        # Narrow parameters are what they are.
+        assert "highest" not in (warned(1e-5, weights("bfloat16")) or "highest")
+        large = {"w": jnp.ones(1000)}  # Half a spacing at 1.
+        half = {"tensorfloat32": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+        with jax.default_matmul_precision(precision):
+            assert warned(0.99 * half, large) is not None
+            assert warned(1.01 * half, large) is None
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e3])
 def test_what_is_warned_of_is_what_rounding_takes_away(
