@@ -10,7 +10,7 @@ On an accelerator a step of each law is timed on RoBERTa-large, and what passed 
 in a second stands beside what the data sheet allows. On a CPU the same is done with a small
 model, for which there is no data sheet.
 
-``python -m bench.accelerators CHIP NAME...`` prints rows of some programs as JSON.
+``python -m bench.accelerators "H100: noise, tree" ...`` prints rows of some cases as JSON.
 """
 
 import collections
@@ -18,7 +18,7 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -40,6 +40,8 @@ OTHERS = {
         "v6e": ("OPT-1.3B, forward", "OPT-1.3B, gaussian"),
     },
 }
+#: And for all chips of a board, which share the records.
+SEVERAL, BOARD = "OPT-1.3B, rademacher", ", 2 x 2"
 QUICK = ("words", "noise")
 TWICE = "two forwards"
 #: Counts that a test compares with the kept ones: more of them is a regression.
@@ -75,31 +77,33 @@ def device() -> str:
 # --- compiled ahead of time ---------------------------------------------------------
 
 
-def compiled_ahead(chip: str, quick: bool) -> Iterable[Row]:
-    """Rows of a chip's programs, and of the chips that share its compiler."""
-    found = programs.programs()
+def cases(chip: str, quick: bool = False) -> list[str]:
+    """What is compiled: a chip's programs, and some of those that share its compiler."""
+    every = programs.programs()
     if quick:
-        found = {n: p for n, p in found.items() if p.group in QUICK}
-    rows = [row for p in found.values() for row in counted(chip, p)]
-    if quick:
-        return rows
-    several = programs.programs()["OPT-1.3B, rademacher"]
+        return [f"{chip}: {n}" for n, p in every.items() if p.group in QUICK]
+    found = [f"{chip}: {name}" for name in every]
     if chip != "H100":  # One of them has no board.
-        rows += counted(chip, several, on_board=True)
-    for other, names in OTHERS[chip].items():
-        for name in names:
-            rows += counted(other, found[name])
-    case = "a Llama-like model of 8 B parameters"
+        found.append(f"{chip}: {SEVERAL}{BOARD}")
+    others = OTHERS[chip].items()
+    return found + [f"{other}: {name}" for other, names in others for name in names]
+
+
+def compiled_ahead(chip: str, quick: bool) -> list[Row]:
+    """Rows of a chip's programs, and of what else its compiler is asked for."""
+    rows = [row for case in cases(chip, quick) for row in counted(case)]
+    case = f"{chip}: a Llama-like model of 8 B parameters"
     said = "skipped: the library's language models are RoBERTa and OPT"
-    rows += [Row(f"{chip}: {case}", "temp memory", None, said)]
-    return [*rows, *over_forwards(rows)]
+    return [*rows, Row(case, "temp memory", None, said), *over_forwards(rows)]
 
 
-def counted(chip: str, of: programs.Program, *, on_board: bool = False) -> list[Row]:
-    """Rows of one program on one chip, or on all chips of its board."""
+def counted(case: str) -> list[Row]:
+    """Rows of ``"CHIP: PROGRAM"``, on one chip, or on all chips of a board."""
+    chip, _, name = case.partition(": ")
+    on_board = name.endswith(BOARD)
+    of = programs.programs()[name.removesuffix(BOARD)]
     mesh = _accelerators.mesh(chip) if on_board else None
     fn, args = of.build(axis_name="data") if on_board else of.build()
-    case = f"{chip}: {of.name}" + (", 2 x 2" if on_board else "")
     if _bytes(args) > _accelerators.MEMORY[chip]:
         return [Row(case, "temp memory", None, "skipped: more than the chip's memory")]
     print(case, file=sys.stderr, flush=True)
@@ -285,10 +289,9 @@ def throughput(
     return [*rows, Row(case, f"share of the bound: {bound}", share, "share")]
 
 
-def main(chip: str, *names: str) -> None:
-    """Prints rows of some programs for a chip as JSON."""
-    found = programs.programs()
-    rows = [row for name in names for row in counted(chip, found[name])]
+def main(*names: str) -> None:
+    """Prints rows of some cases as JSON."""
+    rows = [row for name in names for row in counted(name)]
     print(json.dumps([dataclasses.asdict(row) for row in rows]))
 
 

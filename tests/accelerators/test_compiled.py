@@ -46,6 +46,7 @@ def test_every_program_is_kept(chip: str) -> None:
     assert {"name", "device", "versions", "rows"} <= set(document)
     assert chip in document["device"]
     values = by_place(document["rows"])
+    assert set(accelerators.cases(chip)) <= {case for case, _ in values}
     for name, program in programs.programs().items():
         case = f"{chip}: {name}"
         if values[case, "temp memory"] is None:
@@ -72,7 +73,7 @@ def test_no_count_has_grown(chip: str) -> None:
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        [python, "-m", "bench.accelerators", chip, *AGAIN],
+        [python, "-m", "bench.accelerators", *(f"{chip}: {name}" for name in AGAIN)],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
