@@ -15,8 +15,8 @@ from jaxdp.kernels.sphere import path_str
 #: The least radius that the rounding of losses and activations leaves visible: at 1e-6 in
 #: float32 the error of a slope is 1.4 % (14 % at 1e-7), at 3e-4 in bfloat16 about a half
 #: (as large as the slope at 1e-4); ``bench/slope_error.py``. In float64 only the spacing
-#: of the parameters counts. Where products alone are rounded, to tensorfloat32, the error is
-#: a third at 4e-5 (as large as the slope at 1e-5).
+#: of the parameters counts. Where products alone are rounded, to tensorfloat32, the error
+#: is a third at 4e-5 (as large as the slope at 1e-5).
 LEAST_RADIUS = {
     "float32": 1e-6,
     "tensorfloat32": 4e-5,

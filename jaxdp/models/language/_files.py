@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.models.language._names import Family
@@ -18,6 +20,13 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapters.safetensors"
 _SHOWN = 6  # items that an error lists
+#: Dtypes of tensors that are read, as NumPy has them.
+_FLOATS = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(jnp.bfloat16),
+}
 
 
 def safetensors() -> Any:
@@ -51,6 +60,9 @@ class Stored:
     ):
         """Opens the files of ``folder``; ``stack`` closes them."""
         self._tensors: dict[str, tuple[Any, str]] = {}  # name -> file, name in the file
+        self._places: dict[
+            str, tuple[pathlib.Path, int]
+        ] = {}  # name -> file, first byte
         for path, names in _files(folder).items():
             file = stack.enter_context(open_file(path))
             there = set(file.keys())
@@ -58,8 +70,11 @@ class Stored:
                 raise ValueError(
                     f"{path} lacks tensors that {INDEX} names: {listed(names - there)}"
                 )
+            places = _places(path)
             for name in there if names is None else names:
-                self._tensors[family.full_name(name)] = file, name
+                full = family.full_name(name)
+                self._tensors[full] = file, name
+                self._places[full] = path, places[name]
 
     @property
     def names(self) -> Collection[str]:
@@ -74,8 +89,20 @@ class Stored:
         return file.get_slice(there).get_dtype()
 
     def array(self, name: str) -> np.ndarray:
-        file, there = self._tensors[name]
-        return file.get_tensor(there)
+        """Reads a tensor of floats; its file is not mapped, for pages would stay."""
+        (path, offset), shape = self._places[name], self.shape(name)
+        dtype, count = _FLOATS[self.dtype(name)], math.prod(shape)
+        array = np.fromfile(path, dtype, count=count, offset=offset)
+        return array.reshape(shape)
+
+
+def _places(path: pathlib.Path) -> dict[str, int]:
+    """Returns where the tensors of a safetensors file begin, which was opened before."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return {name: 8 + size + about["data_offsets"][0] for name, about in header.items()}
 
 
 def _files(folder: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import pathlib
 import pickle
@@ -14,7 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from jaxdp.models.language import _files, checkpoint
+from jaxdp.models.language import _files, _names, checkpoint
 from jaxdp.models.language.config import OPTConfig
 from jaxdp.models.language.network import LanguageModel, LoRA, Prefix
 
@@ -478,3 +479,28 @@ def test_arguments(tmp_path: pathlib.Path) -> None:
         checkpoint.load(GOLDEN / "opt", num_labels=1)
     with pytest.raises(ValueError, match="max_shard_bytes"):
         checkpoint.save(tmp_path, *load(GOLDEN / "opt"), max_shard_bytes=0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_tensors_are_read_without_mapping_their_file(
+    dtype: str, tmp_path: pathlib.Path
+) -> None:
+    """Mapped pages stay in memory beside what is made of them."""
+    values = np.linspace(-2, 2, 2**22).reshape(2, -1).astype(jnp.dtype(dtype))
+    save_file({"first": values[0], "w": values}, tmp_path / "model.safetensors")
+    with contextlib.ExitStack() as stack:
+        family = _names.FAMILIES["opt"]
+        stored = _files.Stored(tmp_path, family, stack)
+        before = mapped_bytes()
+        read = stored.array(family.full_name("w"))
+        assert mapped_bytes() - before < values.nbytes / 4
+    assert read.dtype == values.dtype
+    assert read.tobytes() == values.tobytes()
+
+
+def mapped_bytes() -> int:
+    """Bytes in memory that are pages of mapped files; 0 where nothing tells."""
+    status = pathlib.Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    found = [x for x in lines if x.startswith("RssFile")]
+    return 1024 * int(found[0].split()[1]) if found else 0
