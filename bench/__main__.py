@@ -32,11 +32,12 @@ def main(argv: list[str] | None = None) -> int:
         options = {"quick": args.quick}
         if "out" in inspect.signature(module.run).parameters:
             options["out"] = args.out
+        begun = _harness.circumstances(args.quick)
         rows = module.run(**options)
         _harness.print_table(name, rows)
         if args.json:
             device = getattr(module, "device", _harness.device)()
-            _harness.write_json(args.json, name, rows, device)
+            _harness.write_json(args.json, _harness.document(name, rows, begun, device))
     return 0
 
 

@@ -10,9 +10,11 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import os
 import pathlib
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,8 +32,9 @@ Seconds = Mapping[str, list[float]]
 class Row:
     """One figure: ``value`` in ``unit``, and its ``ratio`` to a named ``baseline``.
 
-    A row that could not be had has no value and says why in ``unit``: "skipped: ...".
-    ``half_width`` is of the value's 95% interval, over ``count`` seeds.
+    A row that could not be had has no value and says why in ``note``: "skipped: ...".
+    ``half_width`` is of the value's 95% interval, over ``count`` seeds. A unit is one word;
+    what is said in more words is about the figure, and becomes its note.
     """
 
     case: str
@@ -42,6 +45,13 @@ class Row:
     ratio: float | None = None
     half_width: float | None = None
     count: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if " " in self.unit:
+            said = "; ".join(filter(None, (self.unit, self.note)))
+            object.__setattr__(self, "unit", "")
+            object.__setattr__(self, "note", said)
 
 
 class Mean(NamedTuple):
@@ -161,22 +171,49 @@ def versions() -> dict[str, str]:
     return found
 
 
-def document(name: str, rows: list[Row], on: str | None = None) -> dict[str, Any]:
+def commit() -> str | None:
+    """The commit that is measured, with a plus sign if the files differ from it."""
+
+    def git(*words: str) -> str:
+        place = pathlib.Path(__file__).parent
+        return subprocess.check_output(
+            ["git", *words], cwd=place, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def circumstances(quick: bool) -> dict[str, Any]:
+    """What a reader must know of a run, taken before it begins.
+
+    The load average is of the minute before, without the benchmark's own work: times mean
+    little where it is near the number of cores.
+    """
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {"quick": quick, "commit": commit(), "load_average": load}
+
+
+def document(
+    name: str, rows: list[Row], begun: Mapping[str, Any], on: str | None = None
+) -> dict[str, Any]:
     """The JSON document of one benchmark; ``on`` another device than this machine's."""
     return {
         "name": name,
         "device": on or device(),
         "versions": versions(),
+        **begun,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
 
 
-def write_json(
-    path: pathlib.Path, name: str, rows: list[Row], on: str | None = None
-) -> None:
-    """Writes :func:`document`; makes the folder."""
+def write_json(path: pathlib.Path, written: Mapping[str, Any]) -> None:
+    """Writes a :func:`document`; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document(name, rows, on), indent=1) + "\n")
+    path.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def print_table(name: str, rows: list[Row]) -> None:
@@ -196,7 +233,7 @@ def print_table(name: str, rows: list[Row]) -> None:
             number(row.value, 4),
             number(row.half_width, 2),
             number(row.count, 6),
-            row.unit,
+            "; ".join(filter(None, (row.unit, row.note))),
             number(row.ratio, 3),
             row.baseline,
         )

@@ -126,7 +126,7 @@ def rows(cell: Cell) -> list[_harness.Row]:
     count = len(cell.values)
     found = [_harness.averaged(case, cell.metric, m, count, unit, *against)]
     if cell.bound is not None:
-        shown = "not exceeded" if m.value <= cell.bound else "EXCEEDED"
+        shown = "not exceeded" if m.value <= cell.bound else "is EXCEEDED"
         row = _harness.Row(
             case, "bound", cell.bound, shown, cell.metric, cell.bound / m.value
         )

@@ -106,7 +106,7 @@ def rows(cell: Cell) -> list[_harness.Row]:
     found += certificates(cell)
     if cell.note:
         first = found[0]
-        found[0] = dataclasses.replace(first, unit=f"{first.unit}; {cell.note}")
+        found[0] = dataclasses.replace(first, note=f"{first.note}; {cell.note}")
     return found
 
 
@@ -147,9 +147,9 @@ def certificates(cell: Cell) -> list[_harness.Row]:
     row = share(title, "share certified", runs.certified)
     if cell.told_certified is not None:
         theirs, of = cell.told_certified
-        unit = f"{row.unit}; the prototype's {theirs} of {of}: {judged_share(cell)}"
+        note = f"{row.note}; the prototype's {theirs} of {of}: {judged_share(cell)}"
         ratio = row.value / (theirs / of) if row.value is not None else None
-        row = dataclasses.replace(row, unit=unit, baseline="prototype", ratio=ratio)
+        row = dataclasses.replace(row, note=note, baseline="prototype", ratio=ratio)
     found = [row]
     kept = runs.good[runs.certified]
     if len(kept):

@@ -317,8 +317,8 @@ def rows_b(found: Sequence[Cell]) -> list[_harness.Row]:
         both = of.certified & of.good
         metric = f"share certified with alpha at most {of.promised:.4g}"
         row = cells.share(title, metric, both)
-        unit = f"{row.unit}; {cell.note}" if cell.note else row.unit
-        rows.append(dataclasses.replace(row, unit=unit))
+        note = f"{row.note}; {cell.note}" if cell.note else row.note
+        rows.append(dataclasses.replace(row, note=note))
         rows.append(cells.share(title, "share that returns a saddle", of.saddle))
         rows += cells.certificates(cell)[-1:]
         for metric, values in (("", of.alpha), (" of the last iterate", of.last)):

@@ -59,14 +59,18 @@ def test_a_benchmark_prints_a_table_and_writes_json(
         raise AssertionError(f"{constant} is no JSON")
 
     document = json.loads(path.read_text(), parse_constant=refuse)
-    assert list(document) == ["name", "device", "versions", "rows"]
+    assert [*document][:3] == ["name", "device", "versions"]
+    assert [*document][3:] == ["quick", "commit", "load_average", "rows"]
+    assert document["quick"] is True
+    assert document["commit"] is None or len(document["commit"].rstrip("+")) == 40
+    assert document["load_average"] >= 0
     assert document["name"] == "trivial"
     assert document["device"].startswith("cpu")
     assert {"python", "jax", "jaxlib", "numpy"} <= document["versions"].keys()
     assert document["versions"]["jax"] == jax.__version__
     keys = [
         *("case", "metric", "value", "unit", "baseline", "ratio"),
-        *("half_width", "count"),
+        *("half_width", "count", "note"),
     ]
     assert [list(row) for row in document["rows"]] == [keys] * 4
     time, speed, temp, skipped = document["rows"]
@@ -75,7 +79,8 @@ def test_a_benchmark_prints_a_table_and_writes_json(
     assert speed["ratio"] == pytest.approx(1 / time["ratio"])
     assert speed["value"] == pytest.approx(1000 / (time["value"] / 1e3))
     assert (temp["baseline"], temp["ratio"]) == (None, None)
-    assert (skipped["value"], skipped["unit"]) == (None, "skipped: no reason")
+    assert (skipped["value"], skipped["unit"]) == (None, "")
+    assert skipped["note"] == "skipped: no reason"
 
 
 def test_no_name_runs_them_all(bench: Any, trivial: None, capsys: Any) -> None:

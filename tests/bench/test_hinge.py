@@ -67,7 +67,7 @@ def test_rows_and_plot(
         for epsilon in bench.EPSILONS
     ]
     assert {row.value for row in rows[1:]} == {0.625}
-    assert (rows[-1].count, rows[-1].unit) == (2, "200 steps")
+    assert (rows[-1].count, rows[-1].note) == (2, "200 steps")
     assert rows[0].value == pytest.approx(2 / 3)
     assert (tmp_path / bench.PNG).stat().st_size > 10_000
 

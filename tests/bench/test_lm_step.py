@@ -53,7 +53,7 @@ def test_rows_of_a_large_model(lm_step: Any) -> None:
 def test_without_a_gpu_the_large_models_are_skipped(lm_step: Any) -> None:
     assert jax.default_backend() == "cpu"
     rows = lm_step._large(quick=True)
-    assert {row.unit for row in rows} == {"skipped: needs a GPU"}
+    assert {row.note for row in rows} == {"skipped: needs a GPU"}
     assert all(row.value is None for row in rows)
 
 

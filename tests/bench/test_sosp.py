@@ -109,12 +109,12 @@ def test_a_planted_number_is_seen(bench: Any, rules: Any) -> None:
     cell = made(bench, values, table="a", told=told, told_certified=(10, 30))
     rows = {row.metric: row for row in bench.cells.rows(cell)}
     assert rows["alpha"].baseline == "prototype" and rows["alpha"].ratio == 1
-    assert "agrees" in rows["alpha"].unit
-    assert "far off" in rows["share certified"].unit
+    assert "agrees" in rows["alpha"].note
+    assert "far off" in rows["share certified"].note
     assert rows["records"].baseline is None
     (row,) = bench.cells.agreement([cell])
     assert (row.value, row.ratio) == (2, pytest.approx(2 / 3))
-    assert row.unit == "of 3; far off: case, share certified"
+    assert row.note == "of 3; far off: case, share certified"
 
 
 def test_intervals_of_shares_and_medians(rules: Any) -> None:
@@ -167,7 +167,7 @@ def test_rows_and_plot(bench: Any, tmp_path: Any) -> None:
     records = rows["(b) case: tree", "records to a certificate"]
     assert (records.baseline, records.ratio) == ("certified", 1.5)
     none = rows["(b) case: no escape", "records to a certificate"]
-    assert none.value is None and none.unit == "not in 3 of 3 runs"
+    assert none.value is None and none.note == "not in 3 of 3 runs"
     share = rows["(b) case: no escape", "share certified with alpha at most 0.2"]
     assert share.value == 0
     bench.plots.save(bench.plot.draw(cells), tmp_path / bench.PNG)
@@ -285,5 +285,5 @@ def test_kept_figures_are_those_of_the_digest(kept: dict[tuple[str, str], Any]) 
     """But for the records of tracked Hessians, which it seems to have counted otherwise."""
     row = kept["(a) all figures of the prototype", "within sampling error"]
     assert row["ratio"] >= 0.85
-    off = row["unit"].split("far off: ")[1].split("; ")
+    off = (row.get("note") or row["unit"]).split("far off: ")[1].split("; ")
     assert all("tracked" in name and name.endswith("records") for name in off)
