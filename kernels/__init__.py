@@ -13,11 +13,18 @@ give two classes where the code compares types.
 if __name__ != "jaxdp.kernels":
     # A checkout's root is on sys.path whenever Python runs there. Other libraries ask
     # whether the package `kernels` is there by importing it: to them, this one is empty.
+    from pathlib import Path as _Path
+
     __path__ = []
 
     def __getattr__(name: str) -> None:
-        """Raises AttributeError, with the name under which kernels are imported."""
-        raise AttributeError(
+        """Raises an error with the name under which kernels are imported.
+
+        An ImportError for a kernel, whose words Python shows for ``from kernels import``
+        too; for what another library asks the AttributeError that it expects.
+        """
+        ours = (_Path(__file__).parent / f"{name}.py").is_file()
+        raise (ImportError if ours else AttributeError)(
             f"this folder is no package {__name__!r} and has no {name!r}: "
             "write `import jaxdp.kernels` or `from jaxdp import kernels`"
         )

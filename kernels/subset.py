@@ -145,6 +145,12 @@ class Sizes(NamedTuple):
       least: the smallest size.
       thresholds: uint32 (rows, 8), first word first; of 256 bits the size is larger than
         ``least`` by as many as are at most these bits.
+
+    Example:
+      >>> from jaxdp.kernels import subset
+      >>> table = subset.sizes(10**6, 2**22, 1200)
+      >>> table.least, table.thresholds.shape
+      (484, (716, 8))
     """
 
     least: int

@@ -120,6 +120,8 @@ def test_the_lowest_versions_are_those_declared() -> None:
 
 
 HEAVY = (
+    "scipy",
+    "dp_accounting",
     "flax",
     "sklearn",
     "matplotlib",
@@ -141,18 +143,26 @@ try:
 except SystemExit:
     pass
 """
+#: A sampler without a plan, of which accountants ask nothing.
+DRAW = """
+sampler = jaxdp.sampling.TruncatedPoisson(sampling_prob=1e-4)
+sampler.draw(jaxdp.Keys.insecure(0).sampling, 0, 10**6)
+"""
+ACCOUNTANTS = "scipy dp_accounting"
 EPSILON = "epsilon --noise-multiplier 1 --num-steps 10"
 
 
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [
-        ("import jaxdp, jaxdp.metrics, jaxdp.auditing", ""),
+        ("import jaxdp.kernels", ""),
+        (f"import jaxdp\n{DRAW}", ""),
+        ("import jaxdp, jaxdp.metrics, jaxdp.auditing", ACCOUNTANTS),
         (CALL.format(words=["--help"]), ""),
-        (CALL.format(words=EPSILON.split()), "rich"),
-        (CALL.format(words=[*EPSILON.split(), "--json"]), ""),
+        (CALL.format(words=EPSILON.split()), f"rich {ACCOUNTANTS}"),
+        (CALL.format(words=[*EPSILON.split(), "--json"]), ACCOUNTANTS),
     ],
-    ids=["jaxdp", "help", "epsilon", "json"],
+    ids=["kernels", "jaxdp", "judges", "help", "epsilon", "json"],
 )
 def test_loaded_only_where_it_is_needed(code: str, allowed: str) -> None:
     done = subprocess.run(

@@ -337,9 +337,10 @@ def test_top_level_kernels_is_empty_in_the_checkout() -> None:
         assert re.match(
             "(ImportError|ModuleNotFoundError): ", done.stderr.splitlines()[-1]
         )
-    words = "import kernels; kernels.sphere"
-    last = run(sys.executable, "-B", "-c", words, cwd=ROOT).stderr.splitlines()[-1]
-    assert "write `import jaxdp.kernels`" in last
+    for words in ("kernels.sphere", "kernels.Kernel", "from kernels import sphere"):
+        words = f"import kernels; {words}"
+        last = run(sys.executable, "-B", "-c", words, cwd=ROOT).stderr.splitlines()[-1]
+        assert "write `import jaxdp.kernels`" in last
 
 
 def test_beside_a_clone_of_the_same_name(tmp_path: Path) -> None:

@@ -9,6 +9,12 @@ from jaxdp.accounting.events import Guarantee
 from jaxdp.accounting.gaussian import gaussian_mu, raised_until, root
 from jaxdp.core import validate
 
+#: Multiples of the interval of PLD's grid that estimate epsilon, from the cheapest to the
+#: best; and the step of log noise below which the next ones take over.
+_COARSER = (((32,), 0.05), ((16, 32), 0.01), ((8, 16), 1e-3), ((4, 8, 16), math.inf))
+#: What calibration may leave of epsilon, where no closed form is accounted.
+_LEFT = 1e-5
+
 
 def calibrate_noise_multiplier(
     make_guarantee: Callable[[float], Guarantee], epsilon: float, delta: float
@@ -22,7 +28,8 @@ def calibrate_noise_multiplier(
 
     Returns:
       The noise_multiplier. It never costs more than ``epsilon``, and is the least one to
-      within 1e-12 of itself for closed forms, 1e-5 for other accountants.
+      within 1e-12 of itself for closed forms, 1e-5 for other accountants. (Coarser grids
+      say where to look; what is returned was accounted in full.)
 
     Raises:
       ValueError: an argument is out of range, or no noise_multiplier costs as little (or
@@ -35,7 +42,16 @@ def calibrate_noise_multiplier(
         spent = spending.epsilon(*make_guarantee(math.exp(log_noise)), delta)
         return min(spent / epsilon, 1e6) - 1
 
-    low, high = _bracket(excess, _guess(make_guarantee, epsilon, delta))
+    guess = _guess(make_guarantee, epsilon, delta)
+    estimated = _estimated(make_guarantee, epsilon, delta, guess)
+    if estimated:
+        guess, slope = estimated
+        for _ in range(2):
+            over = excess(guess)
+            if -_LEFT <= over <= 0:
+                return math.exp(guess)
+            guess -= (math.log1p(max(over, -0.5)) + _LEFT / 2) / slope
+    low, high = _bracket(excess, guess)
     spent = spending.epsilon(*make_guarantee(math.exp(high)), delta)
     tolerance = 1e-6 if spent.accountant in spending.NAMES.values() else 1e-15
     return raised_until(
@@ -59,6 +75,40 @@ def _guess(
 
     known = excess_mu(-7.0) > 0 > excess_mu(40.0)
     return root(excess_mu, -7.0, 40.0) if known else 0.0
+
+
+def _estimated(
+    make_guarantee: Callable[[float], Guarantee],
+    epsilon: float,
+    delta: float,
+    log_noise: float,
+) -> tuple[float, float] | None:
+    """Estimates the logarithm of the noise, and the slope of log epsilon there.
+
+    By secants through estimates, each of which costs a small part of a bound. None where
+    there are no estimates; what they say is only where to look.
+    """
+    slope, reached = -1.2, math.inf
+    for coarser, close in _COARSER:
+        before: tuple[float, float] | None = None
+        for _ in range(8):
+            guarantee = make_guarantee(math.exp(log_noise))
+            spent = spending.estimated_epsilon(*guarantee, delta, coarser)
+            if not 0 < spent < math.inf:
+                return None
+            over = math.log(spent / epsilon) + _LEFT / 2
+            if before is None and abs(over) > 10 * reached:
+                return None  # Coarser grids are too coarse for such small losses.
+            if before and before[0] != log_noise:
+                slope = (over - before[1]) / (log_noise - before[0])
+                slope = min(max(slope, -20.0), -0.9)
+            before = log_noise, over
+            move = min(max(-over / slope, -1.0), 1.0)
+            log_noise += move
+            if abs(move) < close:
+                break
+        reached = close
+    return log_noise, slope
 
 
 def _mu(guarantee: Guarantee) -> float:

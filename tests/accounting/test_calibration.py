@@ -5,6 +5,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxdp import accounting
+from jaxdp.accounting import spending
 from jaxdp.core.types import Relation
 
 DELTA = 1e-5
@@ -90,6 +91,48 @@ def test_agrees_with_the_librarys_own_search():
         DELTA,
     )
     assert ours == pytest.approx(theirs, abs=1.5e-4)
+
+
+def recipe(m: float) -> accounting.Guarantee:
+    return accounting.truncated_poisson_gaussian(
+        m,
+        3000,
+        sampling_prob=64 / 1437,
+        num_examples=1437,
+        max_batch_size=96,
+        relation="replace_one",
+    )
+
+
+@pytest.mark.parametrize("lie", [None, 0.5, 1.001, 3.0])
+def test_estimates_say_where_to_look_and_nothing_else(
+    lie: float | None, monkeypatch: pytest.MonkeyPatch
+):
+    """At most two full tables in place of six, for the same noise; lies do no harm."""
+    estimated, full = spending.estimated_epsilon, spending._composed
+    if lie is not None:
+        monkeypatch.setattr(
+            spending, "estimated_epsilon", lambda *args: lie * estimated(*args)
+        )
+    full.cache_clear()
+    noise = accounting.calibrate_noise_multiplier(recipe, 4.0, DELTA)
+    assert lie is not None or full.cache_info().misses <= 2
+    assert accounting.epsilon(*recipe(noise), DELTA) <= 4.0
+    assert accounting.epsilon(*recipe(noise * (1 - 2e-5)), DELTA) > 4.0
+
+
+def test_estimates_are_close_and_of_pld_alone():
+    guarantee = recipe(3.0)
+    exact = accounting.epsilon(*guarantee, DELTA)
+    for coarser, tolerance in (((32,), 0.1), ((8, 16), 1e-4), ((4, 8, 16), 1e-5)):
+        found = spending.estimated_epsilon(*guarantee, DELTA, coarser)
+        assert found == pytest.approx(exact, rel=tolerance)
+    zcdp, laplace = (
+        accounting.zcdp(0.1),
+        accounting.full_batch_laplace(9, 5, "zero_out"),
+    )
+    for other, delta in ((full(1, 9, "zero_out"), DELTA), (zcdp, DELTA), (laplace, 0)):
+        assert math.isnan(spending.estimated_epsilon(*other, delta, (2,)))
 
 
 def test_families_without_a_mu_are_calibrated_too():
