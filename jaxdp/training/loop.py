@@ -231,10 +231,10 @@ def applied(
 ) -> Carry:
     """Returns the carry after a step, by post-processing of the step's release.
 
-    A run and its replay both come here, so that they do the same. All of it is in a branch
-    that is always taken, which XLA compiles by itself: fused with what comes before it, it
-    would be rounded otherwise in one program than in the other. The gradient is made there
-    too where that is possible: outside, it would be a second copy of the parameters.
+    A run and its replay both come here, so that they do the same. All of it is walled off
+    from what comes before it: fused with that, it would be rounded otherwise in one program
+    than in the other. The gradient is made within the walls too where that is possible:
+    outside, it would be a second copy of the parameters.
 
     ``made`` is the transform's state after the step; ``gradient`` is given for a plan that
     has no replay.
@@ -253,8 +253,18 @@ def applied(
         *_, rest, params = operands
         return params, rest
 
+    def in_a_branch(operands: Any) -> Any:
+        """Walls off a branch that is always taken: what it holds is compiled by itself."""
+        return jax.lax.cond(step >= 0, move, stay, operands)
+
+    def between_barriers(operands: Any) -> Any:
+        """Walls off without a branch, whose predicate an accelerator's host would read."""
+        barrier = jax.lax.optimization_barrier
+        return barrier(move(barrier(operands)))
+
     operands = (gradient, made.release, *carry.opt_state, carry.params)
-    params, rest = jax.lax.cond(step >= 0, move, stay, operands)
+    walls: dict[str, Any] = {"cpu": in_a_branch, "default": between_barriers}
+    params, rest = jax.lax.platform_dependent(operands, **walls)
     return logged(carry, params, made, rest, step)
 
 

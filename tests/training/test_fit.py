@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -532,3 +533,24 @@ def test_without_an_optimizer_nothing_climbs(tmp_path: Path) -> None:
         )
     assert not (tmp_path / "run").exists()
     keys_lib.check_unspent(keys, "dpzero")
+
+
+@pytest.mark.parametrize(("platform", "count"), [("cpu", 1), ("cuda", 0), ("tpu", 0)])
+def test_a_step_has_no_branch_on_an_accelerator(platform: str, count: int) -> None:
+    """The host would read its predicate, and both of its sides would be copied."""
+    params, value_fn = network("linear")
+    plan = make_plan()
+    maker = plan.transform(Keys.insecure(0))
+    replay = plan.replay(Keys.insecure(0).direction, trainable=None, stacked=None)
+    program = training.make_program(plan, maker, SGD, value_fn, replay)
+    carry = training.start(plan, maker, SGD, params)
+    traced = jax.jit(lambda c, k, d: program(c, k, d, 0, 3)).trace(
+        carry, Keys.insecure(0), DATA
+    )
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    # A choice by platform alone has a constant for its predicate, and is no branch.
+    predicate = r'-> tensor<i32>\n\s*%\S+ = "stablehlo.case"'
+    branches = re.findall(rf"convert %\S+ : \(tensor<i1>\) {predicate}", text)
+    assert len(branches) == count
+    walls = text.count("stablehlo.optimization_barrier")
+    assert platform == "cpu" or walls >= 2
