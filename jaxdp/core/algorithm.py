@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -123,12 +124,10 @@ def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
         state, _ = algorithm.step(state, batch, value_fn=value_fn)
         leaves, structure = jax.tree.flatten(params)
         point = jax.tree.leaves(algorithm.output(state))  # Of a list it makes a tuple.
-        shapes = [x.shape for x in leaves]
-        if [x.shape for x in point] != shapes:
-            raise ValueError(
-                "params must have leaves of the shapes that init was given, "
-                f"{[x.shape for x in point]}, got {shapes}"
-            )
+        try:
+            chex.assert_trees_all_equal_shapes(point, leaves)
+        except AssertionError as error:
+            raise ValueError(f"params must be like those of init: {error}") from None
         moved = [
             # Rounded to the params' dtype before, so that a short way is exact.
             jnp.where(active, new.astype(old.dtype) - old, jnp.zeros_like(old))

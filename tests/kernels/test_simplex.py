@@ -372,6 +372,16 @@ def test_one_vertex(draw: functools.partial) -> None:
     assert draw(KEY, jnp.zeros(1, dtype), 5).tolist() == [0] * 5
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA for CPUs")
+def test_sums_of_a_float_tree_are_fused_with_what_they_sum() -> None:
+    """No library's routine, which would write as many numbers as it sums to new memory."""
+    given = jax.ShapeDtypeStruct((2**16,), jnp.float32)
+    draw = functools.partial(simplex.sample_float, num=8, top=jnp.float32(0))
+    program = jax.jit(draw).lower(jax.eval_shape(lambda: KEY), given).compile()
+    assert "kCustom" not in program.as_text()
+    assert program.memory_analysis().temp_size_in_bytes < 4 * 2**16
+
+
 def test_the_float_sampler_never_draws_minus_infinity() -> None:
     logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     logits[::2] = -np.inf
