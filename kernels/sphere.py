@@ -39,6 +39,8 @@ from jaxdp.kernels import threefry
 
 LAWS = ("sphere", "gaussian", "rademacher", "orthonormal", "ball")
 MAX_ORTHONORMAL = 64
+#: Up to this many numbers, K directions are stored: see :func:`kept`.
+KEPT = 2**22
 #: Raised whenever the same key comes to give another direction: what a log of releases
 #: must agree on with who replays it.
 VERSION = 2
@@ -287,23 +289,66 @@ def _one(bare: Direction, key: jax.Array) -> Direction:
 
 
 def _orthonormal(rows: Direction) -> Direction:
-    """Stores K orthogonal rows of radius sqrt(d): Haar, by QR of K normal rows."""
+    """Stores K orthogonal rows of radius sqrt(d): Haar, from K normal rows."""
     normals = jax.vmap(
         lambda one: jnp.concatenate(
             [leaf_direction(one, p, s).reshape(-1) for p, s in one.shapes]
         )
     )(dataclasses.replace(rows, law="gaussian"))
-    q, r = jnp.linalg.qr(normals.T)
-    # Householder QR fixes the signs of R, not of Q: undo that, or Q is not Haar.
-    diagonal = jnp.diagonal(r)
-    q = q * jnp.where(diagonal < 0, jnp.float32(-1), jnp.float32(1))[None, :]
-    flat = q.T * jnp.float32(math.sqrt(rows.dim))
+    flat = orthonormalised(normals) * jnp.float32(math.sqrt(rows.dim))
     stored, begin = {}, 0
     for path, shape in rows.shapes:
         end = begin + math.prod(shape)
         stored[path] = flat[:, begin:end].reshape(len(flat), *shape)
         begin = end
     return dataclasses.replace(rows, stored=stored)
+
+
+def orthonormalised(rows: jax.Array) -> jax.Array:
+    """Orthonormalises the rows of a matrix, as Gram and Schmidt do, from the first on.
+
+    By Cholesky factors of their inner products, K x K, twice (CholeskyQR2: Fukaya et al.,
+    2014): two products of matrices, where a QR of d x K is d K long chains. If K is not
+    far below d, rows can be near dependent: three times before that, with what is added
+    to the diagonal (Fukaya et al., 2020). The triangular factor of each has a positive
+    diagonal, so that normal rows give a Haar frame.
+
+    Args:
+      rows: float32, shape=(K, d) with K <= d.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> rows = jax.random.normal(jax.random.key(0), (3, 5))
+      >>> q = sphere.orthonormalised(rows)
+      >>> bool(jnp.allclose(q @ q.T, jnp.eye(3), atol=1e-5))
+      True
+    """
+    num, dim = rows.shape
+    product = functools.partial(jnp.matmul, precision="highest")
+    for shift in (0, 0) if dim >= 4 * num else (1e-5, 1e-5, 1e-5, 0, 0):
+        gram = product(rows, rows.T)
+        gram = gram + shift * jnp.trace(gram) * jnp.eye(num, dtype=rows.dtype)
+        rows = product(_inverse_cholesky(gram), rows)
+    return rows
+
+
+def _inverse_cholesky(gram: jax.Array) -> jax.Array:
+    """Computes the inverse of the lower Cholesky factor of a matrix, by elimination.
+
+    On every device: cuSOLVER and LAPACK are not asked, for at most 64 rows.
+    """
+    num = len(gram)
+    index = jnp.arange(num)
+
+    def eliminate(k: int | jax.Array, both: jax.Array) -> jax.Array:
+        pivot = both[k] / jnp.sqrt(both[k, k])
+        below = jnp.where(index > k, pivot[:num], 0)  # Symmetric: a column, as the row.
+        return (both - below[:, None] * pivot[None]).at[k].set(pivot)
+
+    both = jnp.concatenate([gram, jnp.eye(num, dtype=gram.dtype)], axis=1)
+    return jax.lax.fori_loop(0, num, eliminate, both)[:, num:]
 
 
 def directions(
@@ -367,6 +412,31 @@ def directions(
     return _orthonormal(rows) if law == "orthonormal" else rows
 
 
+def kept(rows: Direction) -> Direction:
+    """Returns the same K directions, drawn once and stored, if they are small enough.
+
+    Both signs and the update then read them. Beyond :data:`KEPT` numbers they are drawn
+    again for each, and need no memory; so are those of stacked layers. Signs are stored
+    as bits anyway.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> rows = sphere.directions(jax.random.key(0), jnp.zeros(3), law="sphere", num=2)
+      >>> sphere.kept(rows).stored[""].shape
+      (2, 3)
+    """
+    num = rows.scale.shape[0]
+    if rows.stored or rows.stacked or num * rows.dim > KEPT:
+        return rows
+
+    def one(row: Direction) -> dict[str, jax.Array]:
+        return {path: leaf_direction(row, path, shape) for path, shape in rows.shapes}
+
+    return dataclasses.replace(rows, stored=jax.vmap(one)(rows))
+
+
 def select(rows: Direction, k: int) -> Direction:
     """Returns direction ``k`` (static) of K.
 
@@ -424,7 +494,7 @@ def leaf_direction(
             f"rows was given for the leaf {path!r}, which was declared stacked; take them "
             "from a layer of it"
         )
-    if direction.law in ("rademacher", "orthonormal"):
+    if direction.stored:
         return _stored(direction, path, shape, layer, rows)
     if rows is not None:
         index = _row_indices(rows, shape)
@@ -463,7 +533,7 @@ def _stored(
     rows: jax.Array | None,
 ) -> jax.Array:
     """Returns :func:`leaf_direction` of the laws that store their bits or their rows."""
-    if direction.law == "orthonormal":
+    if direction.law != "rademacher":
         stored = direction.stored[path]
         if layer is not None:
             return jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)

@@ -304,8 +304,8 @@ def draw_directions(
     moves: PathPredicate,
     stacked: PathPredicate | None,
 ) -> sphere.Direction:
-    """Draws the K directions of a step from its key."""
-    return sphere.directions(
+    """Draws the K directions of a step from its key, once for all if they are small."""
+    rows = sphere.directions(
         key,
         params,
         law=numbers.direction,
@@ -313,6 +313,7 @@ def draw_directions(
         trainable=moves,
         stacked=stacked,
     )
+    return sphere.kept(rows)
 
 
 def gradient(

@@ -16,7 +16,7 @@ import scipy.stats
 import jaxdp
 from jaxdp import Keys, plans, sampling
 from jaxdp.core import keys
-from jaxdp.dpzero.transform import laplace_noise
+from jaxdp.dpzero.transform import draw_directions, laplace_noise
 from jaxdp.kernels import lattice_gaussian, sphere
 from tests import drawn
 
@@ -459,6 +459,29 @@ def test_one_direction_of_several_is_dpzero_itself() -> None:
     _, state2 = step(ty, params, loss, data)
     unit = 2e3 / 2**two.grid_bits
     assert abs(float(state.release[0] - state2.release[0])) < 2 * unit
+
+
+@pytest.mark.parametrize("law", ["gaussian", "sphere"])
+def test_small_directions_are_drawn_once_and_replayed_to_the_bit(law: str) -> None:
+    """Both signs and the update read them; a replay, another program, computes the same."""
+    plan = make_plan(num_directions=3, direction=law)
+    tx, data = jaxdp.dpzero(plan, Keys.insecure(0)), jnp.linspace(-1, 1, 8)
+    params = {"w": jnp.linspace(-1, 1, 640).reshape(64, 10), "b": jnp.arange(10.0)}
+
+    def loss(params: Any, batch: jax.Array) -> jax.Array:
+        return jnp.sin(jnp.sum(params["w"] * params["b"]) + batch)
+
+    start = tx.init(params)
+    one = jax.jit(lambda s, p: tx.update(None, s, p, value_fn=loss, batch=data))
+    updates, state = one(start, params)
+    again = plan.replay(Keys.insecure(0).direction)
+    follow = jax.jit(lambda s, p, r: again.update(None, s, p, release=r))
+    replayed, _ = follow(again.init(params), params, state.release)
+    jax.tree.map(np.testing.assert_array_equal, updates, replayed)
+    rows = draw_directions(
+        plan.numbers, start.direction, params, lambda path: path == "w", None
+    )
+    assert rows.stored["w"].shape == (3, 64, 10)
 
 
 def test_smoothing_radius_zero_is_the_limit() -> None:
