@@ -221,6 +221,14 @@ MUTATIONS = (
         "np.uint32(threshold), -jnp.arange(1.0 * num_examples), -jnp.inf)",
         "truncated",
     ),
+    Mutation(
+        "places of a batch taken for records",
+        "kernels/subset.py",
+        "    return jnp.where(found, index, 0), found\n",
+        "    return jnp.arange(num), found\n",
+        "few of many",
+        num_runs=2000,
+    ),
     # The printed index of the tree is t mod Sigma, and no node at all where that is 0.
     Mutation(
         "no noise on the sum of a whole period",

@@ -30,6 +30,13 @@ PLANS: dict[str, dict[str, Any]] = {
         "num_examples": 64,
         "num_steps": 4,
     },
+    # Four of a hundred thousand records join a step: epsilon 2e-4.
+    "few of many": {
+        "noise_multiplier": 0.7,
+        "sampling": sampling.TruncatedPoisson(sampling_prob=2**-15, max_batch_size=16),
+        "num_examples": 2**17 + 8,
+        "num_steps": 4,
+    },
 }
 
 #: Of ``plans.O2NC``, two periods each: epsilon 1.
