@@ -387,7 +387,9 @@ def _shown(plan: Plan, carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]
     made, rest = carry.opt_state
     shown = parallel.here((plan.shown(made, carry.params), public(rest)))
     params, state = jax.tree.map(jnp.array, shown)
-    return params, loop.FitInfo(jnp.asarray(np.array(carry.releases)[:done]), state)
+    # Not by jnp.asarray, which compiles a program for every number of steps.
+    releases = jax.device_put(np.array(carry.releases)[:done])
+    return params, loop.FitInfo(releases, state)
 
 
 def _rebuilt(

@@ -210,7 +210,8 @@ def compiled(
         else:
             whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
             lowered = parallel.lowered(mesh, whole, carry, keys, task.data)
-        return lowered.compile(), lowered.as_text() if with_text else ""
+        made = lowered.compile(compiler_options=loop.compiler_options())
+        return made, lowered.as_text() if with_text else ""
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, task.data))

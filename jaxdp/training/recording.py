@@ -185,6 +185,7 @@ def _conditions(task: preparing.Task, text: str, key: bytes) -> dict[str, Any]:
         "device": device.device_kind,
         **{name: os.environ.get(name, "") for name in _ENVIRONMENT},
         **{name: str(getattr(config, name, None)) for name in _FLAGS},
+        "compiler_options": loop.compiler_options(),
         **({"processor": _processor()} if device.platform == "cpu" else {}),
         "losses, optimizer": keyed(text.encode()),
     }

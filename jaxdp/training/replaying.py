@@ -130,7 +130,9 @@ def compiled(
     step = jax.ShapeDtypeStruct((), jnp.int32)
     jitted = jax.jit(program, donate_argnums=0)
     shapes = (carry, carry.releases, step, step)
-    return loop.compiled(key, lambda: jitted.lower(*shapes).compile())[0]
+    options = loop.compiler_options()
+    build = lambda: jitted.lower(*shapes).compile(compiler_options=options)  # noqa: E731
+    return loop.compiled(key, build)[0]
 
 
 def chosen_leaves(

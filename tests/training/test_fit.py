@@ -18,7 +18,7 @@ import jaxdp
 from jaxdp import Keys, plans, sampling, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.models import networks
-from jaxdp.training import preparing
+from jaxdp.training import loop, preparing
 
 N, D = 60, 6
 X = jax.random.normal(jax.random.key(0), (N, D))
@@ -554,3 +554,77 @@ def test_a_step_has_no_branch_on_an_accelerator(platform: str, count: int) -> No
     assert len(branches) == count
     walls = text.count("stablehlo.optimization_barrier")
     assert platform == "cpu" or walls >= 2
+
+
+@pytest.mark.parametrize("law", ["sphere", "rademacher"])
+def test_wider_vectors_change_no_bit(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a CPU has them: elsewhere both programs are one. (A loss of its own each.)"""
+    params, value_fn = network("mlp")
+    plan = make_plan(direction=law, num_steps=3)
+    found, asked = [], loop.compiler_options()
+    assert asked == {"xla_cpu_prefer_vector_width": 512}
+    compile_with, used = jax.stages.Lowered.compile, []
+
+    def spy(self: Any, compiler_options: Any = None) -> Any:
+        used.append(compiler_options)
+        return compile_with(self, compiler_options=compiler_options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", spy)
+    for options in (asked, {}):
+        monkeypatch.setattr(loop, "compiler_options", lambda options=options: options)
+        found.append(
+            jaxdp.fit(
+                plan,
+                Keys.insecure(0),
+                params,
+                DATA,
+                value_fn=lambda p, b: value_fn(p, b),
+                optimizer=SGD,
+                check_isolation=False,
+            )
+        )
+    chex.assert_trees_all_equal(*((x.params, x.info) for x in found))
+    assert used == [asked, {}]
+    monkeypatch.undo()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert loop.compiler_options() == {}
+
+
+@pytest.mark.parametrize("kind", [np.array, jnp.array])
+def test_data_are_there_once_and_nothing_is_compiled_between_chunks(kind: Any) -> None:
+    """NumPy data are copied to the device once, JAX's not at all; no chunk compiles."""
+    size = 4099  # Records, of which no other array has so many.
+    plan = make_plan(num_examples=size, num_steps=5, sampling=POISSON)
+    data = kind(np.linspace(-1, 1, size, dtype=np.float32))
+    compiled: list[str] = []
+    copies: list[int] = []
+    seen: list[int] = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    def look(*_: Any) -> None:
+        found = [x for x in jax.live_arrays() if x.shape == (size,)]
+        copies.append(len({x.unsafe_buffer_pointer() for x in found}))
+        seen.append(len(compiled))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jaxdp.fit(
+            plan,
+            Keys.insecure(0),
+            jnp.zeros(()),
+            data,
+            value_fn=lambda w, x: (w - x) ** 2,
+            optimizer=SGD,
+            chunk=1,
+            callback=look,
+        )
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert copies == [1] * 5
+    assert seen[0] > 0
+    assert (
+        seen[1:] == [seen[1]] * 4
+    )  # What a callback is shown was compiled for the first.
