@@ -76,6 +76,7 @@ def saddle_bias_reduced(
     levels = np.array(p.levels, np.int32)
     sizes = [p.batch_sizes[level] for level in p.levels]
     starts = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
+    most = 2 ** (max(p.levels) + 1)
 
     def init(params: Any) -> SaddleState:
         return mirror_descent.begin(p, keys, begun, roots, params, 2)
@@ -84,20 +85,38 @@ def saddle_bias_reduced(
         problem = oracles.as_problem(value_fn)
         active, horizon = run_state.advance(p.run, state.horizon)
         count = jnp.minimum(state.horizon.count, len(levels) - 1)
-        key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
-        gradient = functools.partial(
-            _increments, p, problem, data, microbatch_size=microbatch_size
-        )
-        branches = [functools.partial(gradient, n) for n in range(max(p.levels) + 1)]
-        first = jnp.asarray(starts)[count]
-        operands = (state.scores_x, state.scores_y, key_x, key_y, first, active)
         at = jnp.asarray(levels)[count]
-        increments, shown = jax.lax.switch(at, branches, *operands)
+        # Independent draws, for the highest level; a lower one uses the first of them. The
+        # one after those is for the output.
+        number = jnp.int32(2) << at
+        domains = players.domains(problem, *p.dims)
+        points, shown = [], []
+        for domain, root, scores, dim in zip(
+            domains, state.roots, (state.scores_x, state.scores_y), p.dims, strict=True
+        ):
+            key = keys_lib.at_step(root, count)
+            seen = players.draw(p.sampler, key, scores, most + 1)
+            means = [_mean(seen, n, dim) for n in (number, jnp.int32(1), number // 2)]
+            points.append(jnp.stack([domain.point(mean) for mean in means]))
+            shown.append(jax.lax.dynamic_slice_in_dim(seen, number, 1))
+        branches = [
+            functools.partial(_increments, p, problem, data, n, microbatch_size)
+            for n in range(max(p.levels) + 1)
+        ]
+        first = jnp.asarray(starts)[count]
+        increments = jax.lax.switch(at, branches, points, first, active)
         return mirror_descent.after(
-            state, horizon, active, increments, shown, jnp.concatenate(shown)
+            state, horizon, active, increments, tuple(shown), jnp.concatenate(shown)
         )
 
     return Algorithm(run_state.of_outlines_too(init), step, mirror_descent.output)
+
+
+def _mean(vertices: jax.Array, number: jax.Array, size: int) -> jax.Array:
+    """Computes the mean of the first ``number`` vertices, as weights float32 (size,)."""
+    counted = jnp.arange(len(vertices)) < number
+    total = jnp.zeros(size, jnp.int32).at[vertices].add(counted.astype(jnp.int32))
+    return total.astype(jnp.float32) / number.astype(jnp.float32)
 
 
 def _increments(
@@ -105,30 +124,23 @@ def _increments(
     problem: Any,
     data: Any,
     level: int,
-    scores_x: jax.Array,
-    scores_y: jax.Array,
-    key_x: jax.Array,
-    key_y: jax.Array,
+    microbatch_size: int | None,
+    points: list[jax.Array],
     first: jax.Array,
     active: jax.Array,
-    *,
-    microbatch_size: int | None,
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Runs Algorithm 2 at one level: returns score increments and the output's vertices."""
-    domain_x, domain_y = players.domains(problem, *p.dims)
+) -> tuple[jax.Array, jax.Array]:
+    """Runs Algorithm 2 at one level: returns the increments of both players' scores.
+
+    ``points`` are means of all vertices, of the first one and of the first half, stacked.
+    """
     size = p.batch_sizes[level]
     records, mask = players.batch(p.run, data, first, size, active)
-    number = 2 ** (level + 1)
-    # Independent draws: the last one is for the output.
-    seen_x = players.draw(p.sampler, key_x, scores_x, number + 1)
-    seen_y = players.draw(p.sampler, key_y, scores_y, number + 1)
     grids_x, grids_y = p.grids[level]
 
-    def totals(drawn: int) -> tuple[jax.Array, jax.Array]:
-        """Returns the sums of gradients at the mean of the first ``drawn`` vertices."""
+    def totals(point: tuple[jax.Array, ...]) -> Any:
+        """Returns the sums of gradients at a point: compiled once for all of them."""
         return problem.gradient_sums(
-            domain_x.point(players.mean(seen_x[:drawn], p.dims[0])),
-            domain_y.point(players.mean(seen_y[:drawn], p.dims[1])),
+            *point,
             records,
             mask,
             grids_x.base.bound,
@@ -137,11 +149,10 @@ def _increments(
             microbatch_size=min(microbatch_size or size, size),
         )
 
-    every, one = totals(number), totals(1)
-    half = totals(number // 2) if level else one
-    x, y = zip(every, half, one, strict=True)
-    increments = -combined(level, grids_x, *x), combined(level, grids_y, *y)
-    return increments, (seen_x[number:], seen_y[number:])
+    taken = 3 if level else 2  # At level 0 the first half is the first vertex.
+    found = jax.lax.map(totals, tuple(x[:taken] for x in points))
+    x, y = ((each[0], each[taken - 1], each[1]) for each in found)
+    return -combined(level, grids_x, *x), combined(level, grids_y, *y)
 
 
 def combined(
