@@ -221,6 +221,6 @@ def test_throughput_of_this_device() -> None:
     step = {row.metric: row for row in rows if row.case.endswith("rademacher")}
     units = {"records": "records/s", "tokens": "tokens/s", "directions": "directions/s"}
     for metric, unit in units.items():
-        assert step[metric].value > 0
+        assert (step[metric].value or 0) > 0
         assert step[metric].unit == unit
-    assert step["step"].ratio > 0
+    assert (step["step"].ratio or 0) > 0
