@@ -77,7 +77,9 @@ def _rows(
     if plan.theorem is not None:
         alpha = plan.theorem.promise.alpha
         rows.append(
-            _harness.Row(case, "alpha", alpha, "of the certified", "start", alpha / before)
+            _harness.Row(
+                case, "alpha", alpha, "of the certified", "start", alpha / before
+            )
         )
         below = float(np.mean(np.array(alphas)[certified] <= alpha))
         rows.append(_harness.Row(case, "found below alpha", below, "of the certified"))

@@ -489,6 +489,11 @@ def leaf_direction(
             f"layer was given for the leaf {path!r}, which was not declared stacked; "
             "declare it with stacked="
         )
+    if isinstance(layer, int) and not 0 <= layer < dict(direction.shapes)[path][0]:
+        raise ValueError(
+            f"layer must be one of the {dict(direction.shapes)[path][0]} of {path!r}, "
+            f"counted from 0, got {layer}"
+        )
     if rows is not None and path in direction.stacked:
         raise ValueError(
             f"rows was given for the leaf {path!r}, which was declared stacked; take them "
@@ -510,7 +515,7 @@ def leaf_direction(
 
 
 def _finished(z: jax.Array, keys: jax.Array) -> jax.Array:
-    """Returns ``z`` rounded to float32 before it is used, in every program alike.
+    """Returns ``z`` rounded to float32 before it is used, alike in compiled programs.
 
     A GPU's compiler stores what goes through a barrier, a whole leaf in float32. On a CPU
     it does not, and :func:`threefry.rounded` costs a few instructions.
@@ -543,7 +548,8 @@ def _stored(
     if rows is not None:
         return _signs_at(words, begin, _row_indices(rows, shape), shape)
     if path not in direction.stacked or layer is not None:
-        at = begin if layer is None else begin + stride * layer
+        last = dict(direction.shapes)[path][0] - 1 if path in direction.stacked else 0
+        at = begin + stride * (0 if layer is None else jnp.clip(layer, 0, last))
         count = _num_words(shape)
         return _signs(jax.lax.dynamic_slice_in_dim(words, at, count), shape)
     num, shape = shape[0], shape[1:]

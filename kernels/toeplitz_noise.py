@@ -379,15 +379,24 @@ class Buffered(_Toeplitz):
         step = node_noise.as_step(step)
         noise = node_noise.fine(key, step, like, laws)
 
-        def carry_over(_: jax.Array, noise: Any) -> Any:
+        # Not at step 0. On a CPU once in a loop, because XLA would otherwise draw again for
+        # every buffer that the noise goes into; elsewhere such a loop asks the host, and
+        # stores the noise. The buffers hold their scale: what it is multiplied with inside
+        # the loop XLA would compute before, and store.
+        def looped(noise: Any, state: Any) -> Any:
+            once = jnp.minimum(step, 1)
+            return jax.lax.fori_loop(0, once, lambda _, x: without(x, state), noise)
+
+        def without(noise: Any, state: Any) -> Any:
             for buf in state:
                 noise = tree_map(fixed_point.sub, noise, buf)
             return noise
 
-        # Once, and not at step 0. In a loop, because XLA would otherwise draw again for
-        # every buffer that the noise goes into. The buffers hold their scale: what it is
-        # multiplied with inside the loop XLA would compute before, and store.
-        noise = jax.lax.fori_loop(0, jnp.minimum(step, 1), carry_over, noise)
+        def at_once(noise: Any, state: Any) -> Any:
+            none = lambda b: jnp.where(step == 0, jnp.zeros_like(b), b)  # noqa: E731
+            return without(noise, jax.tree.map(none, state))
+
+        noise = jax.lax.platform_dependent(noise, state, cpu=looped, default=at_once)
 
         def updated(buf: Any, theta: int, omega: int) -> Any:
             if theta == ONE:

@@ -18,9 +18,11 @@ MODULES = {"attrs": "attr", "dp-accounting": "dp_accounting", "scikit-learn": "s
 OPTIONAL = ("lm", "mf", "tables")
 #: Declared, but no module of their own: jaxlib is jax's; `jax[cuda12]` is jax.
 UNNAMED = {"jaxlib", "jax"}
-#: Programs that the Makefile, tests or the site's settings call by name.
+#: Programs that the Makefile, tests or the site's settings call by name, and what JAX
+#: imports for the tests.
 PROGRAMS = {
     "build",
+    "flatbuffers",
     "ipykernel",
     "pyright",
     "pytest-xdist",

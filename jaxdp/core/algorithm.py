@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.core import run_state, validate
+from jaxdp.kernels.sphere import path_str
 
 
 class Algorithm(NamedTuple):
@@ -71,8 +72,9 @@ def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
 
     Raises:
       TypeError: no :class:`Algorithm`. ValueError: not first in ``optax.chain``, or within
-        ``optax.masked`` or ``optax.partition``; ``update`` without params, or with params
-        of other shapes than those of ``init``; and what the algorithm raises.
+        ``optax.masked`` or ``optax.partition``; ``update`` without params, with a mask, or
+        with params of other paths or shapes than those of ``init``; and what the algorithm
+        raises.
 
     Example:
       >>> import jax
@@ -116,23 +118,34 @@ def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
         *,
         value_fn: Any,
         batch: Any,
+        mask: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args
+        if mask is not None:
+            raise ValueError(
+                "mask must be None for as_transform, whose batch is the whole data set, "
+                f"got {validate.shown(mask)}"
+            )
         params = run_state.need_params(params, "as_transform", None)
         active = ~state.horizon.exhausted
         state, _ = algorithm.step(state, batch, value_fn=value_fn)
-        leaves, structure = jax.tree.flatten(params)
-        point = jax.tree.leaves(algorithm.output(state))  # Of a list it makes a tuple.
+        # By paths, for of a list the output makes a tuple.
+        leaves, point = _by_path(params), _by_path(algorithm.output(state))
         try:
             chex.assert_trees_all_equal_shapes(point, leaves)
         except AssertionError as error:
             raise ValueError(f"params must be like those of init: {error}") from None
         moved = [
             # Rounded to the params' dtype before, so that a short way is exact.
-            jnp.where(active, new.astype(old.dtype) - old, jnp.zeros_like(old))
-            for new, old in zip(point, leaves, strict=True)
+            jnp.where(active, point[path].astype(x.dtype) - x, jnp.zeros_like(x))
+            for path, x in leaves.items()
         ]
-        return jax.tree.unflatten(structure, moved), state
+        return jax.tree.unflatten(jax.tree.structure(params), moved), state
 
     return run_state.transformation(init_fn, update_fn)
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_str(path): leaf for path, leaf in leaves}

@@ -194,7 +194,7 @@ class TruncatedPoisson(Sampler):
         if _few(rows, num_examples):
             index, found = subset.distinct(key, num_examples, rows)
             size = subset.drawn_size(key, subset.sizes(num_examples, threshold, rows))
-            return index, found & (jnp.arange(rows) < size)
+            return index, found & (jnp.arange(rows, dtype=jnp.int32) < size)
         words = keys_lib.words(key, num_examples)
         # Given the sampled ones, the order of their words is uniform, so the smallest are
         # a uniform subset.

@@ -85,8 +85,10 @@ def _words(leaf: jax.Array) -> jax.Array:
         leaf = jnp.stack([leaf.real, leaf.imag], axis=-1)
     if leaf.dtype == bool:
         return leaf.astype(jnp.uint32)
-    bits = min(32, 8 * leaf.dtype.itemsize)
-    return jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
+    real = jnp.issubdtype(leaf.dtype, jnp.floating)
+    bits = (jnp.finfo if real else jnp.iinfo)(leaf.dtype).bits  # Of int4 too.
+    kind = f"uint{min(32, bits)}"
+    return jax.lax.bitcast_convert_type(leaf, kind).astype(jnp.uint32)
 
 
 def _mixed(words: jax.Array) -> jax.Array:

@@ -149,7 +149,7 @@ def fit(
     keys = keys_lib.check(keys)
     mesh = parallel.check_mesh(mesh, params)
     if donate_params:
-        preparing.check_donated(params, mesh)
+        preparing.check_donated(params, data, mesh)
     how = optimizer, microbatch_size, mesh, trainable, stacked
     task = preparing.Task(plan, params, data, value_fn, *how)
     task = preparing.checked(task, callback)

@@ -3,6 +3,7 @@
 import math
 import warnings
 import zlib
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import numpy as np
 
 from jaxdp.core.types import ValueFn
 from jaxdp.kernels.finite_difference import num_rows
-from jaxdp.kernels.perturb import LazyLoss
+from jaxdp.kernels.perturb import LazyLoss, identity
+from jaxdp.kernels.sphere import path_str
 
 Array = jax.Array
 
@@ -84,7 +86,8 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
     @jax.jit
     def losses(params: Any, batch: Any) -> Array:
         if isinstance(value_fn, LazyLoss):  # A layer at a time, and no second model.
-            return value_fn.fn(params, batch, _moved_view)
+            rest = _moved(params, but=_asked(value_fn, params, batch))
+            return value_fn.fn(rest, batch, _moved_view)
         return value_fn(_moved(params), batch)
 
     def at(batch: Any) -> np.ndarray:
@@ -145,27 +148,44 @@ def _replaced(x: np.ndarray, row: int) -> np.ndarray:
     return out
 
 
-def _moved(params: Any) -> Any:
+def _moved(params: Any, but: Collection[str] = ()) -> Any:
     """Moves parameters at random: by up to half of their size, or up to 0.1 from zero."""
-    leaves, structure = jax.tree.flatten(params)
-    return structure.unflatten(_moved_leaf(x, i) for i, x in enumerate(leaves))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    return structure.unflatten(
+        leaf if path_str(path) in but else _moved_leaf(leaf, index)
+        for index, (path, leaf) in enumerate(leaves)
+    )
+
+
+def _asked(value_fn: LazyLoss, params: Any, batch: Any) -> set[str]:
+    """Returns the paths of the leaves that a lazy loss asks its view for."""
+    asked = set()
+
+    def view(path: str, *given: Any, **named: Any) -> Any:
+        asked.add(path)
+        return identity(path, *given, **named)
+
+    jax.eval_shape(lambda p, b: value_fn.fn(p, b, view), params, batch)
+    return asked
 
 
 def _moved_view(
     path: str, leaf: Any, layer: Any = None, after: Any = None, rows: Any = None
 ) -> Any:
     """Returns a leaf, or its slice for a layer, moved: the ``at`` of a lazy loss."""
-    del layer, after
-    moved = _moved_leaf(leaf, zlib.crc32(path.encode()))
+    del after
+    moved = _moved_leaf(leaf, zlib.crc32(path.encode()), layer)
     return moved if rows is None else moved[rows]
 
 
-def _moved_leaf(leaf: Any, index: int) -> Any:
+def _moved_leaf(leaf: Any, index: int, layer: Any = None) -> Any:
     # It keeps its signs, so that a loss of positive parameters stays defined.
     leaf = jnp.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf
     places = jax.lax.iota(jnp.uint32, leaf.size).reshape(leaf.shape)
+    if layer is not None:  # Each layer otherwise.
+        places += jnp.asarray(layer).astype(jnp.uint32) * jnp.uint32(leaf.size)
     bits = (_hashed(places, ~index) >> 8).astype(jnp.float32)
     share = (bits * 2.0**-23 - 1).astype(leaf.dtype)
     return jnp.where(leaf == 0, 0.1 * share, leaf * (1 + 0.5 * share)).astype(

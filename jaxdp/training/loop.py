@@ -135,6 +135,9 @@ def start(
     if not donate:
         params = jax.tree.map(jnp.array, params)
     opt_state: Any = (transform.init(params), optimizer.init(params))
+    # What keeps params themselves would give one buffer away twice.
+    taken = {id(leaf) for leaf in jax.tree.leaves(params)}
+    opt_state = jax.tree.map(lambda x: jnp.array(x) if id(x) in taken else x, opt_state)
     width = opt_state[0].release.shape[0]
     return Carry(params, opt_state, jnp.zeros((plan.num_steps, width), jnp.float32))
 

@@ -59,14 +59,15 @@ def checked(task: Task, callback: Any) -> Task:
     return task._replace(optimizer=optimizer, data=data)
 
 
-def check_donated(params: Any, mesh: Mesh | None) -> None:
+def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
     """Requires parameters whose buffers a run can take and update in place.
 
     TypeError for a leaf that is no ``jax.Array``; ValueError for one that would be copied
-    all the same, for it lies elsewhere, or that is deleted or there twice.
+    all the same, for it lies elsewhere, or that is deleted, there twice or in the data.
     """
     place = parallel.place(mesh)
-    buffers = set()
+    arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
+    buffers = {_buffer(x) for x in arrays if x.size and not x.is_deleted()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         named = f"donate_params must be for what fit can take, got {path_str(path)!r}"
         if not isinstance(leaf, jax.Array):
@@ -80,10 +81,16 @@ def check_donated(params: Any, mesh: Mesh | None) -> None:
                 f"{named} on {leaf.sharding}, where the run needs it on {place}: "
                 "jax.device_put(params, that), or donate_params=False, which copies them"
             )
-        buffer = leaf.addressable_data(0).unsafe_buffer_pointer()
+        buffer = _buffer(leaf)
         if leaf.size and buffer in buffers:
-            raise ValueError(f"{named} in the buffer of another leaf: copy it")
+            raise ValueError(
+                f"{named} in the buffer of another leaf or of the data: copy it"
+            )
         buffers.add(buffer)
+
+
+def _buffer(array: jax.Array) -> int:
+    return array.addressable_data(0).unsafe_buffer_pointer()
 
 
 def check_reads_losses(plan: Plan) -> None:

@@ -145,9 +145,14 @@ def test_what_update_needs(method: Method) -> None:
             tx.update(None, state, params, **fewer)
     with pytest.raises(ValueError, match="params must be passed to update"):
         tx.update(None, state, **these)
+    with pytest.raises(ValueError, match="mask must be None for as_transform"):
+        tx.update(None, state, params, **these, mask=jnp.ones(24, bool))
     longer = jax.tree.map(lambda x: jnp.concatenate([x, x]), params)
     with pytest.raises(ValueError, match=r"^params must be like those of init: "):
         jax.eval_shape(lambda: tx.update(None, state, longer, **these))
+    renamed = dict(enumerate(jax.tree.leaves(params), start=7))
+    with pytest.raises(ValueError, match=r"^params must be like those of init: "):
+        jax.eval_shape(lambda: tx.update(None, state, renamed, **these))
     drawn = jaxdp.sampling.batch(
         method.plan, KEYS, 0, method.data, phase=method.phases[0]
     )

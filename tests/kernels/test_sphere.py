@@ -644,3 +644,19 @@ def test_a_layer_of_an_undeclared_leaf_is_refused() -> None:
     one = sphere.select(sphere.directions(KEY, {"x": jnp.zeros((2, 3))}, law="ball"), 0)
     with pytest.raises(ValueError, match=r"'x'.*stacked"):
         sphere.leaf_direction(one, "x", (3,), 0)
+
+
+@pytest.mark.parametrize("law", ["rademacher", "gaussian", "sphere"])
+def test_a_layer_that_is_not_there(law: str) -> None:
+    """A number is refused; in a loop, no layer reads another leaf's signs."""
+    params = {"x": jnp.zeros((3, 33, 2))}
+    rows = sphere.directions(KEY, params, law=law, stacked=lambda p: True)
+    one = sphere.select(rows, 0)
+    for layer in (-1, 3):
+        with pytest.raises(
+            ValueError, match=f"layer must be one of the 3 .*got {layer}"
+        ):
+            sphere.leaf_direction(one, "x", (33, 2), layer)
+    if law == "rademacher":
+        at = jax.jit(lambda i: sphere.leaf_direction(one, "x", (33, 2), i))
+        np.testing.assert_array_equal(at(7), at(2))

@@ -1,10 +1,14 @@
 """Toeplitz kernels: coefficients, the shipped numbers, and bad ones."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
 
-from jaxdp.kernels import prefix_noise, toeplitz_noise
+from jaxdp.kernels import prefix_noise, threefry, toeplitz_noise
 
 # Squared length of the first column and worst variance at equal sensitivity, as the digest
 # prints them for the numbers that ship.
@@ -140,3 +144,31 @@ def test_bad_numbers_are_refused() -> None:
     for scale in (-0.1, 1.01, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"output_scale must be in \[0, 1\]"):
             toeplitz_noise.Buffered(8, (0.5,), (scale,))
+
+
+def test_accelerators_subtract_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same integers, and no loop whose end a device must ask the host for."""
+    kernel, like = toeplitz_noise.blt(period=5, num_buffers=2), jnp.zeros(7)
+    key = threefry.secret_key(np.arange(4, dtype=np.uint32))
+    laws = kernel.laws(2**20)
+
+    def noises() -> list[Any]:
+        state = jax.tree.map(lambda s: jnp.full_like(s, 12345), kernel.init(like))
+        found = []
+        for step in range(5):
+            noise, state = kernel.increment(key, state, step, like, laws)
+            found.append((noise, state))
+        return jax.tree.map(np.asarray, found)
+
+    want = noises()
+    monkeypatch.setattr(
+        jax.lax, "platform_dependent", lambda *args, default, **_: default(*args)
+    )
+    got = noises()
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+    def one(step: jax.Array, state: Any) -> Any:
+        return kernel.increment(key, state, step, like, laws)
+
+    text = jax.jit(one).lower(jnp.int32(0), kernel.init(like)).as_text()
+    assert "stablehlo.while" not in text

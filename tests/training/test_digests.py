@@ -17,6 +17,8 @@ TREE = {
     "f": np.array([1 + 2j, 3j], np.complex64),
     "g": np.arange(-3, 3, dtype=np.int8),
 }
+#: Of fewer bits than a byte.
+SMALL = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
 def test_sha256_is_that_of_the_ledgers_of_before() -> None:
@@ -116,3 +118,10 @@ def test_where_a_digest_of_parameters_is_computed(
     assert digests.of_params({"w": -params["w"]}) != new
     monkeypatch.undo()
     assert digests.of_params(params, like=new) == new
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+def test_a_checksum_of_less_than_bytes(dtype: str) -> None:
+    one, other = (jnp.asarray(x).astype(dtype) for x in ([0, 1, 1], [1, 0, 1]))
+    sums = [np.asarray(digests.checksum({"w": x})) for x in (one, other)]
+    assert (sums[0] != sums[1]).all()

@@ -12,7 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys
-from jaxdp.training import loop
+from jaxdp.training import isolation, loop, preparing
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(num_steps=6)
@@ -123,3 +123,32 @@ def test_a_lazy_loss_is_tried_a_layer_at_a_time() -> None:
             continue
         with pytest.raises(ValueError, match="value_fn is not per record"):
             run(zeros, value_fn=loss)
+
+
+@pytest.mark.parametrize("where", ["in layers alone", "besides"])
+def test_a_lazy_loss_is_moved_everywhere(where: str) -> None:
+    """A mean is seen only where layers differ, or where what is not asked for moves."""
+    params = {"layers": jnp.full((2, 2), 0.1), "gate": jnp.zeros(())}
+
+    def losses(params: Any, batch: Any, at: Any) -> jax.Array:
+        one, two = (at("layers", params["layers"][i], i) for i in (0, 1))
+        out = batch[:, :2] @ one
+        gate = (one - two).sum() if where == "in layers alone" else params["gate"]
+        return jnp.tanh(out + gate * out.mean())
+
+    with pytest.raises(ValueError, match="not per record"):
+        isolation.check_made_up(jaxdp.LazyLoss(losses), params, jnp.ones((8, 2)))
+
+
+def test_what_is_the_data_or_the_optimizers_is_not_given_away_twice() -> None:
+    rows = jnp.ones((8, 2))
+    with pytest.raises(
+        ValueError, match="in the buffer of another leaf or of the data"
+    ):
+        preparing.check_donated({"w": rows}, {"x": rows}, None)
+    kept = optax.GradientTransformation(
+        lambda params: params,
+        lambda updates, state, params=None: (updates, state),
+    )
+    result = run(fresh(), donate_params=True, optimizer=kept)
+    chex.assert_trees_all_equal(result.info.state, PARAMS)
