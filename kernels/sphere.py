@@ -517,16 +517,15 @@ def leaf_direction(
 def _finished(z: jax.Array, keys: jax.Array) -> jax.Array:
     """Returns ``z`` rounded to float32 before it is used, alike in compiled programs.
 
-    A GPU's compiler stores what goes through a barrier, a whole leaf in float32. On a CPU
-    it does not, and :func:`threefry.rounded` costs a few instructions.
+    Compilers for GPUs and TPUs store what goes through a barrier, a whole leaf in float32.
+    That for CPUs does not, and :func:`threefry.rounded` costs a few instructions.
     """
     zero = threefry.zero_after(jax.random.key_data(keys))
     return jax.lax.platform_dependent(
         z,
         zero,
-        cuda=threefry.rounded,
-        rocm=threefry.rounded,
-        default=lambda z, _: jax.lax.optimization_barrier(z),
+        cpu=lambda z, _: jax.lax.optimization_barrier(z),
+        default=threefry.rounded,
     )
 
 
