@@ -126,10 +126,9 @@ def rows(cell: Cell) -> list[_harness.Row]:
     count = len(cell.values)
     found = [_harness.averaged(case, cell.metric, m, count, unit, *against)]
     if cell.bound is not None:
-        shown = "not exceeded" if m.value <= cell.bound else "is EXCEEDED"
-        row = _harness.Row(
-            case, "bound", cell.bound, shown, cell.metric, cell.bound / m.value
-        )
+        shown = "not exceeded" if m.value <= cell.bound else "EXCEEDED"
+        over = cell.bound / m.value
+        row = _harness.Row(case, "bound", cell.bound, "", cell.metric, over, note=shown)
         found.append(row)
     found += [_harness.Row(case, name, value, "") for name, value in cell.facts.items()]
     return found

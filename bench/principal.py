@@ -78,7 +78,7 @@ def _rows(
         alpha = plan.theorem.promise.alpha
         rows.append(
             _harness.Row(
-                case, "alpha", alpha, "of the certified", "start", alpha / before
+                case, "alpha", alpha, "", "start", alpha / before, note="certified"
             )
         )
         below = float(np.mean(np.array(alphas)[certified] <= alpha))

@@ -21,7 +21,8 @@ layers can then regenerate one layer's part alone (:func:`leaf_direction`).
 
 A :class:`Direction` keeps as little as it can: the key (Gaussian), the key and one
 scale (sphere, ball), one bit an element (Rademacher, drawn once and read three
-times: both forwards and the update), everything only for orthonormal rows.
+times: both forwards and the update), everything for orthonormal rows and after
+:func:`kept`.
 """
 
 import dataclasses
@@ -85,7 +86,8 @@ class Direction:
       leaf_keys: typed keys, one for each leaf of ``shapes``.
       scale: float32, shape=(): factor on the normals (sphere, ball; else 1).
       stored: ``"words"`` -> packed signs of all leaves, uint32, of which each leaf reads
-        a slice (Rademacher), or path -> row, float32 (orthonormal); empty otherwise.
+        a slice (Rademacher), or path -> row, float32 (orthonormal, and what :func:`kept`
+        stored); empty otherwise.
       law: name of the law; static.
       shapes: ``((path, shape), ...)`` of the leaves that move; static. A leaf that
         is absent is frozen.
@@ -469,10 +471,10 @@ def leaf_direction(
         declared stacked. A table of which few rows are read costs those rows alone.
 
     Returns:
-      float32, of that shape, or of ``rows.shape + shape[1:]``. Behind an
-      ``optimization_barrier`` where it comes out of floating-point arithmetic: without it
-      XLA contracts that arithmetic differently in different programs, and a replay is off
-      by an ulp. Signs are exact and need none.
+      float32, of that shape, or of ``rows.shape + shape[1:]``. Rounded to float32 before
+      it is used where it comes out of floating-point arithmetic: XLA would contract that
+      arithmetic differently in different programs, and a replay would be off by an ulp.
+      Signs are exact.
 
     Example:
       >>> import jax

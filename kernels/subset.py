@@ -116,9 +116,8 @@ def _distinct(
     place = jnp.searchsorted(ranked, drawn)
     following = jnp.append(ranked[1:], np.int32(-1))[place]
     once = (following != drawn) & (drawn != size)
-    to = jnp.where(
-        once, jnp.cumsum(once) - 1, num
-    )  # Beyond the end, nothing is written.
+    # Beyond the end, nothing is written.
+    to = jnp.where(once, jnp.cumsum(once) - 1, num)
     index = jnp.full((num,), size, jnp.int32)
     index = index.at[to].set(drawn, mode="drop")
     found = index != size

@@ -85,8 +85,8 @@ def _estimated(
 ) -> tuple[float, float] | None:
     """Estimates the logarithm of the noise, and the slope of log epsilon there.
 
-    By secants through estimates, each of which costs a small part of a bound. None where
-    there are no estimates; what they say is only where to look.
+    Takes secant steps through cheap estimates. Returns None where there are none. The
+    result only says where to look.
     """
     slope, reached = -1.2, math.inf
     for coarser, close in _COARSER:

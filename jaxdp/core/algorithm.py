@@ -137,7 +137,7 @@ def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
         except AssertionError as error:
             raise ValueError(f"params must be like those of init: {error}") from None
         moved = [
-            # Rounded to the params' dtype before, so that a short way is exact.
+            # Cast before subtracting: near the output the difference is then exact.
             jnp.where(active, point[path].astype(x.dtype) - x, jnp.zeros_like(x))
             for path, x in leaves.items()
         ]

@@ -79,8 +79,6 @@ def _sums(head: str, leaf: jax.Array) -> jax.Array:
 
 def _words(leaf: jax.Array) -> jax.Array:
     """Returns the bits of a leaf, 32 or fewer of them in each word."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         leaf = jnp.stack([leaf.real, leaf.imag], axis=-1)
     if leaf.dtype == bool:

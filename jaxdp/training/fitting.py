@@ -173,7 +173,7 @@ def fit(
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
     parallel.check_same(mesh, keys, program=text)
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
-    before = _looked_at(task)
+    before = _samples(task)
     with keys_lib.together(several):  # Spends the keys.
         carry = loop.start(
             plan, transform, task.optimizer, task.params, donate=donate_params
@@ -298,7 +298,7 @@ def resume(
         preparing.check_losses(
             at.plan, task.params, task.data, value_fn, check_isolation
         )
-        before = _looked_at(task)
+        before = _samples(task)
         recorder = at.recorder(task, text)
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         step = lambda carry, *bounds: run(carry, at.keys, task.data, *bounds)  # noqa: E731
@@ -486,16 +486,16 @@ def _check_note(note: Any) -> None:
         raise type(error)(f"note must be what JSON can hold, got {note!r}") from error
 
 
-def _looked_at(task: preparing.Task) -> list[resolution.Looked]:
+def _samples(task: preparing.Task) -> list[resolution.Sample]:
     """Returns a sample of the initial parameters, which the run may take."""
     if task.plan.runs_algorithm or parallel.several_processes(task.mesh):
         return []
-    return resolution.looked_at(task.params, task.trainable)
+    return resolution.samples(task.params, task.trainable)
 
 
 def _warn_of_steps(
     task: preparing.Task,
-    before: list[resolution.Looked],
+    before: list[resolution.Sample],
     carry: loop.Carry,
     result: loop.FitResult,
 ) -> None:
@@ -511,7 +511,7 @@ def _warn_of_steps(
                 stacklevel=3,
             )
     elif not task.plan.runs_algorithm and getattr(task.plan, "noise_multiplier", 0):
-        after = resolution.looked_at(carry.params, task.trainable)
+        after = resolution.samples(carry.params, task.trainable)
         resolution.warn_if_unmoved(before, after, stacklevel=3)
 
 

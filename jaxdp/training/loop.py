@@ -234,10 +234,10 @@ def applied(
 ) -> Carry:
     """Returns the carry after a step, by post-processing of the step's release.
 
-    A run and its replay both come here, so that they do the same. All of it is walled off
-    from what comes before it: fused with that, it would be rounded otherwise in one program
-    than in the other. The gradient is made within the walls too where that is possible:
-    outside, it would be a second copy of the parameters.
+    A run and its replay both come here, so that they do the same. XLA must not fuse it with
+    what comes before: it would be rounded otherwise in one program than in the other. The
+    gradient is made here too where that is possible: elsewhere, it would be a second copy
+    of the parameters.
 
     ``made`` is the transform's state after the step; ``gradient`` is given for a plan that
     has no replay.
@@ -257,17 +257,17 @@ def applied(
         return params, rest
 
     def in_a_branch(operands: Any) -> Any:
-        """Walls off a branch that is always taken: what it holds is compiled by itself."""
+        """Moves in a branch that is always taken, which XLA compiles by itself."""
         return jax.lax.cond(step >= 0, move, stay, operands)
 
     def between_barriers(operands: Any) -> Any:
-        """Walls off without a branch, whose predicate an accelerator's host would read."""
+        """Moves between barriers: an accelerator's host would read a branch's predicate."""
         barrier = jax.lax.optimization_barrier
         return barrier(move(barrier(operands)))
 
     operands = (gradient, made.release, *carry.opt_state, carry.params)
-    walls: dict[str, Any] = {"cpu": in_a_branch, "default": between_barriers}
-    params, rest = jax.lax.platform_dependent(operands, **walls)
+    ways: dict[str, Any] = {"cpu": in_a_branch, "default": between_barriers}
+    params, rest = jax.lax.platform_dependent(operands, **ways)
     return logged(carry, params, made, rest, step)
 
 
@@ -314,8 +314,8 @@ def compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
 def compiler_options() -> dict[str, Any]:
     """Returns XLA's options for the programs of a run, on the present backend.
 
-    Vectors of 512 bits draw normals and random bits 1.3 to 1.5 times faster where a CPU
-    has them, and change no bit; elsewhere the option does nothing.
+    Vectors of 512 bits draw normals and random bits faster where a CPU has them, and
+    change no bit; elsewhere the option does nothing.
     """
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_cpu_prefer_vector_width": 512} if on_cpu else {}

@@ -79,7 +79,7 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
 
 
 def place(mesh: Mesh | None) -> Sharding:
-    """Returns where the arrays of a run are: on all devices of its mesh, or on one."""
+    """Returns the sharding of a run's arrays: all devices of its mesh, or the default."""
     if mesh is None:
         return jnp.zeros(()).sharding
     return NamedSharding(mesh, PartitionSpec())

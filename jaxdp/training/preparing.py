@@ -62,8 +62,8 @@ def checked(task: Task, callback: Any) -> Task:
 def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
     """Requires parameters whose buffers a run can take and update in place.
 
-    TypeError for a leaf that is no ``jax.Array``; ValueError for one that would be copied
-    all the same, for it lies elsewhere, or that is deleted, there twice or in the data.
+    TypeError for a leaf that is no ``jax.Array``; ValueError for one that is on another
+    device, is deleted, or shares its buffer with another leaf or with the data.
     """
     place = parallel.place(mesh)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]

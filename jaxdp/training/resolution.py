@@ -15,8 +15,8 @@ from jaxdp.kernels.sphere import path_str
 #: The least radius that the rounding of losses and activations leaves visible: at 1e-6 in
 #: float32 the error of a slope is 1.4 % (14 % at 1e-7), at 3e-4 in bfloat16 about a half
 #: (as large as the slope at 1e-4); ``bench/slope_error.py``. In float64 only the spacing
-#: of the parameters counts. Where products alone are rounded, to tensorfloat32, the error
-#: is a third at 4e-5 (as large as the slope at 1e-5).
+#: of the parameters counts. Where products alone are rounded, to tensorfloat32: between
+#: float32's and bfloat16's, for it has three bits more than the latter.
 LEAST_RADIUS = {
     "float32": 1e-6,
     "tensorfloat32": 4e-5,
@@ -95,7 +95,7 @@ def warn_if_unresolved(
         )
 
 
-class Looked(NamedTuple):
+class Sample(NamedTuple):
     """Sample of a leaf that moves."""
 
     values: np.ndarray  # float64
@@ -103,18 +103,18 @@ class Looked(NamedTuple):
     dtype: str
 
 
-def looked_at(params: Any, trainable: run_state.Trainable = None) -> list[Looked]:
+def samples(params: Any, trainable: run_state.Trainable = None) -> list[Sample]:
     """Returns a sample of each leaf that moves, on the host."""
     moves = run_state.moving(params, trainable)
     return [
-        Looked(_sample(leaf), int(np.size(leaf)), jnp.result_type(leaf).name)
+        Sample(_sample(leaf), int(np.size(leaf)), jnp.result_type(leaf).name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
         if moves(path_str(path)) and np.size(leaf) > 0
     ]
 
 
 def warn_if_unmoved(
-    before: list[Looked], after: list[Looked], *, stacklevel: int = 1
+    before: list[Sample], after: list[Sample], *, stacklevel: int = 1
 ) -> None:
     """Warns if most parameters are, after a run with noise, where they were before it.
 
@@ -122,7 +122,7 @@ def warn_if_unmoved(
     had steps below half the distance to the next number of its dtype, or none.
 
     Args:
-      before: the initial parameters, as :func:`looked_at` gave them. Public.
+      before: the initial parameters, as :func:`samples` gave them. Public.
       after: those of the end.
       stacklevel: as in :func:`warn_if_unresolved`.
     """

@@ -24,6 +24,7 @@ from jaxdp.kernels import (
     prefix_noise,
     simplex,
     sphere,
+    subset,
     threefry,
 )
 from tests import methods
@@ -86,6 +87,13 @@ KERNELS: dict[str, tuple[Any, ...]] = {
             secret(w), (7,), lattice_gaussian.law(2**20, fine=True)
         ),
         STEP,
+    ),
+    "subset": (
+        lambda w: (
+            subset.distinct(secret(w), 2**20, 40),
+            subset.drawn_size(secret(w), subset.sizes(2**20, 2**17, 60)),
+        ),
+        SECRET,
     ),
     "secret_fold_in": (
         lambda w: jax.random.key_data(threefry.fold_in(secret(w), 3)),

@@ -278,10 +278,10 @@ def test_unmoved_parameters_count_by_their_size_and_where_they_should_move() -> 
     before = {"a": np.zeros(10), "b": np.ones(29), "c": np.ones(100)}
     after = before | {"a": np.ones(10)}
     moves = {"a": True, "b": True, "c": False}
-    looked_at = functools.partial(resolution.looked_at, trainable=moves)
+    samples = functools.partial(resolution.samples, trainable=moves)
     with pytest.warns(UserWarning, match=r"^74% of the parameters \(float32\)"):
-        resolution.warn_if_unmoved(looked_at(before), looked_at(after))
+        resolution.warn_if_unmoved(samples(before), samples(after))
     after["b"] = np.arange(29.0)  # One of them is where it was.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resolution.warn_if_unmoved(looked_at(before), looked_at(after))
+        resolution.warn_if_unmoved(samples(before), samples(after))

@@ -21,7 +21,7 @@ INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapters.safetensors"
 _SHOWN = 6  # items that an error lists
 #: Dtypes of tensors that are read, as NumPy has them.
-_FLOATS = {
+FLOATS = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -91,7 +91,7 @@ class Stored:
     def array(self, name: str) -> np.ndarray:
         """Reads a tensor of floats; its file is not mapped, for pages would stay."""
         (path, offset), shape = self._places[name], self.shape(name)
-        dtype, count = _FLOATS[self.dtype(name)], math.prod(shape)
+        dtype, count = FLOATS[self.dtype(name)], math.prod(shape)
         array = np.fromfile(path, dtype, count=count, offset=offset)
         return array.reshape(shape)
 

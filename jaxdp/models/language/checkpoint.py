@@ -28,7 +28,6 @@ from jaxdp.models.language.network import Adapter, LanguageModel, LoRA, Prefix
 
 Params = dict[str, Any]
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _ADAPTERS: Mapping[str, type[LoRA] | type[Prefix]] = {"lora": LoRA, "prefix": Prefix}
 
 
@@ -278,8 +277,9 @@ def _problems(
         shape, dtype = stored.shape(name), stored.dtype(name)
         if shape != tensors[name].tensor_shape:
             wrong.append(f"{name} has {shape}, must have {tensors[name].tensor_shape}")
-        elif dtype not in _FLOATS:
-            wrong.append(f"{name} is {dtype}, must be {' or '.join(_FLOATS)}")
+        elif dtype not in _files.FLOATS:
+            names = " or ".join(_files.FLOATS)
+            wrong.append(f"{name} is {dtype}, must be {names}")
     copies = {}
     if config.tie_word_embeddings and num_labels is None:
         copies = {c: n for c, n in family.tied.items() if c in stored.names}
