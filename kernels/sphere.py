@@ -29,12 +29,14 @@ import dataclasses
 import functools
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxdp.kernels import threefry
 
@@ -491,24 +493,35 @@ def leaf_direction(
             f"layer was given for the leaf {path!r}, which was not declared stacked; "
             "declare it with stacked="
         )
-    if isinstance(layer, int) and not 0 <= layer < dict(direction.shapes)[path][0]:
+    whole = dict(direction.shapes)[path]
+    if layer is None or isinstance(layer, Tracer):
+        there = True
+    else:
+        there = 0 <= operator.index(layer) < whole[0]
+    if not there:
         raise ValueError(
-            f"layer must be one of the {dict(direction.shapes)[path][0]} of {path!r}, "
-            f"counted from 0, got {layer}"
+            f"layer must be one of the {whole[0]} of {path!r}, counted from 0, got {layer}"
+        )
+    if tuple(shape) != (whole if layer is None else whole[1:]):
+        raise ValueError(
+            f"shape must be that of the leaf {path!r}, {whole}, or of a layer that is "
+            f"given, got {tuple(shape)}: another part of it would get another direction"
         )
     if rows is not None and path in direction.stacked:
         raise ValueError(
             f"rows was given for the leaf {path!r}, which was declared stacked; take them "
             "from a layer of it"
         )
+    if rows is not None:  # From the end, as an array's.
+        rows = jnp.where(rows < 0, rows + shape[0], rows)
     if direction.stored:
         return _stored(direction, path, shape, layer, rows)
     if rows is not None:
         index = _row_indices(rows, shape)
         normals = lambda key: threefry.normal_at(key, index)  # noqa: E731
     else:
-        whole = path in direction.stacked and layer is None
-        draw_shape = shape[1:] if whole else shape
+        layers = path in direction.stacked and layer is None
+        draw_shape = shape[1:] if layers else shape
         normals = lambda key: threefry.normal(key, draw_shape)  # noqa: E731
     z = _draw(normals, direction, path, shape, layer)
     if direction.law in ("sphere", "ball"):
@@ -549,8 +562,9 @@ def _stored(
     if rows is not None:
         return _signs_at(words, begin, _row_indices(rows, shape), shape)
     if path not in direction.stacked or layer is not None:
-        last = dict(direction.shapes)[path][0] - 1 if path in direction.stacked else 0
-        at = begin + stride * (0 if layer is None else jnp.clip(layer, 0, last))
+        if layer is not None:  # No layer reads another leaf's signs.
+            layer = jnp.clip(layer, 0, dict(direction.shapes)[path][0] - 1)
+        at = begin if layer is None else begin + stride * layer
         count = _num_words(shape)
         return _signs(jax.lax.dynamic_slice_in_dim(words, at, count), shape)
     num, shape = shape[0], shape[1:]

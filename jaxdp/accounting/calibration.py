@@ -93,7 +93,10 @@ def _estimated(
         before: tuple[float, float] | None = None
         for _ in range(8):
             guarantee = make_guarantee(math.exp(log_noise))
-            spent = spending.estimated_epsilon(*guarantee, delta, coarser)
+            try:
+                spent = spending.estimated_epsilon(*guarantee, delta, coarser)
+            except OverflowError:  # Of a loss below a coarse grid's interval.
+                return None
             if not 0 < spent < math.inf:
                 return None
             over = math.log(spent / epsilon) + _LEFT / 2

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.core import run_state, validate
-from jaxdp.kernels.sphere import path_str
 
 
 class Algorithm(NamedTuple):
@@ -130,7 +129,7 @@ def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
         params = run_state.need_params(params, "as_transform", None)
         active = ~state.horizon.exhausted
         state, _ = algorithm.step(state, batch, value_fn=value_fn)
-        # By paths, for of a list the output makes a tuple.
+        # By paths, for of a list, or a tuple with names, the output makes a tuple.
         leaves, point = _by_path(params), _by_path(algorithm.output(state))
         try:
             chex.assert_trees_all_equal_shapes(point, leaves)
@@ -147,5 +146,6 @@ def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
+    tree = tuple(tree) if isinstance(tree, tuple | list) else tree
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_str(path): leaf for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

@@ -109,8 +109,9 @@ def fit(
         parameters, not two. The caller's arrays are deleted when the first step begins
         (reading them raises); an argument that is refused leaves them. All leaves must be
         ``jax.Array`` where the run is: on the default device, or as ``mesh`` has them.
-        ``resume`` and ``replay`` need the initial parameters again: load them again, or
-        make them again.
+        What ``jax.device_put`` spread over a mesh may share a buffer with the array that it
+        was made from, which is then deleted too. ``resume`` and ``replay`` need the initial
+        parameters again: load them again, or make them again.
 
     Returns:
       ``FitResult(params, info, report)``: the trained parameters, the releases of every

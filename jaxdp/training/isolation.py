@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 
 from jaxdp.core.types import ValueFn
 from jaxdp.kernels.finite_difference import num_rows
@@ -158,15 +159,20 @@ def _moved(params: Any, but: Collection[str] = ()) -> Any:
 
 
 def _asked(value_fn: LazyLoss, params: Any, batch: Any) -> set[str]:
-    """Returns the paths of the leaves that a lazy loss asks its view for."""
+    """Returns the paths of the leaves that a lazy loss reads through its view alone."""
     asked = set()
 
     def view(path: str, *given: Any, **named: Any) -> Any:
+        """Answers with no number of a leaf, whose own are used only where it is read."""
         asked.add(path)
-        return identity(path, *given, **named)
+        part = identity(path, *given, **named)
+        return jnp.zeros(part.shape, part.dtype)
 
-    jax.eval_shape(lambda p, b: value_fn.fn(p, b, view), params, batch)
-    return asked
+    traced = jax.make_jaxpr(lambda p: value_fn.fn(p, batch, view))(params).jaxpr
+    _, read = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    pairs = zip(leaves, read, strict=True)
+    return asked - {path_str(path) for (path, _), used in pairs if used}
 
 
 def _moved_view(

@@ -15,6 +15,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from jaxdp import sampling
 from jaxdp.core import display
@@ -135,11 +136,26 @@ def start(
     if not donate:
         params = jax.tree.map(jnp.array, params)
     opt_state: Any = (transform.init(params), optimizer.init(params))
-    # What keeps params themselves would give one buffer away twice.
-    taken = {id(leaf) for leaf in jax.tree.leaves(params)}
-    opt_state = jax.tree.map(lambda x: jnp.array(x) if id(x) in taken else x, opt_state)
+    taken = {buffer_of(leaf) for leaf in jax.tree.leaves(params)}
+
+    def own(leaf: Any) -> Any:
+        """Copies what keeps params, or stands twice: a buffer is given away once."""
+        buffer = buffer_of(leaf)
+        known = buffer in taken
+        taken.add(buffer)
+        return jnp.array(leaf) if known else leaf
+
+    opt_state = jax.tree.map(own, opt_state)
     width = opt_state[0].release.shape[0]
     return Carry(params, opt_state, jnp.zeros((plan.num_steps, width), jnp.float32))
+
+
+def buffer_of(leaf: Any) -> int | object:
+    """Returns the address of an array's buffer, or what is equal to nothing else."""
+    plain = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    if not plain or jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or not leaf.size:
+        return object()
+    return leaf.addressable_data(0).unsafe_buffer_pointer()
 
 
 def make_program(
@@ -314,8 +330,8 @@ def compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
 def compiler_options() -> dict[str, Any]:
     """Returns XLA's options for the programs of a run, on the present backend.
 
-    Vectors of 512 bits draw normals and random bits faster where a CPU has them, and
-    change no bit; elsewhere the option does nothing.
+    Vectors of 512 bits draw normals and random bits faster where a CPU has them. They
+    change none of those bits, but products may be summed in another order.
     """
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_cpu_prefer_vector_width": 512} if on_cpu else {}

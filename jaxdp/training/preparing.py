@@ -67,7 +67,7 @@ def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
     """
     place = parallel.place(mesh)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
-    buffers = {_buffer(x) for x in arrays if x.size and not x.is_deleted()}
+    buffers = {loop.buffer_of(x) for x in arrays if not x.is_deleted()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         named = f"donate_params must be for what fit can take, got {path_str(path)!r}"
         if not isinstance(leaf, jax.Array):
@@ -81,16 +81,12 @@ def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
                 f"{named} on {leaf.sharding}, where the run needs it on {place}: "
                 "jax.device_put(params, that), or donate_params=False, which copies them"
             )
-        buffer = _buffer(leaf)
-        if leaf.size and buffer in buffers:
+        buffer = loop.buffer_of(leaf)
+        if buffer in buffers:
             raise ValueError(
                 f"{named} in the buffer of another leaf or of the data: copy it"
             )
         buffers.add(buffer)
-
-
-def _buffer(array: jax.Array) -> int:
-    return array.addressable_data(0).unsafe_buffer_pointer()
 
 
 def check_reads_losses(plan: Plan) -> None:

@@ -308,11 +308,12 @@ _WAY_OUT = (
 
 def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
     changed = []
-    for name, value in was.items():
-        if now[name] != value and name in ("data", "losses, optimizer"):
+    for name in was | now:  # What one of them lacks differs.
+        value, is_now = was.get(name), now.get(name)
+        if is_now != value and name in ("data", "losses, optimizer"):
             changed.append(f"{name} are not those of the run")
-        elif now[name] != value:
-            changed.append(f"{name} is {now[name]!r} and was {value!r}")
+        elif is_now != value:
+            changed.append(f"{name} is {is_now!r} and was {value!r}")
     if changed:
         raise ValueError(
             f"ledger must be resumed as the run was begun, but {'; '.join(changed)}: "

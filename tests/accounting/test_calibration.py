@@ -224,3 +224,15 @@ def test_refuses(epsilon: float, delta: float, names: str):
         accounting.calibrate_num_steps(
             lambda t: full(1.0, t, "zero_out"), epsilon, delta
         )
+
+
+def test_losses_too_small_for_coarse_grids():
+    """They raise in dp-accounting; the search among bounds goes on without them."""
+
+    def guarantee(m: float) -> accounting.Guarantee:
+        event = dp.PoissonSampledDpEvent(1e-6, dp.GaussianDpEvent(m))
+        relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+        return accounting.Guarantee(dp.SelfComposedDpEvent(event, 10), relation)
+
+    found = accounting.calibrate_noise_multiplier(guarantee, 0.1, 1e-7)
+    assert 0.0999 < spending.epsilon(*guarantee(found), 1e-7) <= 0.1

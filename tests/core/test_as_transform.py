@@ -3,6 +3,7 @@
 All ten methods are trained in a chain in ``tests/test_conformance.py``.
 """
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -109,6 +110,9 @@ def test_of_params_elsewhere_an_update_leads_to_the_output() -> None:
     got = optax.apply_updates(far, updates)
     for a, b in zip(got, point, strict=True):
         np.testing.assert_allclose(a.astype(jnp.float32), b, atol=2**-5)
+    players = collections.namedtuple("Players", "x y")
+    named, _ = step(state, players(*far))
+    assert type(named) is players and same(named, updates)
     _, done = trained(SADDLE)
     updates, late = step(done[0], far)
     assert not any(map(np.any, updates))

@@ -660,3 +660,17 @@ def test_a_layer_that_is_not_there(law: str) -> None:
     if law == "rademacher":
         at = jax.jit(lambda i: sphere.leaf_direction(one, "x", (33, 2), i))
         np.testing.assert_array_equal(at(7), at(2))
+
+
+@pytest.mark.parametrize("law", ["rademacher", "gaussian", "sphere"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_part_is_of_its_leaf(law: str, keep: bool) -> None:
+    """Another shape would get another direction; rows count from the end as well."""
+    rows = sphere.directions(KEY, {"x": jnp.zeros((4, 3))}, law=law)
+    one = sphere.select(sphere.kept(rows) if keep else rows, 0)
+    for shape in ((3,), (3, 4), (12,)):
+        with pytest.raises(ValueError, match=r"shape must be that of the leaf 'x'"):
+            sphere.leaf_direction(one, "x", shape)
+    whole = sphere.leaf_direction(one, "x", (4, 3))
+    part = sphere.leaf_direction(one, "x", (4, 3), rows=jnp.array([-1, 0, -4]))
+    np.testing.assert_array_equal(part, whole[jnp.array([3, 0, 0])])

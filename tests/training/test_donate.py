@@ -125,15 +125,17 @@ def test_a_lazy_loss_is_tried_a_layer_at_a_time() -> None:
             run(zeros, value_fn=loss)
 
 
-@pytest.mark.parametrize("where", ["in layers alone", "besides"])
+@pytest.mark.parametrize("where", ["in layers alone", "besides", "in both ways"])
 def test_a_lazy_loss_is_moved_everywhere(where: str) -> None:
-    """A mean is seen only where layers differ, or where what is not asked for moves."""
+    """A mean is seen only where layers differ, or where what is read as it is moves."""
     params = {"layers": jnp.full((2, 2), 0.1), "gate": jnp.zeros(())}
 
     def losses(params: Any, batch: Any, at: Any) -> jax.Array:
         one, two = (at("layers", params["layers"][i], i) for i in (0, 1))
         out = batch[:, :2] @ one
         gate = (one - two).sum() if where == "in layers alone" else params["gate"]
+        if where == "in both ways":
+            out += 0 * at("gate", params["gate"])
         return jnp.tanh(out + gate * out.mean())
 
     with pytest.raises(ValueError, match="not per record"):
@@ -152,3 +154,25 @@ def test_what_is_the_data_or_the_optimizers_is_not_given_away_twice() -> None:
     )
     result = run(fresh(), donate_params=True, optimizer=kept)
     chex.assert_trees_all_equal(result.info.state, PARAMS)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_state_that_holds_one_array_twice(donate: bool) -> None:
+    result = run(fresh(), donate_params=donate, optimizer=optax.contrib.cocob())
+    assert np.isfinite(result.params["out"]).all()
+
+
+def test_leaves_that_are_read_through_the_view_alone_are_not_moved_twice() -> None:
+    """Of a scan over layers too, whose slices the program takes before it asks."""
+    params = {"layers": jnp.ones((3, 2, 2)), "raw": jnp.ones(2)}
+
+    def losses(params: Any, batch: Any, at: Any) -> jax.Array:
+        def layer(x: jax.Array, given: tuple) -> tuple[jax.Array, None]:
+            w, i = given
+            return x @ at("layers", w, i), None
+
+        x, _ = jax.lax.scan(layer, batch, (params["layers"], jnp.arange(3)))
+        return x @ (params["raw"] + at("raw", params["raw"]))
+
+    batch = jnp.ones((4, 2))
+    assert isolation._asked(jaxdp.LazyLoss(losses), params, batch) == {"layers"}

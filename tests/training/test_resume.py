@@ -317,6 +317,12 @@ def test_other_version_or_device_refuses(tmp_path: Path) -> None:
         path.write_text(json.dumps(hidden | {"attempts": [{"salt": "", "same": same}]}))
         with pytest.raises(ValueError, match=f"{name} is .* and was '{value}'"):
             resume(tmp_path / "run")
+    # Of a version that did not know a condition.
+    same = dict(hidden["attempts"][0]["same"])
+    same.pop("compiler_options")
+    path.write_text(json.dumps(hidden | {"attempts": [{"salt": "", "same": same}]}))
+    with pytest.raises(ValueError, match=r"compiler_options is .* and was None"):
+        resume(tmp_path / "run")
 
 
 def other_losses(params: Any, batch: Any) -> Any:
