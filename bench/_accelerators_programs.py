@@ -15,13 +15,19 @@ import optax
 
 import jaxdp
 from bench import lm_step
+from bench.problems import llama
 from jaxdp import training
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import perturb, prefix_noise, simplex, sphere, threefry
 from jaxdp.mechanism.plan import Plan
 from jaxdp.models.language import Config, LanguageModel, tasks
 
-MODELS = ("RoBERTa-large", "OPT-1.3B", "OPT-13B")
+#: A configuration, records of a batch and tokens of each.
+Shape = tuple[Config | llama.Llama, int, int]
+MODELS: dict[str, Shape] = {
+    **{name: lm_step.LARGE[name] for name in ("RoBERTa-large", "OPT-1.3B", "OPT-13B")},
+    "Llama 8B": (llama.Llama(), 8, 256),
+}
 LAWS = ("rademacher", "gaussian", "sphere")
 #: Numbers of the kernels' arrays.
 DIM = 2**20
@@ -84,16 +90,16 @@ def plain(tree: Any) -> Any:
 # --- steps of language models -------------------------------------------------------
 
 
-#: A configuration, records of a batch and tokens of each.
-Shape = tuple[Config, int, int]
-
-
-def language_model(shape: Shape) -> tuple[tasks.Task, Any, Any]:
-    """A prompt's task, and shapes of its parameters and of a batch, in bfloat16."""
+def language_model(shape: Shape) -> tuple[jaxdp.LazyLoss, Any, Any]:
+    """A prompt's loss, and shapes of its parameters and of a batch, in bfloat16."""
     config, rows, length = shape
-    model = LanguageModel(config=config, compute_dtype="bfloat16")
+    if isinstance(config, llama.Llama):
+        loss, init = config.prompt(lm_step.WORDS), config.init
+    else:
+        model = LanguageModel(config=config, compute_dtype="bfloat16")
+        loss, init = tasks.prompt(model, lm_step.WORDS).value_fn, model._init
     params = jax.eval_shape(
-        lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), model._init(key)),
+        lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), init(key)),
         jax.random.key(0),
     )
     data = jax.eval_shape(
@@ -101,30 +107,28 @@ def language_model(shape: Shape) -> tuple[tasks.Task, Any, Any]:
             jnp.asarray, lm_step.batch(rows, length, config.vocab_size)
         )
     )
-    return tasks.prompt(model, lm_step.WORDS), params, data
+    return loss, params, data
 
 
 def forward(shape: Shape) -> tuple[Any, tuple[Any, ...]]:
     """The losses of a batch alone."""
-    task, params, data = language_model(shape)
-    return task.value_fn, (params, data)
+    loss, params, data = language_model(shape)
+    return loss, (params, data)
 
 
 def step(
     shape: Shape, law: str, axis_name: str | None = None
 ) -> tuple[Any, tuple[Any, ...]]:
     """A donated step of DPZero, as :func:`bench.lm_step.compiled` makes it."""
-    task, params, data = language_model(shape)
+    loss, params, data = language_model(shape)
     maker: Any = lm_step.plan(shape[1], law).transform(
-        jaxdp.Keys.insecure(0), stacked=task.model.is_stacked, axis_name=axis_name
+        jaxdp.Keys.insecure(0), stacked=llama.is_stacked, axis_name=axis_name
     )
     tx: Any = optax.chain(maker, optax.scale(-1e-6))
 
     def run(carry: Any, data: Any) -> Any:
         params, state = carry
-        updates, state = tx.update(
-            None, state, params, value_fn=task.value_fn, batch=data
-        )
+        updates, state = tx.update(None, state, params, value_fn=loss, batch=data)
         return optax.apply_updates(params, updates), state
 
     return with_words(run, (params, jax.eval_shape(tx.init, params)), data)
@@ -236,8 +240,7 @@ def kernels() -> Iterator[Program]:
 def programs() -> dict[str, Program]:
     """Every program of the table, by name; the large ones last."""
     found = [*kernels(), *fits()]
-    for name in MODELS:
-        shape = lm_step.LARGE[name]
+    for name, shape in MODELS.items():
         found += [Program(f"{name}, forward", lambda s=shape: forward(s), "model")]
         for law in LAWS:
             build = functools.partial(step, shape, law)

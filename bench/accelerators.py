@@ -36,7 +36,11 @@ CHIPS = ("H100", "v5e")
 OTHERS = {
     "H100": {},
     "v5e": {
-        "v5p": ("OPT-13B, forward", "OPT-13B, gaussian"),
+        "v5p": tuple(
+            f"{model}, {what}"
+            for model in ("OPT-13B", "Llama 8B")
+            for what in ("forward", *programs.LAWS)
+        ),
         "v6e": ("OPT-1.3B, forward", "OPT-1.3B, gaussian"),
     },
 }
@@ -92,9 +96,7 @@ def cases(chip: str, quick: bool = False) -> list[str]:
 def compiled_ahead(chip: str, quick: bool) -> list[Row]:
     """Rows of a chip's programs, and of what else its compiler is asked for."""
     rows = [row for case in cases(chip, quick) for row in counted(case)]
-    case = f"{chip}: a Llama-like model of 8 B parameters"
-    said = "skipped: the library's language models are RoBERTa and OPT"
-    return [*rows, Row(case, "temp memory", None, said), *over_forwards(rows)]
+    return [*rows, *over_forwards(rows)]
 
 
 def counted(case: str) -> list[Row]:

@@ -16,6 +16,7 @@ import pytest
 
 from bench import _accelerators_programs as programs
 from bench import lm_step
+from bench.problems import llama
 from jaxdp.kernels import (
     clip,
     finite_difference,
@@ -213,11 +214,23 @@ def test_step_of_what_is_no_run(method: methods.Method) -> None:
 SMALL: dict[str, programs.Shape] = {
     "RoBERTa": (lm_step.config("20 M"), 2, 16),
     "OPT": (lm_step._opt(64, 2, 2), 2, 16),
+    "Llama": (
+        llama.Llama(
+            vocab_size=64,
+            hidden_size=64,
+            layers=2,
+            heads=4,
+            key_heads=2,
+            intermediate_size=96,
+        ),
+        2,
+        16,
+    ),
 }
 
 
 @pytest.mark.parametrize("law", programs.LAWS)
-@pytest.mark.parametrize("family", ["RoBERTa", "OPT"])
+@pytest.mark.parametrize("family", SMALL)
 def test_step_of_a_language_model(family: str, law: str) -> None:
     fn, args = programs.step(SMALL[family], law)
     check(family, fn, args)
