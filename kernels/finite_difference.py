@@ -15,7 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.kernels import perturb
-from jaxdp.kernels.sphere import Direction, leaf_direction, path_str, select, wide
+from jaxdp.kernels.sphere import (
+    Direction,
+    in_words,
+    leaf_direction,
+    path_str,
+    select,
+    wide,
+)
 from jaxdp.kernels.threefry import rounded, zero_after
 
 # Up to this many (records x parameters) both signs are evaluated together: the time of a
@@ -370,4 +377,9 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
 
         total, _ = jax.lax.scan(add, zeros, (rows, weights / num))
     zero = zero_after(weights)
-    return jax.tree.map(lambda t, x: rounded(t, zero).astype(x.dtype), total, like)
+
+    def finished(path: tuple[Any, ...], t: jax.Array, x: Any) -> jax.Array:
+        t, name = rounded(t, zero).astype(x.dtype), path_str(path)
+        return in_words(rows, name, t) if name in rows.paths else t
+
+    return jax.tree_util.tree_map_with_path(finished, total, like)

@@ -239,6 +239,35 @@ def _signs_at(
     return jax.lax.bitcast_convert_type(sign | jnp.uint32(0x3F800000), jnp.float32)
 
 
+def in_words(direction: Direction, path: str, x: jax.Array) -> jax.Array:
+    """Returns ``x``, computed from a leaf's part of a direction; its bits stay the same.
+
+    Where it comes from packed signs a TPU computes it with one axis more, along which each
+    word is repeated. Else its compiler merges that axis first, and stores 32 bits for
+    each sign.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import sphere
+      >>> like = jnp.zeros((32, 2))
+      >>> rows = sphere.directions(jax.random.key(0), like, law="rademacher")
+      >>> part = sphere.leaf_direction(sphere.select(rows, 0), "", (32, 2))
+      >>> bool((sphere.in_words(rows, "", part) == part).all())
+      True
+    """
+    layers = int(path in direction.stacked)
+    rows, count, row = _grid(x.shape[layers:])
+    if direction.law != "rademacher" or rows % 32:
+        return x
+    shape = (*x.shape[:layers], count, 32, *row)
+
+    def apart(x: jax.Array) -> jax.Array:
+        return jax.lax.optimization_barrier(x.reshape(shape)).reshape(x.shape)
+
+    return jax.lax.platform_dependent(x, tpu=apart, default=lambda x: x)
+
+
 def _parts(direction: Direction) -> tuple[jax.Array, list[tuple[int, ...]]]:
     """Returns the keys of all leaves and layers, one after the other, and their shapes."""
     leaves, layers, shapes = [], [], []

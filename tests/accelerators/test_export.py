@@ -234,3 +234,21 @@ SMALL: dict[str, programs.Shape] = {
 def test_step_of_a_language_model(family: str, law: str) -> None:
     fn, args = programs.step(SMALL[family], law)
     check(family, fn, args)
+
+
+def test_update_of_signs_keeps_the_axis_of_words_on_a_tpu() -> None:
+    """Else each sign takes 32 bits there."""
+    like = jax.ShapeDtypeStruct((2, 64, 5), jnp.bfloat16)
+
+    def update(words: jax.Array, weight: jax.Array) -> Any:
+        rows = sphere.directions(
+            key(words), like, law="rademacher", stacked=lambda path: True
+        )
+        return finite_difference.combine(weight[None], rows, like)
+
+    weight = jax.ShapeDtypeStruct((), jnp.float32)
+    barrier = r"optimization_barrier.*tensor<2x2x32x5xbf16>"
+    for platform, there in (("tpu", True), ("cuda", False)):
+        exported = jax.export.export(jax.jit(update), platforms=[platform])
+        text = exported(WORDS, weight).mlir_module()
+        assert bool(re.search(barrier, text)) is there
