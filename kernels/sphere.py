@@ -85,7 +85,8 @@ class Direction:
     """One direction over a tree, or K of them (leading axis K on every array).
 
     Attributes:
-      leaf_keys: typed keys, one for each leaf of ``shapes``.
+      leaf_keys: typed keys, one for each leaf of ``shapes``, and of stacked leaves one
+        for each layer.
       scale: float32, shape=(): factor on the normals (sphere, ball; else 1).
       stored: ``"words"`` -> packed signs of all leaves, uint32, of which each leaf reads
         a slice (Rademacher), or path -> row, float32 (orthonormal, and what :func:`kept`
@@ -180,13 +181,16 @@ def _draw(
     layer: int | jax.Array | None,
 ) -> jax.Array:
     """Calls ``draw`` with the key of a leaf, of one layer, or of all layers stacked."""
-    key = direction.leaf_keys[direction.paths.index(path)]
+    begin = 0
+    for name, whole in direction.shapes:
+        num = whole[0] if name in direction.stacked else 1
+        if name == path:
+            break
+        begin += num
+    keys = direction.leaf_keys[begin : begin + num]
     if path not in direction.stacked:
-        return draw(key)
-    if layer is not None:
-        return draw(threefry.fold_in(key, layer))
-    layers = jnp.arange(shape[0], dtype=jnp.uint32)
-    return jax.vmap(lambda i: draw(threefry.fold_in(key, i)))(layers)
+        return draw(keys[0])
+    return jax.vmap(draw)(keys) if layer is None else draw(keys[layer])
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
@@ -268,21 +272,37 @@ def in_words(direction: Direction, path: str, x: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(x, tpu=apart, default=lambda x: x)
 
 
-def _parts(direction: Direction) -> tuple[jax.Array, list[tuple[int, ...]]]:
-    """Returns the keys of all leaves and layers, one after the other, and their shapes."""
-    leaves, layers, shapes = [], [], []
-    for leaf, (path, shape) in enumerate(direction.shapes):
+def _part_shapes(direction: Direction) -> list[tuple[int, ...]]:
+    """Returns the shapes of all leaves and layers, one after the other."""
+    shapes = []
+    for path, shape in direction.shapes:
         layered = path in direction.stacked
-        layers += range(shape[0]) if layered else [-1]
-        leaves += [leaf] * (shape[0] if layered else 1)
         shapes += [shape[1:]] * shape[0] if layered else [shape]
-    if not direction.stacked:
-        return direction.leaf_keys, shapes
-    # All keys at once: a chain of its own for each leaf takes long to compile.
-    keys = direction.leaf_keys[np.asarray(leaves, np.int32)]
+    return shapes
+
+
+def _part_keys(
+    key: jax.Array,
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    stacked: frozenset[str],
+) -> jax.Array:
+    """Returns the keys of all leaves and layers, one after the other.
+
+    All at once, and stored: a chain of its own for each leaf takes long to compile.
+    """
+    keys = leaf_keys(key, [path for path, _ in shapes])
+    if not stacked:
+        return keys
+    leaves, layers = [], []
+    for leaf, (path, shape) in enumerate(shapes):
+        layers += range(shape[0]) if path in stacked else [-1]
+        leaves += [leaf] * (shape[0] if path in stacked else 1)
+    keys = keys[np.asarray(leaves, np.int32)]
     layer = np.asarray(layers, np.int32)
     folded = jax.vmap(threefry.fold_in)(keys, jnp.asarray(np.maximum(layer, 0)))
-    return jnp.where(layer < 0, keys, folded), shapes
+    words = jax.random.key_data(jnp.where(layer < 0, keys, folded))
+    words = jax.lax.optimization_barrier(words)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def _place(direction: Direction, path: str) -> tuple[int, int]:
@@ -304,7 +324,7 @@ def _one(bare: Direction, key: jax.Array) -> Direction:
         return dataclasses.replace(bare, stored={"words": jnp.zeros(0, jnp.uint32)})
     if bare.law not in ("rademacher", "sphere", "ball") or not bare.dim:
         return bare
-    keys, shapes = _parts(bare)
+    keys, shapes = bare.leaf_keys, _part_shapes(bare)
     if bare.law == "rademacher":
         words = threefry.stored_words(keys, [_num_words(shape) for shape in shapes])
         return dataclasses.replace(bare, stored={"words": words})
@@ -437,7 +457,7 @@ def directions(
 
     def one(k: jax.Array) -> Direction:
         one_key = threefry.fold_in(key, k)
-        keys = leaf_keys(one_key, [path for path, _ in shapes])
+        keys = _part_keys(one_key, shapes, layered)
         bare = Direction(keys, jnp.float32(1), {}, law, shapes, layered)
         return _one(bare, one_key)
 

@@ -674,3 +674,22 @@ def test_a_part_is_of_its_leaf(law: str, keep: bool) -> None:
     whole = sphere.leaf_direction(one, "x", (4, 3))
     part = sphere.leaf_direction(one, "x", (4, 3), rows=jnp.array([-1, 0, -4]))
     np.testing.assert_array_equal(part, whole[jnp.array([3, 0, 0])])
+
+
+@pytest.mark.parametrize("law", sphere.LAWS)
+def test_the_cipher_is_compiled_once_for_all_layers(law: str) -> None:
+    """Keys of layers are computed together: no chain of its own for each stacked leaf."""
+
+    def ciphers(num_leaves: int) -> int:
+        like = {f"layers{i}": jnp.zeros((3, 8, 2)) for i in range(num_leaves)}
+
+        def draw(key: jax.Array) -> Any:
+            rows = sphere.directions(key, like, law=law, stacked=stacked)
+            one = sphere.select(rows, 0)
+            whole = sphere.materialise(one, like)
+            parts = [sphere.leaf_direction(one, p, (8, 2), jnp.int32(1)) for p in like]
+            return whole, parts
+
+        return jax.jit(draw).lower(KEY).as_text().count(str(0x1BD11BDA))
+
+    assert ciphers(6) == ciphers(2) > 0
