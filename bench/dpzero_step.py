@@ -4,7 +4,12 @@ Two MLPs of 5 M parameters, evaluated lazily: each layer's perturbed weights are
 when the layer's input is there. In the wide one (784-1536-1536-1024-10) the largest
 layer alone is 0.46 of the parameters; the deep one (784-1024-1024-1024-1024-1024-10) has
 layers of one size. The baseline is the unperturbed loss on the same batch, twice; both
-sides alternate in one process.
+sides alternate in one process, compiled with the options of ``fit``: on a CPU, vectors of
+512 bits.
+
+``directions alone`` is a step without its forward passes: a direction is drawn and added to
+the parameters three times, for both signs and the update, as no step can avoid that keeps
+no direction. With the two forwards it is about what a step can cost at least.
 
 ``temp`` is the compiled step's temporary memory over the bytes of the parameters: whole,
 and beyond what one forward pass needs.
@@ -19,7 +24,7 @@ import numpy as np
 import optax
 
 import jaxdp
-from bench import _harness
+from bench import _harness, kernels
 from jaxdp import plans, sampling
 from jaxdp.kernels import perturb
 from jaxdp.models import networks
@@ -72,7 +77,7 @@ def _rows(
     size = sum(4 * x.size for x in jax.tree.leaves(start))
     loss = perturb.LazyLoss(net.lazy_fn)
 
-    forward = jax.jit(lambda p, d: loss(p, d)).lower(start, data).compile()
+    forward = _harness.compiled(jax.jit(loss).lower(start, data))
     forward_temp = _harness.temp_bytes(forward)
 
     def many(p: Any, d: Any) -> jax.Array:
@@ -84,7 +89,7 @@ def _rows(
 
         return jax.lax.fori_loop(0, 2 * LOOP_STEPS, body, jnp.zeros(batch))
 
-    forward_loop = jax.jit(many).lower(start, data).compile()
+    forward_loop = _harness.compiled(jax.jit(many).lower(start, data))
 
     step_sides: dict[str, Any] = {
         "two forwards": lambda: (forward(start, data), forward(start, data))
@@ -96,6 +101,7 @@ def _rows(
     for law in laws:
         step, loop, memory[law] = _compiled(law, batch, loss, start, data)
         step_sides[law], loop_sides[law] = step, loop
+        step_sides[f"{law} alone"] = kernels.added(law, 1, 3, start)
 
     seconds = _harness.alternate(step_sides, rounds)
     loop_seconds = _harness.alternate(loop_sides, loop_rounds)
@@ -111,6 +117,11 @@ def _rows(
                 law,
                 "forwards in a loop",
                 per=LOOP_STEPS,
+            )
+        )
+        rows.append(
+            _harness.paired(
+                case, "directions alone", seconds, f"{law} alone", "two forwards"
             )
         )
         temp = memory[law]
@@ -139,8 +150,8 @@ def _compiled(
     def many(carry: Any, data: Any) -> Any:
         return jax.lax.fori_loop(0, LOOP_STEPS, lambda _, c: one(c, data), carry)
 
-    step = jax.jit(one, donate_argnums=0).lower(carry, data).compile()
-    loop = jax.jit(many, donate_argnums=0).lower(carry, data).compile()
+    step = _harness.compiled(jax.jit(one, donate_argnums=0).lower(carry, data))
+    loop = _harness.compiled(jax.jit(many, donate_argnums=0).lower(carry, data))
     cells = {"step": carry, "loop": jax.tree.map(jnp.array, carry)}
 
     def call(name: str, program: Any) -> Any:

@@ -7,11 +7,16 @@ the same law in float32 into buffers that are made once; its generator has one t
 K directions in one step are added as their weighted mean.
 
 *Slopes.* B records times K directions over a 784-256-10 network, against two forward
-passes for each direction, unperturbed and in a loop, and against NumPy.
+passes for each direction, unperturbed and in a loop, and against NumPy. The directions are
+kept, as a step of DPZero keeps them. "whole step" adds the update. "directions alone" is
+what is left without forward passes: each is drawn, and added twice to the parameters.
 
 *Noise.* Discrete Gaussians of :data:`NOISE_STD` units, as integers and with 32 bits more
 behind the point, against ``jax.random.normal`` of the same shape: programs that write what
 they draw, and nothing else. Asked of both: at most twice its time.
+
+All programs are compiled with the options of ``fit``: on a CPU, vectors of 512 bits. What
+those gain is shown for normals, random words and noise, over XLA's own options.
 """
 
 import functools
@@ -48,9 +53,11 @@ def run(quick: bool) -> list[_harness.Row]:
     batches = [(10**4, 16)] if quick else [(10**4, 16), (10**4, 64), (10**6, 16)]
     tables = [(256, 1), (64, 8)]
     if not quick:
-        tables = [(b, k) for b in (16, 256, 1024) for k in (1, 4, 16)]
+        tables += [(b, k) for b in (16, 1024) for k in (1, 4, 16)]
+        tables += [(256, 4), (256, 16)]
     rounds = 5 if quick else 11
-    rows = _noise(10**7, 3 if quick else rounds)
+    few = 3 if quick else rounds
+    rows = _noise(10**7, few) + _options(10**7, few)
     for exponent in exponents:
         rows += _directions(10**exponent, 1, rounds if exponent < 8 else 3)
     for dim, num in batches:
@@ -114,7 +121,7 @@ def _in_place(
 
     args = (jax.random.key(0), jnp.float32(SCALE))
     cell = [jnp.zeros(dim)]
-    program = jax.jit(loop, donate_argnums=0).lower(cell[0], *args).compile()
+    program = _harness.compiled(jax.jit(loop, donate_argnums=0).lower(cell[0], *args))
 
     def call() -> jax.Array:
         cell[0] = program(cell[0], *args)
@@ -193,7 +200,9 @@ def _noise(size: int, rounds: int) -> list[_harness.Row]:
     numbers = itertools.count()
     # As a plan's steps have them: a role, a context and a step are folded in.
     shape = jax.ShapeDtypeStruct((7,), jnp.uint32)
-    programs = {name: jax.jit(f).lower(shape).compile() for name, f in draws.items()}
+    programs = {
+        name: _harness.compiled(jax.jit(f).lower(shape)) for name, f in draws.items()
+    }
 
     def side(program: Callable[[jax.Array], Any]) -> Callable[[], Any]:
         return lambda: program(jnp.full(7, next(numbers), jnp.uint32))
@@ -217,7 +226,62 @@ def _noise(size: int, rounds: int) -> list[_harness.Row]:
     return rows
 
 
+def _options(size: int, rounds: int) -> list[_harness.Row]:
+    """Draws compiled with the options of ``fit`` beside the same without them."""
+    law = lattice_gaussian.law(NOISE_STD)
+    public = jax.random.key(0)
+    secret = threefry.secret_key(np.zeros(4, np.uint32))  # Not a secret.
+    draws: dict[str, tuple[Callable[[Any], jax.Array], jax.Array]] = {
+        "normal": (lambda key: threefry.normal(key, (size,)), public),
+        "threefry": (lambda key: threefry.bits(key, (size,)), public),
+        "secret noise": (lambda key: lattice_gaussian.draw(key, (size,), law), secret),
+    }
+    rows = []
+    for name, (draw, key) in draws.items():
+        lowered = jax.jit(draw).lower(key)
+        sides = {
+            "options of fit": functools.partial(_harness.compiled(lowered), key),
+            "XLA's options": functools.partial(lowered.compile(), key),
+        }
+        seconds = _harness.alternate(sides, rounds)
+        case = f"{name}, {size / 1e6:g} M numbers"
+        rows.append(_harness.paired(case, "one array", seconds, *sides))
+    return rows
+
+
 # --- slopes ---
+
+
+def added(law: str, num: int, times: int, params: Any) -> Callable[[], Any]:
+    """K directions, drawn and then added ``times`` times to a tree, as a thunk.
+
+    It is what a step costs besides its forward passes. Directions are kept where a step
+    keeps them, and drawn again each time where it does so.
+    """
+
+    def draw(params: Any, key: jax.Array) -> sphere.Direction:
+        return sphere.kept(sphere.directions(key, params, law=law, num=num))
+
+    def add(params: Any, rows: sphere.Direction) -> Any:
+        def one(params: Any, row: sphere.Direction) -> tuple[Any, None]:
+            return perturb.perturb(params, row, jnp.float32(SCALE)), None
+
+        if num == 1:
+            return one(params, sphere.select(rows, 0))[0]
+        return jax.lax.scan(one, params, rows)[0]
+
+    key, cell = jax.random.key(2), [jax.tree.map(jnp.array, params)]
+    drawn = _harness.compiled(jax.jit(draw).lower(params, key))
+    rows = drawn(params, key)
+    more = _harness.compiled(jax.jit(add, donate_argnums=0).lower(cell[0], rows))
+
+    def call() -> Any:
+        rows = drawn(params, key)
+        for _ in range(times):
+            cell[0] = more(cell[0], rows)
+        return cell[0]
+
+    return call
 
 
 def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
@@ -237,13 +301,19 @@ def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
 
         return jax.lax.fori_loop(0, 2 * num, body, jnp.zeros(records))
 
-    def table(law: str, params: Any, batch: Any, key: jax.Array) -> jax.Array:
-        rows = sphere.directions(key, params, law=law, num=num)
-        return finite_difference.slopes(
+    def slopes(law: str, params: Any, batch: Any, key: jax.Array) -> Any:
+        rows = sphere.kept(sphere.directions(key, params, law=law, num=num))
+        found = finite_difference.slopes(
             loss, params, batch, rows, smoothing_radius=float(SCALE)
         )
+        return found, rows
 
-    plain = jax.jit(forwards).lower(params, batch).compile()
+    def step(law: str, params: Any, batch: Any, key: jax.Array) -> Any:
+        found, rows = slopes(law, params, batch, key)
+        change = finite_difference.combine(jnp.mean(found, axis=0), rows, params)
+        return jax.tree.map(lambda p, u: p - SCALE * u, params, change)
+
+    plain = _harness.compiled(jax.jit(forwards).lower(params, batch))
     sides: dict[str, Callable[[], Any]] = {
         "forwards": lambda: plain(params, batch),
         "NumPy": lambda: _numpy_slopes(params, inputs, labels, num),
@@ -251,9 +321,12 @@ def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
     laws = ("rademacher", "gaussian")
     key = jax.random.key(1)
     for law in laws:
-        run = functools.partial(table, law)
-        program = jax.jit(run).lower(params, batch, key).compile()
-        sides[law] = functools.partial(program, params, batch, key)
+        table = jax.jit(lambda *args, law=law: slopes(law, *args)[0])
+        whole = jax.jit(functools.partial(step, law))
+        for name, fn in ((law, table), (f"{law} step", whole)):
+            program = _harness.compiled(fn.lower(params, batch, key))
+            sides[name] = functools.partial(program, params, batch, key)
+        sides[f"{law} alone"] = added(law, num, 2, params)
     seconds = _harness.alternate(sides, rounds)
     rows = []
     for law in laws:
@@ -262,6 +335,10 @@ def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
         rows += [
             _harness.speed(case, metric, seconds, law, baseline, count)
             for baseline in ("forwards", "NumPy")
+        ]
+        rows += [
+            _harness.paired(case, said, seconds, f"{law} {side}", "forwards")
+            for said, side in (("whole step", "step"), ("directions alone", "alone"))
         ]
     return rows
 

@@ -158,7 +158,7 @@ def one_step(plan: Any, value_fn: Any, params: Any, data: Any, **options: Any) -
 def called(step: Any, args: Any) -> Callable[[], Any]:
     """The compiled step as a thunk, its parameters donated."""
     state, params, data = args
-    program = jax.jit(step, donate_argnums=1).lower(*args).compile()
+    program = _harness.compiled(jax.jit(step, donate_argnums=1).lower(*args))
     cell = [params]
 
     def call() -> Any:
@@ -211,7 +211,7 @@ def whole(steps: int) -> Callable[[], Any]:
     carry = training.start(plan, maker, sgd, jnp.zeros(1024))
     data = records(256, 1024)
     fn = jax.jit(lambda c, k, d: program(c, k, d, 0, steps))
-    compiled = fn.lower(carry, keys, data).compile()
+    compiled = _harness.compiled(fn.lower(carry, keys, data))
     return lambda: compiled(carry, keys, data)
 
 
@@ -225,7 +225,7 @@ def abstract(law: str, dims: Sequence[int]) -> list[Row]:
     for dim in dims:
         like = jax.ShapeDtypeStruct((dim,), jnp.float32)
         step, args = one_step(plan, norm, like, jax.ShapeDtypeStruct((2,), jnp.float32))
-        compiled = jax.jit(step, donate_argnums=1).lower(*args).compile()
+        compiled = _harness.compiled(jax.jit(step, donate_argnums=1).lower(*args))
         memory: Any = compiled.memory_analysis()
         found["memory of params"].append(memory.argument_size_in_bytes / 1e6)
         found["temp memory"].append(memory.temp_size_in_bytes / 1e6)
@@ -253,7 +253,7 @@ def on_mesh(count: int) -> dict[str, float]:
     step, args = one_step(plan, linear, like, data, axis_name="data")
     everywhere = jax.sharding.PartitionSpec()
     shared = jax.shard_map(step, mesh=mesh, in_specs=everywhere, out_specs=everywhere)
-    compiled = jax.jit(shared).lower(*args).compile()
+    compiled = _harness.compiled(jax.jit(shared).lower(*args))
     cost: Mapping[str, float] = compiled.cost_analysis() or {}
     text = compiled.as_text() or ""
     return {
