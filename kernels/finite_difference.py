@@ -33,6 +33,9 @@ _SMALL = 2**17
 ValueFn = Callable[[Any, Any], jax.Array] | perturb.LazyLoss
 #: Of one axis of a mesh, or of several.
 AxisName = str | tuple[str, ...]
+#: Axis of a mesh whose two devices evaluate the losses at +radius and at -radius. Along
+#: all other axes the records of a batch are shared.
+SIGNS = "signs"
 
 
 def check_losses(losses: Any, rows: int) -> None:
@@ -108,6 +111,44 @@ def _slope(
     return (plus - minus) / jnp.asarray(2 * radius, plus.dtype)
 
 
+def _shared_signs(
+    value_fn: ValueFn, params: Any, batch: Any, rows: Direction, radius: float
+) -> jax.Array:
+    """Computes the slopes (B, K) on two devices, each of which evaluates one sign."""
+    check_signs(jax.lax.axis_size(SIGNS), radius, "axis_name")
+    sign = 1 - 2 * jax.lax.axis_index(SIGNS)
+    scale = jnp.asarray(radius, _wide(params)) * sign
+    params, batch = on_each((params, batch), SIGNS)
+
+    def one(direction: Direction) -> jax.Array:
+        values = perturb.losses_at(value_fn, params, batch, direction, scale)
+        return _checked(values, batch)
+
+    losses = _columns(one, value_fn, batch, rows)
+    # Two numbers, one of them negated: their sum is plus - minus, NaN and inf included.
+    difference = jax.lax.psum(losses * sign.astype(losses.dtype), SIGNS)
+    return difference / jnp.asarray(2 * radius, losses.dtype)
+
+
+def check_signs(size: int, radius: float, name: str) -> None:
+    """Requires an axis of two devices, and a slope of two signs; ``name`` is in the error.
+
+    Example:
+      >>> from jaxdp.kernels import finite_difference
+      >>> finite_difference.check_signs(2, 1e-3, "mesh")
+    """
+    if size != 2:
+        raise ValueError(
+            f"{name} must have 2 devices along {SIGNS!r}, one for each sign of a slope, "
+            f"got {size}: records are shared along axes of other names"
+        )
+    if radius == 0:
+        raise ValueError(
+            f"{name} must have no axis {SIGNS!r} where smoothing_radius is 0, a derivative "
+            "without two signs: share the records, along an axis of another name"
+        )
+
+
 def _wide(params: Any) -> Any:
     return wide(*map(jnp.result_type, jax.tree.leaves(params)))
 
@@ -155,17 +196,17 @@ def sum_microbatches(
 ) -> jax.Array:
     """Sums ``fn((records, mask))`` over slices of ``size`` records, and over devices.
 
-    Every record is in one slice, and every slice on one device: a device takes as many
-    whole slices as the others, the last ones fewer. All slices have one shape (the last
-    one begins early, and what it has in common with the one before is masked), so a sum
-    of integers does not depend on how many devices there are.
+    Every record is in one slice, and every slice on one device. All devices evaluate as
+    many slices; those beyond the last record are masked. All slices have one shape (the
+    last one begins early, and what it has in common with the one before is masked), so a
+    sum of integers does not depend on how many devices there are.
 
     Args:
       fn: sums over a slice; must count masked rows as zero.
       batch: records and their mask (B,): the same on every device.
       size: records at once; None is all, or a device's equal part of them.
       axis_name: mesh axis, or several, whose devices share the slices; None is one
-        device.
+        device. :data:`SIGNS` is none of them.
 
     Returns:
       What ``fn`` returns, summed: by one ``psum``, so the same on every device.
@@ -180,17 +221,20 @@ def sum_microbatches(
       >>> finite_difference.sum_microbatches(total, batch, size=4).item()
       45
     """
+    if SIGNS in axes_of(axis_name):
+        raise ValueError(
+            f"axis_name must not be {SIGNS!r} here, got {axis_name!r}: what is summed has "
+            "no two signs to share"
+        )
     rows = num_rows(batch[0])
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
     size = -(-rows // devices) if size is None else size
     count = -(-rows // size)
-    first, last = 0, count
-    if axis_name is not None:
-        share = -(-count // devices)
-        first = jax.lax.axis_index(axis_name) * share
-        last = jnp.minimum(first + share, count)
+    share = -(-count // devices)
+    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * share
 
-    def add(index: int | jax.Array, total: jax.Array) -> jax.Array:
+    def add(own: int | jax.Array, total: jax.Array) -> jax.Array:
+        index = first + own
         start = jnp.minimum(index * size, rows - size)
         part, kept = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), batch
@@ -204,8 +248,21 @@ def sum_microbatches(
     else:
         like = jax.eval_shape(fn, jax.tree.map(lambda x: x[:size], batch))
         zero = on_each(jnp.zeros(like.shape, like.dtype), axis_name)
-        total = jax.lax.fori_loop(first, last, add, zero)
+        total = jax.lax.fori_loop(0, share, add, zero)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+
+def axes_of(axis_name: AxisName | None) -> tuple[str, ...]:
+    """Returns the names of axes as a tuple.
+
+    Example:
+      >>> from jaxdp.kernels import finite_difference
+      >>> finite_difference.axes_of("data"), finite_difference.axes_of(None)
+      (('data',), ())
+    """
+    if axis_name is None:
+        return ()
+    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
 def on_each(tree: Any, axis_name: AxisName | None) -> Any:
@@ -247,6 +304,7 @@ def slopes(
     rows: Direction,
     *,
     smoothing_radius: float,
+    share_signs: bool = False,
 ) -> jax.Array:
     """Computes the slopes of every record along every direction.
 
@@ -257,6 +315,9 @@ def slopes(
       rows: K directions (leading axis K), see :func:`jaxdp.kernels.sphere.directions`.
       smoothing_radius: lambda >= 0, in units of the parameters; it multiplies vectors of
         norm about sqrt(d). 0 takes the forward-mode limit.
+      share_signs: within a ``jax.shard_map``, whether the two devices of its mesh's axis
+        :data:`SIGNS` evaluate one sign each. Both are given the same arguments and get the
+        same slopes; B K floats pass between them.
 
     Returns:
       ``(B, K)`` in float32 (or the losses' dtype if wider); loss per unit of parameter.
@@ -276,10 +337,22 @@ def slopes(
       >>> table.shape, abs(table).tolist()
       ((3, 2), [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     """
+    if share_signs:
+        return _shared_signs(value_fn, params, batch, rows, smoothing_radius)
 
     def one(direction: Direction) -> jax.Array:
         return _slope(value_fn, params, batch, direction, smoothing_radius)
 
+    return _columns(one, value_fn, batch, rows)
+
+
+def _columns(
+    one: Callable[[Direction], jax.Array],
+    value_fn: ValueFn,
+    batch: Any,
+    rows: Direction,
+) -> jax.Array:
+    """Computes the columns (B, K) of K directions, or of one."""
     if rows.scale.shape[0] == 1:
         return one(select(rows, 0))[:, None]
     return _each(one, value_fn, batch, rows)

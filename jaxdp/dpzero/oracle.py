@@ -48,9 +48,11 @@ def release_slopes(
       smoothing_radius: how far the parameters are moved along a direction.
       count_grid: of the count of records within the clip; None where it is not released.
       microbatch_size: records evaluated at once. Changes neither bound nor noise.
-      axis_name: mesh axis whose devices share the records: each bounds and sums its part,
+      axis_name: mesh axes whose devices share the records: each bounds and sums its part,
         the sums are added as integers, and the noise is added once, to their total. All
-        arguments are the same on every device, and so is what is released.
+        arguments are the same on every device, and so is what is released. Where
+        ``finite_difference.SIGNS`` is one of them, its two devices evaluate one sign each
+        of the same records: what they bound and sum is the same on both, and counts once.
 
     Returns:
       float32 (K,): released; or (K + 1,), with the noised count over the normalizer at the
@@ -60,12 +62,19 @@ def release_slopes(
     Source: DPZero (Zhang et al., ICML 2024), Algorithm 2, with the fixed-point sum of
     one or several directions.
     """
-    params = finite_difference.on_each(params, axis_name)
+    axes = finite_difference.axes_of(axis_name)
+    shared = tuple(name for name in axes if name != finite_difference.SIGNS) or None
+    params = finite_difference.on_each(params, shared)
 
     def bounded(part: tuple[Any, jax.Array]) -> jax.Array:
         some, kept = part
         slopes = finite_difference.slopes(
-            value_fn, params, some, rows, smoothing_radius=smoothing_radius
+            value_fn,
+            params,
+            some,
+            rows,
+            smoothing_radius=smoothing_radius,
+            share_signs=shared != (axes or None),
         )
         total = release.bounded_sum(grid, slopes, kept)
         if count_grid is None:
@@ -74,7 +83,7 @@ def release_slopes(
         return jnp.append(total, release.bounded_sum(count_grid, halves, kept))
 
     total = finite_difference.sum_microbatches(
-        bounded, (records, mask), microbatch_size, axis_name
+        bounded, (records, mask), microbatch_size, shared
     )
     if count_grid is None:
         return release.noised_mean(grid, total, Fixed(noise))

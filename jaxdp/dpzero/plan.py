@@ -177,6 +177,7 @@ class DPZero(SumPlan):
     isotropic: ClassVar[bool] = False
     released: ClassVar[str] = "slopes"
     draws_directions: ClassVar[bool] = True
+    shares_signs: ClassVar[bool] = True
     laws: ClassVar[tuple[str, ...]] = (
         "sphere",
         "gaussian",
@@ -356,6 +357,7 @@ class DPGDZerothOrder(SumPlan):
     clip_tuning: ClassVar[ClipTuning | None] = None
     released: ClassVar[str] = "slopes"
     draws_directions: ClassVar[bool] = True
+    shares_signs: ClassVar[bool] = True
     laws: ClassVar[tuple[str, ...]] = ("sphere", "rademacher")
     noises: ClassVar[tuple[Noise, ...]] = ("discrete",)
     nested: ClassVar[dict[str, Any]] = {"theorem": _read}

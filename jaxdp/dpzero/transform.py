@@ -137,7 +137,9 @@ def dpzero(
         arguments, the *whole* batch among them, evaluates its part of it, and gets the
         same results: K integers are added over the devices (K + 1 where the clip is
         tuned). They are those of one device of the same ``microbatch_size``, which is a
-        device's equal part where it is None. With ``check_vma=False`` nothing checks that
+        device's equal part where it is None. The two devices of an axis
+        ``kernels.finite_difference.SIGNS`` evaluate one sign of each slope instead, of the
+        same records. With ``check_vma=False`` nothing checks that
         keys and parameters are the same everywhere, which the guarantee rests on.
       noise_table: the noise, int32 (num_steps, K), or (num_steps, K + 1) where the plan
         tunes its clip, for tests and audits; reports of such a run say

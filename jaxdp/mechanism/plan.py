@@ -92,6 +92,8 @@ class Plan:
     unlogged: ClassVar[str] = "are as large as the parameters"
     #: Whether it draws directions, so that leaves of layers may be declared.
     draws_directions: ClassVar[bool] = False
+    #: Whether its steps are slopes of two signs, which two devices may share.
+    shares_signs: ClassVar[bool] = False
     #: Whether it makes steps itself, which no optimizer may rescale.
     makes_steps: ClassVar[bool] = False
     #: Whether an ``Algorithm`` runs it, not a transformation of gradients.

@@ -81,8 +81,12 @@ def fit(
         ``jax.make_mesh((jax.device_count(),), ("data",))``. Params, keys and data are
         copied to each. What a private run releases is, to the bit, what one device of the
         same ``microbatch_size`` releases (where it is None, of a device's part of the
-        batch). With several processes (``jax.distributed``) each of them calls ``fit``
-        with the same arguments; process 0 writes the ledger.
+        batch). An axis of two devices named ``"signs"`` (``finite_difference.SIGNS``)
+        evaluates the losses of ``DPZero`` and ``DPGDZerothOrder`` at +radius on one and
+        at -radius on the other; the other axes share the records:
+        ``jax.make_mesh((2, n), ("signs", "data"))``. With several processes
+        (``jax.distributed``) each of them calls ``fit`` with the same arguments; process 0
+        writes the ledger.
       callback: ``callback(step, params, info)``, called after each chunk with public
         values: evaluate public data in it, save, plot. With a mesh, they are on one device.
       ledger: folder for the record of the run (``jaxdp.ledger``): every release is

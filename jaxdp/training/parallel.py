@@ -2,8 +2,10 @@
 
 The whole loop runs on every device of a mesh, on the same parameters, keys and data. Each
 device evaluates its part of a batch; what passes between them is the sum of integers of
-the oracle, once a step. All draw the same directions and add the same noise to the same
-sum, so their parameters stay the same bits, and nothing is sent to keep them so.
+the oracle, once a step. Along the axis ``finite_difference.SIGNS`` two devices evaluate
+the two signs of the same records, and their losses pass between them. All draw the same
+directions and add the same noise to the same sum, so their parameters stay the same bits,
+and nothing is sent to keep them so.
 """
 
 import functools
@@ -18,6 +20,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxdp.core import keys as keys_lib
+from jaxdp.kernels import finite_difference
+from jaxdp.mechanism.plan import Plan
 from jaxdp.training import digests
 
 
@@ -43,6 +47,21 @@ def check_mesh(mesh: Any, params: Any) -> Mesh | None:
             f"the processes {sorted(processes)} of {jax.process_count()}"
         )
     return mesh
+
+
+def check_signs(mesh: Mesh | None, plan: Plan) -> None:
+    """Requires slopes of two signs, and two devices, where a mesh shares signs."""
+    signs = finite_difference.SIGNS
+    if mesh is None or signs not in mesh.axis_names:
+        return
+    if not plan.shares_signs:
+        raise ValueError(
+            f"mesh must have no axis {signs!r} for {plan.family}, whose steps are no "
+            f"slopes of two signs, got {dict(mesh.shape)}: share the records, along an "
+            "axis of another name"
+        )
+    radius = plan.perturbation(1).smoothing_radius
+    finite_difference.check_signs(mesh.shape[signs], radius, "mesh")
 
 
 def several_processes(mesh: Mesh | None) -> bool:

@@ -42,6 +42,8 @@ class Task(NamedTuple):
 def checked(task: Task, callback: Any) -> Task:
     """Returns a task whose arguments are checked, with data that cannot change in place."""
     batches.check_data(task.plan.run, task.data)
+    if not task.plan.runs_algorithm:
+        parallel.check_signs(task.mesh, task.plan)
     if not callable(task.value_fn):
         raise TypeError(f"value_fn must be callable, got {task.value_fn!r}")
     if task.microbatch_size is not None:

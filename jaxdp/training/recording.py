@@ -180,6 +180,7 @@ def _conditions(task: preparing.Task, text: str, key: bytes) -> dict[str, Any]:
         "data": keyed(digests.sha256(task.data).digest()),
         "microbatch_size": task.microbatch_size,
         "devices": 1 if task.mesh is None else task.mesh.size,
+        "mesh": {} if task.mesh is None else dict(task.mesh.shape),
         "jax": jax.__version__,
         "jaxlib": reporting.versions()["jaxlib"],
         "device": device.device_kind,

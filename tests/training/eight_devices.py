@@ -5,6 +5,7 @@ In a process of its own, for JAX asks how many devices there are once: with
 """
 
 import dataclasses
+import math
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -20,7 +22,9 @@ from jax.sharding import PartitionSpec
 
 import jaxdp
 from jaxdp import Keys, plans, sampling, training
-from jaxdp.kernels import finite_difference
+from jaxdp.kernels import finite_difference, sphere
+from jaxdp.models import language
+from jaxdp.models.language import tasks
 from jaxdp.training import parallel
 from tests.training import kills
 from tests.training.problem import DATA, PARAMS, D, N, make_plan, value_fn
@@ -75,10 +79,10 @@ def fit(plan: Any, params: Any = PARAMS, data: Any = DATA, **kwargs: Any) -> Any
     return jaxdp.fit(plan, Keys.insecure(1), params, data, **args)
 
 
-def assert_replicas_agree(tree: Any) -> None:
+def assert_replicas_agree(tree: Any, devices: int = 8) -> None:
     for leaf in jax.tree.leaves(tree):
         copies = [np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards]
-        assert len(copies) == 8
+        assert len(copies) == devices
         assert len(set(copies)) == 1
 
 
@@ -127,6 +131,130 @@ def test_bits_of_one_device(name: str) -> None:
     timing = {"compile_seconds", "train_seconds", "steps_per_second"}
     for field in many.report.keys() - timing:
         assert many.report[field] == one.report[field], field
+
+
+def mesh_of(**shape: int) -> jax.sharding.Mesh:
+    devices = jax.devices()[: math.prod(shape.values())]
+    return jax.make_mesh(tuple(shape.values()), tuple(shape), devices=devices)
+
+
+def baseline_plan() -> plans.DPGDZerothOrder:
+    plan = plan_of()
+    names = {field.name for field in dataclasses.fields(plans.DPGDZerothOrder)}
+    same = names - {"noise"}
+    return plans.DPGDZerothOrder(**{name: getattr(plan, name) for name in same})
+
+
+MODEL = language.LanguageModel(
+    config=language.OPTConfig(
+        vocab_size=24,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=8,
+        ffn_dim=32,
+    )
+)
+
+
+def model_task() -> dict[str, Any]:
+    """A language model whose layers are perturbed in its scan."""
+    numbers = np.arange(N * 6).reshape(N, 6)
+    return {
+        "params": MODEL.init(jax.random.key(0)),
+        "data": {
+            "tokens": (numbers * 7 % 20 + 4).astype(np.int32),
+            "mask": np.ones(numbers.shape, bool),
+            "position": np.arange(N, dtype=np.int32) % 6,
+            "label": np.arange(N, dtype=np.int32) % 2,
+        },
+        "value_fn": tasks.prompt(MODEL, (4, 5)).value_fn,
+        "stacked": MODEL.is_stacked,
+        "microbatch_size": 6,
+    }
+
+
+SIGNS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "full": (plan_of(num_steps=5), {"data": BROKEN}),
+    **{name: CASES[name] for name in ("poisson", "lazy", "tuned")},
+    "baseline": (baseline_plan(), {"data": BROKEN, "microbatch_size": 5}),
+    "model": (plan_of(num_steps=2, num_directions=2), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("full", {"signs": 2}), *((name, {"signs": 2, "data": 2}) for name in SIGNS)],
+)
+def test_signs_on_two_devices(
+    name: str, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Releases what one device does that takes the signs one after the other.
+
+    (Small models take both at once, in one product: it may round otherwise.)
+    """
+    monkeypatch.setattr(finite_difference, "_SMALL", 0)
+    plan, options = SIGNS[name]
+    plan = dataclasses.replace(plan, delta=2e-5)  # No program of another test.
+    options = options or model_task()
+    options = {"microbatch_size": N} | options
+    many = fit(plan, **options, mesh=mesh_of(**shape))
+    one = fit(plan, **options)
+    chex.assert_trees_all_equal(many.info, one.info)
+    chex.assert_trees_all_equal(many.params, one.params)
+    assert_replicas_agree((many.params, many.info), math.prod(shape.values()))
+    assert np.all(np.isfinite(many.info.releases))
+
+
+@pytest.mark.parametrize("pair", [(1, 1), (np.inf, np.inf), (np.inf, 1), (np.nan, 1)])
+def test_signs_give_the_difference(pair: tuple[float, float]) -> None:
+    """NaN and infinite losses included."""
+    rows = sphere.directions(jax.random.key(0), jnp.zeros(1), law="rademacher")
+    up = float(sphere.materialise(sphere.select(rows, 0), jnp.zeros(1))[0])
+
+    def losses(x: jax.Array, batch: Any) -> jax.Array:
+        return jnp.where(x[0] * up > 0, *pair) + 0.3 * batch
+
+    def table(share: bool) -> Any:
+        return finite_difference.slopes(
+            losses,
+            jnp.zeros(1),
+            jnp.arange(3.0),
+            rows,
+            smoothing_radius=0.1,
+            share_signs=share,
+        )
+
+    shared = jax.shard_map(
+        lambda: table(True), mesh=mesh_of(signs=2), in_specs=(), out_specs=EVERYWHERE
+    )
+    np.testing.assert_array_equal(jax.jit(shared)(), jax.jit(lambda: table(False))())
+
+
+def test_signs_are_refused_where_there_are_none() -> None:
+    signs = mesh_of(signs=2, data=2)
+
+    def never(params: Any, batch: Any) -> jax.Array:
+        raise AssertionError("the loss was traced")
+
+    for plan, mesh, said in (
+        (plan_of(), mesh_of(signs=4), "mesh must have 2 devices along 'signs'"),
+        (plan_of(), mesh_of(signs=1), "got 1: records are shared along axes of other"),
+        (plan_of(smoothing_radius=0), signs, "mesh must have no axis 'signs' where"),
+        (dpgd_plan(), signs, "mesh must have no axis 'signs' for dpgd"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fit(plan, mesh=mesh, value_fn=never)
+    plan = dataclasses.replace(dpgd_plan(), sampling=sampling.FullBatch())
+    maker = plan.transform(Keys.insecure(1), axis_name=("signs", "data"))
+
+    def step(state: Any, data: Any) -> Any:
+        return maker.update(None, state, PARAMS, value_fn=value_fn, batch=data)
+
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared: Any = jax.shard_map(step, mesh=signs, **specs)
+    with pytest.raises(ValueError, match="axis_name must not be 'signs' here"):
+        jax.eval_shape(shared, maker.init(PARAMS), DATA)
 
 
 def test_a_record_moves_the_sum_as_far_as_on_one_device() -> None:
@@ -193,6 +321,41 @@ def test_one_integer_a_direction_is_all_that_devices_exchange() -> None:
     assert all_reduces(text) == ["s32[4] all-reduce"]
 
 
+def signs_program(plan: Any, mesh: jax.sharding.Mesh, **options: Any) -> Any:
+    """Lowers the loop on a mesh that shares the signs."""
+    maker = plan.transform(Keys.insecure(0), axis_name=mesh.axis_names, **options)
+    again = plan.replay(Keys.insecure(0).direction)
+    program = training.make_program(plan, maker, OPTIMIZER, value_fn, again)
+    carry = training.start(plan, maker, OPTIMIZER, PARAMS)
+    step = jnp.int32(0)
+    return parallel.lowered(mesh, program, carry, Keys.insecure(0), DATA, step, step)
+
+
+def test_signs_exchange_one_float_a_slope() -> None:
+    """Of a device's records, B / 4 here, along K directions."""
+    plan, mesh = plan_of(num_directions=3), mesh_of(signs=2, data=4)
+    text = signs_program(plan, mesh).compile().as_text()
+    assert sorted(all_reduces(text)) == ["f32[6,3] all-reduce", "s32[3] all-reduce"]
+
+
+def test_signs_on_two_devices_lower_for_accelerators() -> None:
+    plan, mesh = plan_of(num_directions=3), mesh_of(signs=2, data=4)
+    tx = plan.transform(Keys.insecure(0), axis_name=mesh.axis_names)
+    state = tx.init(PARAMS)
+
+    def step(params: Any, data: Any) -> Any:
+        made, after = tx.update(None, state, params, value_fn=value_fn, batch=data)
+        return made, after.release
+
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared = jax.jit(jax.shard_map(step, mesh=mesh, **specs))
+    exported = jax.export.export(shared, platforms=("cuda", "rocm", "tpu"))(
+        PARAMS, DATA
+    )
+    assert exported.nr_devices == 8
+    assert exported.mlir_module().count("stablehlo.all_reduce") == 2
+
+
 def test_every_record_counts_once() -> None:
     """Whatever the rows, the slice and the devices; and masked ones do not."""
 
@@ -231,17 +394,18 @@ def penalised(params: Any, batch: Any) -> jax.Array:
     return value_fn(params, batch) + squares
 
 
-def by_hand(plan: Any, data: Any, **options: Any) -> Any:
+def by_hand(plan: Any, data: Any, mesh: Any = MESH, **options: Any) -> Any:
     """A step in a ``shard_map`` that checks that what it gives is the same everywhere."""
-    tx = plan.transform(Keys.insecure(1), axis_name="data", microbatch_size=3)
+    names = mesh.axis_names
+    tx = plan.transform(Keys.insecure(1), axis_name=names, microbatch_size=3)
     specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE} | options
 
     @jax.jit
-    @lambda step: jax.shard_map(step, mesh=MESH, **specs)
+    @lambda step: jax.shard_map(step, mesh=mesh, **specs)
     def step(params: Any, state: Any, batch: Any) -> Any:
         return tx.update(None, state, params, value_fn=penalised, batch=batch)
 
-    args = parallel.on_all(MESH, (PARAMS, tx.init(PARAMS)))
+    args = parallel.on_all(mesh, (PARAMS, tx.init(PARAMS)))
     return step(*args, data)
 
 
@@ -262,6 +426,25 @@ def test_a_loop_by_hand(family: Any) -> None:
     chex.assert_trees_all_equal(got, want)
     np.testing.assert_array_equal(state.release, alone.release)
     assert_replicas_agree((got, state.release))
+
+
+@pytest.mark.parametrize("shape", [{"signs": 2}, {"signs": 2, "data": 4}], ids=str)
+def test_signs_of_a_loop_by_hand(
+    shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Derivatives within a loss are by each device's own losses here, too."""
+    monkeypatch.setattr(finite_difference, "_SMALL", 0)
+    plan, mesh = plan_of(num_directions=2), mesh_of(**shape)
+    got, state = by_hand(plan, parallel.on_all(mesh, BROKEN), mesh)
+    tx = plan.transform(Keys.insecure(1), microbatch_size=3)
+
+    @jax.jit
+    def update(state: Any, params: Any) -> Any:
+        return tx.update(None, state, params, value_fn=penalised, batch=BROKEN)
+
+    want, alone = update(tx.init(PARAMS), PARAMS)
+    chex.assert_trees_all_equal(got, want)
+    np.testing.assert_array_equal(state.release, alone.release)
 
 
 BALL = {"oracle": "first_order", "direction": "ball", "difference": "common"}
@@ -356,3 +539,21 @@ def test_a_recorded_run_is_resumed_and_replayed(tmp_path: Path) -> None:
     assert_replicas_agree(again.params)
     with pytest.raises(ValueError, match="devices is 1 and was 8"):
         jaxdp.resume(copy, PARAMS, DATA, **given, microbatch_size=5)
+
+
+def test_signs_are_part_of_what_is_resumed(tmp_path: Path) -> None:
+    plan, folder = plan_of(), tmp_path / "run"
+    run = {"mesh": mesh_of(signs=2, data=2), "microbatch_size": 6}
+    whole = fit(plan, ledger=folder, chunk=2, **run)
+    chex.assert_trees_all_equal(
+        jaxdp.replay(folder, PARAMS, optimizer=OPTIMIZER).params, whole.params
+    )
+    folder = tmp_path / "killed"
+    with kills.killed(4):
+        fit(plan, ledger=folder, chunk=2, **run)
+    given = {"value_fn": value_fn, "optimizer": OPTIMIZER, "microbatch_size": 6}
+    with pytest.raises(ValueError, match=r"mesh is \{'data': 4\} and was \{'signs'"):
+        jaxdp.resume(folder, PARAMS, DATA, mesh=mesh_of(data=4), **given)
+    again = jaxdp.resume(folder, PARAMS, DATA, mesh=run["mesh"], **given)
+    chex.assert_trees_all_equal(again.info, whole.info)
+    chex.assert_trees_all_equal(again.params, whole.params)

@@ -37,10 +37,12 @@ def environment(devices: int) -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
-def test_eight_devices() -> None:
+@pytest.mark.parametrize("which", ["signs", "not signs"])
+def test_eight_devices(which: str) -> None:
     """All of ``eight_devices.py``, whose failures are shown."""
+    file = "tests/training/eight_devices.py"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/training/eight_devices.py"],
+        [sys.executable, "-m", "pytest", "-q", file, "-k", which],
         cwd=ROOT,
         env=environment(8),
         capture_output=True,
