@@ -8,6 +8,7 @@ are never read: unpickling runs what the file says.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -312,13 +313,26 @@ def _problems(
 
 
 def _read(leaf: _Leaf, stored: _files.Stored) -> jax.Array:
-    """Reads one leaf as float32, tensor by tensor."""
-    array = np.empty(leaf.shape, np.float32)
-    layers = array if LanguageModel.is_stacked(leaf.path) else array[None]
-    for layer, name in zip(layers, leaf.names, strict=True):
-        layer[...] = leaf.transpose(stored.array(name))
-    # Waited for, or the buffers of several leaves would be held until they are copied.
-    return jax.block_until_ready(jnp.asarray(array))
+    """Reads one leaf as float32, tensor by tensor, into the array that is kept."""
+
+    def read(name: str) -> np.ndarray:
+        return np.ascontiguousarray(leaf.transpose(stored.array(name)), np.float32)
+
+    if not LanguageModel.is_stacked(leaf.path):
+        (name,) = leaf.names
+        array = jnp.asarray(read(name))
+    else:
+        array = jnp.zeros(leaf.shape, jnp.float32)
+        for layer, name in enumerate(leaf.names):
+            # Waited for, or the tensors of several layers would be held until copied.
+            array = jax.block_until_ready(_put(array, read(name), layer))
+    return jax.block_until_ready(array)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put(layers: jax.Array, one: jax.Array, at: int) -> jax.Array:
+    """Writes one layer in place."""
+    return jax.lax.dynamic_update_index_in_dim(layers, one, at, 0)
 
 
 def _read_adapters(
