@@ -300,9 +300,7 @@ def _part_keys(
     keys = keys[np.asarray(leaves, np.int32)]
     layer = np.asarray(layers, np.int32)
     folded = jax.vmap(threefry.fold_in)(keys, jnp.asarray(np.maximum(layer, 0)))
-    words = jax.random.key_data(jnp.where(layer < 0, keys, folded))
-    words = jax.lax.optimization_barrier(words)
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.lax.optimization_barrier(jnp.where(layer < 0, keys, folded))
 
 
 def _place(direction: Direction, path: str) -> tuple[int, int]:
