@@ -117,7 +117,8 @@ def _shared_signs(
     """Computes the slopes (B, K) on two devices, each of which evaluates one sign."""
     check_signs(jax.lax.axis_size(SIGNS), radius, "axis_name")
     sign = 1 - 2 * jax.lax.axis_index(SIGNS)
-    scale = jnp.asarray(radius, _wide(params)) * sign
+    scale = jnp.asarray(radius, _wide(params))
+    scale *= sign.astype(scale.dtype)
     params, batch = on_each((params, batch), SIGNS)
 
     def one(direction: Direction) -> jax.Array:
@@ -253,7 +254,7 @@ def sum_microbatches(
 
 
 def axes_of(axis_name: AxisName | None) -> tuple[str, ...]:
-    """Returns the names of axes as a tuple.
+    """Returns the names of axes as a tuple; ValueError if one is there twice.
 
     Example:
       >>> from jaxdp.kernels import finite_difference
@@ -262,7 +263,10 @@ def axes_of(axis_name: AxisName | None) -> tuple[str, ...]:
     """
     if axis_name is None:
         return ()
-    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"axis_name must name each axis once, got {axis_name!r}")
+    return axes
 
 
 def on_each(tree: Any, axis_name: AxisName | None) -> Any:

@@ -190,7 +190,11 @@ def _draw(
     keys = direction.leaf_keys[begin : begin + num]
     if path not in direction.stacked:
         return draw(keys[0])
-    return jax.vmap(draw)(keys) if layer is None else draw(keys[layer])
+    if layer is not None:
+        return draw(keys[layer])
+    # Apart from those of other leaves, or a GPU draws two leaves in one kernel, and holds
+    # what it computes for both.
+    return jax.vmap(draw)(jax.lax.optimization_barrier(keys))
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:

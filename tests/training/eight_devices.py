@@ -228,7 +228,9 @@ def test_signs_give_the_difference(pair: tuple[float, float]) -> None:
     shared = jax.shard_map(
         lambda: table(True), mesh=mesh_of(signs=2), in_specs=(), out_specs=EVERYWHERE
     )
-    np.testing.assert_array_equal(jax.jit(shared)(), jax.jit(lambda: table(False))())
+    with jax.numpy_dtype_promotion("strict"):
+        many = jax.jit(shared)()
+    np.testing.assert_array_equal(many, jax.jit(lambda: table(False))())
 
 
 def test_signs_are_refused_where_there_are_none() -> None:
@@ -255,6 +257,9 @@ def test_signs_are_refused_where_there_are_none() -> None:
     shared: Any = jax.shard_map(step, mesh=signs, **specs)
     with pytest.raises(ValueError, match="axis_name must not be 'signs' here"):
         jax.eval_shape(shared, maker.init(PARAMS), DATA)
+    for twice in ("signs", "signs"), ("data", "data"):
+        with pytest.raises(ValueError, match="axis_name must name each axis once"):
+            finite_difference.axes_of(twice)
 
 
 def test_a_record_moves_the_sum_as_far_as_on_one_device() -> None:
