@@ -240,7 +240,8 @@ def sum_microbatches(
         part, kept = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), batch
         )
-        fresh = start + jnp.arange(size) >= index * size
+        # Beyond the last slice the product below may overflow, and be less than start.
+        fresh = (start + jnp.arange(size) >= index * size) & (index < count)
         return total + fn((part, kept & fresh))
 
     if count == 1:

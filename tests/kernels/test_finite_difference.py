@@ -288,6 +288,26 @@ def test_sum_microbatches(size: int | None) -> None:
     np.testing.assert_array_equal(run(jnp.zeros(7, bool)), [0, 0])
 
 
+def test_every_record_counts_once_on_more_devices_than_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the slices of the last devices would begin beyond the integers, too."""
+    size, devices = 2_100_000, 1024
+    assert (devices - 1) * size >= 2**31
+    monkeypatch.setattr(jax.lax, "axis_size", lambda name: devices)
+    monkeypatch.setattr(jax.lax, "psum", lambda x, name: x)
+    monkeypatch.setattr(jax.lax, "pcast", lambda x, name, to: x)
+
+    def counted(device: int, rows: int) -> int:
+        monkeypatch.setattr(jax.lax, "axis_index", lambda name: jnp.int32(device))
+        batch = jnp.zeros(rows, jnp.int8), jnp.ones(rows, bool)
+        total = lambda part: jnp.sum(part[1].astype(jnp.int32))  # noqa: E731
+        return int(fd.sum_microbatches(total, batch, size, "data"))
+
+    found = [counted(device, 2 * size - 1) for device in (0, 1, 2, 511, 1022, 1023)]
+    assert found == [size, size - 1, 0, 0, 0, 0]
+
+
 # --- losses ---
 
 
