@@ -320,19 +320,19 @@ def _read(leaf: _Leaf, stored: _files.Stored) -> jax.Array:
 
     if not LanguageModel.is_stacked(leaf.path):
         (name,) = leaf.names
-        array = jnp.asarray(read(name))
-    else:
-        array = jnp.zeros(leaf.shape, jnp.float32)
-        for layer, name in enumerate(leaf.names):
-            # Waited for, or the tensors of several layers would be held until copied.
-            array = jax.block_until_ready(_put(array, read(name), layer))
-    return jax.block_until_ready(array)
+        return jax.block_until_ready(jnp.asarray(read(name)))
+    array = jnp.zeros(leaf.shape, jnp.float32)
+    for layer, name in zip(range(leaf.shape[0]), leaf.names, strict=True):
+        # Waited for, or the tensors of several layers would be held until copied.
+        array = jax.block_until_ready(_put(array, read(name), layer))
+    return array
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _put(layers: jax.Array, one: jax.Array, at: int) -> jax.Array:
     """Writes one layer in place."""
-    return jax.lax.dynamic_update_index_in_dim(layers, one, at, 0)
+    whole = one.reshape(layers.shape[1:])  # A smaller one would be written, too.
+    return jax.lax.dynamic_update_index_in_dim(layers, whole, at, 0)
 
 
 def _read_adapters(
