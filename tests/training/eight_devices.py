@@ -176,6 +176,10 @@ def model_task() -> dict[str, Any]:
 
 SIGNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "full": (plan_of(num_steps=5), {"data": BROKEN}),
+    "bfloat16": (
+        plan_of(num_steps=2),
+        {"params": jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)},
+    ),
     **{name: CASES[name] for name in ("poisson", "lazy", "tuned")},
     "baseline": (baseline_plan(), {"data": BROKEN, "microbatch_size": 5}),
     "model": (plan_of(num_steps=2, num_directions=2), {}),
@@ -206,7 +210,11 @@ def test_signs_on_two_devices(
     assert np.all(np.isfinite(many.info.releases))
 
 
-@pytest.mark.parametrize("pair", [(1, 1), (np.inf, np.inf), (np.inf, 1), (np.nan, 1)])
+PAIRS = [(1, 1), (np.inf, np.inf), (np.inf, -np.inf), (np.inf, 1), (np.nan, 1)]
+PAIRS += [(1, np.inf), (1, np.nan)]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
 def test_signs_give_the_difference(pair: tuple[float, float]) -> None:
     """NaN and infinite losses included."""
     rows = sphere.directions(jax.random.key(0), jnp.zeros(1), law="rademacher")
@@ -414,32 +422,7 @@ def by_hand(plan: Any, data: Any, mesh: Any = MESH, **options: Any) -> Any:
     return step(*args, data)
 
 
-@pytest.mark.parametrize("family", [plans.DPZero, plans.DPGD])
-def test_a_loop_by_hand(family: Any) -> None:
-    """Derivatives are by each device's own records: not summed over all of them."""
-    plan: Any = plan_of()
-    if family is plans.DPGD:
-        plan = dataclasses.replace(dpgd_plan(), sampling=sampling.FullBatch())
-    got, state = by_hand(plan, parallel.on_all(MESH, BROKEN))
-    tx = plan.transform(Keys.insecure(1), microbatch_size=3)
-
-    @jax.jit
-    def update(state: Any, params: Any) -> Any:
-        return tx.update(None, state, params, value_fn=penalised, batch=BROKEN)
-
-    want, alone = update(tx.init(PARAMS), PARAMS)
-    chex.assert_trees_all_equal(got, want)
-    np.testing.assert_array_equal(state.release, alone.release)
-    assert_replicas_agree((got, state.release))
-
-
-@pytest.mark.parametrize("shape", [{"signs": 2}, {"signs": 2, "data": 4}], ids=str)
-def test_signs_of_a_loop_by_hand(
-    shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Derivatives within a loss are by each device's own losses here, too."""
-    monkeypatch.setattr(finite_difference, "_SMALL", 0)
-    plan, mesh = plan_of(num_directions=2), mesh_of(**shape)
+def assert_by_hand_as_on_one_device(plan: Any, mesh: jax.sharding.Mesh) -> None:
     got, state = by_hand(plan, parallel.on_all(mesh, BROKEN), mesh)
     tx = plan.transform(Keys.insecure(1), microbatch_size=3)
 
@@ -450,6 +433,25 @@ def test_signs_of_a_loop_by_hand(
     want, alone = update(tx.init(PARAMS), PARAMS)
     chex.assert_trees_all_equal(got, want)
     np.testing.assert_array_equal(state.release, alone.release)
+    assert_replicas_agree((got, state.release), mesh.size)
+
+
+@pytest.mark.parametrize("family", [plans.DPZero, plans.DPGD])
+def test_a_loop_by_hand(family: Any) -> None:
+    """Derivatives are by each device's own records: not summed over all of them."""
+    plan: Any = plan_of()
+    if family is plans.DPGD:
+        plan = dataclasses.replace(dpgd_plan(), sampling=sampling.FullBatch())
+    assert_by_hand_as_on_one_device(plan, MESH)
+
+
+@pytest.mark.parametrize("shape", [{"signs": 2}, {"signs": 2, "data": 4}], ids=str)
+def test_signs_of_a_loop_by_hand(
+    shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Derivatives within a loss are by each device's own losses here, too."""
+    monkeypatch.setattr(finite_difference, "_SMALL", 0)
+    assert_by_hand_as_on_one_device(plan_of(num_directions=2), mesh_of(**shape))
 
 
 BALL = {"oracle": "first_order", "direction": "ball", "difference": "common"}
