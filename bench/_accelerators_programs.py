@@ -122,7 +122,7 @@ def step(
     """A donated step of DPZero, as :func:`bench.lm_step.compiled` makes it."""
     loss, params, data = language_model(shape)
     maker: Any = lm_step.plan(shape[1], law).transform(
-        jaxdp.Keys.insecure(0), stacked=llama.is_stacked, axis_name=axis_name
+        jaxdp.Keys.insecure(0), stacked=LanguageModel.is_stacked, axis_name=axis_name
     )
     tx: Any = optax.chain(maker, optax.scale(-1e-6))
 

@@ -9,7 +9,8 @@ sides alternate in one process, compiled with the options of ``fit``: on a CPU, 
 
 ``directions alone`` is a step without its forward passes: a direction is drawn and added to
 the parameters three times, for both signs and the update, as no step can avoid that keeps
-no direction. With the two forwards it is about what a step can cost at least.
+no direction. For normals, with the two forwards, it is about what a step can cost at
+least; signs are added within the products, for less.
 
 ``temp`` is the compiled step's temporary memory over the bytes of the parameters: whole,
 and beyond what one forward pass needs.

@@ -132,8 +132,3 @@ def rotated(x: Array, angles: Array) -> Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     both = first * cos - second * sin, second * cos + first * sin
     return jnp.concatenate(both, axis=-1).astype(x.dtype)
-
-
-def is_stacked(path: str) -> bool:
-    """Returns True if the first axis of a leaf counts layers."""
-    return path.startswith("layers/")

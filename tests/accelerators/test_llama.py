@@ -12,7 +12,7 @@ import jaxdp
 from bench import lm_step
 from bench.problems import llama
 from jaxdp.kernels import finite_difference, perturb, sphere
-from jaxdp.models.language import num_parameters
+from jaxdp.models.language import LanguageModel, num_parameters
 
 TINY = llama.Llama(
     vocab_size=50,
@@ -84,7 +84,7 @@ def test_losses_are_those_of_the_reference(
 ) -> None:
     params, data = problem
     rows = sphere.directions(
-        jax.random.key(1), params, law=law, stacked=llama.is_stacked
+        jax.random.key(1), params, law=law, stacked=LanguageModel.is_stacked
     )
     one = sphere.select(rows, 0)
     losses = perturb.losses_at(LOSS, params, data, one, jnp.float32(scale))
@@ -104,7 +104,11 @@ def test_no_record_is_in_the_slopes_of_another(problem: Any) -> None:
     params, data = problem
     jaxdp.check_isolation(LOSS, params, data)
     rows = sphere.directions(
-        jax.random.key(2), params, law="gaussian", num=2, stacked=llama.is_stacked
+        jax.random.key(2),
+        params,
+        law="gaussian",
+        num=2,
+        stacked=LanguageModel.is_stacked,
     )
 
     @jax.jit
