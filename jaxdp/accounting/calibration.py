@@ -14,6 +14,8 @@ from jaxdp.core import validate
 _COARSER = (((32,), 0.05), ((16, 32), 0.01), ((8, 16), 1e-3), ((4, 8, 16), math.inf))
 #: What calibration may leave of epsilon, where no closed form is accounted.
 _LEFT = 1e-5
+#: What it may leave where the accountant's tables are rounded by as much.
+_ROUNDED = 1e-4
 
 
 def calibrate_noise_multiplier(
@@ -28,8 +30,9 @@ def calibrate_noise_multiplier(
 
     Returns:
       The noise_multiplier. It never costs more than ``epsilon``, and is the least one to
-      within 1e-12 of itself for closed forms, 1e-5 for other accountants. (Coarser grids
-      say where to look; what is returned was accounted in full.)
+      within 1e-12 of itself for closed forms, 1e-5 for other accountants, and 1e-4 where
+      their tables of very small losses are rounded by as much. (Coarser grids say where to
+      look; what is returned was accounted in full.)
 
     Raises:
       ValueError: an argument is out of range, or no noise_multiplier costs as little (or
@@ -46,11 +49,21 @@ def calibrate_noise_multiplier(
     estimated = _estimated(make_guarantee, epsilon, delta, guess)
     if estimated:
         guess, slope = estimated
-        for _ in range(2):
+        before: tuple[float, float] | None = None
+        tried: dict[float, float] = {}
+        for _ in range(5):
             over = excess(guess)
             if -_LEFT <= over <= 0:
                 return math.exp(guess)
-            guess -= (math.log1p(max(over, -0.5)) + _LEFT / 2) / slope
+            short = math.log1p(max(over, -0.5)) + _LEFT / 2
+            slope = _secant(before, (guess, short), slope)
+            before = guess, short
+            tried[over] = guess
+            guess -= short / slope
+        # Tables of very small losses are rounded by more than is looked for here.
+        best = max((over for over in tried if over <= 0), default=-1.0)
+        if best >= -_ROUNDED:
+            return math.exp(tried[best])
     low, high = _bracket(excess, guess)
     spent = spending.epsilon(*make_guarantee(math.exp(high)), delta)
     tolerance = 1e-6 if spent.accountant in spending.NAMES.values() else 1e-15
@@ -97,14 +110,18 @@ def _estimated(
                 spent = spending.estimated_epsilon(*guarantee, delta, coarser)
             except OverflowError:  # Of a loss below a coarse grid's interval.
                 return None
-            if not 0 < spent < math.inf:
+            if spent in (
+                0,
+                math.inf,
+            ):  # Far off: the guess is of no use where it is small.
+                log_noise += 0.5 if spent else -0.5
+                continue
+            if not spent > 0:
                 return None
             over = math.log(spent / epsilon) + _LEFT / 2
             if before is None and abs(over) > 10 * reached:
                 return None  # Coarser grids are too coarse for such small losses.
-            if before and before[0] != log_noise:
-                slope = (over - before[1]) / (log_noise - before[0])
-                slope = min(max(slope, -20.0), -0.9)
+            slope = _secant(before, (log_noise, over), slope)
             before = log_noise, over
             move = min(max(-over / slope, -1.0), 1.0)
             log_noise += move
@@ -112,6 +129,16 @@ def _estimated(
                 break
         reached = close
     return log_noise, slope
+
+
+def _secant(
+    before: tuple[float, float] | None, now: tuple[float, float], slope: float
+) -> float:
+    """Returns the slope through two points, kept to what log epsilon can have."""
+    if before is None or before[0] == now[0]:
+        return slope
+    slope = (now[1] - before[1]) / (now[0] - before[0])
+    return min(max(slope, -20.0), -0.9)
 
 
 def _mu(guarantee: Guarantee) -> float:

@@ -121,13 +121,11 @@ def estimated_epsilon(
     """
     sampler, missed = lattice.sampler_error(event)
     left = (delta - missed) * math.exp(-sampler)
+    if left <= 0:
+        return math.inf if missed else math.nan
     leaves = leaves_of(lattice.ideal(event), event_relation)
     plain = all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in leaves)
-    if (
-        left <= 0
-        or plain
-        or any(isinstance(x, dp.NonPrivateDpEvent) for x, _ in leaves)
-    ):
+    if plain or any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves):
         return math.nan
     found = 0.0
     for each in coarser:

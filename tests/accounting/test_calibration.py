@@ -236,3 +236,18 @@ def test_losses_too_small_for_coarse_grids():
 
     found = accounting.calibrate_noise_multiplier(guarantee, 0.1, 1e-7)
     assert 0.0999 < spending.epsilon(*guarantee(found), 1e-7) <= 0.1
+
+
+def test_guesses_that_are_far_off_and_small_losses_take_few_tables():
+    """Six full tables where the first guess has no finite epsilon; twelve were needed."""
+
+    def rare(m: float) -> accounting.Guarantee:
+        return accounting.poisson_gaussian(
+            m, 10000, sampling_prob=1e-4, relation="add_or_remove"
+        )
+
+    full = spending._composed
+    full.cache_clear()
+    noise = accounting.calibrate_noise_multiplier(rare, 1.0, 1e-8)
+    assert full.cache_info().misses <= 6
+    assert 1 - 1e-4 <= accounting.epsilon(*rare(noise), 1e-8) <= 1.0
