@@ -55,12 +55,14 @@ from jaxdp.sosp.algorithm import sosp as sosp
 from jaxdp.sosp.spider import private_spider as private_spider
 from jaxdp.training import FitInfo as FitInfo
 from jaxdp.training import FitResult as FitResult
+from jaxdp.training import Stopped as Stopped
 from jaxdp.training import diagnose as diagnose
 from jaxdp.training import fit as fit
 from jaxdp.training import ledger as ledger
 from jaxdp.training import replay as replay
 from jaxdp.training import report as report
 from jaxdp.training import resume as resume
+from jaxdp.training import stop_on_signal as stop_on_signal
 from jaxdp.training import study as study
 from jaxdp.training.isolation import check_isolation as check_isolation
 from jaxdp.training.train_state import apply_gradients as apply_gradients

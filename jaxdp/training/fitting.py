@@ -28,6 +28,7 @@ from jaxdp.training import (
     replaying,
     reporting,
     resolution,
+    stopping,
 )
 
 
@@ -44,6 +45,7 @@ def fit(
     microbatch_size: int | None = None,
     mesh: Mesh | None = None,
     callback: loop.Callback | None = None,
+    stop: Callable[[], bool] | None = None,
     ledger: str | os.PathLike[str] | None = None,
     chunk: int | None = None,
     progress: bool = False,
@@ -89,6 +91,12 @@ def fit(
         writes the ledger.
       callback: ``callback(step, params, info)``, called after each chunk with public
         values: evaluate public data in it, save, plot. With a mesh, they are on one device.
+        ``info.epsilon()`` computes what was spent so far (:class:`CallbackInfo`).
+      stop: ``stop() -> bool``, asked before each chunk: where it returns True, the run
+        raises :class:`jaxdp.Stopped` with all on record, for ``resume`` to go on. It needs
+        a ledger. ``jaxdp.stop_on_signal`` makes one of the signals that clusters send. Not
+        for a condition on releases: see ``plan.spent``. With several processes all give
+        it, and all stop where one does.
       ledger: folder for the record of the run (``jaxdp.ledger``): every release is
         written before it is used, so that a killed run can be taken up again
         (``jaxdp.resume``) and the parameters rebuilt (``jaxdp.replay``).
@@ -128,6 +136,7 @@ def fit(
     Raises:
       TypeError: an argument of the wrong kind, named, before anything is compiled or spent.
       ValueError: an argument that does not fit the plan or the data, likewise.
+      Stopped: ``stop`` returned True before the last step.
 
     Example:
       >>> import jax.numpy as jnp
@@ -158,6 +167,7 @@ def fit(
     how = optimizer, microbatch_size, mesh, trainable, stacked
     task = preparing.Task(plan, params, data, value_fn, *how)
     task = preparing.checked(task, callback)
+    _check_stop(stop, ledger, mesh)
     if chunk is not None:
         validate.integer(chunk=chunk)
     if ledger is not None:
@@ -166,10 +176,12 @@ def fit(
     keys_lib.check_unspent(keys, plan.family)
     several = parallel.several_processes(mesh)
     size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
-    parallel.check_same(mesh, keys, plan=plan.to_json(), chunk=str(size))
+    parallel.check_same(
+        mesh, keys, plan=plan.to_json(), chunk=str(size), stop=str(stop is not None)
+    )
     parallel.check_same(mesh, keys, params=params, data=task.data)
     transform = preparing.make_transform(task, keys)
-    in_chunks = progress or any(x is not None for x in (callback, ledger, chunk))
+    in_chunks = progress or any(x is not None for x in (callback, stop, ledger, chunk))
     # Also where only another process shows or writes something: all run one program.
     in_chunks, with_text = in_chunks or several, several or ledger is not None
     run, text, compile_seconds = preparing.compiled(
@@ -188,7 +200,8 @@ def fit(
         recorder = recording.create(ledger, task, keys, text, size, note or {})
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
-            chunks = _Chunks(plan, size, callback, progress)
+            asked = None if stop is None else parallel.where_any(mesh, stop)
+            chunks = _Chunks(plan, size, callback, progress, asked)
             step = lambda carry, *bounds: run(carry, keys, task.data, *bounds)  # noqa: E731
             carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
         else:
@@ -214,6 +227,7 @@ def resume(
     mesh: Mesh | None = None,
     new_attempt: bool = False,
     callback: loop.Callback | None = None,
+    stop: Callable[[], bool] | None = None,
     progress: bool = False,
     keep_noise_roots: bool = False,
     check_isolation: bool = True,
@@ -247,6 +261,7 @@ def resume(
         that many steps early, so that it stays within the plan's epsilon.
       callback: as in :func:`jaxdp.fit`; also called at the steps that are replayed, or
         once where they cannot be.
+      stop: as in :func:`jaxdp.fit`.
       progress: draws a progress bar.
       keep_noise_roots: as in :func:`jaxdp.fit`.
       check_isolation: as in :func:`jaxdp.fit`.
@@ -258,6 +273,7 @@ def resume(
       ValueError: no such folder or one in use; a ledger that was cut back, edited or
         exchanged; something differs that must not, or steps computed again do; steps under
         way that called Python; a new attempt for which the plan's epsilon has no room.
+      Stopped: ``stop`` returned True before the last step.
 
     Example:
       >>> import tempfile
@@ -296,6 +312,7 @@ def resume(
             at.plan, params, data, value_fn, optimizer, microbatch_size, mesh, **leaves
         )
         task = preparing.checked(task, callback)
+        _check_stop(stop, ledger, mesh)
         transform = preparing.make_transform(task, at.keys)
         run, text, compile_seconds = preparing.compiled(
             task, transform, at.keys, in_chunks=True, with_text=True
@@ -307,7 +324,9 @@ def resume(
         recorder = at.recorder(task, text)
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         step = lambda carry, *bounds: run(carry, at.keys, task.data, *bounds)  # noqa: E731
-        chunks = _Chunks(at.plan, at.record.header["chunk"], callback, progress)
+        asked = None if stop is None else parallel.where_any(mesh, stop)
+        size = at.record.header["chunk"]
+        chunks = _Chunks(at.plan, size, callback, progress, asked, at.charged)
         carry = _rebuilt(task, at, carry, chunks, step, recorder)
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
@@ -330,6 +349,8 @@ class _Chunks(NamedTuple):
     size: int
     callback: loop.Callback | None
     progress: bool
+    stop: Callable[[], bool] | None = None  # asked before each chunk
+    charged: Callable[[int], int] = int  # steps that count as released, after a step
 
     def run(
         self,
@@ -357,6 +378,8 @@ class _Chunks(NamedTuple):
             task = bar.add_task(self.plan.family, total=last, completed=first, seen="")
             begun = first
             while first < last and not _ended(self.plan, carry):
+                if self.stop is not None and self.stop():
+                    raise stopping.Stopped(first)
                 # Cut at the same steps whoever takes up the run.
                 end = min(first - first % self.size + self.size, last)
                 if recorder is not None:
@@ -371,9 +394,19 @@ class _Chunks(NamedTuple):
                     seen = _seen(carry, end, (end - begun) / seconds)
                     bar.update(task, completed=end, seen=seen)
                 if self.callback is not None:
-                    self.callback(end, *_shown(self.plan, carry, end))
+                    self.callback(end, *self.shown(carry, end))
                 first = end
         return carry, seconds
+
+    def shown(self, carry: loop.Carry, done: int) -> tuple[Any, loop.CallbackInfo]:
+        """Copies params and info for a callback: the next chunk takes the buffers."""
+        made, rest = carry.opt_state
+        shown = parallel.here((self.plan.shown(made, carry.params), public(rest)))
+        params, state = jax.tree.map(jnp.array, shown)
+        # Not by jnp.asarray, which compiles a program for every number of steps.
+        releases = jax.device_put(np.array(carry.releases)[:done])
+        about = self.plan, self.charged(done)
+        return params, loop.CallbackInfo(releases, state, *about)
 
 
 def _seen(carry: loop.Carry, done: int, rate: float) -> str:
@@ -385,16 +418,6 @@ def _seen(carry: loop.Carry, done: int, rate: float) -> str:
 def _ended(plan: Plan, carry: loop.Carry) -> bool:
     """Returns True if a run of a plan that may stop early has stopped."""
     return plan.may_stop and bool(carry.opt_state[0].horizon.exhausted)
-
-
-def _shown(plan: Plan, carry: loop.Carry, done: int) -> tuple[Any, loop.FitInfo]:
-    """Copies params and info for a callback, because the next chunk takes the buffers."""
-    made, rest = carry.opt_state
-    shown = parallel.here((plan.shown(made, carry.params), public(rest)))
-    params, state = jax.tree.map(jnp.array, shown)
-    # Not by jnp.asarray, which compiles a program for every number of steps.
-    releases = jax.device_put(np.array(carry.releases)[:done])
-    return params, loop.FitInfo(releases, state)
 
 
 def _rebuilt(
@@ -427,6 +450,7 @@ def _rebuilt(
     goes_on = at.done < at.last and not stopped
     until = recording.checked_from(at) if goes_on else at.done
     first = max((known for known in states if known <= until), default=0)
+    chunks = chunks._replace(stop=None)  # These steps are done.
     silent = chunks._replace(callback=None)
     if task.plan.replayable:
         again: Any = None  # A checkpoint alone needs no program.
@@ -452,7 +476,7 @@ def _rebuilt(
         if at.done not in states:
             recorder.checkpoint(carry)
     if chunks.callback is not None and not task.plan.replayable:
-        chunks.callback(at.done, *_shown(at.plan, carry, at.done))
+        chunks.callback(at.done, *chunks.shown(carry, at.done))
     return carry
 
 
@@ -481,6 +505,17 @@ def _check_recomputable(at: recording.Resumed, first: int) -> None:
             f"ledger must have a checkpoint of step {at.done}, got one of step {first}: "
             "the steps between belong to another attempt or to a run that is over, and "
             "their releases are too large to be logged whole"
+        )
+
+
+def _check_stop(stop: Any, ledger: Any, mesh: Mesh | None) -> None:
+    if stop is None:
+        return
+    if not callable(stop):
+        raise TypeError(f"stop must be callable or None, got {stop!r}")
+    if ledger is None and parallel.writes(mesh):
+        raise ValueError(
+            "stop must be for a run with a ledger, by which it goes on, got ledger=None"
         )
 
 

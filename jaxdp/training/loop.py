@@ -4,12 +4,13 @@ A run is one compiled program, sampling included. With callbacks or a ledger the
 steps run in compiled chunks, to the same bits.
 """
 
+import dataclasses
 import functools
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import chex
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from jaxdp import sampling
+from jaxdp import accounting, sampling
 from jaxdp.core import display
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.algorithm import Algorithm
@@ -57,6 +58,78 @@ class FitInfo(NamedTuple):
 
     def _table(self) -> display.Table:
         return display.Table("FitInfo", info_rows(self))
+
+
+class CallbackInfo(FitInfo):
+    """:class:`FitInfo` for a callback, with what the run has spent so far. Public.
+
+    Attributes:
+      plan: of the run.
+      charged: steps that count as released, those of lost chunks and attempts among them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> import optax
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> def show(step, params, info):
+      ...     print(step, info.charged, round(info.epsilon(delta=1e-5), 2))
+      >>> result = jaxdp.fit(
+      ...     plan, jaxdp.Keys.insecure(0), jnp.zeros(2), jnp.ones((8, 2)),
+      ...     value_fn=lambda w, x: ((w - x) ** 2).sum(axis=-1), optimizer=optax.sgd(0.1),
+      ...     callback=show, chunk=1,
+      ... )
+      1 1 1.99
+      2 2 2.94
+      3 3 3.71
+    """
+
+    plan: Plan
+    charged: int
+
+    def __new__(cls, releases: Any, state: Any, plan: Plan, charged: int) -> Self:
+        """Makes the tuple ``(releases, state)`` with two attributes."""
+        made = super().__new__(cls, releases, state)
+        made.plan, made.charged = plan, charged
+        return made
+
+    def epsilon(self, delta: float | None = None) -> accounting.Epsilon:
+        """Computes the epsilon of all steps that are charged so far.
+
+        Closed forms cost nothing; for sampled plans it may take a second: nothing is
+        computed before it is asked for.
+
+        Privacy:
+          What ``plan.spent`` says holds: a run that is stopped because of its own releases
+          has spent the epsilon of the whole plan.
+
+        Args:
+          delta: at which delta; by default the plan's.
+
+        Returns:
+          A float that names its accountant.
+
+        Raises:
+          ValueError: no delta, here or in the plan.
+        """
+        plan: Any = self.plan  # A dataclass, whatever its family.
+        delta = plan.delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta must be given where the plan has none, got None")
+        return dataclasses.replace(plan, delta=delta).spent(self.charged)
+
+
+def _joined(more: tuple[Plan, int], leaves: Any) -> CallbackInfo:
+    releases, state = leaves
+    return CallbackInfo(releases, state, *more)
+
+
+jax.tree_util.register_pytree_node(
+    CallbackInfo, lambda info: (tuple(info), (info.plan, info.charged)), _joined
+)
 
 
 class FitResult(NamedTuple):
@@ -118,7 +191,7 @@ class Carry(NamedTuple):
 Transform = optax.GradientTransformationExtraArgs | Algorithm
 
 #: ``callback(step, params, info)`` after each chunk, on the host, with public values.
-Callback = Callable[[int, Any, FitInfo], None]
+Callback = Callable[[int, Any, CallbackInfo], None]
 
 
 def start(

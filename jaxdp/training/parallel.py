@@ -97,6 +97,13 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
             )
 
 
+def where_any(mesh: Mesh | None, stop: Callable[[], bool]) -> Callable[[], bool]:
+    """Returns ``stop`` of any process: True in all where it is in one; all wait for all."""
+    if not several_processes(mesh):
+        return stop
+    return lambda: bool(np.any(multihost_utils.process_allgather(np.uint8(stop()))))
+
+
 def place(mesh: Mesh | None) -> Sharding:
     """Returns the sharding of a run's arrays: all devices of its mesh, or the default."""
     if mesh is None:

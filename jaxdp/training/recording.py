@@ -267,6 +267,16 @@ class Resumed:
         """Number of steps whose releases are recorded."""
         return len(self.record.releases)
 
+    def charged(self, step: int) -> int:
+        """Returns how many steps counted as released when a step was, or will be, done."""
+        if step <= self.done:
+            intents = (i for i in self.record.intents if i.first < step)
+            return sum(i.last - i.first for i in intents)
+        lost = self.record.outstanding
+        # What was under way is charged already, and made again, unless by a new attempt.
+        covered = self.done if lost is None or self.new else lost.last
+        return self.record.charged + max(0, step - covered)
+
     def recorder(self, task: preparing.Task, text: str) -> Recorder:
         """Returns the recorder; ValueError unless all is as when this attempt began.
 

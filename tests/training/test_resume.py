@@ -205,6 +205,83 @@ def test_callback_sees_the_whole_run(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(first, second)
 
 
+def test_a_signal_ends_a_run_between_chunks(tmp_path: Path) -> None:
+    """All is on record then, no steps under way; the handlers are as they were."""
+    whole = fit(tmp_path / "whole")
+    handlers = [signal.getsignal(x) for x in (signal.SIGTERM, signal.SIGUSR1)]
+
+    def preempt(number: int, at: int) -> Any:
+        def callback(step: int, params: Any, info: Any) -> None:
+            if step == at:
+                os.kill(os.getpid(), number)
+
+        return callback
+
+    for function, number, at in (
+        (fit, signal.SIGTERM, 5),
+        (resume, signal.SIGUSR1, 20),
+    ):
+        with jaxdp.stop_on_signal() as stop, pytest.raises(jaxdp.Stopped) as stopped:
+            function(tmp_path / "run", stop=stop, callback=preempt(number, at))
+        assert (stopped.value.step, stop.name) == (at, number.name)
+        record = ledger.read(tmp_path / "run")
+        assert (len(record.releases), record.outstanding) == (at, None)
+    assert handlers == [signal.getsignal(x) for x in (signal.SIGTERM, signal.SIGUSR1)]
+    # One that comes after the last chunk stops nothing.
+    with jaxdp.stop_on_signal("SIGTERM") as stop:
+        last = preempt(signal.SIGTERM, 23)
+        again = resume(tmp_path / "run", stop=stop, callback=last)
+    assert stop()
+    chex.assert_trees_all_equal(again.params, whole.params)
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
+
+
+def test_what_can_stop_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="stop must be for a run with a ledger"):
+        fit(tmp_path / "run", ledger=None, stop=lambda: False)
+    with pytest.raises(TypeError, match="stop must be callable or None, got True"):
+        fit(tmp_path / "run", stop=True)
+    for wrong in ("SIGNONE", signal.SIGTERM):
+        with (
+            pytest.raises(ValueError, match="signals must be names of signals"),
+            jaxdp.stop_on_signal(wrong),
+        ):
+            pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_callbacks_know_what_was_spent(tmp_path: Path) -> None:
+    """Chunks that a new attempt makes again count twice, from then on."""
+    plan = make_plan()
+    spent: list[tuple[int, int]] = []
+    infos: list[Any] = []
+
+    def callback(step: int, params: Any, info: Any) -> None:
+        spent.append((step, info.charged))
+        infos.append(info)
+
+    fit(tmp_path / "whole", plan, callback=callback)
+    assert spent == [(step, step) for step in (5, 10, 15, 20, 23)]
+    assert [info.epsilon() for info in infos] == [plan.spent(t) for t, _ in spent]
+    assert infos[-1].epsilon() == plan.epsilon()
+    assert infos[-1].epsilon(delta=1e-7) == plan.epsilon(delta=1e-7)
+    releases, state = jax.tree.map(jnp.negative, infos[0])
+    np.testing.assert_array_equal(releases, -infos[0].releases)
+    with pytest.raises(ValueError, match="delta must be given where the plan has none"):
+        training.CallbackInfo(releases, state, make_plan(delta=None), 5).epsilon()
+
+    killed_fit(tmp_path / "run", 4, plan)  # The steps 5 to 9 are under way.
+    spent.clear()
+    resume(tmp_path / "run", new_attempt=True, callback=callback)
+    want = [(5, 5), (10, 15), (15, 20), (18, 23)]
+    assert spent == want
+    assert ledger.read(tmp_path / "run").charged == 23
+    assert infos[-1].epsilon() == plan.epsilon()
+    spent.clear()
+    resume(tmp_path / "run", callback=callback)  # It is over: what it was each time.
+    assert spent == want
+
+
 def stop_with_an_open_intent(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Halts a run where its last intent has no releases, however fast the machine is."""
     while True:
