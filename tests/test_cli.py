@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -482,6 +483,43 @@ def test_a_finished_run_without_its_report_is_resumed(tmp_path: Path) -> None:
     assert run("train", "--resume", "--out", out, "--quiet") == 0
     check_params(out / "params.npz", want)
     assert reported(out)["steps_done"] == 5
+
+
+def test_one_command_begins_goes_on_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As a job is requeued: a kill before the plan, a signal, when it is over."""
+    out, fit = tmp_path / "run", training.fit
+    options = ("train", *FEW, "--seed", 1, "--json", "--out")
+    assert run(*options, tmp_path / "whole") == 0
+    want = dict(np.load(tmp_path / "whole" / "params.npz"))
+    (out / "secret").mkdir(parents=True)
+    for name in ("secret/lock", "initial.npz.part"):
+        (out / name).touch()
+
+    def preempted(*args: Any, callback: Any, **kwargs: Any) -> Any:
+        def then(step: int, *rest: Any) -> None:
+            callback(step, *rest)
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        return fit(*args, callback=then, **kwargs)
+
+    monkeypatch.setattr(training, "fit", preempted)
+    words = (*options, out, "--resume", "auto")
+    capsys.readouterr()
+    assert run(*words) == 75
+    assert capsys.readouterr() == (
+        "",
+        "jaxdp: stopped by SIGUSR1 after step 2 of 5, all on record; --resume goes on\n",
+    )
+    assert not (out / "report.json").exists()
+    (tmp_path / "auto.toml").write_text('resume = "auto"\n')
+    for again in (words, (*options, out, "--config", tmp_path / "auto.toml")):
+        assert run(*again) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["steps_done"], report["steps_charged"]) == (5, 5)
+        check_params(out / "params.npz", want)
 
 
 def test_resume_refuses_what_changed_and_new_attempt_charges(

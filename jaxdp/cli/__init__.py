@@ -1,7 +1,8 @@
 """Command line: ``train``, ``finetune``, ``epsilon``, ``calibrate``, and so on.
 
 A wrong argument gives one line on standard error and exit code 2, before anything is
-spent or written; Ctrl-C gives one line and exit code 130. A traceback is a bug of ours.
+spent or written; Ctrl-C gives one line and exit code 130, SIGTERM and SIGUSR1 (in a run,
+when a chunk is done) one line and exit code 75. A traceback is a bug of ours.
 Functions of this package raise a ``UsageError`` in one sentence that names the option.
 """
 
@@ -16,7 +17,11 @@ from typing import Any
 
 from jaxdp import __version__
 from jaxdp.cli import config, options, parsing
-from jaxdp.cli.parsing import UsageError
+from jaxdp.cli.parsing import Preempted, UsageError
+
+#: Exit code of a run that a signal stopped: EX_TEMPFAIL of sysexits.h, "try again". (143
+#: would also be that of a process that SIGTERM killed before it could take it.)
+PREEMPTED = 75
 
 _HELP = ("-h", "--help")
 _COMMANDS = ("train", *options.COMMANDS)
@@ -50,6 +55,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return code
     except UsageError as error:
         return _fail(str(error), 2)
+    except Preempted as error:
+        return _fail(str(error), PREEMPTED)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # Whoever read the output has enough.
@@ -102,8 +109,9 @@ def _overview() -> str:
         f"Differentially private optimisation in JAX.\n\n{_listed(about)}\n\n"
         "jaxdp COMMAND --help lists a command's options; --config FILE.toml reads them\n"
         "from a file, whose keys are their names.\n\n"
-        "Exit code 0: done. 1: an audit failed, or a bug. 2: a wrong argument or\n"
-        "file, nothing was spent. 130: interrupted. 141: nobody reads the output."
+        "Exit code 0: done. 1: an audit failed, or a bug. 2: a wrong argument or file,\n"
+        "nothing was spent. 75: stopped by SIGTERM or SIGUSR1, the same command with\n"
+        "--resume auto goes on. 130: interrupted. 141: nobody reads the output."
     )
 
 
@@ -122,9 +130,9 @@ def _train(words: list[str]) -> options.Train:
     said = file or {}
     if name is None and "algorithm" in said:
         name = str(said["algorithm"])
-    resume = "--resume" in words or said.get("resume") is True
-    if name is None and resume and not {*_HELP} & {*words}:
-        name = _recorded(said, words)
+    if name is None and not {*_HELP} & {*words}:
+        given = said | parsing.some(options.Train, words)
+        name = _recorded(given) if given.get("resume") else None
     name = options.DEFAULT_ALGORITHM if name is None else name
     if name not in options.ALGORITHMS:
         known = ", ".join(options.ALGORITHMS)
@@ -160,10 +168,10 @@ def _algorithm(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
-def _recorded(file: dict[str, Any], words: list[str]) -> str | None:
+def _recorded(given: dict[str, Any]) -> str | None:
     """Returns the algorithm of the run that is to go on, if there is one."""
-    from jaxdp.cli import record
+    from jaxdp.cli import prepare, record
 
-    given: Any = file | parsing.some(options.Train, words)
-    out = given.get("out") or pathlib.Path("runs", given.get("dataset", "digits"))
+    known = {name: given[name] for name in ("out", "dataset") if name in given}
+    out = prepare.out_of(options.Train(**known))
     return record.algorithm_of(pathlib.Path(str(out)))

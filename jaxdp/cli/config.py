@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-#: Options by name: whether each is a switch.
-Known = Mapping[str, bool]
+#: Options by name: whether each is a switch; None for one that also takes a value.
+Known = Mapping[str, bool | None]
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def words(given: Mapping[str, Any], known: Known, more: str = "") -> Iterator[st
         if name not in known:
             raise ValueError(f"unknown key {name!r}; {_hint(name, known)}{more}")
         option = name.replace("_", "-")
-        if not known[name]:
+        if not known[name] and not (known[name] is None and isinstance(value, bool)):
             yield f"--{option}={_text(name, value)}"
         elif not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, got {value!r}")

@@ -14,7 +14,6 @@ from jaxdp import training
 from jaxdp.cli import language, options, plots, recipes, record
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
 from jaxdp.cli.language import MODEL
-from jaxdp.cli.parsing import UsageError
 from jaxdp.cli.printing import conclude
 from jaxdp.cli.record import INITIAL
 from jaxdp.cli.train import (
@@ -46,11 +45,8 @@ class Outcome(NamedTuple):
 
 def run(command: options.Finetune) -> None:
     """Checks everything, trains, writes the folder and prints what was reached."""
-    if command.new_attempt and not command.resume:
-        raise UsageError("--new-attempt is for --resume only, got it without")
     language.require()
-    if command.resume:
-        command = record.recorded_command(command, out_of(command))
+    command = record.begun_or_recorded(command, out_of(command))
     with show_values(command.show_values):
         job = prepare(command)
     for line in job.warnings:

@@ -101,7 +101,11 @@ class Run(Output):
     out: MaybePath = opt(
         p.PATH, "Folder for plan, report, parameters and plots.", "runs/NAME"
     )
-    resume: bool = switch("Go on with the run in --out; other options stay.")
+    resume: bool | str = opt(
+        p.choice("auto")._replace(alone=True, allowed="auto or given alone"),
+        "Go on with the run in --out; other options stay. auto: begin where there is none.",
+        default=False,
+    )
     new_attempt: bool = switch(
         "With --resume: other data or devices; lost steps are charged twice."
     )

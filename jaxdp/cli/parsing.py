@@ -25,6 +25,10 @@ class UsageError(Exception):
     """Error of a wrong argument: one line on standard error and exit code 2."""
 
 
+class Preempted(Exception):
+    """End of a run that a signal stopped: one line on standard error and exit code 75."""
+
+
 def flag(name: str) -> str:
     """Returns the spelling of a field on the command line."""
     return "--" + name.replace("_", "-")
@@ -74,6 +78,7 @@ class Kind(NamedTuple):
     parse: Callable[[str], Any]  # raises ValueError or OSError
     check: Callable[..., None] | None = None  # of the value's range: check(name=value)
     positional: bool = False  # given by place, under its metavar
+    alone: bool = False  # also without a value, which is True; --no-... is False
 
     def read(self, text: str) -> Any:
         """Parses a word; the error says what would be allowed."""
@@ -210,7 +215,7 @@ def parse(
             found = {k: x for k, x in found.items() if k not in aside}
             kinds = {name: field.metadata["kind"] for name, field in fields.items()}
             known = {
-                name: kind is None
+                name: kind is None or (None if kind.alone else False)
                 for name, kind in kinds.items()
                 if kind is None or not kind.positional
             }
@@ -357,6 +362,11 @@ def _add(group: Any, field: dataclasses.Field[Any]) -> None:
     elif kind.positional:
         place: dict[str, Any] = {"nargs": "?", "default": None, "type": kind.read}
         group.add_argument(field.name, metavar=kind.metavar, help=about, **place)
+    elif kind.alone:
+        word: dict[str, Any] = {"nargs": "?", "const": True, "type": kind.read}
+        group.add_argument(name, metavar=kind.metavar, help=about, **word)
+        off: dict[str, Any] = {"action": "store_false", "help": argparse.SUPPRESS}
+        group.add_argument(f"--no-{name[2:]}", dest=field.name, **off)
     else:
         unset = field.metadata["unset"] if field.default is None else field.default
         if unset not in (None, dataclasses.MISSING):

@@ -11,12 +11,18 @@ import optax
 from jaxdp import plans
 from jaxdp.cli import options, parsing
 from jaxdp.cli.parsing import UsageError, usage
-from jaxdp.cli.task import Chosen, Task
+from jaxdp.cli.record import INITIAL, SCHEMA
+from jaxdp.cli.task import Chosen, Task, is_file
 from jaxdp.core import keys as keys_lib
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training.ledger import LEDGER, PLAN
+from jaxdp.training.ledger import LEDGER, LOCK, PLAN, SECRET
 
 _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.
+_BEFORE_PLAN = {
+    SECRET,
+    *(f"{x}{end}" for x in (INITIAL, SCHEMA) for end in ("", ".part")),
+}
+_BEFORE_PLAN |= {f"{PLAN}.part"}
 
 
 class Job(NamedTuple):
@@ -38,10 +44,18 @@ def prepare(command: options.Train) -> Job:
     keys = keys_of(command)
     algorithm = importlib.import_module(f"jaxdp.cli.{command.module}")
     chosen: Chosen = algorithm.prepare(command, keys)
-    out = command.out or pathlib.Path("runs", chosen.task.dataset.name)
+    out = out_of(command)
     if not command.resume:
         check_folder(out, command.overwrite)
     return Job(**chosen._asdict(), algorithm=command.algorithm, keys=keys, out=out)
+
+
+def out_of(command: options.Train) -> pathlib.Path:
+    """Returns the folder of a run: of a file's data, by the name of the file."""
+    name = command.dataset
+    return command.out or pathlib.Path(
+        "runs", pathlib.Path(name).stem if is_file(name) else name
+    )
 
 
 def keys_of(command: options.Output) -> keys_lib.Keys:
@@ -67,8 +81,9 @@ def check_folder(out: pathlib.Path, overwrite: bool) -> None:
     if out.is_dir():
         if (out / LEDGER).exists() and not overwrite:
             raise UsageError(
-                "--out must be a folder without the record of a run, or --resume given to "
-                f"go on with it, or --overwrite to lose it; got {str(out)!r}"
+                "--out must be a folder without the record of a run, or --resume (or "
+                "--resume auto) given to go on with it, or --overwrite to lose it; got "
+                f"{str(out)!r}"
             )
         if any(out.iterdir()) and not overwrite and not _is_ours(out):
             raise UsageError(
@@ -90,7 +105,13 @@ def can_be_written(folder: pathlib.Path) -> bool:
 
 
 def _is_ours(out: pathlib.Path) -> bool:
-    """Returns True if a folder holds an earlier run: a plan that can be read."""
+    """Returns True if a folder holds an earlier run: a plan that can be read.
+
+    Or if it holds nothing but what a run writes before its plan, and was killed there.
+    """
+    hidden = out / SECRET
+    if hidden.is_dir() and {path.name for path in out.iterdir()} <= _BEFORE_PLAN:
+        return {path.name for path in hidden.iterdir()} <= {LOCK}
     try:
         plans.from_json((out / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError):

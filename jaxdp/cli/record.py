@@ -20,6 +20,8 @@ from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger
 
 INITIAL, PARAMS = "initial.npz", "params.npz"
+#: What the columns of a file are, as it was said: ``jaxdp predict`` reads it.
+SCHEMA = "schema.json"
 
 Command = TypeVar("Command", bound=options.Run)
 
@@ -31,6 +33,28 @@ def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
     # Strict JSON lacks infinity.
     parts = {name: "inf" if x == math.inf else x for name, x in recipe.items()}
     return {"name": command.command, "command": chosen, "recipe": parts}
+
+
+def begun_or_recorded(command: Command, out: pathlib.Path) -> Command:
+    """Returns the command of a new run in ``out``, or of the run that is there.
+
+    ``--resume`` is True or False from here on; "auto" is whether there is a record.
+    """
+    auto = command.resume == "auto"
+    if command.new_attempt and command.resume is not True:
+        got = "--resume auto, by which every start would be one" if auto else "none"
+        raise UsageError(f"--new-attempt is for --resume only, got it with {got}")
+    if not auto:
+        return recorded_command(command, out) if command.resume else command
+    if command.overwrite:
+        raise UsageError(
+            "--overwrite must be left out with --resume auto: a run that is there goes "
+            "on, and would not be written over"
+        )
+    given, there = command.given, (out / ledger.LEDGER).exists()
+    command = dataclasses.replace(command, resume=there)
+    vars(command)["given"] = given  # No field: replace leaves it out.
+    return recorded_command(command, out) if there else command
 
 
 def recorded_command(command: Command, out: pathlib.Path) -> Command:

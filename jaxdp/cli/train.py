@@ -17,10 +17,10 @@ from rich.table import Table
 
 from jaxdp import models, training
 from jaxdp.cli import budget, options, plots, record
-from jaxdp.cli.parsing import UsageError, usage
-from jaxdp.cli.prepare import Job, initial, prepare
+from jaxdp.cli.parsing import Preempted, UsageError, usage
+from jaxdp.cli.prepare import Job, initial, out_of, prepare
 from jaxdp.cli.printing import conclude
-from jaxdp.cli.record import INITIAL, PARAMS
+from jaxdp.cli.record import INITIAL, PARAMS, SCHEMA
 from jaxdp.cli.task import Task, is_file
 from jaxdp.core.averaging import polyak_output
 from jaxdp.data import schema
@@ -29,8 +29,6 @@ from jaxdp.training import reporting
 from jaxdp.training.ledger import LEDGER, PLAN, REPORT, replace
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
-#: What the columns of a file are, as it was said: ``jaxdp predict`` reads it.
-SCHEMA = "schema.json"
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PARAMS, PROGRESS, RELEASES)
 
 _EVALUATIONS = 100
@@ -50,11 +48,7 @@ class Outcome(NamedTuple):
 
 def run(command: options.Train) -> None:
     """Checks everything, trains, writes the folder and prints what was reached."""
-    if command.new_attempt and not command.resume:
-        raise UsageError("--new-attempt is for --resume only, got it without")
-    if command.resume:
-        out = command.out or pathlib.Path("runs", command.dataset)
-        command = record.recorded_command(command, out)
+    command = record.begun_or_recorded(command, out_of(command))
     with (
         models.show_values(command.show_values),
         warnings.catch_warnings(record=True) as caught,
@@ -188,6 +182,7 @@ def fitted(
     """Runs the plan of a job, or what is left of it.
 
     ``of_fit`` are arguments of a new run alone, ``shared`` those of a resumed one too.
+    A signal that asks it to stop raises Preempted when a chunk is done.
     """
     shared |= {
         "microbatch_size": command.microbatch_size,
@@ -196,12 +191,20 @@ def fitted(
         and sys.stdout.isatty(),
         "keep_noise_roots": command.keep_noise_roots,
     }
-    if not command.resume:
-        shared |= {"ledger": job.out, **of_fit}
-        return training.fit(job.plan, job.keys, params, data, **shared)
-    shared |= {"plan": job.plan, "new_attempt": command.new_attempt}
-    with usage(command, "--resume"):
-        return training.resume(job.out, params, data, **shared)
+    with training.stop_on_signal() as stop:
+        shared |= {"stop": stop}
+        try:
+            if not command.resume:
+                shared |= {"ledger": job.out, **of_fit}
+                return training.fit(job.plan, job.keys, params, data, **shared)
+            shared |= {"plan": job.plan, "new_attempt": command.new_attempt}
+            with usage(command, "--resume"):
+                return training.resume(job.out, params, data, **shared)
+        except training.Stopped as stopped:
+            raise Preempted(
+                f"stopped by {stop.name} after step {stopped.step} of "
+                f"{job.plan.num_steps}, all on record; --resume goes on"
+            ) from None
 
 
 def train(job: Job, command: options.Train, params: Any) -> Outcome:

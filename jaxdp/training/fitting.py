@@ -195,9 +195,11 @@ def fit(
         carry = loop.start(
             plan, transform, task.optimizer, task.params, donate=donate_params
         )
-    recorder = None
+    recorder, machines = None, recording.machines(mesh) if with_text else {}
     if ledger is not None and parallel.writes(mesh):
-        recorder = recording.create(ledger, task, keys, text, size, note or {})
+        recorder = recording.create(
+            ledger, task, keys, text, size, note or {}, machines
+        )
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
@@ -254,7 +256,9 @@ def resume(
       plan: its plan; only compared with that of the folder, which counts.
       optimizer: its optimizer.
       microbatch_size: as in the run.
-      mesh: as in the run, of this process alone.
+      mesh: as in the run. With several processes each of them calls ``resume`` with the
+        same arguments; process 0 alone opens the folder, and gives the others what they
+        need of it.
       new_attempt: allows all of these but the plan to differ. (The answers that synthetic
         data are made from are read in the first step: those of the run stay.) Steps that
         were under way are computed with new noise and charged a second time: the run ends
@@ -296,13 +300,9 @@ def resume(
     """
     validate.instance(bool, check_isolation=check_isolation)
     mesh = parallel.check_mesh(mesh, params)
-    if parallel.several_processes(mesh):
-        raise ValueError(
-            "mesh must be one of this process alone to resume a run, got one of "
-            f"{jax.process_count()} processes"
-        )
-    at = recording.take_up(ledger, plan, params, new_attempt=new_attempt)
-    with at.ledger, keys_lib.resuming(at.keys):
+    several = parallel.several_processes(mesh)
+    at = recording.take_up(ledger, plan, params, new_attempt=new_attempt, mesh=mesh)
+    with at.ledger or contextlib.nullcontext(), keys_lib.resuming(at.keys):
         leaves = replaying.leaves_of(at.record.header)
         if not at.plan.draws_directions:
             leaves["stacked"] = None
@@ -313,25 +313,34 @@ def resume(
         )
         task = preparing.checked(task, callback)
         _check_stop(stop, ledger, mesh)
+        parallel.check_same(mesh, at.keys, stop=str(stop is not None), data=task.data)
         transform = preparing.make_transform(task, at.keys)
         run, text, compile_seconds = preparing.compiled(
             task, transform, at.keys, in_chunks=True, with_text=True
         )
+        parallel.check_same(mesh, at.keys, program=text)
         preparing.check_losses(
             at.plan, task.params, task.data, value_fn, check_isolation
         )
         before = _samples(task)
-        recorder = at.recorder(task, text)
+        machines = recording.machines(mesh)
+        recorder = parallel.together(mesh, lambda: at.recorder(task, text, machines))
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         step = lambda carry, *bounds: run(carry, at.keys, task.data, *bounds)  # noqa: E731
         asked = None if stop is None else parallel.where_any(mesh, stop)
         size = at.record.header["chunk"]
         chunks = _Chunks(at.plan, size, callback, progress, asked, at.charged)
         carry = _rebuilt(task, at, carry, chunks, step, recorder)
+        # A machine that rounds otherwise would go on from other parameters.
+        rebuilt = carry.params, carry.opt_state[1]
+        parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})
         carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
         result = _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
-    _warn_of_steps(task, before, carry, result)
+    if recorder is None:
+        result.report["steps_charged"] = at.charged(at.last)
+    if not several:
+        _warn_of_steps(task, before, carry, result)
     return result
 
 
@@ -426,7 +435,7 @@ def _rebuilt(
     carry: loop.Carry,
     chunks: _Chunks,
     step: _Step,
-    recorder: recording.Recorder,
+    recorder: recording.Recorder | None,
 ) -> loop.Carry:
     """Rebuilds the carry after the recorded steps, and shows it to the callback.
 
@@ -469,11 +478,16 @@ def _rebuilt(
         carry, until = at_state(first), first
     if until < at.done:
         carry, _ = silent.run(step, carry, until, at.done, None)
-        recording.check_recomputed(at, until, carry, states.get(at.done))
         known, digest = recording.replayed_to(at)
-        if known == at.done:
-            recording.check_replayed(at, digest, carry.params)
-        if at.done not in states:
+        same, end = carry, states.get(at.done)
+
+        def check() -> None:
+            recording.check_recomputed(at, until, same, end)
+            if known == at.done:
+                recording.check_replayed(at, digest, same.params)
+
+        parallel.together(at.mesh, check)
+        if at.done not in states and recorder is not None:
             recorder.checkpoint(carry)
     if chunks.callback is not None and not task.plan.replayable:
         chunks.callback(at.done, *chunks.shown(carry, at.done))
@@ -493,7 +507,8 @@ def _replayed(
     between = min(max(first, known), last)
     carry = silent.run(again, carry, first, between, None)[0]
     if first <= known == between:
-        recording.check_replayed(at, digest, carry.params)
+        params = carry.params
+        parallel.together(at.mesh, lambda: recording.check_replayed(at, digest, params))
     return silent.run(again, carry, between, last, None)[0]
 
 

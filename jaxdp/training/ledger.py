@@ -57,7 +57,7 @@ FORMAT = 1
 PLAN, LEDGER, REPORT, SECRET = "plan.json", "ledger.jsonl", "report.json", "secret"
 #: In ``secret/``: what a run needs to go on.
 RUN = "run.json"
-_LOCK, _CHAIN = "lock", "chain.json"
+LOCK, _CHAIN = "lock", "chain.json"
 
 
 class Intent(NamedTuple):
@@ -147,7 +147,7 @@ def read(folder: str | os.PathLike[str]) -> Record:
     """
     path = pathlib.Path(folder)
     path = path / LEDGER if path.is_dir() else path
-    return _parsed(_content(path), path)
+    return parsed(_content(path), path)
 
 
 def verify(folder: str | os.PathLike[str]) -> Record:
@@ -196,7 +196,7 @@ def _content(path: pathlib.Path) -> bytes:
         ) from error
 
 
-def _parsed(text: bytes, path: pathlib.Path) -> Record:
+def parsed(text: bytes, path: str | os.PathLike[str]) -> Record:
     """Parses the lines of a ledger; errors name ``path`` and the line."""
     header: dict[str, Any] | None = None
     parts: list[np.ndarray] = []
@@ -227,8 +227,8 @@ def _parsed(text: bytes, path: pathlib.Path) -> Record:
                 done = last
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"ledger must be one that a run wrote, got {str(path)!r}, line {number}: "
-                f"{error!r}"
+                f"ledger must be one that a run wrote, got {os.fspath(path)!r}, line "
+                f"{number}: {error!r}"
             ) from error
     if header is None:
         raise ValueError(f"ledger must have a header, got {str(path)!r} without one")
@@ -280,7 +280,7 @@ class _Authentic(NamedTuple):
 def _authentic(path: pathlib.Path) -> _Authentic:
     """Verifies a ledger; ValueError unless its lines are those that the run wrote, all."""
     text, secret = _whole(_content(path / LEDGER)), _secrets(path)
-    record = _parsed(text, path / LEDGER)
+    record = parsed(text, path / LEDGER)
     if secret.get("run") != record.header["run"]:
         raise ValueError(
             f"ledger must have its own {SECRET}/{RUN}, got {str(path)!r} with "
@@ -319,7 +319,7 @@ def _authentic(path: pathlib.Path) -> _Authentic:
         )
     missing = ahead[0] if ahead and not more else b""
     if missing:
-        record = _parsed(text + missing + b"\n", path / LEDGER)
+        record = parsed(text + missing + b"\n", path / LEDGER)
     for line in ahead:
         chain = chain.then(line)
     return _Authentic(record, secret, chain, len(text), missing)
@@ -400,6 +400,10 @@ class Ledger:
             self._file.write(line + b"\n")
             self._file.flush()
         os.fsync(self._file.fileno())
+
+    def lines(self) -> bytes:
+        """Returns the lines, for :func:`parsed`."""
+        return _content(self.folder / LEDGER)
 
     def intend(self, first: int, last: int, attempt: int) -> None:
         """Writes the intent to release the steps [first, last): they count from now on."""
@@ -490,7 +494,7 @@ def discard(folder: str | os.PathLike[str]) -> None:
         for name in (LEDGER, PLAN, REPORT):
             (path / name).unlink(missing_ok=True)
         for file in (path / SECRET).iterdir():
-            if file.name != _LOCK:
+            if file.name != LOCK:
                 file.unlink()
 
 
@@ -509,7 +513,7 @@ def _locked(folder: pathlib.Path) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     hidden.mkdir(mode=0o700, exist_ok=True)
     hidden.chmod(0o700)
-    descriptor = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     file = os.fdopen(descriptor, "r+b")
     try:
         if fcntl is not None:

@@ -10,8 +10,9 @@ and nothing is sent to keep them so.
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,8 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import finite_difference
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import digests
+
+T = TypeVar("T")
 
 
 def check_mesh(mesh: Any, params: Any) -> Mesh | None:
@@ -95,6 +98,67 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
                 "others (keys from entropy differ unless they are broadcast: "
                 "jaxdp.Keys.from_entropy().broadcast())"
             )
+
+
+def together(mesh: Mesh | None, call: Callable[[], T]) -> T:
+    """Returns what ``call`` returns here; where it raises in one process, all raise.
+
+    So none waits for one that has refused. ``call`` must not wait for other processes.
+    """
+    if not several_processes(mesh):
+        return call()
+    result, error = None, None
+    try:
+        result = call()
+    except Exception as caught:
+        error = caught
+    said = "" if error is None else str(error) or repr(error)
+    every = gathered(mesh, said)
+    if error is not None:
+        raise error
+    for index, said in enumerate(every):
+        if said:
+            raise ValueError(f"process {index} of the run refused: {said}")
+    return cast(T, result)
+
+
+def gathered(mesh: Mesh | None, text: str) -> list[str]:
+    """Returns the texts of all processes, in their order; all wait here."""
+    if not several_processes(mesh):
+        return [text]
+    content = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(content)))
+    # At least one: there are no arrays of size zero to gather.
+    rows = np.pad(content, (0, max(1, int(sizes.max())) - len(content)))
+    every = multihost_utils.process_allgather(rows)
+    pairs = zip(every, sizes, strict=True)
+    return [np.asarray(row[:size], np.uint8).tobytes().decode() for row, size in pairs]
+
+
+def from_first(
+    mesh: Mesh | None, read: Callable[[], dict[str, bytes | None]]
+) -> dict[str, bytes | None]:
+    """Returns what process 0 reads, in all; they wait for it, and raise what it raises.
+
+    What is read passes between the processes as clear as all that they send.
+    """
+    if not several_processes(mesh):
+        return read()
+    first = jax.process_index() == 0
+    found = together(mesh, lambda: read() if first else {})
+    sizes = {name: None if x is None else len(x) for name, x in found.items()}
+    known = json.loads(gathered(mesh, json.dumps(sizes))[0])
+    total = sum(x or 0 for x in known.values())
+    # In words: a broadcast is a sum, which widens bytes.
+    content = b"".join(x or b"" for x in found.values())
+    words = np.frombuffer(content.ljust(total + -total % 4, b"\0"), np.uint32)
+    sent = multihost_utils.broadcast_one_to_all(words)  # Of others: zeros of its shape.
+    whole, at = np.asarray(sent, np.uint32).tobytes(), 0
+    result: dict[str, bytes | None] = {}
+    for name, size in known.items():
+        result[name] = None if size is None else whole[at : at + size]
+        at += size or 0
+    return result
 
 
 def where_any(mesh: Mesh | None, stop: Callable[[], bool]) -> Callable[[], bool]:

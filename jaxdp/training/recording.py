@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import io
 import json
+import operator
 import os
 import pathlib
 import platform
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
@@ -164,7 +166,32 @@ def calls_python(text: str) -> bool:
     return _CALLBACK.search(text) is not None
 
 
-def _conditions(task: preparing.Task, text: str, key: bytes) -> dict[str, Any]:
+def machines(mesh: Mesh | None) -> dict[str, Any]:
+    """Returns what decides bits and is no argument of a run, of every process; all wait."""
+    config: Any = jax.config
+    device = jax.devices()[0]
+    own = {
+        "jax": jax.__version__,
+        "jaxlib": reporting.versions()["jaxlib"],
+        "device": device.device_kind,
+        **{name: os.environ.get(name, "") for name in _ENVIRONMENT},
+        **{name: str(getattr(config, name, None)) for name in _FLAGS},
+        "compiler_options": loop.compiler_options(),
+        **({"processor": _processor()} if device.platform == "cpu" else {}),
+    }
+    if not parallel.several_processes(mesh):
+        return own
+    every = [json.loads(x) for x in parallel.gathered(mesh, json.dumps(own))]
+    parts = (
+        {f"{name} of process {index}": x for name, x in one.items()}
+        for index, one in enumerate(every)
+    )
+    return functools.reduce(operator.or_, parts, {"processes": len(every)})
+
+
+def _conditions(
+    task: preparing.Task, text: str, key: bytes, machines: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the conditions that a resumed run must meet, for ``secret/``.
 
     Data and ``text``, that of the program of a chunk with its losses and optimizer, are in
@@ -174,20 +201,12 @@ def _conditions(task: preparing.Task, text: str, key: bytes) -> dict[str, Any]:
     def keyed(content: bytes) -> str:
         return hmac.new(key, content, "sha256").hexdigest()
 
-    config: Any = jax.config
-    device = jax.devices()[0]
     return {
         "data": keyed(digests.sha256(task.data).digest()),
         "microbatch_size": task.microbatch_size,
         "devices": 1 if task.mesh is None else task.mesh.size,
         "mesh": {} if task.mesh is None else dict(task.mesh.shape),
-        "jax": jax.__version__,
-        "jaxlib": reporting.versions()["jaxlib"],
-        "device": device.device_kind,
-        **{name: os.environ.get(name, "") for name in _ENVIRONMENT},
-        **{name: str(getattr(config, name, None)) for name in _FLAGS},
-        "compiler_options": loop.compiler_options(),
-        **({"processor": _processor()} if device.platform == "cpu" else {}),
+        **machines,
         "losses, optimizer": keyed(text.encode()),
     }
 
@@ -215,6 +234,7 @@ def create(
     text: str,
     chunk: int,
     note: dict[str, Any],
+    machines: dict[str, Any],
 ) -> Recorder:
     """Creates the folder of a new run, and returns its recorder."""
     plan, params = task.plan, task.params
@@ -240,7 +260,7 @@ def create(
         "note": note,
     }
     key = secrets.token_bytes(32)
-    attempt = {"salt": "", "same": _conditions(task, text, key)}
+    attempt = {"salt": "", "same": _conditions(task, text, key, machines)}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
     ledger = ledger_lib.Ledger.create(
         folder, plan=plan.file_text(), header=header, secret=hidden
@@ -250,11 +270,15 @@ def create(
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """State of a resumed run: its ledger, plan, keys and attempt."""
+    """State of a resumed run: its ledger, plan, keys and attempt.
 
-    ledger: ledger_lib.Ledger  # open and locked
+    Of several processes the first has the folder; the others have what it read.
+    """
+
+    mesh: Mesh | None
+    ledger: ledger_lib.Ledger | None  # open and locked; of process 0
     record: ledger_lib.Record  # what it says
-    hidden: dict[str, Any]  # what secret/run.json says
+    hidden: dict[str, Any]  # what secret/run.json says; of process 0
     plan: Plan
     attempt: int  # whose noise covers the next steps
     new: bool  # whether that attempt begins now
@@ -277,12 +301,22 @@ class Resumed:
         covered = self.done if lost is None or self.new else lost.last
         return self.record.charged + max(0, step - covered)
 
-    def recorder(self, task: preparing.Task, text: str) -> Recorder:
+    def load(self, *names: str) -> list[bytes | None]:
+        """Reads files of ``secret/``, for all processes."""
+        ledger = self.ledger
+        read = lambda: {} if ledger is None else {x: ledger.load(x) for x in names}  # noqa: E731
+        return list(parallel.from_first(self.mesh, read).values())
+
+    def recorder(
+        self, task: preparing.Task, text: str, machines: dict[str, Any]
+    ) -> Recorder | None:
         """Returns the recorder; ValueError unless all is as when this attempt began.
 
-        For a new attempt, stores the present conditions instead.
+        For a new attempt, stores the present conditions instead. None but in process 0.
         """
-        now = _conditions(task, text, bytes.fromhex(self.hidden["key"]))
+        if self.ledger is None:
+            return None
+        now = _conditions(task, text, bytes.fromhex(self.hidden["key"]), machines)
         attempts, outstanding = self.hidden["attempts"], self.record.outstanding
         if self.new and not self.ended:
             attempts[self.attempt]["same"] = now
@@ -334,37 +368,74 @@ def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def take_up(
-    folder: Any, plan: Plan | None, params: Any, *, new_attempt: bool
+    folder: Any,
+    plan: Plan | None,
+    params: Any,
+    *,
+    new_attempt: bool,
+    mesh: Mesh | None = None,
 ) -> Resumed:
-    """Opens a run's folder and decides which attempt's noise covers the next steps."""
-    ledger, record, hidden = ledger_lib.Ledger.open(folder)
+    """Opens a run's folder and decides which attempt's noise covers the next steps.
+
+    Of several processes, the first opens it, and gives the others what they need: the
+    roots, and no key of the chain.
+    """
+    ledger: ledger_lib.Ledger | None = None
+    hidden: dict[str, Any] = {}
     with contextlib.ExitStack() as on_error:
-        on_error.callback(ledger.close)
-        recorded = replaying.plan_of(record)
-        if plan is not None and plan.digest != recorded.digest:
-            raise ValueError(
-                f"plan must be the plan of the run,\n{recorded}\ngot another:\n{plan}"
-            )
-        replaying.check_params(record.header, params)
-        keys = keys_lib.from_hex(hidden["keys"])
-        done, outstanding = len(record.releases), record.outstanding
-        left = recorded.num_steps - record.charged
-        ended = bool(hidden.get("ended"))
+
+        def opened() -> dict[str, bytes | None]:
+            nonlocal ledger, hidden
+            ledger, _, hidden = ledger_lib.Ledger.open(folder)
+            on_error.callback(ledger.close)
+            salts = [attempt["salt"] for attempt in hidden["attempts"]]
+            # Fresh, so that two copies of a folder never share the noise of an attempt.
+            known = {"salts": salts, "fresh": secrets.token_hex(32)}
+            known |= {"keys": hidden["keys"], "ended": bool(hidden.get("ended"))}
+            return {"lines": ledger.lines(), "known": json.dumps(known).encode()}
+
+        found = parallel.from_first(mesh, opened)
+        record = ledger_lib.parsed(found["lines"] or b"", folder)
+        known = json.loads(found["known"] or b"")
+        done, outstanding, ended = (
+            len(record.releases),
+            record.outstanding,
+            known["ended"],
+        )
+        anew = parallel.where_any(mesh, lambda: new_attempt)()
+
+        def checked() -> tuple[Plan, keys_lib.Keys, int]:
+            recorded = replaying.plan_of(record)
+            if plan is not None and plan.digest != recorded.digest:
+                raise ValueError(
+                    f"plan must be the plan of the run,\n{recorded}\ngot another:\n{plan}"
+                )
+            replaying.check_params(record.header, params)
+            if new_attempt != anew:
+                raise ValueError(
+                    "new_attempt must be the same in all processes, got True in some only"
+                )
+            left = recorded.num_steps - record.charged
+            if new_attempt and not ended:
+                _check_new_attempt(recorded, outstanding, left)
+            return recorded, keys_lib.from_hex(known["keys"]), left
+
+        recorded, keys, left = parallel.together(mesh, checked)
         # An attempt counts from its first intent.
         attempt = record.intents[-1].attempt if record.intents else 0
+        salts = known["salts"]
         if new_attempt and not ended:
-            _check_new_attempt(recorded, outstanding, left)
-            # Fresh, so that two copies of a folder never share the noise of an attempt.
-            salted = secrets.token_hex(32) if keys.private else ""
-            hidden["attempts"].append({"salt": salted})
-            attempt, outstanding = len(hidden["attempts"]) - 1, None
-        salt = bytes.fromhex(hidden["attempts"][attempt]["salt"])
-        keys = keys_lib.renewed(keys, attempt, salt)
+            salts.append(known["fresh"] if keys.private else "")
+            attempt, outstanding = len(salts) - 1, None
+            if ledger is not None:
+                hidden["attempts"].append({"salt": salts[-1]})
+        keys = keys_lib.renewed(keys, attempt, bytes.fromhex(salts[attempt]))
         last = (done if outstanding is None else outstanding.last) + left
         last = done if ended else last
         on_error.pop_all()
         return Resumed(
-            ledger, record, hidden, recorded, attempt, new_attempt, ended, keys, last
+            *(mesh, ledger, record, hidden, recorded, attempt),
+            *(new_attempt, ended, keys, last),
         )
 
 
@@ -400,7 +471,7 @@ def checkpoints(at: Resumed) -> dict[int, dict[str, np.ndarray]]:
     folder may have been copied while it changed.
     """
     found = {}
-    for content in map(at.ledger.load, (_BEFORE, _CHECKPOINT)):
+    for content in at.load(_BEFORE, _CHECKPOINT):
         if content is None:
             continue
         with np.load(io.BytesIO(content)) as file:
@@ -454,7 +525,7 @@ def check_recomputed(
 
 def replayed_to(at: Resumed) -> tuple[int, str]:
     """Returns the step and digest that :func:`check_replayed` needs; else 0 and ""."""
-    content = at.ledger.load(_DIGEST)
+    (content,) = at.load(_DIGEST)
     known: Any = json.loads(content) if content else {"run": ""}
     if known["run"] != at.record.header["run"] or known["step"] > at.done:
         return 0, ""

@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """Whether a signal has come; made by :func:`stop_on_signal`.
+    """Record of whether a signal has come; made by :func:`stop_on_signal`.
 
     Example:
       >>> import jaxdp

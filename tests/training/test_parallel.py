@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import chex
 import jax
+import numpy as np
 import pytest
 
 import jaxdp
@@ -23,12 +26,31 @@ ROOT = Path(__file__).resolve().parents[2]
 # Processes must have met before any of them asks JAX for an array.
 PROCESS = """
 import json, sys, jax
-address, index, folder = sys.argv[1:]
+address, index, function, *given = sys.argv[1:]
 jax.distributed.initialize(address, num_processes=2, process_id=int(index))
 import jaxdp
 from tests.training import two_processes
-print(json.dumps(two_processes.main(folder)))
+print(json.dumps(getattr(two_processes, function)(*given)))
 """
+
+
+def processes(function: str, *given: object) -> list[subprocess.Popen[str]]:
+    """Two processes of two devices each, that both call a function of two_processes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, address, str(index), function]
+            + [str(x) for x in given],
+            cwd=ROOT,
+            env=environment(2),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -55,21 +77,8 @@ def test_eight_devices(which: str) -> None:
 
 def test_two_processes(tmp_path: Path) -> None:
     """Two devices each. Process 0 keeps the record, which anybody replays."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
     folder = tmp_path / "run"
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, address, str(index), str(folder)],
-            cwd=ROOT,
-            env=environment(2),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
+    jobs = processes("main", folder)
     try:
         ends = [job.communicate(timeout=200) for job in jobs]
     finally:
@@ -91,10 +100,70 @@ def test_two_processes(tmp_path: Path) -> None:
     for found in (first, second):
         assert "keys must be the same in all 2 processes" in found["own keys"]
         assert "program must be the same in all 2 processes" in found["own slices"]
-        assert "mesh must be one of this process alone" in found["resume"]
+        for end in found["interrupted"].values():
+            other, attempt, nowhere = end["refused"]
+            assert end["stopped"] == 4
+            assert "params must be the initial parameters of the run" in other
+            assert "new_attempt must be the same in all processes" in attempt
+            assert "is not there; a run that was killed before it wrote" in nowhere
         assert "keys that were broadcast must serve a run of all" in found["alone"]
         assert found["together"] is True
+    gradients = jaxdp.fit(
+        two_processes.GRADIENTS,
+        *(Keys.insecure(1), PARAMS, DATA),
+        **two_processes.ARGUMENTS,
+    )
+    resumed = {
+        "zeroth": [want, 6],
+        "first": [two_processes.digest((gradients.params, gradients.info)), 6],
+    }
+    for name, end in resumed.items():
+        assert first["interrupted"][name]["resumed"] == end
+        assert second["interrupted"][name]["resumed"] == end
+        with pytest.raises(ValueError, match="was begun, but devices is 1 and was 4"):
+            jaxdp.resume(
+                tmp_path / f"{name}-stopped", PARAMS, DATA, **two_processes.ARGUMENTS
+            )
     assert ledger.read(folder).charged == 6
+    optimizer = two_processes.ARGUMENTS["optimizer"]
+    again = jaxdp.replay(folder, PARAMS, optimizer=optimizer)
+    chex.assert_trees_all_equal(again.params, one.params)
+
+
+#: More of them by hand.
+KILLS = int(os.environ.get("JAXDP_KILLS", "3"))
+
+
+def test_kills_of_two_processes(tmp_path: Path) -> None:
+    """At random lines, one of them by turns; the other waits for it until it is killed.
+
+    What they release and charge in the end is what one process does that nobody kills.
+    """
+    folder, drawn = tmp_path / "run", random.Random(1)
+    steps = two_processes.VICTIM.num_steps
+    moments = sorted(drawn.randrange(4, 4 * steps - 8) for _ in range(KILLS))
+    for kill, lines in enumerate([*moments, -1]):
+        who = kill % 2 if lines > 0 else -1
+        jobs = processes("victim", folder, who, lines)
+        try:
+            first = jobs[max(who, 0)].communicate(timeout=200)
+            if who >= 0:
+                assert jobs[who].returncode == -signal.SIGKILL, first
+            else:
+                ends = [first, jobs[1].communicate(timeout=200)]
+                assert [job.returncode for job in jobs] == [0, 0], ends
+        finally:
+            for job in jobs:
+                job.kill()
+                job.wait()
+    one = jaxdp.fit(
+        two_processes.VICTIM,
+        *(Keys.insecure(1), PARAMS, DATA),
+        **two_processes.ARGUMENTS,
+    )
+    record = ledger.read(folder)
+    np.testing.assert_array_equal(record.releases, one.info.releases)
+    assert record.charged == len(record.intents) == steps
     optimizer = two_processes.ARGUMENTS["optimizer"]
     again = jaxdp.replay(folder, PARAMS, optimizer=optimizer)
     chex.assert_trees_all_equal(again.params, one.params)

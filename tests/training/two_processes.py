@@ -3,7 +3,12 @@
 ``test_parallel.py`` starts them and compares what they print.
 """
 
+import dataclasses
 import hashlib
+import os
+import pathlib
+import shutil
+import signal
 from typing import Any
 
 import jax
@@ -11,13 +16,20 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp import sampling
+from jaxdp import plans, sampling
 from jaxdp.core import keys as keys_lib
+from jaxdp.training import ledger
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(
     num_steps=6, sampling=sampling.TruncatedPoisson(sampling_prob=0.5), num_directions=2
 )
+#: Its releases do not give the parameters back: it goes on from checkpoints.
+GRADIENTS = plans.DPGD(
+    **{f.name: getattr(PLAN, f.name) for f in dataclasses.fields(plans.DPGD)}
+)
+#: For kills: as the others, with more chunks.
+VICTIM = dataclasses.replace(PLAN, num_steps=40)
 SIZE = 5
 ARGUMENTS: dict[str, Any] = {
     "value_fn": value_fn,
@@ -39,6 +51,41 @@ def refusal(function: Any) -> str:
     return ""
 
 
+def interrupted(folder: pathlib.Path, plan: Any, mesh: Any) -> dict[str, Any]:
+    """What a run says that is stopped by one process, and what it ends with."""
+    # Process 1 alone is told to stop, after two of three chunks.
+    asked = iter([False, False, True])
+    whole = ARGUMENTS | {"mesh": mesh, "ledger": folder, "chunk": 2}
+    whole["stop"] = lambda: jax.process_index() == 1 and next(asked)
+    step = None
+    try:
+        jaxdp.fit(plan, jaxdp.Keys.insecure(1), PARAMS, DATA, **whole)
+    except jaxdp.Stopped as error:
+        step = error.step
+    if jax.process_index() == 0:
+        shutil.copytree(folder, folder.with_name(f"{folder.name}-stopped"))
+
+    def resume(folder: Any = folder, params: Any = PARAMS, **kwargs: Any) -> Any:
+        given = ARGUMENTS | {"mesh": mesh, "plan": plan} | kwargs
+        return jaxdp.resume(folder, params, DATA, **given)
+
+    # One of them has other parameters; only one says that it is a new attempt.
+    other = jax.tree.map(lambda x: x + jax.process_index(), PARAMS)
+    only = jax.process_index() == 0
+    refused = (
+        refusal(lambda: resume(params=other)),
+        refusal(lambda: resume(new_attempt=only)),
+        refusal(lambda: resume(folder.with_name("none"))),
+    )
+    again = resume()
+    report = again.report["steps_charged"]
+    return {
+        "stopped": step,
+        "refused": refused,
+        "resumed": [digest((again.params, again.info)), report],
+    }
+
+
 def main(folder: str) -> dict[str, Any]:
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     own = jaxdp.Keys.from_entropy()
@@ -55,7 +102,11 @@ def main(folder: str) -> dict[str, Any]:
         else {}
     )
     result = run(jaxdp.Keys.insecure(1), ledger=folder, chunk=2, **seen)
+    path = pathlib.Path(folder)
+    plans = {"zeroth": PLAN, "first": GRADIENTS}
+    ends = {n: interrupted(path.with_name(n), plan, mesh) for n, plan in plans.items()}
     return {
+        "interrupted": ends,
         "devices": jax.device_count(),
         "own keys": refusal(lambda: run(own)),
         # Slices of another size: some records would be read twice, others never.
@@ -63,9 +114,6 @@ def main(folder: str) -> dict[str, Any]:
             lambda: run(
                 jaxdp.Keys.insecure(1), microbatch_size=SIZE + jax.process_index()
             )
-        ),
-        "resume": refusal(
-            lambda: jaxdp.resume(folder, PARAMS, DATA, mesh=mesh, **ARGUMENTS)
         ),
         "keys": keys_lib.fingerprint(shared).hex(),
         "private": shared.private,
@@ -76,3 +124,44 @@ def main(folder: str) -> dict[str, Any]:
         "digest": digest((result.params, result.info)),
         "steps": result.report["steps_done"],
     }
+
+
+def victim(folder: str, who: str, lines: str) -> None:
+    """Begins or goes on with a run, which process ``who`` ends by SIGKILL.
+
+    Process 0 after ``lines`` of its ledger, in the file or (an odd number) in ``secret/``
+    alone; process 1 where it is about to compute the next chunk. -1: nobody ends it.
+    """
+    # Compiled once for all processes; the same program gives the same bits.
+    cache = pathlib.Path(folder).with_name("cache")
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    dies = int(who) == jax.process_index()
+    save, write = ledger.Ledger.save, ledger.Ledger._write
+
+    def kill(book: ledger.Ledger) -> None:
+        if dies and book.lines().count(b"\n") >= int(lines) // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def saving(book: ledger.Ledger, name: str, *args: Any, **kwargs: Any) -> None:
+        save(book, name, *args, **kwargs)
+        if int(lines) % 2:
+            kill(book)
+
+    def writing(book: ledger.Ledger, line: bytes) -> None:
+        write(book, line)
+        kill(book)
+
+    ledger.Ledger.save, ledger.Ledger._write = saving, writing
+
+    def callback(step: int, params: Any, info: Any) -> None:
+        if dies and jax.process_index() == 1 and step >= int(lines) // 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    given = {"mesh": mesh, "callback": callback} | ARGUMENTS
+    if (pathlib.Path(folder) / ledger.LEDGER).exists():
+        jaxdp.resume(folder, PARAMS, DATA, keep_noise_roots=True, **given)
+    else:
+        keys = jaxdp.Keys.insecure(1)
+        jaxdp.fit(VICTIM, keys, PARAMS, DATA, ledger=folder, chunk=1, **given)
