@@ -21,6 +21,8 @@ from jaxdp.core.algorithm import as_transform as as_transform
 from jaxdp.core.averaging import polyak_average as polyak_average
 from jaxdp.core.averaging import polyak_output as polyak_output
 from jaxdp.core.keys import Keys as Keys
+from jaxdp.core.precision import apply_updates as apply_updates
+from jaxdp.core.precision import widened as widened
 from jaxdp.core.run_state import public as public
 from jaxdp.dpgd.transform import dpgd as dpgd
 from jaxdp.dpzero.transform import dpgd_zeroth_order as dpgd_zeroth_order

@@ -39,6 +39,7 @@ else:
     from jaxdp.kernels import simplex as simplex
     from jaxdp.kernels import smoothed_gradient as smoothed_gradient
     from jaxdp.kernels import sphere as sphere
+    from jaxdp.kernels import stochastic_rounding as stochastic_rounding
     from jaxdp.kernels import stretch as stretch
     from jaxdp.kernels import threefry as threefry
     from jaxdp.kernels import toeplitz_noise as toeplitz_noise

@@ -457,7 +457,9 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
     zero = zero_after(weights)
 
     def finished(path: tuple[Any, ...], t: jax.Array, x: Any) -> jax.Array:
-        t, name = rounded(t, zero).astype(x.dtype), path_str(path)
-        return in_words(rows, name, t) if name in rows.paths else t
+        name = path_str(path)
+        if name not in rows.paths:  # A zero that XLA knows costs a large leaf nothing.
+            return jnp.zeros(x.shape, x.dtype)
+        return in_words(rows, name, rounded(t, zero).astype(x.dtype))
 
     return jax.tree_util.tree_map_with_path(finished, total, like)

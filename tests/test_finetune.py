@@ -519,8 +519,9 @@ def test_what_is_completed_stays_as_it_is() -> None:
         complete(recipe="roberta-large/rte", task="head")
 
 
-def test_compute_dtypes_are_the_model_s() -> None:
+def test_dtypes_are_the_model_s() -> None:
     assert typing.get_args(network.ComputeDtype) == options.COMPUTE_DTYPES
+    assert checkpoint.DTYPES == options.DTYPES
 
 
 WRONG = mistakes("finetune_mistakes.txt")

@@ -57,6 +57,7 @@ MAY_DERIVE = {
     "jaxdp/core/keys.py": DERIVING,
     "kernels/smoothed_gradient.py": {"fold_in"},  # records, other point: public
     "kernels/sphere.py": {"fold_in"},  # leaf, layer, direction: all public
+    "kernels/stochastic_rounding.py": {"fold_in"},  # rows of a huge leaf: public
     "kernels/simplex.py": {"fold_in"},  # a draw's next try: secret
     "kernels/node_noise.py": {"fold_in"},  # a period's key by step and leaf: secret
     "kernels/threefry.py": {"wrap_key_data"},  # defines fold_in, written out

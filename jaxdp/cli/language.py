@@ -90,7 +90,9 @@ def initial(
     """
     new = None if model.num_labels is None else key
     with usage(command, option):
-        _, params = checkpoint.load(folder, num_labels=model.num_labels, new_heads=new)
+        _, params = checkpoint.load(
+            folder, num_labels=model.num_labels, new_heads=new, dtype=command.dtype
+        )
     return jax.device_get(model.with_new_parts(params, key))
 
 
@@ -148,13 +150,13 @@ def save(folder: pathlib.Path, source: str, model: LanguageModel, params: Any) -
             shutil.copyfile(pathlib.Path(source) / name, folder / name)
 
 
-def load(folder: pathlib.Path, model: LanguageModel) -> Any:
-    """Loads the parameters that :func:`save` wrote.
+def load(folder: pathlib.Path, model: LanguageModel, dtype: str) -> Any:
+    """Loads the parameters that :func:`save` wrote, of that ``--dtype``.
 
     Raises:
       ValueError, OSError: they are not there, or are another model's.
     """
-    return checkpoint.load(folder, num_labels=model.num_labels)[1]
+    return checkpoint.load(folder, num_labels=model.num_labels, dtype=dtype)[1]
 
 
 def discard(folder: pathlib.Path) -> None:

@@ -27,6 +27,7 @@ LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
 TRAINABLE = ("all", "lora", "prefix", "head")
 #: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
 COMPUTE_DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 #: Those that a language model draws where it needs them.
 LAZY_DIRECTIONS = ("rademacher", "gaussian", "sphere")
 SAMPLING = ("poisson", "fixed-size", "full")
@@ -428,6 +429,11 @@ class Finetune(Budget, Run):
     prefix_length: Int = opt(INTEGER, "Of --trainable prefix.", "5")
     compute_dtype: Any = opt(
         p.choice(*COMPUTE_DTYPES), "Of activations alone.", "recipe or float32"
+    )
+    dtype: str = opt(
+        p.choice(*DTYPES),
+        "Of parameters, but for adapters and heads.",
+        default="float32",
     )
 
     delta: Any = opt(NUMBER, "Of the whole run.", f"recipe or {DEFAULT_DELTA:g}")

@@ -47,6 +47,7 @@ ROLES = {
     "escape": 11,  # noise root: of products with Hessians, and of Hessians
     "order": 12,  # sampling root: in which records are read
     "values": 13,  # direction root: of synthetic records, once their shares are public
+    "rounding": 14,  # direction root: up or down, of parameters of 16 bits
 }
 
 #: What one ``Keys`` from entropy serves: each of these once, in any order. Their draws are

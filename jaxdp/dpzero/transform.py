@@ -396,7 +396,8 @@ def _follow(
     output = state.output
     if output is not None:
         here = count == output.step
-        keep = lambda new, old: jnp.where(here, jnp.asarray(new), old)  # noqa: E731
+        # A replay sees parameters of 16 bits in float32, which changes no number.
+        keep = lambda new, old: jnp.where(here, jnp.asarray(new, old.dtype), old)  # noqa: E731
         output = Kept(output.step, jax.tree.map(keep, params, output.params))
     bound = state.clip
     if numbers.clip_tuning is not None:

@@ -12,6 +12,7 @@ import optax
 
 from jaxdp.core import display, run_state, validate
 from jaxdp.core.keys import Keys
+from jaxdp.core.precision import widened
 from jaxdp.core.types import PathPredicate
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.mechanism.plan import Contributions, Plan
@@ -40,7 +41,7 @@ class Diagnosis:
       gain: what the whole run would lower the loss by, over the loss, if the first step's
         slope stayed; None without an optimizer.
       unmoved: share of moving parameters that a step is too small to change, at their
-        dtype; None without an optimizer.
+        dtype (none of 16 bits, which are rounded at random); None without an optimizer.
       advice: a sentence for each number that is off; empty if none is.
     """
 
@@ -204,6 +205,7 @@ def _steps(
     numbers = parts.slopes if parts.slopes else 1
     spread = numbers if parts.slopes else math.sqrt(dim)
     size = math.hypot(found.signal, found.noise) / spread
+    params = widened(params)  # As the optimizer sees them; no step of 16 bits is lost.
     gradient = jax.tree.map(
         lambda x: jnp.resize(jnp.asarray([size, -size], x.dtype), x.shape), params
     )

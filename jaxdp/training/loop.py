@@ -19,10 +19,12 @@ import optax
 from jax.core import Tracer
 
 from jaxdp import accounting, sampling
-from jaxdp.core import display
+from jaxdp.core import display, precision
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.precision import widened
 from jaxdp.core.types import Phase, ValueFn
+from jaxdp.kernels.stochastic_rounding import is_narrow
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import reporting
 
@@ -208,7 +210,7 @@ def start(
     """
     if not donate:
         params = jax.tree.map(jnp.array, params)
-    opt_state: Any = (transform.init(params), optimizer.init(params))
+    opt_state: Any = (transform.init(params), optimizer_state(optimizer, params))
     taken = {buffer_of(leaf) for leaf in jax.tree.leaves(params)}
 
     def own(leaf: Any) -> Any:
@@ -221,6 +223,18 @@ def start(
     opt_state = jax.tree.map(own, opt_state)
     width = opt_state[0].release.shape[0]
     return Carry(params, opt_state, jnp.zeros((plan.num_steps, width), jnp.float32))
+
+
+def optimizer_state(optimizer: optax.GradientTransformation, params: Any) -> Any:
+    """Returns the optimizer's first state, in float32 of parameters of 16 bits."""
+    state = optimizer.init(params)
+    if not any(map(is_narrow, jax.tree.leaves(params))):
+        return state
+    # By its dtypes alone: a copy of all parameters in float32 is never there.
+    outline = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))  # noqa: E731
+    wide = widened(jax.tree.map(outline, params))
+    like = jax.eval_shape(optimizer.init, wide)
+    return jax.tree.map(lambda x, to: x.astype(to.dtype), state, like)
 
 
 def buffer_of(leaf: Any) -> int | object:
@@ -272,9 +286,8 @@ def make_program(
             batch=batch,
             phase=phase.name,
         )
-        if replay is None:
-            return applied(optimizer, carry, made, step, gradient=gradient)
-        return applied(optimizer, carry, made, step, replay=replay)
+        given = {"gradient": gradient} if replay is None else {"replay": replay}
+        return applied(optimizer, carry, made, step, keys.direction, **given)
 
     def program(
         carry: Carry,
@@ -317,6 +330,7 @@ def applied(
     carry: Carry,
     made: Any,
     step: jax.Array,
+    direction: jax.Array,
     *,
     gradient: Any = None,
     replay: optax.GradientTransformationExtraArgs | None = None,
@@ -328,21 +342,23 @@ def applied(
     gradient is made here too where that is possible: elsewhere, it would be a second copy
     of the parameters.
 
-    ``made`` is the transform's state after the step; ``gradient`` is given for a plan that
-    has no replay.
+    ``made`` is the transform's state after the step; ``direction`` the public root, from
+    which parameters of 16 bits are rounded; ``gradient`` is given for a plan that has no
+    replay.
     """
 
     def move(operands: Any) -> Any:
-        gradient, release, state, rest, params = operands
+        gradient, release, state, rest, params, root = operands
+        wide = widened(params)
         if replay is not None:
             update: Any = replay.update
-            gradient, _ = update(None, state, params, release=release)
-        updates, after = optimizer.update(gradient, rest, params)
+            gradient, _ = update(None, state, wide, release=release)
+        updates, after = optimizer.update(widened(gradient), rest, wide)
         _check_optimizer(params, updates, rest, after)
-        return optax.apply_updates(params, updates), after
+        return precision.moved(params, updates, root, step), after
 
     def stay(operands: Any) -> Any:
-        *_, rest, params = operands
+        *_, rest, params, _ = operands
         return params, rest
 
     def in_a_branch(operands: Any) -> Any:
@@ -354,7 +370,7 @@ def applied(
         barrier = jax.lax.optimization_barrier
         return barrier(move(barrier(operands)))
 
-    operands = (gradient, made.release, *carry.opt_state, carry.params)
+    operands = (gradient, made.release, *carry.opt_state, carry.params, direction)
     ways: dict[str, Any] = {"cpu": in_a_branch, "default": between_barriers}
     params, rest = jax.lax.platform_dependent(operands, **ways)
     return logged(carry, params, made, rest, step)
@@ -370,7 +386,12 @@ def _check_optimizer(params: Any, updates: Any, before: Any, after: Any) -> None
         must = "keep the shapes and dtypes of its state"
         chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
     except AssertionError as error:
-        raise ValueError(f"optimizer must {must}: {error}") from None
+        named = jax.tree.leaves(params)
+        whole = all(jnp.issubdtype(x.dtype, jnp.floating) for x in named)
+        hint = (
+            "" if whole else "; keep it off integers: optax.masked(optimizer, floating)"
+        )
+        raise ValueError(f"optimizer must {must}{hint}: {error}") from None
 
 
 def logged(carry: Carry, params: Any, made: Any, rest: Any, step: jax.Array) -> Carry:

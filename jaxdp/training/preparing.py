@@ -164,6 +164,11 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
         trainable=task.trainable,
         stacklevel=3,
     )
+    if task.plan.makes_steps:
+        plan: Any = task.plan  # Whose steps have a longest one.
+        resolution.warn_if_scattered(
+            plan.max_step, task.params, trainable=task.trainable, stacklevel=3
+        )
     return task.plan.transform(keys, **options)
 
 

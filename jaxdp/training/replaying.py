@@ -108,31 +108,38 @@ def compiled(
 ) -> Callable[..., loop.Carry]:
     """Returns ``program(carry, releases (T, K), first, last) -> carry``, compiled.
 
-    The state of ``carry`` is that of ``plan.replay`` or of the run. The program takes the
-    direction root in it, and so serves all.
+    The state of ``carry`` is that of ``plan.replay`` or of the run. What is compiled takes
+    the direction root, and so serves all.
     """
     transform = plan.replay(direction, trainable=trainable, stacked=stacked)
 
-    def one(releases: jax.Array, step: jax.Array, carry: loop.Carry) -> loop.Carry:
+    def one(
+        root: jax.Array, releases: jax.Array, step: jax.Array, carry: loop.Carry
+    ) -> loop.Carry:
         row = jax.lax.dynamic_index_in_dim(releases, step, keepdims=False)
         update: Any = transform.update
         _, made = update(None, carry.opt_state[0], carry.params, release=row)
-        return loop.applied(optimizer, carry, made, step, replay=transform)
+        return loop.applied(optimizer, carry, made, step, root, replay=transform)
 
     def program(
-        carry: loop.Carry, releases: jax.Array, first: jax.Array, last: jax.Array
+        carry: loop.Carry,
+        root: jax.Array,
+        releases: jax.Array,
+        first: jax.Array,
+        last: jax.Array,
     ) -> loop.Carry:
-        body = functools.partial(one, releases)
+        body = functools.partial(one, root, releases)
         return jax.lax.fori_loop(first, last, body, carry)
 
     leaves = chosen_leaves(carry.params, trainable, stacked)
     key = ("replay", plan.digest, optimizer, *leaves, loop.signature(carry))
     step = jax.ShapeDtypeStruct((), jnp.int32)
     jitted = jax.jit(program, donate_argnums=0)
-    shapes = (carry, carry.releases, step, step)
+    shapes = (carry, direction, carry.releases, step, step)
     options = loop.compiler_options()
     build = lambda: jitted.lower(*shapes).compile(compiler_options=options)  # noqa: E731
-    return loop.compiled(key, build)[0]
+    run = loop.compiled(key, build)[0]
+    return lambda carry, *given: run(carry, direction, *given)
 
 
 def chosen_leaves(

@@ -1,5 +1,6 @@
 """Warnings about radii and steps below the resolution of a run's arithmetic."""
 
+import math
 import re
 import warnings
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from jaxdp.core import run_state, validate
 from jaxdp.core.types import Perturbation
 from jaxdp.kernels.sphere import path_str
+from jaxdp.kernels.stochastic_rounding import NARROW
 
 #: The least radius that the rounding of losses and activations leaves visible: at 1e-6 in
 #: float32 the error of a slope is 1.4 % (14 % at 1e-7), at 3e-4 in bfloat16 about a half
@@ -95,6 +97,41 @@ def warn_if_unresolved(
         )
 
 
+def warn_if_scattered(
+    max_step: float,
+    params: Any,
+    *,
+    trainable: run_state.Trainable = None,
+    stacklevel: int = 1,
+) -> None:
+    """Warns if rounding moves parameters of 16 bits further than steps of a bounded length.
+
+    A step's elements are about ``max_step`` over the root of their number. What is shorter
+    than the distance of neighbouring numbers is rounded to all of it or nothing, and the
+    point moves further than the step: right in mean, but differences of gradients between
+    neighbouring points grow with it, and are clipped.
+
+    Args:
+      max_step: bound on the length of a step, in units of the parameters.
+      params: the initial parameters, public: a pytree of arrays of any shape and dtype.
+      trainable: which leaves move, as in :func:`jaxdp.fit`.
+      stacklevel: as in :func:`warn_if_unresolved`.
+    """
+    sizes = _spacings(params, trainable, None)
+    narrow = [sized for name in NARROW for sized in sizes.get(name, [])]
+    if not narrow:
+        return
+    root = math.sqrt(sum(size for _, size in narrow))
+    least = 2 * _median(narrow) * root
+    if max_step < least:
+        warnings.warn(
+            f"max_step={max_step:g} is shorter than what rounding to 16 bits moves: "
+            "differences of gradients will mostly be of it, and clipped; take at least "
+            f"{least:.2g}, or float32 parameters, which the losses may cast",
+            stacklevel=stacklevel + 1,
+        )
+
+
 class Sample(NamedTuple):
     """Sample of a leaf that moves."""
 
@@ -119,7 +156,8 @@ def warn_if_unmoved(
     """Warns if most parameters are, after a run with noise, where they were before it.
 
     Every release has noise in all its coordinates, so that a parameter which never moved
-    had steps below half the distance to the next number of its dtype, or none.
+    had steps below half the distance to the next number of its dtype, or none. Parameters
+    of 16 bits do not count: their steps are rounded at random, and none is too small.
 
     Args:
       before: the initial parameters, as :func:`samples` gave them. Public.
@@ -127,15 +165,16 @@ def warn_if_unmoved(
       stacklevel: as in :func:`warn_if_unresolved`.
     """
     pairs = list(zip(before, after, strict=True))
-    size = sum(old.size for old in before)
+    pairs = [(old, new) for old, new in pairs if old.dtype not in NARROW]
+    size = sum(old.size for old, _ in pairs)
     still = sum(float((a.values == b.values).mean()) * a.size for a, b in pairs)
     share = still / max(1, size)
     if share > 0.5:
-        dtypes = ", ".join(sorted({old.dtype for old in before}))
+        dtypes = ", ".join(sorted({old.dtype for old, _ in pairs}))
         warnings.warn(
             f"{share:.0%} of the parameters ({dtypes}) are where they "
             "were: the optimizer's steps are zero or below the distance of neighbouring "
-            "numbers; take larger steps, or float32 parameters",
+            "numbers; take larger steps",
             stacklevel=stacklevel + 1,
         )
 

@@ -1,11 +1,17 @@
 """Step of a Flax ``TrainState`` whose gradients are made by its own transformation."""
 
+import warnings
 from typing import Any
 
+import jax
 import optax
 
+from jaxdp.core import precision
+from jaxdp.core.keys import Keys
+from jaxdp.kernels.stochastic_rounding import is_narrow
 
-def apply_gradients(state: Any, **given: Any) -> Any:
+
+def apply_gradients(state: Any, *, keys: Keys | None = None, **given: Any) -> Any:
     """Returns a ``TrainState`` after one step of a chain that begins with a maker.
 
     In place of ``state.apply_gradients``, which asks for gradients and passes nothing on
@@ -18,6 +24,9 @@ def apply_gradients(state: Any, **given: Any) -> Any:
     Args:
       state: a ``flax.training.train_state.TrainState``, or whatever has ``tx``,
         ``params``, ``opt_state``, ``step`` and ``replace``.
+      keys: the ``jaxdp.Keys`` of the run where params have leaves of 16 bits, which they
+        round (:func:`jaxdp.apply_updates`). None rounds to nearest, and warns of such
+        leaves: their small steps are lost.
       **given: keywords of ``tx.update``: ``value_fn`` and ``batch``, and what else it
         takes.
 
@@ -43,5 +52,16 @@ def apply_gradients(state: Any, **given: Any) -> Any:
       (1, (2,))
     """
     updates, opt_state = state.tx.update(None, state.opt_state, state.params, **given)
-    params = optax.apply_updates(state.params, updates)
+    if keys is None:
+        if any(map(is_narrow, jax.tree.leaves(state.params))):
+            warnings.warn(
+                "keys should be given where params have leaves of 16 bits, got None: steps "
+                "below half the distance of neighbouring numbers are lost",
+                stacklevel=2,
+            )
+        params = optax.apply_updates(state.params, updates)
+    else:
+        params = precision.apply_updates(
+            state.params, updates, keys=keys, step=state.step
+        )
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state)

@@ -8,6 +8,8 @@ the losses, and ``experiments`` the settings of the DPZero paper.
 from jaxdp.models.language.config import Config as Config
 from jaxdp.models.language.config import OPTConfig as OPTConfig
 from jaxdp.models.language.config import RobertaConfig as RobertaConfig
+from jaxdp.models.language.modules import dequantised as dequantised
+from jaxdp.models.language.modules import quantised as quantised
 from jaxdp.models.language.network import LanguageModel as LanguageModel
 from jaxdp.models.language.network import LoRA as LoRA
 from jaxdp.models.language.network import Prefix as Prefix

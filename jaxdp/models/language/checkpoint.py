@@ -25,11 +25,19 @@ from jaxdp.models.language import config as configs
 from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
 from jaxdp.models.language._names import FAMILIES, Family, is_language_head
 from jaxdp.models.language.config import Config
-from jaxdp.models.language.network import Adapter, LanguageModel, LoRA, Prefix
+from jaxdp.models.language.network import (
+    Adapter,
+    LanguageModel,
+    LoRA,
+    Prefix,
+    adapter_only,
+)
 
 Params = dict[str, Any]
 
 _ADAPTERS: Mapping[str, type[LoRA] | type[Prefix]] = {"lora": LoRA, "prefix": Prefix}
+#: Dtypes of parameters, and of what is written.
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 # --- leaves and tensors ------------------------------------------------------------
@@ -43,11 +51,13 @@ class _Leaf:
       path: ours.
       shape: ours, with the layers in front where the leaf is stacked.
       names: of the tensors, one or one for each layer; none for an adapter's leaf.
+      dtype: of what is written.
     """
 
     path: str
     shape: tuple[int, ...]
     names: tuple[str, ...]
+    dtype: Any = jnp.float32
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -56,7 +66,7 @@ class _Leaf:
 
     @property
     def tensor_bytes(self) -> int:
-        return 4 * int(np.prod(self.tensor_shape))
+        return jnp.dtype(self.dtype).itemsize * int(np.prod(self.tensor_shape))
 
     @property
     def _transposed(self) -> bool:
@@ -169,23 +179,28 @@ def load(
     *,
     num_labels: int | None = None,
     new_heads: jax.Array | None = None,
+    dtype: Any = "float32",
 ) -> tuple[Config, Params]:
     """Reads a RoBERTa or OPT checkpoint, one leaf at a time.
 
-    Weights of 16 or 64 bits become float32. What the task does not read is dropped where
-    it is known: poolers, tables of position numbers, further copies of tied weights, and
-    for classification the head of the language model. Anything else that does not fit is
-    an error. Adapters come with it where the folder has them (:func:`read_adapter` says
-    which). What is held at any time is what was loaded so far and one leaf.
+    Weights of other widths are rounded to ``dtype``, or widened. What the task does not
+    read is dropped where it is known: poolers, tables of position numbers, further copies
+    of tied weights, and for classification the head of the language model. Anything else
+    that does not fit is an error. Adapters come with it where the folder has them
+    (:func:`read_adapter` says which). What is held at any time is what was loaded so far
+    and one leaf.
 
     Args:
       folder: with ``config.json`` and safetensors, sharded or not.
       num_labels: of a classification head; None loads a language model.
       new_heads: a typed JAX key, from which the classification head is drawn if the
         checkpoint has none.
+      dtype: of the parameters: ``"float32"``, ``"bfloat16"`` or ``"float16"``, which take
+        half the memory, and which :func:`jaxdp.fit` trains too. Adapters and the
+        classification head are float32 in any case.
 
     Returns:
-      The configuration and the parameters, float32, as
+      The configuration and the parameters as
       :class:`~jaxdp.models.language.network.LanguageModel` lays them out.
 
     Raises:
@@ -213,6 +228,8 @@ def load(
     """
     if num_labels is not None:
         validate.integer(at_least=2, num_labels=num_labels)
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    validate.one_of(DTYPES, dtype=name)
     root = _files.folder_of(folder)
     config, adapter = read_config(root), read_adapter(root)
     family = FAMILIES[config.model_type]
@@ -231,7 +248,12 @@ def load(
                 f"the tensors in {str(folder)!r} are not those of its {CONFIG}; "
                 + "; ".join(problems)
             )
-        flat = {p: _read(leaf, stored) for p, leaf in wanted.items() if leaf.names}
+        small = dict.fromkeys(filter(adapter_only, wanted), jnp.dtype(jnp.float32))
+        flat = {
+            path: _read(leaf, stored, small.get(path, jnp.dtype(name)))
+            for path, leaf in wanted.items()
+            if leaf.names
+        }
     if adapter is not None:
         flat |= _read_adapters(root / ADAPTERS, wanted)
     params = _nested(flat)
@@ -312,16 +334,16 @@ def _problems(
     ]
 
 
-def _read(leaf: _Leaf, stored: _files.Stored) -> jax.Array:
-    """Reads one leaf as float32, tensor by tensor, into the array that is kept."""
+def _read(leaf: _Leaf, stored: _files.Stored, dtype: Any) -> jax.Array:
+    """Reads one leaf, tensor by tensor, into the array that is kept."""
 
     def read(name: str) -> np.ndarray:
-        return np.ascontiguousarray(leaf.transpose(stored.array(name)), np.float32)
+        return np.ascontiguousarray(leaf.transpose(stored.array(name)), dtype)
 
     if not LanguageModel.is_stacked(leaf.path):
         (name,) = leaf.names
         return jax.block_until_ready(jnp.asarray(read(name)))
-    array = jnp.zeros(leaf.shape, jnp.float32)
+    array = jnp.zeros(leaf.shape, dtype)
     for layer, name in zip(range(leaf.shape[0]), leaf.names, strict=True):
         # Waited for, or the tensors of several layers would be held until copied.
         array = jax.block_until_ready(_put(array, read(name), layer))
@@ -367,7 +389,7 @@ def save(
     adapter: Adapter | None = None,
     max_shard_bytes: int = 2 * 10**9,
 ) -> None:
-    """Writes a checkpoint that :func:`load` and transformers read, in float32.
+    """Writes a checkpoint that :func:`load` and transformers read, in the params' dtypes.
 
     Tied weights are written once. All files are complete before any of them gets its
     name. Those of an earlier checkpoint in the folder are replaced; other files stay.
@@ -375,8 +397,8 @@ def save(
     Args:
       folder: made if it does not exist.
       config: of the model.
-      params: all its parameters; where there is a classification head, the head of the
-        language model may be missing.
+      params: all its parameters, of float32 or 16 bits; where there is a classification
+        head, the head of the language model may be missing.
       adapter: whose leaves ``params`` has. They are written to ``adapters.safetensors``,
         which transformers does not read.
       max_shard_bytes: of one file, unless one tensor is larger. No more is held in memory
@@ -411,6 +433,10 @@ def save(
     if num_labels is not None and not (head := _language_head(leaves)) & set(flat):
         leaves = {p: leaf for p, leaf in leaves.items() if p not in head}
     _check_params(flat, leaves, adapter)
+    leaves = {
+        path: dataclasses.replace(leaf, dtype=flat[path].dtype)
+        for path, leaf in leaves.items()
+    }
 
     tensors = [
         (name, leaf, layer)
@@ -453,10 +479,10 @@ def _check_params(
     problems += [f"{path} is unexpected" for path in flat.keys() - leaves.keys()]
     problems += [
         f"{path} has {tuple(flat[path].shape)} of {flat[path].dtype}, must have "
-        f"{leaf.shape} of float32"
+        f"{leaf.shape} of {' or '.join(DTYPES)}"
         for path, leaf in leaves.items()
         if path in flat
-        and (flat[path].shape != leaf.shape or flat[path].dtype != np.float32)
+        and (flat[path].shape != leaf.shape or flat[path].dtype.name not in DTYPES)
     ]
     if problems:
         raise ValueError(

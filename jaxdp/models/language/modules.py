@@ -123,8 +123,76 @@ def adapter_only(path: str) -> bool:
 # --- modules -----------------------------------------------------------------------
 
 
+def quantised(params: Params, dtype: Any = "int8") -> Params:
+    """Rounds the layers' kernels to small integers, which are frozen: a base for adapters.
+
+    Each column of a kernel, which makes one output, has a scale of its own: its largest
+    number becomes 127, or 7. The kernels are most of a large model; embeddings, norms and
+    biases stay as they are. One leaf after the other is rounded.
+
+    Args:
+      params: as :class:`~jaxdp.models.language.network.LanguageModel` lays them out, of
+        any floating dtypes. Adapters stay; train them with ``trainable=adapter_only``.
+      dtype: ``"int8"`` or ``"int4"``.
+
+    Returns:
+      The same tree, where each kernel of a layer is of that dtype and has its scales beside
+      it: ``kernel_scale``, float32 (layers, outputs). The model multiplies them in the
+      layer, so that one layer's kernels at a time are floats.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.models.language import LanguageModel, OPTConfig, quantised
+      >>> config = OPTConfig(
+      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
+      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
+      ... )
+      >>> params = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
+      >>> up = jax.eval_shape(quantised, params)["layers"]["mlp"]["up"]  # Shapes alone.
+      >>> up["kernel"].dtype.name, up["kernel_scale"].shape
+      ('int8', (2, 32))
+    """
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    validate.one_of(("int8", "int4"), dtype=name)
+
+    def below_layers(tree: Params) -> Params:
+        out = {
+            n: below_layers(x) if isinstance(x, dict) else x for n, x in tree.items()
+        }
+        if "kernel" in tree:
+            out["kernel"], out["kernel_scale"] = _integers(tree["kernel"], name)
+        return out
+
+    return {**params, "layers": below_layers(params["layers"])}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _integers(kernel: Array, dtype: str) -> tuple[Array, Array]:
+    """Rounds kernels (..., in, out) to integers, with scales float32 (..., out)."""
+    kernel = kernel.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(kernel), axis=-2)
+    scale = jnp.where(largest > 0, largest, 1) / jnp.iinfo(dtype).max
+    return jnp.round(kernel / scale[..., None, :]).astype(dtype), scale
+
+
+def dequantised(kernel: Array, scale: Array) -> Array:
+    """Returns the kernel (..., in, out) that integers and scales (..., out) stand for.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import dequantised
+      >>> kernel = jnp.array([[1, -127], [127, 0]], jnp.int8)
+      >>> dequantised(kernel, jnp.array([0.5, 1.0])).tolist()
+      [[0.5, -127.0], [63.5, 0.0]]
+    """
+    return kernel.astype(scale.dtype) * scale[..., None, :]
+
+
 class Dense(nn.Module):
-    """``x W + b`` in the compute dtype, the kernel perturbed after ``x`` exists."""
+    """``x W + b`` in the compute dtype, the kernel perturbed after ``x`` exists.
+
+    A kernel of integers is frozen: what ``quantised`` made.
+    """
 
     features: int
     dtype: Any
@@ -138,7 +206,12 @@ class Dense(nn.Module):
         kernel = self.param("kernel", normal, (x.shape[-1], self.features))
         # Only the large leaf waits: a bias that waited too would keep activations alive.
         after = x if after is None else after
-        kernel = self.view(_path(self, "kernel"), kernel, after=after)
+        if jnp.issubdtype(kernel.dtype, jnp.integer):
+            ones = nn.initializers.ones
+            scale = self.param("kernel_scale", ones, (self.features,))
+            kernel = dequantised(kernel, scale)
+        else:
+            kernel = self.view(_path(self, "kernel"), kernel, after=after)
         y = x.astype(self.dtype) @ kernel.astype(self.dtype)
         if not self.use_bias:
             return y

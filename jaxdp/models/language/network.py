@@ -7,7 +7,6 @@ front.
 """
 
 import dataclasses
-import functools
 from typing import Any, Literal, get_args
 
 import jax
@@ -43,7 +42,8 @@ ComputeDtype = Literal["float32", "bfloat16"]
 class LanguageModel:
     """A RoBERTa encoder or an OPT decoder as pure functions of its parameters.
 
-    Parameters are a nested dict, float32 as they are loaded. Every function takes ``at``,
+    Parameters are a nested dict, float32 as they are drawn; each leaf may be of 16 bits.
+    Every function takes ``at``,
     the view through which a :class:`jaxdp.LazyLoss` perturbs; without it the parameters
     are taken as they are. Tokens are int32 (B, L), padded on the right to one fixed
     length; masks are bool (B, L), True where there is a token. No token of one record
@@ -345,7 +345,10 @@ class LanguageModel:
 
     def _embed(self, params: Params, tokens: Array, mask: Array, at: At) -> Array:
         """Sums the embeddings of tokens and positions, normalised in RoBERTa."""
-        look_up = functools.partial(_look_up, at, params)
+
+        def look_up(name: str, rows: Array) -> Array:
+            return _look_up(at, params, name, rows).astype(jnp.float32)
+
         # Both families count from where their tables say the first position is.
         before = 1 if isinstance(self.config, OPTConfig) else self.config.pad_token_id
         positions = jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask + before

@@ -110,6 +110,23 @@ def test_other_float_types_become_float32(dtype: Any, tmp_path: pathlib.Path) ->
     assert_equal(params, jax.tree.map(lambda x: x.astype(np.float32), rounded))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parameters_of_16_bits_are_read_and_written_as_they_are(
+    dtype: str, tmp_path: pathlib.Path
+) -> None:
+    """Of a checkpoint of 16 bits to the bit; one of float32 is rounded to nearest."""
+    _, full = load(GOLDEN / "opt")
+    rounded = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), full)
+    config, params = checkpoint.load(GOLDEN / "opt", dtype=dtype)
+    assert_equal(params, rounded)
+    checkpoint.save(tmp_path, config, params)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {x.dtype.name for x in stored.values()} == {dtype}
+    assert_equal(checkpoint.load(tmp_path, dtype=jnp.dtype(dtype))[1], params)
+    wide = jax.tree.map(lambda x: x.astype(np.float32), rounded)
+    assert_equal(checkpoint.load(tmp_path)[1], wide)
+
+
 def test_a_checkpoint_of_the_base_model_has_no_prefix(tmp_path: pathlib.Path) -> None:
     tensors = {n.removeprefix("model."): x for n, x in tensors_of("opt").items()}
     assert "decoder.embed_tokens.weight" in tensors
@@ -143,9 +160,13 @@ def test_loading_holds_no_second_copy(tmp_path: pathlib.Path) -> None:
         checkpoint.load(tmp_path)
         checkpoint.save(tmp_path / "again", config, params, max_shard_bytes=leaf)
         peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        checkpoint.load(tmp_path, dtype="bfloat16")
+        half = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert leaf < peak < 3 * leaf
+    assert half < leaf / 4  # A layer as it is stored, and one of 16 bits.
 
 
 # --- tensors that do not fit -------------------------------------------------------
@@ -329,14 +350,14 @@ def test_parameters_that_are_not_the_model_s_are_named(tmp_path: pathlib.Path) -
     del params["embedding"]["positions"]
     params["embedding"]["types"] = jnp.zeros((1, 16))
     params["final_norm"]["bias"] = jnp.zeros(3)
-    params["final_norm"]["scale"] = jnp.ones(16, jnp.bfloat16)
+    params["final_norm"]["scale"] = jnp.ones(16, jnp.int8)
     with pytest.raises(ValueError) as caught:
         checkpoint.save(tmp_path / "new", config, params)
     for part in (
         "embedding/positions is missing",
         "embedding/types is unexpected",
-        "final_norm/bias has (3,) of float32, must have (16,) of float32",
-        "final_norm/scale has (16,) of bfloat16",
+        "final_norm/bias has (3,) of float32, must have (16,) of float32 or bfloat16",
+        "final_norm/scale has (16,) of int8",
     ):
         assert part in str(caught.value)
     assert not (tmp_path / "new").exists()
@@ -477,6 +498,8 @@ def test_without_the_extra(
 def test_arguments(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="num_labels"):
         checkpoint.load(GOLDEN / "opt", num_labels=1)
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16"):
+        checkpoint.load(GOLDEN / "opt", dtype="int8")
     with pytest.raises(ValueError, match="max_shard_bytes"):
         checkpoint.save(tmp_path, *load(GOLDEN / "opt"), max_shard_bytes=0)
 

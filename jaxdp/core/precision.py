@@ -1,0 +1,105 @@
+"""Parameters of 16 bits: steps that are added right in mean, from public random bits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp.core import keys as keys_lib
+from jaxdp.kernels import sphere, stochastic_rounding
+from jaxdp.kernels.stochastic_rounding import is_narrow
+
+
+def apply_updates(
+    params: Any, updates: Any, *, keys: keys_lib.Keys, step: int | jax.Array
+) -> Any:
+    """Adds updates to params as ``optax.apply_updates`` does, but loses none to 16 bits.
+
+    A leaf of bfloat16 or float16 is summed in float32 and rounded up or down with the
+    probabilities that keep the mean: a step below half the distance of neighbouring numbers
+    moves few elements by that distance, in place of none. Leaves of integers stay as they
+    are, and others are added as Optax adds them, to the bit. ``jaxdp.fit`` does this by
+    itself.
+
+    Args:
+      params: pytree of arrays.
+      updates: pytree like ``params``, of any floating dtypes. Float32 is best: give the
+        optimizer :func:`jaxdp.widened` params and gradients.
+      keys: the ``jaxdp.Keys`` of the run; its direction root is read, and nothing is spent.
+      step: index of the step, from 0, shape=(): the same bits come for the same step.
+
+    Returns:
+      A tree like ``params``, of its dtypes.
+
+    Privacy:
+      Post-processing: the random bits come from the public direction root, and depend on
+      no record.
+
+    Raises:
+      TypeError: ``keys`` is no ``jaxdp.Keys``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> params = jnp.ones(10_000, jnp.bfloat16)
+      >>> for step in range(10):  # Each is a quarter of what moves a number of 16 bits.
+      ...     updates = jnp.full(10_000, 1e-3)
+      ...     keys = jaxdp.Keys.insecure(0)
+      ...     params = jaxdp.apply_updates(params, updates, keys=keys, step=step)
+      >>> params.dtype, round(float(params.astype(jnp.float32).mean()), 3)
+      (dtype(bfloat16), 1.01)
+
+    References:
+      Gupta et al., `Deep Learning with Limited Numerical Precision
+      <https://arxiv.org/abs/1502.02551>`_, 2015.
+    """
+    return moved(params, updates, keys_lib.check(keys).direction, step)
+
+
+def moved(
+    params: Any, updates: Any, direction: jax.Array, step: int | jax.Array
+) -> Any:
+    """Returns :func:`apply_updates` of a direction root."""
+    named = jax.tree_util.tree_leaves_with_path(params)
+    paths = [sphere.path_str(path) for path, leaf in named if is_narrow(leaf)]
+    keys: dict[str, jax.Array] = {}
+    if paths:
+        key = keys_lib.stream(direction, "rounding", step)
+        keys = dict(zip(paths, sphere.leaf_keys(key, paths), strict=True))
+
+    def leaf(path: tuple[Any, ...], p: Any, u: Any) -> Any:
+        if p is not None and not jnp.issubdtype(jnp.result_type(p), jnp.inexact):
+            return p
+        own = keys.get(sphere.path_str(path))
+        if own is None:
+            return optax.apply_updates(p, u)
+        return stochastic_rounding.add(own, jnp.asarray(p), jnp.asarray(u))
+
+    return jax.tree_util.tree_map_with_path(
+        leaf, params, updates, is_leaf=lambda x: x is None
+    )
+
+
+def widened(tree: Any) -> Any:
+    """Returns a tree whose leaves of bfloat16 and float16 are float32; others as they are.
+
+    What an optimizer should see of parameters of 16 bits, and of their gradients: its
+    moments are then float32, and no step is rounded before it is added.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> tree = {"w": jnp.ones(2, jnp.bfloat16), "ids": jnp.arange(2)}
+      >>> [str(leaf.dtype) for leaf in jaxdp.widened(tree).values()]
+      ['float32', 'int32']
+    """
+
+    def leaf(x: Any) -> Any:
+        if not is_narrow(x):
+            return x
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return x.update(dtype=jnp.float32)
+        return jnp.asarray(x, jnp.float32)
+
+    return jax.tree.map(leaf, tree)
