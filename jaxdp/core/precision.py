@@ -90,8 +90,8 @@ def widened(tree: Any) -> Any:
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxdp
-      >>> tree = {"w": jnp.ones(2, jnp.bfloat16), "ids": jnp.arange(2)}
-      >>> [str(leaf.dtype) for leaf in jaxdp.widened(tree).values()]
+      >>> tree = jnp.ones(2, jnp.bfloat16), jnp.arange(2)
+      >>> [str(leaf.dtype) for leaf in jaxdp.widened(tree)]
       ['float32', 'int32']
     """
 
