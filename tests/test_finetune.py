@@ -406,6 +406,25 @@ def test_radius_that_is_lost_in_16_bits_is_said(
     assert more == ["jaxdp: interrupted"]
 
 
+@pytest.mark.slow  # Two programs, as of other runs here.
+def test_parameters_of_16_bits_are_tuned_saved_and_replayed(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """All but the adapter, which is float32: what stands in the record and the files."""
+    out = tmp_path / "run"
+    words = ("--dtype", "bfloat16", "--trainable", "lora", "--out", out)
+    assert run("finetune", *files(home, "roberta"), *PROMPT, *QUICK, *words) == 0
+    assert replayed(out, capsys)["compared"] == "identical to model, to the bit"
+    _, found = checkpoint.load(out / language.MODEL, dtype="bfloat16")
+    _, stored = checkpoint.load(home / "roberta", dtype="bfloat16")
+    for name in ("tokens", "positions"):  # Frozen.
+        one, other = (p["embedding"][name] for p in (found, stored))
+        np.testing.assert_array_equal(one, other)
+    header = ledger_lib.read(out).header["leaves"]
+    assert header["layers/lora/query/b"][1] == "float32"
+    assert header["embedding/tokens"][1] == "bfloat16"
+
+
 def test_choice_of_label_words_in_a_table(home: Path, tmp_path: Path) -> None:
     command = options.Finetune(
         **{name: str(home / f"{name}.tsv") for name in ("train", "eval")},

@@ -17,6 +17,7 @@ from jaxdp import Keys, plans, sampling
 from jaxdp.core import keys
 from jaxdp.kernels import sphere
 from jaxdp.training import ledger
+from jaxdp.training.loop import FitInfo
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 TUNING = plans.ClipTuning(
@@ -179,7 +180,7 @@ def test_a_part_of_a_run(tmp_path: Path) -> None:
     step, params, info = seen[1]
     assert step == 10 == len(again.info.releases)
     chex.assert_trees_all_equal(again.params, params)
-    chex.assert_trees_all_equal(again.info, info)
+    chex.assert_trees_all_equal(again.info, FitInfo(*info))
 
 
 def test_header_says_what_a_reader_needs(tmp_path: Path) -> None:
