@@ -72,6 +72,7 @@ from jaxdp.tuning import tune as tune
 
 if _TYPE_CHECKING:  # A running program loads them on first access: see below.
     from jaxdp import auditing as auditing
+    from jaxdp import data as data
     from jaxdp import metrics as metrics
     from jaxdp import models as models
 
@@ -83,12 +84,12 @@ except _metadata.PackageNotFoundError:  # a checkout that was never installed
 
 #: Modules that are loaded on first access: ``jaxdp.models`` and ``jaxdp.auditing`` bring
 #: flax, and much of scipy.
-_LAZY = ("auditing", "metrics", "models")
+_LAZY = ("auditing", "data", "metrics", "models")
 _MODULES = (*_LAZY, "kernels", "ledger", "plans", "sampling", "tuning")
 
 
 def __getattr__(name: str) -> _ModuleType:
-    """Loads ``auditing``, ``metrics`` and ``models`` on first access."""
+    """Loads ``auditing``, ``data``, ``metrics`` and ``models`` on first access."""
     if name in _LAZY:
         return _import_module(f"jaxdp.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

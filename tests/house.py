@@ -23,7 +23,10 @@ METHODS = tuple(f"jaxdp/{m}/" for m in ("dpzero", "dpgd", "o2nc", "sosp", "saddl
 OFFERED = (
     "jaxdp/__init__.py",
     "jaxdp/plans.py",
-    *(f"jaxdp/{name}/__init__.py" for name in ("sampling", "metrics", "auditing")),
+    *(
+        f"jaxdp/{name}/__init__.py"
+        for name in ("sampling", "data", "metrics", "auditing")
+    ),
     *(f"jaxdp/models/{name}__init__.py" for name in ("", "language/")),
 )
 #: First words of docstrings that point at a thing in place of naming it.

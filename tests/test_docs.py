@@ -18,7 +18,7 @@ PAGES = [
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts),
 ]
 #: Where names of the package are public.
-PUBLIC = ("", "plans", "sampling", "tuning", "metrics", "models", "auditing")
+PUBLIC = ("", "plans", "sampling", "tuning", "metrics", "models", "auditing", "data")
 
 
 def name(page: Path) -> str:

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 import jaxdp
-from jaxdp import auditing, kernels, ledger, metrics, models, plans, sampling, tuning
+from jaxdp import (
+    auditing,
+    data,
+    kernels,
+    ledger,
+    metrics,
+    models,
+    plans,
+    sampling,
+    tuning,
+)
 from jaxdp.dpzero import theorems as dpzero_theorems
 from jaxdp.o2nc.theory import bounds as o2nc_bounds
 from jaxdp.o2nc.theory import design as o2nc_design
@@ -31,7 +41,7 @@ FORWARDING = {
     "jaxdp.models.network_for": "options of one of several networks",
 }
 
-OFFERING = (jaxdp, plans, sampling, tuning, ledger, metrics, models, auditing)
+OFFERING = (jaxdp, plans, sampling, tuning, ledger, metrics, models, auditing, data)
 
 
 #: Modules whose public names are what they define.

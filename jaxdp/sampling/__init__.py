@@ -27,6 +27,7 @@ masked: the others keep their places.
 from jaxdp.core import names as _names
 from jaxdp.sampling.batches import Batch as Batch
 from jaxdp.sampling.batches import batch as batch
+from jaxdp.sampling.batches import draw as draw
 from jaxdp.sampling.batches import shuffled as shuffled
 from jaxdp.sampling.samplers import AdaptiveCursor as AdaptiveCursor
 from jaxdp.sampling.samplers import AnySampler as AnySampler

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
+from jaxdp.core.source import Source
 from jaxdp.core.types import Run
 from jaxdp.kernels import finite_difference, threefry
 from jaxdp.sampling.samplers import AnySampler, Sampler
@@ -27,6 +28,7 @@ class Batch:
 
     Attributes:
       records: pytree with leading axis B; masked rows hold some record and count nothing.
+        None of a batch that was only drawn (:func:`draw`).
       mask: bool (B,).
       index: int32 (B,); where in the data each row lies. Randomness of a record's own must
         be drawn by it: its row may depend on which other records were sampled.
@@ -58,6 +60,41 @@ class Batch:
     phase: str
     step: jax.Array
 
+    def with_records(self, records: Any) -> "Batch":
+        """Returns the batch with these rows, which were read by its ``index``.
+
+        Args:
+          records: pytree of arrays whose row b is record ``index[b]`` of the data; where
+            the mask is False, any record.
+
+        Raises:
+          ValueError: no array, or one without a row for each index.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FixedSize(4),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> keys, data = jaxdp.Keys.insecure(0), jnp.arange(8.0)
+          >>> drawn = jaxdp.sampling.draw(plan, keys, 0)
+          >>> batch = drawn.with_records(data[drawn.index])
+          >>> same = jaxdp.sampling.batch(plan, keys, 0, data)
+          >>> bool((batch.records == same.records).all())
+          True
+        """
+        wanted = f"records must be arrays with the batch's {self.mask.shape[0]} rows"
+        named = jax.tree_util.tree_leaves_with_path(records)
+        if not named:
+            raise ValueError(f"{wanted}, got no array")
+        for path, leaf in named:
+            if np.shape(leaf)[:1] != self.mask.shape:
+                place = f"records{jax.tree_util.keystr(path)}"
+                raise ValueError(f"{wanted}, got shape {np.shape(leaf)} at {place}")
+        records = jax.tree.map(jnp.asarray, records)
+        return dataclasses.replace(self, records=records)
+
 
 def check_data(run: Run, data: Any, name: str = "data") -> None:
     """Requires every leaf of ``data`` to have ``run.num_examples`` rows of numbers.
@@ -70,7 +107,17 @@ def check_data(run: Run, data: Any, name: str = "data") -> None:
         f"{name} must be arrays whose first axis has the plan's num_examples = "
         f"{run.num_examples} records"
     )
-    if isinstance(data, Iterator | Batch):
+    if isinstance(data, Source):
+        raise TypeError(
+            f"{wanted}, got a {type(data).__name__}: sources are for jaxdp.fit and "
+            "jaxdp.resume; a loop by hand reads rows by jaxdp.sampling.draw"
+        )
+    if isinstance(data, Iterator):
+        raise TypeError(
+            f"{wanted}, got a {type(data).__name__}: what can be read once, in its own "
+            "order, cannot be sampled. jaxdp.data.IteratorSource reads it with SinglePass"
+        )
+    if isinstance(data, Batch):
         raise TypeError(f"{wanted}, got a {type(data).__name__}")
     named = jax.tree_util.tree_leaves_with_path(data)
     if not named:
@@ -162,20 +209,61 @@ def batch(
       >>> batch.records["x"].shape
       (4, 2)
     """
+    keys_lib.check(keys)
+    validate.instance(Sampler, **{"plan.sampling": plan.run.sampling})
+    check_data(plan.run, data)
+    drawn = draw(plan, keys, step, phase=phase)
+    if drawn.sampler.of_phase(drawn.phase).whole:
+        return dataclasses.replace(drawn, records=data)
+    records = jax.tree.map(lambda x: jnp.asarray(x)[drawn.index], data)
+    return dataclasses.replace(drawn, records=records)
+
+
+def draw(
+    plan: Any, keys: keys_lib.Keys, step: int | jax.Array, *, phase: str | None = None
+) -> Batch:
+    """Draws which records a step reads, for a loop that reads them itself.
+
+    ``drawn.with_records(rows)``, with the rows of ``drawn.index``, is what :func:`batch`
+    makes of data in memory, to the bit.
+
+    Args:
+      plan: any plan; its ``sampling`` and ``num_examples`` are read.
+      keys: their sampling root is read.
+      step: index of the step, shape=(); may be traced.
+      phase: as in :func:`batch`.
+
+    Returns:
+      A :class:`Batch` without records (None). Its ``index`` is as secret as the keys where
+      the plan's sampling amplifies: whoever sees which records are read knows the sample.
+
+    Raises:
+      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a phase that the plan does not
+        have, or a sampler that draws no batches.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=10**8, num_steps=3, sampling=jaxdp.sampling.FixedSize(4),
+      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+      ... ).with_noise(noise_multiplier=2.0)
+      >>> drawn = jaxdp.sampling.draw(plan, jaxdp.Keys.insecure(0), 0)
+      >>> rows = np.stack([np.full(2, i) for i in np.asarray(drawn.index)])  # Read them.
+      >>> drawn.with_records(rows).records.shape
+      (4, 2)
+    """
     keys = keys_lib.check(keys)
     run: Run = plan.run
     sampler, n = run.sampling, run.num_examples
     validate.instance(Sampler, **{"plan.sampling": sampler})
-    check_data(run, data)
     phase = check_phase(run, phase)
     key = keys_lib.stream(keys.sampling, "sampling", context=run.context)
     index, mask = sampler.of_phase(phase).draw(key, step, n)
     at = jnp.asarray(step, jnp.int32)
     if index is None:
-        records, index = data, jnp.arange(n, dtype=jnp.int32)
-    else:
-        records = jax.tree.map(lambda x: jnp.asarray(x)[index], data)
-    return Batch(records, mask, index, sampler, n, keys.private, phase, at)
+        index = jnp.arange(n, dtype=jnp.int32)
+    return Batch(None, mask, index, sampler, n, keys.private, phase, at)
 
 
 def check_phase(run: Run, phase: str | None) -> str:
@@ -243,6 +331,11 @@ def resolve(
             )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")
+        if batch.records is None:
+            raise ValueError(
+                "batch must have records, got one of jaxdp.sampling.draw without any: "
+                "batch.with_records(rows)"
+            )
         if batch.sampler.whole:
             return batch.records, batch.mask
         return batch.records, batch.mask & (batch.step == step)

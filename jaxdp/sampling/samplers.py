@@ -191,7 +191,7 @@ class TruncatedPoisson(Sampler):
         key, rows = keys_lib.at_step(key, step), self.rows(num_examples)
         # Rounded down: the probability is at most the one accounted for, by under 2**-32.
         threshold = math.floor(self.sampling_prob * 2**32)
-        if _few(rows, num_examples):
+        if few(rows, num_examples):
             index, found = subset.distinct(key, num_examples, rows)
             size = subset.drawn_size(key, subset.sizes(num_examples, threshold, rows))
             return index, found & (jnp.arange(rows, dtype=jnp.int32) < size)
@@ -239,7 +239,7 @@ class FixedSize(_Sized):
 
     def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         key, rows = keys_lib.at_step(key, step), self.rows(num_examples)
-        if _few(rows, num_examples):
+        if few(rows, num_examples):
             return subset.distinct(key, num_examples, rows)
         words = keys_lib.words(key, num_examples)
         _, index = jax.lax.top_k(_score(words), rows)
@@ -362,7 +362,8 @@ class _OfPhase(Sampler):
             first += every.restart_batch_size + (at - 1) * self.size
         here = (at == 0) == self.restart  # A step of the other phase has none.
         index = first + jnp.arange(self.size)
-        return index, jnp.full((self.size,), here) & (index < num_examples)
+        mask = jnp.full((self.size,), here) & (index < num_examples)
+        return jnp.clip(index, 0, num_examples - 1), mask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -540,7 +541,7 @@ def _at_most(batch_size: int, num_examples: int) -> int:
     return batch_size
 
 
-def _few(rows: int, num_examples: int) -> bool:
+def few(rows: int, num_examples: int) -> bool:
     """Returns True where a batch is so small a part that not every record needs a word.
 
     Below either number a word for each costs less, and an old run keeps its batches.

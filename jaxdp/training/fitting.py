@@ -29,6 +29,7 @@ from jaxdp.training import (
     reporting,
     resolution,
     stopping,
+    streaming,
 )
 
 
@@ -66,7 +67,10 @@ def fit(
         or ``jaxdp.Keys.insecure(seed)``, which repeats and protects nothing.
       params: initial parameters, a pytree; they must not depend on the data. For plans of
         vertices their weights, ``plan.uniform()``.
-      data: the private records, a pytree of arrays with ``plan.num_examples`` rows.
+      data: the private records, a pytree of arrays with ``plan.num_examples`` rows, which
+        are brought to the device whole (memory-mapped ones too); or a
+        ``jaxdp.data.Source`` of so many records, of which each step reads its own: to the
+        same bits. A source is for samplers that draw a part of the records.
       value_fn: the loss of each record: ``value_fn(params, batch) -> losses (B,)``, not
         their mean, or a ``jaxdp.LazyLoss``. ``jaxdp.per_record`` lifts a loss of one
         record. For plans of games, convex problems over polytopes and synthetic data, what
@@ -173,19 +177,26 @@ def fit(
     if ledger is not None:
         ledger_lib.check_new(ledger)
         _check_note(note)
+        streaming.check_recordable(task.data)
     keys_lib.check_unspent(keys, plan.family)
     several = parallel.several_processes(mesh)
-    size = loop.whole_periods(plan, chunk or max(1, plan.num_steps // 100))
+    in_chunks = progress or any(x is not None for x in (callback, stop, ledger, chunk))
+    streams = isinstance(task.data, streaming.Stream)
+    # A stream alone needs no chunks, only blocks.
+    hundredth = plan.num_steps if streams and not in_chunks else plan.num_steps // 100
+    size = loop.whole_periods(plan, chunk or max(1, hundredth))
     parallel.check_same(
         mesh, keys, plan=plan.to_json(), chunk=str(size), stop=str(stop is not None)
     )
     parallel.check_same(mesh, keys, params=params, data=task.data)
     transform = preparing.make_transform(task, keys)
-    in_chunks = progress or any(x is not None for x in (callback, stop, ledger, chunk))
     # Also where only another process shows or writes something: all run one program.
-    in_chunks, with_text = in_chunks or several, several or ledger is not None
+    in_chunks, with_text = (
+        in_chunks or several or streams,
+        several or ledger is not None,
+    )
     run, text, compile_seconds = preparing.compiled(
-        task, transform, keys, in_chunks=in_chunks, with_text=with_text
+        task, transform, keys, size if in_chunks else None, with_text
     )
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
     parallel.check_same(mesh, keys, program=text)
@@ -204,8 +215,8 @@ def fit(
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
             chunks = _Chunks(plan, size, callback, progress, asked)
-            step = lambda carry, *bounds: run(carry, keys, task.data, *bounds)  # noqa: E731
-            carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
+            with streaming.steps(run, keys, plan, task.data, mesh, size) as step:
+                carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
         else:
             begin = time.perf_counter()
             carry = jax.block_until_ready(run(carry, keys, task.data))
@@ -315,8 +326,9 @@ def resume(
         _check_stop(stop, ledger, mesh)
         parallel.check_same(mesh, at.keys, stop=str(stop is not None), data=task.data)
         transform = preparing.make_transform(task, at.keys)
+        size = at.record.header["chunk"]
         run, text, compile_seconds = preparing.compiled(
-            task, transform, at.keys, in_chunks=True, with_text=True
+            task, transform, at.keys, size, with_text=True
         )
         parallel.check_same(mesh, at.keys, program=text)
         preparing.check_losses(
@@ -326,15 +338,14 @@ def resume(
         machines = recording.machines(mesh)
         recorder = parallel.together(mesh, lambda: at.recorder(task, text, machines))
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
-        step = lambda carry, *bounds: run(carry, at.keys, task.data, *bounds)  # noqa: E731
         asked = None if stop is None else parallel.where_any(mesh, stop)
-        size = at.record.header["chunk"]
         chunks = _Chunks(at.plan, size, callback, progress, asked, at.charged)
-        carry = _rebuilt(task, at, carry, chunks, step, recorder)
-        # A machine that rounds otherwise would go on from other parameters.
-        rebuilt = carry.params, carry.opt_state[1]
-        parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})
-        carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
+        with streaming.steps(run, at.keys, at.plan, task.data, mesh, size) as step:
+            carry = _rebuilt(task, at, carry, chunks, step, recorder)
+            # A machine that rounds otherwise would go on from other parameters.
+            rebuilt = carry.params, carry.opt_state[1]
+            parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})
+            carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
         result = _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
     if recorder is None:
@@ -347,8 +358,10 @@ def resume(
 # --- what both do ------------------------------------------------------------------
 
 
-#: Runs the steps [first, last): (carry, first, last) -> carry.
-_Step = Callable[[loop.Carry, jax.Array, jax.Array], loop.Carry]
+#: Runs the steps [first, last) over data: (carry, first, last) -> carry.
+_Step = streaming.InMemory | streaming.Streamed
+#: The same without data, by releases.
+_Again = Callable[[loop.Carry, int, int], loop.Carry]
 
 
 class _Chunks(NamedTuple):
@@ -363,7 +376,7 @@ class _Chunks(NamedTuple):
 
     def run(
         self,
-        step: _Step,
+        step: _Step | _Again,
         carry: loop.Carry,
         first: int,
         last: int,
@@ -391,11 +404,13 @@ class _Chunks(NamedTuple):
                     raise stopping.Stopped(first)
                 # Cut at the same steps whoever takes up the run.
                 end = min(first - first % self.size + self.size, last)
-                if recorder is not None:
-                    recorder.before(first, end)
-                bounds = jnp.asarray(first, jnp.int32), jnp.asarray(end, jnp.int32)
                 begin = time.perf_counter()
-                carry = jax.block_until_ready(step(carry, *bounds))
+                if recorder is not None:
+                    # What cannot be read is not charged.
+                    if isinstance(step, streaming.Streamed):
+                        step.ready(first, end)
+                    recorder.before(first, end)
+                carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin
                 if recorder is not None:
                     recorder.after(first, end, carry)
@@ -467,7 +482,12 @@ def _rebuilt(
             program = replaying.compiled(
                 task.plan, task.optimizer, at.keys.direction, begin, **task.leaves
             )
-            again = lambda carry, *bounds: program(carry, releases, *bounds)  # noqa: E731
+
+            def replayed(carry: loop.Carry, *bounds: int) -> loop.Carry:
+                return program(carry, releases, *(jnp.int32(x) for x in bounds))
+
+            again = replayed
+
         if chunks.callback is not None:
             # In copies: a program takes what it is given.
             chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
@@ -497,7 +517,7 @@ def _rebuilt(
 def _replayed(
     at: recording.Resumed,
     silent: _Chunks,
-    again: _Step,
+    again: _Again,
     carry: loop.Carry,
     first: int,
     last: int,

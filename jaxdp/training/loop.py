@@ -251,6 +251,7 @@ def make_program(
     optimizer: optax.GradientTransformation,
     value_fn: ValueFn,
     replay: optax.GradientTransformationExtraArgs | None = None,
+    batch_fn: Callable[..., sampling.Batch] | None = None,
 ) -> Callable[..., Carry]:
     """Returns the pure function that runs steps of a plan, for jit, vmap and export.
 
@@ -262,6 +263,7 @@ def make_program(
         the params, and nothing else: whatever it does is post-processing.
       value_fn: per-record losses; only the transform sees them, and the data.
       replay: ``plan.replay`` of a plan that has one: makes the gradient from a release.
+      batch_fn: makes the batch of a step; None is ``sampling.batch``, of whole data.
 
     Returns:
       ``program(carry, keys, data, first, last) -> carry``: the steps [first, last), where
@@ -276,7 +278,8 @@ def make_program(
         if isinstance(transform, Algorithm):
             made, _ = transform.step(carry.opt_state[0], data, value_fn=value_fn)
             return logged(carry, carry.params, made, carry.opt_state[1], step)
-        batch = sampling.batch(plan, keys, step, data, phase=phase.name)
+        of_step = batch_fn or sampling.batch
+        batch = of_step(plan, keys, step, data, phase=phase.name)
         update: Any = transform.update  # Typed for trees; it takes None.
         gradient, made = update(
             None,

@@ -10,11 +10,19 @@ from jax.sharding import Mesh
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
+from jaxdp.core.source import Source
 from jaxdp.core.types import ValueFn
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
-from jaxdp.training import isolation, loop, parallel, replaying, resolution
+from jaxdp.training import (
+    isolation,
+    loop,
+    parallel,
+    replaying,
+    resolution,
+    streaming,
+)
 
 #: One object, by which a compiled program is found again.
 _IDENTITY = optax.identity()
@@ -39,9 +47,21 @@ class Task(NamedTuple):
         return {"trainable": self.trainable, "stacked": self.stacked}
 
 
-def checked(task: Task, callback: Any) -> Task:
-    """Returns a task whose arguments are checked, with data that cannot change in place."""
-    batches.check_data(task.plan.run, task.data)
+def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
+    """Returns a task whose arguments are checked, with data that cannot change in place.
+
+    A source becomes a ``streaming.Stream``, where the caller ``streams``.
+    """
+    stream = None
+    if streams and isinstance(task.data, Source):
+        if parallel.several_processes(task.mesh):
+            raise ValueError(
+                "mesh must be one of this process alone for data that is not in memory, "
+                f"got one of {jax.process_count()} processes"
+            )
+        stream = streaming.opened(task.data, task.plan)
+    else:
+        batches.check_data(task.plan.run, task.data)
     if not task.plan.runs_algorithm:
         parallel.check_signs(task.mesh, task.plan)
     if not callable(task.value_fn):
@@ -52,6 +72,9 @@ def checked(task: Task, callback: Any) -> Task:
         raise TypeError(f"callback must be callable or None, got {callback!r}")
     check_optimizer(task.plan, task.optimizer)
     optimizer = _IDENTITY if task.optimizer is None else task.optimizer
+
+    if stream is not None:
+        return task._replace(optimizer=optimizer, data=stream)
 
     def own(array: Any) -> jax.Array:
         # A copy made now: asarray may share memory with NumPy's, or copy it later.
@@ -128,13 +151,14 @@ def check_losses(
     """Checks that no loss depends on others' records, if a plan evaluates whole batches."""
     if not (check_isolation and plan.evaluates_batches):
         return
-    params, data = jax.tree.map(jnp.asarray, (params, data))
+    data = data.like if isinstance(data, streaming.Stream) else data
+    params = jax.tree.map(jnp.asarray, params)
     leaves = jax.tree.leaves(params)
     if any(len(x.sharding.device_set) > 1 for x in leaves):
         # No program of several devices or processes.
         whole = all(x.is_fully_addressable for x in leaves)
         params = jax.device_get(params) if whole else parallel.here(params)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
+    shapes = jax.eval_shape(lambda data: data, data)
     leaves, structure = jax.tree.flatten((params, shapes))
     like = (structure, tuple((x.shape, x.dtype) for x in leaves))
     check = lambda: isolation.check_made_up(value_fn, params, shapes)  # noqa: E731
@@ -192,10 +216,17 @@ def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
 
 
 def compiled(
-    task: Task, transform: Any, keys: keys_lib.Keys, *, in_chunks: bool, with_text: bool
+    task: Task, transform: Any, keys: keys_lib.Keys, chunk: int | None, with_text: bool
 ) -> tuple[Any, str, float]:
-    """Returns the compiled program, its text if asked for, and the seconds it took now."""
-    plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
+    """Returns the compiled program, its text if asked for, and the seconds it took now.
+
+    ``chunk`` is the steps of a chunk, None for one program of the whole run.
+    """
+    plan, optimizer, mesh, data = task.plan, task.optimizer, task.mesh, task.data
+    batch_fn = None
+    if isinstance(data, streaming.Stream):
+        assert chunk is not None
+        batch_fn, data = streaming.batch, streaming.shapes(plan, data, keys, chunk)
     if with_text and getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
         raise ValueError(
             "jax_use_simplified_jaxpr_constants must be off where programs are compared, "
@@ -204,7 +235,9 @@ def compiled(
     replay = None
     if plan.replayable:  # Its update reads the key of directions from the state.
         replay = plan.replay(keys.direction, **task.leaves)
-    program = loop.make_program(plan, transform, optimizer, task.value_fn, replay)
+    program = loop.make_program(
+        plan, transform, optimizer, task.value_fn, replay, batch_fn
+    )
 
     def build() -> tuple[Any, str]:
         """Compiles from shapes alone, so that no mistake found here spends the keys."""
@@ -212,20 +245,18 @@ def compiled(
             carry = jax.eval_shape(
                 lambda p: loop.start(plan, transform, optimizer, p), task.params
             )
-        if in_chunks:
+        if chunk is not None:
             step = jax.ShapeDtypeStruct((), jnp.int32)
-            lowered = parallel.lowered(
-                mesh, program, carry, keys, task.data, step, step
-            )
+            lowered = parallel.lowered(mesh, program, carry, keys, data, step, step)
         else:
             whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
-            lowered = parallel.lowered(mesh, whole, carry, keys, task.data)
+            lowered = parallel.lowered(mesh, whole, carry, keys, data)
         made = lowered.compile(compiler_options=loop.compiler_options())
         return made, lowered.as_text() if with_text else ""
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
-    shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, task.data))
-    how = (task.microbatch_size, mesh, in_chunks, with_text)
+    shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))
+    how = (task.microbatch_size, mesh, chunk is None, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     (run, text), seconds = loop.compiled(key, build)
     return lambda *given: run(*parallel.on_all(mesh, given)), text, seconds

@@ -31,6 +31,7 @@ from jaxdp.training import (
     preparing,
     replaying,
     reporting,
+    streaming,
 )
 from jaxdp.training import ledger as ledger_lib
 
@@ -201,8 +202,13 @@ def _conditions(
     def keyed(content: bytes) -> str:
         return hmac.new(key, content, "sha256").hexdigest()
 
+    if isinstance(task.data, streaming.Stream):
+        digest = task.data.source.digest()
+        task.data.source.check()  # That it was the digest of one state of its files.
+    else:
+        digest = digests.sha256(task.data).digest()
     return {
-        "data": keyed(digests.sha256(task.data).digest()),
+        "data": keyed(digest),
         "microbatch_size": task.microbatch_size,
         "devices": 1 if task.mesh is None else task.mesh.size,
         "mesh": {} if task.mesh is None else dict(task.mesh.shape),

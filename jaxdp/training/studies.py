@@ -159,7 +159,8 @@ def study(
     )
     first = _made(optimizer, settings[0])
     how = first, microbatch_size, None, trainable, stacked
-    task = preparing.checked(preparing.Task(plan, params, data, value_fn, *how), None)
+    task = preparing.Task(plan, params, data, value_fn, *how)
+    task = preparing.checked(task, None, streams=False)
     keys = [Keys.insecure(seed) for seed in range(seeds)]
     transform = preparing.make_transform(task, keys[0])
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)

@@ -1,0 +1,472 @@
+"""Sources of records that are not in memory: memory-mapped arrays, Parquet, readers."""
+
+import hashlib
+import itertools
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jaxdp.core import validate
+from jaxdp.core.source import Source
+
+#: Bytes that are read at once where all records are, as for a digest.
+_AT_ONCE = 2**24
+
+#: Where a file lies, and what a change of it changes.
+_Stamp = tuple[int, int, int, int]
+
+
+class ArraySource(Source):
+    """Rows of NumPy arrays, which may be memory-mapped files: those are never read whole.
+
+    Pages of a file that were read are given back after each fetch; the system keeps them
+    as its cache as long as nobody else needs the memory.
+
+    Args:
+      arrays: pytree of NumPy arrays with one number of rows, such as
+        ``np.load("x.npy", mmap_mode="r")`` or ``np.memmap``. Do not change them in place:
+        of arrays without a file that is not seen. A file that another process changes
+        through a mapping of its own is seen once the system writes it back.
+
+    Raises:
+      TypeError: a leaf that is no NumPy array of numbers. ValueError: no array, no rows, or
+        arrays with other numbers of rows.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "x.npy"
+      >>> np.save(path, np.arange(12.0).reshape(6, 2))
+      >>> source = jaxdp.data.ArraySource({"x": np.load(path, mmap_mode="r")})
+      >>> len(source), source.rows(np.array([4, 1]))["x"].tolist()
+      (6, [[8.0, 9.0], [2.0, 3.0]])
+    """
+
+    def __init__(self, arrays: Any):
+        named = jax.tree_util.tree_leaves_with_path(arrays)
+        wanted = "arrays must be NumPy arrays of numbers with one number of rows"
+        if not named:
+            raise ValueError(f"{wanted}, got no array")
+        for path, leaf in named:
+            place = f"arrays{jax.tree_util.keystr(path)}"
+            if not isinstance(leaf, np.ndarray):
+                raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
+            if leaf.dtype.kind in "OSUMm":
+                raise TypeError(f"{wanted}, got dtype {leaf.dtype} at {place}")
+            if (
+                leaf.shape[:1] != named[0][1].shape[:1]
+                or not leaf.ndim
+                or not len(leaf)
+            ):
+                raise ValueError(f"{wanted}, got shape {leaf.shape} at {place}")
+        self._arrays, self._leaves = arrays, [leaf for _, leaf in named]
+        self._maps = [m for m in map(_map_of, self._leaves) if m is not None]
+        files = (getattr(leaf, "filename", None) for leaf in self._leaves)
+        self._files = _stamps(file for file in files if file is not None)
+
+    def __len__(self) -> int:
+        return len(self._leaves[0])
+
+    def rows(self, indices: np.ndarray) -> Any:
+        found = jax.tree.map(lambda x: np.asarray(x)[indices], self._arrays)
+        self._give_back()
+        return found
+
+    def digest(self) -> bytes:
+        state = hashlib.sha256()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self._arrays):
+            state.update(_head(path, leaf).encode())
+            step = max(1, _AT_ONCE * len(leaf) // max(1, leaf.nbytes))
+            for first in range(0, len(leaf), step):
+                state.update(_octets(leaf[first : first + step]))
+                self._give_back()
+        return state.digest()
+
+    def check(self) -> None:
+        _check_files(self._files)
+
+    def _give_back(self) -> None:
+        for each in self._maps:
+            if hasattr(each, "madvise"):  # Not on Windows.
+                each.madvise(mmap.MADV_DONTNEED)
+
+
+class ItemSource(Source):
+    """Records of anything that has a length and gives record i for ``items[i]``.
+
+    So a ``RandomAccessDataSource`` of grain, a ``datasets.Dataset`` with the format
+    ``"numpy"``, a ``torch.utils.data.Dataset`` of arrays.
+
+    Args:
+      items: it; each item a pytree of numbers and arrays, all of one shape and dtype. It is
+        asked in another thread.
+      files: paths of the files that it reads: a run is refused where one changes. Without
+        them nobody sees a change while a run is under way.
+
+    Raises:
+      TypeError: ``items`` has no ``__len__`` or ``__getitem__``.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> source = jaxdp.data.ItemSource([{"x": 1.5, "y": 0}, {"x": 2.5, "y": 1}])
+      >>> source.rows(np.array([1, 0]))["x"].tolist()
+      [2.5, 1.5]
+    """
+
+    def __init__(self, items: Any, files: Iterable[str | os.PathLike[str]] = ()):
+        if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
+            raise TypeError(
+                "items must have a length and give record i for items[i], got a "
+                f"{type(items).__name__}: IteratorSource is for what can be read once"
+            )
+        self._items, self._files = items, _stamps(files)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def rows(self, indices: np.ndarray) -> Any:
+        found = [self._items[int(i)] for i in indices]
+        try:
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+        except ValueError as error:
+            raise ValueError(
+                f"items must all have one structure and shape: {error}"
+            ) from error
+
+    def digest(self) -> bytes:
+        state = hashlib.sha256(f"{len(self)}".encode())
+        for i in range(len(self)):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self._items[i]):
+                array = np.asarray(leaf)
+                state.update(_head(path, array).encode())
+                state.update(_octets(array))
+        return state.digest()
+
+    def check(self) -> None:
+        _check_files(self._files)
+
+
+class ParquetSource(Source):
+    """Columns of Parquet files, by row groups.
+
+    Parquet packs records into groups, and a record is had by unpacking all of its group:
+    of each group that a fetch needs, once. Small groups (``row_group_size=`` of
+    ``pyarrow.parquet.write_table``) make sampling faster; arrays of ``np.save`` need
+    no unpacking. It needs pyarrow: ``pip install 'jaxdp-optim[tables]'``.
+
+    Args:
+      paths: one file or several, which follow each other.
+      columns: names of the columns that are read, of numbers, bools, or lists of one
+        size; None is all. Records are dicts of these.
+
+    Raises:
+      TypeError: a column of another type. ValueError: no such file or column, no records,
+        or files with other columns.
+
+    Example:
+      >>> import jaxdp
+      >>> source = jaxdp.data.ParquetSource(["part-0.parquet"])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        columns: Sequence[str] | None = None,
+    ):
+        try:
+            from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ValueError(
+                "ParquetSource needs pyarrow: pip install 'jaxdp-optim[tables]'"
+            ) from error
+        several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        if not several:
+            raise ValueError("paths must be at least one file, got none")
+        self._files = _stamps(several)
+        opened = [parquet.ParquetFile(path) for path in several]
+        schema = opened[0].schema_arrow
+        self._columns = list(schema.names if columns is None else columns)
+        for path, file in zip(several, opened, strict=True):
+            for name in self._columns:
+                _check_column(schema, file.schema_arrow, name, path)
+        self._groups = [
+            (file, group) for file in opened for group in range(file.num_row_groups)
+        ]
+        sizes = [f.metadata.row_group(group).num_rows for f, group in self._groups]
+        self._begins = list(itertools.accumulate(sizes, initial=0))
+        if not len(self):
+            raise ValueError(f"paths must hold records, got none in {several}")
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def rows(self, indices: np.ndarray) -> Any:
+        return _gathered(indices, self._begins, self._group)
+
+    def digest(self) -> bytes:
+        state = hashlib.sha256()
+        for begin, end in itertools.pairwise(self._begins):
+            found = self.rows(np.arange(begin, end))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+                state.update(_head(path, leaf).encode())
+                state.update(_octets(leaf))
+        return state.digest()
+
+    def check(self) -> None:
+        _check_files(self._files)
+
+    def _group(self, place: int, indices: np.ndarray) -> dict[str, np.ndarray]:
+        file, group = self._groups[place]
+        table = file.read_row_group(group, columns=self._columns, use_threads=False)
+        found = {}
+        for name in self._columns:
+            column = table.column(name).combine_chunks()
+            if column.null_count:
+                raise ValueError(
+                    f"data must have a number in every row of column {name!r}, got nulls"
+                )
+            size = getattr(column.type, "list_size", None)
+            values = column if size is None else column.flatten()
+            array = values.to_numpy(zero_copy_only=False)
+            if size is not None:
+                array = array.reshape(len(column), size)
+            found[name] = array[indices]
+        return found
+
+
+class IteratorSource(Source):
+    """Blocks of records that can be read once, in their own order.
+
+    Each record is in one step of a run with ``sampling.SinglePass``, which costs what one
+    step costs. Nothing else can be said of it: a sampler that draws records at random must
+    be able to read any of them in any step, and an order that somebody else has shuffled
+    earns no amplification. A run over it can write no ledger, because nothing tells whether
+    the same records come again after a kill.
+
+    Args:
+      blocks: iterator over pytrees of NumPy arrays with leading axis of any length, all of
+        one structure and dtype. It yields each record once.
+      num_examples: how many records it has in all.
+
+    Raises:
+      TypeError: ``blocks`` is no iterable. ValueError: it is empty.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> blocks = (np.arange(3.0) + 3 * i for i in range(4))
+      >>> source = jaxdp.data.IteratorSource(blocks, num_examples=12)
+      >>> source.rows(np.arange(4)).tolist(), source.rows(np.arange(4, 6)).tolist()
+      ([0.0, 1.0, 2.0, 3.0], [4.0, 5.0])
+    """
+
+    once: ClassVar[bool] = True
+
+    def __init__(self, blocks: Iterable[Any], num_examples: int):
+        validate.integer(num_examples=num_examples)
+        if not isinstance(blocks, Iterable):
+            raise TypeError(
+                f"blocks must be an iterable of blocks of records, got {blocks!r}"
+            )
+        self._blocks: Iterator[Any] = iter(blocks)
+        self._size, self._read = num_examples, 0
+        self._held: list[Any] = []  # Blocks that are not read to their end.
+        self._more()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def rows(self, indices: np.ndarray) -> Any:
+        wanted = np.arange(self._read, self._read + len(indices))
+        if not np.array_equal(indices, wanted):
+            raise ValueError(
+                f"data is read once, in order, and the next record is {self._read}: the "
+                "records that were read are gone; make another IteratorSource"
+            )
+        while sum(map(_length, self._held)) < len(indices):
+            self._more()
+        held = jax.tree.map(lambda *x: np.concatenate(x), *self._held)
+        self._held = [jax.tree.map(lambda x: x[len(indices) :], held)]
+        self._read += len(indices)
+        return jax.tree.map(lambda x: x[: len(indices)], held)
+
+    def digest(self) -> bytes:
+        raise ValueError("data must be readable again for a digest, got an iterator")
+
+    def check(self) -> None:
+        pass
+
+    def example(self) -> Any:
+        return jax.tree.map(lambda x: x[:1], self._held[0])
+
+    def _more(self) -> None:
+        block = jax.tree.map(np.asarray, next(self._blocks, None))
+        if not jax.tree.leaves(block):
+            known = self._read + sum(map(_length, self._held))
+            raise ValueError(
+                f"data must have num_examples = {self._size} records, got an iterator that "
+                f"ended after {known}"
+            )
+        self._held.append(block)
+
+
+class _Concatenated(Source):
+    """Sources that follow each other."""
+
+    def __init__(self, sources: Sequence[Source]):
+        self._sources = sources
+        self._begins = list(itertools.accumulate(map(len, sources), initial=0))
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def rows(self, indices: np.ndarray) -> Any:
+        return _gathered(
+            indices, self._begins, lambda place, at: self._sources[place].rows(at)
+        )
+
+    def digest(self) -> bytes:
+        state = hashlib.sha256()
+        for source in self._sources:
+            state.update(f"{len(source)};".encode() + source.digest())
+        return state.digest()
+
+    def check(self) -> None:
+        for source in self._sources:
+            source.check()
+
+
+def concatenated(sources: Iterable[Source]) -> Source:
+    """Returns one source of several, whose records follow each other: files in shards.
+
+    Args:
+      sources: at least one; all of one structure, shapes and dtypes.
+
+    Raises:
+      TypeError: one that is no source, or that can be read once only. ValueError: none, or
+        records of other structures, shapes or dtypes.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxdp
+      >>> parts = [jaxdp.data.ArraySource(np.arange(3.0) + 3 * i) for i in range(2)]
+      >>> source = jaxdp.data.concatenated(parts)
+      >>> len(source), source.rows(np.array([5, 0, 3])).tolist()
+      (6, [5.0, 0.0, 3.0])
+    """
+    parts = list(sources)
+    if not parts:
+        raise ValueError("sources must be at least one, got none")
+    for source in parts:
+        validate.instance(Source, sources=source)
+        if source.once:
+            raise TypeError(
+                f"sources must be readable in any order, got {type(source).__name__}"
+            )
+    first, *others = [jax.tree.map(_record, source.example()) for source in parts]
+    for place, other in enumerate(others, 1):
+        if other != first:
+            raise ValueError(
+                f"sources must have records of one shape and dtype, got {other} in source "
+                f"{place} and {first} in source 0"
+            )
+    return _Concatenated(parts)
+
+
+def _record(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape[1:])}"
+
+
+def _length(block: Any) -> int:
+    return len(jax.tree.leaves(block)[0])
+
+
+def _gathered(indices: np.ndarray, begins: Sequence[int], read: Any) -> Any:
+    """Reads rows part by part, and returns them in the order of ``indices``."""
+    places = np.searchsorted(begins, indices, side="right") - 1
+    out: Any = None
+    for place in np.unique(places):
+        here = np.flatnonzero(places == place)
+        found = read(int(place), indices[here] - begins[place])
+        if out is None:
+            out = jax.tree.map(
+                lambda x: np.empty((len(indices), *x.shape[1:]), x.dtype), found
+            )
+        for to, leaf in zip(jax.tree.leaves(out), jax.tree.leaves(found), strict=True):
+            to[here] = leaf
+    return out
+
+
+def _map_of(array: Any) -> mmap.mmap | None:
+    """Returns the map of a file that an array is a view of."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, mmap.mmap) else None
+
+
+def _stamps(files: Iterable[str | os.PathLike[str]]) -> dict[str, _Stamp]:
+    paths = sorted({os.path.abspath(file) for file in files})
+    for path in paths:
+        if not os.path.isfile(path):
+            raise ValueError(f"data must be files that are there, got {path!r}")
+    return {path: _stamp(path) for path in paths}
+
+
+def _stamp(path: str) -> _Stamp:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check_files(stamps: dict[str, _Stamp]) -> None:
+    for path, stamp in stamps.items():
+        try:
+            same = _stamp(path) == stamp
+        except OSError:
+            raise ValueError(
+                f"data must not change under a run, but {path!r} is gone"
+            ) from None
+        if not same:
+            raise ValueError(
+                f"data must not change under a run, but {path!r} is another file now, or "
+                "of another size or time"
+            )
+
+
+def _check_column(first: Any, schema: Any, name: str, path: Any) -> None:
+    import pyarrow  # pyright: ignore[reportMissingImports]
+
+    for each in (first, schema):
+        if name not in each.names:
+            raise ValueError(
+                f"columns must be of {', '.join(map(repr, each.names))} in {str(path)!r}, "
+                f"got {name!r}"
+            )
+    kind = schema.field(name).type
+    if kind != first.field(name).type:
+        raise ValueError(
+            f"paths must have one type in column {name!r}, got {kind} in {str(path)!r} and "
+            f"{first.field(name).type} in the first"
+        )
+    inner = kind.value_type if pyarrow.types.is_fixed_size_list(kind) else kind
+    types = pyarrow.types
+    if not (
+        types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)
+    ):
+        raise TypeError(
+            f"columns must be of numbers, or of lists of one size, got {name!r} of {kind}: "
+            "make integers of texts, labels and dates by a public table"
+        )
+
+
+def _head(path: Any, leaf: np.ndarray) -> str:
+    return f"{jax.tree_util.keystr(path)}:{leaf.dtype}:{leaf.shape};"
+
+
+def _octets(array: np.ndarray) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

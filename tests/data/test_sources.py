@@ -1,0 +1,208 @@
+"""Sources of records that are not in memory: what they give, and what they refuse."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxdp import data
+from jaxdp.data import sources
+
+N = 12
+X = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
+Y = np.arange(N) % 2 == 0
+INDICES = np.array([11, 0, 5, 5, 7])
+
+
+def mapped(folder: Path) -> dict[str, np.ndarray]:
+    for name, array in (("x", X), ("y", Y)):
+        np.save(folder / f"{name}.npy", array)
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("x", "y")}
+
+
+def parquet(folder: Path, **changes: Any) -> list[Path]:
+    """Two files, of row groups of 3 records that the second file's end cuts."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+
+    paths = []
+    for part in (slice(0, 7), slice(7, N)):
+        x = pa.FixedSizeListArray.from_arrays(X[part].reshape(-1), 3)
+        columns = {"x": x, "y": Y[part], "name": ["a"] * len(X[part])}
+        path = folder / f"{part.start}.parquet"
+        parquet.write_table(pa.table(columns | changes), path, row_group_size=3)
+        paths.append(path)
+    return paths
+
+
+class Items:
+    """A reader of single records, as grain's are."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        assert type(index) is int
+        return {"x": X[index], "y": Y[index]}
+
+
+def made(kind: str, folder: Path) -> data.Source:
+    if kind == "arrays":
+        return data.ArraySource(mapped(folder))
+    if kind == "items":
+        return data.ItemSource(Items())
+    if kind == "parquet":
+        return data.ParquetSource(parquet(folder), columns=["x", "y"])
+    found = mapped(folder)
+    cuts = (slice(0, 5), slice(5, 6), slice(6, N))
+    parts = [{k: v[cut] for k, v in found.items()} for cut in cuts]
+    return data.concatenated(map(data.ArraySource, parts))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "items", "parquet", "concatenated"])
+def test_rows_are_those_of_the_array(kind: str, tmp_path: Path) -> None:
+    """In the order of the indices, one of them twice; the memory is the caller's own."""
+    source = made(kind, tmp_path)
+    assert len(source) == N
+    rows = source.rows(INDICES)
+    for name, array in (("x", X), ("y", Y)):
+        np.testing.assert_array_equal(rows[name], array[INDICES])
+        assert type(rows[name]) is np.ndarray and rows[name].dtype == array.dtype
+    again = source.rows(INDICES[::-1])
+    assert not np.shares_memory(rows["x"], again["x"])
+    np.testing.assert_array_equal(source.example()["x"], X[[0, -1]])
+    source.check()
+    assert source.digest() == made(kind, tmp_path).digest()
+
+
+def test_a_digest_is_of_every_record(tmp_path: Path, monkeypatch: Any) -> None:
+    """Also in parts of two records; of dtypes, and of the order."""
+    digests = {data.ArraySource({"x": X, "y": Y}).digest()}
+    monkeypatch.setattr(sources, "_AT_ONCE", 2 * X[0].nbytes)
+    whole = data.ArraySource({"x": X, "y": Y}).digest()
+    assert digests == {whole}
+    for i in range(N):
+        changed = X.copy()
+        changed[i, 2] += 1
+        digests.add(data.ArraySource({"x": changed, "y": Y}).digest())
+    digests.add(data.ArraySource({"x": X[::-1], "y": Y}).digest())
+    digests.add(data.ArraySource({"x": X.view(np.int32), "y": Y}).digest())
+    digests.add(data.ArraySource({"y": X, "x": Y}).digest())
+    assert len(digests) == N + 4
+
+
+@pytest.mark.parametrize("kind", ["arrays", "parquet", "concatenated", "items"])
+@pytest.mark.parametrize("how", ["written", "touched", "replaced", "removed"])
+def test_a_file_that_changes_is_named(kind: str, how: str, tmp_path: Path) -> None:
+    source = made(kind, tmp_path)
+    if kind == "items":
+        (tmp_path / "records").write_bytes(b"...")
+        source = data.ItemSource(Items(), files=[tmp_path / "records"])
+    path = min(tmp_path.iterdir())
+    if how == "written":
+        with path.open("ab") as file:
+            file.write(b"0")
+    elif how == "touched":
+        os.utime(path, ns=(1, 1))
+    elif how == "replaced":
+        found, other = path.stat(), tmp_path / "other"
+        other.write_bytes(path.read_bytes())
+        os.utime(other, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        other.replace(path)
+    else:
+        path.unlink()
+    with pytest.raises(ValueError, match=f"must not change under a run, but '{path}'"):
+        source.check()
+
+
+def test_files_are_not_held_in_memory(tmp_path: Path) -> None:
+    """Pages that were read are given back: 64 MiB are digested in a few."""
+    size = 2**26
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(size)
+    source = data.ArraySource(np.memmap(path, np.uint8, "r").reshape(-1, 2**10))
+
+    def mapped_bytes() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (found,) = (line for line in lines if line.startswith("RssFile"))
+        return int(found.split()[1]) * 2**10
+
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    before = mapped_bytes()
+    source.digest()
+    source.rows(np.arange(len(source)))
+    assert mapped_bytes() < before + size // 4
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: data.ArraySource({}), ValueError, "got no array"),
+        (lambda: data.ArraySource([[1.0]]), TypeError, r"a float at arrays\[0\]\[0\]"),
+        (lambda: data.ArraySource({"x": X, "y": Y[1:]}), ValueError, r"\(11,\) at"),
+        (lambda: data.ArraySource(X[:0]), ValueError, r"got shape \(0, 3\)"),
+        (lambda: data.ArraySource(np.array(["a"])), TypeError, "dtype <U1"),
+        (lambda: data.ItemSource(iter([1])), TypeError, "IteratorSource"),
+        (lambda: data.ItemSource([1], files=["absent"]), ValueError, "that are there"),
+        (lambda: data.concatenated([]), ValueError, "at least one"),
+        (lambda: data.concatenated([X]), TypeError, "sources must be a Source"),
+        (
+            lambda: data.concatenated([data.IteratorSource([X], N)]),
+            TypeError,
+            "in any order, got IteratorSource",
+        ),
+        (
+            lambda: data.concatenated(
+                [data.ArraySource(X), data.ArraySource(X[:, :2])]
+            ),
+            ValueError,
+            r"float32\[2\] in source 1 and float32\[3\] in source 0",
+        ),
+        (lambda: data.IteratorSource(3, N), TypeError, "blocks must be an iterable"),
+        (lambda: data.IteratorSource([], N), ValueError, "ended after 0"),
+    ],
+    ids=str,
+)
+def test_what_is_no_source(make: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_an_iterator_is_read_once_and_in_order() -> None:
+    source = data.IteratorSource((X[i : i + 5] for i in range(0, N, 5)), N + 1)
+    np.testing.assert_array_equal(source.example(), X[:1])
+    np.testing.assert_array_equal(source.rows(np.arange(7)), X[:7])
+    with pytest.raises(ValueError, match="the next record is 7"):
+        source.rows(np.arange(7))
+    np.testing.assert_array_equal(source.rows(np.arange(7, N)), X[7:])
+    with pytest.raises(ValueError, match=r"num_examples = 13 records.*ended after 12"):
+        source.rows(np.array([N]))
+
+
+def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
+    paths = parquet(tmp_path)
+    with pytest.raises(TypeError, match="got 'name' of string"):
+        data.ParquetSource(paths)
+    with pytest.raises(ValueError, match="columns must be of 'x', 'y', 'name' in"):
+        data.ParquetSource(paths, columns=["z"])
+    with pytest.raises(ValueError, match="paths must be at least one file"):
+        data.ParquetSource([])
+    import pyarrow as pa  # pyright: ignore[reportMissingImports]
+    from pyarrow import parquet as pq  # pyright: ignore[reportMissingImports]
+
+    pq.write_table(pa.table({"x": [1.0, None]}), tmp_path / "null.parquet")
+    with pytest.raises(ValueError, match="every row of column 'x', got nulls"):
+        data.ParquetSource(tmp_path / "null.parquet").rows(np.array([0]))
+    pq.write_table(pa.table({"x": [1.0]}), tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match="one type in column 'x'"):
+        data.ParquetSource([paths[0], tmp_path / "other.parquet"], columns=["x"])
+
+
+def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"pip install 'jaxdp-optim\[tables\]'"):
+        data.ParquetSource("x.parquet")

@@ -1,0 +1,365 @@
+"""Data that is not in memory: the bits of data in memory, and what is refused."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import Keys, plans, sampling
+from jaxdp.data import ArraySource, IteratorSource
+from jaxdp.training import streaming
+
+N, D = 400, 3
+#: In float64, as files often are: JAX has them in float32.
+X = np.sin(np.arange(N * D, dtype=np.float64)).reshape(N, D)
+DATA = {"x": X, "y": (np.arange(N) % 3 == 0).astype(np.int8)}
+PARAMS = {"w": jnp.ones((D, 4)), "v": jnp.ones(4)}
+SGD = optax.sgd(0.1)
+POISSON = sampling.TruncatedPoisson(sampling_prob=0.05)
+
+
+def value_fn(params: Any, batch: Any) -> jax.Array:
+    z = jnp.tanh(batch["x"] @ params["w"]) @ params["v"]
+    return jnp.logaddexp(0, z) - batch["y"] * z
+
+
+def make_plan(sampler: Any, **changes: Any) -> Any:
+    base: dict[str, Any] = {
+        "num_examples": N,
+        "num_steps": 13,
+        "sampling": sampler,
+        "relation": "replace_one",
+        "l2_clip_norm": 1.0,
+        "smoothing_radius": 1e-2,
+        "noise_multiplier": 2.0,
+        "delta": 1e-5,
+    }
+    return plans.DPZero(**(base | changes))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ArraySource:
+    """The data in memory-mapped files."""
+    for name, array in DATA.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    return ArraySource(
+        {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in DATA}
+    )
+
+
+def fit(plan: Any, data: Any, **options: Any) -> Any:
+    args = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    return jaxdp.fit(plan, Keys.insecure(3), PARAMS, data, **(args | options))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        POISSON,
+        sampling.FixedSize(16),
+        sampling.ShuffledEpochs(60),
+        sampling.SinglePass(30),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_the_bits_of_data_in_memory(
+    sampler: Any, source: ArraySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in blocks of 3 steps, which do not divide the chunks of 5, nor those the run."""
+    plan = make_plan(sampler)
+    whole = fit(plan, DATA)
+    monkeypatch.setattr(streaming, "_BLOCK", 3 * sampler.rows(N) * (4 * D + 1))
+    again = fit(plan, source, chunk=5)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+
+
+@pytest.mark.slow
+def test_the_bits_of_two_phases(source: ArraySource) -> None:
+    """A large batch and small ones in each period; the last period is cut."""
+    plan = plans.O2NC(
+        num_examples=N,
+        num_steps=11,
+        sampling=sampling.SinglePassRestarts(
+            period=4, restart_batch_size=40, batch_size=8
+        ),
+        relation="replace_one",
+        restart_l2_clip_norm=3.0,
+        l2_clip_norm=0.5,
+        smoothing_radius=0.5,
+        max_step=0.06,
+        window=5,
+        num_directions=2,
+        learning_rate=0.02,
+        noise_multiplier=0.2,
+        delta=1e-5,
+    )
+    whole = fit(plan, DATA, optimizer=None)
+    again = fit(plan, source, optimizer=None, chunk=8)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+
+
+def test_one_chunk_is_read_while_another_is_computed(source: ArraySource) -> None:
+    """The next block is asked for before the steps of the last one are done."""
+    plan, threads = make_plan(POISSON, num_steps=4), []
+
+    class Watched(ArraySource):
+        def rows(self, indices: np.ndarray) -> Any:
+            threads.append((threading.current_thread().name, len(indices)))
+            return super().rows(indices)
+
+    done = []
+    watched = Watched(DATA)
+    fit(plan, watched, chunk=1, callback=lambda step, *_: done.append(len(threads)))
+    names, sizes = zip(*threads, strict=True)
+    # The first and the last record, then the rows of each step.
+    assert sizes == (2, *[POISSON.rows(N)] * 4)
+    assert names[0] == threading.current_thread().name and len(set(names[1:])) == 1
+    assert "jaxdp-source" in names[1]
+    assert not any("jaxdp-source" in t.name for t in threading.enumerate())
+
+
+def test_rows_by_hand_are_the_same_batch(source: ArraySource) -> None:
+    plan, keys = make_plan(POISSON), Keys.insecure(3)
+    drawn = sampling.draw(plan, keys, 4)
+    batch = drawn.with_records(source.rows(np.asarray(drawn.index)))
+    chex.assert_trees_all_equal(batch, sampling.batch(plan, keys, 4, DATA))
+    maker = plan.transform(keys)
+    state = maker.init(PARAMS)
+    with pytest.raises(ValueError, match=r"batch must have records.*with_records"):
+        jax.eval_shape(
+            lambda: maker.update(None, state, PARAMS, value_fn=value_fn, batch=drawn)
+        )
+    with pytest.raises(
+        ValueError, match=r"40 rows, got shape \(3,\) at records\['x'\]"
+    ):
+        drawn.with_records({"x": np.zeros(3)})
+    with pytest.raises(ValueError, match="got no array"):
+        drawn.with_records(None)
+
+
+class Lying(ArraySource):
+    """A source that can be made to lie, or to break, in one of its calls."""
+
+    calls, at, how = 0, 10**9, None
+
+    def rows(self, indices: np.ndarray) -> Any:
+        self.calls += 1
+        found = super().rows(indices)
+        return found if self.calls < self.at or self.how is None else self.how(found)
+
+
+def lying(at: int, how: Any) -> Lying:
+    source = Lying(DATA)
+    source.at, source.how = at, how
+    return source
+
+
+def broken(found: Any) -> Any:
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda rows: {"x": rows["x"]}, r"records of .* 'y'"),
+        (lambda rows: rows | {"x": rows["x"][:-1]}, r"float64\[39, 3\].*40 indices"),
+        (lambda rows: rows | {"x": rows["x"][:, :2]}, r"float64\[40, 2\]"),
+        (lambda rows: rows | {"y": rows["y"].astype(float)}, r"float64\[40\]"),
+    ],
+    ids=["structure", "rows", "shape", "dtype"],
+)
+def test_rows_that_are_not_what_they_were(how: Any, words: str) -> None:
+    """In a later fetch: before what it is for is charged or computed."""
+    with pytest.raises(ValueError, match=words):
+        fit(make_plan(POISSON), lying(3, how), chunk=1)
+
+
+class TooLong(ArraySource):
+    def __len__(self) -> int:
+        return super().__len__() + 1
+
+
+@pytest.mark.parametrize(
+    ("sampler", "data", "error", "words"),
+    [
+        (
+            POISSON,
+            lambda: ArraySource(X[:-1]),
+            ValueError,
+            "400 records, got .* of 399",
+        ),
+        (POISSON, lambda: TooLong(X[:-1]), ValueError, "its length says.*IndexError"),
+        (POISSON, lambda: lying(1, lambda x: {"x": [1, 2]}), TypeError, "NumPy arrays"),
+        (
+            POISSON,
+            lambda: lying(1, lambda x: {"x": np.array(["a", "b"])}),
+            TypeError,
+            r"must be numbers, got dtype <U1 at data\['x'\]",
+        ),
+        (POISSON, lambda: lying(1, lambda x: {}), ValueError, "got none"),
+        (sampling.FullBatch(), lambda: ArraySource(X), TypeError, "read all records"),
+        (
+            sampling.ShuffledEpochs(20),
+            lambda: IteratorSource(iter([X]), N),
+            TypeError,
+            r"must be SinglePass.*\(IteratorSource\).*nobody takes",
+        ),
+        (POISSON, lambda: iter([X]), TypeError, "cannot be sampled"),
+    ],
+    ids=lambda x: getattr(type(x), "__name__", None),
+)
+def test_what_is_refused_before_keys_are_spent(
+    sampler: Any, data: Any, error: Any, words: str
+) -> None:
+    keys = Keys.from_entropy()
+    for _ in range(2):
+        with pytest.raises(error, match=words):
+            jaxdp.fit(
+                make_plan(sampler),
+                keys,
+                PARAMS,
+                data(),
+                value_fn=value_fn,
+                optimizer=SGD,
+            )
+    with pytest.raises(TypeError, match=r"sources are for jaxdp\.fit"):
+        sampling.batch(make_plan(POISSON), Keys.insecure(0), 0, ArraySource(X))
+
+
+def test_a_single_pass_over_what_is_read_once() -> None:
+    plan = make_plan(sampling.SinglePass(30))
+    blocks = ({k: v[i : i + 70] for k, v in DATA.items()} for i in range(0, N, 70))
+    whole = fit(plan, DATA)
+    again = fit(plan, IteratorSource(blocks, N))
+    chex.assert_trees_all_equal(again.params, whole.params)
+
+
+# --- the record ---------------------------------------------------------------------
+
+
+def resume(folder: Path, data: Any, **options: Any) -> Any:
+    args = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    return jaxdp.resume(folder, PARAMS, data, **(args | options))
+
+
+@pytest.mark.parametrize("fetch", [2, 3, 4], ids=["first", "under way", "next chunk"])
+def test_a_run_goes_on_at_the_record_where_reading_failed(
+    fetch: int, tmp_path: Path, source: ArraySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of 5 steps and blocks of 3: a chunk is two fetches."""
+    monkeypatch.setattr(streaming, "_BLOCK", 3 * POISSON.rows(N) * (4 * D + 1))
+    plan, how = make_plan(POISSON), {"chunk": 5}
+    whole = fit(plan, source, ledger=tmp_path / "whole", **how)
+    run = tmp_path / "run"
+    with pytest.raises(OSError, match="disk is gone") as caught:
+        fit(plan, lying(fetch, broken), ledger=run, **how)
+    lines = (run / "ledger.jsonl").read_text().splitlines()
+    # The first block of a chunk is read before the chunk is charged; a later one is not.
+    charged = {2: 0, 3: 1, 4: 1}[fetch]
+    assert sum('"intent"' in line for line in lines) == charged, lines
+    said = {2: "No step from 0 on", 3: "steps 0 to 4 were", 4: "No step from 5 on"}
+    assert said[fetch] in caught.value.__notes__[0]
+    other = ArraySource(DATA | {"x": X + (np.arange(N) == 7)[:, None]})
+    with pytest.raises(ValueError, match="data are not those of the run"):
+        resume(run, other)
+    again = resume(run, source)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+    assert again.report["steps_charged"] == plan.num_steps
+
+
+def test_a_file_that_changes_under_the_run(source: ArraySource, tmp_path: Path) -> None:
+    """The chunk after the change is not charged: its rows were read, and then refused."""
+    run, path = tmp_path / "run", tmp_path / "y.npy"
+
+    def touch(step: int, *_: Any) -> None:
+        if step == 4:
+            os.utime(path, ns=(1, 1))
+
+    plan = make_plan(POISSON)
+    with pytest.raises(ValueError, match=r"y\.npy' is another file now"):
+        fit(plan, source, ledger=run, chunk=2, callback=touch)
+    lines = (run / "ledger.jsonl").read_text().splitlines()
+    # The steps 4 and 5 may have been read before.
+    assert sum('"intent"' in line for line in lines) in (2, 3)
+    assert len(lines) % 2 == 1  # Each has its releases.
+    with pytest.raises(ValueError, match=r"y\.npy' is another file now"):
+        resume(run, source)
+    reopened = ArraySource(
+        {k: np.load(tmp_path / f"{k}.npy", mmap_mode="r") for k in DATA}
+    )
+    again = resume(run, reopened)  # Of the same content.
+    assert again.report["steps_charged"] == plan.num_steps
+
+
+def test_what_is_read_once_has_no_record(tmp_path: Path) -> None:
+    plan, keys = make_plan(sampling.SinglePass(30)), Keys.from_entropy()
+    once = IteratorSource(iter([DATA]), N)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="ledger must be None"):
+            jaxdp.fit(
+                plan,
+                keys,
+                PARAMS,
+                once,
+                value_fn=value_fn,
+                optimizer=SGD,
+                ledger=tmp_path / "run",
+            )
+    assert not (tmp_path / "run").exists()
+
+
+# --- many records -------------------------------------------------------------------
+
+
+class Counting(jaxdp.data.Source):
+    """1e8 records that are computed from their indices."""
+
+    def __init__(self, size: int):
+        self.size, self.seen = size, []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def rows(self, indices: np.ndarray) -> Any:
+        self.seen.append(indices)
+        return np.stack([indices % 1000, indices % 7], axis=1).astype(np.float32)
+
+    def digest(self) -> bytes:
+        return b"counting"
+
+    def check(self) -> None:
+        pass
+
+
+def test_a_hundred_million_records() -> None:
+    """Nothing is as large as the data: live arrays and the programs' memory are small."""
+    n = 10**8
+    plan = make_plan(
+        sampling.TruncatedPoisson(sampling_prob=64 / n), num_examples=n, num_steps=4
+    )
+    source = Counting(n)
+    loss = lambda w, x: (x - w).sum(axis=1) / 1000  # noqa: E731
+    result = jaxdp.fit(
+        plan, Keys.insecure(0), jnp.zeros(2), source, value_fn=loss, optimizer=SGD
+    )
+    assert result.report["steps_done"] == 4
+    drawn = source.seen[-1]
+    assert drawn.dtype == np.int64 and drawn.size == 4 * plan.sampling.rows(n)
+    assert n // 2 < drawn.max() < n
+    draw = streaming.drawing(plan, 4)
+    lowered = draw.lower(Keys.insecure(0), jnp.int32(0)).compile()
+    assert lowered.memory_analysis().temp_size_in_bytes < 2**20
+    large = make_plan(sampling.FixedSize(n // 16), num_examples=n)
+    with pytest.raises(ValueError, match="less than a 32nd of 100000000"):
+        streaming.opened(source, large)
