@@ -1,10 +1,13 @@
 """Sources of records that are not in memory: memory-mapped arrays, Parquet, readers."""
 
+import functools
 import hashlib
 import itertools
+import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -23,8 +26,9 @@ _Stamp = tuple[int, int, int, int]
 class ArraySource(Source):
     """Rows of NumPy arrays, which may be memory-mapped files: those are never read whole.
 
-    Pages of a file that were read are given back after each fetch; the system keeps them
-    as its cache as long as nobody else needs the memory.
+    Their rows are read by calls of the system, neighbours by one call: pages of a map would
+    stay in the process's memory, 2 MB for a row of a kilobyte. (Views with steps, and
+    systems without ``os.preadv``, are read through the map.)
 
     Args:
       arrays: pytree of NumPy arrays with one number of rows, such as
@@ -65,35 +69,30 @@ class ArraySource(Source):
             ):
                 raise ValueError(f"{wanted}, got shape {leaf.shape} at {place}")
         self._arrays, self._leaves = arrays, [leaf for _, leaf in named]
-        self._maps = [m for m in map(_map_of, self._leaves) if m is not None]
         files = (getattr(leaf, "filename", None) for leaf in self._leaves)
         self._files = _stamps(file for file in files if file is not None)
+        self._read = [_reader(self, leaf) for leaf in self._leaves]
 
     def __len__(self) -> int:
         return len(self._leaves[0])
 
     def rows(self, indices: np.ndarray) -> Any:
-        found = jax.tree.map(lambda x: np.asarray(x)[indices], self._arrays)
-        self._give_back()
-        return found
+        found = [read(indices) for read in self._read]
+        return jax.tree.structure(self._arrays).unflatten(found)
 
     def digest(self) -> bytes:
         state = hashlib.sha256()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self._arrays):
+        named = jax.tree_util.tree_leaves_with_path(self._arrays)
+        for (path, leaf), read in zip(named, self._read, strict=True):
             state.update(_head(path, leaf).encode())
             step = max(1, _AT_ONCE * len(leaf) // max(1, leaf.nbytes))
             for first in range(0, len(leaf), step):
-                state.update(_octets(leaf[first : first + step]))
-                self._give_back()
+                here = np.arange(first, min(first + step, len(leaf)))
+                state.update(_octets(read(here)))
         return state.digest()
 
     def check(self) -> None:
         _check_files(self._files)
-
-    def _give_back(self) -> None:
-        for each in self._maps:
-            if hasattr(each, "madvise"):  # Not on Windows.
-                each.madvise(mmap.MADV_DONTNEED)
 
 
 class ItemSource(Source):
@@ -403,11 +402,42 @@ def _gathered(indices: np.ndarray, begins: Sequence[int], read: Any) -> Any:
     return out
 
 
-def _map_of(array: Any) -> mmap.mmap | None:
-    """Returns the map of a file that an array is a view of."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return array if isinstance(array, mmap.mmap) else None
+def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what reads rows of an array, from its file if it can; ``owner`` keeps it."""
+    root: Any = leaf
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    path: Any = getattr(root, "filename", None)
+    mapped = path is not None and isinstance(root.base, mmap.mmap)
+    if not (mapped and leaf.flags.c_contiguous and hasattr(os, "preadv")):
+        return lambda indices: np.asarray(leaf)[indices]
+    offset = root.offset + leaf.ctypes.data - root.ctypes.data
+    file = os.open(path, os.O_RDONLY)
+    weakref.finalize(owner, os.close, file)
+    return functools.partial(_read, file, offset, leaf.dtype, leaf.shape[1:])
+
+
+def _read(
+    file: int, offset: int, dtype: np.dtype, shape: tuple[int, ...], indices: np.ndarray
+) -> np.ndarray:
+    """Reads rows from a file, those that follow each other by one call."""
+    out = np.empty((len(indices), *shape), dtype)
+    size = math.prod(shape) * dtype.itemsize
+    octets = memoryview(_octets(out))
+    begins = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
+    for begin, end in itertools.pairwise([*begins.tolist(), len(indices)]):
+        part, at = (
+            octets[begin * size : end * size],
+            offset + int(indices[begin]) * size,
+        )
+        while part:
+            count = os.preadv(file, [part], at)
+            if not count:
+                raise ValueError(
+                    f"data must not change under a run, but a file ends at byte {at}"
+                )
+            part, at = part[count:], at + count
+    return out
 
 
 def _stamps(files: Iterable[str | os.PathLike[str]]) -> dict[str, _Stamp]:

@@ -77,6 +77,20 @@ def test_rows_are_those_of_the_array(kind: str, tmp_path: Path) -> None:
     assert source.digest() == made(kind, tmp_path).digest()
 
 
+@pytest.mark.parametrize(
+    "view", [np.s_[2:9], np.s_[::2], np.s_[:, 1:]], ids=["rows", "steps", "columns"]
+)
+def test_views_of_files(view: Any, tmp_path: Path) -> None:
+    """Of a file with a head before its numbers, beyond a page too."""
+    path = tmp_path / "records"
+    path.write_bytes(b"0" * 4099 + X.tobytes())
+    array = np.memmap(path, np.float32, "r", offset=4099, shape=X.shape)[view]
+    source = data.ArraySource(array)
+    indices = np.array([0, 1, 2, 2, 3, 1])
+    np.testing.assert_array_equal(source.rows(indices), X[view][indices])
+    source.check()
+
+
 def test_a_digest_is_of_every_record(tmp_path: Path, monkeypatch: Any) -> None:
     """Also in parts of two records; of dtypes, and of the order."""
     digests = {data.ArraySource({"x": X, "y": Y}).digest()}
@@ -118,7 +132,7 @@ def test_a_file_that_changes_is_named(kind: str, how: str, tmp_path: Path) -> No
 
 
 def test_files_are_not_held_in_memory(tmp_path: Path) -> None:
-    """Pages that were read are given back: 64 MiB are digested in a few."""
+    """64 MiB are digested, and read here and there, in a few, and cut off by name."""
     size = 2**26
     path = tmp_path / "large"
     with path.open("wb") as file:
@@ -134,8 +148,11 @@ def test_files_are_not_held_in_memory(tmp_path: Path) -> None:
         pytest.skip("needs /proc")
     before = mapped_bytes()
     source.digest()
-    source.rows(np.arange(len(source)))
+    source.rows(np.arange(0, len(source), 2))
     assert mapped_bytes() < before + size // 4
+    os.truncate(path, size // 2)
+    with pytest.raises(ValueError, match=f"a file ends at byte {size - 2**10}"):
+        source.rows(np.array([5, len(source) - 1]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Data in files beside data in memory: steps per second, and the peak of memory.
+
+*Throughput*: the same plan on the same records, by ``fit`` on arrays that the device holds
+and on memory-mapped files, in turn. The seconds are those of the steps (``train_seconds``):
+without compilation, with all reading. The files are in the system's cache, as those of a
+run that comes back to its records are; a disk that is slower than the steps is not hidden.
+
+*Memory*: the peak of a process that trains on a file and digests it for its ledger, beside
+the same on a file of a hundredth of the size. The file is sparse.
+"""
+
+import functools
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxdp
+from bench import _harness
+from jaxdp import plans, sampling
+from jaxdp.models import networks
+
+FEATURES, CLASSES = 256, 10
+#: Hidden layers of networks, and the batch of each.
+CASES = {"linear": ((), 256), "one hidden layer": ((256,), 256)}
+SGD = optax.sgd(0.1)
+
+
+def run(quick: bool) -> list[_harness.Row]:
+    """Rows for each network, then those of memory."""
+    n, steps, rounds = (20_000, 60, 3) if quick else (200_000, 600, 9)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [
+            row
+            for case, (hidden, batch) in CASES.items()
+            for row in throughput(
+                case, hidden, batch, n, steps, rounds, pathlib.Path(folder)
+            )
+        ]
+        return rows + memory(2**28 if quick else 5 * 10**9, pathlib.Path(folder))
+
+
+def make_plan(n: int, batch: int, steps: int) -> plans.DPZero:
+    return plans.DPZero(
+        num_examples=n,
+        num_steps=steps,
+        sampling=sampling.TruncatedPoisson(sampling_prob=batch / n),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-3,
+        direction="rademacher",
+        noise_multiplier=1.0,
+    )
+
+
+def throughput(
+    case: str,
+    hidden: tuple[int, ...],
+    batch: int,
+    n: int,
+    steps: int,
+    rounds: int,
+    folder: pathlib.Path,
+) -> list[_harness.Row]:
+    """Steps per second over files, and how many of those over arrays they are."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, FEATURES)).astype(np.float32)
+    y = rng.integers(0, CLASSES, n, dtype=np.int32)
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+    files = tuple(np.load(folder / f"{k}.npy", mmap_mode="r") for k in ("x", "y"))
+    plan = make_plan(n, batch, steps)
+    net = (
+        networks.mlp(FEATURES, CLASSES, hidden=hidden)
+        if hidden
+        else networks.linear(FEATURES, CLASSES)
+    )
+    params = net.init(jax.random.key(0))
+    train = functools.partial(
+        jaxdp.fit,
+        plan,
+        jaxdp.Keys.insecure(0),
+        params,
+        value_fn=net.value_fn,
+        optimizer=SGD,
+        check_isolation=False,
+    )
+    sides: dict[str, Any] = {
+        "files": jaxdp.data.ArraySource(files),
+        "memory": (jnp.asarray(x), jnp.asarray(y)),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    found = {name: train(data) for name, data in sides.items()}  # Compiles.
+    same = jax.tree.map(
+        lambda a, b: bool((a == b).all()), found["files"].params, found["memory"].params
+    )
+    assert all(jax.tree.leaves(same)), "files and memory must give the same bits"
+    for i in range(rounds):
+        for name in sides if i % 2 == 0 else reversed(sides):
+            seconds[name].append(train(sides[name]).report["train_seconds"])
+    size = (x.nbytes + y.nbytes) / 2**20
+    shown = f"{case}, batch {batch}"
+    return [
+        _harness.Row(shown, "size of the data", size, "MiB"),
+        _harness.speed(shown, "steps per second", seconds, "files", "memory", steps),
+        _harness.Row(
+            shown,
+            "steps per second, memory",
+            steps / statistics.median(seconds["memory"]),
+            "1/s",
+        ),
+    ]
+
+
+def memory(size: int, folder: pathlib.Path) -> list[_harness.Row]:
+    """Peak memory of processes that train on a file, and on one of a hundredth."""
+    if not pathlib.Path("/proc/self/status").exists():
+        note = "skipped: needs /proc"
+        return [_harness.Row("a large file", "peak memory", None, "MiB", note=note)]
+    peaks = {}
+    for bytes_ in (size // 100, size):
+        path = folder / "sparse"
+        with path.open("wb") as file:
+            file.truncate(bytes_ // (4 * FEATURES) * (4 * FEATURES))
+        code = f"from bench import stream; stream.child({str(path)!r})"
+        root = pathlib.Path(__file__).resolve().parents[1]
+        out = subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True)
+        peaks[bytes_] = float(out.split()[-1])
+        path.unlink()
+    small, large = peaks.values()
+    return [
+        _harness.Row("a large file", "size of the data", size / 2**20, "MiB"),
+        _harness.Row(
+            "a large file", "peak memory", large, "MiB", "a hundredth", large / small
+        ),
+        _harness.Row("a large file", "peak memory over data", large * 2**20 / size, ""),
+    ]
+
+
+def child(path: str) -> None:
+    """Trains on a file with a ledger, and prints the peak of this process in MiB."""
+    x = np.memmap(path, np.float32, "r").reshape(-1, FEATURES)
+    plan = make_plan(len(x), 256, 50)
+    with tempfile.TemporaryDirectory() as folder:
+        jaxdp.fit(
+            plan,
+            jaxdp.Keys.insecure(0),
+            jnp.zeros(FEATURES),
+            jaxdp.data.ArraySource(x),
+            value_fn=lambda w, batch: batch @ w,
+            optimizer=SGD,
+            ledger=folder,
+            chunk=10,
+        )
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    (line,) = (x for x in lines if x.startswith("VmHWM"))
+    print(int(line.split()[1]) / 1024)

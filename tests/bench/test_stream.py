@@ -1,0 +1,33 @@
+"""The benchmark of data in files, on small files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = "stream"
+
+pytestmark = pytest.mark.slow
+
+
+def test_rows_of_throughput(bench: Any, tmp_path: Path) -> None:
+    """(That both sides give the same bits is asserted there.)"""
+    rows = bench.throughput("linear", (), 8, 400, 3, 2, tmp_path)
+    assert [row.metric for row in rows] == [
+        "size of the data",
+        "steps per second",
+        "steps per second, memory",
+    ]
+    assert all(row.value > 0 for row in rows)
+    assert rows[1].baseline == "memory" and rows[1].ratio > 0
+
+
+def test_rows_of_memory(bench: Any, tmp_path: Path) -> None:
+    """The file, of 400 MB, is not held: what it adds is less than a fourth of it."""
+    rows = bench.memory(400 * 10**6, tmp_path)
+    found = {row.metric: row for row in rows}
+    if found["peak memory"].value is None:
+        pytest.skip("needs /proc")
+    peak = found["peak memory"]
+    assert peak.value - peak.value / peak.ratio < 100
+    assert not list(tmp_path.iterdir())
