@@ -69,7 +69,7 @@ class ArraySource(Source):
             ):
                 raise ValueError(f"{wanted}, got shape {leaf.shape} at {place}")
         self._arrays, self._leaves = arrays, [leaf for _, leaf in named]
-        files = (getattr(leaf, "filename", None) for leaf in self._leaves)
+        files = [x.filename for x in self._leaves if isinstance(x, np.memmap)]
         self._files = _stamps(file for file in files if file is not None)
         self._read = [_reader(self, leaf) for leaf in self._leaves]
 
@@ -407,9 +407,9 @@ def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     root: Any = leaf
     while isinstance(root.base, np.ndarray):
         root = root.base
-    path: Any = getattr(root, "filename", None)
-    mapped = path is not None and isinstance(root.base, mmap.mmap)
-    if not (mapped and leaf.flags.c_contiguous and hasattr(os, "preadv")):
+    path = root.filename if isinstance(root, np.memmap) else None
+    mapped = leaf.flags.c_contiguous and isinstance(root.base, mmap.mmap)
+    if path is None or not mapped or not hasattr(os, "preadv"):
         return lambda indices: np.asarray(leaf)[indices]
     offset = root.offset + leaf.ctypes.data - root.ctypes.data
     file = os.open(path, os.O_RDONLY)
