@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -520,6 +521,45 @@ def test_one_command_begins_goes_on_and_ends(
         report = json.loads(capsys.readouterr().out)
         assert (report["steps_done"], report["steps_charged"]) == (5, 5)
         check_params(out / "params.npz", want)
+
+
+@pytest.mark.slow  # Four processes, of which each imports and compiles.
+def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
+    """Two of two devices each; SIGTERM comes to the one that started them."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    options = ("train", *FEW[:-1], 3000, "--seed", 1, "--json", "--out")
+    words = (*options, out, "--resume", "auto")
+    flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    )
+
+    def launch() -> subprocess.Popen[str]:
+        start = ["-m", "jaxdp.cli", "launch", "--processes", 2, "--", *words]
+        return subprocess.Popen(
+            [sys.executable, *map(str, start)],
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with launch() as job:
+        while job.poll() is None and not (out / "ledger.jsonl").exists():
+            time.sleep(0.01)
+        job.send_signal(signal.SIGTERM)
+        error = job.communicate(timeout=200)[1]
+    assert job.returncode == 75, error
+    for index in range(2):
+        assert f"[{index}] jaxdp: stopped by SIGTERM after step " in error
+    with launch() as job:
+        shown, error = job.communicate(timeout=200)
+    assert job.returncode == 0, error
+    (line,) = (x for x in shown.splitlines() if x.startswith('[0] {"'))
+    assert json.loads(line[4:])["steps_charged"] == 3000
+    assert '[1] {"' not in shown
+    assert {p.name for p in out.iterdir()} == WRITTEN
+    assert run(*options, whole, "--microbatch-size", 2500) == 0
+    check_params(out / "params.npz", dict(np.load(whole / "params.npz")))
 
 
 def test_resume_refuses_what_changed_and_new_attempt_charges(

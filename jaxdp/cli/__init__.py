@@ -91,6 +91,11 @@ def _run(words: list[str]) -> int:
         return 0
     if name not in _COMMANDS:
         raise UsageError(f"the command, first, must be one of {known}; got {name!r}")
+    if name == "launch":
+        at = rest.index("--") if "--" in rest else len(rest)
+        command = parsing.parse(options.Launch, rest[:at], "jaxdp launch", "")
+        parsing.check(command)
+        return importlib.import_module("jaxdp.cli.launch").run(command, rest[at + 1 :])
     if name == "train":
         command = _train(rest)
     else:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from jaxdp import training
-from jaxdp.cli import language, options, plots, recipes, record
+from jaxdp.cli import cluster, language, options, plots, recipes, record
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.printing import conclude
@@ -46,9 +46,14 @@ class Outcome(NamedTuple):
 def run(command: options.Finetune) -> None:
     """Checks everything, trains, writes the folder and prints what was reached."""
     language.require()
-    command = record.begun_or_recorded(command, out_of(command))
+    with cluster.joined(command, out_of(command)) as (command, out, own):
+        _run(record.begun_or_recorded(command, out, own))
+
+
+def _run(command: options.Finetune) -> None:
     with show_values(command.show_values):
         job = prepare(command)
+    cluster.check_plan(command, job.plan)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:

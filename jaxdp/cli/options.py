@@ -91,9 +91,9 @@ class Run(Output):
     #: have moved.)
     free: ClassVar[tuple[str, ...]] = (
         *("out", "overwrite", "resume", "new_attempt"),
-        *("progress", "quiet", "json", "show_values"),
+        *("progress", "quiet", "json", "show_values", "distributed"),
     )
-    compared: ClassVar[tuple[str, ...]] = ("microbatch_size",)
+    compared: ClassVar[tuple[str, ...]] = ("microbatch_size", "mesh")
     #: Names of the options that were in the words; None for one that is made otherwise.
     given: ClassVar[frozenset[str] | None] = None
 
@@ -109,6 +109,14 @@ class Run(Output):
     )
     new_attempt: bool = switch(
         "With --resume: other data or devices; lost steps are charged twice."
+    )
+    mesh: Any = opt(
+        p.AXES, "Devices that share the records of a step, as data=8.", "one device"
+    )
+    distributed: Any = opt(
+        p.PLACE,
+        "This is one of several processes: as the cluster says, or as given.",
+        default=False,
     )
     keep_noise_roots: bool = switch(
         "Leave in secret/ what noise was drawn from: whoever reads it subtracts all noise."
@@ -625,6 +633,16 @@ class Report:
     json: bool = switch("Print one JSON object; as --format json.")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Start processes here that run one command together.
+
+    jaxdp launch --processes N -- train [OPTIONS]: the command comes after "--".
+    """
+
+    processes: int = opt(COUNT, "How many.", default=...)
+
+
 #: Options of the commands other than ``train``, by name; the docstring is the help.
 COMMANDS: dict[str, type] = {
     "finetune": Finetune,
@@ -636,4 +654,5 @@ COMMANDS: dict[str, type] = {
     "report": Report,
     "schema": MakeSchema,
     "predict": Predict,
+    "launch": Launch,
 }

@@ -134,6 +134,22 @@ def _words(text: str) -> tuple[str, ...]:
     return parts
 
 
+def _axes(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    sizes = {name.strip(): int(size) for name, _, size in pairs}
+    if len(sizes) < len(pairs) or "" in sizes or min(sizes.values()) < 1:
+        raise ValueError
+    return sizes
+
+
+def _place(text: str) -> tuple[str, int, int]:
+    address, index, count = text.split(",")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError
+    return address, int(index), int(count)
+
+
 NUMBER = Kind("NUMBER", "a number", float)
 INTEGER = Kind("INTEGER", "an integer", int)
 PATH = Kind("PATH", "a path", pathlib.Path)
@@ -147,6 +163,13 @@ VALUES = Kind("V,V,...", "numbers V,V,...", _numbers)
 SHARES = Kind("P,P,...", "numbers P,P,...", _numbers)
 DEGREES = Kind("INT,...", "integers >= 1 with commas between them", _widths)
 WIDTHS = Kind("WIDTH,...", "integers >= 1, as in 64,32", _widths)
+AXES = Kind("AXIS=SIZE,...", "sizes of axes, as in data=8", _axes)
+PLACE = Kind(
+    "HOST:PORT,INDEX,COUNT",
+    "HOST:PORT,INDEX,COUNT or given alone",
+    _place,
+    alone=True,
+)
 WORDS = Kind("WORD,...", "words", _words)
 CLASSES = Kind("K|NAME,...", "a number or names of classes", _classes)
 BOUNDS = Kind(

@@ -62,7 +62,8 @@ def keys_of(command: options.Output) -> keys_lib.Keys:
     """Returns the keys of a run, of its seed if it has one."""
     with usage(command):
         if command.seed is None:
-            return keys_lib.Keys.from_entropy()
+            keys = keys_lib.Keys.from_entropy()
+            return keys.broadcast() if jax.process_count() > 1 else keys
         return keys_lib.Keys.insecure(command.seed)
 
 

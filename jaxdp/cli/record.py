@@ -35,9 +35,10 @@ def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
     return {"name": command.command, "command": chosen, "recipe": parts}
 
 
-def begun_or_recorded(command: Command, out: pathlib.Path) -> Command:
+def begun_or_recorded(command: Command, out: pathlib.Path, own: bool) -> Command:
     """Returns the command of a new run in ``out``, or of the run that is there.
 
+    ``own`` is False for a folder with the public files of a run that another process has.
     ``--resume`` is True or False from here on; "auto" is whether there is a record.
     """
     auto = command.resume == "auto"
@@ -45,7 +46,7 @@ def begun_or_recorded(command: Command, out: pathlib.Path) -> Command:
         got = "--resume auto, by which every start would be one" if auto else "none"
         raise UsageError(f"--new-attempt is for --resume only, got it with {got}")
     if not auto:
-        return recorded_command(command, out) if command.resume else command
+        return recorded_command(command, out, own) if command.resume else command
     if command.overwrite:
         raise UsageError(
             "--overwrite must be left out with --resume auto: a run that is there goes "
@@ -54,15 +55,15 @@ def begun_or_recorded(command: Command, out: pathlib.Path) -> Command:
     given, there = command.given, (out / ledger.LEDGER).exists()
     command = dataclasses.replace(command, resume=there)
     vars(command)["given"] = given  # No field: replace leaves it out.
-    return recorded_command(command, out) if there else command
+    return recorded_command(command, out, own) if there else command
 
 
-def recorded_command(command: Command, out: pathlib.Path) -> Command:
+def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
     """Returns the command of the run in ``out``, resumed by ``command``."""
     kind = type(command)
     read(out, "--out")
     try:  # Before anything is done with private records as the header says.
-        record = ledger.verify(out)
+        record = ledger.verify(out) if own else ledger.read(out)
     except ValueError as error:
         raise UsageError(f"--resume: {error}") from error
     was = said(record, kind)

@@ -16,7 +16,7 @@ import numpy as np
 from rich.table import Table
 
 from jaxdp import models, training
-from jaxdp.cli import budget, options, plots, record
+from jaxdp.cli import budget, cluster, options, plots, record
 from jaxdp.cli.parsing import Preempted, UsageError, usage
 from jaxdp.cli.prepare import Job, initial, out_of, prepare
 from jaxdp.cli.printing import conclude
@@ -25,7 +25,7 @@ from jaxdp.cli.task import Task, is_file
 from jaxdp.core.averaging import polyak_output
 from jaxdp.data import schema
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training import reporting
+from jaxdp.training import parallel, reporting
 from jaxdp.training.ledger import LEDGER, PLAN, REPORT, replace
 
 PROGRESS, RELEASES = "progress.png", "releases.png"
@@ -48,13 +48,18 @@ class Outcome(NamedTuple):
 
 def run(command: options.Train) -> None:
     """Checks everything, trains, writes the folder and prints what was reached."""
-    command = record.begun_or_recorded(command, out_of(command))
+    with cluster.joined(command, out_of(command)) as (command, out, own):
+        _run(record.begun_or_recorded(command, out, own))
+
+
+def _run(command: options.Train) -> None:
     with (
         models.show_values(command.show_values),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always", UserWarning)
         job = prepare(command)
+    cluster.check_plan(command, job.plan)
     flagged = [re.sub("^bounds ", "--bounds ", str(x.message)) for x in caught]
     for line in [*flagged, *doubts(job)]:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
@@ -184,7 +189,9 @@ def fitted(
     ``of_fit`` are arguments of a new run alone, ``shared`` those of a resumed one too.
     A signal that asks it to stop raises Preempted when a chunk is done.
     """
+    mesh = cluster.mesh_of(command)
     shared |= {
+        "mesh": mesh,
         "microbatch_size": command.microbatch_size,
         "progress": command.progress
         and not (command.quiet or command.json)
@@ -196,15 +203,20 @@ def fitted(
         try:
             if not command.resume:
                 shared |= {"ledger": job.out, **of_fit}
-                return training.fit(job.plan, job.keys, params, data, **shared)
-            shared |= {"plan": job.plan, "new_attempt": command.new_attempt}
-            with usage(command, "--resume"):
-                return training.resume(job.out, params, data, **shared)
+                result = training.fit(job.plan, job.keys, params, data, **shared)
+            else:
+                shared |= {"plan": job.plan, "new_attempt": command.new_attempt}
+                with usage(command, "--resume"):
+                    result = training.resume(job.out, params, data, **shared)
         except training.Stopped as stopped:
             raise Preempted(
-                f"stopped by {stop.name} after step {stopped.step} of "
+                f"stopped by {stop.name or 'another process'} after step {stopped.step} of "
                 f"{job.plan.num_steps}, all on record; --resume goes on"
             ) from None
+    if mesh is None:
+        return result
+    params, info = parallel.here((result.params, result.info))  # Of several devices.
+    return result._replace(params=params, info=info)
 
 
 def train(job: Job, command: options.Train, params: Any) -> Outcome:

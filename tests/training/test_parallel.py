@@ -131,7 +131,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 #: More of them by hand.
-KILLS = int(os.environ.get("JAXDP_KILLS", "3"))
+KILLS = int(os.environ.get("JAXDP_KILLS", "2"))
 
 
 def test_kills_of_two_processes(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_kills_of_two_processes(tmp_path: Path) -> None:
         finally:
             for job in jobs:
                 job.kill()
-                job.wait()
+                job.communicate()
     one = jaxdp.fit(
         two_processes.VICTIM,
         *(Keys.insecure(1), PARAMS, DATA),

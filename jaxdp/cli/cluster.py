@@ -1,0 +1,127 @@
+"""``--mesh`` and ``--distributed``: devices and processes that run one command together.
+
+Process 0 has the folder of the run. The others have a folder of their own for as long as
+they run, with the public files of a run that goes on, so that no file system is shared.
+"""
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from jaxdp.cli import options, record
+from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.cli.prepare import check_folder
+from jaxdp.kernels.finite_difference import SIGNS
+from jaxdp.mechanism.plan import Plan
+from jaxdp.training import ledger, parallel
+
+#: Seconds that a process waits for the others.
+_PATIENCE = 300
+#: Public files by which a command goes on with a run.
+_SHARED = (ledger.LEDGER, ledger.PLAN, record.INITIAL, record.SCHEMA)
+
+
+@contextlib.contextmanager
+def joined(
+    command: record.Command, out: pathlib.Path
+) -> Iterator[tuple[record.Command, pathlib.Path, bool]]:
+    """Joins the processes of a run; gives the command, its folder, whether it is the run's.
+
+    Raises UsageError in all processes where the first refuses the folder.
+    """
+    if command.distributed:
+        _join(command.distributed)
+    mesh = mesh_of(command)
+    if not parallel.several_processes(mesh):
+        yield command, out, True
+        return
+
+    def read() -> dict[str, bytes | None]:
+        if not command.resume or not (out / ledger.LEDGER).exists():
+            if command.resume is not True:
+                check_folder(out, command.overwrite)
+            return {}
+        with usage(command, "--resume"):
+            ledger.verify(out)
+        paths = (out / name for name in _SHARED)
+        return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+    try:
+        files = parallel.from_first(mesh, read)
+    except ValueError as error:  # Of process 0.
+        raise UsageError(str(error)) from None
+    if parallel.writes(mesh):
+        yield command, out, True
+        return
+    with tempfile.TemporaryDirectory() as home:
+        for name, content in files.items():
+            (pathlib.Path(home) / name).write_bytes(content or b"")
+        given = command.given
+        quiet = {"quiet": True, "json": False, "overwrite": False}
+        command = dataclasses.replace(command, out=pathlib.Path(home), **quiet)
+        vars(command)["given"] = given
+        yield command, pathlib.Path(home), False
+
+
+def _join(where: bool | tuple[str, int, int]) -> None:
+    """Waits for the other processes of ``jax.distributed``."""
+    given, who = {}, "a process"
+    if isinstance(where, tuple):
+        address, index, count = where
+        if not 0 <= index < count:
+            raise UsageError(
+                f"--distributed must have an index from 0 to {count - 1}, got {index}"
+            )
+        given = {"coordinator_address": address, "process_id": index}
+        given |= {"num_processes": count}
+        who = f"process {index} of {count}"
+    # JAX ends a process without a word on who is missing: it is who does not say this.
+    line = f"jaxdp: {who} waits at most {_PATIENCE} s for the others"
+    print(line, file=sys.stderr, flush=True)
+    try:
+        jax.distributed.initialize(**given, initialization_timeout=_PATIENCE)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(
+            "--distributed must be given as HOST:PORT,INDEX,COUNT where JAX knows no "
+            f"cluster: {error}"
+        ) from error
+
+
+def mesh_of(command: options.Run) -> Mesh | None:
+    """Returns the mesh of a command: of ``--mesh``, or of all of several processes."""
+    devices, sizes = jax.devices(), command.mesh
+    if sizes is None:
+        if jax.process_count() == 1:
+            return None
+        sizes = {"data": len(devices)}
+    wrong = [name for name in sizes if name not in ("data", SIGNS)]
+    if wrong:
+        raise UsageError(f"--mesh must have axes data and {SIGNS}, got {wrong[0]!r}")
+    total, several = math.prod(sizes.values()), jax.process_count() > 1
+    if total > len(devices) or (several and total != len(devices)):
+        text = ",".join(f"{name}={size}" for name, size in sizes.items())
+        of = f" of {jax.process_count()} processes" if several else ""
+        raise UsageError(
+            f"--mesh must fit the {len(devices)} devices{of} that JAX has, got {text}, "
+            f"which are {total}"
+        )
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=devices[:total])
+
+
+def check_plan(command: options.Run, plan: Plan) -> None:
+    """Requires a plan that runs on the command's mesh, if it has one."""
+    mesh = mesh_of(command)
+    if mesh is not None and plan.runs_algorithm:
+        raise UsageError(
+            f"{flag('mesh')} must be left out for {command.algorithm}, which runs on one "
+            "device"
+        )
+    with usage(command, flag("mesh")):
+        parallel.check_signs(mesh, plan)

@@ -1,0 +1,83 @@
+"""``jaxdp launch``: processes on this machine that run one command together."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, TextIO
+
+from jaxdp.cli import PREEMPTED, options
+from jaxdp.cli.parsing import UsageError
+from jaxdp.training.stopping import SIGNALS
+
+#: Those that ``--distributed`` is an option of.
+_TOGETHER = ("train", "finetune")
+
+
+def run(command: options.Launch, words: list[str]) -> int:
+    """Starts the processes and waits for them; returns the worst of their exit codes.
+
+    Where one dies the others are killed: they would wait for it, and what they did is on
+    record. SIGTERM and SIGUSR1 go to all of them.
+    """
+    if not words or words[0] not in _TOGETHER:
+        got = repr(words[0]) if words else "nothing"
+        raise UsageError(
+            f"after --, the command must be one of {', '.join(_TOGETHER)}; got {got}"
+        )
+    count = command.processes
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    begin = [sys.executable, "-m", "jaxdp.cli", *words]
+    places = [f"--distributed={address},{index},{count}" for index in range(count)]
+    pipe = subprocess.PIPE
+    jobs = [
+        subprocess.Popen([*begin, place], text=True, stdout=pipe, stderr=pipe)
+        for place in places
+    ]
+
+    def forward(number: int, frame: object) -> None:
+        del frame
+        for job in jobs:
+            if job.poll() is None:
+                job.send_signal(number)
+
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    before = {number: signal.signal(number, forward) for number in numbers}
+    relays = [
+        threading.Thread(target=_relay, args=(f"[{index}] ", *streams))
+        for index, job in enumerate(jobs)
+        for streams in ((job.stdout, sys.stdout), (job.stderr, sys.stderr))
+    ]
+    try:
+        for relay in relays:
+            relay.start()
+        return _wait(jobs)
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+        for relay in relays:
+            relay.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(jobs: list[subprocess.Popen[str]]) -> int:
+    """Waits until all have ended, or one has died; returns the worst exit code."""
+    while True:
+        codes = [job.poll() for job in jobs]
+        # Of a process that a signal ended, as a shell says it.
+        ended = [128 - code if code < 0 else code for code in codes if code is not None]
+        if len(ended) == len(jobs) or {*ended} - {0, PREEMPTED}:
+            return max(ended)
+        time.sleep(0.05)
+
+
+def _relay(prefix: str, source: IO[str], sink: TextIO) -> None:
+    for line in source:
+        sink.write(prefix + line)
+        sink.flush()
