@@ -68,7 +68,7 @@ def polyak_average(start_step: int = 0) -> optax.GradientTransformationExtraArgs
             raise ValueError("params must be passed to update: they are averaged")
         count = state.count + 1
         weight = 1 / jnp.maximum(count - start_step, 1).astype(jnp.float32)
-        after = optax.apply_updates(widened(params), updates)
+        after = optax.apply_updates(widened(params), widened(updates))
 
         def mean(new: jax.Array, old: jax.Array) -> jax.Array:
             if not jnp.issubdtype(old.dtype, jnp.inexact):
