@@ -90,11 +90,17 @@ def fit(
         batch). An axis of two devices named ``"signs"`` (``finite_difference.SIGNS``)
         evaluates the losses of ``DPZero`` and ``DPGDZerothOrder`` at +radius on one and
         at -radius on the other; the other axes share the records:
-        ``jax.make_mesh((2, n), ("signs", "data"))``. With several processes
-        (``jax.distributed``) each of them calls ``fit`` with the same arguments; process 0
-        writes the ledger.
+        ``jax.make_mesh((2, n), ("signs", "data"))``. Params may be split over the mesh
+        before (``jax.device_put(params, shardings)``, ``NamedSharding``s on it). The axes
+        that occur in their ``PartitionSpec`` are model axes then, and share no records.
+        Params, and what has their paths and shapes in the optimizer's state, stay split
+        and are returned so; directions are made where the parts are. Releases are those of
+        one device up to the order in which the losses' own sums are added. With several
+        processes (``jax.distributed``) each of them calls ``fit`` with the same arguments;
+        process 0 writes the ledger.
       callback: ``callback(step, params, info)``, called after each chunk with public
-        values: evaluate public data in it, save, plot. With a mesh, they are on one device.
+        values: evaluate public data in it, save, plot. With a mesh, they are on one device;
+        params that are split over it stay so.
         ``info.epsilon()`` computes what was spent so far (:class:`CallbackInfo`).
       stop: ``stop() -> bool``, asked before each chunk: where it returns True, the run
         raises :class:`jaxdp.Stopped` with all on record, for ``resume`` to go on. It needs
@@ -165,7 +171,7 @@ def fit(
         bool, check_isolation=check_isolation, donate_params=donate_params
     )
     keys = keys_lib.check(keys)
-    mesh = parallel.check_mesh(mesh, params)
+    mesh, params = parallel.check_mesh(mesh, params)
     if donate_params:
         preparing.check_donated(params, data, mesh)
     how = optimizer, microbatch_size, mesh, trainable, stacked
@@ -267,7 +273,7 @@ def resume(
       plan: its plan; only compared with that of the folder, which counts.
       optimizer: its optimizer.
       microbatch_size: as in the run.
-      mesh: as in the run. With several processes each of them calls ``resume`` with the
+      mesh: as in the run, and so is how ``params`` are split over it. With several processes each of them calls ``resume`` with the
         same arguments; process 0 alone opens the folder, and gives the others what they
         need of it.
       new_attempt: allows all of these but the plan to differ. (The answers that synthetic
@@ -310,7 +316,8 @@ def resume(
       True
     """
     validate.instance(bool, check_isolation=check_isolation)
-    mesh = parallel.check_mesh(mesh, params)
+    mesh, params = parallel.check_mesh(mesh, params)
+    parallel.check_recorded(mesh, params)
     several = parallel.several_processes(mesh)
     at = recording.take_up(ledger, plan, params, new_attempt=new_attempt, mesh=mesh)
     with at.ledger or contextlib.nullcontext(), keys_lib.resuming(at.keys):

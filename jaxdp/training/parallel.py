@@ -1,18 +1,24 @@
-"""Data parallelism: devices that share the records of a batch and agree on all else.
+"""Meshes: devices that share the records of a batch, and devices that share parameters.
 
-The whole loop runs on every device of a mesh, on the same parameters, keys and data. Each
-device evaluates its part of a batch; what passes between them is the sum of integers of
-the oracle, once a step. Along the axis ``finite_difference.SIGNS`` two devices evaluate
-the two signs of the same records, and their losses pass between them. All draw the same
-directions and add the same noise to the same sum, so their parameters stay the same bits,
-and nothing is sent to keep them so.
+The whole loop runs on every device of a mesh, on the same keys and data. Along an axis that
+no parameter names, each device evaluates its part of a batch; what passes between them is
+the sum of integers of the oracle, once a step. Along the axis ``finite_difference.SIGNS``
+two devices evaluate the two signs of the same records, and their losses pass between them.
+All draw the same directions and add the same noise to the same sum, so their parameters
+stay the same bits, and nothing is sent to keep them so.
+
+Axes that occur in the ``PartitionSpec`` of a parameter are model axes. They are left to
+XLA's partitioner, for which the loop is one program on whole arrays: what a record
+contributes is bounded and rounded as on one device, and only the losses' own sums are added
+in another order. Parameters, and what has their paths and shapes in the optimizer's state,
+keep their shardings from step to step.
 """
 
 import functools
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +28,30 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import finite_difference
+from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import digests
 
 T = TypeVar("T")
 
 
-def check_mesh(mesh: Any, params: Any) -> Mesh | None:
-    """Returns ``mesh`` if a run that starts at ``params`` can use it."""
-    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
+def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
+    """Returns the mesh of a run that starts at ``params``, and the params on it.
+
+    All axes of that mesh are of the type Auto, whatever those of ``mesh`` are, and leaves
+    that are split over ``mesh`` are split over it in place. Other leaves stay as they are.
+    """
+    named = jax.tree_util.tree_leaves_with_path(params)
+    arrays = [(path, leaf) for path, leaf in named if isinstance(leaf, jax.Array)]
     if mesh is None:
-        if any(len(leaf.sharding.device_set) > 1 for leaf in arrays):
-            raise ValueError(
-                "mesh must be given where params are on several devices, as those of a "
-                "run with a mesh are; or bring them to the host: jax.device_get(params)"
-            )
-        return None
+        for path, leaf in arrays:
+            if len(leaf.sharding.device_set) > 1:
+                raise ValueError(
+                    "mesh must be given where params are on several devices, got the leaf "
+                    f"{path_str(path)!r} on {leaf.sharding}: mesh= that mesh; or bring "
+                    "them to the host: jax.device_get(params)"
+                )
+        return None, params
     if not isinstance(mesh, Mesh):
         raise TypeError(
             f"mesh must be a jax.sharding.Mesh or None, got {mesh!r}; make one with "
@@ -49,14 +63,88 @@ def check_mesh(mesh: Any, params: Any) -> Mesh | None:
             "mesh must have devices of this process alone or of all processes, got one of "
             f"the processes {sorted(processes)} of {jax.process_count()}"
         )
-    return mesh
+    for path, leaf in arrays:
+        there = leaf.sharding
+        if not (_same_devices(there, mesh) or there.is_fully_replicated):
+            raise ValueError(
+                f"params must be on the mesh {dict(mesh.shape)} that was given, or each "
+                f"leaf whole on one device, got the leaf {path_str(path)!r} on {there}: "
+                "mesh= its own, or jax.device_put(params, shardings on this one)"
+            )
+    automatic = Mesh(mesh.devices, mesh.axis_names)
+
+    def on_it(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or not _same_devices(leaf.sharding, mesh):
+            return leaf
+        place = NamedSharding(automatic, leaf.sharding.spec)
+        return leaf if leaf.sharding == place else jax.device_put(leaf, place)
+
+    return automatic, jax.tree.map(on_it, params)
 
 
-def check_signs(mesh: Mesh | None, plan: Plan) -> None:
+def _same_devices(sharding: Sharding, mesh: Mesh) -> TypeGuard[NamedSharding]:
+    """Returns True for a sharding over this mesh, whatever the types of the axes."""
+    if not isinstance(sharding, NamedSharding):
+        return False
+    other: Any = sharding.mesh
+    names = other.axis_names == mesh.axis_names
+    return names and np.array_equal(other.devices, mesh.devices)
+
+
+def split(params: Any) -> dict[Any, NamedSharding]:
+    """Returns the shardings of leaves whose ``PartitionSpec`` names an axis, by path."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and _axes(sharding):
+            found[path] = sharding
+    return found
+
+
+def _axes(sharding: NamedSharding) -> set[str]:
+    parts = ((x,) if isinstance(x, str) else x for x in sharding.spec if x is not None)
+    return {name for part in parts for name in part}
+
+
+def mesh_of(params: Any) -> Mesh | None:
+    """Returns the mesh over which parameters are split, None if none of them is."""
+    meshes: Any = (sharding.mesh for sharding in split(params).values())
+    return next(meshes, None)
+
+
+def record_axes(mesh: Mesh | None, params: Any) -> tuple[str, ...]:
+    """Returns the axes of a mesh that split no parameter: they share records, or signs."""
+    if mesh is None:
+        return ()
+    taken = set().union(*map(_axes, split(params).values()))
+    return tuple(name for name in mesh.axis_names if name not in taken)
+
+
+def check_layers(params: Any, stacked: Callable[[str], bool] | None) -> None:
+    """Requires leaves of layers that are whole along the layers.
+
+    A scan over them takes one layer after the other, which would be on few of the devices:
+    XLA would bring all layers to all of them.
+    """
+    for path, sharding in split(params).items():
+        name = path_str(path)
+        if stacked is not None and stacked(name) and sharding.spec[0] is not None:
+            raise ValueError(
+                "params must not be split along the layers of a stacked leaf, got "
+                f"{name!r} with {sharding.spec}: split another axis of it"
+            )
+
+
+def check_signs(mesh: Mesh | None, plan: Plan, params: Any) -> None:
     """Requires slopes of two signs, and two devices, where a mesh shares signs."""
     signs = finite_difference.SIGNS
     if mesh is None or signs not in mesh.axis_names:
         return
+    if signs not in record_axes(mesh, params):
+        raise ValueError(
+            f"params must not be split along {signs!r}, whose devices evaluate the two "
+            "signs of a slope: split them along an axis of another name"
+        )
     if not plan.shares_signs:
         raise ValueError(
             f"mesh must have no axis {signs!r} for {plan.family}, whose steps are no "
@@ -180,40 +268,92 @@ def on_all(mesh: Mesh | None, tree: Any) -> Any:
     if mesh is None:
         return tree
     everywhere = NamedSharding(mesh, PartitionSpec())
-    if everywhere.is_fully_addressable:
-        return jax.device_put(tree, everywhere)
+    return moved(tree, jax.tree.map(lambda _: everywhere, tree))
 
-    def moves(leaf: Any) -> bool:
-        return getattr(leaf, "sharding", None) != everywhere
 
+def moved(tree: Any, places: Any) -> Any:
+    """Brings arrays to their places, unless they are there already."""
     leaves, structure = jax.tree.flatten(tree)
-    new = iter(_spread(everywhere)([x for x in leaves if moves(x)]))
-    return structure.unflatten([next(new) if moves(x) else x for x in leaves])
+    wanted = structure.flatten_up_to(places)
+    if all(place.is_fully_addressable for place in wanted):
+        return jax.device_put(tree, places)
+    pairs = list(zip(leaves, wanted, strict=True))
+    away = [(x, p) for x, p in pairs if getattr(x, "sharding", None) != p]
+    spread = _spread(tuple(place for _, place in away))
+    new = iter(spread([leaf for leaf, _ in away]))
+    away = {id(x) for x, _ in away}
+    return structure.unflatten([next(new) if id(x) in away else x for x in leaves])
 
 
 @functools.cache
-def _spread(everywhere: NamedSharding) -> Any:
+def _spread(places: tuple[NamedSharding, ...]) -> Any:
     """Returns a program: nothing else copies keys to devices of other processes."""
-    return jax.jit(lambda leaves: leaves, out_shardings=everywhere)
+    return jax.jit(lambda leaves: leaves, out_shardings=list(places))
+
+
+def shardings(mesh: Mesh, params: Any, tree: Any) -> Any:
+    """Returns where the leaves of a tree of a run are, from where its ``params`` are.
+
+    A leaf whose path ends in that of a parameter, and which has its shape, is where that
+    parameter is: moments and averages. All others are on every device.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    known = split(params)
+    named = jax.tree_util.tree_leaves_with_path(params)
+    shapes = {path: np.shape(leaf) for path, leaf in named}
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        for begin in range(len(path) + 1):
+            name = path[begin:]
+            if name in known and shapes[name] == np.shape(leaf):
+                return known[name]
+        return everywhere
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def placed(mesh: Mesh | None, carry: Any, *given: Any) -> tuple[Any, ...]:
+    """Returns the arguments of a program that :func:`lowered` gave, where it takes them."""
+    if mesh is None:
+        return carry, *given
+    return moved(carry, shardings(mesh, carry.params, carry)), *on_all(mesh, given)
 
 
 def here(tree: Any) -> Any:
-    """Returns this process's own copy of arrays that every device has."""
-    return jax.tree.map(lambda x: x.addressable_data(0), tree)
-
-
-def lowered(mesh: Mesh | None, program: Callable[..., Any], *given: Any) -> Any:
-    """Lowers a program of a run, on every device, for arguments; the first is donated."""
-    if mesh is None:
-        return jax.jit(program, donate_argnums=0).lower(*given)
-    copied = PartitionSpec()
-    # Not checked: losses may hold loops whose types the check would refuse. The releases
-    # are sums over devices, and all that follows is computed from them alone.
-    each = jax.shard_map(
-        program, mesh=mesh, in_specs=copied, out_specs=copied, check_vma=False
+    """Returns this process's own copy of arrays; those that are split stay so."""
+    return jax.tree.map(
+        lambda x: x.addressable_data(0) if x.is_fully_replicated else x, tree
     )
+
+
+def lowered(
+    mesh: Mesh | None, program: Callable[..., Any], carry: Any, *given: Any
+) -> Any:
+    """Lowers a program of a run, on every device, for its carry and other arguments.
+
+    The carry is donated. The shardings of its ``params`` say which axes are the model's.
+    """
+    if mesh is None:
+        return jax.jit(program, donate_argnums=0).lower(carry, *given)
+    copied = PartitionSpec()
+    axes = record_axes(mesh, carry.params)
+    if axes:
+        # Not checked: losses may hold loops whose types the check would refuse. The
+        # releases are sums over devices, and all that follows is computed from them alone.
+        program = jax.shard_map(
+            program,
+            mesh=mesh,
+            axis_names=set(axes),
+            in_specs=copied,
+            out_specs=copied,
+            check_vma=False,
+        )
+    places = shardings(mesh, carry.params, carry)
     everywhere = NamedSharding(mesh, copied)
     jitted = jax.jit(
-        each, donate_argnums=0, in_shardings=everywhere, out_shardings=everywhere
+        program,
+        donate_argnums=0,
+        in_shardings=(places, *(everywhere for _ in given)),
+        out_shardings=places,
     )
-    return jitted.lower(*given)
+    return jitted.lower(carry, *given)

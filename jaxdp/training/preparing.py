@@ -63,7 +63,7 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
     else:
         batches.check_data(task.plan.run, task.data)
     if not task.plan.runs_algorithm:
-        parallel.check_signs(task.mesh, task.plan)
+        parallel.check_signs(task.mesh, task.plan, task.params)
     if not callable(task.value_fn):
         raise TypeError(f"value_fn must be callable, got {task.value_fn!r}")
     if task.microbatch_size is not None:
@@ -90,7 +90,7 @@ def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
     TypeError for a leaf that is no ``jax.Array``; ValueError for one that is on another
     device, is deleted, or shares its buffer with another leaf or with the data.
     """
-    place = parallel.place(mesh)
+    place, split = parallel.place(mesh), parallel.split(params)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
     buffers = {loop.buffer_of(x) for x in arrays if not x.is_deleted()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -101,7 +101,7 @@ def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
             )
         if leaf.is_deleted():
             raise ValueError(f"{named}, which is deleted: a run took it already")
-        if not leaf.sharding.is_equivalent_to(place, leaf.ndim):
+        if path not in split and not leaf.sharding.is_equivalent_to(place, leaf.ndim):
             raise ValueError(
                 f"{named} on {leaf.sharding}, where the run needs it on {place}: "
                 "jax.device_put(params, that), or donate_params=False, which copies them"
@@ -153,11 +153,11 @@ def check_losses(
         return
     data = data.like if isinstance(data, streaming.Stream) else data
     params = jax.tree.map(jnp.asarray, params)
-    leaves = jax.tree.leaves(params)
-    if any(len(x.sharding.device_set) > 1 for x in leaves):
-        # No program of several devices or processes.
-        whole = all(x.is_fully_addressable for x in leaves)
-        params = jax.device_get(params) if whole else parallel.here(params)
+    mesh = parallel.mesh_of(params)
+    if mesh is not None:  # Where they are split, and the others with them.
+        params = parallel.moved(params, parallel.shardings(mesh, params, params))
+    else:  # No program of several devices or processes.
+        params = parallel.here(params)
     shapes = jax.eval_shape(lambda data: data, data)
     leaves, structure = jax.tree.flatten((params, shapes))
     like = (structure, tuple((x.shape, x.dtype) for x in leaves))
@@ -172,8 +172,10 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
         return _algorithm(task, keys)
     check_reads_losses(task.plan)
     options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
-    if task.mesh is not None:
-        options["axis_name"] = task.mesh.axis_names
+    parallel.check_layers(task.params, task.stacked)
+    axes = parallel.record_axes(task.mesh, task.params)
+    if axes:
+        options["axis_name"] = axes
     if task.stacked is not None:
         if not task.plan.draws_directions:
             raise ValueError(
@@ -245,6 +247,9 @@ def compiled(
             carry = jax.eval_shape(
                 lambda p: loop.start(plan, transform, optimizer, p), task.params
             )
+        if mesh is not None:
+            places = parallel.shardings(mesh, task.params, carry)
+            carry = jax.tree.map(_at, carry, places)
         if chunk is not None:
             step = jax.ShapeDtypeStruct((), jnp.int32)
             lowered = parallel.lowered(mesh, program, carry, keys, data, step, step)
@@ -259,4 +264,9 @@ def compiled(
     how = (task.microbatch_size, mesh, chunk is None, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     (run, text), seconds = loop.compiled(key, build)
-    return lambda *given: run(*parallel.on_all(mesh, given)), text, seconds
+
+    return lambda *given: run(*parallel.placed(mesh, *given)), text, seconds
+
+
+def _at(shape: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
+    return shape.update(sharding=place)

@@ -212,9 +212,17 @@ def _conditions(
         "microbatch_size": task.microbatch_size,
         "devices": 1 if task.mesh is None else task.mesh.size,
         "mesh": {} if task.mesh is None else dict(task.mesh.shape),
+        # Sums of losses are added in the order of the shards.
+        **({"sharding": _layout(task.params)} if parallel.split(task.params) else {}),
         **machines,
         "losses, optimizer": keyed(text.encode()),
     }
+
+
+def _layout(params: Any) -> dict[str, str]:
+    """Returns how leaves are split, by path."""
+    split = parallel.split(params).items()
+    return {sphere.path_str(path): str(sharding.spec) for path, sharding in split}
 
 
 @functools.cache
@@ -594,10 +602,16 @@ def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
         like = _words(leaf)
         content = arrays[f"{i}"].tobytes()
         words = np.frombuffer(content, like.dtype).reshape(like.shape)
-        new.append(keys_lib.from_words(words) if _is_key(leaf) else jnp.asarray(words))
+        new.append(keys_lib.from_words(words) if _is_key(leaf) else _put(words, leaf))
     params, kept, rest = jax.tree.unflatten(structure, new)
     state = (_with_roots(kept, made), rest)
     return carry._replace(params=params, opt_state=state)
+
+
+def _put(words: np.ndarray, like: Any) -> jax.Array:
+    """Returns an array of these numbers, where ``like`` is if that is split."""
+    split = list(parallel.split(like).values())
+    return jax.device_put(words, split[0]) if split else jnp.asarray(words)
 
 
 def _with_roots(kept: Any, made: Any) -> Any:

@@ -17,7 +17,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core.run_state import moving, public
 from jaxdp.kernels import sphere
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training import digests, loop
+from jaxdp.training import digests, loop, parallel
 from jaxdp.training import ledger as ledger_lib
 
 
@@ -84,6 +84,9 @@ def replay(
     plan = plan_of(ledger)
     optimizer = optax.identity() if optimizer is None else optimizer
     check_params(ledger.header, params)
+    mesh = parallel.mesh_of(params)
+    if mesh is not None:
+        _, params = parallel.check_mesh(mesh, params)
     direction = keys_lib.root_from_hex(ledger.header["direction"])
     leaves = leaves_of(ledger.header)
     transform = plan.replay(direction, **leaves)
@@ -134,12 +137,14 @@ def compiled(
     leaves = chosen_leaves(carry.params, trainable, stacked)
     key = ("replay", plan.digest, optimizer, *leaves, loop.signature(carry))
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    jitted = jax.jit(program, donate_argnums=0)
-    shapes = (carry, direction, carry.releases, step, step)
+    mesh = parallel.mesh_of(carry.params)
+    given = parallel.placed(mesh, carry, direction, carry.releases)
     options = loop.compiler_options()
-    build = lambda: jitted.lower(*shapes).compile(compiler_options=options)  # noqa: E731
+    build = lambda: parallel.lowered(mesh, program, *given, step, step).compile(  # noqa: E731
+        compiler_options=options
+    )
     run = loop.compiled(key, build)[0]
-    return lambda carry, *given: run(carry, direction, *given)
+    return lambda carry, *given: run(*parallel.placed(mesh, carry, direction, *given))
 
 
 def chosen_leaves(

@@ -228,7 +228,12 @@ def _spacings(
 
 
 def _sample(leaf: Any) -> np.ndarray:
-    """Returns some elements of a leaf, float64, evenly spread over it."""
+    """Returns some elements of a leaf, float64, evenly spread over it.
+
+    Of a leaf that is split over devices, over the part of it that is on one of them.
+    """
+    if isinstance(leaf, jax.Array):
+        leaf = leaf.addressable_data(0)
     size = np.size(leaf)
     places = np.linspace(0, size - 1, min(size, _SAMPLE)).astype(np.int64)
     if size < _LARGE:

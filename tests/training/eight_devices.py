@@ -564,3 +564,159 @@ def test_signs_are_part_of_what_is_resumed(tmp_path: Path) -> None:
     again = jaxdp.resume(folder, PARAMS, DATA, mesh=run["mesh"], **given)
     chex.assert_trees_all_equal(again.info, whole.info)
     chex.assert_trees_all_equal(again.params, whole.params)
+
+
+# --- sharded parameters --------------------------------------------------------------
+
+TWO_BY_FOUR = jax.make_mesh(
+    (2, 4), ("data", "model")
+)  # Explicit axes, as JAX makes them.
+WIDTH = 32
+SPECS = {
+    "in": PartitionSpec(None, "model"),
+    "layers": {"w": PartitionSpec(None, None, "model")},
+    "out": PartitionSpec("model"),
+}
+WIDE = {
+    "in": jnp.cos(jnp.arange(D * 1.0 * WIDTH)).reshape(D, WIDTH) / 3,
+    "layers": {"w": jnp.sin(jnp.arange(2.0 * WIDTH**2)).reshape(2, WIDTH, WIDTH) / 6},
+    "out": jnp.linspace(-1, 1, WIDTH),
+}
+SHARDED: dict[str, Any] = LAZY | {"mesh": TWO_BY_FOUR, "microbatch_size": 6}
+
+
+def sharded(params: Any = WIDE, specs: Any = SPECS, mesh: Any = TWO_BY_FOUR) -> Any:
+    places = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
+    return jax.device_put(params, places)
+
+
+def bytes_of_each_device(tree: Any) -> set[int]:
+    shards = [
+        part for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards
+    ]
+    devices = {part.device for part in shards}
+    assert len(devices) == 8
+    return {sum(p.data.nbytes for p in shards if p.device == d) for d in devices}
+
+
+@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher"])
+def test_sharded_params_release_what_whole_ones_do(law: Any) -> None:
+    """Up to the order of the losses' own sums; and no device has more than its quarter.
+
+    A loss of 1 rounds by 2^-24, and a slope divides that by twice the radius: by 3e-6. The
+    releases are means over 24 records of about 20 such roundings at most.
+    """
+    plan, params = plan_of(num_steps=3, direction=law), sharded()
+    many = fit(plan, params=params, **SHARDED)
+    one = fit(plan, params=WIDE, **SHARDED | {"mesh": None})
+    chex.assert_trees_all_close(many.info, one.info, atol=6e-5)
+    chex.assert_trees_all_close(many.params, one.params, atol=6e-5)
+    assert_replicas_agree(many.info.releases)
+    quarter = sum(leaf.nbytes for leaf in jax.tree.leaves(WIDE)) // 4
+    assert bytes_of_each_device(many.params) == {quarter}
+    assert bytes_of_each_device(many.info.state[0].trace) == {quarter}
+    for leaf, given in zip(*map(jax.tree.leaves, (many.params, params)), strict=True):
+        assert leaf.sharding.spec == given.sharding.spec
+
+
+def test_sharded_params_of_exact_losses_release_the_same_bits() -> None:
+    """Small multiples of powers of two, whose sums are exact in any order.
+
+    On a mesh whose axes are all the model's, too: there all devices read all records.
+    """
+    x = jnp.round(4 * jnp.sin(jnp.arange(N * 64.0))).reshape(N, 64)
+    plan = plan_of(num_steps=4, direction="rademacher", smoothing_radius=2.0**-4)
+
+    def sign(updates: Any, params: Any) -> Any:
+        del params
+        return jax.tree.map(lambda u: -jnp.sign(u) / 16, updates)
+
+    given = {"value_fn": lambda w, x: (x @ w) ** 2 / 64, "microbatch_size": 6}
+    given |= {"optimizer": optax.stateless(sign), "data": x}
+    one = fit(plan, params=jnp.zeros(64), **given)
+    assert np.unique(one.info.releases).size == 4
+    all_model = jax.make_mesh((2, 4), ("tensor", "model"))
+    for mesh, spec, parts in (
+        (TWO_BY_FOUR, PartitionSpec("model"), 4),
+        (all_model, PartitionSpec(("tensor", "model")), 8),
+    ):
+        params = sharded(jnp.zeros(64), spec, mesh)
+        many = fit(plan, params=params, mesh=mesh, donate_params=True, **given)
+        chex.assert_trees_all_equal(many.info, one.info)
+        chex.assert_trees_all_equal(many.params, one.params)
+        assert bytes_of_each_device(many.params) == {64 * 4 // parts}
+
+
+def test_sharded_params_are_never_gathered() -> None:
+    """In the program of the loop, which holds the step once, in its body.
+
+    Beside one integer a direction, devices exchange what the losses' own products need: a
+    layer's activations of a slice at both signs, and its losses.
+    """
+    plan = plan_of(direction="gaussian")
+    mesh, params = parallel.check_mesh(TWO_BY_FOUR, sharded())
+    options = {"microbatch_size": 6, "stacked": LAZY["stacked"]}
+    maker = plan.transform(Keys.insecure(0), axis_name=("data",), **options)
+    again = plan.replay(Keys.insecure(0).direction, stacked=LAZY["stacked"])
+    program = training.make_program(plan, maker, OPTIMIZER, LAZY["value_fn"], again)
+    carry, step = training.start(plan, maker, OPTIMIZER, params), jnp.int32(0)
+    given = (carry, Keys.insecure(0), DATA, step, step)
+    made = parallel.lowered(mesh, program, *given).compile()
+    found = sorted(all_reduces(made.as_text()))
+    activations = f"f32[2,6,{WIDTH}] all-gather"
+    assert found == [activations, "f32[2,6] all-reduce", "s32[1] all-reduce"]
+    # Arguments: a quarter of the parameters and of their momentum, data and little else.
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(WIDE))
+    data = sum(leaf.nbytes for leaf in DATA)
+    assert made.memory_analysis().argument_size_in_bytes < 2 * size / 4 + data + 200
+
+
+def test_sharded_runs_are_resumed_and_replayed(tmp_path: Path) -> None:
+    plan, params = plan_of(direction="gaussian"), sharded()
+    seen: list[Any] = []
+    whole = fit(
+        plan,
+        params=params,
+        ledger=tmp_path / "run",
+        chunk=2,
+        callback=lambda step, params, info: seen.append(params),
+        **SHARDED,
+    )
+    assert seen[0]["out"].sharding.spec == SPECS["out"]
+    chex.assert_trees_all_equal(seen[-1], whole.params)
+    again = jaxdp.replay(tmp_path / "run", params, optimizer=OPTIMIZER)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    assert bytes_of_each_device(again.params) == bytes_of_each_device(params)
+    with kills.killed(4):  # In the second chunk.
+        fit(plan, params=params, ledger=tmp_path / "killed", chunk=2, **SHARDED)
+    shutil.copytree(tmp_path / "killed", tmp_path / "copy")
+    given = {name: SHARDED[name] for name in ("value_fn", "mesh", "microbatch_size")}
+    given |= {"optimizer": OPTIMIZER}
+    again = jaxdp.resume(tmp_path / "killed", params, DATA, **given)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+    other = sharded(specs=SPECS | {"layers": {"w": PartitionSpec(None, "model")}})
+    with pytest.raises(ValueError, match=r"sharding is .*layers/w.* and was \{'in'"):
+        jaxdp.resume(tmp_path / "copy", other, DATA, **given)
+    with pytest.raises(ValueError, match=r"sharding is None and was \{'in'"):
+        jaxdp.resume(tmp_path / "copy", WIDE, DATA, **given)
+
+
+def test_sharded_params_are_refused_where_they_cannot_be() -> None:
+    """Before anything is compiled or spent."""
+
+    def never(params: Any, batch: Any) -> jax.Array:
+        raise AssertionError("the loss was traced")
+
+    along = sharded(specs=SPECS | {"layers": {"w": PartitionSpec("data")}})
+    signs = mesh_of(signs=2, data=4)
+    on_signs = sharded(jnp.zeros(4), PartitionSpec("signs"), signs)
+    for params, mesh, said in (
+        (sharded(), None, "mesh must be given .* the leaf 'in' on NamedSharding"),
+        (sharded(), GRID, r"params must be on the mesh \{'rows': 2.*the leaf 'in' on"),
+        (along, TWO_BY_FOUR, "must not be split along the layers .* got 'layers/w'"),
+        (on_signs, signs, "params must not be split along 'signs'"),
+    ):
+        given = {"mesh": mesh, "value_fn": never, "stacked": LAZY["stacked"]}
+        with pytest.raises(ValueError, match=said):
+            fit(plan_of(), params=params, **given)
