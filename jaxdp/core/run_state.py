@@ -169,6 +169,14 @@ def refuse_misplaced(params: Any, name: str, run: Run | None) -> None:
             f"{name} evaluates the loss and needs the whole params, but some leaves are "
             f"masked; do not wrap it in optax.masked or optax.partition{instead}"
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if isinstance(leaf, jax.Array) and any(jax.typeof(leaf).sharding.spec):
+            raise ValueError(
+                f"params must be split over axes of the type Auto, got {path_str(path)!r} "
+                f"of the type {jax.typeof(leaf)}, over Explicit ones: make the mesh by "
+                "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * "
+                f"{len(jax.typeof(leaf).sharding.mesh.axis_names)}); jaxdp.fit takes both"
+            )
     # Optax tells a transformation nothing of its place: the calls under way do.
     frame = sys._getframe()
     while frame := frame.f_back:

@@ -671,6 +671,50 @@ def test_sharded_params_are_never_gathered() -> None:
     assert made.memory_analysis().argument_size_in_bytes < 2 * size / 4 + data + 200
 
 
+@pytest.mark.parametrize("family", [plans.DPZero, plans.DPGD])
+def test_sharded_params_of_a_loop_by_hand(family: Any) -> None:
+    """Explicit axes are refused before keys are spent, Auto ones work."""
+    plan: Any = plan_of(sampling=sampling.FullBatch())
+    if family is plans.DPGD:
+        plan = dataclasses.replace(dpgd_plan(), sampling=sampling.FullBatch())
+    tx = plan.transform(Keys.insecure(1), microbatch_size=6)
+    params = {"w": jnp.cos(jnp.arange(D * 8.0)).reshape(D, 8)}
+    specs = {"w": PartitionSpec(None, "model")}
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return jnp.tanh(batch[0] @ params["w"]).sum(axis=1)
+
+    step = jax.jit(lambda s, p: tx.update(None, s, p, value_fn=loss, batch=DATA)[0])
+    split = sharded(params, specs)
+    with pytest.raises(ValueError, match=r"axes of the type Auto, got 'w' of the type"):
+        tx.init(split)
+    auto = jax.sharding.Mesh(TWO_BY_FOUR.devices, TWO_BY_FOUR.axis_names)
+    split = sharded(params, specs, auto)
+    many, one = (step(tx.init(p), p) for p in (split, params))
+    chex.assert_trees_all_close(many, one, atol=1e-5)
+
+
+def test_sharded_language_models_have_rules() -> None:
+    """Large leaves are split, none along its layers, and what does not divide is named."""
+    params = jax.eval_shape(MODEL.init, jax.random.key(0))
+    places = language.shardings(params, TWO_BY_FOUR)
+    pairs = zip(*map(jax.tree.leaves_with_path, (params, places)), strict=True)
+    for (path, leaf), (_, place) in pairs:
+        part = math.prod(place.shard_shape(leaf.shape))
+        large = leaf.ndim > 1 and not jax.tree_util.keystr(path).endswith("['bias']")
+        large = large and "norm" not in jax.tree_util.keystr(path)
+        assert part * (4 if large else 1) == leaf.size
+        if MODEL.is_stacked(sphere.path_str(path)) and large:
+            assert place.spec[0] is None
+    for axis, said in (
+        ("rows", "axis must be of the mesh"),
+        ("model", "the leaf 'embed"),
+    ):
+        mesh = jax.make_mesh((1, 3), ("data", "model"), devices=jax.devices()[:3])
+        with pytest.raises(ValueError, match=said):
+            language.shardings(params, mesh, axis=axis)
+
+
 def test_sharded_runs_are_resumed_and_replayed(tmp_path: Path) -> None:
     plan, params = plan_of(direction="gaussian"), sharded()
     seen: list[Any] = []

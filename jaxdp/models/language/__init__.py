@@ -15,3 +15,4 @@ from jaxdp.models.language.network import LoRA as LoRA
 from jaxdp.models.language.network import Prefix as Prefix
 from jaxdp.models.language.network import adapter_only as adapter_only
 from jaxdp.models.language.network import num_parameters as num_parameters
+from jaxdp.models.language.sharding import shardings as shardings
