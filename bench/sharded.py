@@ -158,12 +158,14 @@ def _llama(params: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-def exchanged(of: hlo.Program) -> tuple[dict[str, float], dict[str, float]]:
+def exchanged(
+    of: hlo.Program,
+) -> tuple[dict[str, float], dict[str, float]]:
     """Returns bytes of collectives' results in a step, and of the largest, by their names.
 
     ``integers`` are sums of 32-bit integers: those of the records' slopes.
     """
-    total: collections.Counter[str] = collections.Counter()
+    total: dict[str, float] = collections.defaultdict(float)
     largest: dict[str, float] = collections.defaultdict(float)
 
     def visit(name: str, runs: float) -> None:

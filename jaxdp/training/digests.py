@@ -43,6 +43,11 @@ def of_params(params: Any, like: str | None = None) -> str:
         on_host = not like.startswith(_CHECKSUM)
     if on_host:
         return sha256(params).hexdigest()
+    return on_devices(params)
+
+
+def on_devices(params: Any) -> str:
+    """Returns a checksum of parameters as text, computed where they are."""
     words = np.asarray(checksum(params), "<u4")
     return _CHECKSUM + words.tobytes().hex()
 

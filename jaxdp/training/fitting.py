@@ -181,6 +181,7 @@ def fit(
     if chunk is not None:
         validate.integer(chunk=chunk)
     if ledger is not None:
+        parallel.check_recorded(mesh, params)
         ledger_lib.check_new(ledger)
         _check_note(note)
         streaming.check_recordable(task.data)

@@ -1,5 +1,6 @@
 """Check of record isolation, the one assumption that no clip can enforce."""
 
+import functools
 import math
 import warnings
 import zlib
@@ -67,7 +68,7 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
         _compare(before, np.asarray(losses(params, changed)), row)
 
 
-def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
+def check_made_up(value_fn: ValueFn, params: Any, data: Any, place: Any = None) -> None:
     """Checks isolation on made-up records, at parameters that are moved at random.
 
     Nothing of the data but shapes and dtypes is used. Floats are in [0, 1) and integers 0
@@ -75,8 +76,9 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
     replaced one after the other: by zeros, by large positive numbers (and ones), by large
     negative ones (and integers and bools turned around), and by another record.
 
-    Parameters, public ones on one device, are moved because at zeros, where many runs
-    start, a batch's mean or variance often does not reach the losses.
+    Parameters, public ones, are on one device, or split over several; the losses come to
+    ``place`` then, a sharding of every device. They are moved because at zeros, where many
+    runs start, a batch's mean or variance often does not reach the losses.
 
     Raises:
       ValueError: another record's loss changed, or the loss raised.
@@ -84,7 +86,7 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any) -> None:
     shapes, structure = jax.tree.flatten(data)
     base = structure.unflatten(_made_up(x, i) for i, x in enumerate(shapes))
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=place)
     def losses(params: Any, batch: Any) -> Array:
         if isinstance(value_fn, LazyLoss):  # A layer at a time, and no second model.
             rest = _moved(params, but=_asked(value_fn, params, batch))

@@ -135,6 +135,15 @@ def check_layers(params: Any, stacked: Callable[[str], bool] | None) -> None:
             )
 
 
+def check_recorded(mesh: Mesh | None, params: Any) -> None:
+    """Requires parameters that the process which keeps a run's record can read."""
+    if several_processes(mesh) and split(params):
+        raise ValueError(
+            "ledger must be None where params are split on a mesh of several processes, "
+            "none of which has them whole to record them; or share the records alone"
+        )
+
+
 def check_signs(mesh: Mesh | None, plan: Plan, params: Any) -> None:
     """Requires slopes of two signs, and two devices, where a mesh shares signs."""
     signs = finite_difference.SIGNS
@@ -175,6 +184,8 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
         return
     known = {"keys": keys_lib.fingerprint(keys)}
     for name, x in arguments.items():
+        if mesh_of(x) is not None:  # On no process whole.
+            x = digests.on_devices(x)
         text = isinstance(x, str)
         found = hashlib.sha256(x.encode()) if text else digests.sha256(x)
         known[name] = found.digest()

@@ -153,15 +153,16 @@ def check_losses(
         return
     data = data.like if isinstance(data, streaming.Stream) else data
     params = jax.tree.map(jnp.asarray, params)
-    mesh = parallel.mesh_of(params)
+    mesh, place = parallel.mesh_of(params), None
     if mesh is not None:  # Where they are split, and the others with them.
+        place = parallel.place(mesh)
         params = parallel.moved(params, parallel.shardings(mesh, params, params))
     else:  # No program of several devices or processes.
         params = parallel.here(params)
     shapes = jax.eval_shape(lambda data: data, data)
     leaves, structure = jax.tree.flatten((params, shapes))
     like = (structure, tuple((x.shape, x.dtype) for x in leaves))
-    check = lambda: isolation.check_made_up(value_fn, params, shapes)  # noqa: E731
+    check = lambda: isolation.check_made_up(value_fn, params, shapes, place)  # noqa: E731
     # Once for a loss and such shapes: another run of the same costs nothing.
     loop.compiled(("isolation", value_fn, like), check)
 
