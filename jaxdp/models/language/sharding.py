@@ -1,4 +1,4 @@
-"""How the parameters of a language model lie on a mesh, for models beyond one device."""
+"""Rules by which the parameters of a language model lie on a mesh."""
 
 from typing import Any
 
