@@ -274,9 +274,9 @@ def resume(
       plan: its plan; only compared with that of the folder, which counts.
       optimizer: its optimizer.
       microbatch_size: as in the run.
-      mesh: as in the run, and so is how ``params`` are split over it. With several processes each of them calls ``resume`` with the
-        same arguments; process 0 alone opens the folder, and gives the others what they
-        need of it.
+      mesh: as in the run, and so is how ``params`` are split over it. With several
+        processes each of them calls ``resume`` with the same arguments; process 0 alone
+        opens the folder, and gives the others what they need of it.
       new_attempt: allows all of these but the plan to differ. (The answers that synthetic
         data are made from are read in the first step: those of the run stay.) Steps that
         were under way are computed with new noise and charged a second time: the run ends
