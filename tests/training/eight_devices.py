@@ -548,6 +548,16 @@ def test_a_recorded_run_is_resumed_and_replayed(tmp_path: Path) -> None:
         jaxdp.resume(copy, PARAMS, DATA, **given, microbatch_size=5)
 
 
+def test_a_source_gives_the_bits_of_arrays() -> None:
+    plan = plan_of(sampling=POISSON)
+    source = jaxdp.data.ArraySource(jax.tree.map(np.asarray, DATA))
+    run = {"mesh": MESH, "microbatch_size": 2, "chunk": 4}
+    whole, again = (fit(plan, data=data, **run) for data in (DATA, source))
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+    assert_replicas_agree(again.params)
+
+
 def test_signs_are_part_of_what_is_resumed(tmp_path: Path) -> None:
     plan, folder = plan_of(), tmp_path / "run"
     run = {"mesh": mesh_of(signs=2, data=2), "microbatch_size": 6}
