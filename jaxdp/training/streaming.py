@@ -31,7 +31,9 @@ from jaxdp.sampling import samplers
 from jaxdp.training import loop, parallel
 
 #: Bytes of the records of a block; one period of steps may have more.
-_BLOCK = 2**26
+_BLOCK = 2**24
+#: Blocks of a long run at least: nothing is computed while the first one is read.
+_BLOCKS = 16
 #: Records beyond which no draw may need a word for each of them, as large batches do.
 _MOST_WORDS = 2**24
 
@@ -173,7 +175,8 @@ def num_steps(plan: Plan, stream: Stream, chunk: int) -> int:
     period = sum(phase.num_steps for phase in plan.phases)
     most = max(1, _BLOCK // max(1, rows * record))
     needed = -(-min(chunk, plan.num_steps) // period)
-    return period * min(most, needed)
+    share = max(8, plan.num_steps // (_BLOCKS * period))
+    return period * min(most, needed, share)
 
 
 def drawing(plan: Plan, steps: int) -> Any:
