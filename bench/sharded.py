@@ -6,9 +6,9 @@ meshes of one device, of 8 that split the parameters, and of 4 x 8, of which 4 s
 records too.
 
 Bytes of arguments are those of any device. Temporary memory is that of XLA's compiler for
-CPUs, which multiplies numbers of 16 bits in float32: it stores a layer's weights a second
-time, twice as long. What is exchanged is counted in the program's text, by the results of
-its collectives, loops over layers times their trips.
+CPUs, which multiplies numbers of 16 bits in float32: it stores all weights a second time,
+twice as long, and tells nothing of other devices. What is exchanged is counted in the
+program's text, by the results of its collectives, loops over layers times their trips.
 """
 
 import collections
