@@ -18,6 +18,8 @@ from jaxdp.core.source import Source
 
 #: Bytes that are read at once where all records are, as for a digest.
 _AT_ONCE = 2**24
+#: Bytes of an array up to which its map may stay in memory: labels, mostly.
+_SMALL = 2**24
 
 #: Where a file lies, and what a change of it changes.
 _Stamp = tuple[int, int, int, int]
@@ -27,8 +29,8 @@ class ArraySource(Source):
     """Rows of NumPy arrays, which may be memory-mapped files: those are never read whole.
 
     Their rows are read by calls of the system, neighbours by one call: pages of a map would
-    stay in the process's memory, 2 MB for a row of a kilobyte. (Views with steps, and
-    systems without ``os.preadv``, are read through the map.)
+    stay in the process's memory, 2 MB for a row of a kilobyte. (Arrays of up to 16 MiB,
+    views with steps, and systems without ``os.preadv`` are read through the map.)
 
     Args:
       arrays: pytree of NumPy arrays with one number of rows, such as
@@ -409,7 +411,8 @@ def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         root = root.base
     path = root.filename if isinstance(root, np.memmap) else None
     mapped = leaf.flags.c_contiguous and isinstance(root.base, mmap.mmap)
-    if path is None or not mapped or not hasattr(os, "preadv"):
+    small = leaf.nbytes <= _SMALL
+    if small or path is None or not mapped or not hasattr(os, "preadv"):
         return lambda indices: np.asarray(leaf)[indices]
     offset = root.offset + leaf.ctypes.data - root.ctypes.data
     file = os.open(path, os.O_RDONLY)

@@ -16,6 +16,12 @@ Y = np.arange(N) % 2 == 0
 INDICES = np.array([11, 0, 5, 5, 7])
 
 
+@pytest.fixture(autouse=True)
+def files_are_read_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones too; tests of runs read those through their maps."""
+    monkeypatch.setattr(sources, "_SMALL", 0)
+
+
 def mapped(folder: Path) -> dict[str, np.ndarray]:
     for name, array in (("x", X), ("y", Y)):
         np.save(folder / f"{name}.npy", array)
