@@ -24,6 +24,8 @@ from jaxdp.core.keys import Keys as Keys
 from jaxdp.core.precision import apply_updates as apply_updates
 from jaxdp.core.precision import widened as widened
 from jaxdp.core.run_state import public as public
+from jaxdp.data.users import by_user as by_user
+from jaxdp.data.users import per_user as per_user
 from jaxdp.dpgd.transform import dpgd as dpgd
 from jaxdp.dpzero.transform import dpgd_zeroth_order as dpgd_zeroth_order
 from jaxdp.dpzero.transform import dpzero as dpzero
@@ -55,6 +57,7 @@ from jaxdp.saddle.oracles.queries import Marginals as Marginals
 from jaxdp.saddle.oracles.queries import QueryMatrix as QueryMatrix
 from jaxdp.sosp.algorithm import sosp as sosp
 from jaxdp.sosp.spider import private_spider as private_spider
+from jaxdp.training import Budget as Budget
 from jaxdp.training import FitInfo as FitInfo
 from jaxdp.training import FitResult as FitResult
 from jaxdp.training import Stopped as Stopped

@@ -34,6 +34,7 @@ from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.sampling import batches
 from jaxdp.training import loop, preparing, reporting
+from jaxdp.training.budgets import Budget
 
 __all__ = ["Candidate", "TuneResult", "calibrate", "tune"]
 
@@ -95,6 +96,7 @@ def tune(
     stacked: PathPredicate | None = None,
     microbatch_size: int | None = None,
     check_isolation: bool = True,
+    budget: Budget | None = None,
 ) -> TuneResult:
     """Runs a random number of random candidates and returns the best run.
 
@@ -122,6 +124,7 @@ def tune(
       stacked: as in ``fit``.
       microbatch_size: records evaluated at once.
       check_isolation: as in ``fit``; once, before the search.
+      budget: as in ``fit``: the whole search is reserved before its first trial.
 
     Returns:
       ``TuneResult(params, info, candidate, report)`` of the best trial, the first of equal
@@ -173,7 +176,7 @@ def tune(
     # The plans are of one event, but for what the samplers of their noise cost.
     plan = max(every, key=lambda p: accounting.sampler_error(p.event))
     base = plan.epsilon(delta=delta)
-    spent = base
+    spent, search = base, accounting.Guarantee(plan.event, plan.event_relation)
     if math.isfinite(base):
         search = _search(plan, mean_trials, shape)(plan.noise_multiplier or 0.0)
         spent = accounting.epsilon(*search, delta)
@@ -183,6 +186,15 @@ def tune(
     for candidate in candidates:
         _trace(candidate, params, data, value_fn, options)
         preparing.check_losses(candidate[0], params, data, value_fn, check_isolation)
+    if budget is not None:
+        validate.instance(Budget, budget=budget)
+        budget.reserve(
+            search,
+            what="tune",
+            delta=delta,
+            relation=plan.relation,
+            unit=preparing.unit_of(data),
+        )
     keys_lib.spend(keys, "tune")
 
     def run(index: int, own: keys_lib.Keys) -> training.FitResult:

@@ -890,3 +890,29 @@ def test_sampler_takes_the_whole_as_a_full_batch() -> None:
     for words in ({"sampling_prob": 1.0}, {"batch_size": 7}, {}):
         command = options.Epsilon(**words)  # pyright: ignore
         assert budget.sampler(command, 7) == sampling.FullBatch()
+
+
+def test_a_budget_is_made_reserved_shown_and_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "budget")
+    words = ["budget", folder, "--epsilon", "3", "--delta", "1e-4"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spent"] == {"epsilon": 0, "delta": 0}
+    assert main(words) == 2
+    train = ["train", "--dataset", "digits_4x4", "--epsilon", "2", "--num-steps", "3"]
+    train += ["--seed", "0", "--quiet", "--budget", folder]
+    first = [*train, "--out", str(tmp_path / "a"), "--resume", "auto"]
+    assert main(first) == 0
+    assert main(first) == 0  # Goes on, and reserves nothing.
+    assert main([*train, "--out", str(tmp_path / "b")]) == 2
+    assert not (tmp_path / "b").exists()
+    assert "--budget must have room for dpzero" in capsys.readouterr().err
+    assert main(["budget", folder, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    (run,) = shown["reservations"]
+    assert run["epsilon"] == shown["spent"]["epsilon"] <= 2
+    assert shown["left"]["epsilon"] == pytest.approx(1, abs=1e-6)
+    assert main(["budget", folder]) == 0
+    assert "left epsilon" in capsys.readouterr().out
+    assert main(["budget", str(tmp_path)]) == 2

@@ -26,7 +26,7 @@ PREEMPTED = 75
 _HELP = ("-h", "--help")
 _COMMANDS = ("train", *options.COMMANDS)
 #: Modules of the commands that are not called like one.
-_MODULES = {"epsilon": "budget", "calibrate": "budget"}
+_MODULES = {"epsilon": "budget", "calibrate": "budget", "budget": "shared_budget"}
 _OF_TRAIN = """\
 "recipe" stands for a default that is fixed for each data set (jaxdp/cli/recipes.py).
 Metrics are computed on the held-out records only, which count as public.

@@ -124,4 +124,4 @@ def check_plan(command: options.Run, plan: Plan) -> None:
             "device"
         )
     with usage(command, flag("mesh")):
-        parallel.check_signs(mesh, plan)
+        parallel.check_signs(mesh, plan, ())  # Params are on one device yet.

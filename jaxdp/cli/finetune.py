@@ -11,7 +11,15 @@ import numpy as np
 from rich.table import Table
 
 from jaxdp import training
-from jaxdp.cli import cluster, language, options, plots, recipes, record
+from jaxdp.cli import (
+    cluster,
+    language,
+    options,
+    plots,
+    recipes,
+    record,
+    shared_budget,
+)
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.printing import conclude
@@ -54,6 +62,7 @@ def _run(command: options.Finetune) -> None:
     with show_values(command.show_values):
         job = prepare(command)
     cluster.check_plan(command, job.plan)
+    shared_budget.check(command, job.plan)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:

@@ -91,7 +91,7 @@ class Run(Output):
     #: have moved.)
     free: ClassVar[tuple[str, ...]] = (
         *("out", "overwrite", "resume", "new_attempt"),
-        *("progress", "quiet", "json", "show_values", "distributed"),
+        *("progress", "quiet", "json", "show_values", "distributed", "budget"),
     )
     compared: ClassVar[tuple[str, ...]] = ("microbatch_size", "mesh")
     #: Names of the options that were in the words; None for one that is made otherwise.
@@ -117,6 +117,11 @@ class Run(Output):
         p.PLACE,
         "This is one of several processes: as the cluster says, or as given.",
         default=False,
+    )
+    budget: MaybePath = opt(
+        p.PATH,
+        "Folder of a budget, in which the run is reserved: jaxdp budget.",
+        "none",
     )
     keep_noise_roots: bool = switch(
         "Leave in secret/ what noise was drawn from: whoever reads it subtracts all noise."
@@ -643,12 +648,39 @@ class Launch:
     processes: int = opt(COUNT, "How many.", default=...)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedBudget:
+    """Make or show a budget that all runs on one data set share.
+
+    With --epsilon it makes the folder's budget; without, it shows what is spent.
+    """
+
+    folder: pathlib.Path = opt(
+        p.FOLDER._replace(parse=pathlib.Path, positional=True),
+        "Folder of the budget.",
+        default=...,
+    )
+    epsilon: Num = opt(POSITIVE, "Of all releases together.", "show it")
+    delta: float = opt(PROBABILITY, "Of all releases together.", default=1e-6)
+    relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
+    unit: str = opt(
+        p.choice("record", "user"), "What neighbours differ in.", default="record"
+    )
+    composition: str = opt(
+        p.choice("basic", "gaussian"),
+        "basic: epsilons add up. gaussian: for full batches alone, and tighter.",
+        default="basic",
+    )
+    json: bool = switch("Print one JSON object.")
+
+
 #: Options of the commands other than ``train``, by name; the docstring is the help.
 COMMANDS: dict[str, type] = {
     "finetune": Finetune,
     "synthesize": Synthesize,
     "epsilon": Epsilon,
     "calibrate": Calibrate,
+    "budget": SharedBudget,
     "audit": Audit,
     "replay": Replay,
     "report": Report,

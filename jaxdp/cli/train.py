@@ -16,7 +16,7 @@ import numpy as np
 from rich.table import Table
 
 from jaxdp import models, training
-from jaxdp.cli import budget, cluster, options, plots, record
+from jaxdp.cli import budget, cluster, options, plots, record, shared_budget
 from jaxdp.cli.parsing import Preempted, UsageError, usage
 from jaxdp.cli.prepare import Job, initial, out_of, prepare
 from jaxdp.cli.printing import conclude
@@ -60,6 +60,7 @@ def _run(command: options.Train) -> None:
         warnings.simplefilter("always", UserWarning)
         job = prepare(command)
     cluster.check_plan(command, job.plan)
+    shared_budget.check(command, job.plan)
     flagged = [re.sub("^bounds ", "--bounds ", str(x.message)) for x in caught]
     for line in [*flagged, *doubts(job)]:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
@@ -203,6 +204,7 @@ def fitted(
         try:
             if not command.resume:
                 shared |= {"ledger": job.out, **of_fit}
+                shared |= {"budget": shared_budget.of_run(command)}
                 result = training.fit(job.plan, job.keys, params, data, **shared)
             else:
                 shared |= {"plan": job.plan, "new_attempt": command.new_attempt}

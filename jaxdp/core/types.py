@@ -21,6 +21,13 @@ class Phase(NamedTuple):
     batch_size: int
 
 
+class UserRecords(NamedTuple):
+    """Records grouped by user: a row is a user, and the user is the unit of privacy."""
+
+    records: Any  # pytree with leading axes (U, m)
+    mask: Any  # shape=(U, m), dtype=bool; False where a user has no such record
+
+
 class Run(NamedTuple):
     """Frozen numbers of a plan that the loop, samplers and every method read."""
 

@@ -1,5 +1,7 @@
 """Training loop: runs a plan on data and returns the plan's output point."""
 
+from jaxdp.training.budgets import Budget as Budget
+from jaxdp.training.budgets import Reservation as Reservation
 from jaxdp.training.diagnosis import Diagnosis as Diagnosis
 from jaxdp.training.diagnosis import diagnose as diagnose
 from jaxdp.training.fitting import fit as fit

@@ -1,6 +1,7 @@
 """``fit`` runs a plan on data; ``resume`` goes on with a run that was killed."""
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -19,8 +20,8 @@ from jaxdp.core import validate
 from jaxdp.core.run_state import public
 from jaxdp.core.types import PathPredicate
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training import ledger as ledger_lib
 from jaxdp.training import (
+    budgets,
     loop,
     parallel,
     preparing,
@@ -31,6 +32,7 @@ from jaxdp.training import (
     stopping,
     streaming,
 )
+from jaxdp.training import ledger as ledger_lib
 
 
 def fit(
@@ -54,6 +56,7 @@ def fit(
     keep_noise_roots: bool = False,
     check_isolation: bool = True,
     donate_params: bool = False,
+    budget: budgets.Budget | None = None,
 ) -> loop.FitResult:
     """Trains parameters on private data under a plan.
 
@@ -134,6 +137,9 @@ def fit(
         What ``jax.device_put`` spread over a mesh may share a buffer with the array that it
         was made from, which is then deleted too. ``resume`` and ``replay`` need the initial
         parameters again: load them again, or make them again.
+      budget: what all runs on these records may spend together (:class:`jaxdp.Budget`).
+        The plan's epsilon at its delta is reserved before the first step, and refused
+        beyond the total. ``resume`` reserves nothing: a run stays within its plan.
 
     Returns:
       ``FitResult(params, info, report)``: the trained parameters, the releases of every
@@ -178,6 +184,9 @@ def fit(
     task = preparing.Task(plan, params, data, value_fn, *how)
     task = preparing.checked(task, callback)
     _check_stop(stop, ledger, mesh)
+    if budget is not None:
+        validate.instance(budgets.Budget, budget=budget)
+        budget.check(plan, unit=task.unit)
     if chunk is not None:
         validate.integer(chunk=chunk)
     if ledger is not None:
@@ -193,7 +202,12 @@ def fit(
     hundredth = plan.num_steps if streams and not in_chunks else plan.num_steps // 100
     size = loop.whole_periods(plan, chunk or max(1, hundredth))
     parallel.check_same(
-        mesh, keys, plan=plan.to_json(), chunk=str(size), stop=str(stop is not None)
+        mesh,
+        keys,
+        plan=plan.to_json(),
+        chunk=str(size),
+        stop=str(stop is not None),
+        budget=str(budget is not None),
     )
     parallel.check_same(mesh, keys, params=params, data=task.data)
     transform = preparing.make_transform(task, keys)
@@ -209,6 +223,12 @@ def fit(
     parallel.check_same(mesh, keys, program=text)
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
     before = _samples(task)
+    if budget is not None:
+        what = (
+            plan.family if ledger is None else f"{plan.family} in {os.fspath(ledger)}"
+        )
+        reserve = functools.partial(budget.reserve, plan, what=what, unit=task.unit)
+        parallel.together(mesh, reserve if parallel.writes(mesh) else lambda: None)
     with keys_lib.together(several):  # Spends the keys.
         carry = loop.start(
             plan, transform, task.optimizer, task.params, donate=donate_params
@@ -229,7 +249,7 @@ def fit(
             carry = jax.block_until_ready(run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
         times = compile_seconds, seconds
-        result = _result(plan, keys, carry, 0, times, recorder, keep_noise_roots)
+        result = _result(task, keys, carry, 0, times, recorder, keep_noise_roots)
     if not several:
         _warn_of_steps(task, before, carry, result)
     return result
@@ -355,7 +375,7 @@ def resume(
             parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})
             carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
-        result = _result(at.plan, at.keys, carry, at.done, times, recorder, keep)
+        result = _result(task, at.keys, carry, at.done, times, recorder, keep)
     if recorder is None:
         result.report["steps_charged"] = at.charged(at.last)
     if not several:
@@ -604,7 +624,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _result(
-    plan: Plan,
+    task: preparing.Task,
     keys: keys_lib.Keys,
     carry: loop.Carry,
     first: int,
@@ -613,11 +633,11 @@ def _result(
     keep_noise_roots: bool,
 ) -> loop.FitResult:
     """Returns the result of a run whose steps from ``first`` on took ``times`` now."""
-    made, rest = carry.opt_state
+    plan, (made, rest) = task.plan, carry.opt_state
     done = int(made.horizon.count) if plan.may_stop else plan.num_steps
     rate = max(0, done - first) / times[1] if times[1] > 0 else 0.0
     timing = dict(zip(reporting.TIMING, (*times, rate), strict=True))
-    more = {"seed_source": keys.seed_source} | timing
+    more = {"unit": task.unit, "seed_source": keys.seed_source} | timing
     report = reporting.Report(reporting.report(plan, made) | more)
     if recorder is not None:
         report["steps_charged"] = recorder.charged

@@ -11,7 +11,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.source import Source
-from jaxdp.core.types import ValueFn
+from jaxdp.core.types import UserRecords, ValueFn
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
@@ -45,6 +45,16 @@ class Task(NamedTuple):
     def leaves(self) -> dict[str, Any]:
         """``trainable`` and ``stacked``, by name."""
         return {"trainable": self.trainable, "stacked": self.stacked}
+
+    @property
+    def unit(self) -> str:
+        """Whose data neighbouring data sets differ in: ``"record"`` or ``"user"``."""
+        return unit_of(self.data)
+
+
+def unit_of(data: Any) -> str:
+    """Returns ``"user"`` for records that are grouped by user, else ``"record"``."""
+    return "user" if isinstance(data, UserRecords) else "record"
 
 
 def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:

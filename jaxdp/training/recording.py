@@ -267,6 +267,7 @@ def create(
         "trainable": moving,
         "stacked": layered,
         "params": digests.sha256(params).hexdigest(),
+        "unit": task.unit,
         "chunk": chunk,
         "microbatch_size": task.microbatch_size,
         "device": jax.devices()[0].device_kind,

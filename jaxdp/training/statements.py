@@ -45,10 +45,13 @@ _NEIGHBOURS: dict[Relation, str] = {
         "a blank row. The number of rows is a public constant, which is not hidden"
     ),
 }
-_UNIT = (
-    "one record, a row of the training data. A person with k records is protected less: "
-    "epsilon is about k times as large, and delta grows too"
-)
+_UNITS = {
+    "record": (
+        "one record, a row of the training data. A person with k records is protected "
+        "less: epsilon is about k times as large, and delta grows too"
+    ),
+    "user": "one user, with all of the user's records",
+}
 _TRUST = (
     "central: whoever runs the training sees the records; everybody else sees what is "
     "published"
@@ -345,7 +348,7 @@ def statement(
         "run": header.get("run"),
         "plan": type(plan).__name__,
         "guarantee": {
-            "unit": _UNIT,
+            "unit": _UNITS[header.get("unit", "record")],
             "trust": _TRUST,
             "relation": plan.relation,
             "neighbours": _NEIGHBOURS[plan.relation],

@@ -1,0 +1,404 @@
+"""A budget above the run: what all releases from one data set may cost together.
+
+A budget is a folder with one file, ``budget.jsonl``: a header with the total, and a line
+for each release, appended and synchronised with the disk *before* it is made. What is
+reserved is spent, whatever becomes of the process. A line counts when its line feed is
+written; a torn last line is of a process that never began its release. Public: it holds
+nothing that depends on data.
+
+Which runs follow may depend on what earlier ones released, and so may their noise.
+Composition theorems for numbers that are fixed beforehand do not cover that. Those of
+*privacy filters* do: sums against caps that are fixed when the budget is made.
+
+* ``"basic"``: the epsilons add up, and so do the deltas (Rogers et al.). Any release, each
+  at the epsilon of its own best accountant.
+* ``"gaussian"``: squares of mu add up (Smith & Thakurta): many runs cost about the root of
+  their number. Gaussian sums without sampling alone, whose mu is exact.
+
+What the integer samplers of the noise are away from their law is a sum with a cap of its
+own.
+
+References:
+  Rogers, Roth, Ullman & Vadhan, `Privacy Odometers and Filters: Pay-as-you-Go Composition
+  <https://arxiv.org/abs/1605.08294>`_, 2016. Smith & Thakurta, `Fully Adaptive Composition
+  for Gaussian Differential Privacy <https://arxiv.org/abs/2210.17520>`_, 2022.
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+from jaxdp import accounting
+from jaxdp.core import validate
+from jaxdp.core.types import Relation
+from jaxdp.mechanism.plan import Plan
+from jaxdp.training import ledger
+
+FILE = "budget.jsonl"
+FORMAT = 1
+
+Composition = Literal["basic", "gaussian"]
+_UNITS = ("record", "user")
+#: Of the total, the most that the samplers of Gaussian noise may take.
+_SAMPLERS = 1e-3
+
+
+class Reservation(NamedTuple):
+    """Cost of one release, as it stands in a budget's file. Public."""
+
+    what: str
+    cost: dict[str, float]  # what it adds to each sum
+    epsilon: float  # of this release alone, at ``delta``
+    delta: float
+
+
+class _Content(NamedTuple):
+    header: dict[str, Any]
+    reservations: tuple[Reservation, ...]
+    size: int  # bytes of the complete lines
+
+    def sums(self) -> dict[str, float]:
+        names = self.header["caps"]
+        return {
+            name: math.fsum(each.cost[name] for each in self.reservations)
+            for name in names
+        }
+
+
+class Budget:
+    """Budget of all releases from one data set: reserved first, and refused beyond it.
+
+    One budget must stand for one data set, and for all that is released from it: nothing
+    tells whether two budgets are about the same records.
+
+    Attributes:
+      folder: where ``budget.jsonl`` is.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxdp
+      >>> plan = jaxdp.plans.DPZero(
+      ...     num_examples=1000, num_steps=20, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=2.0, smoothing_radius=1e-3,
+      ... ).calibrate(epsilon=2.0, delta=1e-6)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     budget = jaxdp.Budget.create(
+      ...         folder, epsilon=3.0, delta=1e-5, relation="replace_one"
+      ...     )
+      ...     _ = budget.reserve(plan, what="first run")
+      ...     left = budget.left()
+      ...     try:
+      ...         budget.reserve(plan, what="second run")
+      ...     except ValueError as error:
+      ...         print("refused")
+      refused
+      >>> round(left["epsilon"], 2)
+      1.0
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        """Opens a budget; ValueError if there is none in the folder."""
+        self.folder = pathlib.Path(folder)
+        self._read()
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        epsilon: float,
+        delta: float,
+        relation: Relation,
+        unit: str = "record",
+        composition: Composition = "basic",
+    ) -> Self:
+        """Creates a budget in a folder that has none.
+
+        Args:
+          folder: made if missing.
+          epsilon: > 0, of all releases together.
+          delta: in (0, 1), of all releases together.
+          relation: the neighbouring relation, that of every plan.
+          unit: ``"record"`` or ``"user"`` (:func:`jaxdp.by_user`).
+          composition: ``"basic"`` or ``"gaussian"``; see :mod:`jaxdp.training.budgets`.
+
+        Raises:
+          ValueError: a number out of range, or a folder that has a budget.
+
+        Example:
+          >>> import tempfile
+          >>> import jaxdp
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     budget = jaxdp.Budget.create(
+          ...         folder, epsilon=8.0, delta=1e-6, relation="zero_out"
+          ...     )
+          ...     spent = budget.spent()
+          >>> spent
+          {'epsilon': 0.0, 'delta': 0.0}
+        """
+        validate.positive(epsilon=epsilon)
+        validate.probability(delta=delta)
+        validate.one_of(get_args(Relation), relation=relation)
+        validate.one_of(_UNITS, unit=unit)
+        validate.one_of(get_args(Composition), composition=composition)
+        header = {
+            "budget": FORMAT,
+            "epsilon": float(epsilon),
+            "delta": float(delta),
+            "relation": relation,
+            "unit": unit,
+            "composition": composition,
+            "caps": _caps(epsilon, delta, composition),
+        }
+        path = pathlib.Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            if (path / FILE).exists():
+                raise ValueError(f"budget must be a new one, but {str(path)!r} has one")
+            ledger.replace(path / FILE, json.dumps(header).encode() + b"\n")
+        return cls(path)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """Totals, relation, unit and composition, as they stand in the file."""
+        return self._read().header
+
+    @property
+    def reservations(self) -> tuple[Reservation, ...]:
+        """All that was reserved, in its order."""
+        return self._read().reservations
+
+    def spent(self) -> dict[str, float]:
+        """Returns the epsilon that is spent, and the delta at which it is.
+
+        Example:
+          >>> import tempfile
+          >>> import jaxdp
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     jaxdp.Budget.create(
+          ...         folder, epsilon=8.0, delta=1e-6, relation="zero_out"
+          ...     ).spent()
+          {'epsilon': 0.0, 'delta': 0.0}
+        """
+        content = self._read()
+        sums, header = content.sums(), content.header
+        if header["composition"] == "basic":
+            return sums
+        if not content.reservations:
+            return {"epsilon": 0.0, "delta": 0.0}
+        left = (header["delta"] - sums["sampler_delta"]) * math.exp(
+            -sums["sampler_epsilon"]
+        )
+        spent = accounting.gaussian_epsilon(math.sqrt(sums["mu_squared"]), left)
+        total = spent + sums["sampler_epsilon"]
+        return {"epsilon": total, "delta": header["delta"]}
+
+    def left(self) -> dict[str, float]:
+        """Returns what each sum may still grow by.
+
+        Example:
+          >>> import tempfile
+          >>> import jaxdp
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     jaxdp.Budget.create(
+          ...         folder, epsilon=8.0, delta=1e-6, relation="zero_out"
+          ...     ).left()
+          {'epsilon': 8.0, 'delta': 1e-06}
+        """
+        content = self._read()
+        sums, caps = content.sums(), content.header["caps"]
+        return {name: max(caps[name] - sums[name], 0.0) for name in caps}
+
+    def reserve(
+        self,
+        release: Plan | accounting.Guarantee,
+        *,
+        what: str = "",
+        delta: float | None = None,
+        relation: Relation | None = None,
+        unit: str = "record",
+    ) -> Reservation:
+        """Reserves what a release costs; call it before the release is made.
+
+        Args:
+          release: a plan, or the guarantee of anything else that is released.
+          what: what it is, for whoever reads the file; public.
+          delta: at which it is charged; by default the plan's.
+          relation: of a guarantee, the neighbouring relation under which it holds.
+          unit: ``"record"`` or ``"user"``, that of the release.
+
+        Returns:
+          What was written.
+
+        Raises:
+          ValueError: another relation or unit than the budget's, a release that its
+            composition does not cover, or one that would pass the total; nothing is
+            reserved then.
+
+        Example:
+          >>> import tempfile
+          >>> import jaxdp
+          >>> from jaxdp import accounting
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     budget = jaxdp.Budget.create(
+          ...         folder, epsilon=2.0, delta=1e-6, relation="zero_out",
+          ...         composition="gaussian",
+          ...     )
+          ...     mean = accounting.full_batch_gaussian(10.0, 1, "zero_out")
+          ...     for _ in range(9):
+          ...         made = budget.reserve(mean, delta=1e-6, relation="zero_out")
+          ...     spent = budget.spent()["epsilon"]
+          >>> spent < 9 * made.epsilon / 2
+          True
+        """
+        asked = self._asked(release, what, delta, relation, unit)
+        with _locked(self.folder):
+            content = self._read()
+            _check_room(content, asked)
+            line = json.dumps(asked._asdict()).encode() + b"\n"
+            with open(self.folder / FILE, "r+b") as file:
+                file.truncate(content.size)  # A torn line was never a reservation.
+                file.seek(content.size)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        return asked
+
+    def check(self, plan: Plan, *, unit: str = "record") -> None:
+        """Raises what :meth:`reserve` would for a plan now; reserves nothing.
+
+        Example:
+          >>> import tempfile
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0, delta=1e-2)
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     jaxdp.Budget.create(
+          ...         folder, epsilon=9.0, delta=0.1, relation="replace_one"
+          ...     ).check(plan)
+        """
+        asked = self._asked(plan, plan.family, None, None, unit)
+        _check_room(self._read(), asked)
+
+    def _asked(
+        self,
+        release: Any,
+        what: Any,
+        delta: float | None,
+        relation: Relation | None,
+        unit: str,
+    ) -> Reservation:
+        validate.instance(str, what=what)
+        header = self.header
+        if isinstance(release, Plan):
+            delta = release.delta if delta is None else delta
+            relation = release.relation
+            release = accounting.Guarantee(release.event, release.event_relation)
+        elif not isinstance(release, accounting.Guarantee):
+            raise TypeError(
+                f"release must be a plan or an accounting.Guarantee, got {release!r}"
+            )
+        for name, got in (("relation", relation), ("unit", unit)):
+            if got != header[name]:
+                raise ValueError(
+                    f"{name} must be the budget's, {header[name]!r}, got {got!r}"
+                )
+        if delta is None:
+            raise ValueError("delta must be given where the plan has none, got None")
+        event, event_relation = release
+        spent = float(accounting.epsilon(event, event_relation, delta))
+        cost = {"epsilon": spent, "delta": float(delta)}
+        if header["composition"] == "gaussian":
+            cost = _gaussian_cost(release)
+        if not all(map(math.isfinite, (spent, *cost.values()))):
+            raise ValueError(
+                "release must cost a finite epsilon, got one without noise"
+            )
+        return Reservation(what, cost, spent, float(delta))
+
+    def _read(self) -> _Content:
+        path = self.folder / FILE
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise ValueError(
+                "budget must be a folder that jaxdp.Budget.create or jaxdp budget made, "
+                f"got {str(self.folder)!r}: {error}"
+            ) from error
+        text = text[: text.rfind(b"\n") + 1]
+        lines = text.split(b"\n")[:-1]
+        found: list[Reservation] = []
+        try:
+            header = json.loads(lines[0])
+            if header["budget"] != FORMAT:
+                raise ValueError(f"it has format {header['budget']!r}, not {FORMAT}")
+            _check_numbers(header["caps"])
+            for line in lines[1:]:
+                one = Reservation(**json.loads(line))
+                _check_numbers({name: one.cost[name] for name in header["caps"]})
+                found.append(one)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"budget must be as it was written, got {str(path)!r}, which is broken "
+                f"after {len(found)} reservations: {error!r}"
+            ) from error
+        return _Content(header, tuple(found), len(text))
+
+
+def _check_room(content: _Content, asked: Reservation) -> None:
+    """Requires that no sum passes its cap."""
+    for name, cap in content.header["caps"].items():
+        costs = [each.cost[name] for each in content.reservations]
+        if not math.fsum([*costs, asked.cost[name]]) <= cap:
+            raise ValueError(
+                f"budget must have room for {asked.what or 'the release'}: of {name} it "
+                f"has {max(cap - math.fsum(costs), 0.0):.6g} of {cap:.6g} left, and "
+                f"{asked.cost[name]:.6g} is asked for"
+            )
+
+
+def _check_numbers(named: dict[str, float]) -> None:
+    for name, x in named.items():
+        if not (isinstance(x, int | float) and math.isfinite(x) and x >= 0):
+            raise ValueError(f"{name} must be a finite number >= 0, got {x!r}")
+
+
+def _caps(epsilon: float, delta: float, composition: Composition) -> dict[str, float]:
+    """Returns what the sums of costs may not pass; fixed when a budget is made."""
+    if composition == "basic":
+        return {"epsilon": float(epsilon), "delta": float(delta)}
+    sampler, missed = _SAMPLERS * epsilon, _SAMPLERS * delta
+    mu = accounting.gaussian_mu(
+        epsilon - sampler, (delta - missed) * math.exp(-sampler)
+    )
+    caps = {"mu_squared": mu**2}
+    return caps | {"sampler_epsilon": sampler, "sampler_delta": missed}
+
+
+def _gaussian_cost(release: accounting.Guarantee) -> dict[str, float]:
+    from jaxdp.accounting import spending  # With scipy: loaded where it is needed.
+
+    name, mu, accountant = spending.account(*release)
+    if accountant is not None:
+        raise ValueError(
+            "release must be Gaussian sums without sampling for a budget whose composition "
+            f"is 'gaussian', got one that {name} accounts: make one with 'basic'"
+        )
+    sampler, missed = accounting.sampler_error(release.event)
+    cost = {"mu_squared": mu**2, "sampler_epsilon": sampler}
+    return cost | {"sampler_delta": missed}
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Waits until no other process reserves, and keeps them waiting."""
+    with open(folder / "lock", "a+b") as file:
+        if ledger.fcntl is not None:
+            ledger.fcntl.flock(file, ledger.fcntl.LOCK_EX)
+        yield

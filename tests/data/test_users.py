@@ -1,0 +1,196 @@
+"""Users as the unit of privacy: grouping, their loss, and how far one moves a sum."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import plans, sampling
+from jaxdp.core.types import UserRecords
+from jaxdp.data import users as users_lib
+from jaxdp.kernels import perturb
+
+
+def reference(data: np.ndarray, users: list[Any], m: int, every: list[Any]) -> Any:
+    rows = []
+    for user in every:
+        own = [x for x, of in zip(data, users, strict=True) if of == user][:m]
+        pad = own[0] if own else np.zeros_like(data[0])
+        rows.append((own + [pad] * (m - len(own)), [True] * len(own)))
+    mask = [kept + [False] * (m - len(kept)) for _, kept in rows]
+    return np.array([row for row, _ in rows]), np.array(mask)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("named", [True, False])
+def test_grouping_is_that_of_a_loop(seed: int, named: bool) -> None:
+    rng = np.random.default_rng(seed)
+    data = rng.normal(size=(40, 3)).astype(np.float32)
+    of = rng.integers(0, 9, 40)
+    users: Any = [f"u{x}" for x in of] if named else of.tolist()
+    every = sorted(set(users))
+    got = jaxdp.by_user({"x": data}, users, records_per_user=3)
+    rows, mask = reference(data, users, 3, every)
+    np.testing.assert_array_equal(got.records["x"], rows)
+    np.testing.assert_array_equal(got.mask, mask)
+    # In an order of one's own, with users who have no record.
+    every = [*rng.permutation(every).tolist(), "nobody" if named else -5]
+    got = jaxdp.by_user(data, users, records_per_user=3, user_ids=every)
+    rows, mask = reference(data, users, 3, every)
+    np.testing.assert_array_equal(got.records, rows)
+    np.testing.assert_array_equal(got.mask, mask)
+
+
+def test_what_one_user_has_moves_no_row_of_another() -> None:
+    """More records, fewer or others: only the user's own row changes."""
+    rng = np.random.default_rng(0)
+    data, of = rng.normal(size=(30, 2)), rng.integers(0, 6, 30)
+    every = list(range(6))
+    before = jaxdp.by_user(data, of, records_per_user=4, user_ids=every)
+    keep = of != 2
+    more = np.concatenate([np.full((9, 2), 7.0), data[keep]])
+    names = np.concatenate([np.full(9, 2), of[keep]])
+    for changed, users in ((data[keep], of[keep]), (more, names)):
+        after = jaxdp.by_user(changed, users, records_per_user=4, user_ids=every)
+        others = np.arange(6) != 2
+        np.testing.assert_array_equal(before.records[others], after.records[others])
+        np.testing.assert_array_equal(before.mask[others], after.mask[others])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"users": [0, 1]}, ValueError, "each of the 3 records, got 2"),
+        ({"users": [0.5, 1.0, 2.0]}, TypeError, "integers or strings"),
+        (
+            {"user_ids": [0, 1, 1, 2]},
+            ValueError,
+            "once, got 1 twice|once, got .*1.* twice",
+        ),
+        ({"user_ids": [0, 1]}, ValueError, "got none for .*2"),
+        ({"records_per_user": 0}, ValueError, "records_per_user"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], error: Any, message: str) -> None:
+    given = {"users": [0, 1, 2], "records_per_user": 2} | changes
+    with pytest.raises(error, match=message):
+        jaxdp.by_user(np.zeros((3, 1)), **given)
+    with pytest.raises(TypeError, match=r"jaxdp\.by_user makes"):
+        jaxdp.per_user(lambda p, x: x)(0.0, jnp.zeros((2, 2)))  # pyright: ignore
+
+
+def squared(w: jax.Array, batch: jax.Array) -> jax.Array:
+    return ((batch - w) ** 2).sum(axis=-1)
+
+
+def grouped(values: np.ndarray, mask: np.ndarray) -> UserRecords:
+    return UserRecords(jnp.asarray(values, jnp.float32), jnp.asarray(mask))
+
+
+def test_the_loss_of_a_user_is_the_mean_over_their_own_records() -> None:
+    rng = np.random.default_rng(1)
+    values, mask = rng.normal(size=(4, 3, 2)), np.arange(3) < [[3], [1], [0], [2]]
+    values[~mask] = np.nan  # What is masked counts nothing, whatever it is.
+    values[3, 0] = np.inf
+    w = jnp.ones(2)
+    losses = jaxdp.per_user(squared)(w, grouped(values, mask))
+    each = ((values - 1) ** 2).sum(axis=-1)
+    assert losses[0] == pytest.approx(each[0].mean(), rel=1e-6)
+    assert losses[1] == pytest.approx(each[1, 0], rel=1e-6)
+    assert losses[2] == 0
+    assert np.isinf(losses[3])
+    lazy = jaxdp.LazyLoss(lambda p, batch, at: squared(at("", p), batch))
+    made = jaxdp.per_user(lazy)
+    assert isinstance(made, perturb.LazyLoss)
+    np.testing.assert_array_equal(made(w, grouped(values, mask)), losses)
+
+
+def plan_of(kind: Any, **more: Any) -> Any:
+    return kind(
+        num_examples=6,
+        num_steps=1,
+        sampling=sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=0.5,
+        **more,
+    ).with_noise(noise_multiplier=0.0)
+
+
+@pytest.mark.parametrize("kind", [plans.DPZero, plans.DPGD])
+def test_one_user_is_clipped_once_whatever_they_have(kind: Any) -> None:
+    """A user of many extreme records moves the sum by the clip, and by no more.
+
+    Without noise, so that the sum is seen: were records clipped, it would move by m clips.
+    """
+    more = {} if kind is plans.DPGD else {"smoothing_radius": 1e-2}
+    plan = plan_of(kind, **more)
+    m, w = 5, jnp.zeros(3)
+    values = np.zeros((6, m, 3))
+    values[2] = [100.0, -30.0, 7.0]  # All m records of one user point one way.
+    nobody = np.ones((6, m), bool)
+    nobody[2] = False
+    tx = plan.transform(jaxdp.Keys.insecure(3))
+
+    def sum_of(mask: np.ndarray) -> np.ndarray:
+        state = tx.init(w)
+        value_fn = jaxdp.per_user(squared)
+        _, state = tx.update(
+            None, state, w, value_fn=value_fn, batch=grouped(values, mask)
+        )
+        return np.asarray(state.release) * 6
+
+    moved = np.linalg.norm(sum_of(np.ones((6, m), bool)) - sum_of(nobody))
+    assert moved == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_run_over_users_says_so_and_has_their_number(tmp_path: Any) -> None:
+    rng = np.random.default_rng(2)
+    data, of = rng.normal(size=(60, 2)).astype(np.float32), rng.integers(0, 12, 60)
+    users = jaxdp.by_user(data, of, records_per_user=4, user_ids=np.arange(12))
+    plan = plans.DPZero(
+        num_examples=12,
+        num_steps=3,
+        sampling=sampling.FullBatch(),
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-2,
+    ).calibrate(epsilon=1.0, delta=1e-3)
+    task: Any = {"value_fn": jaxdp.per_user(squared), "optimizer": optax.sgd(0.1)}
+    keys, w = jaxdp.Keys.insecure(0), jnp.zeros(2)
+    result = jaxdp.fit(plan, keys, w, users, ledger=tmp_path / "run", **task)
+    assert result.report["unit"] == "user"
+    assert jaxdp.ledger.read(tmp_path / "run").header["unit"] == "user"
+    again = jaxdp.resume(tmp_path / "run", w, users, **task)
+    np.testing.assert_array_equal(result.params, again.params)
+    assert again.report["unit"] == "user"
+    assert (
+        jaxdp.fit(
+            plan,
+            jaxdp.Keys.insecure(0),
+            w,
+            data[:12],
+            value_fn=squared,
+            optimizer=optax.sgd(0.1),
+        ).report["unit"]
+        == "record"
+    )
+
+
+def test_no_owner_has_two_of_the_chosen_records() -> None:
+    rng = np.random.default_rng(3)
+    owners = [
+        rng.choice(30, size=rng.integers(0, 4), replace=False) for _ in range(200)
+    ]
+    chosen = users_lib.one_per_owner([x.tolist() for x in owners])
+    counts = np.bincount(np.concatenate([owners[i] for i in chosen]), minlength=30)
+    assert counts.max() == 1
+    # None could be added.
+    have = {x for i in chosen for x in owners[i]}
+    for i in set(range(200)) - set(chosen.tolist()):
+        assert have & set(owners[i].tolist())
+    with pytest.raises(TypeError, match="'ann' at 1"):
+        users_lib.one_per_owner([("ann",), "ann"])

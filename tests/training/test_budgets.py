@@ -1,0 +1,223 @@
+"""Budgets above runs: sums against caps, kills, races, and what runs reserve."""
+
+import contextlib
+import json
+import math
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import accounting, plans, sampling, tuning
+from jaxdp.accounting.gaussian import gaussian_mu
+from jaxdp.training import budgets
+
+
+def plan_of(epsilon: float = 1.0, delta: float = 1e-6, **changes: Any) -> Any:
+    numbers: dict[str, Any] = {
+        "num_examples": 8,
+        "num_steps": 4,
+        "sampling": sampling.FullBatch(),
+        "relation": "replace_one",
+        "l2_clip_norm": 1.0,
+        "smoothing_radius": 1e-2,
+    }
+    plan = plans.DPZero(**(numbers | changes))
+    return plan.calibrate(epsilon=epsilon, delta=delta)
+
+
+def made(folder: Path, **changes: Any) -> jaxdp.Budget:
+    numbers: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "relation": "replace_one"}
+    return jaxdp.Budget.create(folder, **(numbers | changes))
+
+
+@pytest.mark.parametrize("composition", ["basic", "gaussian"])
+def test_no_sequence_passes_the_total(tmp_path: Path, composition: Any) -> None:
+    """Releases of random sizes until nothing fits: all together cost at most the total.
+
+    The guarantee of what was admitted is computed anew, by the accountant of the whole.
+    """
+    budget = made(tmp_path, composition=composition)
+    rng, admitted = np.random.default_rng(0), []
+    for _ in range(200):
+        one = accounting.full_batch_gaussian(
+            float(rng.uniform(4, 40)), 1, "replace_one"
+        )
+        with contextlib.suppress(ValueError):
+            budget.reserve(one, delta=1e-7, relation="replace_one")
+            admitted.append(one)
+    huge = accounting.full_batch_gaussian(0.3, 1, "replace_one")
+    with pytest.raises(ValueError, match="must have room for the release"):
+        budget.reserve(huge, delta=1e-7, relation="replace_one")
+    assert 3 < len(admitted) < 200
+    whole = accounting.epsilon(*accounting.composed(admitted), 1e-5)
+    assert whole <= 3.0
+    spent = budget.spent()
+    assert whole <= spent["epsilon"] <= 3.0
+    assert spent["delta"] <= 1e-5
+    assert len(budget.reservations) == len(admitted)
+    if composition == "gaussian":  # Tight: not the sum of epsilons.
+        assert spent["epsilon"] == pytest.approx(whole, rel=2e-3)
+        assert sum(x.epsilon for x in budget.reservations) > 4.0
+
+
+def test_gaussian_caps_leave_room_for_the_samplers() -> None:
+    caps = budgets._caps(2.0, 1e-6, "gaussian")
+    left = (1e-6 - caps["sampler_delta"]) * math.exp(-caps["sampler_epsilon"])
+    most = accounting.gaussian_epsilon(math.sqrt(caps["mu_squared"]), left)
+    assert most + caps["sampler_epsilon"] <= 2.0 + 1e-12
+    assert caps["mu_squared"] >= 0.99 * gaussian_mu(2.0, 1e-6) ** 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"relation": "zero_out"}, "relation must be the budget's, 'replace_one'"),
+        ({"unit": "user"}, "unit must be the budget's, 'record'"),
+        ({"delta": None}, "delta must be given"),
+    ],
+)
+def test_what_the_budget_is_not_about_is_refused(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    budget = made(tmp_path)
+    one = accounting.full_batch_gaussian(50.0, 1, "replace_one")
+    how: dict[str, Any] = {"delta": 1e-7, "relation": "replace_one"} | given
+    with pytest.raises(ValueError, match=message):
+        budget.reserve(one, **how)
+    none = accounting.full_batch_gaussian(0.0, 1, "replace_one")
+    with pytest.raises(ValueError, match="without noise"):
+        budget.reserve(none, delta=1e-7, relation="replace_one")
+    with pytest.raises(ValueError, match="a new one"):
+        made(tmp_path)
+    with pytest.raises(TypeError, match=r"a plan or an accounting\.Guarantee"):
+        budget.reserve(1.0)  # pyright: ignore[reportArgumentType]
+    assert not budget.reservations
+
+
+def test_sampled_plans_are_for_basic_composition(tmp_path: Path) -> None:
+    sampled = accounting.poisson_gaussian(
+        3.0, 4, sampling_prob=0.1, relation="add_or_remove"
+    )
+    how: Any = {"delta": 1e-7, "relation": "add_or_remove"}
+    budget = made(tmp_path / "a", relation="add_or_remove")
+    reserved = budget.reserve(sampled, **how)
+    assert reserved.epsilon == accounting.epsilon(*sampled, 1e-7)
+    strict = made(tmp_path / "b", relation="add_or_remove", composition="gaussian")
+    with pytest.raises(ValueError, match="without sampling"):
+        strict.reserve(sampled, **how)
+
+
+def test_a_kill_at_any_byte_loses_nothing(tmp_path: Path) -> None:
+    """The file cut after every byte: whole lines count, a torn one was never reserved."""
+    budget = made(tmp_path)
+    one = accounting.full_batch_gaussian(40.0, 1, "replace_one")
+    how: Any = {"delta": 1e-7, "relation": "replace_one"}
+    for name in "abc":
+        budget.reserve(one, what=name, **how)
+    file = tmp_path / budgets.FILE
+    text = file.read_bytes()
+    begin = text.index(b"\n") + 1
+    for size in range(begin, len(text) + 1):
+        file.write_bytes(text[:size])
+        lines = text[:size].count(b"\n") - 1
+        known = jaxdp.Budget(tmp_path)
+        assert [x.what for x in known.reservations] == list("abc")[:lines]
+        if size % 7 == 0:
+            known.reserve(one, what="d", **how)
+            assert [x.what for x in known.reservations] == [*list("abc")[:lines], "d"]
+    file.write_bytes(text[: begin - 1])
+    with pytest.raises(ValueError, match="as it was written"):
+        jaxdp.Budget(tmp_path)
+    file.write_bytes(text.replace(b'"epsilon": 0', b'"epsilon": -0'))
+    with pytest.raises(ValueError, match="finite number >= 0"):
+        jaxdp.Budget(tmp_path)
+
+
+def _reserve(folder: str, begin: Any, results: Any) -> None:
+    budget = jaxdp.Budget(folder)
+    begin.wait()
+    results.put(_fill(budget))
+
+
+def _fill(budget: jaxdp.Budget) -> int:
+    """Reserves until nothing fits; returns how often it did."""
+    one = accounting.full_batch_gaussian(400.0, 1, "replace_one")
+    for done in range(1000):
+        try:
+            budget.reserve(one, delta=1e-8, relation="replace_one")
+        except ValueError:
+            return done
+    raise AssertionError("the budget has no end")
+
+
+def test_processes_that_race_lose_nothing(tmp_path: Path) -> None:
+    """Another process and this one fill one budget; together exactly what it holds."""
+    budget = made(tmp_path / "race")
+    alone = made(tmp_path / "alone")
+    context = multiprocessing.get_context("spawn")
+    results, begin = context.Queue(), context.Barrier(2)
+    args = (str(tmp_path / "race"), begin, results)
+    other = context.Process(target=_reserve, args=args)
+    other.start()
+    begin.wait()
+    total = _fill(budget) + results.get(timeout=300)
+    other.join()
+    assert total == len(budget.reservations) == _fill(alone)
+
+
+def loss(w: Any, x: Any) -> Any:
+    return ((w - x) ** 2).sum(axis=-1)
+
+
+def test_runs_reserve_before_they_begin(tmp_path: Path) -> None:
+    budget, plan = made(tmp_path / "budget"), plan_of(1.4)
+    task: Any = {"value_fn": loss, "optimizer": optax.sgd(0.1)}
+    w, data = jnp.zeros(2), jnp.ones((8, 2))
+    for seed in range(2):
+        keys = jaxdp.Keys.insecure(seed)
+        jaxdp.fit(
+            plan, keys, w, data, ledger=tmp_path / f"{seed}", budget=budget, **task
+        )
+        assert len(budget.reservations) == seed + 1
+    assert budget.reservations[0].what.endswith("/0")
+    assert budget.reservations[0].epsilon == plan.epsilon()
+    jaxdp.resume(tmp_path / "0", w, data, **task)
+    assert len(budget.reservations) == 2
+    keys = jaxdp.Keys.from_entropy()
+    with pytest.raises(ValueError, match="have room for dpzero"):
+        jaxdp.fit(plan, keys, w, data, ledger=tmp_path / "2", budget=budget, **task)
+    assert not (tmp_path / "2" / "ledger.jsonl").exists()
+    jaxdp.fit(plan, keys, w, data, **task)  # Its keys were not spent.
+    other = plan_of(1.4, relation="zero_out")
+    with pytest.raises(ValueError, match="relation must be the budget's"):
+        jaxdp.fit(other, jaxdp.Keys.insecure(0), w, data, budget=budget, **task)
+    with pytest.raises(TypeError, match="budget must be"):
+        jaxdp.fit(plan, jaxdp.Keys.insecure(0), w, data, budget=3.0, **task)
+
+
+def test_a_search_reserves_all_its_trials(tmp_path: Path) -> None:
+    base = plan_of(1.0).with_noise(noise_multiplier=1.0)
+    plan = tuning.calibrate(base, epsilon=2.0, delta=1e-6, mean_trials=2.0)
+    budget = made(tmp_path)
+    found = jaxdp.tune(
+        [(plan, optax.sgd(0.1))],
+        jaxdp.Keys.insecure(0),
+        jnp.zeros(2),
+        jnp.ones((8, 2)),
+        value_fn=loss,
+        score_fn=lambda result: 0.0,
+        mean_trials=2.0,
+        budget=budget,
+    )
+    (reserved,) = budget.reservations
+    assert reserved.epsilon == found.report["epsilon"] > plan.epsilon()
+    assert json.loads((tmp_path / budgets.FILE).read_text().split("\n")[1])["cost"] == {
+        "epsilon": reserved.epsilon,
+        "delta": 1e-6,
+    }
