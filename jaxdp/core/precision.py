@@ -73,7 +73,8 @@ def moved(
             return p
         own = keys.get(sphere.path_str(path))
         if own is None:
-            return optax.apply_updates(p, u)
+            whole: Any = p
+            return optax.apply_updates(whole, u)
         return stochastic_rounding.add(own, jnp.asarray(p), jnp.asarray(u))
 
     return jax.tree_util.tree_map_with_path(

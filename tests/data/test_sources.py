@@ -188,7 +188,6 @@ def test_files_are_not_held_in_memory(tmp_path: Path) -> None:
         (lambda: data.IteratorSource(3, N), TypeError, "blocks must be an iterable"),
         (lambda: data.IteratorSource([], N), ValueError, "ended after 0"),
     ],
-    ids=str,
 )
 def test_what_is_no_source(make: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
