@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
 from jaxdp import plans, sampling
@@ -31,6 +32,11 @@ GRADIENTS = plans.DPGD(
 #: For kills: as the others, with more chunks.
 VICTIM = dataclasses.replace(PLAN, num_steps=40)
 SIZE = 5
+#: Of which the first leaf can be split over two devices.
+WIDE = {
+    "hidden": {"w": np.cos(np.arange(42, dtype=np.float32)).reshape(7, 6)},
+    "out": np.asarray([0.3, -0.2, 0.1, 0.4, -0.5, 0.2], np.float32),
+}
 ARGUMENTS: dict[str, Any] = {
     "value_fn": value_fn,
     "optimizer": optax.sgd(0.1, momentum=0.9),
@@ -86,6 +92,29 @@ def interrupted(folder: pathlib.Path, plan: Any, mesh: Any) -> dict[str, Any]:
     }
 
 
+def halves(folder: pathlib.Path) -> dict[str, Any]:
+    """What a run releases whose parameters are split between the processes."""
+    mesh = jax.make_mesh((2, jax.device_count() // 2), ("model", "data"))
+    place = NamedSharding(mesh, PartitionSpec(None, "model"))
+    params = jax.tree.map(np.copy, WIDE)
+    params["hidden"]["w"] = jax.device_put(params["hidden"]["w"], place)
+
+    def run(**kwargs: Any) -> Any:
+        given = ARGUMENTS | {"mesh": mesh} | kwargs
+        return jaxdp.fit(PLAN, jaxdp.Keys.insecure(1), params, DATA, **given)
+
+    result = run()
+    weights = result.params["hidden"]["w"]
+    return {
+        "releases": np.asarray(result.info.releases.addressable_data(0)).tolist(),
+        "columns": sorted(
+            int(shard.index[1].start or 0) for shard in weights.addressable_shards
+        ),
+        "recorded": refusal(lambda: run(ledger=folder)),
+        "written": folder.exists(),
+    }
+
+
 def main(folder: str) -> dict[str, Any]:
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     own = jaxdp.Keys.from_entropy()
@@ -107,6 +136,7 @@ def main(folder: str) -> dict[str, Any]:
     ends = {n: interrupted(path.with_name(n), plan, mesh) for n, plan in plans.items()}
     return {
         "interrupted": ends,
+        "halves": halves(path.with_name("halves")),
         "devices": jax.device_count(),
         "own keys": refusal(lambda: run(own)),
         # Slices of another size: some records would be read twice, others never.
