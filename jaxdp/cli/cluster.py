@@ -11,6 +11,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -22,6 +23,8 @@ from jaxdp.kernels.finite_difference import SIGNS
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger, parallel
 
+#: Axis of a mesh along which the parameters of a language model are split.
+MODEL = "model"
 #: Seconds that a process waits for the others.
 _PATIENCE = 300
 #: Public files by which a command goes on with a run.
@@ -101,9 +104,17 @@ def mesh_of(command: options.Run) -> Mesh | None:
         if jax.process_count() == 1:
             return None
         sizes = {"data": len(devices)}
-    wrong = [name for name in sizes if name not in ("data", SIGNS)]
+    known = ["data", SIGNS, *([MODEL] if command.command == "finetune" else [])]
+    wrong = [name for name in sizes if name not in known]
     if wrong:
-        raise UsageError(f"--mesh must have axes data and {SIGNS}, got {wrong[0]!r}")
+        raise UsageError(
+            f"--mesh must have axes of {', '.join(known)}, got {wrong[0]!r}"
+        )
+    if MODEL in sizes and jax.process_count() > 1:
+        raise UsageError(
+            f"--mesh must have no axis {MODEL} with several processes, none of which would "
+            "have the parameters whole to record them"
+        )
     total, several = math.prod(sizes.values()), jax.process_count() > 1
     if total > len(devices) or (several and total != len(devices)):
         text = ",".join(f"{name}={size}" for name, size in sizes.items())
@@ -125,3 +136,14 @@ def check_plan(command: options.Run, plan: Plan) -> None:
         )
     with usage(command, flag("mesh")):
         parallel.check_signs(mesh, plan, ())  # Params are on one device yet.
+
+
+def split(command: options.Run, params: Any) -> Any:
+    """Returns parameters of a language model, split where the command's mesh says so."""
+    mesh = mesh_of(command)
+    if mesh is None or MODEL not in mesh.axis_names:
+        return params
+    from jaxdp.models import language  # With flax.
+
+    with usage(command, flag("mesh")):
+        return jax.device_put(params, language.shardings(params, mesh, axis=MODEL))

@@ -63,13 +63,14 @@ def _run(command: options.Finetune) -> None:
         job = prepare(command)
     cluster.check_plan(command, job.plan)
     shared_budget.check(command, job.plan)
+    params = cluster.split(command, job.params)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:
         with record.begun(job.command, job.out, job.plan, FILES):
             language.discard(job.out / MODEL)
             language.save_small(job.out / INITIAL, job.params)
-    outcome = train(job)
+    outcome = train(job, params)
     write(job, outcome)
     conclude(command, job.out / REPORT, lambda: summary(job, outcome))
 
@@ -77,8 +78,11 @@ def _run(command: options.Finetune) -> None:
 # --- the run -----------------------------------------------------------------------
 
 
-def train(job: Job) -> Outcome:
-    """Runs the plan, or the rest of it; metrics are taken on public records."""
+def train(job: Job, params: Any) -> Outcome:
+    """Runs the plan, or the rest of it; metrics are taken on public records.
+
+    ``params`` are the job's, where the run begins with them.
+    """
     command = job.command
     steps, metrics = [0], [job.judge.fn(jax.device_put(job.params))]
 
@@ -93,7 +97,7 @@ def train(job: Job) -> Outcome:
         result = fitted(
             job,
             command,
-            job.params,
+            params,
             job.train,
             {
                 "trainable": job.trainable,

@@ -111,7 +111,9 @@ class Run(Output):
         "With --resume: other data or devices; lost steps are charged twice."
     )
     mesh: Any = opt(
-        p.AXES, "Devices that share the records of a step, as data=8.", "one device"
+        p.AXES,
+        "Devices that share records, and of finetune the model: data=4,model=2.",
+        "one device",
     )
     distributed: Any = opt(
         p.PLACE,

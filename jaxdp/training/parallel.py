@@ -331,10 +331,10 @@ def placed(mesh: Mesh | None, carry: Any, *given: Any) -> tuple[Any, ...]:
 
 
 def here(tree: Any) -> Any:
-    """Returns this process's own copy of arrays; those that are split stay so."""
-    return jax.tree.map(
-        lambda x: x.addressable_data(0) if x.is_fully_replicated else x, tree
-    )
+    """Returns this process's own copy of arrays, all on their mesh where one is split."""
+    if not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(tree)):
+        return tree  # One program can take them all.
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def lowered(

@@ -26,6 +26,9 @@ from jaxdp.kernels import finite_difference, sphere
 from jaxdp.models import language
 from jaxdp.models.language import tasks
 from jaxdp.training import parallel
+from tests import test_finetune
+from tests.test_cli import run
+from tests.test_finetune import home as home
 from tests.training import kills
 from tests.training.problem import DATA, PARAMS, D, N, make_plan, value_fn
 
@@ -733,7 +736,8 @@ def test_sharded_runs_are_resumed_and_replayed(tmp_path: Path) -> None:
         params=params,
         ledger=tmp_path / "run",
         chunk=2,
-        callback=lambda step, params, info: seen.append(params),
+        # One program takes them all, those that are split and those that are not.
+        callback=lambda step, params, info: seen.append(jax.jit(lambda p: p)(params)),
         **SHARDED,
     )
     assert seen[0]["out"].sharding.spec == SPECS["out"]
@@ -774,3 +778,24 @@ def test_sharded_params_are_refused_where_they_cannot_be() -> None:
         given = {"mesh": mesh, "value_fn": never, "stacked": LAZY["stacked"]}
         with pytest.raises(ValueError, match=said):
             fit(plan_of(), params=params, **given)
+
+
+def test_sharded_models_are_tuned_from_the_command_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Split by --mesh, a model ends where the whole one does; its run is replayed."""
+    public = ("--eval", home / "eval.jsonl", "--seed", 1, "--direction", "sphere")
+    given = ("--model", home / "roberta", "--train", home / "train.jsonl", *public)
+    words = ("finetune", *given, *test_finetune.QUICK, *test_finetune.PROMPT)
+    ends = {}
+    for name, mesh in (("whole", ()), ("split", ("--mesh", "data=2,model=2"))):
+        out = tmp_path / name
+        assert run(*words, "--out", out, *mesh) == 0
+        _, params = language.checkpoint.load(out / "model")
+        ends[name] = jax.tree.map(np.asarray, params)
+    chex.assert_trees_all_close(*ends.values(), atol=1e-5)
+    assert run("replay", tmp_path / "split", "--json") == 0
+    assert "identical to model" in capsys.readouterr().out
+    assert run(*words, "--out", tmp_path / "none", "--mesh", "data=2,model=3") == 2
+    assert "--mesh: params must have axes that 3 devices" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
