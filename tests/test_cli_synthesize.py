@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp import plans
 from jaxdp.cli import overlap, synthesize
 from jaxdp.cli.parsing import UsageError
@@ -387,3 +388,16 @@ def test_mistakes_name_their_option(
 def test_a_missing_option_is_named(capsys: Any) -> None:
     line = refused(capsys, "synthesize", "--input", "a.csv", "--output", "b.csv")
     assert "--bins must be a path, got nothing" in line
+
+
+def test_a_table_is_reserved_in_a_budget_first(files: Path, capsys: Any) -> None:
+    folder = files / "budget"
+    assert run("budget", folder, "--epsilon", 1.5, "--delta", 1e-4, "--json") == 0
+    words = ("--epsilon", 1, "--seed", 0, "--quiet", "--budget", folder)
+    assert run(*given(files), *words) == 0
+    (reserved,) = jaxdp.Budget(folder).reservations
+    plan = plans.from_json((files / "out" / synthesize.PLAN).read_text())
+    assert reserved.epsilon == plan.epsilon() <= 1
+    assert run(*given(files, "again"), *words) == 2
+    assert "--budget must have room for synthesize" in capsys.readouterr().err
+    assert not (files / "again.csv").exists()

@@ -68,6 +68,11 @@ class Output:
     """Options of the output."""
 
     seed: Int = opt(INTEGER, "Makes the run reproducible, and not private.", "entropy")
+    budget: MaybePath = opt(
+        p.PATH,
+        "Folder of a budget, in which the run is reserved: jaxdp budget.",
+        "none",
+    )
     overwrite: bool = switch("Write in place of an earlier run, or among other files.")
     timings: Word = opt(
         p.choice("public", "secret"),
@@ -119,11 +124,6 @@ class Run(Output):
         p.PLACE,
         "This is one of several processes: as the cluster says, or as given.",
         default=False,
-    )
-    budget: MaybePath = opt(
-        p.PATH,
-        "Folder of a budget, in which the run is reserved: jaxdp budget.",
-        "none",
     )
     keep_noise_roots: bool = switch(
         "Leave in secret/ what noise was drawn from: whoever reads it subtracts all noise."

@@ -59,3 +59,11 @@ def check(command: Any, plan: Plan) -> None:
     if budget is not None:
         with usage(command, "--budget"):
             budget.check(plan)
+
+
+def reserve(command: Any, plan: Plan, what: str) -> None:
+    """Reserves what a command releases without ``fit`` in its budget, if it has one."""
+    budget = of_run(command)
+    if budget is not None:
+        with usage(command, "--budget"):
+            budget.reserve(plan, what=what)

@@ -16,7 +16,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from jaxdp.cli import options, overlap, parsing, plots, record, train
+from jaxdp.cli import (
+    options,
+    overlap,
+    parsing,
+    plots,
+    record,
+    shared_budget,
+    train,
+)
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import can_be_written, keys_of
 from jaxdp.cli.printing import conclude
@@ -74,6 +82,7 @@ def run(command: options.Synthesize) -> None:
     """Checks everything, releases, writes table and folder, prints what was reached."""
     with show_values(command.show_values):
         job = prepare(command)
+    shared_budget.reserve(command, job.choice.plan, f"synthesize {command.output}")
     outcome = release(job, command)
     write(job, command, outcome)
     conclude(command, job.folder / REPORT, lambda: summary(job, command, outcome))
