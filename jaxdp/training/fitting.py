@@ -186,7 +186,8 @@ def fit(
     _check_stop(stop, ledger, mesh)
     if budget is not None:
         validate.instance(budgets.Budget, budget=budget)
-        budget.check(plan, unit=task.unit)
+        if not parallel.several_processes(mesh):  # One that refuses alone keeps others.
+            budget.check(plan, unit=task.unit)
     if chunk is not None:
         validate.integer(chunk=chunk)
     if ledger is not None:
