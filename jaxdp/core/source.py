@@ -49,6 +49,13 @@ class Source(abc.ABC):
 
         Raises:
           ValueError: a record cannot be read.
+
+        Example:
+          >>> import numpy as np
+          >>> import jaxdp
+          >>> source = jaxdp.data.ArraySource(np.arange(6.0).reshape(3, 2))
+          >>> source.rows(np.array([2, 0])).tolist()
+          [[4.0, 5.0], [0.0, 1.0]]
         """
 
     @abc.abstractmethod
@@ -58,6 +65,14 @@ class Source(abc.ABC):
         The record of a run (``ledger=``) keeps it under a secret key. Steps that were
         under way when a run was killed are computed again with their own noise only where
         it is the same: other records would put one noise over two sums.
+
+        Example:
+          >>> import numpy as np
+          >>> import jaxdp
+          >>> source = jaxdp.data.ArraySource(np.arange(6.0).reshape(3, 2))
+          >>> again = jaxdp.data.ArraySource(np.arange(6.0).reshape(3, 2))
+          >>> source.digest() == again.digest()
+          True
         """
 
     @abc.abstractmethod
@@ -68,11 +83,24 @@ class Source(abc.ABC):
 
         Raises:
           ValueError: something changed, named.
+
+        Example:
+          >>> import numpy as np
+          >>> import jaxdp
+          >>> source = jaxdp.data.ArraySource(np.arange(6.0).reshape(3, 2))
+          >>> source.check()
         """
 
     def example(self) -> Any:
         """Returns a few records, which tell shapes and dtypes before keys are spent.
 
         By default the first and the last one, which are there if the length is true.
+
+        Example:
+          >>> import numpy as np
+          >>> import jaxdp
+          >>> source = jaxdp.data.ArraySource(np.arange(6.0).reshape(3, 2))
+          >>> source.example().tolist()
+          [[0.0, 1.0], [4.0, 5.0]]
         """
         return self.rows(np.asarray([0, len(self) - 1], np.int64))

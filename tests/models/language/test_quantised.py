@@ -75,6 +75,7 @@ def test_losses_are_those_of_the_kernels_that_integers_stand_for(
     np.testing.assert_array_equal(losses(small, BATCH), losses(floats, BATCH))
 
 
+@pytest.mark.slow  # Two runs of a language model are compiled.
 def test_adapters_train_on_integers_which_stay() -> None:
     """And as on the floats that these stand for, to a rounding; alone they cannot move."""
     small = quantised(PARAMS)
