@@ -172,8 +172,9 @@ def one_per_owner(owners: Sequence[Sequence[Any]]) -> np.ndarray:
 
     Privacy:
       Who owns which record is public here, and only what the records hold is secret: an
-      owner who is left out would change which records of others are chosen. For secret
-      owners, give every record one of them and group by it: :func:`by_user`.
+      owner who is left out would change which records of others are chosen. If owners
+      are secret, group each record by one of its owners (:func:`by_user`): a user is then
+      protected in the records that were grouped by that user, not in those of others.
 
     Args:
       owners: of each record its owners, integers or strings; a record without any is
