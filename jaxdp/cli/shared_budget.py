@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from jaxdp.cli import options
+from jaxdp.cli import cluster, options
 from jaxdp.cli.parsing import usage
 from jaxdp.cli.printing import show
 from jaxdp.mechanism.plan import Plan
+from jaxdp.training import parallel
 from jaxdp.training.budgets import Budget
 
 
@@ -55,10 +56,14 @@ def check(command: Any, plan: Plan) -> None:
 
     What a run that goes on costs was reserved when it began.
     """
-    budget = None if command.resume else of_run(command)
-    if budget is not None:
-        with usage(command, "--budget"):
+
+    def found() -> None:
+        budget = None if command.resume else of_run(command)
+        if budget is not None:
             budget.check(plan)
+
+    with usage(command, "--budget"):  # Where one process refuses, none waits for it.
+        parallel.together(cluster.mesh_of(command), found)
 
 
 def reserve(command: Any, plan: Plan, what: str) -> None:

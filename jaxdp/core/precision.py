@@ -4,9 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
 from jaxdp.kernels import sphere, stochastic_rounding
 from jaxdp.kernels.stochastic_rounding import is_narrow
 
@@ -37,7 +39,8 @@ def apply_updates(
       no record.
 
     Raises:
-      TypeError: ``keys`` is no ``jaxdp.Keys``.
+      TypeError: ``keys`` is no ``jaxdp.Keys``, or ``step`` no integer. ValueError: a
+        negative step, or two leaves of 16 bits with one path.
 
     Example:
       >>> import jax.numpy as jnp
@@ -54,7 +57,12 @@ def apply_updates(
       Gupta et al., `Deep Learning with Limited Numerical Precision
       <https://arxiv.org/abs/1502.02551>`_, 2015.
     """
-    return moved(params, updates, keys_lib.check(keys).direction, step)
+    keys = keys_lib.check(keys)
+    if not isinstance(step, jax.Array | np.ndarray):
+        validate.integer(at_least=0, step=step)
+    elif np.shape(step) or not jnp.issubdtype(step.dtype, jnp.integer):
+        raise TypeError(f"step must be an integer, got {step.dtype}{np.shape(step)}")
+    return moved(params, updates, keys.direction, step)
 
 
 def moved(
@@ -64,6 +72,10 @@ def moved(
     named = jax.tree_util.tree_leaves_with_path(params)
     paths = [sphere.path_str(path) for path, leaf in named if is_narrow(leaf)]
     keys: dict[str, jax.Array] = {}
+    if len({*paths}) < len(paths):  # Their bits would be the same.
+        raise ValueError(
+            f"params must have a path of its own for each leaf, got {paths}"
+        )
     if paths:
         key = keys_lib.stream(direction, "rounding", step)
         keys = dict(zip(paths, sphere.leaf_keys(key, paths), strict=True))

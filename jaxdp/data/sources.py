@@ -71,7 +71,7 @@ class ArraySource(Source):
             ):
                 raise ValueError(f"{wanted}, got shape {leaf.shape} at {place}")
         self._arrays, self._leaves = arrays, [leaf for _, leaf in named]
-        files = [x.filename for x in self._leaves if isinstance(x, np.memmap)]
+        files = [_file(leaf) for leaf in self._leaves]
         self._files = _stamps(file for file in files if file is not None)
         self._read = [_reader(self, leaf) for leaf in self._leaves]
 
@@ -132,7 +132,8 @@ class ItemSource(Source):
         return len(self._items)
 
     def rows(self, indices: np.ndarray) -> Any:
-        found = [self._items[int(i)] for i in indices]
+        # Copies: who makes an item may use its memory for the next one.
+        found = [jax.tree.map(np.array, self._items[int(i)]) for i in indices]
         try:
             return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
         except ValueError as error:
@@ -307,7 +308,8 @@ class IteratorSource(Source):
         return jax.tree.map(lambda x: x[:1], self._held[0])
 
     def _more(self) -> None:
-        block = jax.tree.map(np.asarray, next(self._blocks, None))
+        # A copy: who makes a block may use its memory for the next one.
+        block = jax.tree.map(np.array, next(self._blocks, None))
         if not jax.tree.leaves(block):
             known = self._read + sum(map(_length, self._held))
             raise ValueError(
@@ -404,12 +406,25 @@ def _gathered(indices: np.ndarray, begins: Sequence[int], read: Any) -> Any:
     return out
 
 
-def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what reads rows of an array, from its file if it can; ``owner`` keeps it."""
+def _root(leaf: np.ndarray) -> Any:
+    """Returns the array whose memory another one shows."""
     root: Any = leaf
     while isinstance(root.base, np.ndarray):
         root = root.base
-    path = root.filename if isinstance(root, np.memmap) else None
+    return root
+
+
+def _file(leaf: np.ndarray) -> Any:
+    """Returns the path of the file that an array is a map of, or a view of one."""
+    root = _root(leaf)
+    return root.filename if isinstance(root, np.memmap) else None
+
+
+def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what reads rows of an array, from its file if it can; ``owner`` keeps it."""
+    root, path = _root(leaf), _file(leaf)
+    # What a map of mode "c" was changed to is in no file.
+    path = None if getattr(root, "mode", "") == "c" else path
     mapped = leaf.flags.c_contiguous and isinstance(root.base, mmap.mmap)
     small = leaf.nbytes <= _SMALL
     if small or path is None or not mapped or not hasattr(os, "preadv"):

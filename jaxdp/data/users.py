@@ -66,6 +66,10 @@ def by_user(
             f"users must name the user of each of the {size} records, got {len(names)}"
         )
     every = np.unique(names) if user_ids is None else _names(user_ids, "user_ids")
+    if every.dtype.kind != names.dtype.kind:
+        raise TypeError(
+            f"user_ids must be of the kind of users, {names.dtype}, got {every.dtype}"
+        )
     order = np.argsort(every, kind="stable")
     ranked = every[order]
     twice = ranked[1:][ranked[1:] == ranked[:-1]]
@@ -148,7 +152,8 @@ def per_user(value_fn: ValueFn | LazyLoss) -> ValueFn | LazyLoss:
                 "batch must be UserRecords for a loss of users, as jaxdp.by_user makes "
                 f"them, got a {type(users).__name__}"
             )
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), users.records)
+        every = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # noqa: E731
+        return jax.tree.map(every, users.records)
 
     def mean(losses: jax.Array, users: UserRecords) -> jax.Array:
         mask = jnp.asarray(users.mask)
@@ -198,6 +203,7 @@ def one_per_owner(owners: Sequence[Sequence[Any]]) -> np.ndarray:
             raise TypeError(
                 f"owners must be a sequence of owners for each record, got {of!r} at {row}"
             )
+        of = tuple(of)  # It may be an iterator.
         if taken.isdisjoint(of):
             taken.update(of)
             chosen.append(row)

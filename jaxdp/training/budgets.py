@@ -29,6 +29,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Self, get_args
 
@@ -43,6 +44,13 @@ FORMAT = 1
 
 Composition = Literal["basic", "gaussian"]
 _UNITS = ("record", "user")
+#: Under which relation of dp-accounting sampled events are stated, and all others are.
+_STATED = {
+    "replace_one": "REPLACE_ONE",
+    "zero_out": "REPLACE_SPECIAL",
+    "add_or_remove": "ADD_OR_REMOVE_ONE",
+}
+_UNSAMPLED, _SAMPLED = "ADD_OR_REMOVE_ONE", re.compile("Sampled|Subsampled")
 #: Of the total, the most that the samplers of Gaussian noise may take.
 _SAMPLERS = 1e-3
 
@@ -304,6 +312,8 @@ class Budget:
             raise TypeError(
                 f"release must be a plan or an accounting.Guarantee, got {release!r}"
             )
+        elif relation is not None:
+            _check_relation(release, relation)
         for name, got in (("relation", relation), ("unit", unit)):
             if got != header[name]:
                 raise ValueError(
@@ -349,6 +359,22 @@ class Budget:
                 f"after {len(found)} reservations: {error!r}"
             ) from error
         return _Content(header, tuple(found), len(text))
+
+
+def _check_relation(release: accounting.Guarantee, relation: Relation) -> None:
+    """Requires a guarantee that can have been stated under a relation.
+
+    Of events without sampling the relation is in the sensitivity: nothing tells it.
+    """
+    validate.one_of(_STATED, relation=relation)
+    allowed = {_STATED[relation]}
+    if not _SAMPLED.search(repr(release.event)):
+        allowed.add(_UNSAMPLED)
+    if release.event_relation.name not in allowed:
+        raise ValueError(
+            f"relation must be the guarantee's, which is stated under "
+            f"{release.event_relation.name}, got {relation!r}"
+        )
 
 
 def _check_room(content: _Content, asked: Reservation) -> None:

@@ -192,9 +192,11 @@ def fit(
         validate.integer(chunk=chunk)
     if ledger is not None:
         parallel.check_recorded(mesh, params)
-        ledger_lib.check_new(ledger)
         _check_note(note)
         streaming.check_recordable(task.data)
+    # Of several processes the first writes: where it cannot, none waits for it.
+    folder = ledger if parallel.writes(mesh) else None
+    parallel.together(mesh, lambda: folder and ledger_lib.check_new(folder))
     keys_lib.check_unspent(keys, plan.family)
     several = parallel.several_processes(mesh)
     in_chunks = progress or any(x is not None for x in (callback, stop, ledger, chunk))
@@ -224,6 +226,11 @@ def fit(
     parallel.check_same(mesh, keys, program=text)
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
     before = _samples(task)
+    machines = recording.machines(mesh) if with_text else {}
+    about = task, keys, text, size, note or {}, machines
+    begun = parallel.together(
+        mesh, lambda: None if folder is None else recording.new(folder, *about)
+    )
     if budget is not None:
         what = (
             plan.family if ledger is None else f"{plan.family} in {os.fspath(ledger)}"
@@ -234,11 +241,7 @@ def fit(
         carry = loop.start(
             plan, transform, task.optimizer, task.params, donate=donate_params
         )
-    recorder, machines = None, recording.machines(mesh) if with_text else {}
-    if ledger is not None and parallel.writes(mesh):
-        recorder = recording.create(
-            ledger, task, keys, text, size, note or {}, machines
-        )
+    recorder = parallel.together(mesh, lambda: None if begun is None else begun())
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)

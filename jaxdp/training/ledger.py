@@ -458,7 +458,13 @@ class Ledger:
 
 
 def check_new(folder: str | os.PathLike[str]) -> None:
-    """Raises ValueError if the folder holds the record of a run."""
+    """Raises ValueError if the folder holds the record of a run, or cannot be made."""
+    path = pathlib.Path(folder).absolute()
+    there = next(x for x in (path, *path.parents) if x.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise ValueError(
+            f"ledger must be a folder that can be written, got {str(folder)!r}"
+        )
     if (pathlib.Path(folder) / LEDGER).exists():
         raise ValueError(
             f"ledger must be a folder without a run, got {str(folder)!r}, which holds "

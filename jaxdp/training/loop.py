@@ -67,7 +67,8 @@ class CallbackInfo(FitInfo):
 
     Attributes:
       plan: of the run.
-      charged: steps that count as released, those of lost chunks and attempts among them.
+      charged: steps that count as released, those of lost chunks and attempts among them;
+        at a step that ``resume`` replays, as many as when the run came there.
 
     Example:
       >>> import jax.numpy as jnp
@@ -97,6 +98,13 @@ class CallbackInfo(FitInfo):
         made = super().__new__(cls, releases, state)
         made.plan, made.charged = plan, charged
         return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Returns what copies are made of."""
+        return *self, self.plan, self.charged
+
+    def _replace(self, **fields: Any) -> Self:
+        return type(self)(*FitInfo(*self)._replace(**fields), self.plan, self.charged)
 
     def epsilon(self, delta: float | None = None) -> accounting.Epsilon:
         """Computes the epsilon of all steps that are charged so far.
@@ -234,7 +242,12 @@ def optimizer_state(optimizer: optax.GradientTransformation, params: Any) -> Any
     outline = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))  # noqa: E731
     wide = widened(jax.tree.map(outline, params))
     like = jax.eval_shape(optimizer.init, wide)
-    return jax.tree.map(lambda x, to: x.astype(to.dtype), state, like)
+
+    def as_like(x: Any, to: Any) -> Any:
+        key = jnp.issubdtype(to.dtype, jax.dtypes.prng_key)
+        return x if key else jnp.asarray(x, to.dtype)
+
+    return jax.tree.map(as_like, state, like)
 
 
 def buffer_of(leaf: Any) -> int | object:

@@ -54,6 +54,7 @@ class Task(NamedTuple):
 
 def unit_of(data: Any) -> str:
     """Returns ``"user"`` for records that are grouped by user, else ``"record"``."""
+    data = data.like if isinstance(data, streaming.Stream) else data
     return "user" if isinstance(data, UserRecords) else "record"
 
 

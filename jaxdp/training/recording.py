@@ -13,6 +13,7 @@ import pathlib
 import platform
 import re
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -241,7 +242,7 @@ def _processor() -> str:
     return ", ".join([platform.machine(), *said, f"features {digest}"])
 
 
-def create(
+def new(
     folder: Any,
     task: preparing.Task,
     keys: keys_lib.Keys,
@@ -249,8 +250,11 @@ def create(
     chunk: int,
     note: dict[str, Any],
     machines: dict[str, Any],
-) -> Recorder:
-    """Creates the folder of a new run, and returns its recorder."""
+) -> Callable[[], Recorder]:
+    """Returns what creates the folder of a new run and returns its recorder.
+
+    What the caller gave is read before: the keys are spent between the two.
+    """
     plan, params = task.plan, task.params
     moving, layered = replaying.chosen_leaves(params, **task.leaves)
     words = keys_lib.to_hex(keys)
@@ -277,10 +281,14 @@ def create(
     key = secrets.token_bytes(32)
     attempt = {"salt": "", "same": _conditions(task, text, key, machines)}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
-    ledger = ledger_lib.Ledger.create(
-        folder, plan=plan.file_text(), header=header, secret=hidden
-    )
-    return Recorder(ledger=ledger, run=run, replayable=plan.replayable)
+
+    def begun() -> Recorder:
+        ledger = ledger_lib.Ledger.create(
+            folder, plan=plan.file_text(), header=header, secret=hidden
+        )
+        return Recorder(ledger=ledger, run=run, replayable=plan.replayable)
+
+    return begun
 
 
 @dataclasses.dataclass(frozen=True)

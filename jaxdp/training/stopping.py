@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 #: What clusters send before they kill: SIGTERM; SIGUSR1 by ``sbatch --signal=USR1@120``.
 SIGNALS = ("SIGTERM", "SIGUSR1")
@@ -109,8 +110,15 @@ def stop_on_signal(*signals: str) -> Iterator[StopSignal]:
         del frame
         stop.name = signal.Signals(number).name
 
-    before = {number: signal.signal(number, handle) for number in map(_number, chosen)}
+    before: dict[signal.Signals, Any] = {}
     try:
+        for name in dict.fromkeys(chosen):
+            try:
+                before[_number(name)] = signal.signal(_number(name), handle)
+            except OSError as error:
+                raise ValueError(
+                    f"signals must be such as a process can take, got {name!r}"
+                ) from error
         yield stop
     finally:
         for number, handler in before.items():

@@ -295,7 +295,8 @@ class Streamed:
             except Exception as error:
                 error.add_note(
                     f"The steps {begin} to {last - 1} were under way: they are charged. "
-                    "jaxdp.resume computes them again over the records that there were."
+                    "Of a run with a ledger, jaxdp.resume computes them again over the "
+                    "records that there were."
                 )
                 raise
             self._bounds = self._coming = None
@@ -336,7 +337,8 @@ class Streamed:
         source.check()
         for name, part in drawn.items():
             steps, size = part.mask.shape
-            count = int(np.sum(np.asarray(part.step) < last))
+            # One at least: rows of a step that does not run are masked there.
+            count = max(1, int(np.sum(np.asarray(part.step) < last)))
             index = np.where(part.mask, part.index, 0)  # The first, for no record.
             rows = self._stream.rows(index[:count].reshape(-1).astype(np.int64))
             # A copy: on a CPU an array of JAX may else share the memory of the source's.

@@ -228,3 +228,50 @@ def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"pip install 'jaxdp-optim\[tables\]'"):
         data.ParquetSource("x.parquet")
+
+
+def test_who_reuses_memory_gives_other_records_all_the_same() -> None:
+    """Blocks and items of one buffer: each record is copied before the next is made."""
+
+    def blocks() -> Any:
+        buffer = np.empty(4)
+        for first in range(0, 12, 4):
+            buffer[:] = np.arange(first, first + 4)
+            yield buffer
+
+    source = data.IteratorSource(blocks(), 12)
+    assert source.rows(np.arange(6)).tolist() == [0, 1, 2, 3, 4, 5]
+    assert source.rows(np.arange(6, 12)).tolist() == [6, 7, 8, 9, 10, 11]
+
+    class Items:
+        buffer = np.empty(1)
+
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, i: int) -> np.ndarray:
+            self.buffer[:] = i
+            return self.buffer
+
+    assert data.ItemSource(Items()).rows(np.array([3, 1, 4])).tolist() == [
+        [3],
+        [1],
+        [4],
+    ]
+
+
+def test_a_map_that_was_changed_in_memory_is_read_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a view of a map is a file, which may not change."""
+    monkeypatch.setattr(sources, "_SMALL", 0)
+    np.save(tmp_path / "x.npy", np.full((6, 2), 7.0))
+    own = np.load(tmp_path / "x.npy", mmap_mode="c")
+    source = data.ArraySource(own)
+    own[:] = 1
+    assert source.rows(np.array([5])).tolist() == [[1, 1]]
+    view = data.ArraySource(np.asarray(np.load(tmp_path / "x.npy", mmap_mode="r")))
+    view.check()
+    np.save(tmp_path / "x.npy", np.full((6, 2), 8.0))
+    with pytest.raises(ValueError, match="another file now"):
+        view.check()

@@ -72,6 +72,7 @@ def test_what_one_user_has_moves_no_row_of_another() -> None:
             "once, got 1 twice|once, got .*1.* twice",
         ),
         ({"user_ids": [0, 1]}, ValueError, "got none for .*2"),
+        ({"user_ids": ["0", "1", "2"]}, TypeError, "user_ids must be of the kind"),
         ({"records_per_user": 0}, ValueError, "records_per_user"),
     ],
 )
@@ -192,5 +193,7 @@ def test_no_owner_has_two_of_the_chosen_records() -> None:
     have = {x for i in chosen for x in owners[i]}
     for i in set(range(200)) - set(chosen.tolist()):
         assert have & set(owners[i].tolist())
+    once = [iter(x.tolist()) for x in owners]  # Owners that can be read once.
+    assert users_lib.one_per_owner(once).tolist() == chosen.tolist()  # pyright: ignore
     with pytest.raises(TypeError, match="'ann' at 1"):
         users_lib.one_per_owner([("ann",), "ann"])

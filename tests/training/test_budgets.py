@@ -113,6 +113,21 @@ def test_sampled_plans_are_for_basic_composition(tmp_path: Path) -> None:
         strict.reserve(sampled, **how)
 
 
+def test_a_guarantee_of_another_relation_is_refused(tmp_path: Path) -> None:
+    budget = made(tmp_path, relation="zero_out")
+    for other in ("replace_one", "add_or_remove"):
+        sampled = accounting.poisson_gaussian(
+            3.0,
+            4,
+            sampling_prob=0.1,
+            relation=other,  # pyright: ignore
+        )
+        with pytest.raises(ValueError, match="must be the guarantee's"):
+            budget.reserve(sampled, delta=1e-7, relation="zero_out")
+    own = accounting.poisson_gaussian(3.0, 4, sampling_prob=0.1, relation="zero_out")
+    budget.reserve(own, delta=1e-7, relation="zero_out")
+
+
 def test_a_kill_at_any_byte_loses_nothing(tmp_path: Path) -> None:
     """The file cut after every byte: whole lines count, a torn one was never reserved."""
     budget = made(tmp_path)
@@ -193,6 +208,12 @@ def test_runs_reserve_before_they_begin(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="have room for dpzero"):
         jaxdp.fit(plan, keys, w, data, ledger=tmp_path / "2", budget=budget, **task)
     assert not (tmp_path / "2" / "ledger.jsonl").exists()
+    (tmp_path / "file").write_text("")
+    free = made(tmp_path / "free")
+    place = tmp_path / "file" / "run"
+    with pytest.raises(ValueError, match="a folder that can be written"):
+        jaxdp.fit(plan, keys, w, data, ledger=place, budget=free, **task)
+    assert not free.reservations
     jaxdp.fit(plan, keys, w, data, **task)  # Its keys were not spent.
     other = plan_of(1.4, relation="zero_out")
     with pytest.raises(ValueError, match="relation must be the budget's"):

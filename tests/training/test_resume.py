@@ -1,10 +1,12 @@
 """A killed run goes on: the same bits, every step once, nothing spent twice or shown."""
 
 import base64
+import copy
 import dataclasses
 import io
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -985,3 +987,23 @@ def test_attempts_renew_what_is_secret_and_keep_directions() -> None:
     for k in (first, second, salted):
         assert keys.to_hex(k)["direction"] == keys.to_hex(own)["direction"]
         assert k.private is False
+
+
+def test_handlers_are_as_they_were_whatever_is_asked_for() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with jaxdp.stop_on_signal("SIGTERM", "SIGTERM"):
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    with (
+        pytest.raises(ValueError, match="such as a process can take, got 'SIGKILL'"),
+        jaxdp.stop_on_signal("SIGTERM", "SIGKILL"),
+    ):
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_callbacks_get_can_be_copied() -> None:
+    info = training.CallbackInfo(jnp.zeros((2, 1)), None, make_plan(), 3)
+    for other in (copy.deepcopy(info), pickle.loads(pickle.dumps(info))):
+        assert (other.charged, other.plan) == (3, info.plan)
+    assert info._replace(state=1).charged == 3
