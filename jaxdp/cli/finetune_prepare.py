@@ -104,7 +104,9 @@ def out_of(command: options.Finetune) -> pathlib.Path:
     if command.out is not None:
         return command.out
     if command.train is None:
-        raise UsageError("--out or --train must be given, got neither")
+        if command.resume:
+            raise UsageError("--out or --train must be given, got neither")
+        raise UsageError("--train must be a path, got nothing")
     return pathlib.Path("runs", pathlib.Path(command.train).stem)
 
 
