@@ -83,7 +83,7 @@ def test_a_run_may_end_within_a_period(
     maker: Any = optax.GradientTransformationExtraArgs(init, update)
     program: Any = loop.make_program(plan, maker, identity, PROBLEM.value_fn)
     carry = loop.start(plan, maker, identity, jnp.zeros(2))
-    done = jax.jit(program)(carry, None, None, 0, steps)
+    done = jax.jit(program)(carry, jaxdp.Keys.insecure(0), None, 0, steps)
     of_period = [i for i, n in enumerate(lengths) for _ in range(n)]
     expected = [100 * of_period[t % len(of_period)] + t + 1 for t in range(steps)]
     np.testing.assert_array_equal(done.releases[:, 0], expected)
