@@ -271,6 +271,7 @@ class _Authentic(NamedTuple):
     """A ledger whose lines are those that the run wrote."""
 
     record: Record
+    lines: bytes  # what it was parsed from: the file may be edited since
     secret: dict[str, Any]
     chain: _Chain
     size: int  # of its whole lines, in bytes
@@ -317,19 +318,23 @@ def _authentic(path: pathlib.Path) -> _Authentic:
             "that were released could be released again, with the same noise over other "
             f"sums. Restore {LEDGER} and {PLAN}, or begin another run"
         )
-    missing = ahead[0] if ahead and not more else b""
+    missing, size = ahead[0] if ahead and not more else b"", len(text)
     if missing:
-        record = parsed(text + missing + b"\n", path / LEDGER)
+        text += missing + b"\n"
+        record = parsed(text, path / LEDGER)
     for line in ahead:
         chain = chain.then(line)
-    return _Authentic(record, secret, chain, len(text), missing)
+    return _Authentic(record, text, secret, chain, size, missing)
 
 
 class Ledger:
     """A run's folder, held by one process. Make it with ``create`` or ``open``."""
 
-    def __init__(self, folder: pathlib.Path, lock: Any, chain: _Chain):
+    def __init__(
+        self, folder: pathlib.Path, lock: Any, chain: _Chain, lines: bytes = b""
+    ):
         self.folder = folder
+        self.verified = lines  # those that were there when it was opened
         self._lock = lock
         self._chain = chain
         self._file = open(folder / LEDGER, "r+b")  # noqa: SIM115  (closed by close)
@@ -384,7 +389,7 @@ class Ledger:
         lock = _locked(path)
         try:
             found = _authentic(path)
-            ledger = cls(path, lock, found.chain)
+            ledger = cls(path, lock, found.chain, found.lines)
             # Cuts a torn line off, and appends the one that was written ahead.
             ledger._file.truncate(found.size)
             ledger._write(found.missing)
@@ -400,10 +405,6 @@ class Ledger:
             self._file.write(line + b"\n")
             self._file.flush()
         os.fsync(self._file.fileno())
-
-    def lines(self) -> bytes:
-        """Returns the lines, for :func:`parsed`."""
-        return _content(self.folder / LEDGER)
 
     def intend(self, first: int, last: int, attempt: int) -> None:
         """Writes the intent to release the steps [first, last): they count from now on."""

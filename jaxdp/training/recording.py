@@ -415,7 +415,7 @@ def take_up(
             # Fresh, so that two copies of a folder never share the noise of an attempt.
             known = {"salts": salts, "fresh": secrets.token_hex(32)}
             known |= {"keys": hidden["keys"], "ended": bool(hidden.get("ended"))}
-            return {"lines": ledger.lines(), "known": json.dumps(known).encode()}
+            return {"lines": ledger.verified, "known": json.dumps(known).encode()}
 
         found = parallel.from_first(mesh, opened)
         record = ledger_lib.parsed(found["lines"] or b"", folder)

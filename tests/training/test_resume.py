@@ -989,6 +989,26 @@ def test_attempts_renew_what_is_secret_and_keep_directions() -> None:
         assert k.private is False
 
 
+def test_what_is_edited_after_it_was_verified_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that were released would be released again, at what an editor chose."""
+    killed_fit(tmp_path, 5)
+    opened = ledger.Ledger.open
+
+    def edited(folder: Any) -> Any:
+        found = opened(folder)
+        path = tmp_path / ledger.LEDGER
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+        return found
+
+    monkeypatch.setattr(ledger.Ledger, "open", edited)
+    at = recording.take_up(tmp_path, None, PARAMS, new_attempt=False)
+    assert at.ledger is not None
+    at.ledger.close()
+    assert (at.done, at.record.charged) == (10, 10)
+
+
 def test_handlers_are_as_they_were_whatever_is_asked_for() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with jaxdp.stop_on_signal("SIGTERM", "SIGTERM"):
