@@ -26,6 +26,13 @@ if jax.config.jax_compilation_cache_dir is None:
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
 
+# Less of what LLVM does, in one piece a program: a seventh of what the tests take. Tests of
+# the wheel and the pages of the documentation are compiled as every user's programs are.
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
+    )
+
 
 def pytest_collection_finish() -> None:
     """Leaves modules and tests, which all stay, out of each collection of garbage."""

@@ -146,6 +146,7 @@ def check(case: str, python: str, built: Built) -> dict[str, str]:
         work.mkdir()
         cache = {
             "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
             # jaxlib 0.10.0 logs errors, which are none, about programs of its cache.
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "JAX_COMPILATION_CACHE_DIR": str(HOME / case / "jax_cache"),

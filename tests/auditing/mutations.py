@@ -16,14 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.auditing.plans_of_faults import SADDLE_PLANS, plan_named
+from tests.auditing.plans_of_faults import plan_named
 
 ROOT = Path(__file__).resolve().parents[2]
-NUM_RUNS = 20_000
+NUM_RUNS = 5000
 #: Of the lattice adversary, where it is what shows a fault.
 NUM_LATTICE_RUNS = 200
-#: Of plans that draw vertices, whose runs take longer.
-NUM_RUNS_OF_DRAWS = 10_000
 
 # Runs in the copy, whose package must be the one that is imported.
 AUDIT = """
@@ -38,8 +36,8 @@ sys.exit(jaxdp.cli.main(["audit", *words]))
 class Mutation:
     """A fault: ``old`` in the file ``path`` becomes ``new``; ``plan`` shows it.
 
-    ``also`` holds further pieces, as (path, old, new); ``num_runs`` None takes so many as
-    the plan's kind needs. Where ``lattice``, the low digits of releases show it.
+    ``also`` holds further pieces, as (path, old, new). Where ``lattice``, the low digits
+    of releases show it.
     """
 
     name: str
@@ -48,7 +46,7 @@ class Mutation:
     new: str
     plan: str
     also: tuple[tuple[str, str, str], ...] = ()
-    num_runs: int | None = None
+    num_runs: int = NUM_RUNS
     lattice: bool = False
 
     def __str__(self) -> str:
@@ -265,6 +263,7 @@ MUTATIONS = (
         "first += every.restart_batch_size + (at - 1) * self.size",
         "first += every.restart_batch_size + (at - 1) * self.size - 1",
         "tree",
+        num_runs=20_000,
     ),
     # Directions in the ball do no harm while the vector itself is clipped, as it is here.
     # So the clip goes to the score, which is enough for a vector of length sqrt(d), and
@@ -286,6 +285,7 @@ MUTATIONS = (
 """
         + TOTAL_OF_PART,
         "one direction",
+        num_runs=20_000,
         also=(
             (INCREMENT, "law=numbers.direction", 'law="ball"'),
             (INCREMENT, "return release.bounded_sum(", "return bounded_sum("),
@@ -304,6 +304,7 @@ MUTATIONS = (
             estimate = data + drawn
 """,
         "large estimate",
+        num_runs=20_000,
     ),
     Mutation(
         "the running estimate has no noise",
@@ -547,6 +548,7 @@ MUTATIONS = (
         "escape.since >= numbers.escapes_per_refresh",
         "escape.since >= 9",
         "tracked",
+        num_runs=20_000,
     ),
     # What the running Hessian's first version did.
     Mutation(
@@ -616,9 +618,7 @@ def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
         folder = Path(name).resolve()
         plant(mutation, folder)
         (folder / "plan.json").write_text(plan_named(plan).to_json(), encoding="utf-8")
-        num_runs = NUM_RUNS_OF_DRAWS if plan in SADDLE_PLANS else NUM_RUNS
-        if mutation is not None and mutation.num_runs is not None:
-            num_runs = mutation.num_runs
+        num_runs = NUM_RUNS if mutation is None else mutation.num_runs
         lattice = NUM_LATTICE_RUNS if mutation is not None and mutation.lattice else 0
         words = ["plan.json", "--json", "--num-runs", str(num_runs), "--num-steps", "8"]
         words += ["--lattice-runs", str(lattice)]

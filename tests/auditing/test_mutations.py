@@ -2,30 +2,16 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.auditing.mutations import MUTATIONS, Mutation, audited, faulty
 
-Answer = tuple[int, dict[str, Any]]
 
-
-@pytest.fixture(scope="module")
-def answers() -> Iterator[dict[Mutation | None, Future[Answer]]]:
-    """All audits, two at a time. Each is a process that imports and compiles: 5 s."""
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [(None, "full"), *((m, m.plan) for m in MUTATIONS)]
-        yield {m: pool.submit(audited, m, plan) for m, plan in jobs}
-        pool.shutdown(cancel_futures=True)
-
-
-@pytest.mark.slow
-def test_the_copy_passes_as_it_is(answers: Any) -> None:
-    code, answer = answers[None].result()
+@pytest.mark.slow  # As each below: a process that imports and compiles.
+def test_the_copy_passes_as_it_is() -> None:
+    code, answer = audited(None, "full")
     assert code == 0
     assert 0 < answer["epsilon_lower"] < answer["epsilon"]
     assert answer["passed"]
@@ -33,8 +19,8 @@ def test_the_copy_passes_as_it_is(answers: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
-def test_planted_fault_is_flagged(mutation: Mutation, answers: Any) -> None:
-    code, answer = answers[mutation].result()
+def test_planted_fault_is_flagged(mutation: Mutation) -> None:
+    code, answer = audited(mutation, mutation.plan)
     assert code == 1
     assert not answer["passed"]
     if mutation.lattice:
