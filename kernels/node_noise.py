@@ -9,11 +9,14 @@ draws on the grid of its products, ``2**-32`` (:func:`fine`), the same law on a
 finer lattice.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.kernels import fixed_point, lattice_gaussian, sphere, threefry
 
@@ -21,6 +24,8 @@ from jaxdp.kernels import fixed_point, lattice_gaussian, sphere, threefry
 Step = int | jax.Array
 #: Steps and twice a step must fit into int32.
 MAX_PERIOD = 2**30
+#: Leaves of at most so many elements are drawn together, those of similar sizes.
+_TOGETHER = 2**12
 
 
 def check_period(period: int) -> None:
@@ -161,4 +166,36 @@ def _each(
     else:  # In a loop, which XLA does not fuse: see sphere.
         keys = sphere.leaf_keys(step_key, paths)
     shapes = [tuple(leaf.shape) for _, leaf in leaves]
-    return treedef.unflatten(draw(keys[i], s, law) for i, s in enumerate(shapes))
+    drawn = {}
+    for members in _groups(list(map(math.prod, shapes))):
+        if len(members) == 1:
+            (i,) = members
+            drawn[i] = draw(keys[i], shapes[i], law)
+            continue
+        # One program for all of them. A longer array begins with a shorter one's numbers.
+        longest = max(math.prod(shapes[i]) for i in members)
+
+        def one(key: jax.Array, size: int = longest) -> Any:
+            return draw(key, (size,), law)
+
+        # XLA would otherwise write the cipher into the consumers of each.
+        rows = jax.lax.optimization_barrier(jax.vmap(one)(keys[np.array(members)]))
+        for row, i in enumerate(members):
+            drawn[i] = jax.tree.map(functools.partial(_part, row, shapes[i]), rows)
+    return treedef.unflatten(drawn[i] for i in range(len(shapes)))
+
+
+def _groups(sizes: list[int]) -> list[list[int]]:
+    """Splits leaves into those that are drawn together: of little size, and alike in it."""
+    groups: dict[int, list[int]] = {}
+    for i, size in enumerate(sizes):
+        alone = -1 - i
+        groups.setdefault(
+            alone if size > _TOGETHER else max(size, 64).bit_length(), []
+        ).append(i)
+    return list(groups.values())
+
+
+def _part(row: int, shape: tuple[int, ...], rows: jax.Array) -> jax.Array:
+    """Returns the first numbers of a row, in a shape."""
+    return rows[row, : math.prod(shape)].reshape(shape)

@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -404,6 +405,30 @@ def test_draws_are_those_of_the_documented_keys() -> None:
         high = {path: jax.tree.leaves(noise)[0] for path, noise in together.items()}
         assert high["v"].dtype == jnp.int32
         assert not np.any(high["v"] == high["w"])
+
+
+@pytest.mark.parametrize("draw", [node_noise.draw, node_noise.fine])
+def test_small_leaves_are_drawn_by_one_program(draw: Any) -> None:
+    """So that what is compiled does not grow with their number; each in its own shape.
+
+    (That their bits are those of a leaf alone: the test above.)
+    """
+    law = lattice_gaussian.law(1000, fine=draw is node_noise.fine)
+
+    def ciphers(*sizes: int) -> int:
+        like = {f"{i:02}": jnp.zeros((size, 1)) for i, size in enumerate(sizes)}
+        drawn = jax.jit(lambda t: draw(KEYS[0], t, like, law))
+        for noise, leaf in zip(
+            drawn.eval_shape(3).values(), like.values(), strict=True
+        ):
+            chex.assert_equal_shape([*jax.tree.leaves(noise), leaf])
+        return drawn.lower(3).as_text().count("stablehlo.xor")
+
+    few = ciphers(3, 60)
+    assert 0 < few == ciphers(*[3, 60, 17] * 10)
+    assert ciphers(4096, 4096) < ciphers(
+        4097, 4097
+    )  # Whose memory would be held twice.
 
 
 @pytest.mark.slow  # As methods in test_conformance.py.
