@@ -908,6 +908,11 @@ def test_a_budget_is_made_reserved_shown_and_refused(
     assert main([*train, "--out", str(tmp_path / "b")]) == 2
     assert not (tmp_path / "b").exists()
     assert "--budget must have room for dpzero" in capsys.readouterr().err
+    # A run that was begun without it has nothing reserved.
+    alone = [*train[:-2], "--out", str(tmp_path / "c")]
+    assert main(alone) == 0
+    assert main([*alone, "--resume", "--budget", folder]) == 2
+    assert "--budget must be left out with --resume" in capsys.readouterr().err
     assert main(["budget", folder, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     (run,) = shown["reservations"]

@@ -32,7 +32,9 @@ def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
     chosen = {name: x for name, x in given.items() if name not in command.free}
     # Strict JSON lacks infinity.
     parts = {name: "inf" if x == math.inf else x for name, x in recipe.items()}
-    return {"name": command.command, "command": chosen, "recipe": parts}
+    # Not which: its folder may be moved.
+    reserved = {"budget": True} if command.budget else {}
+    return {"name": command.command, "command": chosen, "recipe": parts} | reserved
 
 
 def begun_or_recorded(command: Command, out: pathlib.Path, own: bool) -> Command:
@@ -90,6 +92,11 @@ def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
                 f"{flag(field.name)} must be left out with --resume or be as it was, "
                 f"{was[field.name]}; got {now}"
             )
+    if command.budget is not None and "budget" not in record.header["note"]:
+        raise UsageError(
+            "--budget must be left out with --resume of a run that was begun without: "
+            "nothing was reserved for it"
+        )
     fields: dict[str, Any] = {name: getattr(command, name) for name in kind.free}
     return options_of(kind, was | fields | {"out": out})
 
