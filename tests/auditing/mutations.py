@@ -5,6 +5,7 @@ A fault is a piece of source text and what takes its place. To add one, add a li
 cannot silently lose a fault. ``python -m tests.auditing.mutations [NAME ...]`` runs them.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,30 @@ NUM_RUNS = 5000
 #: Of the lattice adversary, where it is what shows a fault.
 NUM_LATTICE_RUNS = 200
 
-# Runs in the copy, whose package must be the one that is imported.
-AUDIT = """
-import pathlib, sys, jaxdp.cli
-copy, *words = sys.argv[1:]
-assert pathlib.Path(jaxdp.cli.__file__).is_relative_to(copy), jaxdp.cli.__file__
-sys.exit(jaxdp.cli.main(["audit", *words]))
+# What takes long to import, and holds no fault, is imported once. Each audit is a fork in
+# its copy, whose package must be the one that is imported.
+AUDITS = """
+import json, os, signal, sys
+import dp_accounting.pld, dp_accounting.rdp, jax, numpy, optax, rich.progress, scipy.stats
+for line in sys.stdin:
+    folder, words = json.loads(line)
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(300)
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            for number, name in (1, "out"), (2, "error"):
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+            import jaxdp.cli
+            assert jaxdp.cli.__file__.startswith(folder), jaxdp.cli.__file__
+            code = jaxdp.cli.main(["audit", *words])
+            sys.stdout.flush()
+            os._exit(code)
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -608,39 +627,51 @@ def plant(mutation: Mutation | None, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and answer of ``jaxdp audit`` in a copy with the fault.
+#: (fault, plan) -> exit code and answer of ``jaxdp audit`` in a copy with the fault.
+Auditor = Callable[[Mutation | None, str], tuple[int, dict[str, Any]]]
 
-    Raises:
-      RuntimeError: the command gave no answer.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        plant(mutation, folder)
-        (folder / "plan.json").write_text(plan_named(plan).to_json(), encoding="utf-8")
-        num_runs = NUM_RUNS if mutation is None else mutation.num_runs
-        lattice = NUM_LATTICE_RUNS if mutation is not None and mutation.lattice else 0
-        words = ["plan.json", "--json", "--num-runs", str(num_runs), "--num-steps", "8"]
-        words += ["--lattice-runs", str(lattice)]
-        done = subprocess.run(
-            [sys.executable, "-c", AUDIT, str(folder), *words],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-    if done.returncode not in (0, 1) or not done.stdout:
-        raise RuntimeError(f"{mutation}: {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.returncode, json.loads(done.stdout)
+
+@contextlib.contextmanager
+def auditor() -> Iterator[Auditor]:
+    """Starts the process of which each audit is a fork; RuntimeError if it gives none."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", AUDITS],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        cwd=tempfile.gettempdir(),  # Where no jaxdp is.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked is not None and answers is not None
+
+        def audited(mutation: Mutation | None, plan: str) -> tuple[int, dict[str, Any]]:
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name).resolve()
+                plant(mutation, folder)
+                text = plan_named(plan).to_json()
+                (folder / "plan.json").write_text(text, encoding="utf-8")
+                words = [folder / "plan.json", "--json", "--num-steps", 8]
+                words += ["--num-runs", mutation.num_runs if mutation else NUM_RUNS]
+                by_digits = mutation is not None and mutation.lattice
+                words += ["--lattice-runs", NUM_LATTICE_RUNS if by_digits else 0]
+                print(json.dumps([str(folder), list(map(str, words))]), file=asked)
+                asked.flush()
+                code = int(answers.readline())
+                shown, error = ((folder / n).read_text() for n in ("out", "error"))
+            if code not in (0, 1) or not shown:
+                raise RuntimeError(f"{mutation}: {code}\n{shown}{error}")
+            return code, json.loads(shown)
+
+        yield audited
+        asked.close()
 
 
 def main(names: list[str]) -> int:
-    """Runs the named mutations, or all, two at a time; 1 if one was not flagged."""
+    """Runs the named mutations, or all; 1 if one was not flagged."""
     chosen = [m for m in MUTATIONS if not names or str(m) in names]
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda m: audited(m, m.plan), chosen))
+    with auditor() as audited:
+        found = [audited(m, m.plan) for m in chosen]
     for mutation, (code, answer) in zip(chosen, found, strict=True):
         if mutation.lattice:
             answer = answer["lattice"]

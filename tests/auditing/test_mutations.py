@@ -2,15 +2,22 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.auditing.mutations import MUTATIONS, Mutation, audited, faulty
+from tests.auditing.mutations import MUTATIONS, Auditor, Mutation, auditor, faulty
 
 
-@pytest.mark.slow  # As each below: a process that imports and compiles.
-def test_the_copy_passes_as_it_is() -> None:
+@pytest.fixture(scope="module")
+def audited() -> Iterator[Auditor]:
+    with auditor() as audited:
+        yield audited
+
+
+@pytest.mark.slow  # As each below: a process that imports the package, and compiles.
+def test_the_copy_passes_as_it_is(audited: Auditor) -> None:
     code, answer = audited(None, "full")
     assert code == 0
     assert 0 < answer["epsilon_lower"] < answer["epsilon"]
@@ -19,7 +26,7 @@ def test_the_copy_passes_as_it_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
-def test_planted_fault_is_flagged(mutation: Mutation) -> None:
+def test_planted_fault_is_flagged(mutation: Mutation, audited: Auditor) -> None:
     code, answer = audited(mutation, mutation.plan)
     assert code == 1
     assert not answer["passed"]
