@@ -76,6 +76,13 @@ demo-lm: $(STAMP)
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm,mf]'
 	$(BIN)/python -m bench docstrings --out runs/demo-lm --json runs/demo-lm/study.json
 
+# Programs that were compiled are read again by all of these, in every clone: compiling is
+# most of what the tests take.
+test test-all versions docs: export JAX_COMPILATION_CACHE_DIR ?= \
+  $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/jaxdp
+test test-all versions docs: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+test test-all versions docs: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
 test: $(STAMP)

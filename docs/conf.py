@@ -11,15 +11,8 @@ HERE = pathlib.Path(__file__).parent
 # The benchmarks' kept results are in the checkout, not in the package.
 sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
 
-# Pages are executed in processes of their own, which inherit the environment. What one of
-# them compiled is not compiled again for the next.
-for name, value in {
-    "JAX_PLATFORMS": "cpu",
-    "JAX_COMPILATION_CACHE_DIR": str(HERE / "_build" / "programs"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}.items():
-    os.environ.setdefault(name, value)
+# Pages are executed in processes of their own, which inherit the environment.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PYTHONPATH"] = str(HERE.parent)
 os.environ["PATH"] = os.pathsep.join(
     [str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]

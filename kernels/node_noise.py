@@ -189,10 +189,8 @@ def _groups(sizes: list[int]) -> list[list[int]]:
     """Splits leaves into those that are drawn together: of little size, and alike in it."""
     groups: dict[int, list[int]] = {}
     for i, size in enumerate(sizes):
-        alone = -1 - i
-        groups.setdefault(
-            alone if size > _TOGETHER else max(size, 64).bit_length(), []
-        ).append(i)
+        alike = max(size, 64).bit_length() if size <= _TOGETHER else -1 - i
+        groups.setdefault(alike, []).append(i)
     return list(groups.values())
 
 

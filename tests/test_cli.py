@@ -527,7 +527,7 @@ def test_one_command_begins_goes_on_and_ends(
 def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
     """Two of two devices each; SIGTERM comes to the one that started them."""
     out, whole = tmp_path / "run", tmp_path / "whole"
-    options = ("train", *FEW[:-1], 800, "--seed", 1, "--json", "--out")
+    options = ("train", *FEW[:-1], 3000, "--seed", 1, "--json", "--out")
     words = (*options, out, "--resume", "auto")
     flags = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
@@ -555,7 +555,7 @@ def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
         shown, error = job.communicate(timeout=200)
     assert job.returncode == 0, error
     (line,) = (x for x in shown.splitlines() if x.startswith('[0] {"'))
-    assert json.loads(line[4:])["steps_charged"] == 800
+    assert json.loads(line[4:])["steps_charged"] == 3000
     assert '[1] {"' not in shown
     assert {p.name for p in out.iterdir()} == WRITTEN
     assert run(*options, whole, "--microbatch-size", 2500) == 0

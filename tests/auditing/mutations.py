@@ -20,7 +20,8 @@ from typing import Any
 from tests.auditing.plans_of_faults import plan_named
 
 ROOT = Path(__file__).resolve().parents[2]
-NUM_RUNS = 5000
+#: Show most faults, and pass where there is none.
+NUM_RUNS, MOST_RUNS = 5000, 20_000
 #: Of the lattice adversary, where it is what shows a fault.
 NUM_LATTICE_RUNS = 200
 
@@ -282,7 +283,7 @@ MUTATIONS = (
         "first += every.restart_batch_size + (at - 1) * self.size",
         "first += every.restart_batch_size + (at - 1) * self.size - 1",
         "tree",
-        num_runs=20_000,
+        num_runs=MOST_RUNS,
     ),
     # Directions in the ball do no harm while the vector itself is clipped, as it is here.
     # So the clip goes to the score, which is enough for a vector of length sqrt(d), and
@@ -304,7 +305,7 @@ MUTATIONS = (
 """
         + TOTAL_OF_PART,
         "one direction",
-        num_runs=20_000,
+        num_runs=MOST_RUNS,
         also=(
             (INCREMENT, "law=numbers.direction", 'law="ball"'),
             (INCREMENT, "return release.bounded_sum(", "return bounded_sum("),
@@ -323,7 +324,7 @@ MUTATIONS = (
             estimate = data + drawn
 """,
         "large estimate",
-        num_runs=20_000,
+        num_runs=MOST_RUNS,
     ),
     Mutation(
         "the running estimate has no noise",
@@ -567,7 +568,7 @@ MUTATIONS = (
         "escape.since >= numbers.escapes_per_refresh",
         "escape.since >= 9",
         "tracked",
-        num_runs=20_000,
+        num_runs=MOST_RUNS,
     ),
     # What the running Hessian's first version did.
     Mutation(
@@ -652,7 +653,7 @@ def auditor() -> Iterator[Auditor]:
                 text = plan_named(plan).to_json()
                 (folder / "plan.json").write_text(text, encoding="utf-8")
                 words = [folder / "plan.json", "--json", "--num-steps", 8]
-                words += ["--num-runs", mutation.num_runs if mutation else NUM_RUNS]
+                words += ["--num-runs", mutation.num_runs if mutation else MOST_RUNS]
                 by_digits = mutation is not None and mutation.lattice
                 words += ["--lattice-runs", NUM_LATTICE_RUNS if by_digits else 0]
                 print(json.dumps([str(folder), list(map(str, words))]), file=asked)

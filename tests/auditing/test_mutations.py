@@ -1,35 +1,13 @@
 """Every planted fault is flagged: exit code 1 of ``jaxdp audit`` in a copy."""
 
-import os
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.auditing.mutations import (
-    MUTATIONS,
-    ROOT,
-    Auditor,
-    Mutation,
-    auditor,
-    faulty,
-)
-
-
-def chosen() -> tuple[Mutation, ...]:
-    """A third of the faults, another one where a file of the library is another.
-
-    All of them take a twelfth of the time of all tests. ``JAXDP_FAULTS=all``, as in the
-    workflow, or ``python -m tests.auditing.mutations`` audits each.
-    """
-    if os.environ.get("JAXDP_FAULTS") == "all":
-        return MUTATIONS
-    files = [*ROOT.glob("jaxdp/**/*.py"), *ROOT.glob("kernels/*.py")]
-    texts = b"".join(sorted(path.read_bytes() for path in files))
-    return MUTATIONS[zlib.crc32(texts) % 3 :: 3]
+from tests.auditing.mutations import MUTATIONS, Auditor, Mutation, auditor, faulty
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +25,7 @@ def test_the_copy_passes_as_it_is(audited: Auditor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", chosen(), ids=str)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_planted_fault_is_flagged(mutation: Mutation, audited: Auditor) -> None:
     code, answer = audited(mutation, mutation.plan)
     assert code == 1

@@ -426,9 +426,8 @@ def test_small_leaves_are_drawn_by_one_program(draw: Any) -> None:
 
     few = ciphers(3, 60)
     assert 0 < few == ciphers(*[3, 60, 17] * 10)
-    assert ciphers(4096, 4096) < ciphers(
-        4097, 4097
-    )  # Whose memory would be held twice.
+    # Larger leaves by themselves: what is drawn together is held in memory.
+    assert ciphers(4096, 4096) < ciphers(4097, 4097)
 
 
 @pytest.mark.slow  # As methods in test_conformance.py.
