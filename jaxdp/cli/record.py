@@ -94,8 +94,8 @@ def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
             )
     if command.budget is not None and "budget" not in record.header["note"]:
         raise UsageError(
-            "--budget must be left out with --resume of a run that was begun without: "
-            "nothing was reserved for it"
+            "--budget must be left out with --resume of a run whose ledger names none: "
+            "what goes on reserves nothing"
         )
     fields: dict[str, Any] = {name: getattr(command, name) for name in kind.free}
     return options_of(kind, was | fields | {"out": out})

@@ -41,7 +41,7 @@ for line in sys.stdin:
             for number, name in (1, "out"), (2, "error"):
                 os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
             import jaxdp.cli
-            assert jaxdp.cli.__file__.startswith(folder), jaxdp.cli.__file__
+            assert jaxdp.cli.__file__.startswith(folder + os.sep), jaxdp.cli.__file__
             code = jaxdp.cli.main(["audit", *words])
             sys.stdout.flush()
             os._exit(code)
@@ -656,16 +656,19 @@ def auditor() -> Iterator[Auditor]:
                 words += ["--num-runs", mutation.num_runs if mutation else MOST_RUNS]
                 by_digits = mutation is not None and mutation.lattice
                 words += ["--lattice-runs", NUM_LATTICE_RUNS if by_digits else 0]
-                print(json.dumps([str(folder), list(map(str, words))]), file=asked)
-                asked.flush()
-                code = int(answers.readline())
+                with contextlib.suppress(BrokenPipeError):
+                    print(json.dumps([str(folder), list(map(str, words))]), file=asked)
+                    asked.flush()
+                answer = answers.readline()
+                if not answer:
+                    raise RuntimeError(f"{mutation}: the process of audits has ended")
+                code = int(answer)
                 shown, error = ((folder / n).read_text() for n in ("out", "error"))
             if code not in (0, 1) or not shown:
                 raise RuntimeError(f"{mutation}: {code}\n{shown}{error}")
             return code, json.loads(shown)
 
         yield audited
-        asked.close()
 
 
 def main(names: list[str]) -> int:
