@@ -18,8 +18,8 @@ from jaxdp.core.source import Source
 
 #: Bytes that are read at once where all records are, as for a digest.
 _AT_ONCE = 2**24
-#: Bytes of an array up to which its map may stay in memory: labels, mostly.
-_SMALL = 2**24
+#: Bytes of an array up to which its map may stay in memory: the fastest way to its rows.
+_SMALL = 2**28
 
 #: Where a file lies, and what a change of it changes.
 _Stamp = tuple[int, int, int, int]
@@ -28,9 +28,10 @@ _Stamp = tuple[int, int, int, int]
 class ArraySource(Source):
     """Rows of NumPy arrays, which may be memory-mapped files: those are never read whole.
 
-    Their rows are read by calls of the system, neighbours by one call: pages of a map would
-    stay in the process's memory, 2 MB for a row of a kilobyte. (Arrays of up to 16 MiB,
-    views with steps, and systems without ``os.preadv`` are read through the map.)
+    Arrays of up to 256 MiB are read through their map, whose pages stay in the process's
+    memory until others need it. Of larger ones each row is read by a call of the system, as
+    a map would keep up to 2 MB for a row of a kilobyte. (Views with steps, and systems
+    without ``os.preadv``, are read through the map.)
 
     Args:
       arrays: pytree of NumPy arrays with one number of rows, such as
@@ -442,19 +443,19 @@ def _read(
     out = np.empty((len(indices), *shape), dtype)
     size = math.prod(shape) * dtype.itemsize
     octets = memoryview(_octets(out))
-    begins = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
-    for begin, end in itertools.pairwise([*begins.tolist(), len(indices)]):
-        part, at = (
-            octets[begin * size : end * size],
-            offset + int(indices[begin]) * size,
-        )
-        while part:
-            count = os.preadv(file, [part], at)
-            if not count:
-                raise ValueError(
-                    f"data must not change under a run, but a file ends at byte {at}"
-                )
+    first = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
+    begins = [*(first * size).tolist(), len(octets)]
+    places = (offset + indices[first].astype(np.int64) * size).tolist()
+    for (begin, end), at in zip(itertools.pairwise(begins), places, strict=True):
+        part = octets[begin:end]
+        while count := os.preadv(file, (part,), at):
+            if count == len(part):
+                break
             part, at = part[count:], at + count
+        else:
+            raise ValueError(
+                f"data must not change under a run, but a file ends at byte {at}"
+            )
     return out
 
 
