@@ -212,7 +212,8 @@ def fit(
         stop=str(stop is not None),
         budget=str(budget is not None),
     )
-    parallel.check_same(mesh, keys, params=params, data=task.data)
+    data = streaming.compared(task.data)
+    parallel.check_same(mesh, keys, params=params, data=data)
     transform = preparing.make_transform(task, keys)
     # Also where only another process shows or writes something: all run one program.
     in_chunks, with_text = (
@@ -356,7 +357,8 @@ def resume(
         )
         task = preparing.checked(task, callback)
         _check_stop(stop, ledger, mesh)
-        parallel.check_same(mesh, at.keys, stop=str(stop is not None), data=task.data)
+        told = streaming.compared(task.data)
+        parallel.check_same(mesh, at.keys, stop=str(stop is not None), data=told)
         transform = preparing.make_transform(task, at.keys)
         size = at.record.header["chunk"]
         run, text, compile_seconds = preparing.compiled(
@@ -437,10 +439,9 @@ class _Chunks(NamedTuple):
                 # Cut at the same steps whoever takes up the run.
                 end = min(first - first % self.size + self.size, last)
                 begin = time.perf_counter()
+                if isinstance(step, streaming.Streamed):
+                    step.ready(first, end)  # What cannot be read is not charged.
                 if recorder is not None:
-                    # What cannot be read is not charged.
-                    if isinstance(step, streaming.Streamed):
-                        step.ready(first, end)
                     recorder.before(first, end)
                 carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin

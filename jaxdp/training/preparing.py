@@ -65,12 +65,11 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
     """
     stream = None
     if streams and isinstance(task.data, Source):
-        if parallel.several_processes(task.mesh):
-            raise ValueError(
-                "mesh must be one of this process alone for data that is not in memory, "
-                f"got one of {jax.process_count()} processes"
-            )
-        stream = streaming.opened(task.data, task.plan)
+        source = task.data
+        # Where one process cannot read its files, none waits for it.
+        stream = parallel.together(
+            task.mesh, lambda: streaming.opened(source, task.plan)
+        )
     else:
         batches.check_data(task.plan.run, task.data)
     if not task.plan.runs_algorithm:

@@ -5,6 +5,8 @@ thread reads the rows of the next block of steps meanwhile, and brings them to t
 The compiled program is that of data in memory, but that a step takes its rows from the
 block in place of the whole data: the same gather, so that the same bits come out.
 
+Of several processes, each reads all rows, and none computes before all have the same ones.
+
 Two blocks are on the device at most, of about ``_BLOCK`` bytes each. Nothing has the size
 of the data set, on the device or here, but the words of draws that :func:`opened` bounds.
 """
@@ -98,6 +100,16 @@ def opened(source: Source, plan: Plan) -> Stream:
         lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), dtypes(x.dtype)), found
     )
     return Stream(source, like, known)
+
+
+def compared(data: Any) -> Any:
+    """Returns what processes of one run compare before it: arrays, or what a source tells.
+
+    The records of a source they compare block by block.
+    """
+    if not isinstance(data, Stream):
+        return data
+    return f"{type(data.source).__name__} of {len(data.source)}: {data.known}"
 
 
 def check_recordable(data: Any) -> None:
@@ -325,8 +337,12 @@ class Streamed:
         if self._coming is None or self._bounds != (first, last):
             self._begin(first, last)
         assert self._coming is not None
+        mesh = self._mesh
         try:
-            return self._coming.result()
+            # Processes wait for each other in this thread: the order is that of the steps.
+            block = parallel.together(mesh, self._coming.result)
+            parallel.check_same(mesh, self._keys, data=block)
+            return block
         except BaseException:
             self._coming = None
             raise
@@ -345,7 +361,9 @@ class Streamed:
             own = functools.partial(_own, size=steps * size)
             block[name] = dataclasses.replace(part, records=jax.tree.map(own, rows))
         source.check()
-        return jax.block_until_ready(parallel.on_all(self._mesh, block))
+        if not parallel.several_processes(self._mesh):  # Else the program does.
+            block = parallel.on_all(self._mesh, block)
+        return jax.block_until_ready(block)
 
 
 def _own(rows: np.ndarray, size: int) -> jax.Array:

@@ -101,6 +101,10 @@ def test_two_processes(tmp_path: Path) -> None:
     for found in (first, second):
         assert "keys must be the same in all 2 processes" in found["own keys"]
         assert "program must be the same in all 2 processes" in found["own slices"]
+        assert "data must be the same in all 2 processes" in found["own records"]
+        assert (
+            "num_examples = 24 records, got a ArraySource of 3" in found["short source"]
+        )
         for end in found["interrupted"].values():
             other, attempt, nowhere = end["refused"]
             assert end["stopped"] == 4
@@ -133,9 +137,10 @@ def test_two_processes(tmp_path: Path) -> None:
     for name, end in resumed.items():
         assert first["interrupted"][name]["resumed"] == end
         assert second["interrupted"][name]["resumed"] == end
+        data = two_processes.source() if name == "zeroth" else DATA
         with pytest.raises(ValueError, match="was begun, but devices is 1 and was 4"):
             jaxdp.resume(
-                tmp_path / f"{name}-stopped", PARAMS, DATA, **two_processes.ARGUMENTS
+                tmp_path / f"{name}-stopped", PARAMS, data, **two_processes.ARGUMENTS
             )
     assert ledger.read(folder).charged == 6
     optimizer = two_processes.ARGUMENTS["optimizer"]

@@ -236,12 +236,6 @@ def test_what_is_refused_before_keys_are_spent(
         sampling.batch(make_plan(POISSON), Keys.insecure(0), 0, ArraySource(X))
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming.parallel, "several_processes", lambda mesh: True)
-    with pytest.raises(ValueError, match="one of this process alone for data that is"):
-        fit(make_plan(POISSON), ArraySource(DATA))
-
-
 def test_a_single_pass_over_what_is_read_once() -> None:
     plan = make_plan(sampling.SinglePass(30))
     blocks = ({k: v[i : i + 70] for k, v in DATA.items()} for i in range(0, N, 70))

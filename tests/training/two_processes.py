@@ -57,7 +57,13 @@ def refusal(function: Any) -> str:
     return ""
 
 
-def interrupted(folder: pathlib.Path, plan: Any, mesh: Any) -> dict[str, Any]:
+def source(more: float = 0.0) -> jaxdp.data.Source:
+    return jaxdp.data.ArraySource(jax.tree.map(lambda x: np.asarray(x) + more, DATA))
+
+
+def interrupted(
+    folder: pathlib.Path, plan: Any, mesh: Any, data: Any
+) -> dict[str, Any]:
     """What a run says that is stopped by one process, and what it ends with."""
     # Process 1 alone is told to stop, after two of three chunks.
     asked = iter([False, False, True])
@@ -65,7 +71,7 @@ def interrupted(folder: pathlib.Path, plan: Any, mesh: Any) -> dict[str, Any]:
     whole["stop"] = lambda: jax.process_index() == 1 and next(asked)
     step = None
     try:
-        jaxdp.fit(plan, jaxdp.Keys.insecure(1), PARAMS, DATA, **whole)
+        jaxdp.fit(plan, jaxdp.Keys.insecure(1), PARAMS, data, **whole)
     except jaxdp.Stopped as error:
         step = error.step
     if jax.process_index() == 0:
@@ -73,7 +79,7 @@ def interrupted(folder: pathlib.Path, plan: Any, mesh: Any) -> dict[str, Any]:
 
     def resume(folder: Any = folder, params: Any = PARAMS, **kwargs: Any) -> Any:
         given = ARGUMENTS | {"mesh": mesh, "plan": plan} | kwargs
-        return jaxdp.resume(folder, params, DATA, **given)
+        return jaxdp.resume(folder, params, data, **given)
 
     # One of them has other parameters; only one says that it is a new attempt.
     other = jax.tree.map(lambda x: x + jax.process_index(), PARAMS)
@@ -120,9 +126,9 @@ def main(folder: str) -> dict[str, Any]:
     own = jaxdp.Keys.from_entropy()
     shared = own.broadcast()
 
-    def run(keys: Any, **kwargs: Any) -> Any:
+    def run(keys: Any, data: Any = DATA, **kwargs: Any) -> Any:
         args = ARGUMENTS | {"mesh": mesh} | kwargs
-        return jaxdp.fit(PLAN, keys, PARAMS, DATA, **args)
+        return jaxdp.fit(PLAN, keys, PARAMS, data, **args)
 
     shown: list[int] = []
     seen = (
@@ -132,8 +138,13 @@ def main(folder: str) -> dict[str, Any]:
     )
     result = run(jaxdp.Keys.insecure(1), ledger=folder, chunk=2, **seen)
     path = pathlib.Path(folder)
-    plans = {"zeroth": PLAN, "first": GRADIENTS}
-    ends = {n: interrupted(path.with_name(n), plan, mesh) for n, plan in plans.items()}
+    runs = {"zeroth": (PLAN, source()), "first": (GRADIENTS, DATA)}
+    ends = {
+        n: interrupted(path.with_name(n), plan, mesh, data)
+        for n, (plan, data) in runs.items()
+    }
+    where = jax.process_index()
+    short = source() if where else jaxdp.data.ArraySource(np.ones((3, 2)))
     return {
         "interrupted": ends,
         "halves": halves(path.with_name("halves")),
@@ -145,6 +156,10 @@ def main(folder: str) -> dict[str, Any]:
                 jaxdp.Keys.insecure(1), microbatch_size=SIZE + jax.process_index()
             )
         ),
+        "own records": refusal(
+            lambda: run(jaxdp.Keys.insecure(1), source(float(where)))
+        ),
+        "short source": refusal(lambda: run(jaxdp.Keys.insecure(1), short)),
         "keys": keys_lib.fingerprint(shared).hex(),
         "private": shared.private,
         # Each process for itself would have the same noise on data of its own.
