@@ -32,10 +32,10 @@ LAYERS = {
     "plans": 5,
     "training": 6,
     "metrics": 7,
-    "auditing": 7,
     "tuning": 7,
     "data": 7,
     "models": 8,
+    "auditing": 8,  # it groups records by user, as data does
     "": 9,  # jaxdp/__init__.py, which names what is public
     "cli": 10,
 }
