@@ -25,7 +25,7 @@ _RECORDS = {"plus": _MANY, "nan": _MANY, "minus": 1, "absent": 0}
 
 
 class Unit(NamedTuple):
-    """What neighbouring data sets differ in, and how a run reads it."""
+    """Unit of privacy: what neighbouring data sets differ in, and how a run reads it."""
 
     name: str
     #: (rows, index, kind) -> data: rows of records, of which the one at ``index`` has that

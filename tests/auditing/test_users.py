@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxdp import Keys, auditing, plans, sampling
 from jaxdp.auditing import cases, grid_releases, units
 from jaxdp.data import users as users_lib
 from jaxdp.dpzero import oracle
-from tests.auditing.mutations import MUTATIONS, Mutation, faulty, plan_named
+from tests.auditing.mutations import MUTATIONS, NUM_RUNS, Mutation, faulty, plan_named
 
 NUMBERS: dict[str, Any] = {
     "num_examples": 8,
@@ -68,7 +69,8 @@ OTHERS = {
 )
 def test_a_user_moves_all_releases_as_a_record_does(name: str) -> None:
     made = [transcripts(OTHERS[name], unit) for unit in units.UNITS.values()]
-    np.testing.assert_array_equal(*made)
+    # In deviations of the noise: a clip more would be a large part of one.
+    np.testing.assert_allclose(*made, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["DPGD", pytest.param("SOSP", marks=pytest.mark.slow)])
@@ -94,27 +96,27 @@ def test_the_one_user_has_more_records_than_are_kept_or_fewer() -> None:
         assert held.tolist() == [0.0, *[1.0] * kept, 2.0]
 
 
-@pytest.mark.parametrize(
-    "mutation", [m for m in MUTATIONS if m.unit == "user"], ids=str
-)
+#: Of users, in the plan "full"; test_mutations.py runs all in processes of their own.
+FAULTS = [m for m in MUTATIONS if m.unit == "user" and m.plan == "full"]
+
+
+@pytest.mark.parametrize("mutation", [None, *FAULTS], ids=str)
 def test_faults_of_users_are_flagged(
-    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+    mutation: Mutation | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As test_mutations.py does it, but in this process: without its imports."""
-    users, release = users_lib, oracle
-    for path, text in faulty(mutation).items():
-        module = types.ModuleType(path)
+    """The bound is above the accounted epsilon with the fault, and below it without."""
+    modules = {"users.py": users_lib, "oracle.py": oracle}
+    for path, text in faulty(mutation).items() if mutation else ():
+        module = modules[Path(path).name] = types.ModuleType(path)
         exec(compile(text, path, "exec"), module.__dict__)
-        users, release = (
-            (module, release) if path.endswith("users.py") else (users, module)
-        )
-    monkeypatch.setattr(oracle, "release_slopes", release.release_slopes)
+    users, slopes = modules["users.py"], modules["oracle.py"].release_slopes
+    monkeypatch.setattr(oracle, "release_slopes", slopes)
     monkeypatch.setattr(units, "users", users)
     user = units.USER._replace(loss=users.per_user)
     monkeypatch.setitem(units.UNITS, "user", user)
-    plan = plan_named(mutation.plan)
-    found = auditing.audit(plan, num_runs=mutation.num_runs, unit="user")
-    assert found.epsilon_lower > found.epsilon
+    found = auditing.audit(plan_named("full"), num_runs=NUM_RUNS, unit="user")
+    assert found.passed == (mutation is None)
+    assert found.epsilon_lower > 0
 
 
 def test_a_plan_that_reads_no_loss_is_refused() -> None:
