@@ -18,6 +18,7 @@ an audit, and hides nothing. (``tests/auditing`` plants it.)
 
 * :mod:`jaxdp.auditing.cases`: how the plans of each kind of release are attacked;
 * :mod:`jaxdp.auditing.canaries`: neighbouring data sets;
+* :mod:`jaxdp.auditing.units`: what they differ in, a record or all records of a user;
 * :mod:`jaxdp.auditing.simulation`: transcripts of runs on them;
 * :mod:`jaxdp.auditing.attacks`: from a transcript to a score;
 * :mod:`jaxdp.auditing.vertices`: the same for plans that draw vertices;

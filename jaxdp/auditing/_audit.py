@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxdp.accounting import Epsilon
 from jaxdp.auditing import bounds, cases, draws, vertices
+from jaxdp.auditing.units import Unit
 from jaxdp.core import display, validate
 from jaxdp.mechanism.plan import Plan
 
@@ -22,6 +23,7 @@ class Bound:
       method: the attack, and the rule that makes an epsilon of its errors.
       num_runs: simulated runs on each data set.
       num_tested: those of them that the bound counts: the others chose the attack.
+      unit: what the two data sets differ in, ``"record"`` or ``"user"``.
     """
 
     epsilon_lower: float
@@ -31,6 +33,7 @@ class Bound:
     method: str
     num_runs: int
     num_tested: int
+    unit: str = "record"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class AuditResult(Bound):
     """Result of an audit: lower bound on epsilon, accounted epsilon, attack, error rates.
 
     Attributes:
-      canary: the record by which the two data sets differ.
+      canary: the record or user by which the two data sets differ.
       num_steps: T of every run.
       false_positive_rate: its upper limit, for the attack.
       false_negative_rate: its upper limit, for the attack.
@@ -86,6 +89,7 @@ def audit(
     delta: float | None = None,
     failure_prob: float = 1e-6,
     seed: int = 0,
+    unit: str = "record",
 ) -> AuditResult:
     """Bounds from below the epsilon of what a plan's transformation really does.
 
@@ -118,6 +122,10 @@ def audit(
       delta: default the plan's own; 0 for a pure guarantee.
       failure_prob: in (0, 1): of the bound being above the true epsilon.
       seed: in [0, 2**32); an audit is a function of it.
+      unit: ``"record"``, or ``"user"``: rows are then users (:func:`jaxdp.by_user`), and
+        the loss that of :func:`jaxdp.per_user`. The data sets differ in a user who has more
+        records than are kept, all of which saturate the clip. In the other one the user
+        has a single record, its negative, or by another relation none.
 
     Raises:
       TypeError, ValueError: an argument is out of range, or a plan that says nothing of
@@ -138,7 +146,7 @@ def audit(
     validate.probability(failure_prob=failure_prob)
     validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     delta, accounted = _accounted(plan, delta)
-    case = cases.case_of(plan)
+    case, rows = cases.case_of(plan), cases.unit_of(plan, unit)
     if case.draws:
         most, num_draws = vertices.MOST_DRAWS, getattr(plan, "num_draws", 0)
         if plan.released == "vertices" and num_draws > most:
@@ -151,7 +159,7 @@ def audit(
             return enumerated
     rule = cases.rule_of(plan, delta, accounted, failure_prob)
     plan = case.prepared(plan)
-    found = bounds.tested(_attempts(case, plan, num_runs, seed, rule), rule)
+    found = bounds.tested(_attempts(case, plan, rows, num_runs, seed, rule), rule)
     return AuditResult(
         epsilon_lower=found.epsilon_lower,
         epsilon=float(accounted),
@@ -161,6 +169,7 @@ def audit(
         canary=found.attempt.canary,
         num_runs=num_runs,
         num_tested=len(found.attempt.first),
+        unit=unit,
         num_steps=plan.num_steps,
         false_positive_rate=found.false_positive,
         false_negative_rate=found.false_negative,
@@ -168,10 +177,15 @@ def audit(
 
 
 def _attempts(
-    case: cases.AuditCase, plan: Any, num_runs: int, seed: int, rule: bounds.Rule
+    case: cases.AuditCase,
+    plan: Any,
+    unit: Unit,
+    num_runs: int,
+    seed: int,
+    rule: bounds.Rule,
 ) -> Iterator[bounds.Attempt]:
     learn = choose = int(case.learn * num_runs)
-    canaries = case.canaries(plan)
+    canaries = [canary.of(unit) for canary in case.canaries(plan)]
     data = list(dict.fromkeys(d for c in canaries for d in (c.first, c.second)))
     made = case.transcripts(plan, data, num_runs, seed)
     transcripts = dict(zip(data, made, strict=True))

@@ -101,6 +101,7 @@ def lattice(
     delta: float | None = None,
     failure_prob: float = 1e-6,
     seed: int = 0,
+    unit: str = "record",
 ) -> LatticeResult:
     """Attacks the low digits of what a plan with noise releases.
 
@@ -124,6 +125,7 @@ def lattice(
       delta: default the plan's own; 0 for a pure guarantee.
       failure_prob: in (0, 1): of flagging a plan without fault.
       seed: in [0, 2**32); the result is a function of it.
+      unit: ``"record"`` or ``"user"``, as in :func:`audit`.
 
     Raises:
       TypeError, ValueError: an argument is out of range, or a plan without noise.
@@ -141,11 +143,11 @@ def lattice(
     validate.integer(at_least=100, at_most=2**31, num_runs=num_runs)
     validate.probability(failure_prob=failure_prob)
     validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
-    mechanism = cases.case_of(plan).mechanism
+    mechanism, rows = cases.case_of(plan).mechanism, cases.unit_of(plan, unit)
     chosen, accounted = cases.accounted(plan, delta)
     sites, left_out = (), []
     if mechanism is not None:
-        made = mechanism(plan, Keys.insecure(seed))
+        made = mechanism(plan, Keys.insecure(seed), rows)
         sites, left_out = grid_releases.releases(made, num_runs, seed), [*made.left_out]
     large = tuple(s for s in sites if s.noise_std >= residues.LEAST_STD)
     left_out += [
@@ -168,6 +170,7 @@ def lattice(
         method=method,
         num_runs=0 if mechanism is None else num_runs,
         num_tested=len(found.attempt.first) if found else 0,
+        unit=unit,
         sites=tuple(residues.fit(s.units[0], s.noise_std, s.name) for s in large),
         left_out=tuple(left_out),
         reason=reason,

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxdp import sampling
+from jaxdp.auditing import units
+from jaxdp.auditing.units import Unit
 from jaxdp.core.keys import Keys
 
 #: Contribution of a record in units of its bound, by its kind.
@@ -14,7 +16,7 @@ VALUES = {"plus": 1.0, "minus": -1.0, "nan": math.nan, "absent": 0.0}
 
 
 class DataSet(NamedTuple):
-    """Data set whose records contribute zero, except for one."""
+    """Data set whose records, or users, contribute zero, except for one."""
 
     #: Kind of the one: it saturates every bound, upwards ("plus") or downwards ("minus"),
     #: or is not a number, or contributes nothing either ("absent").
@@ -25,6 +27,7 @@ class DataSet(NamedTuple):
     signs: tuple[int, ...] | None = None
     players: str = "xy"  # whose gradients these are; those of another player are zero
     crowded: bool = False  # whether every other record saturates the bounds too
+    unit: Unit = units.RECORD  # what each of them is
 
 
 class Canary(NamedTuple):
@@ -40,6 +43,12 @@ class Canary(NamedTuple):
     second: DataSet  # with what the relation puts in its place
     moves: Any = None
     weights: Any = None
+
+    def of(self, unit: Unit) -> "Canary":
+        """Returns the pair with a unit in the place of a record."""
+        first, second = (x._replace(unit=unit) for x in (self.first, self.second))
+        name = self.name.replace(units.RECORD.name, unit.name)
+        return self._replace(name=name, first=first, second=second)
 
     def shifts(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns how far the record moves each release, in both data sets."""

@@ -16,9 +16,11 @@ from jaxdp.auditing import (
     second_order,
     short_run,
     simulation,
+    units,
     vertices,
 )
 from jaxdp.auditing.canaries import Canary, DataSet
+from jaxdp.auditing.units import Unit
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
 from jaxdp.mechanism.plan import Plan
@@ -45,13 +47,15 @@ class AuditCase(NamedTuple):
     shortened: Callable[[Any, int], Any]
     #: Why transcripts cannot be audited, to end "plan must ", or "".
     refused: Callable[[Any], str] = lambda plan: ""
-    #: (plan, public) -> what is read as integers of a grid; None if no noise is added.
-    mechanism: Callable[[Any, Keys], grid_releases.Mechanism] | None = None
+    #: (plan, public, unit) -> what is read as integers of a grid; None if no noise is
+    #: added.
+    mechanism: Callable[[Any, Keys, Unit], grid_releases.Mechanism] | None = None
     #: The plan that is audited in place of one.
     prepared: Callable[[Any], Any] = lambda plan: plan
     keeps_noise: bool = (
         False  # whether a shortened plan's epsilon is the plan's as it is
     )
+    losses: bool = True  # whether a run reads records by their loss, as it does users
     draws: bool = False  # whether vertices are drawn, which are claimed to be zCDP
     learn: float = _LEARN  # share of the runs that attacks learn from
 
@@ -61,6 +65,18 @@ def case_of(plan: Plan) -> AuditCase:
     validate.instance(Plan, plan=plan)
     validate.one_of(CASES, **{"plan.released": plan.released})
     return CASES[plan.released]
+
+
+def unit_of(plan: Plan, unit: str) -> Unit:
+    """Returns the unit of that name; ValueError if the plan has no case of it."""
+    validate.one_of(units.UNITS, unit=unit)
+    found = units.UNITS[unit]
+    if found is not units.RECORD and not case_of(plan).losses:
+        raise ValueError(
+            f"unit must be {units.RECORD.name!r} for {type(plan).__name__}, whose audit "
+            f"has no loss for jaxdp.per_user to lift, got {unit!r}"
+        )
+    return found
 
 
 def accounted(plan: Any, delta: float | None) -> tuple[float, Epsilon]:
@@ -155,6 +171,7 @@ _DRAWS = AuditCase(
     vertices.attacks,
     _shorter_draws,
     _refused_draws,
+    losses=False,
     draws=True,
     learn=_LEARN_DRAWS,
 )
@@ -170,6 +187,7 @@ CASES: dict[str, AuditCase] = {
             f"{type(plan).__name__}, whose updates come from elsewhere"
         ),
         mechanism=grid_releases.of_prefix_sums,
+        losses=False,
     ),
     "queries of a search": AuditCase(
         second_order.canaries,

@@ -1,10 +1,11 @@
 """Released numbers of a plan's mechanism, in the units of its grid.
 
-On two data sets: nothing that contributes, and one record that contributes about a unit to
-every coordinate of one step. The unit is that of the noise, in which releases are integers
-(or, of noise with a fraction, as good as real). What runs is the plan's transformation or
-algorithm, on prescribed public states: the running estimate of a step that releases a
-change is set to zero before it, so that float32 holds all digits of the change.
+On two data sets: nothing that contributes, and one record (or user) that contributes about
+a unit to every coordinate of one step. The unit is that of the noise, in which releases
+are integers (or, of noise with a fraction, as good as real). What runs is the plan's
+transformation or algorithm, on prescribed public states: the running estimate of a step
+that releases a change is set to zero before it, so that float32 holds all digits of the
+change.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import numpy as np
 from jaxdp import sampling
 from jaxdp.auditing import simulation
 from jaxdp.auditing.canaries import num_records
+from jaxdp.auditing.units import Unit
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.keys import Keys
 from jaxdp.kernels import finite_difference, sphere
@@ -102,10 +104,11 @@ def _reading_of(grid: Any, norm: float = 1.0) -> Reading:
     return Reading(grid.noise_std * norm, float(np.float32(grid.noise_unit)))
 
 
-def _records(plan: Any, index: int, amount: jax.Array) -> dict[str, jax.Array]:
-    """Returns records that are all masked, except for one of the given amount."""
+def _records(plan: Any, index: int, amount: jax.Array, unit: Unit) -> simulation.Rows:
+    """Returns rows that are all masked, except for one of the given amount."""
     there = np.arange(num_records(plan)) == index
-    return {"amount": jnp.where(there, amount, 0), "present": jnp.asarray(there)}
+    amounts = unit.data(jnp.where(there, amount, 0), index, "plus")
+    return simulation.Rows(amounts, jnp.asarray(there))
 
 
 def _read(plan: Any, public: Keys, step: int, phase: str) -> int:
@@ -143,6 +146,7 @@ def _held(plan: Any, dim: int) -> int:
 def _scanned(
     plan: Any,
     public: Keys,
+    unit: Unit,
     start: Any,
     steps: int,
     value_fn: Callable[[Any, Any], jax.Array],
@@ -160,13 +164,14 @@ def _scanned(
 
     def run(own: Keys, table: Any, amount: jax.Array) -> Any:
         keys = simulation.run_keys(plan, own, public)
-        tx, records = build(keys, table), _records(plan, index, amount)
+        tx, rows = build(keys, table), _records(plan, index, amount, unit)
+        loss = unit.loss(value_fn)
 
         def step(state: Any, t: jax.Array) -> tuple[Any, Any]:
             if clip is not None:
                 state = state._replace(clip=clip)
-            given = simulation.batch_of(plan, keys, t, records, phase.name)
-            update, after = tx.update(None, state, start, value_fn=value_fn, **given)
+            given = simulation.batch_of(plan, keys, t, rows, phase.name)
+            update, after = tx.update(None, state, start, value_fn=loss, **given)
             return after, seen(update, after)
 
         return jax.lax.scan(step, tx.init(start), jnp.arange(steps))[1]
@@ -174,23 +179,24 @@ def _scanned(
     return run
 
 
-def of_gradients(plan: Any, public: Keys) -> Mechanism:
+def of_gradients(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     """Returns the simulation of one gradient of ``plans.DPGD``."""
     grid, size = plan.grid("step"), _slice(plan, DIM)
     slope = _ONE * _unit_of(grid)
     run = _scanned(
         plan,
         public,
+        unit,
         {"x": jnp.zeros(DIM)},
         1,
-        lambda params, batch: batch["amount"] * (slope * jnp.sum(params["x"])),
+        lambda params, amounts: amounts * (slope * jnp.sum(params["x"])),
         lambda keys, _: plan.transform(keys, microbatch_size=size),
         lambda update, _: {"gradient": update["x"]},
     )
     return Mechanism(run, {"gradient": _reading_of(grid)}, _held(plan, DIM), plan)
 
 
-def of_slopes(plan: Any, public: Keys) -> Mechanism:
+def of_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     """Returns the simulation of the slopes and counts of the first steps."""
     most = STEPS_OF_HOST if plan.noise == "laplace" else STEPS
     width = plan.num_directions
@@ -215,25 +221,25 @@ def of_slopes(plan: Any, public: Keys) -> Mechanism:
 
     value_fn = _along(_ONE * _unit_of(grid), plan.smoothing_radius)
     start = {"x": jnp.zeros(dim)}
-    run = _scanned(plan, public, start, steps, value_fn, build, seen, clip)
+    run = _scanned(plan, public, unit, start, steps, value_fn, build, seen, clip)
     return Mechanism(run, readings, max(steps * width, _held(plan, dim)), plan)
 
 
 def _along(slope: float, radius: float) -> Callable[[Any, Any], jax.Array]:
     """Returns a loss whose slope along any direction is plus or minus ``slope``."""
 
-    def value_fn(params: Any, batch: Any) -> jax.Array:
+    def value_fn(params: Any, amounts: Any) -> jax.Array:
         x = params["x"][0]
         # Without a radius a derivative is taken, which a sign does not have.
-        return batch["amount"] * (slope * (radius * jnp.sign(x) if radius else x))
+        return amounts * (slope * (radius * jnp.sign(x) if radius else x))
 
     return value_fn
 
 
-def of_increments(plan: Any, public: Keys) -> Mechanism:
+def of_increments(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     """Returns the simulation of the first estimates of ``plans.O2NC``."""
     if plan.describe().slopes:
-        return _of_estimated_slopes(plan, public)
+        return _of_estimated_slopes(plan, public, unit)
     gradients = not plan.perturbation(DIM).differences
     dim = DIM if gradients else DIM_OF_VALUES
     names = [p.name for p in plan.phases for _ in range(p.num_steps)]
@@ -250,19 +256,19 @@ def of_increments(plan: Any, public: Keys) -> Mechanism:
         return {"x": x, "query": x, "step": jnp.float32(t)}
 
     def value_fn_of(t: int) -> Callable[[Any, Any], jax.Array]:
-        unit = _unit_of(plan.grid(names[t]))
-        several = _SEVERAL * unit * math.sqrt(plan.num_directions)
+        grid_unit = _unit_of(plan.grid(names[t]))
+        several = _SEVERAL * grid_unit * math.sqrt(plan.num_directions)
 
-        def value_fn(params: Any, batch: Any) -> jax.Array:
+        def value_fn(params: Any, amounts: Any) -> jax.Array:
             away = params["x"] - params["query"]
             if gradients:
-                loss = _ONE * unit * jnp.sum(away)
+                loss = _ONE * grid_unit * jnp.sum(away)
             else:
                 loss = several * radius * jnp.sign(away[0])
             # At the query before it is zero, and so is its slope.
-            return batch["amount"] * jnp.where(params["step"] == t, loss, 0)
+            return amounts * jnp.where(params["step"] == t, loss, 0)
 
-        return value_fn
+        return unit.loss(value_fn)
 
     def run(own: Keys, _: Any, amount: jax.Array) -> dict[str, jax.Array]:
         keys = simulation.run_keys(plan, own, public)
@@ -271,8 +277,8 @@ def of_increments(plan: Any, public: Keys) -> Mechanism:
         )
         state, seen = tx.init(query(0)), {}
         for t in range(steps):
-            records = _records(plan, index[t], amount)
-            given = simulation.batch_of(plan, keys, jnp.int32(t), records, names[t])
+            rows = _records(plan, index[t], amount, unit)
+            given = simulation.batch_of(plan, keys, jnp.int32(t), rows, names[t])
             given["value_fn"] = value_fn_of(t)
             state = state._replace(estimate=jnp.zeros(dim))
             _, state = tx.update(None, state, query(t), **given)
@@ -286,7 +292,7 @@ def of_increments(plan: Any, public: Keys) -> Mechanism:
     return Mechanism(run, readings, 2 * _held(plan, dim), plan)
 
 
-def _of_estimated_slopes(plan: Any, public: Keys) -> Mechanism:
+def _of_estimated_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     width = plan.num_directions
     dim, steps = max(16, 4 * width), min(plan.num_steps, max(STEPS // width, 1))
     (phase,) = plan.phases
@@ -294,6 +300,7 @@ def _of_estimated_slopes(plan: Any, public: Keys) -> Mechanism:
     run = _scanned(
         plan,
         public,
+        unit,
         start,
         steps,
         _along(_ONE * _unit_of(grid), plan.smoothing_radius / math.sqrt(dim)),
@@ -320,7 +327,7 @@ def _of_estimated_slopes(plan: Any, public: Keys) -> Mechanism:
     return Mechanism(run, readings, steps * max(dim, _held(plan, width)), plan)
 
 
-def of_prefix_sums(plan: Any, public: Keys) -> Mechanism:
+def of_prefix_sums(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     """Returns the simulation of the first noised updates of ``plans.PrefixSum``."""
     (phase,) = plan.phases
     grid = plan.grid(phase.name)
@@ -335,10 +342,10 @@ def of_prefix_sums(plan: Any, public: Keys) -> Mechanism:
         tx: Any = plan.transform(keys)
         state, seen = tx.init(params), {}
         for t in range(steps):
-            records = _records(plan, index[t], amount)
-            given = simulation.batch_of(plan, keys, jnp.int32(t), records, phase.name)
-            rows = given["batch"].records["amount"]
-            updates = jnp.broadcast_to(one * rows[:, None], (len(rows), dim))
+            rows = _records(plan, index[t], amount, unit)
+            given = simulation.batch_of(plan, keys, jnp.int32(t), rows, phase.name)
+            amounts = given["batch"].records
+            updates = jnp.broadcast_to(one * amounts[:, None], (len(amounts), dim))
             update, state = tx.update(updates, state, params, batch=given["batch"])
             seen[f"step {t}"] = update
         return seen
@@ -347,7 +354,7 @@ def of_prefix_sums(plan: Any, public: Keys) -> Mechanism:
     return Mechanism(run, readings, dim * steps, plan)
 
 
-def of_search(plan: Any, public: Keys) -> Mechanism:
+def of_search(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     """Returns the simulation of a refresh, a difference and the products of an escape."""
     dim, left_out = DIM_OF_VALUES, list[str]()
     refresh = plan.roles.refresh.grid
@@ -363,30 +370,34 @@ def of_search(plan: Any, public: Keys) -> Mechanism:
         bend = _ONE * (plan.difference_batch_size or 1) * _unit_of(grid) / away
     size = min(plan.num_examples, max(plan.refresh_batch_size, 1), 2**12)
     records = np.arange(plan.num_examples)
-    escape = _escape(plan, public, left_out)
+    escape = _escape(plan, public, unit, left_out)
     if escape is not None:
         readings |= escape.readings
 
-    def linear(x: jax.Array, batch: jax.Array) -> jax.Array:
-        return batch * (one * jnp.sum(x))
+    @unit.loss
+    def linear(x: jax.Array, amounts: jax.Array) -> jax.Array:
+        return amounts * (one * jnp.sum(x))
 
-    def quadratic(x: jax.Array, batch: jax.Array) -> jax.Array:
-        return batch * (bend / 2 * jnp.sum(x**2))
+    @unit.loss
+    def quadratic(x: jax.Array, amounts: jax.Array) -> jax.Array:
+        return amounts * (bend / 2 * jnp.sum(x**2))
+
+    def data(index: int, amount: jax.Array) -> Any:
+        return unit.data(jnp.where(records == index, amount, 0), index, "plus")
 
     def run(own: Keys, table: Any, amount: jax.Array) -> dict[str, Any]:
         keys = simulation.run_keys(plan, own, public)
         tx: Any = private_spider(plan, keys, microbatch_size=size)
         here, there = jnp.zeros(dim), jnp.full(dim, away)
-        data = jnp.where(records == 0, amount, 0)
         state, seen = tx.init(here), {}
         seen["refresh"], state = tx.update(
-            None, state, here, value_fn=linear, batch=data
+            None, state, here, value_fn=linear, batch=data(0, amount)
         )
         if differs:
-            data = jnp.where(records == plan.refresh_batch_size, amount, 0)
+            later = data(plan.refresh_batch_size, amount)
             state = state._replace(spider=state.spider._replace(estimate=here))
             seen["difference"], _ = tx.update(
-                None, state, there, value_fn=quadratic, batch=data
+                None, state, there, value_fn=quadratic, batch=later
             )
         return seen | ({} if escape is None else escape.run(own, table, amount))
 
@@ -394,7 +405,9 @@ def of_search(plan: Any, public: Keys) -> Mechanism:
     return Mechanism(run, readings, held, plan, tuple(left_out))
 
 
-def _escape(plan: Any, public: Keys, left_out: list[str]) -> Mechanism | None:
+def _escape(
+    plan: Any, public: Keys, unit: Unit, left_out: list[str]
+) -> Mechanism | None:
     """Returns the simulation of an escape's first products; None if none can be read."""
     if plan.escape_steps is None:
         return None
@@ -409,25 +422,27 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> Mechanism | None:
     vector = np.full(dim, length / math.sqrt(dim), np.float32)
     if tracked:
         grid = plan.roles.hessian.grid
-        unit = one = float(np.float32(grid.product_unit))
+        grid_unit = one = float(np.float32(grid.product_unit))
     else:
         grid = plan.roles.hessian.grid(dim)
         if (plan.escape_radius + grid.rounding) ** 2 > plan.roles.hessian.budget:
             left_out.append("product with a Hessian: its budget is less than one step")
             return None
         one = grid.l2_clip_norm * plan.escape_radius * 2.0**-grid.bits
-        unit = float(np.float32(one / grid.normalizer))
+        grid_unit = float(np.float32(one / grid.normalizer))
     bend = float(_ONE * one / vector[0])
 
-    def value_fn(x: jax.Array, batch: jax.Array) -> jax.Array:
-        return batch * (bend / 2 * jnp.sum(x**2))
+    @unit.loss
+    def value_fn(x: jax.Array, amounts: jax.Array) -> jax.Array:
+        return amounts * (bend / 2 * jnp.sum(x**2))
 
     def run(own: Keys, _: Any, amount: jax.Array) -> dict[str, jax.Array]:
         keys = simulation.run_keys(plan, own, public)
         algorithm = plan.algorithm(keys, microbatch_size=1)
         zero = jnp.zeros(dim)
         state: Any = algorithm.init(zero)
-        data = jnp.zeros(plan.num_examples).at[0].set(0 if tracked else amount)
+        amounts = jnp.zeros(plan.num_examples).at[0].set(0 if tracked else amount)
+        data = unit.data(amounts, 0, "plus")
         hessian = state.escape.hessian
         if tracked:
             # The running sum of the records before, one of which is that of this amount.
@@ -450,6 +465,6 @@ def _escape(plan: Any, public: Keys, left_out: list[str]) -> Mechanism | None:
 
         return {"product with a Hessian": jax.lax.map(product, counts)}
 
-    reading = Reading(grid.noise_std, unit / float(np.float32(plan.smoothness)))
+    reading = Reading(grid.noise_std, grid_unit / float(np.float32(plan.smoothness)))
     readings = {"product with a Hessian": reading}
     return Mechanism(run, readings, dim * len(counts), plan)

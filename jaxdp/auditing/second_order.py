@@ -16,6 +16,7 @@ from jaxdp.auditing import short_run, simulation
 from jaxdp.auditing.attacks import Score
 from jaxdp.auditing.canaries import VALUES, Canary, DataSet, against
 from jaxdp.auditing.short_run import Script, Trace
+from jaxdp.auditing.units import Unit
 from jaxdp.core.keys import Keys
 from jaxdp.sosp.spider import NONE, REFRESH
 
@@ -121,16 +122,21 @@ def transcripts(
       a released matrix, its lowest eigenvalue. Zero where nothing is released. The last
       number is 1 where a run went another way than the dry run, else 0.
     """
-    run = jax.jit(jax.vmap(_runner(plan, seed), in_axes=(None, None, 0), out_axes=1))
+    runner = _runner(plan, seed, data[0].unit)
+    run = jax.jit(jax.vmap(runner, in_axes=(None, None, 0), out_axes=1))
     script = short_run.dry_run(plan)
-    signs = np.empty((len(data), plan.num_examples), np.float32)
-    for row, one in zip(signs, data, strict=True):
-        row[:] = -1.0 * one.crowded  # Downwards.
-        row[one.index] = VALUES[one.record]
+    signs = simulation.stacked([_signs(plan, one) for one in data])
     own = simulation.make_keys(simulation.run_seeds(num_runs, seed))
     return simulation.in_parts(
         lambda keys: run(signs, script, keys), own, num_runs, _CELLS // len(data)
     )
+
+
+def _signs(plan: Any, data: DataSet) -> Any:
+    """Returns the signs of the records' losses, as a run gets them."""
+    signs = np.full(plan.num_examples, -1.0 * data.crowded, np.float32)  # Downwards.
+    signs[data.index] = VALUES[data.record]
+    return data.unit.data(signs, data.index, data.record)
 
 
 def attacks(
@@ -154,14 +160,14 @@ def attacks(
     }
 
 
-def _runner(plan: Any, seed: int) -> Callable[..., jax.Array]:
-    """Returns the simulation: (signs (W, n), script, keys) -> (W, T, 2 d + 1)."""
-    public, value_fn = Keys.insecure(seed), short_run.value_fn(plan)
+def _runner(plan: Any, seed: int, unit: Unit) -> Callable[..., jax.Array]:
+    """Returns the simulation: (W data sets, script, keys) -> (W, T, 2 d + 1)."""
+    public, value_fn = Keys.insecure(seed), unit.loss(short_run.value_fn(plan))
 
-    def run(data_sets: jax.Array, script: Script, own: Keys) -> jax.Array:
+    def run(data_sets: Any, script: Script, own: Keys) -> jax.Array:
         algorithm = short_run.algorithm(plan, simulation.run_keys(plan, own, public))
 
-        def released(signs: jax.Array) -> jax.Array:
+        def released(signs: Any) -> jax.Array:
             def step(carry: Any, now: Script) -> tuple[Any, jax.Array]:
                 before = short_run.joined(now.before, carry)
                 after, _ = algorithm.step(before, signs, value_fn=value_fn)

@@ -5,7 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxdp import sampling
 from jaxdp.auditing.canaries import VALUES, DataSet, amplitudes, num_records, phases
+from jaxdp.auditing.units import Unit
 from jaxdp.core.keys import Keys
 from jaxdp.dpzero.transform import laplace_noise
 
@@ -25,10 +26,19 @@ _MOVES = (1.0, 0.5, 2.0, 0.0)
 _LEAST = 2.0**-20  # to which share of a clip it is scaled at least
 
 
+class Rows(NamedTuple):
+    """Rows of a data set as a run gets them, and which of them are there."""
+
+    data: Any
+    present: Any  # bool (n,)
+
+
 def transcripts(
     plan: Any, data: Sequence[DataSet], num_runs: int, seed: int
 ) -> np.ndarray:
     """Simulates ``num_runs`` runs of a plan on each data set; returns their releases.
+
+    All data sets have rows of one unit.
 
     What runs is ``plan.transform`` on batches of ``jaxdp.sampling.batch``, under jit, vmap
     and scan. Laplace noise is drawn on the host, by the function that the transformation
@@ -49,16 +59,16 @@ def transcripts(
     """
     seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
     own = make_keys(seeds)
-    records = stacked([_records(plan, one) for one in data])
+    rows = stacked([_rows(plan, one) for one in data])
     grown = np.stack([amplitudes(plan, one) for one in data])
-    run = _compiled(plan, public)
+    run = _compiled(plan, public, data[0].unit)
     # Where no run draws records of its own, what it adds is no more than its releases.
     numbers = len(data) * _parameters(plan)["x"].size
     if plan.sampling.amplifies:
-        numbers = records["slopes"].size
+        numbers = sum(x.size for x in jax.tree.leaves(rows.data))
     given = own, noise_tables(plan, seeds, own, public)
     return in_parts(
-        lambda part: run(records, grown, *part), given, num_runs, _CELLS // numbers
+        lambda part: run(rows, grown, *part), given, num_runs, _CELLS // numbers
     )
 
 
@@ -101,14 +111,17 @@ def run_keys(plan: Any, own: Keys, public: Keys) -> Keys:
 
 
 def batch_of(
-    plan: Any, keys: Keys, step: jax.Array, records: Any, phase: str
+    plan: Any, keys: Keys, step: jax.Array, rows: Rows, phase: str
 ) -> dict[str, Any]:
     """Returns arguments of ``update``: batch, phase, and the mask of an external batch."""
     if isinstance(plan.sampling, sampling.External):
-        return {"batch": records, "mask": records["present"], "phase": phase}
-    batch = sampling.batch(plan, keys, step, records, phase=phase)
-    here = batch.mask & batch.records["present"]
-    return {"batch": dataclasses.replace(batch, mask=here), "phase": phase}
+        return {"batch": rows.data, "mask": rows.present, "phase": phase}
+    batch = sampling.batch(plan, keys, step, rows, phase=phase)
+    read, here = batch.records.data, batch.mask & batch.records.present
+    return {
+        "batch": dataclasses.replace(batch, records=read, mask=here),
+        "phase": phase,
+    }
 
 
 def noise_tables(
@@ -163,31 +176,31 @@ def walk(plan: Any) -> tuple[np.ndarray, np.ndarray]:
     return queries, scales
 
 
-def _records(plan: Any, data: DataSet) -> dict[str, np.ndarray]:
-    """Returns the gradients of the records' linear losses, and the mask of present rows."""
-    rows = num_records(plan)
-    slopes = np.zeros((rows, _parameters(plan)["x"].size), np.float32)
-    bounds: Any = getattr(plan, "clips", {"step": (plan.l2_clip_norm, rows)})
+def _rows(plan: Any, data: DataSet) -> Rows:
+    """Returns the gradients of the records' linear losses, and which rows are present."""
+    size = num_records(plan)
+    slopes = np.zeros((size, _parameters(plan)["x"].size), np.float32)
+    bounds: Any = getattr(plan, "clips", {"step": (plan.l2_clip_norm, size)})
     steep = _STEEP * max(bound for bound, _ in bounds.values())
     slopes[:, 0] = steep * data.crowded
     slopes[data.index] = 0
     slopes[data.index, data.axis] = steep * VALUES[data.record]
-    present = np.ones(rows, bool)
+    present = np.ones(size, bool)
     present[data.index] = data.record != "absent"
-    return {"slopes": slopes, "present": present}
+    return Rows(data.unit.data(slopes, data.index, data.record), present)
 
 
-def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
+def _compiled(plan: Any, public: Keys, unit: Unit) -> Callable[..., jax.Array]:
     """Returns the compiled simulation: releases (W, n, T, R) of n runs on W data sets.
 
-    Of the records, amplitudes (W, T), keys (n,), and tables (n, T, R) or None.
+    Of the rows, amplitudes (W, T), keys (n,), and tables (n, T, R) or None.
     """
     params = _parameters(plan)
     queries, scales = (jnp.asarray(x, jnp.float32) for x in walk(plan))
 
-    def value_fn(params: Any, batch: Any, grown: jax.Array) -> jax.Array:
+    def value_fn(params: Any, slopes: Any, grown: jax.Array) -> jax.Array:
         from_query = params["x"] - params["query"]
-        losses = jnp.sum(batch["slopes"] * from_query, axis=-1)
+        losses = jnp.sum(slopes * from_query, axis=-1)
         return losses * grown[params["step"]]
 
     def run(
@@ -198,22 +211,22 @@ def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
         tx: Any = plan.transform(keys, trainable=moves, **given)
 
         def step(
-            records: Any, grown: jax.Array, phase: str, state: Any, t: jax.Array
+            rows: Rows, grown: jax.Array, phase: str, state: Any, t: jax.Array
         ) -> tuple[Any, jax.Array]:
             query = params["x"].at[0].set(queries[t])
             here = {"x": query, "query": query, "step": t}
-            loss = functools.partial(value_fn, grown=grown)
-            given = batch_of(plan, keys, t, records, phase)
+            loss = unit.loss(functools.partial(value_fn, grown=grown))
+            given = batch_of(plan, keys, t, rows, phase)
             update, after = tx.update(None, state, here, value_fn=loss, **given)
             released, std = _released(plan, phase, state, update["x"], after)
             return after, released / (std * scales[t])
 
-        def releases(records: Any, grown: jax.Array) -> jax.Array:
+        def releases(rows: Rows, grown: jax.Array) -> jax.Array:
             def period(state: Any, first: jax.Array) -> tuple[Any, jax.Array]:
                 made = []
                 for phase in plan.phases:
                     steps = first + jnp.arange(phase.num_steps)
-                    one = functools.partial(step, records, grown, phase.name)
+                    one = functools.partial(step, rows, grown, phase.name)
                     state, part = jax.lax.scan(one, state, steps)
                     made.append(part)
                     first = first + phase.num_steps

@@ -46,6 +46,7 @@ def run(command: options.Audit) -> int:
     audited = found = lattice = None
     delta = command.delta
     shared: dict[str, Any] = {"delta": delta, "seed": command.seed}
+    shared["unit"] = command.unit
     with usage(command, "PLAN"):
         if not (plan.takes_updates and command.lattice_runs):
             audited = auditing.shortened(plan, command.num_steps, delta=delta)

@@ -48,6 +48,8 @@ _RUN = p.FOLDER._replace(parse=pathlib.Path, positional=True)
 _PLAN = p.PATH._replace(metavar="PLAN", positional=True)
 _RELATION = p.choice(*accounting.RELATIONS)
 _NEIGHBOURS = "Which data sets count as neighbours."
+_UNIT = p.choice("record", "user")
+_DIFFERENCE = "What neighbours differ in."
 _EXPECTED = "Expected records of a step, instead of --sampling-prob."
 _RADIUS = (
     "Length of the difference, over that of the direction: sqrt(d) for d parameters."
@@ -582,6 +584,7 @@ class Audit:
     lattice_runs: int = opt(
         INTEGER, "Runs whose releases' low digits are attacked; or 0.", default=1000
     )
+    unit: str = opt(_UNIT, _DIFFERENCE, default="record")
     seed: int = opt(INTEGER, "An audit is a function of it.", default=0)
     json: bool = switch("Print one JSON object.")
 
@@ -665,9 +668,7 @@ class SharedBudget:
     epsilon: Num = opt(POSITIVE, "Of all releases together.", "show it")
     delta: float = opt(PROBABILITY, "Of all releases together.", default=1e-6)
     relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
-    unit: str = opt(
-        p.choice("record", "user"), "What neighbours differ in.", default="record"
-    )
+    unit: str = opt(_UNIT, _DIFFERENCE, default="record")
     composition: str = opt(
         p.choice("basic", "gaussian"),
         "basic: epsilons add up. gaussian: for full batches alone, and tighter.",

@@ -57,7 +57,7 @@ class Mutation:
     """A fault: ``old`` in the file ``path`` becomes ``new``; ``plan`` shows it.
 
     ``also`` holds further pieces, as (path, old, new). Where ``lattice``, the low digits
-    of releases show it.
+    of releases show it; ``unit`` is what the data sets of the audit differ in.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Mutation:
     also: tuple[tuple[str, str, str], ...] = ()
     num_runs: int = NUM_RUNS
     lattice: bool = False
+    unit: str = "record"
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -122,6 +123,9 @@ CERTIFIED_DRAW = "        return simplex.sample(key, scores, num)\n"
 SPIDER = "jaxdp/sosp/spider.py"
 ESCAPES = "jaxdp/sosp/escapes.py"
 SOSP_ROLES = "jaxdp/sosp/roles.py"
+
+USERS = "jaxdp/data/users.py"
+SLOPES_OF_PART = "        some, kept = part\n"
 
 LATTICE = "kernels/lattice_gaussian.py"
 #: What a draw was before it was one of integers: a float32 normal (from two words of its
@@ -578,6 +582,43 @@ MUTATIONS = (
         ".reshape(-1, dim, dim), limit * 2)",
         "tracked",
     ),
+    Mutation(
+        "each record of a user clipped in place of their mean",
+        SCALAR,
+        SLOPES_OF_PART,
+        SLOPES_OF_PART
+        + """        kept = (kept[:, None] & some.mask).reshape(-1)
+        some = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), some.records)
+""",
+        "full",
+        also=(
+            (
+                USERS,
+                "lambda params, users: mean(value_fn(params, flat(users)), users)",
+                "value_fn",
+            ),
+        ),
+        unit="user",
+    ),
+    Mutation(
+        "records beyond the most of a user become another row",
+        USERS,
+        "    kept = np.flatnonzero(place < records_per_user)\n"
+        "    where = row[kept], place[kept]\n",
+        "    kept = np.arange(size)\n"
+        "    another, at = np.divmod(place, records_per_user)\n"
+        "    where = (row + another) % len(every), at\n",
+        "full",
+        unit="user",
+    ),
+    Mutation(
+        "division by the realised number of records of users",
+        SCALAR,
+        RELEASE,
+        f"{RELEASE} * grid.normalizer / (records.mask & mask[:, None]).sum()",
+        "absent",
+        unit="user",
+    ),
     # What the library did, too: parities of un-noised sums showed.
     Mutation(
         "a float rounded to the grid",
@@ -656,6 +697,7 @@ def auditor() -> Iterator[Auditor]:
                 words += ["--num-runs", mutation.num_runs if mutation else MOST_RUNS]
                 by_digits = mutation is not None and mutation.lattice
                 words += ["--lattice-runs", NUM_LATTICE_RUNS if by_digits else 0]
+                words += ["--unit", mutation.unit if mutation else "record"]
                 with contextlib.suppress(BrokenPipeError):
                     print(json.dumps([str(folder), list(map(str, words))]), file=asked)
                     asked.flush()

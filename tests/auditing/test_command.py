@@ -10,6 +10,7 @@ import pytest
 import jaxdp
 from jaxdp import auditing, plans, sampling
 from jaxdp.cli import main
+from tests.auditing.plans_of_faults import plan_named
 
 PLAN = plans.DPZero(
     num_examples=50,
@@ -42,6 +43,7 @@ def test_a_long_plan_is_audited_shortened(path: Path, capsys: Any) -> None:
     assert answer["epsilon"] == pytest.approx(2.0)
     assert 1.0 < answer["epsilon_lower"] < answer["epsilon"]
     assert answer["num_runs"] == 10_000
+    assert answer["unit"] == answer["lattice"]["unit"] == "record"
     assert answer["plan"] == "DPZero, 3000 steps, replace_one"
     assert answer["audited_num_steps"] == 4
     assert answer["audited_noise_multiplier"] < answer["noise_multiplier"] / 20
@@ -60,7 +62,8 @@ def test_a_bound_above_the_accounted_epsilon_is_exit_code_1(
             delta=1e-6,
             failure_prob=1e-6,
             method="linear, Gaussian trade-off",
-            canary="saturating record, first, against its negative",
+            canary="saturating user, first, against its negative",
+            unit="user",
             num_runs=5000,
             num_tested=3000,
             num_steps=2,
@@ -70,10 +73,18 @@ def test_a_bound_above_the_accounted_epsilon_is_exit_code_1(
 
     monkeypatch.setattr(auditing, "audit", violated)
     options = ("--num-runs", 5000, "--num-steps", 2, "--delta", 1e-6, "--seed", 3)
-    assert run(path, *options, "--lattice-runs", 0) == 1
-    assert asked == {"num_runs": 5000, "num_steps": 2, "delta": 1e-6, "seed": 3}
+    assert run(path, *options, "--lattice-runs", 0, "--unit", "user") == 1
+    wanted = {"num_runs": 5000, "num_steps": 2, "delta": 1e-6, "seed": 3}
+    assert asked == wanted | {"unit": "user"}
     shown = capsys.readouterr().out.split()
-    assert {"2.5", "5000", "trade-off", "False"} <= set(shown)
+    assert {"2.5", "5000", "trade-off", "user", "False"} <= set(shown)
+
+
+def test_a_plan_without_losses_has_no_users(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(plan_named("saddle").to_json(), encoding="utf-8")
+    assert run(path, "--unit", "user") == 2
+    assert "jaxdp: --unit must be 'record' for Saddle" in capsys.readouterr().err
 
 
 def test_a_weak_audit_says_so(
@@ -96,6 +107,7 @@ def test_a_weak_audit_says_so(
         (["PATH", "--delta", "2"], "--delta must be a number in (0, 1)"),
         (["PATH", "--seed", "-1"], "--seed must be an integer >= 0"),
         (["PATH", "--seed", "x"], "--seed must be an integer, got 'x'"),
+        (["PATH", "--unit", "group"], "--unit must be one of record, user"),
         (["PATH", "--runs", "5"], "unknown option --runs"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from bench._lattice_plans import LATTICE_PLANS
 from jaxdp import Keys, auditing, metrics, plans, sampling
-from jaxdp.auditing import _lattice, grid_releases, residues
+from jaxdp.auditing import _lattice, grid_releases, residues, units
 from jaxdp.cli import main
 from jaxdp.core import noise
 from jaxdp.saddle.oracles import Problem
@@ -160,7 +160,7 @@ def test_no_family_shows_the_digits_of_its_sums(name: str) -> None:
 def test_all_releases_of_a_search_are_looked_at() -> None:
     public = Keys.insecure(0)
     names = [
-        set(grid_releases.of_search(LATTICE_PLANS[name], public).readings)
+        set(grid_releases.of_search(LATTICE_PLANS[name], public, units.RECORD).readings)
         for name in ("SOSP", "SOSP, no escapes")
     ]
     assert names[1] == {"refresh", "difference"}
@@ -171,7 +171,8 @@ def test_a_released_hessian_is_left_out_with_a_reason() -> None:
     left_out: list[str] = []
     plan: Any = LATTICE_PLANS["SOSP"].with_noise(noise_multiplier=2.0)
     object.__setattr__(plan, "hessian", "released")
-    assert grid_releases._escape(plan, Keys.insecure(0), left_out) is None
+    public = Keys.insecure(0)
+    assert grid_releases._escape(plan, public, units.RECORD, left_out) is None
     assert "eigenvalue" in left_out[0]
 
 
@@ -304,7 +305,8 @@ def test_the_command_says_what_was_found(
     assert main([*words, "--json"]) == code
     answer = json.loads(capsys.readouterr().out)
     # Of the plan as it is.
-    assert asked == {"num_runs": 300, "delta": None, "seed": 3, "steps": 400}
+    wanted = {"num_runs": 300, "delta": None, "seed": 3, "steps": 400}
+    assert asked == wanted | {"unit": "record"}
     assert answer["passed"] is (code == 0)
     assert answer["lattice"]["flagged"] is (code == 1)
     assert answer["lattice"]["sites"][1]["even_tails"] is None
