@@ -1,7 +1,7 @@
 """Types that all layers share: relations, phases, frozen numbers of runs and grids."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
@@ -19,6 +19,19 @@ class Phase(NamedTuple):
     name: str
     num_steps: int
     batch_size: int
+
+
+class Reserves(Protocol):
+    """What a release is charged to before it is made: a ``jaxdp.Budget``."""
+
+    def reserve(
+        self,
+        release: Any,
+        *,
+        what: str = "",
+        delta: float | None = None,
+        relation: Relation | None = None,
+    ) -> Any: ...
 
 
 class UserRecords(NamedTuple):

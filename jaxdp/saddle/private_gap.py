@@ -18,7 +18,7 @@ from jaxdp import accounting
 from jaxdp.accounting import Guarantee
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise, validate
-from jaxdp.core.types import Relation
+from jaxdp.core.types import Relation, Reserves
 from jaxdp.kernels import finite_difference
 from jaxdp.saddle import oracles
 
@@ -60,6 +60,8 @@ def private_gap(
     num_examples: int,
     center_gradients: bool = False,
     microbatch_size: int | None = None,
+    budget: Reserves | None = None,
+    delta: float | None = None,
 ) -> PrivateGap:
     r"""Releases an upper bound on the gap of private records, at public points.
 
@@ -103,6 +105,8 @@ def private_gap(
       center_gradients: whether a record's coordinates are taken relative to the middle of
         their range, before they are clipped.
       microbatch_size: records evaluated at once.
+      budget: a :class:`jaxdp.Budget`, in which the release is reserved before it is made.
+      delta: in (0, 1), at which the budget is charged; needed with one.
 
     Returns:
       A :class:`PrivateGap`.
@@ -110,7 +114,8 @@ def private_gap(
     Raises:
       TypeError: an argument of another type.
       ValueError: a number out of its range, weights of the wrong size, sign or sum, another
-        number of records than n, or keys that have served a private gap.
+        number of records than n, keys that have served a private gap, or what a budget
+        refuses.
 
     Example:
       >>> import jax.numpy as jnp
@@ -173,6 +178,11 @@ def private_gap(
                 f"{name} must be of {total.shape[0]} vertices, as the problem has them, "
                 f"got {len(counts)}"
             )
+    std = math.ceil(noise_multiplier * 2**_NOISE_BITS)
+    guarantee = accounting.full_batch_gaussian(std / 2**_NOISE_BITS, 1, relation)
+    if budget is not None:
+        keys_lib.check_unspent(keys, "private_gap")
+        budget.reserve(guarantee, what="private gap", delta=delta, relation=relation)
     keys_lib.spend(keys, "private_gap")  # Nothing raises from here on.
     total_x, total_y = _sums(x, y, data, mask, *how)
     excess = clip_x * _excess(counts_x, total_x)
@@ -183,7 +193,6 @@ def private_gap(
     exact = math.floor(
         excess / worst * Fraction(2) ** (_NOISE_BITS - _WEIGHT_BITS - bits)
     )
-    std = math.ceil(noise_multiplier * 2**_NOISE_BITS)
     coins = noise.Coins(keys_lib.exact_noise_secret(keys), "private_gap")
     noised = exact + int(noise.discrete_gaussian(coins, std, 1)[0])
     sensitivity = worst / num_examples
@@ -192,7 +201,7 @@ def private_gap(
         value=float(noised * unit),
         std=float(std * unit),
         sensitivity=float(sensitivity),
-        guarantee=accounting.full_batch_gaussian(std / 2**_NOISE_BITS, 1, relation),
+        guarantee=guarantee,
     )
 
 

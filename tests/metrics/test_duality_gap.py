@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -334,6 +335,32 @@ def test_keys_serve_one_private_gap() -> None:
     metrics.private_gap(PROBLEM, half, half, (a, b), keys, **kwargs, **CLIP)
     with pytest.raises(ValueError, match="already served"):
         metrics.private_gap(PROBLEM, half, half, (a, b), keys, **kwargs, **CLIP)
+
+
+def test_a_private_gap_is_reserved_before_it_is_made(tmp_path: Path) -> None:
+    """A second one that the budget refuses, or keys that are spent, cost nothing."""
+    half, zero = np.full(2, 0.5), np.zeros((3, 2))
+    budget = jaxdp.Budget.create(
+        tmp_path, epsilon=1.5, delta=1e-5, relation="replace_one"
+    )
+    options = {"budget": budget, "delta": 1e-6}
+    found = released(zero, zero, half, half, noise_multiplier=5.0, **options)
+    (made,) = budget.reservations
+    assert made.what == "private gap" and made.delta == 1e-6
+    assert made.epsilon == pytest.approx(accounting.epsilon(*found.guarantee, 1e-6))
+    with pytest.raises(ValueError, match="budget"):
+        released(zero, zero, half, half, noise_multiplier=5.0, **options)
+    with pytest.raises(ValueError, match="delta must be given"):
+        released(zero, zero, half, half, noise_multiplier=5.0, budget=budget)
+    with pytest.raises(ValueError, match="relation must be the budget's"):
+        released(zero, zero, half, half, relation="zero_out", **options)
+    keys = jaxdp.Keys.from_entropy()
+    given = (PROBLEM, half, half, (jnp.zeros((3, 2)),) * 2, keys)
+    kwargs: Any = {"relation": "replace_one", "num_examples": 3} | CLIP
+    metrics.private_gap(*given, noise_multiplier=1.0, **kwargs)
+    with pytest.raises(ValueError, match="already served"):
+        metrics.private_gap(*given, noise_multiplier=50.0, **kwargs, **options)
+    assert budget.reservations == (made,)
 
 
 @pytest.mark.parametrize(
