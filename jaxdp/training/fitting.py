@@ -460,10 +460,9 @@ class _Chunks(NamedTuple):
         self, step: Any, first: int, end: int, recorder: recording.Recorder | None
     ) -> None:
         """Reads and charges the steps [first, end); what cannot be read is not charged."""
-        waits = recorder is not None or parallel.several_processes(self.mesh)
-        if waits and isinstance(step, streaming.Streamed):
-            step.ready(first, end)
         if recorder is not None:
+            if isinstance(step, streaming.Streamed):
+                step.ready(first, end)
             recorder.before(first, end)
 
     def _after(
