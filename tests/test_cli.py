@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from jaxdp import accounting, models, plans, sampling, training
 from jaxdp.cli import budget, main, options, parser, prepare, recipes, train
 from jaxdp.cli import task as tasks
 from jaxdp.cli.parsing import UsageError, flag
+from jaxdp.training import budgets, ledger
 from tests.training import kills
 
 REPORT_FIELDS = {
@@ -562,6 +564,25 @@ def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
     check_params(out / "params.npz", dict(np.load(whole / "params.npz")))
 
 
+_WAITING = """
+import os, signal, time
+from jaxdp.cli import cluster
+cluster._join(("localhost:{port}", 0, 1))
+time.sleep(0.5)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.5)
+"""
+
+
+def test_sigterm_ends_a_process_that_has_joined_and_not_begun() -> None:
+    """JAX would take it, and the run would begin all the same."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        script = _WAITING.format(port=free.getsockname()[1])
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=100)
+    assert done.returncode == -signal.SIGTERM
+
+
 def test_resume_refuses_what_changed_and_new_attempt_charges(
     killed: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -892,6 +913,32 @@ def test_sampler_takes_the_whole_as_a_full_batch() -> None:
         assert budget.sampler(command, 7) == sampling.FullBatch()
 
 
+def test_a_run_that_was_killed_before_it_began_is_not_charged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget has room for one run; the same command finds what it had reserved."""
+    budget = jaxdp.Budget.create(
+        tmp_path / "budget", epsilon=3.0, delta=1e-4, relation="replace_one"
+    )
+    out = tmp_path / "run"
+    train = ["train", "--dataset", "digits_4x4", "--epsilon", "2", "--num-steps", "3"]
+    train += ["--seed", "0", "--quiet", "--budget", str(budget.folder)]
+    train += ["--out", str(out), "--resume", "auto"]
+
+    def kill(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(budgets, "begin", kill)
+        assert main(train) == 130
+    (reserved,) = budget.reservations
+    assert not (out / ledger.LEDGER).exists()
+    assert main(train) == 0
+    assert budget.reservations == (reserved,)
+    assert ledger.read(out).header["run"] == reserved.run
+    assert main([*train[:-2], "--overwrite"]) == 2  # That is another run.
+
+
 def test_a_budget_is_made_reserved_shown_and_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -908,6 +955,14 @@ def test_a_budget_is_made_reserved_shown_and_refused(
     assert main([*train, "--out", str(tmp_path / "b")]) == 2
     assert not (tmp_path / "b").exists()
     assert "--budget must have room for dpzero" in capsys.readouterr().err
+    # Another budget than that of the run.
+    other, none = str(tmp_path / "other"), {"epsilon": 0, "delta": 0}
+    assert main(["budget", other, *words[2:]]) == 0
+    assert main([*first, "--budget", other]) == 2
+    ids = [jaxdp.Budget(where).id for where in (folder, other)]
+    error = capsys.readouterr().err
+    assert all(each in error for each in ids)
+    assert jaxdp.Budget(other).spent() == none
     # A run that was begun without it has nothing reserved.
     alone = [*train[:-2], "--out", str(tmp_path / "c")]
     assert main(alone) == 0

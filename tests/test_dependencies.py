@@ -1,6 +1,7 @@
 """Imports are what pyproject.toml declares, and are loaded only where they are needed."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -97,6 +100,26 @@ def test_tools_are_declared_and_used() -> None:
         there = re.search(rf"\b{module(name)}\b", settings)
         skipped = name in names(EXTRAS["parity"])
         assert module(name) in used or there or skipped, name
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the made-up Python is a shell script")
+@pytest.mark.parametrize(
+    ("variable", "place"),
+    [
+        ("PYENV_ROOT", "versions/3.99.1/bin/python"),
+        ("UV_PYTHON_INSTALL_DIR", "cpython-3.99.1-any/bin/python3.99"),
+    ],
+)
+def test_interpreters_are_found_where_variables_say(
+    variable: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / place
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 3.99\n")
+    python.chmod(0o755)
+    assert versions.find_python("3.99") is None
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert versions.find_python("3.99") == str(python)
 
 
 def test_the_lowest_versions_are_those_declared() -> None:

@@ -23,7 +23,7 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".venv-versions"
@@ -48,6 +48,15 @@ TESTS = (
     "tests/training/test_resume.py::test_checkpoint_and_recomputation",
     "tests/training/test_resume.py::test_killed_after_any_line",
 )
+#: Where pyenv and uv have theirs: a variable, what both document for when it is not set,
+#: and the interpreters of a version below that.
+PLACES = {
+    "PYENV_ROOT": ("~/.pyenv", "versions/{}.*/bin/python"),
+    "UV_PYTHON_INSTALL_DIR": (
+        "~/.local/share/uv/python",
+        "cpython-{0}.*/bin/python{0}",
+    ),
+}
 #: Printed by each environment: what was installed, and from where jaxdp comes.
 FOUND = """
 import importlib.metadata as m, json, jaxdp
@@ -82,14 +91,11 @@ def run(words: list[object], cwd: Path, **env: str) -> str:
 
 
 def find_python(version: str) -> str | None:
-    """Returns a Python of that version: on the path, or of pyenv or uv."""
-    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    uv = Path.home() / ".local/share/uv/python"
-    found = [
-        shutil.which(f"python{version}"),
-        *sorted(home.glob(f"{version}.*/bin/python")),
-        *sorted(uv.glob(f"cpython-{version}.*/bin/python{version}")),
-    ]
+    """Returns a Python of that version: on the path, or in one of ``PLACES``."""
+    found: list[Any] = [shutil.which(f"python{version}")]
+    for variable, (default, pattern) in PLACES.items():
+        place = Path(os.environ.get(variable) or default).expanduser()
+        found += sorted(place.glob(pattern.format(version)))
     ask = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
     for python in filter(None, found):
         done = subprocess.run(
@@ -202,7 +208,10 @@ def main() -> int:
     pythons = {case: find_python(case.split("-")[0]) for case in cases}
     for case, python in pythons.items():
         if python is None:
-            print(f"{case}: skipped, no Python {case.split('-')[0]} was found")
+            print(
+                f"{case}: skipped, no Python {case.split('-')[0]} was found on PATH or "
+                f"where {' and '.join(PLACES)} say"
+            )
     built = build()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         futures = [

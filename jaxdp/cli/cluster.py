@@ -10,8 +10,8 @@ import math
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -22,6 +22,8 @@ from jaxdp.cli.prepare import check_folder
 from jaxdp.kernels.finite_difference import SIGNS
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger, parallel
+
+T = TypeVar("T")
 
 #: Axis of a mesh along which the parameters of a language model are split.
 MODEL = "model"
@@ -73,6 +75,14 @@ def joined(
         yield command, pathlib.Path(home), False
 
 
+def agreed(command: options.Run, call: Callable[[], T]) -> T:
+    """Returns what ``call`` returns; where one process refuses, all end with its words."""
+    try:
+        return parallel.together(mesh_of(command), call)
+    except parallel.Refused as error:
+        raise UsageError(str(error)) from None
+
+
 def _join(where: bool | tuple[str, int, int]) -> None:
     """Waits for the other processes of ``jax.distributed``."""
     given, who = {}, "a process"
@@ -88,6 +98,9 @@ def _join(where: bool | tuple[str, int, int]) -> None:
     # JAX ends a process without a word on who is missing: it is who does not say this.
     line = f"jaxdp: {who} waits at most {_PATIENCE} s for the others"
     print(line, file=sys.stderr, flush=True)
+    # It would take SIGTERM, which nobody would hear of until the run begins.
+    with contextlib.suppress(AttributeError):  # Of other versions of JAX.
+        jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(**given, initialization_timeout=_PATIENCE)
     except (ValueError, RuntimeError) as error:

@@ -1,6 +1,7 @@
 """``jaxdp finetune``: run, report, plots and the tuned model."""
 
 import dataclasses
+import functools
 import pathlib
 import sys
 import warnings
@@ -22,6 +23,7 @@ from jaxdp.cli import (
 )
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
 from jaxdp.cli.language import MODEL
+from jaxdp.cli.prepare import keys_of
 from jaxdp.cli.printing import conclude
 from jaxdp.cli.record import INITIAL
 from jaxdp.cli.train import (
@@ -34,6 +36,7 @@ from jaxdp.cli.train import (
     spent_over_time,
     written,
 )
+from jaxdp.core import keys as keys_lib
 from jaxdp.models import show_values
 from jaxdp.models.language import LanguageModel, num_parameters
 from jaxdp.training.ledger import LEDGER, PLAN, REPORT, replace
@@ -55,24 +58,37 @@ def run(command: options.Finetune) -> None:
     """Checks everything, trains, writes the folder and prints what was reached."""
     language.require()
     with cluster.joined(command, out_of(command)) as (command, out, own):
-        _run(record.begun_or_recorded(command, out, own))
+        begun = functools.partial(record.begun_or_recorded, command, out, own)
+        _run(cluster.agreed(command, begun))
 
 
 def _run(command: options.Finetune) -> None:
-    with show_values(command.show_values):
-        job = prepare(command)
-    cluster.check_plan(command, job.plan)
-    shared_budget.check(command, job.plan)
+    keys = keys_of(command)  # Of several processes, all wait here.
+    job = cluster.agreed(command, lambda: _prepared(command, keys))
     params = cluster.split(command, job.params)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:
-        with record.begun(job.command, job.out, job.plan, FILES):
-            language.discard(job.out / MODEL)
-            language.save_small(job.out / INITIAL, job.params)
+        cluster.agreed(command, lambda: _begin(job))
     outcome = train(job, params)
     write(job, outcome)
     conclude(command, job.out / REPORT, lambda: summary(job, outcome))
+
+
+def _prepared(command: options.Finetune, keys: keys_lib.Keys) -> Job:
+    """Checks all that a command names; nothing is written."""
+    with show_values(command.show_values):
+        job = prepare(command, keys)
+    cluster.check_plan(command, job.plan)
+    shared_budget.check(command, job.plan, job.out)
+    return job
+
+
+def _begin(job: Job) -> None:
+    """Writes the folder of a new run: its initial parameters and plan."""
+    with record.begun(job.command, job.out, job.plan, FILES):
+        language.discard(job.out / MODEL)
+        language.save_small(job.out / INITIAL, job.params)
 
 
 # --- the run -----------------------------------------------------------------------

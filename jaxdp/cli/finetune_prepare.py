@@ -65,8 +65,11 @@ class Job(NamedTuple):
         return trainable(self.command)
 
 
-def prepare(command: options.Finetune) -> Job:
-    """Checks the options and makes all that they name, from cheap to costly."""
+def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job:
+    """Checks the options and makes all that they name, from cheap to costly.
+
+    ``keys`` are those of :func:`keys_of`, for which several processes wait.
+    """
     command = finetune_options.completed(command)
     finetune_options.check_numbers(command)
     _check_files(command)
@@ -89,7 +92,7 @@ def prepare(command: options.Finetune) -> Job:
     else:
         plan = plan_of(command, recipe, len(records))
         _check_out(command, out)
-    keys = keys_of(command)
+    keys = keys_of(command) if keys is None else keys
     key = initial_key(keys.direction)
     params = language.initial(command, model, command.model, key)
     if command.resume:

@@ -15,7 +15,7 @@ from jaxdp.cli.record import INITIAL, SCHEMA
 from jaxdp.cli.task import Chosen, Task, is_file
 from jaxdp.core import keys as keys_lib
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training.ledger import LEDGER, LOCK, PLAN, SECRET
+from jaxdp.training.ledger import LEDGER, LOCK, PLAN, RESERVED, SECRET
 
 _INITIAL = 0x696E6974  # Keeps initial parameters and directions apart.
 _BEFORE_PLAN = {
@@ -38,10 +38,13 @@ class Job(NamedTuple):
     out: pathlib.Path
 
 
-def prepare(command: options.Train) -> Job:
-    """Checks the options and makes all that they name, from cheap to costly."""
+def prepare(command: options.Train, keys: keys_lib.Keys | None = None) -> Job:
+    """Checks the options and makes all that they name, from cheap to costly.
+
+    ``keys`` are those of :func:`keys_of`, for which several processes wait.
+    """
     parsing.check(command)
-    keys = keys_of(command)
+    keys = keys_of(command) if keys is None else keys
     algorithm = importlib.import_module(f"jaxdp.cli.{command.module}")
     chosen: Chosen = algorithm.prepare(command, keys)
     out = out_of(command)
@@ -112,7 +115,7 @@ def _is_ours(out: pathlib.Path) -> bool:
     """
     hidden = out / SECRET
     if hidden.is_dir() and {path.name for path in out.iterdir()} <= _BEFORE_PLAN:
-        return {path.name for path in hidden.iterdir()} <= {LOCK}
+        return {path.name for path in hidden.iterdir()} <= {LOCK, RESERVED}
     try:
         plans.from_json((out / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError):

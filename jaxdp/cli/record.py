@@ -18,6 +18,7 @@ from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger
+from jaxdp.training.budgets import Budget
 
 INITIAL, PARAMS = "initial.npz", "params.npz"
 #: What the columns of a file are, as it was said: ``jaxdp predict`` reads it.
@@ -32,9 +33,7 @@ def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
     chosen = {name: x for name, x in given.items() if name not in command.free}
     # Strict JSON lacks infinity.
     parts = {name: "inf" if x == math.inf else x for name, x in recipe.items()}
-    # Not which: its folder may be moved.
-    reserved = {"budget": True} if command.budget else {}
-    return {"name": command.command, "command": chosen, "recipe": parts} | reserved
+    return {"name": command.command, "command": chosen, "recipe": parts}
 
 
 def begun_or_recorded(command: Command, out: pathlib.Path, own: bool) -> Command:
@@ -92,13 +91,32 @@ def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
                 f"{flag(field.name)} must be left out with --resume or be as it was, "
                 f"{was[field.name]}; got {now}"
             )
-    if command.budget is not None and "budget" not in record.header["note"]:
+    if command.budget is not None and own:
+        _check_budget(command, record.header)
+    fields: dict[str, Any] = {name: getattr(command, name) for name in kind.free}
+    return options_of(kind, was | fields | {"out": out})
+
+
+def _check_budget(command: options.Run, header: dict[str, Any]) -> None:
+    """Requires the budget in which a run was reserved, where one is given.
+
+    By its id, as its folder may be moved. What goes on reserves nothing.
+    """
+    # Once the note said that there was one, which had no id.
+    was = header.get("budget", "" if header["note"].get("budget") else None)
+    if was is None:
         raise UsageError(
             "--budget must be left out with --resume of a run whose ledger names none: "
             "what goes on reserves nothing"
         )
-    fields: dict[str, Any] = {name: getattr(command, name) for name in kind.free}
-    return options_of(kind, was | fields | {"out": out})
+    with usage(command, "--budget"):
+        now = Budget(str(command.budget)).id
+    if now != was:
+        raise UsageError(
+            "--budget must be left out with --resume or be that in which the run was "
+            f"reserved, {was or 'one without an id'}; got {str(command.budget)!r}, which "
+            f"is {now or 'one without an id'}"
+        )
 
 
 def algorithm_of(folder: pathlib.Path) -> str | None:

@@ -1,6 +1,7 @@
 """``jaxdp budget``: the budget that all runs on one data set share."""
 
 import json
+import pathlib
 from typing import Any
 
 from jaxdp.cli import cluster, options
@@ -8,7 +9,7 @@ from jaxdp.cli.parsing import usage
 from jaxdp.cli.printing import show
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import parallel
-from jaxdp.training.budgets import Budget
+from jaxdp.training.budgets import Budget, check_run
 
 
 def run(command: options.SharedBudget) -> None:
@@ -28,6 +29,7 @@ def run(command: options.SharedBudget) -> None:
             made = Budget(command.folder)
     header, reservations = made.header, made.reservations
     about = {name: header[name] for name in ("relation", "unit", "composition")}
+    about |= {"id": made.id}
     total = {"epsilon": header["epsilon"], "delta": header["delta"]}
     spent, left = made.spent(), made.left()
     if command.json:
@@ -51,19 +53,16 @@ def of_run(command: Any) -> Budget | None:
         return Budget(command.budget)
 
 
-def check(command: Any, plan: Plan) -> None:
+def check(command: Any, plan: Plan, out: pathlib.Path) -> None:
     """Refuses a run for which its budget has no room, before its folder is made.
 
     What a run that goes on costs was reserved when it began.
     """
-
-    def found() -> None:
-        budget = None if command.resume else of_run(command)
-        if budget is not None:
-            budget.check(plan)
-
-    with usage(command, "--budget"):  # Where one process refuses, none waits for it.
-        parallel.together(cluster.mesh_of(command), found)
+    budget = None if command.resume else of_run(command)
+    # Only the first of several processes knows what was reserved for the folder.
+    if budget is not None and parallel.writes(cluster.mesh_of(command)):
+        with usage(command, "--budget"):
+            check_run(budget, plan, out)
 
 
 def reserve(command: Any, plan: Plan, what: str) -> None:

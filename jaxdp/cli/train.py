@@ -1,5 +1,6 @@
 """``jaxdp train``: run, report and plots."""
 
+import functools
 import importlib.metadata
 import json
 import math
@@ -18,10 +19,11 @@ from rich.table import Table
 from jaxdp import models, training
 from jaxdp.cli import budget, cluster, options, plots, record, shared_budget
 from jaxdp.cli.parsing import Preempted, UsageError, usage
-from jaxdp.cli.prepare import Job, initial, out_of, prepare
+from jaxdp.cli.prepare import Job, initial, keys_of, out_of, prepare
 from jaxdp.cli.printing import conclude
 from jaxdp.cli.record import INITIAL, PARAMS, SCHEMA
 from jaxdp.cli.task import Task, is_file
+from jaxdp.core import keys as keys_lib
 from jaxdp.core.averaging import polyak_output
 from jaxdp.data import schema
 from jaxdp.mechanism.plan import Plan
@@ -49,24 +51,14 @@ class Outcome(NamedTuple):
 def run(command: options.Train) -> None:
     """Checks everything, trains, writes the folder and prints what was reached."""
     with cluster.joined(command, out_of(command)) as (command, out, own):
-        _run(record.begun_or_recorded(command, out, own))
+        begun = functools.partial(record.begun_or_recorded, command, out, own)
+        _run(cluster.agreed(command, begun))
 
 
 def _run(command: options.Train) -> None:
-    with (
-        models.show_values(command.show_values),
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.simplefilter("always", UserWarning)
-        job = prepare(command)
-    cluster.check_plan(command, job.plan)
-    shared_budget.check(command, job.plan)
-    flagged = [re.sub("^bounds ", "--bounds ", str(x.message)) for x in caught]
-    for line in [*flagged, *doubts(job)]:
-        print(f"jaxdp: warning: {line}", file=sys.stderr)
-    if command.resume:  # The plan that was calibrated then, to the last digit.
-        job = job._replace(plan=budget.read_plan(command, job.out / PLAN, "--out"))
-    params = _initial(job, command)
+    keys = keys_of(command)  # Of several processes, all wait here.
+    job = cluster.agreed(command, lambda: _prepared(command, keys))
+    params = cluster.agreed(command, lambda: _initial(job, command))
     outcome = train(job, command, params)
     moves_model = not job.plan.runs_algorithm  # Not weights of vertices.
     for line in _of_result(job.task, params, outcome.params) if moves_model else ():
@@ -76,6 +68,24 @@ def _run(command: options.Train) -> None:
         timings = "secret" if is_file(command.dataset) else "public"
     write(job, outcome, timings)
     conclude(command, job.out / REPORT, lambda: summary(job, outcome))
+
+
+def _prepared(command: options.Train, keys: keys_lib.Keys) -> Job:
+    """Checks all that a command names, and prints warnings; nothing is written."""
+    with (
+        models.show_values(command.show_values),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always", UserWarning)
+        job = prepare(command, keys)
+    cluster.check_plan(command, job.plan)
+    shared_budget.check(command, job.plan, job.out)
+    flagged = [re.sub("^bounds ", "--bounds ", str(x.message)) for x in caught]
+    for line in [*flagged, *doubts(job)]:
+        print(f"jaxdp: warning: {line}", file=sys.stderr)
+    if command.resume:  # The plan that was calibrated then, to the last digit.
+        job = job._replace(plan=budget.read_plan(command, job.out / PLAN, "--out"))
+    return job
 
 
 def doubts(job: Job) -> list[str]:

@@ -6,6 +6,21 @@ reserved is spent, whatever becomes of the process. A line counts when its line 
 written; a torn last line is of a process that never began its release. Public: it holds
 nothing that depends on data.
 
+A run with a ledger that is killed before it began is not charged again when it is started
+anew in its folder. Its writes, in their order, each on the disk before the next:
+
+1. its random name, in ``secret/reserved`` of its folder;
+2. its reservation under that name;
+3. ``{"begun": name}`` here, under the budget's lock and once for each name;
+4. its ledger; what it releases comes after that.
+
+Killed before 1 or 2, nothing was reserved. Between 2 and 3, nothing was released and the
+next start finds that the reservation stands. Between 3 and 4, the name is used up and the
+next start is charged again: it looks as if a copy of the folder had the ledger. After 4
+the run is resumed, which reserves nothing. Whoever else has the same name, by a race or in
+a copy of the folder, fails at 3. So no reservation pays for two runs. (Systems without
+locks charge every start.)
+
 Which runs follow may depend on what earlier ones released, and so may their noise.
 Composition theorems for numbers that are fixed beforehand do not cover that. Those of
 *privacy filters* do: sums against caps that are fixed when the budget is made.
@@ -30,7 +45,8 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from jaxdp import accounting
@@ -40,7 +56,8 @@ from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger
 
 FILE = "budget.jsonl"
-FORMAT = 1
+#: Of 1, a budget has no id, and its reservations no names of runs.
+FORMAT, _READ = 2, (1, 2)
 
 Composition = Literal["basic", "gaussian"]
 _UNITS = ("record", "user")
@@ -62,11 +79,13 @@ class Reservation(NamedTuple):
     cost: dict[str, float]  # what it adds to each sum
     epsilon: float  # of this release alone, at ``delta``
     delta: float
+    run: str = ""  # name of a run with a ledger, as in its header
 
 
 class _Content(NamedTuple):
     header: dict[str, Any]
     reservations: tuple[Reservation, ...]
+    begun: frozenset[str]  # names of runs whose reservations are used up
     size: int  # bytes of the complete lines
 
     def sums(self) -> dict[str, float]:
@@ -76,12 +95,20 @@ class _Content(NamedTuple):
             for name in names
         }
 
+    def stands(self, asked: Reservation) -> bool:
+        """Returns True if a run has reserved just this under its name, and never began."""
+        if not asked.run or asked.run in self.begun or ledger.fcntl is None:
+            return False
+        return any(
+            (x.run, x.cost) == (asked.run, asked.cost) for x in self.reservations
+        )
+
 
 class Budget:
     """Budget of all releases from one data set: reserved first, and refused beyond it.
 
-    One budget must stand for one data set, and for all that is released from it: nothing
-    tells whether two budgets are about the same records.
+    One budget must stand for one data set, and for all that is released from it. Nothing
+    tells whether two budgets are about the same records: a budget holds nothing of them.
 
     Attributes:
       folder: where ``budget.jsonl`` is.
@@ -155,6 +182,7 @@ class Budget:
         validate.one_of(get_args(Composition), composition=composition)
         header = {
             "budget": FORMAT,
+            "id": secrets.token_hex(16),
             "epsilon": float(epsilon),
             "delta": float(delta),
             "relation": relation,
@@ -174,6 +202,11 @@ class Budget:
     def header(self) -> dict[str, Any]:
         """Totals, relation, unit and composition, as they stand in the file."""
         return self._read().header
+
+    @property
+    def id(self) -> str:
+        """Random id, which ledgers of its runs name; "" for a budget of format 1."""
+        return self.header.get("id", "")
 
     @property
     def reservations(self) -> tuple[Reservation, ...]:
@@ -264,17 +297,22 @@ class Budget:
           True
         """
         asked = self._asked(release, what, delta, relation, unit)
+        self._append(asked._asdict(), lambda content: _check_room(content, asked))
+        return asked
+
+    def _append(
+        self, fields: dict[str, Any], check: Callable[[_Content], None]
+    ) -> None:
+        """Appends a line, on the disk when this returns, if the content passes a check."""
         with _locked(self.folder):
             content = self._read()
-            _check_room(content, asked)
-            line = json.dumps(asked._asdict()).encode() + b"\n"
+            check(content)
             with open(self.folder / FILE, "r+b") as file:
-                file.truncate(content.size)  # A torn line was never a reservation.
+                file.truncate(content.size)  # A torn line was never one.
                 file.seek(content.size)
-                file.write(line)
+                file.write(json.dumps(fields).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-        return asked
 
     def check(self, plan: Plan, *, unit: str = "record") -> None:
         """Raises what :meth:`reserve` would for a plan now; reserves nothing.
@@ -291,8 +329,7 @@ class Budget:
           ...         folder, epsilon=9.0, delta=0.1, relation="replace_one"
           ...     ).check(plan)
         """
-        asked = self._asked(plan, plan.family, None, None, unit)
-        _check_room(self._read(), asked)
+        check_run(self, plan, None, unit=unit)
 
     def _asked(
         self,
@@ -344,13 +381,18 @@ class Budget:
         text = text[: text.rfind(b"\n") + 1]
         lines = text.split(b"\n")[:-1]
         found: list[Reservation] = []
+        begun: set[str] = set()
         try:
             header = json.loads(lines[0])
-            if header["budget"] != FORMAT:
+            if header["budget"] not in _READ:
                 raise ValueError(f"it has format {header['budget']!r}, not {FORMAT}")
             _check_numbers(header["caps"])
             for line in lines[1:]:
-                one = Reservation(**json.loads(line))
+                fields = json.loads(line)
+                if "begun" in fields:
+                    begun.add(fields["begun"])
+                    continue
+                one = Reservation(**fields)
                 _check_numbers({name: one.cost[name] for name in header["caps"]})
                 found.append(one)
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -358,7 +400,60 @@ class Budget:
                 f"budget must be as it was written, got {str(path)!r}, which is broken "
                 f"after {len(found)} reservations: {error!r}"
             ) from error
-        return _Content(header, tuple(found), len(text))
+        return _Content(header, tuple(found), frozenset(begun), len(text))
+
+
+# --- runs with a ledger -------------------------------------------------------------
+
+
+def check_run(
+    budget: Budget,
+    plan: Plan,
+    folder: str | os.PathLike[str] | None,
+    *,
+    unit: str = "record",
+) -> None:
+    """Raises what :func:`reserve_run` would now for a run in a folder; reserves nothing."""
+    asked = budget._asked(plan, plan.family, None, None, unit)
+    content = budget._read()
+    if not content.stands(asked._replace(run=ledger.reserved(folder))):
+        _check_room(content, asked)
+
+
+def reserve_run(
+    budget: Budget, plan: Plan, folder: str | os.PathLike[str] | None, *, unit: str
+) -> str:
+    """Reserves what a run costs, unless its reservation stands; returns the run's name.
+
+    Without a folder, in which a later start would find its name, it has none: "".
+    """
+    if folder is None:
+        budget.reserve(plan, what=plan.family, unit=unit)
+        return ""
+    what = f"{plan.family} in {os.fspath(folder)}"
+    asked = budget._asked(plan, what, None, None, unit)
+    asked = asked._replace(run=ledger.reserved(folder))
+    if not budget._read().stands(asked):
+        asked = asked._replace(run=ledger.reserve(folder))
+        budget._append(asked._asdict(), lambda content: _check_room(content, asked))
+    return asked.run
+
+
+def begin(budget: Budget, run: str) -> None:
+    """Uses the reservation of a run up, before its ledger is made; ValueError if it was."""
+
+    def check(content: _Content) -> None:
+        if run in content.begun or all(x.run != run for x in content.reservations):
+            raise ValueError(
+                f"budget must have a reservation of the run {run} that no run has used, "
+                f"got {str(budget.folder)!r} without: another process began in the run's "
+                "folder, or in a copy of it; start it again"
+            )
+
+    budget._append({"begun": run}, check)
+
+
+# --- sums and caps -----------------------------------------------------------------
 
 
 def _check_relation(release: accounting.Guarantee, relation: Relation) -> None:

@@ -139,7 +139,8 @@ def fit(
         parameters again: load them again, or make them again.
       budget: what all runs on these records may spend together (:class:`jaxdp.Budget`).
         The plan's epsilon at its delta is reserved before the first step, and refused
-        beyond the total. ``resume`` reserves nothing: a run stays within its plan.
+        beyond the total. ``resume`` reserves nothing: a run stays within its plan. Nor
+        does a run with a ledger that was killed before it began, in its folder.
 
     Returns:
       ``FitResult(params, info, report)``: the trained parameters, the releases of every
@@ -187,7 +188,7 @@ def fit(
     if budget is not None:
         validate.instance(budgets.Budget, budget=budget)
         if not parallel.several_processes(mesh):  # One that refuses alone keeps others.
-            budget.check(plan, unit=task.unit)
+            budgets.check_run(budget, plan, ledger, unit=task.unit)
     if chunk is not None:
         validate.integer(chunk=chunk)
     if ledger is not None:
@@ -228,25 +229,28 @@ def fit(
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
     before = _samples(task)
     machines = recording.machines(mesh) if with_text else {}
-    about = task, keys, text, size, note or {}, machines
+    about = task, keys, text, size, note or {}, machines, budget
     begun = parallel.together(
         mesh, lambda: None if folder is None else recording.new(folder, *about)
     )
-    if budget is not None:
-        what = (
-            plan.family if ledger is None else f"{plan.family} in {os.fspath(ledger)}"
-        )
-        reserve = functools.partial(budget.reserve, plan, what=what, unit=task.unit)
-        parallel.together(mesh, reserve if parallel.writes(mesh) else lambda: None)
+
+    def reserve() -> str:
+        if budget is None or not parallel.writes(mesh):
+            return ""
+        return budgets.reserve_run(budget, plan, ledger, unit=task.unit)
+
+    reserved = parallel.together(mesh, reserve)
     with keys_lib.together(several):  # Spends the keys.
         carry = loop.start(
             plan, transform, task.optimizer, task.params, donate=donate_params
         )
-    recorder = parallel.together(mesh, lambda: None if begun is None else begun())
+    recorder = parallel.together(
+        mesh, lambda: None if begun is None else begun(reserved)
+    )
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
-            chunks = _Chunks(plan, size, callback, progress, asked)
+            chunks = _Chunks(plan, size, callback, progress, asked, mesh=mesh)
             with streaming.steps(run, keys, plan, task.data, mesh, size) as step:
                 carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
         else:
@@ -255,6 +259,8 @@ def fit(
             seconds = time.perf_counter() - begin
         times = compile_seconds, seconds
         result = _result(task, keys, carry, 0, times, recorder, keep_noise_roots)
+    if recorder is None and ledger is not None:  # Process 0 counted.
+        result.report["steps_charged"] = plan.num_steps
     if not several:
         _warn_of_steps(task, before, carry, result)
     return result
@@ -373,7 +379,7 @@ def resume(
         recorder = parallel.together(mesh, lambda: at.recorder(task, text, machines))
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         asked = None if stop is None else parallel.where_any(mesh, stop)
-        chunks = _Chunks(at.plan, size, callback, progress, asked, at.charged)
+        chunks = _Chunks(at.plan, size, callback, progress, asked, at.charged, mesh)
         with streaming.steps(run, at.keys, at.plan, task.data, mesh, size) as step:
             carry = _rebuilt(task, at, carry, chunks, step, recorder)
             # A machine that rounds otherwise would go on from other parameters.
@@ -407,6 +413,7 @@ class _Chunks(NamedTuple):
     progress: bool
     stop: Callable[[], bool] | None = None  # asked before each chunk
     charged: Callable[[int], int] = int  # steps that count as released, after a step
+    mesh: Mesh | None = None  # of processes that end together where one cannot go on
 
     def run(
         self,
@@ -441,19 +448,33 @@ class _Chunks(NamedTuple):
                 begin = time.perf_counter()
                 if isinstance(step, streaming.Streamed):
                     step.ready(first, end)  # What cannot be read is not charged.
-                if recorder is not None:
-                    recorder.before(first, end)
+                before = functools.partial(self._before, first, end, recorder)
+                parallel.together(self.mesh, before)
                 carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin
-                if recorder is not None:
-                    recorder.after(first, end, carry)
+                after = functools.partial(self._after, carry, first, end, recorder)
+                parallel.together(self.mesh, after)
                 if self.progress:
                     seen = _seen(carry, end, (end - begun) / seconds)
                     bar.update(task, completed=end, seen=seen)
-                if self.callback is not None:
-                    self.callback(end, *self.shown(carry, end))
                 first = end
         return carry, seconds
+
+    def _before(
+        self, first: int, end: int, recorder: recording.Recorder | None
+    ) -> None:
+        """Charges the steps [first, end)."""
+        if recorder is not None:
+            recorder.before(first, end)
+
+    def _after(
+        self, carry: Any, first: int, end: int, recorder: recording.Recorder | None
+    ) -> None:
+        """Records the steps [first, end), and shows them to the callback."""
+        if recorder is not None:
+            recorder.after(first, end, carry)
+        if self.callback is not None:
+            self.callback(end, *self.shown(carry, end))
 
     def shown(self, carry: loop.Carry, done: int) -> tuple[Any, loop.CallbackInfo]:
         """Copies params and info for a callback: the next chunk takes the buffers."""
@@ -507,7 +528,8 @@ def _rebuilt(
     goes_on = at.done < at.last and not stopped
     until = recording.checked_from(at) if goes_on else at.done
     first = max((known for known in states if known <= until), default=0)
-    chunks = chunks._replace(stop=None)  # These steps are done.
+    # These steps are done; some processes may have no callback to show them to.
+    chunks = chunks._replace(stop=None, mesh=None)
     silent = chunks._replace(callback=None)
     if task.plan.replayable:
         again: Any = None  # A checkpoint alone needs no program.

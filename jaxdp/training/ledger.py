@@ -42,6 +42,7 @@ import hmac
 import json
 import os
 import pathlib
+import secrets
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -58,6 +59,8 @@ PLAN, LEDGER, REPORT, SECRET = "plan.json", "ledger.jsonl", "report.json", "secr
 #: In ``secret/``: what a run needs to go on.
 RUN = "run.json"
 LOCK, _CHAIN = "lock", "chain.json"
+#: In ``secret/``: under which name a run was reserved in a budget (training/budgets.py).
+RESERVED = "reserved"
 
 
 class Intent(NamedTuple):
@@ -498,11 +501,32 @@ def discard(folder: str | os.PathLike[str]) -> None:
     """
     path = pathlib.Path(folder)
     with _locked(path):
-        for name in (LEDGER, PLAN, REPORT):
+        for name in (LEDGER, REPORT):
             (path / name).unlink(missing_ok=True)
         for file in (path / SECRET).iterdir():
-            if file.name != LOCK:
+            if file.name not in (LOCK, RESERVED):
                 file.unlink()
+        (path / PLAN).unlink(missing_ok=True)  # Last: it shows whose folder it is.
+
+
+def reserved(folder: str | os.PathLike[str] | None) -> str:
+    """Returns the name under which a run in a folder was last reserved; "" without."""
+    if folder is None:
+        return ""
+    try:
+        content = (pathlib.Path(folder) / SECRET / RESERVED).read_bytes()
+    except OSError:
+        return ""
+    return content.decode("ascii", "replace")
+
+
+def reserve(folder: str | os.PathLike[str]) -> str:
+    """Writes a new name for the run that will be in a folder, and returns it."""
+    path, name = pathlib.Path(folder), secrets.token_hex(16)
+    with _locked(path):
+        check_new(path)
+        replace(path / SECRET / RESERVED, name.encode(), mode=0o600)
+    return name
 
 
 def _secrets(folder: pathlib.Path) -> dict[str, Any]:

@@ -35,6 +35,10 @@ from jaxdp.training import digests
 T = TypeVar("T")
 
 
+class Refused(ValueError):
+    """Refusal of another process of the run."""
+
+
 def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
     """Returns the mesh of a run that starts at ``params``, and the params on it.
 
@@ -203,13 +207,16 @@ def together(mesh: Mesh | None, call: Callable[[], T]) -> T:
     """Returns what ``call`` returns here; where it raises in one process, all raise.
 
     So none waits for one that has refused. ``call`` must not wait for other processes.
+
+    Raises:
+      Refused: another process raised, whatever it was; in that process, what it raised.
     """
     if not several_processes(mesh):
         return call()
     result, error = None, None
     try:
         result = call()
-    except Exception as caught:
+    except BaseException as caught:  # Ctrl-C too: the others are told first.
         error = caught
     said = "" if error is None else str(error) or repr(error)
     every = gathered(mesh, said)
@@ -217,7 +224,7 @@ def together(mesh: Mesh | None, call: Callable[[], T]) -> T:
         raise error
     for index, said in enumerate(every):
         if said:
-            raise ValueError(f"process {index} of the run refused: {said}")
+            raise Refused(f"process {index} of the run refused: {said}")
     return cast(T, result)
 
 
@@ -225,7 +232,8 @@ def gathered(mesh: Mesh | None, text: str) -> list[str]:
     """Returns the texts of all processes, in their order; all wait here."""
     if not several_processes(mesh):
         return [text]
-    content = np.frombuffer(text.encode(), np.uint8)
+    # A file's name in a message may be no Unicode.
+    content = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(len(content)))
     # At least one: there are no arrays of size zero to gather.
     rows = np.pad(content, (0, max(1, int(sizes.max())) - len(content)))
@@ -289,11 +297,10 @@ def moved(tree: Any, places: Any) -> Any:
     if all(place.is_fully_addressable for place in wanted):
         return jax.device_put(tree, places)
     pairs = list(zip(leaves, wanted, strict=True))
-    away = [(x, p) for x, p in pairs if getattr(x, "sharding", None) != p]
-    spread = _spread(tuple(place for _, place in away))
-    new = iter(spread([leaf for leaf, _ in away]))
-    away = {id(x) for x, _ in away}
-    return structure.unflatten([next(new) if id(x) in away else x for x in leaves])
+    away = [i for i, (x, p) in enumerate(pairs) if getattr(x, "sharding", None) != p]
+    spread = _spread(tuple(wanted[i] for i in away))
+    new = dict(zip(away, spread([leaves[i] for i in away]), strict=True))
+    return structure.unflatten(new.get(i, x) for i, x in enumerate(leaves))
 
 
 @functools.cache

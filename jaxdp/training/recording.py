@@ -26,6 +26,7 @@ from jaxdp.core import run_state
 from jaxdp.kernels import sphere
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import (
+    budgets,
     digests,
     loop,
     parallel,
@@ -250,17 +251,17 @@ def new(
     chunk: int,
     note: dict[str, Any],
     machines: dict[str, Any],
-) -> Callable[[], Recorder]:
+    budget: budgets.Budget | None,
+) -> Callable[[str], Recorder]:
     """Returns what creates the folder of a new run and returns its recorder.
 
-    What the caller gave is read before: the keys are spent between the two.
+    It takes the name under which the run is reserved in its budget, if it has one. What
+    the caller gave is read before: the keys are spent between the two.
     """
     plan, params = task.plan, task.params
     moving, layered = replaying.chosen_leaves(params, **task.leaves)
     words = keys_lib.to_hex(keys)
-    run = secrets.token_hex(16)
     header = {
-        "run": run,
         "private": keys.private,
         "plan": json.loads(plan.to_json()),
         "direction": words["direction"],
@@ -276,15 +277,19 @@ def new(
         "microbatch_size": task.microbatch_size,
         "device": jax.devices()[0].device_kind,
         "versions": reporting.versions(),
+        "budget": None if budget is None else budget.id,
         "note": note,
     }
     key = secrets.token_bytes(32)
     attempt = {"salt": "", "same": _conditions(task, text, key, machines)}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
 
-    def begun() -> Recorder:
+    def begun(reserved: str) -> Recorder:
+        run = reserved or secrets.token_hex(16)
+        if budget is not None:
+            budgets.begin(budget, run)
         ledger = ledger_lib.Ledger.create(
-            folder, plan=plan.file_text(), header=header, secret=hidden
+            folder, plan=plan.file_text(), header={"run": run} | header, secret=hidden
         )
         return Recorder(ledger=ledger, run=run, replayable=plan.replayable)
 

@@ -4,6 +4,8 @@ import contextlib
 import json
 import math
 import multiprocessing
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting, plans, sampling, tuning
 from jaxdp.accounting.gaussian import gaussian_mu
-from jaxdp.training import budgets
+from jaxdp.training import budgets, ledger
 
 
 def plan_of(epsilon: float = 1.0, delta: float = 1e-6, **changes: Any) -> Any:
@@ -202,6 +204,9 @@ def test_runs_reserve_before_they_begin(tmp_path: Path) -> None:
         assert len(budget.reservations) == seed + 1
     assert budget.reservations[0].what.endswith("/0")
     assert budget.reservations[0].epsilon == plan.epsilon()
+    header = ledger.read(tmp_path / "0").header
+    assert header["run"] == budget.reservations[0].run
+    assert header["budget"] == budget.id
     jaxdp.resume(tmp_path / "0", w, data, **task)
     assert len(budget.reservations) == 2
     keys = jaxdp.Keys.from_entropy()
@@ -220,6 +225,121 @@ def test_runs_reserve_before_they_begin(tmp_path: Path) -> None:
         jaxdp.fit(other, jaxdp.Keys.insecure(0), w, data, budget=budget, **task)
     with pytest.raises(TypeError, match="budget must be"):
         jaxdp.fit(plan, jaxdp.Keys.insecure(0), w, data, budget=3.0, **task)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(moment: int, calls: list[str], monkeypatch: Any) -> Any:
+    """A context in which the process ends before its write number ``moment``."""
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if len(calls) == moment:
+                raise Killed
+            calls.append(function.__name__)
+            return function(*args)
+
+        return call
+
+    patch = monkeypatch.context()
+    with_patch = contextlib.ExitStack()
+    patched = with_patch.enter_context(patch)
+    for name in ("fsync", "replace"):
+        patched.setattr(os, name, counted(getattr(os, name)))
+    return with_patch
+
+
+def start(budget: jaxdp.Budget, folder: Path) -> str:
+    """What ``fit`` writes up to a run's ledger, without the run."""
+    plan = plan_of()
+    ledger.check_new(folder)
+    run = budgets.reserve_run(budget, plan, folder, unit="record")
+    budgets.begin(budget, run)
+    header, secret = {"run": run}, {"key": "00" * 32}
+    ledger.Ledger.create(folder, plan="{}", header=header, secret=secret).close()
+    return run
+
+
+def test_a_run_that_is_killed_before_it_began_is_charged_once(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Killed before every write, in its folder and in a copy of it as it is then.
+
+    No reservation is that of two ledgers. A run that is started again is charged again
+    only where it was killed between the use of its reservation and its ledger.
+    """
+    charged, moment = [], 0
+    while True:
+        place, calls = tmp_path / str(moment), []
+        budget = made(place / "budget", epsilon=50.0)
+        run, copy = place / "run", place / "copy"
+        with killed_at(moment, calls, monkeypatch), contextlib.suppress(Killed):
+            start(budget, run)
+        if len(calls) < moment:
+            break
+        if run.exists():
+            shutil.copytree(run, copy)
+        used, there = budget._read().begun, (run / ledger.LEDGER).exists()
+        for folder in (run, copy):
+            if not (folder / ledger.LEDGER).exists():
+                start(budget, folder)
+            if folder == run:
+                charged.append(len(budget.reservations))
+                assert charged[-1] == (2 if used and not there else 1), moment
+        reserved = [each.run for each in budget.reservations]
+        ran = {ledger.read(folder).header["run"] for folder in (run, copy)}
+        assert len(reserved) == len({*reserved}) and ran <= {*reserved}
+        # A copy of the folder of a run that had begun is that run.
+        assert len(ran) == 2 or ran == {reserved[0]}, moment
+        moment += 1
+    assert charged[:4] == [1] * 4 and 2 in charged and charged[-1] == 1
+
+
+def test_two_processes_do_not_use_one_reservation(tmp_path: Path) -> None:
+    budget, plan = made(tmp_path / "budget"), plan_of()
+    folder = tmp_path / "run"
+    first, second = (
+        budgets.reserve_run(budget, plan, folder, unit="record") for _ in range(2)
+    )
+    assert first == second == ledger.reserved(folder)
+    assert len(budget.reservations) == 1
+    budgets.begin(budget, first)
+    with pytest.raises(ValueError, match="another process began"):
+        budgets.begin(jaxdp.Budget(budget.folder), second)
+    with pytest.raises(ValueError, match="must have a reservation of the run none"):
+        budgets.begin(budget, "none")
+    # Its reservation is used up; nor does one of another cost stand.
+    third = budgets.reserve_run(budget, plan, folder, unit="record")
+    assert third != first
+    budgets.reserve_run(budget, plan_of(0.8), folder, unit="record")
+    assert [round(x.epsilon, 2) for x in budget.reservations] == [1.0, 1.0, 0.8]
+
+
+def test_systems_without_locks_charge_every_start(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(ledger, "fcntl", None)
+    budget, plan = made(tmp_path / "budget"), plan_of()
+    for _ in range(2):
+        budgets.reserve_run(budget, plan, tmp_path / "run", unit="record")
+    assert len(budget.reservations) == 2
+
+
+def test_a_budget_of_before_ids_is_read(tmp_path: Path) -> None:
+    budget = made(tmp_path)
+    assert len(budget.id) == 32 != made(tmp_path / "other").id
+    header = {"budget": 1} | {k: x for k, x in budget.header.items() if k != "id"}
+    header["budget"] = 1
+    line = {"what": "a", "cost": {"epsilon": 1.0, "delta": 0.0}, "epsilon": 1.0}
+    lines = (json.dumps(x) + "\n" for x in (header, line | {"delta": 0.0}))
+    (tmp_path / budgets.FILE).write_text("".join(lines))
+    assert budget.id == "" and budget.spent()["epsilon"] == 1.0
+    assert start(budget, tmp_path / "run") == budget.reservations[1].run
+    (tmp_path / budgets.FILE).write_text(json.dumps(header | {"budget": 3}) + "\n")
+    with pytest.raises(ValueError, match="has format 3, not 2"):
+        jaxdp.Budget(tmp_path)
 
 
 def test_a_search_reserves_all_its_trials(tmp_path: Path) -> None:

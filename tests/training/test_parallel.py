@@ -148,6 +148,37 @@ def test_two_processes(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(again.params, one.params)
 
 
+def test_one_process_that_refuses_ends_both(tmp_path: Path) -> None:
+    """At once and with its words; nobody waits until JAX ends the process."""
+    jobs = processes("refusals", tmp_path)
+    try:
+        ends = [job.communicate(timeout=250) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], ends
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in ends)
+    said = "process {} of the run refused: {}".format
+    missing, full = "--dataset must be there", "[Errno 28] full"
+    written = f"--out must be a folder that can be written: {full}"
+    assert first["data"] == [2, f"jaxdp: {said(1, missing)}\n"]
+    assert second["data"] == [2, f"jaxdp: {missing}\n"]
+    assert first["Ctrl-C"] == [130, "jaxdp: interrupted\n"]
+    assert second["Ctrl-C"] == [2, f"jaxdp: {said(0, 'KeyboardInterrupt()')}\n"]
+    assert first["folder"] == [2, f"jaxdp: {written}\n"]
+    assert second["folder"] == [2, f"jaxdp: {said(0, written)}\n"]
+    assert first["ledger"][0] == f"OSError: {full}"
+    assert second["ledger"][0] == f"Refused: {said(0, full)}"
+    assert ledger.read(tmp_path / "ledger").charged == 1
+    assert [end["killed"][0] for end in (first, second)] == [
+        130,
+        f"Refused: {said(0, 'KeyboardInterrupt()')}",
+    ]
+    assert [end["again"][0] for end in (first, second)] == [0, 0]
+    (reserved,) = jaxdp.Budget(tmp_path / "budget").reservations
+    assert ledger.read(tmp_path / "run").header["run"] == reserved.run
+
+
 #: More of them by hand.
 KILLS = int(os.environ.get("JAXDP_KILLS", "2"))
 

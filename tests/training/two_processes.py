@@ -3,13 +3,17 @@
 ``test_parallel.py`` starts them and compares what they print.
 """
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
+import io
 import os
 import pathlib
 import shutil
 import signal
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,9 +21,11 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
-from jaxdp import plans, sampling
+from jaxdp import models, plans, sampling
+from jaxdp.cli import main as command
+from jaxdp.cli import record
 from jaxdp.core import keys as keys_lib
-from jaxdp.training import ledger
+from jaxdp.training import budgets, ledger
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(
@@ -211,3 +217,40 @@ def victim(folder: str, who: str, lines: str) -> None:
     else:
         keys = jaxdp.Keys.insecure(1)
         jaxdp.fit(VICTIM, keys, PARAMS, DATA, ledger=folder, chunk=1, **given)
+
+
+def refusals(folder: str) -> dict[str, Any]:
+    """How commands end of which one process alone cannot go on."""
+    place = pathlib.Path(folder)
+    me = jax.process_index()
+    words = ["train", "--dataset", "quadratic_identity", "--algorithm", "dpgd"]
+    words += ["--num-steps", "4", "--quiet", "--resume", "auto", "--epsilon", "2"]
+    if me == 0:
+        budget = place / "budget"
+        jaxdp.Budget.create(budget, epsilon=3, delta=1e-4, relation="replace_one")
+
+    def run(name: str, who: int = -1, *wrong: Any) -> list[Any]:
+        """What process ``who`` ends with whose function fails, and the other one."""
+        said = io.StringIO()
+        more = ["--out", str(place / name)]
+        more += ["--budget", str(place / "budget")] if name == "run" else []
+        fails: Any = contextlib.nullcontext()
+        if who == me:
+            where, function, error = wrong
+            fails = mock.patch.object(where, function, side_effect=error)
+        with contextlib.redirect_stderr(said), fails:
+            try:
+                code: Any = command([*words, *more])
+            except Exception as error:
+                code = f"{type(error).__name__}: {error}"
+        return [code, said.getvalue()]
+
+    full, missing = OSError(errno.ENOSPC, "full"), ValueError("path must be there")
+    return {
+        "data": run("data", 1, models, "load", missing),
+        "Ctrl-C": run("Ctrl-C", 0, models, "load", KeyboardInterrupt()),
+        "folder": run("folder", 0, record, "save_params", full),
+        "ledger": run("ledger", 0, ledger.Ledger, "record", full),
+        "killed": run("run", 0, budgets, "begin", KeyboardInterrupt()),
+        "again": run("run"),
+    }

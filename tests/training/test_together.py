@@ -1,0 +1,69 @@
+"""What processes agree on, in one process that takes itself for one of two."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.experimental import multihost_utils
+
+from jaxdp.training import parallel
+
+MESH: Any = SimpleNamespace(is_multi_process=True)
+
+
+@pytest.fixture
+def gathers(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """What is gathered; the other process says the same."""
+    said: list[np.ndarray] = []
+
+    def gather(x: np.ndarray) -> np.ndarray:
+        said.append(x)
+        return np.stack([x, x])
+
+    monkeypatch.setattr(multihost_utils, "process_allgather", gather)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), b"KeyboardInterrupt()"),
+        (SystemExit(3), b"3"),
+        (ValueError("no file \udcff"), rb"no file \udcff"),
+    ],
+    ids=["Ctrl-C", "exit", "no Unicode"],
+)
+def test_whatever_ends_one_process_is_said_to_the_others(
+    gathers: list[np.ndarray], error: BaseException, said: bytes
+) -> None:
+    def ends() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        parallel.together(MESH, ends)
+    assert caught.value is error
+    assert gathers[1].tobytes() == said
+
+
+def test_what_another_process_refused_is_raised(monkeypatch: Any) -> None:
+    monkeypatch.setattr(parallel, "gathered", lambda mesh, text: [text, "no room"])
+    with pytest.raises(parallel.Refused, match="process 1 of the run refused: no room"):
+        parallel.together(MESH, lambda: 3)
+
+
+def test_leaves_move_by_their_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One array is a leaf twice: it stays in one place, and moves to the other."""
+    here, there = (SimpleNamespace(is_fully_addressable=False, at=i) for i in range(2))
+    x, y = (SimpleNamespace(sharding=here, name=name) for name in "xy")
+    monkeypatch.setattr(
+        parallel,
+        "_spread",
+        lambda places: (
+            lambda leaves: [
+                (leaf.name, place) for leaf, place in zip(leaves, places, strict=True)
+            ]
+        ),
+    )
+    got = parallel.moved([x, x, y], [here, there, here])
+    assert got == [x, ("x", there), y]
