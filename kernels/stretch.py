@@ -234,5 +234,6 @@ def grid_sum(
     total = fold(step, zero((dim,)), data, mask, first, count, size, axis_name)
     if axis_name is None:
         return total
-    total = jax.lax.psum(total, axis_name)
+
+    total = jax.lax.psum(total, axis_name)  # Of low words of up to 2**15 devices.
     return add(Wide(total.high, jnp.zeros_like(total.low)), total.low)

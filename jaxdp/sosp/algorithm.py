@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
@@ -179,7 +180,7 @@ def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:
     moving = active & ~no_data
     within = moving & escape.active
     if numbers.escape_steps is None:
-        y = x - spider.estimate / jnp.float32(numbers.smoothness)
+        y = x - spider.estimate * numbers.step_size
     elif numbers.hessian == "released":
         within = jnp.zeros((), bool)
         y, escape, best = escapes.jump(search, state, spider, escape, best, start, x)
@@ -248,9 +249,8 @@ def _change_batch(numbers: SOSPNumbers, moved: jax.Array) -> jax.Array:
 
 def _growth(numbers: SOSPNumbers, moved: jax.Array) -> jax.Array:
     """Bounds the growth of the running Hessian by one difference, in clips."""
-    return (
-        _change_batch(numbers, moved).astype(jnp.float32) / numbers.hessian_batch_size
-    )
+    records = _change_batch(numbers, moved).astype(jnp.float32)
+    return records * np.float32(1 / numbers.hessian_batch_size)
 
 
 def _track(

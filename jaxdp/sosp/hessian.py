@@ -279,6 +279,6 @@ def release_matrix(
 
     small = _in_parts(records, dim)
     total = release.bounded_stretch(grid, rows, len(scale), *small)
-    flat = release.noised_mean(grid, total, noise) / scale
+    flat = release.noised_mean(grid, total, noise) * (1 / scale)
     half = jnp.zeros((dim, dim), jnp.float32).at[upper].set(flat)
     return half + half.T - jnp.diag(jnp.diag(half))
