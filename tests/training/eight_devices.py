@@ -22,9 +22,13 @@ from jax.sharding import PartitionSpec
 
 import jaxdp
 from jaxdp import Keys, plans, sampling, training
+from jaxdp.core.types import Grid
 from jaxdp.kernels import finite_difference, sphere, stretch
+from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.models import language
 from jaxdp.models.language import tasks
+from jaxdp.sosp import hessian
+from jaxdp.sosp.gradients import Records
 from jaxdp.training import loop, parallel
 from tests import methods, test_finetune
 from tests.sosp import test_fit as search
@@ -551,31 +555,8 @@ def test_every_record_of_a_stretch_counts_once() -> None:
     assert np.all(np.abs(stretch.to_float(one)) > 0)
 
 
-def test_a_search_on_eight_devices(tmp_path: Path) -> None:
-    """Killed within an escape and resumed: the bits of one device, integers exchanged."""
-    data = search.DATA.copy()
-    data[[3, 610, 2001]] = np.array([np.nan, np.inf, np.nan])[:, None]
-    keys, task = Keys.insecure(1), (search.START, data)
-    # A refresh has 30 slices, the last of them of 600 records in all begins at 580.
-    how: dict[str, Any] = {"value_fn": search.loss, "microbatch_size": 20}
-    folder = tmp_path / "run"
-    with kills.killed(4):
-        jaxdp.fit(search.PLAN, keys, *task, **how, mesh=MESH, ledger=folder, chunk=3)
-    program, _ = next(reversed(loop._programs.values()))  # That fit compiled last.
-    many = jaxdp.resume(folder, *task, **how, mesh=MESH)
-    one = jaxdp.fit(search.PLAN, keys, *task, **how)
-    chex.assert_trees_all_equal(many.params, one.params)
-    chex.assert_trees_all_equal(many.info, one.info)
-    assert_replicas_agree((many.params, many.info))
-    assert np.all(np.isfinite(many.info.releases))
-    assert many.report["outcome"] == one.report["outcome"]
-    assert one.report["outcome"]["escapes"] >= 2
-    # A refresh, a difference, a product; no record and no float of any device.
-    pair = f"(s32[{search.D}], s32[{search.D}]) all-reduce"
-    assert all_reduces(program.as_text()) == [pair] * 3
-
-
-MATRICES: dict[str, Any] = {"dim": search.D, "hessian_lipschitz": 1.0}
+MATRICES: dict[str, Any] = {"dim": search.D, "hessian_lipschitz": 1.3}
+#: Changes of a plan, and how many numbers each of its queries sums.
 SEARCHES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "on_demand": ({}, [3, 3, 3]),
     "tracked": ({"hessian": "tracked", **MATRICES}, [3, 3, 9, 9]),
@@ -587,15 +568,45 @@ SEARCHES: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
+def search_plan(mode: str) -> plans.SOSP:
+    """Has a smoothness that is no power of two, by which a quotient is rounded."""
+    changes = {"smoothness": 1.3, **SEARCHES[mode][0]}
+    return dataclasses.replace(search.PLAN, **changes)
+
+
+@pytest.mark.parametrize("mode", ["on_demand", "released"])
+def test_a_search_on_eight_devices(mode: str, tmp_path: Path) -> None:
+    """Killed on its way and resumed: the bits of one device, integers exchanged."""
+    data = search.DATA.copy()
+    data[[3, 610, 2001]] = np.array([np.nan, np.inf, np.nan])[:, None]
+    plan, keys, task = search_plan(mode), Keys.insecure(1), (search.START, data)
+    # The 600 records of a refresh are 19 slices for 8 devices.
+    how: dict[str, Any] = {"value_fn": search.loss, "microbatch_size": 32}
+    folder = tmp_path / "run"
+    with kills.killed(3):
+        jaxdp.fit(plan, keys, *task, **how, mesh=MESH, ledger=folder, chunk=2)
+    program, _ = next(reversed(loop._programs.values()))  # That fit compiled last.
+    many = jaxdp.resume(folder, *task, **how, mesh=MESH)
+    one = jaxdp.fit(plan, keys, *task, **how)
+    chex.assert_trees_all_equal(many.params, one.params)
+    chex.assert_trees_all_equal(many.info, one.info)
+    assert_replicas_agree((many.params, many.info))
+    assert np.all(np.isfinite(many.info.releases))
+    assert many.report["outcome"] == one.report["outcome"]
+    assert one.report["outcome"]["escapes"] >= 1
+    # No record, and no float of any device.
+    sums = (f"s32[{size}]" for size in SEARCHES[mode][1])
+    wanted = [f"({part}, {part}) all-reduce" for part in sums]
+    assert all_reduces(program.as_text()) == wanted
+
+
 @pytest.mark.parametrize("mode", SEARCHES)
 def test_a_search_by_hand_sums_integers_alone(mode: str) -> None:
     """Derivatives are by each device's own records, wherever a shard_map looks at them.
 
     A refresh, a difference and the mode's Hessians are summed, two words each.
     """
-    changes, sizes = SEARCHES[mode]
-    plan = dataclasses.replace(search.PLAN, noise_multiplier=1.0, **changes)
-    algorithm = plan.algorithm(Keys.insecure(1), axis_name="data")
+    algorithm = search_plan(mode).algorithm(Keys.insecure(1), axis_name="data")
 
     def step(state: Any, data: Any) -> Any:
         return algorithm.step(state, data, value_fn=search.loss)
@@ -604,7 +615,32 @@ def test_a_search_by_hand_sums_integers_alone(mode: str) -> None:
     shared: Any = jax.shard_map(step, mesh=MESH, **specs)
     text = str(jax.make_jaxpr(shared)(algorithm.init(search.START), search.DATA))
     found = re.findall(r":(\w+)\[(\d*)\] = psum", text)
-    assert sorted(found) == sorted(("i32", str(size)) for size in 2 * sizes)
+    assert sorted(found) == sorted(("i32", str(size)) for size in 2 * SEARCHES[mode][1])
+
+
+def test_a_released_matrix_is_rounded_as_on_one_device() -> None:
+    """Its floats too, of a constant that a program on a mesh keeps out of a branch."""
+    dim, noise = 30, Fixed(7919 * jnp.arange(465, dtype=jnp.int32))
+    rows = jnp.sin(jnp.arange(24.0 * dim) ** 2).reshape(24, dim)
+
+    def released(axis: str | None) -> Any:
+        def matrix(point: jax.Array, count: jax.Array) -> jax.Array:
+            records = Records(rows, None, jnp.int32(0), count, 2, axis)
+            grid, loss = Grid(1.0, 16, 24.0, 1), lambda w, x: jnp.tanh(w @ x)
+
+            def look() -> jax.Array:
+                return hessian.release_matrix(grid, loss, point, records, noise)
+
+            return jax.lax.cond(count > 0, look, lambda: jnp.zeros((dim, dim)))
+
+        return matrix
+
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared = jax.shard_map(released("data"), mesh=MESH, **specs)
+    given = jnp.linspace(-1, 1, dim), jnp.int32(24)
+    np.testing.assert_array_equal(
+        jax.jit(shared)(*given), jax.jit(released(None))(*given)
+    )
 
 
 @pytest.mark.parametrize("method", methods.SADDLES[:3], ids=str)
