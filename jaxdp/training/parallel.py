@@ -167,7 +167,8 @@ def check_algorithm(mesh: Mesh | None, plan: Plan, params: Any) -> None:
     for path, sharding in split(params).items():
         raise ValueError(
             f"params must be whole on every device for {plan.family}, got the leaf "
-            f"{path_str(path)!r} with {sharding.spec}: share the records alone"
+            f"{path_str(path)!r} with {sharding.spec}: every device holds all records, of "
+            "which shards would save none; share the records alone"
         )
 
 
