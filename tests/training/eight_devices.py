@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import chex
@@ -682,9 +683,7 @@ def test_a_game_on_eight_devices() -> None:
     assert all_reduces(program.as_text()) == [f"s32[{both}] all-reduce"]
 
 
-def test_algorithms_are_refused_where_they_cannot_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_algorithms_are_refused_where_they_cannot_be() -> None:
     """Before anything is traced or spent."""
 
     def never(*given: Any) -> jax.Array:
@@ -702,9 +701,13 @@ def test_algorithms_are_refused_where_they_cannot_be(
             jaxdp.fit(plan, Keys.insecure(1), params, data, value_fn=never, mesh=mesh)
     with pytest.raises(ValueError, match="axis_name must not be 'signs' here"):
         search.PLAN.algorithm(Keys.insecure(1), axis_name="signs")
-    monkeypatch.setattr(parallel, "several_processes", lambda mesh: mesh is not None)
-    with pytest.raises(ValueError, match="mesh must have devices of one kind in one"):
-        parallel.check_algorithm(MESH, search.PLAN, search.START)
+    for kinds, several in ((["old", "new"], False), (["old", "old"], True)):
+        devices = np.array([SimpleNamespace(device_kind=kind) for kind in kinds])
+        other: Any = SimpleNamespace(devices=devices, is_multi_process=several)
+        with pytest.raises(
+            ValueError, match="mesh must have devices of one kind in on"
+        ):
+            parallel.check_algorithm(other, search.PLAN, search.START)
 
 
 # --- the record ----------------------------------------------------------------------
