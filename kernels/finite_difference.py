@@ -222,11 +222,7 @@ def sum_microbatches(
       >>> finite_difference.sum_microbatches(total, batch, size=4).item()
       45
     """
-    if SIGNS in axes_of(axis_name):
-        raise ValueError(
-            f"axis_name must not be {SIGNS!r} here, got {axis_name!r}: what is summed has "
-            "no two signs to share"
-        )
+    check_sums(axis_name)
     rows = num_rows(batch[0])
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
     size = -(-rows // devices) if size is None else size
@@ -252,6 +248,20 @@ def sum_microbatches(
         zero = on_each(jnp.zeros(like.shape, like.dtype), axis_name)
         total = jax.lax.fori_loop(0, share, add, zero)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+
+def check_sums(axis_name: AxisName | None) -> None:
+    """Requires axes whose devices can share the records of a sum: none is ``SIGNS``.
+
+    Example:
+      >>> from jaxdp.kernels import finite_difference
+      >>> finite_difference.check_sums(("data", "rows"))
+    """
+    if SIGNS in axes_of(axis_name):
+        raise ValueError(
+            f"axis_name must not be {SIGNS!r} here, got {axis_name!r}: what is summed has "
+            "no two signs to share"
+        )
 
 
 def axes_of(axis_name: AxisName | None) -> tuple[str, ...]:

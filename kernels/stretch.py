@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.kernels import clip, finite_difference
+from jaxdp.kernels.finite_difference import AxisName
 
 #: The most rows of a slice. Their sum, of 16 bits each, fits into an int32.
 MAX_SLICE = 2**14
@@ -113,6 +114,7 @@ def fold(
     first: jax.Array,
     count: jax.Array,
     size: int,
+    axis_name: AxisName | None = None,
 ) -> Any:
     """Applies ``carry = step(carry, rows, kept)`` to the slices of a stretch, in order.
 
@@ -126,9 +128,11 @@ def fold(
       count: int32, shape=(); how many rows; ``first + count`` is at most n. With 0
         nothing is done.
       size: rows of a slice, static; at most n.
+      axis_name: mesh axis, or several, whose devices take the slices by turns: of D
+        devices each takes every D-th one. None is one device.
 
     Returns:
-      The carry after the last slice.
+      The carry after the last slice, on each device after its own.
 
     Example:
       >>> import jax.numpy as jnp
@@ -144,13 +148,15 @@ def fold(
     if not 1 <= size <= rows:
         raise ValueError(f"size must be from 1 to the {rows} rows of data, got {size}")
     places = jnp.arange(size, dtype=jnp.int32)
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    own = 0 if axis_name is None else jax.lax.axis_index(axis_name)
 
     def take(x: jax.Array, start: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(x, start, size)
 
     def body(at: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         done, carry = at
-        begin = first + done * size
+        begin = first + (own + done * devices) * size
         # No later than the last slice that the arrays have: a later one would be moved
         # there silently, and rows before the stretch would count.
         start = jnp.minimum(begin, rows - size)
@@ -162,8 +168,8 @@ def fold(
         return done + 1, step(carry, some, kept)
 
     # In steps of 1: XLA takes one of several up to a constant 1 for a loop of no passes.
-    slices = -(-count // size)
-    begin = (jnp.zeros((), jnp.int32), carry)
+    slices = -(-(-(-count // size) - own) // devices)
+    begin = (jnp.zeros((), jnp.int32), finite_difference.on_each(carry, axis_name))
     return jax.lax.while_loop(lambda at: at[0] < slices, body, begin)[1]
 
 
@@ -178,6 +184,7 @@ def grid_sum(
     bound: float | jax.Array,
     bits: int,
     size: int,
+    axis_name: AxisName | None = None,
 ) -> Wide:
     """Sums ``rows_of(rows)`` over a stretch, each row clipped and put on the grid.
 
@@ -191,10 +198,14 @@ def grid_sum(
       bound: on the L2 norm of one row, finite, > 0; may be traced.
       bits: a grid unit is ``bound * 2**-bits``; at most 16.
       size: rows of a slice, at most :data:`MAX_SLICE`.
+      axis_name: as in :func:`fold`. All devices are given the same; ``rows_of`` must not
+        differentiate by what a ``shard_map`` knows to be the same on all of them
+        (:func:`jaxdp.kernels.finite_difference.on_each`).
 
     Returns:
       The exact sum of integers of L2 norm at most ``2**bits`` each. A row with a NaN or an
-      infinity counts zero, as does every row outside the stretch.
+      infinity counts zero, as does every row outside the stretch. Devices sum by one
+      ``psum``: the words are the same on all of them, and the same as those of one device.
 
     Example:
       >>> import jax.numpy as jnp
@@ -211,7 +222,8 @@ def grid_sum(
 
     def none(some: Any) -> jax.Array:
         del some
-        return jnp.zeros((size, dim), jnp.float32)
+        zeros = jnp.zeros((size, dim), jnp.float32)
+        return finite_difference.on_each(zeros, axis_name)
 
     def step(total: Wide, some: Any, kept: jax.Array) -> Wide:
         # In a branch that is always taken: XLA would compute the rows again for every pass
@@ -219,4 +231,9 @@ def grid_sum(
         rows = jax.lax.cond(kept.any(), rows_of, none, some)
         return add(total, clip.grid_sum(rows, kept, bound, bits))
 
-    return fold(step, zero((dim,)), data, mask, first, count, size)
+    total = fold(step, zero((dim,)), data, mask, first, count, size, axis_name)
+    if axis_name is None:
+        return total
+
+    total = jax.lax.psum(total, axis_name)  # Of low words of up to 2**15 devices.
+    return add(Wide(total.high, jnp.zeros_like(total.low)), total.low)

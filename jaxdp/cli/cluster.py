@@ -142,12 +142,9 @@ def mesh_of(command: options.Run) -> Mesh | None:
 def check_plan(command: options.Run, plan: Plan) -> None:
     """Requires a plan that runs on the command's mesh, if it has one."""
     mesh = mesh_of(command)
-    if mesh is not None and plan.runs_algorithm:
-        raise UsageError(
-            f"{flag('mesh')} must be left out for {command.algorithm}, which runs on one "
-            "device"
-        )
     with usage(command, flag("mesh")):
+        if plan.runs_algorithm:
+            parallel.check_algorithm(mesh, plan, ())
         parallel.check_signs(mesh, plan, ())  # Params are on one device yet.
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxdp.core.types import Grid
 from jaxdp.kernels import clip, fixed_point, stretch
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
 
@@ -50,6 +51,7 @@ def bounded_stretch(
     first: jax.Array,
     count: jax.Array,
     size: int,
+    axis_name: AxisName | None = None,
 ) -> stretch.Wide:
     """Sums clipped contributions of a stretch of records exactly; secret.
 
@@ -58,8 +60,9 @@ def bounded_stretch(
     """
     assert grid.bits is not None
     bound, bits = grid.l2_clip_norm, grid.bits
+    how: dict[str, Any] = {"bound": bound, "bits": bits, "size": size}
     return stretch.grid_sum(
-        rows_of, dim, data, mask, first, count, bound=bound, bits=bits, size=size
+        rows_of, dim, data, mask, first, count, **how, axis_name=axis_name
     )
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
-from jaxdp.kernels import stretch
+from jaxdp.kernels import finite_difference, stretch
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.sampling import batches
 from jaxdp.sosp import escapes, gradients, hessian
 from jaxdp.sosp import spider as spiders
@@ -25,7 +27,11 @@ from jaxdp.sosp.state import Escape, Search, SOSPInfo, SOSPState
 
 
 def sosp(
-    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any,
+    keys: keys_lib.Keys,
+    *,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> Algorithm:
     r"""Finds an approximate second-order stationary point of a smooth expected loss.
 
@@ -44,6 +50,9 @@ def sosp(
       keys: a ``jaxdp.Keys``.
       microbatch_size: records differentiated at once, at most 2**14; each takes d numbers.
         None: about a million numbers.
+      axis_name: mesh axis, or several, whose devices share the records that a step reads,
+        as in :func:`jaxdp.dpzero`. Two integers for each number of a query are added over
+        them; which records come next is decided on every device, so they must be alike.
 
     Privacy:
       A step releases at most a gradient query (as :func:`jaxdp.private_spider`) and a
@@ -83,6 +92,7 @@ def sosp(
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "sosp")
+    finite_difference.check_sums(axis_name)
     numbers: SOSPNumbers = plan.numbers
     run = numbers.run
     private = keys.private and bool(numbers.noise_multiplier)
@@ -109,10 +119,11 @@ def sosp(
         state: SOSPState, data: Any, *, value_fn: Any
     ) -> tuple[SOSPState, SOSPInfo]:
         batches.check_data(run, data)
+        run_state.refuse_differing(axis_name, state=state, data=data)
         flat, unravel = spiders.flattened(state.point, "sosp")
         size = spiders.slice_size(numbers, flat.size, microbatch_size)
         loss = gradients.record_loss(value_fn, unravel)
-        new = _step(Search(numbers, loss, data, size), state, flat)
+        new = _step(Search(numbers, loss, data, size, axis_name), state, flat)
         new = new._replace(
             point=unravel(new.point),
             best=new.best._replace(point=unravel(new.best.point)),
@@ -141,7 +152,15 @@ def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:
     )
     reference = state.spider.reference
     spider = spiders.asked(
-        numbers, search.loss, state.spider, x, query, search.data, None, search.size
+        numbers,
+        search.loss,
+        state.spider,
+        x,
+        query,
+        search.data,
+        None,
+        search.size,
+        search.axis_name,
     )
     spider, escape = _track(search, spider, escape, query, x, reference)
     norm = jnp.linalg.norm(spider.estimate)
@@ -161,7 +180,7 @@ def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:
     moving = active & ~no_data
     within = moving & escape.active
     if numbers.escape_steps is None:
-        y = x - spider.estimate / jnp.float32(numbers.smoothness)
+        y = x - spider.estimate * numbers.step_size
     elif numbers.hessian == "released":
         within = jnp.zeros((), bool)
         y, escape, best = escapes.jump(search, state, spider, escape, best, start, x)
@@ -230,9 +249,8 @@ def _change_batch(numbers: SOSPNumbers, moved: jax.Array) -> jax.Array:
 
 def _growth(numbers: SOSPNumbers, moved: jax.Array) -> jax.Array:
     """Bounds the growth of the running Hessian by one difference, in clips."""
-    return (
-        _change_batch(numbers, moved).astype(jnp.float32) / numbers.hessian_batch_size
-    )
+    records = _change_batch(numbers, moved).astype(jnp.float32)
+    return records * np.float32(1 / numbers.hessian_batch_size)
 
 
 def _track(

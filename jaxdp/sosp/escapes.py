@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.core import run_state
 from jaxdp.sosp import hessian
@@ -110,7 +111,7 @@ def walk(
             draw(grid.noise_std),
         )
     gradient = jnp.where(within, product + escape.gradient, spider.estimate)
-    y = x - gradient / jnp.float32(numbers.smoothness)
+    y = x - gradient * numbers.step_size
     left = escape.left - within
     far = jnp.linalg.norm(y - escape.anchor) >= numbers.escape_radius
     escaped = within & ~broke & far
@@ -162,8 +163,8 @@ def jump(
     down = jnp.where(jnp.vdot(spider.estimate, lower) > 0, -lower, lower)
     leave = start & (lowest < -numbers.curvature_threshold)
     stay = start & ~leave
-    away = x + down * (-lowest / numbers.hessian_lipschitz)
-    plain = x - spider.estimate / jnp.float32(numbers.smoothness)
+    away = x - down * (lowest * np.float32(1 / numbers.hessian_lipschitz))
+    plain = x - spider.estimate * numbers.step_size
     y = jnp.where(start, jnp.where(leave, away, x), plain)
     best = _forget(best, leave, y)
     norm = jnp.linalg.norm(spider.estimate)

@@ -24,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 from jaxdp.core import release
 from jaxdp.core.types import Grid, ValueFn
 from jaxdp.kernels import finite_difference
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
 
@@ -35,6 +36,11 @@ class Records(NamedTuple):
     first: jax.Array  # shape=(), dtype=int32
     count: jax.Array  # shape=(), dtype=int32
     size: int  # rows that are read at once; static
+    axis_name: AxisName | None = None  # mesh axes whose devices share them; static
+
+    def on_each(self, *points: jax.Array) -> list[jax.Array]:
+        """Returns points by which each device differentiates its own records alone."""
+        return finite_difference.on_each(list(points), self.axis_name)
 
 
 #: One record's loss at a vector of all parameters.
@@ -79,6 +85,7 @@ def release_gradient(
     Returns:
       float32 (d,): released.
     """
+    (point,) = records.on_each(point)
     gradients = jax.vmap(functools.partial(jax.grad(loss), point))
     total = release.bounded_stretch(grid, gradients, point.size, *records)
     return release.noised_mean(grid, total, noise)
@@ -101,6 +108,7 @@ def release_difference(
       float32 (d,): released. One record moves the mean before the noise by the grid's
       clip (twice that if replaced), whatever the number of records.
     """
+    point, reference = records.on_each(point, reference)
     gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
     bound = grid.l2_clip_norm * records.count.astype(jnp.float32)
     total = release.bounded_stretch(

@@ -109,6 +109,7 @@ def release_product(
       float32 (d,): released. One record moves it by the clip times (``reach`` and
       ``grid.rounding``) over the normalizer (for replace-one, twice that).
     """
+    point, vector = records.on_each(point, vector)
 
     def products(some: Any) -> jax.Array:
         def product(record: Any) -> jax.Array:
@@ -157,11 +158,12 @@ def add_hessians(
       for the operator norm (rounding towards zero).
     """
     dim = point.size
+    at = records.on_each(point, *([] if reference is None else [reference]))
 
     def rows(some: Any) -> jax.Array:
-        found = hessians(loss, point, some)
+        found = hessians(loss, at[0], some)
         if reference is not None:
-            found -= hessians(loss, reference, some)
+            found -= hessians(loss, at[1], some)
         return found.reshape(-1, dim * dim)
 
     def within(some: Any) -> jax.Array:
@@ -268,6 +270,7 @@ def release_matrix(
       them by the clip over the normalizer (twice that if replaced).
     """
     dim = point.size
+    (point,) = records.on_each(point)
     upper = np.triu_indices(dim)
     scale = np.where(upper[0] == upper[1], 1, math.sqrt(2)).astype(np.float32)
 
@@ -276,6 +279,6 @@ def release_matrix(
 
     small = _in_parts(records, dim)
     total = release.bounded_stretch(grid, rows, len(scale), *small)
-    flat = release.noised_mean(grid, total, noise) / scale
+    flat = release.noised_mean(grid, total, noise) * (1 / scale)
     half = jnp.zeros((dim, dim), jnp.float32).at[upper].set(flat)
     return half + half.T - jnp.diag(jnp.diag(half))

@@ -12,6 +12,7 @@ from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation, ValueFn
 from jaxdp.kernels import prefix_noise as noises
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism import design as designs
 from jaxdp.mechanism import sum_plan
 from jaxdp.mechanism.design import Design
@@ -560,7 +561,13 @@ class SOSP(Plan):
         """Frozen numbers that the methods read."""
         return SOSPNumbers(*(getattr(self, name) for name in SOSPNumbers._fields))
 
-    def algorithm(self, keys: Keys, *, microbatch_size: int | None = None) -> Algorithm:
+    def algorithm(
+        self,
+        keys: Keys,
+        *,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
+    ) -> Algorithm:
         """Builds :func:`jaxdp.sosp`, which has the same arguments.
 
         Example:
@@ -576,7 +583,7 @@ class SOSP(Plan):
           >>> algorithm.output(state).shape
           (10,)
         """
-        return sosp(self, keys, microbatch_size=microbatch_size)
+        return sosp(self, keys, microbatch_size=microbatch_size, axis_name=axis_name)
 
     def returned(self, state: Any, params: Any) -> Any:
         return state.best.point

@@ -9,6 +9,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxdp.core.types import Grid, Run
 from jaxdp.kernels import clip, stretch
 from jaxdp.kernels.prefix_noise import PrefixNoise
@@ -194,6 +196,15 @@ class SOSPNumbers(NamedTuple):
     def tracks(self) -> bool:
         """True if a running Hessian is kept."""
         return self.hessian == "tracked" and self.escape_steps is not None
+
+    @property
+    def step_size(self) -> np.float32:
+        """Step along a gradient: 1 / smoothness.
+
+        Factors, here and below: XLA makes a product of a division by a constant where it
+        sees that it is one. On a mesh it need not see it, and would round otherwise.
+        """
+        return np.float32(1 / self.smoothness)
 
     @property
     def own_batch(self) -> int:

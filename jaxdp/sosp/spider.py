@@ -28,6 +28,7 @@ from jaxdp.core import correlated_noise, run_state, validate
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import ValueFn
 from jaxdp.kernels import stretch, threefry
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
 from jaxdp.sampling import batches
 from jaxdp.sosp import gradients
@@ -179,6 +180,7 @@ def asked(
     data: Any,
     mask: jax.Array | None,
     size: int,
+    axis_name: AxisName | None = None,
 ) -> Spider:
     """Returns the estimate after a query, which must fit; releases d numbers.
 
@@ -186,7 +188,7 @@ def asked(
     """
     first = jnp.where(query.turn, 0, spider.cursor)
     noise = spider.noise
-    records = gradients.Records(data, mask, first, query.records, size)
+    records = gradients.Records(data, mask, first, query.records, size, axis_name)
 
     def same() -> Spider:
         return spider

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxdp.core import run_state
 from jaxdp.kernels import stretch
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.sosp import gradients
 from jaxdp.sosp import spider as spiders
 from jaxdp.sosp.roles import SOSPNumbers
@@ -84,16 +85,18 @@ class SOSPInfo(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Constants of a step: the plan's numbers, the loss, the data and the slice size."""
+    """Constants of a step: numbers, loss, data, slice size, axes that share records."""
 
     numbers: SOSPNumbers
     loss: gradients.Loss
     data: Any
     size: int
+    axis_name: AxisName | None = None
 
     def records(self, first: jax.Array, count: Any) -> gradients.Records:
         count = jnp.asarray(count, jnp.int32)
-        return gradients.Records(self.data, None, first, count, self.size)
+        how = self.size, self.axis_name
+        return gradients.Records(self.data, None, first, count, *how)
 
 
 def no_escape(numbers: SOSPNumbers, flat: jax.Array, root: jax.Array) -> Escape:

@@ -98,9 +98,10 @@ def fit(
         that occur in their ``PartitionSpec`` are model axes then, and share no records.
         Params, and what has their paths and shapes in the optimizer's state, stay split
         and are returned so; directions are made where the parts are. Releases are those of
-        one device up to the order in which the losses' own sums are added. With several
-        processes (``jax.distributed``) each of them calls ``fit`` with the same arguments;
-        process 0 writes the ledger.
+        one device up to the order in which the losses' own sums are added. ``SOSP`` and
+        games take whole params and devices of one kind in one process, ``SyntheticData``
+        takes no mesh. With several processes (``jax.distributed``) each of them calls
+        ``fit`` with the same arguments; process 0 writes the ledger.
       callback: ``callback(step, params, info)``, called after each chunk with public
         values: evaluate public data in it, save, plot. With a mesh, they are on one device;
         params that are split over it stay so.

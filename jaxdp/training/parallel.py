@@ -148,6 +148,34 @@ def check_recorded(mesh: Mesh | None, params: Any) -> None:
         )
 
 
+def check_algorithm(mesh: Mesh | None, plan: Plan, params: Any) -> None:
+    """Requires a mesh whose devices can share the records that an algorithm reads.
+
+    What the next step reads may follow from a float. Devices that round otherwise would
+    read other records, and one of them twice; so all are alike, in one process.
+    """
+    if mesh is None:
+        return
+    if not plan.differentiates:
+        raise ValueError(
+            f"mesh must be None for {plan.family}, which reads every record once, in its "
+            "first step: later ones have no records that devices could share"
+        )
+    kinds = sorted({device.device_kind for device in mesh.devices.flat})
+    if several_processes(mesh) or len(kinds) > 1:
+        raise ValueError(
+            f"mesh must have devices of one kind in one process for {plan.family}, because "
+            "others may round otherwise, and then read other records; got "
+            f"{', '.join(kinds)} in {jax.process_count()} processes"
+        )
+    for path, sharding in split(params).items():
+        raise ValueError(
+            f"params must be whole on every device for {plan.family}, got the leaf "
+            f"{path_str(path)!r} with {sharding.spec}: every device holds all records, of "
+            "which shards would save none; share the records alone"
+        )
+
+
 def check_signs(mesh: Mesh | None, plan: Plan, params: Any) -> None:
     """Requires slopes of two signs, and two devices, where a mesh shares signs."""
     signs = finite_difference.SIGNS

@@ -72,8 +72,9 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         )
     else:
         batches.check_data(task.plan.run, task.data)
-    if not task.plan.runs_algorithm:
-        parallel.check_signs(task.mesh, task.plan, task.params)
+    if task.plan.runs_algorithm:
+        parallel.check_algorithm(task.mesh, task.plan, task.params)
+    parallel.check_signs(task.mesh, task.plan, task.params)
     if not callable(task.value_fn):
         raise TypeError(f"value_fn must be callable, got {task.value_fn!r}")
     if task.microbatch_size is not None:
@@ -211,7 +212,7 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
 
 def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
     """Returns the algorithm of a plan that owns its iterates."""
-    unused = ["mesh", "trainable", "stacked"]
+    unused = ["trainable", "stacked"]
     if not task.plan.differentiates:
         unused.append("microbatch_size")
     for name in unused:
@@ -221,7 +222,10 @@ def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
                 f"got {getattr(task, name)!r}"
             )
     size = task.microbatch_size
-    options = {} if size is None else {"microbatch_size": size}
+    options: dict[str, Any] = {} if size is None else {"microbatch_size": size}
+    axes = parallel.record_axes(task.mesh, task.params)
+    if axes:
+        options["axis_name"] = axes
     algorithm = task.plan.algorithm(keys, **options)
     with keys_lib.shapes_only():
         jax.eval_shape(algorithm.init, task.params)  # Raises if params do not fit.

@@ -115,7 +115,7 @@ def test_lost_steps_are_not_tried_anew(tmp_path: Path) -> None:
         ({"optimizer": optax.sgd(0.1)}, "optimizer"),
         ({"trainable": lambda path: True}, "trainable"),
         ({"stacked": lambda path: True}, "stacked"),
-        ({"mesh": jax.make_mesh((1,), ("data",))}, "mesh"),
+        ({"mesh": jax.make_mesh((1,), ("signs",))}, "mesh must have no axis"),
     ],
 )
 def test_what_is_for_transformations_is_refused(

@@ -165,7 +165,7 @@ def test_lost_steps_are_not_tried_anew(passes: int, tmp_path: Path) -> None:
     [
         ({"optimizer": optax.sgd(0.1)}, "optimizer"),
         ({"trainable": lambda path: True}, "trainable"),
-        ({"mesh": jax.make_mesh((1,), ("data",))}, "mesh"),
+        ({"mesh": jax.make_mesh((1,), ("signs",))}, "mesh must have no axis"),
         ({"microbatch_size": 2**15}, "microbatch_size"),
     ],
 )

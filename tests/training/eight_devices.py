@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import chex
@@ -22,11 +23,16 @@ from jax.sharding import PartitionSpec
 
 import jaxdp
 from jaxdp import Keys, plans, sampling, training
-from jaxdp.kernels import finite_difference, sphere
+from jaxdp.core.types import Grid
+from jaxdp.kernels import finite_difference, sphere, stretch
+from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.models import language
 from jaxdp.models.language import tasks
-from jaxdp.training import parallel
-from tests import test_finetune
+from jaxdp.sosp import hessian
+from jaxdp.sosp.gradients import Records
+from jaxdp.training import loop, parallel
+from tests import methods, test_finetune
+from tests.sosp import test_fit as search
 from tests.test_cli import run
 from tests.test_finetune import home as home
 from tests.training import kills
@@ -319,9 +325,10 @@ def test_donated_params_are_those_of_the_mesh() -> None:
 
 def all_reduces(text: str) -> list[str]:
     """What the all-reduces of a compiled program give, and its other collectives."""
-    found = re.findall(r"= (\S+) (all-reduce|all-gather|all-to-all)(?:-start)?\(", text)
-    found += re.findall(r"= (\S+) (collective-\w+|reduce-scatter)(?:-start)?\(", text)
-    return [shape.split("{")[0] + " " + name for shape, name in found]
+    of = r"= (\S+|\([^()]*\)) "  # A shape, or several.
+    found = re.findall(of + r"(all-reduce|all-gather|all-to-all)(?:-start)?\(", text)
+    found += re.findall(of + r"(collective-\w+|reduce-scatter)(?:-start)?\(", text)
+    return [re.sub(r"\{.*?\}", "", shape) + " " + name for shape, name in found]
 
 
 def test_one_integer_a_direction_is_all_that_devices_exchange() -> None:
@@ -521,6 +528,186 @@ def test_parts_of_a_batch_are_refused() -> None:
     specs = (EVERYWHERE, EVERYWHERE, PartitionSpec("data"))
     with pytest.raises(ValueError, match="batch must be the same on every device"):
         by_hand(plan_of(), parts, in_specs=specs)
+
+
+# --- algorithms ----------------------------------------------------------------------
+
+
+def test_every_record_of_a_stretch_counts_once() -> None:
+    """Wherever it begins and ends: the words of one device, low and high."""
+    rows = jnp.sin(jnp.arange(46.0) ** 2).reshape(23, 2).at[7].set(jnp.nan)
+
+    def total(axis: str | None) -> Any:
+        def summed(first: jax.Array, count: jax.Array) -> stretch.Wide:
+            given = (lambda x: 9 * x, 2, rows, None, first, count)
+            how: dict[str, Any] = {"bound": 1.0, "bits": 16, "size": 2}
+            return stretch.grid_sum(*given, **how, axis_name=axis)
+
+        return summed
+
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared = jax.jit(jax.shard_map(total("data"), mesh=MESH, **specs))
+    alone = jax.jit(total(None))
+    for first, count in ((0, 23), (0, 0), (3, 1), (5, 17), (4, 16), (22, 1), (6, 9)):
+        place = jnp.int32(first), jnp.int32(count)
+        many, one = shared(*place), alone(*place)
+        chex.assert_trees_all_equal(many, one)
+        assert_replicas_agree(many)
+    assert np.all(np.abs(stretch.to_float(one)) > 0)
+
+
+MATRICES: dict[str, Any] = {"dim": search.D, "hessian_lipschitz": 1.3}
+#: Changes of a plan, and how many numbers each of its queries sums.
+SEARCHES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "on_demand": ({}, [3, 3, 3]),
+    "tracked": ({"hessian": "tracked", **MATRICES}, [3, 3, 9, 9]),
+    "released": (
+        {"hessian": "released", "curvature_threshold": 0.3, "escape_steps": 1}
+        | MATRICES,
+        [3, 3, 6],
+    ),
+}
+
+
+def search_plan(mode: str) -> plans.SOSP:
+    """Has a smoothness that is no power of two, by which a quotient is rounded."""
+    changes = {"smoothness": 1.3, **SEARCHES[mode][0]}
+    return dataclasses.replace(search.PLAN, **changes)
+
+
+@pytest.mark.parametrize("mode", ["on_demand", "released"])
+def test_a_search_on_eight_devices(mode: str, tmp_path: Path) -> None:
+    """Killed on its way and resumed: the bits of one device, integers exchanged."""
+    data = search.DATA.copy()
+    data[[3, 610, 2001]] = np.array([np.nan, np.inf, np.nan])[:, None]
+    plan, keys, task = search_plan(mode), Keys.insecure(1), (search.START, data)
+    # The 600 records of a refresh are 19 slices for 8 devices.
+    how: dict[str, Any] = {"value_fn": search.loss, "microbatch_size": 32}
+    folder = tmp_path / "run"
+    with kills.killed(3):
+        jaxdp.fit(plan, keys, *task, **how, mesh=MESH, ledger=folder, chunk=2)
+    program, _ = next(reversed(loop._programs.values()))  # That fit compiled last.
+    many = jaxdp.resume(folder, *task, **how, mesh=MESH)
+    one = jaxdp.fit(plan, keys, *task, **how)
+    chex.assert_trees_all_equal(many.params, one.params)
+    chex.assert_trees_all_equal(many.info, one.info)
+    assert_replicas_agree((many.params, many.info))
+    assert np.all(np.isfinite(many.info.releases))
+    assert many.report["outcome"] == one.report["outcome"]
+    assert one.report["outcome"]["escapes"] >= 1
+    # No record, and no float of any device.
+    sums = (f"s32[{size}]" for size in SEARCHES[mode][1])
+    wanted = [f"({part}, {part}) all-reduce" for part in sums]
+    assert all_reduces(program.as_text()) == wanted
+
+
+@pytest.mark.parametrize("mode", SEARCHES)
+def test_a_search_by_hand_sums_integers_alone(mode: str) -> None:
+    """Derivatives are by each device's own records, wherever a shard_map looks at them.
+
+    A refresh, a difference and the mode's Hessians are summed, two words each.
+    """
+    algorithm = search_plan(mode).algorithm(Keys.insecure(1), axis_name="data")
+
+    def step(state: Any, data: Any) -> Any:
+        return algorithm.step(state, data, value_fn=search.loss)
+
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared: Any = jax.shard_map(step, mesh=MESH, **specs)
+    text = str(jax.make_jaxpr(shared)(algorithm.init(search.START), search.DATA))
+    found = re.findall(r":(\w+)\[(\d*)\] = psum", text)
+    assert sorted(found) == sorted(("i32", str(size)) for size in 2 * SEARCHES[mode][1])
+
+
+def test_a_released_matrix_is_rounded_as_on_one_device() -> None:
+    """Its floats too, of a constant that a program on a mesh keeps out of a branch."""
+    dim, noise = 30, Fixed(7919 * jnp.arange(465, dtype=jnp.int32))
+    rows = jnp.sin(jnp.arange(24.0 * dim) ** 2).reshape(24, dim)
+
+    def released(axis: str | None) -> Any:
+        def matrix(point: jax.Array, count: jax.Array) -> jax.Array:
+            records = Records(rows, None, jnp.int32(0), count, 2, axis)
+            grid, loss = Grid(1.0, 16, 24.0, 1), lambda w, x: jnp.tanh(w @ x)
+
+            def look() -> jax.Array:
+                return hessian.release_matrix(grid, loss, point, records, noise)
+
+            return jax.lax.cond(count > 0, look, lambda: jnp.zeros((dim, dim)))
+
+        return matrix
+
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared = jax.shard_map(released("data"), mesh=MESH, **specs)
+    given = jnp.linspace(-1, 1, dim), jnp.int32(24)
+    np.testing.assert_array_equal(
+        jax.jit(shared)(*given), jax.jit(released(None))(*given)
+    )
+
+
+@pytest.mark.parametrize("method", methods.SADDLES[:3], ids=str)
+def test_a_game_by_hand(method: methods.Method) -> None:
+    """Scores, which are secret, and all else: the bits of one device."""
+    data = jax.tree.map(lambda x: jnp.asarray(x).at[1].set(jnp.nan), method.data)
+    plan = method.plan
+
+    def two(axis: str | None) -> Any:
+        how: dict[str, Any] = {"microbatch_size": 1, "axis_name": axis}
+        algorithm = plan.algorithm(Keys.insecure(1), **how)
+
+        def steps(state: Any, data: Any) -> Any:
+            def one(state: Any, _: None) -> Any:
+                return algorithm.step(state, data, value_fn=method.value_fn)
+
+            return jax.lax.scan(one, state, length=2)
+
+        return algorithm.init(plan.uniform()), steps
+
+    start, steps = two("data")
+    specs = {"in_specs": EVERYWHERE, "out_specs": EVERYWHERE}
+    shared = jax.jit(jax.shard_map(steps, mesh=MESH, **specs))
+    many = shared(*parallel.on_all(MESH, (start, data)))
+    start, steps = two(None)
+    one = jax.jit(steps)(start, data)
+    chex.assert_trees_all_equal(many, one)
+
+
+def test_a_game_on_eight_devices() -> None:
+    plan, how = methods.SADDLES[0].plan, {"value_fn": methods.GAME}
+    task = (Keys.insecure(1), plan.uniform(), methods.SADDLES[0].data)
+    many = jaxdp.fit(plan, *task, **how, microbatch_size=2, mesh=MESH)
+    program, _ = next(reversed(loop._programs.values()))
+    one = jaxdp.fit(plan, *task, **how, microbatch_size=2)
+    chex.assert_trees_all_equal((many.params, many.info), (one.params, one.info))
+    assert_replicas_agree((many.params, many.info))
+    both = sum(plan.dims)
+    assert all_reduces(program.as_text()) == [f"s32[{both}] all-reduce"]
+
+
+def test_algorithms_are_refused_where_they_cannot_be() -> None:
+    """Before anything is traced or spent."""
+
+    def never(*given: Any) -> jax.Array:
+        raise AssertionError("the loss was traced")
+
+    synthetic = methods.SADDLES[3]
+    split = jax.device_put(jnp.ones(8), jax.NamedSharding(MESH, PartitionSpec("data")))
+    signs = mesh_of(signs=2, data=2)
+    for plan, params, data, mesh, said in (
+        (search.PLAN, split, search.DATA, MESH, "params must be whole on every device"),
+        (search.PLAN, search.START, search.DATA, signs, "mesh must have no axis 'sig"),
+        (synthetic.plan, synthetic.params, synthetic.data, MESH, "mesh must be None"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            jaxdp.fit(plan, Keys.insecure(1), params, data, value_fn=never, mesh=mesh)
+    with pytest.raises(ValueError, match="axis_name must not be 'signs' here"):
+        search.PLAN.algorithm(Keys.insecure(1), axis_name="signs")
+    for kinds, several in ((["old", "new"], False), (["old", "old"], True)):
+        devices = np.array([SimpleNamespace(device_kind=kind) for kind in kinds])
+        other: Any = SimpleNamespace(devices=devices, is_multi_process=several)
+        with pytest.raises(
+            ValueError, match="mesh must have devices of one kind in on"
+        ):
+            parallel.check_algorithm(other, search.PLAN, search.START)
 
 
 # --- the record ----------------------------------------------------------------------

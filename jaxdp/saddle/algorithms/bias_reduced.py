@@ -11,6 +11,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.types import Run
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import mirror_descent, players
 from jaxdp.saddle.algorithms.mirror_descent import SaddleState
@@ -30,7 +31,11 @@ class BiasReducedNumbers(NamedTuple):
 
 
 def saddle_bias_reduced(
-    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any,
+    keys: keys_lib.Keys,
+    *,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> Algorithm:
     r"""Runs :func:`jaxdp.saddle_mirror_descent` with gradients of a smaller bias.
 
@@ -45,6 +50,7 @@ def saddle_bias_reduced(
       plan: a ``jaxdp.plans.SaddleBiasReduced`` with its step sizes.
       keys: as in :func:`jaxdp.saddle_mirror_descent`, like ``microbatch_size`` and errors.
       microbatch_size: records whose gradients are taken at once.
+      axis_name: see there.
 
     Privacy:
       A step of level N releases :math:`2(2^{N+1}+1)` vertices. One record is read in one
@@ -82,6 +88,7 @@ def saddle_bias_reduced(
         return mirror_descent.begin(p, keys, begun, roots, params, 2)
 
     def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
+        run_state.refuse_differing(axis_name, state=state, data=data)
         problem = oracles.as_problem(value_fn)
         active, horizon = run_state.advance(p.run, state.horizon)
         count = jnp.minimum(state.horizon.count, len(levels) - 1)
@@ -100,7 +107,9 @@ def saddle_bias_reduced(
             points.append(jnp.stack([domain.point(mean) for mean in means]))
             shown.append(jax.lax.dynamic_slice_in_dim(seen, number, 1))
         branches = [
-            functools.partial(_increments, p, problem, data, n, microbatch_size)
+            functools.partial(
+                _increments, p, problem, data, n, microbatch_size, axis_name
+            )
             for n in range(max(p.levels) + 1)
         ]
         first = jnp.asarray(starts)[count]
@@ -125,6 +134,7 @@ def _increments(
     data: Any,
     level: int,
     microbatch_size: int | None,
+    axis_name: AxisName | None,
     points: list[jax.Array],
     first: jax.Array,
     active: jax.Array,
@@ -146,7 +156,8 @@ def _increments(
             grids_x.base.bound,
             grids_y.base.bound,
             center=p.center_gradients,
-            microbatch_size=min(microbatch_size or size, size),
+            microbatch_size=microbatch_size and min(microbatch_size, size),
+            axis_name=axis_name,
         )
 
     taken = 3 if level else 2  # At level 0 the first half is the first vertex.

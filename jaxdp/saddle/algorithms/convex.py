@@ -12,6 +12,7 @@ from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.types import Run
 from jaxdp.kernels import simplex
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import players
 from jaxdp.saddle.grids import ScoreGrid
@@ -60,7 +61,11 @@ class ConvexState(NamedTuple):
 
 
 def simplex_convex(
-    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any,
+    keys: keys_lib.Keys,
+    *,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> Algorithm:
     r"""Minimises a convex expected loss over mixtures of the vertices of a polytope.
 
@@ -77,6 +82,7 @@ def simplex_convex(
       plan: a ``jaxdp.plans.ConvexSimplex`` with its step size.
       keys: as in :func:`jaxdp.saddle_mirror_descent`, like ``microbatch_size`` and errors.
       microbatch_size: records whose gradients are taken at once.
+      axis_name: see there.
 
     Privacy:
       K vertices are released for each point, and K for the output. One record is read in
@@ -121,6 +127,7 @@ def simplex_convex(
         return jax.tree.map(jnp.array, state)
 
     def step(state: ConvexState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
+        run_state.refuse_differing(axis_name, state=state, data=data)
         problem = oracles.as_problem(value_fn)
         (domain,) = players.domains(problem, p.dim)
         active, horizon = run_state.advance(run, state.horizon)
@@ -138,6 +145,7 @@ def simplex_convex(
             None,
             center=p.center_gradients,
             microbatch_size=microbatch_size,
+            axis_name=axis_name,
         )
         scores = simplex.moved(state.scores, -p.grid.change(total))
         release = seen.astype(jnp.float32)

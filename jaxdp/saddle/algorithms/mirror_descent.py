@@ -10,6 +10,7 @@ from jaxdp.core import run_state
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.types import Run
 from jaxdp.kernels import simplex
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import players
 from jaxdp.saddle.grids import ScoreGrid
@@ -48,7 +49,11 @@ class SaddleState(NamedTuple):
 
 
 def saddle_mirror_descent(
-    plan: Any, keys: keys_lib.Keys, *, microbatch_size: int | None = None
+    plan: Any,
+    keys: keys_lib.Keys,
+    *,
+    microbatch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> Algorithm:
     r"""Minimises over x and maximises over y, each a mixture of the vertices of a polytope.
 
@@ -68,6 +73,9 @@ def saddle_mirror_descent(
       plan: a ``jaxdp.plans.Saddle`` with its step sizes.
       keys: a ``jaxdp.Keys``.
       microbatch_size: records whose gradients are taken at once.
+      axis_name: mesh axis, or several, whose devices share the records of a batch, as in
+        :func:`jaxdp.dpzero`. One integer for each vertex is added over them; every device
+        has all scores.
 
     Privacy:
       A step releases 2 (K + 1) vertices. One record is read in one step, and moves every
@@ -110,6 +118,7 @@ def saddle_mirror_descent(
         return begin(p, keys, begun, roots, params, width)
 
     def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
+        run_state.refuse_differing(axis_name, state=state, data=data)
         problem = oracles.as_problem(value_fn)
         domain_x, domain_y = players.domains(problem, *p.dims)
         active, horizon = run_state.advance(p.run, state.horizon)
@@ -129,6 +138,7 @@ def saddle_mirror_descent(
             grid_y.bound,
             center=p.center_gradients,
             microbatch_size=microbatch_size,
+            axis_name=axis_name,
         )
         fresh, every = (drawn_x[num:], drawn_y[num:]), (drawn_x, drawn_y)
         return after(

@@ -79,7 +79,10 @@ def draw(sampler: str, key: jax.Array, scores: jax.Array, num: int) -> jax.Array
 
 def mean(vertices: jax.Array, size: int) -> jax.Array:
     """Computes the mean of drawn vertices, as weights float32 (size,)."""
-    return simplex.counts(vertices, size).astype(jnp.float32) / vertices.shape[0]
+    counts = simplex.counts(vertices, size)
+    # By their sum, not a constant: XLA divides by one in some programs, on a mesh, and
+    # multiplies by its inverse in others.
+    return counts.astype(jnp.float32) / counts.sum().astype(jnp.float32)
 
 
 def domains(problem: Any, *sizes: int) -> list[Any]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxdp.core import validate
 from jaxdp.kernels import clip, finite_difference
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.polytope import L1Ball, Polytope, Simplex
 
 Domain = Simplex | L1Ball | Polytope
@@ -74,6 +75,7 @@ class VertexGradients(abc.ABC):
         *,
         center: bool = False,
         microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Sums the records' bounded vertex gradients, for both players.
 
@@ -92,6 +94,8 @@ class VertexGradients(abc.ABC):
           microbatch_size: records differentiated at once; None is all. The sums are of
             integers, each of one record: the same to the bit where the loss of a record
             is.
+          axis_name: mesh axis, or several, whose devices share the records, as in
+            :func:`jaxdp.dpzero`; None is one device.
 
         Returns:
           int32 ``(m_x,)`` in units of ``bound_x.clip * 2**-bound_x.bits`` and int32
@@ -135,14 +139,15 @@ class VertexGradients(abc.ABC):
             _fits("bound_y", bound_y, rows)
         if microbatch_size is not None:
             validate.integer(at_least=1, microbatch_size=microbatch_size)
-        query = Query(point_x, point_y, bound_x, bound_y, center)
+        points = finite_difference.on_each((point_x, point_y), axis_name)
+        query = Query(points[0], points[1], bound_x, bound_y, center)
 
         def total(part: tuple[Any, jax.Array]) -> jax.Array:
             sums = self._sums(query, *part)
             return jnp.concatenate([s for s in sums if s is not None])
 
         totals = finite_difference.sum_microbatches(
-            total, (batch, mask), microbatch_size
+            total, (batch, mask), microbatch_size, axis_name
         )
         m_x = query.x.shape[0] if self.domain_x is None else self.domain_x.num_vertices
         return totals[:m_x], None if y is None else totals[m_x:]

@@ -11,6 +11,7 @@ from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
@@ -309,13 +310,21 @@ class VertexSamplingPlan(Plan):
         read = self.numbers_read
         return read(**{name: getattr(self, name) for name in read._fields})
 
-    def algorithm(self, keys: Keys, *, microbatch_size: int | None = None) -> Algorithm:
+    def algorithm(
+        self,
+        keys: Keys,
+        *,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
+    ) -> Algorithm:
         """Builds the algorithm that runs under this plan.
 
         Args:
           keys: a ``jaxdp.Keys``.
           microbatch_size: records differentiated at once; None is all. To be None for
             ``SyntheticData``, which reads answers of queries.
+          axis_name: mesh axis, or several, whose devices share the records of a batch, as
+            in :func:`jaxdp.dpzero`. To be None for ``SyntheticData``.
 
         Example:
           >>> import jaxdp
@@ -329,9 +338,8 @@ class VertexSamplingPlan(Plan):
           >>> [point.shape for point in algorithm.output(state)]
           [(20,), (10,)]
         """
-        options = (
-            {} if microbatch_size is None else {"microbatch_size": microbatch_size}
-        )
+        options = {"microbatch_size": microbatch_size, "axis_name": axis_name}
+        options = {name: x for name, x in options.items() if x is not None}
         return type(self).runs(self, keys, **options)
 
     def uniform(self) -> Any:
