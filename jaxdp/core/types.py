@@ -22,7 +22,7 @@ class Phase(NamedTuple):
 
 
 class Reserves(Protocol):
-    """What a release is charged to before it is made: a ``jaxdp.Budget``."""
+    """Budget to which a release is charged before it is made: a ``jaxdp.Budget``."""
 
     def reserve(
         self,
