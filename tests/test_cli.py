@@ -963,6 +963,12 @@ def test_a_budget_is_made_reserved_shown_and_refused(
     error = capsys.readouterr().err
     assert all(each in error for each in ids)
     assert jaxdp.Budget(other).spent() == none
+    # New noise is charged anew, in that budget.
+    again = ["train", "--out", first[-3], "--resume", "--new-attempt", "--quiet"]
+    assert main(again) == 2
+    assert (
+        f"the run was reserved, {ids[0]}, with --new-attempt" in capsys.readouterr().err
+    )
     # A run that was begun without it has nothing reserved.
     alone = [*train[:-2], "--out", str(tmp_path / "c")]
     assert main(alone) == 0

@@ -19,7 +19,7 @@ from jaxdp.kernels import finite_difference
 #: Records that are kept of a user. A power of two: then a mean of equal losses is exact.
 RECORDS_PER_USER = 4
 #: Records of the one user, by its kind in ``canaries.VALUES``: so many that they would
-#: fill several rows, or a single one. Every other user has one.
+#: fill several rows, or a single one. Others have one, two, or one too many.
 _MANY = 4 * RECORDS_PER_USER
 _RECORDS = {"plus": _MANY, "nan": _MANY, "minus": 1, "absent": 0}
 
@@ -38,9 +38,12 @@ class Unit(NamedTuple):
 def _grouped(rows: Any, index: int, kind: str) -> UserRecords:
     """Groups users whose records all are their row of ``rows``."""
     ids = np.arange(finite_difference.num_rows(rows))
-    counts = np.where(ids == index, _RECORDS[kind], 1)
-    # Of which user each place holds a record: rows may be traced, this is public.
-    owners = np.repeat(ids, counts)
+    counts = np.array([1, 2, RECORDS_PER_USER + 1])[(ids - index) % 3]
+    counts[index] = _RECORDS[kind]
+    # Of which user each place holds a record: rows may be traced, this is public. A
+    # user's records do not follow each other, and the last ones come first.
+    turn = np.arange(counts.max())[::-1, None] < counts
+    owners = np.broadcast_to(ids, turn.shape)[turn]
     holds, mask = users.by_user(
         owners, owners, records_per_user=RECORDS_PER_USER, user_ids=ids
     )

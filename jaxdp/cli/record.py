@@ -17,7 +17,7 @@ from jaxdp.cli import options, recipes
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training import ledger
+from jaxdp.training import budgets, ledger
 from jaxdp.training.budgets import Budget
 
 INITIAL, PARAMS = "initial.npz", "params.npz"
@@ -91,19 +91,26 @@ def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
                 f"{flag(field.name)} must be left out with --resume or be as it was, "
                 f"{was[field.name]}; got {now}"
             )
-    if command.budget is not None and own:
+    if own and (command.budget is not None or command.new_attempt):
         _check_budget(command, record.header)
     fields: dict[str, Any] = {name: getattr(command, name) for name in kind.free}
     return options_of(kind, was | fields | {"out": out})
 
 
 def _check_budget(command: options.Run, header: dict[str, Any]) -> None:
-    """Requires the budget in which a run was reserved, where one is given.
+    """Requires the budget in which a run was reserved, where one is given or needed.
 
-    By its id, as its folder may be moved. What goes on reserves nothing.
+    By its id, as its folder may be moved. What goes on reserves nothing, but a new attempt.
     """
-    # Once the note said that there was one, which had no id.
-    was = header.get("budget", "" if header["note"].get("budget") else None)
+    was = budgets.named_by(header)
+    if command.budget is None:
+        if was is not None:
+            raise UsageError(
+                "--budget must be that in which the run was reserved, "
+                f"{was or 'one without an id'}, with --new-attempt, which is charged as a "
+                "run; got none"
+            )
+        return
     if was is None:
         raise UsageError(
             "--budget must be left out with --resume of a run whose ledger names none: "

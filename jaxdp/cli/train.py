@@ -218,6 +218,8 @@ def fitted(
                 result = training.fit(job.plan, job.keys, params, data, **shared)
             else:
                 shared |= {"plan": job.plan, "new_attempt": command.new_attempt}
+                if command.new_attempt:
+                    shared |= {"budget": shared_budget.of_run(command)}
                 with usage(command, "--resume"):
                     result = training.resume(job.out, params, data, **shared)
         except training.Stopped as stopped:

@@ -433,15 +433,17 @@ def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     offset = root.offset + leaf.ctypes.data - root.ctypes.data
     file = os.open(path, os.O_RDONLY)
     weakref.finalize(owner, os.close, file)
-    return functools.partial(_read, file, offset, leaf.dtype, leaf.shape[1:])
+    return functools.partial(_read, file, offset, leaf.dtype, leaf.shape)
 
 
 def _read(
     file: int, offset: int, dtype: np.dtype, shape: tuple[int, ...], indices: np.ndarray
 ) -> np.ndarray:
     """Reads rows from a file, those that follow each other by one call."""
-    out = np.empty((len(indices), *shape), dtype)
-    size = math.prod(shape) * dtype.itemsize
+    if len(indices) and not 0 <= indices.min() <= indices.max() < shape[0]:
+        raise IndexError(f"indices must be from 0 to {shape[0] - 1}, got {indices}")
+    out = np.empty((len(indices), *shape[1:]), dtype)
+    size = math.prod(shape[1:]) * dtype.itemsize
     octets = memoryview(_octets(out))
     first = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
     begins = [*(first * size).tolist(), len(octets)]

@@ -453,6 +453,35 @@ def begin(budget: Budget, run: str) -> None:
     budget._append({"begun": run}, check)
 
 
+def named_by(header: dict[str, Any]) -> str | None:
+    """Returns the id of the budget of a run, by its ledger's header; None without one."""
+    # Once the note said that there was one, which had no id.
+    return header.get("budget", "" if header["note"].get("budget") else None)
+
+
+def reserve_attempt(
+    budget: Budget | None, header: dict[str, Any], plan: Plan, *, unit: str
+) -> None:
+    """Reserves the plan of a run once more, for an attempt with new noise.
+
+    Nothing here tells what copies of its folder released, each under its own noise. So the
+    attempt is charged as a run.
+
+    Raises:
+      ValueError: another budget than the one in which the run was reserved, or none; or
+        one that has no room.
+    """
+    was, now = named_by(header), None if budget is None else budget.id
+    if now != was:
+        known = {None: "none", "": "one without an id"}
+        raise ValueError(
+            "budget must be that in which the run was reserved, for a new attempt: "
+            f"{known.get(was, was)}; got {known.get(now, now)}"
+        )
+    if budget is not None:
+        budget.reserve(plan, what=f"new attempt of {header['run']}", unit=unit)
+
+
 # --- sums and caps -----------------------------------------------------------------
 
 

@@ -278,6 +278,7 @@ def resume(
     microbatch_size: int | None = None,
     mesh: Mesh | None = None,
     new_attempt: bool = False,
+    budget: budgets.Budget | None = None,
     callback: loop.Callback | None = None,
     stop: Callable[[], bool] | None = None,
     progress: bool = False,
@@ -313,6 +314,9 @@ def resume(
         data are made from are read in the first step: those of the run stay.) Steps that
         were under way are computed with new noise and charged a second time: the run ends
         that many steps early, so that it stays within the plan's epsilon.
+      budget: with ``new_attempt``, the budget in which the run was reserved, if it was:
+        the plan is reserved there once more, because a copy of the folder may go on with
+        other noise. Otherwise nothing is reserved.
       callback: as in :func:`jaxdp.fit`; also called at the steps that are replayed, or
         once where they cannot be.
       stop: as in :func:`jaxdp.fit`.
@@ -349,6 +353,8 @@ def resume(
       True
     """
     validate.instance(bool, check_isolation=check_isolation)
+    if budget is not None:
+        validate.instance(budgets.Budget, budget=budget)
     mesh, params = parallel.check_mesh(mesh, params)
     parallel.check_recorded(mesh, params)
     several = parallel.several_processes(mesh)
@@ -377,6 +383,12 @@ def resume(
         )
         before = _samples(task)
         machines = recording.machines(mesh)
+        if at.new and not at.ended:
+            reserve = functools.partial(
+                budgets.reserve_attempt, *(budget, at.record.header, at.plan)
+            )
+            first = parallel.writes(mesh)
+            parallel.together(mesh, lambda: first and reserve(unit=task.unit))
         recorder = parallel.together(mesh, lambda: at.recorder(task, text, machines))
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         asked = None if stop is None else parallel.where_any(mesh, stop)

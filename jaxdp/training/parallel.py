@@ -246,7 +246,7 @@ def together(mesh: Mesh | None, call: Callable[[], T]) -> T:
         result = call()
     except BaseException as caught:  # Ctrl-C too: the others are told first.
         error = caught
-    said = "" if error is None else str(error) or repr(error)
+    said = "" if error is None else _said(error)
     every = gathered(mesh, said)
     if error is not None:
         raise error
@@ -254,6 +254,14 @@ def together(mesh: Mesh | None, call: Callable[[], T]) -> T:
         if said:
             raise Refused(f"process {index} of the run refused: {said}")
     return cast(T, result)
+
+
+def _said(error: BaseException) -> str:
+    """Returns what an error says, its type where it says nothing or cannot."""
+    try:
+        return str(error) or repr(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
 
 
 def gathered(mesh: Mesh | None, text: str) -> list[str]:
@@ -300,7 +308,12 @@ def where_any(mesh: Mesh | None, stop: Callable[[], bool]) -> Callable[[], bool]
     """Returns ``stop`` of any process: True in all where it is in one; all wait for all."""
     if not several_processes(mesh):
         return stop
-    return lambda: bool(np.any(multihost_utils.process_allgather(np.uint8(stop()))))
+
+    def anywhere() -> bool:
+        here = np.uint8(bool(together(mesh, stop)))
+        return bool(np.any(multihost_utils.process_allgather(here)))
+
+    return anywhere
 
 
 def place(mesh: Mesh | None) -> Sharding:

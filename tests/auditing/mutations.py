@@ -612,6 +612,17 @@ MUTATIONS = (
         unit="user",
     ),
     Mutation(
+        "a user's row is what follows its first record in the data",
+        USERS,
+        "    index[where] = kept\n",
+        "    index[where] = kept\n"
+        "    following = index[:, :1] + np.arange(records_per_user)\n"
+        "    index = np.minimum(following, max(size - 1, 0))\n",
+        "full",
+        also=((USERS, "    mask[where] = True\n", "    mask[:] = held[:, None]\n"),),
+        unit="user",
+    ),
+    Mutation(
         "division by the realised number of records of users",
         SCALAR,
         RELEASE,

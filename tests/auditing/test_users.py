@@ -91,9 +91,11 @@ def test_the_one_user_has_more_records_than_are_kept_or_fewer() -> None:
     rows = jnp.arange(3.0)
     for kind, kept in (("plus", units.RECORDS_PER_USER), ("minus", 1), ("absent", 0)):
         grouped = units.USER.data(rows, 1, kind)
-        assert grouped.mask.sum(axis=1).tolist() == [1, kept, 1]
+        # The others have one too many, and two.
+        most = units.RECORDS_PER_USER
+        assert grouped.mask.sum(axis=1).tolist() == [most, kept, 2]
         held = np.asarray(grouped.records)[grouped.mask]
-        assert held.tolist() == [0.0, *[1.0] * kept, 2.0]
+        assert held.tolist() == [*[0.0] * most, *[1.0] * kept, *[2.0] * 2]
 
 
 #: Of users, in the plan "full"; test_mutations.py runs all in processes of their own.

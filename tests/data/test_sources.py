@@ -83,6 +83,17 @@ def test_rows_are_those_of_the_array(kind: str, tmp_path: Path) -> None:
     assert source.digest() == made(kind, tmp_path).digest()
 
 
+@pytest.mark.parametrize("indices", [[0, -1], [N]])
+def test_rows_that_are_not_there_are_refused(
+    indices: list[int], tmp_path: Path
+) -> None:
+    """Also where the file goes on behind the view."""
+    found = mapped(tmp_path)["x"]
+    for array, past in ((found, 0), (found[:-2], 2)):
+        with pytest.raises(IndexError, match="indices must be from 0"):
+            data.ArraySource(array).rows(np.array(indices) - past * (indices == [N]))
+
+
 @pytest.mark.parametrize(
     "view", [np.s_[2:9], np.s_[::2], np.s_[:, 1:]], ids=["rows", "steps", "columns"]
 )

@@ -342,6 +342,31 @@ def test_a_budget_of_before_ids_is_read(tmp_path: Path) -> None:
         jaxdp.Budget(tmp_path)
 
 
+def test_an_attempt_with_new_noise_is_charged_as_a_run(tmp_path: Path) -> None:
+    """In every copy of the folder: nothing there tells what another copy released."""
+    budget, other = made(tmp_path / "b"), made(tmp_path / "c")
+    run: dict[str, Any] = {"value_fn": loss, "optimizer": optax.sgd(0.1)}
+    plan, w, x = plan_of(), jnp.zeros(2), jnp.ones((8, 2))
+    asked = iter([False, False, True])
+    with pytest.raises(jaxdp.Stopped):
+        jaxdp.fit(
+            *(plan, jaxdp.Keys.insecure(0), w, x),
+            **(run | {"budget": budget, "ledger": tmp_path / "run", "chunk": 1}),
+            stop=lambda: next(asked),
+        )
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for found, got in ((None, "none"), (other, other.id)):
+        words = f"run was reserved, for a new attempt: {budget.id}; got {got}"
+        with pytest.raises(ValueError, match=words):
+            jaxdp.resume(tmp_path / "run", w, x, new_attempt=True, budget=found, **run)
+    for name in ("run", "copy"):
+        jaxdp.resume(tmp_path / name, w, x, new_attempt=True, budget=budget, **run)
+    first, *again = budget.reservations
+    assert [x.what for x in again] == [f"new attempt of {first.run}"] * 2
+    assert [x.cost for x in again] == [first.cost] * 2
+    assert not other.reservations
+
+
 def test_a_search_reserves_all_its_trials(tmp_path: Path) -> None:
     base = plan_of(1.0).with_noise(noise_multiplier=1.0)
     plan = tuning.calibrate(base, epsilon=2.0, delta=1e-6, mean_trials=2.0)

@@ -25,14 +25,20 @@ def gathers(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return said
 
 
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("this error cannot be shown")
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (KeyboardInterrupt(), b"KeyboardInterrupt()"),
         (SystemExit(3), b"3"),
         (ValueError("no file \udcff"), rb"no file \udcff"),
+        (Mute(), b"Mute"),
     ],
-    ids=["Ctrl-C", "exit", "no Unicode"],
+    ids=["Ctrl-C", "exit", "no Unicode", "none"],
 )
 def test_whatever_ends_one_process_is_said_to_the_others(
     gathers: list[np.ndarray], error: BaseException, said: bytes
