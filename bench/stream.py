@@ -37,7 +37,8 @@ CASES: dict[str, tuple[tuple[int, ...], int, int]] = {
     "linear, by calls": ((), 300_000, 600),
     "256 hidden": ((256,), 200_000, 600),
     "256 hidden, by calls": ((256,), 300_000, 600),
-    "2 x 1024 hidden, by calls": ((1024, 1024), 300_000, 64),
+    "2 x 1024 hidden, by calls": ((1024,) * 2, 300_000, 64),
+    "4 x 2048 hidden, by calls": ((2048,) * 4, 300_000, 32),
 }
 SGD = optax.sgd(0.1)
 
