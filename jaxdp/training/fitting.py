@@ -180,26 +180,32 @@ def fit(
     )
     keys = keys_lib.check(keys)
     mesh, params = parallel.check_mesh(mesh, params)
-    if donate_params:
-        preparing.check_donated(params, data, mesh)
-    how = optimizer, microbatch_size, mesh, trainable, stacked
-    task = preparing.Task(plan, params, data, value_fn, *how)
-    task = preparing.checked(task, callback)
-    _check_stop(stop, ledger, mesh)
-    if budget is not None:
-        validate.instance(budgets.Budget, budget=budget)
-        if not parallel.several_processes(mesh):  # One that refuses alone keeps others.
-            budgets.check_run(budget, plan, ledger, unit=task.unit)
-    if chunk is not None:
-        validate.integer(chunk=chunk)
-    if ledger is not None:
-        parallel.check_recorded(mesh, params)
-        _check_note(note)
-        streaming.check_recordable(task.data)
-    # Of several processes the first writes: where it cannot, none waits for it.
+    # Of several processes the first writes.
     folder = ledger if parallel.writes(mesh) else None
-    parallel.together(mesh, lambda: folder and ledger_lib.check_new(folder))
-    keys_lib.check_unspent(keys, plan.family)
+
+    def checked() -> preparing.Task:
+        if donate_params:
+            preparing.check_donated(params, data, mesh)
+        how = optimizer, microbatch_size, mesh, trainable, stacked
+        task = preparing.Task(plan, params, data, value_fn, *how)
+        task = preparing.checked(task, callback)
+        _check_stop(stop, ledger, mesh)
+        if budget is not None:
+            validate.instance(budgets.Budget, budget=budget)
+            if parallel.writes(mesh):
+                budgets.check_run(budget, plan, ledger, unit=task.unit)
+        if chunk is not None:
+            validate.integer(chunk=chunk)
+        if ledger is not None:
+            parallel.check_recorded(mesh, params)
+            _check_note(note)
+            streaming.check_recordable(task.data)
+        if folder is not None:
+            ledger_lib.check_new(folder)
+        keys_lib.check_unspent(keys, plan.family)
+        return task
+
+    task = parallel.together(mesh, checked)  # One that refuses alone keeps no other.
     several = parallel.several_processes(mesh)
     in_chunks = progress or any(x is not None for x in (callback, stop, ledger, chunk))
     streams = isinstance(task.data, streaming.Stream)
@@ -213,9 +219,11 @@ def fit(
         chunk=str(size),
         stop=str(stop is not None),
         budget=str(budget is not None),
+        **streaming.kind(task.data),
     )
-    data = streaming.compared(task.data)
-    parallel.check_same(mesh, keys, params=params, data=data)
+    task = preparing.on_mesh(task)
+    told = streaming.compared(task.data)
+    parallel.check_same(mesh, keys, params=params, data=told)
     transform = preparing.make_transform(task, keys)
     # Also where only another process shows or writes something: all run one program.
     in_chunks, with_text = (
@@ -365,13 +373,19 @@ def resume(
             leaves["stacked"] = None
         if at.plan.runs_algorithm:
             leaves["trainable"] = None
-        task = preparing.Task(
+        given = preparing.Task(
             at.plan, params, data, value_fn, optimizer, microbatch_size, mesh, **leaves
         )
-        task = preparing.checked(task, callback)
-        _check_stop(stop, ledger, mesh)
-        told = streaming.compared(task.data)
-        parallel.check_same(mesh, at.keys, stop=str(stop is not None), data=told)
+
+        def checked() -> preparing.Task:
+            _check_stop(stop, ledger, mesh)
+            return preparing.checked(given, callback)
+
+        task = parallel.together(mesh, checked)
+        kind = streaming.kind(task.data)
+        parallel.check_same(mesh, at.keys, stop=str(stop is not None), **kind)
+        task = preparing.on_mesh(task)
+        parallel.check_same(mesh, at.keys, data=streaming.compared(task.data))
         transform = preparing.make_transform(task, at.keys)
         size = at.record.header["chunk"]
         run, text, compile_seconds = preparing.compiled(
@@ -556,9 +570,12 @@ def _rebuilt(
 
             again = replayed
 
-        if chunks.callback is not None:
-            # In copies: a program takes what it is given.
-            chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
+        def show() -> None:
+            if chunks.callback is not None:
+                # In copies: a program takes what it is given.
+                chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
+
+        parallel.together(at.mesh, show)
         carry = _replayed(at, silent, again, at_state(first), first, until)
     else:
         if first < until:
@@ -577,8 +594,13 @@ def _rebuilt(
         parallel.together(at.mesh, check)
         if at.done not in states and recorder is not None:
             recorder.checkpoint(carry)
-    if chunks.callback is not None and not task.plan.replayable:
-        chunks.callback(at.done, *chunks.shown(carry, at.done))
+    if not task.plan.replayable:
+
+        def show_last() -> None:
+            if chunks.callback is not None:
+                chunks.callback(at.done, *chunks.shown(carry, at.done))
+
+        parallel.together(at.mesh, show_last)
     return carry
 
 

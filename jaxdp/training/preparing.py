@@ -61,15 +61,12 @@ def unit_of(data: Any) -> str:
 def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
     """Returns a task whose arguments are checked, with data that cannot change in place.
 
-    A source becomes a ``streaming.Stream``, where the caller ``streams``.
+    A source becomes a ``streaming.Stream``, where the caller ``streams``. It waits for no
+    other process.
     """
     stream = None
     if streams and isinstance(task.data, Source):
-        source = task.data
-        # Where one process cannot read its files, none waits for it.
-        stream = parallel.together(
-            task.mesh, lambda: streaming.opened(source, task.plan)
-        )
+        stream = streaming.opened(task.data, task.plan)
     else:
         batches.check_data(task.plan.run, task.data)
     if task.plan.runs_algorithm:
@@ -91,8 +88,14 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         # A copy made now: asarray may share memory with NumPy's, or copy it later.
         return array if isinstance(array, jax.Array) else jnp.array(array)
 
-    data = parallel.on_all(task.mesh, jax.tree.map(own, task.data))
-    return task._replace(optimizer=optimizer, data=data)
+    return task._replace(optimizer=optimizer, data=jax.tree.map(own, task.data))
+
+
+def on_mesh(task: Task) -> Task:
+    """Returns a checked task whose data are on every device; all processes wait here."""
+    if isinstance(task.data, streaming.Stream):
+        return task  # Its blocks will be.
+    return task._replace(data=parallel.on_all(task.mesh, task.data))
 
 
 def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:

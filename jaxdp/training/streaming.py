@@ -102,6 +102,11 @@ def opened(source: Source, plan: Plan) -> Stream:
     return Stream(source, like, known)
 
 
+def kind(data: Any) -> dict[str, str]:
+    """Returns what processes compare first: another kind would wait at other places."""
+    return {"arrays or a source as data": str(isinstance(data, Stream))}
+
+
 def compared(data: Any) -> Any:
     """Returns what processes of one run compare before it: arrays, or what a source tells.
 

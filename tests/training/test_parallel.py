@@ -101,12 +101,15 @@ def test_two_processes(tmp_path: Path) -> None:
     for found in (first, second):
         assert "keys must be the same in all 2 processes" in found["own keys"]
         assert "program must be the same in all 2 processes" in found["own slices"]
+        assert "note must be what JSON can hold" in found["own note"]
+        assert "arrays or a source as data must be the same" in found["source here"]
         assert "data must be the same in all 2 processes" in found["own records"]
         assert (
             "num_examples = 24 records, got a ArraySource of 3" in found["short source"]
         )
         for end in found["interrupted"].values():
-            other, attempt, nowhere = end["refused"]
+            other, attempt, nowhere, shown = end["refused"]
+            assert "the callback is broken" in shown
             assert end["stopped"] == 4
             assert "params must be the initial parameters of the run" in other
             assert "new_attempt must be the same in all processes" in attempt

@@ -63,6 +63,10 @@ def refusal(function: Any) -> str:
     return ""
 
 
+def broken(*_: Any) -> None:
+    raise ValueError("the callback is broken")
+
+
 def source(more: float = 0.0) -> jaxdp.data.Source:
     return jaxdp.data.ArraySource(jax.tree.map(lambda x: np.asarray(x) + more, DATA))
 
@@ -94,6 +98,8 @@ def interrupted(
         refusal(lambda: resume(params=other)),
         refusal(lambda: resume(new_attempt=only)),
         refusal(lambda: resume(folder.with_name("none"))),
+        # Where it shows the steps that are done, in process 0 alone.
+        refusal(lambda: resume(callback=broken if only else None)),
     )
     again = resume()
     report = again.report["steps_charged"]
@@ -164,6 +170,16 @@ def main(folder: str) -> dict[str, Any]:
         ),
         "own records": refusal(
             lambda: run(jaxdp.Keys.insecure(1), source(float(where)))
+        ),
+        "own note": refusal(
+            lambda: run(
+                jaxdp.Keys.insecure(1),
+                ledger=path.with_name("note"),
+                note={"x": np.nan} if where else None,
+            )
+        ),
+        "source here": refusal(
+            lambda: run(jaxdp.Keys.insecure(1), source() if where else DATA)
         ),
         "short source": refusal(lambda: run(jaxdp.Keys.insecure(1), short)),
         "keys": keys_lib.fingerprint(shared).hex(),
