@@ -48,14 +48,10 @@ TESTS = (
     "tests/training/test_resume.py::test_checkpoint_and_recomputation",
     "tests/training/test_resume.py::test_killed_after_any_line",
 )
-#: Where pyenv and uv have theirs: a variable, what both document for when it is not set,
-#: and the interpreters of a version below that.
+#: Where pyenv and uv have theirs: a variable, and the interpreters of a version below it.
 PLACES = {
-    "PYENV_ROOT": ("~/.pyenv", "versions/{}.*/bin/python"),
-    "UV_PYTHON_INSTALL_DIR": (
-        "~/.local/share/uv/python",
-        "cpython-{0}.*/bin/python{0}",
-    ),
+    "PYENV_ROOT": "versions/{}.*/bin/python",
+    "UV_PYTHON_INSTALL_DIR": "cpython-{0}.*/bin/python{0}",
 }
 #: Printed by each environment: what was installed, and from where jaxdp comes.
 FOUND = """
@@ -91,11 +87,14 @@ def run(words: list[object], cwd: Path, **env: str) -> str:
 
 
 def find_python(version: str) -> str | None:
-    """Returns a Python of that version: on the path, or in one of ``PLACES``."""
+    """Returns a Python of that version: on the path, in ``PLACES``, or beside this one."""
     found: list[Any] = [shutil.which(f"python{version}")]
-    for variable, (default, pattern) in PLACES.items():
-        place = Path(os.environ.get(variable) or default).expanduser()
-        found += sorted(place.glob(pattern.format(version)))
+    for variable, pattern in PLACES.items():
+        if place := os.environ.get(variable):
+            found += sorted(Path(place).glob(pattern.format(version)))
+    # Both have the folders of all versions in one.
+    beside = Path(sys.base_prefix).parent
+    found += sorted(beside.glob(f"*{version}.*/bin/python{version}"))
     ask = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
     for python in filter(None, found):
         done = subprocess.run(
@@ -209,8 +208,8 @@ def main() -> int:
     for case, python in pythons.items():
         if python is None:
             print(
-                f"{case}: skipped, no Python {case.split('-')[0]} was found on PATH or "
-                f"where {' and '.join(PLACES)} say"
+                f"{case}: skipped, no Python {case.split('-')[0]} was found on PATH, "
+                f"where {' and '.join(PLACES)} say, or beside {sys.base_prefix}"
             )
     built = build()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

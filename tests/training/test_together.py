@@ -52,6 +52,19 @@ def test_whatever_ends_one_process_is_said_to_the_others(
     assert gathers[1].tobytes() == said
 
 
+def test_a_stop_that_raises_is_said_to_the_others(gathers: list[np.ndarray]) -> None:
+    """Before any process waits for what another one's would have answered."""
+
+    def broken() -> bool:
+        raise ValueError("the clock is broken")
+
+    with pytest.raises(ValueError, match="the clock is broken"):
+        parallel.where_any(MESH, broken)()
+    assert gathers[1].tobytes() == b"the clock is broken"
+    assert parallel.where_any(MESH, lambda: True)()
+    assert not parallel.where_any(MESH, lambda: False)()
+
+
 def test_what_another_process_refused_is_raised(monkeypatch: Any) -> None:
     monkeypatch.setattr(parallel, "gathered", lambda mesh, text: [text, "no room"])
     with pytest.raises(parallel.Refused, match="process 1 of the run refused: no room"):
