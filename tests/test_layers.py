@@ -35,7 +35,7 @@ LAYERS = {
     "tuning": 7,
     "data": 7,
     "models": 8,
-    "auditing": 8,  # it groups records by user, as data does
+    "auditing": 8,  # imports data.users
     "": 9,  # jaxdp/__init__.py, which names what is public
     "cli": 10,
 }

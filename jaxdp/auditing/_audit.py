@@ -146,7 +146,7 @@ def audit(
     validate.probability(failure_prob=failure_prob)
     validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
     delta, accounted = _accounted(plan, delta)
-    case, rows = cases.case_of(plan), cases.unit_of(plan, unit)
+    case, lifted = cases.case_of(plan), cases.unit_named(plan, unit)
     if case.draws:
         most, num_draws = vertices.MOST_DRAWS, getattr(plan, "num_draws", 0)
         if plan.released == "vertices" and num_draws > most:
@@ -159,7 +159,7 @@ def audit(
             return enumerated
     rule = cases.rule_of(plan, delta, accounted, failure_prob)
     plan = case.prepared(plan)
-    found = bounds.tested(_attempts(case, plan, rows, num_runs, seed, rule), rule)
+    found = bounds.tested(_attempts(case, plan, lifted, num_runs, seed, rule), rule)
     return AuditResult(
         epsilon_lower=found.epsilon_lower,
         epsilon=float(accounted),

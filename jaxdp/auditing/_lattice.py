@@ -143,11 +143,11 @@ def lattice(
     validate.integer(at_least=100, at_most=2**31, num_runs=num_runs)
     validate.probability(failure_prob=failure_prob)
     validate.integer(at_least=0, at_most=2**32 - 1, seed=seed)
-    mechanism, rows = cases.case_of(plan).mechanism, cases.unit_of(plan, unit)
+    mechanism, lifted = cases.case_of(plan).mechanism, cases.unit_named(plan, unit)
     chosen, accounted = cases.accounted(plan, delta)
     sites, left_out = (), []
     if mechanism is not None:
-        made = mechanism(plan, Keys.insecure(seed), rows)
+        made = mechanism(plan, Keys.insecure(seed), lifted)
         sites, left_out = grid_releases.releases(made, num_runs, seed), [*made.left_out]
     large = tuple(s for s in sites if s.noise_std >= residues.LEAST_STD)
     left_out += [

@@ -55,7 +55,7 @@ class AuditCase(NamedTuple):
     keeps_noise: bool = (
         False  # whether a shortened plan's epsilon is the plan's as it is
     )
-    losses: bool = True  # whether a run reads records by their loss, as it does users
+    losses: bool = True  # whether runs evaluate a loss, which jaxdp.per_user can lift
     draws: bool = False  # whether vertices are drawn, which are claimed to be zCDP
     learn: float = _LEARN  # share of the runs that attacks learn from
 
@@ -67,7 +67,7 @@ def case_of(plan: Plan) -> AuditCase:
     return CASES[plan.released]
 
 
-def unit_of(plan: Plan, unit: str) -> Unit:
+def unit_named(plan: Plan, unit: str) -> Unit:
     """Returns the unit of that name; ValueError if the plan has no case of it."""
     validate.one_of(units.UNITS, unit=unit)
     found = units.UNITS[unit]

@@ -40,8 +40,8 @@ def _grouped(rows: Any, index: int, kind: str) -> UserRecords:
     ids = np.arange(finite_difference.num_rows(rows))
     counts = np.array([1, 2, RECORDS_PER_USER + 1])[(ids - index) % 3]
     counts[index] = _RECORDS[kind]
-    # Of which user each place holds a record: rows may be traced, this is public. A
-    # user's records do not follow each other, and the last ones come first.
+    # Owner of each place in the data: public, while rows may be traced. A user's records
+    # do not follow each other, and the last ones come first.
     turn = np.arange(counts.max())[::-1, None] < counts
     owners = np.broadcast_to(ids, turn.shape)[turn]
     holds, mask = users.by_user(

@@ -98,7 +98,7 @@ def _join(where: bool | tuple[str, int, int]) -> None:
     # JAX ends a process without a word on who is missing: it is who does not say this.
     line = f"jaxdp: {who} waits at most {_PATIENCE} s for the others"
     print(line, file=sys.stderr, flush=True)
-    # It would take SIGTERM, which nobody would hear of until the run begins.
+    # JAX would take SIGTERM, and nobody would hear of it until the run begins.
     with contextlib.suppress(AttributeError):  # Of other versions of JAX.
         jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -143,8 +143,7 @@ def check_plan(command: options.Run, plan: Plan) -> None:
     """Requires a plan that runs on the command's mesh, if it has one."""
     mesh = mesh_of(command)
     with usage(command, flag("mesh")):
-        if plan.runs_algorithm:
-            parallel.check_algorithm(mesh, plan, ())
+        parallel.check_algorithm(mesh, plan, ())
         parallel.check_signs(mesh, plan, ())  # Params are on one device yet.
 
 

@@ -115,7 +115,8 @@ class Run(Output):
         default=False,
     )
     new_attempt: bool = switch(
-        "With --resume: other data or devices; lost steps are charged twice."
+        "With --resume: other data or devices; lost steps are charged twice, and the plan "
+        "once more in its --budget."
     )
     mesh: Any = opt(
         p.AXES,

@@ -9,7 +9,7 @@ from jaxdp.cli.parsing import usage
 from jaxdp.cli.printing import show
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import parallel
-from jaxdp.training.budgets import Budget, check_run
+from jaxdp.training.budgets import Budget
 
 
 def run(command: options.SharedBudget) -> None:
@@ -62,7 +62,7 @@ def check(command: Any, plan: Plan, out: pathlib.Path) -> None:
     # Only the first of several processes knows what was reserved for the folder.
     if budget is not None and parallel.writes(cluster.mesh_of(command)):
         with usage(command, "--budget"):
-            check_run(budget, plan, out)
+            budget.check(plan, out)
 
 
 def reserve(command: Any, plan: Plan, what: str) -> None:

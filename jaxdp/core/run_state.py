@@ -296,8 +296,8 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
         jax.lax.axis_index(axis_name)
     except NameError as error:
         raise ValueError(
-            "axis_name must be of the mesh of a jax.shard_map in which update is called, "
-            f"got {axis_name!r}"
+            "axis_name must be of the mesh of a jax.shard_map in which update or step is "
+            f"called, got {axis_name!r}"
         ) from error
     for name, tree in arguments.items():
         try:

@@ -1,7 +1,7 @@
 """Types that all layers share: relations, phases, frozen numbers of runs and grids."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -21,7 +21,8 @@ class Phase(NamedTuple):
     batch_size: int
 
 
-class Reserves(Protocol):
+@runtime_checkable
+class ReleaseBudget(Protocol):
     """Budget to which a release is charged before it is made: a ``jaxdp.Budget``."""
 
     def reserve(

@@ -17,6 +17,7 @@ from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.keys import Keys
 from jaxdp.core.run_state import Trainable
 from jaxdp.core.types import PathPredicate, Perturbation, Phase, Relation, Run
+from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.design import Design, coerce, noise_cost
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
@@ -316,7 +317,13 @@ class Plan:
         """
         raise NotImplementedError
 
-    def algorithm(self, keys: Keys) -> Algorithm:
+    def algorithm(
+        self,
+        keys: Keys,
+        *,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
+    ) -> Algorithm:
         """Builds the algorithm that runs under this plan, if it ``runs_algorithm``.
 
         Example:

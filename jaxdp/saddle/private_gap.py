@@ -18,7 +18,7 @@ from jaxdp import accounting
 from jaxdp.accounting import Guarantee
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import noise, validate
-from jaxdp.core.types import Relation, Reserves
+from jaxdp.core.types import Relation, ReleaseBudget
 from jaxdp.kernels import finite_difference
 from jaxdp.saddle import oracles
 
@@ -60,7 +60,7 @@ def private_gap(
     num_examples: int,
     center_gradients: bool = False,
     microbatch_size: int | None = None,
-    budget: Reserves | None = None,
+    budget: ReleaseBudget | None = None,
     delta: float | None = None,
 ) -> PrivateGap:
     r"""Releases an upper bound on the gap of private records, at public points.
@@ -143,6 +143,10 @@ def private_gap(
             f"{linf_clip_norm_y!r}"
         )
     validate.instance(bool, center_gradients=center_gradients)
+    if budget is not None:
+        validate.instance(ReleaseBudget, budget=budget)
+    elif delta is not None:
+        raise ValueError(f"delta must be None without a budget, got {delta!r}")
     if microbatch_size is not None:
         validate.integer(microbatch_size=microbatch_size)
     rows = finite_difference.num_rows(data, "data")

@@ -363,8 +363,8 @@ class _OfPhase(Sampler):
         here = (at == 0) == self.restart  # A step of the other phase has none.
         index = first + jnp.arange(self.size)
         mask = jnp.full((self.size,), here) & (index < num_examples)
-        # A masked row is of some record, which counts nothing. Within the plan's steps and
-        # at their phase no row is masked: none is moved to another record.
+        # A masked row holds some record, which contributes zero. Steps of a plan mask no
+        # row in their own phase, so none of their rows is moved.
         return jnp.clip(index, 0, num_examples - 1), mask
 
 

@@ -201,8 +201,8 @@ class SOSPNumbers(NamedTuple):
     def step_size(self) -> np.float32:
         """Step along a gradient: 1 / smoothness.
 
-        Factors, here and below: XLA makes a product of a division by a constant where it
-        sees that it is one. On a mesh it need not see it, and would round otherwise.
+        A factor, as are other constants of a search: XLA turns a division by a constant
+        that it sees into a product. On a mesh it may not see it, and would round otherwise.
         """
         return np.float32(1 / self.smoothness)
 

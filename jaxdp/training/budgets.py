@@ -17,9 +17,9 @@ anew in its folder. Its writes, in their order, each on the disk before the next
 Killed before 1 or 2, nothing was reserved. Between 2 and 3, nothing was released and the
 next start finds that the reservation stands. Between 3 and 4, the name is used up and the
 next start is charged again: it looks as if a copy of the folder had the ledger. After 4
-the run is resumed, which reserves nothing. Whoever else has the same name, by a race or in
-a copy of the folder, fails at 3. So no reservation pays for two runs. (Systems without
-locks charge every start.)
+the run is resumed, which reserves nothing unless it is a new attempt. Whoever else has the
+same name, by a race or in a copy of the folder, fails at 3. So no reservation begins two
+runs. (Systems without locks charge every start.)
 
 Which runs follow may depend on what earlier ones released, and so may their noise.
 Composition theorems for numbers that are fixed beforehand do not cover that. Those of
@@ -56,7 +56,7 @@ from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger
 
 FILE = "budget.jsonl"
-#: Of 1, a budget has no id, and its reservations no names of runs.
+#: Budgets of format 1 have no id, and their reservations name no run.
 FORMAT, _READ = 2, (1, 2)
 
 Composition = Literal["basic", "gaussian"]
@@ -314,8 +314,19 @@ class Budget:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def check(self, plan: Plan, *, unit: str = "record") -> None:
-        """Raises what :meth:`reserve` would for a plan now; reserves nothing.
+    def check(
+        self,
+        plan: Plan,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        unit: str = "record",
+    ) -> None:
+        """Raises what a run of a plan would now in its budget; reserves nothing.
+
+        Args:
+          plan: the plan.
+          folder: of the run's ledger, where a reservation may stand that was not used.
+          unit: ``"record"`` or ``"user"``.
 
         Example:
           >>> import tempfile
@@ -329,7 +340,10 @@ class Budget:
           ...         folder, epsilon=9.0, delta=0.1, relation="replace_one"
           ...     ).check(plan)
         """
-        check_run(self, plan, None, unit=unit)
+        asked = self._asked(plan, plan.family, None, None, unit)
+        content = self._read()
+        if not content.stands(asked._replace(run=ledger.reserved(folder))):
+            _check_room(content, asked)
 
     def _asked(
         self,
@@ -406,20 +420,6 @@ class Budget:
 # --- runs with a ledger -------------------------------------------------------------
 
 
-def check_run(
-    budget: Budget,
-    plan: Plan,
-    folder: str | os.PathLike[str] | None,
-    *,
-    unit: str = "record",
-) -> None:
-    """Raises what :func:`reserve_run` would now for a run in a folder; reserves nothing."""
-    asked = budget._asked(plan, plan.family, None, None, unit)
-    content = budget._read()
-    if not content.stands(asked._replace(run=ledger.reserved(folder))):
-        _check_room(content, asked)
-
-
 def reserve_run(
     budget: Budget, plan: Plan, folder: str | os.PathLike[str] | None, *, unit: str
 ) -> str:
@@ -440,7 +440,7 @@ def reserve_run(
 
 
 def begin(budget: Budget, run: str) -> None:
-    """Uses the reservation of a run up, before its ledger is made; ValueError if it was."""
+    """Marks a run's reservation as used before its ledger is made; ValueError if it was."""
 
     def check(content: _Content) -> None:
         if run in content.begun or all(x.run != run for x in content.reservations):
@@ -455,7 +455,7 @@ def begin(budget: Budget, run: str) -> None:
 
 def named_by(header: dict[str, Any]) -> str | None:
     """Returns the id of the budget of a run, by its ledger's header; None without one."""
-    # Once the note said that there was one, which had no id.
+    # Ledgers of earlier versions note only that there was a budget, which had no id.
     return header.get("budget", "" if header["note"].get("budget") else None)
 
 

@@ -140,8 +140,9 @@ def fit(
         parameters again: load them again, or make them again.
       budget: what all runs on these records may spend together (:class:`jaxdp.Budget`).
         The plan's epsilon at its delta is reserved before the first step, and refused
-        beyond the total. ``resume`` reserves nothing: a run stays within its plan. Nor
-        does a run with a ledger that was killed before it began, in its folder.
+        beyond the total. ``resume`` reserves nothing but for a new attempt: a run stays
+        within its plan. A run with a ledger that was killed before it began, and is started
+        again in its folder, uses the reservation that it has.
 
     Returns:
       ``FitResult(params, info, report)``: the trained parameters, the releases of every
@@ -193,7 +194,7 @@ def fit(
         if budget is not None:
             validate.instance(budgets.Budget, budget=budget)
             if parallel.writes(mesh):
-                budgets.check_run(budget, plan, ledger, unit=task.unit)
+                budget.check(plan, ledger, unit=task.unit)
         if chunk is not None:
             validate.integer(chunk=chunk)
         if ledger is not None:

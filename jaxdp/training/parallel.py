@@ -149,12 +149,12 @@ def check_recorded(mesh: Mesh | None, params: Any) -> None:
 
 
 def check_algorithm(mesh: Mesh | None, plan: Plan, params: Any) -> None:
-    """Requires a mesh whose devices can share the records that an algorithm reads.
+    """Requires a mesh whose devices can share what a plan's algorithm, if any, reads.
 
     What the next step reads may follow from a float. Devices that round otherwise would
     read other records, and one of them twice; so all are alike, in one process.
     """
-    if mesh is None:
+    if mesh is None or not plan.runs_algorithm:
         return
     if not plan.differentiates:
         raise ValueError(

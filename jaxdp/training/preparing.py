@@ -69,8 +69,7 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         stream = streaming.opened(task.data, task.plan)
     else:
         batches.check_data(task.plan.run, task.data)
-    if task.plan.runs_algorithm:
-        parallel.check_algorithm(task.mesh, task.plan, task.params)
+    parallel.check_algorithm(task.mesh, task.plan, task.params)
     parallel.check_signs(task.mesh, task.plan, task.params)
     if not callable(task.value_fn):
         raise TypeError(f"value_fn must be callable, got {task.value_fn!r}")
@@ -224,12 +223,10 @@ def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
                 f"{name} must be None for {task.plan.family}, which has no use for it, "
                 f"got {getattr(task, name)!r}"
             )
-    size = task.microbatch_size
-    options: dict[str, Any] = {} if size is None else {"microbatch_size": size}
-    axes = parallel.record_axes(task.mesh, task.params)
-    if axes:
-        options["axis_name"] = axes
-    algorithm = task.plan.algorithm(keys, **options)
+    axes = parallel.record_axes(task.mesh, task.params) or None
+    algorithm = task.plan.algorithm(
+        keys, microbatch_size=task.microbatch_size, axis_name=axes
+    )
     with keys_lib.shapes_only():
         jax.eval_shape(algorithm.init, task.params)  # Raises if params do not fit.
     return algorithm

@@ -5,7 +5,7 @@ thread reads the rows of the next block of steps meanwhile, and brings them to t
 The compiled program is that of data in memory, but that a step takes its rows from the
 block in place of the whole data: the same gather, so that the same bits come out.
 
-Of several processes, each reads all rows, and none computes before all have the same ones.
+Each of several processes reads all rows. None computes a block before all have compared it.
 
 Two blocks are on the device at most, of about ``_BLOCK`` bytes each. Nothing has the size
 of the data set, on the device or here, but the words of draws that :func:`opened` bounds.

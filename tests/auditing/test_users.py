@@ -125,8 +125,8 @@ def test_a_plan_that_reads_no_loss_is_refused() -> None:
     other = LATTICE_PLANS["PrefixSum, tree"], plan_named("saddle")
     for plan in other:
         with pytest.raises(ValueError, match=f"'record' for {type(plan).__name__}, "):
-            cases.unit_of(plan, "user")
-        assert cases.unit_of(plan, "record") is units.RECORD
+            cases.unit_named(plan, "user")
+        assert cases.unit_named(plan, "record") is units.RECORD
     with pytest.raises(ValueError, match="unit must be 'record' for Saddle"):
         auditing.audit(other[1], unit="user")
     for call in (auditing.audit, auditing.lattice):

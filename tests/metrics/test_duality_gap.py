@@ -352,6 +352,10 @@ def test_a_private_gap_is_reserved_before_it_is_made(tmp_path: Path) -> None:
         released(zero, zero, half, half, noise_multiplier=5.0, **options)
     with pytest.raises(ValueError, match="delta must be given"):
         released(zero, zero, half, half, noise_multiplier=5.0, budget=budget)
+    with pytest.raises(TypeError, match="budget must be"):
+        released(zero, zero, half, half, budget=3.0, delta=1e-6)
+    with pytest.raises(ValueError, match="delta must be None without a budget"):
+        released(zero, zero, half, half, delta=1e-6)
     with pytest.raises(ValueError, match="relation must be the budget's"):
         released(zero, zero, half, half, relation="zero_out", **options)
     keys = jaxdp.Keys.from_entropy()
