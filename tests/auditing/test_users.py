@@ -15,17 +15,9 @@ from jaxdp.auditing import cases, grid_releases, units
 from jaxdp.data import users as users_lib
 from jaxdp.dpzero import oracle
 from tests.auditing.mutations import MUTATIONS, NUM_RUNS, Mutation, faulty, plan_named
+from tests.auditing.test_audit import POISSON, make
 
-NUMBERS: dict[str, Any] = {
-    "num_examples": 8,
-    "num_steps": 2,
-    "sampling": sampling.FullBatch(),
-    "relation": "replace_one",
-    "l2_clip_norm": 0.7,
-    "noise_multiplier": 2.8,  # epsilon 2
-    "delta": 1e-5,
-}
-PLAN = plans.DPZero(**NUMBERS, smoothing_radius=1e-3)
+PLAN = make()
 
 
 def test_a_user_is_audited_as_a_record_is() -> None:
@@ -49,11 +41,10 @@ def transcripts(plan: Any, unit: units.Unit) -> np.ndarray:
     return case.transcripts(plan, data, 4, 0)
 
 
-POISSON = sampling.TruncatedPoisson(sampling_prob=0.5, max_batch_size=8)
 OTHERS = {
-    "gradients": plans.DPGD(**NUMBERS | {"relation": "add_or_remove"}),
-    "sampled": plans.DPGD(**NUMBERS | {"sampling": POISSON}),
-    "external": plans.DPGD(**NUMBERS | {"sampling": sampling.External(4)}),
+    "gradients": make(plans.DPGD, relation="add_or_remove"),
+    "sampled": make(plans.DPGD, sampling=POISSON),
+    "external": make(plans.DPGD, sampling=sampling.External(4)),
     "slopes": plan_named("slopes"),
     "sosp": plan_named("sosp"),
 }
