@@ -455,8 +455,10 @@ def begin(budget: Budget, run: str) -> None:
 
 def named_by(header: dict[str, Any]) -> str | None:
     """Returns the id of the budget of a run, by its ledger's header; None without one."""
+    if "budget" in header:
+        return header["budget"]
     # Ledgers of earlier versions note only that there was a budget, which had no id.
-    return header.get("budget", "" if header["note"].get("budget") else None)
+    return "" if header["note"].get("budget") else None
 
 
 def reserve_attempt(

@@ -310,8 +310,8 @@ def where_any(mesh: Mesh | None, stop: Callable[[], bool]) -> Callable[[], bool]
         return stop
 
     def anywhere() -> bool:
-        here = np.uint8(bool(together(mesh, stop)))
-        return bool(np.any(multihost_utils.process_allgather(here)))
+        here = together(mesh, lambda: bool(stop()))
+        return bool(np.any(multihost_utils.process_allgather(np.uint8(here))))
 
     return anywhere
 

@@ -575,7 +575,7 @@ def search_plan(mode: str) -> plans.SOSP:
     return dataclasses.replace(search.PLAN, **changes)
 
 
-@pytest.mark.parametrize("mode", ["on_demand", "released"])
+@pytest.mark.parametrize("mode", SEARCHES)
 def test_a_search_on_eight_devices(mode: str, tmp_path: Path) -> None:
     """Killed on its way and resumed: the bits of one device, integers exchanged."""
     data = search.DATA.copy()
@@ -669,6 +669,25 @@ def test_a_game_by_hand(method: methods.Method) -> None:
     start, steps = two(None)
     one = jax.jit(steps)(start, data)
     chex.assert_trees_all_equal(many, one)
+
+
+@pytest.mark.parametrize("name", ["sosp", *(m.name for m in methods.SADDLES[:3])])
+def test_records_of_a_device_s_own_are_refused_by_hand(name: str) -> None:
+    """Each device would take its part of other data; a record of two would count twice."""
+    if name == "sosp":
+        plan, start, data, loss = search.PLAN, search.START, search.DATA, search.loss
+    else:
+        (m,) = (m for m in methods.SADDLES if m.name == name)
+        plan, start, data, loss = m.plan, m.plan.uniform(), m.data, m.value_fn
+    algorithm = plan.algorithm(Keys.insecure(1), axis_name="data")
+    specs = {"in_specs": (EVERYWHERE, PartitionSpec("data")), "out_specs": EVERYWHERE}
+    shared = jax.shard_map(
+        lambda state, own: algorithm.step(state, own, value_fn=loss), mesh=MESH, **specs
+    )
+    every = jax.tree.map(lambda x: jnp.concatenate([jnp.asarray(x)] * 8), data)
+    parts = jax.device_put(every, jax.NamedSharding(MESH, PartitionSpec("data")))
+    with pytest.raises(ValueError, match="data must be the same on every device"):
+        jax.eval_shape(shared, algorithm.init(start), parts)
 
 
 def test_a_game_on_eight_devices() -> None:

@@ -79,6 +79,9 @@ def test_eight_devices(which: str) -> None:
 def test_two_processes(tmp_path: Path) -> None:
     """Two devices each. Process 0 keeps the record, which anybody replays."""
     folder = tmp_path / "run"
+    budget = jaxdp.Budget.create(
+        tmp_path / "budget", epsilon=1e3, delta=1e-3, relation="replace_one"
+    )
     jobs = processes("main", folder)
     try:
         ends = [job.communicate(timeout=600) for job in jobs]
@@ -111,9 +114,12 @@ def test_two_processes(tmp_path: Path) -> None:
             other, attempt, nowhere, shown = end["refused"]
             assert "the callback is broken" in shown
             assert end["stopped"] == 4
+            assert end["renewed"][1] == 6
             assert "params must be the initial parameters of the run" in other
             assert "new_attempt must be the same in all processes" in attempt
             assert "is not there; a run that was killed before it wrote" in nowhere
+        uncharged = found["interrupted"]["zeroth"]["renewed"][0]
+        assert f"for a new attempt: {budget.id}; got none" in uncharged
         assert "keys that were broadcast must serve a run of all" in found["alone"]
         assert found["together"] is True
     whole = jaxdp.fit(
@@ -146,6 +152,8 @@ def test_two_processes(tmp_path: Path) -> None:
                 tmp_path / f"{name}-stopped", PARAMS, data, **two_processes.ARGUMENTS
             )
     assert ledger.read(folder).charged == 6
+    run, attempt = budget.reservations  # By one process.
+    assert attempt.what == f"new attempt of {run.run}" and attempt.cost == run.cost
     optimizer = two_processes.ARGUMENTS["optimizer"]
     again = jaxdp.replay(folder, PARAMS, optimizer=optimizer)
     chex.assert_trees_all_equal(again.params, one.params)

@@ -72,12 +72,12 @@ def source(more: float = 0.0) -> jaxdp.data.Source:
 
 
 def interrupted(
-    folder: pathlib.Path, plan: Any, mesh: Any, data: Any
+    folder: pathlib.Path, plan: Any, mesh: Any, data: Any, budget: Any
 ) -> dict[str, Any]:
     """What a run says that is stopped by one process, and what it ends with."""
     # Process 1 alone is told to stop, after two of three chunks.
     asked = iter([False, False, True])
-    whole = ARGUMENTS | {"mesh": mesh, "ledger": folder, "chunk": 2}
+    whole = ARGUMENTS | {"mesh": mesh, "ledger": folder, "chunk": 2, "budget": budget}
     whole["stop"] = lambda: jax.process_index() == 1 and next(asked)
     step = None
     try:
@@ -85,7 +85,8 @@ def interrupted(
     except jaxdp.Stopped as error:
         step = error.step
     if jax.process_index() == 0:
-        shutil.copytree(folder, folder.with_name(f"{folder.name}-stopped"))
+        for copy in ("stopped", "anew"):
+            shutil.copytree(folder, folder.with_name(f"{folder.name}-{copy}"))
 
     def resume(folder: Any = folder, params: Any = PARAMS, **kwargs: Any) -> Any:
         given = ARGUMENTS | {"mesh": mesh, "plan": plan} | kwargs
@@ -101,11 +102,16 @@ def interrupted(
         # Where it shows the steps that are done, in process 0 alone.
         refusal(lambda: resume(callback=broken if only else None)),
     )
+    # With new noise, which is charged as a run where there is a budget.
+    anew = {"folder": folder.with_name(f"{folder.name}-anew"), "new_attempt": True}
+    uncharged = refusal(lambda: resume(**anew)) if budget is not None else ""
+    renewed = resume(**anew, budget=budget).report["steps_charged"]
     again = resume()
     report = again.report["steps_charged"]
     return {
         "stopped": step,
         "refused": refused,
+        "renewed": [uncharged, renewed],
         "resumed": [digest((again.params, again.info)), report],
     }
 
@@ -151,8 +157,9 @@ def main(folder: str) -> dict[str, Any]:
     result = run(jaxdp.Keys.insecure(1), ledger=folder, chunk=2, **seen)
     path = pathlib.Path(folder)
     runs = {"zeroth": (PLAN, source()), "first": (GRADIENTS, DATA)}
+    budgets = {"zeroth": jaxdp.Budget(path.with_name("budget"))}
     ends = {
-        n: interrupted(path.with_name(n), plan, mesh, data)
+        n: interrupted(path.with_name(n), plan, mesh, data, budgets.get(n))
         for n, (plan, data) in runs.items()
     }
     where = jax.process_index()
