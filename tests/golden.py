@@ -30,6 +30,7 @@ def made() -> Iterator[tuple[str, Any]]:
         yield name, audit._saddle(*sizes)
     yield "ConvexSimplex", audit._convex()
     yield "SyntheticData", audit._synthetic()
+    yield "FrankWolfe", audit._frank_wolfe()
     budget: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
     for relation in ("replace_one", "zero_out"):
         yield (

@@ -44,8 +44,7 @@ class Problem(VertexGradients):
     domain_x: Domain | None = None
     domain_y: Domain | None = None
 
-    def __call__(self, *args: Any) -> jax.Array:
-        """Returns the losses (B,): ``problem(x, y, batch)``, or ``problem(x, batch)``."""
+    def _values(self, *args: Any) -> jax.Array:
         return self.value_fn(*args)
 
     def _sums(

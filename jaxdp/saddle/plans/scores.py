@@ -67,8 +67,10 @@ class VertexSamplingPlan(Plan):
     runs: ClassVar[Any]
     #: Fields that no design speaks of, though :meth:`certified` takes them.
     free_fields: ClassVar[tuple[str, ...]] = ()
-    #: How many times its step size times its clip one step may move a score.
+    #: How many times its step size times its clip one step may move a score, or what else
+    #: moves it.
     amplification: float = 1.0
+    mover: ClassVar[str] = "a step"
     #: Further entries of :meth:`mechanism`, and the attributes that they are.
     reported: ClassVar[dict[str, str]] = {}
 
@@ -113,8 +115,8 @@ class VertexSamplingPlan(Plan):
         validate.non_negative(**dict(zip(self.step_size_fields, known, strict=True)))
         if self._longest(known) > _LONGEST:
             raise ValueError(
-                f"{' and '.join(self.step_size_fields)} must move no score by more than "
-                f"{_LONGEST} in a step, got {known}, which move one by "
+                f"{' and '.join(self.step_size_fields)} must let {self.mover} move no "
+                f"score by more than {_LONGEST}, got {known}, which lets it move one by "
                 f"{self._longest(known):.4g}"
             )
         self._rho_at(known)  # Raises if there are no grids for these numbers.
@@ -177,8 +179,7 @@ class VertexSamplingPlan(Plan):
     @property
     def batch_size(self) -> int:
         """Records of a step, where all steps read as many."""
-        sampler: Any = self.sampling
-        return sampler.batch_size
+        return self.sampling.rows(self.num_examples)
 
     @kept
     def kappa(self) -> float:
