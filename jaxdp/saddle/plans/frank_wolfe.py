@@ -88,7 +88,7 @@ class FrankWolfe(VertexSamplingPlan):
 
     @property
     def full_batch(self) -> bool:
-        """Whether every step reads, and charges, all records."""
+        """True if every step reads, and charges, all records."""
         return isinstance(self.sampling, FullBatch)
 
     @property
