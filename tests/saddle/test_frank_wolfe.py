@@ -1,6 +1,7 @@
 """Frank-Wolfe by the exponential mechanism, over one batch a step or all records."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -110,10 +111,13 @@ def test_draws_are_within_what_is_charged(
 def test_steep_scores_do_not_overflow_and_move_no_further() -> None:
     """Of all scales that a plan may have, and the largest totals: in exact integers."""
     rng = np.random.default_rng(0)
-    for temperature in (1e-6, 1.0, 30.0, 300.0, 44.0 * N):
-        plan = make(inverse_temperature=temperature)
+    for records, share in itertools.product((N, 2**22 - 1), (1e-8, 1e-3, 0.1, 1.0)):
+        most_moved = make(num_examples=records)._most
+        plan = make(
+            num_examples=records, inverse_temperature=share * most_moved * records
+        )
         grid: ScoreGrid = plan.grid
-        most = N * 2**grid.bits
+        most = records * 2**grid.bits
         totals = [rng.integers(-most, most + 1, 50), np.array([most, -most] * 25)]
         scores = jax.jit(functools.partial(frank_wolfe.scores_of, grid))
         for total in totals:

@@ -282,6 +282,7 @@ def test_text_is_strict_json_and_defaults_follow() -> None:
         (convex, {"linf_clip_norm": math.nan}, "linf_clip_norm"),
         (wolfe, {"sampling": sampling.TruncatedPoisson(sampling_prob=0.1)}, "sampling"),
         (wolfe, {"sampling": sampling.SinglePass(334)}, "num_steps"),
+        (wolfe, {"num_examples": 2**22}, "sampling must read less"),
         (wolfe, {"linf_clip_norm": 0.0}, "linf_clip_norm"),
         (wolfe, {"inverse_temperature": -1.0}, "inverse_temperature"),
         (wolfe, {"inverse_temperature": 1e6}, "let a record move no score by more"),

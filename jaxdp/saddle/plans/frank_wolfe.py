@@ -13,7 +13,7 @@ from jaxdp.saddle.algorithms.frank_wolfe import (
     frank_wolfe,
     output,
 )
-from jaxdp.saddle.grids import ScoreGrid, Totals, record_bits
+from jaxdp.saddle.grids import UNIT, ScoreGrid, Totals, record_bits
 from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
 from jaxdp.saddle.theory import charges
 from jaxdp.sampling import FullBatch, SinglePass
@@ -78,12 +78,18 @@ class FrankWolfe(VertexSamplingPlan):
     point_fields: ClassVar[tuple[str, ...]] = ("dim",)
     clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm",)
     mover: ClassVar[str] = "a record"
+    unlogged: ClassVar[str] = "are vertices: their average by its rule is the result"
 
     def __post_init__(self) -> None:
         validate.instance((FullBatch, SinglePass), sampling=self.sampling)
         validate.integer(num_examples=self.num_examples)
         most = self.sampling.max_steps(self.num_examples)
         validate.integer(num_steps=self.num_steps, at_most=most)
+        if self.batch_size >= 2**22:
+            raise ValueError(
+                "sampling must read less than 2**22 records in a step, whose totals fit 32 "
+                f"bits, got {self.sampling} of {self.num_examples} records"
+            )
         self._check()
 
     @property
@@ -93,8 +99,13 @@ class FrankWolfe(VertexSamplingPlan):
 
     @property
     def amplification(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Share of a mean that is one record's: scores may be as steep as it admits."""
+        """Share of one record in a mean, for it is what it moves that is limited."""
         return 1 / self.batch_size
+
+    @property
+    def _most(self) -> float:
+        """As far as a multiplier of 16 bits takes a record's contribution, if less."""
+        return min(super()._most, UNIT * 2.0 ** (15 + self.grid_bits))
 
     @kept
     def _totals(self) -> Totals:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -41,7 +41,7 @@ class VertexSamplingPlan(Plan):
 
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
-    unlogged: ClassVar[str] = "move scores that are secret"
+    unlogged: ClassVar[str] = "move scores that are secret and are not logged"
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(
             Design.read, {"promise": bounds.Promise, "steps": StepSizes}
@@ -113,11 +113,11 @@ class VertexSamplingPlan(Plan):
         if known[0] is None:
             return
         validate.non_negative(**dict(zip(self.step_size_fields, known, strict=True)))
-        if self._longest(known) > _LONGEST:
+        if self._longest(known) > self._most:
             raise ValueError(
                 f"{' and '.join(self.step_size_fields)} must let {self.mover} move no "
-                f"score by more than {_LONGEST}, got {known}, which lets it move one by "
-                f"{self._longest(known):.4g}"
+                f"score by more than {self._most:.4g}, got {known}, which lets it move one "
+                f"by {self._longest(known):.4g}"
             )
         self._rho_at(known)  # Raises if there are no grids for these numbers.
 
@@ -204,6 +204,11 @@ class VertexSamplingPlan(Plan):
                 ".calibrate(epsilon=..., delta=...) or give it one"
             )
 
+    @property
+    def _most(self) -> float:
+        """Largest change of a score, in nats, that :meth:`_longest` may give."""
+        return _LONGEST
+
     def _longest(self, steps: list[float]) -> float:
         """Bounds the change of a score in one step, in nats, at these step sizes."""
         moved = (step * clip for step, clip in zip(steps, self.clips, strict=True))
@@ -278,7 +283,7 @@ class VertexSamplingPlan(Plan):
             lambda f: self._rho_at([f * step for step in start]), rho
         )
         # No longer than scores can move, whatever the budget.
-        factor = min(factor, _LONGEST / self._longest(start) * (1 - 1e-12))
+        factor = min(factor, self._most / self._longest(start) * (1 - 1e-12))
         return self._with([factor * step for step in start], delta)
 
     def _with(self, steps: list[float], delta: float | None) -> Self:
