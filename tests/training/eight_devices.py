@@ -702,6 +702,18 @@ def test_a_game_on_eight_devices() -> None:
     assert all_reduces(program.as_text()) == [f"s32[{both}] all-reduce"]
 
 
+def test_descent_ascent_on_eight_devices() -> None:
+    plan = plans.DPGD(**methods.COMMON | {"num_examples": methods.N})
+    start = tuple(jnp.full(methods.D, 1 / methods.D) for _ in range(2))
+    task = (Keys.insecure(1), start, methods.SADDLES[0].data)
+    step = jaxdp.descent_ascent(0.3, 0.2)
+    how: dict[str, Any] = {"value_fn": methods.GAME, "optimizer": step}
+    many = jaxdp.fit(plan, *task, **how, microbatch_size=1, mesh=MESH)
+    one = jaxdp.fit(plan, *task, **how, microbatch_size=1)
+    chex.assert_trees_all_equal((many.params, many.info), (one.params, one.info))
+    assert_replicas_agree((many.params, many.info))
+
+
 def test_algorithms_are_refused_where_they_cannot_be() -> None:
     """Before anything is traced or spent."""
 

@@ -23,6 +23,9 @@ class Problem(VertexGradients):
     Every record is differentiated alone, as a batch of one, so no record sees another.
     Its gradients, B rows of each player, are stored: ``microbatch_size`` bounds them.
 
+    Like all problems it is also a loss of :class:`jaxdp.plans.DPGD`, whose parameters are
+    the pair of points: ``problem((x, y), batch)``.
+
     Attributes:
       value_fn: ``value_fn(x, y, batch) -> losses (B,)``, convex in x and concave in y;
         for a convex problem ``value_fn(x, batch)``.
@@ -37,6 +40,8 @@ class Problem(VertexGradients):
       >>> problem = jaxdp.Problem(value_fn, jaxdp.Simplex(2), jaxdp.Simplex(2))
       >>> x, y = jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])
       >>> problem(x, y, jnp.array([2.0])).tolist()
+      [1.0]
+      >>> problem((x, y), jnp.array([2.0])).tolist()
       [1.0]
     """
 
