@@ -1,20 +1,16 @@
 r"""What private mirror descent is compared with: other methods, tuned as well as we can.
 
-Private, all under replace-one (an accountant's zCDP for the exponential mechanism, one
-Gaussian event for DP-SGDA, whose batches are disjoint):
+Private, under replace-one (one Gaussian event, for batches are disjoint):
 
 * :func:`dp_sgda`, Euclidean descent and ascent with clipped and noised gradients;
   :func:`tune_sgda` takes the best mean of a grid of steps, step sizes (3 to 100 times those
   of theory matter) and, if asked, clips *by the population gap of the very runs that are
-  reported*: in the baseline's favour, and not charged to it;
-* :func:`dp_frank_wolfe`, one pass over disjoint batches, each picking a vertex by the
-  exponential mechanism. Not the optimal, variance-reduced one of Asi et al.;
+  reported*: in the baseline's favour, and not charged to it.
 
 Not private: :func:`mirror_prox`, :func:`frank_wolfe`.
 
 References:
-  Asi, Feldman, Koren and Talwar, Private stochastic convex optimization: optimal rates in
-  l1 geometry, 2021; Nemirovski, Prox-method with rate of convergence O(1/t), 2004.
+  Nemirovski, Prox-method with rate of convergence O(1/t), 2004.
 """
 
 import functools
@@ -316,54 +312,3 @@ def frank_wolfe(
         return x + 2 / (t + 2.0) * (vertex - x)
 
     return jax.lax.fori_loop(1, num_steps + 1, step, jnp.full(dim, 1 / dim))
-
-
-# --- Frank-Wolfe by the exponential mechanism ----------------------------------------
-
-
-@functools.partial(jax.jit, static_argnames=("value_fn", "dim", "num_steps"))
-def dp_frank_wolfe(
-    value_fn: Callable[[Any, Any], Any],
-    data: Any,
-    key: jax.Array,
-    *,
-    dim: int,
-    num_steps: int,
-    linf_clip_norm: Any,
-    rho: Any,
-) -> jax.Array:
-    r"""One pass of Frank-Wolfe on the simplex, each vertex by the exponential mechanism.
-
-    A record is in one batch of B, where replacing it moves a coordinate of the mean
-    gradient by at most 2C/B. A vertex of probability :math:`\propto e^{-\eta g_j}` is then
-    :math:`(2\eta C/B)^2/2`-zCDP (bounded range), which is all of rho at each step: a record
-    meets one of them.
-
-    Args:
-      value_fn: (x, batch) -> losses (B,), convex.
-      data: the records; n - T floor(n/T) are not used.
-      key: of the draws.
-      dim: number of coordinates.
-      num_steps: T.
-      linf_clip_norm: C, of each coordinate of a record's gradient.
-      rho: of the run.
-    """
-    size = len(jax.tree.leaves(data)[0]) // num_steps
-    batches = jax.tree.map(
-        lambda v: v[: num_steps * size].reshape(num_steps, size, *v.shape[1:]), data
-    )
-    sharpness = jnp.sqrt(2 * rho) / (2 * linf_clip_norm)  # of sums
-
-    def loss(x: Any, record: Any) -> Any:
-        return value_fn(x, jax.tree.map(lambda v: v[None], record))[0]
-
-    def step(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
-        batch, t, step_key = inputs
-        rows = jax.vmap(jax.grad(loss), (None, 0))(x, batch)
-        total = jnp.clip(rows, -linf_clip_norm, linf_clip_norm).sum(axis=0)
-        vertex = jax.random.categorical(step_key, -sharpness * total)
-        return x + 2 / (t + 2) * (jax.nn.one_hot(vertex, dim) - x), None
-
-    times = jnp.arange(1.0, num_steps + 1)
-    inputs = (batches, times, jax.random.split(key, num_steps))
-    return jax.lax.scan(step, jnp.full(dim, 1 / dim), inputs)[0]

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 import jaxdp
@@ -120,41 +119,37 @@ def convex(kind: str, n: int, seeds: Seeds, d: int = 100) -> list[Cell]:
     ]
 
 
-FRANK_WOLFE_STEPS = (4, 8, 16, 32, 64)
+#: How batches are read, and the numbers of steps that are tried.
+FRANK_WOLFE = {"one pass": (4, 8, 16, 32, 64), "full batch": (8, 16, 32, 64, 128, 256)}
 
 
-def frank_wolfe(n: int, seeds: Seeds, d: int = 100) -> list[Cell]:
+def frank_wolfe(
+    n: int, seeds: Seeds, d: int = 100, tried: dict[str, Sequence[int]] = FRANK_WOLFE
+) -> list[Cell]:
     """The same by private Frank-Wolfe, T tuned on the runs that are shown, and without."""
-    problem, _ = regression(d)
-    rho = baselines.zcdp_rho(EPSILON, DELTA)
-    found: dict[int, list[float]] = {}
-    for seed in seeds:
-        data = problem.make_data(n, seed)
-        for t in FRANK_WOLFE_STEPS:
-            point = baselines.dp_frank_wolfe(
-                problem.value_fn,
-                data,
-                jax.random.key(seed),
-                dim=d,
-                num_steps=t,
-                linf_clip_norm=2.0,
-                rho=rho,
-            )
-            found.setdefault(t, []).append(problem.excess_fn(point))
-    best = min(found, key=lambda t: float(np.mean(found[t])))
-    exact = baselines.frank_wolfe(problem.population_fn, dim=d, num_steps=300)
+    problem, fast = regression(d)
     size, metric = cells.size(n, d), "excess risk"
+    made = []
+    for kind, steps in tried.items():
+        found: dict[int, tuple[float, ...]] = {}
+        for t in steps:
+            once = sampling.SinglePass(n // t)
+            plan = plans.FrankWolfe(
+                num_examples=n,
+                num_steps=t,
+                sampling=once if kind == "one pass" else sampling.FullBatch(),
+                relation="replace_one",
+                dim=d,
+                linf_clip_norm=2.0,
+            ).calibrate(**BUDGET)
+            runs = run(plan, fast, lambda seed: problem.make_data(n, seed), seeds)
+            found[t] = tuple(problem.excess_fn(result.params) for _, result in runs)
+        best = min(found, key=lambda t: float(np.mean(found[t])))
+        method, note = f"Frank-Wolfe, {kind}, T tuned", f"T = {best}"
+        made.append(Cell("d", size, method, metric, found[best], n, d, note=note))
+    exact = baselines.frank_wolfe(problem.population_fn, dim=d, num_steps=300)
     return [
-        Cell(
-            "d",
-            size,
-            "DP Frank-Wolfe, tuned",
-            metric,
-            tuple(found[best]),
-            n,
-            d,
-            note=f"T = {best}",
-        ),
+        *made,
         Cell(
             "d",
             size,

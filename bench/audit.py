@@ -131,6 +131,7 @@ def run(quick: bool) -> list[_harness.Row]:
     if not quick:
         rows.append(_row("ConvexSimplex, d = 16, 4 steps, K = 15", runs, _convex()))
         rows.append(_row("SyntheticData, 32 queries, 8 steps", runs, _synthetic()))
+        rows.append(_row("FrankWolfe, full batch, 4 steps", runs, _frank_wolfe()))
     cases = LATTICES[: 2 if quick else None]
     rows += [row for name in cases for row in _lattice(name, 200 if quick else 2000)]
     return rows + _enumerated()
@@ -255,6 +256,17 @@ def _convex() -> plans.ConvexSimplex:
         num_draws=15,
         refresh_every=2,
         **_DRAWS,
+    ).calibrate(epsilon=6.0, delta=1e-5)
+
+
+def _frank_wolfe() -> plans.FrankWolfe:
+    return plans.FrankWolfe(
+        num_examples=16,
+        num_steps=4,
+        sampling=sampling.FullBatch(),
+        relation="replace_one",
+        dim=16,
+        linf_clip_norm=1.0,
     ).calibrate(epsilon=6.0, delta=1e-5)
 
 

@@ -10,7 +10,8 @@ Everything is at (1, 1e-6)-DP under replace-one. Tables (a) to (e):
     private procedure;
 (c) algorithm 3 with the paper's parameters and with certified ones;
 (d) algorithm 4 likewise, with and without the step size's cap 1 / (4 L0 q), which only the
-    proof needs, and with fewer steps; beside it Frank-Wolfe, private and not;
+    proof needs, and with fewer steps; beside it Frank-Wolfe, over one batch a step or all
+    records, and without privacy;
 (e) algorithm 5 with the printed and the corrected number of steps, and with certified step
     sizes for queries of range 1 (0/1 marginals, the plan's default) and for range 2, half
     of them; beside it MWEM at the same zCDP.

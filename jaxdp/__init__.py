@@ -43,11 +43,13 @@ from jaxdp.saddle.algorithms.bias_reduced import (
     saddle_bias_reduced as saddle_bias_reduced,
 )
 from jaxdp.saddle.algorithms.convex import simplex_convex as simplex_convex
+from jaxdp.saddle.algorithms.frank_wolfe import frank_wolfe as frank_wolfe
 from jaxdp.saddle.algorithms.mirror_descent import (
     saddle_mirror_descent as saddle_mirror_descent,
 )
 from jaxdp.saddle.algorithms.synthetic import synthetic_data as synthetic_data
 from jaxdp.saddle.algorithms.synthetic import synthetic_records as synthetic_records
+from jaxdp.saddle.descent_ascent import descent_ascent as descent_ascent
 from jaxdp.saddle.entropic import entropic_descent as entropic_descent
 from jaxdp.saddle.oracles import LinearModel as LinearModel
 from jaxdp.saddle.oracles import MatrixGame as MatrixGame

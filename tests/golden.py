@@ -5,6 +5,7 @@ why. Plans that are there keep their stored text, so that texts of before are st
 new ones are added.
 """
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
@@ -30,6 +31,12 @@ def made() -> Iterator[tuple[str, Any]]:
         yield name, audit._saddle(*sizes)
     yield "ConvexSimplex", audit._convex()
     yield "SyntheticData", audit._synthetic()
+    wolfe = audit._frank_wolfe()
+    yield "FrankWolfe", wolfe
+    yield (
+        "FrankWolfe, one pass",
+        dataclasses.replace(wolfe, sampling=sampling.SinglePass(4)),
+    )
     budget: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
     for relation in ("replace_one", "zero_out"):
         yield (

@@ -470,6 +470,21 @@ SADDLES = (
         points=1,  # Later ones are of iterates that the public root chooses.
     ),
     _draws(
+        "frank_wolfe",
+        plans.FrankWolfe(
+            **VERTICES,
+            num_steps=4,
+            sampling=sampling.FullBatch(),
+            dim=D,
+            linf_clip_norm=1.0,
+        ),
+        jaxdp.frank_wolfe,
+        UNIT,
+        NAN,
+        # Dear at vertex 0: the last draw of a run is another.
+        jaxdp.Problem(lambda x, batch: (batch @ x) ** 2 + 9 * x[0]),
+    ),
+    _draws(
         "synthetic",
         plans.SyntheticData(
             **VERTICES,

@@ -103,11 +103,13 @@ def audit(
 
     Of ``plans.O2NC`` all increments are attacked, with the norms that are logged; the
     canary of the result says in which leaf of a period it was read, if not in every step.
-    Of ``plans.Saddle``, ``ConvexSimplex`` and ``SyntheticData`` all vertices that a run
-    releases are, which are claimed to be zCDP: an epsilon follows from the least rho that
-    allows the errors, and reaches about two thirds. Their sampler is also enumerated, in
-    one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that breaks what one
-    draw claims, it is the result, of delta 0. Of ``plans.SOSP`` a short run is attacked,
+    Of ``plans.Saddle``, ``ConvexSimplex``, ``FrankWolfe`` and ``SyntheticData`` all
+    vertices that a run releases are, which are claimed to be zCDP: an epsilon follows from
+    the least rho that allows the errors, and reaches about two thirds. Their sampler is
+    also enumerated, in one draw of the worst case (:mod:`jaxdp.auditing.draws`): where that
+    breaks what one draw claims, it is the result, of delta 0.
+
+    Of ``plans.SOSP`` a short run is attacked,
     whatever the plan's sizes (:mod:`jaxdp.auditing.short_run`); the canary of the result
     says in which role a record was read.
 

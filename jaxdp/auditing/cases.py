@@ -24,6 +24,7 @@ from jaxdp.auditing.units import Unit
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
 from jaxdp.mechanism.plan import Plan
+from jaxdp.sampling import FullBatch
 
 # How the runs are divided: this share to learn the attacks, as many to choose one, the
 # rest to test it. Fewer where the best attack has nothing to learn.
@@ -127,7 +128,7 @@ def _shorter_increments(plan: Any, num_steps: int) -> Any:
 
 def _shorter_draws(plan: Any, num_steps: int) -> Any:
     """Takes longer steps, two at least: in the first one nothing depends on data."""
-    in_all_steps = plan.released == "queries"
+    in_all_steps = plan.sampling == FullBatch()
     most = {"num_steps": max(num_steps, 2), "num_draws": vertices.MOST_DRAWS}
     for name in ("dim", "dim_x", "dim_y", "domain_size", "num_queries"):
         most[name] = _MOST_VERTICES
@@ -200,6 +201,7 @@ CASES: dict[str, AuditCase] = {
     ),
     "vertices": _DRAWS,
     "vertices of iterates": _DRAWS,
+    "vertices of batches": _DRAWS,
     "queries": _DRAWS,
     "vertices of the output": _DRAWS._replace(
         refused=lambda plan: (

@@ -46,7 +46,7 @@ def players(plan: Any) -> tuple[Player, ...]:
     """Returns the players whose vertices a run releases; queries are those of y."""
     if plan.released == "queries":
         return (Player("y", plan.num_queries, plan.query_range / 2, plan.grid),)
-    if plan.released == "vertices of iterates":
+    if plan.released in ("vertices of iterates", "vertices of batches"):
         return (Player("x", plan.dim, plan.linf_clip_norm, plan.grid),)
     x, y = plan.grids
     return (
@@ -60,13 +60,16 @@ def canaries(plan: Any) -> tuple[Canary, ...]:
 
     The worst record is in the first batch: it moves all scores but the first. It is the
     last row there, which a batch that overlaps would read again. Others are NaN; or come
-    later, among records that saturate; or move one player alone.
+    later, among records that saturate; or move one player alone. A full batch has no later
+    ones.
     """
     if plan.released == "queries":  # Codes are never NaN, and read in every step.
         name = "record that answers all queries alike"
         return (against(plan, name, DataSet("plus")),)
     size = plan.sampling.rows(plan.num_examples)
     last, later = size - 1, plan.num_steps // 2
+    if size == plan.num_examples:
+        later = 0
     found = {
         "saturating record in step 0": DataSet("plus", last),
         "record of NaN in step 0": DataSet("nan", last),
@@ -151,7 +154,7 @@ def _records(plan: Any, data: DataSet) -> Any:
 def _compiled(plan: Any, public: Keys) -> Callable[..., jax.Array]:
     """Returns the compiled simulation: (records of W data sets, keys (n,)) -> (W, n, L)."""
     by_iterate = plan.released == "vertices of iterates"
-    value_fn: Any = _Linear() if by_iterate else MatrixGame()
+    value_fn: Any = _Linear() if len(players(plan)) == 1 else MatrixGame()
     if plan.released == "queries":
         value_fn = queries(plan)
 
@@ -223,6 +226,8 @@ def laws(plan: Any, data: DataSet) -> np.ndarray:
 
 def _drawn_from(plan: Any, data: DataSet, player: Player) -> np.ndarray:
     """Returns log-probabilities (T, dim) of one player's vertices at each step."""
+    if plan.released == "vertices of batches":
+        return _drawn_by_batches(plan, data, player)
     grid = player.grid
     units = np.clip(np.nan_to_num(rows(plan, data, player)), -1, 1)
     units = units.astype(np.int64) * 2**grid.bits
@@ -235,6 +240,21 @@ def _drawn_from(plan: Any, data: DataSet, player: Player) -> np.ndarray:
         total = units[step * size : (step + 1) * size].sum(axis=0)
         scores = scores + sign * ((total * grid.multiplier) >> grid.shift)
         scores = np.maximum(scores - scores.max(), simplex.LOWEST)
+    return np.stack(found)
+
+
+def _drawn_by_batches(plan: Any, data: DataSet, player: Player) -> np.ndarray:
+    """Returns the same of draws from the scores of a step's batch alone."""
+    grid = player.grid
+    units = np.clip(np.nan_to_num(rows(plan, data, player)), -1, 1)
+    units = units.astype(np.int64) * 2**grid.bits
+    size = plan.sampling.rows(plan.num_examples)
+    found = []
+    for step in range(plan.num_steps):
+        first = 0 if size == plan.num_examples else step * size
+        total = units[first : first + size].sum(axis=0)
+        above = (total - total.min()) * grid.multiplier >> grid.shift
+        found.append(log_softmax(np.maximum(-above, simplex.LOWEST) * _NATS))
     return np.stack(found)
 
 

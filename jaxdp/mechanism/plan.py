@@ -90,7 +90,7 @@ class Plan:
     #: Properties that a table shows last.
     extras: ClassVar[tuple[str, ...]] = ()
     #: Why the log of another plan does not rebuild them: what its releases are.
-    unlogged: ClassVar[str] = "are as large as the parameters"
+    unlogged: ClassVar[str] = "are as large as the parameters and are not logged"
     #: Whether it draws directions, so that leaves of layers may be declared.
     draws_directions: ClassVar[bool] = False
     #: Whether its steps are slopes of two signs, which two devices may share.
@@ -513,7 +513,7 @@ class Plan:
             )
         raise ValueError(
             f"plan must be one of slopes to be replayed, got {type(self).__name__}, whose "
-            f"releases {self.unlogged} and are not logged"
+            f"releases {self.unlogged}"
         )
 
     # Text.

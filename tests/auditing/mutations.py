@@ -473,6 +473,20 @@ MUTATIONS = (
         "saddle",
     ),
     Mutation(
+        "a full batch charged as one step",
+        "jaxdp/saddle/plans/frank_wolfe.py",
+        "draws = self.num_steps if self.full_batch else 1",
+        "draws = 1",
+        "frank_wolfe of all",
+    ),
+    Mutation(
+        "a record in two batches of Frank-Wolfe",
+        "jaxdp/saddle/algorithms/frank_wolfe.py",
+        "if p.full_batch else count * size",
+        "if p.full_batch else count * (size - 1)",
+        "frank_wolfe",
+    ),
+    Mutation(
         "no noise on a refresh",
         SPIDER,
         "point.size, grid.noise_std",

@@ -119,6 +119,16 @@ SADDLE_PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Of ``plans.FrankWolfe``: epsilon 9.
+WOLFE_PLANS: dict[str, dict[str, Any]] = {
+    "frank_wolfe": {"sampling": sampling.SinglePass(2), "inverse_temperature": 1.7},
+    "frank_wolfe of all": {
+        "sampling": sampling.FullBatch(),
+        "inverse_temperature": 3.4,
+    },
+}
+
+
 #: Of ``plans.SOSP``: epsilon 2.
 SOSP_PLANS: dict[str, dict[str, Any]] = {
     "sosp": {},
@@ -182,6 +192,16 @@ def plan_named(name: str) -> Any:
             "delta": 1e-5,
         }
         return plans.Saddle(**numbers | SADDLE_PLANS[name])
+    if name in WOLFE_PLANS:
+        fields = {
+            "num_examples": 8,
+            "num_steps": 4,
+            "relation": "replace_one",
+            "dim": 6,
+            "linf_clip_norm": 1.0,
+            "delta": 1e-5,
+        }
+        return plans.FrankWolfe(**fields | WOLFE_PLANS[name])
     if name in O2NC_PLANS:
         fields: dict[str, Any] = {
             "num_examples": 10,

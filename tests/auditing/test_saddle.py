@@ -28,6 +28,7 @@ CONVEX = plans.ConvexSimplex(
     num_draws=3,
     refresh_every=2,
 ).calibrate(epsilon=6.0, delta=1e-5)
+WOLFE, OF_ALL = plan_named("frank_wolfe"), plan_named("frank_wolfe of all")
 SYNTHETIC = plans.SyntheticData(
     num_examples=20,
     num_steps=5,
@@ -54,9 +55,14 @@ def test_a_record_of_saddle_is_told_and_no_more_than_accounted() -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    # tests/saddle has the draws of the second too.
-    [SADDLE, pytest.param(CONVEX, marks=pytest.mark.slow)],
-    ids=["Saddle", "ConvexSimplex"],
+    # tests/saddle has the draws of the last too.
+    [
+        SADDLE,
+        WOLFE,
+        OF_ALL,
+        pytest.param(CONVEX, marks=pytest.mark.slow),
+    ],
+    ids=["Saddle", "FrankWolfe", "full batches", "ConvexSimplex"],
 )
 def test_vertices_are_drawn_from_the_laws_that_are_claimed(plan: Any) -> None:
     """Every count of every law, on every data set: each fails with 1e-6 in all."""
@@ -78,7 +84,9 @@ def test_vertices_are_drawn_from_the_laws_that_are_claimed(plan: Any) -> None:
     # With the same keys, a record in a later batch changes nothing before.
     later = next(c for c in pairs if "among others" in c.name)
     one, other = (made[data.index(d)] for d in later[1:3])
-    so_far = one // vertices.width(plan) < vertices.num_laws(plan) // 2 + 1
+    # Frank-Wolfe draws from a step's own batch; of full batches none comes before.
+    before = vertices.num_laws(plan) // 2 + (plan is not WOLFE)
+    so_far = one // vertices.width(plan) < (0 if plan is OF_ALL else before)
     assert np.array_equal(one[so_far], other[so_far])
     assert plan is CONVEX or not np.array_equal(one, other)
 

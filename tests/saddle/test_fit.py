@@ -170,6 +170,8 @@ def test_a_chosen_start_is_where_it_starts(method: Method) -> None:
     state = algorithm.init((weights, weights) if two else weights)
     if method.name == "synthetic":
         np.testing.assert_allclose(np.exp(state.logits), weights, rtol=1e-6)
+    elif method.name == "frank_wolfe":
+        np.testing.assert_array_equal(state.weights, weights)
     else:
         scores = state.scores_x if two else state.scores
         np.testing.assert_allclose(scores, np.array([0, -1, -2, -2]) * 2.0**24, atol=4)

@@ -43,12 +43,19 @@ def convex(**changes: Any) -> plans.ConvexSimplex:
     return plans.ConvexSimplex(**COMMON | numbers | changes)
 
 
+def wolfe(**changes: Any) -> plans.FrankWolfe:
+    numbers = {"num_steps": 30, "sampling": sampling.FullBatch()}
+    return plans.FrankWolfe(
+        **COMMON | numbers | {"dim": 10, "linf_clip_norm": 2.0} | changes
+    )
+
+
 def synthetic(**changes: Any) -> plans.SyntheticData:
     numbers = {"num_steps": 300, "domain_size": 256, "num_queries": 896}
     return plans.SyntheticData(**COMMON | numbers | changes)
 
 
-MAKERS = (saddle, reduced, convex, synthetic)
+MAKERS = (saddle, reduced, convex, wolfe, synthetic)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -273,6 +280,12 @@ def test_text_is_strict_json_and_defaults_follow() -> None:
         (reduced, {"budget": 0.1}, "batch_alpha"),
         (convex, {"refresh_every": 0}, "refresh_every"),
         (convex, {"linf_clip_norm": math.nan}, "linf_clip_norm"),
+        (wolfe, {"sampling": sampling.TruncatedPoisson(sampling_prob=0.1)}, "sampling"),
+        (wolfe, {"sampling": sampling.SinglePass(334)}, "num_steps"),
+        (wolfe, {"num_examples": 2**22}, "sampling must read less"),
+        (wolfe, {"linf_clip_norm": 0.0}, "linf_clip_norm"),
+        (wolfe, {"inverse_temperature": -1.0}, "inverse_temperature"),
+        (wolfe, {"inverse_temperature": 1e6}, "let a record move no score by more"),
         (synthetic, {"num_queries": 7}, "num_queries"),
         (synthetic, {"query_range": 0.0}, "query_range"),
         (synthetic, {"grid_bits": 17}, "grid_bits"),

@@ -58,8 +58,7 @@ class LinearModel(VertexGradients):
     domain_x: Domain | None = None
     domain_y: None = dataclasses.field(default=None, init=False)
 
-    def __call__(self, x: jax.Array, batch: Any) -> jax.Array:
-        """Returns the losses (B,)."""
+    def _values(self, x: jax.Array, batch: Any) -> jax.Array:
         features, targets = batch
         return self.loss(_predictions(features, x), targets)
 

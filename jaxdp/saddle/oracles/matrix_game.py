@@ -67,8 +67,7 @@ class MatrixGame(VertexGradients):
         matrix.setflags(write=False)
         object.__setattr__(self, "matrix", matrix)
 
-    def __call__(self, x: jax.Array, y: jax.Array, batch: Any) -> jax.Array:
-        """Returns the values (B,)."""
+    def _values(self, x: jax.Array, y: jax.Array, batch: Any) -> jax.Array:
         values = jnp.sum(self._gradients(x, y, batch)[0] * x, axis=-1)
         if self.records == "vectors":  # <b, y>: A y is in the gradient of x already.
             values = values + self.scale * jnp.sum(_float32(batch[1]) * y, axis=-1)

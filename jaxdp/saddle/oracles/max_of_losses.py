@@ -85,8 +85,7 @@ class MaxOfLosses(VertexGradients):
         object.__setattr__(self, "group_probabilities", tuple(map(float, given)))
         object.__setattr__(self, "domain_y", Simplex(len(given)))
 
-    def __call__(self, x: jax.Array, y: jax.Array, batch: Any) -> jax.Array:
-        """Returns the values (B,)."""
+    def _values(self, x: jax.Array, y: jax.Array, batch: Any) -> jax.Array:
         losses = self.loss_fn(x, batch)
         if self.group_fn is None:
             return jnp.sum(losses * y, axis=-1)

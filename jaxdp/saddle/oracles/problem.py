@@ -23,6 +23,9 @@ class Problem(VertexGradients):
     Every record is differentiated alone, as a batch of one, so no record sees another.
     Its gradients, B rows of each player, are stored: ``microbatch_size`` bounds them.
 
+    Like all problems it is also a loss of :class:`jaxdp.plans.DPGD`, whose parameters are
+    the pair of points: ``problem((x, y), batch)``.
+
     Attributes:
       value_fn: ``value_fn(x, y, batch) -> losses (B,)``, convex in x and concave in y;
         for a convex problem ``value_fn(x, batch)``.
@@ -38,14 +41,15 @@ class Problem(VertexGradients):
       >>> x, y = jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])
       >>> problem(x, y, jnp.array([2.0])).tolist()
       [1.0]
+      >>> problem((x, y), jnp.array([2.0])).tolist()
+      [1.0]
     """
 
     value_fn: Callable[..., jax.Array]
     domain_x: Domain | None = None
     domain_y: Domain | None = None
 
-    def __call__(self, *args: Any) -> jax.Array:
-        """Returns the losses (B,): ``problem(x, y, batch)``, or ``problem(x, batch)``."""
+    def _values(self, *args: Any) -> jax.Array:
         return self.value_fn(*args)
 
     def _sums(

@@ -64,6 +64,21 @@ class VertexGradients(abc.ABC):
     domain_x: Domain | None
     domain_y: Domain | None
 
+    def __call__(self, *args: Any) -> jax.Array:
+        """Returns the losses (B,): ``problem(x, y, batch)``, or ``problem(x, batch)``.
+
+        The points may be a pair, ``problem((x, y), batch)``: parameters of which
+        :class:`jaxdp.plans.DPGD` takes the gradient.
+        """
+        *points, batch = args
+        if len(points) == 1 and isinstance(points[0], tuple | list):
+            (points,) = points
+        return self._values(*points, batch)
+
+    def _values(self, *args: Any) -> jax.Array:
+        """Returns the losses (B,) at the points of the players, of a batch."""
+        raise NotImplementedError
+
     def gradient_sums(
         self,
         x: Any,

@@ -41,7 +41,7 @@ class VertexSamplingPlan(Plan):
 
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
-    unlogged: ClassVar[str] = "move scores that are secret"
+    unlogged: ClassVar[str] = "move scores that are secret and are not logged"
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(
             Design.read, {"promise": bounds.Promise, "steps": StepSizes}
@@ -67,8 +67,10 @@ class VertexSamplingPlan(Plan):
     runs: ClassVar[Any]
     #: Fields that no design speaks of, though :meth:`certified` takes them.
     free_fields: ClassVar[tuple[str, ...]] = ()
-    #: How many times its step size times its clip one step may move a score.
+    #: How many times its step size times its clip one step may move a score, or what else
+    #: moves it.
     amplification: float = 1.0
+    mover: ClassVar[str] = "a step"
     #: Further entries of :meth:`mechanism`, and the attributes that they are.
     reported: ClassVar[dict[str, str]] = {}
 
@@ -111,11 +113,11 @@ class VertexSamplingPlan(Plan):
         if known[0] is None:
             return
         validate.non_negative(**dict(zip(self.step_size_fields, known, strict=True)))
-        if self._longest(known) > _LONGEST:
+        if self._longest(known) > self._most:
             raise ValueError(
-                f"{' and '.join(self.step_size_fields)} must move no score by more than "
-                f"{_LONGEST} in a step, got {known}, which move one by "
-                f"{self._longest(known):.4g}"
+                f"{' and '.join(self.step_size_fields)} must let {self.mover} move no "
+                f"score by more than {self._most:.4g}, got {known}, which lets it move one "
+                f"by {self._longest(known):.4g}"
             )
         self._rho_at(known)  # Raises if there are no grids for these numbers.
 
@@ -177,8 +179,7 @@ class VertexSamplingPlan(Plan):
     @property
     def batch_size(self) -> int:
         """Records of a step, where all steps read as many."""
-        sampler: Any = self.sampling
-        return sampler.batch_size
+        return self.sampling.rows(self.num_examples)
 
     @kept
     def kappa(self) -> float:
@@ -202,6 +203,11 @@ class VertexSamplingPlan(Plan):
                 f"the plan has no {self.calibrated} yet: call "
                 ".calibrate(epsilon=..., delta=...) or give it one"
             )
+
+    @property
+    def _most(self) -> float:
+        """Largest change of a score, in nats, that :meth:`_longest` may give."""
+        return _LONGEST
 
     def _longest(self, steps: list[float]) -> float:
         """Bounds the change of a score in one step, in nats, at these step sizes."""
@@ -277,7 +283,7 @@ class VertexSamplingPlan(Plan):
             lambda f: self._rho_at([f * step for step in start]), rho
         )
         # No longer than scores can move, whatever the budget.
-        factor = min(factor, _LONGEST / self._longest(start) * (1 - 1e-12))
+        factor = min(factor, self._most / self._longest(start) * (1 - 1e-12))
         return self._with([factor * step for step in start], delta)
 
     def _with(self, steps: list[float], delta: float | None) -> Self:
