@@ -55,6 +55,7 @@ from jaxdp.saddle.oracles import MaxOfLosses as MaxOfLosses
 from jaxdp.saddle.oracles import Problem as Problem
 from jaxdp.saddle.oracles.queries import Marginals as Marginals
 from jaxdp.saddle.oracles.queries import QueryMatrix as QueryMatrix
+from jaxdp.planner import recommend as recommend
 from jaxdp.sosp.algorithm import sosp as sosp
 from jaxdp.sosp.spider import private_spider as private_spider
 from jaxdp.training import Budget as Budget
