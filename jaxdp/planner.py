@@ -245,9 +245,10 @@ def recommend(
         )
         candidates.append(found)
     if not candidates:
+        least = (3 if backpropagation else 2 * _NUM_DIRECTIONS) * read
         raise ValueError(
-            f"num_passes must be enough for a step, got {num_passes!r}: a step takes "
-            f"{2 * _NUM_DIRECTIONS * read:.3g} of each record's loss"
+            f"num_passes must be at least {least:.3g}, which a step takes, got "
+            f"{num_passes!r}"
         )
     return Recommendation(*_ranked(candidates))
 
