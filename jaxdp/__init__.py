@@ -39,6 +39,7 @@ from jaxdp.o2nc.conversion import o2nc as o2nc
 from jaxdp.o2nc.conversion import o2nc_output as o2nc_output
 from jaxdp.o2nc.gradient import private_oracle as private_oracle
 from jaxdp.o2nc.prefix_sum import private_prefix_sum as private_prefix_sum
+from jaxdp.planner import recommend as recommend
 from jaxdp.saddle.algorithms.bias_reduced import (
     saddle_bias_reduced as saddle_bias_reduced,
 )

@@ -982,3 +982,27 @@ def test_a_budget_is_made_reserved_shown_and_refused(
     assert main(["budget", folder]) == 0
     assert "left epsilon" in capsys.readouterr().out
     assert main(["budget", str(tmp_path)]) == 2
+
+
+# --- recommend ---------------------------------------------------------------------
+
+
+def test_recommend_prints_a_command_that_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--dataset", "wine", "--epsilon", 2, "--delta", 1e-3)
+    few = ("--forward-only", "--num-passes", 80)
+    assert run("recommend", *words, *few) == 0
+    *_, last = capsys.readouterr().out.strip().splitlines()
+    said = last.removeprefix("jaxdp ").removesuffix(
+        " and the options of data, model and budget."
+    )
+    assert said.startswith("train dpzero --num-steps 10 ")
+    out = tmp_path / "run"
+    assert run(*said.split(), *words, "--seed", 0, "--out", out, "--quiet") == 0
+    assert reported(out)["epsilon"] <= 2
+    assert run("recommend", *words, *few, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["candidates"]
+    assert (found["algorithm"], found["num_passes"]) == ("dpzero", 80)
+    assert run("recommend", *words, "--num-passes", 1) == 2
+    assert "--num-passes must be at least 3" in capsys.readouterr().err

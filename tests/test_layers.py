@@ -33,6 +33,7 @@ LAYERS = {
     "training": 6,
     "metrics": 7,
     "tuning": 7,
+    "planner": 7,
     "data": 7,
     "models": 8,
     "auditing": 8,  # imports data.users

@@ -144,12 +144,8 @@ def _share(end: str = "]", **values: float) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Train(Run):
+class Data:
     """Options of the data."""
-
-    command: ClassVar[str] = "train"
-    #: Of ``jaxdp.cli``: its ``prepare`` makes task, plan and optimizer.
-    module: ClassVar[str] = "steps"
 
     dataset: str = opt(
         p.DATASET,
@@ -169,6 +165,15 @@ class Train(Run):
     schema: Word = opt(
         p.FILE, "File: a public JSON file that says what its columns are."
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(Data, Run):
+    """Options of a run on a data set."""
+
+    command: ClassVar[str] = "train"
+    #: Of ``jaxdp.cli``: its ``prepare`` makes task, plan and optimizer.
+    module: ClassVar[str] = "steps"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -591,6 +596,26 @@ class Audit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Recommend(Budget, Model, Data):
+    """Choose method, clip, step size and steps for a data set.
+
+    They follow from the budget, the number of records, and the scale of the loss on the
+    held-out records, which count as public. No private record is read, nothing is spent.
+    """
+
+    relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
+    forward_only: bool = switch("Gradients of single records do not fit into memory.")
+    num_passes: Num = opt(
+        POSITIVE,
+        "The most evaluations of each record's loss in the run; a gradient counts 3.",
+        "240 for gradients, 8000 for slopes",
+    )
+    batch_size: Int = opt(COUNT, "Expected records of a step.", "all")
+    show_values: bool = switch("Let error messages quote what is in the files.")
+    json: bool = switch("Print one JSON object.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MakeSchema:
     """Write a first schema of a table, from public rows."""
 
@@ -684,6 +709,7 @@ COMMANDS: dict[str, type] = {
     "synthesize": Synthesize,
     "epsilon": Epsilon,
     "calibrate": Calibrate,
+    "recommend": Recommend,
     "budget": SharedBudget,
     "audit": Audit,
     "replay": Replay,
