@@ -34,12 +34,12 @@ from jaxdp.kernels import clip
 from jaxdp.models import losses
 
 DELTA, EPSILONS, CLIP = 1e-5, (0.5, 2.0), 1.0
-NUM_PUBLIC, NUM_DIRECTIONS, FULL_SCALE = 100, 40, 0.3
-METRIC, PNG = "test accuracy", "frontier.png"
+NUM_PUBLIC, FULL_SCALE = 100, 0.3
+METRIC, GAIN, PNG = "test accuracy", "gain in accuracy", "frontier.png"
 #: Step sizes of every method, in units of its algorithm's.
-GRID = (0.25, 1.0, 4.0, 16.0)
+GRID = (0.25, 0.75, 2.0, 6.0)
 ALONE, ALONE_STEPS = "public records alone", 300
-UNITS = {"DPGD": 0.5, "DPZero": 0.02, ALONE: 0.25}
+UNITS = {"DPGD": 2.0, "DPZero": 0.1, ALONE: 2.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,25 +47,33 @@ class Method:
     """What is made of the public records."""
 
     warm: bool = False  # start from training on them alone
-    subspace: bool = False
+    num_directions: int = 0  # of a subspace; 0 for none
     full_scale: float = 0.0
     mixed: bool = False
+    centred: bool = False  # features, by the mean of the public ones
 
 
 METHODS = {
     "as today": Method(),
     "warm start": Method(warm=True),
-    "subspace": Method(subspace=True),
+    "subspace": Method(num_directions=40),
     "mixing": Method(mixed=True),
-    "warm start, subspace": Method(warm=True, subspace=True),
+    "warm start, subspace": Method(warm=True, num_directions=40),
     "warm start, mixing": Method(warm=True, mixed=True),
-    "all three": Method(warm=True, subspace=True, mixed=True),
+    "all three": Method(warm=True, num_directions=40, mixed=True),
+}
+#: What is looked at for DPGD alone.
+MORE = {
+    "subspace of 10": Method(num_directions=10),
+    "subspace of 90": Method(num_directions=90),
+    "centred features": Method(centred=True),
+    "warm start, mixing, centred features": Method(warm=True, mixed=True, centred=True),
 }
 FULL = "subspace and full space"
 SHIFTED = {
     "warm start": METHODS["warm start"],
     "subspace": METHODS["subspace"],
-    FULL: Method(subspace=True, full_scale=FULL_SCALE),
+    FULL: Method(num_directions=40, full_scale=FULL_SCALE),
     "mixing": METHODS["mixing"],
     "warm start, mixing": METHODS["warm start, mixing"],
 }
@@ -98,6 +106,12 @@ def draw(dataset: models.Dataset, seed: int, shift: str | None = None) -> Draw:
         noisy = public_x + 0.5 * rng.standard_normal(public_x.shape)
         public_x = np.clip(noisy, 0, 1).astype(np.float32)
     return Draw((x[rest], y[rest]), (public_x, public_y), dataset.test)
+
+
+def centred(of: Draw) -> Draw:
+    """Moves all features by the mean of the public ones."""
+    mean = of.public[0].mean(axis=0)
+    return Draw(*((x - mean, y) for x, y in of))
 
 
 def value_fn(params: Any, batch: Any) -> jax.Array:
@@ -161,9 +175,9 @@ def prepare(method: Method, plan: Any, of: Draw, alone_rate: float) -> Start:
     """Trains, takes a basis and computes a weight, from the public records."""
     params = train_alone(of.public, alone_rate) if method.warm else zeros()
     basis = None
-    if method.subspace:
+    if method.num_directions:
         basis = jaxdp.public_basis(
-            value_fn, params, of.public, num_directions=NUM_DIRECTIONS
+            value_fn, params, of.public, num_directions=method.num_directions
         )
     weight = 0.0
     if method.mixed:
@@ -189,7 +203,7 @@ def gradients(loss: Any, params: Any, records: Any) -> jax.Array:
 
 def located(method: Method, params: Any, basis: Any) -> tuple[Any, Any]:
     """The loss and its initial parameters, in a subspace or not."""
-    if not method.subspace:
+    if not method.num_directions:
         return value_fn, params
     full_scale = method.full_scale
     subspace = jaxdp.in_subspace(value_fn, params, basis, full_scale=full_scale)
@@ -218,7 +232,7 @@ def accuracies(
         carry = training.Carry(point, (made, optimizer.init(point)), log)
         carry = program(carry, keys, start.draw.private, 0, plan.num_steps)
         params = jaxdp.polyak_output(carry.opt_state[1])
-        if method.subspace:
+        if method.num_directions:
             params = jaxdp.in_subspace(
                 value_fn, start.params, start.basis, full_scale=method.full_scale
             ).restore(params)
@@ -240,7 +254,7 @@ class Study:
     def __init__(self, quick: bool) -> None:
         self.whole = models.load("digits")
         self.split = models.validation_split(self.whole)
-        self.draws = range(3 if quick else 10)
+        self.draws = range(3 if quick else 8)
         self.tuning = range(100, 101 if quick else 102)
         self.grid = GRID[1:3] if quick else GRID
 
@@ -273,6 +287,8 @@ class Study:
         def on(dataset: models.Dataset, seeds: Any, rates: Any) -> np.ndarray:
             plan = make_plan(algorithm, dataset.num_examples - NUM_PUBLIC, epsilon)
             draws = [draw(dataset, seed, shift) for seed in seeds]
+            if method.centred:
+                draws = [centred(of) for of in draws]
             starts = [prepare(method, plan, of, self.alone_rate) for of in draws]
             return accuracies(method, plan, starts, rates)
 
@@ -294,21 +310,18 @@ def run(quick: bool, out: pathlib.Path | None = None) -> list[_harness.Row]:
 
 def classification(
     study: Study, quick: bool
-) -> tuple[list[_harness.Row], dict[tuple[str, ...], _harness.Mean]]:
+) -> tuple[list[_harness.Row], dict[str, _harness.Mean]]:
     """The rows of digits, and their means by case."""
-    rows, found = [], {}
-
-    def add(case: str, values: np.ndarray, base: float | None, note: str) -> None:
-        mean = found[case] = _harness.mean(values)
-        of = (None, None) if base is None else (ALONE, mean.value / base)
-        rows.append(_harness.averaged(case, METRIC, mean, len(values), note, *of))
-
-    bases = {}
+    rows: list[_harness.Row] = []
+    found: dict[str, _harness.Mean] = {}
+    alone: dict[str | None, np.ndarray] = {}
     for shift in (None,) if quick else (None, *SHIFTS):
-        values = study.alone(study.whole, study.draws, study.alone_rate, shift)
+        rate = study.alone_rate
+        values = alone[shift] = study.alone(study.whole, study.draws, rate, shift)
         case = f"{shift}: {ALONE}" if shift else ALONE
-        bases[shift] = float(np.mean(values))
-        add(case, values, None, f"step size {study.alone_rate:g}")
+        mean = found[case] = _harness.mean(values)
+        note = f"step size {rate:g}"
+        rows.append(_harness.averaged(case, METRIC, mean, len(values), note))
     cells = [
         (None, algorithm, name, method, epsilon)
         for epsilon in (EPSILONS[1:] if quick else EPSILONS)
@@ -317,6 +330,11 @@ def classification(
         if not quick or name in ("as today", "all three")
     ]
     if not quick:
+        cells += [
+            (None, "DPGD", name, method, epsilon)
+            for epsilon in EPSILONS
+            for name, method in MORE.items()
+        ]
         cells += [
             (shift, "DPGD", name, method, epsilon)
             for shift in (None, *SHIFTS)
@@ -328,7 +346,11 @@ def classification(
         values, rate = study.private(algorithm, method, epsilon, shift)
         case = f"{algorithm}, {name}, epsilon {epsilon:g}"
         case = f"{shift}: {case}" if shift else case
-        add(case, values, bases[shift], f"step size {rate:g}")
+        mean = found[case] = _harness.mean(values)
+        gain = _harness.mean(values - alone[shift])  # By the same public records.
+        note, count = f"step size {rate:g}", len(values)
+        rows.append(_harness.averaged(case, METRIC, mean, count, note))
+        rows.append(_harness.averaged(case, GAIN, gain, count, "", ALONE))
     return rows, found
 
 
