@@ -117,6 +117,15 @@ class Subspace(NamedTuple):
       params: the initial point, all zeros: ``{"z": (m,)}``, and with a full scale
         ``"w"``, a tree like the moving parameters; float32 or wider.
       restore: ``restore(point) -> params`` of the model, in their own dtypes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> losses = lambda w, x: (x @ w) ** 2
+      >>> basis = jnp.array([[0.6, 0.8]])
+      >>> subspace = jaxdp.in_subspace(losses, jnp.array([1.0, 2.0]), basis)
+      >>> subspace.params["z"].shape, subspace.restore({"z": jnp.array([5.0])}).tolist()
+      ((1,), [4.0, 6.0])
     """
 
     value_fn: ValueFn
