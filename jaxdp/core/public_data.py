@@ -156,6 +156,7 @@ def in_subspace(
     where v is uniform in the ball of radius :math:`\sqrt{m+d}` for directions on the
     sphere, and standard normal for Gaussian ones, so that :math:`\theta` is then
     smoothed by a Gaussian of covariance :math:`\lambda^2P`. (Clips bias it as elsewhere.)
+    Without w the same holds of G alone, and :math:`\sqrt m`.
 
     Args:
       value_fn: losses (B,) of a batch, as for :func:`jaxdp.fit`. A :class:`jaxdp.LazyLoss`
