@@ -168,6 +168,7 @@ CASES = (
     _fed("o2nc-driver", lambda keys: jaxdp.o2nc(MADE["o2nc"].plan, keys), 3),
     _fed("entropic_descent", lambda keys: jaxdp.entropic_descent(0.1), 1),
     _fed("polyak_average", lambda keys: jaxdp.polyak_average(), 1),
+    _fed("mix_public", lambda keys: jaxdp.mix_public(losses, np.eye(3), 0.25), 0),
 )
 ALL = pytest.mark.parametrize("case", CASES, ids=str)
 BEGINS = pytest.mark.parametrize("case", MAKERS, ids=str)
