@@ -98,7 +98,7 @@ def sosp_alpha(
         same object is compiled once.
       x: pytree of floating arrays, d elements in all.
       data: pytree of arrays with one leading axis, n >= 1 records.
-      hess_lip: rho > 0, the Lipschitz constant of the Hessian.
+      hess_lip: rho > 0, a Lipschitz constant of the mean loss's Hessian.
       batch_size: records read at once; bounds the memory.
       max_dense_dim: the largest d for which the Hessian is formed.
       num_steps: of Lanczos, at most.
