@@ -2,11 +2,12 @@
 
 Nothing that computes a release imports this. A number measured here on private records
 is a statistic of them that nobody charged: measure on public records, or publish nothing.
-The one exception is :func:`jaxdp.metrics.private_gap`, which adds noise and states
-its guarantee.
+The exceptions are :func:`jaxdp.metrics.private_gap` and
+:func:`jaxdp.metrics.private_goldstein`, which add noise and state their guarantee.
 """
 
 from jaxdp.core import names as _names
+from jaxdp.dpgd.private_goldstein import private_goldstein as private_goldstein
 from jaxdp.metrics.duality_gap import duality_gap as duality_gap
 from jaxdp.metrics.goldstein import (
     componentwise_goldstein_norm as componentwise_goldstein_norm,
