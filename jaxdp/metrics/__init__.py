@@ -13,6 +13,7 @@ from jaxdp.metrics.goldstein import (
     componentwise_goldstein_norm as componentwise_goldstein_norm,
 )
 from jaxdp.metrics.goldstein import goldstein_norm as goldstein_norm
+from jaxdp.metrics.second_order import effective_rank as effective_rank
 from jaxdp.metrics.second_order import sosp_alpha as sosp_alpha
 from jaxdp.metrics.second_order import sosp_alpha_of as sosp_alpha_of
 from jaxdp.saddle.private_gap import private_gap as private_gap
