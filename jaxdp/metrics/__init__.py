@@ -7,12 +7,12 @@ The exceptions are :func:`jaxdp.metrics.private_gap` and
 """
 
 from jaxdp.core import names as _names
-from jaxdp.dpgd.private_goldstein import private_goldstein as private_goldstein
 from jaxdp.metrics.duality_gap import duality_gap as duality_gap
 from jaxdp.metrics.goldstein import (
     componentwise_goldstein_norm as componentwise_goldstein_norm,
 )
 from jaxdp.metrics.goldstein import goldstein_norm as goldstein_norm
+from jaxdp.metrics.private_goldstein import private_goldstein as private_goldstein
 from jaxdp.metrics.second_order import effective_rank as effective_rank
 from jaxdp.metrics.second_order import sosp_alpha as sosp_alpha
 from jaxdp.metrics.second_order import sosp_alpha_of as sosp_alpha_of

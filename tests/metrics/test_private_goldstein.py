@@ -13,7 +13,7 @@ import jaxdp
 from jaxdp import Keys, metrics
 from jaxdp.core import keys as keys_lib
 from jaxdp.dpgd import oracle
-from jaxdp.dpgd.private_goldstein import PrivateGoldstein, norm_limit
+from jaxdp.metrics.private_goldstein import PrivateGoldstein, norm_limit
 from jaxdp.kernels import perturb, sphere
 from jaxdp.kernels.fixed_point import Fixed
 

@@ -227,7 +227,7 @@ def norm_limit(norm: float, std: float, dim: int, failure: float) -> float:
       failure: probability that the vector is longer.
 
     Example:
-      >>> from jaxdp.dpgd.private_goldstein import norm_limit
+      >>> from jaxdp.metrics.private_goldstein import norm_limit
       >>> norm_limit(10.0, 0.1, 10_000, 1e-3) < 4  # Of noise alone, 10 long.
       True
     """
