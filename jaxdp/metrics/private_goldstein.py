@@ -189,7 +189,8 @@ def private_goldstein(
         validate.instance(ReleaseBudget, budget=budget)
     elif delta is not None:
         raise ValueError(f"delta must be None without a budget, got {delta!r}")
-    flat = ravel_pytree(jax.tree.map(jnp.asarray, x))[0]
+    x = jax.tree.map(jnp.asarray, x)
+    flat = ravel_pytree(x)[0]
     reach = _reach(x, flat, radius)
     rows = finite_difference.num_rows(data, "data")
     if rows != num_examples:
@@ -202,15 +203,16 @@ def private_goldstein(
     key = keys_lib.stream(keys.direction, "points", 0, plan.run.context)
     points = sphere.directions(key, x, law="ball", num=num_points)
     losses = _at_points(value_fn, points, reach / math.sqrt(flat.size))
-    tx = plan.transform(keys, microbatch_size=microbatch_size)
+    tx: Any = plan.transform(keys, microbatch_size=microbatch_size)
     if budget is not None:
         keys_lib.check_unspent(keys, "run")
 
     def release(state: Any, data: Any) -> Any:
         return tx.update(None, state, x, value_fn=losses, batch=data)[0]
 
-    shapes = jax.eval_shape(tx.init, jax.eval_shape(lambda: x))
-    jax.eval_shape(release, shapes, data)  # What raises, raises before anything is spent.
+    shapes = tx.init(jax.eval_shape(lambda: x))  # Of outlines: it spends no keys.
+    # What raises, raises before anything is spent.
+    jax.eval_shape(release, shapes, data)
     if budget is not None:
         budget.reserve(plan, what="private goldstein", delta=delta)
     released = jax.jit(release)(tx.init(x), data)
@@ -241,9 +243,10 @@ def _bounded(released: Any, plan: DPGD, dim: int, failure: float) -> PrivateGold
     """Returns the bound that follows from a release."""
     vector = np.asarray(ravel_pytree(released)[0], np.float64)
     norm = float(np.linalg.norm(vector)) * _ROUNDED
-    clip, grid = plan.l2_clip_norm, plan.numbers.grid
+    clip, bits = plan.l2_clip_norm, plan.numbers.grid.bits
+    assert bits is not None  # There is noise.
     limit = norm_limit(norm, plan.noise_std, dim, failure * 2 / 3)
-    rounding = clip * (math.sqrt(dim) * 2.0**-grid.bits + _MARGIN)
+    rounding = clip * (math.sqrt(dim) * 2.0**-bits + _MARGIN)
     deviation = 1 + math.sqrt(2 * math.log(3 / failure))
     sampling_error = clip / math.sqrt(plan.num_examples) * deviation
     return PrivateGoldstein(

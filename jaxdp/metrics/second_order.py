@@ -340,9 +340,7 @@ def _quadrature(
     product: Callable[[np.ndarray], np.ndarray], start: np.ndarray, num_steps: int
 ) -> _Quadrature:
     """Computes products of a start vector with a matrix and its absolute value."""
-    diagonal, norms = np.zeros(1), np.zeros(1)
-    for diagonal, norms in _krylov(product, start, num_steps):
-        pass
+    *_, (diagonal, norms) = _krylov(product, start, num_steps)
     ritz, vectors = scipy.linalg.eigh_tridiagonal(diagonal, norms[:-1])
     weights = float(start @ start) * vectors[0] ** 2
     return _Quadrature(

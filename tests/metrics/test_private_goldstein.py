@@ -13,9 +13,9 @@ import jaxdp
 from jaxdp import Keys, metrics
 from jaxdp.core import keys as keys_lib
 from jaxdp.dpgd import oracle
-from jaxdp.metrics.private_goldstein import PrivateGoldstein, norm_limit
 from jaxdp.kernels import perturb, sphere
 from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.metrics.private_goldstein import PrivateGoldstein, norm_limit
 
 D = 3
 
@@ -127,7 +127,7 @@ def test_sensitivity_is_a_bound_and_reached(relation: Any, moves: int) -> None:
 def is_noise(found: PrivateGoldstein) -> bool:
     """Whether a release of zeros has the plan's standard deviation (failure 1e-6)."""
     noise = np.asarray(found.release, np.float64) / found.plan.noise_std
-    return abs(np.mean(noise**2) - 1) < 5 * math.sqrt(2 / noise.size)
+    return bool(abs(np.mean(noise**2) - 1) < 5 * math.sqrt(2 / noise.size))
 
 
 def of_zeros() -> PrivateGoldstein:
@@ -195,20 +195,21 @@ def test_it_is_reserved_before_it_is_made(tmp_path: Path) -> None:
     assert made.epsilon == pytest.approx(float(found.plan.epsilon(delta=1e-6)))
     with pytest.raises(ValueError, match="budget"):
         bound(np.ones(D), np.zeros((3, D)), **options)
+    # What is refused spends no keys; keys serve one.
     keys = Keys.from_entropy()
-    with pytest.raises(ValueError, match="num_examples"):
-        metrics.private_goldstein(
-            losses,
-            jnp.ones(D),
-            jnp.zeros((3, D)),
-            keys,
-            radius=0.5,
-            l2_clip_norm=1.0,
-            noise_multiplier=1.0,
-            relation="zero_out",
-            num_examples=4,
-        )
+    given: dict[str, Any] = {"radius": 0.5, "l2_clip_norm": 1.0, "num_points": 1}
+    given |= {"relation": "replace_one", "noise_multiplier": 40.0}
+    data = jnp.zeros((3, D))
+    for loss, num in ((losses, 4), (lambda x, batch: jnp.sum(x), 3)):
+        with pytest.raises(ValueError):
+            metrics.private_goldstein(
+                loss, jnp.ones(D), data, keys, num_examples=num, **given
+            )
     keys_lib.check_unspent(keys, "run")
+    given |= {"num_examples": 3}
+    metrics.private_goldstein(losses, jnp.ones(D), data, keys, **given)
+    with pytest.raises(ValueError, match="already served"):
+        metrics.private_goldstein(losses, jnp.ones(D), data, keys, **given, **options)
     assert budget.reservations == (made,)
 
 
@@ -220,7 +221,11 @@ def test_it_is_reserved_before_it_is_made(tmp_path: Path) -> None:
         ({"l2_clip_norm": -1.0}, ValueError, "l2_clip_norm"),
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
         ({"relation": "swap"}, ValueError, "relation"),
-        ({"num_examples": 4}, ValueError, "data must have num_examples=4 records, got 3"),
+        (
+            {"num_examples": 4},
+            ValueError,
+            "data must have num_examples=4 records, got 3",
+        ),
         ({"num_points": 0}, ValueError, "num_points"),
         ({"failure_probability": 1.0}, ValueError, "failure_probability"),
         ({"microbatch_size": 0}, ValueError, "microbatch_size"),

@@ -9,7 +9,8 @@ r"""Certificates on problems that the method was not tuned on, at the default ac
 * *Sensing* of a matrix of rank 2 from products with random unit vectors, by a factor U
   (p x 2), with a pseudo-Huber loss h of width 1 of what is left,
 
-  .. math:: f(U; a) = h(\|U^\top a\|^2 - a^\top M a),\quad M = \mathrm{diag}(1, 1, 0, \dots).
+  .. math:: f(U; a) = h(\|U^\top a\|^2 - a^\top M a),\quad
+    M = \mathrm{diag}(1, 1, 0, \dots).
 
   U = 0 is a strict saddle.
 """
@@ -88,7 +89,9 @@ def spherical(p: int, powers: tuple[int, int]) -> float:
 def of_two(p: int, power: int) -> float:
     """E(a_1^2 + a_2^2)^power."""
     parts = range(power + 1)
-    return sum(math.comb(power, k) * spherical(p, (2 * k, 2 * (power - k))) for k in parts)
+    return sum(
+        math.comb(power, k) * spherical(p, (2 * k, 2 * (power - k))) for k in parts
+    )
 
 
 def sensing_rho(p: int, radius: float, every_record: bool = False) -> float:
@@ -119,7 +122,9 @@ def sensing(p: int = 4) -> Foreign:
 
     def data(num: int, seed: int) -> np.ndarray:
         probes = np.random.default_rng(seed).standard_normal((num, p))
-        return (probes / np.linalg.norm(probes, axis=1, keepdims=True)).astype(np.float32)
+        return (probes / np.linalg.norm(probes, axis=1, keepdims=True)).astype(
+            np.float32
+        )
 
     rho = sensing_rho(p, radius)
     constants = {
@@ -165,7 +170,8 @@ def runs(problem: Foreign, plan: plans.SOSP, num: int) -> list[dict[str, Any]]:
     found = []
     for seed in range(num):
         mine = jaxdp.sosp(plan, Keys.insecure(seed))
-        state = end_of(mine.init(problem.start), jnp.asarray(problem.data(plan.num_examples, seed)))
+        data = jnp.asarray(problem.data(plan.num_examples, seed))
+        state = end_of(mine.init(problem.start), data)
         true = float(problem.alpha(mine.output(state)))
         found.append(plan._outcome(state) | {"true": true})
     return found

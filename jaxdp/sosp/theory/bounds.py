@@ -32,9 +32,9 @@ its own (``"on_demand"``, ``"released"``). Proof. Suppose an escape begins at x,
 :math:`\nabla^2F(x)` has a unit eigenvector v of an eigenvalue below
 :math:`-\sqrt{\rho\alpha}`. Both are determined before the escape's records are read. So the
 numbers :math:`v^\top\nabla^2f_i(x)v` of these are independent, in [-M, M], of a mean below
-:math:`-\sqrt{\rho\alpha}`. Their own mean is below :math:`-\sqrt{\rho\alpha} + \chi`, but for
-the probability of Hoeffding's inequality; then the mean Hessian H of these records has an
-eigenvalue below that, and the law above bounds how probable it is that the escape stays.
+:math:`-\sqrt{\rho\alpha}`. Their own mean is below :math:`-\sqrt{\rho\alpha} + \chi`, but
+for the probability of Hoeffding's inequality; then the mean Hessian H of these records has
+an eigenvalue below that, and the law above bounds how probable it is that the escape stays.
 Gradient and H are those of x until it ends: Hessians at two points are never compared, and
 :math:`\rho` enters as a number alone. The two inequalities above are thus proven for *any*
 :math:`\rho > 0`. They are :math:`\alpha`-second-order stationarity where :math:`\rho` is a

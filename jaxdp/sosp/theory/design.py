@@ -44,8 +44,8 @@ certificates hold if sampling errors are of their typical size. Privacy is not t
 *How many records a run takes* is not proven, for it depends on how many anchors it meets.
 ``expected_records`` counts two: two refreshes, two escapes, and differences over twice the
 drift limit. Without an ``accuracy``, the least is taken for which :data:`PLANNED` times as
-many fit, so for eight anchors. A certificate is proven whatever was planned: every anchor of
-the run has its share of the failure probability.
+many fit, so for eight anchors. A certificate is proven whatever was planned: every anchor
+of the run has its share of the failure probability.
 
 References:
   Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary Points
@@ -70,7 +70,6 @@ from jaxdp.sosp import hessian as oracles
 from jaxdp.sosp.hessian import HESSIAN_NORMS, HESSIANS, Hessian, HessianNorm
 from jaxdp.sosp.theory import bounds
 from jaxdp.sosp.theory.bounds import CertifiedPoint, Constants, rounded_up
-
 
 #: How many times the expected records are to fit, if no accuracy is given. Runs past a few
 #: saddles took up to so many.
