@@ -201,7 +201,7 @@ def test_without_an_accuracy_runs_end_with_a_certificate(
 ) -> None:
     """All of them, and none is wrong: a plan allows one in ten, these seeds have none.
 
-    Before a margin was planned none of nine such runs ended with one.
+    Before a margin was planned, such runs ended out of data.
     """
     made = problem()
     plan = planned(made, epsilon=epsilon)
