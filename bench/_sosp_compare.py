@@ -43,6 +43,7 @@ from bench._sosp_cells import Cell
 from bench._sosp_runs import Entry, Runs
 from jaxdp import plans
 from jaxdp.models.strict_saddles import StrictSaddleProblem
+from jaxdp.sosp.theory import design
 
 DELTA = 1e-6
 OURS = "certified"
@@ -67,7 +68,8 @@ class Size:
       problem: "cosine" or "factorization".
       epsilon: at delta = 1e-6.
       n: records.
-      accuracy: gamma; None takes the least whose expected records fit.
+      accuracy: gamma; None takes the least whose expected records fit, with no margin:
+        these problems have one saddle.
       seeds: how many runs of the certified settings.
       others: how many of each other method, on the first of their records.
     """
@@ -98,23 +100,24 @@ def certified(size: Size, **more: Any) -> plans.SOSP:
     else:
         deviations = (0.1, 0.3, 0.3)
     gradient_std, difference_std, hessian_std = deviations
-    return plans.SOSP.certified(
-        epsilon=size.epsilon,
-        delta=DELTA,
-        num_examples=size.n,
-        dim=problem.dim,
-        relation="replace_one",
-        lipschitz=problem.lipschitz,
-        smoothness=problem.smoothness,
-        hessian_lipschitz=problem.hessian_lipschitz,
-        **{
-            "accuracy": size.accuracy,
-            "gradient_std": gradient_std,
-            "difference_std": difference_std,
-            "hessian_std": hessian_std,
-        }
-        | more,
-    )
+    numbers: dict[str, Any] = {
+        "epsilon": size.epsilon,
+        "delta": DELTA,
+        "num_examples": size.n,
+        "dim": problem.dim,
+        "relation": "replace_one",
+        "lipschitz": problem.lipschitz,
+        "smoothness": problem.smoothness,
+        "hessian_lipschitz": problem.hessian_lipschitz,
+        "gradient_std": gradient_std,
+        "difference_std": difference_std,
+        "hessian_std": hessian_std,
+        "trigger_factor": 3.0,
+    } | more
+    accuracy = size.accuracy
+    if accuracy is None:
+        accuracy = design.least_accuracy(design.Choices(**numbers), 1)
+    return plans.SOSP.certified(**numbers, accuracy=accuracy)
 
 
 def promised(plan: plans.SOSP) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 from bench import audit
 from bench._lattice_plans import LATTICE_PLANS
 from jaxdp import plans, sampling
+from jaxdp.sosp.theory import design
 
 FILE = pathlib.Path(__file__).parent / "golden.json"
 
@@ -38,19 +39,14 @@ def made() -> Iterator[tuple[str, Any]]:
         dataclasses.replace(wolfe, sampling=sampling.SinglePass(4)),
     )
     budget: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
+    curved = {"num_examples": 200_000, "dim": 10, "relation": "replace_one"} | budget
+    curved |= {"lipschitz": 1.0, "smoothness": 1.0, "hessian_lipschitz": 1.0}
     for relation in ("replace_one", "zero_out"):
         yield (
             f"SOSP, certified, {relation}",
-            plans.SOSP.certified(
-                num_examples=200_000,
-                dim=10,
-                relation=relation,
-                lipschitz=1.0,
-                smoothness=1.0,
-                hessian_lipschitz=1.0,
-                **budget,
-            ),
+            _without_margin(**curved | {"relation": relation}),
         )
+    yield "SOSP, certified, no accuracy given", plans.SOSP.certified(**curved)
     problem = {"num_examples": 100_000, "dim": 20, "lipschitz": 1.0} | budget
     problem |= {"relation": "replace_one"}
     kinked = problem | {"initial_gap": 1.0, "smoothing_radius": 0.1}
@@ -79,13 +75,8 @@ def made() -> Iterator[tuple[str, Any]]:
         )
     for theorem in ("E", "4.1", "4.1 first-order"):
         yield f"O2NC, theorem {theorem}", plans.O2NC.from_theorem(theorem, **kinked)
-    curved = {"num_examples": 200_000, "dim": 10, "relation": "replace_one"} | budget
-    curved |= {"lipschitz": 1.0, "smoothness": 1.0, "hessian_lipschitz": 1.0}
     for hessian in ("tracked", "released"):
-        yield (
-            f"SOSP, certified, {hessian}",
-            plans.SOSP.certified(**curved, hessian=hessian),
-        )
+        yield f"SOSP, certified, {hessian}", _without_margin(**curved, hessian=hessian)
     game: dict[str, Any] = {"num_examples": 100_000, "relation": "replace_one"} | budget
     game |= {"lipschitz": 1.0, "smoothness": 1.0}
     two = {"dim_x": 20, "dim_y": 10}
@@ -116,6 +107,13 @@ def made() -> Iterator[tuple[str, Any]]:
             level_seed=3,
         ).calibrate(**budget),
     )
+
+
+def _without_margin(**numbers: Any) -> plans.SOSP:
+    """A search whose accuracy is the least for which its expected records fit."""
+    choices = design.Choices(**numbers, trigger_factor=3.0)
+    accuracy = design.least_accuracy(choices, 1)
+    return plans.SOSP.certified(**numbers, accuracy=accuracy)
 
 
 def described(plan: Any) -> dict[str, Any]:

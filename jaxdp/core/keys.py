@@ -48,6 +48,7 @@ ROLES = {
     "order": 12,  # sampling root: in which records are read
     "values": 13,  # direction root: of synthetic records, once their shares are public
     "rounding": 14,  # direction root: up or down, of parameters of 16 bits
+    "points": 15,  # direction root: in the ball of a certificate
 }
 
 #: What one ``Keys`` from entropy serves: each of these once, in any order. Their draws are

@@ -1,4 +1,4 @@
-r"""Second-order stationarity of a point.
+r"""Second-order stationarity of a point, and the effective rank of its Hessian.
 
 A point is an alpha-second-order stationary point (SOSP) of F, whose Hessian is
 rho-Lipschitz, if
@@ -15,23 +15,30 @@ Measure the expected F, where it is known (:func:`sosp_alpha_of`), or the mean o
 records that no run has read (:func:`sosp_alpha`). It is an exact statistic of the records:
 not private. The promise of a private run is the alpha of its certificate.
 
+The *effective rank* of a Hessian A (:func:`effective_rank`) is
+:math:`\operatorname{tr}|A|/\|A\|`: the least r for which some H has
+:math:`-H\preceq A\preceq H` and trace at most :math:`r\|A\|`.
+
 References:
   Liu and Talwar, Adaptive batch size for privately finding second-order stationary
   points, 2025: the measure. Van Dorsselaer, Hochstenbach and van der Vorst, Computing
   probabilistic bounds for extreme eigenvalues of symmetric matrices with the Lanczos
-  method, 2000: the other side of a Ritz value.
+  method, 2000: the other side of a Ritz value. Hutchinson, A stochastic estimator of the
+  trace of the influence matrix, 1990; Ubaru, Chen and Saad, Fast estimation of tr(f(A))
+  via stochastic Lanczos quadrature, 2017.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+import scipy.special
 from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import validate
@@ -43,6 +50,8 @@ from jaxdp.metrics.parts import Detailed, as_vector
 _FAILURE = 1e-6
 #: Columns of a dense Hessian that are formed at once.
 _COLUMNS = 32
+#: Beside a matrix's own size: a norm that is rounding.
+_NOTHING = 1e-13
 
 
 class SospAlpha(Detailed):
@@ -98,7 +107,7 @@ def sosp_alpha(
         same object is compiled once.
       x: pytree of floating arrays, d elements in all.
       data: pytree of arrays with one leading axis, n >= 1 records.
-      hess_lip: rho > 0, the Lipschitz constant of the Hessian.
+      hess_lip: rho > 0, a Lipschitz constant of the mean loss's Hessian.
       batch_size: records read at once; bounds the memory.
       max_dense_dim: the largest d for which the Hessian is formed.
       num_steps: of Lanczos, at most.
@@ -208,6 +217,140 @@ def sosp_alpha_of(
     )
 
 
+class EffectiveRank(Detailed):
+    """Effective rank of a Hessian: a float with details of its computation.
+
+    Attributes:
+      lower: of a 95% interval by Student's t over the probes: for many of them it holds the
+        number with that probability. The number itself where the Hessian was dense.
+      upper: of that interval.
+      absolute_trace: of the Hessian: the sum of the absolute eigenvalues.
+      trace: of the Hessian. Far below ``absolute_trace`` where curvature is of both signs.
+      norm: the largest absolute eigenvalue. From Lanczos it is that of a Ritz value, never
+        above it, so the rank is rather too large.
+      num_products: Hessian-vector products that it took.
+    """
+
+    lower: float
+    upper: float
+    absolute_trace: float
+    trace: float
+    norm: float
+    num_products: int
+
+
+def effective_rank(
+    value_fn: ValueFn,
+    x: Any,
+    data: Any,
+    *,
+    batch_size: int = 512,
+    max_dense_dim: int = 500,
+    num_probes: int = 16,
+    num_steps: int = 32,
+    seed: int = 0,
+) -> EffectiveRank:
+    r"""Estimates the effective rank of the mean loss's Hessian over records, at a point.
+
+    The theorems of :class:`jaxdp.plans.DPZero` ask for an r that bounds it wherever the run
+    goes: take the largest of several points, and a margin. Needs no matrix: each of
+    ``num_probes`` random sign vectors starts Lanczos, which gives a product with
+    :math:`|A|` (Gauss quadrature; exact for ``num_steps`` distinct eigenvalues) and the
+    largest absolute eigenvalue. Up to ``max_dense_dim`` parameters the Hessian is formed,
+    and nothing is random.
+
+    Args:
+      value_fn: ``(params, batch) -> losses (B,)``, twice differentiable, hashable.
+      x: pytree of floating arrays, d elements in all.
+      data: pytree of arrays with one leading axis, n >= 1 public records.
+      batch_size: records read at once; bounds the memory.
+      max_dense_dim: the largest d for which the Hessian is formed.
+      num_probes: m >= 2; the interval's width falls as 1 / sqrt(m).
+      num_steps: of Lanczos, at most, for each probe; vectors like x that are held.
+      seed: of the probes; public.
+
+    Returns:
+      An :class:`EffectiveRank`, which is a float in [1, d]. It is a statistic of the
+      records, and not private.
+
+    Raises:
+      TypeError: a leaf of x that is not floating.
+      ValueError: a number out of its range, records without a common leading axis, losses
+        of another shape, derivatives that are not finite, or a Hessian of zero.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> def losses(x, batch):
+      ...     return (2 * x[0] ** 2 - x[1] ** 2 + x[2] ** 2) / 2 + 0 * batch
+      >>> rank = jaxdp.metrics.effective_rank(losses, jnp.zeros(3), jnp.zeros(4))
+      >>> round(rank, 4), round(rank.trace, 4), round(rank.norm, 4)
+      (2.0, 2.0, 2.0)
+    """
+    validate.integer(batch_size=batch_size, num_steps=num_steps)
+    validate.integer(at_least=2, num_probes=num_probes)
+    validate.integer(at_least=0, max_dense_dim=max_dense_dim, seed=seed)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        point, data, flat = _checked(value_fn, x, data)
+        of = value_fn, min(batch_size, num_rows(data)), point, data
+
+        def products(vectors: Any) -> np.ndarray:
+            return _finite("Hessian", _products(*of, jnp.asarray(vectors)))
+
+        if flat.size <= max_dense_dim:
+            hessian = products(np.eye(flat.size))
+            values = np.linalg.eigvalsh((hessian + hessian.T) / 2)
+            sums, norm = np.array([np.abs(values).sum()]), np.abs(values).max()
+            trace, num_products = values.sum(), flat.size
+        else:
+            signs = np.random.default_rng(seed).choice(
+                [-1.0, 1.0], (num_probes, flat.size)
+            )
+            found = [
+                _quadrature(lambda v: products(v[None])[0], start, num_steps)
+                for start in signs
+            ]
+            sums = np.array([q.absolute for q in found])
+            trace = float(np.mean([q.plain for q in found]))
+            norm = max(q.norm for q in found)
+            num_products = sum(q.num_products for q in found)
+    if not norm > 0:
+        raise ValueError("value_fn must have a Hessian that is not zero at x; it is")
+    half = 0.0
+    if len(sums) > 1:
+        far = scipy.special.stdtrit(len(sums) - 1, 0.975)
+        half = far * np.std(sums, ddof=1) / math.sqrt(len(sums))
+    mean = sums.mean()
+    rank, lower, upper = (
+        min(max(float(value / norm), 1.0), float(flat.size))
+        for value in (mean, mean - half, mean + half)
+    )
+    parts = float(mean), float(trace), float(norm), num_products
+    return EffectiveRank(rank, lower, upper, *parts)
+
+
+class _Quadrature(NamedTuple):
+    absolute: float  # a product with the absolute value of the matrix, from both sides
+    plain: float  # with the matrix
+    norm: float  # the largest absolute Ritz value
+    num_products: int
+
+
+def _quadrature(
+    product: Callable[[np.ndarray], np.ndarray], start: np.ndarray, num_steps: int
+) -> _Quadrature:
+    """Computes products of a start vector with a matrix and its absolute value."""
+    *_, (diagonal, norms) = _krylov(product, start, num_steps)
+    ritz, vectors = scipy.linalg.eigh_tridiagonal(diagonal, norms[:-1])
+    weights = float(start @ start) * vectors[0] ** 2
+    return _Quadrature(
+        float(weights @ np.abs(ritz)),
+        float(weights @ ritz),
+        float(np.abs(ritz).max()),
+        len(diagonal),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _OneRecord:
     """A function as the loss of a single record; equal where the functions are."""
@@ -246,6 +389,25 @@ def _lanczos(
     """
     dim = len(start)
     overlap = _FAILURE * math.sqrt(math.pi / (2 * max(dim - 1, 1)))
+    ritz, below, used = np.zeros(1), 0.0, 0
+    for diagonal, norms in _krylov(product, start, num_steps):
+        used = len(diagonal)
+        ritz = np.asarray(scipy.linalg.eigvalsh_tridiagonal(diagonal, norms[:-1]))
+        below = _distance_below(ritz, norms, overlap) if used < dim else 0.0
+        if below <= tolerance * np.abs(ritz).max():
+            break
+    return _LeastEigenvalue(float(ritz[0]), float(ritz[0] - below), used)
+
+
+def _krylov(
+    product: Callable[[np.ndarray], np.ndarray], start: np.ndarray, num_steps: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Runs Lanczos; yields its diagonal and the norms of what was orthogonalised.
+
+    It ends after as many steps as there are dimensions, or in an invariant subspace, to
+    rounding.
+    """
+    dim = len(start)
     num_steps = min(num_steps, dim)
     basis = np.empty((num_steps, dim))
     diagonal, norms = np.empty(num_steps), np.empty(num_steps)
@@ -257,13 +419,11 @@ def _lanczos(
         for _ in range(2):  # once loses orthogonality to rounding
             vector = vector - (basis[: k + 1] @ vector) @ basis[: k + 1]
         norms[k] = np.linalg.norm(vector)
-        tridiagonal = diagonal[: k + 1], norms[:k]
-        ritz = np.asarray(scipy.linalg.eigvalsh_tridiagonal(*tridiagonal))
-        below = _distance_below(ritz, norms[: k + 1], overlap) if k + 1 < dim else 0.0
-        if below <= tolerance * np.abs(ritz).max():
-            break
+        yield diagonal[: k + 1], norms[: k + 1]
+        # What rounding leaves of nothing has no direction.
+        if norms[k] <= _NOTHING * max(np.abs(diagonal[: k + 1]).max(), norms[0]):
+            return
         vector = vector / norms[k]
-    return _LeastEigenvalue(float(ritz[0]), float(ritz[0] - below), k + 1)
 
 
 def _distance_below(ritz: np.ndarray, norms: np.ndarray, overlap: float) -> float:

@@ -88,8 +88,9 @@ class SOSP(Plan):
         vector, or on its norm.
       hessian_norm: which norm, with ``"tracked"``: ``"operator"`` or ``"frobenius"``.
         ``"released"`` bounds the Frobenius norm.
-      hessian_lipschitz: Lipschitz constant of the Hessians; ``"tracked"`` and
-        ``"released"`` need it.
+      hessian_lipschitz: Lipschitz constant :math:`\rho` of Hessians. ``"tracked"`` needs
+        one of every record's, by which changes are clipped; ``"released"`` one of the
+        mean, over which a jump is as long as the curvature.
       hessian_difference_rate: with ``"tracked"``: records of a change of the Hessian over
         ``hessian_lipschitz`` times the way; None is ``b_H / min(C_h, M)``, which does not
         clip where C_h bounds the Hessians themselves.
@@ -283,10 +284,10 @@ class SOSP(Plan):
         failure_probability: float = 0.1,
         accuracy: float | None = None,
         escape_failure_probability: float | None = None,
-        num_steps: int = 2000,
+        num_steps: int | None = None,
         max_differences: int = 31,
         prefix_noise: str = "blt_3",
-        trigger_factor: float = 3.0,
+        trigger_factor: float | None = None,
         drift_limit: float | None = None,
         hessian: Hessian = "on_demand",
         hessian_norm: HessianNorm = "operator",
@@ -309,18 +310,22 @@ class SOSP(Plan):
           relation: which data sets are neighbours.
           lipschitz: G > 0, of every record's loss; the clip of gradients.
           smoothness: M > 0, of its gradient; steps are of size 1 / M.
-          hessian_lipschitz: :math:`\rho` > 0, of its Hessian, in operator norm.
+          hessian_lipschitz: :math:`\rho` > 0, of the *expected* Hessian, in operator
+            norm: that of the mean loss over the population. With ``hessian="tracked"`` it
+            must be one of every record's Hessian, which is often far larger.
           failure_probability: in (0, 1), that a certificate of the run is wrong.
           accuracy: :math:`\gamma` > 0; a certificate is of alpha =
-            (``trigger_factor`` + 1) :math:`\gamma`. None takes the least for which the
-            expected records fit into n.
+            (``trigger_factor`` + 1) :math:`\gamma`. None takes the least for which four
+            times the expected records fit into n.
           escape_failure_probability: of one escape that it wrongly fails, in (0, 1). None
             takes a share of ``failure_probability``.
-          num_steps: T, most iterations.
+          num_steps: T, most iterations. None is 2000 for a given accuracy; else 2000 more
+            than eight escapes take.
           max_differences: K >= 1, most differences between two refreshes.
           prefix_noise: name of the noise kernel of differences.
           trigger_factor: > 0; an escape begins where the estimate is at most so many
-            :math:`\gamma`.
+            :math:`\gamma`. None is 3 for a given accuracy; else 1, with which alpha is
+            smaller for as many records.
           drift_limit: > 0; a refresh is due when M times the way reaches it. None takes G.
           hessian: ``"on_demand"``, ``"tracked"`` or ``"released"``, as in :class:`SOSP`.
           hessian_norm: norm that bounds a record's tracked Hessian.
@@ -382,7 +387,7 @@ class SOSP(Plan):
           relation: which data sets are neighbours.
           lipschitz: G.
           smoothness: M.
-          hessian_lipschitz: of the Hessians.
+          hessian_lipschitz: of every record's Hessian, which is tracked.
           initial_gap: B > 0, F at the start less its infimum.
           failure_probability: the theorem's omega, which enters logarithms.
 

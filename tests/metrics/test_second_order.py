@@ -352,3 +352,65 @@ def kink(params, batch):
 def test_bad_input(arguments, options, error, match):
     with pytest.raises(error, match=match):
         metrics.sosp_alpha(*arguments, **options)
+
+
+# --- the effective rank ------------------------------------------------------------
+
+
+def curved(params, batch):
+    """A loss over a tree, of curvature of both signs."""
+    scores = jnp.tanh(batch[:, :30] @ params["w"]) @ params["v"]
+    return jnp.cos(scores - batch[:, 30]) + 0.01 * jnp.sum(params["w"] ** 2)
+
+
+def tree(seed):
+    rng = np.random.default_rng(seed)
+    params = {"w": rng.standard_normal((30, 4)) / 5, "v": rng.standard_normal(4)}
+    return params, rng.standard_normal((50, 31))
+
+
+def test_the_effective_rank_of_a_tree_against_its_dense_hessian():
+    params, data = tree(0)
+    dense = metrics.effective_rank(curved, params, data)
+    with jax.enable_x64(True):
+        flat, unravel = jax.flatten_util.ravel_pytree(params)
+        matrix = jax.hessian(lambda x: curved(unravel(x), data).mean())(flat)
+        values = np.linalg.eigvalsh(np.asarray(matrix))
+    norm = np.abs(values).max()
+    assert values.min() < -0.05 * norm
+    assert dense == pytest.approx(np.abs(values).sum() / norm)
+    assert dense.trace == pytest.approx(values.sum())
+    assert dense.norm == pytest.approx(norm)
+    assert dense.lower == dense == dense.upper and dense.num_products == 124
+    found = metrics.effective_rank(
+        curved, params, data, max_dense_dim=0, num_probes=40, batch_size=17
+    )
+    assert norm * (1 - 1e-6) <= found.norm * (1 + 1e-6) <= norm * (1 + 3e-6)
+    # Within thrice the interval, which is of 95%: 5.9 standard errors.
+    assert abs(found - dense) <= 3 * (found.upper - found.lower) / 2
+    assert 0.02 * dense < found.upper - found.lower < 0.4 * dense
+    assert found.trace == pytest.approx(dense.trace, abs=0.2 * dense.absolute_trace)
+    assert found.num_products == 40 * 32
+
+
+def test_the_effective_rank_of_few_eigenvalues_is_exact():
+    """Of a diagonal, signs give the trace, and a few steps all eigenvalues."""
+    diagonal = np.repeat([3.0, -1.0, 0.5], [2, 5, 300])
+
+    def losses(x, batch):
+        return jnp.sum(diagonal * x**2) / 2 + 0 * batch
+
+    found = metrics.effective_rank(
+        losses, np.zeros(307), np.zeros(3), max_dense_dim=0, num_probes=2
+    )
+    assert found == pytest.approx((6 + 5 + 150) / 3, rel=1e-9)
+    assert found.lower == pytest.approx(found, rel=1e-9) == found.upper
+    assert found.trace == pytest.approx(6 - 5 + 150)
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_the_effective_rank_refuses():
+    with pytest.raises(ValueError, match="Hessian that is not zero"):
+        metrics.effective_rank(lambda x, b: b @ x, np.zeros(2), np.ones((3, 2)))
+    with pytest.raises(ValueError, match="num_probes"):
+        metrics.effective_rank(curved, *tree(0), num_probes=1)

@@ -215,13 +215,17 @@ def test_the_promise_follows_from_the_settings(name: str) -> None:
     assert Design.read({"promise": bounds.CertifiedPoint}, **fields) == s
 
 
-def test_the_least_accuracy_uses_all_records() -> None:
+def test_the_least_accuracy_leaves_records_for_more_anchors() -> None:
     for changes in (TYPICAL, TYPICAL | {"hessian": "tracked"}, {}):
         found = make(**changes)
         used = found.promise.expected_records
-        assert used is not None and 0.999 * 200_000 < used <= 200_000
-        again = make(**changes, accuracy=found.promise.accuracy)
-        assert again == found
+        assert used is not None and 0.998 * 200_000 < 4 * used <= 200_000
+        assert found.trigger_norm == found.promise.accuracy
+        assert found.num_steps == 2000 + 8 * found.escape_steps
+        given = {"trigger_factor": 1.0, "num_steps": found.num_steps}
+        assert make(**changes, accuracy=found.promise.accuracy, **given) == found
+        # With the trigger of a given accuracy, alpha would be larger.
+        assert make(**changes, trigger_factor=3.0).promise.alpha > found.promise.alpha
         more = make(**changes, num_examples=400_000)
         assert more.promise.alpha < found.promise.alpha
 

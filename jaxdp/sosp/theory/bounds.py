@@ -5,8 +5,8 @@ A point x is :math:`\alpha`-second-order stationary if
 .. math::
   \|\nabla F(x)\| \le \alpha, \qquad \nabla^2 F(x) \succeq -\sqrt{\rho\alpha}\, I ,
 
-with F the mean loss over the population and :math:`\rho` the Lipschitz constant of every
-record's Hessian. A run moves until the estimated gradient is at most ``trigger_norm`` and
+with F the mean loss over the population and :math:`\rho` a Lipschitz constant of its
+Hessian. A run moves until the estimated gradient is at most ``trigger_norm`` and
 tests the curvature there: an *escape*, up to ``escape_steps`` noisy gradient steps of size
 1 / ``smoothness`` on a quadratic model. One that stays within ``escape_radius`` is the
 certificate.
@@ -20,6 +20,30 @@ Along a direction of curvature -c the displacement after t steps is Gaussian, wi
 
 whatever its mean is, so that an escape of t steps stays within a radius r with probability
 at most :math:`\mathrm{erf}(r / (\sqrt2\,\mathrm{sd}_t))`.
+
+*Whose constants.* Privacy rests on none: each record's contribution is clipped. A
+certificate rests on no clip acting, for the mean of clipped records is another mean. So G
+and M are of *every record*, wherever the run asks: G bounds its gradient, M the change of
+that over a distance of 1 and its Hessian times a unit vector. They bound deviations from
+the mean too.
+
+:math:`\rho` is of the *expected* Hessian :math:`\nabla^2F` where an escape has records of
+its own (``"on_demand"``, ``"released"``). Proof. Suppose an escape begins at x, and
+:math:`\nabla^2F(x)` has a unit eigenvector v of an eigenvalue below
+:math:`-\sqrt{\rho\alpha}`. Both are determined before the escape's records are read. So the
+numbers :math:`v^\top\nabla^2f_i(x)v` of these are independent, in [-M, M], of a mean below
+:math:`-\sqrt{\rho\alpha}`. Their own mean is below :math:`-\sqrt{\rho\alpha} + \chi`, but
+for the probability of Hoeffding's inequality; then the mean Hessian H of these records has
+an eigenvalue below that, and the law above bounds how probable it is that the escape stays.
+Gradient and H are those of x until it ends: Hessians at two points are never compared, and
+:math:`\rho` enters as a number alone. The two inequalities above are thus proven for *any*
+:math:`\rho > 0`. They are :math:`\alpha`-second-order stationarity where :math:`\rho` is a
+Lipschitz constant of :math:`\nabla^2F`. The least of every record's is one (a mean changes
+by no more than its terms can), and often far from the best.
+
+A ``"tracked"`` Hessian is different: it adds changes of records' Hessians from point to
+point, each clipped to :math:`\rho` times the distance or a little more. There
+:math:`\rho` is of *every record's* Hessian.
 
 References:
   Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary Points
@@ -119,7 +143,8 @@ class Constants(PopulationConstants):
     Attributes:
       lipschitz: G > 0, of every record's loss; the clip of gradients.
       smoothness: M > 0, of its gradient; steps are of size 1 / M.
-      hessian_lipschitz: rho > 0, of its Hessian, in operator norm.
+      hessian_lipschitz: rho > 0, of the expected Hessian, in operator norm; of every
+        record's if it is tracked.
       failure_probability: in (0, 1), that a certificate of the run is wrong.
     """
 

@@ -41,8 +41,11 @@ gradient, of its change over a unit of distance and of its Hessian, sampling ask
 records, where :math:`\chi = \sqrt{\rho\gamma}` unless the Hessian is released. Then
 certificates hold if sampling errors are of their typical size. Privacy is not touched.
 
-That a run ends with a certificate before the data do is not promised: it is what
-``expected_records`` guesses.
+*How many records a run takes* is not proven, for it depends on how many anchors it meets.
+``expected_records`` counts two: two refreshes, two escapes, and differences over twice the
+drift limit. Without an ``accuracy``, the least is taken for which :data:`PLANNED` times as
+many fit, so for eight anchors. A certificate is proven whatever was planned: every anchor
+of the run has its share of the failure probability.
 
 References:
   Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary Points
@@ -68,6 +71,12 @@ from jaxdp.sosp.hessian import HESSIAN_NORMS, HESSIANS, Hessian, HessianNorm
 from jaxdp.sosp.theory import bounds
 from jaxdp.sosp.theory.bounds import CertifiedPoint, Constants, rounded_up
 
+#: How many times the expected records are to fit, if no accuracy is given. Runs past a few
+#: saddles took up to so many.
+PLANNED = 4
+#: Most steps: all of them for a given accuracy, else those outside of escapes.
+_STEPS = 2000
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choices(Constants):
@@ -75,13 +84,16 @@ class Choices(Constants):
 
     Attributes:
       accuracy: gamma > 0; a certificate is of alpha = (trigger_factor + 1) gamma. None
-        takes the least for which the expected records fit into n.
+        takes the least for which PLANNED times the expected records fit into n.
       escape_failure_probability: of one escape that it wrongly fails, in (0, 1). None
         takes a share of ``failure_probability``, for all escapes that the records allow.
-      num_steps: T, most iterations.
+      num_steps: T, most iterations. None is 2000 for a given accuracy; else 2000 more than
+        the planned escapes take.
       max_differences: K >= 1, most differences between two refreshes.
       prefix_noise: name of the noise kernel of differences.
       trigger_factor: c_g > 0; an escape begins where the estimate is at most c_g gamma.
+        None is 3 for a given accuracy; else 1, with which alpha is smaller for as many
+        records.
       drift_limit: kappa > 0; None takes G. A longer one means fewer refreshes and, where
         sampling decides, larger differences.
       hessian: mode.
@@ -99,10 +111,10 @@ class Choices(Constants):
 
     accuracy: float | None = None
     escape_failure_probability: float | None = None
-    num_steps: int = 2000
+    num_steps: int | None = None
     max_differences: int = 31
     prefix_noise: str = "blt_3"
-    trigger_factor: float = 3.0
+    trigger_factor: float | None = None
     drift_limit: float | None = None
     hessian: Hessian = "on_demand"
     hessian_norm: HessianNorm = "operator"
@@ -114,20 +126,32 @@ class Choices(Constants):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_steps is not None:
+            validate.integer(num_steps=self.num_steps)
         validate.integer(
-            num_steps=self.num_steps,
             max_differences=self.max_differences,
             escapes_per_refresh=self.escapes_per_refresh,
         )
         validate.one_of(kernels.NAMES, prefix_noise=self.prefix_noise)
         validate.one_of(HESSIANS, hessian=self.hessian)
         validate.one_of(HESSIAN_NORMS, hessian_norm=self.hessian_norm)
-        validate.positive(trigger_factor=self.trigger_factor)
         optional = {name: getattr(self, name) for name in _OPTIONAL}
         for name, value in optional.items():
             if value is not None:
                 _OPTIONAL[name](**{name: value})
         design.coerce(self)
+
+    @property
+    def trigger(self) -> float:
+        """Largest estimate at which an escape begins, in gammas."""
+        if self.trigger_factor is not None:
+            return self.trigger_factor
+        return 1.0 if self.accuracy is None else 3.0
+
+    @property
+    def most_steps(self) -> int:
+        """Most iterations, but for those of planned escapes."""
+        return _STEPS if self.num_steps is None else self.num_steps
 
     @property
     def kappa(self) -> float:
@@ -160,7 +184,8 @@ class Choices(Constants):
 _OPTIONAL: dict[str, Callable[..., None]] = {
     "escape_failure_probability": validate.probability,
     **dict.fromkeys(
-        ("accuracy", "drift_limit", "hessian_clip_norm"), validate.positive
+        ("accuracy", "trigger_factor", "drift_limit", "hessian_clip_norm"),
+        validate.positive,
     ),
     **dict.fromkeys(
         ("gradient_std", "difference_std", "hessian_std"), validate.non_negative
@@ -182,8 +207,12 @@ def certified(**constants: Any) -> Design:
         Hessian. TypeError: one of the wrong kind, missing or unknown.
     """
     c = Choices(**constants)
-    accuracy = _least_accuracy(c) if c.accuracy is None else c.accuracy
+    accuracy = least_accuracy(c) if c.accuracy is None else c.accuracy
     found = at_accuracy(c, accuracy)
+    if c.accuracy is None and c.num_steps is None:
+        more = 2 * PLANNED * found.escape_steps
+        longer = dataclasses.replace(c, num_steps=c.most_steps + more)
+        found = at_accuracy(longer, accuracy)
     needed = found.refresh_batch_size + found.hessian_batch_size
     if needed > c.num_examples:
         raise ValueError(
@@ -266,7 +295,7 @@ def hessians(
     if c.hessian_std is not None:
         sampled = 8 * (c.hessian_std / error) ** 2
         rate = c.kappa / (m * gamma) if tracked else None
-    bad = math.sqrt((c.trigger_factor + 1) * rho * gamma)  # curvature to be found
+    bad = math.sqrt((c.trigger + 1) * rho * gamma)  # curvature to be found
     noise_std = gamma / radius
     sensitivity = c.sensitivity_over_clip * c.hessian_clip
     reach = bounds.escape_radius(gamma, rho)
@@ -309,7 +338,7 @@ def at_accuracy(c: Choices, accuracy: float) -> Design:
 
     Batches grow with the number of failures that share; that many do not fit for long.
     """
-    n, most, tracked = c.num_examples, c.num_steps, c.hessian == "tracked"
+    n, most, tracked = c.num_examples, c.most_steps, c.hessian == "tracked"
     hessian = functools.partial(hessians, c, accuracy)
 
     def epoch(refreshes: int) -> tuple[Gradients, Hessians]:
@@ -348,7 +377,7 @@ def at_accuracy(c: Choices, accuracy: float) -> Design:
         drift_limit=c.kappa,
         max_differences=c.max_differences,
         prefix_noise=c.prefix_noise,
-        trigger_norm=c.trigger_factor * accuracy,
+        trigger_norm=c.trigger * accuracy,
         escape_steps=second.escape_steps,
         escape_radius=bounds.escape_radius(accuracy, c.hessian_lipschitz),
         escape_noise_std=second.escape_noise_std,
@@ -363,7 +392,7 @@ def at_accuracy(c: Choices, accuracy: float) -> Design:
         query_in_escape=False,
         stop_at_certificate=True,
         promise=CertifiedPoint(
-            alpha=(c.trigger_factor + 1) * accuracy,
+            alpha=(c.trigger + 1) * accuracy,
             accuracy=accuracy,
             failure_probability=total,
             escape_failure_probability=second.failure,
@@ -376,18 +405,23 @@ def at_accuracy(c: Choices, accuracy: float) -> Design:
     )
 
 
-def _least_accuracy(c: Choices) -> float:
-    """Returns the least gamma whose expected records fit, up to where alpha is vacuous.
+def least_accuracy(c: Choices, times: float = PLANNED) -> float:
+    """Returns the least gamma at which ``times`` the expected records fit into n.
+
+    The largest that is tried makes alpha vacuous.
 
     There every gradient and every curvature is allowed.
+
+    Raises:
+      ValueError: not even there.
     """
 
     def fits(accuracy: float) -> bool:
         guess = at_accuracy(c, accuracy).promise.expected_records
-        return guess is not None and guess <= c.num_examples
+        return guess is not None and times * guess <= c.num_examples
 
     largest = max(c.lipschitz, c.smoothness**2 / c.hessian_lipschitz)
-    high = largest / (c.trigger_factor + 1)
+    high = largest / (c.trigger + 1)
     if not fits(high):
         raise ValueError(
             f"num_examples must be such that some accuracy says anything, got "
