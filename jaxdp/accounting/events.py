@@ -65,8 +65,8 @@ def poisson_gaussian(
 ) -> Guarantee:
     """Returns the guarantee of Gaussian sums over Poisson samples, drawn at each step.
 
-    Under ``"replace_one"`` PLD's worst pair is proved to be the worst for a release of
-    one scalar; for vectors this was verified numerically, not proved.
+    PLD's worst pair of a scalar is the worst of vectors too, under every relation: the
+    lemma is in ``docs/concepts/accounting.md``, "Sampled vectors".
 
     The arguments are those of :func:`full_batch_gaussian`, and ``sampling_prob`` in (0, 1)
     that of each record at each step.
@@ -106,8 +106,7 @@ def truncated_poisson_gaussian(
     Where it does not, most batches are full and *fewer* records cost more, so it is
     refused.
 
-    As to vectors, what :func:`poisson_gaussian` says of ``"replace_one"`` holds here of
-    ``"zero_out"`` as well.
+    It holds for vectors, too, by the lemma that :func:`poisson_gaussian` names.
 
     Args:
       noise_multiplier: as of :func:`poisson_gaussian`, and so is what is not named here.
