@@ -159,8 +159,10 @@ def fixed_size_gaussian(
 
     They are drawn anew at each step.
 
-    RDP alone bounds this, for ``"replace_one"``. The bound is loose: where it is close to
-    that of :func:`full_batch_gaussian`, Poisson sampling costs about half as much.
+    Accounted for ``"replace_one"`` by PLD, whose worst pair is exact for one step and
+    composes adaptively (:mod:`jaxdp.accounting.subsets`). Elsewhere the event is a valid
+    one of RDP, which charges about twice as much. Poisson sampling costs less: little less
+    where the noise is well above the clip, and many times less where it is below.
 
     Args:
       noise_multiplier: as of :func:`full_batch_gaussian`.
@@ -173,7 +175,9 @@ def fixed_size_gaussian(
       ValueError: an argument is out of range, or another relation.
 
     References:
-      Wang, Balle & Kasiviswanathan, `Subsampled Renyi Differential Privacy
+      Zhu, Dong & Wang, `Optimal Accounting of Differential Privacy via Characteristic
+      Function <https://arxiv.org/abs/2106.08567>`_, 2022; by RDP: Wang, Balle &
+      Kasiviswanathan, `Subsampled Renyi Differential Privacy
       <https://arxiv.org/abs/1808.00087>`_, 2019, Theorem 27.
     """
     validate.integer(num_examples=num_examples)

@@ -8,12 +8,12 @@ from typing import Any
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from jaxdp.accounting import lattice
+from jaxdp.accounting import lattice, subsets
 from jaxdp.accounting.basics import Epsilon
 from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from jaxdp.accounting.subsets import PLDAccountant
 from jaxdp.core import validate
 
 #: Basic events, and how often each occurs.
@@ -32,6 +32,9 @@ ZCDP_ORDERS = np.unique(
     )
 ).tolist()
 
+#: Deltas below which RDP is asked, too: PLD cuts tails of about 1e-15 off its tables.
+_TAILS = 1e-12
+
 #: What :class:`Epsilon` calls the accountants.
 NAMES = {PLDAccountant: "PLD", RdpAccountant: "RDP"}
 
@@ -45,7 +48,8 @@ def epsilon(
       event: any dp-accounting event.
       event_relation: the relation that it is stated under.
       delta: in (0, 1), or 0 where all noise is Laplace. PLD's tables stop at tails of
-        about 1e-15 and answer infinity where ``delta`` is below them.
+        about 1e-15 and answer infinity where ``delta`` is below them; RDP is asked, too,
+        where it supports the event.
 
     Returns:
       An :class:`Epsilon`; infinite without noise.
@@ -73,7 +77,10 @@ def epsilon(
     if accountant is None:
         spent = math.inf if mu == math.inf else gaussian_epsilon(mu, delta)
         return Epsilon(spent, name)
-    return min(Epsilon(accountant.get_epsilon(delta), name), pure)
+    spent = min(Epsilon(accountant.get_epsilon(delta), name), pure)
+    if delta < _TAILS and (other := _far_out(leaves, event_relation)):
+        spent = min(spent, Epsilon(other.get_epsilon(delta), NAMES[type(other)]))
+    return spent
 
 
 def delta(
@@ -91,12 +98,16 @@ def delta(
         ideal = lattice.ideal(event)
         left = delta(ideal, event_relation, epsilon - sampler)
         return min(left * math.exp(sampler) + missed, 1.0)
-    if pure_epsilon(leaves_of(event, event_relation), event_relation) <= epsilon:
+    leaves = leaves_of(event, event_relation)
+    if pure_epsilon(leaves, event_relation) <= epsilon:
         return 0.0
     _, mu, accountant = account(event, event_relation)
     if accountant is None:
         return gaussian_delta(mu, epsilon)
-    return float(accountant.get_delta(epsilon))
+    missing = float(accountant.get_delta(epsilon))
+    if missing < _TAILS and (other := _far_out(leaves, event_relation)):
+        missing = min(missing, float(other.get_delta(epsilon)))
+    return missing
 
 
 def estimated_epsilon(
@@ -210,6 +221,18 @@ def _composed(leaves: Leaves, relation: dp.NeighboringRelation) -> dp.PrivacyAcc
     return accountant
 
 
+def _far_out(
+    leaves: Leaves, relation: dp.NeighboringRelation
+) -> dp.PrivacyAccountant | None:
+    """Returns a composed RDP accountant for the tails that PLD cuts off, or None."""
+    accountant = RdpAccountant(neighboring_relation=relation)
+    if not all(supports(accountant, leaf) for leaf, _ in leaves):
+        return None
+    for leaf, count in leaves:
+        accountant.compose(leaf, count)
+    return accountant
+
+
 def choose_accountant(
     leaves: Leaves, relation: dp.NeighboringRelation, coarser: float = 1
 ) -> dp.PrivacyAccountant:
@@ -232,8 +255,8 @@ def choose_accountant(
         f"event must be one that an accountant supports under {relation.name}: PLD "
         f"refuses {refused}, and RDP the event as a whole. Supported under every "
         "relation are Gaussian, PoissonSampled(Gaussian), TruncatedSubsampledGaussian "
-        "and, without these, ZCDp; RDP alone supports SampledWithoutReplacement, under "
-        "REPLACE_ONE, and RepeatAndSelect, of what RDP supports"
+        "and, without these, ZCDp; under REPLACE_ONE SampledWithoutReplacement(Gaussian); "
+        "RDP alone supports RepeatAndSelect, of what RDP supports"
     )
 
 
@@ -241,8 +264,8 @@ def supports(accountant: dp.PrivacyAccountant, leaf: dp.DpEvent) -> bool:
     """Returns True if an accountant supports an event and reads it as this package does.
 
     Under REPLACE_ONE, RDP takes every multiplier relative to 2C, where PLD and the
-    events' documentation say C. Sampling without replacement, which RDP alone supports,
-    is the exception: there 2C is what dp-accounting documents.
+    events' documentation say C. Sampling without replacement is the exception: there 2C
+    is what dp-accounting documents, and what :mod:`jaxdp.accounting.subsets` takes.
     """
     relation = accountant.neighboring_relation
     if isinstance(leaf, RepeatAndSelectDpEvent):
@@ -293,20 +316,18 @@ def step_mu(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
     match leaf:
         case RepeatAndSelectDpEvent():
             return total_mu(leaves_of(leaf.event, relation), relation)
-        case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
-            # Relative to 2C: a sampled Gaussian of distance 1.
-            q = leaf.sample_size / leaf.source_dataset_size
-            sampled = dp.PoissonSampledDpEvent(q, leaf.event)
-            return step_mu(sampled, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     if laplace := as_laplace(leaf):
         q, scale = laplace
         return distance(relation) * q / scale if scale else math.inf
-    q, m = as_gaussian(leaf) or (0.0, 1.0)
+    subset = subsets.sampled(leaf)  # Relative to 2C, so of distance 1.
+    q, m = as_gaussian(leaf) or subset or (0.0, 1.0)
     if m == 0:
         return math.inf
-    if isinstance(leaf, dp.GaussianDpEvent):
-        return distance(relation) / m
-    return distance(relation) * q * math.sqrt(math.expm1(min(1 / m**2, 100.0)))
+    mu = 1 / m
+    if not isinstance(leaf, dp.GaussianDpEvent):
+        # No more than without sampling, which matters where there is next to no noise.
+        mu = min(mu, q * math.sqrt(math.expm1(min(1 / m**2, 100.0))))
+    return mu if subset else distance(relation) * mu
 
 
 def total_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
@@ -321,7 +342,10 @@ def loss_width(
     far = distance(relation)
     if laplace := as_laplace(leaf):
         return 2 * far / laplace[1] if laplace[1] else 0.0
-    _, m = as_gaussian(leaf) or (0.0, 0.0)
+    subset = subsets.sampled(leaf)
+    if subset:
+        far = 1
+    _, m = as_gaussian(leaf) or subset or (0.0, 0.0)
     if m == 0:
         return 0.0
     if isinstance(leaf, dp.GaussianDpEvent):

@@ -221,8 +221,9 @@ class FixedSize(_Sized):
     """A uniformly random subset of one size, drawn anew at each step.
 
     (Uniform up to ties of 30 random bits; few rows of many records are drawn as those of
-    :class:`TruncatedPoisson` are.) Accounted under ``"replace_one"`` only, and
-    loosely: :class:`TruncatedPoisson` costs about half as much.
+    :class:`TruncatedPoisson` are.) Accounted under ``"replace_one"`` only. There
+    :class:`TruncatedPoisson` costs little less where the noise on a batch's sum is well
+    above the clip, and much less where it is below.
 
     Attributes:
       batch_size: records of a step, without repetition; at most ``num_examples``.
