@@ -4,6 +4,7 @@ import math
 import numbers
 from collections.abc import Callable, Sequence
 
+import attr
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
@@ -17,6 +18,19 @@ _SAMPLED = {
     "zero_out": dp.NeighboringRelation.REPLACE_SPECIAL,
     "add_or_remove": dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
 }
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PureZCDpEvent(dp.ZCDpEvent):
+    """A zCDP event of which a pure epsilon is known, too.
+
+    To other accountants it is the zCDP event; this package takes the better of both.
+
+    Attributes:
+      pure_epsilon: at delta = 0.
+    """
+
+    pure_epsilon: float = math.inf
 
 
 def full_batch_gaussian(
@@ -259,15 +273,21 @@ def non_private() -> Guarantee:
     return Guarantee(dp.NonPrivateDpEvent(), _UNSAMPLED)
 
 
-def zcdp(rho: float) -> Guarantee:
-    """Returns the guarantee of a mechanism of which only its zCDP is known.
+def zcdp(rho: float, pure_epsilon: float = math.inf) -> Guarantee:
+    """Returns the guarantee of a mechanism of which its zCDP is known.
 
     Args:
       rho: >= 0, finite, for the relation that matters: it is not in the event. That of
         Gaussian sums is :func:`gaussian_rho`.
+      pure_epsilon: >= 0, its epsilon at delta = 0; infinite where none is known. What is
+        reported is the better of both, alone and in compositions.
     """
     validate.non_negative(rho=rho)
-    return Guarantee(dp.ZCDpEvent(float(rho)), _UNSAMPLED)
+    if pure_epsilon == math.inf:
+        return Guarantee(dp.ZCDpEvent(float(rho)), _UNSAMPLED)
+    validate.non_negative(pure_epsilon=pure_epsilon)
+    event = PureZCDpEvent(float(rho), pure_epsilon=float(pure_epsilon))
+    return Guarantee(event, _UNSAMPLED)
 
 
 def repeat_and_select(guarantee: Guarantee, *, mean: float, shape: float) -> Guarantee:

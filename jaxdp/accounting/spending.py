@@ -12,6 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from jaxdp.accounting import lattice, subsets
 from jaxdp.accounting.basics import Epsilon
+from jaxdp.accounting.events import PureZCDpEvent
 from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from jaxdp.accounting.subsets import PLDAccountant
 from jaxdp.core import validate
@@ -47,9 +48,9 @@ def epsilon(
     Args:
       event: any dp-accounting event.
       event_relation: the relation that it is stated under.
-      delta: in (0, 1), or 0 where all noise is Laplace. PLD's tables stop at tails of
-        about 1e-15 and answer infinity where ``delta`` is below them; RDP is asked, too,
-        where it supports the event.
+      delta: in (0, 1), or 0 where all noise is Laplace or all releases are draws. PLD's
+        tables stop at tails of about 1e-15 and answer infinity where ``delta`` is below
+        them; RDP is asked, too, where it supports the event.
 
     Returns:
       An :class:`Epsilon`; infinite without noise.
@@ -152,11 +153,13 @@ def estimated_epsilon(
 
 
 def pure_epsilon(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
-    """Adds up the epsilon at delta = 0; infinite unless all noise is Laplace."""
+    """Adds up the epsilon at delta = 0; infinite if a step has none that is known."""
     return math.fsum(count * _pure_step(leaf, relation) for leaf, count in leaves)
 
 
 def _pure_step(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
+    if isinstance(leaf, PureZCDpEvent):
+        return leaf.pure_epsilon
     q, scale = as_laplace(leaf) or (1.0, 0.0)
     if scale == 0 or distance(relation) == 2:  # No bound is claimed for 2C.
         return math.inf

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting.rdp import RdpAccountant
 
 from jaxdp import accounting, plans, sampling
 from jaxdp.kernels import simplex
@@ -100,6 +101,63 @@ def test_budgets_are_spent_by_the_formulas() -> None:
     assert plan.rho >= math.fsum(parts)
     # Queries that are 0 or 1, one record in 10 000: t tau / n.
     assert math.isclose(plan.sensitivity_at(100), 100 * 0.5 / 10_000, rel_tol=1e-3)
+
+
+FEW: tuple[Any, ...] = (
+    lambda **c: saddle(num_steps=2, **c),
+    lambda **c: reduced(vertex_budget=4, num_examples=400, **c),
+    lambda **c: convex(num_steps=2, num_draws=1, refresh_every=1, **c),
+    lambda **c: synthetic(num_steps=4, num_examples=100, **c),
+)
+
+
+@pytest.mark.parametrize("make", FEW, ids=["saddle", "reduced", "convex", "synthetic"])
+def test_few_draws_are_charged_by_their_pure_sum(make: Any) -> None:
+    """The better of both, at every delta; others read the event as zCDP, a valid bound."""
+    plan = make().calibrate(epsilon=1.0, delta=1e-12)
+    assert plan.epsilon().accountant == "pure composition"
+    assert 0.9995 < plan.epsilon() <= 1.0
+    zcdp = accounting.epsilon(*accounting.zcdp(plan.rho), 1e-12)
+    assert zcdp > 1.05
+    theirs = RdpAccountant(neighboring_relation=plan.event_relation).compose(plan.event)
+    assert theirs.get_epsilon(1e-12) >= zcdp * (1 - 1e-9)
+    assert plan.epsilon(delta=0) == plan.epsilon() == plan.event.pure_epsilon
+    assert plan.epsilon(delta=0.1) < plan.epsilon()
+    pure = make().calibrate(epsilon=1.0, delta=0)
+    assert (pure.delta, pure.step_sizes) == (0, plan.step_sizes)
+    assert type(pure).from_json(pure.to_json()) == pure
+    twice = accounting.composed([plan._guarantee, pure._guarantee])
+    both = accounting.epsilon(*twice, 1e-30)
+    assert both == pytest.approx(2 * plan.epsilon(), rel=1e-12)
+    best = accounting.repeat_and_select(plan._guarantee, mean=2.0, shape=1.0)
+    assert accounting.epsilon(*best, 1e-12).accountant == "RDP"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_many_draws_are_charged_by_zcdp_and_may_be_pure(make: Any) -> None:
+    plan = make().calibrate(epsilon=1.0, delta=1e-6)
+    assert plan.epsilon().accountant == "RDP"
+    assert plan.epsilon() == accounting.epsilon(*accounting.zcdp(plan.rho), 1e-6)
+    pure = make().calibrate(epsilon=1.0, delta=0)
+    assert 0.99 < pure.epsilon() <= 1.0
+    assert all(a < b for a, b in zip(pure.step_sizes, plan.step_sizes, strict=True))
+
+
+def test_the_pure_sum_is_that_of_the_sensitivities() -> None:
+    plan = synthetic(num_steps=5).calibrate(epsilon=0.1, delta=1e-6)
+    moved = [plan.sensitivity_at(step) for step in range(1, 5)]
+    spent = plan.epsilon(delta=0)
+    assert spent >= 2 * math.fsum(moved) + 2 * 4 * simplex.LOG_ERROR
+    assert spent == pytest.approx(2 * math.fsum(moved), rel=1e-3)
+
+
+def test_no_pure_guarantee_with_a_filter_or_floats() -> None:
+    steps = {"step_size_x": 1e-3, "step_size_y": 1e-3}
+    plan = reduced(batch_alpha=0.05, **steps).filtered(epsilon=1.0, delta=1e-6)
+    assert plan.event == accounting.zcdp(plan.rho).event
+    for made in (plan, saddle(sampler="float", **steps)):
+        with pytest.raises(ValueError, match="delta"):
+            made.epsilon(delta=0)
 
 
 def test_grids_are_rounded_down() -> None:
@@ -263,7 +321,7 @@ def test_text_is_strict_json_and_defaults_follow() -> None:
         (saddle, {"step_size_x": 40.0, "step_size_y": 0.1}, "step_size_x"),
         (saddle, {"output": "last"}, "output"),
         (saddle, {"sampler": "fast"}, "sampler"),
-        (saddle, {"delta": 0.0}, "delta"),
+        (saddle, {"delta": 1.0}, "delta"),
         (saddle, {"center_gradients": 1}, "center_gradients"),
         (reduced, {"vertex_budget": 0}, "vertex_budget"),
         (reduced, {"max_level": 7}, "vertex_budget"),

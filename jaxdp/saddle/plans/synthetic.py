@@ -258,7 +258,7 @@ class SyntheticData(VertexSamplingPlan):
         """Sensitivity of a score at the last step, in nats."""
         return self.sensitivity_at(self.num_steps - 1)
 
-    def _rho_at(self, steps: list[float]) -> float:
+    def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         grid = self._grid_at(steps[0])
         if grid.multiplier == 0:
             return 0.0
@@ -267,6 +267,7 @@ class SyntheticData(VertexSamplingPlan):
             grid.sensitivity(self.kappa) - UNIT,
             num_steps=self.num_steps,
             error=simplex.LOG_ERROR + rounding,
+            pure=pure,
         )
 
     def returned(self, state: Any, params: Any) -> Any:
