@@ -12,6 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 from jaxdp import accounting, plans, sampling
 from jaxdp.kernels import simplex
 from jaxdp.saddle.grids import UNIT, score_grid
+from jaxdp.saddle.theory import bounds
 
 COMMON: dict[str, Any] = {"num_examples": 10_000, "relation": "replace_one"}
 PLAYERS: dict[str, Any] = {
@@ -246,6 +247,34 @@ def test_theorems_are_private_and_certified_is_better() -> None:
     assert plans.SaddleBiasReduced.certified(**GAMES).epsilon() <= 1.0
 
 
+def test_budget_that_a_certified_plan_leaves_is_said() -> None:
+    """The step size of the least bound is kept: a larger one promises less, in each term."""
+    with pytest.warns(
+        UserWarning, match=r"spends 0\.0\d+ of epsilon 1: .*calibrate"
+    ) as said:
+        plan = plans.SyntheticData.certified(**CELLS, num_steps=30)
+    assert [warning.filename for warning in said] == [__file__]
+    most = plan.calibrate(epsilon=1.0, delta=1e-6)
+    assert plan.epsilon() < 0.1 and 0.99 < most.epsilon() <= 1.0
+    assert plan.theorem is not None and most.theorem is None
+
+    def bound(step: float) -> float:
+        return bounds.synthetic(
+            num_examples=10_000,
+            num_steps=30,
+            step_size_x=plan.histogram_step_size,
+            step_size_y=step,
+            log_domain=math.log(256),
+            log_queries=math.log(896),
+        ).bound
+
+    kept = plan.step_sizes[0] / 2  # Of answers in [-1, 1].
+    assert bound(kept) < min(bound(1.01 * kept), bound(0.99 * kept), bound(5 * kept))
+    assert (
+        plans.SyntheticData.certified(**CELLS).epsilon() > 0.9
+    )  # And nothing is said.
+
+
 @pytest.mark.parametrize("kind", [plans.Saddle, plans.SaddleBiasReduced])
 def test_wrong_constants_are_named(kind: Any) -> None:
     missing = {name: x for name, x in GAMES.items() if name != "lipschitz"}
@@ -283,7 +312,8 @@ def test_promises_are_kept_in_text_and_lost_with_their_numbers() -> None:
     # What the theorems are about besides.
     assert dataclasses.replace(plan, output="mean").theorem is None
     assert dataclasses.replace(plan, sampler="float").theorem is None
-    reduced_ = plans.SaddleBiasReduced.certified(**GAMES, vertex_budget=64)
+    with pytest.warns(UserWarning, match="spends"):
+        reduced_ = plans.SaddleBiasReduced.certified(**GAMES, vertex_budget=64)
     assert reduced_.theorem is not None
     assert dataclasses.replace(reduced_, batch_alpha=1.0).theorem is None
 
@@ -294,7 +324,8 @@ def test_text_is_strict_json_and_defaults_follow() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    plan = plans.Saddle.certified(**GAMES, num_steps=1)
+    with pytest.warns(UserWarning, match="spends 0 of epsilon 1"):
+        plan = plans.Saddle.certified(**GAMES, num_steps=1)
     assert plan.theorem is not None and plan.theorem.steps.certified == math.inf
     json.loads(plan.to_json(), parse_constant=refuse)
     assert plans.from_json(plan.to_json()) == plan

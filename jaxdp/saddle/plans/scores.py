@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -22,6 +23,9 @@ from jaxdp.sampling import SinglePass
 
 #: The largest step that scores can take, in nats: 2**30 units, with room for rounding.
 _LONGEST = 44.0
+
+#: Part of epsilon that a certified plan spends without a warning.
+_SPENT = 0.9
 
 Sampler = Literal["integer", "float"]
 
@@ -129,6 +133,24 @@ class VertexSamplingPlan(Plan):
         else:
             found = getattr(theorems, cls.family)(name, **constants)
         return Design(**found, **free)
+
+    @classmethod
+    def _certified(cls, **constants: Any) -> Self:
+        """Returns the plan of the design; warns if it leaves budget.
+
+        The design's step sizes are those of the least bound, where privacy admits them:
+        larger ones promise less, though they may well be better.
+        """
+        plan = super()._certified(**constants)
+        budget, spent = constants["epsilon"], plan.epsilon()
+        if spent < _SPENT * budget:
+            warnings.warn(
+                f"the plan spends {spent:.2g} of epsilon {budget:g}: its step sizes are those "
+                "of the least bound. .calibrate(epsilon=..., delta=...) takes the largest, "
+                "which promise less and may be better",
+                stacklevel=3,  # Where certified was called.
+            )
+        return plan
 
     @classmethod
     def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:

@@ -126,7 +126,8 @@ class SyntheticData(VertexSamplingPlan):
             marginals, 2 for queries in [-1, 1].
           grid_bits: of the integers that queries are rounded to (``queries.bits``): 0 for
             marginals, which are exact.
-          num_steps: T; None takes a third of what the bound is best at.
+          num_steps: T; None takes a third of what the bound is best at. With few, the step
+            sizes of the least bound leave budget, of which a warning tells.
 
         Raises:
           ValueError: a constant out of range.
