@@ -71,8 +71,8 @@ def _check_leaf(leaf: dp.DpEvent, kind: type, relation: dp.NeighboringRelation) 
             _check_rdp(moderate, relation)
         return
 
-    rdp = functools.partial(RdpAccountant, _ORDERS)
-    make = rdp if kind is RdpAccountant else kind
+    rdp = functools.partial(kind, _ORDERS)
+    make = rdp if issubclass(kind, RdpAccountant) else kind
     once, counted, listed = (
         make(relation).compose(e).get_epsilon(1e-5) for e in _repeats(leaf)
     )

@@ -248,7 +248,7 @@ def test_theorems_are_private_and_certified_is_better() -> None:
 
 
 def test_budget_that_a_certified_plan_leaves_is_said() -> None:
-    """The step size of the least bound is kept: a larger one promises less, in each term."""
+    """The step size of the least bound is kept: a larger one promises less."""
     with pytest.warns(
         UserWarning, match=r"spends 0\.0\d+ of epsilon 1: .*calibrate"
     ) as said:

@@ -146,8 +146,8 @@ class VertexSamplingPlan(Plan):
         if spent < _SPENT * budget:
             warnings.warn(
                 f"the plan spends {spent:.2g} of epsilon {budget:g}: its step sizes are "
-                "those of the least bound. .calibrate(epsilon=..., delta=...) takes the largest, "
-                "which promise less and may be better",
+                "those of the least bound. .calibrate(epsilon=..., delta=...) takes the "
+                "largest, which promise less and may be better",
                 stacklevel=3,  # Where certified was called.
             )
         return plan
