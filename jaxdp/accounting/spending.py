@@ -48,7 +48,7 @@ class SelectionAccountant(RdpAccountant):
     dp-accounting has delta from the run's Renyi divergences, which is larger.
     """
 
-    def _maybe_compose(self, event: dp.DpEvent, count: int, do_compose: bool) -> Any:
+    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         poisson = isinstance(event, RepeatAndSelectDpEvent) and event.shape == math.inf
         if not (poisson and do_compose) or not is_hashable(event):
             return super()._maybe_compose(event, count, do_compose)
@@ -63,7 +63,7 @@ class SelectionAccountant(RdpAccountant):
         deltas = np.array([float(curve(x)) for x in np.log1p(each)])
         more[above] = event.mean * deltas + math.log(event.mean) * each
         one, theirs = (
-            RdpAccountant(self.orders, relation).compose(composed).rdp
+            RdpAccountant(orders.tolist(), relation).compose(composed).rdp
             for composed in (event.event, event)
         )
         self._rdp = self._rdp + count * np.minimum(one + more, theirs)

@@ -47,9 +47,10 @@ def sampled(leaf: dp.DpEvent) -> tuple[float, float] | None:
     The multiplier is relative to 2C, the distance of a replaced record.
     """
     match leaf:
-        case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
-            q = leaf.sample_size / leaf.source_dataset_size
-            return q, leaf.event.noise_multiplier
+        case dp.SampledWithoutReplacementDpEvent(
+            event=dp.GaussianDpEvent(noise_multiplier=m)
+        ):
+            return leaf.sample_size / leaf.source_dataset_size, m
     return None
 
 

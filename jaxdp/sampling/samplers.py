@@ -418,9 +418,9 @@ class ShuffledEpochs(_Sized):
     """Epochs that each read the records in a new random order, in full batches.
 
     What is left over at the end of an epoch is not read in it. No amplification is
-    claimed, for none near that of Poisson sampling is proved: one record is read once an
-    epoch, and that is what an epoch costs. The orders need not be
-    secret.
+    claimed: one record is read once an epoch, and that is what an epoch costs. (Shuffled
+    batches can cost much more than Poisson samples: https://arxiv.org/abs/2403.17673.) The
+    orders need not be secret.
 
     Attributes:
       batch_size: B; an epoch has ``num_examples // B`` steps.
