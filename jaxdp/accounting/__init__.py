@@ -19,7 +19,8 @@ So an event means nothing without its relation. As in dp-accounting's PLD accoun
 never accounts such an event here.)
 
 (Random subsets of a fixed size are the exception that dp-accounting documents: relative
-to 2C, under REPLACE_ONE, and only RDP accounts them.) The same holds of Laplace noise,
+to 2C, under REPLACE_ONE. Its RDP accountant has a loose bound for them; this package adds
+a tight one to PLD.) The same holds of Laplace noise,
 except that dp-accounting's multiplier is its scale over the L1 sensitivity, which is
 ``noise_multiplier`` over sqrt(2).
 
@@ -72,6 +73,7 @@ else:
         "gaussian",
         "lattice",
         "spending",
+        "subsets",
     }
 
     def __getattr__(name: str) -> Any:

@@ -8,14 +8,14 @@ import attr
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from jaxdp.accounting import spending
+from jaxdp.accounting import spending, subsets
 from jaxdp.accounting.events import Guarantee
 from jaxdp.accounting.gaussian import gaussian_epsilon, root
+from jaxdp.accounting.subsets import PLDAccountant
 
 _REPEATS = 3
 # Few, because each order costs a sum; the first has a simple formula.
@@ -29,7 +29,7 @@ def self_check(guarantee: Guarantee) -> None:
 
     * One occurrence of a Gaussian or a Laplace, sampled or not, against its exact
       trade-off: PLD agrees to 1e-6, RDP is an upper bound, and RDP's order 2 agrees to
-      1e-6 (for random subsets of a fixed size, with the theorem's formula).
+      1e-6 (for random subsets of one size, with the theorem's formula).
     * Three occurrences by count against a list of three: to 1e-6, but 1e-2 for PLD,
       which rounds up once more for each entry of a list.
     * What is repeated and selected from, by itself. (The formula of the selection is
@@ -62,7 +62,8 @@ def self_check(guarantee: Guarantee) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _check_leaf(leaf: dp.DpEvent, kind: type, relation: dp.NeighboringRelation) -> None:
-    known = spending.as_gaussian(leaf) or spending.as_laplace(leaf)
+    subset = subsets.sampled(leaf)
+    known = spending.as_gaussian(leaf) or spending.as_laplace(leaf) or subset
     if known and 0 not in known:
         moderate = _moderate(leaf)
         _check_pld(moderate, relation)
@@ -70,16 +71,13 @@ def _check_leaf(leaf: dp.DpEvent, kind: type, relation: dp.NeighboringRelation) 
             _check_rdp(moderate, relation)
         return
 
-    rdp = functools.partial(RdpAccountant, _ORDERS)
-    make = rdp if kind is RdpAccountant else kind
+    rdp = functools.partial(kind, _ORDERS)
+    make = rdp if issubclass(kind, RdpAccountant) else kind
     once, counted, listed = (
         make(relation).compose(e).get_epsilon(1e-5) for e in _repeats(leaf)
     )
     _agree(f"{spending.NAMES[kind]}, a count and a list", leaf, counted, listed, 1e-2)
     _require(once <= counted, "a count ignored", leaf, once, counted)
-    match leaf:
-        case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
-            _check_subsets(_moderate(leaf), relation)
 
 
 def _check_pld(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
@@ -107,24 +105,19 @@ def _check_rdp(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> None:
 
 
 def _order_2(leaf: dp.DpEvent) -> float:
-    """Computes the Renyi divergence of order 2 of a (sampled) Gaussian or Laplace."""
+    """Computes the Renyi divergence of order 2 of a (sampled) Gaussian or Laplace.
+
+    For random subsets, the bound of Theorem 27 of Wang et al.
+    """
+    if subset := subsets.sampled(leaf):
+        q, loss = subset[0], subset[1] ** -2
+        worst = min(4 * math.expm1(loss), 2 * math.exp(loss))
+        return math.log1p(q**2 * worst) if q < 1 else loss
     if laplace := spending.as_laplace(leaf):
         loss = 1 / laplace[1]
         return loss + math.log1p(math.expm1(-3 * loss) / 3)
     q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
     return math.log1p(q**2 * math.expm1(m**-2))
-
-
-def _check_subsets(leaf: Any, relation: dp.NeighboringRelation) -> None:
-    """Checks RDP's order 2 against Theorem 27 of Wang et al."""
-    got = RdpAccountant([2], relation).compose(leaf).rdp[0]
-    q, loss = (
-        leaf.sample_size / leaf.source_dataset_size,
-        leaf.event.noise_multiplier**-2,
-    )
-    worst = min(4 * math.expm1(loss), 2 * math.exp(loss))
-    want = math.log1p(q**2 * worst) if q < 1 else loss
-    _agree("RDP and its order 2", leaf, got, want)
 
 
 def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, float]:
@@ -170,6 +163,8 @@ def _exact_delta(
     """Computes the exact delta of one occurrence, from its worst pairs of mixtures."""
     if laplace := spending.as_laplace(leaf):
         return _laplace_delta(*laplace, epsilon)
+    if subset := subsets.sampled(leaf):
+        return _mixture_delta(subset[0], 1 / subset[1], 0.0, epsilon)
     q, m = spending.as_gaussian(leaf) or (0.0, 1.0)
     # Where the record takes the sum in either data set, when it is drawn.
     pairs = [(1, 0), (0, -1)] if spending.distance(relation) == 1 else [(1, -1)]

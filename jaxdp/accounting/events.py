@@ -4,6 +4,7 @@ import math
 import numbers
 from collections.abc import Callable, Sequence
 
+import attr
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
@@ -17,6 +18,19 @@ _SAMPLED = {
     "zero_out": dp.NeighboringRelation.REPLACE_SPECIAL,
     "add_or_remove": dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
 }
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PureZCDpEvent(dp.ZCDpEvent):
+    """A zCDP event of which a pure epsilon is known, too.
+
+    To other accountants it is the zCDP event; this package takes the better of both.
+
+    Attributes:
+      pure_epsilon: at delta = 0.
+    """
+
+    pure_epsilon: float = math.inf
 
 
 def full_batch_gaussian(
@@ -65,8 +79,8 @@ def poisson_gaussian(
 ) -> Guarantee:
     """Returns the guarantee of Gaussian sums over Poisson samples, drawn at each step.
 
-    Under ``"replace_one"`` PLD's worst pair is proved to be the worst for a release of
-    one scalar; for vectors this was verified numerically, not proved.
+    PLD's worst pair of a scalar is the worst of vectors too, under every relation: the
+    lemma is in ``docs/concepts/accounting.md``, "Sampled vectors".
 
     The arguments are those of :func:`full_batch_gaussian`, and ``sampling_prob`` in (0, 1)
     that of each record at each step.
@@ -106,8 +120,7 @@ def truncated_poisson_gaussian(
     Where it does not, most batches are full and *fewer* records cost more, so it is
     refused.
 
-    As to vectors, what :func:`poisson_gaussian` says of ``"replace_one"`` holds here of
-    ``"zero_out"`` as well.
+    It holds for vectors, too, by the lemma that :func:`poisson_gaussian` names.
 
     Args:
       noise_multiplier: as of :func:`poisson_gaussian`, and so is what is not named here.
@@ -160,8 +173,10 @@ def fixed_size_gaussian(
 
     They are drawn anew at each step.
 
-    RDP alone bounds this, for ``"replace_one"``. The bound is loose: where it is close to
-    that of :func:`full_batch_gaussian`, Poisson sampling costs about half as much.
+    Accounted for ``"replace_one"`` by PLD, whose worst pair is exact for one step and
+    composes adaptively (:mod:`jaxdp.accounting.subsets`). Elsewhere the event is a valid
+    one of RDP, which charges about twice as much. Poisson sampling costs less: little less
+    where the noise is well above the clip, and many times less where it is below.
 
     Args:
       noise_multiplier: as of :func:`full_batch_gaussian`.
@@ -174,7 +189,9 @@ def fixed_size_gaussian(
       ValueError: an argument is out of range, or another relation.
 
     References:
-      Wang, Balle & Kasiviswanathan, `Subsampled Renyi Differential Privacy
+      Zhu, Dong & Wang, `Optimal Accounting of Differential Privacy via Characteristic
+      Function <https://arxiv.org/abs/2106.08567>`_, 2022; by RDP: Wang, Balle &
+      Kasiviswanathan, `Subsampled Renyi Differential Privacy
       <https://arxiv.org/abs/1808.00087>`_, 2019, Theorem 27.
     """
     validate.integer(num_examples=num_examples)
@@ -256,15 +273,21 @@ def non_private() -> Guarantee:
     return Guarantee(dp.NonPrivateDpEvent(), _UNSAMPLED)
 
 
-def zcdp(rho: float) -> Guarantee:
-    """Returns the guarantee of a mechanism of which only its zCDP is known.
+def zcdp(rho: float, pure_epsilon: float = math.inf) -> Guarantee:
+    """Returns the guarantee of a mechanism of which its zCDP is known.
 
     Args:
       rho: >= 0, finite, for the relation that matters: it is not in the event. That of
         Gaussian sums is :func:`gaussian_rho`.
+      pure_epsilon: >= 0, its epsilon at delta = 0; infinite where none is known. What is
+        reported is the better of both, alone and in compositions.
     """
     validate.non_negative(rho=rho)
-    return Guarantee(dp.ZCDpEvent(float(rho)), _UNSAMPLED)
+    if pure_epsilon == math.inf:
+        return Guarantee(dp.ZCDpEvent(float(rho)), _UNSAMPLED)
+    validate.non_negative(pure_epsilon=pure_epsilon)
+    event = PureZCDpEvent(float(rho), pure_epsilon=float(pure_epsilon))
+    return Guarantee(event, _UNSAMPLED)
 
 
 def repeat_and_select(guarantee: Guarantee, *, mean: float, shape: float) -> Guarantee:

@@ -8,12 +8,13 @@ from typing import Any
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from jaxdp.accounting import lattice
+from jaxdp.accounting import lattice, subsets
 from jaxdp.accounting.basics import Epsilon
+from jaxdp.accounting.events import PureZCDpEvent
 from jaxdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from jaxdp.accounting.subsets import PLDAccountant
 from jaxdp.core import validate
 
 #: Basic events, and how often each occurs.
@@ -32,8 +33,45 @@ ZCDP_ORDERS = np.unique(
     )
 ).tolist()
 
+#: Deltas below which RDP is asked, too: PLD cuts tails of about 1e-15 off its tables.
+_TAILS = 1e-12
+
+
+class SelectionAccountant(RdpAccountant):
+    """RDP accountant that takes one run's exact delta where a Poisson number is made.
+
+    Theorem 6 of Papernot and Steinke adds to the Renyi divergence of one run that is
+    (epsilon, delta)-private, at order a and epsilon = log(1 + 1 / (a - 1)),
+
+        mean * delta + log(mean) / (a - 1).
+
+    dp-accounting has delta from the run's Renyi divergences, which is larger.
+    """
+
+    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
+        poisson = isinstance(event, RepeatAndSelectDpEvent) and event.shape == math.inf
+        if not (poisson and do_compose) or not is_hashable(event):
+            return super()._maybe_compose(event, count, do_compose)
+        relation, orders = self.neighboring_relation, np.asarray(self.orders)
+        _, mu, exact = account(event.event, relation)
+        if exact is None and mu == math.inf:
+            return super()._maybe_compose(event, count, do_compose)
+        curve = exact.get_delta if exact else functools.partial(gaussian_delta, mu)
+        above = orders > 1
+        more = np.full(len(orders), math.inf)
+        each = 1 / (orders[above] - 1)
+        deltas = np.array([float(curve(x)) for x in np.log1p(each)])
+        more[above] = event.mean * deltas + math.log(event.mean) * each
+        one, theirs = (
+            RdpAccountant(orders.tolist(), relation).compose(composed).rdp
+            for composed in (event.event, event)
+        )
+        self._rdp = self._rdp + count * np.minimum(one + more, theirs)
+        return None
+
+
 #: What :class:`Epsilon` calls the accountants.
-NAMES = {PLDAccountant: "PLD", RdpAccountant: "RDP"}
+NAMES = {PLDAccountant: "PLD", RdpAccountant: "RDP", SelectionAccountant: "RDP"}
 
 
 def epsilon(
@@ -44,8 +82,9 @@ def epsilon(
     Args:
       event: any dp-accounting event.
       event_relation: the relation that it is stated under.
-      delta: in (0, 1), or 0 where all noise is Laplace. PLD's tables stop at tails of
-        about 1e-15 and answer infinity where ``delta`` is below them.
+      delta: in (0, 1), or 0 where all noise is Laplace or all releases are draws. PLD's
+        tables stop at tails of about 1e-15 and answer infinity where ``delta`` is below
+        them; RDP is asked, too, where it supports the event.
 
     Returns:
       An :class:`Epsilon`; infinite without noise.
@@ -73,7 +112,10 @@ def epsilon(
     if accountant is None:
         spent = math.inf if mu == math.inf else gaussian_epsilon(mu, delta)
         return Epsilon(spent, name)
-    return min(Epsilon(accountant.get_epsilon(delta), name), pure)
+    spent = min(Epsilon(accountant.get_epsilon(delta), name), pure)
+    if delta < _TAILS and (other := _far_out(leaves, event_relation)):
+        spent = min(spent, Epsilon(other.get_epsilon(delta), NAMES[type(other)]))
+    return spent
 
 
 def delta(
@@ -91,12 +133,16 @@ def delta(
         ideal = lattice.ideal(event)
         left = delta(ideal, event_relation, epsilon - sampler)
         return min(left * math.exp(sampler) + missed, 1.0)
-    if pure_epsilon(leaves_of(event, event_relation), event_relation) <= epsilon:
+    leaves = leaves_of(event, event_relation)
+    if pure_epsilon(leaves, event_relation) <= epsilon:
         return 0.0
     _, mu, accountant = account(event, event_relation)
     if accountant is None:
         return gaussian_delta(mu, epsilon)
-    return float(accountant.get_delta(epsilon))
+    missing = float(accountant.get_delta(epsilon))
+    if missing < _TAILS and (other := _far_out(leaves, event_relation)):
+        missing = min(missing, float(other.get_delta(epsilon)))
+    return missing
 
 
 def estimated_epsilon(
@@ -141,11 +187,13 @@ def estimated_epsilon(
 
 
 def pure_epsilon(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
-    """Adds up the epsilon at delta = 0; infinite unless all noise is Laplace."""
+    """Adds up the epsilon at delta = 0; infinite if a step has none that is known."""
     return math.fsum(count * _pure_step(leaf, relation) for leaf, count in leaves)
 
 
 def _pure_step(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
+    if isinstance(leaf, PureZCDpEvent):
+        return leaf.pure_epsilon
     q, scale = as_laplace(leaf) or (1.0, 0.0)
     if scale == 0 or distance(relation) == 2:  # No bound is claimed for 2C.
         return math.inf
@@ -210,6 +258,18 @@ def _composed(leaves: Leaves, relation: dp.NeighboringRelation) -> dp.PrivacyAcc
     return accountant
 
 
+def _far_out(
+    leaves: Leaves, relation: dp.NeighboringRelation
+) -> dp.PrivacyAccountant | None:
+    """Returns a composed RDP accountant for the tails that PLD cuts off, or None."""
+    accountant = RdpAccountant(neighboring_relation=relation)
+    if not all(supports(accountant, leaf) for leaf, _ in leaves):
+        return None
+    for leaf, count in leaves:
+        accountant.compose(leaf, count)
+    return accountant
+
+
 def choose_accountant(
     leaves: Leaves, relation: dp.NeighboringRelation, coarser: float = 1
 ) -> dp.PrivacyAccountant:
@@ -223,7 +283,7 @@ def choose_accountant(
     pld = PLDAccountant(relation, coarser * _interval(leaves, relation))
     only_zcdp = all(isinstance(leaf, dp.ZCDpEvent) for leaf, _ in leaves)
     orders = ZCDP_ORDERS if only_zcdp else None
-    rdp = RdpAccountant(orders, neighboring_relation=relation)
+    rdp = SelectionAccountant(orders, neighboring_relation=relation)
     for accountant in (pld, rdp):
         if all(supports(accountant, leaf) for leaf, _ in leaves):
             return accountant
@@ -232,8 +292,8 @@ def choose_accountant(
         f"event must be one that an accountant supports under {relation.name}: PLD "
         f"refuses {refused}, and RDP the event as a whole. Supported under every "
         "relation are Gaussian, PoissonSampled(Gaussian), TruncatedSubsampledGaussian "
-        "and, without these, ZCDp; RDP alone supports SampledWithoutReplacement, under "
-        "REPLACE_ONE, and RepeatAndSelect, of what RDP supports"
+        "and, without these, ZCDp; under REPLACE_ONE SampledWithoutReplacement(Gaussian); "
+        "RDP alone supports RepeatAndSelect, of what RDP supports"
     )
 
 
@@ -241,8 +301,8 @@ def supports(accountant: dp.PrivacyAccountant, leaf: dp.DpEvent) -> bool:
     """Returns True if an accountant supports an event and reads it as this package does.
 
     Under REPLACE_ONE, RDP takes every multiplier relative to 2C, where PLD and the
-    events' documentation say C. Sampling without replacement, which RDP alone supports,
-    is the exception: there 2C is what dp-accounting documents.
+    events' documentation say C. Sampling without replacement is the exception: there 2C
+    is what dp-accounting documents, and what :mod:`jaxdp.accounting.subsets` takes.
     """
     relation = accountant.neighboring_relation
     if isinstance(leaf, RepeatAndSelectDpEvent):
@@ -293,20 +353,18 @@ def step_mu(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
     match leaf:
         case RepeatAndSelectDpEvent():
             return total_mu(leaves_of(leaf.event, relation), relation)
-        case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
-            # Relative to 2C: a sampled Gaussian of distance 1.
-            q = leaf.sample_size / leaf.source_dataset_size
-            sampled = dp.PoissonSampledDpEvent(q, leaf.event)
-            return step_mu(sampled, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     if laplace := as_laplace(leaf):
         q, scale = laplace
         return distance(relation) * q / scale if scale else math.inf
-    q, m = as_gaussian(leaf) or (0.0, 1.0)
+    subset = subsets.sampled(leaf)  # Relative to 2C, so of distance 1.
+    q, m = as_gaussian(leaf) or subset or (0.0, 1.0)
     if m == 0:
         return math.inf
-    if isinstance(leaf, dp.GaussianDpEvent):
-        return distance(relation) / m
-    return distance(relation) * q * math.sqrt(math.expm1(min(1 / m**2, 100.0)))
+    mu = 1 / m
+    if not isinstance(leaf, dp.GaussianDpEvent):
+        # No more than without sampling, which matters where there is next to no noise.
+        mu = min(mu, q * math.sqrt(math.expm1(min(1 / m**2, 100.0))))
+    return mu if subset else distance(relation) * mu
 
 
 def total_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
@@ -321,7 +379,10 @@ def loss_width(
     far = distance(relation)
     if laplace := as_laplace(leaf):
         return 2 * far / laplace[1] if laplace[1] else 0.0
-    _, m = as_gaussian(leaf) or (0.0, 0.0)
+    subset = subsets.sampled(leaf)
+    if subset:
+        far = 1
+    _, m = as_gaussian(leaf) or subset or (0.0, 0.0)
     if m == 0:
         return 0.0
     if isinstance(leaf, dp.GaussianDpEvent):

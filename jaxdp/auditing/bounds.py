@@ -1,5 +1,6 @@
 """Lower bounds on epsilon from the errors of an attack."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ class Rule(NamedTuple):
     failure_prob: float  # in (0, 1), of a bound above the truth
     gaussian: bool = False  # whether a sequence of Gaussians is claimed
     zcdp: bool = False  # whether zero-concentrated differential privacy is
+    per_root_rho: float | None = (
+        None  # pure epsilon over sqrt(rho), where that is claimed
+    )
 
 
 def upper_limit(
@@ -75,8 +79,9 @@ def epsilon_lower(
     is refuted by less, and at the mu that is left epsilon follows from delta. So is a
     claim of :math:`\rho`-zCDP: the Renyi divergences of order a of the attack's answers,
     which no post-processing raises, must not exceed :math:`\rho a`. Epsilon follows from
-    the least rho that is left, as the accountant has it. The arguments are upper limits of
-    alpha and beta, in (0, 1].
+    the least rho that is left, as the accountant has it; a pure epsilon is proportional to
+    its root, as sensitivities are. The arguments are upper limits of alpha and beta, in
+    (0, 1].
     """
     strengths = _strengths(false_positive, false_negative, rule)
     by_definition = max(float(strengths[1]), 0.0)
@@ -85,8 +90,11 @@ def epsilon_lower(
         if by_curve >= by_definition:
             return by_curve, "Gaussian trade-off"
     if rule.zcdp and strengths[-1] > 0:
-        guarantee = accounting.zcdp(float(strengths[-1]))
-        by_rho = float(accounting.epsilon(*guarantee, rule.delta))
+        rho = float(strengths[-1])
+        if rule.per_root_rho is None:
+            by_rho = float(accounting.epsilon(*accounting.zcdp(rho), rule.delta))
+        else:
+            by_rho = rule.per_root_rho * math.sqrt(rho)
         if by_rho >= by_definition:
             return by_rho, "zCDP"
     return by_definition, "definition of (epsilon, delta)"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -98,7 +99,15 @@ def rule_of(
     # Where who is read when is known, each run is a sequence of Gaussians.
     closed_form = epsilon.accountant == "Gaussian closed form"
     gaussian = closed_form and not plan.sampling.amplifies
-    return bounds.Rule(delta, failure_prob, gaussian, zcdp=case_of(plan).draws)
+    draws = case_of(plan).draws
+    pure = epsilon.accountant == "pure composition"  # So that delta = 0 is claimed.
+    return bounds.Rule(
+        0.0 if pure else delta,
+        failure_prob,
+        gaussian,
+        zcdp=draws,
+        per_root_rho=epsilon / math.sqrt(plan.rho) if draws and pure else None,
+    )
 
 
 def _shorter_sums(plan: Any, num_steps: int) -> Any:

@@ -152,7 +152,11 @@ def planned(
         plan = measurement(queries, num_examples=num_examples, relation=relation)
         plan = plan.calibrate(epsilon=epsilon, delta=delta)
         return Choice(method, plan, plan.noise_std)
-    played = plans.SyntheticData.certified(
+    steps = {} if num_steps is None else {"num_steps": num_steps}
+    # The bound's step leaves budget where steps are few, of which ``certified`` warns; the
+    # largest was better.
+    played = plans.SyntheticData._from_theorem(
+        "certified",
         num_examples=num_examples,
         domain_size=queries.domain_size,
         num_queries=2 * queries.num_queries,  # And the negations.
@@ -160,9 +164,8 @@ def planned(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
-        num_steps=num_steps,
+        **steps,
     )
-    # The bound's step leaves budget where steps are few; the largest was better.
     return Choice(method, played.calibrate(epsilon=epsilon, delta=delta), None)
 
 

@@ -21,9 +21,7 @@ from jaxdp.mechanism.sums import Sums
 class DPGD(SumPlan):
     """Plan of DP-GD: steps release a sum of clipped per-record gradients, d numbers.
 
-    It needs backpropagation. Noise is discrete Gaussian. Where batches are sampled, the
-    accountant's statement under replace-one and zero-out has been verified numerically
-    for vectors and proved for one number only.
+    It needs backpropagation. Noise is discrete Gaussian.
 
     Example:
       >>> import jaxdp

@@ -124,10 +124,7 @@ class DPZero(SumPlan):
     r"""Private zeroth-order optimisation: K noised sums of slopes a step.
 
     Privacy: one record moves the K sums by at most ``sensitivity`` in L2, whatever the
-    loss. The K numbers share one vector clip and cost what one number costs. Where
-    batches are sampled and more than one number leaves a step (K >= 2, or clip tuning),
-    the accountant's statement under replace-one and zero-out has been verified
-    numerically for vectors and proved for one number only.
+    loss. The K numbers share one vector clip and cost what one number costs.
 
     With ``noise="laplace"`` the guarantee is pure: ``calibrate(epsilon=..., delta=0)``.
     The vector clip is then in L1 (so in L2 too), noise is exact discrete Laplace, and

@@ -221,8 +221,9 @@ class FixedSize(_Sized):
     """A uniformly random subset of one size, drawn anew at each step.
 
     (Uniform up to ties of 30 random bits; few rows of many records are drawn as those of
-    :class:`TruncatedPoisson` are.) Accounted under ``"replace_one"`` only, and
-    loosely: :class:`TruncatedPoisson` costs about half as much.
+    :class:`TruncatedPoisson` are.) Accounted under ``"replace_one"`` only. There
+    :class:`TruncatedPoisson` costs little less where the noise on a batch's sum is well
+    above the clip, and much less where it is below.
 
     Attributes:
       batch_size: records of a step, without repetition; at most ``num_examples``.
@@ -417,9 +418,9 @@ class ShuffledEpochs(_Sized):
     """Epochs that each read the records in a new random order, in full batches.
 
     What is left over at the end of an epoch is not read in it. No amplification is
-    claimed, for none near that of Poisson sampling is proved: one record is read once an
-    epoch, and that is what an epoch costs. The orders need not be
-    secret.
+    claimed: one record is read once an epoch, and that is what an epoch costs. (Shuffled
+    batches can cost much more than Poisson samples: https://arxiv.org/abs/2403.17673.) The
+    orders need not be secret.
 
     Attributes:
       batch_size: B; an epoch has ``num_examples // B`` steps.

@@ -251,3 +251,15 @@ def test_guesses_that_are_far_off_and_small_losses_take_few_tables():
     noise = accounting.calibrate_noise_multiplier(rare, 1.0, 1e-8)
     assert full.cache_info().misses <= 6
     assert 1 - 1e-4 <= accounting.epsilon(*rare(noise), 1e-8) <= 1.0
+
+
+def test_budgets_of_next_to_no_noise_are_calibrated():
+    """Grids grew with the square of an estimate that is far above the truth there."""
+
+    def guarantee(m: float) -> accounting.Guarantee:
+        return accounting.poisson_gaussian(
+            m, 10, sampling_prob=0.01, relation="replace_one"
+        )
+
+    noise = accounting.calibrate_noise_multiplier(guarantee, 50.0, DELTA)
+    assert 50 * (1 - 1e-4) < accounting.epsilon(*guarantee(noise), DELTA) <= 50.0

@@ -162,11 +162,13 @@ def test_printed_truncation(batch: int, m: float, tolerance: float):
 
 
 def test_printed_sampling_without_replacement():
-    """RDP, whose multiplier is relative to 2C here: what the authors' noise would give."""
+    """Relative to 2C: what the authors' noise would give, by RDP as it was printed."""
     step = dp.SampledWithoutReplacementDpEvent(1024, 64, dp.GaussianDpEvent(13.516))
-    got = accounting.epsilon(dp.SelfComposedDpEvent(step, 10_000), SWAP, DELTA)
-    assert got == pytest.approx(4.36, abs=6e-3)
-    assert got.accountant == "RDP"
+    event = dp.SelfComposedDpEvent(step, 10_000)
+    assert rdp(event, SWAP, DELTA) == pytest.approx(4.36, abs=6e-3)
+    got = accounting.epsilon(event, SWAP, DELTA)
+    assert got == pytest.approx(1.8848, abs=6e-5)
+    assert got.accountant == "PLD"
 
 
 # Which accountant, and how events nest.
@@ -344,6 +346,31 @@ def test_selection_is_the_theorem_of_papernot_and_steinke(mean: float, shape: fl
     got = accounting.epsilon(*best_of(m, mean, shape), DELTA)
     assert got.accountant == "RDP"
     assert got == pytest.approx(candidates.min(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("m", "mean"), [(2.0, 10.0), (1.0, 4.0), (0.5, 100.0)])
+def test_a_poisson_number_of_runs_takes_their_exact_delta(m: float, mean: float):
+    """Theorem 6, over the same orders; twice, and of samples, too; never above RDP's."""
+    orders = np.array(RdpAccountant().orders)
+    at = np.log1p(1 / (orders - 1))
+    missed = [accounting.gaussian_delta(1 / m, float(e)) for e in at]
+    rdp_of = orders / (2 * m**2) + mean * np.array(missed) + np.log(mean) / (orders - 1)
+    for times in (1, 2):
+        rdp_curve = times * rdp_of
+        candidates = rdp_curve + np.log1p(-1 / orders)
+        candidates -= np.log(DELTA * orders) / (orders - 1)
+        one = best_of(m, mean, math.inf)
+        event = dp.SelfComposedDpEvent(one.event, times)
+        got = accounting.epsilon(event, one.event_relation, DELTA)
+        assert got.accountant == "RDP"
+        assert got == pytest.approx(candidates.min(), rel=1e-6)
+        assert got < 0.999 * rdp(event, one.event_relation, DELTA)
+    sampled = accounting.poisson_gaussian(
+        m, 20, sampling_prob=0.1, relation="add_or_remove"
+    )
+    best = accounting.repeat_and_select(sampled, mean=mean, shape=math.inf)
+    got = accounting.epsilon(*best, DELTA)
+    assert accounting.epsilon(*sampled, DELTA) < got < rdp(*best, DELTA)
 
 
 def test_selection_bounds_the_largest_of_geometrically_many_gaussians():

@@ -104,7 +104,7 @@ def test_every_family_and_sampler_can_be_audited(
     if name not in ("laplace", "external"):  # Other noise, and batches from elsewhere.
         kept.check()
     assert found.passed
-    # Random subsets of a fixed size are accounted loosely, by RDP; of samples few are told.
+    # Of random samples an attack tells few.
     least = 0 if name in ("fixed size", "records added, sampled") else 0.5
     assert found.epsilon_lower > least * found.epsilon
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -256,5 +257,8 @@ def test_rho_is_bounded_by_what_two_coins_tell() -> None:
         charges.epsilon(0.2**2 / 8, 1e-5),
     )
     assert 0.99 * true < found < true
+    # A pure claim is refuted where the rho that goes with it is, and not before.
+    pure = bounds.Rule(0.0, 1e-6, zcdp=True, per_root_rho=0.2 / math.sqrt(0.2**2 / 8))
+    assert 0.19 < bounds.epsilon_lower(bias, bias, pure)[0] < 0.2
     assert bounds.epsilon_lower(0.5, 0.5, rule)[0] == 0
     assert bounds.epsilon_lower(1.0, 1.0, rule)[0] == 0

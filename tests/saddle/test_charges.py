@@ -39,6 +39,48 @@ def test_a_draw_of_bounded_range_costs_half_its_square(delta: float) -> None:
     assert worst > 1.01 * rho * (1 - 0.4 * delta**2)
 
 
+@pytest.mark.parametrize("delta", [0.01, 0.1, 1.0])
+def test_a_draw_of_bounded_range_is_pure(delta: float) -> None:
+    """Nearly attained where one vertex has almost all of the mass."""
+    rng = np.random.default_rng(0)
+    for size in rng.integers(2, 9, 200):
+        scores = rng.normal(0, 3, size)
+        moved = scores + rng.choice([-delta, delta], size)
+        p, q = (np.exp(s - np.logaddexp.reduce(s)) for s in (scores, moved))
+        assert np.abs(np.log(p / q)).max() <= charges.draw(delta, pure=True) + 1e-12
+    scores = np.array([0.0, -20.0])
+    moved = scores + np.array([-delta, delta])
+    p, q = (np.exp(s - np.logaddexp.reduce(s)) for s in (scores, moved))
+    assert np.abs(np.log(p / q)).max() > 2 * delta * (1 - 1e-6)
+    assert charges.draw(delta, E, pure=True) == pytest.approx(2 * (delta + E))
+
+
+def test_pure_totals_are_sums_of_the_same_draws() -> None:
+    """rho of n equal draws is n (d + e)^2 / 2, their pure epsilon n 2 (d + e)."""
+    steps, draws, d = 6, 2, 3e-3
+    totals = {
+        steps * draws + steps: lambda **kw: charges.vertex_sampling(
+            d, 0.0, num_steps=steps + 1, num_draws=draws, **kw
+        ),
+        7: lambda **kw: charges.convex(
+            d, num_steps=16, num_draws=1, refresh_every=4, **kw
+        ),
+        4 + 5: lambda **kw: (
+            charges.bias_reduced(np.full(3, d), np.zeros(3), np.array([2, 0, 1]), **kw)
+            * (9 / 8)
+        ),
+    }
+    for count, total in totals.items():
+        assert total() == pytest.approx(count * d**2 / 2, rel=1e-12)
+        assert total(pure=True) == pytest.approx(count * 2 * d, rel=1e-12)
+    for last in (True, False):
+        moved = np.arange(1, 5 if last else 4) * d
+        got = charges.synthetic(d, num_steps=5, last_draw=last, error=E, pure=True)
+        assert got == pytest.approx(2 * (moved + E).sum(), rel=1e-12)
+    one = charges.vertex_sampling(d, d, num_steps=2, num_draws=1, error=E, pure=True)
+    assert one == pytest.approx(2 * 4 * (d + E), rel=1e-12)
+
+
 def test_a_samplers_error_widens_the_range() -> None:
     assert charges.draw(0.1, 0.02) == pytest.approx(0.12**2 / 2)
     assert charges.draw([0.0, 0.1]) == pytest.approx([0, 0.005])

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting.rdp import RdpAccountant
 
 from jaxdp import accounting, plans, sampling
 from jaxdp.kernels import simplex
 from jaxdp.saddle.grids import UNIT, score_grid
+from jaxdp.saddle.theory import bounds
 
 COMMON: dict[str, Any] = {"num_examples": 10_000, "relation": "replace_one"}
 PLAYERS: dict[str, Any] = {
@@ -109,6 +111,63 @@ def test_budgets_are_spent_by_the_formulas() -> None:
     assert math.isclose(plan.sensitivity_at(100), 100 * 0.5 / 10_000, rel_tol=1e-3)
 
 
+FEW: tuple[Any, ...] = (
+    lambda **c: saddle(num_steps=2, **c),
+    lambda **c: reduced(vertex_budget=4, num_examples=400, **c),
+    lambda **c: convex(num_steps=2, num_draws=1, refresh_every=1, **c),
+    lambda **c: synthetic(num_steps=4, num_examples=100, **c),
+)
+
+
+@pytest.mark.parametrize("make", FEW, ids=["saddle", "reduced", "convex", "synthetic"])
+def test_few_draws_are_charged_by_their_pure_sum(make: Any) -> None:
+    """The better of both, at every delta; others read the event as zCDP, a valid bound."""
+    plan = make().calibrate(epsilon=1.0, delta=1e-12)
+    assert plan.epsilon().accountant == "pure composition"
+    assert 0.9995 < plan.epsilon() <= 1.0
+    zcdp = accounting.epsilon(*accounting.zcdp(plan.rho), 1e-12)
+    assert zcdp > 1.05
+    theirs = RdpAccountant(neighboring_relation=plan.event_relation).compose(plan.event)
+    assert theirs.get_epsilon(1e-12) >= zcdp * (1 - 1e-9)
+    assert plan.epsilon(delta=0) == plan.epsilon() == plan.event.pure_epsilon
+    assert plan.epsilon(delta=0.1) < plan.epsilon()
+    pure = make().calibrate(epsilon=1.0, delta=0)
+    assert (pure.delta, pure.step_sizes) == (0, plan.step_sizes)
+    assert type(pure).from_json(pure.to_json()) == pure
+    twice = accounting.composed([plan._guarantee, pure._guarantee])
+    both = accounting.epsilon(*twice, 1e-30)
+    assert both == pytest.approx(2 * plan.epsilon(), rel=1e-12)
+    best = accounting.repeat_and_select(plan._guarantee, mean=2.0, shape=1.0)
+    assert accounting.epsilon(*best, 1e-12).accountant == "RDP"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_many_draws_are_charged_by_zcdp_and_may_be_pure(make: Any) -> None:
+    plan = make().calibrate(epsilon=1.0, delta=1e-6)
+    assert plan.epsilon().accountant == "RDP"
+    assert plan.epsilon() == accounting.epsilon(*accounting.zcdp(plan.rho), 1e-6)
+    pure = make().calibrate(epsilon=1.0, delta=0)
+    assert 0.99 < pure.epsilon() <= 1.0
+    assert all(a < b for a, b in zip(pure.step_sizes, plan.step_sizes, strict=True))
+
+
+def test_the_pure_sum_is_that_of_the_sensitivities() -> None:
+    plan = synthetic(num_steps=5).calibrate(epsilon=0.1, delta=1e-6)
+    moved = [plan.sensitivity_at(step) for step in range(1, 5)]
+    spent = plan.epsilon(delta=0)
+    assert spent >= 2 * math.fsum(moved) + 2 * 4 * simplex.LOG_ERROR
+    assert spent == pytest.approx(2 * math.fsum(moved), rel=1e-3)
+
+
+def test_no_pure_guarantee_with_a_filter_or_floats() -> None:
+    steps = {"step_size_x": 1e-3, "step_size_y": 1e-3}
+    plan = reduced(batch_alpha=0.05, **steps).filtered(epsilon=1.0, delta=1e-6)
+    assert plan.event == accounting.zcdp(plan.rho).event
+    for made in (plan, saddle(sampler="float", **steps)):
+        with pytest.raises(ValueError, match="delta"):
+            made.epsilon(delta=0)
+
+
 def test_grids_are_rounded_down() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -195,6 +254,34 @@ def test_theorems_are_private_and_certified_is_better() -> None:
     assert plans.SaddleBiasReduced.certified(**GAMES).epsilon() <= 1.0
 
 
+def test_budget_that_a_certified_plan_leaves_is_said() -> None:
+    """The step size of the least bound is kept: a larger one promises less."""
+    with pytest.warns(
+        UserWarning, match=r"spends 0\.0\d+ of epsilon 1: .*calibrate"
+    ) as said:
+        plan = plans.SyntheticData.certified(**CELLS, num_steps=30)
+    assert [warning.filename for warning in said] == [__file__]
+    most = plan.calibrate(epsilon=1.0, delta=1e-6)
+    assert plan.epsilon() < 0.1 and 0.99 < most.epsilon() <= 1.0
+    assert plan.theorem is not None and most.theorem is None
+
+    def bound(step: float) -> float:
+        return bounds.synthetic(
+            num_examples=10_000,
+            num_steps=30,
+            step_size_x=plan.histogram_step_size,
+            step_size_y=step,
+            log_domain=math.log(256),
+            log_queries=math.log(896),
+        ).bound
+
+    kept = plan.step_sizes[0] / 2  # Of answers in [-1, 1].
+    assert bound(kept) < min(bound(1.01 * kept), bound(0.99 * kept), bound(5 * kept))
+    assert (
+        plans.SyntheticData.certified(**CELLS).epsilon() > 0.9
+    )  # And nothing is said.
+
+
 @pytest.mark.parametrize("kind", [plans.Saddle, plans.SaddleBiasReduced])
 def test_wrong_constants_are_named(kind: Any) -> None:
     missing = {name: x for name, x in GAMES.items() if name != "lipschitz"}
@@ -232,7 +319,8 @@ def test_promises_are_kept_in_text_and_lost_with_their_numbers() -> None:
     # What the theorems are about besides.
     assert dataclasses.replace(plan, output="mean").theorem is None
     assert dataclasses.replace(plan, sampler="float").theorem is None
-    reduced_ = plans.SaddleBiasReduced.certified(**GAMES, vertex_budget=64)
+    with pytest.warns(UserWarning, match="spends"):
+        reduced_ = plans.SaddleBiasReduced.certified(**GAMES, vertex_budget=64)
     assert reduced_.theorem is not None
     assert dataclasses.replace(reduced_, batch_alpha=1.0).theorem is None
 
@@ -243,7 +331,8 @@ def test_text_is_strict_json_and_defaults_follow() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    plan = plans.Saddle.certified(**GAMES, num_steps=1)
+    with pytest.warns(UserWarning, match="spends 0 of epsilon 1"):
+        plan = plans.Saddle.certified(**GAMES, num_steps=1)
     assert plan.theorem is not None and plan.theorem.steps.certified == math.inf
     json.loads(plan.to_json(), parse_constant=refuse)
     assert plans.from_json(plan.to_json()) == plan
@@ -270,7 +359,7 @@ def test_text_is_strict_json_and_defaults_follow() -> None:
         (saddle, {"step_size_x": 40.0, "step_size_y": 0.1}, "step_size_x"),
         (saddle, {"output": "last"}, "output"),
         (saddle, {"sampler": "fast"}, "sampler"),
-        (saddle, {"delta": 0.0}, "delta"),
+        (saddle, {"delta": 1.0}, "delta"),
         (saddle, {"center_gradients": 1}, "center_gradients"),
         (reduced, {"vertex_budget": 0}, "vertex_budget"),
         (reduced, {"max_level": 7}, "vertex_budget"),

@@ -339,10 +339,11 @@ class SaddleBiasReduced(VertexSamplingPlan):
         self.check_ready()
         return float(self._deltas(self.step_sizes)[list(self.levels)].max())
 
-    def _rho_at(self, steps: list[float]) -> float:
+    def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         executed = np.array(self.levels)
         x, y = self._deltas(steps)[executed].T
-        return charges.bias_reduced(x, y, executed, error=simplex.LOG_ERROR)
+        error = simplex.LOG_ERROR
+        return charges.bias_reduced(x, y, executed, error=error, pure=pure)
 
     def returned(self, state: Any, params: Any) -> Any:
         return output(state)

@@ -188,13 +188,14 @@ class ConvexSimplex(VertexSamplingPlan):
         """Sensitivity of a score to one record, in nats, including rounding."""
         return self.grid.sensitivity(self.kappa)
 
-    def _rho_at(self, steps: list[float]) -> float:
+    def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         return charges.convex(
             *self._totals.score_sensitivities(steps),
             num_steps=self.num_steps,
             num_draws=self.num_draws,
             refresh_every=self.refresh_every,
             error=simplex.LOG_ERROR,
+            pure=pure,
         )
 
     def returned(self, state: Any, params: Any) -> Any:

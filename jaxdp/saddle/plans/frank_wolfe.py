@@ -54,7 +54,8 @@ class FrankWolfe(VertexSamplingPlan):
       (True, True)
 
     References:
-      As for :func:`jaxdp.frank_wolfe`; accounting by bounded range and zCDP.
+      As for :func:`jaxdp.frank_wolfe`; accounting by bounded range: zCDP, or
+      the pure sum of the draws where it is less.
     """
 
     num_examples: int
@@ -129,11 +130,11 @@ class FrankWolfe(VertexSamplingPlan):
         """Sensitivity of a score to one record, in nats, including rounding."""
         return self.grid.sensitivity(self.kappa)
 
-    def _rho_at(self, steps: list[float]) -> float:
+    def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         (delta,) = self._totals.score_sensitivities(steps)
         # A draw by a batch without the record tells nothing of it.
         draws = self.num_steps if self.full_batch else 1
-        return draws * float(charges.draw(delta, simplex.LOG_ERROR))
+        return draws * float(charges.draw(delta, simplex.LOG_ERROR, pure=pure))
 
     def returned(self, state: Any, params: Any) -> Any:
         return output(state)

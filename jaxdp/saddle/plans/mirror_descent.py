@@ -219,12 +219,13 @@ class Saddle(VertexSamplingPlan):
         """Larger of the two players' score sensitivities, in nats."""
         return max(self.sensitivity_x, self.sensitivity_y)
 
-    def _rho_at(self, steps: list[float]) -> float:
+    def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         return charges.vertex_sampling(
             *self._totals.score_sensitivities(steps),
             num_steps=self.num_steps,
             num_draws=self.num_draws,
             error=simplex.LOG_ERROR,
+            pure=pure,
         )
 
     def returned(self, state: Any, params: Any) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -22,6 +23,9 @@ from jaxdp.sampling import SinglePass
 
 #: The largest step that scores can take, in nats: 2**30 units, with room for rounding.
 _LONGEST = 44.0
+
+#: Part of epsilon that a certified plan spends without a warning.
+_SPENT = 0.9
 
 Sampler = Literal["integer", "float"]
 
@@ -119,7 +123,7 @@ class VertexSamplingPlan(Plan):
                 f"score by more than {self._most:.4g}, got {known}, which lets it move one "
                 f"by {self._longest(known):.4g}"
             )
-        self._rho_at(known)  # Raises if there are no grids for these numbers.
+        self._cost_at(known)  # Raises if there are no grids for these numbers.
 
     # Designs.
 
@@ -131,6 +135,24 @@ class VertexSamplingPlan(Plan):
         else:
             found = getattr(theorems, cls.family)(name, **constants)
         return Design(**found, **free)
+
+    @classmethod
+    def _certified(cls, **constants: Any) -> Self:
+        """Returns the plan of the design; warns if it leaves budget.
+
+        The design's step sizes are those of the least bound, where privacy admits them:
+        larger ones promise less, though they may well be better.
+        """
+        plan = super()._certified(**constants)
+        budget, spent = constants["epsilon"], plan.epsilon()
+        if spent < _SPENT * budget:
+            warnings.warn(
+                f"the plan spends {spent:.2g} of epsilon {budget:g}: its step sizes are "
+                "those of the least bound. .calibrate(epsilon=..., delta=...) takes the "
+                "largest, which promise less and may be better",
+                stacklevel=3,  # Where certified was called.
+            )
+        return plan
 
     @classmethod
     def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
@@ -157,8 +179,8 @@ class VertexSamplingPlan(Plan):
 
     # What follows from the cost of a run.
 
-    def _rho_at(self, steps: list[float]) -> float:
-        """Returns the zCDP cost of the whole run at these step sizes."""
+    def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
+        """Returns rho of the whole run at these step sizes, or the pure epsilon."""
         raise NotImplementedError
 
     @property
@@ -230,23 +252,37 @@ class VertexSamplingPlan(Plan):
         if self.sampler == "float":
             return math.inf
         # Scores that never move say nothing, however they are drawn from.
-        return self._rho_at(self.step_sizes) if any(self.step_sizes) else 0.0
+        return self._cost_at(self.step_sizes) if any(self.step_sizes) else 0.0
+
+    @property
+    def _pure_epsilon(self) -> float:
+        """Epsilon at delta = 0; infinite with a filter, which bounds rho alone."""
+        if self.budget is not None:
+            return math.inf
+        moves = any(self.step_sizes)
+        return self._cost_at(self.step_sizes, pure=True) if moves else 0.0
 
     @property
     def _guarantee(self) -> accounting.Guarantee:
         if self.sampler == "float":
             return accounting.non_private()
-        return accounting.zcdp(self.rho)
+        return accounting.zcdp(self.rho, self._pure_epsilon)
+
+    def _check_delta(self, delta: float) -> None:
+        if delta != 0 or self.sampler == "float" or self.budget is not None:
+            validate.probability(delta=delta)
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:
         """Returns a plan of at most (epsilon, delta), with the largest step sizes.
 
+        Draws are accounted by zCDP, and by adding up their pure epsilons, which costs less
+        where they are few or delta is very small; the better counts.
         The proportion of two step sizes is kept where they are given. Without, it is that
         of sqrt(log dim) / clip, which is best for regret without privacy.
 
         Args:
           epsilon: > 0.
-          delta: in (0, 1).
+          delta: in (0, 1), or 0 for a pure guarantee.
 
         Raises:
           ValueError: no steps stay within the budget, the sampler is not certified, or a
@@ -278,13 +314,31 @@ class VertexSamplingPlan(Plan):
         if len(start) == 1 or start[0] is None:
             players = zip(self.dims, self.clips, strict=True)
             start = [math.sqrt(math.log(max(dim, 2))) / clip for dim, clip in players]
-        rho = charges.rho_budget(float(epsilon), float(delta))
-        factor = charges.admissible(
-            lambda f: self._rho_at([f * step for step in start]), rho
-        )
+        factor = self._largest_factor(start, float(epsilon), float(delta))
         # No longer than scores can move, whatever the budget.
         factor = min(factor, self._most / self._longest(start) * (1 - 1e-12))
         return self._with([factor * step for step in start], delta)
+
+    def _largest_factor(
+        self, start: list[float], epsilon: float, delta: float
+    ) -> float:
+        """Returns the most that step sizes can be multiplied by within a budget."""
+        caps = {True: epsilon}
+        if delta > 0:
+            caps = {False: charges.rho_budget(epsilon, delta)} | caps
+        found, refusals = [], []
+        for pure, cap in caps.items():
+
+            def cost(factor: float, pure: bool = pure) -> float:
+                return self._cost_at([factor * step for step in start], pure=pure)
+
+            try:
+                found.append(charges.admissible(cost, cap))
+            except ValueError as refusal:
+                refusals.append(refusal)
+        if not found:
+            raise refusals[0]
+        return max(found)
 
     def _with(self, steps: list[float], delta: float | None) -> Self:
         plan: Any = self  # Every subclass is a dataclass.

@@ -126,7 +126,8 @@ class SyntheticData(VertexSamplingPlan):
             marginals, 2 for queries in [-1, 1].
           grid_bits: of the integers that queries are rounded to (``queries.bits``): 0 for
             marginals, which are exact.
-          num_steps: T; None takes a third of what the bound is best at.
+          num_steps: T; None takes a third of what the bound is best at. With few, the step
+            sizes of the least bound leave budget, of which a warning tells.
 
         Raises:
           ValueError: a constant out of range.
@@ -258,7 +259,7 @@ class SyntheticData(VertexSamplingPlan):
         """Sensitivity of a score at the last step, in nats."""
         return self.sensitivity_at(self.num_steps - 1)
 
-    def _rho_at(self, steps: list[float]) -> float:
+    def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         grid = self._grid_at(steps[0])
         if grid.multiplier == 0:
             return 0.0
@@ -267,6 +268,7 @@ class SyntheticData(VertexSamplingPlan):
             grid.sensitivity(self.kappa) - UNIT,
             num_steps=self.num_steps,
             error=simplex.LOG_ERROR + rounding,
+            pure=pure,
         )
 
     def returned(self, state: Any, params: Any) -> Any:

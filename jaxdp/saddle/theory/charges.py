@@ -1,10 +1,12 @@
-r"""Privacy cost in zCDP of the draws of mirror descent with vertex sampling.
+r"""Privacy cost of the draws of mirror descent with vertex sampling: zCDP, and pure.
 
 A vertex is drawn with probability proportional to :math:`e^{s_j}`, s the score. If one
 record moves every :math:`s_j` by at most :math:`\Delta`, and the sampler's probabilities
 are off by factors within a range of :math:`e^{2e}` in all, then the logarithm of the ratio
 of two neighbours' laws ranges over at most :math:`2\Delta + 2e`: the draw is
-:math:`\rho`-zCDP with :math:`\rho = (\Delta + e)^2 / 2`. Draws add up, given those before:
+:math:`\rho`-zCDP with :math:`\rho = (\Delta + e)^2 / 2`. That logarithm is positive
+somewhere and negative somewhere, so the draw is purely :math:`(2\Delta + 2e)`-DP as well,
+which costs less where draws are few (``pure``). Draws add up, given those before:
 of one player at one step, of both players, of all steps. Records of disjoint batches do
 not, so the charge is the worst record's. Draws before a record's batch tell nothing of it.
 
@@ -30,9 +32,13 @@ from jaxdp import accounting
 from jaxdp.core import validate
 
 
-def draw(delta: Any, error: float = 0.0) -> Any:
-    """Returns rho of one draw, for a score sensitivity or an array of them."""
-    return np.square(np.asarray(delta, float) + error) / 2
+def draw(delta: Any, error: float = 0.0, *, pure: bool = False) -> Any:
+    """Returns rho of one draw, for a score sensitivity or an array of them.
+
+    With ``pure``, here and below, the epsilon at delta = 0 in place of rho.
+    """
+    moved = np.asarray(delta, float) + error
+    return 2 * moved if pure else np.square(moved) / 2
 
 
 def vertices(level: Any) -> Any:
@@ -47,6 +53,7 @@ def vertex_sampling(
     num_steps: int,
     num_draws: int,
     error: float = 0.0,
+    pure: bool = False,
 ) -> float:
     """Returns rho of Algorithm 1: K + 1 draws of each player per step but the first.
 
@@ -54,7 +61,7 @@ def vertex_sampling(
     """
     validate.integer(num_steps=num_steps, num_draws=num_draws)
     validate.non_negative(delta_x=delta_x, delta_y=delta_y, error=error)
-    each = float(draw(delta_x, error) + draw(delta_y, error))
+    each = sum(float(draw(delta, error, pure=pure)) for delta in (delta_x, delta_y))
     return (num_steps - 1) * (num_draws + 1) * each
 
 
@@ -64,6 +71,7 @@ def bias_reduced(
     levels: np.ndarray,
     *,
     error: float = 0.0,
+    pure: bool = False,
 ) -> float:
     r"""Returns rho of Algorithms 2 and 3, given the levels: the worst record's charge.
 
@@ -75,7 +83,7 @@ def bias_reduced(
     integers N >= 0 (S,). 0 for no step or one.
     """
     levels = np.asarray(levels, np.int64)
-    each = draw(deltas_x, error) + draw(deltas_y, error)
+    each = draw(deltas_x, error, pure=pure) + draw(deltas_y, error, pure=pure)
     if not levels.shape == np.shape(deltas_x) == np.shape(deltas_y):
         raise ValueError(
             "levels must have one entry for each of deltas_x and deltas_y, got shapes "
@@ -94,6 +102,7 @@ def convex(
     num_draws: int,
     refresh_every: int,
     error: float = 0.0,
+    pure: bool = False,
 ) -> float:
     """Returns rho of Algorithm 4: K draws at every refresh but the first, and K final ones.
 
@@ -109,11 +118,16 @@ def convex(
         return 0.0
     period = min(refresh_every, num_steps)
     times = period + num_steps // period - 1
-    return num_draws * times * float(draw(delta, error))
+    return num_draws * times * float(draw(delta, error, pure=pure))
 
 
 def synthetic(
-    delta: float, *, num_steps: int, last_draw: bool = True, error: float = 0.0
+    delta: float,
+    *,
+    num_steps: int,
+    last_draw: bool = True,
+    error: float = 0.0,
+    pure: bool = False,
 ) -> float:
     """Returns rho of Algorithm 5: one query per step t > 1, from t - 1 sums over all data.
 
@@ -123,6 +137,8 @@ def synthetic(
     validate.integer(num_steps=num_steps)
     validate.non_negative(delta=delta, error=error)
     m = num_steps - 1 if last_draw else max(num_steps - 2, 0)
+    if pure:  # Sum over i = 1..m of 2 (i delta + e).
+        return m * (m + 1) * delta + 2 * m * error
     # Sum over i = 1..m of (i delta + e)^2 / 2.
     squares = m * (m + 1) * (2 * m + 1) / 6
     return (squares * delta**2 + m * (m + 1) * delta * error + m * error**2) / 2
@@ -159,9 +175,9 @@ def rho_budget(epsilon: float, delta: float) -> float:
 def admissible(charge: Callable[[float], float], rho: float) -> float:
     """Returns the largest step size whose charge stays within rho.
 
-    ``charge`` gives rho of a step size >= 0 and grows with it. Proportional to its square,
-    as without a sampler's error, it gives the closed form; else bisection. Infinity where
-    no step size costs anything.
+    ``charge`` gives rho of a step size >= 0, or the pure epsilon where ``rho`` is one, and
+    grows with it. Proportional to its square, as without a sampler's error, it gives the
+    closed form; else bisection. Infinity where no step size costs anything.
 
     Raises:
       ValueError: the sampler's error alone, with no step at all, costs more.
@@ -170,7 +186,7 @@ def admissible(charge: Callable[[float], float], rho: float) -> float:
     least = charge(0.0)
     if least > rho:
         raise ValueError(
-            "rho must cover the sampler's error, which alone costs "
+            "the budget must cover the sampler's error, which alone costs "
             f"{least:.4g} at this number of draws, got {rho!r}: take fewer steps or "
             "draws, or a larger epsilon"
         )
