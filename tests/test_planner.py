@@ -159,7 +159,10 @@ def test_display(found: Any) -> None:
     ("changes", "said"),
     [
         ({"num_examples": 0}, "num_examples must be"),
-        ({"num_passes": 5.0, "backpropagation": False}, "num_passes must be at least 8"),
+        (
+            {"num_passes": 5.0, "backpropagation": False},
+            "num_passes must be at least 8",
+        ),
         ({"num_passes": -1.0}, "num_passes must be"),
         ({"batch_size": 501}, "batch_size must be"),
         ({"epsilon": 0.0}, "epsilon must be"),
