@@ -46,6 +46,7 @@ from jaxdp.saddle.algorithms.convex import simplex_convex as simplex_convex
 from jaxdp.saddle.algorithms.mirror_descent import (
     saddle_mirror_descent as saddle_mirror_descent,
 )
+from jaxdp.saddle.algorithms.mwem import mwem as mwem
 from jaxdp.saddle.algorithms.synthetic import synthetic_data as synthetic_data
 from jaxdp.saddle.algorithms.synthetic import synthetic_records as synthetic_records
 from jaxdp.saddle.entropic import entropic_descent as entropic_descent

@@ -3,4 +3,5 @@
 from jaxdp.saddle.plans.bias_reduced import SaddleBiasReduced as SaddleBiasReduced
 from jaxdp.saddle.plans.convex import ConvexSimplex as ConvexSimplex
 from jaxdp.saddle.plans.mirror_descent import Saddle as Saddle
+from jaxdp.saddle.plans.mwem import MWEM as MWEM
 from jaxdp.saddle.plans.synthetic import SyntheticData as SyntheticData
