@@ -13,6 +13,7 @@ from jaxdp.auditing import (
     bounds,
     canaries,
     grid_releases,
+    measured,
     second_order,
     short_run,
     simulation,
@@ -56,7 +57,8 @@ class AuditCase(NamedTuple):
         False  # whether a shortened plan's epsilon is the plan's as it is
     )
     losses: bool = True  # whether runs evaluate a loss, which jaxdp.per_user can lift
-    draws: bool = False  # whether vertices are drawn, which are claimed to be zCDP
+    draws: bool = False  # whether vertices are drawn, and nothing else is released
+    zcdp: bool = False  # whether zCDP is claimed, but of Gaussians alone
     learn: float = _LEARN  # share of the runs that attacks learn from
 
 
@@ -97,7 +99,8 @@ def rule_of(
     # Where who is read when is known, each run is a sequence of Gaussians.
     closed_form = epsilon.accountant == "Gaussian closed form"
     gaussian = closed_form and not plan.sampling.amplifies
-    return bounds.Rule(delta, failure_prob, gaussian, zcdp=case_of(plan).draws)
+    zcdp = case_of(plan).zcdp and not gaussian
+    return bounds.Rule(delta, failure_prob, gaussian, zcdp=zcdp)
 
 
 def _shorter_sums(plan: Any, num_steps: int) -> Any:
@@ -173,6 +176,7 @@ _DRAWS = AuditCase(
     _refused_draws,
     losses=False,
     draws=True,
+    zcdp=True,
     learn=_LEARN_DRAWS,
 )
 
@@ -188,6 +192,17 @@ CASES: dict[str, AuditCase] = {
         ),
         mechanism=grid_releases.of_prefix_sums,
         losses=False,
+    ),
+    "marginals": AuditCase(
+        measured.canaries,
+        measured.transcripts,
+        measured.attacks,
+        measured.shortened,
+        measured.refused,
+        mechanism=grid_releases.of_marginals,
+        losses=False,
+        zcdp=True,
+        learn=_LEARN_DRAWS,
     ),
     "queries of a search": AuditCase(
         second_order.canaries,

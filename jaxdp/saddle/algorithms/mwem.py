@@ -120,9 +120,7 @@ def mwem(plan: Any, keys: keys_lib.Keys) -> Algorithm:
     run_state.check_plan(plan, "mwem")
     p: MarginalNumbers = plan.numbers
     queries, last = p.queries, p.run.num_steps - 1
-    begun = run_state.new_horizon(
-        p.run, private=keys.private and p.grid.noise_std > 0
-    )
+    begun = run_state.new_horizon(p.run, private=keys.private and p.grid.noise_std > 0)
     roots = (
         run_state.noise_root(p.run, keys),
         keys_lib.stream(keys.noise, "vertices_y", context=p.run.context),
@@ -203,7 +201,9 @@ def _begin(
     noise = run_state.gaussian(roots[0], 0, size, p.grid.noise_std)
     measured = release.noised_mean(p.grid, cells[:size], noise)
     times = jnp.asarray(_spread(p.queries, fit.times[: p.num_start]))
-    shares = fit.shares.at[:size].set((fit.shares[:size] * times + measured) / (times + 1))
+    shares = fit.shares.at[:size].set(
+        (fit.shares[:size] * times + measured) / (times + 1)
+    )
     fit = fit._replace(shares=shares, times=fit.times.at[: p.num_start].add(1))
     return fit, jnp.stack([jnp.float32(-1), jnp.linalg.norm(measured)])
 
