@@ -31,6 +31,18 @@ def made() -> Iterator[tuple[str, Any]]:
     yield "ConvexSimplex", audit._convex()
     yield "SyntheticData", audit._synthetic()
     budget: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
+    for num_steps, start in ((1, 6), (5, 3)):
+        yield (
+            f"MWEM, {num_steps} steps",
+            plans.MWEM(
+                num_examples=1000,
+                num_steps=num_steps,
+                relation="replace_one",
+                sizes=(2, 3, 4),
+                attributes=((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)),
+                num_start=start,
+            ).calibrate(**budget),
+        )
     for relation in ("replace_one", "zero_out"):
         yield (
             f"SOSP, certified, {relation}",

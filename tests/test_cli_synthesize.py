@@ -221,7 +221,8 @@ def test_marginals_are_measured_where_that_is_better(files: Path, capsys: Any) -
     assert (report["num_steps"], report["num_queries"]) == (1, 35)
     assert 3.9 < report["epsilon"] <= 4
     plan = plans.from_json((folder / synthesize.PLAN).read_text())
-    assert isinstance(plan, plans.DPGD)
+    assert isinstance(plan, plans.MWEM)
+    assert report["method_reason"].endswith("which is not over 0.15")
     shown = " ".join(capsys.readouterr().out.split())
     assert "35 shares of records in 6 marginals" in shown
     assert f"{plan.noise_std:.2g}" in shown

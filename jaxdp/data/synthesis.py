@@ -216,8 +216,8 @@ def release(
     Args:
       choice: of :func:`planned`, for as many records.
       keys: of this run.
-      codes: integers (n,); private. One outside the domain counts in no cell; the fit,
-        whose shares sum to one, spreads it over all cells of a marginal alike.
+      codes: integers (n,); private. One outside the domain counts in no cell, and what a
+        marginal lacks of sum one is spread over its cells: such a record lies in all alike.
       queries: those of the plan.
       progress: draws a progress bar, where there is more than one step.
     """
@@ -235,6 +235,9 @@ def release(
     histogram, shares, times = map(np.asarray, result.params)
     with np.errstate(divide="ignore"):
         stds = choice.noise_std / np.sqrt(times)  # Infinite where nothing was measured.
+    lengths = np.diff(plan.queries.offsets)
+    lacks = 1 - np.add.reduceat(shares, plan.queries.offsets[:-1])
+    shares = shares + np.repeat(np.where(times > 0, lacks / lengths, 0), lengths)
     found = quality.Measurements(plan.queries, shares, stds)
     return Release(histogram, found, result.report)
 
