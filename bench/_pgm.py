@@ -25,8 +25,10 @@ from jaxdp import accounting
 from jaxdp.saddle.theory import charges
 
 Columns = tuple[int, ...]
-#: Of the last fit, and of those that only choose what is measured next.
-_STEPS, _FEWER_STEPS = 1000, 200
+#: Of the last fit (mbi's default is 1000), more where steps are quick; and of those that
+#: only choose what is measured next.
+_STEPS, _MORE_STEPS, _FEWER_STEPS = 1000, 3000, 200
+_FEW_CELLS = 10_000
 _SQUARED, _L1 = 2, 2  # sensitivities of a marginal under replace-one
 
 
@@ -90,8 +92,10 @@ class Records:
         self.sums[one] += (self._of(self.table, one) + noise) / std**2
         self.precisions[one] += 1 / std**2
 
-    def fit(self, steps: int = _STEPS) -> None:
+    def fit(self, steps: int | None = None) -> None:
         """Fits the model to all that was measured, from the model so far."""
+        if steps is None:
+            steps = _MORE_STEPS if self.table.size <= _FEW_CELLS else _STEPS
         least = 1e-9 * max(self.precisions.values())
         given = []
         for one, precision in self.precisions.items():
@@ -218,6 +222,6 @@ def aim(
         at = table.draw(scores, share, _L1 * max(weights.values()))
         one = list(weights)[at]
         table.measure(one, std)
-        table.fit(_STEPS if last else _FEWER_STEPS)
+        table.fit(None if last else _FEWER_STEPS)
         if np.abs(table.modelled(one) - before[one]).sum() <= expected[one]:
             std, share = std / 2, 4 * share

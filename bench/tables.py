@@ -229,7 +229,7 @@ def single_queries(case: Case, seeds: Sequence[int]) -> list[tuple[float, float]
     for seed in seeds:
         codes = case.records(case.num_examples, seed)
         counts = np.bincount(codes, minlength=len(cells))
-        for rounds in (80, 160, 320):
+        for rounds in (160, 320):
             run = _mwem.mwem(queries, counts, seed, num_rounds=rounds, rho=rho)
             both = [errors(case, h, codes) for h in (run.last, run.average)]
             found.setdefault(rounds, []).append(min(both, key=lambda e: e[1]))

@@ -222,7 +222,7 @@ def test_marginals_are_measured_where_that_is_better(files: Path, capsys: Any) -
     assert 3.9 < report["epsilon"] <= 4
     plan = plans.from_json((folder / synthesize.PLAN).read_text())
     assert isinstance(plan, plans.MWEM)
-    assert report["method_reason"].endswith("which is not over 0.15")
+    assert report["method_reason"].endswith("which is not over 0.1")
     shown = " ".join(capsys.readouterr().out.split())
     assert "35 shares of records in 6 marginals" in shown
     assert f"{plan.noise_std:.2g}" in shown

@@ -33,7 +33,7 @@ Method = Literal["marginals", "mwem", "mirror_descent"]
 
 #: Total variation that noise gives a marginal, all being measured, above which rounds are
 #: better (``bench/tables.py``).
-MUCH_NOISE = 0.15
+MUCH_NOISE = 0.1
 
 
 def marginals(sizes: Sequence[int], degrees: Sequence[int]) -> Marginals:

@@ -106,7 +106,7 @@ def test_records_outside_count_as_uniform() -> None:
 
 
 def test_rounds_are_taken_where_noise_would_drown_tables() -> None:
-    """By public numbers: 8 cells a pair on average, at 0.15 of total variation."""
+    """By public numbers: 8.7 cells a pair on average, at 0.1 of total variation."""
     queries = synthesis.marginals(SIZES, (2,))
     size: dict[str, Any] = {"relation": "replace_one", "epsilon": 1.0, "delta": 1e-5}
     found = {n: synthesis.planned(queries, num_examples=n, **size) for n in (100, 3000)}
@@ -120,7 +120,7 @@ def test_rounds_are_taken_where_noise_would_drown_tables() -> None:
     mean = np.mean([8, 12, 6]) * many.plan.noise_std / math.sqrt(2 * math.pi)
     assert noise == pytest.approx(mean)
     assert f"each of 3 tables by {noise:.2g} in total" in many.reason
-    assert many.reason.endswith("not over 0.15") and few.reason.endswith("over 0.15")
+    assert many.reason.endswith("not over 0.1") and few.reason.endswith("over 0.1")
     # Of columns alone there is nothing to choose.
     single = synthesis.marginals(SIZES, (1,))
     assert synthesis.chosen(single, 1.0)[0] == "marginals"

@@ -279,7 +279,9 @@ def test_other_points_queries_and_records_are_refused() -> None:
     plan = make().with_noise(noise_multiplier=2.0)
     with pytest.raises(ValueError, match="noise_multiplier"):
         jaxdp.mwem(make(), Keys.insecure(0))
-    with pytest.raises(ValueError, match="microbatch_size must be None for MWEM, got 3"):
+    with pytest.raises(
+        ValueError, match="microbatch_size must be None for MWEM, got 3"
+    ):
         plan.algorithm(Keys.insecure(0), microbatch_size=3)
     algorithm = plan.algorithm(Keys.insecure(0))
     start = plan.uniform()
