@@ -115,18 +115,21 @@ def expected_noise(queries: Marginals, noise_std: float) -> float:
 def chosen(queries: Marginals, noise_std: float) -> tuple[Method, str]:
     """Returns the method for a table, by public numbers, and why.
 
-    Where noise would drown a marginal if all were measured, rounds leave out those that
-    the others tell already. Where it would not, measuring all is the better on tables in
-    which most pairs of columns depend on one another, and rounds where few do; nothing
+    Rounds are taken where they measure fewer marginals than there are, and noise would
+    drown those if all were measured. Elsewhere, measuring all is better on tables in which
+    most pairs of columns depend on one another, and rounds may be where few do; nothing
     public tells which.
 
     Args:
       queries: the marginals.
       noise_std: deviation of the noise on a share, of all measured at once.
     """
-    noise, count = expected_noise(queries, noise_std), len(queries.columns)
+    count, fewer = len(queries.columns), 2 * len(queries.sizes)
+    if count <= fewer:
+        return "marginals", f"{count} tables are no more than rounds would measure"
+    noise = expected_noise(queries, noise_std)
     said = f"noise would move each of {count} tables by {noise:.2g} in total variation"
-    if noise > MUCH_NOISE and any(len(one) > 1 for one in queries.columns):
+    if noise > MUCH_NOISE:
         return "mwem", f"{said} if all were measured, which is over {MUCH_NOISE:g}"
     return "marginals", f"{said}, which is not over {MUCH_NOISE:g}"
 

@@ -4,7 +4,6 @@ import itertools
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,7 +83,7 @@ def test_shares_are_the_true_ones_and_the_plans_noise(relation: Any) -> None:
     z = (result.measured.shares - true) / choice.plan.noise_std
     assert np.sum(z) == pytest.approx(0, abs=1e-2)  # Whose sum is made one.
     assert 150 < np.sum(z**2) < 394
-    np.testing.assert_array_equal(result.measured.noise_stds, [choice.noise_std])
+    assert result.measured.noise_stds == pytest.approx([choice.noise_std])
     assert result.report["num_steps"] == 1
 
 
@@ -106,24 +105,24 @@ def test_records_outside_count_as_uniform() -> None:
 
 
 def test_rounds_are_taken_where_noise_would_drown_tables() -> None:
-    """By public numbers: 8.7 cells a pair on average, at 0.1 of total variation."""
-    queries = synthesis.marginals(SIZES, (2,))
+    """By public numbers: 9 cells a pair, at 0.1 of total variation."""
+    queries = synthesis.marginals((3,) * 6, (2,))
     size: dict[str, Any] = {"relation": "replace_one", "epsilon": 1.0, "delta": 1e-5}
-    found = {n: synthesis.planned(queries, num_examples=n, **size) for n in (100, 3000)}
-    few, many = found[100], found[3000]
+    found = {n: synthesis.planned(queries, num_examples=n, **size) for n in (300, 3000)}
+    few, many = found[300], found[3000]
     assert (few.method, many.method) == ("mwem", "marginals")
     assert isinstance(few.plan, plans.MWEM) and isinstance(many.plan, plans.MWEM)
-    assert (few.plan.num_start, few.plan.num_steps) == (3, 1 + 3)
-    assert few.plan.attributes == ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2))
-    assert (many.plan.num_start, many.plan.num_steps) == (3, 1)
-    noise = synthesis.expected_noise(queries, many.noise_std or 0)
-    mean = np.mean([8, 12, 6]) * many.plan.noise_std / math.sqrt(2 * math.pi)
-    assert noise == pytest.approx(mean)
-    assert f"each of 3 tables by {noise:.2g} in total" in many.reason
+    assert (few.plan.num_start, few.plan.num_steps) == (6, 1 + 6)
+    assert few.plan.attributes[:7] == (*((i,) for i in range(6)), (0, 1))
+    assert (many.plan.num_start, many.plan.num_steps) == (15, 1)
+    noise = synthesis.expected_noise(queries, many.plan.noise_std)
+    assert noise == pytest.approx(9 * many.plan.noise_std / math.sqrt(2 * math.pi))
+    assert f"each of 15 tables by {noise:.2g} in total" in many.reason
     assert many.reason.endswith("not over 0.1") and few.reason.endswith("over 0.1")
-    # Of columns alone there is nothing to choose.
-    single = synthesis.marginals(SIZES, (1,))
-    assert synthesis.chosen(single, 1.0)[0] == "marginals"
+    # Rounds would measure as many: 3 columns and 3 more.
+    small = synthesis.marginals(SIZES, (2, 1))
+    why = "marginals", "6 tables are no more than rounds would measure"
+    assert synthesis.chosen(small, 1.0) == why
 
 
 # --- the other method --------------------------------------------------------------

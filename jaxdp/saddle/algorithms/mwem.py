@@ -41,7 +41,7 @@ class MarginalNumbers(NamedTuple):
 
 
 class FittedHistogram(NamedTuple):
-    """What a run returns, and begins with: a histogram and what is measured. Public."""
+    """Histogram and measured shares, with which a run begins and ends. Public."""
 
     histogram: jax.Array  # shape=(domain_size,), dtype=float32, of sum 1
     shares: jax.Array  # shape=(m,), dtype=float32; means of the measured shares, else 0
@@ -113,8 +113,8 @@ def mwem(plan: Any, keys: keys_lib.Keys) -> Algorithm:
       Hardt, Ligett and McSherry, A simple and practical algorithm for differentially
       private data release, 2012, with whole marginals in place of single queries; McKenna,
       Mullins, Sheldon and Miklau, `AIM: an adaptive and iterative mechanism for
-      differentially private synthetic data <https://arxiv.org/abs/2201.12677>`_, 2022, whose
-      score this is.
+      differentially private synthetic data <https://arxiv.org/abs/2201.12677>`_, 2022,
+      whose score this is.
     """
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "mwem")
