@@ -329,8 +329,14 @@ def refused(capsys: Any, *words: object) -> str:
         (("--degree", "1,1"), "--degree must be different integers, got (1, 1)"),
         (("--degree", 0), "--degree must be integers >= 1 with commas between"),
         (("--degree", "two"), "--degree must be integers >= 1 with commas between"),
-        (("--method", "other"), "--method must be one of auto, marginals, mwem, mirror_descent"),
-        (("--method", "marginals"), "--num-steps is for --method mwem or mirror_descent"),
+        (
+            ("--method", "other"),
+            "--method must be one of auto, marginals, mwem, mirror_descent",
+        ),
+        (
+            ("--method", "marginals"),
+            "--num-steps is for --method mwem or mirror_descent",
+        ),
         (("--epsilon", 0), "--epsilon must be a number > 0"),
         (("--delta", 1), "--delta must be a number in (0, 1)"),
         (("--relation", "swap"), "--relation must be one of replace_one"),
