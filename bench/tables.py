@@ -14,8 +14,9 @@ over seeds of records and noise. Cases:
 Methods: *marginals* and *MWEM* are those of ``jaxdp synthesize``, whose own choice, by
 public numbers, is *synthesize*; *algorithm 5* is ``plans.SyntheticData`` with 1000 steps,
 or 3000 in (b). Peers are :mod:`bench._pgm`'s on ``mbi``, skipped where that is not
-installed, and in (b) the explicit MWEM of single queries with the best of its numbers of rounds, by the
-errors that are reported. Synthetic records are not drawn: histograms are compared.
+installed, and in (b) the explicit MWEM of single queries with the best of its numbers of
+rounds, by the errors that are reported. Synthetic records are not drawn: histograms are
+compared.
 """
 
 import functools
