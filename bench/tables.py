@@ -14,9 +14,8 @@ over seeds of records and noise. Cases:
 Methods: *marginals* and *MWEM* are those of ``jaxdp synthesize``, whose own choice, by
 public numbers, is *synthesize*; *algorithm 5* is ``plans.SyntheticData`` with 1000 steps,
 or 3000 in (b). Peers are :mod:`bench._pgm`'s on ``mbi``, skipped where that is not
-installed, and in (b) the explicit MWEM of single queries with the best of its numbers of
-rounds, by the errors that are reported. Synthetic records are not drawn: histograms are
-compared.
+installed. Synthetic records are not drawn: histograms are compared. The explicit MWEM of
+single queries is in the saddle study, on the populations of (b).
 """
 
 import functools
@@ -27,10 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
-from bench import _harness, _mwem, _pgm, problems
+from bench import _harness, _pgm, problems
 from bench import synthesize as mixed
 from jaxdp.data import synthesis
-from jaxdp.saddle.theory import charges
 
 
 class Case(NamedTuple):
@@ -45,7 +43,6 @@ class Case(NamedTuple):
     records: Callable[[int, int], np.ndarray]  # (n, seed) -> codes
     peers: tuple[str, ...]
     steps: int = 1000  # of algorithm 5
-    queries_too: bool = False  # whether MWEM of single queries is run
 
     @property
     def queries(self) -> jaxdp.Marginals:
@@ -89,14 +86,15 @@ def random_flags(n: int, seed: int) -> np.ndarray:
     """Draws codes of the saddle study's population of that seed; column 0 is bit 0."""
     codes = problems.binary_domain(seed=seed).make_data(n, seed)
     bits = codes[:, None] >> np.arange(8) & 1
-    return np.ravel_multi_index(tuple(bits.T), FLAGS)
+    return np.asarray(np.ravel_multi_index(tuple(bits.T), FLAGS))
 
 
 def hidden_flags(n: int, seed: int) -> np.ndarray:
     """Draws codes of flags that a hidden class makes likely or not."""
     rng = np.random.default_rng(seed)
     likely = np.where(rng.random((n, 1)) < 0.5, 0.7, 0.2)
-    return np.ravel_multi_index(tuple((rng.random((n, 8)) < likely).T * 1), FLAGS)
+    flags = (rng.random((n, 8)) < likely).astype(int)
+    return np.asarray(np.ravel_multi_index(tuple(flags.T), FLAGS))
 
 
 def mixed_records(n: int, seed: int) -> np.ndarray:
@@ -109,41 +107,33 @@ def mixed_records(n: int, seed: int) -> np.ndarray:
     level, income = np.array([0, 0, 1, 2, 2])[level], np.minimum(income, 3)
     region, hours = np.minimum(region, 2), np.minimum(hours, 2)
     columns = (age, level, sex, income, region, married, hours, owner, children, smoker)
-    return np.ravel_multi_index(tuple(c.astype(int) for c in columns), MIXED)
+    codes = np.ravel_multi_index(tuple(c.astype(int) for c in columns), MIXED)
+    return np.asarray(codes)
 
 
-_ALL = ("gaussian", "mst", "aim")
+_TWO = ("gaussian", "mst")
 
 
 def cases(quick: bool) -> list[Case]:
-    """Returns the cases; of a quick run fewer and smaller ones."""
+    """Returns the cases; of a quick run fewer and smaller ones.
+
+    Peers are left out where a run of them takes minutes.
+    """
+    fixed = 1.0, 1e-6, dense
     found = [
-        Case(f"a: 295 pairs, n = {n}", DENSE, 2, n, 1.0, 1e-6, dense, _ALL)
-        for n in (10_000, 100_000)
+        Case("a: 295 pairs, n = 10000", DENSE, 2, 10_000, *fixed, (*_TWO, "aim")),
+        Case("a: 295 pairs, n = 100000", DENSE, 2, 100_000, *fixed, _TWO),
     ]
-    found.append(
-        Case(
-            "b: 448 triples of flags, n = 100000",
-            FLAGS,
-            3,
-            100_000,
-            1.0,
-            1e-6,
-            random_flags,
-            ("gaussian",),
-            steps=3000,
-            queries_too=True,
-        )
-    )
-    for degree, n in ((2, 1000), (2, 10_000), (3, 1000), (3, 10_000)):
-        kind = {2: "pairs", 3: "triples"}[degree]
-        name = f"c: {kind} of ten columns, n = {n}"
-        tried = _ALL if degree == 2 else ("gaussian", "mst")  # AIM's models are slow.
-        make = (MIXED, degree, n, 1.0, 1e-5, mixed_records)
-        found.append(Case(name, *make, tried))
+    name = "b: 448 triples of flags, n = 100000"
+    flags = FLAGS, 3, 100_000, 1.0, 1e-6, random_flags
+    found.append(Case(name, *flags, ("gaussian",), steps=3000))
+    for kind, degree, tried in (("pairs", 2, ("mst",)), ("triples", 3, ())):
+        name = f"c: {kind} of ten columns, n = 1000"
+        table = MIXED, degree, 1000, 1.0, 1e-5, mixed_records
+        found.append(Case(name, *table, tried))
     for n in (300, 1000):
         name = f"d: triples of flags with a class, n = {n}"
-        found.append(Case(name, FLAGS, 3, n, 1.0, 1e-5, hidden_flags, ("gaussian",)))
+        found.append(Case(name, FLAGS, 3, n, 1.0, 1e-5, hidden_flags, ()))
     if quick:
         few = found[0]._replace(num_examples=1000, peers=("gaussian",), steps=100)
         return [few._replace(name="a: 295 pairs, n = 1000")]
@@ -196,8 +186,6 @@ def measured(case: Case, seeds: Sequence[int]) -> Iterator[tuple[str, Any]]:
             found.append(errors(case, result.histogram, codes))
         yield name, found
     yield from peers(case, tables)
-    if case.queries_too:
-        yield "MWEM of single queries, tuned", single_queries(case, seeds)
 
 
 def peers(case: Case, tables: dict[int, np.ndarray]) -> Iterator[tuple[str, Any]]:
@@ -217,24 +205,6 @@ def peers(case: Case, tables: dict[int, np.ndarray]) -> Iterator[tuple[str, Any]
                 makes[peer](table, workload, case.epsilon, case.delta)
                 found.append((seed, table.fitted.reshape(-1)))
         yield names[peer], [errors(case, h, tables[seed]) for seed, h in found]
-
-
-def single_queries(case: Case, seeds: Sequence[int]) -> list[tuple[float, float]]:
-    """Errors of MWEM by explicit queries, with the rounds that are best in the mean."""
-    cells = np.arange(case.queries.domain_size)
-    which = np.asarray(case.queries.cells_of(jnp.asarray(cells)))
-    queries = np.zeros((case.queries.num_queries, len(cells)))
-    np.put_along_axis(queries, which.T, 1, axis=0)
-    rho = charges.rho_budget(case.epsilon, case.delta)
-    found: dict[int, list[tuple[float, float]]] = {}
-    for seed in seeds:
-        codes = case.records(case.num_examples, seed)
-        counts = np.bincount(codes, minlength=len(cells))
-        for rounds in (160, 320):
-            run = _mwem.mwem(queries, counts, seed, num_rounds=rounds, rho=rho)
-            both = [errors(case, h, codes) for h in (run.last, run.average)]
-            found.setdefault(rounds, []).append(min(both, key=lambda e: e[1]))
-    return min(found.values(), key=lambda each: np.mean([e[1] for e in each]))
 
 
 METRICS = ("total variation", "largest error")
