@@ -127,7 +127,7 @@ def cases(quick: bool) -> list[Case]:
     name = "b: 448 triples of flags, n = 100000"
     flags = FLAGS, 3, 100_000, 1.0, 1e-6, random_flags
     found.append(Case(name, *flags, ("gaussian",), steps=3000))
-    for kind, degree, tried in (("pairs", 2, ("mst",)), ("triples", 3, ())):
+    for kind, degree, tried in (("pairs", 2, (*_TWO, "aim")), ("triples", 3, ())):
         name = f"c: {kind} of ten columns, n = 1000"
         table = MIXED, degree, 1000, 1.0, 1e-5, mixed_records
         found.append(Case(name, *table, tried))

@@ -295,7 +295,7 @@ CHAINED = FIRST - {"dpzero-gaussian-2-laplace-zero_out", "o2nc"} | {"o2nc-slopes
 
 @these(METHODS, CHAINED)
 def test_trained_whole_in_a_chain_of_optax(method: Method) -> None:
-    """All ten families; what comes out is that of ``fit``, an algorithm's to the bit."""
+    """All eleven families; what comes out is that of ``fit``, an algorithm's to the bit."""
     tx = method.make(method.plan, Keys.insecure(3))
     algorithm = isinstance(tx, jaxdp.Algorithm)
     if algorithm:

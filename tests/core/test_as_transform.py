@@ -1,6 +1,6 @@
 """Algorithms as transformations of Optax: where they stand, and what they leave alone.
 
-All ten methods are trained in a chain in ``tests/test_conformance.py``.
+All eleven methods are trained in a chain in ``tests/test_conformance.py``.
 """
 
 import collections
