@@ -58,8 +58,5 @@ def test_what_is_chosen_is_no_worse_than_peers(kept: Any, case: str) -> None:
 
 def test_flags_by_the_commands_own_choice(kept: Any) -> None:
     at = "b: 448 triples of flags, n = 100000"
-    ours = kept[at, "largest error: synthesize"]["value"]
-    assert (
-        ours < 0.5 * kept[at, "largest error: MWEM of single queries, tuned"]["value"]
-    )
-    assert ours < 0.0019
+    # Of MWEM by single queries, in the saddle study.
+    assert kept[at, "largest error: synthesize"]["value"] < 0.0019
