@@ -96,12 +96,12 @@ def methods(
     rng = np.random.default_rng(seed)
     budget: dict[str, Any] = {"relation": "replace_one", "delta": DELTA}
     budget |= {"num_examples": n, "epsilon": epsilon}
-    measured = synthesis.planned(PAIRS, **budget)
+    measured = synthesis.planned(PAIRS, method="marginals", **budget)
     assert measured.noise_std is not None
     yield "noisy pairs", noisy_pairs(weights, measured.noise_std, seed)
     for degrees in ((1,), (2,), (1, 2), (3,)):
         queries = synthesis.marginals(BINS.sizes, degrees)
-        choice = synthesis.planned(queries, **budget)
+        choice = synthesis.planned(queries, method="marginals", **budget)
         keys = jaxdp.Keys.insecure(seed)
         result = synthesis.release(choice, keys, codes, queries)
         drawn = weights_of(synthesis.drawn(keys, result.histogram, n))

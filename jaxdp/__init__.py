@@ -53,6 +53,7 @@ from jaxdp.saddle.algorithms.frank_wolfe import frank_wolfe as frank_wolfe
 from jaxdp.saddle.algorithms.mirror_descent import (
     saddle_mirror_descent as saddle_mirror_descent,
 )
+from jaxdp.saddle.algorithms.mwem import mwem as mwem
 from jaxdp.saddle.algorithms.synthetic import synthetic_data as synthetic_data
 from jaxdp.saddle.algorithms.synthetic import synthetic_records as synthetic_records
 from jaxdp.saddle.descent_ascent import descent_ascent as descent_ascent

@@ -13,6 +13,7 @@ from jaxdp.mechanism.blt import BLTNumbers as BLTNumbers
 from jaxdp.mechanism.plan import from_json as from_json
 from jaxdp.o2nc.plan import O2NC as O2NC
 from jaxdp.o2nc.prefix_sum_plan import PrefixSum as PrefixSum
+from jaxdp.saddle.plans import MWEM as MWEM
 from jaxdp.saddle.plans import ConvexSimplex as ConvexSimplex
 from jaxdp.saddle.plans import FrankWolfe as FrankWolfe
 from jaxdp.saddle.plans import Saddle as Saddle

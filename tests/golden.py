@@ -39,6 +39,18 @@ def made() -> Iterator[tuple[str, Any]]:
         dataclasses.replace(wolfe, sampling=sampling.SinglePass(4)),
     )
     budget: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
+    for num_steps, start in ((1, 6), (5, 3)):
+        yield (
+            f"MWEM, {num_steps} steps",
+            plans.MWEM(
+                num_examples=1000,
+                num_steps=num_steps,
+                relation="replace_one",
+                sizes=(2, 3, 4),
+                attributes=((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)),
+                num_start=start,
+            ).calibrate(**budget),
+        )
     curved = {"num_examples": 200_000, "dim": 10, "relation": "replace_one"} | budget
     curved |= {"lipschitz": 1.0, "smoothness": 1.0, "hessian_lipschitz": 1.0}
     for relation in ("replace_one", "zero_out"):

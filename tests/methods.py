@@ -499,9 +499,26 @@ SADDLES = (
     ),
 )
 
+TABLE = plans.MWEM(
+    **VERTICES,
+    num_steps=4,
+    sizes=(2, 2),
+    attributes=((0,), (1,), (0, 1)),
+    num_start=2,
+).calibrate(epsilon=5.0, delta=1e-5)
+
 METHODS = (
     *GRADIENT_MAKERS,
     TUNED,
+    Method(
+        "mwem",
+        TABLE,
+        jaxdp.mwem,
+        np.random.default_rng(0).integers(0, 4, N).astype(np.int32),
+        np.full(N, -1, np.int32),
+        TABLE.queries,
+        TABLE.uniform(),
+    ),
     _o2nc("o2nc", {0: 2 / 5, 5: 2 / 2}, **ORACLE),
     _o2nc(
         "o2nc-gradients",

@@ -54,6 +54,7 @@ FIRST = {
     "bias_reduced",
     "convex",
     "synthetic",
+    "mwem",
 }
 #: Where a whole run is compiled for one duty.
 FEWER = {"dpzero-sphere-1", "dpgd", "o2nc-slopes", "sosp", "saddle"}

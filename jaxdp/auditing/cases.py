@@ -14,6 +14,7 @@ from jaxdp.auditing import (
     bounds,
     canaries,
     grid_releases,
+    measured,
     second_order,
     short_run,
     simulation,
@@ -58,7 +59,8 @@ class AuditCase(NamedTuple):
         False  # whether a shortened plan's epsilon is the plan's as it is
     )
     losses: bool = True  # whether runs evaluate a loss, which jaxdp.per_user can lift
-    draws: bool = False  # whether vertices are drawn, which are claimed to be zCDP
+    draws: bool = False  # whether vertices are drawn, and nothing else is released
+    zcdp: bool = False  # whether zCDP is claimed, but of Gaussians alone
     learn: float = _LEARN  # share of the runs that attacks learn from
 
 
@@ -99,14 +101,14 @@ def rule_of(
     # Where who is read when is known, each run is a sequence of Gaussians.
     closed_form = epsilon.accountant == "Gaussian closed form"
     gaussian = closed_form and not plan.sampling.amplifies
-    draws = case_of(plan).draws
+    case = case_of(plan)
     pure = epsilon.accountant == "pure composition"  # So that delta = 0 is claimed.
     return bounds.Rule(
         0.0 if pure else delta,
         failure_prob,
         gaussian,
-        zcdp=draws,
-        per_root_rho=epsilon / math.sqrt(plan.rho) if draws and pure else None,
+        zcdp=case.zcdp and not gaussian,
+        per_root_rho=epsilon / math.sqrt(plan.rho) if case.draws and pure else None,
     )
 
 
@@ -183,6 +185,7 @@ _DRAWS = AuditCase(
     _refused_draws,
     losses=False,
     draws=True,
+    zcdp=True,
     learn=_LEARN_DRAWS,
 )
 
@@ -198,6 +201,17 @@ CASES: dict[str, AuditCase] = {
         ),
         mechanism=grid_releases.of_prefix_sums,
         losses=False,
+    ),
+    "marginals": AuditCase(
+        measured.canaries,
+        measured.transcripts,
+        measured.attacks,
+        measured.shortened,
+        measured.refused,
+        mechanism=grid_releases.of_marginals,
+        losses=False,
+        zcdp=True,
+        learn=_LEARN_DRAWS,
     ),
     "queries of a search": AuditCase(
         second_order.canaries,

@@ -196,6 +196,24 @@ def of_gradients(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     return Mechanism(run, {"gradient": _reading_of(grid)}, _held(plan, DIM), plan)
 
 
+def of_marginals(plan: Any, public: Keys, unit: Unit) -> Mechanism:
+    """Returns the simulation of the first step of ``plans.MWEM``, on one column."""
+    del unit  # Of a record; cases says so.
+    plan = dataclasses.replace(
+        plan, num_steps=2, sizes=(DIM,), attributes=((0,),), num_start=1
+    )
+
+    def run(own: Keys, _: Any, amount: jax.Array) -> dict[str, jax.Array]:
+        algorithm = plan.algorithm(simulation.run_keys(plan, own, public))
+        none = jnp.full(plan.num_examples, -1, jnp.int32)
+        records = none.at[0].set(jnp.where(amount > 0, 0, -1))
+        state = algorithm.init(plan.uniform())
+        state, _ = algorithm.step(state, records, value_fn=plan.queries)
+        return {"shares": state.fit.shares}
+
+    return Mechanism(run, {"shares": _reading_of(plan.grid)}, DIM, plan)
+
+
 def of_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     """Returns the simulation of the slopes and counts of the first steps."""
     most = STEPS_OF_HOST if plan.noise == "laplace" else STEPS

@@ -22,7 +22,7 @@ MODELS = ("linear", "mlp")
 LOSSES = ("cross_entropy", "hinge", "squared_error")
 SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
-METHODS: tuple[str, ...] = typing.get_args(Method)
+METHODS: tuple[str, ...] = ("auto", *typing.get_args(Method))
 LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
 TRAINABLE = ("all", "lora", "prefix", "head")
 #: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
@@ -504,7 +504,8 @@ class Synthesize(Budget, Output):
     )
     method: str = opt(
         p.choice(*METHODS),
-        "How queries are answered: all counts with noise, or one query a step.",
+        "How queries are answered: all counts with noise; single columns, then the counts "
+        "that are known worst; one query a step; or what noise says is best.",
         default=METHODS[0],
     )
     relation: str = opt(
@@ -513,7 +514,9 @@ class Synthesize(Budget, Output):
         default="replace_one",
     )
     num_steps: Int = opt(
-        STEPS, "Of mirror_descent: each releases one query's number.", "from the bound"
+        STEPS,
+        "Of mwem: marginals that are drawn; of mirror_descent: queries.",
+        "as many as columns; from the bound",
     )
     num_records: Int = opt(STEPS, "Synthetic records.", "as many as private ones")
     public: MaybePath = opt(p.PATH, "Public records, on which answers are judged.")

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import pathlib
 import sys
 import warnings
@@ -16,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from jaxdp import plans
 from jaxdp.cli import (
     options,
     overlap,
@@ -43,6 +43,8 @@ QUALITY_FORMAT = 1
 _LARGE_NOISE = 0.1
 
 _SPLIT_SEED = 0
+#: Methods that take a number of steps.
+_STEPPED = ("mwem", "mirror_descent")
 #: What answers queries, and how its errors are called in the report.
 _CANDIDATES = {
     "synthetic records": "",
@@ -104,9 +106,10 @@ def prepare(command: options.Synthesize) -> Job:
     with usage(command):
         bins = binning.binning(command.bins)
         queries = synthesis.marginals(bins.sizes, command.degree)
-    if command.num_steps is not None and command.method != "mirror_descent":
+    if command.num_steps is not None and command.method not in _STEPPED:
         raise UsageError(
-            f"--num-steps is for --method mirror_descent only, got {command.num_steps}"
+            f"--num-steps is for --method {' or '.join(_STEPPED)} only, got "
+            f"{command.num_steps}"
         )
     keys = keys_of(command)
     rows = _rows(command, "input", bins)
@@ -137,18 +140,18 @@ def prepare(command: options.Synthesize) -> Job:
             num_steps=command.num_steps,
             method=command.method,  # pyright: ignore[reportArgumentType]
         )
-    _warn_of_noise(queries, choice)
+    _warn_of_noise(choice)
     num_records = command.num_records or len(codes)
     return Job(bins, queries, codes, public, choice, keys, num_records, folder)
 
 
-def _warn_of_noise(queries: queries_lib.Marginals, choice: synthesis.Choice) -> None:
+def _warn_of_noise(choice: synthesis.Choice) -> None:
     """Warns where the noise on a table is larger than what tables usually tell."""
     if choice.noise_std is None:
         return
-    cells = float(np.mean(np.diff(queries.offsets)))
-    # The mean of the absolute value of normal noise, half of it summed over the cells.
-    noise = cells * choice.noise_std / math.sqrt(2 * math.pi)
+    measured: Any = choice.plan
+    noise = synthesis.expected_noise(measured.queries, choice.noise_std)
+    cells = float(np.mean(np.diff(measured.queries.offsets)))
     if noise > _LARGE_NOISE:
         warnings.warn(
             f"noise moves the {cells:.3g} cells of a measured table by {noise:.2g} in "
@@ -238,9 +241,7 @@ def _judged(
     job: Job, command: options.Synthesize, outcome: Outcome, result: synthesis.Release
 ) -> dict[str, Any]:
     """Compares the records with what was measured and with all references."""
-    counts, std = None, job.choice.noise_std
-    if result.shares is not None and std is not None:
-        counts = quality.measured(job.queries, result.shares, std)
+    counts = None if result.measured is None else quality.measured(result.measured)
     others = references(job, command).items()
     named = {_NAMES[name]: weights for name, weights in others}
     return quality.judged(job.bins, _weights(outcome.codes, job), counts, named)
@@ -282,6 +283,7 @@ def _report(
         "domain_size": job.queries.domain_size,
         "degree": list(command.degree),
         "method": job.choice.method,
+        "method_reason": job.choice.reason,
         "num_queries": job.queries.num_queries,
         "num_records": job.num_records,
         "num_test_examples": 0 if job.public is None else len(job.public),
@@ -463,14 +465,22 @@ def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
         f"{plan.num_steps} draws from {queries.num_queries} queries and their "
         f"negations, on {queries.domain_size} cells"
     )
-    if job.choice.noise_std is not None:
+    if isinstance(plan, plans.MWEM):
+        first = plan.queries.columns[: plan.num_start]
+        shares = int(plan.queries.offsets[plan.num_start])
+        drawn = (
+            f" and {plan.num_steps - 1} more that are drawn"
+            if plan.num_steps > 1
+            else ""
+        )
         released = (
-            f"{queries.num_queries} shares of records in {len(queries.columns)} marginals "
-            f"of {queries.domain_size} cells, each with noise of deviation "
-            f"{job.choice.noise_std:.2g}"
+            f"{shares} shares of records in {len(first)} marginals{drawn}, of "
+            f"{queries.domain_size} cells, each with noise of deviation "
+            f"{plan.noise_std:.2g}"
         )
     title = f"synthetic {command.input.name}"
     table = train.spending(title, plan, report, ("released", released))
+    table.add_row("method", f"{job.choice.method}: {job.choice.reason}")
     for prefix, where in (("test", _PUBLIC), ("unsafe", _PRIVATE)):
         name = f"{prefix}_worst_query_error"
         if name in report:

@@ -62,18 +62,23 @@ def _split(queries: Marginals, shares: np.ndarray) -> Tables:
     }
 
 
-def measured(queries: Marginals, shares: np.ndarray, noise_std: float) -> Measured:
+class Measurements(NamedTuple):
+    """Noised shares of marginals; public."""
+
+    queries: Marginals
+    shares: np.ndarray  # shape=(m,)
+    #: shape=(marginals,); deviation of the noise on a share, infinite of none measured.
+    noise_stds: np.ndarray
+
+
+def measured(given: Measurements) -> Measured:
     """Returns all columns and pairs that noised marginals tell of.
 
     Each is summed from the marginal in which its cells have the least noise.
-
-    Args:
-      queries: the marginals.
-      shares: their noised shares (m,).
-      noise_std: deviation of the noise on each share.
     """
     found = Measured({}, {})
-    for columns, table in _split(queries, shares).items():
+    parts = _split(given.queries, given.shares).items()
+    for (columns, table), noise_std in zip(parts, given.noise_stds, strict=True):
         for size in (1, 2):
             for some in itertools.combinations(columns, size):
                 others = tuple(i for i, c in enumerate(columns) if c not in some)

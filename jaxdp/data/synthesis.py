@@ -1,13 +1,13 @@
-r"""Synthetic tables from marginals that are measured once, with noise.
+r"""Synthetic tables from marginals that are measured with noise.
 
-Every cell of every marginal is counted, all counts get Gaussian noise of one release, and
-the histogram is fitted to them afterwards. Sensitivity: a record counts once in each of M
-marginals. Its vector, centred, has in a marginal of k cells the squared L2 norm 1 - 1/k;
-the sum over marginals is the squared clip norm of a ``plans.DPGD`` with one step, whose
-"gradients" the vectors are. So bound, integer noise, accountant and ledger are the
-library's own.
+Two methods, both a ``plans.MWEM``, whose bound, integer noise, accountant and ledger are
+the library's own. ``"marginals"`` counts every cell of every marginal, and all counts get
+Gaussian noise of one release. ``"mwem"`` does so for single columns, and goes on with the
+marginals that the histogram so far knows worst, one a round: fewer marginals, with less
+noise. The histogram is fitted to what was measured. :func:`chosen` says which is better,
+from public numbers alone.
 
-Mirror descent (``plans.SyntheticData``) releases one query a step instead. Wherever either
+Mirror descent (``plans.SyntheticData``) releases one query a step instead. Wherever any
 was of use, measured marginals were better (``make bench ARGS="synthesize"``).
 
 References:
@@ -15,32 +15,25 @@ References:
   differential privacy <https://arxiv.org/abs/1901.09136>`_, 2019.
 """
 
-import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxdp import plans, sampling, training
+from jaxdp import plans, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import Relation
+from jaxdp.data import quality
 from jaxdp.saddle.oracles.queries import Marginals
 
-Method = Literal["marginals", "mirror_descent"]
+Method = Literal["marginals", "mwem", "mirror_descent"]
 
-_FIT_STEPS = 1000
-#: Weight of the divergence from the uniform histogram, in units of the noise's variance:
-#: without it, a histogram of few records fits the noise. Tables of 300 to 20000 records
-#: lose nothing by it where noise is small, and a fifth of the error where it is large.
-_PRIOR_WEIGHT = 10.0
-#: Records whose vectors are held at once.
-_MICROBATCH = 1024
+#: Total variation that noise gives a marginal, all being measured, above which rounds are
+#: better (``bench/tables.py``).
+MUCH_NOISE = 0.1
 
 
 def marginals(sizes: Sequence[int], degrees: Sequence[int]) -> Marginals:
@@ -70,58 +63,85 @@ def marginals(sizes: Sequence[int], degrees: Sequence[int]) -> Marginals:
 # --- the release -------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class CellCounts:
-    """Losses whose gradients are minus the centred cells of each record.
-
-    ``CellCounts(queries)(params, codes)`` has the losses (B,) at params (m,). A code
-    outside the domain has loss and gradient zero.
-    """
-
-    queries: Marginals
-
-    @property
-    def center(self) -> np.ndarray:
-        """Share that every cell of a marginal has where records are uniform, (m,)."""
-        cells = np.diff(self.queries.offsets)
-        return np.repeat(1 / cells, cells).astype(np.float32)
-
-    @property
-    def l2_norm(self) -> float:
-        """L2 norm of the gradient of any record within the domain."""
-        return math.sqrt(sum(1 - 1 / int(k) for k in np.diff(self.queries.offsets)))
-
-    def __call__(self, params: jax.Array, codes: jax.Array) -> jax.Array:
-        inside = (codes >= 0) & (codes < self.queries.domain_size)
-        cells = self.queries.cells_of(jnp.where(inside, codes, 0))
-        sums = jnp.sum(params[cells], axis=-1) - params @ jnp.asarray(self.center)
-        return jnp.where(inside, -sums, 0.0)
-
-
 def measurement(
     queries: Marginals, *, num_examples: int, relation: Relation
-) -> plans.DPGD:
+) -> plans.MWEM:
     """Returns the plan that releases all marginals once; noise is to be calibrated.
 
-    One record moves the sum by at most ``plan.sensitivity``: ``CellCounts.l2_norm``, and
-    twice that under replace-one.
+    One record moves the counts by at most ``sqrt(M) * plan.sensitivity`` in L2, of M
+    marginals.
     """
-    return plans.DPGD(
+    return plans.MWEM(
         num_examples=num_examples,
         num_steps=1,
-        sampling=sampling.FullBatch(),
         relation=relation,
-        l2_clip_norm=CellCounts(queries).l2_norm,
+        sizes=queries.sizes,
+        attributes=queries.columns,
+        num_start=len(queries.columns),
     )
 
 
+def rounds(
+    queries: Marginals, num_rounds: int, *, num_examples: int, relation: Relation
+) -> plans.MWEM:
+    """Returns the plan that measures columns, and then a marginal a round.
+
+    Rounds draw from all marginals, columns among them; noise is to be calibrated.
+    """
+    columns = tuple((i,) for i in range(len(queries.sizes)))
+    more = tuple(one for one in queries.columns if len(one) > 1)
+    return plans.MWEM(
+        num_examples=num_examples,
+        num_steps=1 + num_rounds,
+        relation=relation,
+        sizes=queries.sizes,
+        attributes=columns + more,
+        num_start=len(columns),
+    )
+
+
+def expected_noise(queries: Marginals, noise_std: float) -> float:
+    """Returns by how much noise moves a measured marginal, in total variation, on average.
+
+    Args:
+      queries: the marginals.
+      noise_std: deviation of the noise on each share.
+    """
+    cells = float(np.mean(np.diff(queries.offsets)))
+    # The mean of the absolute value of normal noise, half of it summed over the cells.
+    return cells * noise_std / math.sqrt(2 * math.pi)
+
+
+def chosen(queries: Marginals, noise_std: float) -> tuple[Method, str]:
+    """Returns the method for a table, by public numbers, and why.
+
+    Rounds are taken where they measure fewer marginals than there are, and noise would
+    drown those if all were measured. Elsewhere, measuring all is better on tables in which
+    most pairs of columns depend on one another, and rounds may be where few do; nothing
+    public tells which.
+
+    Args:
+      queries: the marginals.
+      noise_std: deviation of the noise on a share, of all measured at once.
+    """
+    count, fewer = len(queries.columns), 2 * len(queries.sizes)
+    if count <= fewer:
+        return "marginals", f"{count} tables are no more than rounds would measure"
+    noise = expected_noise(queries, noise_std)
+    said = f"noise would move each of {count} tables by {noise:.2g} in total variation"
+    if noise > MUCH_NOISE:
+        return "mwem", f"{said} if all were measured, which is over {MUCH_NOISE:g}"
+    return "marginals", f"{said}, which is not over {MUCH_NOISE:g}"
+
+
 class Choice(NamedTuple):
-    """A calibrated plan and its method; public."""
+    """A calibrated plan, its method, and why that one; public."""
 
     method: Method
-    plan: plans.DPGD | plans.SyntheticData
+    plan: plans.MWEM | plans.SyntheticData
     #: Deviation of the noise on each measured share; None of mirror descent.
     noise_std: float | None
+    reason: str
 
 
 def planned(
@@ -131,7 +151,7 @@ def planned(
     relation: Relation,
     epsilon: float,
     delta: float,
-    method: Method = "marginals",
+    method: Method | Literal["auto"] = "auto",
     num_steps: int | None = None,
 ) -> Choice:
     """Returns the calibrated plan of a method.
@@ -142,16 +162,27 @@ def planned(
       relation: which data sets are neighbours.
       epsilon: budget of the release.
       delta: budget of the release.
-      method: how queries are answered.
-      num_steps: of mirror descent; None is by its bound.
+      method: how queries are answered; ``"auto"`` takes what :func:`chosen` says.
+      num_steps: of mirror descent, by default by its bound; or rounds of ``"mwem"``, by
+        default one for each column.
 
     Raises:
       ValueError: no noise meets the budget.
     """
-    if method == "marginals":
-        plan = measurement(queries, num_examples=num_examples, relation=relation)
-        plan = plan.calibrate(epsilon=epsilon, delta=delta)
-        return Choice(method, plan, plan.noise_std)
+    size: dict[str, Any] = {"num_examples": num_examples, "relation": relation}
+    budget = {"epsilon": epsilon, "delta": delta}
+    reason = "it was asked for"
+    if method == "auto":
+        all_at_once = measurement(queries, **size).calibrate(**budget)
+        method, reason = chosen(queries, all_at_once.noise_std)
+        if method == "marginals":
+            return Choice(method, all_at_once, all_at_once.noise_std, reason)
+    if method != "mirror_descent":
+        plan = measurement(queries, **size)
+        if method == "mwem":
+            plan = rounds(queries, num_steps or len(queries.sizes), **size)
+        plan = plan.calibrate(**budget)
+        return Choice(method, plan, plan.noise_std, reason)
     steps = {} if num_steps is None else {"num_steps": num_steps}
     # The bound's step leaves budget where steps are few, of which ``certified`` warns; the
     # largest was better.
@@ -166,15 +197,15 @@ def planned(
         relation=relation,
         **steps,
     )
-    return Choice(method, played.calibrate(epsilon=epsilon, delta=delta), None)
+    return Choice(method, played.calibrate(**budget), None, reason)
 
 
 class Release(NamedTuple):
     """Result of a run; public."""
 
     histogram: np.ndarray  # shape=(domain_size,), dtype=float32
-    #: Noised share of each query, shape=(m,), dtype=float32; of measured marginals.
-    shares: np.ndarray | None
+    #: What was measured, and of which marginals; None of mirror descent.
+    measured: quality.Measurements | None
     report: dict[str, Any]
 
 
@@ -191,83 +222,30 @@ def release(
     Args:
       choice: of :func:`planned`, for as many records.
       keys: of this run.
-      codes: integers (n,); private. One outside the domain counts zero, which is a
-        record that lies in all cells alike.
+      codes: integers (n,); private. One outside the domain counts in no cell, and what a
+        marginal lacks of sum one is spread over its cells: such a record lies in all alike.
       queries: those of the plan.
       progress: draws a progress bar, where there is more than one step.
     """
-    records = jnp.asarray(codes)
+    plan: Any = choice.plan
+    value_fn: Any = queries  # Of three arguments, not two.
     if choice.noise_std is None:
-        played: Any = queries  # Of three arguments, not two.
         start = jnp.full(queries.domain_size, 1 / queries.domain_size, jnp.float32)
-        result = training.fit(
-            choice.plan, keys, start, records, value_fn=played, progress=progress
-        )
-        return Release(np.asarray(result.params), None, result.report)
-    counts = CellCounts(queries)
+    else:
+        value_fn, start = plan.queries, plan.uniform()
     result = training.fit(
-        choice.plan,
-        keys,
-        jnp.zeros(queries.num_queries),
-        records,
-        value_fn=counts,
-        optimizer=optax.sgd(1.0),  # From zero to minus the gradient: the mean itself.
-        microbatch_size=min(_MICROBATCH, len(codes)),
+        plan, keys, start, jnp.asarray(codes), value_fn=value_fn, progress=progress
     )
-    shares = np.asarray(result.params) + counts.center
-    histogram = fitted(queries, shares, choice.noise_std)
-    return Release(histogram, shares, result.report)
-
-
-def fitted(queries: Marginals, shares: Any, noise_std: float) -> np.ndarray:
-    r"""Fits a histogram to noised answers: post-processing.
-
-    Minimises :math:`\|Ap - s\|^2 / 2\sigma^2` plus ten times the divergence of p from
-    uniform, over histograms p, by accelerated mirror descent with a proven step: the
-    error is squared over marginals, each of which moves by at most the L1 norm of a step.
-
-    Args:
-      queries: m of them.
-      shares: noised shares of records (m,).
-      noise_std: deviation :math:`\sigma` of each share, > 0.
-
-    Returns:
-      float32 (domain_size,), of sum 1.
-
-    References:
-      Tseng, `On accelerated proximal gradient methods for convex-concave optimization
-      <https://www.mit.edu/~dimitrib/PTseng/papers/apgm.pdf>`_, 2008, Algorithm 1, with the
-      relative entropy as its distance.
-    """
-    # Queries are centred: 2 share - 1.
-    answers = 2 * jnp.asarray(shares, jnp.float32) - 1
-    weight = jnp.float32(4 * noise_std**2 * _PRIOR_WEIGHT)
-    return np.asarray(_fitted(queries, answers, weight))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _fitted(queries: Marginals, answers: jax.Array, weight: jax.Array) -> jax.Array:
-    smoothness = 4.0 * len(
-        queries.columns
-    )  # In L1: a centred query has the values +-1.
-
-    def step(carry: Any, _: None) -> Any:
-        histogram, logits, momentum = carry
-        moving = jax.nn.softmax(logits)
-        at = histogram + momentum * (moving - histogram)
-        gradient = queries.combined(queries.evaluate(at) - answers)
-        scale = momentum * smoothness
-        logits = (scale * logits - gradient) / (scale + weight)
-        logits = logits - jnp.max(logits)
-        histogram += momentum * (jax.nn.softmax(logits) - histogram)
-        squared = momentum**2
-        momentum = (jnp.sqrt(squared**2 + 4 * squared) - squared) / 2
-        return (histogram, logits, momentum), None
-
-    logits = jnp.zeros(queries.domain_size)
-    start = jax.nn.softmax(logits), logits, jnp.float32(1)
-    (histogram, *_), _ = jax.lax.scan(step, start, length=_FIT_STEPS)
-    return histogram
+    if choice.noise_std is None:
+        return Release(np.asarray(result.params), None, result.report)
+    histogram, shares, times = map(np.asarray, result.params)
+    with np.errstate(divide="ignore"):
+        stds = choice.noise_std / np.sqrt(times)  # Infinite where nothing was measured.
+    lengths = np.diff(plan.queries.offsets)
+    lacks = 1 - np.add.reduceat(shares, plan.queries.offsets[:-1])
+    shares = shares + np.repeat(np.where(times > 0, lacks / lengths, 0), lengths)
+    found = quality.Measurements(plan.queries, shares, stds)
+    return Release(histogram, found, result.report)
 
 
 def drawn(keys: keys_lib.Keys, histogram: np.ndarray, num_records: int) -> np.ndarray:

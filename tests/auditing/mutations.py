@@ -124,6 +124,8 @@ SPIDER = "jaxdp/sosp/spider.py"
 ESCAPES = "jaxdp/sosp/escapes.py"
 SOSP_ROLES = "jaxdp/sosp/roles.py"
 
+MWEM_PLAN = "jaxdp/saddle/plans/mwem.py"
+
 USERS = "jaxdp/data/users.py"
 SLOPES_OF_PART = "        some, kept = part\n"
 
@@ -643,6 +645,22 @@ MUTATIONS = (
         f"{RELEASE} * grid.normalizer / (records.mask & mask[:, None]).sum()",
         "absent",
         unit="user",
+    ),
+    # Of 10 cells that are released, as if the noise were shared by them.
+    Mutation(
+        "noise on marginals divided by their cells",
+        MWEM_PLAN,
+        "math.ceil(std * 2**bits)",
+        "math.ceil(std * 2**bits / len(self.attributes) ** 0.5)",
+        "marginals",
+    ),
+    # It halves the sensitivity that the draws are charged for, not what one record moves.
+    Mutation(
+        "sensitivity of scores halved",
+        MWEM_PLAN,
+        "return int(accounting.sensitivity(self.relation, 1.0))",
+        "return 1",
+        "drawn marginals",
     ),
     # What the library did, too: parities of un-noised sums showed.
     Mutation(

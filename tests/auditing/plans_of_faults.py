@@ -128,6 +128,12 @@ WOLFE_PLANS: dict[str, dict[str, Any]] = {
     },
 }
 
+#: Of ``plans.MWEM``: epsilon 3; of the second, most is what the draws may cost.
+MWEM_PLANS: dict[str, dict[str, Any]] = {
+    "marginals": {"num_steps": 1, "num_start": 5},
+    "drawn marginals": {"num_steps": 4, "num_start": 1, "selection_share": 0.95},
+}
+
 
 #: Of ``plans.SOSP``: epsilon 2.
 SOSP_PLANS: dict[str, dict[str, Any]] = {
@@ -178,6 +184,15 @@ def plan_named(name: str) -> Any:
             "delta": 1e-5,
         }
         return plans.SOSP(**fields | SOSP_PLANS[name])
+    if name in MWEM_PLANS:
+        table: dict[str, Any] = {
+            "num_examples": 20,
+            "relation": "replace_one",
+            "sizes": (2, 2, 2),
+            "attributes": ((0,), (1,), (2,), (0, 1), (1, 2)),
+        }
+        made = plans.MWEM(**table | MWEM_PLANS[name])
+        return made.calibrate(epsilon=3.0, delta=1e-5)
     if name in SADDLE_PLANS:
         numbers: dict[str, Any] = {
             "num_examples": 8,

@@ -21,6 +21,11 @@ TABLE = RNG.dirichlet(np.ones(24)).reshape(BINS.sizes)
 OTHER = RNG.dirichlet(np.ones(24)).reshape(BINS.sizes)
 
 
+def given(queries: Any, shares: np.ndarray, noise_std: float) -> quality.Measurements:
+    stds = np.full(len(queries.columns), noise_std)
+    return quality.Measurements(queries, shares, stds)
+
+
 def test_tables_are_sums() -> None:
     found = quality.tables(BINS, TABLE.reshape(-1).astype(np.float32))
     assert list(found) == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
@@ -35,15 +40,21 @@ def test_measured_tables_are_of_the_least_noise() -> None:
     shares = np.concatenate(
         [TABLE.sum(2).reshape(-1), TABLE.sum(1).reshape(-1), TABLE.sum(0).reshape(-1)]
     )
-    found = quality.measured(queries, shares, 0.1)
+    found = quality.measured(given(queries, shares, 0.1))
     assert found.stds[(0, 1)] == pytest.approx(0.1)
     assert found.stds[(0,)] == pytest.approx(0.1 * np.sqrt(2))  # Of (0, 1).
     assert found.stds[(1,)] == pytest.approx(0.1 * np.sqrt(3))  # Of (1, 2).
     for columns, table in found.tables.items():
         others = tuple(i for i in range(3) if i not in columns)
         np.testing.assert_allclose(table, TABLE.sum(others), atol=1e-6)
-    own = quality.measured(synthesis.marginals(BINS.sizes, (1,)), shares[:9], 0.1)
+    own = quality.measured(
+        given(synthesis.marginals(BINS.sizes, (1,)), shares[:9], 0.1)
+    )
     assert set(own.tables) == {(0,), (1,), (2,)}
+    none = given(queries, shares, 0.1)._replace(noise_stds=np.array([0.1, np.inf, 0.2]))
+    found = quality.measured(none)  # Of one that was not measured, nothing.
+    assert set(found.tables) == {(0,), (1,), (2,), (0, 1), (1, 2)}
+    assert found.stds[(1, 2)] == pytest.approx(0.2)
 
 
 def test_correlation_is_numpys() -> None:
@@ -91,7 +102,7 @@ def test_report_of_all_columns_and_pairs() -> None:
     synthetic, other = (x.reshape(-1).astype(np.float32) for x in (TABLE, OTHER))
     queries = synthesis.marginals(BINS.sizes, (1,))
     shares = np.concatenate([OTHER.sum((1, 2)), OTHER.sum((0, 2)), OTHER.sum((0, 1))])
-    counts = quality.measured(queries, shares, 1e-6)
+    counts = quality.measured(given(queries, shares, 1e-6))
     found = quality.judged(BINS, synthetic, counts, {"test": other})
     json.dumps(found, allow_nan=False)
     by_name: dict[Any, Any] = {tuple(one["columns"]): one for one in found["tables"]}

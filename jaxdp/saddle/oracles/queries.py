@@ -520,6 +520,25 @@ class Marginals(Queries):
         places = cells.astype(jnp.int32) @ jnp.asarray(self._strides).T
         return jnp.asarray(self.offsets[:-1]) + places
 
+    def counts(self, weights: jax.Array) -> jax.Array:
+        """Sums weights over the cells of each marginal.
+
+        Args:
+          weights: (domain_size,), integers or floats: counts of records, or a histogram.
+
+        Returns:
+          Sums of their dtype (m,). One record changes one count of each marginal by 1
+          (zero-out), or two (replace-one).
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> queries = jaxdp.Marginals(sizes=(2, 2), degree=1)
+          >>> queries.counts(jnp.array([1, 2, 3, 4])).tolist()
+          [3, 7, 4, 6]
+        """
+        return self._cells(weights)
+
     def _grid_sums(self, counts: jax.Array) -> jax.Array:
         cells = self._cells(counts)
         return cells - (jnp.sum(counts, dtype=jnp.int32) - cells)

@@ -144,6 +144,26 @@ def synthetic(
     return (squares * delta**2 + m * (m + 1) * delta * error + m * error**2) / 2
 
 
+def measured(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_start: int,
+    num_rounds: int,
+    error: float = 0.0,
+) -> float:
+    """Returns rho of marginals that are measured: some at once, then one after each draw.
+
+    Each measurement is a Gaussian sum of that noise multiplier; ``delta`` is the
+    sensitivity of the scores of each draw.
+    """
+    validate.integer(num_start=num_start)
+    validate.integer(at_least=0, num_rounds=num_rounds)
+    validate.non_negative(delta=delta, error=error)
+    sums = accounting.gaussian_rho(noise_multiplier, num_start + num_rounds)
+    return sums + num_rounds * float(draw(delta, error))
+
+
 # --- budgets -------------------------------------------------------------------------
 
 
