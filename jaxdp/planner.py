@@ -229,7 +229,8 @@ def recommend(
     read = sampler.expected_batch_size(num_examples) / num_examples
     slopes: dict[str, Any] = {"smoothing_radius": smoothing_radius}
     steps = _affordable(_SLOPE_STEPS, num_passes, 2 * _NUM_DIRECTIONS * read)
-    kinds = [(plans.DPZero, slopes | {"num_directions": _NUM_DIRECTIONS}, steps)]
+    slopes["num_directions"] = _NUM_DIRECTIONS
+    kinds: list[tuple[Any, dict[str, Any], int]] = [(plans.DPZero, slopes, steps)]
     if backpropagation:
         steps = _affordable(_GRADIENT_STEPS, num_passes, 3 * read)
         kinds.append((plans.DPGD, {}, steps))
