@@ -8,7 +8,7 @@ ours with the same sampler, relation and budget. The seed draws directions, nois
 batches; data and initial model stay.
 
 Step sizes were chosen by the accuracy on a fifth of the private records that was held out,
-of five seeds each, for DPZero and DP-SGD alike: a factor of two apart, at epsilon 2. MeZO's,
+five seeds each, for DPZero and DP-SGD alike: a factor of two apart, at epsilon 2. MeZO's,
 and the clips and steps, come from a few runs that were judged on the public records: read
 the accuracies as slightly optimistic. Such choices are not in a run's epsilon.
 """
