@@ -52,7 +52,7 @@ _REHEARSED, _RECORDS, _TOLERANCE = tuple(3.0**-i for i in range(8)), 64, 0.03
 #: The clip, of the median norm of what records contribute.
 _CLIP = 1 / 3
 #: Share of the last iterates whose mean is returned.
-_AVERAGED = 0.25
+AVERAGED = 0.25
 _GRADIENT_STEPS, _SLOPE_STEPS, _NUM_DIRECTIONS = 80, 1000, 4
 #: Errors as near as this count as equal: then the cost decides.
 _NEAR = 1.1
@@ -268,7 +268,7 @@ def _mean_loss(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
 
 
 def _optimizer(learning_rate: Any, num_steps: int) -> optax.GradientTransformation:
-    last = min(round((1 - _AVERAGED) * num_steps), num_steps - 1)
+    last = min(round((1 - AVERAGED) * num_steps), num_steps - 1)
     return optax.chain(optax.sgd(learning_rate), polyak_average(last))
 
 

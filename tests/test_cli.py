@@ -998,6 +998,7 @@ def test_recommend_prints_a_command_that_trains(
         " and the options of data, model and budget."
     )
     assert said.startswith("train dpzero --num-steps 10 ")
+    assert said.endswith(" --average 0.25 --relation replace_one")
     out = tmp_path / "run"
     assert run(*said.split(), *words, "--seed", 0, "--out", out, "--quiet") == 0
     assert reported(out)["epsilon"] <= 2

@@ -280,7 +280,8 @@ def zcdp(rho: float, pure_epsilon: float = math.inf) -> Guarantee:
       rho: >= 0, finite, for the relation that matters: it is not in the event. That of
         Gaussian sums is :func:`gaussian_rho`.
       pure_epsilon: >= 0, its epsilon at delta = 0; infinite where none is known. What is
-        reported is the better of both, alone and in compositions.
+        reported of it alone, or of a composition of such mechanisms, is the better of the
+        sums of both.
     """
     validate.non_negative(rho=rho)
     if pure_epsilon == math.inf:

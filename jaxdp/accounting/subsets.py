@@ -39,6 +39,8 @@ from scipy.special import log_ndtr, ndtri_exp
 
 #: Logarithm of the mass of losses that count as infinite, as in dp-accounting.
 _LOG_TAIL = -50.0
+#: Beyond this interval between losses, exponentials of one overflow: no privacy is left.
+_WIDEST = 500.0
 
 
 def sampled(leaf: dp.DpEvent) -> tuple[float, float] | None:
@@ -111,10 +113,10 @@ class PLDAccountant(pld.PLDAccountant):
             return super()._maybe_compose(event, count, do_compose)
         if do_compose:
             q, multiplier = found
-            if multiplier == 0:
+            interval = self._value_discretization_interval
+            if multiplier == 0 or interval > _WIDEST:
                 self._contains_non_dp_event = True
             elif q > 0:
-                interval = self._value_discretization_interval
                 one = distribution(q, 1 / multiplier, interval)
                 self._pld = self._pld.compose(one.self_compose(count))
         return None

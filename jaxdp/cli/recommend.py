@@ -41,6 +41,7 @@ def run(command: options.Recommend) -> None:
     said = {name: f"{first[name]:.4g}" for name in names if name in first}
     if command.batch_size:
         said["batch_size"] = str(command.batch_size)
+    said |= {"average": f"{planner.AVERAGED:g}", "relation": command.relation}
     words = [f"jaxdp train {first['algorithm']}"]
     words += [f"{flag(name)} {value}" for name, value in said.items()]
     print(" ".join(words), "and the options of data, model and budget.")

@@ -101,6 +101,8 @@ class Plan:
     runs_algorithm: ClassVar[bool] = False
     #: Whether it differentiates records, which may be done in parts.
     differentiates: ClassVar[bool] = True
+    #: Whether a step may cost more than a later one, so that none takes its place.
+    charges_fall: ClassVar[bool] = False
     #: Whether a run may end before its last step.
     may_stop: ClassVar[bool] = False
     #: Whether bounded updates come from elsewhere, which it does not compute itself.

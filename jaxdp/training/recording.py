@@ -475,10 +475,10 @@ def _check_new_attempt(plan: Plan, lost: ledger_lib.Intent | None, left: int) ->
     if not plan.sampling.repeatable or reads < steps:
         # Lost batches would be read again, and new orders of the running epoch drawn.
         why = "records that were read cannot be read again"
-    elif len(plan.phases) > 1:
-        why = "a restart that was lost may cost more than the last step"
+    elif len(plan.phases) > 1 or plan.charges_fall:
+        why = "a step that was lost may cost more than the last one"
     # (Where every step reads all records, one that is made again costs no more than the
-    # step at the end that is left out for it: charges do not fall with the steps.)
+    # step at the end that is left out for it, unless charges fall with the steps.)
     if why:
         raise ValueError(
             "new_attempt must be for a plan that charges every step by itself, and all "

@@ -121,6 +121,11 @@ def test_extreme_noise_is_accounted(m: float, size: int):
     assert math.isfinite(many)
 
 
+def test_next_to_no_noise_is_no_privacy():
+    for m in (2e-5, 1e-6):  # Losses so far apart that their exponentials overflow.
+        assert accounting.epsilon(*guarantee(m, 5, 1000, 10), DELTA) == math.inf
+
+
 # --- Many steps ----------------------------------------------------------------------
 
 

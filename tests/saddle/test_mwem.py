@@ -16,7 +16,9 @@ from jaxdp import Keys, auditing, plans
 from jaxdp.auditing import measured
 from jaxdp.kernels import simplex
 from jaxdp.saddle.algorithms import mwem
+from jaxdp.saddle.oracles import queries
 from jaxdp.saddle.theory import charges
+from jaxdp.training import ledger, recording
 from tests.auditing.plans_of_faults import plan_named
 
 SIZES = (4, 2, 3)
@@ -266,7 +268,8 @@ def test_long_plans_are_shortened_at_the_same_epsilon() -> None:
         ({"attributes": ((0, 3),)}, "attributes must be"),
         ({"selection_share": 1.0}, "selection_share must be"),
         ({"noise_multiplier": 1e-9}, "noise_multiplier must be 0 or at least"),
-        ({"num_examples": 2**30}, "num_examples must be"),
+        ({"num_examples": 2**23}, "num_examples must be"),
+        ({"sizes": (2,) * 30}, "sizes must have a product of at most"),
         ({"relation": "other"}, "relation must be"),
     ],
 )
@@ -291,6 +294,9 @@ def test_other_points_queries_and_records_are_refused() -> None:
         algorithm.init(start._replace(times=jnp.zeros(2)))
     with pytest.raises(ValueError, match="sum to 1"):
         algorithm.init(start._replace(histogram=2 * start.histogram))
+    for wrong in ({"shares": start.shares + jnp.nan}, {"times": start.times - 1}):
+        with pytest.raises(ValueError, match="finite shares, and times >= 0"):
+            algorithm.init(start._replace(**wrong))
     state = algorithm.init(start)
     codes = jnp.asarray(codes_of(1000))
     other = jaxdp.Marginals(SIZES, degree=2)
@@ -298,7 +304,27 @@ def test_other_points_queries_and_records_are_refused() -> None:
         algorithm.step(state, codes, value_fn=other)
     with pytest.raises(ValueError, match="1000"):
         algorithm.step(state, codes[:999], value_fn=plan.queries)
+    # A row of several codes would count its record several times.
+    for shape in ((1000, 1), (1000, 3)):
+        rows = jnp.zeros(shape, jnp.int32)
+        with pytest.raises(ValueError, match=r"codes must have shape \(n,\)"):
+            algorithm.step(state, rows, value_fn=plan.queries)
+        with pytest.raises(ValueError, match=r"codes must have shape \(n,\)"):
+            queries.histogram(rows, domain_size=24)
+    for wrong in (codes.astype(jnp.float32), codes.astype(jnp.bfloat16), {"a": codes}):
+        with pytest.raises(TypeError, match="codes must be integers"):
+            algorithm.step(state, wrong, value_fn=plan.queries)
     none = dataclasses.replace(plan, noise_multiplier=0.0)
     assert math.isinf(none.epsilon(delta=1e-5))
     with pytest.raises(ValueError, match="plan must have noise to be audited"):
         auditing.audit(none, delta=1e-5)
+
+
+def test_no_later_step_takes_the_place_of_a_lost_one() -> None:
+    """The first step measures several marginals: made twice, it costs more than is left."""
+    plan = make(num_steps=6).calibrate(epsilon=1.0, delta=1e-5)
+    once, two = plan.spent(1), plan.spent(2)
+    assert once > two - once  # In epsilon here, which is about the root of the charge.
+    lost = ledger.Intent(0, 1, 0)
+    with pytest.raises(ValueError, match="a step that was lost may cost more"):
+        recording._check_new_attempt(plan, lost, left=5)

@@ -139,6 +139,7 @@ def mwem(plan: Any, keys: keys_lib.Keys) -> Algorithm:
     def step(state: MarginalState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         if value_fn != queries:
             raise ValueError(f"value_fn must be the plan's queries, got {value_fn!r}")
+        queries_lib.check_codes(data)
         batches.check_data(p.run, data)
         active, horizon = run_state.advance(p.run, state.horizon)
         count, size = state.horizon.count, queries.domain_size
@@ -187,6 +188,10 @@ def _checked(queries: Marginals, fit: Any) -> FittedHistogram:
     if (found := tuple(map(jnp.shape, fit))) != wanted:
         raise ValueError(f"params must have leaves of shapes {wanted}, got {found}")
     players.start("the histogram", fit.histogram, queries.domain_size)
+    if not any(isinstance(x, jax.core.Tracer) for x in fit):
+        times = np.asarray(fit.times)
+        if not (np.isfinite(np.asarray(fit.shares)).all() and (times >= 0).all()):
+            raise ValueError("params must have finite shares, and times >= 0")
     return FittedHistogram(*(jnp.asarray(x, jnp.float32) for x in fit))
 
 

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,12 @@ def histogram(
     Returns:
       int32 (domain_size,). One record changes one count by 1 (zero-out), or two
       (replace-one).
+
+    Raises:
+      TypeError: codes that are no integers. ValueError: another shape, by which a record
+        would count more than once.
     """
+    check_codes(codes)
     if codes.dtype.itemsize < 4:  # Which may not hold the size of the domain.
         codes = codes.astype(jnp.int32)
     inside = (codes >= 0) & (codes < domain_size)
@@ -55,6 +61,16 @@ def histogram(
     where = jnp.where(kept, codes, 0)
     counts = jnp.zeros(domain_size, jnp.int32)
     return counts.at[where].add(kept.astype(jnp.int32))
+
+
+def check_codes(codes: Any) -> None:
+    """Raises TypeError or ValueError unless codes are integers (n,), one a record."""
+    dtype = getattr(codes, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        found = type(codes).__name__ if dtype is None else dtype
+        raise TypeError(f"codes must be integers, got {found}")
+    if codes.ndim != 1:
+        raise ValueError(f"codes must have shape (n,), got {codes.shape}")
 
 
 class Queries(abc.ABC):
@@ -187,10 +203,7 @@ class Queries(abc.ABC):
           >>> queries.totals(jnp.array([0, 1, 3])).tolist()
           [1, -1, -1, 1]
         """
-        if not jnp.issubdtype(codes.dtype, jnp.integer):
-            raise TypeError(f"codes must be integers, got {codes.dtype}")
-        if codes.ndim != 1:
-            raise ValueError(f"codes must have shape (n,), got {codes.shape}")
+        check_codes(codes)
         if codes.size * 2**self.bits >= _LIMIT:
             raise ValueError(
                 f"codes must be of fewer than {_LIMIT >> self.bits} records where bits is "

@@ -83,7 +83,7 @@ class FrankWolfe(VertexSamplingPlan):
 
     def __post_init__(self) -> None:
         validate.instance((FullBatch, SinglePass), sampling=self.sampling)
-        validate.integer(num_examples=self.num_examples)
+        validate.integer(at_most=2**31 - 1, num_examples=self.num_examples)
         most = self.sampling.max_steps(self.num_examples)
         validate.integer(num_steps=self.num_steps, at_most=most)
         if self.batch_size >= 2**22:

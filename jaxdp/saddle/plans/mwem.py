@@ -90,17 +90,24 @@ class MWEM(Plan):
     runs_algorithm: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
     differentiates: ClassVar[bool] = False
+    #: The first step measures more marginals than a later one.
+    charges_fall: ClassVar[bool] = True
     unlogged: ClassVar[str] = "are whole tables of shares"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(self.sizes))
         object.__setattr__(self, "attributes", tuple(map(tuple, self.attributes)))
-        # Half of int32, for the L1 distance of two tables of so many records.
-        validate.integer(at_most=2**29, num_examples=self.num_examples)
+        # With 8 bits of noise below a count, sums fit 32 bits.
+        validate.integer(at_most=2**23 - 1, num_examples=self.num_examples)
         validate.integer(num_steps=self.num_steps)
         validate.one_of(accounting.RELATIONS, relation=self.relation)
         most = len(self.queries.columns)  # Which checks sizes and attributes.
         validate.integer(at_most=most, num_start=self.num_start)
+        if self.queries.domain_size > 2**26:
+            raise ValueError(
+                "sizes must have a product of at most 2**26, the cells of a histogram that "
+                f"is held, got {self.queries.domain_size}"
+            )
         validate.integer(at_most=2**24, num_queries=self.queries.num_queries)
         validate.probability(selection_share=self.selection_share)
         if self.delta is not None:
