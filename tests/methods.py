@@ -488,7 +488,7 @@ SADDLES = (
         "synthetic",
         plans.SyntheticData(
             **VERTICES,
-            num_steps=4,
+            num_steps=5,
             domain_size=4,
             num_queries=2 * QUERIES.num_queries,
         ),

@@ -53,6 +53,7 @@ FIRST = {
     "saddle",
     "bias_reduced",
     "convex",
+    "frank_wolfe",
     "synthetic",
     "mwem",
 }
@@ -295,7 +296,7 @@ CHAINED = FIRST - {"dpzero-gaussian-2-laplace-zero_out", "o2nc"} | {"o2nc-slopes
 
 @these(METHODS, CHAINED)
 def test_trained_whole_in_a_chain_of_optax(method: Method) -> None:
-    """All eleven families; what comes out is that of ``fit``, an algorithm's to the bit."""
+    """All twelve families; what comes out is that of ``fit``, an algorithm's to the bit."""
     tx = method.make(method.plan, Keys.insecure(3))
     algorithm = isinstance(tx, jaxdp.Algorithm)
     if algorithm:
@@ -354,7 +355,9 @@ def test_a_study_is_fit_of_every_seed(method: Method) -> None:
     want = float(score(whole(method)))
     np.testing.assert_allclose(result.scores[0, 3], want, rtol=1e-3, atol=1e-4)
     if method.plan.family != "sosp":
-        assert len(np.unique(result.scores)) == 4
+        # Two seeds may draw the same few vertices.
+        least = 3 if method.plan.family == "frank_wolfe" else 4
+        assert len(np.unique(result.scores)) >= least
 
 
 class Killed(Exception):
