@@ -43,8 +43,8 @@ from jaxdp.core.types import PathPredicate, Relation, ValueFn
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.mechanism.sum_plan import SumPlan
 
-#: What the noise of a run moves a record's loss by. Between 1 and 3 was best for linear
-#: models of four tables at epsilon 0.5, 2 and 8, and 1 for a network.
+#: What the noise of a run moves a record's loss by. ``bench planner`` searches from a
+#: tenth of it to three times as much.
 _NOISE_IN_LOSS = 1.5
 #: A rehearsal's step sizes, over the one that the noise allows; the most records that it is
 #: made on; and the share of the best one's gain that the chosen one may miss.
@@ -214,7 +214,11 @@ def recommend(
       >>> bool(jnp.all(jnp.abs(fitted.params - 0.5) < 0.05))  # The mean is near 0.5.
       True
     """
+    if not callable(value_fn):
+        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
     validate.integer(num_examples=num_examples)
+    validate.positive(epsilon=epsilon)
+    validate.probability(delta=delta)
     validate.instance(bool, backpropagation=backpropagation)
     if num_passes is not None:
         validate.positive(num_passes=num_passes)

@@ -166,6 +166,7 @@ def test_display(found: Any) -> None:
         ({"num_passes": -1.0}, "num_passes must be"),
         ({"batch_size": 501}, "batch_size must be"),
         ({"epsilon": 0.0}, "epsilon must be"),
+        ({"delta": 0}, "delta must be"),
         ({"relation": "none"}, "relation must be"),
         ({"backpropagation": 1}, "backpropagation must be"),
     ],
