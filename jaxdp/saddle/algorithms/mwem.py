@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import release, run_state, validate
@@ -188,7 +189,7 @@ def _checked(queries: Marginals, fit: Any) -> FittedHistogram:
     if (found := tuple(map(jnp.shape, fit))) != wanted:
         raise ValueError(f"params must have leaves of shapes {wanted}, got {found}")
     players.start("the histogram", fit.histogram, queries.domain_size)
-    if not any(isinstance(x, jax.core.Tracer) for x in fit):
+    if not any(isinstance(x, Tracer) for x in fit):
         times = np.asarray(fit.times)
         if not (np.isfinite(np.asarray(fit.shares)).all() and (times >= 0).all()):
             raise ValueError("params must have finite shares, and times >= 0")
