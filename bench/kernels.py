@@ -16,7 +16,10 @@ behind the point, against ``jax.random.normal`` of the same shape: programs that
 they draw, and nothing else. Asked of both: at most twice its time.
 
 All programs are compiled with the options of ``fit``: on a CPU, vectors of 512 bits. What
-those gain is shown for normals, random words and noise, over XLA's own options.
+those gain is shown there for normals, random words and noise, over XLA's own options.
+
+On an accelerator arrays are larger and loops longer, for a call to take milliseconds, and
+nothing is compared with NumPy, which would run on another processor.
 """
 
 import functools
@@ -49,6 +52,8 @@ NOISE_STD = 2**20
 
 def run(quick: bool) -> list[_harness.Row]:
     """Rows for noise, for every law over d and K, and for slopes over K and B."""
+    if not _on_cpu():
+        return _on_accelerator(quick)
     exponents = (3, 6) if quick else (3, 4, 5, 6, 7, 8)
     batches = [(10**4, 16)] if quick else [(10**4, 16), (10**4, 64), (10**6, 16)]
     tables = [(256, 1), (64, 8)]
@@ -67,6 +72,20 @@ def run(quick: bool) -> list[_harness.Row]:
     return rows
 
 
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def _on_accelerator(quick: bool) -> list[_harness.Row]:
+    rounds = 3 if quick else 7
+    rows = _noise(10**8, rounds)
+    for exponent in (8,) if quick else (6, 7, 8, 9):
+        rows += _directions(10**exponent, 1, rounds)
+    for records, num in [(1024, 16)] if quick else [(256, 1), (64, 8), (1024, 16)]:
+        rows += _slopes(records, num, rounds)
+    return rows
+
+
 # --- directions ---
 
 
@@ -81,14 +100,17 @@ def _directions(dim: int, num: int, rounds: int) -> list[_harness.Row]:
             rows.append(_harness.Row(case, "directions per second", None, reason))
             continue
         # So many steps that a call takes milliseconds, whatever d is.
-        steps = max(1, 10**6 // (dim * several))
+        work = 10**6 if _on_cpu() else 10**10
+        steps = max(1, work // (dim * several))
         program, temp = _in_place(functools.partial(_add, law, several), dim, steps)
         copy, _ = _in_place(lambda _, x, s: x + s, dim, steps * several)
-        sides = {law: program, "copy": copy, "NumPy": _numpy(law, dim, several, steps)}
+        sides: dict[str, Callable[[], Any]] = {law: program, "copy": copy}
+        if _on_cpu():
+            sides["NumPy"] = _numpy(law, dim, several, steps)
         seconds = _harness.alternate(sides, rounds)
-        count = steps * several
+        count, slowest = steps * several, list(sides)[-1]
         rows += [
-            _harness.speed(case, "directions per second", seconds, law, "NumPy", count),
+            _harness.speed(case, "directions per second", seconds, law, slowest, count),
             _harness.paired(case, "one direction", seconds, law, "copy", per=count),
             _harness.Row(case, "temp over parameters", temp / (4 * dim), "ratio"),
         ]
@@ -314,10 +336,10 @@ def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
         return jax.tree.map(lambda p, u: p - SCALE * u, params, change)
 
     plain = _harness.compiled(jax.jit(forwards).lower(params, batch))
-    sides: dict[str, Callable[[], Any]] = {
-        "forwards": lambda: plain(params, batch),
-        "NumPy": lambda: _numpy_slopes(params, inputs, labels, num),
-    }
+    sides: dict[str, Callable[[], Any]] = {"forwards": lambda: plain(params, batch)}
+    if _on_cpu():
+        sides["NumPy"] = lambda: _numpy_slopes(params, inputs, labels, num)
+    baselines = list(sides)
     laws = ("rademacher", "gaussian")
     key = jax.random.key(1)
     for law in laws:
@@ -334,7 +356,7 @@ def _slopes(records: int, num: int, rounds: int) -> list[_harness.Row]:
         metric = "slopes per second"
         rows += [
             _harness.speed(case, metric, seconds, law, baseline, count)
-            for baseline in ("forwards", "NumPy")
+            for baseline in baselines
         ]
         rows += [
             _harness.paired(case, said, seconds, f"{law} {side}", "forwards")

@@ -439,29 +439,41 @@ def large(name: str, of: Config, rows: int, length: int) -> list[_harness.Row]:
         params = narrow(jax.random.key(0))
         task = tasks.prompt(model, WORDS)
         data = jax.tree.map(jnp.asarray, batch(rows, length, of.vocab_size))
-        weights = sum(x.nbytes for x in jax.tree.leaves(params))
         forward = jax.jit(task.value_fn).lower(params, data).compile()
-        step = Step(task, plan(rows, "rademacher"), params, data)
-        del params  # The step has them, and nobody else.
-        twice = lambda: (forward(step.carry[0], data), forward(step.carry[0], data))  # noqa: E731
-        sides = {"step": step, "two forwards": twice}
-        seconds = _harness.alternate(sides, 7)
+        found = []
+        for law in LAWS:
+            step = Step(task, plan(rows, law), params, data)
+            del params  # The step has them, and nobody else.
+            twice = lambda: [forward(step.carry[0], data) for _ in range(2)]  # noqa: B023, E731
+            seconds = _harness.alternate({"step": step, "two forwards": twice}, 7)
+            params = step.carry[0]
+            tokens = 2 * rows * length / statistics.median(seconds["step"])
+            found += [
+                _harness.paired(
+                    f"{case}, {law}", "step", seconds, "step", "two forwards"
+                ),
+                _harness.Row(f"{case}, {law}", "tokens", tokens, "tokens/s"),
+                *_needed(f"{case}, {law}", step, params),
+            ]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return [_harness.Row(case, "step", None, "skipped: out of memory")]
-    tokens = 2 * rows * length / statistics.median(seconds["step"])
+    return found
+
+
+def _needed(case: str, step: Step, params: Any) -> list[_harness.Row]:
+    """Memory of one program: the process's own peak would be that of all it did before."""
     memory = step.program.memory_analysis()
+    weights = sum(x.nbytes for x in jax.tree.leaves(params))
     temp = memory.temp_size_in_bytes
-    # The process's own peak would be that of all it did before.
     needed = memory.argument_size_in_bytes + temp + memory.output_size_in_bytes
     needed -= memory.alias_size_in_bytes
     return [
-        _harness.paired(case, "step", seconds, "step", "two forwards"),
-        _harness.Row(case, "tokens through the model", tokens, "1/s"),
         _harness.Row(case, "temp over weights", temp / weights, "ratio"),
         _harness.Row(case, "memory over weights", needed / weights, "ratio"),
         _harness.Row(case, "memory", needed / 2**20, "MiB"),
+        _harness.Row(case, "compilation", step.compile_seconds, "s"),
     ]
 
 
