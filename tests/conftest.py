@@ -34,6 +34,11 @@ if "XLA_FLAGS" not in os.environ:
     )
 
 
+# Figures of float32 are compared, which TF32 does not give.
+if jax.default_backend() != "cpu":
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+
 def pytest_collection_finish() -> None:
     """Leaves modules and tests, which all stay, out of each collection of garbage."""
     gc.collect()

@@ -650,6 +650,10 @@ def test_a_non_finite_record_contributes_zero(case: Method, bad: float) -> None:
     chex.assert_trees_all_equal(got, want)
 
 
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu",
+    reason="GPUs round a product by how many rows it has",
+)
 @CASES
 def test_rows_beyond_the_records_change_no_bit(case: Method) -> None:
     """Padding, and rows that the plan has no records for, whatever the mask says."""
