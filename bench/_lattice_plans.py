@@ -95,6 +95,9 @@ def _sosp(**changes: Any) -> Any:
     return plans.SOSP(**fields | changes).calibrate(epsilon=1.0, delta=1e-5)
 
 
+_TUNING = plans.ClipTuning(
+    target_unclipped_quantile=0.5, learning_rate=0.1, count_noise_multiplier=300.0
+)
 #: Plans whose noise is drawn as float32 where a mutation makes it so.
 LATTICE_PLANS: dict[str, Any] = {
     "DPZero": _slopes(),
@@ -103,15 +106,12 @@ LATTICE_PLANS: dict[str, Any] = {
         sampling=sampling.TruncatedPoisson(sampling_prob=0.5),
     ),
     "DPZero, clip tuning": _slopes(
-        clip_tuning=plans.ClipTuning(
-            target_unclipped_quantile=0.5,
-            learning_rate=0.1,
-            count_noise_multiplier=300.0,
-        )
+        clip_tuning=_TUNING,
     ),
     "DPZero, Laplace": _slopes(noise="laplace"),
     "DPGDZerothOrder": _slopes(plans.DPGDZerothOrder),
     "DPGD": _dpgd(),
+    "DPGD, clip tuning": _dpgd(clip_tuning=_TUNING),
     "DPGD, Poisson": _dpgd(sampling=sampling.TruncatedPoisson(sampling_prob=0.5)),
     "PrefixSum, buffers": _prefix_sum("blt_3"),
     "PrefixSum, tree": _prefix_sum("tree"),

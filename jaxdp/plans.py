@@ -5,11 +5,11 @@ A plan alone states the guarantee, and builds what runs under it.
 
 from jaxdp.core import names as _names
 from jaxdp.dpgd.plan import DPGD as DPGD
-from jaxdp.dpzero.clip_tuning import ClipTuning as ClipTuning
 from jaxdp.dpzero.plan import DPGDZerothOrder as DPGDZerothOrder
 from jaxdp.dpzero.plan import DPZero as DPZero
 from jaxdp.dpzero.theorems import Theorem as Theorem
 from jaxdp.mechanism.blt import BLTNumbers as BLTNumbers
+from jaxdp.mechanism.clip_tuning import ClipTuning as ClipTuning
 from jaxdp.mechanism.plan import from_json as from_json
 from jaxdp.o2nc.plan import O2NC as O2NC
 from jaxdp.o2nc.prefix_sum_plan import PrefixSum as PrefixSum

@@ -326,6 +326,16 @@ GRADIENT_MAKERS = (
 TUNED = dataclasses.replace(
     _zeroth_order("rademacher", 2, clip_tuning=TUNING), name="dpzero-tuned", bounds=None
 )
+TUNED_GRADIENTS = dataclasses.replace(
+    _maker(
+        "dpgd-tuned",
+        plans.DPGD(clip_tuning=TUNING, **COMMON),
+        jaxdp.dpgd,
+        _mean_gradient,
+        _whole,
+    ),
+    bounds=None,
+)
 
 
 ROWS = np.asarray(jax.random.normal(jax.random.key(3), (N, D)))
@@ -510,6 +520,7 @@ TABLE = plans.MWEM(
 METHODS = (
     *GRADIENT_MAKERS,
     TUNED,
+    TUNED_GRADIENTS,
     Method(
         "mwem",
         TABLE,

@@ -33,6 +33,7 @@ DIM, DIM_OF_VALUES = 4096, 1024
 STEPS, STEPS_OF_HOST = 1024, 64
 _ALIKE = sampling.FullBatch | sampling.External  # Samplers that read any record.
 _CELLS = 2**24  # numbers that are simulated at once
+_COUNT = "count of clip tuning"
 _RECORDS = 2**22  # numbers of records' gradients at once
 #: Of a record, in units: between one and two, which every rounding makes one; and, along a
 #: random direction, so many that about half of the coordinates are odd.
@@ -180,9 +181,18 @@ def _scanned(
 
 
 def of_gradients(plan: Any, public: Keys, unit: Unit) -> Mechanism:
-    """Returns the simulation of one gradient of ``plans.DPGD``."""
+    """Returns the simulation of one gradient of ``plans.DPGD``, and of its count."""
     grid, size = plan.grid("step"), _slice(plan, DIM)
     slope = _ONE * _unit_of(grid)
+    readings, clip = {"gradient": _reading_of(grid)}, None
+    if plan.clip_tuning is not None:
+        clip = jnp.float32(plan.l2_clip_norm)
+        readings[_COUNT] = _reading_of(plan.numbers.count_grid)
+
+    def seen(update: Any, after: Any) -> dict[str, jax.Array]:
+        found = {"gradient": update["x"], _COUNT: after.release[-1]}
+        return {name: found[name] for name in readings}
+
     run = _scanned(
         plan,
         public,
@@ -191,9 +201,10 @@ def of_gradients(plan: Any, public: Keys, unit: Unit) -> Mechanism:
         1,
         lambda params, amounts: amounts * (slope * jnp.sum(params["x"])),
         lambda keys, _: plan.transform(keys, microbatch_size=size),
-        lambda update, _: {"gradient": update["x"]},
+        seen,
+        clip,
     )
-    return Mechanism(run, {"gradient": _reading_of(grid)}, _held(plan, DIM), plan)
+    return Mechanism(run, readings, _held(plan, DIM), plan)
 
 
 def of_marginals(plan: Any, public: Keys, unit: Unit) -> Mechanism:
@@ -227,14 +238,14 @@ def of_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     readings, clip = {"slopes": _reading_of(grid)}, None
     if plan.clip_tuning is not None:
         clip = jnp.float32(bound)
-        readings["count of clip tuning"] = _reading_of(plan.numbers.count_grid)
+        readings[_COUNT] = _reading_of(plan.numbers.count_grid)
 
     def build(keys: Keys, table: Any) -> Any:
         return plan.transform(keys, **{} if table is None else {"noise_table": table})
 
     def seen(_: Any, after: Any) -> dict[str, jax.Array]:
         slopes, count = after.release[:width], after.release[-1]
-        found = {"slopes": slopes, "count of clip tuning": count}
+        found = {"slopes": slopes, _COUNT: count}
         return {name: found[name] for name in readings}
 
     value_fn = _along(_ONE * _unit_of(grid), plan.smoothing_radius)

@@ -251,7 +251,9 @@ def _released(
     That is one node's, of correlated noise; and at the largest scale, of scaled noise.
     """
     if plan.released == "gradients":
-        return update, plan.noise_std
+        if plan.clip_tuning is None:
+            return update, plan.noise_std
+        return jnp.append(update, after.release[-1]), _tuned(plan, update.size, before)
     if plan.released == "increments":
         kept = 0 if phase == "restart" else before.oracle.estimate
         # Of a slope it moves the estimate by a direction, over how many there are.
@@ -264,8 +266,13 @@ def _released(
         return after.release, plan.noise_std / math.sqrt(update.size)
     if plan.clip_tuning is None:
         return after.release, plan.noise_std
+    return after.release, _tuned(plan, plan.num_directions, before)
+
+
+def _tuned(plan: Any, size: int, before: Any) -> jax.Array:
+    """Returns the deviations of the noise on a sum with a tuned clip, and on the count."""
     in_clips = plan.sensitivity / plan.l2_clip_norm / plan.normalizer
     sums = plan.noise_std * before.clip / plan.l2_clip_norm
     # Of a count, a record is a half.
     count = plan.clip_tuning.count_noise_multiplier * in_clips / 2
-    return after.release, jnp.append(jnp.full(plan.num_directions, sums), count)
+    return jnp.append(jnp.full(size, sums), count)

@@ -42,6 +42,32 @@ def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
     return clip.grid_sum(rows, mask, bound, bits, order=grid.order, limit=limit)
 
 
+def counted_sum(
+    grid: Grid, count_grid: Grid | None, rows: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Sums clipped contributions, and counts those within the clip; secret.
+
+    A record counts a half if the norm of its row is within the clip, the negative of a half
+    if it is beyond, and zero if the row is not finite or masked.
+
+    Args:
+      grid: as in :func:`bounded_sum`, like ``rows`` and ``mask``.
+      count_grid: of the count, with a clip of a half; None: nothing is counted.
+      rows: see there.
+      mask: see there.
+
+    Returns:
+      int32 (K,), or (K + 1,) with the count at the end, each in units of its grid.
+    """
+    total = bounded_sum(grid, rows, mask)
+    if count_grid is None:
+        return total
+    within = jnp.linalg.norm(rows.astype(jnp.float32), axis=-1) <= grid.l2_clip_norm
+    halves = jnp.where(within, jnp.float32(0.5), jnp.float32(-0.5))
+    halves = jnp.where(jnp.isfinite(rows).all(axis=-1), halves, 0)[:, None]
+    return jnp.append(total, bounded_sum(count_grid, halves, mask))
+
+
 def bounded_stretch(
     grid: Grid,
     rows_of: Callable[[Any], jax.Array],

@@ -326,6 +326,11 @@ def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:
     return Fixed(lattice_gaussian.draw(key, (size,), lattice_gaussian.law(std)))
 
 
+def count_noise(root: jax.Array, step: Any, std: int) -> Fixed:
+    """Draws the noise of one step's count, beside that of its sum: integers (1,)."""
+    return gaussian(keys_lib.at_step(root, step), 1, 1, std)
+
+
 def zero_where_done(active: jax.Array, tree: Any) -> Any:
     """Returns the tree, or zeros like it past the horizon."""
     return jax.tree.map(lambda x: jnp.where(active, x, jnp.zeros_like(x)), tree)

@@ -2,11 +2,15 @@
 
 What is released is a vector of d numbers; one record moves it by at most
 ``l2_clip_norm`` in L2 (twice that if replaced), enforced on integers.
+
+Plans that tune their clip also release how many records lie within it, each of them
+counted as a half for or against: one record moves that count by a half, or by one.
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import release
@@ -35,9 +39,11 @@ def release_gradient(
     mask: jax.Array,
     noise: Fixed,
     *,
+    count_grid: Grid | None = None,
+    count_noise: Fixed | None = None,
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
-) -> Any:
+) -> tuple[Any, jax.Array]:
     """Releases (sum of clipped per-record gradients + noise) / normalizer.
 
     Args:
@@ -47,20 +53,28 @@ def release_gradient(
       records: pytree with leading axis B.
       mask: bool (B,); a False row contributes zero.
       noise: (d,), in grid units; secret.
+      count_grid: of the count of records within the clip; None where it is not released.
+      count_noise: (1,), of the count; secret.
       microbatch_size: records differentiated at once (their gradients are stored).
       axis_name: mesh axis whose devices share the records, as in
         :func:`jaxdp.dpzero.oracle.release_slopes`.
 
     Returns:
-      A tree like ``params``: released.
+      A tree like ``params``, and float32 (1,), the noised count over the normalizer, or
+      (0,) without one: released.
     """
     params = finite_difference.on_each(params, axis_name)
     flat, unravel = ravel_pytree(params)
 
     def total(part: tuple[Any, jax.Array]) -> jax.Array:
-        return release.bounded_sum(grid, gradients(value_fn, params, part[0]), part[1])
+        rows = gradients(value_fn, params, part[0])
+        return release.counted_sum(grid, count_grid, rows, part[1])
 
     summed = finite_difference.sum_microbatches(
         total, (records, mask), microbatch_size, axis_name
     )
-    return unravel(release.noised_mean(grid, summed, noise).astype(flat.dtype))
+    count = jnp.zeros((0,), jnp.float32)
+    if count_grid is not None and count_noise is not None:
+        count = release.noised_mean(count_grid, summed[-1:], count_noise)
+    gradient = release.noised_mean(grid, summed[: flat.size], noise)
+    return unravel(gradient.astype(flat.dtype)), count

@@ -1,16 +1,18 @@
 """The plan of DP-GD, the first-order baseline."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import optax
 
-from jaxdp.core import run_state
+from jaxdp.core import run_state, validate
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import ValueFn
 from jaxdp.dpgd import oracle
 from jaxdp.dpgd.transform import GradientNumbers, dpgd, moving_part
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.mechanism.clip_tuning import ClipTuning
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Contributions
 from jaxdp.mechanism.sum_plan import SumPlan, described
@@ -22,6 +24,10 @@ class DPGD(SumPlan):
     """Plan of DP-GD: steps release a sum of clipped per-record gradients, d numbers.
 
     It needs backpropagation. Noise is discrete Gaussian.
+
+    Attributes:
+      clip_tuning: None, or how the clip moves from ``l2_clip_norm``, with what share of the
+        noise; other attributes are those of every plan of sums.
 
     Example:
       >>> import jaxdp
@@ -35,16 +41,37 @@ class DPGD(SumPlan):
 
     family: ClassVar[str] = "dpgd"
     released: ClassVar[str] = "gradients"
+    nested: ClassVar[dict[str, Any]] = {"clip_tuning": ClipTuning}
+
+    # Plans of before had none: their digests are of texts without it.
+    clip_tuning: ClipTuning | None = dataclasses.field(
+        default=None, metadata={"written": "not None"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.clip_tuning is not None:
+            validate.instance(ClipTuning, clip_tuning=self.clip_tuning)
+            if math.isinf(self.l2_clip_norm):
+                raise ValueError(
+                    "clip_tuning must be None without a finite l2_clip_norm"
+                )
+        super().__post_init__()
 
     def _sums(self) -> Sums:
-        return Sums(**self._common(), l2_clip_norm=self.l2_clip_norm)
+        tuning = self.clip_tuning
+        return Sums(
+            **self._common(),
+            l2_clip_norm=self.l2_clip_norm,
+            count_noise_multiplier=tuning and tuning.count_noise_multiplier,
+        )
 
     def returned(self, state: Any, params: Any) -> Any:
         return params
 
     @kept
     def numbers(self) -> GradientNumbers:
-        return GradientNumbers(self.run, self.grid("step"))
+        sums = self.sums
+        return GradientNumbers(self.run, sums.grid(), sums.count_grid, self.clip_tuning)
 
     def transform(
         self,

@@ -12,6 +12,7 @@ from jaxdp.core.types import Grid, PathPredicate, Run, ValueFn
 from jaxdp.dpgd import oracle
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import path_str
+from jaxdp.mechanism.clip_tuning import ClipTuning, next_clip
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
 
@@ -21,6 +22,8 @@ class GradientNumbers(NamedTuple):
 
     run: Run
     grid: Grid
+    count_grid: Grid | None  # of clip tuning's counts
+    clip_tuning: ClipTuning | None
 
 
 class DPGDState(NamedTuple):
@@ -28,7 +31,10 @@ class DPGDState(NamedTuple):
 
     horizon: run_state.Horizon
     noise: jax.Array  # shape=(), key; secret
-    release: jax.Array  # shape=(1,), dtype=float32; norm of the last noised gradient
+    # shape=(1,), dtype=float32; norm of the last noised gradient; or (2,), with the count
+    # of clip tuning
+    release: jax.Array
+    clip: Any  # shape=(), dtype=float32, of the next step, or None: a constant; public
 
     SECRET = ("noise",)
     __repr__ = run_state.hiding_repr
@@ -72,10 +78,11 @@ def dpgd(
       axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
 
     Privacy:
-      Each step releases d numbers. Noise is discrete Gaussian, added on the grid of the
-      integer sum. ``init`` begins a run: keys from entropy serve one, and ``update`` must
-      not be called twice with one state on different data. Contributions are rounded
-      towards zero, which shrinks coordinates of a few grid units (d in the millions).
+      Each step releases d numbers, and a count where the plan tunes its clip. Noise is
+      discrete Gaussian, added on the grid of the integer sum. ``init`` begins a run: keys
+      from entropy serve one, and ``update`` must not be called twice with one state on
+      different data. Contributions are rounded towards zero, which shrinks coordinates of
+      a few grid units (d in the millions).
 
     Raises:
       As :func:`jaxdp.dpzero`.
@@ -103,7 +110,7 @@ def dpgd(
     keys = keys_lib.check(keys)
     run_state.check_plan(plan, "dpgd")
     numbers: GradientNumbers = plan.numbers
-    run, grid = numbers
+    run, grid, count_grid, tuning = numbers
     root = run_state.noise_root(run, keys)
     start = run_state.new_horizon(run, private=keys.private and grid.noise_std > 0)
 
@@ -113,7 +120,9 @@ def dpgd(
         run_state.begin_run(params, keys, "dpgd")
         # Copies, because callers donate their state.
         at, key = jax.tree.map(jnp.array, (start, root))
-        return DPGDState(at, key, jnp.zeros((1,), jnp.float32))
+        release = jnp.zeros((1 if tuning is None else 2,), jnp.float32)
+        bound = None if tuning is None else jnp.float32(grid.l2_clip_norm)
+        return DPGDState(at, key, release, bound)
 
     def update_fn(
         updates: Any,
@@ -136,8 +145,11 @@ def dpgd(
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
         part, of_part = moving_part(value_fn, params, moves)
-        gradient = oracle.release_gradient(
-            grid,
+        bound, counted = state.clip, None
+        if count_grid is not None:
+            counted = run_state.count_noise(state.noise, count, count_grid.noise_std)
+        gradient, within = oracle.release_gradient(
+            grid if bound is None else grid._replace(l2_clip_norm=bound),
             of_part,
             part,
             records,
@@ -145,14 +157,19 @@ def dpgd(
             run_state.gaussian(
                 state.noise, count, run_state.size(params, moves), grid.noise_std
             ),
+            count_grid=count_grid,
+            count_noise=counted,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )
-        gradient = run_state.zero_where_done(active, gradient)
+        if tuning is not None:
+            bound = jnp.where(active, next_clip(tuning, bound, within[0]), bound)
+        gradient, within = run_state.zero_where_done(active, (gradient, within))
         norm = optax.tree.norm(gradient).astype(jnp.float32).reshape(1)
         out = jax.tree_util.tree_map_with_path(
             lambda p, leaf: gradient.get(path_str(p), jnp.zeros_like(leaf)), params
         )
-        return out, state._replace(horizon=horizon, release=norm)
+        release = jnp.concatenate([norm, within])
+        return out, state._replace(horizon=horizon, release=release, clip=bound)
 
     return run_state.transformation(init_fn, update_fn)

@@ -76,11 +76,7 @@ def release_slopes(
             smoothing_radius=smoothing_radius,
             share_signs=shared != (axes or None),
         )
-        total = release.bounded_sum(grid, slopes, kept)
-        if count_grid is None:
-            return total
-        halves = _halves_within(slopes, grid.l2_clip_norm)
-        return jnp.append(total, release.bounded_sum(count_grid, halves, kept))
+        return release.counted_sum(grid, count_grid, slopes, kept)
 
     total = finite_difference.sum_microbatches(
         bounded, (records, mask), microbatch_size, shared
@@ -90,13 +86,3 @@ def release_slopes(
     slopes = release.noised_mean(grid, total[:-1], Fixed(noise[:-1]))
     count = release.noised_mean(count_grid, total[-1:], Fixed(noise[-1:]))
     return jnp.concatenate([slopes, count])
-
-
-def _halves_within(rows: jax.Array, bound: float | jax.Array) -> jax.Array:
-    """Counts records as a half for, or a half against if beyond the bound: (B, 1).
-
-    Rows that are not finite are in neither.
-    """
-    within = jnp.linalg.norm(rows.astype(jnp.float32), axis=-1) <= bound
-    halves = jnp.where(within, jnp.float32(0.5), jnp.float32(-0.5))
-    return jnp.where(jnp.isfinite(rows).all(axis=-1), halves, 0)[:, None]

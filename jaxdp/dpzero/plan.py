@@ -15,11 +15,11 @@ from jaxdp.core.keys import Keys
 from jaxdp.core.types import PathPredicate, Relation, ValueFn
 from jaxdp.dpzero import theorems
 from jaxdp.dpzero import transform as transforms
-from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.dpzero.transform import SlopeNumbers
 from jaxdp.kernels import finite_difference
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
+from jaxdp.mechanism.clip_tuning import ClipTuning
 from jaxdp.mechanism.design import Design, given
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise

@@ -26,9 +26,9 @@ from jaxdp.core import noise as noise_lib
 from jaxdp.core import run_state
 from jaxdp.core.types import Grid, PathPredicate, Run, ValueFn
 from jaxdp.dpzero import oracle
-from jaxdp.dpzero.clip_tuning import ClipTuning
 from jaxdp.kernels import finite_difference, sphere
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.mechanism.clip_tuning import ClipTuning, next_clip
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
 
@@ -103,8 +103,7 @@ def step_noise(numbers: SlopeNumbers, noise: jax.Array, step: jax.Array) -> jax.
     slopes = run_state.gaussian(noise, step, num, std)
     if numbers.count_grid is None:
         return slopes.high
-    key = keys_lib.at_step(noise, step)
-    count = run_state.gaussian(key, 1, 1, numbers.count_grid.noise_std)
+    count = run_state.count_noise(noise, step, numbers.count_grid.noise_std)
     return jnp.concatenate([slopes.high, count.high])
 
 
@@ -363,19 +362,6 @@ def _begin(
     bound = np.float32(numbers.grid.l2_clip_norm) if tuned else None
     state = DPZeroState(start, root, noise, release, kept, bound)
     return jax.tree.map(jnp.array, state)
-
-
-def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
-    """Computes the clip after a step: float32, shape=().
-
-    ``count`` is the released one over the normalizer: a half if no record was clipped.
-    """
-    excess = count + np.float32(0.5 - tuning.target_unclipped_quantile)
-    factor = jnp.exp(excess * np.float32(-tuning.learning_rate))
-    # By itself, so that a run and its replay round alike.
-    factor = jax.lax.optimization_barrier(factor)
-    # The range of l2_clip_norm.
-    return jnp.clip(bound * factor, np.float32(1e-30), np.float32(1e30))
 
 
 def _follow(

@@ -538,6 +538,8 @@ class Plan:
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in self._fields():
             value: Any = getattr(self, field.name)
+            if value is None and field.metadata.get("written") == "not None":
+                continue
             if field.name == "sampling":
                 value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
             elif field.name in self.nested and value is not None:

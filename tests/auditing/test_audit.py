@@ -13,7 +13,7 @@ import pytest
 import jaxdp
 from jaxdp import auditing, plans, sampling
 from jaxdp.auditing import canaries, cases, simulation
-from jaxdp.dpzero.clip_tuning import ClipTuning
+from jaxdp.mechanism.clip_tuning import ClipTuning
 from tests.auditing.mutations import plan_named
 
 POISSON = sampling.TruncatedPoisson(sampling_prob=0.5, max_batch_size=8)
@@ -79,6 +79,7 @@ OTHERS = {
     "records added, sampled": make(
         relation="add_or_remove", sampling=POISSON, num_steps=3
     ),
+    "tuned clip of gradients": make(plans.DPGD, clip_tuning=TUNING),
     "isotropic": make(plans.DPGDZerothOrder),
     "isotropic, zeroed": make(plans.DPGDZerothOrder, relation="zero_out"),
     "one pass": make(plans.DPGD, sampling=sampling.SinglePass(4), noise_multiplier=2.0),
@@ -189,13 +190,14 @@ def _releases(plan: Any, keys: jaxdp.Keys, data: canaries.DataSet) -> Any:
         scale = 1.0 if tuned is None else tuned / plan.l2_clip_norm
         gradient, state = updater(plan)(state, params, batch)
         std = plan.noise_std * scale
-        if plan.family == "dpgd":
-            yield np.asarray(gradient["x"] / std)
-        elif tuned is not None:
+        released = gradient["x"] if plan.family == "dpgd" else state.release[:1]
+        if tuned is not None:
             # A record counts a half or minus a half, or nothing if it is taken out.
             by = 1 if plan.relation == "replace_one" else 0.5
             count_std = by * plan.clip_tuning.count_noise_multiplier / plan.normalizer
-            yield np.asarray([state.release[0] / std, state.release[1] / count_std])
+            yield np.append(released / std, state.release[-1] / count_std)
+        elif plan.family == "dpgd":
+            yield np.asarray(released / std)
         else:
             length = math.sqrt(2) if plan.isotropic else 1
             yield np.asarray(state.release / std * length)

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
-from jaxdp.dpzero.transform import next_clip
+from jaxdp.mechanism.clip_tuning import next_clip
 from tests import drawn
 
 TUNING = plans.ClipTuning(

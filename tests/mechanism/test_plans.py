@@ -265,7 +265,7 @@ def test_clip_tuning_needs_a_share_of_the_noise() -> None:
     )
 
 
-def test_clip_tuning_is_for_dpzero_alone() -> None:
+def test_a_slope_along_one_direction_has_no_tuned_clip() -> None:
     assert (
         plans.DPGDZerothOrder(
             num_examples=10,

@@ -1,16 +1,21 @@
-"""Parameters of private clip tuning."""
+"""Private clip tuning: its parameters, and how a released count moves the clip."""
 
 import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.core import validate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClipTuning:
-    r"""A clip that follows a quantile of the slopes, for a share of a step's budget.
+    r"""A clip that follows a quantile of the norms, for a share of a step's budget.
 
-    Besides the sum of slopes a step releases how many of its records lie within the clip,
-    each counted as a half for or against, with noise of its own. The next clip is
+    Besides the sum of slopes or gradients a step releases how many of its records lie
+    within the clip, each counted as a half for or against, with noise of its own. The next
+    clip is
 
     .. math::
       \log C_{t+1} = \log C_t - \eta\Big(\frac{\tilde b_t}{\bar B} + \frac12 - \gamma\Big),
@@ -59,3 +64,16 @@ class ClipTuning:
             )
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, float(getattr(self, field.name)))
+
+
+def next_clip(tuning: ClipTuning, bound: jax.Array, count: jax.Array) -> jax.Array:
+    """Computes the clip after a step: float32, shape=().
+
+    ``count`` is the released one over the normalizer: a half if no record was clipped.
+    """
+    excess = count + np.float32(0.5 - tuning.target_unclipped_quantile)
+    factor = jnp.exp(excess * np.float32(-tuning.learning_rate))
+    # By itself, so that a run and its replay round alike.
+    factor = jax.lax.optimization_barrier(factor)
+    # The range of l2_clip_norm.
+    return jnp.clip(bound * factor, np.float32(1e-30), np.float32(1e30))
