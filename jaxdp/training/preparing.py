@@ -85,7 +85,7 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
 
     def own(array: Any) -> jax.Array:
         # A copy made now: asarray may share memory with NumPy's, or copy it later.
-        return array if isinstance(array, jax.Array) else jnp.array(array)
+        return array if isinstance(array, jax.Array) else jnp.array(batches.narrowed(array))
 
     return task._replace(optimizer=optimizer, data=jax.tree.map(own, task.data))
 
