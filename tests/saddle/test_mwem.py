@@ -230,6 +230,21 @@ def test_what_rounds_leave_out_is_what_is_known() -> None:
     assert 3 in result.info.releases[:, 0]
 
 
+def test_records_are_read_in_the_first_step_alone() -> None:
+    """What others later hold is in no release."""
+    plan = make(num_examples=50, num_steps=2).with_noise(noise_multiplier=2.0)
+    algorithm = plan.algorithm(Keys.insecure(0))
+    codes = jnp.asarray(codes_of(50))
+    first, _ = algorithm.step(
+        algorithm.init(plan.uniform()), codes, value_fn=plan.queries
+    )
+    later = [
+        algorithm.step(first, x, value_fn=plan.queries)[0].fit.shares
+        for x in (codes, 23 - codes)
+    ]
+    np.testing.assert_array_equal(*later)
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_codes_that_32_bits_do_not_hold_count_in_no_cell(dtype: Any) -> None:
     """Of 64 bits, JAX would keep 32: 2**32 would be a record of the first cell."""
