@@ -92,12 +92,12 @@ class Batch:
             if np.shape(leaf)[:1] != self.mask.shape:
                 place = f"records{jax.tree_util.keystr(path)}"
                 raise ValueError(f"{wanted}, got shape {np.shape(leaf)} at {place}")
-        records = jax.tree.map(narrowed, records)
+        records = jax.tree.map(lambda x: jnp.asarray(narrowed(x)), records)
         return dataclasses.replace(self, records=records)
 
 
 def narrowed(leaf: Any) -> jax.Array | np.ndarray:
-    """Returns an array in JAX's precision, integers that do not fit as the nearest.
+    """Returns an array whose integers, if JAX does not hold them, are the nearest it does.
 
     JAX would wrap them: a code outside of its domain would become one inside.
     """
