@@ -252,6 +252,19 @@ def test_wrong_data_and_keys_raise() -> None:
 # Batches of one size.
 
 
+def test_integers_of_64_bits_are_not_wrapped() -> None:
+    """They become the nearest of 32 bits."""
+    signed, keys = np.array([2**32, -(2**40), 7, -1]), Keys.insecure(0)
+    unsigned = np.array([2**32, 2**31, 7, 0], np.uint64)
+    wanted = [2**31 - 1, -(2**31), 7, -1]
+    for sampler in (sampling.FullBatch(), sampling.SinglePass(4)):
+        batch = sampling.batch(plan(sampler, 4), keys, 0, (signed, unsigned))
+        found = [np.asarray(x).tolist() for x in batch.records]
+        assert found == [wanted, [2**32 - 1, 2**31, 7, 0]]
+        assert batch.with_records(signed).records.tolist() == wanted
+    assert sorted(sampling.shuffled(keys, signed).tolist()) == sorted(wanted)
+
+
 def test_random_subsets_are_uniform() -> None:
     """All ten pairs of five records, equally often (failure < 1e-6)."""
     steps = 20_000

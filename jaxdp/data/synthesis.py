@@ -234,7 +234,7 @@ def release(
     else:
         value_fn, start = plan.queries, plan.uniform()
     result = training.fit(
-        plan, keys, start, jnp.asarray(codes), value_fn=value_fn, progress=progress
+        plan, keys, start, codes, value_fn=value_fn, progress=progress
     )
     if choice.noise_std is None:
         return Release(np.asarray(result.params), None, result.report)

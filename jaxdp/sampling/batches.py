@@ -92,8 +92,23 @@ class Batch:
             if np.shape(leaf)[:1] != self.mask.shape:
                 place = f"records{jax.tree_util.keystr(path)}"
                 raise ValueError(f"{wanted}, got shape {np.shape(leaf)} at {place}")
-        records = jax.tree.map(jnp.asarray, records)
+        records = jax.tree.map(lambda x: jnp.asarray(narrowed(x)), records)
         return dataclasses.replace(self, records=records)
+
+
+def narrowed(leaf: Any) -> jax.Array | np.ndarray:
+    """Returns an array whose integers, if JAX does not hold them, are the nearest it does.
+
+    JAX would wrap them: a code outside of its domain would become one inside.
+    """
+    if isinstance(leaf, jax.Array):
+        return leaf
+    array = np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and dtype != array.dtype:
+        limits = np.iinfo(dtype)
+        array = np.clip(array, limits.min, limits.max).astype(dtype)
+    return array
 
 
 def check_data(run: Run, data: Any, name: str = "data") -> None:
@@ -166,7 +181,7 @@ def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
     size = finite_difference.num_rows(data, "data")
     key = keys_lib.stream(keys.sampling, "order")
     index = threefry.permuted(key, jnp.arange(size), size)
-    return jax.tree.map(lambda x: jnp.asarray(x)[index], data)
+    return jax.tree.map(lambda x: jnp.asarray(narrowed(x))[index], data)
 
 
 def batch(
@@ -214,8 +229,8 @@ def batch(
     check_data(plan.run, data)
     drawn = draw(plan, keys, step, phase=phase)
     if drawn.sampler.of_phase(drawn.phase).whole:
-        return dataclasses.replace(drawn, records=data)
-    records = jax.tree.map(lambda x: jnp.asarray(x)[drawn.index], data)
+        return dataclasses.replace(drawn, records=jax.tree.map(narrowed, data))
+    records = jax.tree.map(lambda x: jnp.asarray(narrowed(x))[drawn.index], data)
     return dataclasses.replace(drawn, records=records)
 
 

@@ -84,8 +84,10 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         return task._replace(optimizer=optimizer, data=stream)
 
     def own(array: Any) -> jax.Array:
+        if isinstance(array, jax.Array):
+            return array
         # A copy made now: asarray may share memory with NumPy's, or copy it later.
-        return array if isinstance(array, jax.Array) else jnp.array(array)
+        return jnp.array(batches.narrowed(array))
 
     return task._replace(optimizer=optimizer, data=jax.tree.map(own, task.data))
 

@@ -29,7 +29,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core.source import Source
 from jaxdp.core.types import Phase
 from jaxdp.mechanism.plan import Plan
-from jaxdp.sampling import samplers
+from jaxdp.sampling import batches, samplers
 from jaxdp.training import loop, parallel
 
 #: Bytes of the records of a block; one period of steps may have more.
@@ -376,7 +376,7 @@ def _own(rows: np.ndarray, size: int) -> jax.Array:
     missing = size - len(rows)
     if missing:
         rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
-    return jnp.array(rows)
+    return jnp.array(batches.narrowed(rows))
 
 
 @contextlib.contextmanager

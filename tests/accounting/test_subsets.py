@@ -106,6 +106,7 @@ def test_the_table_is_the_profile_on_its_grid_and_above_it_between(q: float, mu:
     )
     masses = table._pmf_remove.to_dense_pmf()._probs  # pyright: ignore
     assert masses.sum() == pytest.approx(1, abs=1e-12)
+    assert 0 < table.get_delta_for_epsilon(1e9) < 1e-20  # What is cut off is infinite.
 
 
 @pytest.mark.parametrize("m", [1e-3, 0.03, 1.0, 1e6])

@@ -489,6 +489,13 @@ MUTATIONS = (
         "frank_wolfe",
     ),
     Mutation(
+        "scores of Frank-Wolfe doubled",
+        "jaxdp/saddle/algorithms/frank_wolfe.py",
+        "normalized(-grid.change(above))",
+        "normalized(-2 * grid.change(above))",
+        "frank_wolfe",
+    ),
+    Mutation(
         "no noise on a refresh",
         SPIDER,
         "point.size, grid.noise_std",
@@ -660,6 +667,13 @@ MUTATIONS = (
         MWEM_PLAN,
         "return int(accounting.sensitivity(self.relation, 1.0))",
         "return 1",
+        "drawn marginals",
+    ),
+    Mutation(
+        "scores of marginals doubled",
+        "jaxdp/saddle/algorithms/mwem.py",
+        "grid.change(below << grid.bits))",
+        "2 * grid.change(below << grid.bits))",
         "drawn marginals",
     ),
     # What the library did, too: parities of un-noised sums showed.

@@ -72,6 +72,20 @@ def test_a_run_is_the_plain_algorithm(
     np.testing.assert_allclose(found[0], x, rtol=1e-5)
 
 
+def test_every_step_draws_anew() -> None:
+    """Uniform vertices where nothing is known: each and no step's again, but for 1e-7."""
+    steps, dim = 400, 16
+    plan = make(num_steps=steps, dim=dim)
+    releases = jaxdp.fit(
+        plan, Keys.insecure(0), plan.uniform(), np.zeros((N, dim)), value_fn=value
+    ).info.releases
+    drawn = np.asarray(releases)[:, 0]
+    assert set(drawn) == set(range(dim))
+    for lag in (1, 2, 3):
+        again = np.sum(drawn[lag:] == drawn[:-lag])
+        assert abs(again - steps / dim) < 5.5 * np.sqrt(steps / dim)
+
+
 @SAMPLERS
 def test_draws_are_within_what_is_charged(
     sampler: Any, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +120,25 @@ def test_draws_are_within_what_is_charged(
     assert share > 0.95
     each = (plan.sensitivity + simplex.LOG_ERROR) ** 2 / 2
     assert plan.rho == pytest.approx((STEPS if sampler == ALL else 1) * each)
+
+
+def test_gradients_are_centred_before_they_are_clipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of (5, 5, 5, 0) at a clip of 1: (1, 1, 1, -1) then, and else (1, 1, 1, 0)."""
+    script = reference.Script()
+    monkeypatch.setattr(players, "draw", script.draw)
+    data = np.tile(np.array([5, 5, 5, 0], np.float32), (N, 1))
+    linear = jaxdp.Problem(lambda x, batch: batch @ x)
+    apart = []
+    for center in (False, True):
+        plan = make(num_steps=1, center_gradients=center)
+        algorithm = jaxdp.frank_wolfe(plan, Keys.insecure(0))
+        begun = algorithm.init(plan.uniform())
+        step = functools.partial(algorithm.step, begun, data, value_fn=linear)
+        (scores,) = script.run([np.zeros(1, int)], step)
+        apart.append(np.ptp(scores) * np.log(2) / 2**24)
+    np.testing.assert_allclose(apart, [4, 8], rtol=1e-3)
 
 
 def test_steep_scores_do_not_overflow_and_move_no_further() -> None:

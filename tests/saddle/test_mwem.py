@@ -159,6 +159,18 @@ def test_noise_is_the_plans_on_every_measured_cell(
         assert scipy.stats.kstest(z, scipy.stats.norm.cdf).pvalue > 1e-7
 
 
+def test_no_two_steps_share_noise(transcripts: measured.Transcripts) -> None:
+    """Of two, up to 45 of 5000 runs have a pair of cells as near; 150 with 1e-30."""
+    plan = plan_named("drawn marginals")
+    (canary,) = measured.canaries(plan)
+    true = measured.true_counts(plan, canary.first) / plan.num_examples
+    z = (transcripts.measured - true) / plan.noise_std
+    z = np.where(measured.measured_cells(plan, transcripts), z, np.nan)
+    for one, other in itertools.combinations(range(plan.num_steps), 2):
+        near = np.abs(z[:, one, :, None] - z[:, other, None, :]) < 1e-3
+        assert near.any(axis=(1, 2)).sum() < 150
+
+
 def test_marginals_are_drawn_from_the_law_that_is_claimed(
     transcripts: measured.Transcripts,
 ) -> None:
@@ -173,6 +185,29 @@ def test_marginals_are_drawn_from_the_law_that_is_claimed(
         hits = transcripts.drawn[:, 1:] == marginal
         error = np.sqrt((law * (1 - law)).sum(0))
         assert np.all(np.abs(hits.sum(0) - law.sum(0)) < 5.4 * error)
+    # Given the steps before, too: that one draws what the one before it drew.
+    again = transcripts._replace(drawn=np.roll(transcripts.drawn, 1, axis=1))
+    law = np.exp(measured.log_draws(plan, again, counts))[:, 2:]
+    hits = transcripts.drawn[:, 2:] == transcripts.drawn[:, 1:-1]
+    error = np.sqrt((law * (1 - law)).sum(0))
+    assert np.all(np.abs(hits.sum(0) - law.sum(0)) < 5.4 * error)
+
+
+def test_noise_and_draws_have_roots_of_their_own_that_are_secret() -> None:
+    """Two, and others with other secrets: not with another public root of directions."""
+    plan = make().with_noise(noise_multiplier=2.0)
+
+    def roots(**changes: Any) -> list[bytes]:
+        keys = Keys.insecure(0)
+        for name, value in changes.items():
+            object.__setattr__(keys, name, value)
+        state = jaxdp.mwem(plan, keys).init(plan.uniform())
+        return [np.asarray(jax.random.key_data(x)).tobytes() for x in state.roots]
+
+    known, other = roots(), Keys.insecure(1)
+    assert len(set(known)) == 2
+    assert roots(direction=other.direction, sampling=other.sampling) == known
+    assert not set(roots(noise=other.noise)) & set(known)
 
 
 def test_what_rounds_leave_out_is_what_is_known() -> None:
@@ -193,6 +228,35 @@ def test_what_rounds_leave_out_is_what_is_known() -> None:
     np.testing.assert_allclose(shares, counted(codes) / 20_000, atol=0.01)
     assert result.info.releases[0, 0] == -1
     assert 3 in result.info.releases[:, 0]
+
+
+def test_records_are_read_in_the_first_step_alone() -> None:
+    """What others later hold is in no release."""
+    plan = make(num_examples=50, num_steps=2).with_noise(noise_multiplier=2.0)
+    algorithm = plan.algorithm(Keys.insecure(0))
+    codes = jnp.asarray(codes_of(50))
+    first, _ = algorithm.step(
+        algorithm.init(plan.uniform()), codes, value_fn=plan.queries
+    )
+    later = [
+        algorithm.step(first, x, value_fn=plan.queries)[0].fit.shares
+        for x in (codes, 23 - codes)
+    ]
+    np.testing.assert_array_equal(*later)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_codes_that_32_bits_do_not_hold_count_in_no_cell(dtype: Any) -> None:
+    """Of 64 bits, JAX would keep 32: 2**32 would be a record of the first cell."""
+    plan = make(num_examples=8, num_steps=1).with_noise(noise_multiplier=1e-6)
+    wrong = [2**32, 2**32 + 5, 2**31, 2**63 - 1, -(2**32) if dtype == np.int64 else 24]
+    codes = np.array([*wrong, 3, 3, 23], dtype)
+    fit = jaxdp.fit(
+        plan, Keys.insecure(0), plan.uniform(), codes, value_fn=plan.queries
+    ).params
+    wanted = counted(np.array([3, 3, 23]))[: plan.queries.offsets[3]]
+    found = 8 * np.asarray(fit.shares)[: wanted.size]
+    np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
 # --- the fit -----------------------------------------------------------------------

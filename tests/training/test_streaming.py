@@ -363,3 +363,9 @@ def test_a_hundred_million_records() -> None:
     large = make_plan(sampling.FixedSize(n // 16), num_examples=n)
     with pytest.raises(ValueError, match="less than a 32nd of 100000000"):
         streaming.opened(source, large)
+
+
+def test_rows_are_in_the_precision_of_jax() -> None:
+    """Integers of 64 bits are not wrapped."""
+    rows = streaming._own(np.array([2**32, -(2**40), 5]), 4)
+    assert rows.tolist() == [2**31 - 1, -(2**31), 5, 0]
