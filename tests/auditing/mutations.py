@@ -77,6 +77,7 @@ class Mutation:
 DPZERO = "jaxdp/dpzero/transform.py"
 COMMON = "jaxdp/core/run_state.py"
 SCALAR = "jaxdp/dpzero/oracle.py"
+STEP_OF_GRADIENTS = "jaxdp/dpgd/transform.py"
 SAMPLING = "jaxdp/sampling/samplers.py"
 SUMS_OF_PLANS = "jaxdp/mechanism/sums.py"
 
@@ -150,6 +151,20 @@ MUTATIONS = (
         "std = self.law.std(self.units(self.sum_noise))",
         "std = self.law.std(self.units(self.sum_noise) / 2)",
         "full",
+    ),
+    Mutation(
+        "noise of a count halved",
+        SUMS_OF_PLANS,
+        "math.ceil(self.units(self.count_noise_multiplier))",
+        "math.ceil(self.units(self.count_noise_multiplier / 2))",
+        "tuned gradients",
+    ),
+    Mutation(
+        "a count without noise",
+        STEP_OF_GRADIENTS,
+        "counted = run_state.count_noise(state.noise, count, count_grid.noise_std)",
+        "counted = run_state.count_noise(state.noise, count, 0)",
+        "tuned gradients",
     ),
     Mutation(
         "sensitivity of zero-out for replace-one",
