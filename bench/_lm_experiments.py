@@ -314,7 +314,7 @@ class ClaimRow:
       opacus: the multiplier that opacus gave the code for that.
       shuffled_replace_one: as run, in shuffled batches: an epoch costs what a step costs.
       shuffled_zero_out: the same where neighbours zero a record.
-      subsets_replace_one: had each batch been a fresh random subset, by RDP.
+      subsets_replace_one: had each batch been a fresh random subset, by PLD.
       poisson_replace_one: had batches been Poisson samples, by PLD.
       poisson_add_or_remove: the same under add-or-remove, which needs half of that noise.
     """

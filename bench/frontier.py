@@ -54,7 +54,7 @@ class Method:
 
 
 METHODS = {
-    "as today": Method(),
+    "private records alone": Method(),
     "warm start": Method(warm=True),
     "subspace": Method(num_directions=40),
     "mixing": Method(mixed=True),
@@ -300,26 +300,22 @@ class Study:
 
 def run(quick: bool, out: pathlib.Path | None = None) -> list[_harness.Row]:
     """Rows of every method and budget, and of public records that mislead."""
-    study = Study(quick)
-    rows, found = classification(study, quick)
+    rows = classification(Study(quick), quick)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        plots.save(_draw(found), out / PNG)
+        plots.save(plot(rows), out / PNG)
     return rows
 
 
-def classification(
-    study: Study, quick: bool
-) -> tuple[list[_harness.Row], dict[str, _harness.Mean]]:
-    """The rows of digits, and their means by case."""
+def classification(study: Study, quick: bool) -> list[_harness.Row]:
+    """The rows of digits."""
     rows: list[_harness.Row] = []
-    found: dict[str, _harness.Mean] = {}
     alone: dict[str | None, np.ndarray] = {}
     for shift in (None,) if quick else (None, *SHIFTS):
         rate = study.alone_rate
         values = alone[shift] = study.alone(study.whole, study.draws, rate, shift)
         case = f"{shift}: {ALONE}" if shift else ALONE
-        mean = found[case] = _harness.mean(values)
+        mean = _harness.mean(values)
         note = f"step size {rate:g}"
         rows.append(_harness.averaged(case, METRIC, mean, len(values), note))
     cells = [
@@ -327,7 +323,7 @@ def classification(
         for epsilon in (EPSILONS[1:] if quick else EPSILONS)
         for algorithm in (("DPGD",) if quick else ("DPGD", "DPZero"))
         for name, method in METHODS.items()
-        if not quick or name in ("as today", "all three")
+        if not quick or name in ("private records alone", "all three")
     ]
     if not quick:
         cells += [
@@ -346,15 +342,17 @@ def classification(
         values, rate = study.private(algorithm, method, epsilon, shift)
         case = f"{algorithm}, {name}, epsilon {epsilon:g}"
         case = f"{shift}: {case}" if shift else case
-        mean = found[case] = _harness.mean(values)
+        mean = _harness.mean(values)
         gain = _harness.mean(values - alone[shift])  # By the same public records.
         note, count = f"step size {rate:g}", len(values)
         rows.append(_harness.averaged(case, METRIC, mean, count, note))
         rows.append(_harness.averaged(case, GAIN, gain, count, "", ALONE))
-    return rows, found
+    return rows
 
 
-def _draw(found: dict[str, _harness.Mean]) -> Figure:
+def plot(rows: list[_harness.Row]) -> Figure:
+    """Accuracy by method, of rows that were just made or are kept."""
+    found = {row.case: row for row in rows if row.metric == METRIC}
     fig, axes = plots.figure(1, len(EPSILONS), figsize=(10, 3.8))
     names = list(METHODS)[::-1]
     for axis, epsilon in zip(axes, EPSILONS, strict=True):

@@ -53,7 +53,8 @@ _REHEARSED, _RECORDS, _TOLERANCE = tuple(3.0**-i for i in range(8)), 64, 0.03
 _CLIP = 1 / 3
 #: Share of the last iterates whose mean is returned.
 AVERAGED = 0.25
-_GRADIENT_STEPS, _SLOPE_STEPS, _NUM_DIRECTIONS = 80, 1000, 4
+#: Steps of plans of gradients, and of slopes; directions of a step of these.
+GRADIENT_STEPS, SLOPE_STEPS, NUM_DIRECTIONS = 80, 1000, 4
 #: Errors as near as this count as equal: then the cost decides.
 _NEAR = 1.1
 
@@ -65,7 +66,7 @@ class PlannedRun:
     Attributes:
       plan: with noise for the budget.
       optimizer: of :func:`jaxdp.fit`; steps of ``learning_rate``, and the mean of the last
-        quarter of the iterates.
+        quarter of the iterates, for :func:`jaxdp.polyak_output` of ``result.info.state``.
       learning_rate: the step size.
       num_passes: evaluations of each record's loss in the whole run; a gradient counts 3.
       noise: of the gradient that a run sees, over its length if all records agreed.
@@ -137,7 +138,7 @@ _OTHERS = (
     ("SOSP", "a certificate that a point is no saddle"),
     ("PrefixSum", "updates of your own, in the order of the records"),
     ("Saddle", "two players, or the worst of several groups"),
-    ("ConvexSimplex", "mixtures"),
+    ("FrankWolfe", "mixtures"),
 )
 
 
@@ -232,25 +233,22 @@ def recommend(
     shared = {"num_examples": num_examples, "sampling": sampler, "relation": relation}
     read = sampler.expected_batch_size(num_examples) / num_examples
     slopes: dict[str, Any] = {"smoothing_radius": smoothing_radius}
-    steps = _affordable(_SLOPE_STEPS, num_passes, 2 * _NUM_DIRECTIONS * read)
-    slopes["num_directions"] = _NUM_DIRECTIONS
+    steps = _affordable(SLOPE_STEPS, num_passes, 2 * NUM_DIRECTIONS * read)
+    slopes["num_directions"] = NUM_DIRECTIONS
     kinds: list[tuple[Any, dict[str, Any], int]] = [(plans.DPZero, slopes, steps)]
     if backpropagation:
-        steps = _affordable(_GRADIENT_STEPS, num_passes, 3 * read)
+        steps = _affordable(GRADIENT_STEPS, num_passes, 3 * read)
         kinds.append((plans.DPGD, {}, steps))
     candidates = []
-    dim = run_state.size(params, run_state.moving(params, trainable))
     for kind, fields, num_steps in kinds:
         if num_steps < 1:
             continue
         bare = kind(**shared, **fields, num_steps=num_steps, l2_clip_norm=1.0)
-        given = {"trainable": trainable, "stacked": stacked}
-        found = _planned(
-            bare, value_fn, params, records, epsilon, delta, dim, seed, given
-        )
-        candidates.append(found)
+        plan = bare.calibrate(epsilon=epsilon, delta=delta)
+        given = {"trainable": trainable, "stacked": stacked, "seed": seed}
+        candidates.append(planned(plan, value_fn, params, records, **given))
     if not candidates:
-        least = (3 if backpropagation else 2 * _NUM_DIRECTIONS) * read
+        least = (3 if backpropagation else 2 * NUM_DIRECTIONS) * read
         raise ValueError(
             f"num_passes must be at least {least:.3g}, which a step takes, got "
             f"{num_passes!r}"
@@ -311,21 +309,52 @@ def _rehearsed(
     return min(x for x, end in zip(_REHEARSED, ends, strict=True) if end <= most)
 
 
-def _planned(
-    bare: Any,
+def planned(
+    plan: Any,
     value_fn: ValueFn,
     params: Any,
     records: Any,
-    epsilon: float,
-    delta: float,
-    dim: int,
-    seed: int,
-    given: dict[str, Any],
+    *,
+    l2_clip_norm: float | None = None,
+    trainable: Any = None,
+    stacked: PathPredicate | None = None,
+    seed: int = 0,
 ) -> PlannedRun:
-    """Chooses clip and step size of a plan, and forecasts its run."""
+    """Chooses clip and step size of a plan of slopes or gradients, and forecasts its run.
+
+    Both have three digits: processes that compute them, and whoever reads them, have the
+    same numbers.
+
+    Args:
+      plan: calibrated; its clip does not matter, for its noise is in units of it.
+      value_fn: as in :func:`recommend`, like the other arguments.
+      params: where the run starts.
+      records: public or made-up records.
+      l2_clip_norm: the clip; None chooses it.
+      trainable: as in :func:`jaxdp.fit`.
+      stacked: as in :func:`jaxdp.fit`.
+      seed: of the directions that measure the scale.
+
+    Raises:
+      ValueError: records whose gradients are zero or not finite.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> loss = lambda w, x: jnp.sum((w - x) ** 2, axis=-1)
+      >>> made_up = jax.random.uniform(jax.random.key(0), (50, 2))
+      >>> plan = jaxdp.plans.DPGD(
+      ...     num_examples=1000, num_steps=80, sampling=jaxdp.sampling.FullBatch(),
+      ...     relation="replace_one", l2_clip_norm=1.0,
+      ... ).calibrate(epsilon=2.0, delta=1e-5)
+      >>> found = jaxdp.planner.planned(plan, loss, jnp.zeros(2), made_up)
+      >>> 0.3 < found.plan.l2_clip_norm < 0.7, float(found.plan.epsilon()) <= 2.0
+      (True, True)
+    """
     key = Keys.insecure(seed).direction
-    noiseless = bare.with_noise(noise_multiplier=1.0)
-    parts = noiseless.contributions(value_fn, params, records, key, **given)
+    given = {"trainable": trainable, "stacked": stacked}
+    parts = plan.contributions(value_fn, params, records, key, **given)
     rows = np.asarray(parts.rows, np.float64)
     rows = rows[np.isfinite(rows).all(axis=1)]
     norms = np.linalg.norm(rows, axis=1)
@@ -337,20 +366,25 @@ def _planned(
             "smoothing_radius that is too small"
         )
     numbers = max(parts.slopes, 1)
-    clip = _CLIP * median
-    plan = dataclasses.replace(bare, l2_clip_norm=clip)
-    plan = plan.calibrate(epsilon=epsilon, delta=delta)
+    clip = _rounded(_CLIP * median) if l2_clip_norm is None else l2_clip_norm
+    plan = dataclasses.replace(plan, l2_clip_norm=clip)
     steps, length = plan.num_steps, median / math.sqrt(numbers)
     # Of a coordinate of the gradient; of K slopes it is the mean of as many products.
     coordinate = float(np.max(plan.describe().stds)) / math.sqrt(numbers)
     step = clip / math.sqrt(numbers)  # The longest signal of a step.
     rate = _NOISE_IN_LOSS / (length * math.sqrt(steps) * coordinate)
     rate *= _rehearsed(plan, rate, value_fn, params, records, given)
+    rate = _rounded(rate)
+    dim = run_state.size(params, run_state.moving(params, trainable))
     noise = math.sqrt(dim / steps) * coordinate / step
     missed = math.sqrt(dim / (steps * numbers)) if parts.slopes else 0.0
     read = plan.sampling.expected_batch_size(plan.num_examples) / plan.num_examples
     passes = steps * read * (2 * numbers if parts.slopes else 3)
     return PlannedRun(plan, _optimizer(rate, steps), rate, passes, noise, missed)
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.3g}")
 
 
 def _ranked(found: list[PlannedRun]) -> tuple[tuple[PlannedRun, ...], str]:

@@ -21,7 +21,7 @@ import pytest
 import shtab
 
 import jaxdp
-from jaxdp import accounting, models, plans, sampling, training
+from jaxdp import accounting, models, planner, plans, sampling, training
 from jaxdp.cli import budget, main, options, parser, prepare, recipes, train
 from jaxdp.cli import task as tasks
 from jaxdp.cli.parsing import UsageError, flag
@@ -252,6 +252,7 @@ def test_records_that_would_count_zero_are_said_before_the_run(
 
     def said(**given: Any) -> list[str]:
         shared = {"test_fraction": 0.5, "out": tmp_path / "run", "label": "ill"}
+        shared |= {"l2_clip_norm": 1.0, "learning_rate": 0.1}
         command = options.DPZero(dataset=str(path), **(shared | given))
         return train.doubts(prepare.prepare(command))
 
@@ -268,12 +269,15 @@ def test_records_that_would_count_zero_are_said_before_the_run(
         said(group="kind", group_values=(7.0, 8.0))
     (line,) = said(label="a", task="regression")  # Its square is infinite.
     assert "the loss of 30 of the 30 held-out public records is not finite" in line
+    with pytest.raises(UsageError, match="must be given where the held-out records"):
+        said(label="a", task="regression", learning_rate=None)
 
     def stop(*args: Any) -> Any:
         raise UsageError("here the run would begin")
 
     monkeypatch.setattr(train, "_initial", stop)
     words = ("--label", "ill", "--test-fraction", 0.5, "--bounds", "100,200")
+    words += ("--l2-clip-norm", 1, "--learning-rate", 0.1)
     assert run("train", "--dataset", path, *words) == 2
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("jaxdp: warning: --bounds leave out more than half")
@@ -287,6 +291,7 @@ def test_classes_that_are_not_there_are_said_before_the_run(tmp_path: Path) -> N
 
     def said(*classes: str) -> list[str]:
         shared: dict[str, Any] = {"test_fraction": 0.5, "out": tmp_path / "run"}
+        shared |= {"l2_clip_norm": 1.0, "learning_rate": 0.1}
         given = options.DPZero(
             dataset=str(path), label="ill", classes=classes, **shared
         )
@@ -626,6 +631,7 @@ def test_what_a_folder_holds_of_time_and_of_noise(tmp_path: Path) -> None:
     table.write_text("\n".join(["age,size,kind", *rows]))
     file = ("--dataset", table, "--label", "kind", "--classes", "a,b")
     file += ("--bounds", "0,40", "--test-fraction", 0.5)
+    file += ("--l2-clip-norm", 1, "--learning-rate", 0.1)
     times = {"compile_seconds", "train_seconds", "steps_per_second"}
     small = (*FEW, "--seed", 1, "--quiet")
     for name, words, public, kept in (
@@ -852,23 +858,45 @@ def test_every_combination_has_a_recipe() -> None:
                     assert math.isfinite(plan.epsilon(delta=1e-5)) == private
 
 
-def test_steps_of_a_file_are_as_long_as_its_records_allow() -> None:
-    """In proportion to records and epsilon, up to the row's; rows of one's own stay."""
-    for algorithm, reach in (("dpzero", 0.27), ("dpgd", 0.1)):
-        most = recipes.find("*", "linear", algorithm, 2.0)
-        rates = [
-            recipes.find("mine", "linear", algorithm, epsilon, num).learning_rate
-            for num, epsilon in ((100, 2.0), (200, 2.0), (100, 4.0), (10**6, 2.0))
-        ]
-        assert rates[0] == pytest.approx(reach * 200 / most.num_steps)
-        assert rates[1] == rates[2] == pytest.approx(2 * rates[0])
-        assert rates[3] == most.learning_rate
-        own = recipes.find("wine", "linear", algorithm, 2.0)
-        assert own == recipes.find("wine", "linear", algorithm, 2.0, 10)
-    for name in ("mezo", "gd"):
-        assert recipes.find("*", "linear", name, 2.0) == recipes.find(
-            "*", "linear", name, 2.0, 10
-        )
+# Over 10 s on a busy machine: two rehearsals and a run, each a program of its own.
+def test_steps_of_a_file_are_the_planner_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its held-out records; what is given stays, and so does what is on record."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (300, 5)).astype(np.float32)
+    path, out = tmp_path / "mine.npz", tmp_path / "run"
+    np.savez(path, x=x, y=(x[:, 0] > 0).astype(np.int32))
+    words = ["--dataset", path, "--label", "y", "--test-fraction", 0.5, "--out", out]
+    assert run("train", "dpgd", *words, "--num-steps", 20, "--seed", 1, "--quiet") == 0
+    recipe = reported(out)["recipe"]
+    assert (recipe["average"], recipe["num_steps"]) == (planner.AVERAGED, 20)
+
+    def job(**more: Any) -> prepare.Job:
+        shared = {"dataset": str(path), "label": "y", "test_fraction": 0.5}
+        shared |= {"num_steps": 20, "out": tmp_path / "other"}
+        return prepare.prepare(options.DPGD(**shared | more))
+
+    made = job(l2_clip_norm=recipe["l2_clip_norm"] / 2)
+    assert made.recipe["l2_clip_norm"] == recipe["l2_clip_norm"] / 2
+    task, plan = made.task, plans.from_json((out / "plan.json").read_text())
+    start = prepare.initial(task, jaxdp.Keys.insecure(0))
+    found = planner.planned(plan, task.value_fn, start, task.dataset.test)
+    assert found.plan == plan
+    assert found.learning_rate == recipe["learning_rate"]
+    # Half the clip has half the noise.
+    assert made.recipe["learning_rate"] == pytest.approx(
+        2 * found.learning_rate, rel=0.01
+    )
+
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr(planner, "planned", never)
+    assert run("train", "--resume", "--out", out, "--quiet") == 0
+    assert reported(out)["recipe"] == recipe
+    given = {"l2_clip_norm": 0.5, "learning_rate": 0.25}
+    assert job(**given).recipe == recipe | given
 
 
 def test_budgets_of_a_recipe_s_rows_ascend() -> None:

@@ -41,6 +41,7 @@ def table(tmp_path: Path) -> Path:
     return made(tmp_path / "mine.csv", 600, 0)
 
 
+# Over 10 s on a busy machine: a rehearsal of the step size and a run, each compiled.
 def test_from_public_rows_to_predictions(table: Path, capsys: Any) -> None:
     home = table.parent
     schema, out = home / "schema.json", home / "run"

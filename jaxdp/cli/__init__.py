@@ -28,7 +28,8 @@ _COMMANDS = ("train", *options.COMMANDS)
 #: Modules of the commands that are not called like one.
 _MODULES = {"epsilon": "budget", "calibrate": "budget", "budget": "shared_budget"}
 _OF_TRAIN = """\
-"recipe" stands for a default that is fixed for each data set (jaxdp/cli/recipes.py).
+"recipe" stands for a default that is fixed for each data set (jaxdp/cli/recipes.py), or,
+for a file, follows from the budget and the held-out records, as in jaxdp recommend.
 Metrics are computed on the held-out records only, which count as public.
 
 jaxdp train ALGORITHM [OPTIONS], where ALGORITHM has options of its own:

@@ -2,9 +2,10 @@
 
 How they were chosen: by the mean metric over validation splits of the *training*
 records (``jaxdp.models.validation_split``, a fifth held out; 4 to 12 splits for digits,
-2 to 4 for the others), on a grid of clip and step size. The rows ``"*"`` were not tuned.
-The test records took no part. Such a choice reads private records and is not in a
-run's epsilon: for private data of your own, choose on public data of the same kind.
+2 to 4 for the others), on a grid of clip and step size. The test records took no part.
+Such a choice reads private records and is not in a run's epsilon. Where there is no row,
+as for files, clip and step size are those of :mod:`jaxdp.planner`, which reads the
+held-out records, which are public.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import optax
 
-from jaxdp import plans, sampling
+from jaxdp import planner, plans, sampling
 from jaxdp.core.averaging import polyak_average
 from jaxdp.core.types import Relation
 from jaxdp.dpzero.plan import DirectionLaw
@@ -41,8 +42,8 @@ class Recipe:
     """
 
     num_steps: int
-    l2_clip_norm: float = math.inf
-    learning_rate: float
+    l2_clip_norm: Any = math.inf  # None: what the planner takes
+    learning_rate: Any = None  # None: the same
     schedule: Literal["constant", "cosine"] = "constant"
     momentum: float = 0.0
     average: float = 0.0
@@ -62,15 +63,19 @@ def make_plan(
     epsilon: float,
     delta: float,
 ) -> SumPlan:
-    """Returns the plan of a recipe: calibrated, or without noise if it has no clip."""
+    """Returns the plan of a recipe: calibrated, or without noise if it is not private.
+
+    One whose clip the planner is to take has the clip 1 so far.
+    """
     kind, private = _PLANS[algorithm]
+    clip = (recipe.l2_clip_norm or 1.0) if private else math.inf
     names = {field.name for field in dataclasses.fields(kind)}
     given = {n: x for n, x in dataclasses.asdict(recipe).items() if n in names}
     plan = kind(
         num_examples=num_examples,
         sampling=sampling,
         relation=relation,
-        **given | ({} if private else {"l2_clip_norm": math.inf}),
+        **given | {"l2_clip_norm": clip},
     )
     if private:
         return plan.calibrate(epsilon=epsilon, delta=delta)
@@ -101,12 +106,14 @@ Rows = tuple[tuple[float, Recipe], ...]
 DIABETES_CLASSES = "diabetes_classes"
 
 
-def _by_budget(base: Recipe, rates: dict[float, float] | float, **more: Any) -> Rows:
+def _by_budget(
+    base: Recipe, rates: dict[float, float] | float | None, **more: Any
+) -> Rows:
     """Returns one recipe with a step size for each budget up to which it counts."""
-    rates = rates if isinstance(rates, dict) else {math.inf: rates}
+    by_budget = rates if isinstance(rates, dict) else {math.inf: rates}
     return tuple(
         (most, dataclasses.replace(base, learning_rate=rate, **more))
-        for most, rate in rates.items()
+        for most, rate in by_budget.items()
     )
 
 
@@ -117,6 +124,16 @@ _SLOPES = dataclasses.replace(_EXACT_SLOPES, l2_clip_norm=1.0, average=0.125)
 _GRADIENTS = Recipe(num_steps=80, l2_clip_norm=1.0, learning_rate=2.0, average=0.25)
 # The smaller data sets: fewer records, more noise, and a longer average.
 _FEW_SLOPES = dataclasses.replace(_SLOPES, num_steps=2000, average=0.25)
+
+# Clip and step size are left to the planner.
+_PLANNED_GRADIENTS = Recipe(
+    num_steps=planner.GRADIENT_STEPS, l2_clip_norm=None, average=planner.AVERAGED
+)
+_PLANNED_SLOPES = dataclasses.replace(
+    _PLANNED_GRADIENTS,
+    num_steps=planner.SLOPE_STEPS,
+    num_directions=planner.NUM_DIRECTIONS,
+)
 
 #: (data set, model, algorithm) -> recipes in order of the budget up to which each counts.
 #: "*" stands for every data set without a row of its own, files included. The linear
@@ -167,13 +184,13 @@ RECIPES: dict[tuple[str, str, Algorithm], Rows] = {
     ("quadratic", "linear", "dpgd"): _by_budget(_GRADIENTS, 0.2, l2_clip_norm=5.0),
     ("quadratic", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.05, num_steps=1000),
     ("quadratic", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.2, num_steps=100),
-    # Not tuned: what was middling above, for features within [-1, 1].
-    ("*", "linear", "dpzero"): _by_budget(_FEW_SLOPES, 0.5),
-    ("*", "linear", "dpgd"): _by_budget(_GRADIENTS, 2.0),
+    # Not tuned.
+    ("*", "linear", "dpzero"): _by_budget(_PLANNED_SLOPES, None),
+    ("*", "linear", "dpgd"): _by_budget(_PLANNED_GRADIENTS, None),
     ("*", "linear", "mezo"): _by_budget(_EXACT_SLOPES, 0.1),
     ("*", "linear", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
-    ("*", "mlp", "dpzero"): _by_budget(_FEW_SLOPES, {4.0: 0.04, math.inf: 0.1}),
-    ("*", "mlp", "dpgd"): _by_budget(_GRADIENTS, {4.0: 0.25, math.inf: 0.5}),
+    ("*", "mlp", "dpzero"): _by_budget(_PLANNED_SLOPES, None),
+    ("*", "mlp", "dpgd"): _by_budget(_PLANNED_GRADIENTS, None),
     ("*", "mlp", "mezo"): _by_budget(_EXACT_SLOPES, 0.05),
     ("*", "mlp", "gd"): _by_budget(_EXACT_GRADIENTS, 0.5),
 }
@@ -195,31 +212,12 @@ def for_budget(rows: tuple[tuple[float, AnyRecipe], ...], epsilon: float) -> Any
     return next(recipe for most, recipe in rows if epsilon <= most)
 
 
-#: How far noise may carry a linear model of a file: its displacement over a run is in
-#: proportion to learning rate, steps and clip, over records and epsilon. Of wine,
-#: breast_cancer and a made-up table of 3000 records the best of a grid had about these.
-_REACH = {"dpzero": 0.27, "dpgd": 0.1}
-
-
-def find(
-    dataset: str,
-    model: str,
-    algorithm: Algorithm,
-    epsilon: float,
-    num_examples: int | None = None,
-) -> Recipe:
+def find(dataset: str, model: str, algorithm: Algorithm, epsilon: float) -> Recipe:
     """Returns the recipe for a data set, model, algorithm and budget.
 
-    A data set without a row of its own gets the row of ``"*"``, with a linear model at
-    steps as long as so many records allow; the model of quadratics, which have none, is
-    ``"linear"``; algorithms that are not private take any ``epsilon``.
+    A data set without a row of its own gets the row of ``"*"``; the model of quadratics,
+    which have none, is ``"linear"``; algorithms that are not private take any ``epsilon``.
     """
     family = "quadratic" if dataset.startswith("quadratic") else dataset
     rows = RECIPES.get((family, model, algorithm)) or RECIPES["*", model, algorithm]
-    found = for_budget(rows, epsilon)
-    own = (family, model, algorithm) in RECIPES and family != "*"
-    if own or model != "linear" or algorithm not in _REACH or num_examples is None:
-        return found
-    reach = _REACH[algorithm] * num_examples * epsilon
-    rate = reach / (found.num_steps * found.l2_clip_norm)
-    return dataclasses.replace(found, learning_rate=min(found.learning_rate, rate))
+    return for_budget(rows, epsilon)

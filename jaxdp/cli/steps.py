@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 
-from jaxdp.cli import budget, options, recipes
+from jaxdp import planner
+from jaxdp.cli import budget, options, recipes, record
+from jaxdp.cli import prepare as prepare_lib
 from jaxdp.cli import task as tasks
-from jaxdp.cli.parsing import usage
+from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.core.keys import Keys
 from jaxdp.kernels import sphere
 
@@ -19,7 +21,11 @@ def prepare(command: Any, keys: Keys) -> tasks.Chosen:
     num_examples = task.dataset.num_examples
     name = recipe_name(task, command.dataset)
     epsilon = getattr(command, "epsilon", options.DEFAULT_EPSILON)
-    found = recipes.find(name, command.model, command.algorithm, epsilon, num_examples)
+    found = recipes.find(name, command.model, command.algorithm, epsilon)
+    if command.resume:
+        found = (
+            record.recipe_of(record.read(prepare_lib.out_of(command), "--out")) or found
+        )
     recipe = dataclasses.replace(found, **given(command, dataclasses.asdict(found)))
     sampler = budget.sampler(command, num_examples)
     with usage(command, "--epsilon"):  # What else is wrong with them together.
@@ -34,9 +40,36 @@ def prepare(command: Any, keys: Keys) -> tasks.Chosen:
         )
     if plan.draws_directions:
         check_directions(command, task, keys, recipe.direction, recipe.num_directions)
+    if recipe.l2_clip_norm is None or recipe.learning_rate is None:
+        recipe, plan = _planned(task, recipe, plan)
     optimizer = recipes.make_optimizer(recipe)
     values = dataclasses.asdict(recipe)
     return tasks.Chosen(task, values, plan, optimizer, recipe.average > 0)
+
+
+def _planned(
+    task: tasks.Task, recipe: recipes.Recipe, plan: Any
+) -> tuple[recipes.Recipe, Any]:
+    """Returns recipe and plan with clip and step size where they have none.
+
+    By the budget, the number of records, and the held-out ones, which are public.
+    """
+    start = prepare_lib.initial(task, Keys.insecure(0))
+    clip = recipe.l2_clip_norm
+    try:
+        found = planner.planned(
+            plan, task.value_fn, start, task.dataset.test, l2_clip_norm=clip
+        )
+    except ValueError as error:
+        raise UsageError(
+            "--l2-clip-norm and --learning-rate must be given where the held-out records, "
+            f"which are public, do not tell them: {error}"
+        ) from error
+    rate = recipe.learning_rate or found.learning_rate
+    recipe = dataclasses.replace(
+        recipe, l2_clip_norm=found.plan.l2_clip_norm, learning_rate=rate
+    )
+    return recipe, found.plan
 
 
 def recipe_name(task: tasks.Task, dataset: str) -> str:

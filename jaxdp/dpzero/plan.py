@@ -30,97 +30,161 @@ from jaxdp.mechanism.sums import Sums
 DirectionLaw = Literal["sphere", "gaussian", "rademacher", "orthonormal"]
 
 
-def _check(plan: Any) -> None:
-    """Checks what both plans have; an older name of the noise becomes today's."""
-    if plan.noise == "gaussian":
-        object.__setattr__(plan, "noise", "discrete")
-    validate.non_negative(smoothing_radius=plan.smoothing_radius)
-    validate.one_of(plan.laws, direction=plan.direction)
-    validate.one_of(plan.noises, noise=plan.noise)
-    validate.one_of(("last", "random"), output=plan.output)
-
-
 _read = functools.partial(theorems.Prescription.read, {})
 
 
-def _slope_sums(self: Any) -> Sums:
-    tuning: ClipTuning | None = self.clip_tuning
-    return Sums(
-        **self._common(),
-        l2_clip_norm=self.l2_clip_norm,
-        law=LAWS[self.noise],
-        # The most that there can be, slopes and a count: one noise for candidates of a
-        # search that differ in their number of directions.
-        numbers=MAX_ORTHONORMAL + 1,
-        count_noise_multiplier=tuning and tuning.count_noise_multiplier,
-    )
+class SlopePlan(SumPlan):
+    """Plan of steps that release noised slopes, or sums of slopes times directions."""
 
+    smoothing_radius: float
+    direction: DirectionLaw
+    output: Literal["last", "random"]
+    theorem: theorems.Prescription | None
+    num_directions: Any
+    clip_tuning: Any
 
-def _contributions(
-    self: Any,
-    value_fn: ValueFn,
-    params: Any,
-    records: Any,
-    key: Any,
-    *,
-    trainable: Any = None,
-    stacked: Any = None,
-) -> Contributions:
-    """Computes the slopes of records in a run's first step, see ``Plan.contributions``.
+    #: Whether the clip is of vectors, slope times direction, and so is the noise.
+    isotropic: ClassVar[bool] = False
+    released: ClassVar[str] = "slopes"
+    draws_directions: ClassVar[bool] = True
+    shares_signs: ClassVar[bool] = True
+    #: Laws of directions and of noise that there may be.
+    laws: ClassVar[tuple[str, ...]]
+    noises: ClassVar[tuple[Noise, ...]] = ("discrete",)
+    nested: ClassVar[dict[str, Any]] = {"theorem": _read}
+    #: Function that builds the transformation.
+    made_by: ClassVar[Any]
+    _replayed = staticmethod(transforms.replay)
 
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> import jaxdp
-      >>> plan = jaxdp.plans.DPZero(
-      ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
-      ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
-      ... ).with_noise(noise_multiplier=2.0)
-      >>> value_fn = lambda w, x: (x * w).sum(axis=-1)
-      >>> found = plan.contributions(
-      ...     value_fn, jnp.zeros(2), jnp.ones((4, 2)), jax.random.key(0)
-      ... )
-      >>> found.rows.shape, found.l2_clip_norm
-      ((4, 1), 1.0)
-    """
-    moves = run_state.moving(params, trainable)
-    rows = transforms.draw_directions(self.numbers, key, params, moves, stacked)
-    slopes = finite_difference.slopes(
-        value_fn, params, records, rows, smoothing_radius=self.smoothing_radius
-    )
-    length = math.sqrt(rows.dim) if self.isotropic else 1.0
-    bound, std = self.l2_clip_norm / length, self.noise_std / length
-    return Contributions(slopes, bound, std, self.num_directions)
+    def __post_init__(self) -> None:
+        if self.noise == "gaussian":  # The older name.
+            object.__setattr__(self, "noise", "discrete")
+        validate.non_negative(smoothing_radius=self.smoothing_radius)
+        validate.one_of(self.laws, direction=self.direction)
+        validate.one_of(self.noises, noise=self.noise)
+        validate.one_of(("last", "random"), output=self.output)
+        super().__post_init__()
 
+    def _sums(self) -> Sums:
+        tuning: ClipTuning | None = self.clip_tuning
+        return Sums(
+            **self._common(),
+            l2_clip_norm=self.l2_clip_norm,
+            law=LAWS[self.noise],
+            # The most that there can be, slopes and a count: one noise for candidates of
+            # a search that differ in their number of directions.
+            numbers=MAX_ORTHONORMAL + 1,
+            count_noise_multiplier=tuning and tuning.count_noise_multiplier,
+        )
 
-def _numbers(self: Any) -> SlopeNumbers:
-    sums: Sums = self.sums
-    same = ("run", "clip_tuning", "smoothing_radius", "num_directions", "direction")
-    same += ("isotropic", "noise_std", "output")
-    return SlopeNumbers(
-        grid=sums.grid(),
-        count_grid=sums.count_grid,
-        noise_scale=sums.noise_scale if sums.law.exact else None,
-        **{name: getattr(self, name) for name in same},
-    )
+    @kept
+    def numbers(self) -> SlopeNumbers:
+        sums: Any = self.sums
+        same = ("run", "clip_tuning", "smoothing_radius", "num_directions", "direction")
+        same += ("isotropic", "noise_std", "output")
+        return SlopeNumbers(
+            grid=sums.grid(),
+            count_grid=sums.count_grid,
+            noise_scale=sums.noise_scale if sums.law.exact else None,
+            **{name: getattr(self, name) for name in same},
+        )
 
+    def contributions(
+        self,
+        value_fn: ValueFn,
+        params: Any,
+        records: Any,
+        key: Any,
+        *,
+        trainable: Any = None,
+        stacked: Any = None,
+    ) -> Contributions:
+        """Computes the slopes of records in a run's first step, see ``Plan.contributions``.
 
-def _designed(family: str, name: str, **constants: Any) -> Design:
-    """Returns what a theorem prescribes, by the constants of its ``prescribed``."""
-    found = theorems.prescribed(name, family=family, **constants)
-    names = ("num_steps", "l2_clip_norm", "smoothing_radius", "output")
-    return Design(
-        num_examples=constants["num_examples"],
-        relation=constants["relation"],
-        direction=constants.get("direction", "sphere"),
-        sampling=sampling.FullBatch(),
-        theorem=found,
-        **{name: found[name] for name in names},
-    )
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> value_fn = lambda w, x: (x * w).sum(axis=-1)
+          >>> found = plan.contributions(
+          ...     value_fn, jnp.zeros(2), jnp.ones((4, 2)), jax.random.key(0)
+          ... )
+          >>> found.rows.shape, found.l2_clip_norm
+          ((4, 1), 1.0)
+        """
+        moves = run_state.moving(params, trainable)
+        rows = transforms.draw_directions(self.numbers, key, params, moves, stacked)
+        slopes = finite_difference.slopes(
+            value_fn, params, records, rows, smoothing_radius=self.smoothing_radius
+        )
+        length = math.sqrt(rows.dim) if self.isotropic else 1.0
+        bound, std = self.l2_clip_norm / length, self.noise_std / length
+        return Contributions(slopes, bound, std, self.num_directions)
+
+    describe = described
+
+    def returned(self, state: Any, params: Any) -> Any:
+        return transforms.dpzero_output(state, params)
+
+    @classmethod
+    def _designed(cls, name: str, **constants: Any) -> Design:
+        found = theorems.prescribed(name, family=cls.family, **constants)
+        names = ("num_steps", "l2_clip_norm", "smoothing_radius", "output")
+        return Design(
+            num_examples=constants["num_examples"],
+            relation=constants["relation"],
+            direction=constants.get("direction", "sphere"),
+            sampling=sampling.FullBatch(),
+            theorem=found,
+            **{name: found[name] for name in names},
+        )
+
+    @classmethod
+    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
+        return cls(**design).calibrate(epsilon=epsilon, delta=delta)
+
+    def transform(
+        self,
+        keys: Keys,
+        *,
+        trainable: run_state.Trainable = None,
+        stacked: PathPredicate | None = None,
+        microbatch_size: int | None = None,
+        axis_name: AxisName | None = None,
+        noise_table: jax.Array | np.ndarray | None = None,
+    ) -> optax.GradientTransformationExtraArgs:
+        """Builds :func:`jaxdp.dpzero`, or :func:`jaxdp.dpgd_zeroth_order`.
+
+        Their arguments are the same.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.DPZero(
+          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
+          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
+          ... ).with_noise(noise_multiplier=2.0)
+          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
+          >>> tx.init(jnp.zeros(2)).release.shape
+          (1,)
+        """
+        return type(self).made_by(
+            self,
+            keys,
+            trainable=trainable,
+            stacked=stacked,
+            microbatch_size=microbatch_size,
+            axis_name=axis_name,
+            noise_table=noise_table,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DPZero(SumPlan):
+class DPZero(SlopePlan):
     r"""Private zeroth-order optimisation: K noised sums of slopes a step.
 
     Privacy: one record moves the K sums by at most ``sensitivity`` in L2, whatever the
@@ -171,10 +235,7 @@ class DPZero(SumPlan):
     clip_tuning: ClipTuning | None = None
 
     family: ClassVar[str] = "dpzero"
-    isotropic: ClassVar[bool] = False
-    released: ClassVar[str] = "slopes"
-    draws_directions: ClassVar[bool] = True
-    shares_signs: ClassVar[bool] = True
+    made_by: ClassVar[Any] = transforms.dpzero
     laws: ClassVar[tuple[str, ...]] = (
         "sphere",
         "gaussian",
@@ -186,7 +247,6 @@ class DPZero(SumPlan):
         "clip_tuning": ClipTuning,
         "theorem": _read,
     }
-    _replayed = staticmethod(transforms.replay)
 
     def __post_init__(self) -> None:
         validate.integer(num_directions=self.num_directions, at_most=MAX_ORTHONORMAL)
@@ -197,19 +257,7 @@ class DPZero(SumPlan):
                     'clip_tuning must be None unless noise="discrete" and l2_clip_norm is '
                     f"finite, got noise={self.noise!r} and {self.l2_clip_norm!r}"
                 )
-        _check(self)
         super().__post_init__()
-
-    _sums = _slope_sums
-    contributions = _contributions
-    describe = described
-
-    def returned(self, state: Any, params: Any) -> Any:
-        return transforms.dpzero_output(state, params)
-
-    @kept
-    def numbers(self) -> SlopeNumbers:
-        return _numbers(self)
 
     @classmethod
     def from_theorem(
@@ -271,50 +319,9 @@ class DPZero(SumPlan):
         """
         return cls._from_theorem(**given(locals()))
 
-    @classmethod
-    def _designed(cls, name: str, **constants: Any) -> Design:
-        return _designed(cls.family, name, **constants)
-
-    @classmethod
-    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
-        return cls(**design).calibrate(epsilon=epsilon, delta=delta)
-
-    def transform(
-        self,
-        keys: Keys,
-        *,
-        trainable: run_state.Trainable = None,
-        stacked: PathPredicate | None = None,
-        microbatch_size: int | None = None,
-        axis_name: AxisName | None = None,
-        noise_table: jax.Array | np.ndarray | None = None,
-    ) -> optax.GradientTransformationExtraArgs:
-        """Builds :func:`jaxdp.dpzero`, which has the same arguments.
-
-        Example:
-          >>> import jax.numpy as jnp
-          >>> import jaxdp
-          >>> plan = jaxdp.plans.DPZero(
-          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
-          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
-          ... ).with_noise(noise_multiplier=2.0)
-          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
-          >>> tx.init(jnp.zeros(2)).release.shape
-          (1,)
-        """
-        return transforms.dpzero(
-            self,
-            keys,
-            trainable=trainable,
-            stacked=stacked,
-            microbatch_size=microbatch_size,
-            axis_name=axis_name,
-            noise_table=noise_table,
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DPGDZerothOrder(SumPlan):
+class DPGDZerothOrder(SlopePlan):
     """DPGD-0th, the paper's baseline: clipped vectors, noise in every coordinate.
 
     ``l2_clip_norm`` bounds one record's *vector*, slope times direction, whose norm is
@@ -349,31 +356,11 @@ class DPGDZerothOrder(SumPlan):
     theorem: theorems.Prescription | None = None
 
     family: ClassVar[str] = "dpgd_zeroth_order"
+    made_by: ClassVar[Any] = transforms.dpgd_zeroth_order
     isotropic: ClassVar[bool] = True
     num_directions: ClassVar[int] = 1
     clip_tuning: ClassVar[ClipTuning | None] = None
-    released: ClassVar[str] = "slopes"
-    draws_directions: ClassVar[bool] = True
-    shares_signs: ClassVar[bool] = True
     laws: ClassVar[tuple[str, ...]] = ("sphere", "rademacher")
-    noises: ClassVar[tuple[Noise, ...]] = ("discrete",)
-    nested: ClassVar[dict[str, Any]] = {"theorem": _read}
-    _replayed = staticmethod(transforms.replay)
-
-    def __post_init__(self) -> None:
-        _check(self)
-        super().__post_init__()
-
-    _sums = _slope_sums
-    contributions = _contributions
-    describe = described
-
-    def returned(self, state: Any, params: Any) -> Any:
-        return transforms.dpzero_output(state, params)
-
-    @kept
-    def numbers(self) -> SlopeNumbers:
-        return _numbers(self)
 
     @classmethod
     def from_theorem(
@@ -431,44 +418,3 @@ class DPGDZerothOrder(SumPlan):
           (8218, 20.0)
         """
         return cls._from_theorem(**given(locals()))
-
-    @classmethod
-    def _designed(cls, name: str, **constants: Any) -> Design:
-        return _designed(cls.family, name, **constants)
-
-    @classmethod
-    def _of(cls, design: Design, *, epsilon: float, delta: float) -> Self:
-        return cls(**design).calibrate(epsilon=epsilon, delta=delta)
-
-    def transform(
-        self,
-        keys: Keys,
-        *,
-        trainable: run_state.Trainable = None,
-        stacked: PathPredicate | None = None,
-        microbatch_size: int | None = None,
-        axis_name: AxisName | None = None,
-        noise_table: jax.Array | np.ndarray | None = None,
-    ) -> optax.GradientTransformationExtraArgs:
-        """Builds :func:`jaxdp.dpgd_zeroth_order`, which has the same arguments.
-
-        Example:
-          >>> import jax.numpy as jnp
-          >>> import jaxdp
-          >>> plan = jaxdp.plans.DPGDZerothOrder(
-          ...     num_examples=8, num_steps=3, sampling=jaxdp.sampling.FullBatch(),
-          ...     relation="replace_one", l2_clip_norm=1.0, smoothing_radius=1e-3,
-          ... ).with_noise(noise_multiplier=2.0)
-          >>> tx = plan.transform(jaxdp.Keys.insecure(0))
-          >>> tx.init(jnp.zeros(2)).release.shape
-          (1,)
-        """
-        return transforms.dpgd_zeroth_order(
-            self,
-            keys,
-            trainable=trainable,
-            stacked=stacked,
-            microbatch_size=microbatch_size,
-            axis_name=axis_name,
-            noise_table=noise_table,
-        )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import math
 import warnings
@@ -99,6 +100,10 @@ class Plan:
     makes_steps: ClassVar[bool] = False
     #: Whether an ``Algorithm`` runs it, not a transformation of gradients.
     runs_algorithm: ClassVar[bool] = False
+    #: Constructor of that algorithm, of a plan and keys; and the numbers that it reads, a
+    #: NamedTuple of the plan's attributes.
+    runs: ClassVar[Any] = None
+    numbers_read: ClassVar[Any] = None
     #: Whether it differentiates records, which may be done in parts.
     differentiates: ClassVar[bool] = True
     #: Whether a step may cost more than a later one, so that none takes its place.
@@ -293,10 +298,11 @@ class Plan:
         """Frozen numbers that the loop, samplers and every method read."""
         return Run(*(getattr(self, name) for name in Run._fields))
 
-    @property
+    @kept
     def numbers(self) -> Any:
         """Frozen numbers that the transformation or algorithm reads."""
-        raise NotImplementedError
+        read = self.numbers_read
+        return read(**{name: getattr(self, name) for name in read._fields})
 
     @property
     def replayable(self) -> bool:
@@ -328,6 +334,16 @@ class Plan:
     ) -> Algorithm:
         """Builds the algorithm that runs under this plan, if it ``runs_algorithm``.
 
+        Args:
+          keys: a ``jaxdp.Keys``.
+          microbatch_size: records evaluated at once; None is all. To be None for ``MWEM``
+            and ``SyntheticData``, which count records.
+          axis_name: mesh axis, or several, whose devices share the records of a batch, as
+            in :func:`jaxdp.dpzero`. To be None for ``MWEM`` and ``SyntheticData``.
+
+        Raises:
+          ValueError: an option that the algorithm does not have.
+
         Example:
           >>> import jaxdp
           >>> plan = jaxdp.plans.SOSP.certified(
@@ -339,7 +355,19 @@ class Plan:
           >>> algorithm._fields
           ('init', 'step', 'output')
         """
-        raise NotImplementedError
+        if not self.runs_algorithm:
+            raise NotImplementedError
+        make, options = type(self).runs, {}
+        known = inspect.signature(make).parameters
+        given = {"microbatch_size": microbatch_size, "axis_name": axis_name}
+        for name, value in given.items():
+            if name in known:
+                options[name] = value
+            elif value is not None:
+                raise ValueError(
+                    f"{name} must be None for {type(self).__name__}, got {value!r}"
+                )
+        return make(self, keys, **options)
 
     def returned(self, state: Any, params: Any) -> Any:
         """Returns the result of a run, given its state and the last iterate.

@@ -8,11 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from jaxdp import accounting
 from jaxdp.core import validate
-from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.keys import Keys
 from jaxdp.core.types import Relation, ValueFn
 from jaxdp.kernels import prefix_noise as noises
-from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism import design as designs
 from jaxdp.mechanism import sum_plan
 from jaxdp.mechanism.design import Design
@@ -170,6 +167,8 @@ class SOSP(Plan):
     released: ClassVar[str] = "queries of a search"
     makes_steps: ClassVar[bool] = True
     runs_algorithm: ClassVar[bool] = True
+    runs: ClassVar[Any] = sosp
+    numbers_read: ClassVar[Any] = SOSPNumbers
     may_stop: ClassVar[bool] = True
     nested: ClassVar[dict[str, Any]] = {
         "theorem": functools.partial(Design.read, {"promise": bounds.CertifiedPoint})
@@ -560,35 +559,6 @@ class SOSP(Plan):
         return None if self.escape_steps is None else self.roles.hessian.noise_std
 
     # What runs, and what came out.
-
-    @kept
-    def numbers(self) -> SOSPNumbers:
-        """Frozen numbers that the methods read."""
-        return SOSPNumbers(*(getattr(self, name) for name in SOSPNumbers._fields))
-
-    def algorithm(
-        self,
-        keys: Keys,
-        *,
-        microbatch_size: int | None = None,
-        axis_name: AxisName | None = None,
-    ) -> Algorithm:
-        """Builds :func:`jaxdp.sosp`, which has the same arguments.
-
-        Example:
-          >>> import jax.numpy as jnp
-          >>> import jaxdp
-          >>> plan = jaxdp.plans.SOSP.certified(
-          ...     num_examples=200_000, dim=10, epsilon=2.0, delta=1e-6,
-          ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
-          ...     hessian_lipschitz=1.0, accuracy=0.1,
-          ... )
-          >>> algorithm = plan.algorithm(jaxdp.Keys.insecure(0))
-          >>> state = algorithm.init(jnp.zeros(10))
-          >>> algorithm.output(state).shape
-          (10,)
-        """
-        return sosp(self, keys, microbatch_size=microbatch_size, axis_name=axis_name)
 
     def returned(self, state: Any, params: Any) -> Any:
         return state.best.point

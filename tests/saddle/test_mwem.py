@@ -136,7 +136,7 @@ def test_cost_is_that_of_noise_and_draws(share: float) -> None:
 
 @pytest.fixture(scope="module")
 def transcripts() -> measured.Transcripts:
-    """5000 runs on one data set, of four steps."""
+    """5000 runs on one data set, of four steps: over 10 s on a busy machine."""
     plan = plan_named("drawn marginals")
     (canary,) = measured.canaries(plan)
     made = measured.transcripts(plan, [canary.first], 5000, seed=3)
@@ -302,7 +302,8 @@ def test_fit_to_noise_is_better_than_the_noise() -> None:
 # --- audits, and what is refused ---------------------------------------------------
 
 
-# Over 10 s: three programs of thousands of runs. (Faults: test_mutations.py.)
+# Over 10 s on a busy machine: three programs of a private fit each, which take longer to
+# compile than their 5000 runs, and 3 or 8 s of one processor. (Faults: test_mutations.py.)
 @pytest.mark.parametrize("name", ["marginals", "drawn marginals"])
 def test_a_record_is_told_and_no_more_than_accounted(name: str) -> None:
     """Below with probability 1 - 1e-6."""

@@ -6,17 +6,15 @@ from typing import Any, ClassVar, Literal, Self
 from jaxdp.core.types import Relation
 from jaxdp.kernels import simplex
 from jaxdp.mechanism.design import Design, given
-from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.saddle.algorithms.convex import ConvexNumbers, output, simplex_convex
-from jaxdp.saddle.grids import ScoreGrid
-from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
+from jaxdp.saddle.plans.scores import OnePlayerPlan, Sampler, described
 from jaxdp.saddle.theory import charges
 from jaxdp.sampling import SinglePass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConvexSimplex(VertexSamplingPlan):
+class ConvexSimplex(OnePlayerPlan):
     r"""Private mirror descent for a convex loss over a simplex or polytope.
 
     Gradients are taken at drawn means of K vertices of the average of the iterates so far,
@@ -73,9 +71,6 @@ class ConvexSimplex(VertexSamplingPlan):
     draws_each_step: ClassVar[bool] = False
     calibrated: ClassVar[str] = "step_size"
     step_size_fields: ClassVar[tuple[str, ...]] = ("step_size",)
-    dim_fields: ClassVar[tuple[str, ...]] = ("dim",)
-    point_fields: ClassVar[tuple[str, ...]] = ("dim",)
-    clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm",)
 
     def __post_init__(self) -> None:
         self._check_pass(num_draws=self.num_draws, refresh_every=self.refresh_every)
@@ -171,22 +166,6 @@ class ConvexSimplex(VertexSamplingPlan):
           ('5.1', True)
         """
         return cls._from_theorem(**given(locals()))
-
-    @property
-    def grid_bits(self) -> int:
-        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
-        return self._totals.bits
-
-    @kept
-    def grid(self) -> ScoreGrid:
-        """Grid of the score updates."""
-        self.check_ready()
-        return self._totals.grids(self.step_sizes)[0]
-
-    @property
-    def sensitivity(self) -> float:
-        """Sensitivity of a score to one record, in nats, including rounding."""
-        return self.grid.sensitivity(self.kappa)
 
     def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         return charges.convex(

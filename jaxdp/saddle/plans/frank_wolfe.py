@@ -13,14 +13,14 @@ from jaxdp.saddle.algorithms.frank_wolfe import (
     frank_wolfe,
     output,
 )
-from jaxdp.saddle.grids import UNIT, ScoreGrid, Totals, record_bits
-from jaxdp.saddle.plans.scores import Sampler, VertexSamplingPlan, described
+from jaxdp.saddle.grids import UNIT, Totals, record_bits
+from jaxdp.saddle.plans.scores import OnePlayerPlan, Sampler, described
 from jaxdp.saddle.theory import charges
 from jaxdp.sampling import FullBatch, SinglePass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FrankWolfe(VertexSamplingPlan):
+class FrankWolfe(OnePlayerPlan):
     r"""Private Frank-Wolfe for a convex loss over a simplex or polytope.
 
     Each of T steps draws one vertex by the exponential mechanism, of its records' clipped
@@ -75,9 +75,6 @@ class FrankWolfe(VertexSamplingPlan):
     runs: ClassVar[Any] = frank_wolfe
     calibrated: ClassVar[str] = "inverse_temperature"
     step_size_fields: ClassVar[tuple[str, ...]] = ("inverse_temperature",)
-    dim_fields: ClassVar[tuple[str, ...]] = ("dim",)
-    point_fields: ClassVar[tuple[str, ...]] = ("dim",)
-    clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm",)
     mover: ClassVar[str] = "a record"
     unlogged: ClassVar[str] = "are vertices: their average by its rule is the result"
 
@@ -113,22 +110,6 @@ class FrankWolfe(VertexSamplingPlan):
         """Totals over a batch, of which the difference of two fits int32 as well."""
         size = self.batch_size
         return Totals(self.clips, record_bits(2 * size), size, self.kappa)
-
-    @property
-    def grid_bits(self) -> int:
-        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
-        return self._totals.bits
-
-    @kept
-    def grid(self) -> ScoreGrid:
-        """Grid of the scores."""
-        self.check_ready()
-        return self._totals.grids(self.step_sizes)[0]
-
-    @property
-    def sensitivity(self) -> float:
-        """Sensitivity of a score to one record, in nats, including rounding."""
-        return self.grid.sensitivity(self.kappa)
 
     def _cost_at(self, steps: list[float], *, pure: bool = False) -> float:
         (delta,) = self._totals.score_sensitivities(steps)

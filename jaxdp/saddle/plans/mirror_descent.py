@@ -192,11 +192,6 @@ class Saddle(VertexSamplingPlan):
         """
         return cls._from_theorem(**given(locals()))
 
-    @property
-    def grid_bits(self) -> int:
-        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
-        return self._totals.bits
-
     @kept
     def grids(self) -> tuple[ScoreGrid, ScoreGrid]:
         """Grids of the score updates, of x and of y."""

@@ -10,11 +10,8 @@ import numpy as np
 
 from jaxdp import accounting
 from jaxdp.core import validate
-from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.keys import Keys
 from jaxdp.core.types import Grid, Relation
 from jaxdp.kernels import clip, simplex
-from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
 from jaxdp.mechanism.sum_plan import with_noise
@@ -87,6 +84,8 @@ class MWEM(Plan):
 
     family: ClassVar[str] = "mwem"
     released: ClassVar[str] = "marginals"
+    numbers_read: ClassVar[Any] = MarginalNumbers
+    runs: ClassVar[Any] = mwem
     runs_algorithm: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
     differentiates: ClassVar[bool] = False
@@ -291,42 +290,6 @@ class MWEM(Plan):
     with_noise = with_noise
 
     # Runs and reports.
-
-    @kept
-    def numbers(self) -> MarginalNumbers:
-        return MarginalNumbers(
-            **{name: getattr(self, name) for name in MarginalNumbers._fields}
-        )
-
-    def algorithm(
-        self,
-        keys: Keys,
-        *,
-        microbatch_size: int | None = None,
-        axis_name: AxisName | None = None,
-    ) -> Algorithm:
-        """Builds :func:`jaxdp.mwem`.
-
-        Args:
-          keys: a ``jaxdp.Keys``.
-          microbatch_size: to be None, for records are counted.
-          axis_name: to be None, for records are counted on each device.
-
-        Example:
-          >>> import jaxdp
-          >>> plan = jaxdp.plans.MWEM(
-          ...     num_examples=100, num_steps=1, relation="replace_one", sizes=(2, 3),
-          ...     attributes=((0,), (1,)), num_start=2,
-          ... ).with_noise(noise_multiplier=2.0)
-          >>> algorithm = plan.algorithm(jaxdp.Keys.insecure(0))
-          >>> algorithm.init(plan.uniform()).release.shape
-          (2,)
-        """
-        options = {"microbatch_size": microbatch_size, "axis_name": axis_name}
-        if given := {name: x for name, x in options.items() if x is not None}:
-            name, value = next(iter(given.items()))
-            raise ValueError(f"{name} must be None for MWEM, got {value!r}")
-        return mwem(self, keys)
 
     def returned(self, state: Any, params: Any) -> FittedHistogram:
         return output(state)

@@ -10,13 +10,10 @@ import numpy as np
 
 from jaxdp import accounting
 from jaxdp.core import validate
-from jaxdp.core.algorithm import Algorithm
-from jaxdp.core.keys import Keys
-from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.design import Design
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description, Plan
-from jaxdp.saddle.grids import Totals, record_bits
+from jaxdp.saddle.grids import ScoreGrid, Totals, record_bits
 from jaxdp.saddle.theory import bounds, charges, design, theorems
 from jaxdp.saddle.theory.step_sizes import StepSizes
 from jaxdp.sampling import SinglePass
@@ -66,9 +63,6 @@ class VertexSamplingPlan(Plan):
     dim_fields: ClassVar[tuple[str, ...]] = ("dim_x", "dim_y")
     point_fields: ClassVar[tuple[str, ...]] = ("dim_x", "dim_y")  # sizes of the start
     clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm_x", "linf_clip_norm_y")
-    #: Numbers that the algorithm reads, a NamedTuple of attributes; and the algorithm.
-    numbers_read: ClassVar[Any]
-    runs: ClassVar[Any]
     #: Fields that no design speaks of, though :meth:`certified` takes them.
     free_fields: ClassVar[tuple[str, ...]] = ()
     #: How many times its step size times its clip one step may move a score, or what else
@@ -242,6 +236,11 @@ class VertexSamplingPlan(Plan):
         size = self.batch_size
         return Totals(self.clips, record_bits(size), size, self.kappa)
 
+    @property
+    def grid_bits(self) -> int:
+        """Bits of a record's contribution: the grid unit is 2**-grid_bits of the clip."""
+        return self._totals.bits
+
     @kept
     def rho(self) -> float:
         """Cost of the whole run in zCDP, including the certified sampler's error.
@@ -364,44 +363,6 @@ class VertexSamplingPlan(Plan):
 
     # Runs and reports.
 
-    @kept
-    def numbers(self) -> Any:
-        """Numbers that the algorithm reads, a NamedTuple of the plan's attributes."""
-        read = self.numbers_read
-        return read(**{name: getattr(self, name) for name in read._fields})
-
-    def algorithm(
-        self,
-        keys: Keys,
-        *,
-        microbatch_size: int | None = None,
-        axis_name: AxisName | None = None,
-    ) -> Algorithm:
-        """Builds the algorithm that runs under this plan.
-
-        Args:
-          keys: a ``jaxdp.Keys``.
-          microbatch_size: records differentiated at once; None is all. To be None for
-            ``SyntheticData``, which reads answers of queries.
-          axis_name: mesh axis, or several, whose devices share the records of a batch, as
-            in :func:`jaxdp.dpzero`. To be None for ``SyntheticData``.
-
-        Example:
-          >>> import jaxdp
-          >>> plan = jaxdp.plans.Saddle(
-          ...     num_examples=1000, num_steps=50, sampling=jaxdp.sampling.SinglePass(20),
-          ...     relation="replace_one", dim_x=20, dim_y=10,
-          ...     linf_clip_norm_x=1.0, linf_clip_norm_y=1.0,
-          ... ).with_step_size(0.1)
-          >>> algorithm = plan.algorithm(jaxdp.Keys.insecure(0))
-          >>> state = algorithm.init(plan.uniform())
-          >>> [point.shape for point in algorithm.output(state)]
-          [(20,), (10,)]
-        """
-        options = {"microbatch_size": microbatch_size, "axis_name": axis_name}
-        options = {name: x for name, x in options.items() if x is not None}
-        return type(self).runs(self, keys, **options)
-
     def uniform(self) -> Any:
         """Returns the uniform starting point, float32 (dim,): a pair for two players.
 
@@ -434,6 +395,25 @@ class VertexSamplingPlan(Plan):
 
     def _derived(self) -> list[tuple[str, float]]:
         return [] if getattr(self, self.calibrated) is None else [("rho", self.rho)]
+
+
+class OnePlayerPlan(VertexSamplingPlan):
+    """Plan whose one player has ``dim`` vertices, by scores of one grid."""
+
+    dim_fields: ClassVar[tuple[str, ...]] = ("dim",)
+    point_fields: ClassVar[tuple[str, ...]] = ("dim",)
+    clip_fields: ClassVar[tuple[str, ...]] = ("linf_clip_norm",)
+
+    @kept
+    def grid(self) -> ScoreGrid:
+        """Grid of the scores."""
+        self.check_ready()
+        return self._totals.grids(self.step_sizes)[0]
+
+    @property
+    def sensitivity(self) -> float:
+        """Sensitivity of a score to one record, in nats, including rounding."""
+        return self.grid.sensitivity(self.kappa)
 
 
 def described(drawn: str, sensitivity: float) -> Description:
