@@ -145,7 +145,8 @@ def dpgd(
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
         part, of_part = moving_part(value_fn, params, moves)
-        bound, counted = state.clip, None
+        bound: Any = state.clip
+        counted = None
         if count_grid is not None:
             counted = run_state.count_noise(state.noise, count, count_grid.noise_std)
         gradient, within = oracle.release_gradient(
