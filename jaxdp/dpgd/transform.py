@@ -145,12 +145,12 @@ def dpgd(
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
         part, of_part = moving_part(value_fn, params, moves)
-        bound: Any = state.clip
-        counted = None
+        at, counted = grid, None
         if count_grid is not None:
+            at = grid._replace(l2_clip_norm=state.clip)
             counted = run_state.count_noise(state.noise, count, count_grid.noise_std)
         gradient, within = oracle.release_gradient(
-            grid if bound is None else grid._replace(l2_clip_norm=bound),
+            at,
             of_part,
             part,
             records,
@@ -163,6 +163,7 @@ def dpgd(
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )
+        bound = state.clip
         if tuning is not None:
             bound = jnp.where(active, next_clip(tuning, bound, within[0]), bound)
         gradient, within = run_state.zero_where_done(active, (gradient, within))
