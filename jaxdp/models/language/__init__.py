@@ -6,6 +6,7 @@ the losses, and ``experiments`` the settings of the DPZero paper.
 """
 
 from jaxdp.models.language.config import Config as Config
+from jaxdp.models.language.config import DecoderConfig as DecoderConfig
 from jaxdp.models.language.config import OPTConfig as OPTConfig
 from jaxdp.models.language.config import RobertaConfig as RobertaConfig
 from jaxdp.models.language.modules import dequantised as dequantised

@@ -28,7 +28,6 @@ import numpy as np
 from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At, LazyLoss
-from jaxdp.models.language.config import OPTConfig
 from jaxdp.models.language.network import LanguageModel
 from jaxdp.models.losses import softmax_cross_entropy
 
@@ -157,7 +156,7 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
     The loss is the cross-entropy over the choices of a record.
 
     Args:
-      model: an OPT decoder.
+      model: a decoder.
       span_length: the most tokens that a choice has. A constant, not read from data.
 
     Example:
@@ -183,7 +182,7 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
     """Makes the task of generation: the loss is minus the answer's mean log-likelihood.
 
     Args:
-      model: an OPT decoder.
+      model: a decoder.
       span_length: the most tokens that an answer has. A constant, not read from data.
 
     Example:
@@ -212,7 +211,7 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
 
 def _check_decoder(model: LanguageModel, span_length: int) -> None:
     validate.integer(span_length=span_length)
-    if not isinstance(model.config, OPTConfig):
+    if not model.config.is_decoder:
         raise ValueError(
             "model must be a decoder, whose tokens have a likelihood, got "
             f"{model.config.model_type!r}"
@@ -290,7 +289,7 @@ def generate(
     """Generates greedy continuations, int32 (n, max_new_tokens), padded after the end.
 
     Args:
-      model: an OPT decoder.
+      model: a decoder.
       params: its parameters.
       data: ``tokens`` and ``mask``; what ``span`` marks, an answer, is left out.
       max_new_tokens: the most tokens that are written.
@@ -329,15 +328,15 @@ def generate(
 
 @functools.lru_cache(maxsize=32)
 def _generator(model: LanguageModel, max_new_tokens: int) -> Callable[..., Array]:
-    config = model.config
+    config, ends = model.config, np.asarray(model.config.ends, np.int32)
 
     def continued(params: Any, batch: Batch) -> Array:
         mask = batch["mask"] & ~batch["span"] if "span" in batch else batch["mask"]
         rows = jnp.arange(mask.shape[0])
         start = jnp.sum(mask, axis=1)
         more = ((0, 0), (0, max_new_tokens))
-        tokens = jnp.where(mask, batch["tokens"], config.pad_token_id)
-        tokens = jnp.pad(tokens, more, constant_values=config.pad_token_id)
+        tokens = jnp.where(mask, batch["tokens"], config.padding)
+        tokens = jnp.pad(tokens, more, constant_values=config.padding)
         mask = jnp.pad(mask, more)
 
         def write(i: Array, state: tuple[Array, Array, Array]) -> tuple:
@@ -345,10 +344,10 @@ def _generator(model: LanguageModel, max_new_tokens: int) -> Callable[..., Array
             x = model.hidden(params, tokens, mask)
             last = x[rows, jnp.maximum(start + i - 1, 0)]
             best = jnp.argmax(model.logits(params, last), axis=1).astype(jnp.int32)
-            best = jnp.where(done, config.pad_token_id, best)
+            best = jnp.where(done, config.padding, best)
             tokens = tokens.at[rows, start + i].set(best)
             mask = mask.at[rows, start + i].set(~done)
-            return tokens, mask, done | (best == config.eos_token_id)
+            return tokens, mask, done | jnp.isin(best, ends)
 
         done = jnp.zeros(mask.shape[0], bool)
         tokens, _, _ = jax.lax.fori_loop(0, max_new_tokens, write, (tokens, mask, done))
