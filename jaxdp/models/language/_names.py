@@ -126,7 +126,8 @@ _NORMS_AFTER = {
 }
 FAMILIES |= {
     kind: Family(
-        modules=_DECODER | (_NORMS_AFTER if about.get("parts", {}).get("norm_after") else {}),
+        modules=_DECODER
+        | (_NORMS_AFTER if about.get("parts", {}).get("norm_after") else {}),
         prefix="model.",
         base=("embed_tokens.", "layers.", "norm."),
         useless=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),

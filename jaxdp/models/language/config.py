@@ -269,7 +269,9 @@ class DecoderConfig(_Config):
     layer_types: tuple[str, ...] | None = None  # None: the family's rule
     max_window_layers: int = 28
     sliding_window_pattern: int = 6
-    rope_local_base_freq: float | None = None  # of layers with a window; None: rope_theta
+    rope_local_base_freq: float | None = (
+        None  # of layers with a window; None: rope_theta
+    )
     query_pre_attn_scalar: float | None = None
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
@@ -281,7 +283,9 @@ class DecoderConfig(_Config):
     def __post_init__(self) -> None:
         validate.one_of(tuple(DECODERS), model_type=self.model_type)
         family = DECODERS[self.model_type]
-        parts = {f.name: _frozen(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        parts = {
+            f.name: _frozen(getattr(self, f.name)) for f in dataclasses.fields(self)
+        }
         for field in dataclasses.fields(self):
             foreign = field.name in _OWN and field.name not in family["own"]
             if foreign and parts[field.name] != field.default:
@@ -292,7 +296,9 @@ class DecoderConfig(_Config):
         if self.head_dim is None:
             super().__post_init__()
             parts["head_dim"] = self.hidden_size // self.num_attention_heads
-        parts["num_key_value_heads"] = self.num_key_value_heads or self.num_attention_heads
+        parts["num_key_value_heads"] = (
+            self.num_key_value_heads or self.num_attention_heads
+        )
         parts |= dict.fromkeys(("qkv_bias", "output_bias"), self.attention_bias)
         for name, value in (parts | family.get("parts", {})).items():
             object.__setattr__(self, name, value)

@@ -78,7 +78,7 @@ class _Template:
                 self._mask = len(self._parts)
                 self._parts.append([_mask_token(tokenizer, template)])
             elif name == "sep":
-                self._parts.append([tokenizer.config.eos_token_id])
+                self._parts.append([*tokenizer.config.ends[:1]])
             elif name:
                 self._parts.append((name, literal[len(text) :]))
         self._fixed = sum(len(part) for part in self._parts if isinstance(part, list))
@@ -190,7 +190,7 @@ def encode_classification(
         tokens = [*tokenizer.start, *filled, *tokenizer.end]
         _put(batch, i, tokens)
         # Without a mask the next word is asked of a decoder's last token.
-        last = len(tokens) - 1
+        last = max(len(tokens) - 1, 0)
         position[i] = last if where is None else len(tokenizer.start) + where
     return batch | ({"position": position} if marks or tokenizer.is_decoder else {})
 
@@ -351,7 +351,7 @@ def encode_generation(
         )
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
         span = continuation(tokenizer, template, text)[: span_length - 1]
-        span = [*span, tokenizer.config.eos_token_id]
+        span = [*span, *tokenizer.config.ends[:1]]
         _put(batch, i, prompt + span, len(prompt))
     return batch
 
@@ -425,7 +425,7 @@ def _empty(
     shape: tuple[int, ...], max_length: int, tokenizer: Tokenizer, span: bool = False
 ) -> Batch:
     shape = (*shape, max_length)
-    tokens = np.full(shape, tokenizer.config.pad_token_id, np.int32)
+    tokens = np.full(shape, tokenizer.config.padding, np.int32)
     batch = {"tokens": tokens, "mask": np.zeros(shape, bool)}
     return batch | ({"span": np.zeros(shape, bool)} if span else {})
 
