@@ -307,6 +307,12 @@ class DecoderConfig(_Config):
             num_key_value_heads=self.num_key_value_heads,
             intermediate_size=self.intermediate_size,
         )
+        if self.sliding_window is not None:
+            validate.integer(sliding_window=self.sliding_window)
+        positive = ("query_pre_attn_scalar", "rms_norm_eps", "partial_rotary_factor")
+        for name in (*positive, "attn_logit_softcapping", "final_logit_softcapping"):
+            if getattr(self, name) is not None:
+                validate.positive(**{name: getattr(self, name)})
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 "num_key_value_heads must divide num_attention_heads = "

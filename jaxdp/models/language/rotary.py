@@ -44,6 +44,10 @@ class Rotation:
 
     def __post_init__(self) -> None:
         validate.positive(rope_theta=self.base)
+        if self.size % 2 or self.size < 2:
+            raise ValueError(
+                f"rotary positions need a width of heads that is even, got {self.size}"
+            )
         given = dict(self.scaling)
         if self.kind not in KINDS:
             raise ValueError(
