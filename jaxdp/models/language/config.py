@@ -407,6 +407,7 @@ class DecoderConfig(_Config):
             return self.layer_types[layer] == "sliding_attention"
         return {
             "all": True,
+            "even": layer % 2 == 0,
             "late": layer >= self.max_window_layers,
             "pattern": (layer + 1) % self.sliding_window_pattern != 0,
             "unrotated": not self._rotates(layer),
@@ -463,3 +464,23 @@ def from_json(fields: Mapping[str, Any]) -> Config:
             f"model_type must be one of {', '.join(FAMILIES)}, got {family!r}"
         )
     return FAMILIES[family].from_json(fields)
+
+
+def tiny_config(model_type: str, **changes: Any) -> Config:
+    """Returns a configuration of a few thousand parameters, for tests and examples.
+
+    Args:
+      model_type: the family.
+      changes: fields in place of the tiny ones.
+
+    Example:
+      >>> from jaxdp.models.language import tiny_config
+      >>> tiny_config("llama", num_key_value_heads=1).num_hidden_layers
+      2
+    """
+    validate.one_of(tuple(FAMILIES), model_type=model_type)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 20}
+    sizes["ffn_dim" if model_type == "opt" else "intermediate_size"] = 32
+    named = {"model_type": model_type} if model_type in DECODERS else {}
+    return FAMILIES[model_type](**named | sizes | changes)

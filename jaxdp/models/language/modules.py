@@ -144,11 +144,8 @@ def quantised(params: Params, dtype: Any = "int8") -> Params:
 
     Example:
       >>> import jax
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, quantised
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import LanguageModel, quantised, tiny_config
+      >>> config = tiny_config("opt")
       >>> params = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
       >>> up = jax.eval_shape(quantised, params)["layers"]["mlp"]["up"]  # Shapes alone.
       >>> up["kernel"].dtype.name, up["kernel_scale"].shape
@@ -333,7 +330,7 @@ def _parts(
 def _attend(
     config: Config, query: Array, key: Array, value: Array, mask: Array
 ) -> Array:
-    """Computes softmax(query key / scale) value, the scores capped where the family does."""
+    """Computes softmax(scale query key) value, with capped scores where there is a cap."""
     scale, cap = config.query_pre_attn_scalar, config.attn_logit_softcapping
     scale = None if scale is None else scale**-0.5
     if cap is None:

@@ -63,12 +63,8 @@ class LanguageModel:
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, num_parameters
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, num_parameters, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> num_parameters(shapes)
       5632
@@ -113,12 +109,8 @@ class LanguageModel:
 
         Example:
           >>> import jax
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> params["embedding"]["tokens"].shape
           (50, 16)
@@ -178,11 +170,8 @@ class LanguageModel:
 
         Example:
           >>> import jax
-          >>> from jaxdp.models.language import LanguageModel, LoRA, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
+          >>> from jaxdp.models.language import LanguageModel, LoRA, tiny_config
+          >>> config = tiny_config("opt")
           >>> key, plain = jax.random.key(0), LanguageModel(config=config)
           >>> params = jax.eval_shape(plain.init, key)  # Shapes alone.
           >>> model = LanguageModel(config=config, adapter=LoRA(rank=2))
@@ -223,12 +212,8 @@ class LanguageModel:
         Example:
           >>> import jax
           >>> import jax.numpy as jnp
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> tokens, mask = jnp.ones((3, 7), jnp.int32), jnp.ones((3, 7), bool)
           >>> jax.eval_shape(model.hidden, params, tokens, mask).shape
@@ -273,12 +258,8 @@ class LanguageModel:
         Example:
           >>> import jax
           >>> import jax.numpy as jnp
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> last = jnp.ones((3, 16))  # Hidden states.
           >>> jax.eval_shape(model.logits, params, last).shape
@@ -322,12 +303,8 @@ class LanguageModel:
         Example:
           >>> import jax
           >>> import jax.numpy as jnp
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config, num_labels=2)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"), num_labels=2)
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> tokens, mask = jnp.ones((3, 7), jnp.int32), jnp.ones((3, 7), bool)
           >>> jax.eval_shape(model.classify, params, tokens, mask).shape
@@ -380,7 +357,7 @@ class LanguageModel:
         return module.apply({"params": leaves}, x)  # pyright: ignore[reportReturnType]
 
     def _looks(self, length: int) -> tuple[Array, Array, Any]:
-        """Returns what layers see: the kind of each, masks (K, L, L) and angles of kinds."""
+        """Returns the kind of each layer, and masks (K, L, L) and angles of the kinds."""
         looks, size = self.config.looks, self.config.head_dim
         kinds = list(dict.fromkeys(looks))
         back = jnp.arange(length)[:, None] - jnp.arange(length)

@@ -48,12 +48,8 @@ class Task:
       scores: ``scores(params, batch) -> (B, C)`` float32; None for generation.
 
     Example:
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> task = tasks.generation(LanguageModel(config=config), span_length=4)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> task = tasks.generation(LanguageModel(config=tiny_config("opt")), span_length=4)
       >>> task.name, task.scores is None
       ('generation', True)
     """
@@ -90,12 +86,8 @@ def prompt(model: LanguageModel, label_words: Sequence[int]) -> Task:
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
       >>> task = tasks.prompt(model, label_words=[7, 9])
       >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
       >>> batch = {
@@ -133,12 +125,8 @@ def head(model: LanguageModel) -> Task:
       ValueError: the model has no classification head.
 
     Example:
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> tasks.head(LanguageModel(config=config, num_labels=3)).name
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> tasks.head(LanguageModel(config=tiny_config("opt"), num_labels=3)).name
       'head'
     """
     if model.num_labels is None:
@@ -160,12 +148,8 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
       span_length: the most tokens that a choice has. A constant, not read from data.
 
     Example:
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> tasks.choice(LanguageModel(config=config), span_length=4).name
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> tasks.choice(LanguageModel(config=tiny_config("opt")), span_length=4).name
       'choice'
     """
     _check_decoder(model, span_length)
@@ -188,12 +172,8 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
       >>> task = tasks.generation(model, span_length=4)
       >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
       >>> mask = jnp.ones((3, 5), bool)
@@ -255,11 +235,8 @@ def predict(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=1,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> config = tiny_config("opt", num_hidden_layers=1)
       >>> model = LanguageModel(config=config, num_labels=2)
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -301,12 +278,8 @@ def generate(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=1,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt", num_hidden_layers=1))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
       >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": jnp.ones((3, 5), bool)}

@@ -153,11 +153,8 @@ def encode_classification(
 
     Example:
       >>> import tokenizers
-      >>> from jaxdp.models.language import OPTConfig, text
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import text, tiny_config
+      >>> config = tiny_config("opt")
       >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
       >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
       >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -232,11 +229,8 @@ def encode_choices(
 
     Example:
       >>> import tokenizers
-      >>> from jaxdp.models.language import OPTConfig, text
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import text, tiny_config
+      >>> config = tiny_config("opt")
       >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
       >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
       >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -323,11 +317,8 @@ def encode_generation(
 
     Example:
       >>> import tokenizers
-      >>> from jaxdp.models.language import OPTConfig, text
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import text, tiny_config
+      >>> config = tiny_config("opt")
       >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
       >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
       >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -4,8 +4,9 @@
     python tests/models/language/golden/make_golden.py [CASE ...]
 
 For each case a folder in Hugging Face's layout, with `config.json`, `model.safetensors`
-(bfloat16 for what is younger than OPT) and `expected.npz`, which is float32. All weights are random, biases and layer norms too (they start at
-zero and one, and an error in them would not show). The arrays of `expected.npz`:
+(bfloat16 for what is younger than OPT) and `expected.npz`, which is float32. All weights
+are random, biases and layer norms too (they start at zero and one, and an error in them
+would not show). The arrays of `expected.npz`:
 
     tokens (B, L) int32, mask (B, L) bool      a batch padded on the right
     logits (B, L, V) or (B, K) float32         zero where the mask is False
