@@ -57,7 +57,8 @@ def rows_of(name: str) -> list[Row]:
         "lazy": (is_lazy(model, params), "to the bit"),
     }
     rows = [
-        Row(name, x, ok, "", note=yes if ok else "no") for x, (ok, yes) in said.items()
+        Row(name, x, float(ok), "", note=yes if ok else "no")
+        for x, (ok, yes) in said.items()
     ]
     rows.append(Row(name, "parity error", max(map(parity, folders)), ""))
     return [*rows, Row(name, "memory beside a forward", memory(model.config), "layers")]

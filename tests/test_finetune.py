@@ -327,7 +327,9 @@ def test_a_decoder_s_mistakes_are_named(
         assert not (tmp_path / "run").exists()
         return capsys.readouterr().err
 
-    assert "model_type must be one of roberta, opt, llama" in said(model_type="mamba")
+    assert "model_type must be one of 'roberta', 'opt', 'llama'" in said(
+        model_type="mamba"
+    )
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     assert "rope_scaling must be of the type" in said(rope_scaling=scaling)
     assert "layers.1" in said(num_hidden_layers=1)

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from jaxdp.models.language.config import DECODERS
+from jaxdp.models.language import config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,15 +126,15 @@ _NORMS_AFTER = {
 }
 FAMILIES |= {
     kind: Family(
-        modules=_DECODER
-        | (_NORMS_AFTER if about.get("parts", {}).get("norm_after") else {}),
+        modules=_DECODER | (_NORMS_AFTER if "norm_after" in about["parts"] else {}),
         prefix="model.",
         base=("embed_tokens.", "layers.", "norm."),
         useless=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         architectures=tuple(about["classes"]),
     )
-    for kind, about in DECODERS.items()
+    for kind, about in config.FAMILIES.items()
+    if kind not in FAMILIES
 }
 
 

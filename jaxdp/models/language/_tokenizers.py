@@ -43,8 +43,9 @@ class Tokenizer:
                 f"the tokenizer has {size} tokens, but vocab_size of the model is {limit}"
             )
         for name, tokens in self._special.items():
-            if not all(0 <= token < limit for token in tokens):
-                raise ValueError(f"{name} must be below {limit}, got {tokens}")
+            for token in tokens:
+                if not 0 <= token < limit:
+                    raise ValueError(f"{name} must be below {limit}, got {token}")
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = True  # as text, that is
@@ -143,6 +144,7 @@ class Tokenizer:
         config = self.config
         one = {"pad": config.pad_token_id, "bos": config.bos_token_id}
         one["mask"] = self.mask_token_id
+        special: dict[str, tuple[int, ...]]
         special = {n: () if token is None else (token,) for n, token in one.items()}
         special["eos"] = config.ends
         return {f"{name}_token_id": tokens for name, tokens in special.items()}

@@ -12,12 +12,12 @@ from jaxdp.models.language.rotary import Rotation
 
 #: What a layer sees: so many tokens or None for all, and the rotation of their places.
 Look = tuple[int | None, Rotation | None]
-#: Families of :class:`DecoderConfig`; the file says what is in it.
-DECODERS: Mapping[str, Any] = tomllib.loads(
+#: What configurations of each model_type do not say; the file tells what is in it.
+FAMILIES: Mapping[str, Any] = tomllib.loads(
     pathlib.Path(__file__).with_name("families.toml").read_text(encoding="utf-8")
 )
 #: Fields that not every family has.
-_OWN = {field for family in DECODERS.values() for field in family["own"]}
+_OWN = {field for family in FAMILIES.values() for field in family["own"]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,6 @@ class _Config:
     initializer_range: float = 0.02
 
     model_type: ClassVar[str]
-    #: Options that this library has in one form only: name -> its names.
-    _only: ClassVar[Mapping[str, Any]]
-    #: Fields without which Hugging Face would assume other numbers than we do.
-    _stated: ClassVar[tuple[str, ...]] = ()
 
     # What the modules are made of, where a family does not say otherwise.
     is_decoder = norm_first = qkv_bias = output_bias = mlp_bias = True
@@ -75,25 +71,33 @@ class _Config:
           ValueError: another family, an option in a form that is not supported, or a
             field that is missing.
         """
-        for name, forms in cls._only.items():
-            if fields.get(name, forms[0]) not in forms:
+        given = str(fields.get("model_type"))
+        kind = getattr(cls, "model_type", given)
+        allowed = (kind,) if kind in FAMILIES else tuple(FAMILIES)
+        validate.one_of(allowed, model_type=given)
+        family = FAMILIES[given]
+        for name, forms in (family["only"] | {"quantization_config": [None]}).items():
+            if fields.get(name, forms[0]) not in (None, *forms):
                 raise ValueError(f"{name} must be {forms[0]!r}, got {fields[name]!r}")
-        known = {f.name: f for f in dataclasses.fields(cls)}
+        foreign = _OWN - {*family["own"]}
+        fields = {**family["assumed"], **_before_five(fields)}
+        known = {f.name: f for f in dataclasses.fields(cls) if f.name not in foreign}
         required = [n for n, f in known.items() if f.default is dataclasses.MISSING]
-        required += cls._stated
+        required += family.get("stated", [])
         missing = [name for name in required if fields.get(name) is None]
         if missing:
             raise ValueError(f"config must have {', '.join(missing)}, got {[*fields]}")
-        given = {n: fields[n] for n in known if fields.get(n) is not None}
-        return cls(**given)
+        return cls(**{n: fields[n] for n in known if fields.get(n) is not None})
 
     def to_json(self) -> dict[str, Any]:
         """Returns fields of a ``config.json`` that Hugging Face reads as the same model."""
-        return {
-            "model_type": self.model_type,
-            **dataclasses.asdict(self),
-            **{name: forms[0] for name, forms in self._only.items()},
-        }
+        family = FAMILIES[self.model_type]
+        fields = {"model_type": self.model_type, **dataclasses.asdict(self)}
+        if "rope_scaling" in fields:
+            fields["rope_scaling"] = dict(fields["rope_scaling"] or ()) or None
+        fields |= {name: forms[0] for name, forms in family["only"].items()}
+        foreign = _OWN - {*family["own"]}
+        return {name: x for name, x in fields.items() if name not in foreign}
 
     @property
     def num_key_value_heads(self) -> int:
@@ -106,8 +110,18 @@ class _Config:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def embedding_size(self) -> int:
+        """Width of the table of tokens."""
+        return self.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a record may have."""
+        return self.max_position_embeddings
+
+    @property
     def looks(self) -> tuple[Look, ...]:
-        """What each layer sees."""
+        """Windows and rotations of the layers."""
         return ((None, None),) * self.num_hidden_layers
 
     @property
@@ -143,17 +157,6 @@ class RobertaConfig(_Config):
 
     model_type, activation = "roberta", "gelu"
     is_decoder = norm_first = False
-    _stated = ("layer_norm_eps", "type_vocab_size")
-    _only: ClassVar = {
-        "hidden_act": ("gelu",),
-        "position_embedding_type": ("absolute",),
-        "is_decoder": (False,),
-    }
-
-    @property
-    def embedding_size(self) -> int:
-        """Width of the table of tokens."""
-        return self.hidden_size
 
     @property
     def position_rows(self) -> int:
@@ -186,12 +189,6 @@ class OPTConfig(_Config):
     bos_token_id: int = 2
 
     model_type, activation = "opt", "relu"
-    _only: ClassVar = {
-        "activation_function": ("relu",),
-        "enable_bias": (True,),
-        "layer_norm_elementwise_affine": (True,),
-        "_remove_final_layer_norm": (False,),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,11 +220,6 @@ class OPTConfig(_Config):
         """Rows of the table of positions. OPT leaves two before the first."""
         return self.max_position_embeddings + 2
 
-    @property
-    def max_length(self) -> int:
-        """Tokens that a record may have."""
-        return self.max_position_embeddings
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig(_Config):
@@ -250,12 +242,11 @@ class DecoderConfig(_Config):
 
     rms = gated = norm_first = True
     activation = "silu"
-    _only: ClassVar = {}
 
     model_type: str
     intermediate_size: int
-    num_key_value_heads: int | None = None  # None: num_attention_heads
-    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    num_key_value_heads: int = 0  # 0: num_attention_heads
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
@@ -269,9 +260,7 @@ class DecoderConfig(_Config):
     layer_types: tuple[str, ...] | None = None  # None: the family's rule
     max_window_layers: int = 28
     sliding_window_pattern: int = 6
-    rope_local_base_freq: float | None = (
-        None  # of layers with a window; None: rope_theta
-    )
+    rope_local_base_freq: float | None = None  # where there is a window
     query_pre_attn_scalar: float | None = None
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
@@ -281,38 +270,30 @@ class DecoderConfig(_Config):
     no_rope_layer_interval: int = 0
 
     def __post_init__(self) -> None:
-        validate.one_of(tuple(DECODERS), model_type=self.model_type)
-        family = DECODERS[self.model_type]
-        parts = {
-            f.name: _frozen(getattr(self, f.name)) for f in dataclasses.fields(self)
+        validate.one_of(_DECODERS, model_type=self.model_type)
+        family, keys = FAMILIES[self.model_type], self.num_key_value_heads
+        parts: dict[str, Any] = {
+            "num_key_value_heads": keys or self.num_attention_heads
         }
-        for field in dataclasses.fields(self):
-            foreign = field.name in _OWN and field.name not in family["own"]
-            if foreign and parts[field.name] != field.default:
-                raise ValueError(
-                    f"{field.name} must be left out for {self.model_type}, got "
-                    f"{parts[field.name]!r}"
-                )
-        if self.head_dim is None:
+        if not self.head_dim:
             super().__post_init__()
             parts["head_dim"] = self.hidden_size // self.num_attention_heads
-        parts["num_key_value_heads"] = (
-            self.num_key_value_heads or self.num_attention_heads
-        )
         parts |= dict.fromkeys(("qkv_bias", "output_bias"), self.attention_bias)
-        for name, value in (parts | family.get("parts", {})).items():
+        for field in dataclasses.fields(self):
+            name, value = field.name, _frozen(getattr(self, field.name))
+            if name in _OWN - {*family["own"]} and value != field.default:
+                raise ValueError(
+                    f"{name} must be left out for {self.model_type}, got {value!r}"
+                )
+            parts.setdefault(name, value)
+        for name, value in (parts | family["parts"]).items():
             object.__setattr__(self, name, value)
-        validate.integer(
-            head_dim=self.head_dim,
-            num_key_value_heads=self.num_key_value_heads,
-            intermediate_size=self.intermediate_size,
-        )
-        if self.sliding_window is not None:
-            validate.integer(sliding_window=self.sliding_window)
-        positive = ("query_pre_attn_scalar", "rms_norm_eps", "partial_rotary_factor")
-        for name in (*positive, "attn_logit_softcapping", "final_logit_softcapping"):
-            if getattr(self, name) is not None:
-                validate.positive(**{name: getattr(self, name)})
+        for name in ("head_dim", "num_key_value_heads", "intermediate_size"):
+            validate.integer(**{name: parts[name]})
+        capped = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
+        for name in ("rms_norm_eps", "query_pre_attn_scalar", *capped):
+            if parts[name] is not None:
+                validate.positive(**{name: parts[name]})
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 "num_key_value_heads must divide num_attention_heads = "
@@ -329,48 +310,14 @@ class DecoderConfig(_Config):
                 )
         _ = self.looks  # Its rotations check what they are given.
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Reads a ``config.json``, of before and since ``rope_parameters``."""
-        family = DECODERS[fields["model_type"]]
-        if fields.get("quantization_config"):
-            raise ValueError(
-                "quantization_config must be left out: weights are floats, got "
-                f"{fields['quantization_config']!r}"
-            )
-        for name, forms in family["only"].items():
-            if fields.get(name, forms[0]) not in (None, *forms):
-                raise ValueError(f"{name} must be {forms[0]!r}, got {fields[name]!r}")
-        fields = {**family.get("assumed", {}), **_before_five(fields)}
-        foreign = _OWN - set(family["own"])
-        return super().from_json({n: x for n, x in fields.items() if n not in foreign})
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns fields of a ``config.json`` that Hugging Face reads as the same model."""
-        family = DECODERS[self.model_type]
-        fields = dataclasses.asdict(self) | {n: f[0] for n, f in family["only"].items()}
-        fields["rope_scaling"] = dict(self.rope_scaling or ()) or None
-        foreign = _OWN - set(family["own"])
-        return {n: x for n, x in fields.items() if n not in foreign}
-
     @property
     def layer_norm_eps(self) -> float:
         """Number that norms add to the mean square."""
         return self.rms_norm_eps
 
     @property
-    def embedding_size(self) -> int:
-        """Width of the table of tokens."""
-        return self.hidden_size
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that a record may have."""
-        return self.max_position_embeddings
-
-    @property
     def looks(self) -> tuple[Look, ...]:
-        """What each layer sees."""
+        """Windows and rotations of the layers."""
         scaling = dict(self.rope_scaling or ())
         if self.original_max_position_embeddings is not None:
             scaling[rotary.ORIGINAL] = self.original_max_position_embeddings
@@ -399,7 +346,7 @@ class DecoderConfig(_Config):
 
     def _slides(self, layer: int) -> bool:
         """Returns True if a layer's tokens see a window, by ``layer_types`` or its rule."""
-        family = DECODERS[self.model_type]
+        family = FAMILIES[self.model_type]
         switched = "use_sliding_window" in family["own"] and not self.use_sliding_window
         if self.sliding_window is None or switched:
             return False
@@ -426,7 +373,7 @@ def _before_five(fields: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(fields)
     scaling = dict(out.pop("rope_parameters", None) or {})
     if "full_attention" in scaling:
-        near = dict(scaling["sliding_attention"] or {})
+        near = scaling.get("sliding_attention") or {}
         if near.get("rope_type", "default") != "default":
             raise ValueError(
                 "rope_parameters of sliding_attention must be of the type 'default', got "
@@ -443,13 +390,7 @@ def _before_five(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Config = RobertaConfig | OPTConfig | DecoderConfig
-
-#: model_type -> configuration.
-FAMILIES: Mapping[str, Any] = {
-    "roberta": RobertaConfig,
-    "opt": OPTConfig,
-    **dict.fromkeys(DECODERS, DecoderConfig),
-}
+_DECODERS = tuple(FAMILIES)[2:]
 
 
 def from_json(fields: Mapping[str, Any]) -> Config:
@@ -458,12 +399,13 @@ def from_json(fields: Mapping[str, Any]) -> Config:
     Raises:
       ValueError: none of the families, or what they do not support.
     """
-    family = str(fields.get("model_type"))
-    if family not in FAMILIES:
-        raise ValueError(
-            f"model_type must be one of {', '.join(FAMILIES)}, got {family!r}"
-        )
-    return FAMILIES[family].from_json(fields)
+    return _class_of(fields.get("model_type")).from_json(fields)
+
+
+def _class_of(model_type: Any) -> Any:
+    return {"roberta": RobertaConfig, "opt": OPTConfig}.get(
+        str(model_type), DecoderConfig
+    )
 
 
 def tiny_config(model_type: str, **changes: Any) -> Config:
@@ -482,5 +424,5 @@ def tiny_config(model_type: str, **changes: Any) -> Config:
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 2, "max_position_embeddings": 20}
     sizes["ffn_dim" if model_type == "opt" else "intermediate_size"] = 32
-    named = {"model_type": model_type} if model_type in DECODERS else {}
-    return FAMILIES[model_type](**named | sizes | changes)
+    named = {"model_type": model_type} if model_type in _DECODERS else {}
+    return _class_of(model_type)(**named | sizes | changes)

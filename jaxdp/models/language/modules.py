@@ -6,6 +6,7 @@ Every parameter is taken where it is used, through a view that may perturb it.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -298,7 +299,8 @@ class Attention(nn.Module):
                 y = jnp.concatenate([before, y], axis=1)
             return y
 
-        y = _attend(config, *(heads(name) for name in widths), mask)
+        query, key, value = (heads(name) for name in widths)
+        y = _attend(config, query, key, value, mask)
         bias = config.output_bias
         output = Dense(x.shape[-1], self.dtype, self.view, bias, name="output")
         return output(y.reshape(*x.shape[:2], -1))
@@ -331,8 +333,8 @@ def _attend(
     config: Config, query: Array, key: Array, value: Array, mask: Array
 ) -> Array:
     """Computes softmax(scale query key) value, with capped scores where there is a cap."""
-    scale, cap = config.query_pre_attn_scalar, config.attn_logit_softcapping
-    scale = None if scale is None else scale**-0.5
+    scale = 1 / math.sqrt(config.query_pre_attn_scalar or config.head_dim)
+    cap = config.attn_logit_softcapping
     if cap is None:
         return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale)
     groups = query.shape[2] // key.shape[2]
@@ -340,7 +342,6 @@ def _attend(
     scores = jnp.einsum(
         "blhd,bmhd->bhlm", query, key, preferred_element_type=jnp.float32
     )
-    scale = config.head_dim**-0.5 if scale is None else scale
     scores = capped(scores * scale, cap)
     scores = jnp.where(mask, scores, -0.7 * jnp.finfo(jnp.float32).max)
     shares = jax.nn.softmax(scores, axis=-1).astype(value.dtype)

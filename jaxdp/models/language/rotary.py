@@ -79,9 +79,9 @@ class Rotation:
         ``length`` is that of the padded batch: longrope has other frequencies for one that
         is longer than the model read at first.
         """
-        given, kind = dict(self.scaling), self.kind
+        given: dict[str, Any] = dict(self.scaling)
         base = self.base ** (np.arange(0, self.size, 2) / self.size)
-        plain, factor = 1 / base, given.get("factor")
+        plain, factor, kind = 1 / base, given.get("factor", 1.0), self.kind
         first = given.get(ORIGINAL) or self.longest
         if kind == "linear":
             return plain / factor, 1.0
@@ -95,7 +95,7 @@ class Rotation:
             return plain * (share + (1 - share) / factor), _yarn_factor(factor, given)
         if kind == "longrope":
             by = given["long_factor" if length > first else "short_factor"]
-            ratio = factor or self.longest / first
+            ratio = given.get("factor") or self.longest / first
             scale = math.sqrt(1 + math.log(ratio) / math.log(first)) if ratio > 1 else 1
             return plain / np.asarray(by), given.get("attention_factor") or scale
         return plain, 1.0
