@@ -68,6 +68,7 @@ LLAMA3 = SCALED | {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
+YARN = SCALED | {"rope_type": "yarn", "original_max_position_embeddings": 512}
 LONG = {
     "short_factor": [1.0, 2.0],
     "long_factor": [3.0, 5.0],
@@ -111,7 +112,7 @@ CASES = {
     ),
     "qwen2_yarn": (
         "Qwen2ForCausalLM",
-        DECODER | {"rope_parameters": SCALED | {"rope_type": "yarn"}},
+        DECODER | {"head_dim": 16, "rope_parameters": YARN},
     ),
     "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 6}),
     "gemma": ("GemmaForCausalLM", DECODER | {"head_dim": 6}),
