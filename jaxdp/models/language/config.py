@@ -12,10 +12,12 @@ from jaxdp.models.language.rotary import Rotation
 
 #: What a layer sees: so many tokens or None for all, and the rotation of their places.
 Look = tuple[int | None, Rotation | None]
+_TABLE = pathlib.Path(__file__).with_name("families.toml").read_text(encoding="utf-8")
+_ELSE = {"own": [], "assumed": {}, "parts": {}, "only": {"hidden_act": ["silu"]}}
 #: What configurations of each model_type do not say; the file tells what is in it.
-FAMILIES: Mapping[str, Any] = tomllib.loads(
-    pathlib.Path(__file__).with_name("families.toml").read_text(encoding="utf-8")
-)
+FAMILIES: Mapping[str, Any] = {
+    name: _ELSE | family for name, family in tomllib.loads(_TABLE).items()
+}
 #: Fields that not every family has.
 _OWN = {field for family in FAMILIES.values() for field in family["own"]}
 
@@ -141,11 +143,8 @@ class RobertaConfig(_Config):
     """A RoBERTa encoder (Liu et al., 2019); the fields of its ``config.json``.
 
     Example:
-      >>> from jaxdp.models.language import RobertaConfig
-      >>> config = RobertaConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, intermediate_size=32,
-      ... )
+      >>> from jaxdp.models.language import tiny_config
+      >>> config = tiny_config("roberta")
       >>> config.position_rows, config.max_length
       (20, 18)
     """
@@ -174,11 +173,8 @@ class OPTConfig(_Config):
     """An OPT decoder (Zhang et al., 2022); the fields of its ``config.json``.
 
     Example:
-      >>> from jaxdp.models.language import OPTConfig
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import tiny_config
+      >>> config = tiny_config("opt")
       >>> config.embedding_size, config.position_rows, config.max_length
       (16, 22, 20)
     """

@@ -242,9 +242,7 @@ def published(name: str) -> DecoderConfig:
     names += ("num_key_value_heads", "intermediate_size")
     common = {"model_type": family, "max_position_embeddings": 8192}
     fields = common | dict(zip(names, sizes, strict=True)) | more
-    defaults = "tie_word_embeddings" in more or family in ("gemma2", "smollm3")
-    tied = {} if defaults or "gemma" in family else {"tie_word_embeddings": False}
-    config = from_json(fields | tied)
+    config = from_json(fields)
     assert isinstance(config, DecoderConfig)
     return config
 

@@ -1,5 +1,6 @@
 """Our logits and likelihoods against what `transformers` computed (see golden/)."""
 
+import dataclasses
 import functools
 import importlib.util
 import pathlib
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxdp.models.language import checkpoint, tasks
+from jaxdp.models.language.config import FAMILIES, from_json
 from jaxdp.models.language.network import LanguageModel
 
 # Against stored outputs of other libraries; the network is in test_network.py.
@@ -176,3 +178,30 @@ def test_live_parity(case: str, tmp_path: pathlib.Path, record_property: Any) ->
         back = golden.run(loaded.eval(), tokens, None if whole else mask)
         back = back if back.ndim == 2 else np.where(mask[..., None], back, 0)
         assert np.array_equal(back, expected["logits"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of other people's libraries
+@pytest.mark.parametrize("kind", [*FAMILIES][2:])
+def test_live_defaults(kind: str) -> None:
+    """A ``config.json`` without what may be left out says the same here and there."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 7}
+    sizes |= {"num_attention_heads": 32, "intermediate_size": 8}
+    sizes |= {"max_position_embeddings": 32}
+    theirs = transformers.AutoConfig.for_model(kind, **sizes).to_dict()
+    ours = from_json({"model_type": kind, **sizes})
+    resolved = ("layer_types", "no_rope_layers", "sliding_window")
+    for field in dataclasses.fields(ours):
+        if field.name in theirs and field.name not in resolved:
+            assert getattr(ours, field.name) == theirs[field.name], field.name
+    layers = range(ours.num_hidden_layers)
+    full = ["full_attention"] * len(layers)
+    near = theirs.get("layer_types") or full
+    near = ["sliding_attention"] * len(layers) if kind == "mistral" else near
+    turned = theirs.get("no_rope_layers") or [1] * len(layers)
+    rope = theirs["rope_parameters"]
+    for layer, (window, rotation) in zip(layers, ours.looks, strict=True):
+        wanted = theirs["sliding_window"] if "sliding" in near[layer] else None
+        base = rope.get(near[layer], rope)["rope_theta"]
+        assert window == wanted
+        assert (rotation and rotation.base) == (base if turned[layer] else None)
