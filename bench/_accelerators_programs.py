@@ -15,7 +15,6 @@ import optax
 
 import jaxdp
 from bench import lm_step
-from bench.problems import llama
 from jaxdp import training
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import perturb, prefix_noise, simplex, sphere, threefry
@@ -23,10 +22,10 @@ from jaxdp.mechanism.plan import Plan
 from jaxdp.models.language import Config, LanguageModel, tasks
 
 #: A configuration, records of a batch and tokens of each.
-Shape = tuple[Config | llama.Llama, int, int]
+Shape = tuple[Config, int, int]
 MODELS: dict[str, Shape] = {
     **{name: lm_step.LARGE[name] for name in ("RoBERTa-large", "OPT-1.3B", "OPT-13B")},
-    "Llama 8B": (llama.Llama(), 8, 256),
+    "Llama 8B": (lm_step.llama(), 8, 256),
 }
 LAWS = ("rademacher", "gaussian", "sphere")
 #: Numbers of the kernels' arrays.
@@ -93,13 +92,10 @@ def plain(tree: Any) -> Any:
 def language_model(shape: Shape) -> tuple[jaxdp.LazyLoss, Any, Any]:
     """A prompt's loss, and shapes of its parameters and of a batch, in bfloat16."""
     config, rows, length = shape
-    if isinstance(config, llama.Llama):
-        loss, init = config.prompt(lm_step.WORDS), config.init
-    else:
-        model = LanguageModel(config=config, compute_dtype="bfloat16")
-        loss, init = tasks.prompt(model, lm_step.WORDS).value_fn, model._init
+    model = LanguageModel(config=config, compute_dtype="bfloat16")
+    loss = tasks.prompt(model, lm_step.WORDS).value_fn
     params = jax.eval_shape(
-        lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), init(key)),
+        lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), model._init(key)),
         jax.random.key(0),
     )
     data = jax.eval_shape(

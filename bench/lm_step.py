@@ -37,6 +37,7 @@ from bench import _harness
 from jaxdp import plans, sampling
 from jaxdp.models.language import (
     Config,
+    DecoderConfig,
     LanguageModel,
     OPTConfig,
     RobertaConfig,
@@ -396,6 +397,30 @@ def _opt(width: int, layers: int, heads: int) -> OPTConfig:
         num_attention_heads=heads,
         ffn_dim=4 * width,
         max_position_embeddings=2048,
+    )
+
+
+def llama(
+    width: int = 4096,
+    layers: int = 32,
+    heads: int = 32,
+    key_heads: int = 8,
+    inner: int = 14336,
+    vocabulary: int = 128256,
+) -> DecoderConfig:
+    """A Llama 3; that of 8 B parameters, if no widths are given."""
+    return DecoderConfig(
+        model_type="llama",
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=inner,
+        max_position_embeddings=8192,
+        rope_theta=5e5,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
     )
 
 

@@ -23,13 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 import jaxdp
 from bench import _accelerators_hlo as hlo
 from bench import _accelerators_programs as programs
 from bench import _harness, lm_step
-from bench.problems import llama
 from jaxdp import training
 from jaxdp.core import keys as keys_lib
 from jaxdp.models.language import LanguageModel, shardings
@@ -39,27 +38,10 @@ Row = _harness.Row
 MODELS: dict[str, programs.Shape] = {
     "OPT-1.3B": lm_step.LARGE["OPT-1.3B"],
     "OPT-13B": lm_step.LARGE["OPT-13B"],
-    "Llama 70B": (
-        llama.Llama(
-            hidden_size=8192, layers=80, heads=64, key_heads=8, intermediate_size=28672
-        ),
-        8,
-        256,
-    ),
+    "Llama 70B": (lm_step.llama(8192, 80, 64, 8, 28672), 8, 256),
 }
 TINY: dict[str, programs.Shape] = {
-    "tiny": (
-        llama.Llama(
-            vocab_size=512,
-            hidden_size=64,
-            layers=2,
-            heads=8,
-            key_heads=8,
-            intermediate_size=128,
-        ),
-        8,
-        16,
-    )
+    "tiny": (lm_step.llama(64, 2, 8, 8, 128, vocabulary=512), 8, 16)
 }
 #: Devices that share the records, and those that split the parameters.
 MESHES = {1: (1, 1), 8: (1, 8), 32: (4, 8)}
@@ -115,12 +97,11 @@ def built(
     shape: programs.Shape, mesh_shape: tuple[int, int]
 ) -> tuple[Any, float, float]:
     """Compiles the loop; returns it with a device's bytes of params, and a kernel's."""
-    config, rows, _ = shape
+    _, rows, _ = shape
     loss, params, data = programs.language_model(shape)
     devices = np.asarray(jax.devices()[: math.prod(mesh_shape)])
     mesh = Mesh(devices.reshape(mesh_shape), ("data", "model"))
-    rule = _llama if isinstance(config, llama.Llama) else shardings
-    places = rule(params, mesh)
+    places = shardings(params, mesh)
     params = jax.tree.map(lambda x, s: x.update(sharding=s), params, places)
     plan, stacked = lm_step.plan(rows, LAW), LanguageModel.is_stacked
     options: Any = {"stacked": stacked, "axis_name": parallel.record_axes(mesh, params)}
@@ -143,19 +124,6 @@ def built(
     kernels = jax.tree.leaves(params["layers"])
     layer = max(x.size * x.dtype.itemsize / x.shape[0] for x in kernels)
     return lowered.compile(), held, layer
-
-
-def _llama(params: Any, mesh: Mesh) -> Any:
-    """The rule of :func:`jaxdp.models.language.shardings`, for another model's names."""
-
-    def place(path: Any, leaf: Any) -> NamedSharding:
-        name = path[-1].key
-        spec: list[str | None] = [None] * leaf.ndim
-        if not name.endswith("norm"):
-            spec[-2 if name in ("output", "down") else -1] = "model"
-        return NamedSharding(mesh, PartitionSpec(*spec))
-
-    return jax.tree_util.tree_map_with_path(place, params)
 
 
 def exchanged(

@@ -27,6 +27,7 @@ from jaxdp.cli import (
 )
 from jaxdp.cli.parsing import UsageError
 from jaxdp.models.language import (
+    DecoderConfig,
     LanguageModel,
     LoRA,
     OPTConfig,
@@ -268,6 +269,73 @@ def test_other_tasks(
     given = ("--initial", home / "opt", "--out", alone / "there")
     assert run("replay", alone / "ledger.jsonl", *given) == 0
     assert weights(alone / "there") == weights(tmp_path / "model")
+
+
+@pytest.fixture
+def gemma(home: Path, tmp_path: Path) -> Path:
+    """A tiny Gemma 2 in shards of bfloat16, whose tokenizer begins texts with a token."""
+    folder, made = tmp_path / "gemma", make_tokenizer(["<pad>", "</s>", "<s>"])
+    begin = tokenizers.processors.TemplateProcessing
+    made.post_processor = begin(single="<s> $A", special_tokens=[("<s>", 2)])
+    fields = {"attn_logit_softcapping": 5.0, "sliding_window": 4, "head_dim": 4}
+    config = DecoderConfig(
+        model_type="gemma2",
+        vocab_size=made.get_vocab_size(),
+        intermediate_size=16,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        eos_token_id=(1, 3),
+        bos_token_id=2,
+        **CONFIG,
+        **fields,
+    )
+    shapes = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
+    narrow = jax.tree.map(lambda x: _random(x).astype("bfloat16"), shapes)
+    checkpoint.save(folder, config, narrow, max_shard_bytes=2000)
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+GEMMA = ("--task", "generation", "--template", "{text} It was", "--span-length", 4)
+
+
+@pytest.mark.slow  # A run, as of the other tasks.
+def test_a_decoder_in_shards_is_tuned_in_its_dtype(
+    home: Path, gemma: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = (*files(home, gemma), *GEMMA, "--dtype", "bfloat16", *QUICK)
+    assert run("finetune", *words, "--seed", 1, "--out", tmp_path / "run") == 0
+    config, params = checkpoint.load(tmp_path / "run" / "model", dtype="bfloat16")
+    assert config == checkpoint.read_config(gemma)
+    _, before = checkpoint.load(gemma, dtype="bfloat16")
+    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), params, before)
+    assert all(jax.tree.leaves(changed))
+    assert text.Tokenizer.load(tmp_path / "run" / "model").start == [2]
+    assert replayed(tmp_path / "run", capsys)["compared"].startswith("identical")
+
+
+def test_a_decoder_s_mistakes_are_named(
+    home: Path, gemma: Path, tmp_path: Path, capsys: Any
+) -> None:
+    def said(**fields: Any) -> str:
+        path = gemma / "config.json"
+        before = path.read_text()
+        path.write_text(json.dumps(json.loads(before) | fields))
+        words = (*files(home, gemma), *GEMMA, *QUICK, "--out", tmp_path / "run")
+        assert run("finetune", *words) == 2
+        path.write_text(before)
+        assert not (tmp_path / "run").exists()
+        return capsys.readouterr().err
+
+    assert "model_type must be one of 'roberta', 'opt', 'llama'" in said(
+        model_type="mamba"
+    )
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    assert "rope_scaling must be of the type" in said(rope_scaling=scaling)
+    assert "layers.1" in said(num_hidden_layers=1)
+    shard = next(iter(sorted(gemma.glob("model-00002*"))))
+    shard.unlink()
+    assert f"{shard.name} does not exist" in " ".join(said().split())
 
 
 @pytest.mark.slow  # The model's is in models/language/test_network.py.

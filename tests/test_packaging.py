@@ -126,8 +126,11 @@ def modules_in(tree: Path) -> set[str]:
     return own | {"jaxdp/" + path.relative_to(tree).as_posix() for path in kernels}
 
 
-#: What is shipped beside the modules: the type marker and the settings of a paper.
-DATA = {"jaxdp/py.typed", "jaxdp/models/language/experiments.toml"}
+#: What is shipped beside the modules: the type marker and two tables.
+DATA = {
+    "jaxdp/py.typed",
+    *(f"jaxdp/models/language/{name}.toml" for name in ("experiments", "families")),
+}
 
 
 def check_wheel(path: Path, tree: Path) -> None:

@@ -195,11 +195,10 @@ def _check_out(command: options.Finetune, out: pathlib.Path) -> None:
 
 def _model(command: options.Finetune) -> LanguageModel:
     model = language.model_of(command, command.model)
-    family = model.config.model_type
-    if command.task in finetune_options.DECODERS and family != "opt":
+    if command.task in finetune_options.DECODERS and not model.config.is_decoder:
         raise UsageError(
-            f"--task must be prompt or head with a model that is no decoder, {family}; "
-            f"got {command.task}"
+            "--task must be prompt or head with a model that is no decoder, "
+            f"{model.config.model_type}; got {command.task}"
         )
     return model
 

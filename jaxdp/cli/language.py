@@ -20,7 +20,8 @@ MODEL = "model"
 #: What a tokenizer is kept in, as far as there is each.
 _TOKENIZER = (
     *("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json"),
-    *("tokenizer_config.json", "special_tokens_map.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"),
+    *("chat_template.jinja", "generation_config.json"),
 )
 _CHECKPOINT = ("config.json", "adapters.safetensors")
 _ADAPTERS = {"lora": LoRA, "prefix": Prefix}

@@ -397,7 +397,7 @@ def train(algorithm: str = DEFAULT_ALGORITHM, **given: Any) -> Train:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finetune(Budget, Run):
-    """Fine-tune a RoBERTa or OPT checkpoint without backpropagation.
+    """Fine-tune a language model without backpropagation.
 
     The model, the records of --eval, templates, labels and all numbers are public; only
     the records of --train are private. Metrics are computed on --eval, before and while

@@ -16,7 +16,6 @@ import pytest
 
 from bench import _accelerators_programs as programs
 from bench import lm_step
-from bench.problems import llama
 from jaxdp.kernels import (
     clip,
     finite_difference,
@@ -214,18 +213,7 @@ def test_step_of_what_is_no_run(method: methods.Method) -> None:
 SMALL: dict[str, programs.Shape] = {
     "RoBERTa": (lm_step.config("20 M"), 2, 16),
     "OPT": (lm_step._opt(64, 2, 2), 2, 16),
-    "Llama": (
-        llama.Llama(
-            vocab_size=64,
-            hidden_size=64,
-            layers=2,
-            heads=4,
-            key_heads=2,
-            intermediate_size=96,
-        ),
-        2,
-        16,
-    ),
+    "Llama": (lm_step.llama(64, 2, 4, 2, 96, vocabulary=64), 2, 16),
 }
 
 

@@ -1,4 +1,4 @@
-"""RoBERTa and OPT, fine-tuned without backpropagation in the memory of inference.
+"""Language models, fine-tuned without backpropagation in the memory of inference.
 
 :mod:`~jaxdp.models.language.network` is the models, made of ``modules``; ``checkpoint``
 reads and writes Hugging Face folders, ``text`` turns records into batches, ``tasks`` are
@@ -6,8 +6,10 @@ the losses, and ``experiments`` the settings of the DPZero paper.
 """
 
 from jaxdp.models.language.config import Config as Config
+from jaxdp.models.language.config import DecoderConfig as DecoderConfig
 from jaxdp.models.language.config import OPTConfig as OPTConfig
 from jaxdp.models.language.config import RobertaConfig as RobertaConfig
+from jaxdp.models.language.config import tiny_config as tiny_config
 from jaxdp.models.language.modules import dequantised as dequantised
 from jaxdp.models.language.modules import quantised as quantised
 from jaxdp.models.language.network import LanguageModel as LanguageModel

@@ -1,8 +1,10 @@
-"""Hugging Face's names of the tensors of RoBERTa and OPT checkpoints."""
+"""Hugging Face's names of the tensors of checkpoints."""
 
 import dataclasses
 import re
 from collections.abc import Mapping
+
+from jaxdp.models.language import config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +97,44 @@ FAMILIES = {
         tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
         architectures=("OPTForCausalLM", "OPTForSequenceClassification"),
     ),
+}
+_LAYER = "model.layers.{}."
+_DECODER = {
+    "embedding/tokens": "model.embed_tokens",
+    "layers/attention/query": _LAYER + "self_attn.q_proj",
+    "layers/attention/key": _LAYER + "self_attn.k_proj",
+    "layers/attention/value": _LAYER + "self_attn.v_proj",
+    "layers/attention/qkv": _LAYER + "self_attn.qkv_proj",
+    "layers/attention/query_norm": _LAYER + "self_attn.q_norm",
+    "layers/attention/key_norm": _LAYER + "self_attn.k_norm",
+    "layers/attention/output": _LAYER + "self_attn.o_proj",
+    "layers/attention_norm": _LAYER + "input_layernorm",
+    "layers/mlp/gate": _LAYER + "mlp.gate_proj",
+    "layers/mlp/up": _LAYER + "mlp.up_proj",
+    "layers/mlp/gate_up": _LAYER + "mlp.gate_up_proj",
+    "layers/mlp/down": _LAYER + "mlp.down_proj",
+    "layers/mlp_norm": _LAYER + "post_attention_layernorm",
+    "final_norm": "model.norm",
+    "head/decoder": "lm_head",
+    "classifier/output": "score",
+}
+#: Where there are norms after each part, too.
+_NORMS_AFTER = {
+    "layers/attention_norm_after": _LAYER + "post_attention_layernorm",
+    "layers/mlp_norm": _LAYER + "pre_feedforward_layernorm",
+    "layers/mlp_norm_after": _LAYER + "post_feedforward_layernorm",
+}
+FAMILIES |= {
+    kind: Family(
+        modules=_DECODER | (_NORMS_AFTER if "norm_after" in about["parts"] else {}),
+        prefix="model.",
+        base=("embed_tokens.", "layers.", "norm."),
+        useless=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        architectures=tuple(about["classes"]),
+    )
+    for kind, about in config.FAMILIES.items()
+    if kind not in FAMILIES
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from jaxdp.models.language import _files, checkpoint
 from jaxdp.models.language._files import Path
-from jaxdp.models.language.config import Config, OPTConfig
+from jaxdp.models.language.config import Config, DecoderConfig
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -15,8 +15,8 @@ class Tokenizer:
     """A tokenizer of the package ``tokenizers`` and the special tokens of a model.
 
     RoBERTa's records begin with ``bos_token_id`` and end with ``eos_token_id``; OPT's begin
-    with ``bos_token_id``. Text never becomes a special token: ``"<mask>"`` in a record is
-    six characters.
+    with ``bos_token_id``, other decoders' with what their tokenizer begins with. Text never
+    becomes a special token: ``"<mask>"`` in a record is six characters.
 
     Attributes:
       backend: a ``tokenizers.Tokenizer``; its settings of truncation, padding and special
@@ -33,14 +33,19 @@ class Tokenizer:
     mask_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        size, limit = self.backend.get_vocab_size(), self.config.vocab_size
+        # Special tokens may lie above: no text becomes one.
+        added = self.backend.get_added_tokens_decoder().items()
+        size = self.backend.get_vocab_size(with_added_tokens=False)
+        size = max([size, *(token + 1 for token, x in added if not x.special)])
+        limit = self.config.vocab_size
         if size > limit:
             raise ValueError(
                 f"the tokenizer has {size} tokens, but vocab_size of the model is {limit}"
             )
-        for name, token in self._special.items():
-            if not 0 <= token < limit:
-                raise ValueError(f"{name} must be below {limit}, got {token}")
+        for name, tokens in self._special.items():
+            for token in tokens:
+                if not 0 <= token < limit:
+                    raise ValueError(f"{name} must be below {limit}, got {token}")
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = True  # as text, that is
@@ -61,16 +66,18 @@ class Tokenizer:
         root, config = pathlib.Path(folder), checkpoint.read_config(folder)
         settings = _settings(root)
         backend = _backend(root, bool(settings.get("add_prefix_space", False)))
-        for kind in ("pad", "bos", "eos"):
+        loose = isinstance(config, DecoderConfig)  # Chats end with other tokens.
+        for kind in ("bos",) if loose else ("pad", "bos", "eos"):
             name, token = (
                 settings.get(f"{kind}_token"),
                 getattr(config, f"{kind}_token_id"),
             )
-            if isinstance(name, str) and backend.token_to_id(name) != token:
+            found = backend.token_to_id(name) if isinstance(name, str) else token
+            if found != token and token is not None:
                 raise ValueError(
-                    f"{kind}_token {name!r} in {str(root)!r} is token "
-                    f"{backend.token_to_id(name)}, but {kind}_token_id of the model is "
-                    f"{token}: the tokenizer belongs to another model"
+                    f"{kind}_token {name!r} in {str(root)!r} is token {found}, but "
+                    f"{kind}_token_id of the model is {token}: the tokenizer belongs to "
+                    "another model"
                 )
         return cls(backend, config, backend.token_to_id(settings["mask_token"]))
 
@@ -79,25 +86,29 @@ class Tokenizer:
         root = pathlib.Path(folder)
         self.backend.save(str(root / "tokenizer.json"))
         names = {
-            kind.removesuffix("_id"): self.backend.id_to_token(token)
-            for kind, token in self._special.items()
+            kind.removesuffix("_id"): self.backend.id_to_token(tokens[0])
+            for kind, tokens in self._special.items()
+            if tokens
         }
         _files.write_json(root / "special_tokens_map.json", names)
 
     @property
     def is_decoder(self) -> bool:
         """True if the model is a decoder, which reads from left to right."""
-        return isinstance(self.config, OPTConfig)
+        return self.config.is_decoder
 
     @property
     def start(self) -> list[int]:
         """The tokens before every record."""
-        return [self.config.bos_token_id]
+        if not isinstance(self.config, DecoderConfig):
+            return [*self._special["bos_token_id"]]
+        added = self.backend.encode("", add_special_tokens=True).ids
+        return [token for token in added if token not in self.config.ends]
 
     @property
     def end(self) -> list[int]:
         """The tokens after every record."""
-        return [] if self.is_decoder else [self.config.eos_token_id]
+        return [] if self.is_decoder else [*self.config.ends]
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text as tokens, without special ones."""
@@ -105,7 +116,7 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Decodes tokens to text; special ones are left out."""
-        special = set(self._special.values())
+        special = {token for tokens in self._special.values() for token in tokens}
         kept = [int(token) for token in tokens if int(token) not in special]
         return self.backend.decode(kept, skip_special_tokens=True)
 
@@ -129,12 +140,14 @@ class Tokenizer:
         return tokens
 
     @property
-    def _special(self) -> dict[str, int]:
-        names = ("pad_token_id", "bos_token_id", "eos_token_id")
-        special = {name: getattr(self.config, name) for name in names}
-        if self.mask_token_id is not None:
-            special["mask_token_id"] = self.mask_token_id
-        return special
+    def _special(self) -> dict[str, tuple[int, ...]]:
+        config = self.config
+        one = {"pad": config.pad_token_id, "bos": config.bos_token_id}
+        one["mask"] = self.mask_token_id
+        special: dict[str, tuple[int, ...]]
+        special = {n: () if token is None else (token,) for n, token in one.items()}
+        special["eos"] = config.ends
+        return {f"{name}_token_id": tokens for name, tokens in special.items()}
 
 
 def _library() -> Any:

@@ -126,7 +126,7 @@ def read_config(folder: Path) -> Config:
     """Reads the configuration in a checkpoint folder.
 
     Raises:
-      ValueError: no ``config.json``, another family than RoBERTa and OPT, or an option
+      ValueError: no ``config.json``, an unknown family, or an option
         that is not supported, by name.
 
     Example:
@@ -181,7 +181,7 @@ def load(
     new_heads: jax.Array | None = None,
     dtype: Any = "float32",
 ) -> tuple[Config, Params]:
-    """Reads a RoBERTa or OPT checkpoint, one leaf at a time.
+    """Reads a checkpoint, one leaf at a time.
 
     Weights of other widths are rounded to ``dtype``, or widened. What the task does not
     read is dropped where it is known: poolers, tables of position numbers, further copies
@@ -213,11 +213,8 @@ def load(
       >>> import tempfile
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, checkpoint
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import LanguageModel, checkpoint, tiny_config
+      >>> config = tiny_config("opt")
       >>> shapes = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
       >>> folder = tempfile.mkdtemp()
@@ -412,11 +409,8 @@ def save(
       >>> import os, tempfile
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, checkpoint
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import LanguageModel, checkpoint, tiny_config
+      >>> config = tiny_config("opt")
       >>> shapes = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
       >>> folder = tempfile.mkdtemp()

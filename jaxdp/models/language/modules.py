@@ -1,11 +1,13 @@
-"""Flax modules of RoBERTa and OPT, and of their adapters.
+"""Flax modules of encoders and decoders, and of their adapters.
 
 Every parameter is taken where it is used, through a view that may perturb it.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +17,8 @@ import jax.numpy as jnp
 from jaxdp.core import validate
 from jaxdp.kernels.perturb import At
 from jaxdp.kernels.sphere import path_str
-from jaxdp.models.language.config import Config, OPTConfig, RobertaConfig
+from jaxdp.models.language.config import Config, RobertaConfig
+from jaxdp.models.language.rotary import rotated
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -142,11 +145,8 @@ def quantised(params: Params, dtype: Any = "int8") -> Params:
 
     Example:
       >>> import jax
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, quantised
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import LanguageModel, quantised, tiny_config
+      >>> config = tiny_config("opt")
       >>> params = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
       >>> up = jax.eval_shape(quantised, params)["layers"]["mlp"]["up"]  # Shapes alone.
       >>> up["kernel"].dtype.name, up["kernel_scale"].shape
@@ -219,23 +219,33 @@ class Dense(nn.Module):
         return y + self.view(_path(self, "bias"), bias).astype(self.dtype)
 
 
-class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis in float32, cast to the compute dtype."""
+class Norm(nn.Module):
+    """Normalisation over the last axis in float32, cast to the compute dtype.
 
-    epsilon: float
+    By mean and variance, with a bias; or by the mean square alone (Zhang and Sennrich,
+    2019), in Gemma with a scale that counts from 1.
+    """
+
+    config: Config
     dtype: Any
     view: View = as_it_is
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        offset, rms = self.config.unit_offset, self.config.rms
+        ones = nn.initializers.zeros if offset else nn.initializers.ones
+        scale = self.param("scale", ones, x.shape[-1:])
         x = x.astype(jnp.float32)
-        centred = x - _mean(x)
-        variance = _mean(jnp.square(centred))
-        y = centred * jax.lax.rsqrt(variance + self.epsilon)
-        y = y * self.view(_path(self, "scale"), scale)
-        return (y + self.view(_path(self, "bias"), bias)).astype(self.dtype)
+        centred = x if rms else x - _mean(x)
+        y = centred * jax.lax.rsqrt(
+            _mean(jnp.square(centred)) + self.config.layer_norm_eps
+        )
+        scale = self.view(_path(self, "scale"), scale)
+        y = y * (1 + scale if offset else scale)
+        if not rms:
+            bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+            y = y + self.view(_path(self, "bias"), bias)
+        return y.astype(self.dtype)
 
 
 def _mean(x: Array) -> Array:
@@ -254,7 +264,7 @@ def _path(module: nn.Module, name: str) -> str:
 
 
 class Attention(nn.Module):
-    """Multi-head attention of a sequence to itself."""
+    """Attention of a sequence to itself, with heads of queries that may share keys."""
 
     config: Config
     dtype: Any
@@ -262,27 +272,97 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, mask: Array, low_rank: Params | None, prefix: Params | None
-    ) -> Array:  # (B, L, d), (B, 1, L, L or P + L) -> (B, L, d)
-        width, heads = x.shape[-1], self.config.num_attention_heads
+        self,
+        x: Array,
+        mask: Array,
+        angles: Array | None,
+        low_rank: Params | None,
+        prefix: Params | None,
+    ) -> Array:  # (B, L, d), (B, 1, L, L or P + L), (2, L, r) -> (B, L, d)
+        config = self.config
+        widths = head_widths(config)
+        parts = _parts(self, x, widths, "qkv", config.qkv_bias)
 
-        def project(name: str) -> Array:
-            y = Dense(width, self.dtype, self.view, name=name)(x)
+        def heads(name: str) -> Array:
+            y = parts[name]
             if low_rank is not None and name in low_rank:
                 y = y + low_rank[name](x).astype(y.dtype)
+            y = y.reshape(*y.shape[:2], -1, config.head_dim)
+            if config.norm_heads and name != "value":
+                y = Norm(config, self.dtype, self.view, name=f"{name}_norm")(y)
+            if angles is not None and name != "value":
+                y = rotated(y, angles)
             if prefix is not None and name in prefix:
                 before = prefix[name].astype(y.dtype)
+                before = before.reshape(-1, *y.shape[2:])
                 before = jnp.broadcast_to(before, (x.shape[0], *before.shape))
                 y = jnp.concatenate([before, y], axis=1)
-            return y.reshape(*y.shape[:2], heads, width // heads)
+            return y
 
-        query, key, value = (project(name) for name in ("query", "key", "value"))
-        y = jax.nn.dot_product_attention(query, key, value, mask=mask)
-        return Dense(width, self.dtype, self.view, name="output")(y.reshape(x.shape))
+        query, key, value = (heads(name) for name in widths)
+        y = _attend(config, query, key, value, mask)
+        bias = config.output_bias
+        output = Dense(x.shape[-1], self.dtype, self.view, bias, name="output")
+        return output(y.reshape(*x.shape[:2], -1))
+
+
+def head_widths(config: Config) -> dict[str, int]:
+    """Returns the widths of all heads together, of queries, keys and values."""
+    keys = config.num_key_value_heads * config.head_dim
+    queries = config.num_attention_heads * config.head_dim
+    return {"query": queries, "key": keys, "value": keys}
+
+
+def _parts(
+    module: Any, x: Array, widths: Mapping[str, int], fused: str, use_bias: bool
+) -> dict[str, Array]:
+    """Projects to several widths, by a kernel for each or by one of the name ``fused``."""
+
+    def dense(name: str, width: int) -> Array:
+        return Dense(width, module.dtype, module.view, use_bias, name=name)(x)
+
+    if not module.config.fused:
+        return {name: dense(name, width) for name, width in widths.items()}
+    ends = list(itertools.accumulate(widths.values()))
+    return dict(
+        zip(widths, jnp.split(dense(fused, ends[-1]), ends[:-1], axis=-1), strict=True)
+    )
+
+
+def _attend(
+    config: Config, query: Array, key: Array, value: Array, mask: Array
+) -> Array:
+    """Computes softmax(scale query key) value, with capped scores where there is a cap."""
+    scale = 1 / math.sqrt(config.query_pre_attn_scalar or config.head_dim)
+    cap = config.attn_logit_softcapping
+    if cap is None:
+        return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale)
+    groups = query.shape[2] // key.shape[2]
+    key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
+    scores = jnp.einsum(
+        "blhd,bmhd->bhlm", query, key, preferred_element_type=jnp.float32
+    )
+    scores = capped(scores * scale, cap)
+    scores = jnp.where(mask, scores, -0.7 * jnp.finfo(jnp.float32).max)
+    shares = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("bhlm,bmhd->blhd", shares, value)
+
+
+def capped(x: Array, cap: float | None) -> Array:
+    """Squeezes numbers smoothly into (-cap, cap); None leaves them."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+_ACTIVATIONS = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
 
 
 class MLP(nn.Module):
-    """Two dense layers with RoBERTa's GELU or OPT's ReLU between them."""
+    """Two dense layers with an activation between them, or three with a gate."""
 
     config: Config
     dtype: Any
@@ -290,17 +370,19 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        up = Dense(self.config.intermediate_size, self.dtype, self.view, name="up")(x)
-        if isinstance(self.config, RobertaConfig):
-            y = jax.nn.gelu(up, approximate=False)
-        else:
-            y = jax.nn.relu(up)
+        config, inner = self.config, self.config.intermediate_size
+        widths = {"gate": inner, "up": inner} if config.gated else {"up": inner}
+        parts = _parts(self, x, widths, "gate_up", config.mlp_bias)
+        up = parts["up"]
+        y = _ACTIVATIONS[config.activation](parts.get("gate", up))
+        y = y * up if config.gated else y
+        down = Dense(x.shape[-1], self.dtype, self.view, config.mlp_bias, name="down")
         # After the product, not the activation: XLA would compute parts of that twice.
-        return Dense(x.shape[-1], self.dtype, self.view, name="down")(y, after=up)
+        return down(y, after=up)
 
 
 class Block(nn.Module):
-    """One layer; RoBERTa normalises after each part, OPT (but for one size) before."""
+    """One layer; RoBERTa normalises after each part, decoders (but for one OPT) before."""
 
     config: Config
     dtype: Any
@@ -308,43 +390,54 @@ class Block(nn.Module):
     view: View = as_it_is
 
     @nn.compact
-    def __call__(self, x: Array, mask: Array) -> Array:
+    def __call__(self, x: Array, mask: Array, angles: Array | None = None) -> Array:
         config = self.config
-        norm = functools.partial(
-            LayerNorm, config.layer_norm_eps, self.dtype, self.view
-        )
         attention = Attention(config, self.dtype, self.view, name="attention")
-        attend = lambda y: attention(y, mask, *self._adapters(y.shape[-1]))  # noqa: E731
-        mlp = MLP(config, self.dtype, self.view, name="mlp")
-        first, second = norm(name="attention_norm"), norm(name="mlp_norm")
-        if isinstance(config, OPTConfig) and config.do_layer_norm_before:
-            x = x + attend(first(x))
-            return x + mlp(second(x))
-        x = first(x + attend(x))
-        return second(x + mlp(x))
+        parts = {
+            "attention": lambda y: attention(y, mask, angles, *self._adapters()),
+            "mlp": MLP(config, self.dtype, self.view, name="mlp"),
+        }
+        for name, part in parts.items():
+            norm = Norm(config, self.dtype, self.view, name=f"{name}_norm")
+            if not config.norm_first:
+                x = norm(x + part(x))
+                continue
+            y = part(norm(x))
+            if config.norm_after:
+                y = Norm(config, self.dtype, self.view, name=f"{name}_norm_after")(y)
+            x = x + y
+        return x
 
-    def _adapters(self, width: int) -> tuple[Params | None, Params | None]:
+    def _adapters(self) -> tuple[Params | None, Params | None]:
         """Returns LoRA's updates of query and value, and the prefix of key and value."""
+        widths = head_widths(self.config)
         if isinstance(self.adapter, LoRA):
-            lora = _LowRanks(self.adapter, self.dtype, self.view, name="lora")
-            return {"query": lora.query, "value": lora.value}, None
+            queries, values = widths["query"], widths["value"]
+            of = _LowRanks(
+                self.adapter, queries, values, self.dtype, self.view, name="lora"
+            )
+            return {"query": of.query, "value": of.value}, None
         if isinstance(self.adapter, Prefix):
-            return None, _Prefixes(self.adapter, width, self.view, name="prefix")()
+            keys = widths["key"]
+            return None, _Prefixes(self.adapter, keys, self.view, name="prefix")()
         return None, None
 
 
 class _LowRanks(nn.Module):
     adapter: LoRA
+    queries: int
+    values: int
     dtype: Any
     view: View
 
     def setup(self) -> None:
-        self.query = _LowRank(self.adapter, self.dtype, self.view)
-        self.value = _LowRank(self.adapter, self.dtype, self.view)
+        self.query = _LowRank(self.adapter, self.queries, self.dtype, self.view)
+        self.value = _LowRank(self.adapter, self.values, self.dtype, self.view)
 
 
 class _LowRank(nn.Module):
     adapter: LoRA
+    width: int
     dtype: Any
     view: View
 
@@ -353,7 +446,7 @@ class _LowRank(nn.Module):
         width, rank = x.shape[-1], self.adapter.rank
         # B starts at zero, so that the model starts as it was.
         a = self.param("a", nn.initializers.normal(width**-0.5), (width, rank))
-        b = self.param("b", nn.initializers.zeros, (rank, width))
+        b = self.param("b", nn.initializers.zeros, (rank, self.width))
         a, b = self.view(_path(self, "a"), a), self.view(_path(self, "b"), b)
         y = x.astype(self.dtype) @ a.astype(self.dtype) @ b.astype(self.dtype)
         return y * (self.adapter.alpha / rank)
@@ -387,12 +480,11 @@ class Head(nn.Module):
     def __call__(self, x: Array) -> Array:
         y = Dense(self.width, self.dtype, self.view, name="dense")(x)
         y = jax.nn.gelu(y, approximate=False)
-        epsilon = self.config.layer_norm_eps
-        return LayerNorm(epsilon, self.dtype, self.view, name="norm")(y)
+        return Norm(self.config, self.dtype, self.view, name="norm")(y)
 
 
 class Classifier(nn.Module):
-    """A classification head: RoBERTa has a hidden layer, OPT has none and no bias."""
+    """A classification head: RoBERTa has a hidden layer, decoders have no bias either."""
 
     num_labels: int
     config: Config
@@ -401,7 +493,7 @@ class Classifier(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:  # (B, d) -> (B, num_labels)
-        hidden = isinstance(self.config, RobertaConfig)
+        hidden = not self.config.is_decoder
         if hidden:
             dense = Dense(x.shape[-1], self.dtype, self.view, name="dense")
             x = jnp.tanh(dense(x))

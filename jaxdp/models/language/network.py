@@ -1,4 +1,4 @@
-"""RoBERTa and OPT as pure functions of their parameters, with one scan over layers.
+"""Encoders and decoders as pure functions of their parameters, with one scan over layers.
 
 A model never holds a second copy of its parameters: each is perturbed where it is used,
 and of the tables of tokens and positions the rows that are read. Kernels have flax's
@@ -15,18 +15,20 @@ import jax.numpy as jnp
 from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At
-from jaxdp.models.language.config import Config, OPTConfig, RobertaConfig
+from jaxdp.models.language import rotary
+from jaxdp.models.language.config import Config, DecoderConfig, RobertaConfig
 from jaxdp.models.language.modules import Adapter as Adapter
 from jaxdp.models.language.modules import (
     Block,
     Classifier,
     Dense,
     Head,
-    LayerNorm,
+    Norm,
     Params,
     View,
     as_it_is,
     below,
+    capped,
     in_layer,
     with_small_leaves,
 )
@@ -40,7 +42,7 @@ ComputeDtype = Literal["float32", "bfloat16"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A RoBERTa encoder or an OPT decoder as pure functions of its parameters.
+    """A RoBERTa encoder or a decoder as pure functions of its parameters.
 
     Parameters are a nested dict, float32 as they are drawn; each leaf may be of 16 bits.
     Every function takes ``at``,
@@ -50,7 +52,7 @@ class LanguageModel:
     enters what is computed of another.
 
     Attributes:
-      config: a ``RobertaConfig`` or an ``OPTConfig``.
+      config: a ``RobertaConfig``, an ``OPTConfig`` or a ``DecoderConfig``.
       compute_dtype: of activations and matrix products. Parameters are perturbed in
         float32 and cast in the layer; normalisation, the softmax of attention, losses
         and whatever is released are float32. Products of float32 have the precision of
@@ -61,12 +63,8 @@ class LanguageModel:
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, num_parameters
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, num_parameters, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> num_parameters(shapes)
       5632
@@ -81,7 +79,7 @@ class LanguageModel:
     num_labels: int | None = None
 
     def __post_init__(self) -> None:
-        validate.instance((RobertaConfig, OPTConfig), config=self.config)
+        validate.instance(get_args(Config), config=self.config)
         validate.one_of(get_args(ComputeDtype), compute_dtype=self.compute_dtype)
         if self.adapter is not None:
             validate.instance((LoRA, Prefix), adapter=self.adapter)
@@ -111,12 +109,8 @@ class LanguageModel:
 
         Example:
           >>> import jax
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> params["embedding"]["tokens"].shape
           (50, 16)
@@ -130,24 +124,22 @@ class LanguageModel:
         table = lambda *shape: std * jax.random.normal(next(keys), shape)  # noqa: E731
         x, dtype = jnp.zeros((1, 1, width)), jnp.float32
         params: Params = {"embedding": {}, "layers": self._init_layers(next(keys))}
-        embedding, head = params["embedding"], {}
-        norm = {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
-        embedding["positions"] = table(config.position_rows, width)
+        embedding, head, size = params["embedding"], {}, config.embedding_size
+        if not isinstance(config, DecoderConfig):
+            embedding["positions"] = table(config.position_rows, width)
+        embedding["tokens"] = table(config.vocab_size, size)
+        norm = Norm(config, dtype).init(key, x)["params"]
         if isinstance(config, RobertaConfig):
-            embedding["tokens"] = table(config.vocab_size, width)
             embedding["types"] = table(config.type_vocab_size, width)
             embedding["norm"] = norm
             if self.num_labels is None:
                 head = Head(width, config, dtype).init(next(keys), x)["params"]
                 head = {**head, "bias": jnp.zeros(config.vocab_size)}
-        else:
-            size = config.embedding_size
-            embedding["tokens"] = table(config.vocab_size, size)
-            if size != width:
-                embedding["projection"] = {"kernel": table(size, width)}
-                head["projection"] = {"kernel": table(width, size)}
-            if config.do_layer_norm_before:
-                params["final_norm"] = norm
+        elif config.norm_first:
+            params["final_norm"] = norm
+        if size != width:
+            embedding["projection"] = {"kernel": table(size, width)}
+            head["projection"] = {"kernel": table(width, size)}
         if not config.tie_word_embeddings and self.num_labels is None:
             head["decoder"] = table(*embedding["tokens"].shape)
         if head:
@@ -160,10 +152,12 @@ class LanguageModel:
 
     def _init_layers(self, key: Array) -> Params:
         x = jnp.zeros((1, 1, self.config.hidden_size))
-        mask = self._attention_mask(jnp.ones((1, 1), bool))
+        _, sees, angles = self._looks(1)
+        mask = self._attention_mask(jnp.ones((1, 1), bool), sees[0])
+        turns = None if angles is None else angles[0]
 
         def one(key: Array) -> Any:
-            return self._block(as_it_is).init(key, x, mask)["params"]
+            return self._block(as_it_is).init(key, x, mask, turns)["params"]
 
         return jax.vmap(one)(jax.random.split(key, self.config.num_hidden_layers))
 
@@ -176,11 +170,8 @@ class LanguageModel:
 
         Example:
           >>> import jax
-          >>> from jaxdp.models.language import LanguageModel, LoRA, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
+          >>> from jaxdp.models.language import LanguageModel, LoRA, tiny_config
+          >>> config = tiny_config("opt")
           >>> key, plain = jax.random.key(0), LanguageModel(config=config)
           >>> params = jax.eval_shape(plain.init, key)  # Shapes alone.
           >>> model = LanguageModel(config=config, adapter=LoRA(rank=2))
@@ -221,30 +212,27 @@ class LanguageModel:
         Example:
           >>> import jax
           >>> import jax.numpy as jnp
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> tokens, mask = jnp.ones((3, 7), jnp.int32), jnp.ones((3, 7), bool)
           >>> jax.eval_shape(model.hidden, params, tokens, mask).shape
           (3, 7, 16)
         """
         x = self._embed(params["embedding"], tokens, mask, at)
-        attends = self._attention_mask(mask)
+        kinds, sees, angles = self._looks(mask.shape[1])
 
-        def layer(x: Array, scanned: tuple[Array, Params]) -> tuple[Array, None]:
+        def layer(x: Array, scanned: tuple[Array, Array, Params]) -> tuple[Array, None]:
             # Slices of the parameters are read here and never returned: a scan that
             # returned them would stack a second copy.
-            index, slices = scanned
+            index, kind, slices = scanned
             block = self._block(in_layer(at, index))
-            return block.apply({"params": slices}, x, attends), None  # pyright: ignore
+            attends = self._attention_mask(mask, sees[kind])
+            turns = None if angles is None else angles[kind]
+            return block.apply({"params": slices}, x, attends, turns), None  # pyright: ignore
 
         layers = with_small_leaves(params["layers"], at)
-        numbers = jnp.arange(self.config.num_hidden_layers)
-        x, _ = jax.lax.scan(layer, x, (numbers, layers))
+        x, _ = jax.lax.scan(layer, x, (jnp.arange(len(kinds)), kinds, layers))
         if "final_norm" in params:
             x = self._norm(params["final_norm"], "final_norm", x, at)
         if "projection" in params.get("head", {}):
@@ -270,12 +258,8 @@ class LanguageModel:
         Example:
           >>> import jax
           >>> import jax.numpy as jnp
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> last = jnp.ones((3, 16))  # Hidden states.
           >>> jax.eval_shape(model.logits, params, last).shape
@@ -300,7 +284,7 @@ class LanguageModel:
         )
         if "bias" in head:
             scores = scores + at("head/bias", head["bias"], rows=vocabulary)
-        return scores
+        return capped(scores, self.config.final_logit_softcapping)
 
     def classify(
         self,
@@ -311,7 +295,7 @@ class LanguageModel:
     ) -> Array:
         """Computes logits of the classification head: float32 (B, num_labels).
 
-        RoBERTa's reads the first token, OPT's the last.
+        RoBERTa's reads the first token, a decoder's the last.
 
         Raises:
           ValueError: the model has no such head.
@@ -319,12 +303,8 @@ class LanguageModel:
         Example:
           >>> import jax
           >>> import jax.numpy as jnp
-          >>> from jaxdp.models.language import LanguageModel, OPTConfig
-          >>> config = OPTConfig(
-          ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-          ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-          ... )
-          >>> model = LanguageModel(config=config, num_labels=2)
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"), num_labels=2)
           >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
           >>> tokens, mask = jnp.ones((3, 7), jnp.int32), jnp.ones((3, 7), bool)
           >>> jax.eval_shape(model.classify, params, tokens, mask).shape
@@ -335,7 +315,7 @@ class LanguageModel:
                 "num_labels must be given to classify with a head, got None"
             )
         x = self.hidden(params, tokens, mask, at)
-        if isinstance(self.config, RobertaConfig):
+        if not self.config.is_decoder:
             x = x[:, 0]
         else:
             last = jnp.maximum(jnp.sum(mask, axis=1) - 1, 0)
@@ -349,21 +329,24 @@ class LanguageModel:
         def look_up(name: str, rows: Array) -> Array:
             return _look_up(at, params, name, rows).astype(jnp.float32)
 
-        # Both families count from where their tables say the first position is.
-        before = 1 if isinstance(self.config, OPTConfig) else self.config.pad_token_id
-        positions = jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask + before
+        config = self.config
         x = look_up("tokens", tokens)
+        if config.unit_offset:
+            x = x * config.hidden_size**0.5
         if "projection" in params:
             x = self._project(params, "embedding", x, at)
-        x = x + look_up("positions", positions)
-        if isinstance(self.config, RobertaConfig):
+        if "positions" in params:
+            # Both families count from where their tables say the first position is.
+            before = 1 if config.is_decoder else config.padding
+            positions = jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask + before
+            x = x + look_up("positions", positions)
+        if "types" in params:
             x = x + look_up("types", jnp.zeros((1, 1), jnp.int32))
             return self._norm(params["norm"], "embedding/norm", x, at)
         return x.astype(self._dtype())
 
     def _norm(self, params: Params, path: str, x: Array, at: At) -> Array:
-        epsilon = self.config.layer_norm_eps
-        module = LayerNorm(epsilon, self._dtype(), below(path, at))
+        module = Norm(self.config, self._dtype(), below(path, at))
         return module.apply({"params": params}, x)  # pyright: ignore[reportReturnType]
 
     def _project(self, params: Params, path: str, x: Array, at: At) -> Array:
@@ -373,14 +356,24 @@ class LanguageModel:
         module = Dense(width, self._dtype(), view, use_bias=False)
         return module.apply({"params": leaves}, x)  # pyright: ignore[reportReturnType]
 
-    def _attention_mask(self, mask: Array) -> Array:
-        """Returns the attention mask: (B, L) -> bool (B, 1, L, L or P + L)."""
-        length = mask.shape[1]
-        attends = jnp.broadcast_to(
-            mask[:, None, None, :], (len(mask), 1, length, length)
-        )
-        if isinstance(self.config, OPTConfig):
-            attends = attends & jnp.tri(length, dtype=bool)
+    def _looks(self, length: int) -> tuple[Array, Array, Any]:
+        """Returns the kind of each layer, and masks (K, L, L) and angles of the kinds."""
+        looks, size = self.config.looks, self.config.head_dim
+        kinds = list(dict.fromkeys(looks))
+        back = jnp.arange(length)[:, None] - jnp.arange(length)
+        if self.config.is_decoder:
+            sees = [(back >= 0) & (back < (window or length)) for window, _ in kinds]
+        else:
+            sees = [jnp.ones((length, length), bool)]
+        angles = None
+        if isinstance(self.config, DecoderConfig):
+            angles = jnp.stack([rotary.angles(r, size, length) for _, r in kinds])
+        numbers = jnp.asarray([kinds.index(look) for look in looks])
+        return numbers, jnp.stack(sees), angles
+
+    def _attention_mask(self, mask: Array, sees: Array) -> Array:
+        """Returns a layer's mask: (B, L), (L, L) -> bool (B, 1, L, L or P + L)."""
+        attends = mask[:, None, None, :] & sees
         if isinstance(self.adapter, Prefix):
             before = ((0, 0), (0, 0), (0, 0), (self.adapter.length, 0))
             attends = jnp.pad(attends, before, constant_values=True)

@@ -15,7 +15,7 @@ _SPLIT = ("kernel", "tokens", "positions", "types", "decoder")
 
 
 def shardings(params: Any, mesh: Mesh, *, axis: str | tuple[str, ...] = "model") -> Any:
-    """Returns where to put the parameters of a RoBERTa or OPT model, to share its memory.
+    """Returns where to put the parameters of a language model, to share its memory.
 
     Kernels of attention and MLP are split by heads and units (Megatron-LM's rule, so that a
     layer adds its sums twice), tables by their columns. Leaves of layers are never split
@@ -39,11 +39,7 @@ def shardings(params: Any, mesh: Mesh, *, axis: str | tuple[str, ...] = "model")
     Example:
       >>> import jax
       >>> from jaxdp.models import language
-      >>> config = language.OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = language.LanguageModel(config=config)
+      >>> model = language.LanguageModel(config=language.tiny_config("opt"))
       >>> params = jax.eval_shape(model.init, jax.random.key(0))
       >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
       >>> places = language.shardings(params, mesh)

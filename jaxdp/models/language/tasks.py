@@ -28,7 +28,6 @@ import numpy as np
 from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At, LazyLoss
-from jaxdp.models.language.config import OPTConfig
 from jaxdp.models.language.network import LanguageModel
 from jaxdp.models.losses import softmax_cross_entropy
 
@@ -49,12 +48,8 @@ class Task:
       scores: ``scores(params, batch) -> (B, C)`` float32; None for generation.
 
     Example:
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> task = tasks.generation(LanguageModel(config=config), span_length=4)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> task = tasks.generation(LanguageModel(config=tiny_config("opt")), span_length=4)
       >>> task.name, task.scores is None
       ('generation', True)
     """
@@ -91,12 +86,8 @@ def prompt(model: LanguageModel, label_words: Sequence[int]) -> Task:
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
       >>> task = tasks.prompt(model, label_words=[7, 9])
       >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
       >>> batch = {
@@ -134,12 +125,8 @@ def head(model: LanguageModel) -> Task:
       ValueError: the model has no classification head.
 
     Example:
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> tasks.head(LanguageModel(config=config, num_labels=3)).name
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> tasks.head(LanguageModel(config=tiny_config("opt"), num_labels=3)).name
       'head'
     """
     if model.num_labels is None:
@@ -157,16 +144,12 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
     The loss is the cross-entropy over the choices of a record.
 
     Args:
-      model: an OPT decoder.
+      model: a decoder.
       span_length: the most tokens that a choice has. A constant, not read from data.
 
     Example:
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> tasks.choice(LanguageModel(config=config), span_length=4).name
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> tasks.choice(LanguageModel(config=tiny_config("opt")), span_length=4).name
       'choice'
     """
     _check_decoder(model, span_length)
@@ -183,18 +166,14 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
     """Makes the task of generation: the loss is minus the answer's mean log-likelihood.
 
     Args:
-      model: an OPT decoder.
+      model: a decoder.
       span_length: the most tokens that an answer has. A constant, not read from data.
 
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
       >>> task = tasks.generation(model, span_length=4)
       >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
       >>> mask = jnp.ones((3, 5), bool)
@@ -212,7 +191,7 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
 
 def _check_decoder(model: LanguageModel, span_length: int) -> None:
     validate.integer(span_length=span_length)
-    if not isinstance(model.config, OPTConfig):
+    if not model.config.is_decoder:
         raise ValueError(
             "model must be a decoder, whose tokens have a likelihood, got "
             f"{model.config.model_type!r}"
@@ -256,11 +235,8 @@ def predict(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=1,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> config = tiny_config("opt", num_hidden_layers=1)
       >>> model = LanguageModel(config=config, num_labels=2)
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -290,7 +266,7 @@ def generate(
     """Generates greedy continuations, int32 (n, max_new_tokens), padded after the end.
 
     Args:
-      model: an OPT decoder.
+      model: a decoder.
       params: its parameters.
       data: ``tokens`` and ``mask``; what ``span`` marks, an answer, is left out.
       max_new_tokens: the most tokens that are written.
@@ -302,12 +278,8 @@ def generate(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jaxdp.models.language import LanguageModel, OPTConfig, tasks
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=1,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
-      >>> model = LanguageModel(config=config)
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt", num_hidden_layers=1))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
       >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": jnp.ones((3, 5), bool)}
@@ -329,15 +301,15 @@ def generate(
 
 @functools.lru_cache(maxsize=32)
 def _generator(model: LanguageModel, max_new_tokens: int) -> Callable[..., Array]:
-    config = model.config
+    config, ends = model.config, np.asarray(model.config.ends, np.int32)
 
     def continued(params: Any, batch: Batch) -> Array:
         mask = batch["mask"] & ~batch["span"] if "span" in batch else batch["mask"]
         rows = jnp.arange(mask.shape[0])
         start = jnp.sum(mask, axis=1)
         more = ((0, 0), (0, max_new_tokens))
-        tokens = jnp.where(mask, batch["tokens"], config.pad_token_id)
-        tokens = jnp.pad(tokens, more, constant_values=config.pad_token_id)
+        tokens = jnp.where(mask, batch["tokens"], config.padding)
+        tokens = jnp.pad(tokens, more, constant_values=config.padding)
         mask = jnp.pad(mask, more)
 
         def write(i: Array, state: tuple[Array, Array, Array]) -> tuple:
@@ -345,10 +317,10 @@ def _generator(model: LanguageModel, max_new_tokens: int) -> Callable[..., Array
             x = model.hidden(params, tokens, mask)
             last = x[rows, jnp.maximum(start + i - 1, 0)]
             best = jnp.argmax(model.logits(params, last), axis=1).astype(jnp.int32)
-            best = jnp.where(done, config.pad_token_id, best)
+            best = jnp.where(done, config.padding, best)
             tokens = tokens.at[rows, start + i].set(best)
             mask = mask.at[rows, start + i].set(~done)
-            return tokens, mask, done | (best == config.eos_token_id)
+            return tokens, mask, done | jnp.isin(best, ends)
 
         done = jnp.zeros(mask.shape[0], bool)
         tokens, _, _ = jax.lax.fori_loop(0, max_new_tokens, write, (tokens, mask, done))

@@ -78,7 +78,7 @@ class _Template:
                 self._mask = len(self._parts)
                 self._parts.append([_mask_token(tokenizer, template)])
             elif name == "sep":
-                self._parts.append([tokenizer.config.eos_token_id])
+                self._parts.append([*tokenizer.config.ends[:1]])
             elif name:
                 self._parts.append((name, literal[len(text) :]))
         self._fixed = sum(len(part) for part in self._parts if isinstance(part, list))
@@ -153,11 +153,8 @@ def encode_classification(
 
     Example:
       >>> import tokenizers
-      >>> from jaxdp.models.language import OPTConfig, text
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import text, tiny_config
+      >>> config = tiny_config("opt")
       >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
       >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
       >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -190,7 +187,7 @@ def encode_classification(
         tokens = [*tokenizer.start, *filled, *tokenizer.end]
         _put(batch, i, tokens)
         # Without a mask the next word is asked of a decoder's last token.
-        last = len(tokens) - 1
+        last = max(len(tokens) - 1, 0)
         position[i] = last if where is None else len(tokenizer.start) + where
     return batch | ({"position": position} if marks or tokenizer.is_decoder else {})
 
@@ -232,11 +229,8 @@ def encode_choices(
 
     Example:
       >>> import tokenizers
-      >>> from jaxdp.models.language import OPTConfig, text
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import text, tiny_config
+      >>> config = tiny_config("opt")
       >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
       >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
       >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -323,11 +317,8 @@ def encode_generation(
 
     Example:
       >>> import tokenizers
-      >>> from jaxdp.models.language import OPTConfig, text
-      >>> config = OPTConfig(
-      ...     vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import text, tiny_config
+      >>> config = tiny_config("opt")
       >>> words = {"<unk>": 3, "good": 4, "bad": 5, "It": 6, "was": 7, "film": 8}
       >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
       >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -351,7 +342,7 @@ def encode_generation(
         )
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
         span = continuation(tokenizer, template, text)[: span_length - 1]
-        span = [*span, tokenizer.config.eos_token_id]
+        span = [*span, *tokenizer.config.ends[:1]]
         _put(batch, i, prompt + span, len(prompt))
     return batch
 
@@ -425,7 +416,7 @@ def _empty(
     shape: tuple[int, ...], max_length: int, tokenizer: Tokenizer, span: bool = False
 ) -> Batch:
     shape = (*shape, max_length)
-    tokens = np.full(shape, tokenizer.config.pad_token_id, np.int32)
+    tokens = np.full(shape, tokenizer.config.padding, np.int32)
     batch = {"tokens": tokens, "mask": np.zeros(shape, bool)}
     return batch | ({"span": np.zeros(shape, bool)} if span else {})
 

@@ -422,7 +422,7 @@ def test_pickled_weights_are_not_read(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("model_type", "llama"),
+        ("model_type", "gpt2"),
         ("activation_function", "gelu"),
         ("enable_bias", False),
         ("num_attention_heads", 3),

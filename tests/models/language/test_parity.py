@@ -1,5 +1,6 @@
 """Our logits and likelihoods against what `transformers` computed (see golden/)."""
 
+import dataclasses
 import functools
 import importlib.util
 import pathlib
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxdp.models.language import checkpoint, tasks
-from jaxdp.models.language.config import OPTConfig
+from jaxdp.models.language.config import FAMILIES, from_json
 from jaxdp.models.language.network import LanguageModel
 
 # Against stored outputs of other libraries; the network is in test_network.py.
@@ -45,7 +46,7 @@ def log_likelihood(
 ) -> np.ndarray:
     """Sum over the span of log p(target); a decoder's logits name the next token."""
     log_p = np.asarray(jax.nn.log_softmax(scores))
-    if isinstance(model.config, OPTConfig):
+    if model.config.is_decoder:
         log_p = np.roll(log_p, 1, axis=1)
     chosen = np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
     return np.where(span, chosen, 0).sum(axis=1)
@@ -60,8 +61,8 @@ def batches(case: str) -> list[dict[str, np.ndarray]]:
 
 
 def test_golden_files_are_small_and_all_there() -> None:
-    assert len(CASES) == 7
-    assert sum(f.stat().st_size for f in GOLDEN.rglob("*") if f.is_file()) < 300_000
+    assert len(CASES) == 21
+    assert sum(f.stat().st_size for f in GOLDEN.rglob("*") if f.is_file()) < 750_000
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,8 @@ def test_live_parity(case: str, tmp_path: pathlib.Path, record_property: Any) ->
     golden = make_golden()
     name, options = golden.CASES[case]
     larger = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 6}
+    if "num_key_value_heads" in options:  # Lists of layers, and of numbers of a head.
+        larger |= {"num_hidden_layers": 3, "num_attention_heads": 12}
     if options.get("word_embed_proj_dim") == options["hidden_size"]:
         larger["word_embed_proj_dim"] = 96
     rng = np.random.default_rng(100)
@@ -175,3 +178,30 @@ def test_live_parity(case: str, tmp_path: pathlib.Path, record_property: Any) ->
         back = golden.run(loaded.eval(), tokens, None if whole else mask)
         back = back if back.ndim == 2 else np.where(mask[..., None], back, 0)
         assert np.array_equal(back, expected["logits"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of other people's libraries
+@pytest.mark.parametrize("kind", [*FAMILIES][2:])
+def test_live_defaults(kind: str) -> None:
+    """A ``config.json`` without what may be left out says the same here and there."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 7}
+    sizes |= {"num_attention_heads": 32, "intermediate_size": 8}
+    sizes |= {"max_position_embeddings": 32}
+    theirs = transformers.AutoConfig.for_model(kind, **sizes).to_dict()
+    ours = from_json({"model_type": kind, **sizes})
+    resolved = ("layer_types", "no_rope_layers", "sliding_window")
+    for field in dataclasses.fields(ours):
+        if field.name in theirs and field.name not in resolved:
+            assert getattr(ours, field.name) == theirs[field.name], field.name
+    layers = range(ours.num_hidden_layers)
+    full = ["full_attention"] * len(layers)
+    near = theirs.get("layer_types") or full
+    near = ["sliding_attention"] * len(layers) if kind == "mistral" else near
+    turned = theirs.get("no_rope_layers") or [1] * len(layers)
+    rope = theirs["rope_parameters"]
+    for layer, (window, rotation) in zip(layers, ours.looks, strict=True):
+        wanted = theirs["sliding_window"] if "sliding" in near[layer] else None
+        base = rope.get(near[layer], rope)["rope_theta"]
+        assert window == wanted
+        assert (rotation and rotation.base) == (base if turned[layer] else None)

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jaxdp.models import show_values
 from jaxdp.models.language import network, tasks, text
-from jaxdp.models.language.config import OPTConfig, RobertaConfig
+from jaxdp.models.language.config import OPTConfig, RobertaConfig, tiny_config
 
 CORPUS = [
     "A great film, and a good one. It was great, it was good.",
@@ -144,6 +144,39 @@ def test_special_tokens_are_the_model_s(file: str, tmp_path: pathlib.Path) -> No
     (tmp_path / file).write_text(json.dumps(names))
     with pytest.raises(ValueError, match=r"pad_token '<unk>'.* is token 3.*is 1"):
         text.Tokenizer.load(tmp_path)
+
+
+def test_a_decoder_s_texts_begin_with_what_its_tokenizer_adds(
+    tmp_path: pathlib.Path,
+) -> None:
+    """And special tokens above the model's are left alone, for no text becomes one."""
+    backend = byte_level_bpe()
+    config = tiny_config(
+        "qwen2", vocab_size=backend.get_vocab_size(), eos_token_id=(EOS, PAD)
+    )
+    assert text.Tokenizer(backend, config).start == []
+    backend.add_special_tokens(["<image>"])
+    template = tokenizers.processors.TemplateProcessing
+    around = "<unk> $A </s>"
+    backend.post_processor = template(
+        single=around, special_tokens=[("<unk>", 3), ("</s>", EOS)]
+    )
+    tokenizer = text.Tokenizer(backend, config)
+    assert (tokenizer.start, tokenizer.end) == ([3], [])
+    assert len(tokenizer.encode("<image>")) > 1
+    batch = text.encode_generation(
+        tokenizer,
+        [{"text": "good", "answer": "bad"}],
+        max_length=16,
+        template="{text}",
+        answer="answer",
+        span_length=8,
+    )
+    words = [*tokenizer.encode("good"), *tokenizer.encode(" bad")]
+    assert batch["tokens"][0][batch["mask"][0]].tolist() == [3, *words, EOS]
+    backend.add_tokens(["word"])
+    with pytest.raises(ValueError, match=r"the tokenizer has .* tokens, but vocab"):
+        text.Tokenizer(backend, config)
 
 
 def test_tokenizers_that_cannot_be_read(tmp_path: pathlib.Path) -> None:

@@ -1,11 +1,12 @@
 """Makes the golden files beside it: what `transformers` computes on tiny checkpoints.
 
     pip install '.[parity]'
-    python tests/models/language/golden/make_golden.py
+    python tests/models/language/golden/make_golden.py [CASE ...]
 
 For each case a folder in Hugging Face's layout, with `config.json`, `model.safetensors`
-and `expected.npz`. All weights are random, biases and layer norms too (they start at
-zero and one, and an error in them would not show). The arrays of `expected.npz`:
+(bfloat16 for what is younger than OPT) and `expected.npz`, which is float32. All weights
+are random, biases and layer norms too (they start at zero and one, and an error in them
+would not show). The arrays of `expected.npz`:
 
     tokens (B, L) int32, mask (B, L) bool      a batch padded on the right
     logits (B, L, V) or (B, K) float32         zero where the mask is False
@@ -20,6 +21,7 @@ are the tokens, and p is given those before: the span is every token but the fir
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
@@ -51,6 +53,29 @@ OPT = SIZES | {
     "word_embed_proj_dim": 16,
     "bos_token_id": 2,
 }
+DECODER = SIZES | {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "bos_token_id": 2,
+}
+WINDOW = {"sliding_window": 4}  # shorter than the texts, as is what scaling begins at
+SCALED = {"rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
+LLAMA3 = SCALED | {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+YARN = SCALED | {"rope_type": "yarn", "original_max_position_embeddings": 512}
+LONG = {
+    "short_factor": [1.0, 2.0],
+    "long_factor": [3.0, 5.0],
+    "partial_rotary_factor": 0.5,
+}
+GEMMA = DECODER | WINDOW | {"head_dim": 6, "query_pre_attn_scalar": 10}
+NEAR, FAR = "sliding_attention", "full_attention"
 LABELS = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
 
 CASES = {
@@ -68,6 +93,55 @@ CASES = {
         OPT | {"word_embed_proj_dim": 8, "do_layer_norm_before": False},
     ),
     "opt_classifier": ("OPTForSequenceClassification", OPT | LABELS),
+    "llama": ("LlamaForCausalLM", DECODER),
+    "llama_scaled": (
+        "LlamaForCausalLM",
+        DECODER
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+        | {"rope_parameters": LLAMA3, "head_dim": 8},
+    ),
+    "llama_linear": (
+        "LlamaForCausalLM",
+        DECODER | {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+    ),
+    "llama_classifier": ("LlamaForSequenceClassification", DECODER | LABELS),
+    "mistral": ("MistralForCausalLM", DECODER | WINDOW),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        DECODER | WINDOW | {"use_sliding_window": True, "max_window_layers": 2},
+    ),
+    "qwen2_yarn": (
+        "Qwen2ForCausalLM",
+        DECODER | {"head_dim": 16, "rope_parameters": YARN},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 6}),
+    "gemma": ("GemmaForCausalLM", DECODER | {"head_dim": 6}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        GEMMA
+        | {"layer_types": [NEAR, FAR, NEAR]}
+        | {
+            "rope_parameters": {
+                NEAR: {"rope_type": "default", "rope_theta": 10.0},
+                FAR: {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+            }
+        },
+    ),
+    "phi3": ("Phi3ForCausalLM", DECODER | WINDOW),
+    "phi3_long": (
+        "Phi3ForCausalLM",
+        DECODER
+        | {"num_attention_heads": 2, "original_max_position_embeddings": 10}
+        | {"rope_parameters": LONG | {"rope_type": "longrope", "rope_theta": 100.0}},
+    ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        DECODER | WINDOW | {"use_sliding_window": True, "no_rope_layers": [1, 0, 1]},
+    ),
 }
 
 
@@ -83,6 +157,8 @@ def make_model(name: str, options: dict, rng: np.random.Generator, std: float = 
             if "norm" in key.lower() and key.endswith("weight"):
                 values += 1.0
             weight.copy_(torch.from_numpy(values.astype(np.float32)))
+            if not name.startswith(("Roberta", "OPT")):
+                weight.copy_(weight.bfloat16())  # so that they can be stored as such
     model.tie_weights()
     return model
 
@@ -122,7 +198,7 @@ def expect(model, name: str, rng: np.random.Generator, whole: bool) -> dict:
     logits = run(model, tokens, None if whole else mask)
     if name == "RobertaForMaskedLM":
         out["log_likelihood"] = log_likelihood(logits, out["targets"], out["span"])
-    if name == "OPTForCausalLM":
+    if name.endswith("ForCausalLM"):
         span = mask.copy()
         span[:, 0] = False
         out = {"targets": tokens, "span": span}
@@ -139,14 +215,18 @@ def expect(model, name: str, rng: np.random.Generator, whole: bool) -> dict:
 def main() -> None:
     torch.set_num_threads(1)
     for seed, (case, (name, options)) in enumerate(CASES.items()):
+        if sys.argv[1:] and case not in sys.argv[1:]:
+            continue
         rng = np.random.default_rng(seed)
         model = make_model(name, options, rng)
         folder = HERE / case
+        arrays = expect(model, name, rng, False) | expect(model, name, rng, True)
+        if not name.startswith(("Roberta", "OPT")):
+            model = model.bfloat16()
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        arrays = expect(model, name, rng, False) | expect(model, name, rng, True)
         np.savez_compressed(folder / "expected.npz", **arrays)
 
 

@@ -1,0 +1,169 @@
+"""Families of language models: what is read, written and computed of each.
+
+Against the golden files of the tests, tiny checkpoints of every family with the logits that
+`transformers` computed. ``lazy`` compares the bits of a lazily perturbed loss with those of
+perturbed parameters; ``memory beside a forward`` is what a step's two losses need more than
+one unperturbed forward, over the bytes of a layer.
+"""
+
+import dataclasses
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench import _harness
+from jaxdp.kernels import perturb, sphere
+from jaxdp.models.language import Config, LanguageModel, checkpoint, tasks
+from jaxdp.models.language import config as configs
+from jaxdp.models.losses import softmax_cross_entropy
+
+Row = _harness.Row
+GOLDEN = pathlib.Path(__file__).parents[1] / "tests/models/language/golden"
+CASES = {
+    "RoBERTa": ("roberta_mlm", "roberta_mlm_untied"),
+    "OPT": ("opt", "opt_untied", "opt_post_norm"),
+    "Llama 2, SmolLM, SmolLM2": ("llama", "llama_linear"),
+    "Llama 3": ("llama_scaled",),
+    "Mistral": ("mistral",),
+    "Qwen 2": ("qwen2", "qwen2_yarn"),
+    "Qwen 3": ("qwen3",),
+    "Gemma": ("gemma",),
+    "Gemma 2": ("gemma2",),
+    "Gemma 3": ("gemma3",),
+    "Phi-3": ("phi3", "phi3_long"),
+    "SmolLM3": ("smollm3",),
+}
+QUICK = ("OPT", "Llama 3")
+LAYERS, WIDTH = 9, 128
+
+
+def run(quick: bool) -> list[Row]:
+    """Rows of every family, or of two."""
+    return [row for name in (QUICK if quick else CASES) for row in rows_of(name)]
+
+
+def rows_of(name: str) -> list[Row]:
+    """Rows of one family."""
+    folders = [GOLDEN / case for case in CASES[name]]
+    model, params = load(folders[0])
+    kind = model.config.model_type
+    said = {
+        "loads": (True, kind),
+        "saves": (all(map(saves, folders)), "to the bit"),
+        "lazy": (is_lazy(model, params), "to the bit"),
+    }
+    rows = [
+        Row(name, x, float(ok), "", note=yes if ok else "no")
+        for x, (ok, yes) in said.items()
+    ]
+    rows.append(Row(name, "parity error", max(map(parity, folders)), ""))
+    return [*rows, Row(name, "memory beside a forward", memory(model.config), "layers")]
+
+
+def load(folder: pathlib.Path) -> tuple[LanguageModel, Any]:
+    """Returns a golden model, and its parameters in float32."""
+    config, params = checkpoint.load(folder)
+    return LanguageModel(config=config), params
+
+
+def parity(folder: pathlib.Path) -> float:
+    """Returns the largest difference from the logits of transformers."""
+    model, params = load(folder)
+    logits = jax.jit(lambda p, t, m: model.logits(p, model.hidden(p, t, m)))
+    with np.load(folder / "expected.npz") as file:
+        stored = dict(file)
+    whole = stored["whole_tokens"]
+    padded = logits(params, stored["tokens"], stored["mask"])
+    errors = (
+        jnp.where(stored["mask"][..., None], padded - stored["logits"], 0),
+        logits(params, whole, np.ones(whole.shape, bool)) - stored["whole_logits"],
+    )
+    return float(max(jnp.max(jnp.abs(error)) for error in errors))
+
+
+def saves(folder: pathlib.Path) -> bool:
+    """Returns True if what is saved is what was stored, in the dtype of the files."""
+    dtype = "float32" if folder.name.startswith(("roberta", "opt")) else "bfloat16"
+    config, params = checkpoint.load(folder, dtype=dtype)
+    with tempfile.TemporaryDirectory() as home:
+        checkpoint.save(home, config, params, max_shard_bytes=4000)
+        again, loaded = checkpoint.load(home, dtype=dtype)
+    same = jax.tree.map(lambda a, b: bool(jnp.all(a == b)), params, loaded)
+    return again == config and all(jax.tree.leaves(same))
+
+
+def loss_of(model: LanguageModel) -> Any:
+    """Returns the lazy loss of the token at a position, for encoders too."""
+    if model.config.is_decoder:
+        return tasks.generation(model, span_length=2).value_fn
+
+    def loss(params: Any, batch: Any, at: perturb.At) -> jax.Array:
+        x = model.hidden(params, batch["tokens"], batch["mask"], at)[:, 1]
+        return softmax_cross_entropy(model.logits(params, x, at), batch["tokens"][:, 1])
+
+    return perturb.LazyLoss(loss)
+
+
+def batch() -> dict[str, jax.Array]:
+    """Returns records of three lengths, of which the last two tokens are an answer."""
+    lengths = jnp.asarray([12, 7, 4])[:, None]
+    mask = jnp.arange(12) < lengths
+    tokens = jax.random.randint(jax.random.key(0), mask.shape, 5, 40)
+    return {
+        "tokens": tokens,
+        "mask": mask,
+        "span": mask & (jnp.arange(12) >= lengths - 2),
+    }
+
+
+def one_direction(params: Any) -> sphere.Direction:
+    """Returns one Rademacher direction."""
+    law, stacked = "rademacher", LanguageModel.is_stacked
+    rows = sphere.directions(jax.random.key(1), params, law=law, stacked=stacked)
+    return sphere.select(rows, 0)
+
+
+def is_lazy(model: LanguageModel, params: Any) -> bool:
+    """Returns True if lazy losses have the bits of those of perturbed parameters."""
+    loss, data, scale = loss_of(model), batch(), jnp.float32(0.05)
+    one = one_direction(params)
+    got = jax.jit(lambda p, s: perturb.losses_at(loss, p, data, one, s))(params, scale)
+    moved = jax.jit(lambda p, s: perturb.perturb(p, one, s))(params, scale)
+    return bool(jnp.all(got == jax.jit(loss)(moved, data)))
+
+
+def memory(tiny: Config) -> float:
+    """Returns the layers that a step's two losses need beside a forward."""
+    wide = widened(tiny)
+    model = LanguageModel(config=wide)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    loss, data = loss_of(model), batch()
+
+    def slopes(params: Any) -> jax.Array:
+        one, radius = one_direction(params), jnp.float32(0.01)
+        ahead = perturb.losses_at(loss, params, data, one, radius)
+        return ahead - perturb.losses_at(loss, params, data, one, -radius, after=ahead)
+
+    step, forward = (
+        _harness.temp_bytes(jax.jit(fn).lower(shapes).compile())
+        for fn in (slopes, lambda params: loss(params, data))
+    )
+    layer = sum(4 * x.size // LAYERS for x in jax.tree.leaves(shapes["layers"]))
+    return (step - forward) / layer
+
+
+def widened(tiny: Config) -> Config:
+    """Returns a configuration of the same family with layers that are worth counting."""
+    fields = tiny.to_json()
+    wider = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+    wider |= dict.fromkeys(("intermediate_size", "ffn_dim"), 2 * WIDTH)
+    wider |= {"word_embed_proj_dim": WIDTH, "num_attention_heads": 4}
+    fields |= {name: value for name, value in wider.items() if name in fields}
+    for name in ("layer_types", "no_rope_layers"):
+        if fields.get(name):
+            fields[name] = fields[name] * (LAYERS // tiny.num_hidden_layers)
+    return dataclasses.replace(configs.from_json(fields), vocab_size=64)
