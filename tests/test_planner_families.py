@@ -160,7 +160,7 @@ def test_tables_are_chosen_by_the_rule_of_synthesize(monkeypatch: Any) -> None:
 def test_near_errors_are_decided_by_passes() -> None:
     def game(name: str, error: float, passes: float) -> planner.PlannedGame:
         made: Any = planner.PlannedGame
-        return made(name, None, None, None, passes, 0.1, error, 0.0, "", lambda x: x)
+        return made(name, *[None] * 4, passes, 0.1, error, 0.0, "", lambda x: x)
 
     dear, cheap = game("a", 0.100, 240), game("b", 0.101, 3)
     assert planner._ranked([dear, cheap], "error", 1.02)[0] == (cheap, dear)

@@ -64,6 +64,7 @@ class PlannedGame:
       name: of the family, and how it reads the records.
       plan: with noise for the budget.
       optimizer: of :func:`jaxdp.fit`; None where the plan makes the steps itself.
+      learning_rate: step size of both players; None where the plan makes the steps.
       start: the params that :func:`jaxdp.fit` starts from.
       num_passes: gradients of each record in the whole run, times three.
       noise: deviation of what privacy adds to a coordinate of the run's mean gradient. A
@@ -77,6 +78,7 @@ class PlannedGame:
     name: str
     plan: Any
     optimizer: optax.GradientTransformation | None
+    learning_rate: float | None
     start: Any
     num_passes: float
     noise: float

@@ -51,6 +51,8 @@ _MOST_GRADIENTS = 80
 ERROR = "predicted error"
 #: Deviation of Gumbel noise over its scale.
 _GUMBEL = math.pi / math.sqrt(6)
+#: Whose mean stands for a point of a run.
+_VERTICES = 8
 #: Width and steps of the search for a best answer.
 _TOLERANCE, _ANSWER_STEPS = 1e-3, 500
 #: Student's quantile of a mean of the rehearsals.
@@ -65,6 +67,7 @@ class _Trial(NamedTuple):
     num_gradients: float
     noise: float
     optimizer: Any = None
+    learning_rate: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +77,7 @@ class Players:
     problem: VertexGradients
     points: tuple[jax.Array, ...]
     records: Any
-    budget: dict[str, float]
+    budget: dict[str, Any]
     shared: dict[str, Any]  # num_examples and relation
     most: float  # gradients of each record
 
@@ -94,26 +97,44 @@ class Players:
         """Numbers of vertices."""
         return [domain.num_vertices for domain in self.domains]
 
-    def gradients(self) -> list[jax.Array]:
-        """Computes the records' gradients at the start by each point, (B, p) each."""
+    def gradients(self, points: tuple[jax.Array, ...]) -> list[jax.Array]:
+        """Computes the records' gradients by each of the points, (B, p) each."""
 
         def loss(points: Any, record: Any) -> jax.Array:
             return self.problem(*points, one_record(record))[0]
 
-        rows = jax.vmap(jax.grad(loss), (None, 0))(self.points, self.records)
+        rows = jax.vmap(jax.grad(loss), (None, 0))(points, self.records)
         ok = jnp.ones(num_rows(self.records), bool)
         for part in rows:
             ok = ok & jnp.isfinite(part).all(axis=1)
         return [part[ok] for part in rows]
 
     def half_ranges(self) -> list[float]:
-        """Computes the median half range of the vertex gradients, of each player."""
-        found = []
-        for domain, rows in zip(self.domains, self.gradients(), strict=True):
-            rows, _ = vertex_rows(domain, rows, jnp.ones(len(rows), bool))
-            sizes = jnp.max(jnp.abs(rows - middle(domain, rows)), axis=1)
-            found.append(_median(sizes))
-        return found
+        """Computes the median half range of the vertex gradients, of each player.
+
+        At the start; where nothing varies there, at the mean of a few vertices.
+        """
+        at_start = [_half_ranges(self, i, self.points) for i in range(len(self.points))]
+        if all(at_start):
+            return at_start
+        rng = np.random.default_rng(0)
+        some = [
+            np.bincount(rng.integers(m, size=_VERTICES), minlength=m) / _VERTICES
+            for m in self.dims
+        ]
+        pairs = zip(self.domains, some, strict=True)
+        points = tuple(
+            domain.point(jnp.asarray(one, jnp.float32)) for domain, one in pairs
+        )
+        found = [
+            size or _half_ranges(self, i, points) for i, size in enumerate(at_start)
+        ]
+        return [_positive(size) for size in found]
+
+    def gradient_clip(self) -> float:
+        """Computes a third of the median norm of the gradients by all points."""
+        rows = jnp.concatenate(self.gradients(self.points), axis=1)
+        return _GRADIENT_CLIP * _positive(_median(jnp.linalg.norm(rows, axis=1)))
 
     def mean_loss(self, *points: jax.Array) -> jax.Array:
         """Computes the mean loss of the records; one that is not finite counts zero."""
@@ -125,8 +146,11 @@ class Players:
         """Computes the gap on the records, or the loss of one player."""
         if len(points) == 1:
             return self.mean_loss(*points)
-        limits = *self.domains, _TOLERANCE, _ANSWER_STEPS
-        low, high, below, above, *_ = ends(self.mean_loss, *points, *limits)
+        (x, y), (over_x, over_y) = points, self.domains
+        limits = _TOLERANCE, _ANSWER_STEPS
+        low, high, below, above, *_ = ends(
+            self.mean_loss, x, y, over_x, over_y, *limits
+        )
         return (-below - low + jnp.maximum(-above - high, 0)) / 2
 
     @functools.cached_property
@@ -163,7 +187,7 @@ def players(
     problem: VertexGradients,
     params: Any,
     records: Any,
-    budget: dict[str, float],
+    budget: dict[str, Any],
     shared: dict[str, Any],
     num_passes: float | None,
 ) -> Players:
@@ -193,14 +217,24 @@ def players(
     return Players(problem, points, few, budget, shared, most)
 
 
+def _half_ranges(of: Players, i: int, points: tuple[jax.Array, ...]) -> float:
+    """Computes the median half range of a player's vertex gradients."""
+    domain, rows = of.domains[i], of.gradients(points)[i]
+    rows, _ = vertex_rows(domain, rows, jnp.ones(len(rows), bool))
+    return _median(jnp.max(jnp.abs(rows - middle(domain, rows)), axis=1))
+
+
 def _median(sizes: jax.Array) -> float:
-    found = float(jnp.median(sizes)) if sizes.size else 0.0
-    if not found > 0:
+    return float(jnp.median(sizes)) if sizes.size else 0.0
+
+
+def _positive(size: float) -> float:
+    if not size > 0:
         raise ValueError(
             "records must have finite gradients that are not all equal at params; the "
-            f"median of what they contribute is {found:.3g}"
+            f"median of what they contribute is {size:.3g}"
         )
-    return found
+    return size
 
 
 # --- rehearsals --------------------------------------------------------------------
@@ -247,11 +281,16 @@ def _drawn(of: Players, plan: Any, num_gradients: float) -> _Trial:
     return _Trial(plan, np.array(errors), num_gradients, noise)
 
 
-def _descended(of: Players, plan: Any, num_gradients: float) -> _Trial:
-    """Rehearses DP-SGDA with several step sizes, and returns the best."""
+def usual_step(of: Players, plan: Any) -> float:
+    """Returns the step size of theory for a ``DPGD`` of both players."""
     dim = sum(map(len, of.points))
     longest = math.hypot(plan.l2_clip_norm, math.sqrt(dim) * plan.noise_std)
-    usual = math.sqrt(2 / plan.num_steps) / longest
+    return math.sqrt(2 / plan.num_steps) / longest
+
+
+def _descended(of: Players, plan: Any, num_gradients: float) -> _Trial:
+    """Rehearses DP-SGDA with several step sizes, and returns the best."""
+    usual = usual_step(of, plan)
 
     def optimizer(rate: Any) -> Any:
         x, y = of.domains
@@ -269,9 +308,9 @@ def _descended(of: Players, plan: Any, num_gradients: float) -> _Trial:
         check_isolation=False,
     )
     i = int(np.argmax(np.nan_to_num(found.means, nan=-np.inf)))
-    made = optimizer(found.settings[i]["rate"])
+    rate = found.settings[i]["rate"]
     noise = plan.noise_std / math.sqrt(plan.num_steps)
-    return _Trial(plan, -found.scores[i], num_gradients, noise, made)
+    return _Trial(plan, -found.scores[i], num_gradients, noise, optimizer(rate), rate)
 
 
 def _climbed(trial: Callable[[int], _Trial], start: int, most: int) -> _Trial:
@@ -310,6 +349,7 @@ def _planned(of: Players, found: _Trial, name: str, proven: str) -> PlannedGame:
         name=name,
         plan=found.plan,
         optimizer=found.optimizer,
+        learning_rate=found.learning_rate,
         start=start,
         num_passes=3 * found.num_gradients,
         noise=found.noise,
@@ -321,7 +361,8 @@ def _planned(of: Players, found: _Trial, name: str, proven: str) -> PlannedGame:
 
 
 def _of_one(points: tuple[jax.Array, ...]) -> Any:
-    return points if len(points) > 1 else points[0]
+    (first, *more) = points
+    return points if more else first
 
 
 def _once(of: Players, num_steps: int) -> dict[str, Any]:
@@ -385,8 +426,7 @@ def _bias_reduced(of: Players) -> _Trial | None:
 def _sgda(of: Players, sampler: Callable[[int], Any], most: int) -> _Trial | None:
     if any(isinstance(domain, Polytope) for domain in of.domains):
         return None  # Nothing projects on one.
-    rows = jnp.concatenate(of.gradients(), axis=1)
-    clip = _GRADIENT_CLIP * _median(jnp.linalg.norm(rows, axis=1))
+    clip = of.gradient_clip()
 
     def trial(count: int) -> _Trial:
         plan = plans.DPGD(

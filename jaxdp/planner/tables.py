@@ -8,7 +8,7 @@ from jaxdp.saddle.oracles.queries import Marginals
 
 
 def candidates(
-    queries: Marginals, budget: dict[str, float], shared: dict[str, Any]
+    queries: Marginals, budget: dict[str, Any], shared: dict[str, Any]
 ) -> tuple[tuple[PlannedTable, ...], str]:
     """Plans of every method, the one of :func:`.synthesis.chosen` first; and why."""
     first = synthesis.planned(queries, **shared, **budget)
