@@ -1032,6 +1032,7 @@ def test_recommend_of_a_table_is_what_synthesize_takes(
     assert "--degree is for --bins only" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # Some ten seconds: two programs of forty runs each.
 def test_recommend_of_groups_prints_a_command_that_trains(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -32,7 +32,6 @@ from jaxdp.core.averaging import polyak_output
 from jaxdp.core.keys import Keys
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.kernels.polytope import Polytope, Simplex
-from jaxdp.metrics.duality_gap import duality_gap, ends
 from jaxdp.planner.planned import PlannedGame
 from jaxdp.saddle.descent_ascent import descent_ascent
 from jaxdp.saddle.oracles.linear_model import LinearModel
@@ -146,6 +145,8 @@ class Players:
         """Computes the gap on the records, or the loss of one player."""
         if len(points) == 1:
             return self.mean_loss(*points)
+        from jaxdp.metrics.duality_gap import ends  # Brings scipy.
+
         (x, y), (over_x, over_y) = points, self.domains
         limits = _TOLERANCE, _ANSWER_STEPS
         low, high, below, above, *_ = ends(
@@ -162,6 +163,8 @@ class Players:
         """Computes the least loss of a single player; 0 of two, whose gap has it."""
         if len(self.points) == 2:
             return 0.0
+        from jaxdp.metrics.duality_gap import duality_gap  # Brings scipy.
+
         found = duality_gap(
             lambda x, y: self.mean_loss(x) * y[0],
             self.points[0],
