@@ -487,7 +487,7 @@ def _frank_wolfe(of: Players, whole: bool) -> _Trial | None:
         ).calibrate(**of.budget)
         return _drawn(of, plan, count if whole else 1)
 
-    return _over_clips(trial, 16, most)
+    return _over_clips(trial, 64 if whole else 16, most)
 
 
 _NUMBERS = "none at these numbers; certified() has a bound"
