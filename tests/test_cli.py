@@ -25,6 +25,7 @@ from jaxdp import accounting, models, planner, plans, sampling, training
 from jaxdp.cli import budget, main, options, parser, prepare, recipes, train
 from jaxdp.cli import task as tasks
 from jaxdp.cli.parsing import UsageError, flag
+from jaxdp.planner import problems
 from jaxdp.training import budgets, ledger
 from tests.training import kills
 
@@ -1035,3 +1036,46 @@ def test_recommend_prints_a_command_that_trains(
     assert (found["algorithm"], found["num_passes"]) == ("dpzero", 80)
     assert run("recommend", *words, "--num-passes", 1) == 2
     assert "--num-passes must be at least 3" in capsys.readouterr().err
+
+
+def test_recommend_of_a_table_is_what_synthesize_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bins = tmp_path / "bins.json"
+    bins.write_text('{"a": {"edges": [0, 1, 2, 3]}, "b": {"values": ["x", "y"]}}')
+    words = ("recommend", "--bins", bins, "--epsilon", 1)
+    assert run(*words, "--num-examples", 5000) == 0
+    said = capsys.readouterr().out
+    assert "Recommendation: MWEM" in said
+    assert "jaxdp synthesize --method marginals --degree 2" in said
+    assert run(*words, "--num-examples", 5000, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    methods = [one["method"] for one in found["candidates"]]
+    assert methods[0] == "marginals" and len(methods) == 3
+    assert run(*words) == 2
+    assert "--num-examples must be given with --bins" in capsys.readouterr().err
+    assert run(*words, "--num-examples", 9, "--num-passes", 9) == 2
+    assert "--num-passes is for a data set" in capsys.readouterr().err
+    assert run("recommend", "--degree", 2) == 2
+    assert "--degree is for --bins only" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # Some ten seconds: two programs of forty runs each.
+def test_recommend_of_groups_prints_a_command_that_trains(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one family alone: each has to be compiled for every number of steps."""
+    few = {x: make for x, make in problems._GAMES.items() if "full" in x[0]}
+    monkeypatch.setattr(problems, "_GAMES", few)
+    words = ("--dataset", "diabetes", "--group", "sex")
+    assert run("recommend", *words, "--num-passes", 12) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("jaxdp train saddle --group sex ")
+    assert "--method descent_ascent" in line and "--one-pass" not in line
+    trained = line.removeprefix("jaxdp ").partition(" and the options")[0].split()
+    more = ("--dataset", "diabetes", "--seed", 0, "--quiet", "--out", tmp_path / "run")
+    assert run(*trained, *more) == 0
+    assert run("recommend", *words, "--model", "mlp") == 2
+    assert "--model must be linear with --group" in capsys.readouterr().err

@@ -53,6 +53,17 @@ RUNS: dict[str, tuple[str, str, str]] = {
         "--num-steps 4 --num-draws 2 --radius 2 --clip-x .5 --step-ratio .3",
         "--dataset diabetes --group sex --epsilon 3 --group-probabilities .6,.4",
     ),
+    "descent_ascent": (
+        "saddle",
+        "--method descent_ascent --num-steps 4 --radius 2 --l2-clip-norm .4 "
+        "--learning-rate .2",
+        "--dataset diabetes --group sex --epsilon 3 --group-probabilities .6,.4",
+    ),
+    "frank_wolfe": (
+        "saddle",
+        "--method frank_wolfe --one-pass --num-steps 4 --radius 2 --clip-x .5",
+        "--dataset diabetes --group sex --epsilon 3",
+    ),
     "sosp": (
         "sosp",
         "--num-steps 60 --rank 1 --accuracy .07 --failure-probability .2 "
@@ -545,6 +556,69 @@ def test_groups_of_a_file(tmp_path: Path) -> None:
     zero = jax.tree.map(np.zeros_like, task.init(jax.random.key(0)))
     assert task.errors_fn is not None
     assert np.asarray(task.errors_fn(zero)).shape == (2,)
+
+
+def test_methods_of_saddle_reach_their_plans(folders: Any) -> None:
+    descent = planned(folders("descent_ascent"))
+    assert isinstance(descent, plans.DPGD)
+    assert isinstance(descent.sampling, sampling.FullBatch)
+    assert (descent.num_steps, descent.l2_clip_norm) == (4, 0.4)
+    wolfe = planned(folders("frank_wolfe"))
+    assert isinstance(wolfe, plans.FrankWolfe)
+    assert (wolfe.dim, wolfe.sampling) == (2 * 11 * 2, sampling.SinglePass(88))
+    odds = np.exp(2.0)  # As of the game, but every record counts the same.
+    assert wolfe.linf_clip_norm == pytest.approx(0.5 * 2 * odds / (1 + odds))
+    for name in ("descent_ascent", "frank_wolfe"):
+        folder = folders(name)
+        report = reported(folder)
+        with np.load(folder / train.PARAMS) as file:
+            kernel, bias = file["Dense_0/kernel"], file["Dense_0/bias"]
+            assert ("group_weights" in file) == (name == "descent_ascent")
+        x, y = above(models.load("diabetes"), DIABETES_THRESHOLD).test
+        accuracy = np.mean(np.argmax(x @ kernel + bias, axis=1) == y)
+        assert accuracy == pytest.approx(report["test_accuracy"], abs=1e-6)
+        ball = np.abs(kernel / 2).sum() + np.abs(bias + kernel.sum(axis=0) / 2).sum()
+        assert ball <= 2.0 * (1 + 1e-5)
+        assert set(report["test_group_errors"]) == {"sex 1", "sex 2"}
+
+
+def test_numbers_of_saddle_s_methods_come_from_held_out_records() -> None:
+    command = options.Saddle(dataset="wine", group="class", method="descent_ascent")
+    job = prepare.prepare(dataclasses.replace(command, seed=0))
+    recipe = job.recipe
+    assert job.plan.l2_clip_norm == recipe["l2_clip_norm"] > 0
+    assert recipe["learning_rate"] > 0 and recipe["num_steps"] == 64
+    # Private records decide none of them: others give the same.
+    assert job.task.public[0].shape == (36, 13)
+    alone = options.Saddle(dataset="wine", method="frank_wolfe", seed=0)
+    job = prepare.prepare(alone)
+    assert (job.plan.num_steps, job.task.groups) == (16, None)
+    assert 0 < job.recipe["clip_x"] <= 1
+    assert job.plan.epsilon() <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--l2-clip-norm 1", "--l2-clip-norm is for --method descent_ascent only"),
+        (
+            "--method descent_ascent --num-draws 2",
+            "--num-draws is for --method mirror_descent only",
+        ),
+        (
+            "--method descent_ascent --clip-x 1",
+            "--clip-x is for --method mirror_descent or frank_wolfe only",
+        ),
+        ("--one-pass", "--one-pass is for the other methods only"),
+    ],
+    ids=["clip", "draws", "share", "pass"],
+)
+def test_options_of_another_method_are_refused(
+    words: str, said: str, capsys: Any
+) -> None:
+    line = f"train saddle --dataset diabetes --group sex {words}"
+    assert run(*line.split()) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_saddle_needs_groups(capsys: Any) -> None:

@@ -33,8 +33,8 @@ LAYERS = {
     "training": 6,
     "metrics": 7,
     "tuning": 7,
-    "planner": 7,
     "data": 7,
+    "planner": 8,
     "models": 8,
     "auditing": 8,  # imports data.users
     "": 9,  # jaxdp/__init__.py, which names what is public

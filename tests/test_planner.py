@@ -143,7 +143,7 @@ def test_near_methods_are_chosen_by_cost() -> None:
     )
     dear = made(plan, empty, 1.0, 100.0, 0.20, 0.0)
     cheap = made(dataclasses.replace(plan, num_steps=4), empty, 1.0, 10.0, 0.21, 0.0)
-    ranked, reason = planner._ranked([dear, cheap])
+    ranked, reason = planner._ranked([dear, cheap], "error", 1.1)
     assert ranked == (cheap, dear) and "fewer passes" in reason
 
 

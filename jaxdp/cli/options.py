@@ -31,6 +31,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 #: Those that a language model draws where it needs them.
 LAZY_DIRECTIONS = ("rademacher", "gaussian", "sphere")
 SAMPLING = ("poisson", "fixed-size", "full")
+#: Of ``train saddle``.
+GAME_METHODS = ("mirror_descent", "descent_ascent", "frank_wolfe")
 DEFAULT_EPSILON = 2.0
 DEFAULT_DELTA = 1e-5
 
@@ -326,29 +328,49 @@ class O2NC(Budget, Groups, Model, Train):
 class Saddle(Budget, Groups, Train):
     """Train a linear model so that the loss of the worst --group is small.
 
-    In one pass, by mirror descent against weights of the groups.
+    By mirror descent against weights of the groups, in one pass. Descent and ascent
+    (DP-SGDA) plays the same game by noised gradients; frank_wolfe minimises the mean loss
+    of all records in the same l1 ball. These two read all records in every step.
     """
 
     algorithm: ClassVar[str] = "saddle"
     module: ClassVar[str] = "saddle"
 
+    method: str = opt(
+        p.choice(*GAME_METHODS), "How the problem is solved.", default=GAME_METHODS[0]
+    )
     group_probabilities: Any = opt(
         p.SHARES, "Public shares of the groups; not of private records.", "all alike"
     )
-    num_steps: Int = opt(INTEGER, "Each draws vertices.", "root of the records")
+    num_steps: Int = opt(
+        INTEGER, "Of a method, in its order.", "root of the records; 64; 16"
+    )
+    one_pass: bool = switch(
+        "Of the two methods that read all records: each record in one step alone."
+    )
     num_draws: Int = opt(
         INTEGER._replace(check=functools.partial(validate.integer, at_most=2**20)),
-        "Drawn vertices that the point of a gradient is the mean of.",
+        "mirror_descent: drawn vertices that the point of a gradient is the mean of.",
         "recipe",
     )
     radius: Num = opt(POSITIVE, "Of the l1 ball that all parameters are in.", "recipe")
     clip_x: Num = opt(
         POSITIVE,
         "Bound on a record's gradient by the parameters, over that which --radius implies.",
-        "recipe",
+        "recipe; of frank_wolfe by the held-out records",
     )
     step_ratio: Num = opt(
-        POSITIVE, "How far scores of groups move beside those of parameters.", "recipe"
+        POSITIVE,
+        "mirror_descent: how far scores of groups move beside those of parameters.",
+        "recipe",
+    )
+    l2_clip_norm: Num = opt(
+        POSITIVE,
+        "descent_ascent: bound on a record's gradient by parameters and groups.",
+        "by the held-out records",
+    )
+    learning_rate: Num = opt(
+        POSITIVE, "descent_ascent: step size.", "by noise and clip"
     )
 
 
@@ -599,11 +621,13 @@ class Audit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recommend(Budget, Model, Data):
+class Recommend(Budget, Groups, Model, Data):
     """Choose method, clip, step size and steps for a data set.
 
     They follow from the budget, the number of records, and the scale of the loss on the
     held-out records, which count as public. No private record is read, nothing is spent.
+    With --group it is the game of jaxdp train saddle; with --bins, the table of jaxdp
+    synthesize, of which bins and number of records say all.
     """
 
     relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
@@ -614,6 +638,9 @@ class Recommend(Budget, Model, Data):
         "240 for gradients, 8000 for slopes",
     )
     batch_size: Int = opt(COUNT, "Expected records of a step.", "all")
+    bins: MaybePath = opt(p.PATH, "Bins of a table, as jaxdp synthesize reads them.")
+    degree: tuple[int, ...] | None = opt(p.DEGREES, "With --bins: of a query.", "2")
+    num_examples: Int = opt(COUNT, "With --bins: private records.")
     show_values: bool = switch("Let error messages quote what is in the files.")
     json: bool = switch("Print one JSON object.")
 

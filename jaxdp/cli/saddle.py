@@ -1,4 +1,4 @@
-"""Games against groups of records: ``jaxdp train saddle``."""
+"""Games against groups of records, and the mean loss: ``jaxdp train saddle``."""
 
 import functools
 import math
@@ -12,11 +12,15 @@ import numpy as np
 
 from jaxdp import models, plans, sampling
 from jaxdp.cli import options, plots, recipes
-from jaxdp.cli.parsing import UsageError, usage
+from jaxdp.cli.parsing import UsageError, refuse, usage
 from jaxdp.cli.steps import given, recipe_name
 from jaxdp.cli.task import Chosen, Task, of_network
 from jaxdp.core import validate
 from jaxdp.core.keys import Keys
+from jaxdp.models.groups import convex_model
+from jaxdp.planner import problems
+from jaxdp.saddle.descent_ascent import descent_ascent
+from jaxdp.saddle.oracles.problem import Problem
 
 #: Step sizes of which only the ratio counts, before they are calibrated.
 _TINY = 1e-6
@@ -41,6 +45,18 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Numbers of the other methods, for any budget; steps read all records.
+_STEPS = {"descent_ascent": 64, "frank_wolfe": 16}
+#: Step size of descent and ascent over that of theory, which is for the worst case.
+_LONGER = 10.0
+#: Options that one method alone has, and those that another lacks.
+_OWN = {
+    "mirror_descent": ("num_draws", "step_ratio"),
+    "descent_ascent": ("l2_clip_norm", "learning_rate"),
+}
+_CLIPPED = ("mirror_descent", "frank_wolfe")
+
+
 class Players(NamedTuple):
     """Sizes and gradient bounds of a two-player problem, for a ``plans.Saddle``."""
 
@@ -57,31 +73,188 @@ def find(dataset: str) -> dict[str, Any]:
 
 def prepare(command: options.Saddle, keys: Keys) -> Chosen:
     """Returns task, recipe and plan of a command, all of it checked."""
-    if command.group is None:
+    method = command.method
+    if command.group is None and method != "frank_wolfe":
         raise UsageError(
             "--group must be given with --algorithm saddle: class, or a column; got nothing"
         )
+    for owner, names in _OWN.items():
+        refuse(command, names, f"--method {owner}", method == owner)
+    where = f"--method {' or '.join(_CLIPPED)}"
+    refuse(command, ("clip_x",), where, method in _CLIPPED)
+    refuse(command, ("one_pass",), "the other methods", method != "mirror_descent")
+    refuse(command, ("group_probabilities",), "a --group", command.group is not None)
     task = of_network(command, probabilities=command.group_probabilities)
     num_examples = task.dataset.num_examples
+    if command.num_steps is not None:
+        once = command.one_pass or method == "mirror_descent"
+        most = num_examples if once else 2**31 - 1
+        with usage(command):  # In one pass, a record for each step.
+            validate.integer(num_steps=command.num_steps, at_least=2, at_most=most)
+    shapes = jax.eval_shape(task.init, keys.direction)
+    return _METHODS[method](command, task, shapes)
+
+
+def _mirror_descent(command: options.Saddle, task: Task, shapes: Any) -> Chosen:
     found = find(recipe_name(task, command.dataset))
     recipe = found | given(command, found)
-    if command.num_steps is not None:
-        with usage(command):  # One record for each step.
-            validate.integer(
-                num_steps=command.num_steps, at_least=2, at_most=num_examples
-            )
-    shapes = jax.eval_shape(task.init, keys.direction)
     task, players = against_groups(task, recipe["radius"], shapes)
     with usage(command, "--epsilon"):
         plan = make_plan(
             recipe,
             players,
-            num_examples=num_examples,
+            num_examples=task.dataset.num_examples,
             relation=command.relation,
             epsilon=command.epsilon,
             delta=command.delta,
         )
     return Chosen(task, recipe, plan)
+
+
+def _descent_ascent(command: options.Saddle, task: Task, shapes: Any) -> Chosen:
+    radius = radius_of(command, task)
+    task, of = points_of_game(task, radius, shapes, command)
+    fields = _sampled(command, task)
+    with usage(command, "--dataset"):
+        clip = command.l2_clip_norm or of.gradient_clip()
+    with usage(command, "--epsilon"):
+        plan = plans.DPGD(l2_clip_norm=clip, **of.shared, **fields)
+        plan = plan.calibrate(**of.budget)
+    rate = command.learning_rate or _LONGER * problems.usual_step(of, plan)
+    x, y = of.domains
+    optimizer = descent_ascent(rate, rate, domain_x=x, domain_y=y)
+    recipe = {
+        "method": command.method,
+        "num_steps": plan.num_steps,
+        "one_pass": command.one_pass,
+        "radius": radius,
+        "l2_clip_norm": clip,
+        "learning_rate": rate,
+    }
+    return Chosen(task, recipe, plan, optimizer, averaged=True)
+
+
+def _frank_wolfe(command: options.Saddle, task: Task, shapes: Any) -> Chosen:
+    radius = radius_of(command, task)
+    network, dataset = models.network_for(task.dataset, task.model), task.dataset
+    with usage(command, "--dataset"):
+        model = convex_model(network, shapes, radius, dataset.feature_bounds)
+    ball = model.ball
+    start = _even(ball.num_vertices)
+    problem = Problem(model.loss_fn, ball)
+    of = _players(command, problem, ball.point(start), dataset.test, dataset)
+    share = command.clip_x
+    if share is None:
+        with usage(command, "--dataset"):
+            share = of.half_ranges()[0] / model.linf_bound
+    with usage(command, "--epsilon"):
+        plan = plans.FrankWolfe(
+            dim=ball.num_vertices,
+            linf_clip_norm=share * model.linf_bound,
+            center_gradients=True,
+            **of.shared,
+            **_sampled(command, task),
+        ).calibrate(**of.budget)
+    metric_fn, errors_fn = task.metric_fn, task.errors_fn
+
+    def params_fn(weights: Any) -> Any:
+        return model.params_at(ball.point(weights))
+
+    task = task._replace(
+        init=lambda key: start,
+        value_fn=problem,
+        metric_fn=jax.jit(lambda weights: metric_fn(params_fn(weights))),
+        errors_fn=errors_fn and jax.jit(lambda weights: errors_fn(params_fn(weights))),
+        data=_shuffled(dataset) if task.groups is None else task.groups.records,
+        saved_fn=params_fn,
+        draw=_draw_vertices,
+    )
+    recipe = {
+        "method": command.method,
+        "num_steps": plan.num_steps,
+        "one_pass": command.one_pass,
+        "radius": radius,
+        "clip_x": share,
+    }
+    return Chosen(task, recipe, plan)
+
+
+_METHODS = {
+    "mirror_descent": _mirror_descent,
+    "descent_ascent": _descent_ascent,
+    "frank_wolfe": _frank_wolfe,
+}
+
+
+def radius_of(command: Any, task: Task) -> float:
+    """Returns the radius of the l1 ball: that of the recipe if none is given."""
+    recipe = find(recipe_name(task, command.dataset))
+    return getattr(command, "radius", None) or recipe["radius"]
+
+
+def _sampled(command: options.Saddle, task: Task) -> dict[str, Any]:
+    steps = command.num_steps or _STEPS[command.method]
+    sampler: Any = sampling.FullBatch()
+    if command.one_pass:
+        steps = min(steps, task.dataset.num_examples)
+        sampler = sampling.SinglePass(task.dataset.num_examples // steps)
+    return {"num_steps": steps, "sampling": sampler}
+
+
+def _shuffled(dataset: models.Dataset) -> Any:
+    """Returns the records in a random order that is a function of their number alone."""
+    order = np.random.default_rng(0).permutation(dataset.num_examples)
+    return tuple(array[order] for array in dataset.train)
+
+
+def _players(
+    command: Any, problem: Any, points: Any, public: Any, dataset: models.Dataset
+) -> problems.Players:
+    """Returns a problem with the held-out records and the budget of a command."""
+    budget = {"epsilon": command.epsilon, "delta": command.delta}
+    shared = {"num_examples": dataset.num_examples, "relation": command.relation}
+    passes = getattr(command, "num_passes", None)
+    public = jax.tree.map(jnp.asarray, public)
+    with usage(command):
+        return problems.players(problem, points, public, budget, shared, passes)
+
+
+def _game(task: Task, radius: float, params: Any) -> Any:
+    """Returns the task's game against groups. Only the shapes of ``params`` count."""
+    assert task.groups is not None
+    network = models.network_for(task.dataset, task.model)
+    shares, bounds = task.groups.probabilities, task.groups.dataset.feature_bounds
+    return models.worst_group(network, params, shares, radius, bounds)
+
+
+def points_of_game(
+    task: Task, radius: float, params: Any, command: Any
+) -> tuple[Task, problems.Players]:
+    """Returns the task as a game of points, not of weights of vertices, and its players.
+
+    What moves are a point of the l1 ball and the weights of the groups.
+    """
+    with usage(command, "--dataset"):
+        game = _game(task, radius, params)
+    groups, metric_fn, errors_fn = task.groups, task.metric_fn, task.errors_fn
+    assert groups is not None and errors_fn is not None
+    start = jnp.zeros(game.problem.domain_x.dim), _even(len(groups.names))
+    held_out = (*task.dataset.test, groups.test)
+    of = _players(command, game.problem, start, held_out, task.dataset)
+    task = task._replace(
+        init=lambda key: start,
+        value_fn=game.problem,
+        metric_fn=jax.jit(lambda at: metric_fn(game.params_at(at[0]))),
+        errors_fn=jax.jit(lambda at: errors_fn(game.params_at(at[0]))),
+        data=groups.records,
+        held_out=held_out,
+        saved_fn=lambda at: {**game.params_at(at[0]), "group_weights": at[1]},
+    )
+    return task, of
+
+
+def _even(count: int) -> jax.Array:
+    return jnp.full(count, 1 / count)
 
 
 def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Players]:
@@ -92,13 +265,10 @@ def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Player
     """
     groups, metric_fn, errors_fn = task.groups, task.metric_fn, task.errors_fn
     assert groups is not None and errors_fn is not None
-    network = models.network_for(task.dataset, task.model)
-    game = models.worst_group(
-        network, params, groups.probabilities, radius, groups.dataset.feature_bounds
-    )
+    game = _game(task, radius, params)
     num_x, num_y = game.num_vertices, len(groups.names)
     task = task._replace(
-        init=lambda key: (jnp.full(num_x, 1 / num_x), jnp.full(num_y, 1 / num_y)),
+        init=lambda key: (_even(num_x), _even(num_y)),
         value_fn=game.problem,
         metric_fn=jax.jit(lambda weights: metric_fn(game.params_fn(weights[0]))),
         errors_fn=jax.jit(lambda weights: errors_fn(game.params_fn(weights[0]))),
@@ -148,6 +318,18 @@ def _draw(names: Any, path: Any, title: str, plan: Any, outcome: Any) -> None:
     weights = np.asarray(outcome.params[1])
     releases = outcome.releases
     draws(path, title=title, releases=releases, groups=names, weights=weights)
+
+
+def _draw_vertices(path: Any, title: str, plan: Any, outcome: Any) -> None:
+    """Plots the released vertices of one player, step by step."""
+    fig, axis = plots.figure(figsize=(7, 3.6))
+    fig.suptitle(title)
+    drawn = outcome.releases[:, 0]
+    axis.plot(np.arange(1, len(drawn) + 1), drawn, ".", color=plots.BLUE)
+    axis.set_xlabel("step")
+    axis.set_ylabel("number of the vertex")
+    plots.titled(axis, "parameters: one draw a step")
+    plots.save(fig, path)
 
 
 def make_plan(

@@ -26,7 +26,7 @@ class Task(NamedTuple):
     """Data set and model of a run: parameters, losses and metrics.
 
     What the loop moves (``params`` below) is the model's parameters; for ``saddle`` weights
-    of vertices and of groups; for ``sosp`` a factor of second moments.
+    of vertices and of groups, or points; for ``sosp`` a factor of second moments.
     """
 
     dataset: models.Dataset
@@ -39,6 +39,7 @@ class Task(NamedTuple):
     data: Any  # what the loop reads
     saved_fn: Callable[[Any], Any] = lambda params: params  # params -> what is written
     groups: models.Grouped | None = None
+    held_out: Any = None  # public records as value_fn reads them; None: the data set's
     errors_fn: Callable[[Any], jax.Array] | None = None  # params -> (num_groups,)
     returned: str | None = None  # what is returned, if it is said in the plot
     draw: Callable[..., None] | None = None  # (path, title, plan, outcome): releases
@@ -46,6 +47,11 @@ class Task(NamedTuple):
     report_fn: Callable[..., Mapping[str, Any]] | None = None
     # report -> rows of the table
     rows_fn: Callable[..., list[tuple[str, str]]] | None = None
+
+    @property
+    def public(self) -> Any:
+        """Public records as ``value_fn`` reads them."""
+        return self.dataset.test if self.held_out is None else self.held_out
 
 
 class Chosen(NamedTuple):

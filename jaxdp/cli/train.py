@@ -96,7 +96,7 @@ def doubts(job: Job) -> list[str]:
     task = job.task
     said, total = _of_table(task.dataset), len(task.dataset.test[0])
     if not job.plan.runs_algorithm:
-        losses = task.value_fn(initial(task, job.keys), task.dataset.test)
+        losses = task.value_fn(initial(task, job.keys), task.public)
         lost = int(np.sum(~np.isfinite(losses)))
         if 2 * lost > total:
             said.append(
@@ -160,8 +160,7 @@ def _of_table(dataset: models.Dataset) -> list[str]:
 def _of_result(task: Task, before: Any, after: Any) -> list[str]:
     """Returns a warning if a run has hardly changed the loss of public records."""
     first, last = (
-        float(np.nanmean(task.value_fn(at, task.dataset.test)))
-        for at in (before, after)
+        float(np.nanmean(task.value_fn(at, task.public))) for at in (before, after)
     )
     if not abs(last - first) < 0.01 * abs(first):
         return []

@@ -128,10 +128,8 @@ def duality_gap(
     over_y = _domain("domain_y", domain_y, len(y))
     validate.positive(tolerance=tolerance)
     validate.integer(max_steps=max_steps)
-    limits = tolerance, max_steps
-    *bounds_x, steps = _minimize(value_fn, over_x, "x", x.dtype, y, *limits)
-    *bounds_y, more = _minimize(value_fn, over_y, "y", y.dtype, x, *limits)
-    low, high, below, above = map(float, (*bounds_x, *bounds_y))
+    *found, steps, more = ends(value_fn, x, y, over_x, over_y, tolerance, max_steps)
+    low, high, below, above = map(float, found)
     if not all(map(math.isfinite, (low, high, below, above))):
         raise ValueError(
             "value_fn must be finite, with a finite gradient, on its domain"
@@ -139,6 +137,29 @@ def duality_gap(
     # max F(x, .) lies in [-above, -below].
     lower = max(-above - high, 0.0)
     return Interval(lower, max(-below - low, lower), int(steps) + int(more))
+
+
+def ends(
+    value_fn: Callable[[Any, Any], Any],
+    x: jax.Array,
+    y: jax.Array,
+    over_x: Any,
+    over_y: Any,
+    tolerance: float,
+    max_steps: int,
+) -> tuple[jax.Array, ...]:
+    """Bounds the two values whose difference is the gap; may be traced.
+
+    Arguments are those of :func:`duality_gap`, unchecked, and polytopes.
+
+    Returns:
+      Bounds from below and above on the least F(., y), the same for the least -F(x, .),
+      and the steps that each took.
+    """
+    limits = tolerance, max_steps
+    low, high, steps = _minimize(value_fn, over_x, "x", x.dtype, y, *limits)
+    below, above, more = _minimize(value_fn, over_y, "y", y.dtype, x, *limits)
+    return low, high, below, above, steps, more
 
 
 class _State(NamedTuple):

@@ -262,14 +262,15 @@ class WorstGroup(NamedTuple):
       linf_bound_x: largest derivative of a record by the weight of a vertex of the ball.
       linf_bound_y: by the weight of a group, from the middle of the record's range, as
         ``center_gradients`` takes it.
-      params_fn: weights of the ball's vertices -> the network's parameters, for features
-        as they are.
+      params_at: point of the ball -> the network's parameters, for features as they are.
+      params_fn: the same, of weights of the ball's vertices.
     """
 
     problem: MaxOfLosses
     num_vertices: int
     linf_bound_x: float
     linf_bound_y: float
+    params_at: Callable[[Array], Any]
     params_fn: Callable[[Array], Any]
 
 
@@ -308,6 +309,47 @@ def worst_group(
       >>> problem.problem.domain_x.radius
       2.0
     """
+    of = convex_model(network, params, radius, feature_bounds)
+
+    def group_fn(batch: Any) -> Array:
+        return batch[2]
+
+    weight = 1 / min(probabilities)
+    width = np.logaddexp(0, of.odds) - math.log(network.module.num_outputs)
+    return WorstGroup(
+        problem=MaxOfLosses(
+            of.loss_fn, group_fn, tuple(probabilities), domain_x=of.ball
+        ),
+        num_vertices=of.ball.num_vertices,
+        linf_bound_x=of.linf_bound * weight,
+        linf_bound_y=float(width) * weight / 2,
+        params_at=of.params_at,
+        params_fn=lambda weights: of.params_at(of.ball.point(weights)),
+    )
+
+
+class ConvexModel(NamedTuple):
+    """Linear network with cross-entropy whose parameters are a point of an l1 ball.
+
+    Attributes:
+      loss_fn: (point, batch (x, y, ...)) -> losses, from that of zero parameters.
+      ball: of the points.
+      odds: logarithm of the odds against the least likely class that the ball has.
+      linf_bound: largest derivative of a record's loss by the weight of a vertex.
+      params_at: point -> the network's parameters, for features as they are.
+    """
+
+    loss_fn: Callable[[Array, Any], Array]
+    ball: L1Ball
+    odds: float
+    linf_bound: float
+    params_at: Callable[[Array], Any]
+
+
+def convex_model(
+    network: Network, params: Any, radius: float, feature_bounds: tuple[float, float]
+) -> ConvexModel:
+    """Builds the convex problem of a linear network; arguments of :func:`worst_group`."""
     validate.positive(radius=radius, allow_inf=False)
     if network.loss != "cross_entropy" or getattr(network.module, "hidden", None) != ():
         raise ValueError(
@@ -316,9 +358,7 @@ def worst_group(
         )
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
     flat, unravel = ravel_pytree(zero)
-    ball = L1Ball(flat.size, float(radius))
     outputs = network.module.num_outputs
-
     low, high = feature_bounds
 
     def params_at(x: Array) -> Any:
@@ -328,18 +368,13 @@ def worst_group(
         return {name: {"kernel": kernel, "bias": layer["bias"] - shift}}
 
     def loss_fn(x: Array, batch: Any) -> Array:
-        features, y, _ = batch
-        return network.value_fn(params_at(x), (features, y)) - math.log(outputs)
+        return network.value_fn(params_at(x), batch[:2]) - math.log(outputs)
 
-    def group_fn(batch: Any) -> Array:
-        return batch[2]
-
-    weight = 1 / min(probabilities)
     odds = math.log(outputs - 1) + radius  # Of the least likely class, negated.
-    return WorstGroup(
-        problem=MaxOfLosses(loss_fn, group_fn, tuple(probabilities), domain_x=ball),
-        num_vertices=ball.num_vertices,
-        linf_bound_x=radius * weight / (1 + math.exp(-odds)),
-        linf_bound_y=(float(np.logaddexp(0, odds)) - math.log(outputs)) * weight / 2,
-        params_fn=lambda weights: params_at(ball.point(weights)),
+    return ConvexModel(
+        loss_fn,
+        L1Ball(flat.size, float(radius)),
+        odds,
+        radius / (1 + math.exp(-odds)),
+        params_at,
     )

@@ -1,4 +1,4 @@
-r"""Recommendation of a plan and its optimizer, from public numbers alone.
+r"""Recommendation of a plan and its optimizer for a loss, from public numbers alone.
 
 Nobody should have to guess five numbers. All of them follow from the budget and from the
 scale of one record's gradient, which is read on public or made-up records.
@@ -28,6 +28,7 @@ first does not depend on T, C or K, for :math:`\sigma` is in proportion to
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -36,12 +37,12 @@ import numpy as np
 import optax
 
 from jaxdp import plans, sampling, training
-from jaxdp.core import display, run_state, validate
+from jaxdp.core import run_state
 from jaxdp.core.averaging import polyak_average
 from jaxdp.core.keys import Keys
-from jaxdp.core.types import PathPredicate, Relation, ValueFn
+from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels.finite_difference import num_rows
-from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.planner.results import PlannedRun
 
 #: What the noise of a run moves a record's loss by. ``bench planner`` searches from a
 #: tenth of it to three times as much.
@@ -55,205 +56,61 @@ _CLIP = 1 / 3
 AVERAGED = 0.25
 #: Steps of plans of gradients, and of slopes; directions of a step of these.
 GRADIENT_STEPS, SLOPE_STEPS, NUM_DIRECTIONS = 80, 1000, 4
-#: Errors as near as this count as equal: then the cost decides.
-_NEAR = 1.1
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PlannedRun:
-    """Calibrated plan, the optimizer that goes with it, and its errors at best.
-
-    Attributes:
-      plan: with noise for the budget.
-      optimizer: of :func:`jaxdp.fit`; steps of ``learning_rate``, and the mean of the last
-        quarter of the iterates, for :func:`jaxdp.polyak_output` of ``result.info.state``.
-      learning_rate: the step size.
-      num_passes: evaluations of each record's loss in the whole run; a gradient counts 3.
-      noise: of the gradient that a run sees, over its length if all records agreed.
-      missed: part of it that is along no direction that was drawn; 0 for gradients.
-    """
-
-    plan: SumPlan
-    optimizer: optax.GradientTransformation
-    learning_rate: float
-    num_passes: float
-    noise: float
-    missed: float
-
-    @property
-    def error(self) -> float:
-        """Both errors together, relative to the gradient: what candidates are ranked by."""
-        return math.hypot(self.noise, self.missed)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Recommendation:
-    """Plans for one problem, side by side, and the one to take.
-
-    Attributes:
-      candidates: the better ones first.
-      reason: why the first one is, in a sentence.
-    """
-
-    candidates: tuple[PlannedRun, ...]
-    reason: str
-
-    @property
-    def plan(self) -> SumPlan:
-        """Plan to take."""
-        return self.candidates[0].plan
-
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """Optimizer that goes with :attr:`plan`."""
-        return self.candidates[0].optimizer
-
-    __repr__ = display.as_text
-    _repr_html_ = display.as_html
-
-    def _table(self) -> display.Table:
-        head = ("plan", "steps", "clip", "learning rate", "passes", "noise", "missed")
-        rows = [
-            (
-                type(one.plan).__name__,
-                f"{one.plan.num_steps}",
-                f"{one.plan.l2_clip_norm:.3g}",
-                f"{one.learning_rate:.3g}",
-                f"{one.num_passes:.4g}",
-                f"{one.noise:.2g}",
-                f"{one.missed:.2g}",
-            )
-            for one in self.candidates
-        ]
-        title = f"Recommendation: {type(self.plan).__name__}"
-        others = "; ".join(f"{name}: {said}" for name, said in _OTHERS)
-        return display.Table(
-            title, rows, head, f"{self.reason} Not compared: {others}."
-        )
-
-
+#: What candidates are ranked by.
+ERROR = "error at best: both are relative to the gradient"
 #: Families for another question than the lowest loss.
-_OTHERS = (
-    ("O2NC", "a proven bound on stationarity"),
-    ("SOSP", "a certificate that a point is no saddle"),
-    ("PrefixSum", "updates of your own, in the order of the records"),
-    ("Saddle", "two players, or the worst of several groups"),
-    ("FrankWolfe", "mixtures"),
+OTHERS = (
+    "Not compared: O2NC: a proven bound on stationarity; SOSP: a certificate that a point "
+    "is no saddle; PrefixSum: updates of your own, in the order of the records. A problem "
+    "of jaxdp in place of the loss: games, mixtures and tables."
 )
 
 
-def recommend(
+def candidates(
     value_fn: ValueFn,
     params: Any,
     records: Any,
+    budget: dict[str, Any],
+    shared: dict[str, Any],
     *,
-    num_examples: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    backpropagation: bool = True,
-    num_passes: float | None = None,
-    batch_size: int | None = None,
-    smoothing_radius: float = 1e-3,
-    trainable: Any = None,
-    stacked: PathPredicate | None = None,
-    seed: int = 0,
-) -> Recommendation:
-    """Chooses method, clip, step size and steps for a loss, without private data.
-
-    The numbers follow from the budget, the sizes and the scale of the loss on ``records``,
-    which must be **public or made up**. Nothing private is read and nothing is charged.
-
-    Args:
-      value_fn: as in :func:`jaxdp.fit`.
-      params: where the run starts.
-      records: public records, or made-up ones of the same kind, whose labels may be made
-        up, too; pytree with leading axis B. Fifty are enough.
-      num_examples: n, private records of the run; public.
-      epsilon: > 0; the budget.
-      delta: in (0, 1); the budget.
-      relation: which data sets are neighbours.
-      backpropagation: whether gradients of single records fit into memory. ``False`` plans
-        for forward passes alone.
-      num_passes: the most evaluations of each record's loss, on average, in the whole
-        run; a gradient counts as three. None: 240 for gradients, 8000 for slopes.
-      batch_size: expected records of a step, drawn by Poisson sampling; None: all.
-      smoothing_radius: of ``DPZero``: wider for a loss that is no smooth function.
-      trainable: as in :func:`jaxdp.fit`.
-      stacked: as in :func:`jaxdp.fit`.
-      seed: of the directions that measure the scale.
-
-    Returns:
-      Plans with their optimizers, the one to take first::
-
-        found = jaxdp.recommend(loss, params, public, num_examples=n, ...)
-        jaxdp.fit(found.plan, keys, params, data, value_fn=loss, optimizer=found.optimizer)
+    backpropagation: bool,
+    num_passes: float | None,
+    batch_size: int | None,
+    smoothing_radius: float,
+    trainable: Any,
+    stacked: Any,
+    seed: int,
+) -> Iterator[PlannedRun]:
+    """Plans of gradients and of slopes, with their optimizers.
 
     Raises:
-      ValueError: records whose gradients are zero or not finite, too few passes for a
-        step, or numbers out of range.
-      TypeError: of the wrong kind, or missing.
-
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> import jaxdp
-      >>> loss = lambda w, x: jnp.sum((w - x) ** 2, axis=-1)
-      >>> made_up = jax.random.uniform(jax.random.key(0), (50, 2))
-      >>> found = jaxdp.recommend(
-      ...     loss, jnp.zeros(2), made_up, num_examples=1000, epsilon=2.0, delta=1e-5,
-      ...     relation="replace_one",
-      ... )
-      >>> type(found.plan).__name__, found.plan.num_steps
-      ('DPGD', 80)
-      >>> keys = jaxdp.Keys.insecure(0)
-      >>> data = jax.random.uniform(jax.random.key(1), (1000, 2))
-      >>> fitted = jaxdp.fit(
-      ...     found.plan, keys, jnp.zeros(2), data, value_fn=loss,
-      ...     optimizer=found.optimizer,
-      ... )
-      >>> bool(jnp.all(jnp.abs(fitted.params - 0.5) < 0.05))  # The mean is near 0.5.
-      True
+      ValueError: too few passes for a step of either.
     """
-    if not callable(value_fn):
-        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
-    validate.integer(num_examples=num_examples)
-    validate.positive(epsilon=epsilon)
-    validate.probability(delta=delta)
-    validate.instance(bool, backpropagation=backpropagation)
-    if num_passes is not None:
-        validate.positive(num_passes=num_passes)
     sampler: Any = sampling.FullBatch()
-    if batch_size is not None:
-        validate.integer(at_most=num_examples, batch_size=batch_size)
-        if batch_size < num_examples:
-            share = batch_size / num_examples
-            sampler = sampling.TruncatedPoisson(sampling_prob=share)
-    params, records = jax.tree.map(jnp.asarray, (params, records))
-    shared = {"num_examples": num_examples, "sampling": sampler, "relation": relation}
-    read = sampler.expected_batch_size(num_examples) / num_examples
-    slopes: dict[str, Any] = {"smoothing_radius": smoothing_radius}
+    if batch_size is not None and batch_size < shared["num_examples"]:
+        share = batch_size / shared["num_examples"]
+        sampler = sampling.TruncatedPoisson(sampling_prob=share)
+    read = sampler.expected_batch_size(shared["num_examples"]) / shared["num_examples"]
+    slopes = {"smoothing_radius": smoothing_radius, "num_directions": NUM_DIRECTIONS}
     steps = _affordable(SLOPE_STEPS, num_passes, 2 * NUM_DIRECTIONS * read)
-    slopes["num_directions"] = NUM_DIRECTIONS
     kinds: list[tuple[Any, dict[str, Any], int]] = [(plans.DPZero, slopes, steps)]
     if backpropagation:
         steps = _affordable(GRADIENT_STEPS, num_passes, 3 * read)
         kinds.append((plans.DPGD, {}, steps))
-    candidates = []
-    for kind, fields, num_steps in kinds:
-        if num_steps < 1:
-            continue
-        bare = kind(**shared, **fields, num_steps=num_steps, l2_clip_norm=1.0)
-        plan = bare.calibrate(epsilon=epsilon, delta=delta)
-        given = {"trainable": trainable, "stacked": stacked, "seed": seed}
-        candidates.append(planned(plan, value_fn, params, records, **given))
-    if not candidates:
+    if not any(steps for *_, steps in kinds):
         least = (3 if backpropagation else 2 * NUM_DIRECTIONS) * read
         raise ValueError(
             f"num_passes must be at least {least:.3g}, which a step takes, got "
             f"{num_passes!r}"
         )
-    return Recommendation(*_ranked(candidates))
+    given = {"trainable": trainable, "stacked": stacked, "seed": seed}
+    for kind, fields, num_steps in kinds:
+        if num_steps >= 1:
+            numbers = {"num_steps": num_steps, "l2_clip_norm": 1.0}
+            bare = kind(**shared, **fields, **numbers, sampling=sampler)
+            plan = bare.calibrate(**budget)
+            yield planned(plan, value_fn, params, records, **given)
 
 
 def _affordable(most: int, num_passes: float | None, each: float) -> int:
@@ -327,7 +184,7 @@ def planned(
 
     Args:
       plan: calibrated; its clip does not matter, for its noise is in units of it.
-      value_fn: as in :func:`recommend`, like the other arguments.
+      value_fn: as in :func:`jaxdp.recommend`, like the other arguments.
       params: where the run starts.
       records: public or made-up records.
       l2_clip_norm: the clip; None chooses it.
@@ -385,20 +242,3 @@ def planned(
 
 def _rounded(number: float) -> float:
     return float(f"{number:.3g}")
-
-
-def _ranked(found: list[PlannedRun]) -> tuple[tuple[PlannedRun, ...], str]:
-    """Returns candidates with the one to take first, and why it is taken."""
-    found = sorted(found, key=lambda one: one.error)
-    near = [one for one in found if one.error <= _NEAR * found[0].error]
-    first = min(near, key=lambda one: one.num_passes)
-    name = type(first.plan).__name__
-    if len(found) == 1:
-        reason = f"{name} is the one that fits."
-    elif len(near) == 1:
-        reason = (
-            f"{name} has the least error at best: both are relative to the gradient."
-        )
-    else:
-        reason = f"The errors at best are alike, and {name} needs fewer passes."
-    return (first, *(one for one in found if one is not first)), reason

@@ -1,0 +1,190 @@
+"""The planner for problems of players and for tables: rehearsals, and one rule for each."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import planner, plans, sampling
+from jaxdp.data import synthesis
+from jaxdp.planner import problems
+
+DIM = 5
+BUDGET: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
+KNOWN: dict[str, Any] = BUDGET | {"num_examples": 4000, "relation": "replace_one"}
+GAME = jaxdp.models.rock_paper_scissors(DIM)
+PROBLEM = jaxdp.MatrixGame(GAME.matrix, scale=GAME.sign_scale)
+UNIFORM = jnp.full(DIM, 1 / DIM)
+PUBLIC = tuple(map(jnp.asarray, GAME.make_data(64, seed=7)))
+
+
+def squared(prediction: Any, target: Any) -> Any:
+    return (prediction - target) ** 2
+
+
+MIXTURE = jaxdp.LinearModel(squared)
+
+
+def mixed(num: int = 64, seed: int = 0) -> Any:
+    """Records whose target is their second feature."""
+    x = np.random.default_rng(seed).uniform(-1, 1, (num, DIM)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(x[:, 1])
+
+
+def of_game(**changes: Any) -> problems.Players:
+    shared = {"num_examples": 4000, "relation": "replace_one"} | changes
+    return problems.players(PROBLEM, (UNIFORM, UNIFORM), PUBLIC, BUDGET, shared, None)
+
+
+# --- rehearsals --------------------------------------------------------------------
+
+
+def test_rehearsals_have_the_noise_of_the_private_run() -> None:
+    of = of_game()
+    shared = {"num_examples": 4000, "relation": "replace_one", "num_steps": 8}
+    for sampler in (sampling.FullBatch(), sampling.SinglePass(500)):
+        plan = plans.DPGD(sampling=sampler, l2_clip_norm=0.7, **shared)
+        plan = plan.calibrate(**BUDGET)
+        alone = problems._alone(of, plan)
+        assert (alone.num_examples, alone.l2_clip_norm) == (64, 0.7)
+        assert alone.noise_std == pytest.approx(plan.noise_std, rel=1e-6)
+    once = sampling.SinglePass(500)
+    drawn = problems._game(of, plans.Saddle, 1.0, sampling=once, **shared)
+    alone = problems._alone(of, drawn)
+    assert alone.step_sizes == drawn.step_sizes
+    assert alone.num_examples <= 2**15 and alone.num_steps == 8
+
+
+def test_errors_are_gaps_and_losses_on_the_public_records() -> None:
+    of = of_game()
+    x, y = jnp.eye(DIM)[0], jnp.eye(DIM)[1]
+    a, b = (GAME.sign_scale * np.mean(np.asarray(part), axis=0) for part in PUBLIC)
+    matrix = np.asarray(GAME.matrix)
+    best_y = np.max(x @ matrix + b) + a[0]
+    best_x = np.min(matrix @ y + a) + b[1]
+    expected = pytest.approx(float(best_y - best_x), abs=2e-3)
+    assert float(of.error(x, y)) == expected
+    single = problems.players(
+        MIXTURE, UNIFORM, mixed(), BUDGET, {"num_examples": 4000}, None
+    )
+    assert single.least() == pytest.approx(0, abs=1e-3)  # The second feature alone.
+    there = float(single.error(jnp.eye(DIM)[0]))
+    x, target = mixed()
+    assert there == pytest.approx(float(jnp.mean((x[:, 0] - target) ** 2)), rel=1e-5)
+
+
+def test_clips_follow_what_public_records_contribute() -> None:
+    """Of signs: at uniform points the half range of A y, plus that of the signs."""
+    x, y = of_game().half_ranges()
+    assert 0.5 < x < 1.0 and 0.5 < y < 1.0
+
+
+@pytest.mark.parametrize(
+    ("best", "start", "most", "found"),
+    [(64, 16, 1000, 64), (4, 32, 1000, 4), (64, 16, 40, 40), (1, 2, 9, 1)],
+    ids=str,
+)
+def test_steps_are_climbed(best: int, start: int, most: int, found: int) -> None:
+    tried = []
+
+    def trial(count: int) -> Any:
+        tried.append(count)
+        plan: Any = count
+        errors = np.array([abs(np.log(count / best))])
+        return problems._Trial(plan, errors, 1.0, 0.0)
+
+    assert problems._climbed(trial, start, most).plan == found
+    assert len(tried) == len(set(tried)) and max(tried) <= most
+
+
+# --- recommendations ---------------------------------------------------------------
+
+
+@pytest.mark.slow  # Compiles some fifteen programs, one a candidate and number of steps.
+def test_a_game_s_plan_reaches_what_was_predicted() -> None:
+    found = jaxdp.recommend(PROBLEM, (UNIFORM, UNIFORM), PUBLIC, **KNOWN)
+    names = [one.name for one in found.candidates]
+    assert sorted(names) == ["DP-SGDA, full batches", "DP-SGDA, one pass", "Saddle"]
+    errors = [one.error for one in found.candidates]
+    assert found.best.error <= 1.02 * min(errors)
+    rows = jax.tree.map(lambda leaf: leaf[np.arange(4000) % 64], PUBLIC)
+    of = of_game()
+    for one in found.candidates:
+        assert float(one.plan.epsilon()) <= 2.0
+        gaps = []
+        for seed in range(20, 28):
+            keys = jaxdp.Keys.insecure(seed)
+            how = {"value_fn": PROBLEM, "optimizer": one.optimizer}
+            result = jaxdp.fit(one.plan, keys, one.start, rows, **how)
+            x, y = one.output(result)
+            assert x.shape == y.shape == (DIM,)
+            gaps.append(float(of.error(x, y)))
+        # The means of eight; six deviations of their difference, by the larger spread.
+        spread = max(float(np.std(gaps, ddof=1)), one.half_width * np.sqrt(8) / 2.36)
+        assert abs(np.mean(gaps) - one.error) < 6 * spread / 2
+    assert "least predicted error" in repr(found) or "alike" in repr(found)
+
+
+@pytest.mark.slow  # Compiles some ten programs.
+def test_a_problem_of_one_player_in_one_pass() -> None:
+    found = jaxdp.recommend(MIXTURE, UNIFORM, mixed(), **KNOWN, num_passes=3.0)
+    names = [one.name for one in found.candidates]
+    assert names == ["FrankWolfe, one pass", "ConvexSimplex"]
+    one = found.best
+    result = jaxdp.fit(
+        found.plan, jaxdp.Keys.insecure(1), one.start, mixed(4000), value_fn=MIXTURE
+    )
+    assert one.output(result).shape == (DIM,)
+
+
+def test_tables_are_chosen_by_the_rule_of_synthesize(monkeypatch: Any) -> None:
+    table = jaxdp.Marginals(sizes=(4, 3, 5, 2, 2, 2), degree=2)
+    found = jaxdp.recommend(table, **KNOWN)
+    same = synthesis.planned(table, **KNOWN)
+    assert (found.best.method, found.plan) == (same.method, same.plan)
+    assert same.reason in found.reason and found.optimizer is None
+    methods = [one.method for one in found.candidates]
+    assert sorted(methods) == ["marginals", "mirror_descent", "mwem"]
+    assert all(float(one.plan.epsilon()) <= 2.0 for one in found.candidates)
+    assert found.best.num_measured == 15 and found.best.error is None
+    monkeypatch.setattr(synthesis, "chosen", lambda queries, std: ("mwem", "so"))
+    changed = jaxdp.recommend(table, **KNOWN)
+    assert (changed.best.method, changed.reason) == ("mwem", "MWEM: so.")
+    text = repr(found)
+    assert "mirror_descent" in text and max(map(len, text.splitlines())) <= 100
+
+
+def test_near_errors_are_decided_by_passes() -> None:
+    def game(name: str, error: float, passes: float) -> planner.PlannedGame:
+        made: Any = planner.PlannedGame
+        return made(name, *[None] * 4, passes, 0.1, error, 0.0, "", lambda x: x)
+
+    dear, cheap = game("a", 0.100, 240), game("b", 0.101, 3)
+    assert planner._ranked([dear, cheap], "error", 1.02)[0] == (cheap, dear)
+    assert planner._ranked([dear, game("b", 0.11, 3)], "error", 1.02)[0][0] is dear
+
+
+@pytest.mark.parametrize(
+    ("problem", "params", "changes", "said"),
+    [
+        (PROBLEM, UNIFORM[None], {}, "params must be a point"),
+        (MIXTURE, (UNIFORM, UNIFORM), {}, "params must be one point of a LinearModel"),
+        (PROBLEM, (UNIFORM, UNIFORM), {"num_passes": 2.0}, "num_passes must be at"),
+        (PROBLEM, (UNIFORM, UNIFORM), {"batch_size": 10}, "batch_size must be left"),
+        (PROBLEM, (UNIFORM,) * 2, {"backpropagation": False}, "backpropagation must"),
+        (PROBLEM, None, {}, "params and records must be given"),
+    ],
+    ids=["matrix", "pair", "passes", "batch", "forward", "none"],
+)
+def test_bad_arguments(problem: Any, params: Any, changes: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        jaxdp.recommend(problem, params, PUBLIC, **KNOWN | changes)
+
+
+def test_records_that_say_nothing_are_refused() -> None:
+    silent = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan), PUBLIC)
+    with pytest.raises(ValueError, match="records must have finite gradients"):
+        jaxdp.recommend(PROBLEM, (UNIFORM, UNIFORM), silent, **KNOWN)
