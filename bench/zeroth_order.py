@@ -70,11 +70,12 @@ class Config:
             num_directions=num,
             direction=self.direction,  # pyright: ignore[reportArgumentType]
         ).calibrate(epsilon=EPSILON, delta=DELTA)
+        noise: Any = plan.noise_multiplier
         if self.quantile is not None:
             tuning = plans.ClipTuning(
                 target_unclipped_quantile=self.quantile,
                 learning_rate=min(20 / plan.num_steps, 0.5),
-                count_noise_multiplier=3 * plan.noise_multiplier,
+                count_noise_multiplier=3 * noise,
             )
             plan = dataclasses.replace(plan, clip_tuning=tuning)
         if self.unclipped:
@@ -82,7 +83,7 @@ class Config:
             plan = dataclasses.replace(
                 plan,
                 l2_clip_norm=far * plan.l2_clip_norm,
-                noise_multiplier=plan.noise_multiplier / far,
+                noise_multiplier=noise / far,
             )
         return plan
 

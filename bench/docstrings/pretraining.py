@@ -150,10 +150,12 @@ def draw(of: Windows, rng: np.random.Generator) -> Examples:
     window = of.tokens[np.minimum(first + np.arange(of.room), len(of.tokens) - 1)]
 
     offset = len(of.start)
-    tokens = np.full((BATCH_SIZE, MAX_LENGTH), CONFIG.pad_token_id, np.int32)
+    pad: Any = CONFIG.pad_token_id
+    end_of_text: Any = CONFIG.eos_token_id
+    tokens = np.full((BATCH_SIZE, MAX_LENGTH), pad, np.int32)
     tokens[:, :offset] = of.start
-    tokens[:, offset:-1] = np.where(inside, window, CONFIG.pad_token_id)
-    tokens[rows, offset + length] = CONFIG.eos_token_id
+    tokens[:, offset:-1] = np.where(inside, window, pad)
+    tokens[rows, offset + length] = end_of_text
     mask = np.arange(MAX_LENGTH) <= offset + length
 
     # The tokens with the smallest of uniform numbers; of short windows fewer.
