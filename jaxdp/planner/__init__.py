@@ -16,6 +16,9 @@ from jaxdp.planner.gradients import (
     AVERAGED as AVERAGED,
 )
 from jaxdp.planner.gradients import (
+    CLIP as CLIP,
+)
+from jaxdp.planner.gradients import (
     GRADIENT_STEPS as GRADIENT_STEPS,
 )
 from jaxdp.planner.gradients import (
@@ -23,6 +26,12 @@ from jaxdp.planner.gradients import (
 )
 from jaxdp.planner.gradients import (
     SLOPE_STEPS as SLOPE_STEPS,
+)
+from jaxdp.planner.gradients import (
+    longest_step as longest_step,
+)
+from jaxdp.planner.gradients import (
+    median_norm as median_norm,
 )
 from jaxdp.planner.gradients import (
     planned as planned,

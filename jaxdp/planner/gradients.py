@@ -51,7 +51,7 @@ _NOISE_IN_LOSS = 1.5
 #: made on; and the share of the best one's gain that the chosen one may miss.
 _REHEARSED, _RECORDS, _TOLERANCE = tuple(3.0**-i for i in range(8)), 64, 0.03
 #: The clip, of the median norm of what records contribute.
-_CLIP = 1 / 3
+CLIP = 1 / 3
 #: Share of the last iterates whose mean is returned.
 AVERAGED = 0.25
 #: Steps of plans of gradients, and of slopes; directions of a step of these.
@@ -166,6 +166,45 @@ def _rehearsed(
     return min(x for x, end in zip(_REHEARSED, ends, strict=True) if end <= most)
 
 
+def median_norm(rows: Any) -> float:
+    """Computes the median of the norms of what records contribute, (B, K) or (B, d).
+
+    Raises:
+      ValueError: it is zero, or no row is finite.
+
+    Example:
+      >>> from jaxdp import planner
+      >>> planner.median_norm([[3.0, 4.0], [0.0, float("nan")], [6.0, 8.0]])
+      7.5
+    """
+    rows = np.asarray(rows, np.float64)
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    median = float(np.median(np.linalg.norm(rows, axis=1))) if rows.size else 0.0
+    if not median > 0:
+        raise ValueError(
+            "records must have finite gradients that are not all zero at params; their "
+            f"median norm is {median:.3g}: look for NaN features, dead units, or a "
+            "smoothing_radius that is too small"
+        )
+    return median
+
+
+def longest_step(median: float, num_steps: int, noise_std: float) -> float:
+    """Computes the step size whose noise moves a loss as much as it may in a run.
+
+    Args:
+      median: of the norms of gradients.
+      num_steps: of the run.
+      noise_std: of a coordinate of a step's gradient.
+
+    Example:
+      >>> from jaxdp import planner
+      >>> planner.longest_step(median=5.0, num_steps=100, noise_std=0.03)
+      1.0
+    """
+    return _NOISE_IN_LOSS / (median * math.sqrt(num_steps) * noise_std)
+
+
 def planned(
     plan: Any,
     value_fn: ValueFn,
@@ -212,24 +251,15 @@ def planned(
     key = Keys.insecure(seed).direction
     given = {"trainable": trainable, "stacked": stacked}
     parts = plan.contributions(value_fn, params, records, key, **given)
-    rows = np.asarray(parts.rows, np.float64)
-    rows = rows[np.isfinite(rows).all(axis=1)]
-    norms = np.linalg.norm(rows, axis=1)
-    median = float(np.median(norms)) if norms.size else 0.0
-    if not median > 0:
-        raise ValueError(
-            "records must have finite gradients that are not all zero at params; their "
-            f"median norm is {median:.3g}: look for NaN features, dead units, or a "
-            "smoothing_radius that is too small"
-        )
+    median = median_norm(parts.rows)
     numbers = max(parts.slopes, 1)
-    clip = _rounded(_CLIP * median) if l2_clip_norm is None else l2_clip_norm
+    clip = _rounded(CLIP * median) if l2_clip_norm is None else l2_clip_norm
     plan = dataclasses.replace(plan, l2_clip_norm=clip)
     steps, length = plan.num_steps, median / math.sqrt(numbers)
     # Of a coordinate of the gradient; of K slopes it is the mean of as many products.
     coordinate = float(np.max(plan.describe().stds)) / math.sqrt(numbers)
     step = clip / math.sqrt(numbers)  # The longest signal of a step.
-    rate = _NOISE_IN_LOSS / (length * math.sqrt(steps) * coordinate)
+    rate = longest_step(length, steps, coordinate)
     rate *= _rehearsed(plan, rate, value_fn, params, records, given)
     rate = _rounded(rate)
     dim = run_state.size(params, run_state.moving(params, trainable))
