@@ -50,7 +50,7 @@ _NOISE_IN_LOSS = 1.5
 #: made on; and the share of the best one's gain that the chosen one may miss.
 _REHEARSED, _RECORDS, _TOLERANCE = tuple(3.0**-i for i in range(8)), 64, 0.03
 #: The clip, of the median norm of what records contribute.
-_CLIP = 1 / 3
+CLIP = 1 / 3
 #: Share of the last iterates whose mean is returned.
 AVERAGED = 0.25
 _GRADIENT_STEPS, _SLOPE_STEPS, _NUM_DIRECTIONS = 80, 1000, 4
@@ -311,6 +311,45 @@ def _rehearsed(
     return min(x for x, end in zip(_REHEARSED, ends, strict=True) if end <= most)
 
 
+def median_norm(rows: Any) -> float:
+    """Computes the median of the norms of what records contribute, (B, K) or (B, d).
+
+    Raises:
+      ValueError: it is zero, or no row is finite.
+
+    Example:
+      >>> from jaxdp import planner
+      >>> planner.median_norm([[3.0, 4.0], [0.0, float("nan")], [6.0, 8.0]])
+      7.5
+    """
+    rows = np.asarray(rows, np.float64)
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    median = float(np.median(np.linalg.norm(rows, axis=1))) if rows.size else 0.0
+    if not median > 0:
+        raise ValueError(
+            "records must have finite gradients that are not all zero at params; their "
+            f"median norm is {median:.3g}: look for NaN features, dead units, or a "
+            "smoothing_radius that is too small"
+        )
+    return median
+
+
+def longest_step(median: float, num_steps: int, noise_std: float) -> float:
+    """Computes the step size whose noise moves a loss as much as it may in a run.
+
+    Args:
+      median: of the norms of gradients.
+      num_steps: of the run.
+      noise_std: of a coordinate of a step's gradient.
+
+    Example:
+      >>> from jaxdp import planner
+      >>> planner.longest_step(median=5.0, num_steps=100, noise_std=0.03)
+      1.0
+    """
+    return _NOISE_IN_LOSS / (median * math.sqrt(num_steps) * noise_std)
+
+
 def _planned(
     bare: Any,
     value_fn: ValueFn,
@@ -326,25 +365,16 @@ def _planned(
     key = Keys.insecure(seed).direction
     noiseless = bare.with_noise(noise_multiplier=1.0)
     parts = noiseless.contributions(value_fn, params, records, key, **given)
-    rows = np.asarray(parts.rows, np.float64)
-    rows = rows[np.isfinite(rows).all(axis=1)]
-    norms = np.linalg.norm(rows, axis=1)
-    median = float(np.median(norms)) if norms.size else 0.0
-    if not median > 0:
-        raise ValueError(
-            "records must have finite gradients that are not all zero at params; their "
-            f"median norm is {median:.3g}: look for NaN features, dead units, or a "
-            "smoothing_radius that is too small"
-        )
+    median = median_norm(parts.rows)
     numbers = max(parts.slopes, 1)
-    clip = _CLIP * median
+    clip = CLIP * median
     plan = dataclasses.replace(bare, l2_clip_norm=clip)
     plan = plan.calibrate(epsilon=epsilon, delta=delta)
     steps, length = plan.num_steps, median / math.sqrt(numbers)
     # Of a coordinate of the gradient; of K slopes it is the mean of as many products.
     coordinate = float(np.max(plan.describe().stds)) / math.sqrt(numbers)
     step = clip / math.sqrt(numbers)  # The longest signal of a step.
-    rate = _NOISE_IN_LOSS / (length * math.sqrt(steps) * coordinate)
+    rate = longest_step(length, steps, coordinate)
     rate *= _rehearsed(plan, rate, value_fn, params, records, given)
     noise = math.sqrt(dim / steps) * coordinate / step
     missed = math.sqrt(dim / (steps * numbers)) if parts.slopes else 0.0

@@ -386,6 +386,56 @@ def test_lora_trains_the_adapter_alone_and_goes_on(
     assert not (tmp_path / "x").exists()
 
 
+GRADIENTS = (*PROMPT, *NUMBERS, "--sampling", "full", "--method", "dp-lora")
+
+
+def test_gradients_of_lora_are_taken_on_record_and_go_on(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Killed while it is judged: a run of gradients goes on from its checkpoint."""
+    said = ("finetune", *files(home, "roberta"), *GRADIENTS, "--lora-rank", 2)
+    said = (*said, "--seed", 5, "--out")
+    want, out = tmp_path / "want", tmp_path / "run"
+    assert run(*said, want) == 0
+    assert capsys.readouterr().err == ""
+    report = reported(want)
+    assert (report["algorithm"], report["method"]) == ("dpgd", "dp-lora")
+    assert report["trainable"] == "lora" and report["steps_done"] == STEPS
+    plan = plans.from_json((want / "plan.json").read_text())
+    assert isinstance(plan, plans.DPGD)
+    assert report["epsilon"] == float(plan.epsilon()) == pytest.approx(2, rel=1e-2)
+    assert weights(want / "model").items() >= weights(home / "roberta").items()
+    drawn = dict(np.load(want / "initial.npz"))
+    assert report["num_trainable"] == sum(x.size for x in drawn.values())
+    _, tuned = checkpoint.load(want / "model")
+    for path, leaf in drawn.items():
+        assert np.any(np.asarray(language.flat(tuned)[path]) != leaf)
+    check_plot(want / "releases.png")
+    note = ledger_lib.read(want).header["note"]["command"]
+    assert note["method"] == "dp-lora" and note["l2_clip_norm"] == plan.l2_clip_norm
+    assert note["smoothing_radius"] is note["num_directions"] is None
+
+    judged, calls = tasks.predict, iter(range(9))
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return judged(*args, **kwargs)
+
+    monkeypatch.setattr(tasks, "predict", killed)
+    assert run(*said, out) == 130
+    monkeypatch.undo()
+    again = ("finetune", "--resume", "--out", out, "--quiet")
+    assert run(*again, "--method", "dpzero") == 2
+    part = "--method must be left out with --resume or be as it was, dp-lora"
+    assert part in capsys.readouterr().err
+    assert run(*again) == 0
+    assert weights(out / "model") == weights(want / "model")
+    assert run("replay", want) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "FOLDER: " in line
+
+
 @pytest.mark.slow  # Three runs; a resumed method is in test_conformance.py.
 def test_resumed_run_ends_as_if_undisturbed(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
