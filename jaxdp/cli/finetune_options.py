@@ -18,7 +18,7 @@ _OF_SLOPES = ("smoothing_radius", "num_directions", "direction")
 #: DPZero paper's numbers for RoBERTa-large and the released script's clip, but a tenth of
 #: the paper's steps. For adapters: step sizes and radii of MeZO (Malladi et al., 2023).
 #: Clips of adapters, whose slopes are smaller, and the numbers of heads were not tuned. Of
-#: dp-lora, clip and step size follow from public records: ``jaxdp.cli.finetune_scale``.
+#: dp-lora, clip and step size follow from public records.
 _NUMBERS = {"delta": options.DEFAULT_DELTA, "compute_dtype": "float32"}
 _OF_METHOD: dict[str, dict[str, Any]] = {
     "dpzero": {
@@ -29,7 +29,7 @@ _OF_METHOD: dict[str, dict[str, Any]] = {
         "learning_rate": {"all": 1e-6, "lora": 5e-5, "prefix": 1e-3, "head": 1e-3},
         "smoothing_radius": {"all": 1e-3, "lora": 1e-2, "prefix": 1e-1, "head": 1e-3},
     },
-    "dp-lora": {"num_steps": 100, "microbatch_size": 16},
+    "dp-lora": {"num_steps": 300, "microbatch_size": 16},
 }
 MAX_LENGTH, SPAN_LENGTH = 128, 32
 _BATCH_SIZE = 64

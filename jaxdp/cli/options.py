@@ -410,7 +410,8 @@ class Finetune(Budget, Run):
     all: step size 1e-6, clip 200, radius 1e-3, the paper's for RoBERTa-large;
     lora: 5e-5, 30, 1e-2; prefix: 1e-3, 30, 1e-1; head: 1e-3, 10, 1e-3.
     Smaller models take larger steps: choose on public records.
-    For dp-lora: 100 steps, XXX.
+    For dp-lora: 300 steps, 16 records evaluated at once; the clip is a third of the median
+    norm of gradients of public records, and the step size follows from it and the noise.
     """
 
     command: ClassVar[str] = "finetune"

@@ -1,7 +1,7 @@
 """Makes the golden files in `peft/`: adapters that `peft` wrote, and what it computes.
 
     pip install '.[parity]'
-    python tests/models/language/golden/make_peft.py
+    python -m tests.models.language.golden.make_peft
 
 For each case, the folder beside it of the same name has the weights: an adapter of queries
 and values of rank 2, with random numbers, in `adapter_config.json` and
@@ -16,7 +16,8 @@ import numpy as np
 import peft  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
-from make_golden import CASES, LENGTHS, make_tokens, run  # pyright: ignore
+
+from tests.models.language.golden.make_golden import CASES, LENGTHS, make_tokens, run
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODULES = {"roberta_mlm": ["query", "value"], "phi3": ["qkv_proj"]}
