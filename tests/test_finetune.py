@@ -426,6 +426,11 @@ def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> No
     assert job.recipe.l2_clip_norm == job.command.l2_clip_norm == job.plan.l2_clip_norm
     assert float(job.plan.epsilon()) == pytest.approx(2, rel=1e-2)
 
+    given = dataclasses.replace(command, num_steps=1, epsilon=10.0)
+    quiet = finetune_prepare.prepare(given)
+    step = 1 / (quiet.plan.l2_clip_norm * median)  # Of 1, if all records agree.
+    assert quiet.recipe.learning_rate == pytest.approx(step, rel=1e-4)
+
     # What is given stays.
     given = dataclasses.replace(command, l2_clip_norm=0.3, learning_rate=0.2)
     job = finetune_prepare.prepare(given)
