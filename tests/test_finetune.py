@@ -1,5 +1,6 @@
 """``jaxdp finetune``: every task end to end, resumed, replayed, and refused in one line."""
 
+import dataclasses
 import functools
 import json
 import random
@@ -384,6 +385,108 @@ def test_lora_trains_the_adapter_alone_and_goes_on(
         assert run("finetune", *again[:6], *other, *words, "--out", tmp_path / "x") == 2
         assert part in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> None:
+    command = options.Finetune(
+        **{name: str(home / f"{name}.jsonl") for name in ("train", "eval")},
+        model=str(home / "roberta"),
+        method="dp-lora",
+        task="prompt",
+        template=TEMPLATE,
+        label_words=("bad", "good"),
+        max_length=16,
+        sampling="full",
+        microbatch_size=5,
+        seed=1,
+        out=Path("never"),
+    )
+    job = finetune_prepare.prepare(command)
+    public = text.read_records(home / "eval.jsonl")
+    tokenizer = text.Tokenizer.load(home / "roberta")
+    batch: Any = text.encode_classification(
+        tokenizer, public, max_length=16, template=TEMPLATE
+    )
+    batch |= {"label": text.labels(public, "label", ("0", "1"))}
+    initial = jax.device_put(job.params)
+    lora = {"lora": initial["layers"]["lora"]}
+
+    def loss(part: Any, record: Any) -> jax.Array:
+        params = initial | {"layers": initial["layers"] | part}
+        one = jax.tree.map(lambda x: x[None], record)
+        return job.task.value_fn(params, one)[0]
+
+    found = jax.vmap(jax.grad(loss), in_axes=(None, 0))(lora, batch)
+    rows = np.concatenate([x.reshape(12, -1) for x in jax.tree.leaves(found)], axis=1)
+    median = np.median(np.linalg.norm(rows, axis=1))
+    assert job.plan.l2_clip_norm == pytest.approx(median / 3, rel=1e-4)
+    assert job.plan.family == "dpgd" and job.plan.num_steps == 300
+    longest = 1.5 / (median * np.sqrt(300) * job.plan.noise_std)
+    assert job.recipe.learning_rate == pytest.approx(longest / 5, rel=1e-4)
+    assert job.recipe.l2_clip_norm == job.command.l2_clip_norm == job.plan.l2_clip_norm
+    assert float(job.plan.epsilon()) == pytest.approx(2, rel=1e-2)
+
+    given = dataclasses.replace(command, num_steps=1, epsilon=10.0)
+    quiet = finetune_prepare.prepare(given)
+    step = 1 / (quiet.plan.l2_clip_norm * median)  # Of 1, if all records agree.
+    assert quiet.recipe.learning_rate == pytest.approx(step, rel=1e-4)
+
+    # What is given stays.
+    given = dataclasses.replace(command, l2_clip_norm=0.3, learning_rate=0.2)
+    job = finetune_prepare.prepare(given)
+    assert (job.plan.l2_clip_norm, job.recipe.learning_rate) == (0.3, 0.2)
+    given = dataclasses.replace(command, learning_rate=0.2)
+    assert finetune_prepare.prepare(given).recipe.learning_rate == 0.2
+
+
+GRADIENTS = (*PROMPT, *NUMBERS, "--sampling", "full", "--method", "dp-lora")
+
+
+def test_gradients_of_lora_are_taken_on_record_and_go_on(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Killed while it is judged: a run of gradients goes on from its checkpoint."""
+    said = ("finetune", *files(home, "roberta"), *GRADIENTS, "--lora-rank", 2)
+    said = (*said, "--seed", 5, "--out")
+    want, out = tmp_path / "want", tmp_path / "run"
+    assert run(*said, want) == 0
+    assert capsys.readouterr().err == ""
+    report = reported(want)
+    assert (report["algorithm"], report["method"]) == ("dpgd", "dp-lora")
+    assert report["trainable"] == "lora" and report["steps_done"] == STEPS
+    plan = plans.from_json((want / "plan.json").read_text())
+    assert isinstance(plan, plans.DPGD)
+    assert report["epsilon"] == float(plan.epsilon()) == pytest.approx(2, rel=1e-2)
+    assert weights(want / "model").items() >= weights(home / "roberta").items()
+    drawn = dict(np.load(want / "initial.npz"))
+    assert report["num_trainable"] == sum(x.size for x in drawn.values())
+    _, tuned = checkpoint.load(want / "model")
+    for path, leaf in drawn.items():
+        assert np.any(np.asarray(language.flat(tuned)[path]) != leaf)
+    check_plot(want / "releases.png")
+    note = ledger_lib.read(want).header["note"]["command"]
+    assert note["method"] == "dp-lora" and note["l2_clip_norm"] == plan.l2_clip_norm
+    assert note["smoothing_radius"] is note["num_directions"] is None
+
+    judged, calls = tasks.predict, iter(range(9))
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return judged(*args, **kwargs)
+
+    monkeypatch.setattr(tasks, "predict", killed)
+    assert run(*said, out) == 130
+    monkeypatch.undo()
+    again = ("finetune", "--resume", "--out", out, "--quiet")
+    assert run(*again, "--method", "dpzero") == 2
+    part = "--method must be left out with --resume or be as it was, dp-lora"
+    assert part in capsys.readouterr().err
+    assert run(*again) == 0
+    assert weights(out / "model") == weights(want / "model")
+    assert run("replay", want) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "FOLDER: " in line
 
 
 @pytest.mark.slow  # Three runs; a resumed method is in test_conformance.py.

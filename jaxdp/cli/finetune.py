@@ -117,7 +117,9 @@ def train(job: Job, params: Any) -> Outcome:
             job.train,
             {
                 "trainable": job.trainable,
-                "stacked": LanguageModel.is_stacked,
+                "stacked": LanguageModel.is_stacked
+                if job.plan.draws_directions
+                else None,
                 "chunk": command.eval_every,
                 "note": record.note(command, dataclasses.asdict(job.recipe)),
             },
@@ -140,6 +142,7 @@ def _report(
         "dataset": pathlib.Path(command.train).stem,
         "model": pathlib.Path(command.model).resolve().name,
         "task": command.task,
+        "method": command.method,
         "trainable": command.trainable,
         "num_parameters": num_parameters(job.params),
         "num_trainable": sum(
@@ -179,6 +182,7 @@ def write(job: Job, outcome: Outcome) -> None:
         title=title,
         releases=outcome.releases,
         noise_std=job.plan.noise_std,
+        num_parameters=None if job.plan.replayable else report["num_trainable"],
     )
     replace(job.out / REPORT, written(report, job.command.timings))
 
@@ -186,7 +190,8 @@ def write(job: Job, outcome: Outcome) -> None:
 def summary(job: Job, outcome: Outcome) -> Table:
     """Returns a table of the privacy spent and the metrics reached."""
     report = outcome.report
-    title = f"dpzero: {report['model']} on {report['dataset']} ({report['task']})"
+    title = f"{report['method']}: {report['model']} on {report['dataset']} "
+    title += f"({report['task']})"
     table = spending(title, job.plan, report)
     table.add_row(
         "trained",

@@ -12,18 +12,24 @@ from jaxdp.models.language.experiments import EXPERIMENTS
 WITH_WORDS, DECODERS = ("prompt", "choice"), ("choice", "generation")
 CLASSES = ("prompt", "head", "choice")
 
-#: Where neither the options nor a recipe say otherwise. For all parameters: the DPZero
-#: paper's numbers for RoBERTa-large and the released script's clip, but a tenth of the
-#: paper's steps. For adapters: step sizes and radii of MeZO (Malladi et al., 2023). Clips
-#: of adapters, whose slopes are smaller, and the numbers of heads were not tuned.
-_NUMBERS = {
-    "delta": options.DEFAULT_DELTA,
-    "direction": "rademacher",
-    "compute_dtype": "float32",
-    "num_steps": 1000,
-    "l2_clip_norm": {"all": 200.0, "lora": 30.0, "prefix": 30.0, "head": 10.0},
-    "learning_rate": {"all": 1e-6, "lora": 5e-5, "prefix": 1e-3, "head": 1e-3},
-    "smoothing_radius": {"all": 1e-3, "lora": 1e-2, "prefix": 1e-1, "head": 1e-3},
+#: Options of one method alone.
+_OF_SLOPES = ("smoothing_radius", "num_directions", "direction")
+#: Where neither the options nor a recipe say otherwise. Of dpzero, for all parameters: the
+#: DPZero paper's numbers for RoBERTa-large and the released script's clip, but a tenth of
+#: the paper's steps. For adapters: step sizes and radii of MeZO (Malladi et al., 2023).
+#: Clips of adapters, whose slopes are smaller, and the numbers of heads were not tuned. Of
+#: dp-lora, clip and step size follow from public records.
+_NUMBERS = {"delta": options.DEFAULT_DELTA, "compute_dtype": "float32"}
+_OF_METHOD: dict[str, dict[str, Any]] = {
+    "dpzero": {
+        "direction": "rademacher",
+        "num_directions": 1,
+        "num_steps": 1000,
+        "l2_clip_norm": {"all": 200.0, "lora": 30.0, "prefix": 30.0, "head": 10.0},
+        "learning_rate": {"all": 1e-6, "lora": 5e-5, "prefix": 1e-3, "head": 1e-3},
+        "smoothing_radius": {"all": 1e-3, "lora": 1e-2, "prefix": 1e-1, "head": 1e-3},
+    },
+    "dp-lora": {"num_steps": 300, "microbatch_size": 16},
 }
 MAX_LENGTH, SPAN_LENGTH = 128, 32
 _BATCH_SIZE = 64
@@ -31,6 +37,17 @@ _BATCH_SIZE = 64
 
 def completed(command: options.Finetune) -> options.Finetune:
     """Fills in options that are not given, from the command's recipe and the defaults."""
+    gradients = command.method == "dp-lora"
+    if command.trainable is None:
+        moving = "lora" if gradients else "all"
+        command = dataclasses.replace(command, trainable=moving)
+    refuse = functools.partial(parsing.refuse, command)
+    refuse(_OF_SLOPES, "--method dpzero", not gradients)
+    if gradients and command.trainable == "all":
+        raise UsageError(
+            "--trainable must be lora, prefix or head with --method dp-lora, got all: a "
+            "gradient of all parameters for each record (jaxdp.plans.DPGD takes them)"
+        )
     command = _with_recipe(command)
     for name in ("model", "train", "eval", "task"):
         if getattr(command, name) is None:
@@ -56,7 +73,7 @@ def completed(command: options.Finetune) -> options.Finetune:
         raise UsageError(f"--template must be a text with --task {task}, got nothing")
     defaults: dict[str, Any] = {
         name: value[command.trainable] if isinstance(value, dict) else value
-        for name, value in _NUMBERS.items()
+        for name, value in (_NUMBERS | _OF_METHOD[command.method]).items()
     }
     defaults["template"] = "{text}"
     if task in CLASSES:
@@ -96,6 +113,8 @@ def _with_recipe(command: options.Finetune) -> options.Finetune:
     if command.trainable != "all":  # The paper tuned no adapters.
         for name in ("l2_clip_norm", "smoothing_radius", "learning_rate"):
             del said[name]
+    if command.method == "dp-lora":  # Nor did it take gradients.
+        del said["num_steps"], said["direction"]
     if command.choices_field is not None:
         for name in ("labels", "label_words", "span_length"):  # Of the words' choices.
             said.pop(name, None)
@@ -157,11 +176,7 @@ def _check_classes(command: options.Finetune) -> None:
 def check_numbers(command: options.Finetune) -> None:
     """Refuses numbers out of range."""
     with usage(command):
-        validate.positive(
-            epsilon=command.epsilon,
-            l2_clip_norm=command.l2_clip_norm,
-            learning_rate=command.learning_rate,
-        )
+        validate.positive(epsilon=command.epsilon)
         validate.probability(delta=command.delta)
         # The step counter is a 32-bit integer.
         validate.integer(num_steps=command.num_steps, at_most=2**31 - 1)
@@ -172,8 +187,9 @@ def check_numbers(command: options.Finetune) -> None:
             if getattr(command, name) is not None
         }
         validate.integer(**some)
-        if command.lora_alpha is not None:
-            validate.positive(lora_alpha=command.lora_alpha)
+        for name in ("l2_clip_norm", "learning_rate", "lora_alpha"):
+            if getattr(command, name) is not None:
+                validate.positive(**{name: getattr(command, name)})
 
 
 def with_batch_size(command: options.Finetune, num_examples: int) -> options.Finetune:

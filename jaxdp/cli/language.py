@@ -23,7 +23,10 @@ _TOKENIZER = (
     *("tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"),
     *("chat_template.jinja", "generation_config.json"),
 )
-_CHECKPOINT = ("config.json", "adapters.safetensors")
+_CHECKPOINT = (
+    *("config.json", "adapters.safetensors"),
+    *("adapter_config.json", "adapter_model.safetensors"),
+)
 _ADAPTERS = {"lora": LoRA, "prefix": Prefix}
 
 

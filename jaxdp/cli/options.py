@@ -23,6 +23,7 @@ LOSSES = ("cross_entropy", "hinge", "squared_error")
 SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
 METHODS: tuple[str, ...] = ("auto", *typing.get_args(Method))
+LANGUAGE_METHODS = ("dpzero", "dp-lora")
 LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
 TRAINABLE = ("all", "lora", "prefix", "head")
 #: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
@@ -419,15 +420,20 @@ def train(algorithm: str = DEFAULT_ALGORITHM, **given: Any) -> Train:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finetune(Budget, Run):
-    """Fine-tune a language model without backpropagation.
+    """Fine-tune a language model, with or without backpropagation.
 
     The model, the records of --eval, templates, labels and all numbers are public; only
     the records of --train are private. Metrics are computed on --eval, before and while
-    training. "recipe" stands for what --recipe says, and without one for 1000 steps (the
-    paper takes 10000 and more) of 64 records, and by --trainable:
+    training. --method dpzero evaluates losses alone. --method dp-lora takes the gradients
+    of each record by an adapter or a head, where backpropagation fits into memory: it
+    learns as much in fewer steps, and its runs are not replayed.
+    "recipe" stands for what --recipe says, and without one for batches of 64 records.
+    For dpzero: 1000 steps (the paper takes 10000 and more), and by --trainable:
     all: step size 1e-6, clip 200, radius 1e-3, the paper's for RoBERTa-large;
     lora: 5e-5, 30, 1e-2; prefix: 1e-3, 30, 1e-1; head: 1e-3, 10, 1e-3.
     Smaller models take larger steps: choose on public records.
+    For dp-lora: 300 steps, 16 records evaluated at once; the clip is a third of the median
+    norm of gradients of public records, and the step size follows from it and the noise.
     """
 
     command: ClassVar[str] = "finetune"
@@ -464,8 +470,15 @@ class Finetune(Budget, Run):
         p.choice("right", "left"), "Which end of a field is lost.", default="right"
     )
 
-    trainable: str = opt(
-        p.choice(*TRAINABLE), "All; an adapter (and a head); a head.", default="all"
+    method: str = opt(
+        p.choice(*LANGUAGE_METHODS),
+        "By losses along random directions, or by gradients.",
+        default=LANGUAGE_METHODS[0],
+    )
+    trainable: Any = opt(
+        p.choice(*TRAINABLE),
+        "All; an adapter (and a head); a head.",
+        "all, or lora with --method dp-lora",
     )
     lora_rank: Int = opt(INTEGER, "Of --trainable lora.", "8")
     lora_alpha: Num = opt(
@@ -482,17 +495,21 @@ class Finetune(Budget, Run):
     )
 
     delta: Any = opt(NUMBER, "Of the whole run.", f"recipe or {DEFAULT_DELTA:g}")
-    num_steps: Int = opt(INTEGER, "Each releases one number a direction.", "recipe")
+    num_steps: Int = opt(
+        INTEGER, "Each releases a number a direction, or a gradient.", "recipe"
+    )
     sampling: str = opt(
         p.choice(*SAMPLING), "By coins, of one size, or all.", default="poisson"
     )
     batch_size: Int = opt(
         INTEGER, "Records of a step; expected ones with --sampling poisson.", "recipe"
     )
-    l2_clip_norm: Num = opt(NUMBER, "Bound on one record's slopes.", "recipe")
+    l2_clip_norm: Num = opt(
+        NUMBER, "Bound on one record's slopes or gradient.", "recipe"
+    )
     smoothing_radius: Num = opt(NUMBER, _RADIUS, "recipe")
     learning_rate: Num = opt(NUMBER, "Step size.", "recipe")
-    num_directions: int = opt(INTEGER, _DIRECTIONS, default=1)
+    num_directions: Int = opt(INTEGER, _DIRECTIONS, "1")
     direction: Any = opt(
         p.choice(*LAZY_DIRECTIONS), "Law of the directions.", "recipe or rademacher"
     )

@@ -29,7 +29,9 @@ Command = TypeVar("Command", bound=options.Run)
 
 def note(command: options.Run, recipe: dict[str, Any]) -> dict[str, Any]:
     """Returns the note for the ledger's header: command, its options and the recipe."""
-    given = {"algorithm": command.algorithm, **dataclasses.asdict(command)}
+    given = dataclasses.asdict(command)
+    if isinstance(command, options.Train):
+        given = {"algorithm": command.algorithm, **given}
     chosen = {name: x for name, x in given.items() if name not in command.free}
     # Strict JSON lacks infinity.
     parts = {name: "inf" if x == math.inf else x for name, x in recipe.items()}

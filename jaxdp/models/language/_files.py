@@ -19,6 +19,9 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapters.safetensors"
+#: As the library peft names them.
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_REPLACED = (WEIGHTS, INDEX, ADAPTERS, PEFT_CONFIG, PEFT_WEIGHTS)
 _SHOWN = 6  # items that an error lists
 #: Dtypes of tensors that are read, as NumPy has them.
 FLOATS = {
@@ -94,6 +97,23 @@ class Stored:
         dtype, count = FLOATS[self.dtype(name)], math.prod(shape)
         array = np.fromfile(path, dtype, count=count, offset=offset)
         return array.reshape(shape)
+
+
+def tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads all tensors of a small file, which must be of floats."""
+    with open_file(path) as file:
+        slices = {name: file.get_slice(name) for name in [*file.keys()]}
+        dtypes = {name: x.get_dtype() for name, x in slices.items()}
+        shapes = {name: tuple(x.get_shape()) for name, x in slices.items()}
+    if strange := [f"{n} is {x}" for n, x in dtypes.items() if x not in FLOATS]:
+        names = " or ".join(FLOATS)
+        raise ValueError(f"{path} must have tensors of {names}: {listed(strange)}")
+    arrays = {}
+    for name, offset in _places(path).items():
+        dtype, count = FLOATS[dtypes[name]], math.prod(shapes[name])
+        array = np.fromfile(path, dtype, count=count, offset=offset)
+        arrays[name] = array.reshape(shapes[name])
+    return arrays
 
 
 def _places(path: pathlib.Path) -> dict[str, int]:
@@ -179,7 +199,7 @@ def replacing(folder: pathlib.Path) -> Iterator[Callable[[str], pathlib.Path]]:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         shards = folder.glob("model-?????-of-?????.safetensors")
-        for old in [folder / WEIGHTS, folder / INDEX, folder / ADAPTERS, *shards]:
+        for old in [*(folder / name for name in _REPLACED), *shards]:
             if old.name not in new:
                 old.unlink(missing_ok=True)
         for name, path in new.items():

@@ -1,9 +1,10 @@
 """Checkpoint folders in Hugging Face's layout: ``config.json`` and safetensors.
 
 A folder holds ``model.safetensors``, or shards and ``model.safetensors.index.json``. One
-stacked leaf of ours is one tensor a layer there, and kernels are (out, in). Adapters, for
-which that layout has no names, are in ``adapters.safetensors`` under ours. Pickled weights
-are never read: unpickling runs what the file says.
+stacked leaf of ours is one tensor a layer there, and kernels are (out, in). LoRA is beside
+them in the format of peft. A prefix, for which that layout has no names, is in
+``adapters.safetensors`` under ours. Pickled weights are never read: unpickling runs what
+the file says.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import numpy as np
 
 from jaxdp.core import keys, validate
 from jaxdp.kernels.sphere import path_str
-from jaxdp.models.language import _files
+from jaxdp.models.language import _files, _peft
 from jaxdp.models.language import config as configs
 from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
 from jaxdp.models.language._names import FAMILIES, Family, is_language_head
@@ -35,7 +36,6 @@ from jaxdp.models.language.network import (
 
 Params = dict[str, Any]
 
-_ADAPTERS: Mapping[str, type[LoRA] | type[Prefix]] = {"lora": LoRA, "prefix": Prefix}
 #: Dtypes of parameters, and of what is written.
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -99,7 +99,7 @@ def _language_head(leaves: Mapping[str, _Leaf]) -> set[str]:
 
 
 def _is_adapter(path: str) -> bool:
-    return path.startswith(tuple(f"layers/{kind}/" for kind in _ADAPTERS))
+    return path.startswith(("layers/lora/", "layers/prefix/"))
 
 
 def _flat(tree: Any) -> dict[str, Any]:
@@ -152,10 +152,14 @@ def read_config(folder: Path) -> Config:
 
 
 def read_adapter(folder: Path) -> Adapter | None:
-    """Reads the adapter stored in ``adapters.safetensors``; None without that file.
+    """Reads which adapter a folder holds; None without one.
+
+    LoRA is in ``adapter_config.json`` and ``adapter_model.safetensors``, as peft writes it,
+    a prefix in ``adapters.safetensors``.
 
     Raises:
-      ValueError: a file that :func:`save` did not write.
+      ValueError: an ``adapter_config.json`` of another method than LoRA of queries and
+        values, by the option, or a file that :func:`save` did not write.
 
     Example:
       >>> import tempfile
@@ -163,15 +167,18 @@ def read_adapter(folder: Path) -> Adapter | None:
       >>> print(checkpoint.read_adapter(tempfile.mkdtemp()))
       None
     """
-    path = _files.folder_of(folder) / ADAPTERS
+    root = _files.folder_of(folder)
+    if (root / _files.PEFT_CONFIG).is_file():
+        return _peft.read_config(root, fused=read_config(root).fused)
+    path = root / ADAPTERS
     if not path.is_file():
         return None
     with _files.open_file(path) as file:
         fields = json.loads((file.metadata() or {}).get("adapter", "{}"))
     kind = fields.pop("kind", None)
-    if kind not in _ADAPTERS:
-        raise ValueError(f"{path} must say which adapter it holds, as save() writes it")
-    return _ADAPTERS[kind](**fields)
+    if kind != "prefix":
+        raise ValueError(f"{path} must hold a prefix, as save() writes it")
+    return Prefix(**fields)
 
 
 def load(
@@ -251,7 +258,9 @@ def load(
             for path, leaf in wanted.items()
             if leaf.names
         }
-    if adapter is not None:
+    if isinstance(adapter, LoRA):
+        flat |= _peft.read(root, config, adapter)
+    elif adapter is not None:
         flat |= _read_adapters(root / ADAPTERS, wanted)
     params = _nested(flat)
     if new_heads is not None:
@@ -396,8 +405,9 @@ def save(
       config: of the model.
       params: all its parameters, of float32 or 16 bits; where there is a classification
         head, the head of the language model may be missing.
-      adapter: whose leaves ``params`` has. They are written to ``adapters.safetensors``,
-        which transformers does not read.
+      adapter: whose leaves ``params`` has. ``LoRA`` is written as peft does it: with peft
+        installed, transformers loads the tuned model, and the weights alone without. A
+        prefix is written to ``adapters.safetensors``, which transformers does not read.
       max_shard_bytes: of one file, unless one tensor is larger. No more is held in memory
         beside ``params``.
 
@@ -455,9 +465,11 @@ def save(
             size = sum(leaf.tensor_bytes for _, leaf, _ in tensors)
             index = {"metadata": {"total_size": size}, "weight_map": weight_map}
             _files.write_json(path_of(INDEX), index)
-        if adapter is not None:
-            kind = next(k for k, cls in _ADAPTERS.items() if isinstance(adapter, cls))
-            about = json.dumps({"kind": kind, **dataclasses.asdict(adapter)})
+        if isinstance(adapter, LoRA):
+            causal = config.is_decoder and num_labels is None
+            _peft.write(path_of, config, adapter, flat, causal)
+        elif adapter is not None:
+            about = json.dumps({"kind": "prefix", **dataclasses.asdict(adapter)})
             arrays = {
                 p: np.ascontiguousarray(x) for p, x in flat.items() if _is_adapter(p)
             }
