@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +132,33 @@ def test_run_writes_everything(name: str, folders: Any) -> None:
     for picture in (train.PROGRESS, train.RELEASES):
         height, width = matplotlib.image.imread(folder / picture).shape[:2]
         assert min(height, width) > 400
+
+
+def test_numbers_of_a_killed_game_are_kept(tmp_path: Path) -> None:
+    """Also by a new attempt on other records, whose held-out ones would decide others."""
+    table, out = tmp_path / "mine.csv", tmp_path / "run"
+
+    def write(scale: float) -> None:
+        draw = np.random.default_rng(1)
+        rows = (
+            f"{x},{i % 3 > 0},{i % 2}" for i, x in enumerate(scale * draw.random(60))
+        )
+        table.write_text("\n".join(["size,kind,group", *rows]))
+
+    words = f"train saddle --method descent_ascent --dataset {table} --label kind "
+    words += "--classes False,True --bounds 0,1 --test-fraction .5 --num-steps 4 "
+    words += "--group group --group-values 0,1 --radius 30 --seed 3 --quiet --out"
+    write(1.0)
+    with kills.killed(2):
+        run(*words.split(), out)
+    shutil.copytree(out, other := tmp_path / "other")
+    then = json.loads((out / "ledger.jsonl").read_text().splitlines()[0])
+    assert run("train", "--resume", "--out", out, "--quiet") == 0
+    write(0.5)
+    again = ("train", "--resume", "--new-attempt", "--out", other, "--quiet")
+    assert run(*again) == 0
+    for folder in (out, other):
+        assert reported(folder)["recipe"] == then["note"]["recipe"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Games against groups of records, and the mean loss: ``jaxdp train saddle``."""
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import models, plans, sampling
-from jaxdp.cli import options, plots, recipes
+from jaxdp.cli import options, plots, recipes, record
+from jaxdp.cli import prepare as prepare_lib
 from jaxdp.cli.parsing import UsageError, refuse, usage
 from jaxdp.cli.steps import given, recipe_name
 from jaxdp.cli.task import Chosen, Task, of_network
@@ -55,6 +57,8 @@ _OWN = {
     "descent_ascent": ("l2_clip_norm", "learning_rate"),
 }
 _CLIPPED = ("mirror_descent", "frank_wolfe")
+#: Options that held-out records decide if they are not given.
+_DECIDED = ("clip_x", "l2_clip_norm", "learning_rate")
 
 
 class Players(NamedTuple):
@@ -91,6 +95,12 @@ def prepare(command: options.Saddle, keys: Keys) -> Chosen:
         most = num_examples if once else 2**31 - 1
         with usage(command):  # In one pass, a record for each step.
             validate.integer(num_steps=command.num_steps, at_least=2, at_most=most)
+    if command.resume:  # Also a new attempt on other records has the run's numbers.
+        then = record.read(prepare_lib.out_of(command), "--out").header["note"][
+            "recipe"
+        ]
+        decided = {name: then[name] for name in _DECIDED if name in then}
+        command = dataclasses.replace(command, **decided)
     shapes = jax.eval_shape(task.init, keys.direction)
     return _METHODS[method](command, task, shapes)
 
@@ -254,7 +264,8 @@ def points_of_game(
 
 
 def _even(count: int) -> jax.Array:
-    return jnp.full(count, 1 / count)
+    # Of a dtype, as those are that a resumed run reads.
+    return jnp.full(count, 1 / count, jnp.float32)
 
 
 def against_groups(task: Task, radius: float, params: Any) -> tuple[Task, Players]:
