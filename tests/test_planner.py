@@ -183,3 +183,27 @@ def test_records_that_say_nothing_are_refused() -> None:
             jaxdp.recommend(
                 linear, START, np.full((4, DIM), value, np.float32), **KNOWN
             )
+
+
+def test_a_sorted_table_is_planned_like_another() -> None:
+    """Its first records are all of one class, which a run without noise learns at once."""
+    draw = np.random.default_rng(0)
+    x = draw.uniform(-1, 1, (640, 6)).astype(np.float32)
+    y = (x[:, 0] + 0.5 * x[:, 1] + 0.3 * draw.normal(size=640) > 0).astype(np.float32)
+    plan = jaxdp.plans.DPGD(
+        num_steps=80,
+        sampling=jaxdp.sampling.FullBatch(),
+        l2_clip_norm=1.0,
+        num_examples=3000,
+        relation="replace_one",
+    ).calibrate(epsilon=1.0, delta=1e-5)
+
+    def logistic(params: Any, batch: Any) -> jax.Array:
+        x, y = batch
+        return jnp.logaddexp(0, (1 - 2 * y) * (x @ params[:6] + params[6]))
+
+    def rate(order: Any) -> float:
+        records = jnp.asarray(x[order]), jnp.asarray(y[order])
+        return planner.planned(plan, logistic, jnp.zeros(7), records).learning_rate
+
+    assert rate(np.argsort(y, kind="stable")) == rate(np.arange(640))

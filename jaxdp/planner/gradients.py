@@ -42,7 +42,7 @@ from jaxdp.core.averaging import polyak_average
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels.finite_difference import num_rows
-from jaxdp.planner.results import PlannedRun
+from jaxdp.planner.results import PlannedRun, spread
 
 #: What the noise of a run moves a record's loss by. ``bench planner`` searches from a
 #: tenth of it to three times as much.
@@ -140,7 +140,7 @@ def _rehearsed(
     given: dict[str, Any],
 ) -> float:
     """Returns the least of the factors of a step size that learns as much as any."""
-    few = jax.tree.map(lambda x: x[:_RECORDS], records)
+    few = spread(records, _RECORDS)
     alone = dataclasses.replace(
         plan,
         num_examples=num_rows(few),

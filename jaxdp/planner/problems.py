@@ -32,7 +32,7 @@ from jaxdp.core.averaging import polyak_output
 from jaxdp.core.keys import Keys
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.kernels.polytope import Polytope, Simplex
-from jaxdp.planner.results import PlannedGame
+from jaxdp.planner.results import PlannedGame, spread
 from jaxdp.saddle.descent_ascent import descent_ascent
 from jaxdp.saddle.oracles.linear_model import LinearModel
 from jaxdp.saddle.oracles.matrix_game import MatrixGame
@@ -209,7 +209,7 @@ def players(
         )
     if len(points) == 2 and isinstance(problem, LinearModel):
         raise ValueError("params must be one point of a LinearModel, got a pair")
-    few = jax.tree.map(lambda leaf: leaf[:_RECORDS], records)
+    few = spread(records, _RECORDS)
     points = tuple(jnp.asarray(at, jnp.float32) for at in points)
     most = _MOST_GRADIENTS if num_passes is None else num_passes / 3
     if most < 1:

@@ -5,10 +5,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 
 from jaxdp.core import display
 from jaxdp.core.averaging import polyak_output
+from jaxdp.kernels.finite_difference import num_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,6 +118,17 @@ class PlannedGame:
             "error": f"{self.error:.3g} +- {self.half_width:.2g}",
             "proven": self.proven,
         }
+
+
+def spread(records: Any, count: int) -> Any:
+    """Returns at most ``count`` of the records, from the first to the last of them.
+
+    Evenly: the first ones of a table that is sorted may all be of one class.
+    """
+    size = num_rows(records)
+    count = min(size, count)
+    where = np.arange(count) * size // count
+    return jax.tree.map(lambda leaf: leaf[where], records)
 
 
 def clip_of(plan: Any) -> float:
