@@ -565,9 +565,9 @@ class Plan:
         """
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in self._fields():
-            value: Any = getattr(self, field.name)
-            if value is None and field.metadata.get("omit_none"):
+            if field.metadata.get("omit_none") and getattr(self, field.name) is None:
                 continue
+            value: Any = getattr(self, field.name)
             if field.name == "sampling":
                 value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
             elif field.name in self.nested and value is not None:
