@@ -488,7 +488,10 @@ def large(name: str, of: Config, rows: int, length: int) -> list[_harness.Row]:
 
 
 def _needed(case: str, step: Step, params: Any) -> list[_harness.Row]:
-    """Memory of one program: the process's own peak would be that of all it did before."""
+    """Returns the memory of a step's program, and how long it took to compile.
+
+    The process's own peak would be that of all it did before.
+    """
     memory = step.program.memory_analysis()
     weights = sum(x.nbytes for x in jax.tree.leaves(params))
     temp = memory.temp_size_in_bytes

@@ -871,7 +871,7 @@ def test_steps_of_a_file_are_the_planner_s(
     words = ["--dataset", path, "--label", "y", "--test-fraction", 0.5, "--out", out]
     assert run("train", "dpgd", *words, "--num-steps", 20, "--seed", 1, "--quiet") == 0
     recipe = reported(out)["recipe"]
-    assert (recipe["average"], recipe["num_steps"]) == (planner.AVERAGED, 20)
+    assert (recipe["average"], recipe["num_steps"]) == (planner.gradients.AVERAGED, 20)
 
     def job(**more: Any) -> prepare.Job:
         shared = {"dataset": str(path), "label": "y", "test_fraction": 0.5}

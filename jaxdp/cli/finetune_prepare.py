@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp import planner, sampling
+from jaxdp import sampling
 from jaxdp.cli import (
     budget,
     finetune_options,
@@ -29,6 +29,7 @@ from jaxdp.core.types import Perturbation
 from jaxdp.data import values
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.models.language import LanguageModel, adapter_only, tasks, text
+from jaxdp.planner import gradients
 from jaxdp.training import resolution
 from jaxdp.training.ledger import LEDGER, PLAN
 
@@ -195,10 +196,10 @@ def _scaled(
         for i in range(0, len(chosen), size)
     ]
     with usage(command, "--eval"):
-        median = planner.median_norm(np.concatenate(found))
-    clip = command.l2_clip_norm or planner.CLIP * median
+        median = gradients.median_norm(np.concatenate(found))
+    clip = command.l2_clip_norm or gradients.CLIP * median
     plan = dataclasses.replace(plan, l2_clip_norm=clip)
-    longest = planner.longest_step(median, plan.num_steps, float(plan.noise_std))
+    longest = gradients.longest_step(median, plan.num_steps, float(plan.noise_std))
     rate = command.learning_rate or min(_STEP * longest, 1 / (clip * median))
     command = dataclasses.replace(command, l2_clip_norm=clip, learning_rate=rate)
     return command, plan

@@ -15,11 +15,12 @@ from typing import Any, Literal, TypeVar, get_args
 
 import optax
 
-from jaxdp import planner, plans, sampling
+from jaxdp import plans, sampling
 from jaxdp.core.averaging import polyak_average
 from jaxdp.core.types import Relation
 from jaxdp.dpzero.plan import DirectionLaw
 from jaxdp.mechanism.sum_plan import SumPlan
+from jaxdp.planner import gradients
 
 Algorithm = Literal["dpzero", "dpgd", "mezo", "gd"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -127,12 +128,12 @@ _FEW_SLOPES = dataclasses.replace(_SLOPES, num_steps=2000, average=0.25)
 
 # Clip and step size are left to the planner.
 _PLANNED_GRADIENTS = Recipe(
-    num_steps=planner.GRADIENT_STEPS, l2_clip_norm=None, average=planner.AVERAGED
+    num_steps=gradients.GRADIENT_STEPS, l2_clip_norm=None, average=gradients.AVERAGED
 )
 _PLANNED_SLOPES = dataclasses.replace(
     _PLANNED_GRADIENTS,
-    num_steps=planner.SLOPE_STEPS,
-    num_directions=planner.NUM_DIRECTIONS,
+    num_steps=gradients.SLOPE_STEPS,
+    num_directions=gradients.NUM_DIRECTIONS,
 )
 
 #: (data set, model, algorithm) -> recipes in order of the budget up to which each counts.

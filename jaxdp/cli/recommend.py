@@ -61,7 +61,7 @@ def _of_loss(command: options.Recommend) -> tuple[planner.Recommendation, str]:
     said = {name: first[name] for name in names if name in first}
     if command.batch_size:
         said["batch_size"] = command.batch_size
-    said |= {"average": planner.AVERAGED, "relation": command.relation}
+    said |= {"average": planner.gradients.AVERAGED, "relation": command.relation}
     return found, _words(f"train {first['algorithm']}", said)
 
 

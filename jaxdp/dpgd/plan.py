@@ -26,8 +26,8 @@ class DPGD(SumPlan):
     It needs backpropagation. Noise is discrete Gaussian.
 
     Attributes:
-      clip_tuning: None, or how the clip moves from ``l2_clip_norm``, with what share of the
-        noise; other attributes are those of every plan of sums.
+      clip_tuning: None, or how the clip moves from ``l2_clip_norm``, as in
+        :class:`DPZero`; other attributes are those of every plan of sums.
 
     Example:
       >>> import jaxdp
@@ -43,9 +43,9 @@ class DPGD(SumPlan):
     released: ClassVar[str] = "gradients"
     nested: ClassVar[dict[str, Any]] = {"clip_tuning": ClipTuning}
 
-    # Plans of before had none: their digests are of texts without it.
+    # Texts of plans without one do not name it: their digests stay those of before.
     clip_tuning: ClipTuning | None = dataclasses.field(
-        default=None, metadata={"written": "not None"}
+        default=None, metadata={"omit_none": True}
     )
 
     def __post_init__(self) -> None:

@@ -21,7 +21,8 @@ class ClipTuning:
       \log C_{t+1} = \log C_t - \eta\Big(\frac{\tilde b_t}{\bar B} + \frac12 - \gamma\Big),
       \qquad \tilde b_t = \sum_i \big(\mathbf 1\{\|s_{t,i}\| \le C_t\} - \tfrac12\big) + Z_t
 
-    which reads releases alone: the clip is public. Masked rows and rows that are not
+    where :math:`s_{t,i}` is a record's vector of slopes, or its gradient. It reads
+    releases alone: the clip is public. Masked rows and rows that are not
     finite count nothing: a record that is zeroed out is a masked row, not one whose loss
     is constant, which would count a half for.
 

@@ -565,8 +565,7 @@ class Plan:
         """
         fields: dict[str, Any] = {"plan": type(self).__name__}
         for field in self._fields():
-            needless = field.metadata.get("written") == "not None"
-            if needless and getattr(self, field.name) is None:
+            if field.metadata.get("omit_none") and getattr(self, field.name) is None:
                 continue
             value: Any = getattr(self, field.name)
             if field.name == "sampling":

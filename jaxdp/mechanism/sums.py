@@ -104,8 +104,8 @@ class Sums(_Mechanism):
       l2_clip_norm: C, bound on one record's contribution.
       law: of the noise.
       numbers: largest number of noised values of a step.
-      count_noise_multiplier: of the count that a step releases besides, of which
-        ``noise_multiplier`` pays for the pair; None where it releases none.
+      count_noise_multiplier: of the count that a step releases besides, while
+        ``noise_multiplier`` is that of the pair; None where it releases none.
     """
 
     l2_clip_norm: float

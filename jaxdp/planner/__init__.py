@@ -12,42 +12,11 @@ import jax.numpy as jnp
 from jaxdp.core import validate
 from jaxdp.core.types import PathPredicate, Relation, ValueFn
 from jaxdp.planner import gradients, problems, tables
-from jaxdp.planner.gradients import (
-    AVERAGED as AVERAGED,
-)
-from jaxdp.planner.gradients import (
-    CLIP as CLIP,
-)
-from jaxdp.planner.gradients import (
-    GRADIENT_STEPS as GRADIENT_STEPS,
-)
-from jaxdp.planner.gradients import (
-    NUM_DIRECTIONS as NUM_DIRECTIONS,
-)
-from jaxdp.planner.gradients import (
-    SLOPE_STEPS as SLOPE_STEPS,
-)
-from jaxdp.planner.gradients import (
-    longest_step as longest_step,
-)
-from jaxdp.planner.gradients import (
-    median_norm as median_norm,
-)
-from jaxdp.planner.gradients import (
-    planned as planned,
-)
-from jaxdp.planner.results import (
-    PlannedGame as PlannedGame,
-)
-from jaxdp.planner.results import (
-    PlannedRun as PlannedRun,
-)
-from jaxdp.planner.results import (
-    PlannedTable as PlannedTable,
-)
-from jaxdp.planner.results import (
-    Recommendation as Recommendation,
-)
+from jaxdp.planner.gradients import planned as planned
+from jaxdp.planner.results import PlannedGame as PlannedGame
+from jaxdp.planner.results import PlannedRun as PlannedRun
+from jaxdp.planner.results import PlannedTable as PlannedTable
+from jaxdp.planner.results import Recommendation as Recommendation
 from jaxdp.saddle.oracles.queries import Marginals
 from jaxdp.saddle.oracles.sums import VertexGradients
 

@@ -173,8 +173,8 @@ def median_norm(rows: Any) -> float:
       ValueError: it is zero, or no row is finite.
 
     Example:
-      >>> from jaxdp import planner
-      >>> planner.median_norm([[3.0, 4.0], [0.0, float("nan")], [6.0, 8.0]])
+      >>> from jaxdp.planner import gradients
+      >>> gradients.median_norm([[3.0, 4.0], [0.0, float("nan")], [6.0, 8.0]])
       7.5
     """
     rows = np.asarray(rows, np.float64)
@@ -198,8 +198,8 @@ def longest_step(median: float, num_steps: int, noise_std: float) -> float:
       noise_std: of a coordinate of a step's gradient.
 
     Example:
-      >>> from jaxdp import planner
-      >>> planner.longest_step(median=5.0, num_steps=100, noise_std=0.03)
+      >>> from jaxdp.planner import gradients
+      >>> gradients.longest_step(median=5.0, num_steps=100, noise_std=0.03)
       1.0
     """
     return _NOISE_IN_LOSS / (median * math.sqrt(num_steps) * noise_std)

@@ -32,6 +32,7 @@ from jaxdp.core.averaging import polyak_output
 from jaxdp.core.keys import Keys
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.kernels.polytope import Polytope, Simplex
+from jaxdp.planner import gradients
 from jaxdp.planner.results import PlannedGame, spread
 from jaxdp.saddle.descent_ascent import descent_ascent
 from jaxdp.saddle.oracles.linear_model import LinearModel
@@ -40,8 +41,8 @@ from jaxdp.saddle.oracles.sums import VertexGradients, middle, one_record, verte
 
 #: Rehearsals of a candidate; records that stand for all; and records that one reads.
 _SEEDS, _RECORDS, _ROWS = 8, 256, 2**15
-#: Clips over the median of what records contribute: of draws, and of gradients.
-_CLIPS, _GRADIENT_CLIP = (1.0, 1 / 3), 1 / 3
+#: Clips of draws over the median of what records contribute.
+_CLIPS = (1.0, gradients.CLIP)
 #: Step sizes of DP-SGDA over those of theory.
 _RATES = (1.0, 3.0, 10.0, 30.0, 100.0)
 #: The most gradients of each record.
@@ -133,7 +134,7 @@ class Players:
     def gradient_clip(self) -> float:
         """Computes a third of the median norm of the gradients by all points."""
         rows = jnp.concatenate(self.gradients(self.points), axis=1)
-        return _GRADIENT_CLIP * _positive(_median(jnp.linalg.norm(rows, axis=1)))
+        return gradients.CLIP * gradients.median_norm(rows)
 
     def mean_loss(self, *points: jax.Array) -> jax.Array:
         """Computes the mean loss of the records; one that is not finite counts zero."""
