@@ -1038,6 +1038,22 @@ def test_recommend_prints_a_command_that_trains(
     assert "--num-passes must be at least 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("group", [None, "class"])
+def test_recommend_reads_held_out_records_alone(
+    group: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def seen(value_fn: Any, params: Any, records: Any, **given: Any) -> Any:
+        public = models.load("wine").test
+        for part, other in zip(records, public, strict=False):
+            np.testing.assert_array_equal(part, other)
+        raise UsageError("held out")
+
+    monkeypatch.setattr(planner, "recommend", seen)
+    words = [] if group is None else ["--group", group]
+    assert run("recommend", "--dataset", "wine", *words) == 2
+    assert "held out" in capsys.readouterr().err
+
+
 def test_recommend_of_a_table_is_what_synthesize_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -626,6 +626,23 @@ def test_numbers_of_saddle_s_methods_come_from_held_out_records() -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [{"group": "class", "method": "descent_ascent"}, {"method": "frank_wolfe"}],
+    ids=lambda given: given["method"],
+)
+def test_private_records_decide_no_number_of_saddle(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = options.Saddle(dataset="wine", seed=0, **given)
+    before, whole = prepare.prepare(command), tasks.dataset_of(command)
+    x, y = whole.train
+    other = dataclasses.replace(whole, train=(8 * x, y))
+    monkeypatch.setattr(tasks, "dataset_of", lambda command: other)
+    after = prepare.prepare(command)
+    assert (after.recipe, after.plan) == (before.recipe, before.plan)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--l2-clip-norm 1", "--l2-clip-norm is for --method descent_ascent only"),

@@ -122,6 +122,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"data": BROKEN, "microbatch_size": 24},
     ),
     "dpgd": (dpgd_plan(), {"data": BROKEN, "microbatch_size": 4}),
+    "dpgd-tuned": (
+        dataclasses.replace(dpgd_plan(), clip_tuning=TUNED),
+        {"data": BROKEN, "microbatch_size": 4},
+    ),
 }
 
 
