@@ -27,8 +27,8 @@ def _dpgd(**changes: Any) -> Any:
     return plans.DPGD(**_COMMON | changes).calibrate(epsilon=1.0, delta=1e-5)
 
 
-def _prefix_sum(name: str) -> Any:
-    changes = {"sampling": sampling.ShuffledEpochs(1), "num_steps": 400}
+def _prefix_sum(name: str, sampler: Any = sampling.ShuffledEpochs) -> Any:
+    changes = {"sampling": sampler(1), "num_steps": 400}
     return plans.PrefixSum(**_COMMON | changes, prefix_noise=name).calibrate(
         epsilon=0.2, delta=1e-5
     )
@@ -115,6 +115,7 @@ LATTICE_PLANS: dict[str, Any] = {
     "DPGD, Poisson": _dpgd(sampling=sampling.TruncatedPoisson(sampling_prob=0.5)),
     "PrefixSum, buffers": _prefix_sum("blt_3"),
     "PrefixSum, tree": _prefix_sum("tree"),
+    "PrefixSum, passes of one order": _prefix_sum("blt_3", sampling.CyclicEpochs),
     "O2NC, values, buffers": _o2nc({"prefix_noise": "blt_2"}),
     "O2NC, values, tree": _o2nc({"prefix_noise": "tree"}),
     "O2NC, gradients": _o2nc(_GRADIENTS),

@@ -215,6 +215,8 @@ _KERNELS: dict[str, Callable[[int], PrefixNoise]] = {
     "independent": toeplitz_noise.Independent,
 }
 NAMES = tuple(_KERNELS)
+#: Those of which a period may read a record again.
+REPEATABLE = ("sqrt_toeplitz", "blt_1", "blt_2", "blt_3", "independent")
 
 
 def make(name: str, period: int) -> PrefixNoise:
@@ -236,26 +238,40 @@ def make(name: str, period: int) -> PrefixNoise:
     return _KERNELS[name](period)
 
 
-def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
-    """Returns the L2 sensitivity ``max_i leaf_sensitivities[i] * ||C e_i||`` of ``C x``.
+def sensitivity(
+    kernel: PrefixNoise, leaf_sensitivities: np.ndarray, separation: int | None = None
+) -> float:
+    r"""Returns the L2 sensitivity ``max_i leaf_sensitivities[i] * ||C e_i||`` of ``C x``.
 
     The record appears at one step of the period, whichever is the worst. Divided into the
     std of one node this is the noise multiplier of the one Gaussian event that a whole
     period is.
 
+    With ``separation`` b it appears at the steps i, i + b, i + 2b, ... of some i < b, and
+    may move each as it likes: by vectors :math:`s u_k` with :math:`\|u_k\| \le 1`. Then
+    :math:`\|Cx\|^2 = s^2 \sum_{k,l} (C^TC)_{i+kb,i+lb} u_k \cdot u_l`, at most what equal
+    unit vectors make of it, for C has no negative entry; and i = 0 has the most of them.
+
     Args:
-      kernel: for its period and the lengths of the columns of C.
+      kernel: for its period and the lengths of the columns of C. With ``separation`` one
+        of :mod:`jaxdp.kernels.toeplitz_noise`.
       leaf_sensitivities: (period,), at least 0: how far one record moves the contribution
-        of each step, under the relation in use.
+        of each step, under the relation in use. With ``separation`` the largest counts.
+      separation: steps between two that read the same record; None where the period reads
+        it once.
 
     Raises:
-      ValueError: another shape, or a number that is negative or not finite.
+      ValueError: another shape, a number that is negative or not finite, or a kernel
+        without a bound for records that are read again.
 
     Example:
       >>> import numpy as np
       >>> from jaxdp.kernels import prefix_noise
       >>> kernel = prefix_noise.make("tree", period=8)
       >>> round(prefix_noise.sensitivity(kernel, np.ones(8)) ** 2, 6)
+      4.0
+      >>> kernel = prefix_noise.make("independent", period=8)
+      >>> round(prefix_noise.sensitivity(kernel, np.ones(8), separation=2) ** 2, 6)
       4.0
     """
     leaf = np.asarray(leaf_sensitivities, np.float64)
@@ -266,7 +282,15 @@ def sensitivity(kernel: PrefixNoise, leaf_sensitivities: np.ndarray) -> float:
         )
     if not (np.isfinite(leaf).all() and (leaf >= 0).all()):
         raise ValueError("leaf_sensitivities must be finite and at least 0")
-    return float(np.max(leaf * kernel.column_norms()))
+    if separation is None:
+        return float(np.max(leaf * kernel.column_norms()))
+    kinds = (toeplitz_noise.SquareRoot, toeplitz_noise.Buffered)
+    if not isinstance(kernel, (*kinds, toeplitz_noise.Independent)):
+        raise ValueError(
+            f"prefix_noise must be one of {', '.join(REPEATABLE)} where a period reads a "
+            f"record again, got {type(kernel).__name__}"
+        )
+    return float(np.max(leaf) * kernel.repeated_norm(separation))
 
 
 def rounding_shift(kernel: PrefixNoise, size: int) -> float:

@@ -77,6 +77,25 @@ class _Toeplitz:
         """
         return _cumulative_norms(self.coefficients())[::-1]
 
+    def repeated_norm(self, separation: int) -> float:
+        """Returns the length of the sum of C's columns 0, ``separation``, and so on.
+
+        No entry of C is negative. So of all columns that are so far apart these have the
+        longest sum, and no other signs or directions of a record's contributions to their
+        steps make ``C x`` longer.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> toeplitz_noise.Independent(period=6).repeated_norm(3) ** 2
+          2.0000000000000004
+          >>> round(toeplitz_noise.SquareRoot(period=4).repeated_norm(2) ** 2, 4)
+          4.1133
+        """
+        total, column = np.zeros(self.period), self.coefficients()
+        for first in range(0, self.period, separation):
+            total[first:] += column[: self.period - first]
+        return float(np.linalg.norm(total))
+
     def prefix_norms(self) -> np.ndarray:
         """Returns the stds of the noise on the prefix sums: lengths of the rows of B.
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import Keys
+from jaxdp import Keys, sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import lattice_gaussian, threefry
 from jaxdp.kernels.fixed_point import Fixed
@@ -118,7 +118,8 @@ def node_std(plan: Any) -> float:
     """Of a node of a period's noise, in what is released: one record in one step.
 
     The multiplier times the longest column of C, each times what a record moves the mean
-    of its step by.
+    of its step by. Where a period has several passes, of the longest sum of a record's
+    columns.
     """
     phases = [phase.name for phase in plan.phases for _ in range(phase.num_steps)]
     period = plan.correlation.period
@@ -126,7 +127,14 @@ def node_std(plan: Any) -> float:
         moves(plan) * plan.clips[phases[t % len(phases)]][0] / _size(plan, phases, t)
         for t in range(period)
     ]
-    columns = np.linalg.norm(plan.correlation.strategy(), axis=0)
+    matrix = plan.correlation.strategy()
+    if isinstance(plan.sampling, sampling.CyclicEpochs):
+        apart = plan.num_examples // plan.sampling.batch_size
+        matrix = sum(
+            np.roll(matrix, -k, axis=1) * (np.arange(period) + k < period)
+            for k in range(0, period, apart)
+        )
+    columns = np.linalg.norm(matrix, axis=0)
     return plan.noise_multiplier * float(np.max(np.array(leaves) * columns))
 
 

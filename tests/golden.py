@@ -76,6 +76,7 @@ def made() -> Iterator[tuple[str, Any]]:
         sampling.External(8),
         sampling.SinglePass(8),
         sampling.ShuffledEpochs(8),
+        sampling.CyclicEpochs(8),
     ):
         name = f"DPZero, {type(sampler).__name__}"
         changes = {"sampling": sampler, "num_examples": 64, "num_steps": 8}

@@ -33,6 +33,7 @@ DRAWING = (
     FIXED,
     PASS,
     EPOCHS,
+    sampling.CyclicEpochs(7),
 )
 
 
@@ -433,6 +434,20 @@ def test_batches_of_two_sizes_are_for_plans_of_phases() -> None:
         plan(two)
 
 
+def test_cyclic_epochs_have_one_random_order() -> None:
+    """Every record in one step of an epoch, at the same place of all (failure < 1e-6)."""
+    sampler = sampling.CyclicEpochs(3)
+    orders = []
+    for seed in range(200):
+        records, mask = draw(sampler, 9, seed, num_examples=10)
+        assert mask.all()
+        one, *others = records.reshape(3, 9).tolist()
+        assert len(set(one)) == 9 and others == [one, one]
+        orders.append(one)
+    for place in np.array(orders).T:
+        assert scipy.stats.chisquare(np.bincount(place, minlength=10)).pvalue > 1e-7
+
+
 def test_epochs_are_shuffled() -> None:
     """Every record at every place, and left out, equally often (failure < 1e-5)."""
     epochs, n, size = 20_000, 10, 3
@@ -679,6 +694,7 @@ def test_external_batches_of_any_size() -> None:
         sampling.FixedSize,
         sampling.SinglePass,
         sampling.ShuffledEpochs,
+        sampling.CyclicEpochs,
         sampling.External,
     ],
 )

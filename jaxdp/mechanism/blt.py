@@ -90,7 +90,9 @@ def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
       >>> plan = plan.with_optimised_noise(num_buffers=2)  # doctest: +SKIP
     """
     validate.integer(num_buffers=num_buffers, at_most=3)
-    found = optimise_blt(plan.noise_period, num_buffers)
+    found = optimise_blt(
+        plan.noise_period, num_buffers, getattr(plan.sums, "separation", None)
+    )
     changes: dict[str, Any] = {
         "prefix_noise": f"blt_{num_buffers}",
         "blt_numbers": BLTNumbers(found.buf_decay, found.output_scale),
@@ -99,12 +101,15 @@ def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
 
 
 @functools.cache
-def optimise_blt(period: int, num_buffers: int) -> toeplitz_noise.Buffered:
+def optimise_blt(
+    period: int, num_buffers: int, separation: int | None = None
+) -> toeplitz_noise.Buffered:
     """Returns the buffered Toeplitz kernel of least worst variance at equal sensitivity.
 
     Its parameters are found by ``jax_privacy``, once for each pair of arguments; its norms
     are exact for these parameters, however good they are. The numbers that ship
-    (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096 steps.
+    (``toeplitz_noise.blt``) are those for 16, 64, 256, 1024 and 4096 steps. With
+    ``separation``, a record is read every so many steps of the period.
 
     Raises:
       ImportError: ``jax_privacy`` is not installed (the extra ``mf``).
@@ -127,7 +132,12 @@ def optimise_blt(period: int, num_buffers: int) -> toeplitz_noise.Buffered:
         ) from error
     with jax.enable_x64(True):
         found = buffered_toeplitz.optimize(
-            n=period, error="max", min_buffers=num_buffers, max_buffers=num_buffers
+            n=period,
+            error="max",
+            min_buffers=num_buffers,
+            max_buffers=num_buffers,
+            min_sep=separation or 1,
+            max_participations=1 if separation is None else -(-period // separation),
         )
         decay, scale = (np.asarray(x) for x in (found.buf_decay, found.output_scale))
     return toeplitz_noise.Buffered(

@@ -307,15 +307,33 @@ class CorrelatedSums(_Means):
     :math:`d_i` by at most :math:`s_i`, and no other mean of the period, its sensitivity is
     :math:`\max_i s_i\|Ce_i\|`.
 
+    Where the period is the whole run and reads a record every b steps, it is
+    :math:`s\|C(e_0 + e_b + e_{2b} + \dots)\|` (``prefix_noise.sensitivity``), and the run
+    is that one mechanism.
+
+    Attributes:
+      separation: b, the steps between two of a period that read the same record; None
+        where a period reads it once.
+
     References:
       Denisov et al., `Improved Differential Privacy for SGD via Optimal Private Linear
       Operators on Adaptive Streams <https://arxiv.org/abs/2202.08312>`_, 2022, Theorem 2.1.
+      Choquette-Choo et al., `Multi-Epoch Matrix Factorization Mechanisms for Private
+      Machine Learning <https://arxiv.org/abs/2211.06530>`_, 2023 (records read again).
     """
+
+    separation: int | None = None
+
+    @property
+    def charges_steps(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.separation is None
 
     @functools.cached_property
     def sensitivity(self) -> float:
         """L2 sensitivity of Cd, the sequence d of means times the matrix C."""
-        return noises.sensitivity(self.correlation, self.leaf_sensitivities)
+        return noises.sensitivity(
+            self.correlation, self.leaf_sensitivities, self.separation
+        )
 
     @property
     def noise_std(self) -> float:
@@ -335,7 +353,10 @@ class CorrelatedSums(_Means):
 
     @property
     def guarantee(self) -> accounting.Guarantee:
-        return self._equal()
+        if self.separation is None:
+            return self._equal()
+        ideal = accounting.full_batch_gaussian(self.noise, 1, self.relation)
+        return self._drawn(ideal, self.noise)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from jaxdp import sampling
 from jaxdp.core import validate
 from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.keys import Keys
+from jaxdp.kernels import prefix_noise
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
@@ -22,16 +23,19 @@ from jaxdp.o2nc.prefix_sum import private_prefix_sum
 class PrefixSum(SumPlan):
     """Plan of means of clipped per-record updates, whose noise adds up to little.
 
-    One pass over the data costs what one Gaussian release costs; P passes cost P of them,
-    for noise restarts with each. No amplification is claimed.
+    One pass over the data costs what one Gaussian release costs. P passes of
+    ``ShuffledEpochs`` cost P of them, for noise restarts with each. Those of
+    ``CyclicEpochs`` are one release, whose noise is correlated over the whole run; it has
+    less noise in all sums. No amplification is claimed.
 
     Attributes:
-      sampling: ``SinglePass`` or ``ShuffledEpochs``, of which every epoch is a pass.
+      sampling: ``SinglePass``, ``ShuffledEpochs`` or ``CyclicEpochs``.
       prefix_noise: the name of the noise's matrix C, one of
-        ``jaxdp.kernels.prefix_noise.NAMES``.
+        ``jaxdp.kernels.prefix_noise.NAMES``; with ``CyclicEpochs`` of its ``REPEATABLE``.
       blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
         :meth:`with_optimised_noise`.
-      period: steps from one restart of the noise to the next; None is a whole pass.
+      period: steps from one restart of the noise to the next; None is a whole pass, and
+        with ``CyclicEpochs`` the whole run.
 
     Example:
       >>> import jaxdp
@@ -53,6 +57,7 @@ class PrefixSum(SumPlan):
     samplers: ClassVar[tuple[type, ...]] = (
         sampling.SinglePass,
         sampling.ShuffledEpochs,
+        sampling.CyclicEpochs,
     )
     nested: ClassVar[dict[str, Any]] = {"blt_numbers": blt.BLTNumbers}
 
@@ -61,11 +66,22 @@ class PrefixSum(SumPlan):
         if self.period is not None:
             validate.integer(period=self.period)
         blt.check_names(self.prefix_noise, self.blt_numbers)
+        if self._cyclic:
+            validate.one_of(prefix_noise.REPEATABLE, prefix_noise=self.prefix_noise)
+            if self.period is not None:
+                raise ValueError(
+                    "period must be None with sampling.CyclicEpochs, whose noise is "
+                    f"correlated over the whole run, got {self.period}"
+                )
         super().__post_init__()
 
     @property
+    def _cyclic(self) -> bool:
+        return isinstance(self.sampling, sampling.CyclicEpochs)
+
+    @property
     def steps_per_pass(self) -> int:
-        """Number of steps of one pass over the data; the noise restarts with each pass."""
+        """Number of steps of one pass over the data."""
         if self.num_passes == 1:
             return self.num_steps
         return self.num_examples // self.sampling.rows(self.num_examples)
@@ -76,7 +92,7 @@ class PrefixSum(SumPlan):
         return self.sampling.max_participations(self.num_examples, self.num_steps)
 
     def _sums(self) -> CorrelatedSums:
-        most = min(self.steps_per_pass, self.num_steps)
+        most = min(self._restart, self.num_steps)
         period = most if self.period is None else min(self.period, most)
         rows = self.sampling.rows(self.num_examples)
         return CorrelatedSums(
@@ -84,14 +100,20 @@ class PrefixSum(SumPlan):
             clips={"step": (self.l2_clip_norm, rows)},
             phases=self.phases,
             correlation=blt.kernel(self.prefix_noise, self.blt_numbers, period),
+            separation=self.steps_per_pass if self._cyclic else None,
         )
+
+    @property
+    def _restart(self) -> int:
+        """Number of steps after which the noise restarts at the latest."""
+        return self.num_steps if self._cyclic else self.steps_per_pass
 
     def returned(self, state: Any, params: Any) -> Any:
         return params
 
     @kept
     def numbers(self) -> CorrelatedNumbers:
-        return self._correlated(self.steps_per_pass)
+        return self._correlated(self._restart)
 
     with_optimised_noise = blt.with_optimised_noise
 

@@ -15,6 +15,7 @@ sampler                 one record is in a step         what that earns
 ``SinglePassRestarts``  the same, batches of two sizes  the same
 ``MultiPassRestarts``   always, or by its own coin      as the step's kind of sample
 ``ShuffledEpochs``      in one step of an epoch         an epoch costs what a step costs
+``CyclicEpochs``        the same step of every epoch    the same; less: ``PrefixSum``
 ``AdaptiveCursor``      in one query of a pass          a pass costs what a query costs
 ``External``            as somebody else decides        nothing: every step is charged
 ======================  ==============================  ==============================
@@ -31,6 +32,7 @@ from jaxdp.sampling.batches import draw as draw
 from jaxdp.sampling.batches import shuffled as shuffled
 from jaxdp.sampling.samplers import AdaptiveCursor as AdaptiveCursor
 from jaxdp.sampling.samplers import AnySampler as AnySampler
+from jaxdp.sampling.samplers import CyclicEpochs as CyclicEpochs
 from jaxdp.sampling.samplers import External as External
 from jaxdp.sampling.samplers import FixedSize as FixedSize
 from jaxdp.sampling.samplers import FullBatch as FullBatch

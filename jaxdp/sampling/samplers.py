@@ -444,6 +444,38 @@ class ShuffledEpochs(_Sized):
         return index, jnp.ones((size,), bool)
 
 
+class CyclicEpochs(_Sized):
+    """Epochs that all read the records in one random order, in full batches.
+
+    What is left over at the end of an epoch is never read. Two steps that read the same
+    record are whole epochs apart, so that noise may be correlated over all of a run
+    (``jaxdp.plans.PrefixSum``). No amplification is claimed; the order need not be secret.
+
+    Attributes:
+      batch_size: B; an epoch has ``num_examples // B`` steps.
+
+    Example:
+      >>> import jax
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.CyclicEpochs(batch_size=100)
+      >>> sampler.max_participations(1000, num_steps=25)
+      3
+      >>> first, again = (sampler.draw(jax.random.key(0), t, 1000)[0] for t in (3, 13))
+      >>> bool((first == again).all())
+      True
+    """
+
+    def max_participations(self, num_examples: int, num_steps: int) -> int:
+        return -(-num_steps // (num_examples // self.rows(num_examples)))
+
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
+        size = self.rows(num_examples)
+        batch = jnp.asarray(step, jnp.int32) % (num_examples // size)
+        places = batch * size + jnp.arange(size)
+        index = threefry.permuted(keys_lib.at_step(key, 0), places, num_examples)
+        return index, jnp.ones((size,), bool)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveCursor(_Whole):
     """Cursor over the records, in the order of the data; each query moves it on.
@@ -523,6 +555,7 @@ AnySampler = (
     | SinglePassRestarts
     | MultiPassRestarts
     | ShuffledEpochs
+    | CyclicEpochs
     | AdaptiveCursor
     | External
 )

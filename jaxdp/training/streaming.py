@@ -136,7 +136,8 @@ def _check_sampler(source: Source, plan: Plan) -> None:
         raise TypeError(
             f"data must be arrays in memory for {plan.family} with {sampler!r}, whose "
             f"steps read all records, got a {type(source).__name__}: sample a part of them "
-            "in each step (TruncatedPoisson, FixedSize, ShuffledEpochs, SinglePass)"
+            "in each step (TruncatedPoisson, FixedSize, ShuffledEpochs, "
+            "CyclicEpochs, SinglePass)"
         )
     if source.once and not isinstance(sampler, sampling.SinglePass):
         raise TypeError(

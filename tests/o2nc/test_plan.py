@@ -1,6 +1,7 @@
 """The plans of correlated noise: what they charge, checked three ways; what they refuse."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -389,6 +390,68 @@ def test_one_pass_costs_what_one_release_costs() -> None:
     assert plan.noise_period == 8
     assert plan.sensitivity == pytest.approx(2 * 0.5 / 4 * 2)
     assert summed(prefix_noise="tree", period=None).noise_period == 16
+
+
+def cyclic(**changes: Any) -> plans.PrefixSum:
+    """Three passes of six steps, of which the last lacks two; four records are left."""
+    given = {"period": None, "sampling": sampling.CyclicEpochs(10), "num_steps": 16}
+    return summed(**given | changes)
+
+
+@pytest.mark.parametrize("name", prefix_noise.REPEATABLE)
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove"])
+def test_passes_of_one_order_are_one_release(name: str, relation: Any) -> None:
+    """The sensitivity is the worst over places and signs, by the matrix itself."""
+    plan = cyclic(prefix_noise=name, relation=relation)
+    assert plan.noise_period == 16 and plan.num_passes == 3
+    share = (2 if relation == "replace_one" else 1) * 0.5 / 10
+    matrix = plan.correlation.strategy()
+    assert (matrix >= 0).all()
+    longest = max(
+        float(np.linalg.norm(matrix[:, place::6] @ np.array(signs)))
+        for place in range(6)
+        for signs in itertools.product((-1, 1), repeat=len(range(place, 16, 6)))
+    )
+    assert plan.sensitivity == pytest.approx(share * longest, rel=1e-9)
+    assert plan.node_std == pytest.approx(2 * plan.sensitivity)
+    spent, missed = lattice.sampler_error(plan.event)
+    left = (1e-5 - missed) * math.exp(-spent)
+    ideal = dp.get_epsilon_gaussian(2.0, left)
+    assert plan.epsilon() == pytest.approx(ideal + spent, rel=1e-9)
+    assert plan.spent(3) == pytest.approx(plan.epsilon(), rel=1e-6)
+    assert plans.from_json(plan.to_json()) == plan
+
+
+def test_passes_of_one_order_have_less_noise() -> None:
+    budget: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
+    restarted = cyclic(sampling=sampling.ShuffledEpochs(10), num_steps=60)
+    whole = cyclic(num_steps=60).calibrate(**budget)
+    restarted = restarted.calibrate(**budget)
+    # Noise of ten passes adds up in the sum of a whole run.
+    assert whole.noise_std < 0.85 * math.sqrt(10) * restarted.noise_std
+    independent = cyclic(num_steps=60, prefix_noise="independent").calibrate(**budget)
+    assert whole.noise_std < 0.6 * independent.noise_std
+
+
+def test_passes_of_one_order_refuse() -> None:
+    with pytest.raises(ValueError, match="prefix_noise must be one of 'sqrt_toepl"):
+        cyclic(prefix_noise="tree")
+    with pytest.raises(ValueError, match="period must be None with sampling"):
+        cyclic(period=4)
+    with pytest.raises(ValueError, match="vary must be 'noise_multiplier'"):
+        cyclic().calibrate(epsilon=1.0, delta=1e-5, vary="num_steps")
+    kernel = prefix_noise.make("tree", 4)
+    with pytest.raises(ValueError, match="where a period reads a record again, got St"):
+        prefix_noise.sensitivity(kernel, np.ones(4), separation=2)
+
+
+def test_noise_that_is_optimised_for_passes() -> None:
+    pytest.importorskip("jax_privacy")
+    shipped = cyclic(num_steps=60)
+    plan = shipped.with_optimised_noise(3)
+    assert plan.epsilon() == shipped.epsilon()
+    assert plan.noise_std < shipped.noise_std
+    assert plan.blt_numbers != summed(60, num_steps=16).with_optimised_noise(3)
 
 
 def test_passes_are_charged_and_restart() -> None:

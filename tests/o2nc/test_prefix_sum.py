@@ -140,6 +140,68 @@ def test_means_without_signal_are_the_noise(name: str, relation: str) -> None:
         np.testing.assert_allclose(means / unit, np.concatenate(want), rtol=2e-7)
 
 
+CYCLIC = sampling.CyclicEpochs(batch_size=B)
+
+
+@pytest.mark.parametrize("name", ["blt_2", "independent"])
+def test_noise_goes_on_through_passes_of_one_order(name: str) -> None:
+    plan = make(sampling=CYCLIC, num_steps=15, prefix_noise=name)
+    means, totals = run(plan, np.zeros((N, D)))
+    std, root = drawn.std_of_node(plan), drawn.correlated_root(plan, KEYS)
+    key = keys_lib.at_step(root, 0)  # One period for all.
+    want = drawn.increments(plan.correlation, key, std, D, 15)
+    np.testing.assert_allclose(means / drawn.unit_of_means(plan), want, rtol=2e-7)
+    np.testing.assert_allclose(totals, np.cumsum(means, axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "relation"), [("blt_3", "replace_one"), ("independent", "add_or_remove")]
+)
+def test_an_attack_finds_what_passes_of_one_order_cost(
+    name: str, relation: str
+) -> None:
+    """The likelihood ratio of the record that is first in its pass shifts by mu stds.
+
+    It is ``C`` times the releases, projected on what the record moves. Runs of both data
+    sets have the same keys, so the shift is exact; the std is within six standard errors.
+    """
+    runs, noise = 400, 1.6
+    plan = make(
+        sampling=CYCLIC,
+        num_steps=15,
+        prefix_noise=name,
+        relation=relation,
+        noise_multiplier=noise,
+    )
+    here = relation == "replace_one"
+
+    def released(seed: jax.Array, sign: jax.Array) -> jax.Array:
+        keys = Keys.insecure(seed)
+        tx = jaxdp.private_prefix_sum(plan, keys)
+        first = sampling.batch(plan, keys, 0, jnp.arange(N)).records[0]
+        data = jnp.zeros((N, 1)).at[first].set(sign)
+
+        def step(state: Any, t: jax.Array) -> Any:
+            batch = sampling.batch(plan, keys, t, data)
+            out, state = tx.update(batch.records, state, batch=batch)
+            return state, out
+
+        return jax.lax.scan(step, tx.init(jnp.zeros(1)), jnp.arange(15))[1]
+
+    both = jax.jit(
+        lambda sign: jax.lax.map(lambda s: released(s, sign), jnp.arange(runs))
+    )
+    one, other = (
+        np.asarray(both(s), np.float64)[..., 0] for s in (1.0, -1.0 if here else 0.0)
+    )
+    matrix = plan.correlation.strategy()
+    moved = matrix[:, ::6].sum(axis=1) / np.linalg.norm(matrix[:, ::6].sum(axis=1))
+    gap = ((one - other) @ matrix.T) @ moved
+    np.testing.assert_allclose(gap / plan.node_std, 1 / noise, rtol=1e-2)
+    spread = ((other @ matrix.T) @ moved).std()
+    assert abs(spread / plan.node_std - 1) < 6 / math.sqrt(2 * runs)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_one_record_moves_a_mean_by_at_most_its_share(bad: float) -> None:
     plan = make()

@@ -66,6 +66,7 @@ def fit(plan: Any, data: Any, **options: Any) -> Any:
         POISSON,
         sampling.FixedSize(16),
         sampling.ShuffledEpochs(60),
+        sampling.CyclicEpochs(60),
         sampling.SinglePass(30),
     ],
     ids=lambda sampler: type(sampler).__name__,
