@@ -86,10 +86,10 @@ class _Toeplitz:
 
         Example:
           >>> from jaxdp.kernels import toeplitz_noise
-          >>> toeplitz_noise.Independent(period=6).repeated_norm(3) ** 2
-          2.0000000000000004
-          >>> round(toeplitz_noise.SquareRoot(period=4).repeated_norm(2) ** 2, 4)
-          4.1133
+          >>> round(toeplitz_noise.Independent(period=6).repeated_norm(3) ** 2, 6)
+          2.0
+          >>> round(toeplitz_noise.SquareRoot(period=4).repeated_norm(2) ** 2, 6)
+          3.800781
         """
         total, column = np.zeros(self.period), self.coefficients()
         for first in range(0, self.period, separation):
