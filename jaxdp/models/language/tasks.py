@@ -8,7 +8,10 @@ on the right; :mod:`jaxdp.models.language.text` makes them:
 - ``head``: ``label`` int32 (B,);
 - ``choice``: ``tokens``, ``mask`` and ``span`` (B, C, L), ``valid`` bool (B, C) and
   ``label`` (B,): ``span`` marks the tokens of each choice;
-- ``generation``: ``span`` bool (B, L) marks the answer.
+- ``generation`` and ``instruction``: ``span`` bool (B, L) marks the answer, or the tokens
+  of several;
+- ``preference``: ``tokens``, ``mask`` and ``span`` (B, 2, L), of the chosen text and the
+  rejected one, and ``reference`` float32 (B, 2): their log-likelihoods before the run.
 
 All losses are float32, read one record each, and perturb lazily.
 """
@@ -42,10 +45,13 @@ class Task:
     """A loss and, for tasks with classes, the scores that it compares.
 
     Attributes:
-      name: ``"prompt"``, ``"head"``, ``"choice"`` or ``"generation"``.
+      name: ``"prompt"``, ``"head"``, ``"choice"``, ``"generation"``, ``"instruction"`` or
+        ``"preference"``.
       model: what it tunes.
       value_fn: ``value_fn(params, batch) -> (B,)`` float32, lazy.
-      scores: ``scores(params, batch) -> (B, C)`` float32; None for generation.
+      scores: ``scores(params, batch) -> (B, C)`` float32; None where texts are written.
+      likelihood: ``likelihood(params, batch)``, where answers are tokens of any text: their
+        log-likelihood and their number, (B,) each, or (B, 2) of pairs; None for others.
 
     Example:
       >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
@@ -58,6 +64,7 @@ class Task:
     model: LanguageModel
     value_fn: LazyLoss
     scores: Callable[[Any, Batch], Array] | None = None
+    likelihood: Callable[[Any, Batch], tuple[Array, Array]] | None = None
 
 
 def _classes(
@@ -156,7 +163,7 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
 
     def scores(params: Any, batch: Batch, at: At) -> Array:
         flat = {n: _flat(batch[n]) for n in ("tokens", "mask", "span")}
-        mean = _mean_log_likelihood(model, params, flat, span_length, at)
+        mean = _mean(*_log_likelihood(model, params, flat, span_length, at))
         return jnp.where(batch["valid"], mean.reshape(batch["valid"].shape), _NEVER)
 
     return _classes("choice", model, scores)
@@ -184,9 +191,146 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
     _check_decoder(model, span_length)
 
     def loss(params: Any, batch: Batch, at: At) -> Array:
-        return -_mean_log_likelihood(model, params, batch, span_length, at)
+        return -_mean(*_log_likelihood(model, params, batch, span_length, at))
 
-    return Task("generation", model, LazyLoss(loss))
+    def likelihood(params: Any, batch: Batch) -> tuple[Array, Array]:
+        return _log_likelihood(model, params, batch, span_length, perturb.identity)
+
+    return Task("generation", model, LazyLoss(loss), likelihood=likelihood)
+
+
+def instruction(model: LanguageModel, *, span_length: int) -> Task:
+    """Makes the task of answering as the assistant does, in conversations of any turns.
+
+    The loss of a record is minus the mean log-likelihood of its own answers' tokens, which
+    ``span`` marks anywhere: of a record without any it is 0. No other record's tokens count
+    in it, nor a number of the batch.
+
+    Args:
+      model: a decoder.
+      span_length: the most tokens of answers that a record has; logits are taken at them
+        alone. A constant, not read from data.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
+      >>> task = tasks.instruction(model, span_length=4)
+      >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+      >>> mask = jnp.ones((3, 5), bool)
+      >>> span = jnp.array([[False, True, False, True, True]] * 3)
+      >>> batch = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": mask, "span": span}
+      >>> jax.eval_shape(task.value_fn, params, batch).shape
+      (3,)
+    """
+    return dataclasses.replace(
+        generation(model, span_length=span_length), name="instruction"
+    )
+
+
+def preference(
+    model: LanguageModel,
+    *,
+    span_length: int,
+    beta: float = 0.1,
+    reference_free: bool = False,
+) -> Task:
+    r"""Makes the task of preferring one text to another, by likelihoods alone.
+
+    Rafailov et al., `Direct Preference Optimization <https://arxiv.org/abs/2305.18290>`_,
+    2023. The loss of a record, which is one pair, is
+
+    .. math:: -\log \sigma\Bigl(\beta \Bigl(\log\frac{\pi(y_+ | x)}{\pi_0(y_+ | x)}
+        - \log\frac{\pi(y_- | x)}{\pi_0(y_- | x)}\Bigr)\Bigr)
+
+    with log-likelihoods summed over a text's tokens. Those of :math:`\pi_0`, the model
+    before the run, are two numbers of the record, ``reference``, which
+    :func:`log_likelihoods` computes once. They are as private as the record, and are in
+    nothing that a run releases. The loss is bounded by nothing: as for every task, what
+    enters a release is clipped record by record, so the plan's sensitivity holds for any
+    beta.
+
+    Args:
+      model: a decoder.
+      span_length: the most tokens that a text has. A constant, not read from data.
+      beta: how much a change of likelihood counts.
+      reference_free: leave :math:`\pi_0` out; a batch needs no ``reference``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
+      >>> task = tasks.preference(model, span_length=4, beta=0.5)
+      >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+      >>> mask = jnp.ones((3, 2, 5), bool)
+      >>> batch = {"tokens": jnp.ones((3, 2, 5), jnp.int32), "mask": mask, "span": mask}
+      >>> batch["reference"] = jnp.zeros((3, 2))
+      >>> jax.eval_shape(task.value_fn, params, batch).shape
+      (3,)
+    """
+    _check_decoder(model, span_length)
+    validate.positive(beta=beta)
+
+    def found(params: Any, batch: Batch, at: At) -> tuple[Array, Array]:
+        flat = {n: _flat(batch[n]) for n in ("tokens", "mask", "span")}  # One forward.
+        both = _log_likelihood(model, params, flat, span_length, at)
+        return both[0].reshape(-1, 2), both[1].reshape(-1, 2)
+
+    def scores(params: Any, batch: Batch, at: At) -> Array:
+        total, _ = found(params, batch, at)
+        return beta * (total if reference_free else total - batch["reference"])
+
+    def loss(params: Any, batch: Batch, at: At) -> Array:
+        both = scores(params, batch, at)
+        return softmax_cross_entropy(both, jnp.zeros(len(both), jnp.int32))
+
+    return Task(
+        "preference",
+        model,
+        LazyLoss(loss),
+        scores=lambda params, batch: scores(params, batch, perturb.identity),
+        likelihood=lambda params, batch: found(params, batch, perturb.identity),
+    )
+
+
+def log_likelihoods(
+    task: Task, params: Any, data: Batch, *, batch_size: int = 64
+) -> np.ndarray:
+    """Computes the log-likelihood of every record's answer, or of both texts of a pair.
+
+    Returns:
+      float32 (n,), or (n, 2) for a task of :func:`preference`, in batches of one size:
+      the same parameters and records have the same bits whenever they are asked.
+
+    Raises:
+      ValueError: a task of classes.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt", num_hidden_layers=1))
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+      >>> mask = jnp.ones((3, 2, 5), bool)
+      >>> data = {"tokens": jnp.ones((3, 2, 5), jnp.int32), "mask": mask, "span": mask}
+      >>> task = tasks.preference(model, span_length=5)
+      >>> found = tasks.log_likelihoods(task, params, data)
+      >>> found.shape, bool(np.allclose(found, -4 * np.log(model.config.vocab_size)))
+      ((3, 2), True)
+    """
+    if task.likelihood is None:
+        raise ValueError(f"task must be one of texts, got {task.name!r}")
+    chosen = {name: data[name] for name in ("tokens", "mask", "span")}
+    return _in_batches(_totals(task), params, chosen, batch_size)
+
+
+@functools.lru_cache(maxsize=32)
+def _totals(task: Task) -> Callable[..., Array]:
+    likelihood: Any = task.likelihood
+    return jax.jit(lambda params, batch: likelihood(params, batch)[0])
 
 
 def _check_decoder(model: LanguageModel, span_length: int) -> None:
@@ -202,23 +346,27 @@ def _flat(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def _mean_log_likelihood(
+def _log_likelihood(
     model: LanguageModel, params: Any, batch: Batch, span_length: int, at: At
-) -> Array:
-    """Averages log p(token | those before) over a contiguous span's tokens: (B,)."""
+) -> tuple[Array, Array]:
+    """Sums log p(token | those before) over a span's tokens, and counts them: (B,)."""
     tokens, span = batch["tokens"], batch["span"]
     x = model.hidden(params, tokens, batch["mask"], at)
     # Logits at the span alone: over the whole vocabulary they are the largest array.
-    index = jnp.argmax(span, axis=1)[:, None] + jnp.arange(span_length)
-    inside = jnp.minimum(index, tokens.shape[1] - 1)
+    length = tokens.shape[1]
+    index = jnp.sort(jnp.where(span, jnp.arange(length), length), axis=1)
+    index = index[:, :span_length]
+    inside = jnp.minimum(index, length - 1)
     counts = (index == inside) & (index > 0)
-    counts = counts & jnp.take_along_axis(span, inside, axis=1)
     before = jnp.maximum(inside - 1, 0)
     x = jnp.take_along_axis(x, before[..., None], axis=1)
     targets = jnp.take_along_axis(tokens, inside, axis=1)
     each = -softmax_cross_entropy(model.logits(params, x, at), targets)
-    total = jnp.sum(jnp.where(counts, each, 0), axis=1)
-    return total / jnp.maximum(jnp.sum(counts, axis=1), 1)
+    return jnp.sum(jnp.where(counts, each, 0), axis=1), jnp.sum(counts, axis=1)
+
+
+def _mean(total: Array, count: Array) -> Array:
+    return total / jnp.maximum(count, 1)
 
 
 # --- predictions -------------------------------------------------------------------
