@@ -108,9 +108,11 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
         params = language.recorded(params, out, header)
     if command.task == "preference" and not command.reference_free:
         initial = jax.device_put(params)
-        size = {"batch_size": command.microbatch_size or _PAIRS}
-        for batch in (judged, train):
-            batch["reference"] = tasks.log_likelihoods(task, initial, batch, **size)
+        pairs: list[Any] = [judged, train]
+        for batch in pairs:
+            batch["reference"] = tasks.log_likelihoods(
+                task, initial, batch, batch_size=command.microbatch_size or _PAIRS
+            )
     judge = _judge(command, task, tokenizer, judged, shown)
     if not command.resume:
         command, plan = _scaled(command, plan, task, params, judged)

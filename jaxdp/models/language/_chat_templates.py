@@ -103,8 +103,20 @@ def compiled(source: str) -> Any:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def tojson(x: Any, **options: Any) -> str:  # Jinja's own writes for HTML.
-        return json.dumps(x, **{"ensure_ascii": False} | options)
+    def tojson(  # Jinja's own writes for HTML.
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            x,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,

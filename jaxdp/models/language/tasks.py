@@ -310,6 +310,7 @@ def log_likelihoods(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
+      >>> import numpy as np
       >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
       >>> model = LanguageModel(config=tiny_config("opt", num_hidden_layers=1))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
