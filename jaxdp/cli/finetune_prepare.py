@@ -23,12 +23,19 @@ from jaxdp.cli import (
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import check_folder, initial_key, keys_of
+from jaxdp.cli.printing import has_bar
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import Perturbation
 from jaxdp.data import values
 from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.models.language import LanguageModel, adapter_only, tasks, text
+from jaxdp.models.language import (
+    LanguageModel,
+    adapter_only,
+    generation,
+    tasks,
+    text,
+)
 from jaxdp.planner import gradients
 from jaxdp.training import resolution
 from jaxdp.training.ledger import LEDGER, PLAN
@@ -370,18 +377,31 @@ def _judge(
             metrics["test_macro_f1"] = tasks.macro_f1(found, label)
         return metrics
 
+    bar = command.progress and has_bar(command)
+
     def of_texts(params: Any) -> dict[str, float]:
-        found = tasks.generate(
-            task.model, params, given, max_new_tokens=command.span_length
+        perplexity = tasks.perplexity(task, params, given, progress=bar)
+        room = command.max_length - command.span_length  # No prompt is longer.
+        found = generation.generate(
+            task.model,
+            params,
+            {name: x[:, :room] for name, x in data.items()},
+            max_new_tokens=command.span_length,
+            progress=bar,
         )
-        scores = []
+        matches, shares = [], []
         for tokens, asked in zip(found, records, strict=True):
             answers = asked[command.answer_field]
             answers = answers if isinstance(answers, list) else [str(answers)]
             # An answer is one line: a model that is not tuned goes on writing.
             line, _, _ = tokenizer.decode(tokens).strip().partition("\n")
-            scores.append(tasks.token_f1(line, answers))
-        return {"test_token_f1": float(np.mean(scores))}
+            matches.append(tasks.exact_match(line, answers))
+            shares.append(tasks.token_f1(line, answers))
+        return {
+            "test_token_f1": float(np.mean(shares)),
+            "test_exact_match": float(np.mean(matches)),
+            "test_perplexity": perplexity,
+        }
 
     return Judge(of_texts if label is None else of_classes, len(records))
 

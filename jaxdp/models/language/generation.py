@@ -91,7 +91,7 @@ def generate(
             f"max_new_tokens must be at most {limit - longest}, what the longest prompt "
             f"leaves of {limit} tokens, got {max_new_tokens}"
         )
-    room = limit - max_new_tokens
+    room = max(limit - max_new_tokens, 1)
     prompts = {
         "tokens": np.asarray(data["tokens"])[:, :room],
         "mask": asked[:, :room],
@@ -102,9 +102,7 @@ def generate(
     return in_batches(program, params, prompts, batch_size, said)
 
 
-def _law(
-    temperature: float, top_k: int | None, top_p: float | None, key: Any
-) -> _Law:
+def _law(temperature: float, top_k: int | None, top_p: float | None, key: Any) -> _Law:
     """Checks how tokens are chosen."""
     validate.non_negative(temperature=temperature)
     if top_k is not None:

@@ -272,9 +272,7 @@ class Cache(NamedTuple):
     key: Array  # shape=(layers, B, P + L, H, D), in the compute dtype
     value: Array  # the same
 
-    def written(
-        self, layer: Array, places: Array, key: Array, value: Array
-    ) -> "Cache":
+    def written(self, layer: Array, places: Array, key: Array, value: Array) -> "Cache":
         """Writes one layer's keys and values (B, T, H, D) at places (B, T)."""
         rows = jnp.arange(places.shape[0])[:, None]
         new = (key, value)

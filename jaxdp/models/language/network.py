@@ -471,7 +471,9 @@ class LanguageModel:
             sees = [jnp.ones((length, length), bool)]
         angles = None
         if isinstance(self.config, DecoderConfig):
-            angles = jnp.stack([rotary.angles(r, size, length, places) for _, r in kinds])
+            angles = jnp.stack(
+                [rotary.angles(r, size, length, places) for _, r in kinds]
+            )
         numbers = jnp.asarray([kinds.index(look) for look in looks])
         return numbers, jnp.stack(sees), angles
 

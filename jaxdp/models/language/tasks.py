@@ -267,7 +267,7 @@ def perplexity(
     params: Any,
     data: Batch,
     *,
-    batch_size: int = 64,
+    batch_size: int = 16,
     progress: bool = False,
 ) -> float:
     """Computes the perplexity of the answers: exp(-mean log p(token | those before)).
@@ -361,9 +361,9 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Computes 1.0 if a text has the words of one of some answers, in their order, else 0.0.
+    """Computes 1.0 if a text has the words of one of some answers, else 0.0.
 
-    As SQuAD does: without case, punctuation and articles.
+    In their order; as SQuAD does, without case, punctuation and articles.
 
     Example:
       >>> from jaxdp.models.language import tasks
