@@ -23,12 +23,20 @@ from jaxdp.cli import (
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import check_folder, initial_key, keys_of
+from jaxdp.cli.printing import has_bar
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import Perturbation
 from jaxdp.data import values
 from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.models.language import LanguageModel, adapter_only, chats, tasks, text
+from jaxdp.models.language import (
+    LanguageModel,
+    adapter_only,
+    chats,
+    generation,
+    tasks,
+    text,
+)
 from jaxdp.planner import gradients
 from jaxdp.training import resolution
 from jaxdp.training.ledger import LEDGER, PLAN
@@ -416,7 +424,7 @@ def _judge(
         prompts = _prompts(command, task, tokenizer, records)
         answers = [[answer] for answer in chats.answers(records)]
         decode = functools.partial(chats.decode_answer, tokenizer)
-        return _judge_of_texts(command, task, prompts, answers, decode)
+        return _judge_of_texts(command, task, given, prompts, answers, decode)
 
     def line(tokens: np.ndarray) -> str:
         # An answer is one line: a model that is not tuned goes on writing.
@@ -424,24 +432,37 @@ def _judge(
 
     found = [record[command.answer_field] for record in records]
     answers = [x if isinstance(x, list) else [str(x)] for x in found]
-    return _judge_of_texts(command, task, given, answers, line)
+    room = command.max_length - command.span_length  # No prompt is longer.
+    prompts = {name: x[:, :room] for name, x in data.items()}
+    return _judge_of_texts(command, task, given, prompts, answers, line)
 
 
 def _judge_of_texts(
     command: options.Finetune,
     task: tasks.Task,
     data: Any,
+    prompts: Any,
     answers: list[list[str]],
     decode: Callable[[np.ndarray], str],
 ) -> Judge:
     """Builds the evaluation of what a model writes after prompts."""
+    bar = command.progress and has_bar(command)
 
     def of_texts(params: Any) -> dict[str, float]:
-        found = tasks.generate(
-            task.model, params, data, max_new_tokens=command.span_length
+        perplexity = tasks.perplexity(task, params, data, progress=bar)
+        found = generation.generate(
+            task.model,
+            params,
+            prompts,
+            max_new_tokens=command.span_length,
+            progress=bar,
         )
-        pairs = zip(map(decode, found), answers, strict=True)
-        return {"test_token_f1": float(np.mean([tasks.token_f1(*x) for x in pairs]))}
+        pairs = [*zip(map(decode, found), answers, strict=True)]
+        return {
+            "test_token_f1": float(np.mean([tasks.token_f1(*x) for x in pairs])),
+            "test_exact_match": float(np.mean([tasks.exact_match(*x) for x in pairs])),
+            "test_perplexity": perplexity,
+        }
 
     return Judge(of_texts, len(answers))
 

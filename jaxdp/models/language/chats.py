@@ -115,7 +115,7 @@ def encode_instruction(
 def encode_prompts(
     tokenizer: Tokenizer, records: Sequence[Record], *, max_length: int
 ) -> Batch:
-    """Encodes conversations without their last message, for :func:`tasks.generate`.
+    """Encodes conversations without their last message, for :func:`generation.generate`.
 
     They end with what the assistant's message begins with. One that is too long loses its
     beginning.

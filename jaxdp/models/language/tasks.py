@@ -31,6 +31,8 @@ import numpy as np
 from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At, LazyLoss
+from jaxdp.models.language._batches import in_batches
+from jaxdp.models.language.config import check_decoder
 from jaxdp.models.language.network import LanguageModel
 from jaxdp.models.losses import softmax_cross_entropy
 
@@ -325,22 +327,13 @@ def log_likelihoods(
     if task.likelihood is None:
         raise ValueError(f"task must be one of texts, got {task.name!r}")
     chosen = {name: data[name] for name in ("tokens", "mask", "span")}
-    return _in_batches(_totals(task), params, chosen, batch_size)
-
-
-@functools.lru_cache(maxsize=32)
-def _totals(task: Task) -> Callable[..., Array]:
-    likelihood: Any = task.likelihood
-    return jax.jit(lambda params, batch: likelihood(params, batch)[0])
+    total, _ = in_batches(_likelihoods(task), params, chosen, batch_size)
+    return total
 
 
 def _check_decoder(model: LanguageModel, span_length: int) -> None:
     validate.integer(span_length=span_length)
-    if not model.config.is_decoder:
-        raise ValueError(
-            "model must be a decoder, whose tokens have a likelihood, got "
-            f"{model.config.model_type!r}"
-        )
+    check_decoder(model.config)
 
 
 def _flat(x: Array) -> Array:
@@ -395,7 +388,7 @@ def predict(
     """
     if task.scores is None:
         raise ValueError(f"task must have classes, got {task.name!r}")
-    return _in_batches(_predictor(task), params, data, batch_size)
+    return in_batches(_predictor(task), params, data, batch_size)
 
 
 @functools.lru_cache(maxsize=32)  # A run is judged many times.
@@ -404,25 +397,29 @@ def _predictor(task: Task) -> Callable[..., Array]:
     return jax.jit(lambda params, batch: jnp.argmax(scores(params, batch), axis=1))
 
 
-def generate(
-    model: LanguageModel,
+def perplexity(
+    task: Task,
     params: Any,
     data: Batch,
     *,
-    max_new_tokens: int,
     batch_size: int = 16,
-) -> np.ndarray:
-    """Generates greedy continuations, int32 (n, max_new_tokens), padded after the end.
+    progress: bool = False,
+) -> float:
+    """Computes the perplexity of the answers: exp(-mean log p(token | those before)).
+
+    The mean is over all tokens of all records, so a record counts by its answer's length.
+    (The loss of a record is minus its own mean.) It is infinite where float64 ends, and NaN
+    if a likelihood is.
 
     Args:
-      model: a decoder.
-      params: its parameters.
-      data: ``tokens`` and ``mask``; what ``span`` marks, an answer, is left out.
-      max_new_tokens: the most tokens that are written.
+      task: of :func:`generation` or :func:`instruction`.
+      params: the parameters.
+      data: ``tokens``, ``mask`` and ``span``.
       batch_size: records at once.
+      progress: whether to draw a progress bar.
 
     Raises:
-      ValueError: no decoder, or a text that would grow longer than the model reads.
+      ValueError: another task, or no answer has a token.
 
     Example:
       >>> import jax
@@ -431,67 +428,27 @@ def generate(
       >>> model = LanguageModel(config=tiny_config("opt", num_hidden_layers=1))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-      >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": jnp.ones((3, 5), bool)}
-      >>> tasks.generate(model, params, data, max_new_tokens=4).shape
-      (3, 4)
+      >>> mask = jnp.ones((3, 5), bool)
+      >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": mask, "span": mask}
+      >>> round(tasks.perplexity(tasks.generation(model, span_length=5), params, data))
+      50
     """
-    _check_decoder(model, max_new_tokens)
-    asked = np.asarray(data["mask"])
-    if "span" in data:
-        asked = asked & ~np.asarray(data["span"])
-    longest, limit = int(asked.sum(axis=1).max(initial=0)), model.config.max_length
-    if longest + max_new_tokens > limit:
-        raise ValueError(
-            f"max_new_tokens must be at most {limit - longest}, what the longest prompt "
-            f"leaves of {limit} tokens, got {max_new_tokens}"
-        )
-    return _in_batches(_generator(model, max_new_tokens), params, data, batch_size)
+    if task.likelihood is None:
+        raise ValueError(f"task must be one of texts, got {task.name!r}")
+    said = "likelihoods" if progress else ""
+    data = {name: data[name] for name in ("tokens", "mask", "span")}
+    program = _likelihoods(task)
+    total, count = in_batches(program, params, data, batch_size, said)
+    if not count.sum():
+        raise ValueError("data must have answers of one token or more, got none")
+    mean = total.sum(dtype=np.float64) / count.sum()
+    with np.errstate(over="ignore"):
+        return float(np.exp(-mean))
 
 
 @functools.lru_cache(maxsize=32)
-def _generator(model: LanguageModel, max_new_tokens: int) -> Callable[..., Array]:
-    config, ends = model.config, np.asarray(model.config.ends, np.int32)
-
-    def continued(params: Any, batch: Batch) -> Array:
-        mask = batch["mask"] & ~batch["span"] if "span" in batch else batch["mask"]
-        rows = jnp.arange(mask.shape[0])
-        start = jnp.sum(mask, axis=1)
-        more = ((0, 0), (0, max_new_tokens))
-        tokens = jnp.where(mask, batch["tokens"], config.padding)
-        tokens = jnp.pad(tokens, more, constant_values=config.padding)
-        mask = jnp.pad(mask, more)
-
-        def write(i: Array, state: tuple[Array, Array, Array]) -> tuple:
-            tokens, mask, done = state
-            x = model.hidden(params, tokens, mask)
-            last = x[rows, jnp.maximum(start + i - 1, 0)]
-            best = jnp.argmax(model.logits(params, last), axis=1).astype(jnp.int32)
-            best = jnp.where(done, config.padding, best)
-            tokens = tokens.at[rows, start + i].set(best)
-            mask = mask.at[rows, start + i].set(~done)
-            return tokens, mask, done | jnp.isin(best, ends)
-
-        done = jnp.zeros(mask.shape[0], bool)
-        tokens, _, _ = jax.lax.fori_loop(0, max_new_tokens, write, (tokens, mask, done))
-        index = start[:, None] + jnp.arange(max_new_tokens)
-        return jnp.take_along_axis(tokens, index, axis=1)
-
-    return jax.jit(continued)
-
-
-def _in_batches(
-    program: Callable[..., Array], params: Any, data: Batch, batch_size: int
-) -> np.ndarray:
-    """Applies ``program`` to slices of one size, the last filled up, and concatenates."""
-    validate.integer(batch_size=batch_size)
-    count = len(data["tokens"])
-    parts = []
-    for start in range(0, count, batch_size):
-        index = np.minimum(np.arange(start, start + batch_size), count - 1)
-        parts.append(
-            np.asarray(program(params, {n: x[index] for n, x in data.items()}))
-        )
-    return np.concatenate(parts)[:count]
+def _likelihoods(task: Task) -> Callable[..., tuple[Array, Array]]:
+    return jax.jit(task.likelihood)
 
 
 # --- metrics -----------------------------------------------------------------------
@@ -536,6 +493,21 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
       0.667
     """
     return max(_f1(_words(prediction), _words(answer)) for answer in answers)
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """Computes 1.0 if a text has the words of one of some answers, else 0.0.
+
+    In their order; as SQuAD does, without case, punctuation and articles.
+
+    Example:
+      >>> from jaxdp.models.language import tasks
+      >>> tasks.exact_match("The cat.", ["a cat", "one dog"])
+      1.0
+      >>> tasks.exact_match("black cat", ["cat"])
+      0.0
+    """
+    return float(_words(prediction) in [_words(answer) for answer in answers])
 
 
 def _words(text: str) -> list[str]:
