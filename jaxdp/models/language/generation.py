@@ -23,7 +23,7 @@ Batch = dict[str, Any]
 
 
 class _Law(NamedTuple):
-    """How a token is chosen by its logits."""
+    """Choice of a token by its logits."""
 
     temperature: float
     top_k: int | None
@@ -114,7 +114,7 @@ def _law(temperature: float, top_k: int | None, top_p: float | None, key: Any) -
             raise ValueError(
                 f"key must be given with temperature {temperature}, got None"
             )
-    elif not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+    elif not jnp.issubdtype(getattr(key, "dtype", float), jax.dtypes.prng_key):
         raise TypeError(f"key must be a typed JAX key or None, got {key!r}")
     return _Law(float(temperature), top_k, top_p)
 

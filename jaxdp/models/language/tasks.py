@@ -448,7 +448,8 @@ def perplexity(
 
 @functools.lru_cache(maxsize=32)
 def _likelihoods(task: Task) -> Callable[..., tuple[Array, Array]]:
-    return jax.jit(task.likelihood)
+    likelihood: Any = task.likelihood
+    return jax.jit(likelihood)
 
 
 # --- metrics -----------------------------------------------------------------------
