@@ -43,7 +43,7 @@ def records(count: int, seed: int, extra: str = "") -> list[dict[str, Any]]:
     made = []
     for i in range(count):
         asked = f"Is {rng.choice(('it', 'this'))} {rng.random():.3f} {extra}?"
-        pair = ("Yes.", "No!") if i % 2 else ("No.", "Yes indeed.")
+        pair = ("Yes.", "No, not at all!") if i % 2 else ("No.", "Yes indeed.")
         said = [("user", asked), ("assistant", pair[0])]
         made.append(
             {
@@ -205,9 +205,10 @@ def test_likelihoods_of_the_initial_model_travel_with_their_records(home: Path) 
     moved = jax.tree.map(lambda x: x + np.float32(0.1) * np.sign(x), job.params)
     public: Any = batch
     gain = tasks.log_likelihoods(job.task, moved, public)
+    assert np.all(gain[:, 0] > gain[:, 1])  # By length alone, which says nothing.
     gain -= tasks.log_likelihoods(job.task, job.params, public)
     share = float(np.mean(gain[:, 0] > gain[:, 1]))
-    assert job.judge.fn(moved) == {"test_accuracy": share}
+    assert job.judge.fn(moved) == {"test_accuracy": share} != {"test_accuracy": 1.0}
 
 
 def test_answers_are_judged_up_to_the_end_of_their_turn(
