@@ -52,7 +52,8 @@ DEFINING = (
     ),
     *("jaxdp.models.losses", "jaxdp.models.networks"),
     *("jaxdp.models.language.checkpoint", "jaxdp.models.language.tasks"),
-    "jaxdp.models.language.network",
+    *("jaxdp.models.language.generation", "jaxdp.models.language.network"),
+    "jaxdp.models.language.chats",
 )
 
 

@@ -235,7 +235,7 @@ CHOICE = ("--task", "choice", "--template", "{text} It was")
                 *("--task", "generation", "--template", "{text} It was"),
                 *("--span-length", 4),
             ),
-            {"test_token_f1"},
+            {"test_token_f1", "test_exact_match", "test_perplexity"},
             marks=pytest.mark.slow,  # A run and two replays, as of --task prompt.
         ),
     ],
@@ -255,7 +255,8 @@ def test_other_tasks(
     of_test = {name for name in report if name.startswith("test_")}
     assert of_test == metrics
     assert {f"zero_shot_{name}" for name in metrics} <= set(report)
-    assert all(0 <= report[name] <= 1 for name in metrics)
+    assert all(0 <= report[name] <= 1 for name in metrics - {"test_perplexity"})
+    assert report.get("test_perplexity", 2.0) > 1
     assert (report["private"], report["task"]) == (False, words[1])
     assert (tmp_path / "initial.npz").exists() == ("prefix" in words)
     answer = replayed(tmp_path, capsys)
@@ -270,6 +271,11 @@ def test_other_tasks(
     given = ("--initial", home / "opt", "--out", alone / "there")
     assert run("replay", alone / "ledger.jsonl", *given) == 0
     assert weights(alone / "there") == weights(tmp_path / "model")
+
+
+def test_a_perplexity_without_bound_is_none_in_the_report() -> None:
+    metrics = {"test_token_f1": 0.0, "test_perplexity": float("inf")}
+    assert finetune._finite(metrics) == {"test_token_f1": 0.0, "test_perplexity": None}
 
 
 @pytest.fixture

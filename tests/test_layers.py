@@ -63,6 +63,7 @@ MAY_DERIVE = {
     "kernels/node_noise.py": {"fold_in"},  # a period's key by step and leaf: secret
     "kernels/threefry.py": {"wrap_key_data"},  # defines fold_in, written out
     "kernels/perturb.py": {"wrap_key_data"},  # the same key, ordered after a layer
+    "jaxdp/models/language/generation.py": {"fold_in"},  # a record's draws: public
     "jaxdp/models/language/network.py": {"split"},  # initial parameters: public
 }
 # Other generators, whose output would be no function of the keys.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 import sys
 import warnings
@@ -149,12 +150,17 @@ def _report(
             leaf.size for path, leaf in leaves.items() if moving is None or moving(path)
         ),
         "num_test_examples": job.judge.num_examples,
-        **metrics[-1],
-        **{f"zero_shot_{name}": value for name, value in metrics[0].items()},
+        **_finite(metrics[-1]),
+        **_finite({f"zero_shot_{name}": x for name, x in metrics[0].items()}),
         "recipe": dataclasses.asdict(job.recipe),
         "note": "The number of records is public; all records of --eval are public.",
     }
     return reported(of_fit, fields, "safetensors", "tokenizers")
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float | None]:
+    """Returns None for what JSON cannot say: the perplexity of a model that diverged."""
+    return {name: x if math.isfinite(x) else None for name, x in metrics.items()}
 
 
 # --- after the run -----------------------------------------------------------------
@@ -201,8 +207,8 @@ def summary(job: Job, outcome: Outcome) -> Table:
     for name in outcome.metrics[0]:
         table.add_row(
             f"reached: {name.replace('_', ' ')}",
-            f"{report[name]:.4f} on {report['num_test_examples']} public records; before "
-            f"training {report[f'zero_shot_{name}']:.4f}",
+            f"{outcome.metrics[-1][name]:.4f} on {report['num_test_examples']} public "
+            f"records; before training {outcome.metrics[0][name]:.4f}",
         )
     table.add_row("time", duration(report))
     table.add_row("data", report["note"])

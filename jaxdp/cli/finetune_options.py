@@ -9,7 +9,8 @@ from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.core import validate
 from jaxdp.models.language.experiments import EXPERIMENTS
 
-WITH_WORDS, DECODERS = ("prompt", "choice"), ("choice", "generation")
+WITH_WORDS, WRITTEN = ("prompt", "choice"), ("generation", "instruction")
+DECODERS = ("choice", *WRITTEN, "preference")
 CLASSES = ("prompt", "head", "choice")
 
 #: Options of one method alone.
@@ -32,6 +33,7 @@ _OF_METHOD: dict[str, dict[str, Any]] = {
     "dp-lora": {"num_steps": 300, "microbatch_size": 16},
 }
 MAX_LENGTH, SPAN_LENGTH = 128, 32
+BETA = 0.1  # Rafailov et al., 2023.
 _BATCH_SIZE = 64
 
 
@@ -69,13 +71,18 @@ def completed(command: options.Finetune) -> options.Finetune:
             "--labels must be a number or names with --task head, got nothing: the set of "
             "classes is public, and is not read from private records"
         )
-    if task != "head" and command.template is None:
+    if task in ("prompt", "choice", "generation") and command.template is None:
         raise UsageError(f"--template must be a text with --task {task}, got nothing")
     defaults: dict[str, Any] = {
         name: value[command.trainable] if isinstance(value, dict) else value
         for name, value in (_NUMBERS | _OF_METHOD[command.method]).items()
     }
-    defaults["template"] = "{text}"
+    if task == "head":
+        defaults["template"] = "{text}"
+    chat = command.template is None and task in ("instruction", "preference")
+    defaults["truncate"] = "left" if chat else "right"
+    if task == "preference":
+        defaults["beta"] = BETA
     if task in CLASSES:
         defaults["label_field"] = "label"
         number = command.num_choices if command.choices_field else None
@@ -131,7 +138,14 @@ def _refuse_strangers(command: options.Finetune) -> None:
     refuse(of_classes, "--task prompt, head or choice", task in CLASSES)
     refuse(("choices_field", "num_choices"), "--task choice", task == "choice")
     refuse(("answer_field",), "--task generation", task == "generation")
-    refuse(("span_length",), "--task choice or generation", task in DECODERS)
+    several = "--task choice, generation, instruction or preference"
+    refuse(("span_length",), several, task in DECODERS)
+    refuse(("beta", "reference_free"), "--task preference", task == "preference")
+    if task == "instruction" and command.template is not None:
+        raise UsageError(
+            "--template must be left out with --task instruction, whose messages are "
+            f"rendered by the chat template of --model; got {command.template!r}"
+        )
     refuse(("lora_rank", "lora_alpha"), "--trainable lora", moving == "lora")
     refuse(("prefix_length",), "--trainable prefix", moving == "prefix")
     sampled = command.sampling != "full"
@@ -187,7 +201,7 @@ def check_numbers(command: options.Finetune) -> None:
             if getattr(command, name) is not None
         }
         validate.integer(**some)
-        for name in ("l2_clip_norm", "learning_rate", "lora_alpha"):
+        for name in ("l2_clip_norm", "learning_rate", "lora_alpha", "beta"):
             if getattr(command, name) is not None:
                 validate.positive(**{name: getattr(command, name)})
 

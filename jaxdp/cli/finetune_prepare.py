@@ -23,12 +23,20 @@ from jaxdp.cli import (
 from jaxdp.cli.language import MODEL
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import check_folder, initial_key, keys_of
+from jaxdp.cli.printing import has_bar
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import Perturbation
 from jaxdp.data import values
 from jaxdp.mechanism.sum_plan import SumPlan
-from jaxdp.models.language import LanguageModel, adapter_only, tasks, text
+from jaxdp.models.language import (
+    LanguageModel,
+    adapter_only,
+    chats,
+    generation,
+    tasks,
+    text,
+)
 from jaxdp.planner import gradients
 from jaxdp.training import resolution
 from jaxdp.training.ledger import LEDGER, PLAN
@@ -40,6 +48,8 @@ Record = dict[str, Any]
 #: ``bench docstrings``' model a fifth was about the best, and all of it led nowhere. Where
 #: there is little noise, one step may move a loss by 1, if all records agree.
 _SCALE_RECORDS, _STEP = 64, 0.2
+#: Pairs whose likelihoods are computed at once, before the run and where it is judged.
+_PAIRS = 16
 
 
 class Judge(NamedTuple):
@@ -89,7 +99,6 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
     records = _read(command, "train")
     train = _encoded(command, tokenizer, records, "--train")
     overlap.refuse(_rows(train), _rows(judged), "--eval", "--train", command.eval)
-    judge = _judge(command, task, tokenizer, judged, shown)
 
     command = finetune_options.with_batch_size(command, len(records))
     recipe = recipe_of(command)
@@ -105,7 +114,15 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
     if command.resume:
         header = record.read(out, "--out").header
         params = language.recorded(params, out, header)
-    else:
+    if command.task == "preference" and not command.reference_free:
+        initial = jax.device_put(params)
+        pairs: list[Any] = [judged, train]
+        for batch in pairs:
+            batch["reference"] = tasks.log_likelihoods(
+                task, initial, batch, batch_size=command.microbatch_size or _PAIRS
+            )
+    judge = _judge(command, task, tokenizer, judged, shown)
+    if not command.resume:
         command, plan = _scaled(command, plan, task, params, judged)
         recipe = recipe_of(command)
     said = _unresolved(command, params)
@@ -273,7 +290,9 @@ def _task(
     if command.task in finetune_options.DECODERS and command.span_length is None:
         follows = functools.partial(text.continuation, tokenizer, command.template)
         longest = max((len(follows(word)) for word in words), default=0)
-        span = longest or min(finetune_options.SPAN_LENGTH, command.max_length // 2)
+        span = command.max_length // 2
+        if command.template is not None:  # No chat, where all answers count.
+            span = longest or min(finetune_options.SPAN_LENGTH, span)
         command = dataclasses.replace(command, span_length=span)
     if command.task == "choice" and words:
         with usage(command, "--label-words"):
@@ -283,14 +302,27 @@ def _task(
             return command, tasks.prompt(model, tokenizer.label_words(words))
     if command.task == "head":
         return command, tasks.head(model)
-    maker = tasks.choice if command.task == "choice" else tasks.generation
-    return command, maker(model, span_length=command.span_length)
+    more: dict[str, Any] = {}
+    if command.task == "preference":
+        more = {"beta": command.beta, "reference_free": command.reference_free}
+    if command.template is None:
+        try:
+            with usage(command, "--model"):
+                tokenizer.chat([])
+        except ImportError as error:
+            raise UsageError(str(error)) from error
+    maker = getattr(tasks, command.task)
+    return command, maker(model, span_length=command.span_length, **more)
 
 
 def _read(command: options.Finetune, name: str) -> list[Record]:
     with usage(command, flag(name)):
-        fields = text.template_fields(command.template)
-        more = (command.label_field, command.choices_field, command.answer_field)
+        more = [command.label_field, command.choices_field, command.answer_field]
+        fields = ["messages"] if command.task == "instruction" else ["prompt"]
+        if command.template is not None:
+            fields = text.template_fields(command.template)
+        if command.task == "preference":
+            more = ["chosen", "rejected"]
         fields += [field for field in more if field is not None]
         return text.read_records(getattr(command, name), fields)
 
@@ -308,6 +340,13 @@ def _encoded(
         "truncate": command.truncate,
     }
     with usage(command, about):
+        if command.task in ("instruction", "preference"):
+            form["span_length"] = command.span_length
+        if command.task == "instruction":
+            del form["template"]
+            return chats.encode_instruction(tokenizer, records, **form)
+        if command.task == "preference":
+            return chats.encode_preference(tokenizer, records, **form)
         if command.task == "generation":
             form |= {"answer": command.answer_field, "span_length": command.span_length}
             return text.encode_generation(tokenizer, records, **form)
@@ -370,20 +409,81 @@ def _judge(
             metrics["test_macro_f1"] = tasks.macro_f1(found, label)
         return metrics
 
-    def of_texts(params: Any) -> dict[str, float]:
-        found = tasks.generate(
-            task.model, params, given, max_new_tokens=command.span_length
-        )
-        scores = []
-        for tokens, asked in zip(found, records, strict=True):
-            answers = asked[command.answer_field]
-            answers = answers if isinstance(answers, list) else [str(answers)]
-            # An answer is one line: a model that is not tuned goes on writing.
-            line, _, _ = tokenizer.decode(tokens).strip().partition("\n")
-            scores.append(tasks.token_f1(line, answers))
-        return {"test_token_f1": float(np.mean(scores))}
+    def of_pairs(params: Any) -> dict[str, float]:
+        size = command.microbatch_size or _PAIRS  # As of the reference: the same bits.
+        gain = tasks.log_likelihoods(task, params, given, batch_size=size)
+        margin = np.diff(gain - data.get("reference", 0), axis=1)
+        # Before the run all gain nothing: a tie is one half.
+        return {"test_accuracy": float(np.mean(margin < 0) + np.mean(margin == 0) / 2)}
 
-    return Judge(of_texts if label is None else of_classes, len(records))
+    if command.task == "preference":
+        return Judge(of_pairs, len(records))
+    if label is not None:
+        return Judge(of_classes, len(records))
+    if command.task == "instruction":
+        prompts = _prompts(command, task, tokenizer, records)
+        answers = [[answer] for answer in chats.answers(records)]
+        decode = functools.partial(chats.decode_answer, tokenizer)
+        return _judge_of_texts(command, task, given, prompts, answers, decode)
+
+    def line(tokens: np.ndarray) -> str:
+        # An answer is one line: a model that is not tuned goes on writing.
+        return tokenizer.decode(tokens).strip().partition("\n")[0]
+
+    found = [record[command.answer_field] for record in records]
+    answers = [x if isinstance(x, list) else [str(x)] for x in found]
+    room = command.max_length - command.span_length  # No prompt is longer.
+    prompts = {name: x[:, :room] for name, x in data.items()}
+    return _judge_of_texts(command, task, given, prompts, answers, line)
+
+
+def _judge_of_texts(
+    command: options.Finetune,
+    task: tasks.Task,
+    data: Any,
+    prompts: Any,
+    answers: list[list[str]],
+    decode: Callable[[np.ndarray], str],
+) -> Judge:
+    """Builds the evaluation of what a model writes after prompts."""
+    bar = command.progress and has_bar(command)
+
+    def of_texts(params: Any) -> dict[str, float]:
+        perplexity = tasks.perplexity(task, params, data, progress=bar)
+        found = generation.generate(
+            task.model,
+            params,
+            prompts,
+            max_new_tokens=command.span_length,
+            progress=bar,
+        )
+        pairs = [*zip(map(decode, found), answers, strict=True)]
+        return {
+            "test_token_f1": float(np.mean([tasks.token_f1(*x) for x in pairs])),
+            "test_exact_match": float(np.mean([tasks.exact_match(*x) for x in pairs])),
+            "test_perplexity": perplexity,
+        }
+
+    return Judge(of_texts, len(answers))
+
+
+def _prompts(
+    command: options.Finetune,
+    task: tasks.Task,
+    tokenizer: text.Tokenizer,
+    records: list[Record],
+) -> Batch:
+    """Encodes what the public records ask, with room for an answer after it."""
+    limit = task.model.config.max_length
+    room = limit - command.span_length
+    if room < 2:
+        raise UsageError(
+            f"--span-length must be an integer >= 1 and <= {limit - 2}, for a prompt and "
+            f"an answer within {limit} tokens, got {command.span_length}"
+        )
+    with usage(command, "--eval"):
+        length = min(command.max_length, room)
+        return chats.encode_prompts(tokenizer, records, max_length=length)
 
 
 def _unresolved(command: options.Finetune, params: Any) -> list[str]:

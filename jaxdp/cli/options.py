@@ -24,7 +24,10 @@ SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
 METHODS: tuple[str, ...] = ("auto", *typing.get_args(Method))
 LANGUAGE_METHODS = ("dpzero", "dp-lora")
-LANGUAGE_TASKS = ("prompt", "head", "choice", "generation")
+LANGUAGE_TASKS = (
+    *("prompt", "head", "choice", "generation"),
+    *("instruction", "preference"),
+)
 TRAINABLE = ("all", "lora", "prefix", "head")
 #: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
 COMPUTE_DTYPES = ("float32", "bfloat16")
@@ -445,12 +448,15 @@ class Finetune(Budget, Run):
     eval: Any = opt(p.FILE, "Public records, on which the run is judged.")
     task: Any = opt(
         p.choice(*LANGUAGE_TASKS),
-        "Label words in a prompt, a classification head, choice by likelihood, or text.",
+        "Label words in a prompt, a classification head, choice by likelihood, text, "
+        "answers in chats, or pairs of a chosen and a rejected text.",
         "recipe",
     )
 
     template: Any = opt(
-        p.TEXT, 'As in "{text} It was {mask}."; {sep} ends a text.', "recipe or {text}"
+        p.TEXT,
+        'As in "{text} It was {mask}."; {sep} ends a text.',
+        "recipe, {text}, or the chat template of --model for preference",
     )
     labels: Any = opt(
         p.CLASSES, "Classes in order. Never read from the records.", "0,1,..."
@@ -465,9 +471,19 @@ class Finetune(Budget, Run):
     max_length: Any = opt(
         INTEGER, "Tokens of a record; longer fields are cut.", "recipe or 128"
     )
-    span_length: Any = opt(INTEGER, "Tokens of a choice or answer.", "recipe or 32")
-    truncate: str = opt(
-        p.choice("right", "left"), "Which end of a field is lost.", default="right"
+    beta: Num = opt(POSITIVE, "Preference: how much a log-likelihood counts.", "0.1")
+    reference_free: bool = switch(
+        "Preference: do not compare with the likelihoods of the model before the run."
+    )
+    span_length: Any = opt(
+        INTEGER,
+        "Tokens of a choice or answer, or of a chat's answers.",
+        "recipe or 32, of chats half of --max-length",
+    )
+    truncate: Any = opt(
+        p.choice("right", "left"),
+        "Which end of a field, or of a chat, is lost.",
+        "right, of chats left",
     )
 
     method: str = opt(

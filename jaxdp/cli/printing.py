@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,3 +29,8 @@ def conclude(command: Any, report: pathlib.Path, table: "Callable[[], Table]") -
         import rich
 
         rich.print(table())
+
+
+def has_bar(command: Any) -> bool:
+    """Returns True if the command is to draw progress bars, as it can on a terminal."""
+    return not (command.quiet or command.json) and sys.stdout.isatty()

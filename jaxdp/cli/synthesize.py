@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import pathlib
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from jaxdp.cli import (
 )
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import can_be_written, keys_of
-from jaxdp.cli.printing import conclude
+from jaxdp.cli.printing import conclude, has_bar
 from jaxdp.core import keys as keys_lib
 from jaxdp.data import binning, quality, synthesis
 from jaxdp.data.datasets import split_rows
@@ -226,7 +225,7 @@ def release(job: Job, command: options.Synthesize) -> Outcome:
         job.keys,
         job.codes,
         job.queries,
-        progress=not (command.quiet or command.json) and sys.stdout.isatty(),
+        progress=has_bar(command),
     )
     codes = synthesis.drawn(job.keys, result.histogram, job.num_records)
     shape = job.num_records, len(job.bins.columns)

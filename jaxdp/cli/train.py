@@ -20,7 +20,7 @@ from jaxdp import models, training
 from jaxdp.cli import budget, cluster, options, plots, record, shared_budget
 from jaxdp.cli.parsing import Preempted, UsageError, usage
 from jaxdp.cli.prepare import Job, initial, keys_of, out_of, prepare
-from jaxdp.cli.printing import conclude
+from jaxdp.cli.printing import conclude, has_bar
 from jaxdp.cli.record import INITIAL, PARAMS, SCHEMA
 from jaxdp.cli.task import Task, is_file
 from jaxdp.core import keys as keys_lib
@@ -203,9 +203,7 @@ def fitted(
     shared |= {
         "mesh": mesh,
         "microbatch_size": command.microbatch_size,
-        "progress": command.progress
-        and not (command.quiet or command.json)
-        and sys.stdout.isatty(),
+        "progress": command.progress and has_bar(command),
         "keep_noise_roots": command.keep_noise_roots,
     }
     with training.stop_on_signal() as stop:

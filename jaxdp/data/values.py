@@ -62,6 +62,15 @@ def place_of(record: Any, i: int) -> str:
     return f"record {i + 1}" + (f" ({place})" if place else "")
 
 
+@contextlib.contextmanager
+def about(record: Any, i: int) -> Iterator[None]:
+    """Puts the place of record i before the messages of errors in ``with``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place_of(record, i)}: {error}") from None
+
+
 def decoding(error: Exception) -> str:
     """Returns a reader's error message without the byte that it could not read."""
     if isinstance(error, UnicodeDecodeError):

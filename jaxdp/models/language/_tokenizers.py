@@ -2,10 +2,10 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from jaxdp.models.language import _files, checkpoint
+from jaxdp.models.language import _chat_templates, _files, checkpoint
 from jaxdp.models.language._files import Path
 from jaxdp.models.language.config import Config, DecoderConfig
 
@@ -15,14 +15,18 @@ class Tokenizer:
     """A tokenizer of the package ``tokenizers`` and the special tokens of a model.
 
     RoBERTa's records begin with ``bos_token_id`` and end with ``eos_token_id``; OPT's begin
-    with ``bos_token_id``, other decoders' with what their tokenizer begins with. Text never
-    becomes a special token: ``"<mask>"`` in a record is six characters.
+    with ``bos_token_id``, other decoders' with what their tokenizer begins with; chats are
+    what their template says, and nothing more. Text of a record never becomes a special
+    token: ``"<mask>"`` is six characters, in a message of a chat as well.
 
     Attributes:
       backend: a ``tokenizers.Tokenizer``; its settings of truncation, padding and special
         tokens in texts are reset.
       config: of the model, whose numbers of special tokens count.
       mask_token_id: of the mask token; None if there is none.
+      chat_template: Jinja source; None if there is none.
+      token_names: special tokens as the chat template calls them, such as
+        ``{"bos_token": "<s>"}``; None for those of ``config``.
 
     Raises:
       ValueError: more tokens than the model has, or special tokens outside of them.
@@ -31,6 +35,8 @@ class Tokenizer:
     backend: Any
     config: Config
     mask_token_id: int | None = None
+    chat_template: str | None = None
+    token_names: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         # Special tokens may lie above: no text becomes one.
@@ -56,7 +62,8 @@ class Tokenizer:
 
         That is ``tokenizer.json``, or byte-level BPE from ``vocab.json`` and
         ``merges.txt``. The mask token is named by ``special_tokens_map.json`` or
-        ``tokenizer_config.json``, or is ``<mask>``.
+        ``tokenizer_config.json``, or is ``<mask>``. The chat template is
+        ``chat_template.jinja``, or stands in ``tokenizer_config.json``.
 
         Raises:
           ValueError: no tokenizer, a file that cannot be read, or special tokens that
@@ -79,18 +86,28 @@ class Tokenizer:
                     f"{kind}_token_id of the model is {token}: the tokenizer belongs to "
                     "another model"
                 )
-        return cls(backend, config, backend.token_to_id(settings["mask_token"]))
+        names = {n: x for n, x in settings.items() if n.endswith("_token")}
+        return cls(
+            backend,
+            config,
+            backend.token_to_id(settings["mask_token"]),
+            _chat_templates.read(root),
+            {name: x for name, x in names.items() if isinstance(x, str)},
+        )
 
     def save(self, folder: Path) -> None:
-        """Writes ``tokenizer.json`` and ``special_tokens_map.json`` for :meth:`load`."""
+        """Writes what :meth:`load` reads.
+
+        That is ``tokenizer.json``, ``special_tokens_map.json`` and, if there is a chat
+        template, ``chat_template.jinja``.
+        """
         root = pathlib.Path(folder)
         self.backend.save(str(root / "tokenizer.json"))
-        names = {
-            kind.removesuffix("_id"): self.backend.id_to_token(tokens[0])
-            for kind, tokens in self._special.items()
-            if tokens
-        }
+        names = self._names | dict(self.token_names or {})
         _files.write_json(root / "special_tokens_map.json", names)
+        if self.chat_template is not None:
+            path = root / "chat_template.jinja"
+            path.write_text(self.chat_template, encoding="utf-8")
 
     @property
     def is_decoder(self) -> bool:
@@ -113,6 +130,60 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Encodes a text as tokens, without special ones."""
         return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        """Encodes a conversation by the chat template, as ``transformers`` does.
+
+        Special tokens of the template are special; one that a message spells, as it is, is
+        encoded as text, so that nobody ends a turn or begins another one by what they
+        write. (``transformers`` does so only if asked.) ``strftime_now`` of a template is
+        the same day in all runs, 26 July 2024.
+
+        Args:
+          messages: each with ``role`` and ``content``.
+          add_generation_prompt: end with what the assistant's next message begins with.
+
+        Raises:
+          ValueError: no chat template, or messages that it refuses.
+
+        Example:
+          >>> import tokenizers
+          >>> from jaxdp.models.language import text, tiny_config
+          >>> words = {"<unk>": 3, "</s>": 2, "user": 4, "good": 5, "/": 6, "<": 7, ">": 8}
+          >>> backend = tokenizers.Tokenizer(
+          ...     tokenizers.models.WordLevel(words | {"s": 9}, "<unk>")
+          ... )
+          >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+          ...     tokenizers.pre_tokenizers.Whitespace(),
+          ...     tokenizers.pre_tokenizers.Punctuation(),
+          ... ])
+          >>> _ = backend.add_special_tokens(["</s>"])
+          >>> template = (
+          ...     "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfor %}"
+          ... )
+          >>> tokenizer = text.Tokenizer(backend, tiny_config("opt"), None, template)
+          >>> tokenizer.encode_chat([{"role": "user", "content": "good </s>"}])
+          [4, 5, 7, 6, 9, 8, 2]
+        """
+        chat = self.chat(messages)
+        return chat.encode(chat.render(None, add_generation_prompt))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> _chat_templates.Chat:
+        """Returns one conversation, whose beginnings can be rendered and encoded.
+
+        Raises:
+          ValueError: no chat template, or one that is none.
+        """
+        if self.chat_template is None:
+            raise ValueError("the tokenizer has no chat template")
+        names = self._names if self.token_names is None else self.token_names
+        _chat_templates.compiled(self.chat_template)
+        return _chat_templates.Chat(self.backend, self.chat_template, names, messages)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Decodes tokens to text; special ones are left out."""
@@ -138,6 +209,14 @@ class Tokenizer:
         if len(set(tokens)) < len(tokens):
             raise ValueError(f"label words must differ, got {[*words]}")
         return tokens
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {
+            kind.removesuffix("_id"): self.backend.id_to_token(tokens[0])
+            for kind, tokens in self._special.items()
+            if tokens
+        }
 
     @property
     def _special(self) -> dict[str, tuple[int, ...]]:

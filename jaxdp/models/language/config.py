@@ -357,6 +357,15 @@ class DecoderConfig(_Config):
         }[family["windows"]]
 
 
+def check_decoder(config: _Config) -> None:
+    """Refuses an encoder."""
+    if not config.is_decoder:
+        raise ValueError(
+            "model must be a decoder, whose tokens have a likelihood, got "
+            f"{config.model_type!r}"
+        )
+
+
 def _frozen(value: Any) -> Any:
     """Returns tuples in place of lists and mappings, which cannot be hashed."""
     if isinstance(value, Mapping):

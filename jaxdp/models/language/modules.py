@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -263,8 +263,33 @@ def _path(module: nn.Module, name: str) -> str:
     return "/".join((*module.path, name))
 
 
+class Cache(NamedTuple):
+    """Keys and values that were computed before, by layer, record and place.
+
+    An adapter's prefix has the first places. Heads that share keys have them once.
+    """
+
+    key: Array  # shape=(layers, B, P + L, H, D), in the compute dtype
+    value: Array  # the same
+
+    def written(self, layer: Array, places: Array, key: Array, value: Array) -> "Cache":
+        """Writes one layer's keys and values (B, T, H, D) at places (B, T)."""
+        rows = jnp.arange(places.shape[0])[:, None]
+        new = (key, value)
+        return Cache(
+            *(x.at[layer, rows, places].set(y) for x, y in zip(self, new, strict=True))
+        )
+
+
+#: A cache, the layer that it is read by, and the places (B, T) of new tokens.
+Past = tuple[Cache, Array, Array]
+
+
 class Attention(nn.Module):
-    """Attention of a sequence to itself, with heads of queries that may share keys."""
+    """Attention of a sequence to itself, with heads of queries that may share keys.
+
+    With a cache, to what that holds and what is written there now.
+    """
 
     config: Config
     dtype: Any
@@ -278,7 +303,9 @@ class Attention(nn.Module):
         angles: Array | None,
         low_rank: Params | None,
         prefix: Params | None,
-    ) -> Array:  # (B, L, d), (B, 1, L, L or P + L), (2, L, r) -> (B, L, d)
+        past: Past | None,
+    ) -> tuple[Array, Cache | None]:
+        # (B, L, d), (B, 1, L, L or P + L), (2, L, r) -> (B, L, d)
         config = self.config
         widths = head_widths(config)
         parts = _parts(self, x, widths, "qkv", config.qkv_bias)
@@ -292,7 +319,7 @@ class Attention(nn.Module):
                 y = Norm(config, self.dtype, self.view, name=f"{name}_norm")(y)
             if angles is not None and name != "value":
                 y = rotated(y, angles)
-            if prefix is not None and name in prefix:
+            if prefix is not None and name in prefix and past is None:
                 before = prefix[name].astype(y.dtype)
                 before = before.reshape(-1, *y.shape[2:])
                 before = jnp.broadcast_to(before, (x.shape[0], *before.shape))
@@ -300,10 +327,15 @@ class Attention(nn.Module):
             return y
 
         query, key, value = (heads(name) for name in widths)
+        cache = None
+        if past is not None:
+            cache, layer, places = past
+            cache = cache.written(layer, places, key, value)
+            key, value = cache.key[layer], cache.value[layer]
         y = _attend(config, query, key, value, mask)
         bias = config.output_bias
         output = Dense(x.shape[-1], self.dtype, self.view, bias, name="output")
-        return output(y.reshape(*x.shape[:2], -1))
+        return output(y.reshape(*x.shape[:2], -1)), cache
 
 
 def head_widths(config: Config) -> dict[str, int]:
@@ -390,13 +422,23 @@ class Block(nn.Module):
     view: View = as_it_is
 
     @nn.compact
-    def __call__(self, x: Array, mask: Array, angles: Array | None = None) -> Array:
-        config = self.config
+    def __call__(
+        self,
+        x: Array,
+        mask: Array,
+        angles: Array | None = None,
+        past: Past | None = None,
+    ) -> tuple[Array, Cache | None]:
+        config, cache = self.config, None
         attention = Attention(config, self.dtype, self.view, name="attention")
-        parts = {
-            "attention": lambda y: attention(y, mask, angles, *self._adapters()),
-            "mlp": MLP(config, self.dtype, self.view, name="mlp"),
-        }
+
+        def attends(y: Array) -> Array:
+            nonlocal cache
+            y, cache = attention(y, mask, angles, *self._adapters(), past)
+            return y
+
+        mlp = MLP(config, self.dtype, self.view, name="mlp")
+        parts = {"attention": attends, "mlp": mlp}
         for name, part in parts.items():
             norm = Norm(config, self.dtype, self.view, name=f"{name}_norm")
             if not config.norm_first:
@@ -406,7 +448,7 @@ class Block(nn.Module):
             if config.norm_after:
                 y = Norm(config, self.dtype, self.view, name=f"{name}_norm_after")(y)
             x = x + y
-        return x
+        return x, cache
 
     def _adapters(self) -> tuple[Params | None, Params | None]:
         """Returns LoRA's updates of query and value, and the prefix of key and value."""

@@ -16,10 +16,16 @@ from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At
 from jaxdp.models.language import rotary
-from jaxdp.models.language.config import Config, DecoderConfig, RobertaConfig
+from jaxdp.models.language.config import (
+    Config,
+    DecoderConfig,
+    RobertaConfig,
+    check_decoder,
+)
 from jaxdp.models.language.modules import Adapter as Adapter
 from jaxdp.models.language.modules import (
     Block,
+    Cache,
     Classifier,
     Dense,
     Head,
@@ -152,7 +158,7 @@ class LanguageModel:
 
     def _init_layers(self, key: Array) -> Params:
         x = jnp.zeros((1, 1, self.config.hidden_size))
-        _, sees, angles = self._looks(1)
+        _, sees, angles = self._looks(jnp.arange(1), 1)
         mask = self._attention_mask(jnp.ones((1, 1), bool), sees[0])
         turns = None if angles is None else angles[0]
 
@@ -219,25 +225,123 @@ class LanguageModel:
           >>> jax.eval_shape(model.hidden, params, tokens, mask).shape
           (3, 7, 16)
         """
-        x = self._embed(params["embedding"], tokens, mask, at)
-        kinds, sees, angles = self._looks(mask.shape[1])
+        config = self.config
+        # Both families count from where their tables say the first position is.
+        before = 1 if config.is_decoder else config.padding
+        positions = jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask + before
+        x = self._embed(params["embedding"], tokens, positions, at)
+        looks = self._looks(jnp.arange(mask.shape[1]), mask.shape[1])
+        return self._through_layers(params, x, mask, looks, at)[0]
 
-        def layer(x: Array, scanned: tuple[Array, Array, Params]) -> tuple[Array, None]:
+    def empty_cache(self, params: Params, size: int, length: int) -> Cache:
+        """Makes room for the keys and values of ``size`` texts of ``length`` tokens.
+
+        Raises:
+          ValueError: no decoder.
+
+        Example:
+          >>> import jax
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
+          >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+          >>> model.empty_cache(params, size=3, length=7).key.shape
+          (2, 3, 7, 2, 8)
+        """
+        check_decoder(self.config)
+        config, dtype = self.config, self._dtype()
+        heads = config.num_key_value_heads, config.head_dim
+
+        def room(name: str) -> Array:
+            empty = jnp.zeros((config.num_hidden_layers, size, length, *heads), dtype)
+            if not isinstance(self.adapter, Prefix):
+                return empty
+            before = params["layers"]["prefix"][name].astype(dtype)
+            before = before.reshape(*before.shape[:2], *heads)[:, None]
+            before = jnp.broadcast_to(before, (len(before), size, *before.shape[2:]))
+            return jnp.concatenate([before, empty], axis=2)
+
+        return Cache(room("key"), room("value"))
+
+    def hidden_after(
+        self, params: Params, tokens: Array, places: Array, cache: Cache
+    ) -> tuple[Array, Cache]:
+        """Computes last hidden states of a decoder's tokens that follow those of a cache.
+
+        One token after the other this is :meth:`hidden` of the whole text, at the cost of
+        one token each.
+
+        Args:
+          params: as they are; nothing is perturbed.
+          tokens: int32 (B, T).
+          places: int32 (B, T), from 0: where in its text each token stands. It sees the
+            places before it, which must have been written; what was there is overwritten.
+          cache: of :meth:`empty_cache`, or what this function returned.
+
+        Returns:
+          The states (B, T, d), and the cache with these tokens.
+
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> from jaxdp.models.language import LanguageModel, tiny_config
+          >>> model = LanguageModel(config=tiny_config("opt"))
+          >>> params = jax.jit(model.init)(jax.random.key(0))
+          >>> tokens, mask = jnp.array([[7, 4, 9]]), jnp.ones((1, 3), bool)
+          >>> cache = model.empty_cache(params, size=1, length=3)
+          >>> _, cache = model.hidden_after(
+          ...     params, tokens[:, :2], jnp.array([[0, 1]]), cache)
+          >>> x, cache = model.hidden_after(
+          ...     params, tokens[:, 2:], jnp.array([[2]]), cache)
+          >>> whole = model.hidden(params, tokens, mask)
+          >>> bool(jnp.allclose(x[:, 0], whole[:, 2], atol=1e-5))
+          True
+        """
+        length = cache.key.shape[2] - self._before
+        x = self._embed(params["embedding"], tokens, places + 2, perturb.identity)
+        kinds, sees, angles = self._looks(places, length)
+        looks = kinds, sees[:, :, None], angles
+        mask = jnp.ones((1, length), bool)
+        places = places + self._before
+        return self._through_layers(
+            params, x, mask, looks, perturb.identity, cache, places
+        )
+
+    @property
+    def _before(self) -> int:
+        """Keys and values of a prefix."""
+        return self.adapter.length if isinstance(self.adapter, Prefix) else 0
+
+    def _through_layers(
+        self,
+        params: Params,
+        x: Array,
+        mask: Array,
+        looks: tuple[Array, Array, Any],
+        at: At,
+        cache: Cache | None = None,
+        places: Array | None = None,
+    ) -> tuple[Array, Any]:
+        """Applies the layers and what follows them, all tokens at once or by a cache."""
+        kinds, sees, angles = looks
+
+        def layer(carry: Any, scanned: tuple[Array, Array, Params]) -> tuple[Any, None]:
             # Slices of the parameters are read here and never returned: a scan that
-            # returned them would stack a second copy.
-            index, kind, slices = scanned
+            # returned them would stack a second copy. So is the cache, written in place.
+            (x, cache), (index, kind, slices) = carry, scanned
             block = self._block(in_layer(at, index))
             attends = self._attention_mask(mask, sees[kind])
             turns = None if angles is None else angles[kind]
-            return block.apply({"params": slices}, x, attends, turns), None  # pyright: ignore
+            past = None if cache is None else (cache, index, places)
+            return block.apply({"params": slices}, x, attends, turns, past), None
 
         layers = with_small_leaves(params["layers"], at)
-        x, _ = jax.lax.scan(layer, x, (jnp.arange(len(kinds)), kinds, layers))
+        scanned = jnp.arange(len(kinds)), kinds, layers
+        (x, cache), _ = jax.lax.scan(layer, (x, cache), scanned)
         if "final_norm" in params:
             x = self._norm(params["final_norm"], "final_norm", x, at)
         if "projection" in params.get("head", {}):
             x = self._project(params["head"], "head", x, at)
-        return x  # pyright: ignore[reportReturnType]
+        return x, cache
 
     def logits(
         self,
@@ -323,7 +427,7 @@ class LanguageModel:
         module = self._classifier(below("classifier", at))
         return module.apply({"params": params["classifier"]}, x)  # pyright: ignore
 
-    def _embed(self, params: Params, tokens: Array, mask: Array, at: At) -> Array:
+    def _embed(self, params: Params, tokens: Array, positions: Array, at: At) -> Array:
         """Sums the embeddings of tokens and positions, normalised in RoBERTa."""
 
         def look_up(name: str, rows: Array) -> Array:
@@ -336,9 +440,6 @@ class LanguageModel:
         if "projection" in params:
             x = self._project(params, "embedding", x, at)
         if "positions" in params:
-            # Both families count from where their tables say the first position is.
-            before = 1 if config.is_decoder else config.padding
-            positions = jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask + before
             x = x + look_up("positions", positions)
         if "types" in params:
             x = x + look_up("types", jnp.zeros((1, 1), jnp.int32))
@@ -356,18 +457,23 @@ class LanguageModel:
         module = Dense(width, self._dtype(), view, use_bias=False)
         return module.apply({"params": leaves}, x)  # pyright: ignore[reportReturnType]
 
-    def _looks(self, length: int) -> tuple[Array, Array, Any]:
-        """Returns the kind of each layer, and masks (K, L, L) and angles of the kinds."""
+    def _looks(self, places: Array, length: int) -> tuple[Array, Array, Any]:
+        """Returns the kind of each layer, and masks and angles of the kinds.
+
+        ``places`` (..., T), of texts of a padded length L, see masks (K, ..., T, L).
+        """
         looks, size = self.config.looks, self.config.head_dim
         kinds = list(dict.fromkeys(looks))
-        back = jnp.arange(length)[:, None] - jnp.arange(length)
+        back = places[..., None] - jnp.arange(length)
         if self.config.is_decoder:
             sees = [(back >= 0) & (back < (window or length)) for window, _ in kinds]
         else:
             sees = [jnp.ones((length, length), bool)]
         angles = None
         if isinstance(self.config, DecoderConfig):
-            angles = jnp.stack([rotary.angles(r, size, length) for _, r in kinds])
+            angles = jnp.stack(
+                [rotary.angles(r, size, length, places) for _, r in kinds]
+            )
         numbers = jnp.asarray([kinds.index(look) for look in looks])
         return numbers, jnp.stack(sees), angles
 
@@ -375,7 +481,7 @@ class LanguageModel:
         """Returns a layer's mask: (B, L), (L, L) -> bool (B, 1, L, L or P + L)."""
         attends = mask[:, None, None, :] & sees
         if isinstance(self.adapter, Prefix):
-            before = ((0, 0), (0, 0), (0, 0), (self.adapter.length, 0))
+            before = ((0, 0), (0, 0), (0, 0), (self._before, 0))
             attends = jnp.pad(attends, before, constant_values=True)
         return attends
 

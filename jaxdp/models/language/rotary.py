@@ -132,17 +132,25 @@ def _yarn_factor(factor: float, given: Mapping[str, Any]) -> float:
     return scale(1.0)
 
 
-def angles(rotation: Rotation | None, size: int, length: int) -> jax.Array:
-    """Returns cosines and sines, (2, L, size / 2) float32; None does not turn."""
+def angles(
+    rotation: Rotation | None, size: int, length: int, places: jax.Array
+) -> jax.Array:
+    """Returns cosines and sines at places: (..., L) -> (2, ..., L, size / 2) float32.
+
+    ``length`` is that of the padded batch; None does not turn.
+    """
     plain = np.zeros(size // 2), 1.0
     turn, factor = rotation.frequencies(length) if rotation is not None else plain
-    angle = jnp.arange(length)[:, None] * jnp.asarray(turn, jnp.float32)
+    angle = places[..., None] * jnp.asarray(turn, jnp.float32)
     return jnp.stack([jnp.cos(angle), jnp.sin(angle)]) * factor
 
 
 def rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Turns the first numbers of each head, (B, L, H, D), in float32."""
-    cos, sin = angles[:, :, None]
+    """Turns the first numbers of each head, (B, L, H, D), in float32.
+
+    The angles are (2, L, r), or (2, B, L, r) where records are at places of their own.
+    """
+    cos, sin = angles[..., None, :]
     half = cos.shape[-1]
     wide = x.astype(jnp.float32)
     one, two, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]

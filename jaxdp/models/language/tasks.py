@@ -8,7 +8,10 @@ on the right; :mod:`jaxdp.models.language.text` makes them:
 - ``head``: ``label`` int32 (B,);
 - ``choice``: ``tokens``, ``mask`` and ``span`` (B, C, L), ``valid`` bool (B, C) and
   ``label`` (B,): ``span`` marks the tokens of each choice;
-- ``generation``: ``span`` bool (B, L) marks the answer.
+- ``generation`` and ``instruction``: ``span`` bool (B, L) marks the answer, or the tokens
+  of several;
+- ``preference``: ``tokens``, ``mask`` and ``span`` (B, 2, L), of the chosen text and the
+  rejected one, and ``reference`` float32 (B, 2): their log-likelihoods before the run.
 
 All losses are float32, read one record each, and perturb lazily.
 """
@@ -28,6 +31,8 @@ import numpy as np
 from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At, LazyLoss
+from jaxdp.models.language._batches import in_batches
+from jaxdp.models.language.config import check_decoder
 from jaxdp.models.language.network import LanguageModel
 from jaxdp.models.losses import softmax_cross_entropy
 
@@ -42,10 +47,13 @@ class Task:
     """A loss and, for tasks with classes, the scores that it compares.
 
     Attributes:
-      name: ``"prompt"``, ``"head"``, ``"choice"`` or ``"generation"``.
+      name: ``"prompt"``, ``"head"``, ``"choice"``, ``"generation"``, ``"instruction"`` or
+        ``"preference"``.
       model: what it tunes.
       value_fn: ``value_fn(params, batch) -> (B,)`` float32, lazy.
-      scores: ``scores(params, batch) -> (B, C)`` float32; None for generation.
+      scores: ``scores(params, batch) -> (B, C)`` float32; None where texts are written.
+      likelihood: ``likelihood(params, batch)``, where answers are tokens of any text: their
+        log-likelihood and their number, (B,) each, or (B, 2) of pairs; None for others.
 
     Example:
       >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
@@ -58,6 +66,7 @@ class Task:
     model: LanguageModel
     value_fn: LazyLoss
     scores: Callable[[Any, Batch], Array] | None = None
+    likelihood: Callable[[Any, Batch], tuple[Array, Array]] | None = None
 
 
 def _classes(
@@ -156,7 +165,7 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
 
     def scores(params: Any, batch: Batch, at: At) -> Array:
         flat = {n: _flat(batch[n]) for n in ("tokens", "mask", "span")}
-        mean = _mean_log_likelihood(model, params, flat, span_length, at)
+        mean = _mean(*_log_likelihood(model, params, flat, span_length, at))
         return jnp.where(batch["valid"], mean.reshape(batch["valid"].shape), _NEVER)
 
     return _classes("choice", model, scores)
@@ -184,41 +193,174 @@ def generation(model: LanguageModel, *, span_length: int) -> Task:
     _check_decoder(model, span_length)
 
     def loss(params: Any, batch: Batch, at: At) -> Array:
-        return -_mean_log_likelihood(model, params, batch, span_length, at)
+        return -_mean(*_log_likelihood(model, params, batch, span_length, at))
 
-    return Task("generation", model, LazyLoss(loss))
+    def likelihood(params: Any, batch: Batch) -> tuple[Array, Array]:
+        return _log_likelihood(model, params, batch, span_length, perturb.identity)
+
+    return Task("generation", model, LazyLoss(loss), likelihood=likelihood)
+
+
+def instruction(model: LanguageModel, *, span_length: int) -> Task:
+    """Makes the task of answering as the assistant does, in conversations of any turns.
+
+    The loss of a record is minus the mean log-likelihood of its own answers' tokens, which
+    ``span`` marks anywhere: of a record without any it is 0. No other record's tokens count
+    in it, nor a number of the batch.
+
+    Args:
+      model: a decoder.
+      span_length: the most tokens of answers that a record has; logits are taken at them
+        alone. A constant, not read from data.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
+      >>> task = tasks.instruction(model, span_length=4)
+      >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+      >>> mask = jnp.ones((3, 5), bool)
+      >>> span = jnp.array([[False, True, False, True, True]] * 3)
+      >>> batch = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": mask, "span": span}
+      >>> jax.eval_shape(task.value_fn, params, batch).shape
+      (3,)
+    """
+    return dataclasses.replace(
+        generation(model, span_length=span_length), name="instruction"
+    )
+
+
+def preference(
+    model: LanguageModel,
+    *,
+    span_length: int,
+    beta: float = 0.1,
+    reference_free: bool = False,
+) -> Task:
+    r"""Makes the task of preferring one text to another, by likelihoods alone.
+
+    Rafailov et al., `Direct Preference Optimization <https://arxiv.org/abs/2305.18290>`_,
+    2023. The loss of a record, which is one pair, is
+
+    .. math:: -\log \sigma\Bigl(\beta \Bigl(\log\frac{\pi(y_+ | x)}{\pi_0(y_+ | x)}
+        - \log\frac{\pi(y_- | x)}{\pi_0(y_- | x)}\Bigr)\Bigr)
+
+    with log-likelihoods summed over a text's tokens. Those of :math:`\pi_0`, the model
+    before the run, are two numbers of the record, ``reference``, which
+    :func:`log_likelihoods` computes once. They are as private as the record, and are in
+    nothing that a run releases. The loss is bounded by nothing: as for every task, what
+    enters a release is clipped record by record, so the plan's sensitivity holds for any
+    beta.
+
+    Args:
+      model: a decoder.
+      span_length: the most tokens that a text has. A constant, not read from data.
+      beta: how much a change of likelihood counts.
+      reference_free: leave :math:`\pi_0` out; a batch needs no ``reference``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt"))
+      >>> task = tasks.preference(model, span_length=4, beta=0.5)
+      >>> params = jax.eval_shape(model.init, jax.random.key(0))  # Shapes alone.
+      >>> mask = jnp.ones((3, 2, 5), bool)
+      >>> batch = {"tokens": jnp.ones((3, 2, 5), jnp.int32), "mask": mask, "span": mask}
+      >>> batch["reference"] = jnp.zeros((3, 2))
+      >>> jax.eval_shape(task.value_fn, params, batch).shape
+      (3,)
+    """
+    _check_decoder(model, span_length)
+    validate.positive(beta=beta)
+
+    def found(params: Any, batch: Batch, at: At) -> tuple[Array, Array]:
+        flat = {n: _flat(batch[n]) for n in ("tokens", "mask", "span")}  # One forward.
+        both = _log_likelihood(model, params, flat, span_length, at)
+        return both[0].reshape(-1, 2), both[1].reshape(-1, 2)
+
+    def scores(params: Any, batch: Batch, at: At) -> Array:
+        total, _ = found(params, batch, at)
+        return beta * (total if reference_free else total - batch["reference"])
+
+    def loss(params: Any, batch: Batch, at: At) -> Array:
+        both = scores(params, batch, at)
+        return softmax_cross_entropy(both, jnp.zeros(len(both), jnp.int32))
+
+    return Task(
+        "preference",
+        model,
+        LazyLoss(loss),
+        scores=lambda params, batch: scores(params, batch, perturb.identity),
+        likelihood=lambda params, batch: found(params, batch, perturb.identity),
+    )
+
+
+def log_likelihoods(
+    task: Task, params: Any, data: Batch, *, batch_size: int = 64
+) -> np.ndarray:
+    """Computes the log-likelihood of every record's answer, or of both texts of a pair.
+
+    Returns:
+      float32 (n,), or (n, 2) for a task of :func:`preference`, in batches of one size:
+      the same parameters and records have the same bits whenever they are asked.
+
+    Raises:
+      ValueError: a task of classes.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from jaxdp.models.language import LanguageModel, tasks, tiny_config
+      >>> model = LanguageModel(config=tiny_config("opt", num_hidden_layers=1))
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+      >>> mask = jnp.ones((3, 2, 5), bool)
+      >>> data = {"tokens": jnp.ones((3, 2, 5), jnp.int32), "mask": mask, "span": mask}
+      >>> task = tasks.preference(model, span_length=5)
+      >>> found = tasks.log_likelihoods(task, params, data)
+      >>> found.shape, bool(np.allclose(found, -4 * np.log(model.config.vocab_size)))
+      ((3, 2), True)
+    """
+    if task.likelihood is None:
+        raise ValueError(f"task must be one of texts, got {task.name!r}")
+    chosen = {name: data[name] for name in ("tokens", "mask", "span")}
+    total, _ = in_batches(_likelihoods(task), params, chosen, batch_size)
+    return total
 
 
 def _check_decoder(model: LanguageModel, span_length: int) -> None:
     validate.integer(span_length=span_length)
-    if not model.config.is_decoder:
-        raise ValueError(
-            "model must be a decoder, whose tokens have a likelihood, got "
-            f"{model.config.model_type!r}"
-        )
+    check_decoder(model.config)
 
 
 def _flat(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def _mean_log_likelihood(
+def _log_likelihood(
     model: LanguageModel, params: Any, batch: Batch, span_length: int, at: At
-) -> Array:
-    """Averages log p(token | those before) over a contiguous span's tokens: (B,)."""
+) -> tuple[Array, Array]:
+    """Sums log p(token | those before) over a span's tokens, and counts them: (B,)."""
     tokens, span = batch["tokens"], batch["span"]
     x = model.hidden(params, tokens, batch["mask"], at)
     # Logits at the span alone: over the whole vocabulary they are the largest array.
-    index = jnp.argmax(span, axis=1)[:, None] + jnp.arange(span_length)
-    inside = jnp.minimum(index, tokens.shape[1] - 1)
+    length = tokens.shape[1]
+    index = jnp.sort(jnp.where(span, jnp.arange(length), length), axis=1)
+    index = index[:, :span_length]
+    inside = jnp.minimum(index, length - 1)
     counts = (index == inside) & (index > 0)
-    counts = counts & jnp.take_along_axis(span, inside, axis=1)
     before = jnp.maximum(inside - 1, 0)
     x = jnp.take_along_axis(x, before[..., None], axis=1)
     targets = jnp.take_along_axis(tokens, inside, axis=1)
     each = -softmax_cross_entropy(model.logits(params, x, at), targets)
-    total = jnp.sum(jnp.where(counts, each, 0), axis=1)
-    return total / jnp.maximum(jnp.sum(counts, axis=1), 1)
+    return jnp.sum(jnp.where(counts, each, 0), axis=1), jnp.sum(counts, axis=1)
+
+
+def _mean(total: Array, count: Array) -> Array:
+    return total / jnp.maximum(count, 1)
 
 
 # --- predictions -------------------------------------------------------------------
@@ -246,7 +388,7 @@ def predict(
     """
     if task.scores is None:
         raise ValueError(f"task must have classes, got {task.name!r}")
-    return _in_batches(_predictor(task), params, data, batch_size)
+    return in_batches(_predictor(task), params, data, batch_size)
 
 
 @functools.lru_cache(maxsize=32)  # A run is judged many times.
@@ -255,25 +397,29 @@ def _predictor(task: Task) -> Callable[..., Array]:
     return jax.jit(lambda params, batch: jnp.argmax(scores(params, batch), axis=1))
 
 
-def generate(
-    model: LanguageModel,
+def perplexity(
+    task: Task,
     params: Any,
     data: Batch,
     *,
-    max_new_tokens: int,
     batch_size: int = 16,
-) -> np.ndarray:
-    """Generates greedy continuations, int32 (n, max_new_tokens), padded after the end.
+    progress: bool = False,
+) -> float:
+    """Computes the perplexity of the answers: exp(-mean log p(token | those before)).
+
+    The mean is over all tokens of all records, so a record counts by its answer's length.
+    (The loss of a record is minus its own mean.) It is infinite where float64 ends, and NaN
+    if a likelihood is.
 
     Args:
-      model: a decoder.
-      params: its parameters.
-      data: ``tokens`` and ``mask``; what ``span`` marks, an answer, is left out.
-      max_new_tokens: the most tokens that are written.
+      task: of :func:`generation` or :func:`instruction`.
+      params: the parameters.
+      data: ``tokens``, ``mask`` and ``span``.
       batch_size: records at once.
+      progress: whether to draw a progress bar.
 
     Raises:
-      ValueError: no decoder, or a text that would grow longer than the model reads.
+      ValueError: another task, or no answer has a token.
 
     Example:
       >>> import jax
@@ -282,67 +428,28 @@ def generate(
       >>> model = LanguageModel(config=tiny_config("opt", num_hidden_layers=1))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-      >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": jnp.ones((3, 5), bool)}
-      >>> tasks.generate(model, params, data, max_new_tokens=4).shape
-      (3, 4)
+      >>> mask = jnp.ones((3, 5), bool)
+      >>> data = {"tokens": jnp.ones((3, 5), jnp.int32), "mask": mask, "span": mask}
+      >>> round(tasks.perplexity(tasks.generation(model, span_length=5), params, data))
+      50
     """
-    _check_decoder(model, max_new_tokens)
-    asked = np.asarray(data["mask"])
-    if "span" in data:
-        asked = asked & ~np.asarray(data["span"])
-    longest, limit = int(asked.sum(axis=1).max(initial=0)), model.config.max_length
-    if longest + max_new_tokens > limit:
-        raise ValueError(
-            f"max_new_tokens must be at most {limit - longest}, what the longest prompt "
-            f"leaves of {limit} tokens, got {max_new_tokens}"
-        )
-    return _in_batches(_generator(model, max_new_tokens), params, data, batch_size)
+    if task.likelihood is None:
+        raise ValueError(f"task must be one of texts, got {task.name!r}")
+    said = "likelihoods" if progress else ""
+    data = {name: data[name] for name in ("tokens", "mask", "span")}
+    program = _likelihoods(task)
+    total, count = in_batches(program, params, data, batch_size, said)
+    if not count.sum():
+        raise ValueError("data must have answers of one token or more, got none")
+    mean = total.sum(dtype=np.float64) / count.sum()
+    with np.errstate(over="ignore"):
+        return float(np.exp(-mean))
 
 
 @functools.lru_cache(maxsize=32)
-def _generator(model: LanguageModel, max_new_tokens: int) -> Callable[..., Array]:
-    config, ends = model.config, np.asarray(model.config.ends, np.int32)
-
-    def continued(params: Any, batch: Batch) -> Array:
-        mask = batch["mask"] & ~batch["span"] if "span" in batch else batch["mask"]
-        rows = jnp.arange(mask.shape[0])
-        start = jnp.sum(mask, axis=1)
-        more = ((0, 0), (0, max_new_tokens))
-        tokens = jnp.where(mask, batch["tokens"], config.padding)
-        tokens = jnp.pad(tokens, more, constant_values=config.padding)
-        mask = jnp.pad(mask, more)
-
-        def write(i: Array, state: tuple[Array, Array, Array]) -> tuple:
-            tokens, mask, done = state
-            x = model.hidden(params, tokens, mask)
-            last = x[rows, jnp.maximum(start + i - 1, 0)]
-            best = jnp.argmax(model.logits(params, last), axis=1).astype(jnp.int32)
-            best = jnp.where(done, config.padding, best)
-            tokens = tokens.at[rows, start + i].set(best)
-            mask = mask.at[rows, start + i].set(~done)
-            return tokens, mask, done | jnp.isin(best, ends)
-
-        done = jnp.zeros(mask.shape[0], bool)
-        tokens, _, _ = jax.lax.fori_loop(0, max_new_tokens, write, (tokens, mask, done))
-        index = start[:, None] + jnp.arange(max_new_tokens)
-        return jnp.take_along_axis(tokens, index, axis=1)
-
-    return jax.jit(continued)
-
-
-def _in_batches(
-    program: Callable[..., Array], params: Any, data: Batch, batch_size: int
-) -> np.ndarray:
-    """Applies ``program`` to slices of one size, the last filled up, and concatenates."""
-    validate.integer(batch_size=batch_size)
-    count = len(data["tokens"])
-    parts = []
-    for start in range(0, count, batch_size):
-        index = np.minimum(np.arange(start, start + batch_size), count - 1)
-        parts.append(
-            np.asarray(program(params, {n: x[index] for n, x in data.items()}))
-        )
-    return np.concatenate(parts)[:count]
+def _likelihoods(task: Task) -> Callable[..., tuple[Array, Array]]:
+    likelihood: Any = task.likelihood
+    return jax.jit(likelihood)
 
 
 # --- metrics -----------------------------------------------------------------------
@@ -387,6 +494,21 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
       0.667
     """
     return max(_f1(_words(prediction), _words(answer)) for answer in answers)
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """Computes 1.0 if a text has the words of one of some answers, else 0.0.
+
+    In their order; as SQuAD does, without case, punctuation and articles.
+
+    Example:
+      >>> from jaxdp.models.language import tasks
+      >>> tasks.exact_match("The cat.", ["a cat", "one dog"])
+      1.0
+      >>> tasks.exact_match("black cat", ["cat"])
+      0.0
+    """
+    return float(_words(prediction) in [_words(answer) for answer in answers])
 
 
 def _words(text: str) -> list[str]:

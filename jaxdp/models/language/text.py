@@ -12,7 +12,6 @@ make the others' losses depend on it.
 
 import string
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import numpy as np
 
@@ -21,10 +20,15 @@ from jaxdp.data import values
 from jaxdp.models.language._records import Record, text_of
 from jaxdp.models.language._records import labels as labels
 from jaxdp.models.language._records import read_records as read_records
+from jaxdp.models.language._rows import (
+    Batch,
+    Side,
+    check,
+    check_decoder,
+    empty,
+    put,
+)
 from jaxdp.models.language._tokenizers import Tokenizer as Tokenizer
-
-Batch = dict[str, np.ndarray]
-Side = Literal["left", "right"]
 
 #: Names in a template that are no fields.
 MARKS = ("mask", "sep")
@@ -166,7 +170,7 @@ def encode_classification(
       >>> batch["tokens"].tolist(), batch["position"].tolist()
       ([[2, 4, 8, 6, 7, 1, 1, 1]], [4])
     """
-    _check(tokenizer, max_length, truncate)
+    check(tokenizer, max_length, truncate)
     marks = [name for _, name in _parse(template)].count("mask")
     if marks > 1:
         raise ValueError(f"template {template!r} must have {{mask}} at most once")
@@ -179,13 +183,13 @@ def encode_classification(
             )
         template, marks = before.rstrip(" "), 0
     form = _Template(tokenizer, template)
-    batch = _empty((len(records),), max_length, tokenizer)
+    batch = empty((len(records),), max_length, tokenizer)
     position = np.empty(len(records), np.int32)
     room = max_length - len(tokenizer.start) - len(tokenizer.end)
     for i, record in enumerate(records):
         filled, where = form.fill(record, i, room, truncate)
         tokens = [*tokenizer.start, *filled, *tokenizer.end]
-        _put(batch, i, tokens)
+        put(batch, i, tokens)
         # Without a mask the next word is asked of a decoder's last token.
         last = max(len(tokens) - 1, 0)
         position[i] = last if where is None else len(tokenizer.start) + where
@@ -257,7 +261,7 @@ def encode_choices(
         num_choices = len(choices)
         lists = [[*choices]] * len(records)
     form = _Template(tokenizer, template.rstrip(" "))
-    batch = _empty((len(records), num_choices), max_length, tokenizer, span=True)
+    batch = empty((len(records), num_choices), max_length, tokenizer, span=True)
     valid = np.zeros((len(records), num_choices), bool)
     for i, (record, texts) in enumerate(zip(records, lists, strict=True)):
         if not 0 < len(texts) <= num_choices:
@@ -280,7 +284,7 @@ def encode_choices(
                     + values.got(text)
                 )
             spans.append(span)
-            _put(batch, (i, c), prompt + span, len(prompt))
+            put(batch, (i, c), prompt + span, len(prompt))
             valid[i, c] = True
     return batch | {"valid": valid}
 
@@ -332,7 +336,7 @@ def encode_generation(
     """
     room = _room(tokenizer, max_length, span_length, truncate)
     form = _Template(tokenizer, template.rstrip(" "))
-    batch = _empty((len(records),), max_length, tokenizer, span=True)
+    batch = empty((len(records),), max_length, tokenizer, span=True)
     for i, record in enumerate(records):
         many = isinstance(record.get(answer), list)
         text = (
@@ -343,7 +347,7 @@ def encode_generation(
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
         span = continuation(tokenizer, template, text)[: span_length - 1]
         span = [*span, *tokenizer.config.ends[:1]]
-        _put(batch, i, prompt + span, len(prompt))
+        put(batch, i, prompt + span, len(prompt))
     return batch
 
 
@@ -396,34 +400,7 @@ def _room(
     tokenizer: Tokenizer, max_length: int, span_length: int, truncate: Side
 ) -> int:
     """Returns the number of tokens for a prompt, the same for all choices after it."""
-    _check(tokenizer, max_length, truncate)
+    check(tokenizer, max_length, truncate)
     validate.integer(span_length=span_length)
-    if not tokenizer.is_decoder:
-        raise ValueError(
-            "tokenizer must be a decoder's, for what follows a text has no likelihood in "
-            f"an encoder, got {tokenizer.config.model_type!r}"
-        )
+    check_decoder(tokenizer)
     return max_length - len(tokenizer.start) - span_length
-
-
-def _check(tokenizer: Tokenizer, max_length: int, truncate: Side) -> None:
-    limit = tokenizer.config.max_length
-    validate.integer(at_least=2, at_most=limit, max_length=max_length)
-    validate.one_of(("left", "right"), truncate=truncate)
-
-
-def _empty(
-    shape: tuple[int, ...], max_length: int, tokenizer: Tokenizer, span: bool = False
-) -> Batch:
-    shape = (*shape, max_length)
-    tokens = np.full(shape, tokenizer.config.padding, np.int32)
-    batch = {"tokens": tokens, "mask": np.zeros(shape, bool)}
-    return batch | ({"span": np.zeros(shape, bool)} if span else {})
-
-
-def _put(batch: Batch, index: Any, tokens: list[int], span: int | None = None) -> None:
-    """Writes one row; ``span`` is where the tokens that count begin."""
-    batch["tokens"][index][: len(tokens)] = tokens
-    batch["mask"][index][: len(tokens)] = True
-    if span is not None:
-        batch["span"][index][span : len(tokens)] = True

@@ -374,44 +374,6 @@ def test_predictions_in_batches_are_those_of_the_whole() -> None:
     np.testing.assert_array_equal(got, whole)
 
 
-@pytest.mark.slow  # Text, which no release depends on.
-def test_generation_is_greedy_and_ends() -> None:
-    """Against one forward pass for each token."""
-    _, params, _ = case("opt-choice-prefix")
-    model, data, size = network.LanguageModel(config=OPT), batch(), LENGTH + 4
-    got = tasks.generate(model, params, data, max_new_tokens=4, batch_size=2)
-    assert got.shape == (ROWS, 4) and got.dtype == np.int32
-
-    @jax.jit
-    def best(tokens: jax.Array, length: jax.Array) -> jax.Array:
-        mask = (jnp.arange(size) < length)[None]
-        x = model.hidden(params, tokens[None], mask)[0, length - 1]
-        return jnp.argmax(model.logits(params, x))
-
-    for row in range(ROWS):
-        asked = np.asarray(data["mask"][row] & ~data["span"][row])
-        tokens = np.asarray(data["tokens"][row])[asked].tolist()
-        for written in got[row]:
-            padded = np.pad(tokens, (0, size - len(tokens)))
-            assert written == best(jnp.asarray(padded), len(tokens))
-            tokens.append(int(written))
-            if written == OPT.eos_token_id:
-                break
-    # A model that says its end token at once writes nothing more.
-    table = jnp.zeros_like(params["embedding"]["tokens"])
-    table = table.at[OPT.eos_token_id].set(params["final_norm"]["bias"])
-    quiet = {
-        **params,
-        "embedding": {**params["embedding"], "tokens": table},
-        "final_norm": {
-            "scale": jnp.zeros(16),
-            "bias": params["final_norm"]["bias"],
-        },
-    }
-    got = tasks.generate(model, quiet, data, max_new_tokens=3)
-    np.testing.assert_array_equal(got, [[OPT.eos_token_id, 1, 1]] * ROWS)
-
-
 def test_metrics() -> None:
     assert tasks.accuracy(
         np.asarray([1, 0, 1]), np.asarray([1, 1, 1])
@@ -422,6 +384,9 @@ def test_metrics() -> None:
     assert tasks.token_f1("The red cat!", ["a dog", "red cat"]) == 1
     assert tasks.token_f1("red cat cat", ["cat"]) == pytest.approx(0.5)
     assert tasks.token_f1("", ["cat"]) == 0 and tasks.token_f1("the", ["a"]) == 1
+    assert tasks.exact_match("The red  Cat!", ["a dog", "red cat"]) == 1
+    assert tasks.exact_match("cat red", ["red cat"]) == 0
+    assert tasks.exact_match("", ["cat"]) == 0 and tasks.exact_match("the", ["a"]) == 1
 
 
 # --- configurations and mistakes ---

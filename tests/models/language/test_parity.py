@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.models.language import checkpoint, tasks
+from jaxdp.models.language import checkpoint, generation, tasks
 from jaxdp.models.language.config import FAMILIES, from_json
 from jaxdp.models.language.network import LanguageModel
 
@@ -178,6 +178,31 @@ def test_live_parity(case: str, tmp_path: pathlib.Path, record_property: Any) ->
         back = golden.run(loaded.eval(), tokens, None if whole else mask)
         back = back if back.ndim == 2 else np.where(mask[..., None], back, 0)
         assert np.array_equal(back, expected["logits"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of other people's libraries
+@pytest.mark.parametrize("case", ["opt", "llama", "qwen2", "gemma2", "gemma3"])
+def test_live_generation(case: str, tmp_path: pathlib.Path) -> None:
+    """Greedy texts of prompts of several lengths, far longer than the windows."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    golden = make_golden()
+    name, options = golden.CASES[case]
+    options = options | {"max_position_embeddings": 64, "num_hidden_layers": 3}
+    rng = np.random.default_rng(100)
+    theirs = golden.make_model(name, options, rng)
+    theirs.save_pretrained(tmp_path / case)
+    model, params = load(tmp_path / case)
+    tokens, mask = golden.make_tokens(rng, golden.LENGTHS, max(golden.LENGTHS))
+    batch = {"tokens": tokens, "mask": mask}
+    ours = generation.generate(model, params, batch, max_new_tokens=20)
+    for row, length in enumerate(golden.LENGTHS):
+        prompt = torch.from_numpy(tokens[row : row + 1, :length]).long()
+        written = theirs.generate(prompt, max_new_tokens=20, do_sample=False)
+        written = written[0, length:].numpy()
+        assert np.array_equal(ours[row, : len(written)], written)
+        assert np.all(ours[row, len(written) :] == golden.PAD)
+    assert len(np.unique(ours)) > 3
 
 
 @pytest.mark.filterwarnings("ignore")  # of other people's libraries

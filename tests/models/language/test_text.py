@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jaxdp.models import show_values
-from jaxdp.models.language import network, tasks, text
+from jaxdp.models.language import generation, network, text
 from jaxdp.models.language.config import OPTConfig, RobertaConfig, tiny_config
 
 CORPUS = [
@@ -462,7 +462,7 @@ def test_a_prompt_must_leave_room_for_what_is_written(opt: text.Tokenizer) -> No
     model = network.LanguageModel(config=OPT)
     given: Any = {"model": model, "params": None, "data": batch}  # Nothing is traced.
     with pytest.raises(ValueError, match=r"max_new_tokens must be .* 24, .*got 25"):
-        tasks.generate(**given, max_new_tokens=25)
+        generation.generate(**given, max_new_tokens=25)
 
 
 def test_answers(opt: text.Tokenizer) -> None:
