@@ -108,7 +108,9 @@ def _evaluate(
         values, name = [read(var) for var in eqn.invars], eqn.primitive.name
         leaves = [x for x in values if isinstance(x, _Leaf)]
         after = next(filter(_is_activation, values), after)
-        names = [*{var: None for var in eqn.invars if not isinstance(var, core.Literal)}]
+        names = [
+            *{var: None for var in eqn.invars if not isinstance(var, core.Literal)}
+        ]
         one = jaxpr.replace(constvars=[], invars=names, outvars=eqn.outvars, eqns=[eqn])
         function = core.jaxpr_as_fun(core.ClosedJaxpr(one, ()))
         if name in _DEFERRED and leaves and len(values) == 1:
@@ -122,7 +124,7 @@ def _evaluate(
         elif name == "scan" and leaves:
             out = _scan(eqn, values, at, after)
         elif name == "gather" and leaves and _reads_rows(eqn, values):
-            out = [_rows(eqn, *values, at)]
+            out = [_rows(eqn, values, at)]
         else:
             out = function(*[_used(known[var], at, after) for var in names])
         known |= zip(eqn.outvars, out, strict=True)
@@ -141,16 +143,17 @@ def _is_activation(x: Any) -> bool:
 def _scan(
     eqn: Any, values: Sequence[Any], at: At, after: jax.Array | None
 ) -> list[Any]:
-    """Evaluates a loop; layers of stacked leaves, but for small ones, are perturbed in it."""
+    """Evaluates a loop, in which layers of stacked leaves are perturbed; not vectors."""
     params = eqn.params
     first = params["num_consts"]
     last = first + params["num_carry"]
-    stacked = at.direction.stacked if isinstance(at, perturb.View) else ()
+    # Another view than that of a direction has the layers of all that is scanned.
+    stacked = at.direction.stacked if isinstance(at, perturb.View) else None
 
     def is_layered(x: Any) -> bool:
         return (
             isinstance(x, _Leaf)
-            and x.path in stacked
+            and (stacked is None or x.path in stacked)
             and x.layer is None
             and x.value.ndim > 2
             and x.elementwise
@@ -205,8 +208,9 @@ def _reads_rows(eqn: Any, values: Sequence[Any]) -> bool:
     )
 
 
-def _rows(eqn: Any, leaf: _Leaf, index: jax.Array, at: At) -> jax.Array:
+def _rows(eqn: Any, values: Sequence[Any], at: At) -> jax.Array:
     """Reads rows of a leaf; those outside of it are what the program says."""
+    leaf, index = values
     rows = index[..., 0]
     inside = (rows >= 0) & (rows < leaf.value.shape[0])
     found = at(leaf.path, leaf.value, rows=jnp.clip(rows, 0, leaf.value.shape[0] - 1))
