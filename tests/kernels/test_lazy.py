@@ -311,3 +311,27 @@ def test_derivatives_go_through() -> None:
     got, want = slopes(jaxdp.lazy(case.value_fn)), slopes(case.value_fn)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     assert np.all(np.abs(want) > 1e-3)
+
+
+def test_layers_in_a_list_are_perturbed_one_after_the_other() -> None:
+    params = [jnp.eye(128) for _ in range(12)]
+    x = jnp.ones((4, 128))
+
+    def value_fn(params: Any, x: jax.Array) -> jax.Array:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return x.sum(axis=1)
+
+    def step(value_fn: Any, params: Any) -> jax.Array:
+        one = sphere.select(sphere.directions(KEY, params, law="rademacher"), 0)
+        ahead = perturb.losses_at(value_fn, params, x, one, SCALE)
+        behind = perturb.losses_at(value_fn, params, x, one, -SCALE, after=ahead)
+        return ahead - behind
+
+    def needs(value_fn: Any) -> float:
+        """Kernels that a step holds."""
+        program = jax.jit(lambda p: step(value_fn, p)).lower(params).compile()
+        stats: Any = program.memory_analysis()
+        return stats.temp_size_in_bytes / params[0].nbytes
+
+    assert needs(jaxdp.lazy(value_fn)) < 4 < 10 < needs(value_fn)
