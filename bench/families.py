@@ -25,6 +25,7 @@ Row = _harness.Row
 GOLDEN = pathlib.Path(__file__).parents[1] / "tests/models/language/golden"
 CASES = {
     "RoBERTa": ("roberta_mlm", "roberta_mlm_untied"),
+    "ModernBERT": ("modernbert_mlm", "modernbert_mlm_untied"),
     "OPT": ("opt", "opt_untied", "opt_post_norm"),
     "Llama 2, SmolLM, SmolLM2": ("llama", "llama_linear"),
     "Llama 3": ("llama_scaled",),

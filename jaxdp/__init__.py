@@ -36,6 +36,7 @@ from jaxdp.dpzero.transform import dpgd_zeroth_order as dpgd_zeroth_order
 from jaxdp.dpzero.transform import dpzero as dpzero
 from jaxdp.dpzero.transform import dpzero_output as dpzero_output
 from jaxdp.kernels.finite_difference import per_record as per_record
+from jaxdp.kernels.lazy import lazy as lazy
 from jaxdp.kernels.perturb import LazyLoss as LazyLoss
 from jaxdp.kernels.polytope import L1Ball as L1Ball
 from jaxdp.kernels.polytope import Polytope as Polytope

@@ -32,6 +32,7 @@ if __name__ != "jaxdp.kernels":
 else:
     from jaxdp.kernels import clip as clip
     from jaxdp.kernels import finite_difference as finite_difference
+    from jaxdp.kernels import lazy as lazy
     from jaxdp.kernels import node_noise as node_noise
     from jaxdp.kernels import perturb as perturb
     from jaxdp.kernels import polytope as polytope

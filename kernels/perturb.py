@@ -104,6 +104,41 @@ def _ordered(
     return dataclasses.replace(direction, leaf_keys=leaf_keys), tied
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """View of one evaluation: ``leaf + scale * direction``, as :func:`view` makes it.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import perturb, sphere
+      >>> rows = sphere.directions(jax.random.key(0), {"w": jnp.zeros(4)}, law="sphere")
+      >>> at = perturb.View(sphere.select(rows, 0), jnp.float32(0.0))
+      >>> at("w", jnp.ones(4)).tolist()
+      [1.0, 1.0, 1.0, 1.0]
+    """
+
+    direction: Direction
+    scale: jax.Array
+
+    def __call__(
+        self,
+        path: str,
+        leaf: jax.Array,
+        layer: int | jax.Array | None = None,
+        after: jax.Array | None = None,
+        rows: jax.Array | None = None,
+    ) -> jax.Array:
+        x = leaf if rows is None else leaf[rows]
+        if path not in self.direction.paths:
+            return x
+        one, s = _ordered(self.direction, self.scale, after)
+        wider = wide(leaf.dtype)
+        u = leaf_direction(one, path, leaf.shape, layer, rows).astype(wider)
+        moved = (x.astype(wider) + s.astype(wider) * u).astype(leaf.dtype)
+        return rounded(moved, zero_after(jax.random.key_data(one.leaf_keys)))
+
+
 def view(direction: Direction, scale: jax.Array) -> At:
     """Returns the ``at`` of one evaluation: leaf + scale * direction.
 
@@ -119,24 +154,7 @@ def view(direction: Direction, scale: jax.Array) -> At:
       >>> jnp.abs(at("w", params["w"])).tolist()
       [0.5, 0.5, 0.5, 0.5]
     """
-
-    def at(
-        path: str,
-        leaf: jax.Array,
-        layer: int | jax.Array | None = None,
-        after: jax.Array | None = None,
-        rows: jax.Array | None = None,
-    ) -> jax.Array:
-        x = leaf if rows is None else leaf[rows]
-        if path not in direction.paths:
-            return x
-        one, s = _ordered(direction, scale, after)
-        wider = wide(leaf.dtype)
-        u = leaf_direction(one, path, leaf.shape, layer, rows).astype(wider)
-        moved = (x.astype(wider) + s.astype(wider) * u).astype(leaf.dtype)
-        return rounded(moved, zero_after(jax.random.key_data(one.leaf_keys)))
-
-    return at
+    return View(direction, scale)
 
 
 def perturb(params: Any, direction: Direction, scale: jax.Array) -> Any:

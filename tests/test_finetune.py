@@ -31,6 +31,7 @@ from jaxdp.models.language import (
     DecoderConfig,
     LanguageModel,
     LoRA,
+    ModernBertConfig,
     OPTConfig,
     RobertaConfig,
     checkpoint,
@@ -321,6 +322,41 @@ def test_a_decoder_in_shards_is_tuned_in_its_dtype(
     assert replayed(tmp_path / "run", capsys)["compared"].startswith("identical")
 
 
+@pytest.mark.slow  # Two runs, as of the other tasks.
+def test_modernbert_is_tuned_by_its_mask_and_by_a_head(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    folder, made = tmp_path / "modernbert", make_tokenizer(special)
+    config = ModernBertConfig(
+        vocab_size=made.get_vocab_size(),
+        intermediate_size=16,
+        max_position_embeddings=32,
+        local_attention=4,
+        **CONFIG,
+    )
+    shapes = jax.eval_shape(LanguageModel(config=config).init, jax.random.key(0))
+    checkpoint.save(folder, config, jax.tree.map(_random, shapes))
+    made.save(str(folder / "tokenizer.json"))
+    names = zip(("cls", "pad", "sep", "unk", "mask"), special, strict=True)
+    map_of = json.dumps({f"{kind}_token": token for kind, token in names})
+    (folder / "special_tokens_map.json").write_text(map_of)
+    _, before = checkpoint.load(folder)
+    lora = ("--task", "head", "--labels", 2, "--trainable", "lora")
+    for words, out in ((PROMPT, tmp_path / "prompt"), (lora, tmp_path / "head")):
+        said = (*files(home, folder), *words, *QUICK, "--seed", 1, "--out", out)
+        assert run("finetune", *said) == 0
+        assert replayed(out, capsys)["compared"].startswith("identical")
+    _, params = checkpoint.load(tmp_path / "prompt" / "model")
+    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), params, before)
+    assert all(jax.tree.leaves(changed))
+    _, params = checkpoint.load(tmp_path / "head" / "model", num_labels=2)
+    np.testing.assert_array_equal(
+        params["head"]["dense"]["kernel"], before["head"]["dense"]["kernel"]
+    )
+    assert np.any(params["layers"]["lora"]["query"]["b"])
+
+
 def test_a_decoder_s_mistakes_are_named(
     home: Path, gemma: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -334,7 +370,7 @@ def test_a_decoder_s_mistakes_are_named(
         assert not (tmp_path / "run").exists()
         return capsys.readouterr().err
 
-    assert "model_type must be one of 'roberta', 'opt', 'llama'" in said(
+    assert "model_type must be one of 'roberta', 'opt', 'modernbert', 'llama'" in said(
         model_type="mamba"
     )
     scaling = {"rope_type": "dynamic", "factor": 2.0}

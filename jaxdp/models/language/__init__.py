@@ -8,6 +8,7 @@ paper.
 
 from jaxdp.models.language.config import Config as Config
 from jaxdp.models.language.config import DecoderConfig as DecoderConfig
+from jaxdp.models.language.config import ModernBertConfig as ModernBertConfig
 from jaxdp.models.language.config import OPTConfig as OPTConfig
 from jaxdp.models.language.config import RobertaConfig as RobertaConfig
 from jaxdp.models.language.config import tiny_config as tiny_config

@@ -73,6 +73,29 @@ FAMILIES = {
         },
         architectures=("RobertaForMaskedLM", "RobertaForSequenceClassification"),
     ),
+    "modernbert": Family(
+        modules={
+            "embedding/tokens": "model.embeddings.tok_embeddings",
+            "embedding/norm": "model.embeddings.norm",
+            "layers/attention/qkv": "model.layers.{}.attn.Wqkv",
+            "layers/attention/output": "model.layers.{}.attn.Wo",
+            "layers/attention_norm": "model.layers.{}.attn_norm",
+            "layers/mlp/gate_up": "model.layers.{}.mlp.Wi",
+            "layers/mlp/down": "model.layers.{}.mlp.Wo",
+            "layers/mlp_norm": "model.layers.{}.mlp_norm",
+            "final_norm": "model.final_norm",
+            "head": "decoder",
+            "head/dense": "head.dense",
+            "head/norm": "head.norm",
+            "head/decoder": "decoder",
+            "classifier/output": "classifier",
+        },
+        prefix="model.",
+        base=("embeddings.", "layers.", "final_norm."),
+        useless=re.compile(r"(?!)"),  # none
+        tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        architectures=("ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+    ),
     "opt": Family(
         modules={
             "embedding/tokens": "model.decoder.embed_tokens",
@@ -140,4 +163,4 @@ FAMILIES |= {
 
 def is_language_head(name: str) -> bool:
     """Returns True if a tensor belongs to the head of the language model alone."""
-    return name.startswith("lm_head.")
+    return name.startswith(("lm_head.", "decoder."))

@@ -14,7 +14,7 @@ from jaxdp.models.language.config import Config, DecoderConfig
 class Tokenizer:
     """A tokenizer of the package ``tokenizers`` and the special tokens of a model.
 
-    RoBERTa's records begin with ``bos_token_id`` and end with ``eos_token_id``; OPT's begin
+    Encoders' records begin with ``bos_token_id`` and end with ``eos_token_id``; OPT's begin
     with ``bos_token_id``, other decoders' with what their tokenizer begins with; chats are
     what their template says, and nothing more. Text of a record never becomes a special
     token: ``"<mask>"`` is six characters, in a message of a chat as well.

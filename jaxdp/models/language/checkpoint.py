@@ -25,7 +25,7 @@ from jaxdp.models.language import _files, _peft
 from jaxdp.models.language import config as configs
 from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
 from jaxdp.models.language._names import FAMILIES, Family, is_language_head
-from jaxdp.models.language.config import Config
+from jaxdp.models.language.config import Config, RobertaConfig
 from jaxdp.models.language.network import (
     Adapter,
     LanguageModel,
@@ -87,7 +87,9 @@ def _leaves(
     leaves = {}
     for path, leaf in _flat(jax.eval_shape(model.init, any_key)).items():
         name = "" if _is_adapter(path) else family.name(path)
-        layers = range(leaf.shape[0] if LanguageModel.is_stacked(path) else 1)
+        count = leaf.shape[0] if LanguageModel.is_stacked(path) else 1
+        first = config.num_hidden_layers - count  # The first layer may lack a leaf.
+        layers = range(first, first + count)
         names = tuple(name.format(layer) for layer in layers) if name else ()
         leaves[path] = _Leaf(path, leaf.shape, names)
     return leaves
@@ -286,7 +288,7 @@ def _name_output_bias(
     """
     names = ["lm_head.bias", "lm_head.decoder.bias"]
     names = names if config.tie_word_embeddings else names[::-1]
-    if "head/bias" in wanted:
+    if "head/bias" in wanted and isinstance(config, RobertaConfig):
         name = next((n for n in names if n in stored.names), names[0])
         wanted["head/bias"] = dataclasses.replace(wanted["head/bias"], names=(name,))
 
@@ -447,7 +449,8 @@ def save(
         for leaf in leaves.values()
         for layer, name in enumerate(leaf.names)
     ]
-    if "head/bias" in leaves and not config.tie_word_embeddings:
+    roberta = isinstance(config, RobertaConfig)
+    if roberta and "head/bias" in leaves and not config.tie_word_embeddings:
         tensors.append(("lm_head.decoder.bias", leaves["head/bias"], 0))
     shards = _shards(tensors, max_shard_bytes)
     root = pathlib.Path(folder)

@@ -18,6 +18,7 @@ _ELSE = {"own": [], "assumed": {}, "parts": {}, "only": {"hidden_act": ["silu"]}
 FAMILIES: Mapping[str, Any] = {
     name: _ELSE | family for name, family in tomllib.loads(_TABLE).items()
 }
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 #: Fields that not every family has.
 _OWN = {field for family in FAMILIES.values() for field in family["own"]}
 
@@ -40,13 +41,17 @@ class _Config:
     model_type: ClassVar[str]
 
     # What the modules are made of, where a family does not say otherwise.
-    is_decoder = norm_first = qkv_bias = output_bias = mlp_bias = True
-    rms = False  # norms without mean and bias
+    is_decoder = norm_first = qkv_bias = output_bias = mlp_bias = norm_bias = True
+    rms = False  # norms without mean
+    norm_embedding = False  # before the first layer
+    first_norm = True  # also before attention in the first layer
     norm_heads = False  # of queries and keys
     norm_after = False  # also after each part, before it is added
     unit_offset = False  # norms times 1 + scale, embeddings times sqrt(hidden_size)
     gated = False  # activation(gate) * up
     fused = False  # query, key and value are one kernel, gate and up another
+    head_classifies = False  # what the masked-LM head is made of, the classifier too
+    classifier_pooling: ClassVar[str] = "last"  # token; "cls": first, "mean": all
     query_pre_attn_scalar: ClassVar[float | None] = None  # None: head_dim
     attn_logit_softcapping: ClassVar[float | None] = None
     final_logit_softcapping: ClassVar[float | None] = None
@@ -154,8 +159,9 @@ class RobertaConfig(_Config):
     type_vocab_size: int = 1
     bos_token_id: int = 0
 
-    model_type, activation = "roberta", "gelu"
+    model_type, activation, classifier_pooling = "roberta", "gelu", "cls"
     is_decoder = norm_first = False
+    norm_embedding = True
 
     @property
     def position_rows(self) -> int:
@@ -166,6 +172,92 @@ class RobertaConfig(_Config):
     def max_length(self) -> int:
         """Tokens that a record may have."""
         return self.max_position_embeddings - self.padding - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModernBertConfig(_Config):
+    """A ModernBERT encoder (Warner et al., 2024); the fields of its ``config.json``.
+
+    A token of a layer with a window sees ``local_attention // 2`` tokens to either side.
+
+    Example:
+      >>> from jaxdp.models.language import tiny_config
+      >>> config = tiny_config("modernbert", num_hidden_layers=4)
+      >>> [window for window, _ in config.looks]
+      [None, 65, 65, None]
+    """
+
+    intermediate_size: int
+    norm_eps: float = 1e-5
+    bos_token_id: int = 0
+    layer_types: tuple[str, ...] | None = None  # None: the rule of the next field
+    global_attn_every_n_layers: int = 3
+    local_attention: int = 128
+    global_rope_theta: float = 160_000.0
+    local_rope_theta: float = 10_000.0
+    classifier_pooling: str = "cls"
+
+    model_type, activation = "modernbert", "gelu"
+    gated = fused = norm_embedding = head_classifies = True
+    is_decoder = qkv_bias = output_bias = mlp_bias = norm_bias = first_norm = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "layer_types", _frozen(self.layer_types))
+        validate.integer(at_least=2, num_hidden_layers=self.num_hidden_layers)
+        validate.integer(
+            intermediate_size=self.intermediate_size,
+            global_attn_every_n_layers=self.global_attn_every_n_layers,
+            local_attention=self.local_attention,
+        )
+        validate.positive(norm_eps=self.norm_eps)
+        validate.one_of(("cls", "mean"), classifier_pooling=self.classifier_pooling)
+        _check_layers(self, "layer_types", _LAYER_TYPES)
+        _ = self.looks  # Its rotations check what they are given.
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Reads the configuration of a ``config.json``; irrelevant fields are dropped.
+
+        Raises:
+          ValueError: another family, an option in a form that is not supported, or a
+            field that is missing.
+        """
+        given = _before_five(fields)
+        if given.get("rope_scaling") is not None:
+            raise ValueError(
+                "rope_scaling must be left out for modernbert, got "
+                f"{given['rope_scaling']!r}"
+            )
+        names = {"rope_theta": "global", "rope_local_base_freq": "local"}
+        for name, kind in names.items():  # of transformers 5
+            if given.get(name) is not None:
+                given[f"{kind}_rope_theta"] = given[name]
+        return super().from_json(given)
+
+    @property
+    def layer_norm_eps(self) -> float:
+        """Number that layer normalisation adds to the variance, ``norm_eps``."""
+        return self.norm_eps
+
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """Windows and rotations of the layers."""
+        full, near = (
+            Rotation(
+                size=self.head_dim, base=base, longest=self.max_position_embeddings
+            )
+            for base in (self.global_rope_theta, self.local_rope_theta)
+        )
+        every = self.global_attn_every_n_layers
+        kinds = self.layer_types or [
+            _LAYER_TYPES[layer % every > 0] for layer in range(self.num_hidden_layers)
+        ]
+        window = self.local_attention // 2 + 1  # with the token itself
+        return tuple(
+            (None, full) if kind == "full_attention" else (window, near)
+            for kind in kinds
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,6 +329,7 @@ class DecoderConfig(_Config):
     """
 
     rms = gated = norm_first = True
+    norm_bias = False
     activation = "silu"
 
     model_type: str
@@ -295,15 +388,8 @@ class DecoderConfig(_Config):
                 "num_key_value_heads must divide num_attention_heads = "
                 f"{self.num_attention_heads}, got {self.num_key_value_heads}"
             )
-        kinds = ("full_attention", "sliding_attention")
-        for name, allowed in {"layer_types": kinds, "no_rope_layers": (0, 1)}.items():
-            given = getattr(self, name)
-            if given is not None and (
-                len(given) != self.num_hidden_layers or not set(given) <= set(allowed)
-            ):
-                raise ValueError(
-                    f"{name} must be {self.num_hidden_layers} of {allowed}, got {given}"
-                )
+        _check_layers(self, "layer_types", _LAYER_TYPES)
+        _check_layers(self, "no_rope_layers", (0, 1))
         _ = self.looks  # Its rotations check what they are given.
 
     @property
@@ -366,6 +452,13 @@ def check_decoder(config: _Config) -> None:
         )
 
 
+def _check_layers(config: _Config, name: str, allowed: tuple[Any, ...]) -> None:
+    """Raises unless a field, where it is given, has one of some values for each layer."""
+    given, count = getattr(config, name), config.num_hidden_layers
+    if given is not None and (len(given) != count or not set(given) <= set(allowed)):
+        raise ValueError(f"{name} must be {count} of {allowed}, got {given}")
+
+
 def _frozen(value: Any) -> Any:
     """Returns tuples in place of lists and mappings, which cannot be hashed."""
     if isinstance(value, Mapping):
@@ -394,8 +487,9 @@ def _before_five(fields: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-Config = RobertaConfig | OPTConfig | DecoderConfig
-_DECODERS = tuple(FAMILIES)[2:]
+Config = RobertaConfig | ModernBertConfig | OPTConfig | DecoderConfig
+_ONE = {kind.model_type: kind for kind in (RobertaConfig, ModernBertConfig, OPTConfig)}
+_DECODERS = tuple(FAMILIES)[len(_ONE) :]
 
 
 def from_json(fields: Mapping[str, Any]) -> Config:
@@ -408,9 +502,7 @@ def from_json(fields: Mapping[str, Any]) -> Config:
 
 
 def _class_of(model_type: Any) -> Any:
-    return {"roberta": RobertaConfig, "opt": OPTConfig}.get(
-        str(model_type), DecoderConfig
-    )
+    return _ONE.get(str(model_type), DecoderConfig)
 
 
 def tiny_config(model_type: str, **changes: Any) -> Config:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxdp.core import validate
 from jaxdp.kernels.perturb import At
 from jaxdp.kernels.sphere import path_str
-from jaxdp.models.language.config import Config, RobertaConfig
+from jaxdp.models.language.config import Config, ModernBertConfig, RobertaConfig
 from jaxdp.models.language.rotary import rotated
 
 Array = jax.Array
@@ -57,11 +57,14 @@ def with_small_leaves(layers: Params, at: At) -> Params:
     """Perturbs biases and norms of the stacked layers as ``at`` does; kernels stay.
 
     A vector that is perturbed in its layer is perturbed again for every token that it is
-    added to: XLA fuses the one into the other.
+    added to: XLA fuses the one into the other. Zeros stand for what the first layer lacks.
     """
+    count = max(map(len, jax.tree.leaves(layers)))
 
     def leaf(path: Any, x: Array) -> Array:
-        return at(f"layers/{path_str(path)}", x) if x.ndim == 2 else x
+        x = at(f"layers/{path_str(path)}", x) if x.ndim == 2 else x
+        absent = count - len(x)
+        return jnp.pad(x, ((absent, 0), (0, 0))) if absent else x
 
     return jax.tree_util.tree_map_with_path(leaf, layers)
 
@@ -222,8 +225,8 @@ class Dense(nn.Module):
 class Norm(nn.Module):
     """Normalisation over the last axis in float32, cast to the compute dtype.
 
-    By mean and variance, with a bias; or by the mean square alone (Zhang and Sennrich,
-    2019), in Gemma with a scale that counts from 1.
+    By mean and variance, but for ModernBERT with a bias; or by the mean square alone
+    (Zhang and Sennrich, 2019), in Gemma with a scale that counts from 1.
     """
 
     config: Config
@@ -242,7 +245,7 @@ class Norm(nn.Module):
         )
         scale = self.view(_path(self, "scale"), scale)
         y = y * (1 + scale if offset else scale)
-        if not rms:
+        if self.config.norm_bias:
             bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
             y = y + self.view(_path(self, "bias"), bias)
         return y.astype(self.dtype)
@@ -414,7 +417,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer; RoBERTa normalises after each part, decoders (but for one OPT) before."""
+    """One layer; RoBERTa (and one OPT) normalises after each part, others before."""
 
     config: Config
     dtype: Any
@@ -427,6 +430,7 @@ class Block(nn.Module):
         x: Array,
         mask: Array,
         angles: Array | None = None,
+        index: Array | int = 0,
         past: Past | None = None,
     ) -> tuple[Array, Cache | None]:
         config, cache = self.config, None
@@ -444,7 +448,10 @@ class Block(nn.Module):
             if not config.norm_first:
                 x = norm(x + part(x))
                 continue
-            y = part(norm(x))
+            y = norm(x)
+            if name == "attention" and not config.first_norm:
+                y = jnp.where(index > 0, y, x)
+            y = part(y)
             if config.norm_after:
                 y = Norm(config, self.dtype, self.view, name=f"{name}_norm_after")(y)
             x = x + y
@@ -511,22 +518,23 @@ class _Prefixes(nn.Module):
 
 
 class Head(nn.Module):
-    """Transform of RoBERTa's language-model head: dense layer, GELU, layer norm."""
+    """Transform of a masked language model's head: dense layer, GELU, layer norm."""
 
     width: int
-    config: RobertaConfig
+    config: RobertaConfig | ModernBertConfig
     dtype: Any
     view: View = as_it_is
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        y = Dense(self.width, self.dtype, self.view, name="dense")(x)
+        bias = self.config.mlp_bias
+        y = Dense(self.width, self.dtype, self.view, bias, name="dense")(x)
         y = jax.nn.gelu(y, approximate=False)
         return Norm(self.config, self.dtype, self.view, name="norm")(y)
 
 
 class Classifier(nn.Module):
-    """A classification head: RoBERTa has a hidden layer, decoders have no bias either."""
+    """A classification head: encoders have a bias, and RoBERTa a hidden layer."""
 
     num_labels: int
     config: Config
@@ -535,11 +543,9 @@ class Classifier(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:  # (B, d) -> (B, num_labels)
-        hidden = not self.config.is_decoder
-        if hidden:
+        bias = not self.config.is_decoder
+        if bias and not self.config.head_classifies:
             dense = Dense(x.shape[-1], self.dtype, self.view, name="dense")
             x = jnp.tanh(dense(x))
-        output = Dense(
-            self.num_labels, self.dtype, self.view, use_bias=hidden, name="output"
-        )
+        output = Dense(self.num_labels, self.dtype, self.view, bias, name="output")
         return output(x).astype(jnp.float32)

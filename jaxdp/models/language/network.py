@@ -16,12 +16,7 @@ from jaxdp.core import validate
 from jaxdp.kernels import perturb
 from jaxdp.kernels.perturb import At
 from jaxdp.models.language import rotary
-from jaxdp.models.language.config import (
-    Config,
-    DecoderConfig,
-    RobertaConfig,
-    check_decoder,
-)
+from jaxdp.models.language.config import Config, RobertaConfig, check_decoder
 from jaxdp.models.language.modules import Adapter as Adapter
 from jaxdp.models.language.modules import (
     Block,
@@ -48,7 +43,7 @@ ComputeDtype = Literal["float32", "bfloat16"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A RoBERTa encoder or a decoder as pure functions of its parameters.
+    """An encoder or a decoder as pure functions of its parameters.
 
     Parameters are a nested dict, float32 as they are drawn; each leaf may be of 16 bits.
     Every function takes ``at``,
@@ -58,7 +53,8 @@ class LanguageModel:
     enters what is computed of another.
 
     Attributes:
-      config: a ``RobertaConfig``, an ``OPTConfig`` or a ``DecoderConfig``.
+      config: a ``RobertaConfig``, ``ModernBertConfig``, ``OPTConfig`` or
+        ``DecoderConfig``.
       compute_dtype: of activations and matrix products. Parameters are perturbed in
         float32 and cast in the layer; normalisation, the softmax of attention, losses
         and whatever is released are float32. Products of float32 have the precision of
@@ -131,17 +127,21 @@ class LanguageModel:
         x, dtype = jnp.zeros((1, 1, width)), jnp.float32
         params: Params = {"embedding": {}, "layers": self._init_layers(next(keys))}
         embedding, head, size = params["embedding"], {}, config.embedding_size
-        if not isinstance(config, DecoderConfig):
-            embedding["positions"] = table(config.position_rows, width)
+        if (rows := getattr(config, "position_rows", 0)) > 0:
+            embedding["positions"] = table(rows, width)
         embedding["tokens"] = table(config.vocab_size, size)
         norm = Norm(config, dtype).init(key, x)["params"]
         if isinstance(config, RobertaConfig):
             embedding["types"] = table(config.type_vocab_size, width)
+        if config.norm_embedding:
             embedding["norm"] = norm
+        if not config.is_decoder and (
+            self.num_labels is None or config.head_classifies
+        ):
+            head = {**self._head(as_it_is).init(next(keys), x)["params"]}
             if self.num_labels is None:
-                head = Head(width, config, dtype).init(next(keys), x)["params"]
-                head = {**head, "bias": jnp.zeros(config.vocab_size)}
-        elif config.norm_first:
+                head["bias"] = jnp.zeros(config.vocab_size)
+        if config.norm_first:
             params["final_norm"] = norm
         if size != width:
             embedding["projection"] = {"kernel": table(size, width)}
@@ -165,7 +165,11 @@ class LanguageModel:
         def one(key: Array) -> Any:
             return self._block(as_it_is).init(key, x, mask, turns)["params"]
 
-        return jax.vmap(one)(jax.random.split(key, self.config.num_hidden_layers))
+        layers = jax.vmap(one)(jax.random.split(key, self.config.num_hidden_layers))
+        if not self.config.first_norm:
+            norm = layers["attention_norm"]
+            layers = {**layers, "attention_norm": jax.tree.map(lambda x: x[1:], norm)}
+        return layers
 
     def with_new_parts(self, params: Params, key: Array) -> Params:
         """Adds the parts that ``params`` lack: an adapter, a classification head.
@@ -206,6 +210,10 @@ class LanguageModel:
 
     def _block(self, view: View) -> Block:
         return Block(self.config, self._dtype(), self.adapter, view)
+
+    def _head(self, view: View) -> Head:
+        config: Any = self.config
+        return Head(config.hidden_size, config, self._dtype(), view)
 
     def _classifier(self, view: View) -> Classifier:
         return Classifier(self.num_labels or 0, self.config, self._dtype(), view)
@@ -332,7 +340,8 @@ class LanguageModel:
             attends = self._attention_mask(mask, sees[kind])
             turns = None if angles is None else angles[kind]
             past = None if cache is None else (cache, index, places)
-            return block.apply({"params": slices}, x, attends, turns, past), None
+            inputs = x, attends, turns, index, past
+            return block.apply({"params": slices}, *inputs), None  # pyright: ignore
 
         layers = with_small_leaves(params["layers"], at)
         scanned = jnp.arange(len(kinds)), kinds, layers
@@ -369,13 +378,8 @@ class LanguageModel:
           >>> jax.eval_shape(model.logits, params, last).shape
           (3, 50)
         """
-        y, head = hidden, params.get("head", {})
-        if isinstance(self.config, RobertaConfig):
-            module = Head(
-                self.config.hidden_size, self.config, self._dtype(), below("head", at)
-            )
-            parts = {name: head[name] for name in ("dense", "norm")}
-            y: Any = module.apply({"params": parts}, y)
+        head = params.get("head", {})
+        y = hidden if self.config.is_decoder else self._transform(head, hidden, at)
         path = "embedding/tokens" if self.config.tie_word_embeddings else "head/decoder"
         top, name = path.split("/")
         table = at(path, params[top][name], after=y, rows=vocabulary)
@@ -399,7 +403,8 @@ class LanguageModel:
     ) -> Array:
         """Computes logits of the classification head: float32 (B, num_labels).
 
-        RoBERTa's reads the first token, a decoder's the last.
+        RoBERTa's reads the first token, ModernBERT's that or the mean of all, as its
+        ``classifier_pooling`` says, a decoder's the last.
 
         Raises:
           ValueError: the model has no such head.
@@ -419,16 +424,27 @@ class LanguageModel:
                 "num_labels must be given to classify with a head, got None"
             )
         x = self.hidden(params, tokens, mask, at)
-        if not self.config.is_decoder:
+        pooling = self.config.classifier_pooling
+        if pooling == "cls":
             x = x[:, 0]
+        elif pooling == "mean":
+            total = jnp.sum(jnp.where(mask[..., None], x, 0), axis=1, dtype=jnp.float32)
+            x = (total / jnp.maximum(jnp.sum(mask, axis=1), 1)[:, None]).astype(x.dtype)
         else:
             last = jnp.maximum(jnp.sum(mask, axis=1) - 1, 0)
             x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+        if self.config.head_classifies:
+            x = self._transform(params["head"], x, at)
         module = self._classifier(below("classifier", at))
         return module.apply({"params": params["classifier"]}, x)  # pyright: ignore
 
+    def _transform(self, head: Params, x: Array, at: At) -> Array:
+        """Applies what the head of a masked language model begins with."""
+        parts = {name: head[name] for name in ("dense", "norm")}
+        return self._head(below("head", at)).apply({"params": parts}, x)  # pyright: ignore
+
     def _embed(self, params: Params, tokens: Array, positions: Array, at: At) -> Array:
-        """Sums the embeddings of tokens and positions, normalised in RoBERTa."""
+        """Sums the embeddings of tokens and positions, normalised in encoders."""
 
         def look_up(name: str, rows: Array) -> Array:
             return _look_up(at, params, name, rows).astype(jnp.float32)
@@ -443,6 +459,7 @@ class LanguageModel:
             x = x + look_up("positions", positions)
         if "types" in params:
             x = x + look_up("types", jnp.zeros((1, 1), jnp.int32))
+        if "norm" in params:
             return self._norm(params["norm"], "embedding/norm", x, at)
         return x.astype(self._dtype())
 
@@ -465,12 +482,10 @@ class LanguageModel:
         looks, size = self.config.looks, self.config.head_dim
         kinds = list(dict.fromkeys(looks))
         back = places[..., None] - jnp.arange(length)
-        if self.config.is_decoder:
-            sees = [(back >= 0) & (back < (window or length)) for window, _ in kinds]
-        else:
-            sees = [jnp.ones((length, length), bool)]
+        back = back if self.config.is_decoder else jnp.abs(back)
+        sees = [(back >= 0) & (back < (window or length)) for window, _ in kinds]
         angles = None
-        if isinstance(self.config, DecoderConfig):
+        if not hasattr(self.config, "position_rows"):
             angles = jnp.stack(
                 [rotary.angles(r, size, length, places) for _, r in kinds]
             )

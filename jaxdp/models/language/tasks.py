@@ -82,8 +82,8 @@ def _classes(
 def prompt(model: LanguageModel, label_words: Sequence[int]) -> Task:
     """Makes the task of classification by the word that the model puts at a position.
 
-    The loss is the cross-entropy over the label words alone: at the mask token for
-    RoBERTa, after the last token of the prompt for OPT.
+    The loss is the cross-entropy over the label words alone: at the mask token for an
+    encoder, after the last token of the prompt for a decoder.
 
     Args:
       model: with its language-model head.
@@ -126,9 +126,7 @@ def prompt(model: LanguageModel, label_words: Sequence[int]) -> Task:
 
 
 def head(model: LanguageModel) -> Task:
-    """Makes the task of classification by a head on the first or the last token.
-
-    RoBERTa has it on the first token, OPT on the last one.
+    """Makes the task of classification by a head, which reads what ``classify`` says.
 
     Raises:
       ValueError: the model has no classification head.

@@ -142,14 +142,14 @@ def encode_classification(
       tokenizer: of the model.
       records: with the fields that the template names.
       max_length: L. A public constant.
-      template: RoBERTa's has ``{mask}`` once for a prompt; a decoder's has it at the end
+      template: an encoder's has ``{mask}`` once for a prompt; a decoder's has it at the end
         or not at all.
       truncate: the side on which a field that is too long loses tokens.
 
     Returns:
       ``tokens`` int32 (n, L) and ``mask`` bool (n, L); ``position`` int32 (n,), of the
       mask token or of a decoder's last token, whose output names the next one. Without
-      ``{mask}`` in RoBERTa's template there is no ``position``.
+      ``{mask}`` in an encoder's template there is no ``position``.
 
     Raises:
       ValueError: a template that does not fit the model or ``max_length``, or a record

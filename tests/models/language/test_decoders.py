@@ -16,6 +16,7 @@ import pytest
 import jaxdp
 from jaxdp.kernels import perturb, sphere
 from jaxdp.models.language import (
+    Config,
     DecoderConfig,
     LanguageModel,
     LoRA,
@@ -232,19 +233,29 @@ PUBLISHED: dict[str, tuple[int, str, tuple[int, ...], dict[str, Any]]] = {
         (200064, 3072, 32, 24, 8, 8192),
         {"tie_word_embeddings": True, "partial_rotary_factor": 0.75},
     ),
+    "ModernBERT-base": (
+        149_655_232,
+        "modernbert",
+        (50368, 768, 22, 12, 12, 1152),
+        {"global_rope_theta": 160000.0, "position_embedding_type": "absolute"},
+    ),
+    "ModernBERT-large": (
+        395_881_664,
+        "modernbert",
+        (50368, 1024, 28, 16, 16, 2624),
+        {"global_attn_every_n_layers": 3, "layer_norm_eps": 1e-5},
+    ),
     "SmolLM3-3B": (3_075_098_624, "smollm3", (128256, 2048, 36, 16, 4, 11008), {}),
 }
 
 
-def published(name: str) -> DecoderConfig:
+def published(name: str) -> Config:
     _, family, sizes, more = PUBLISHED[name]
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     names += ("num_key_value_heads", "intermediate_size")
     common = {"model_type": family, "max_position_embeddings": 8192}
     fields = common | dict(zip(names, sizes, strict=True)) | more
-    config = from_json(fields)
-    assert isinstance(config, DecoderConfig)
-    return config
+    return from_json(fields)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -261,6 +272,7 @@ def test_windows_and_rotations_of_published_models() -> None:
     assert looks("Mistral-7B-v0.1")[0] == [4096] * 6
     assert looks("gemma-2-2b")[0] == [4096, None] * 3
     assert looks("gemma-3-1b") == ([512] * 5 + [None], [1e4] * 5 + [1e6])
+    assert looks("ModernBERT-base") == ([None, 65, 65] * 2, [16e4, 1e4, 1e4] * 2)
     assert looks("SmolLM3-3B") == ([None] * 6, [2e6] * 3 + [None] + [2e6] * 2)
     assert looks("Qwen2.5-0.5B")[0] == looks("Qwen3-0.6B")[0] == [None] * 6
 
@@ -325,6 +337,23 @@ def test_llama3_keeps_fast_frequencies_and_divides_slow_ones() -> None:
         ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types must be 3"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),
         ("mistral", {"sliding_window": 0}, "sliding_window"),
+        (
+            "modernbert_mlm",
+            {"layer_types": ["full_attention"]},
+            "layer_types must be 3",
+        ),
+        (
+            "modernbert_mlm",
+            {"classifier_pooling": "last"},
+            "classifier_pooling must be",
+        ),
+        ("modernbert_mlm", {"norm_bias": True}, "norm_bias must be False, got True"),
+        ("modernbert_mlm", {"num_hidden_layers": 1}, "num_hidden_layers must be .* 2"),
+        (
+            "modernbert_mlm",
+            {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope_scaling must be left out for modernbert",
+        ),
     ],
 )
 def test_wrong_configurations_are_named(

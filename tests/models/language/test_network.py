@@ -1,5 +1,6 @@
 """The models: lazy equals materialised, one record one loss, adapters, 16 bits."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,7 +12,12 @@ import pytest
 import jaxdp
 from jaxdp.kernels import finite_difference, perturb, sphere
 from jaxdp.models.language import network, tasks
-from jaxdp.models.language.config import OPTConfig, RobertaConfig, from_json
+from jaxdp.models.language.config import (
+    ModernBertConfig,
+    OPTConfig,
+    RobertaConfig,
+    from_json,
+)
 
 KEY = jax.random.key(5)
 ROWS, LENGTH, CHOICES = 3, 10, 2
@@ -28,6 +34,13 @@ UNTIED = RobertaConfig(
     intermediate_size=32,
     max_position_embeddings=20,
     tie_word_embeddings=False,
+)
+MODERN = ModernBertConfig(
+    **COMMON | {"num_hidden_layers": 4},
+    intermediate_size=32,
+    max_position_embeddings=20,
+    local_attention=6,
+    classifier_pooling="mean",
 )
 OPT = OPTConfig(**COMMON, ffn_dim=32, max_position_embeddings=20)
 NARROW = OPTConfig(
@@ -62,9 +75,8 @@ def batch(choices: bool = False) -> dict[str, jax.Array]:
 @functools.cache
 def case(name: str) -> tuple[tasks.Task, Any, dict[str, jax.Array]]:
     """A task with random parameters, and a batch for it."""
-    config = {"opt": OPT, "narrow": NARROW, "untied": UNTIED}.get(
-        name.split("-")[0], ROBERTA
-    )
+    configs = {"opt": OPT, "narrow": NARROW, "untied": UNTIED, "modern": MODERN}
+    config = configs.get(name.split("-")[0], ROBERTA)
     adapter = {"lora": network.LoRA(rank=2), "prefix": network.Prefix(length=3)}
     options: dict[str, Any] = {"adapter": adapter.get(name.split("-")[-1])}
     kind = name.split("-")[1]
@@ -124,6 +136,8 @@ def assert_same_bits(a: Any, b: Any) -> None:
     ("name", "law"),
     [
         ("roberta-prompt-lora", "rademacher"),
+        ("modern-prompt-lora", "sphere"),
+        ("modern-head", "rademacher"),
         # Other models, tasks and laws: what is lazy in them is kernels/test_perturb.py's.
         pytest.param("opt-choice-prefix", "gaussian", marks=pytest.mark.slow),
         pytest.param("narrow-generation", "sphere", marks=pytest.mark.slow),
@@ -207,6 +221,8 @@ def test_orthonormal_directions_raise() -> None:
     [
         "roberta-prompt-lora",
         "opt-choice-prefix",
+        "modern-head",
+        pytest.param("modern-prompt-lora", marks=pytest.mark.slow),
         # Heads, projections and tables of their own, and besides the same leaves.
         pytest.param("roberta-head", marks=pytest.mark.slow),
         pytest.param("narrow-generation", marks=pytest.mark.slow),
@@ -238,14 +254,15 @@ def test_every_leaf_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["roberta-prompt-lora", "opt-choice-prefix", "narrow-generation"]
+    "name",
+    ["roberta-prompt-lora", "opt-choice-prefix", "narrow-generation", "modern-head"],
 )
 def test_losses_read_one_record_each(name: str) -> None:
     task, params, data = case(name)
     jaxdp.check_isolation(task.value_fn, params, data)
 
 
-@pytest.mark.parametrize("name", ["roberta-head", "narrow-generation"])
+@pytest.mark.parametrize("name", ["roberta-head", "narrow-generation", "modern-head"])
 def test_padding_is_not_read(name: str) -> None:
     """Other tokens where there is no mask, to the bit; a longer padding, to a rounding.
 
@@ -278,6 +295,32 @@ def test_the_decoder_does_not_look_ahead() -> None:
     after = hidden(model, params, tokens.at[0, 6].set(5), mask)[0]
     np.testing.assert_array_equal(before[:6], after[:6])
     assert np.any(before[6:] != after[6:])
+
+
+def test_a_window_of_an_encoder_has_two_sides() -> None:
+    """Two layers, of which the second sees four tokens to either side, and the first all.
+
+    A token at a distance of five is seen through the first alone: there it counts the same
+    for all that see it, which a first layer of zeros takes away.
+    """
+    config = dataclasses.replace(
+        MODERN, num_hidden_layers=2, local_attention=9, max_position_embeddings=20
+    )
+    model = network.LanguageModel(config=config)
+    params = random_params(model)
+    layers = jax.tree.map(lambda x: x, params["layers"])
+    for part, name in (("attention", "output"), ("mlp", "down")):
+        kernel = layers[part][name]["kernel"]
+        layers[part][name] = {"kernel": kernel.at[0].set(0)}
+    tokens = jnp.arange(15)[None] + 3
+    mask = jnp.ones((1, 15), bool)
+    whole = {**params, "layers": layers}
+    before = hidden(model, whole, tokens, mask)[0, 7]
+    for place in range(15):
+        moved = hidden(model, whole, tokens.at[0, place].set(40), mask)[0, 7]
+        assert np.array_equal(moved, before) == (abs(place - 7) > 4), place
+    moved = hidden(model, params, tokens.at[0, 0].set(40), mask)[0, 7]
+    assert not np.array_equal(moved, hidden(model, params, tokens, mask)[0, 7])
 
 
 # --- adapters, heads, dtypes ---
@@ -393,7 +436,7 @@ def test_metrics() -> None:
 
 
 def test_a_configuration_goes_through_json() -> None:
-    for config in (ROBERTA, UNTIED, OPT, NARROW):
+    for config in (ROBERTA, UNTIED, MODERN, OPT, NARROW):
         assert from_json(config.to_json()) == config
 
 

@@ -39,7 +39,7 @@ def logits(config: Any, adapter: Any, params: Any, batch: Any) -> np.ndarray:
 
 
 def test_all_cases_are_there() -> None:
-    assert CASES == ["gemma3", "llama", "opt", "phi3", "roberta_mlm"]
+    assert CASES == ["gemma3", "llama", "modernbert_mlm", "opt", "phi3", "roberta_mlm"]
 
 
 @pytest.mark.parametrize("case", CASES)

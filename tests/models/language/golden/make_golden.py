@@ -47,6 +47,19 @@ ROBERTA = SIZES | {
     "layer_norm_eps": 1e-5,
     "bos_token_id": 0,
 }
+MODERN = SIZES | {
+    "num_hidden_layers": 3,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+    "local_attention": 6,  # three to either side
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+    },
+}
 OPT = SIZES | {
     "ffn_dim": 24,
     "max_position_embeddings": 14,  # 16 rows are stored
@@ -142,6 +155,17 @@ CASES = {
         "SmolLM3ForCausalLM",
         DECODER | WINDOW | {"use_sliding_window": True, "no_rope_layers": [1, 0, 1]},
     ),
+    "modernbert_mlm": ("ModernBertForMaskedLM", MODERN),
+    "modernbert_mlm_untied": (
+        "ModernBertForMaskedLM",
+        MODERN
+        | {"tie_word_embeddings": False, "norm_eps": 1e-2}
+        | {"num_hidden_layers": 4, "layer_types": [NEAR, FAR, NEAR, FAR]},
+    ),
+    "modernbert_classifier": (
+        "ModernBertForSequenceClassification",
+        MODERN | LABELS | {"classifier_pooling": "mean"},
+    ),
 }
 
 
@@ -190,13 +214,13 @@ def expect(model, name: str, rng: np.random.Generator, whole: bool) -> dict:
     lengths = (WHOLE[1],) * WHOLE[0] if whole else LENGTHS
     tokens, mask = make_tokens(rng, lengths, max(lengths))
     out = {}
-    if name == "RobertaForMaskedLM":
+    if name.endswith("ForMaskedLM"):
         span = mask & (rng.random(mask.shape) < 0.4)
         span[:, 1] = True
         out = {"targets": tokens, "span": span}
         tokens = np.where(span, MASK, tokens).astype(np.int32)
     logits = run(model, tokens, None if whole else mask)
-    if name == "RobertaForMaskedLM":
+    if name.endswith("ForMaskedLM"):
         out["log_likelihood"] = log_likelihood(logits, out["targets"], out["span"])
     if name.endswith("ForCausalLM"):
         span = mask.copy()

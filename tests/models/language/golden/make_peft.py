@@ -6,8 +6,8 @@
 For each case, the folder beside it of the same name has the weights: an adapter of queries
 and values of rank 2, with random numbers, in `adapter_config.json` and
 `adapter_model.safetensors`; and `expected.npz` with `tokens`, `mask` and the float32
-`logits`, zero where the mask is False. `phi3`, where queries, keys and values are one
-module, has rank 4: the first half acts on queries, the second on values.
+`logits`, zero where the mask is False. Where queries, keys and values are one module, as in
+`phi3`, the rank is 4: the first half acts on queries, the second on values.
 """
 
 import pathlib
@@ -20,12 +20,14 @@ import transformers  # pyright: ignore[reportMissingImports]
 from tests.models.language.golden.make_golden import CASES, LENGTHS, make_tokens, run
 
 HERE = pathlib.Path(__file__).resolve().parent
-MODULES = {"roberta_mlm": ["query", "value"], "phi3": ["qkv_proj"]}
+FUSED = {"phi3": ["qkv_proj"], "modernbert_mlm": ["Wqkv"]}
+MODULES = FUSED | {"roberta_mlm": ["query", "value"]}
+CASES_OF = ("opt", "roberta_mlm", "llama", "gemma3", *FUSED)
 
 
 def adapted(model, case: str, rng: np.random.Generator):
     """The model with an adapter of random numbers."""
-    fused = case == "phi3"
+    fused = case in FUSED
     options = peft.LoraConfig(
         r=4 if fused else 2,
         lora_alpha=10 if fused else 5,
@@ -42,7 +44,8 @@ def adapted(model, case: str, rng: np.random.Generator):
                 config = model.config
                 size = config.hidden_size // config.num_attention_heads
                 queries = size * config.num_attention_heads
-                keys = size * config.num_key_value_heads
+                heads = getattr(config, "num_key_value_heads", None)
+                keys = size * heads if heads else queries
                 values[:queries, 2:] = values[queries:, :2] = 0
                 values[queries:-keys] = 0
             weight.copy_(torch.from_numpy(values.astype(np.float32)))
@@ -51,7 +54,7 @@ def adapted(model, case: str, rng: np.random.Generator):
 
 def main() -> None:
     torch.set_num_threads(1)
-    for seed, case in enumerate(("opt", "roberta_mlm", "llama", "gemma3", "phi3")):
+    for seed, case in enumerate(CASES_OF):
         rng = np.random.default_rng(seed)
         kind = getattr(transformers, CASES[case][0])
         base = kind.from_pretrained(
