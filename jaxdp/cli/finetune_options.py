@@ -35,6 +35,16 @@ MAX_LENGTH, SPAN_LENGTH = 128, 32
 _BATCH_SIZE = 64
 
 
+def check_auto(command: options.Finetune) -> None:
+    """Refuses options with ``--method auto`` that one of its methods has no use for."""
+    parsing.refuse(command, _OF_SLOPES, "--method dpzero", there=False)
+    if command.distributed:
+        raise UsageError(
+            "--method must be dpzero or dp-lora with --distributed, got auto: processes "
+            "may differ in what fits"
+        )
+
+
 def completed(command: options.Finetune) -> options.Finetune:
     """Fills in options that are not given, from the command's recipe and the defaults."""
     gradients = command.method == "dp-lora"
