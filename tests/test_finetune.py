@@ -420,17 +420,19 @@ def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> No
     found = jax.vmap(jax.grad(loss), in_axes=(None, 0))(lora, batch)
     rows = np.concatenate([x.reshape(12, -1) for x in jax.tree.leaves(found)], axis=1)
     median = np.median(np.linalg.norm(rows, axis=1))
-    assert job.plan.l2_clip_norm == pytest.approx(median / 3, rel=1e-4)
+    assert job.plan.l2_clip_norm == pytest.approx(median / 3, rel=5e-3)
     assert job.plan.family == "dpgd" and job.plan.num_steps == 300
     longest = 1.5 / (median * np.sqrt(300) * job.plan.noise_std)
-    assert job.recipe.learning_rate == pytest.approx(longest / 5, rel=1e-4)
+    assert job.recipe.learning_rate == pytest.approx(longest / 5, rel=6e-3)
+    for number in (job.plan.l2_clip_norm, job.recipe.learning_rate):
+        assert number == float(f"{number:.3g}")
     assert job.recipe.l2_clip_norm == job.command.l2_clip_norm == job.plan.l2_clip_norm
     assert float(job.plan.epsilon()) == pytest.approx(2, rel=1e-2)
 
     given = dataclasses.replace(command, num_steps=1, epsilon=10.0)
     quiet = finetune_prepare.prepare(given)
     step = 1 / (quiet.plan.l2_clip_norm * median)  # Of 1, if all records agree.
-    assert quiet.recipe.learning_rate == pytest.approx(step, rel=1e-4)
+    assert quiet.recipe.learning_rate == pytest.approx(step, rel=5e-3)
 
     # What is given stays.
     given = dataclasses.replace(command, l2_clip_norm=0.3, learning_rate=0.2)
@@ -528,6 +530,8 @@ def test_gradients_of_lora_are_taken_on_record_and_go_on(
     report = reported(want)
     assert (report["algorithm"], report["method"]) == ("dpgd", "dp-lora")
     assert report["trainable"] == "lora" and report["steps_done"] == STEPS
+    assert {"num_steps", "l2_clip_norm", "learning_rate"} <= set(report["recipe"])
+    assert not set(finetune_options.OF_SLOPES) & set(report["recipe"])
     plan = plans.from_json((want / "plan.json").read_text())
     assert isinstance(plan, plans.DPGD)
     assert report["epsilon"] == float(plan.epsilon()) == pytest.approx(2, rel=1e-2)

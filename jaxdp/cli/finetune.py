@@ -1,6 +1,5 @@
 """``jaxdp finetune``: run, report, plots and the tuned model."""
 
-import dataclasses
 import functools
 import pathlib
 import sys
@@ -121,7 +120,7 @@ def train(job: Job, params: Any) -> Outcome:
                 if job.plan.draws_directions
                 else None,
                 "chunk": command.eval_every,
-                "note": record.note(command, dataclasses.asdict(job.recipe)),
+                "note": record.note(command, job.numbers),
             },
             value_fn=job.task.value_fn,
             optimizer=recipes.make_optimizer(job.recipe),
@@ -151,7 +150,7 @@ def _report(
         "num_test_examples": job.judge.num_examples,
         **metrics[-1],
         **{f"zero_shot_{name}": value for name, value in metrics[0].items()},
-        "recipe": dataclasses.asdict(job.recipe),
+        "recipe": job.numbers,
         "note": "The number of records is public; all records of --eval are public.",
     }
     return reported(of_fit, fields, "safetensors", "tokenizers")

@@ -70,6 +70,13 @@ class Job(NamedTuple):
         return self.task.model
 
     @property
+    def numbers(self) -> dict[str, Any]:
+        """The recipe's numbers that the method uses, by name."""
+        names = () if self.plan.draws_directions else finetune_options.OF_SLOPES
+        given = dataclasses.asdict(self.recipe)
+        return {name: value for name, value in given.items() if name not in names}
+
+    @property
     def trainable(self) -> Callable[[str], bool] | None:
         return trainable(self.command)
 
@@ -213,7 +220,8 @@ def _scaled(
 ) -> tuple[options.Finetune, SumPlan]:
     """Fills in clip and step size of gradients, from those of a few public records.
 
-    By the rule of ``jaxdp.recommend``, in place of its rehearsals a part of the step.
+    By the rule of ``jaxdp.recommend``, in place of its rehearsals a part of the step. Both
+    have three digits.
     """
     if None not in (command.l2_clip_norm, command.learning_rate):
         return command, plan
@@ -236,10 +244,12 @@ def _scaled(
     ]
     with usage(command, "--eval"):
         median = gradients.median_norm(np.concatenate(found))
-    clip = command.l2_clip_norm or gradients.CLIP * median
+    clip = command.l2_clip_norm or gradients.rounded(gradients.CLIP * median)
     plan = dataclasses.replace(plan, l2_clip_norm=clip)
     longest = gradients.longest_step(median, plan.num_steps, float(plan.noise_std))
-    rate = command.learning_rate or min(_STEP * longest, 1 / (clip * median))
+    rate = command.learning_rate or gradients.rounded(
+        min(_STEP * longest, 1 / (clip * median))
+    )
     command = dataclasses.replace(command, l2_clip_norm=clip, learning_rate=rate)
     return command, plan
 
