@@ -64,12 +64,11 @@ def run(command: options.Finetune) -> None:
 def _run(command: options.Finetune) -> None:
     keys = keys_of(command)  # Of several processes, all wait here.
     job = cluster.agreed(command, lambda: _prepared(command, keys))
-    params = cluster.split(command, job.params)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:
         cluster.agreed(command, lambda: _begin(job))
-    outcome = train(job, params)
+    outcome = train(job)
     write(job, outcome)
     conclude(command, job.out / REPORT, lambda: summary(job, outcome))
 
@@ -93,11 +92,8 @@ def _begin(job: Job) -> None:
 # --- the run -----------------------------------------------------------------------
 
 
-def train(job: Job, params: Any) -> Outcome:
-    """Runs the plan, or the rest of it; metrics are taken on public records.
-
-    ``params`` are the job's, where the run begins with them.
-    """
+def train(job: Job) -> Outcome:
+    """Runs the plan, or the rest of it; metrics are taken on public records."""
     command = job.command
     steps, metrics = [0], [job.judge.fn(jax.device_put(job.params))]
 
@@ -112,7 +108,7 @@ def train(job: Job, params: Any) -> Outcome:
         result = fitted(
             job,
             command,
-            params,
+            job.params,
             job.train,
             {
                 "trainable": job.trainable,

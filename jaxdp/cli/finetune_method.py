@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxdp import plans, sampling
 from jaxdp.cli import cluster, options
 from jaxdp.core import keys
 from jaxdp.kernels import sphere
-from jaxdp.models.language import LanguageModel, adapter_only, shardings, tasks
+from jaxdp.models.language import LanguageModel, adapter_only, tasks
 from jaxdp.training import memory
 
 
@@ -49,7 +50,7 @@ def choice(first: int, zeroth: int, limit: int | None, device: str) -> Choice:
 def needed(
     command: options.Finetune, task: tasks.Task, record: Any, trainable: Any, rows: int
 ) -> int:
-    """Returns the bytes that a run of a completed command needs on each device.
+    """Returns the bytes that a run of a completed command needs: on a device, or a CPU.
 
     Args:
       command: with a method.
@@ -58,7 +59,7 @@ def needed(
       trainable: predicate on the paths of leaves that move, or None.
       rows: records of a step.
     """
-    mesh, model = cluster.mesh_of(command), task.model
+    placing, model = cluster.placing(command), task.model
 
     def initial() -> Any:
         any_key = keys.from_words(np.zeros(2, np.uint32))  # Only shapes are asked for.
@@ -68,9 +69,9 @@ def needed(
         small = adapter_only(sphere.path_str(path))
         return leaf if small else leaf.astype(jnp.dtype(command.dtype))
 
-    params = jax.eval_shape(initial)
-    if mesh is not None and cluster.MODEL in mesh.axis_names:
-        places = shardings(params, mesh, axis=cluster.MODEL)
+    params, mesh = jax.eval_shape(initial), cluster.mesh_of(command)
+    if placing is not None:
+        places = placing(params)
         params = jax.tree.map(lambda x, s: x.update(sharding=s), params, places)
     data = {
         n: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
@@ -103,11 +104,13 @@ def needed(
         trainable=trainable,
         stacked=stacked,
         microbatch_size=command.microbatch_size,
-        mesh=mesh,
+        mesh=None if mesh is None else Mesh(mesh.devices, mesh.axis_names),
     )
-    # A CPU's memory has the initial parameters too, which a run keeps on the host.
-    of_host = found.parameters if jax.default_backend() == "cpu" else 0
-    return found.total + of_host
+    on_cpu, total = jax.default_backend() == "cpu", found.total
+    if on_cpu or placing is not None:  # Initial parameters: on the host, or split too.
+        total += found.parameters
+    # The devices of a CPU share its memory.
+    return total * (mesh.size if on_cpu and mesh is not None else 1)
 
 
 def limit() -> tuple[int | None, str]:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxdp import sampling
 from jaxdp.cli import (
     budget,
+    cluster,
     finetune_method,
     finetune_options,
     language,
@@ -60,7 +61,7 @@ class Job(NamedTuple):
     keys: keys_lib.Keys
     out: pathlib.Path
     task: tasks.Task
-    params: Any  # initial ones, on the host
+    params: Any  # initial ones, on the host, or split over a mesh
     train: Batch
     judge: Judge
     warnings: list[str]
@@ -104,7 +105,9 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
         _check_out(command, out)
     keys = keys_of(command) if keys is None else keys
     key = initial_key(keys.direction)
-    params = language.initial(command, task.model, command.model, key)
+    params = language.initial(
+        command, task.model, command.model, key, placing=cluster.placing(command)
+    )
     if command.resume:
         header = record.read(out, "--out").header
         params = language.recorded(params, out, header)
