@@ -107,8 +107,9 @@ def needed(
         mesh=None if mesh is None else Mesh(mesh.devices, mesh.axis_names),
     )
     on_cpu, total = jax.default_backend() == "cpu", found.total
-    if on_cpu or placing is not None:  # Initial parameters: on the host, or split too.
-        total += found.parameters
+    # Further copies of the parameters: the initial ones, on the host or split as well; on
+    # a CPU also those of a checkpoint, and of the tuned model as it is written.
+    total += (3 if on_cpu else placing is not None) * found.parameters
     # The devices of a CPU share its memory.
     return total * (mesh.size if on_cpu and mesh is not None else 1)
 
