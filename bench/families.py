@@ -3,11 +3,17 @@
 Against the golden files of the tests, tiny checkpoints of every family with the logits that
 `transformers` computed. ``lazy`` compares the bits of a lazily perturbed loss with those of
 perturbed parameters; ``memory beside a forward`` is what a step's two losses need more than
-one unperturbed forward, over the bytes of a layer.
+one unperturbed forward, over the bytes of a layer. Rows of ``sharded`` and of the memory of
+large models are of ``_families_devices.py``.
+
+``python -m bench.families FILE sharded`` (or ``peft``, ``memory``) makes only those rows
+again and leaves the others in the file as they are.
 """
 
 import dataclasses
+import json
 import pathlib
+import sys
 import tempfile
 from typing import Any
 
@@ -15,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench import _harness
+from bench import _families_devices, _harness
 from jaxdp.kernels import perturb, sphere
-from jaxdp.models.language import Config, LanguageModel, checkpoint, tasks
+from jaxdp.models.language import Config, LanguageModel, LoRA, checkpoint, tasks
 from jaxdp.models.language import config as configs
 from jaxdp.models.losses import softmax_cross_entropy
 
@@ -43,8 +49,10 @@ LAYERS, WIDTH = 9, 128
 
 
 def run(quick: bool) -> list[Row]:
-    """Rows of every family, or of two."""
-    return [row for name in (QUICK if quick else CASES) for row in rows_of(name)]
+    """Rows of every family, or of two, and of large models, or of a small one."""
+    names = QUICK if quick else tuple(CASES)
+    rows = [row for name in names for row in rows_of(name)]
+    return [*rows, *(row for part in PARTS.values() for row in part(names, quick))]
 
 
 def rows_of(name: str) -> list[Row]:
@@ -63,6 +71,49 @@ def rows_of(name: str) -> list[Row]:
     ]
     rows.append(Row(name, "parity error", max(map(parity, folders)), ""))
     return [*rows, Row(name, "memory beside a forward", memory(model.config), "layers")]
+
+
+def with_peft(name: str) -> Row:
+    """Whether LoRA that is saved as peft writes it comes back, and the weights with it."""
+    config, params = checkpoint.load(GOLDEN / CASES[name][0])
+    model = LanguageModel(config=config, adapter=LoRA(rank=2))
+    params = model.with_new_parts(params, jax.random.key(0))
+    lora = params["layers"]["lora"]  # Whose second matrices are zero so far.
+    lora = jax.tree.map(
+        lambda x: x + jnp.arange(x.size).reshape(x.shape) / x.size, lora
+    )
+    params["layers"]["lora"] = lora
+    with tempfile.TemporaryDirectory() as home:
+        checkpoint.save(home, config, params, adapter=model.adapter)
+        there = {path.name for path in pathlib.Path(home).iterdir()}
+        same = checkpoint.read_adapter(home) == model.adapter
+        _, loaded = checkpoint.load(home)
+    same &= {"adapter_config.json", "adapter_model.safetensors"} <= there
+    same &= jax.tree.structure(params) == jax.tree.structure(loaded)
+    equal = jax.tree.map(lambda a, b: bool(jnp.all(a == b)), params, loaded)
+    ok = same and all(jax.tree.leaves(equal))
+    return Row(name, "peft", float(ok), "", note="to the bit" if ok else "no")
+
+
+#: Rows that are made for all families together: ``part(names, quick)``.
+PARTS: dict[str, Any] = {
+    "peft": lambda names, quick: [with_peft(name) for name in names],
+    "sharded": lambda names, quick: _families_devices.from_process("sharded", *names),
+    "memory": lambda names, quick: _families_devices.from_process(
+        "memory", *(["tiny"] if quick else [])
+    ),
+}
+
+
+def splice(path: pathlib.Path, rows: list[Row]) -> None:
+    """Puts rows in the place of those of the same case and metric, or behind the others."""
+    written = json.loads(path.read_text(encoding="utf-8"))
+    new = {(row.case, row.metric): dataclasses.asdict(row) for row in rows}
+    old = written["rows"]
+    written["rows"] = [new.pop((x["case"], x["metric"]), x) for x in old] + [
+        *new.values()
+    ]
+    _harness.write_json(path, written)
 
 
 def load(folder: pathlib.Path) -> tuple[LanguageModel, Any]:
@@ -168,3 +219,8 @@ def widened(tiny: Config) -> Config:
         if fields.get(name):
             fields[name] = fields[name] * (LAYERS // tiny.num_hidden_layers)
     return dataclasses.replace(configs.from_json(fields), vocab_size=64)
+
+
+if __name__ == "__main__":
+    for part in sys.argv[2:]:
+        splice(pathlib.Path(sys.argv[1]), PARTS[part](tuple(CASES), False))

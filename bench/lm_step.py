@@ -6,6 +6,7 @@ through the library's lazy loss:
 - step over two forward passes of the same compiled loss, temporary memory beyond that of
   a forward pass in layers (one layer: 12.6 MB), and the time of compilation;
 - DPZero over MeZO (no clip, no noise), 30 rounds, with the 95% interval of the mean;
+- the same step over two forward passes for a Llama of about as many parameters;
 - one step of DP-SGD by jax_privacy, which needs the gradient of every record;
 - the same step in torch as the paper's code takes it, in two processes that take turns;
   peak memory of a process that loads the model and steps, at 200 M parameters too.
@@ -123,7 +124,8 @@ class Step:
 def run(quick: bool) -> list[_harness.Row]:
     """Rows of every comparison; on a GPU those of the large models too."""
     rounds = 5 if quick else 15
-    rows = [*_forwards(rounds), *_mezo(5 if quick else 30)]
+    rows = [*_forwards(rounds), *_forwards(rounds, "Llama")]
+    rows += _mezo(5 if quick else 30)
     rows += _torch("20 M", rounds)
     if not quick:
         rows += [*_torch("200 M", 2), *_dp_sgd(3)]
@@ -134,14 +136,15 @@ def run(quick: bool) -> list[_harness.Row]:
 
 
 @functools.cache
-def _problem() -> tuple[tasks.Task, Any, Any]:
-    model = LanguageModel(config=config("20 M"))
+def _problem(family: str) -> tuple[tasks.Task, Any, Any]:
+    of = config("20 M") if family == "RoBERTa" else llama(512, 6, 8, 4, 1536, 2048)
+    model = LanguageModel(config=of)
     data = jax.tree.map(jnp.asarray, batch())
     return tasks.prompt(model, WORDS), model.init(jax.random.key(0)), data
 
 
-def _step(law: str, *, private: bool = True) -> Step:
-    task, params, data = _problem()
+def _step(law: str, family: str = "RoBERTa", *, private: bool = True) -> Step:
+    task, params, data = _problem(family)
     own = jax.tree.map(jnp.array, params)
     return Step(task, plan(BATCH, law, private=private), own, data)
 
@@ -151,15 +154,15 @@ def layer_bytes(params: Any) -> int:
     return sum(x.nbytes // len(x) for x in jax.tree.leaves(params["layers"]))
 
 
-def _forwards(rounds: int) -> list[_harness.Row]:
-    task, params, data = _problem()
+def _forwards(rounds: int, family: str = "RoBERTa") -> list[_harness.Row]:
+    task, params, data = _problem(family)
     forward = jax.jit(task.value_fn).lower(params, data).compile()
-    steps = {law: _step(law) for law in LAWS}
+    steps = {law: _step(law, family) for law in LAWS}
     twice = lambda: (forward(params, data), forward(params, data))  # noqa: E731
     seconds = _harness.alternate({"two forwards": twice, **steps}, rounds)
-    rows = []
+    rows, named = [], "" if family == "RoBERTa" else f"{family}, "
     for law, step in steps.items():
-        case = f"{num_parameters(params) / 1e6:.1f} M, {law}"
+        case = f"{named}{num_parameters(params) / 1e6:.1f} M, {law}"
         rows.append(_harness.paired(case, "step", seconds, law, "two forwards"))
         beyond = _harness.temp_bytes(step.program) - _harness.temp_bytes(forward)
         layers = beyond / layer_bytes(params)
@@ -202,7 +205,7 @@ def _dp_sgd(rounds: int) -> list[_harness.Row]:
         return [_harness.Row(case, metric, None, said)]
     import jax_privacy  # pyright: ignore[reportMissingImports]
 
-    task, params, data = _problem()
+    task, params, data = _problem("RoBERTa")
 
     def loss(params: Any, record: Any) -> jax.Array:
         return task.value_fn(params, jax.tree.map(lambda x: x[None], record))[0]

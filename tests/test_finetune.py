@@ -18,6 +18,7 @@ import tokenizers
 from jaxdp import plans, sampling, training
 from jaxdp.cli import (
     finetune,
+    finetune_method,
     finetune_options,
     finetune_prepare,
     language,
@@ -461,17 +462,19 @@ def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> No
     found = jax.vmap(jax.grad(loss), in_axes=(None, 0))(lora, batch)
     rows = np.concatenate([x.reshape(12, -1) for x in jax.tree.leaves(found)], axis=1)
     median = np.median(np.linalg.norm(rows, axis=1))
-    assert job.plan.l2_clip_norm == pytest.approx(median / 3, rel=1e-4)
+    assert job.plan.l2_clip_norm == pytest.approx(median / 3, rel=5e-3)
     assert job.plan.family == "dpgd" and job.plan.num_steps == 300
     longest = 1.5 / (median * np.sqrt(300) * job.plan.noise_std)
-    assert job.recipe.learning_rate == pytest.approx(longest / 5, rel=1e-4)
+    assert job.recipe.learning_rate == pytest.approx(longest / 5, rel=6e-3)
+    for number in (job.plan.l2_clip_norm, job.recipe.learning_rate):
+        assert number == float(f"{number:.3g}")
     assert job.recipe.l2_clip_norm == job.command.l2_clip_norm == job.plan.l2_clip_norm
     assert float(job.plan.epsilon()) == pytest.approx(2, rel=1e-2)
 
     given = dataclasses.replace(command, num_steps=1, epsilon=10.0)
     quiet = finetune_prepare.prepare(given)
     step = 1 / (quiet.plan.l2_clip_norm * median)  # Of 1, if all records agree.
-    assert quiet.recipe.learning_rate == pytest.approx(step, rel=1e-4)
+    assert quiet.recipe.learning_rate == pytest.approx(step, rel=5e-3)
 
     # What is given stays.
     given = dataclasses.replace(command, l2_clip_norm=0.3, learning_rate=0.2)
@@ -479,6 +482,79 @@ def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> No
     assert (job.plan.l2_clip_norm, job.recipe.learning_rate) == (0.3, 0.2)
     given = dataclasses.replace(command, learning_rate=0.2)
     assert finetune_prepare.prepare(given).recipe.learning_rate == 0.2
+
+
+def test_auto_takes_gradients_where_they_fit(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    command = options.Finetune(
+        **{name: str(home / f"{name}.jsonl") for name in ("train", "eval")},
+        model=str(home / "roberta"),
+        method="auto",
+        task="prompt",
+        template=TEMPLATE,
+        label_words=("bad", "good"),
+        max_length=16,
+        sampling="full",
+        l2_clip_norm=1.0,
+        learning_rate=1.0,
+        seed=1,
+        out=Path("never"),
+    )
+    asked, predict = [], finetune_method.needed
+
+    def needed(of: options.Finetune, task: Any, record: Any, *more: Any) -> int:
+        asked.append((of.method, of.trainable, more[-1]))
+        tokens = set(np.ravel(record["tokens"]))
+        assert tokens <= public, "private records decide"
+        return predict(of, task, record, *more)
+
+    tokenizer = text.Tokenizer.load(home / "roberta")
+    shown = text.read_records(home / "eval.jsonl")
+    encoded: Any = text.encode_classification(
+        tokenizer, shown, max_length=16, template=TEMPLATE
+    )
+    public = set(np.ravel(encoded["tokens"]))
+    monkeypatch.setattr(finetune_method, "needed", needed)
+    for given, part in (
+        ((10**9, "the device"), "is dp-lora: dp-lora needs 0."),
+        ((10**5, "the device"), "is dpzero: dp-lora needs 0."),
+        ((None, "the device"), "does not say"),
+    ):
+        monkeypatch.setattr(finetune_method, "limit", lambda given=given: given)
+        job = finetune_prepare.prepare(command)
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and part in line
+        method = "dp-lora" if given[0] == 10**9 else "dpzero"
+        assert job.command.method == method
+        assert job.plan.family == {"dp-lora": "dpgd"}.get(method, method)
+        by_hand = dataclasses.replace(command, method=method)
+        assert job.command == finetune_prepare.prepare(by_hand).command
+    assert asked == 3 * [("dp-lora", "lora", 20), ("dpzero", "all", 20)]
+    whole = dataclasses.replace(command, trainable="all", quiet=True)
+    assert finetune_prepare.prepare(whole).command.method == "dpzero"
+    assert capsys.readouterr().err == "" and len(asked) == 6
+    with pytest.raises(UsageError, match="--method must be dpzero or dp-lora with"):
+        finetune_options.check_auto(dataclasses.replace(command, distributed=True))
+
+
+@pytest.mark.parametrize(
+    ("first", "zeroth", "limit", "method", "part"),
+    [
+        (2e9, 1e9, 2e9, "dp-lora", "dp-lora needs 2 GB, dpzero 1 GB, and it has 2 GB"),
+        (2e9 + 1, 1e9, 2e9, "dpzero", "gradients do not fit"),
+        (2e9, 1.5e9, 1e9, "dpzero", "and losses may not either"),
+        (3e6, 1e6, None, "dpzero", "dp-lora needs 3 MB, dpzero 1 MB, and it does not"),
+    ],
+)
+def test_what_auto_says(
+    first: float, zeroth: float, limit: float | None, method: str, part: str
+) -> None:
+    most = None if limit is None else int(limit)
+    found = finetune_method.choice(int(first), int(zeroth), most, "it")
+    assert found.method == method and part in found.reason
+    bytes_here, _ = finetune_method.limit()
+    assert bytes_here is None or bytes_here > 2**24
 
 
 GRADIENTS = (*PROMPT, *NUMBERS, "--sampling", "full", "--method", "dp-lora")
@@ -496,6 +572,8 @@ def test_gradients_of_lora_are_taken_on_record_and_go_on(
     report = reported(want)
     assert (report["algorithm"], report["method"]) == ("dpgd", "dp-lora")
     assert report["trainable"] == "lora" and report["steps_done"] == STEPS
+    assert {"num_steps", "l2_clip_norm", "learning_rate"} <= set(report["recipe"])
+    assert not set(finetune_options.OF_SLOPES) & set(report["recipe"])
     plan = plans.from_json((want / "plan.json").read_text())
     assert isinstance(plan, plans.DPGD)
     assert report["epsilon"] == float(plan.epsilon()) == pytest.approx(2, rel=1e-2)
@@ -524,7 +602,7 @@ def test_gradients_of_lora_are_taken_on_record_and_go_on(
     assert run(*again, "--method", "dpzero") == 2
     part = "--method must be left out with --resume or be as it was, dp-lora"
     assert part in capsys.readouterr().err
-    assert run(*again) == 0
+    assert run(*again, "--method", "auto") == 0  # Which is what it was.
     assert weights(out / "model") == weights(want / "model")
     assert run("replay", want) == 2
     line = capsys.readouterr().err

@@ -147,12 +147,20 @@ def check_plan(command: options.Run, plan: Plan) -> None:
         parallel.check_signs(mesh, plan, ())  # Params are on one device yet.
 
 
-def split(command: options.Run, params: Any) -> Any:
-    """Returns parameters of a language model, split where the command's mesh says so."""
+def placing(command: options.Run) -> Callable[[Any], Any] | None:
+    """Returns what says where a language model's parameters are; None for one device.
+
+    A function of parameters, or their shapes, to the tree of their shardings.
+    """
     mesh = mesh_of(command)
     if mesh is None or MODEL not in mesh.axis_names:
-        return params
+        return None
     from jaxdp.models import language  # With flax.
 
-    with usage(command, flag("mesh")):
-        return jax.device_put(params, language.shardings(params, mesh, axis=MODEL))
+    of = Mesh(mesh.devices, mesh.axis_names)  # As fit takes it.
+
+    def places(params: Any) -> Any:
+        with usage(command, flag("mesh")):
+            return language.shardings(params, of, axis=MODEL)
+
+    return places

@@ -1,6 +1,5 @@
 """``jaxdp finetune``: run, report, plots and the tuned model."""
 
-import dataclasses
 import functools
 import math
 import pathlib
@@ -66,12 +65,11 @@ def run(command: options.Finetune) -> None:
 def _run(command: options.Finetune) -> None:
     keys = keys_of(command)  # Of several processes, all wait here.
     job = cluster.agreed(command, lambda: _prepared(command, keys))
-    params = cluster.split(command, job.params)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:
         cluster.agreed(command, lambda: _begin(job))
-    outcome = train(job, params)
+    outcome = train(job)
     write(job, outcome)
     conclude(command, job.out / REPORT, lambda: summary(job, outcome))
 
@@ -95,11 +93,8 @@ def _begin(job: Job) -> None:
 # --- the run -----------------------------------------------------------------------
 
 
-def train(job: Job, params: Any) -> Outcome:
-    """Runs the plan, or the rest of it; metrics are taken on public records.
-
-    ``params`` are the job's, where the run begins with them.
-    """
+def train(job: Job) -> Outcome:
+    """Runs the plan, or the rest of it; metrics are taken on public records."""
     command = job.command
     steps, metrics = [0], [job.judge.fn(jax.device_put(job.params))]
 
@@ -114,7 +109,7 @@ def train(job: Job, params: Any) -> Outcome:
         result = fitted(
             job,
             command,
-            params,
+            job.params,
             job.train,
             {
                 "trainable": job.trainable,
@@ -122,7 +117,7 @@ def train(job: Job, params: Any) -> Outcome:
                 if job.plan.draws_directions
                 else None,
                 "chunk": command.eval_every,
-                "note": record.note(command, dataclasses.asdict(job.recipe)),
+                "note": record.note(command, job.numbers),
             },
             value_fn=job.task.value_fn,
             optimizer=recipes.make_optimizer(job.recipe),
@@ -152,7 +147,7 @@ def _report(
         "num_test_examples": job.judge.num_examples,
         **_finite(metrics[-1]),
         **_finite({f"zero_shot_{name}": x for name, x in metrics[0].items()}),
-        "recipe": dataclasses.asdict(job.recipe),
+        "recipe": job.numbers,
         "note": "The number of records is public; all records of --eval are public.",
     }
     return reported(of_fit, fields, "safetensors", "tokenizers")

@@ -14,7 +14,7 @@ DECODERS = ("choice", *WRITTEN, "preference")
 CLASSES = ("prompt", "head", "choice")
 
 #: Options of one method alone.
-_OF_SLOPES = ("smoothing_radius", "num_directions", "direction")
+OF_SLOPES = ("smoothing_radius", "num_directions", "direction")
 #: Where neither the options nor a recipe say otherwise. Of dpzero, for all parameters: the
 #: DPZero paper's numbers for RoBERTa-large and the released script's clip, but a tenth of
 #: the paper's steps. For adapters: step sizes and radii of MeZO (Malladi et al., 2023).
@@ -37,6 +37,16 @@ BETA = 0.1  # Rafailov et al., 2023.
 _BATCH_SIZE = 64
 
 
+def check_auto(command: options.Finetune) -> None:
+    """Refuses options with ``--method auto`` that one of its methods has no use for."""
+    parsing.refuse(command, OF_SLOPES, "--method dpzero", there=False)
+    if command.distributed:
+        raise UsageError(
+            "--method must be dpzero or dp-lora with --distributed, got auto: processes "
+            "may differ in what fits"
+        )
+
+
 def completed(command: options.Finetune) -> options.Finetune:
     """Fills in options that are not given, from the command's recipe and the defaults."""
     gradients = command.method == "dp-lora"
@@ -44,7 +54,7 @@ def completed(command: options.Finetune) -> options.Finetune:
         moving = "lora" if gradients else "all"
         command = dataclasses.replace(command, trainable=moving)
     refuse = functools.partial(parsing.refuse, command)
-    refuse(_OF_SLOPES, "--method dpzero", not gradients)
+    refuse(OF_SLOPES, "--method dpzero", not gradients)
     if gradients and command.trainable == "all":
         raise UsageError(
             "--trainable must be lora, prefix or head with --method dp-lora, got all: a "

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ import numpy as np
 from jaxdp import sampling
 from jaxdp.cli import (
     budget,
+    cluster,
+    finetune_method,
     finetune_options,
     language,
     options,
@@ -68,7 +71,7 @@ class Job(NamedTuple):
     keys: keys_lib.Keys
     out: pathlib.Path
     task: tasks.Task
-    params: Any  # initial ones, on the host
+    params: Any  # initial ones, on the host, or split over a mesh
     train: Batch
     judge: Judge
     warnings: list[str]
@@ -76,6 +79,13 @@ class Job(NamedTuple):
     @property
     def model(self) -> LanguageModel:
         return self.task.model
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The recipe's numbers that the method uses, by name."""
+        names = () if self.plan.draws_directions else finetune_options.OF_SLOPES
+        given = dataclasses.asdict(self.recipe)
+        return {name: value for name, value in given.items() if name not in names}
 
     @property
     def trainable(self) -> Callable[[str], bool] | None:
@@ -87,13 +97,7 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
 
     ``keys`` are those of :func:`keys_of`, for which several processes wait.
     """
-    command = finetune_options.completed(command)
-    finetune_options.check_numbers(command)
-    _check_files(command)
-    model = _model(command)
-    with usage(command, "--model"):
-        tokenizer = text.Tokenizer.load(command.model)
-    command, task = _task(command, model, tokenizer)
+    command, tokenizer, task = _begun(_with_method(command))
     shown = _read(command, "eval")
     judged = _encoded(command, tokenizer, shown, "--eval")
     records = _read(command, "train")
@@ -110,7 +114,9 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
         _check_out(command, out)
     keys = keys_of(command) if keys is None else keys
     key = initial_key(keys.direction)
-    params = language.initial(command, model, command.model, key)
+    params = language.initial(
+        command, task.model, command.model, key, placing=cluster.placing(command)
+    )
     if command.resume:
         header = record.read(out, "--out").header
         params = language.recorded(params, out, header)
@@ -127,6 +133,49 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
         recipe = recipe_of(command)
     said = _unresolved(command, params)
     return Job(command, recipe, plan, keys, out, task, params, train, judge, said)
+
+
+def _begun(
+    command: options.Finetune,
+) -> tuple[options.Finetune, text.Tokenizer, tasks.Task]:
+    """Returns a completed command, its tokenizer and task; reads no records."""
+    command = finetune_options.completed(command)
+    finetune_options.check_numbers(command)
+    _check_files(command)
+    model = _model(command)
+    with usage(command, "--model"):
+        tokenizer = text.Tokenizer.load(command.model)
+    command, task = _task(command, model, tokenizer)
+    return command, tokenizer, task
+
+
+def _with_method(command: options.Finetune) -> options.Finetune:
+    """Returns the command with a method in place of ``--method auto``, and says why."""
+    if command.method != "auto":
+        return command
+    finetune_options.check_auto(command)
+    if command.trainable == "all":
+        chosen = finetune_method.Choice(
+            "dpzero", "--trainable all, of which dp-lora takes no gradients"
+        )
+    else:
+        first, zeroth = (_needed(command, name) for name in ("dp-lora", "dpzero"))
+        chosen = finetune_method.choice(first, zeroth, *finetune_method.limit())
+    if not command.quiet:
+        line = f"jaxdp: --method auto is {chosen.method}: {chosen.reason}"
+        print(line, file=sys.stderr)
+    return dataclasses.replace(command, method=chosen.method)
+
+
+def _needed(command: options.Finetune, method: str) -> int:
+    """Returns the bytes that the command needs with a method, from public shapes."""
+    command = dataclasses.replace(command, method=method)
+    command, tokenizer, task = _begun(command)
+    shown = _read(command, "eval")[:1]
+    record = _encoded(command, tokenizer, shown, "--eval")
+    count = len(_read(command, "train"))
+    rows = finetune_options.with_batch_size(command, count).batch_size or count
+    return finetune_method.needed(command, task, record, trainable(command), rows)
 
 
 def out_of(command: options.Finetune) -> pathlib.Path:
@@ -191,7 +240,8 @@ def _scaled(
 ) -> tuple[options.Finetune, SumPlan]:
     """Fills in clip and step size of gradients, from those of a few public records.
 
-    By the rule of ``jaxdp.recommend``, in place of its rehearsals a part of the step.
+    By the rule of ``jaxdp.recommend``, in place of its rehearsals a part of the step. Both
+    have three digits.
     """
     if None not in (command.l2_clip_norm, command.learning_rate):
         return command, plan
@@ -214,10 +264,12 @@ def _scaled(
     ]
     with usage(command, "--eval"):
         median = gradients.median_norm(np.concatenate(found))
-    clip = command.l2_clip_norm or gradients.CLIP * median
+    clip = command.l2_clip_norm or gradients.rounded(gradients.CLIP * median)
     plan = dataclasses.replace(plan, l2_clip_norm=clip)
     longest = gradients.longest_step(median, plan.num_steps, float(plan.noise_std))
-    rate = command.learning_rate or min(_STEP * longest, 1 / (clip * median))
+    rate = command.learning_rate or gradients.rounded(
+        min(_STEP * longest, 1 / (clip * median))
+    )
     command = dataclasses.replace(command, l2_clip_norm=clip, learning_rate=rate)
     return command, plan
 

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -87,17 +88,26 @@ def initial(
     folder: str,
     key: jax.Array,
     option: str = "--model",
+    placing: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Returns the initial parameters on the host: the folder's, and new ones that it lacks.
+    """Returns the initial parameters: the folder's, and new ones that it lacks.
 
-    New adapters and heads are drawn from ``key``, which is public.
+    New adapters and heads are drawn from ``key``, which is public. All are on the host, or
+    on the devices that ``placing`` says, without ever being on the host together.
     """
     new = None if model.num_labels is None else key
     with usage(command, option):
         _, params = checkpoint.load(
-            folder, num_labels=model.num_labels, new_heads=new, dtype=command.dtype
+            folder,
+            num_labels=model.num_labels,
+            new_heads=new,
+            dtype=command.dtype,
+            sharding=placing,
         )
-    return jax.device_get(model.with_new_parts(params, key))
+    params = model.with_new_parts(params, key)
+    return (
+        jax.device_put(params, placing(params)) if placing else jax.device_get(params)
+    )
 
 
 def recorded(
@@ -127,8 +137,15 @@ def recorded(
             f"nothing: {error}"
         ) from error
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: np.asarray(kept.get(path_str(path), leaf)), params
+        lambda path, leaf: _like(leaf, kept.get(path_str(path), leaf)), params
     )
+
+
+def _like(leaf: Any, value: Any) -> Any:
+    """Returns a value where the leaf is: on the host, or on its devices."""
+    if isinstance(leaf, jax.Array):
+        return jax.device_put(value, leaf.sharding)
+    return np.asarray(value)
 
 
 def save_small(path: pathlib.Path, params: Any) -> None:

@@ -429,7 +429,8 @@ class Finetune(Budget, Run):
     the records of --train are private. Metrics are computed on --eval, before and while
     training. --method dpzero evaluates losses alone. --method dp-lora takes the gradients
     of each record by an adapter or a head, where backpropagation fits into memory: it
-    learns as much in fewer steps, and its runs are not replayed.
+    learns as much in fewer steps, and its runs are not replayed. --method auto compiles
+    both for the device: dp-lora where it fits, else dpzero. The run records which.
     "recipe" stands for what --recipe says, and without one for batches of 64 records.
     For dpzero: 1000 steps (the paper takes 10000 and more), and by --trainable:
     all: step size 1e-6, clip 200, radius 1e-3, the paper's for RoBERTa-large;
@@ -487,8 +488,8 @@ class Finetune(Budget, Run):
     )
 
     method: str = opt(
-        p.choice(*LANGUAGE_METHODS),
-        "By losses along random directions, or by gradients.",
+        p.choice(*LANGUAGE_METHODS, "auto"),
+        "By losses along random directions, or by gradients; auto: these if they fit.",
         default=LANGUAGE_METHODS[0],
     )
     trainable: Any = opt(

@@ -88,7 +88,7 @@ def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
             continue
         if field.name in kind.compared:
             was[field.name] = now
-        elif now != was[field.name]:
+        elif now != was[field.name] and (field.name, now) != ("method", "auto"):
             raise UsageError(
                 f"{flag(field.name)} must be left out with --resume or be as it was, "
                 f"{was[field.name]}; got {now}"

@@ -253,7 +253,7 @@ def planned(
     parts = plan.contributions(value_fn, params, records, key, **given)
     median = median_norm(parts.rows)
     numbers = max(parts.slopes, 1)
-    clip = _rounded(CLIP * median) if l2_clip_norm is None else l2_clip_norm
+    clip = rounded(CLIP * median) if l2_clip_norm is None else l2_clip_norm
     plan = dataclasses.replace(plan, l2_clip_norm=clip)
     steps, length = plan.num_steps, median / math.sqrt(numbers)
     # Of a coordinate of the gradient; of K slopes it is the mean of as many products.
@@ -261,7 +261,7 @@ def planned(
     step = clip / math.sqrt(numbers)  # The longest signal of a step.
     rate = longest_step(length, steps, coordinate)
     rate *= _rehearsed(plan, rate, value_fn, params, records, given)
-    rate = _rounded(rate)
+    rate = rounded(rate)
     dim = run_state.size(params, run_state.moving(params, trainable))
     noise = math.sqrt(dim / steps) * coordinate / step
     missed = math.sqrt(dim / (steps * numbers)) if parts.slopes else 0.0
@@ -270,5 +270,12 @@ def planned(
     return PlannedRun(plan, _optimizer(rate, steps), rate, passes, noise, missed)
 
 
-def _rounded(number: float) -> float:
+def rounded(number: float) -> float:
+    """Rounds a number to three digits.
+
+    Example:
+      >>> from jaxdp.planner import gradients
+      >>> gradients.rounded(0.123456)
+      0.123
+    """
     return float(f"{number:.3g}")

@@ -187,18 +187,7 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
     if task.plan.runs_algorithm:
         return _algorithm(task, keys)
     check_reads_losses(task.plan)
-    options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
-    parallel.check_layers(task.params, task.stacked)
-    axes = parallel.record_axes(task.mesh, task.params)
-    if axes:
-        options["axis_name"] = axes
-    if task.stacked is not None:
-        if not task.plan.draws_directions:
-            raise ValueError(
-                f"stacked must be None for {task.plan.family}, which draws no directions, "
-                f"got {task.stacked!r}"
-            )
-        options["stacked"] = task.stacked
+    options = maker_options(task)
     moves = run_state.moving(task.params, task.trainable)
     resolution.warn_if_unresolved(
         task.plan.perturbation(run_state.size(task.params, moves)),
@@ -212,6 +201,23 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
             plan.max_step, task.params, trainable=task.trainable, stacklevel=3
         )
     return task.plan.transform(keys, **options)
+
+
+def maker_options(task: Task) -> dict[str, Any]:
+    """Returns the options of the plan's ``transform``; only shapes of params are read."""
+    options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
+    parallel.check_layers(task.params, task.stacked)
+    axes = parallel.record_axes(task.mesh, task.params)
+    if axes:
+        options["axis_name"] = axes
+    if task.stacked is not None:
+        if not task.plan.draws_directions:
+            raise ValueError(
+                f"stacked must be None for {task.plan.family}, which draws no directions, "
+                f"got {task.stacked!r}"
+            )
+        options["stacked"] = task.stacked
+    return options
 
 
 def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
@@ -251,30 +257,12 @@ def compiled(
             "jax_use_simplified_jaxpr_constants must be off where programs are compared, "
             "as for a ledger: what value_fn closes over would be no part of their text"
         )
-    replay = None
-    if plan.replayable:  # Its update reads the key of directions from the state.
-        replay = plan.replay(keys.direction, **task.leaves)
-    program = loop.make_program(
-        plan, transform, optimizer, task.value_fn, replay, batch_fn
-    )
 
     def build() -> tuple[Any, str]:
-        """Compiles from shapes alone, so that no mistake found here spends the keys."""
-        with keys_lib.shapes_only():
-            carry = jax.eval_shape(
-                lambda p: loop.start(plan, transform, optimizer, p), task.params
-            )
-        if mesh is not None:
-            places = parallel.shardings(mesh, task.params, carry)
-            carry = jax.tree.map(_at, carry, places)
-        if chunk is not None:
-            step = jax.ShapeDtypeStruct((), jnp.int32)
-            lowered = parallel.lowered(mesh, program, carry, keys, data, step, step)
-        else:
-            whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
-            lowered = parallel.lowered(mesh, whole, carry, keys, data)
-        made = lowered.compile(compiler_options=loop.compiler_options())
-        return made, lowered.as_text() if with_text else ""
+        made = lowered(task, transform, keys, chunk, data, batch_fn)
+        options = loop.compiler_options()
+        text = made.as_text() if with_text else ""
+        return made.compile(compiler_options=options), text
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))
@@ -283,6 +271,40 @@ def compiled(
     (run, text), seconds = loop.compiled(key, build)
 
     return lambda *given: run(*parallel.placed(mesh, *given)), text, seconds
+
+
+def lowered(
+    task: Task,
+    transform: Any,
+    keys: keys_lib.Keys,
+    chunk: int | None = None,
+    data: Any = None,
+    batch_fn: Any = None,
+) -> Any:
+    """Lowers a task's program from shapes alone, so that no mistake here spends the keys.
+
+    ``data`` are the task's, or given with the ``batch_fn`` that makes batches of them.
+    """
+    plan, optimizer, mesh = task.plan, task.optimizer, task.mesh
+    data = task.data if data is None else data
+    replay = None
+    if plan.replayable:  # Its update reads the key of directions from the state.
+        replay = plan.replay(keys.direction, **task.leaves)
+    program = loop.make_program(
+        plan, transform, optimizer, task.value_fn, replay, batch_fn
+    )
+    with keys_lib.shapes_only():
+        carry = jax.eval_shape(
+            lambda p: loop.start(plan, transform, optimizer, p), task.params
+        )
+    if mesh is not None:
+        places = parallel.shardings(mesh, task.params, carry)
+        carry = jax.tree.map(_at, carry, places)
+    if chunk is not None:
+        step = jax.ShapeDtypeStruct((), jnp.int32)
+        return parallel.lowered(mesh, program, carry, keys, data, step, step)
+    whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
+    return parallel.lowered(mesh, whole, carry, keys, data)
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:

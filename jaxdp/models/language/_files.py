@@ -91,6 +91,15 @@ class Stored:
         file, there = self._tensors[name]
         return file.get_slice(there).get_dtype()
 
+    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads a part of a tensor of floats; its file is mapped for so long alone."""
+        path, offset = self._places[name]
+        dtype, shape = FLOATS[self.dtype(name)], self.shape(name)
+        if 0 in shape:  # Nothing can be mapped.
+            return np.zeros(shape, dtype)[index]
+        mapped = np.memmap(path, dtype, mode="r", offset=offset, shape=shape)
+        return np.array(mapped[index])  # A copy, without which the map would stay.
+
     def array(self, name: str) -> np.ndarray:
         """Reads a tensor of floats; its file is not mapped, for pages would stay."""
         (path, offset), shape = self._places[name], self.shape(name)

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxdp.core import keys, validate
 from jaxdp.kernels.sphere import path_str
-from jaxdp.models.language import _files, _peft
+from jaxdp.models.language import _files, _peft, _placing
 from jaxdp.models.language import config as configs
 from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
 from jaxdp.models.language._names import FAMILIES, Family, is_language_head
@@ -75,6 +75,10 @@ class _Leaf:
     def transpose(self, array: np.ndarray) -> np.ndarray:
         """Converts a tensor to our layer of the leaf, or the other way round."""
         return array.T if self._transposed else array
+
+    def reverse(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Converts a part of our layer of the leaf to that of a tensor."""
+        return index[::-1] if self._transposed else index
 
 
 def _leaves(
@@ -189,6 +193,7 @@ def load(
     num_labels: int | None = None,
     new_heads: jax.Array | None = None,
     dtype: Any = "float32",
+    sharding: _placing.Placing | None = None,
 ) -> tuple[Config, Params]:
     """Reads a checkpoint, one leaf at a time.
 
@@ -207,6 +212,10 @@ def load(
       dtype: of the parameters: ``"float32"``, ``"bfloat16"`` or ``"float16"``, which take
         half the memory, and which :func:`jaxdp.fit` trains too. Adapters and the
         classification head are float32 in any case.
+      sharding: a mesh, on whose axis ``"model"`` :func:`~jaxdp.models.language.shardings`
+        splits the parameters, or a function from the tree of their shapes
+        (``jax.ShapeDtypeStruct``) to one of ``NamedSharding``. Each device then gets its
+        part of each tensor, and the host holds no more than one tensor's at any time.
 
     Returns:
       The configuration and the parameters as
@@ -216,6 +225,7 @@ def load(
       ValueError: no such folder, files that cannot be read, a configuration that is not
         supported; tensors that are missing, unexpected or of a wrong shape or type, all
         in one message.
+      TypeError: ``sharding`` is, or returns, something else.
       ImportError: without the extra ``[lm]``.
 
     Example:
@@ -254,9 +264,16 @@ def load(
                 f"the tensors in {str(folder)!r} are not those of its {CONFIG}; "
                 + "; ".join(problems)
             )
-        small = dict.fromkeys(filter(adapter_only, wanted), jnp.dtype(jnp.float32))
+        wanted = {
+            path: dataclasses.replace(
+                leaf, dtype=jnp.dtype("float32" if adapter_only(path) else name)
+            )
+            for path, leaf in wanted.items()
+        }
+        places = _places(sharding, wanted, config, num_labels)
+        of_leaf = {} if places is None else _flat(places)
         flat = {
-            path: _read(leaf, stored, small.get(path, jnp.dtype(name)))
+            path: _read(leaf, stored, of_leaf.get(path))
             for path, leaf in wanted.items()
             if leaf.names
         }
@@ -268,7 +285,25 @@ def load(
     if new_heads is not None:
         model = LanguageModel(config=config, num_labels=num_labels)
         params = model.with_new_parts(params, new_heads)
+    if places is not None:  # What is small and not of the files.
+        params = jax.device_put(params, places)
     return config, params
+
+
+def _places(
+    sharding: _placing.Placing | None,
+    wanted: Mapping[str, _Leaf],
+    config: Config,
+    num_labels: int | None,
+) -> Any:
+    """Returns where the parameters are to be, a tree of shardings; None if nowhere."""
+    if sharding is None:
+        return None
+    leaves = {p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in wanted.items()}
+    model = LanguageModel(config=config, num_labels=num_labels)
+    any_key = keys.from_words(np.zeros(2, np.uint32))  # only shapes are asked for
+    shapes = jax.eval_shape(model.with_new_parts, _nested(leaves), any_key)
+    return _placing.places(sharding, shapes)
 
 
 def _drop_absent_classifier(wanted: dict[str, _Leaf], stored: _files.Stored) -> None:
@@ -342,13 +377,23 @@ def _problems(
     ]
 
 
-def _read(leaf: _Leaf, stored: _files.Stored, dtype: Any) -> jax.Array:
+def _read(leaf: _Leaf, stored: _files.Stored, place: Any) -> jax.Array:
     """Reads one leaf, tensor by tensor, into the array that is kept."""
+    dtype, is_stacked = leaf.dtype, LanguageModel.is_stacked(leaf.path)
+    if place is not None:
+
+        def part(layer: int, index: tuple[slice, ...]) -> np.ndarray:
+            read = stored.part(leaf.names[layer], leaf.reverse(index))
+            return np.ascontiguousarray(leaf.transpose(read), dtype)
+
+        if is_stacked:
+            return _placing.stacked(leaf.shape, dtype, place, part)
+        return _placing.whole(leaf.shape, place, part)
 
     def read(name: str) -> np.ndarray:
         return np.ascontiguousarray(leaf.transpose(stored.array(name)), dtype)
 
-    if not LanguageModel.is_stacked(leaf.path):
+    if not is_stacked:
         (name,) = leaf.names
         return jax.block_until_ready(jnp.asarray(read(name)))
     array = jnp.zeros(leaf.shape, dtype)

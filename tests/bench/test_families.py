@@ -1,0 +1,45 @@
+"""Rows of families that are made again leave the others as they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import _harness, families
+
+
+def test_rows_are_put_in_place_of_those_of_their_name(tmp_path: Path) -> None:
+    path, row = tmp_path / "kept.json", _harness.Row
+    old = [row("a", "x", 1.0, ""), row("b", "x", 2.0, ""), row("b", "y", 3.0, "")]
+    begun = {"commit": "then", "load_average": 0.5}
+    _harness.write_json(path, _harness.document("families", old, begun))
+    before = json.loads(path.read_text())
+    families.splice(path, [row("b", "x", 5.0, ""), row("c", "x", 6.0, "GB")])
+    after = json.loads(path.read_text())
+    values = [(x["case"], x["metric"], x["value"]) for x in after.pop("rows")]
+    assert values == [("a", "x", 1), ("b", "x", 5), ("b", "y", 3), ("c", "x", 6)]
+    before.pop("rows")
+    assert after == before
+
+
+@pytest.mark.parametrize("name", ["OPT", "Phi-3"])
+def test_lora_comes_back_from_peft_s_files(name: str) -> None:
+    row = families.with_peft(name)
+    assert (row.case, row.metric, row.value) == (name, "peft", 1.0)
+
+
+def test_kept_rows_are_those_of_every_family_and_large_model() -> None:
+    from bench import _families_devices as devices
+
+    kept = json.loads(Path("bench/results/cpu/families.json").read_text())["rows"]
+    found = {(row["case"], row["metric"]): row["value"] for row in kept}
+    for name in families.CASES:
+        assert found[name, "peft"] == 1.0
+        assert found[name, "sharded"] < 1e-5
+    for name in devices.MODELS:
+        for method in devices.METHODS:
+            sizes = [
+                found[f"{name}, {method}", metric]
+                for metric in ("parameters", "temporaries", "device memory")
+            ]
+            assert sizes[0] + sizes[1] <= sizes[2] < 1.01 * (sizes[0] + sizes[1])
