@@ -50,8 +50,48 @@ BATCH, ROWS = 48, 64
 
 #: MeZO and gradient descent are the methods without clip and noise.
 NOT_PRIVATE: dict[str, Any] = {"dpzero": "mezo", "dpgd": "gd"}
-#: The methods of each task: algorithm, what moves, and numbers.
-METHODS: dict[TaskName, dict[str, Method]] = {}
+
+
+def _slopes(clip: float, rate: float, num_directions: int = 1) -> Recipe:
+    return Recipe(
+        num_steps=200,
+        l2_clip_norm=clip,
+        learning_rate=rate,
+        schedule="cosine",
+        num_directions=num_directions,
+        direction="rademacher",
+    )
+
+
+def _gradients(clip: float, rate: float, num_steps: int = 100) -> Recipe:
+    return Recipe(
+        num_steps=num_steps, l2_clip_norm=clip, learning_rate=rate, schedule="cosine"
+    )
+
+
+#: The methods of each task. Directions of a head cost next to nothing: what is below it is
+#: computed once.
+METHODS: dict[TaskName, dict[str, Method]] = {
+    "classification": {
+        "DPZero, head": Method("dpzero", "head", _slopes(8.0, 0.12, 8)),
+        "DPZero, LoRA": Method("dpzero", "LoRA", _slopes(1.0, 0.01)),
+        "DPZero, all parameters": Method(
+            "dpzero", "all parameters", _slopes(3.0, 1e-4)
+        ),
+        "DP-SGD, head": Method("dpgd", "head", _gradients(3.0, 0.2)),
+        "DP-SGD, LoRA": Method("dpgd", "LoRA", _gradients(1.0, 0.5)),
+    },
+    "instruction": {
+        "DPZero, LoRA": Method("dpzero", "LoRA", _slopes(1.0, 0.01)),
+        "DPZero, all parameters": Method(
+            "dpzero", "all parameters", _slopes(3.0, 1e-4)
+        ),
+        "DP-SGD, LoRA": Method("dpgd", "LoRA", _gradients(1.0, 0.5)),
+        "DP-SGD, all parameters": Method(
+            "dpgd", "all parameters", _gradients(1.0, 0.1, 50)
+        ),
+    },
+}
 
 
 class Problem(NamedTuple):
