@@ -39,7 +39,7 @@ CONFIG = DecoderConfig(
     eos_token_id=0,
 )
 
-BATCH_SIZE = 64
+BATCH_SIZE = 128
 LEARNING_RATE = 2e-3
 MIN_WINDOW = 6  # tokens; the longest leaves room for the prompt
 NUM_NEAR, NEAR = 8, 64  # words that are predicted, at most so many tokens away
