@@ -11,9 +11,10 @@ queries and values, or all parameters. Without clip and noise they are MeZO and 
 seed draws directions, noise and batches; data and initial model stay.
 
 Clips are about a third of the median norm of what records contribute. Step sizes come from
-one to five runs each at epsilon 2, a factor of two or more apart, by the accuracy on a fifth
-of the private records that was held out: such a choice is not in a run's epsilon. DPZero's
-with LoRA and all parameters had the fewest. The public records took no part in it.
+at most five single runs each, at epsilon 2, judged by a fifth of the private records that
+was held out; DPZero's had the fewest with LoRA and with all parameters, and with LoRA the
+instruction has that of the classification. Such a choice is not in a run's epsilon. The
+public records took no part in it.
 """
 
 import functools
