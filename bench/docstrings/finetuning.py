@@ -31,7 +31,14 @@ from bench.docstrings.pretraining import MAX_LENGTH, PROMPT, SPAN, Pretrained
 from jaxdp import sampling
 from jaxdp.cli import recipes
 from jaxdp.cli.recipes import Recipe
-from jaxdp.models.language import LanguageModel, LoRA, adapter_only, tasks, text
+from jaxdp.models.language import (
+    LanguageModel,
+    LoRA,
+    adapter_only,
+    generation,
+    tasks,
+    text,
+)
 
 TaskName = Literal["classification", "instruction"]
 Moving = Literal["head", "LoRA", "all parameters"]
@@ -113,7 +120,8 @@ class Problem(NamedTuple):
             found = tasks.predict(self.task, params, self.eval)
             return tasks.accuracy(found, self.eval["label"])
         answer = self.eval["tokens"][self.eval["span"]].reshape(-1, SPAN)
-        found = tasks.generate(self.task.model, params, self.eval, max_new_tokens=SPAN)
+        model = self.task.model
+        found = generation.generate(model, params, self.eval, max_new_tokens=SPAN)
         return float(np.mean((found == answer).all(axis=1)))
 
 
