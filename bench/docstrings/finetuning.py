@@ -82,7 +82,7 @@ def _gradients(clip: float, rate: float, num_steps: int = 100) -> Recipe:
 #: computed once.
 METHODS: dict[TaskName, dict[str, Method]] = {
     "classification": {
-        "DPZero, head": Method("dpzero", "head", _slopes(17.0, 0.3, 32)),
+        "DPZero, head": Method("dpzero", "head", _slopes(17.0, 0.18, 32)),
         "DPZero, LoRA": Method("dpzero", "LoRA", _slopes(3.0, 3e-3)),
         "DPZero, all parameters": Method(
             "dpzero", "all parameters", _slopes(8.0, 1e-4)

@@ -149,7 +149,8 @@ def test_head_and_label_words_start_alike(library: pathlib.Path) -> None:
     model = LanguageModel(config=pretraining.CONFIG)
     start = pretraining.Pretrained(model, model.init(jax.random.key(0)), tokenizer)
     scores = []
-    for moving in ("head", "LoRA"):
+    movings: tuple[finetuning.Moving, ...] = ("head", "LoRA")
+    for moving in movings:
         of = finetuning.problem(found, start, "classification", moving)
         assert of.task.scores is not None
         scores.append(of.task.scores(of.params, of.train))
