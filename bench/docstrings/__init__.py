@@ -87,9 +87,9 @@ def _of_task(
 
     row = functools.partial(_harness.Row, name)
     methods = finetuning.METHODS[name]
+    movings: list[Any] = [*dict.fromkeys(each.moving for each in methods.values())]
     problems = {
-        moving: finetuning.problem(text, start, name, moving)
-        for moving in dict.fromkeys(method.moving for method in methods.values())
+        moving: finetuning.problem(text, start, name, moving) for moving in movings
     }
     of = next(iter(problems.values()))
     rows = [row(ZERO_SHOT, of.accuracy(of.params), ACCURACY)]
