@@ -1,6 +1,7 @@
 """``jaxdp finetune``: every task end to end, resumed, replayed, and refused in one line."""
 
 import dataclasses
+import fnmatch
 import functools
 import json
 import random
@@ -428,6 +429,26 @@ def test_lora_trains_the_adapter_alone_and_goes_on(
         assert run("finetune", *again[:6], *other, *words, "--out", tmp_path / "x") == 2
         assert part in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("method", ["dpzero", "dp-lora"])
+def test_leaves_are_tuned_by_a_pattern_of_their_paths(
+    method: str, home: Path, tmp_path: Path
+) -> None:
+    pattern, out = "layers/attention/*/bias", tmp_path / "run"
+    said = (*PROMPT, *NUMBERS, "--sampling", "full", "--method", method)
+    said = (*said, "--trainable", pattern)
+    assert run("finetune", *files(home, "roberta"), *said, "--out", out) == 0
+    before, after = (
+        language.flat(checkpoint.load(folder)[1])
+        for folder in (home / "roberta", out / "model")
+    )
+    moved = {p for p in before if np.any(np.asarray(before[p]) != after[p])}
+    matched = {p for p in before if fnmatch.fnmatchcase(p, pattern)}
+    assert moved == matched and 0 < len(matched) < len(before)
+    assert reported(out)["num_trainable"] == sum(before[p].size for p in matched)
+    if method == "dpzero":
+        assert run("replay", out) == 0
 
 
 def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> None:

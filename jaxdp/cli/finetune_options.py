@@ -18,7 +18,8 @@ OF_SLOPES = ("smoothing_radius", "num_directions", "direction")
 #: Where neither the options nor a recipe say otherwise. Of dpzero, for all parameters: the
 #: DPZero paper's numbers for RoBERTa-large and the released script's clip, but a tenth of
 #: the paper's steps. For adapters: step sizes and radii of MeZO (Malladi et al., 2023).
-#: Clips of adapters, whose slopes are smaller, and the numbers of heads were not tuned. Of
+#: Clips of adapters, whose slopes are smaller, and the numbers of heads were not tuned;
+#: leaves by a pattern have those of all. Of
 #: dp-lora, clip and step size follow from public records.
 _NUMBERS = {"delta": options.DEFAULT_DELTA, "compute_dtype": "float32"}
 _OF_METHOD: dict[str, dict[str, Any]] = {
@@ -57,8 +58,9 @@ def completed(command: options.Finetune) -> options.Finetune:
     refuse(OF_SLOPES, "--method dpzero", not gradients)
     if gradients and command.trainable == "all":
         raise UsageError(
-            "--trainable must be lora, prefix or head with --method dp-lora, got all: a "
-            "gradient of all parameters for each record (jaxdp.plans.DPGD takes them)"
+            "--trainable must be lora, prefix, head or a pattern with --method dp-lora, "
+            "got all: a gradient of all parameters for each record (jaxdp.plans.DPGD takes "
+            "them)"
         )
     command = _with_recipe(command)
     for name in ("model", "train", "eval", "task"):
@@ -84,7 +86,9 @@ def completed(command: options.Finetune) -> options.Finetune:
     if task in ("prompt", "choice", "generation") and command.template is None:
         raise UsageError(f"--template must be a text with --task {task}, got nothing")
     defaults: dict[str, Any] = {
-        name: value[command.trainable] if isinstance(value, dict) else value
+        name: value.get(command.trainable, value["all"])
+        if isinstance(value, dict)
+        else value
         for name, value in (_NUMBERS | _OF_METHOD[command.method]).items()
     }
     if task == "head":

@@ -1,6 +1,7 @@
 """Preparation of ``jaxdp finetune``: checks every option and builds the run."""
 
 import dataclasses
+import fnmatch
 import functools
 import pathlib
 import sys
@@ -146,7 +147,19 @@ def _begun(
     with usage(command, "--model"):
         tokenizer = text.Tokenizer.load(command.model)
     command, task = _task(command, model, tokenizer)
+    _check_trainable(command, model)
     return command, tokenizer, task
+
+
+def _check_trainable(command: options.Finetune, model: LanguageModel) -> None:
+    """Refuses a pattern that no leaf of the model matches."""
+    moves = trainable(command)
+    paths = [*language.flat(jax.eval_shape(model.init, jax.random.key(0)))]
+    if moves is not None and not any(map(moves, paths)):
+        raise UsageError(
+            f"--trainable must match a leaf of the model, such as {paths[-1]}, got "
+            f"{command.trainable}"
+        )
 
 
 def _with_method(command: options.Finetune) -> options.Finetune:
@@ -195,7 +208,9 @@ def trainable(command: options.Finetune) -> Callable[[str], bool] | None:
         return None
     if command.trainable == "head":
         return lambda path: path.startswith("classifier/")
-    return adapter_only
+    if command.trainable in options.TRAINABLE:
+        return adapter_only
+    return lambda path: fnmatch.fnmatchcase(path, command.trainable)
 
 
 def recipe_of(command: options.Finetune) -> recipes.Recipe:

@@ -493,8 +493,8 @@ class Finetune(Budget, Run):
         default=LANGUAGE_METHODS[0],
     )
     trainable: Any = opt(
-        p.choice(*TRAINABLE),
-        "All; an adapter (and a head); a head.",
+        p.choice_or_pattern(*TRAINABLE),
+        "All; an adapter (and a head); a head; leaves by their paths.",
         "all, or lora with --method dp-lora",
     )
     lora_rank: Int = opt(INTEGER, "Of --trainable lora.", "8")

@@ -96,6 +96,16 @@ def choice(*names: str) -> Kind:
     )
 
 
+def choice_or_pattern(*names: str) -> Kind:
+    """Returns the kind of an option that takes one of some names, or a path's pattern."""
+
+    def read(text: str) -> str:
+        return text if {"/", "*"} & set(text) else names[names.index(text)]
+
+    said = f"one of {', '.join(names)}, or a pattern of paths, as layers/attention/*"
+    return Kind("|".join((*names, "PATTERN")), said, read)
+
+
 def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
 
