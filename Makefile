@@ -71,8 +71,9 @@ demo: $(STAMP)
 	$(BIN)/python -m jaxdp.cli train --dataset digits --epsilon 2 --out runs/demo --overwrite
 	$(BIN)/python -m bench digits --quick --out runs/demo --json runs/demo/study.json
 
+# What the study of language models needs besides: DP-SGD of jax-privacy.
 demo-lm: $(STAMP)
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm]'
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm,mf]'
 	$(BIN)/python -m bench docstrings --out runs/demo-lm --json runs/demo-lm/study.json
 
 # Programs that were compiled are read again by all of these, in every clone: compiling is

@@ -185,7 +185,10 @@ def tune(
     keys_lib.check_unspent(keys, "tune")
     for candidate in candidates:
         _trace(candidate, params, data, value_fn, options)
-        preparing.check_losses(candidate[0], params, data, value_fn, check_isolation)
+    # All have the same loss.
+    reading = [plan for plan, *_ in candidates if plan.evaluates_batches]
+    for one in reading[:1]:
+        preparing.check_losses(one, params, data, value_fn, check_isolation)
     if budget is not None:
         validate.instance(Budget, budget=budget)
         budget.reserve(

@@ -59,9 +59,13 @@ def lazy(value_fn: Callable[[Any, Any], jax.Array]) -> LazyLoss:
     def fn(params: Any, batch: Any, at: At) -> jax.Array:
         if at is perturb.identity:
             return value_fn(params, batch)
-        program = jax.make_jaxpr(value_fn)(params, batch)
+        # Perturbed leaves have no weak types.
+        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), params)
+        # Traced anew, as the program of a plain loss is: JAX would remember a function's
+        # first program, and what it closes over or is a part of may have changed.
+        program = jax.make_jaxpr(lambda *given: value_fn(*given))(params, batch)
         leaves = [
-            _Leaf(path_str(path), jnp.asarray(leaf))
+            _Leaf(path_str(path), leaf)
             for path, leaf in jax.tree.leaves_with_path(params)
         ]
         (losses,) = _evaluate(program, [*leaves, *jax.tree.leaves(batch)], at)
@@ -123,12 +127,17 @@ def _evaluate(
             out = _evaluate(inner, values, at, after)
         elif name == "scan" and leaves:
             out = _scan(eqn, values, at, after)
-        elif name == "gather" and leaves and _reads_rows(eqn, values):
+        elif name == "gather" and leaves and _reads_rows(eqn, values, at):
             out = [_rows(eqn, values, at)]
         else:
             out = function(*[_used(known[var], at, after) for var in names])
         known |= zip(eqn.outvars, out, strict=True)
     return [read(var) for var in jaxpr.outvars]
+
+
+def _stacked(at: At) -> Any:
+    """Returns the paths of leaves with layers in front; None if the view knows none."""
+    return at.direction.stacked if isinstance(at, perturb.View) else None
 
 
 def _is_activation(x: Any) -> bool:
@@ -148,7 +157,7 @@ def _scan(
     first = params["num_consts"]
     last = first + params["num_carry"]
     # Another view than that of a direction has the layers of all that is scanned.
-    stacked = at.direction.stacked if isinstance(at, perturb.View) else None
+    stacked = _stacked(at)
 
     def is_layered(x: Any) -> bool:
         return (
@@ -191,10 +200,12 @@ def _scan(
     return [*carry, *ys]
 
 
-def _reads_rows(eqn: Any, values: Sequence[Any]) -> bool:
+def _reads_rows(eqn: Any, values: Sequence[Any], at: At) -> bool:
     """Returns True if rows of a leaf are read, fewer than it has."""
     leaf, index = values
     if not isinstance(leaf, _Leaf) or isinstance(index, _Leaf) or leaf.then:
+        return False
+    if leaf.path in (_stacked(at) or ()):
         return False
     shape, numbers = leaf.value.shape, eqn.params["dimension_numbers"]
     trailing = range(index.ndim - 1, index.ndim - 1 + len(shape) - 1)

@@ -211,6 +211,12 @@ def test_likelihoods_of_the_initial_model_travel_with_their_records(home: Path) 
     assert job.judge.fn(moved) == {"test_accuracy": share} != {"test_accuracy": 1.0}
 
 
+def test_memory_of_pairs_is_predicted_with_their_references(home: Path) -> None:
+    for free in (False, True):
+        given = command(home, task="preference", num_steps=2, reference_free=free)
+        assert finetune_prepare._needed(given, "dp-lora") > 0
+
+
 def test_answers_are_judged_up_to_the_end_of_their_turn(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

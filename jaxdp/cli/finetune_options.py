@@ -41,6 +41,12 @@ _BATCH_SIZE = 64
 def check_auto(command: options.Finetune) -> None:
     """Refuses options with ``--method auto`` that one of its methods has no use for."""
     parsing.refuse(command, OF_SLOPES, "--method dpzero", there=False)
+    for name in ("learning_rate", "l2_clip_norm"):
+        if getattr(command, name) is not None:
+            raise UsageError(
+                f"{flag(name)} must be left out with --method auto, got "
+                f"{getattr(command, name)}: losses and gradients have other scales"
+            )
     if command.distributed:
         raise UsageError(
             "--method must be dpzero or dp-lora with --distributed, got auto: processes "

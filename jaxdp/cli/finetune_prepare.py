@@ -167,13 +167,16 @@ def _with_method(command: options.Finetune) -> options.Finetune:
     if command.method != "auto":
         return command
     finetune_options.check_auto(command)
+    if not command.resume:  # Before both are compiled.
+        check_folder(out_of(command), command.overwrite)
     if command.trainable == "all":
         chosen = finetune_method.Choice(
             "dpzero", "--trainable all, of which dp-lora takes no gradients"
         )
     else:
+        limit = finetune_method.limit()  # Before the private records are read.
         first, zeroth = (_needed(command, name) for name in ("dp-lora", "dpzero"))
-        chosen = finetune_method.choice(first, zeroth, *finetune_method.limit())
+        chosen = finetune_method.choice(first, zeroth, *limit)
     if not command.quiet:
         line = f"jaxdp: --method auto is {chosen.method}: {chosen.reason}"
         print(line, file=sys.stderr)
@@ -186,6 +189,8 @@ def _needed(command: options.Finetune, method: str) -> int:
     command, tokenizer, task = _begun(command)
     shown = _read(command, "eval")[:1]
     record = _encoded(command, tokenizer, shown, "--eval")
+    if command.task == "preference" and not command.reference_free:
+        record["reference"] = np.zeros((1, 2), np.float32)
     count = len(_read(command, "train"))
     rows = finetune_options.with_batch_size(command, count).batch_size or count
     return finetune_method.needed(command, task, record, trainable(command), rows)
@@ -388,6 +393,11 @@ def _read(command: options.Finetune, name: str) -> list[Record]:
         fields = ["messages"] if command.task == "instruction" else ["prompt"]
         if command.template is not None:
             fields = text.template_fields(command.template)
+            if not fields:
+                raise UsageError(
+                    "--template must name a field of the records, as in {text}, got "
+                    f"{command.template!r}"
+                )
         if command.task == "preference":
             more = ["chosen", "rejected"]
         fields += [field for field in more if field is not None]

@@ -231,12 +231,14 @@ def fit(
         in_chunks or several or streams,
         several or ledger is not None,
     )
-    run, text, compile_seconds = preparing.compiled(
+    run, text, compile_seconds, program = preparing.compiled(
         task, transform, keys, size if in_chunks else None, with_text
     )
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
     parallel.check_same(mesh, keys, program=text)
-    preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
+    preparing.check_losses(
+        plan, task.params, task.data, value_fn, check_isolation, program
+    )
     before = _samples(task)
     machines = recording.machines(mesh) if with_text else {}
     about = task, keys, text, size, note or {}, machines, budget
@@ -389,12 +391,12 @@ def resume(
         parallel.check_same(mesh, at.keys, data=streaming.compared(task.data))
         transform = preparing.make_transform(task, at.keys)
         size = at.record.header["chunk"]
-        run, text, compile_seconds = preparing.compiled(
+        run, text, compile_seconds, program = preparing.compiled(
             task, transform, at.keys, size, with_text=True
         )
         parallel.check_same(mesh, at.keys, program=text)
         preparing.check_losses(
-            at.plan, task.params, task.data, value_fn, check_isolation
+            at.plan, task.params, task.data, value_fn, check_isolation, program
         )
         before = _samples(task)
         machines = recording.machines(mesh)

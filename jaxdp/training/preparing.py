@@ -161,9 +161,18 @@ def check_optimizer(plan: Plan, optimizer: Any) -> None:
 
 
 def check_losses(
-    plan: Plan, params: Any, data: Any, value_fn: ValueFn, check_isolation: bool
+    plan: Plan,
+    params: Any,
+    data: Any,
+    value_fn: ValueFn,
+    check_isolation: bool,
+    program: Any = None,
 ) -> None:
-    """Checks that no loss depends on others' records, if a plan evaluates whole batches."""
+    """Checks that no loss depends on others' records, if a plan evaluates whole batches.
+
+    A ``program`` is checked once. What was compiled anew is checked anew, for a loss may
+    have changed since: a module that is in its training mode now.
+    """
     if not (check_isolation and plan.evaluates_batches):
         return
     data = data.like if isinstance(data, streaming.Stream) else data
@@ -175,11 +184,8 @@ def check_losses(
     else:  # No program of several devices or processes.
         params = parallel.here(params)
     shapes = jax.eval_shape(lambda data: data, data)
-    leaves, structure = jax.tree.flatten((params, shapes))
-    like = (structure, tuple((x.shape, x.dtype) for x in leaves))
     check = lambda: isolation.check_made_up(value_fn, params, shapes, place)  # noqa: E731
-    # Once for a loss and such shapes: another run of the same costs nothing.
-    loop.compiled(("isolation", value_fn, like), check)
+    loop.compiled(("isolation", object() if program is None else program), check)
 
 
 def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
@@ -240,10 +246,26 @@ def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
     return algorithm
 
 
+class Compiled(NamedTuple):
+    """Compiled program of a task.
+
+    Attributes:
+      run: the program, which places its arguments.
+      text: of the program, if asked for; else "".
+      seconds: that its compilation took now.
+      program: what an equal task has too, as long as it is kept.
+    """
+
+    run: Any
+    text: str
+    seconds: float
+    program: Any
+
+
 def compiled(
     task: Task, transform: Any, keys: keys_lib.Keys, chunk: int | None, with_text: bool
-) -> tuple[Any, str, float]:
-    """Returns the compiled program, its text if asked for, and the seconds it took now.
+) -> Compiled:
+    """Returns the compiled program of a task, which may be that of an earlier run.
 
     ``chunk`` is the steps of a chunk, None for one program of the whole run.
     """
@@ -270,7 +292,9 @@ def compiled(
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     (run, text), seconds = loop.compiled(key, build)
 
-    return lambda *given: run(*parallel.placed(mesh, *given)), text, seconds
+    return Compiled(
+        lambda *given: run(*parallel.placed(mesh, *given)), text, seconds, run
+    )
 
 
 def lowered(

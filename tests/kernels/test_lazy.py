@@ -335,3 +335,32 @@ def test_layers_in_a_list_are_perturbed_one_after_the_other() -> None:
         return stats.temp_size_in_bytes / params[0].nbytes
 
     assert needs(jaxdp.lazy(value_fn)) < 4 < 10 < needs(value_fn)
+
+
+def view_of(params: Any, stacked: Any = lambda path: False) -> perturb.View:
+    rows = sphere.directions(KEY, params, law="rademacher", stacked=stacked)
+    return perturb.view(sphere.select(rows, 0), SCALE)
+
+
+def test_a_loss_that_changed_is_traced_anew() -> None:
+    """JAX remembers the program of a function; a module may be in another mode since."""
+    factor = {"x": 1.0}
+    loss = jaxdp.lazy(lambda w, x: factor["x"] * (x @ w))
+    w, x = jnp.ones(3), jnp.ones((2, 3))
+    first = loss.fn(w, x, view_of(w))
+    factor["x"] = 5.0
+    np.testing.assert_array_equal(loss.fn(w, x, view_of(w)), 5 * first)
+
+
+def test_some_layers_of_a_stack_are_read_by_hand() -> None:
+    params = {"w": jax.random.normal(jax.random.key(0), (4, 3, 3))}
+    plain: Any = lambda p, x: (x @ p["w"][jnp.array([2, 0])]).sum((0, 2))  # noqa: E731
+    case = Case(params, plain, lambda path: path == "w")
+    assert_same(case, jnp.ones((2, 3)), ulps=8)
+
+
+def test_weak_types_are_those_of_perturbed_leaves() -> None:
+    w, x = jnp.full((3,), 2.3), jnp.ones((2, 3), jnp.bfloat16)
+    assert w.weak_type
+    loss = jaxdp.lazy(lambda w, x: (x * w).sum(axis=1))
+    assert loss.fn(w, x, view_of(w)).dtype == jnp.float32

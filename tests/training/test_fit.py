@@ -351,6 +351,29 @@ def test_isolation_check_finds_cross_record_losses() -> None:
         jaxdp.check_isolation(batch_norm, params, (X[:1], Y[:1]))
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_loss_that_changed_is_checked_anew(lazy: bool) -> None:
+    """A module in its training mode normalises by the batch, at the same shapes."""
+    mode = {"train": False}
+
+    def value_fn(p: jax.Array, batch: Any) -> jax.Array:
+        mean = batch[0].mean(axis=0) if mode["train"] else 0.0
+        return jnp.tanh((batch[0] - mean) @ p)
+
+    loss = jaxdp.lazy(value_fn) if lazy else value_fn
+
+    def run(num_steps: int) -> Any:
+        plan, given = make_plan(num_steps=num_steps), {"value_fn": loss}
+        return jaxdp.fit(
+            plan, Keys.insecure(0), jnp.ones(D), DATA, **given, optimizer=SGD
+        )
+
+    run(3)
+    mode["train"] = True
+    with pytest.raises(ValueError, match="not per record"):
+        run(4)
+
+
 def test_per_record_lifts_a_loss_of_one_record() -> None:
     loss = jaxdp.per_record(lambda p, record: jnp.sum(p * record[0]) + record[1])
     got = loss(jnp.ones(D), DATA)

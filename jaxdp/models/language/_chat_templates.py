@@ -242,6 +242,10 @@ def _guarded(
     pool = itertools.chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE))
     free = (code for code in pool if chr(code) not in there)
     codes = dict(zip(found, free, strict=False))
+    if len(codes) < len(found):
+        raise ValueError(
+            "content must leave a character for private use to stand for a special token"
+        )
 
     def put(value: Any) -> Any:
         if isinstance(value, str):

@@ -104,7 +104,8 @@ def encode_instruction(
         if len(there) == 0:
             raise ValueError(
                 f"{values.place_of(record, i)}: no token of an answer is left within "
-                f"max_length = {max_length} of {count} tokens, cut on the {truncate}"
+                f"max_length = {max_length} tokens, cut on the {truncate}"
+                + values.got(count)
             )
         put(batch, i, tokens)
         kept = there[-span_length:] if left else there[:span_length]
