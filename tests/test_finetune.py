@@ -517,8 +517,6 @@ def test_auto_takes_gradients_where_they_fit(
         label_words=("bad", "good"),
         max_length=16,
         sampling="full",
-        l2_clip_norm=1.0,
-        learning_rate=1.0,
         seed=1,
         out=Path("never"),
     )

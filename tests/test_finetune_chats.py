@@ -265,7 +265,7 @@ LINES = {
             ]
         },
         "instruction --truncate right",
-        "no token of an answer is left within max_length = 48 of",
+        "no token of an answer is left within max_length = 48 tokens",
     ),
     "no field": ({"prompt": "a"}, "instruction", "has no field 'messages'"),
     "no chosen": ({"prompt": "a", "rejected": "b"}, "preference", "'chosen'"),

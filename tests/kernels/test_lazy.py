@@ -337,7 +337,7 @@ def test_layers_in_a_list_are_perturbed_one_after_the_other() -> None:
     assert needs(jaxdp.lazy(value_fn)) < 4 < 10 < needs(value_fn)
 
 
-def view_of(params: Any, stacked: Any = lambda path: False) -> perturb.View:
+def view_of(params: Any, stacked: Any = lambda path: False) -> perturb.At:
     rows = sphere.directions(KEY, params, law="rademacher", stacked=stacked)
     return perturb.view(sphere.select(rows, 0), SCALE)
 

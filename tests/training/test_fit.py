@@ -465,11 +465,11 @@ def test_the_check_reads_shapes_alone_and_can_be_left_out() -> None:
         return jax.pure_callback(outside, shape, b[0], vmap_method="expand_dims") + p[0]
 
     data = (jnp.full((N, D), 0.123456, jnp.float32), Y)
-    plan = make_plan()
-    preparing.check_losses(plan, jnp.zeros(D), data, loss, True)
+    plan, program = make_plan(), object()
+    preparing.check_losses(plan, jnp.zeros(D), data, loss, True, program)
     assert len(seen) == 5
     assert not any(np.any(x == np.float32(0.123456)) for x in seen)
-    preparing.check_losses(plan, jnp.zeros(D), data, loss, True)  # Known to pass.
+    preparing.check_losses(plan, jnp.zeros(D), data, loss, True, program)  # It passed.
     preparing.check_losses(plan, jnp.zeros(D), data, lambda p, b: loss(p, b), False)
     assert len(seen) == 5
 
