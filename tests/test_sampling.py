@@ -436,15 +436,17 @@ def test_batches_of_two_sizes_are_for_plans_of_phases() -> None:
 
 def test_cyclic_epochs_have_one_random_order() -> None:
     """Every record in one step of an epoch, at the same place of all (failure < 1e-6)."""
-    sampler = sampling.CyclicEpochs(3)
-    orders = []
-    for seed in range(200):
-        records, mask = draw(sampler, 9, seed, num_examples=10)
-        assert mask.all()
-        one, *others = records.reshape(3, 9).tolist()
-        assert len(set(one)) == 9 and others == [one, one]
-        orders.append(one)
-    for place in np.array(orders).T:
+    of = plan(sampling.CyclicEpochs(3), 10)
+
+    def indices(seed: jax.Array, step: jax.Array) -> jax.Array:
+        return sampling.batch(of, Keys.insecure(seed), step, jnp.arange(10)).records
+
+    seeds, steps = jnp.arange(400), jnp.arange(9)
+    drawn = jax.jit(jax.vmap(jax.vmap(indices, (None, 0)), (0, None)))(seeds, steps)
+    orders = np.asarray(drawn).reshape(400, 3, 9)
+    assert (orders == orders[:, :1]).all()
+    assert all(len(set(order)) == 9 for order in orders[:, 0].tolist())
+    for place in orders[:, 0].T:
         assert scipy.stats.chisquare(np.bincount(place, minlength=10)).pvalue > 1e-7
 
 

@@ -154,7 +154,8 @@ def _begun(
 def _check_trainable(command: options.Finetune, model: LanguageModel) -> None:
     """Refuses a pattern that no leaf of the model matches."""
     moves = trainable(command)
-    paths = [*language.flat(jax.eval_shape(model.init, jax.random.key(0)))]
+    any_key = keys_lib.from_words(np.zeros(2, np.uint32))  # Only paths are read.
+    paths = [*language.flat(jax.eval_shape(model.init, any_key))]
     if moves is not None and not any(map(moves, paths)):
         raise UsageError(
             f"--trainable must match a leaf of the model, such as {paths[-1]}, got "

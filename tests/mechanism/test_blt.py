@@ -40,7 +40,12 @@ def test_what_is_asked_and_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = blt.optimise_blt(20, 2)
     assert kernel == toeplitz_noise.Buffered(20, (0.9, 0.5), (0.2, 0.1))
     assert blt.optimise_blt(20, 2) is kernel
-    assert asked == [{"n": 20, "error": "max", "min_buffers": 2, "max_buffers": 2}]
+    assert blt.optimise_blt(20, 2, separation=6) == kernel
+    common = {"n": 20, "error": "max", "min_buffers": 2, "max_buffers": 2}
+    assert asked == [
+        common | {"min_sep": 1, "max_participations": 1},
+        common | {"min_sep": 6, "max_participations": 4},
+    ]
 
 
 def test_bad_numbers_are_refused() -> None:
