@@ -209,7 +209,7 @@ def tune(
             data,
             value_fn=value_fn,
             optimizer=optimizer,
-            check_isolation=False,  # It was checked before the search.
+            check_isolation=check_isolation,  # Of each program that is compiled.
             **options,
         )
 

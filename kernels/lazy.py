@@ -59,8 +59,7 @@ def lazy(value_fn: Callable[[Any, Any], jax.Array]) -> LazyLoss:
     def fn(params: Any, batch: Any, at: At) -> jax.Array:
         if at is perturb.identity:
             return value_fn(params, batch)
-        # Perturbed leaves have no weak types.
-        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), params)
+        params = _as_perturbed(params, at)
         # Traced anew, as the program of a plain loss is: JAX would remember a function's
         # first program, and what it closes over or is a part of may have changed.
         program = jax.make_jaxpr(lambda *given: value_fn(*given))(params, batch)
@@ -72,6 +71,20 @@ def lazy(value_fn: Callable[[Any, Any], jax.Array]) -> LazyLoss:
         return _used(losses, at, None)
 
     return LazyLoss(fn)
+
+
+def _as_perturbed(params: Any, at: At) -> Any:
+    """Returns parameters whose leaves that move have the dtypes of perturbed ones.
+
+    Those have no weak types. A leaf that stays keeps its own, as in a plain loss.
+    """
+    moving = at.direction.paths if isinstance(at, perturb.View) else None
+
+    def strengthened(path: Any, leaf: Any) -> Any:
+        stays = moving is not None and path_str(path) not in moving
+        return leaf if stays else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
+
+    return jax.tree.map_with_path(strengthened, params)
 
 
 @dataclasses.dataclass(frozen=True)

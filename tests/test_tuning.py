@@ -415,6 +415,22 @@ def test_without_noise_nothing_is_claimed() -> None:
     assert got.report["private"] is False
 
 
+def test_programs_of_all_candidates_are_checked() -> None:
+    """A loss that changes within the search is one of another program."""
+    mode = {"train": False}
+
+    def loss(p: jax.Array, batch: Any) -> jax.Array:
+        mean = batch[0].mean(axis=0) if mode["train"] else 0.0
+        return jnp.tanh((batch[0] - mean) @ p)
+
+    def switching(result: Any) -> float:
+        mode["train"] = True
+        return 0.0
+
+    with pytest.raises(ValueError, match="not per record"):
+        search(Keys.insecure(0), value_fn=loss, score_fn=switching, mean_trials=20.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [

@@ -231,17 +231,18 @@ def fit(
         in_chunks or several or streams,
         several or ledger is not None,
     )
-    run, text, compile_seconds, program = preparing.compiled(
-        task, transform, keys, size if in_chunks else None, with_text
+    steps = size if in_chunks else None
+    program, compile_seconds = preparing.compiled(
+        task, transform, keys, steps, with_text, check_isolation
     )
     # Whatever else decides which records a process reads: microbatches, losses, leaves.
-    parallel.check_same(mesh, keys, program=text)
+    parallel.check_same(mesh, keys, program=program.text)
     preparing.check_losses(
         plan, task.params, task.data, value_fn, check_isolation, program
     )
     before = _samples(task)
     machines = recording.machines(mesh) if with_text else {}
-    about = task, keys, text, size, note or {}, machines, budget
+    about = task, keys, program.text, size, note or {}, machines, budget
     begun = parallel.together(
         mesh, lambda: None if folder is None else recording.new(folder, *about)
     )
@@ -263,11 +264,13 @@ def fit(
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
             chunks = _Chunks(plan, size, callback, progress, asked, mesh=mesh)
-            with streaming.steps(run, keys, plan, task.data, mesh, size) as step:
+            with streaming.steps(
+                program.run, keys, plan, task.data, mesh, size
+            ) as step:
                 carry, seconds = chunks.run(step, carry, 0, plan.num_steps, recorder)
         else:
             begin = time.perf_counter()
-            carry = jax.block_until_ready(run(carry, keys, task.data))
+            carry = jax.block_until_ready(program.run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
         times = compile_seconds, seconds
         result = _result(task, keys, carry, 0, times, recorder, keep_noise_roots)
@@ -391,10 +394,10 @@ def resume(
         parallel.check_same(mesh, at.keys, data=streaming.compared(task.data))
         transform = preparing.make_transform(task, at.keys)
         size = at.record.header["chunk"]
-        run, text, compile_seconds, program = preparing.compiled(
-            task, transform, at.keys, size, with_text=True
+        program, compile_seconds = preparing.compiled(
+            task, transform, at.keys, size, True, check_isolation
         )
-        parallel.check_same(mesh, at.keys, program=text)
+        parallel.check_same(mesh, at.keys, program=program.text)
         preparing.check_losses(
             at.plan, task.params, task.data, value_fn, check_isolation, program
         )
@@ -406,11 +409,15 @@ def resume(
             )
             first = parallel.writes(mesh)
             parallel.together(mesh, lambda: first and reserve(unit=task.unit))
-        recorder = parallel.together(mesh, lambda: at.recorder(task, text, machines))
+        recorder = parallel.together(
+            mesh, lambda: at.recorder(task, program.text, machines)
+        )
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         asked = None if stop is None else parallel.where_any(mesh, stop)
         chunks = _Chunks(at.plan, size, callback, progress, asked, at.charged, mesh)
-        with streaming.steps(run, at.keys, at.plan, task.data, mesh, size) as step:
+        with streaming.steps(
+            program.run, at.keys, at.plan, task.data, mesh, size
+        ) as step:
             carry = _rebuilt(task, at, carry, chunks, step, recorder)
             # A machine that rounds otherwise would go on from other parameters.
             rebuilt = carry.params, carry.opt_state[1]

@@ -31,6 +31,8 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
     sensitivity of every release, and no clip can mend it. It is a check, not a proof.
     :func:`jaxdp.fit` runs one like it on made-up records; run this one on public records,
     and at parameters that are not zero: there, a mean over the batch may go unseen.
+    JAX remembers the program of a jitted function within the loss: it must not close over
+    what changes, such as a module's mode.
 
     Args:
       value_fn: ``value_fn(params, batch) -> losses (B,)``.
@@ -114,7 +116,7 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any, place: Any = None) 
             "value_fn is NaN on all made-up records, so that nobody has checked that one "
             "record's loss does not depend on another: try jaxdp.check_isolation on public "
             "records (check_isolation=False leaves out check and warning)",
-            stacklevel=6,  # Where fit was called.
+            stacklevel=4,  # Where fit was called.
         )
         return
     for row in range(_ROWS):

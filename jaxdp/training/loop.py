@@ -417,14 +417,21 @@ def logged(carry: Carry, params: Any, made: Any, rest: Any, step: jax.Array) -> 
     return Carry(params, (made, rest), releases)
 
 
-def compiled(key: Any, build: Callable[[], Any]) -> tuple[Any, float]:
-    """Returns the compiled program of a key, and the seconds its compilation took now."""
+def compiled(
+    key: Any,
+    build: Callable[[], Any],
+    usable: Callable[[Any], bool] = lambda program: True,
+) -> tuple[Any, float]:
+    """Returns the compiled program of a key, and the seconds its compilation took now.
+
+    One that is kept is taken if it is ``usable``, and replaced otherwise.
+    """
     try:
         hash(key)
     except TypeError:  # A value_fn that cannot be looked up is compiled every time.
         key = object()
     with _programs_lock:
-        if key in _programs:
+        if key in _programs and usable(_programs[key]):
             _programs.move_to_end(key)
             return _programs[key], 0.0
     begin = time.perf_counter()

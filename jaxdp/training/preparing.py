@@ -1,5 +1,6 @@
 """Preparation of a run: checks of its arguments, its transformation, its program."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -160,20 +161,37 @@ def check_optimizer(plan: Plan, optimizer: Any) -> None:
         )
 
 
+@dataclasses.dataclass(eq=False)
+class Compiled:
+    """Compiled program of a task, which equal tasks share as long as it is kept.
+
+    Attributes:
+      run: the program, which places its arguments.
+      text: of the program, if asked for; else "".
+      checked: whether :func:`check_losses` has passed its loss.
+    """
+
+    run: Any
+    text: str
+    checked: bool = False
+
+
 def check_losses(
     plan: Plan,
     params: Any,
     data: Any,
     value_fn: ValueFn,
     check_isolation: bool,
-    program: Any = None,
+    program: Compiled | None = None,
 ) -> None:
     """Checks that no loss depends on others' records, if a plan evaluates whole batches.
 
-    A ``program`` is checked once. What was compiled anew is checked anew, for a loss may
-    have changed since: a module that is in its training mode now.
+    A ``program`` is checked once, right after its compilation: a loss may have changed
+    since an earlier one, as that of a module that is in its training mode now.
     """
     if not (check_isolation and plan.evaluates_batches):
+        return
+    if program is not None and program.checked:
         return
     data = data.like if isinstance(data, streaming.Stream) else data
     params = jax.tree.map(jnp.asarray, params)
@@ -184,8 +202,9 @@ def check_losses(
     else:  # No program of several devices or processes.
         params = parallel.here(params)
     shapes = jax.eval_shape(lambda data: data, data)
-    check = lambda: isolation.check_made_up(value_fn, params, shapes, place)  # noqa: E731
-    loop.compiled(("isolation", object() if program is None else program), check)
+    isolation.check_made_up(value_fn, params, shapes, place)
+    if program is not None:
+        program.checked = True
 
 
 def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
@@ -246,27 +265,18 @@ def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:
     return algorithm
 
 
-class Compiled(NamedTuple):
-    """Compiled program of a task.
-
-    Attributes:
-      run: the program, which places its arguments.
-      text: of the program, if asked for; else "".
-      seconds: that its compilation took now.
-      program: what an equal task has too, as long as it is kept.
-    """
-
-    run: Any
-    text: str
-    seconds: float
-    program: Any
-
-
 def compiled(
-    task: Task, transform: Any, keys: keys_lib.Keys, chunk: int | None, with_text: bool
-) -> Compiled:
-    """Returns the compiled program of a task, which may be that of an earlier run.
+    task: Task,
+    transform: Any,
+    keys: keys_lib.Keys,
+    chunk: int | None,
+    with_text: bool,
+    check_isolation: bool,
+) -> tuple[Compiled, float]:
+    """Returns the compiled program of a task, and the seconds its compilation took now.
 
+    It may be that of an earlier run. Where losses are to be checked it is not one that was
+    never checked, or refused: the loss was another one then, perhaps, than it is now.
     ``chunk`` is the steps of a chunk, None for one program of the whole run.
     """
     plan, optimizer, mesh, data = task.plan, task.optimizer, task.mesh, task.data
@@ -280,21 +290,19 @@ def compiled(
             "as for a ledger: what value_fn closes over would be no part of their text"
         )
 
-    def build() -> tuple[Any, str]:
+    def build() -> Compiled:
         made = lowered(task, transform, keys, chunk, data, batch_fn)
         options = loop.compiler_options()
         text = made.as_text() if with_text else ""
-        return made.compile(compiler_options=options), text
+        run = made.compile(compiler_options=options)
+        return Compiled(lambda *given: run(*parallel.placed(mesh, *given)), text)
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))
     how = (task.microbatch_size, mesh, chunk is None, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
-    (run, text), seconds = loop.compiled(key, build)
-
-    return Compiled(
-        lambda *given: run(*parallel.placed(mesh, *given)), text, seconds, run
-    )
+    needed = check_isolation and plan.evaluates_batches
+    return loop.compiled(key, build, lambda kept: kept.checked or not needed)
 
 
 def lowered(

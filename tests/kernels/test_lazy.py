@@ -364,3 +364,13 @@ def test_weak_types_are_those_of_perturbed_leaves() -> None:
     assert w.weak_type
     loss = jaxdp.lazy(lambda w, x: (x * w).sum(axis=1))
     assert loss.fn(w, x, view_of(w)).dtype == jnp.float32
+
+
+def test_weak_types_of_leaves_that_stay_are_kept() -> None:
+    params = {"w": jnp.ones(3, jnp.bfloat16), "scale": jnp.full((3,), 2.3)}
+    assert params["scale"].weak_type
+    plain = lambda p, x: (x * p["w"] * p["scale"]).sum(axis=1)  # noqa: E731
+    x = jnp.ones((2, 3), jnp.bfloat16)
+    at = view_of({"w": params["w"]})
+    got = jaxdp.lazy(plain).fn(params, x, at)
+    assert got.dtype == plain(params, x).dtype == jnp.bfloat16

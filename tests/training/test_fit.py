@@ -362,16 +362,28 @@ def test_a_loss_that_changed_is_checked_anew(lazy: bool) -> None:
 
     loss = jaxdp.lazy(value_fn) if lazy else value_fn
 
-    def run(num_steps: int) -> Any:
-        plan, given = make_plan(num_steps=num_steps), {"value_fn": loss}
-        return jaxdp.fit(
-            plan, Keys.insecure(0), jnp.ones(D), DATA, **given, optimizer=SGD
-        )
+    def run(num_steps: int, value_fn: Any = loss, **options: Any) -> Any:
+        plan, options = make_plan(num_steps=num_steps), {"optimizer": SGD} | options
+        options["value_fn"] = value_fn
+        return jaxdp.fit(plan, Keys.insecure(0), jnp.ones(D), DATA, **options)
 
     run(3)
     mode["train"] = True
     with pytest.raises(ValueError, match="not per record"):
         run(4)
+    # The refused program is not that of a later run, in another mode.
+    mode["train"] = False
+    fresh = (
+        jaxdp.lazy(lambda p, b: value_fn(p, b)) if lazy else lambda p, b: value_fn(p, b)
+    )
+    np.testing.assert_array_equal(run(4).params, run(4, fresh).params)
+    # Nor is one that nobody checked.
+    mode["train"] = True
+    unchecked = run(5, check_isolation=False).params
+    mode["train"] = False
+    checked = run(5).params
+    assert not np.array_equal(checked, unchecked)
+    np.testing.assert_array_equal(checked, run(5, fresh).params)
 
 
 def test_per_record_lifts_a_loss_of_one_record() -> None:
@@ -465,7 +477,7 @@ def test_the_check_reads_shapes_alone_and_can_be_left_out() -> None:
         return jax.pure_callback(outside, shape, b[0], vmap_method="expand_dims") + p[0]
 
     data = (jnp.full((N, D), 0.123456, jnp.float32), Y)
-    plan, program = make_plan(), object()
+    plan, program = make_plan(), preparing.Compiled(None, "")
     preparing.check_losses(plan, jnp.zeros(D), data, loss, True, program)
     assert len(seen) == 5
     assert not any(np.any(x == np.float32(0.123456)) for x in seen)
