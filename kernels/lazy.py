@@ -167,8 +167,7 @@ def _scan(
 ) -> list[Any]:
     """Evaluates a loop, in which layers of stacked leaves are perturbed; not vectors."""
     params = eqn.params
-    first = params["num_consts"]
-    last = first + params["num_carry"]
+    first, last = _parts(eqn)
     # Another view than that of a direction has the layers of all that is scanned.
     stacked = _stacked(at)
 
@@ -211,6 +210,20 @@ def _scan(
         unroll=params["unroll"],
     )
     return [*carry, *ys]
+
+
+def _parts(eqn: Any) -> tuple[int, int]:
+    """Returns where a loop's carry begins and ends among its arguments.
+
+    By ranks, for JAX names the numbers of each part otherwise from one version to another:
+    what is scanned, and what is stacked, has a rank more outside of the loop than within.
+    """
+    inner = eqn.params["jaxpr"].jaxpr
+    same_rank = lambda outer, own: sum(  # noqa: E731
+        x.aval.ndim == y.aval.ndim for x, y in zip(outer, own, strict=True)
+    )
+    last = same_rank(eqn.invars, inner.invars)
+    return last - same_rank(eqn.outvars, inner.outvars), last
 
 
 def _reads_rows(eqn: Any, values: Sequence[Any], at: At) -> bool:

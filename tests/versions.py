@@ -38,6 +38,7 @@ TESTS = (
     "tests/core/test_noise.py",
     "tests/data/test_datasets.py",
     "tests/kernels/test_fixed_point.py",
+    "tests/kernels/test_lazy.py",
     "tests/kernels/test_sphere_ball.py",
     "tests/kernels/test_threefry.py",
     "tests/models/test_networks.py",
