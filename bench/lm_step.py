@@ -11,8 +11,8 @@ through the library's lazy loss:
 - the same step in torch as the paper's code takes it, in two processes that take turns;
   peak memory of a process that loads the model and steps, at 200 M parameters too.
 
-On a GPU also RoBERTa-large at the paper's batch and OPT from 1.3 B to 13 B parameters,
-random weights in bfloat16: ``python -m bench lm_step``.
+On a GPU also RoBERTa-large at the paper's batch, OPT from 1.3 B to 13 B parameters and a
+Llama of 8 B, random weights in bfloat16: ``python -m bench lm_step``.
 """
 
 import functools
@@ -445,6 +445,7 @@ LARGE: dict[str, tuple[Config, int, int]] = {
     "OPT-2.7B": (_opt(2560, 32, 32), 8, 256),
     "OPT-6.7B": (_opt(4096, 32, 32), 8, 256),
     "OPT-13B": (_opt(5120, 40, 40), 8, 256),
+    "Llama 8B": (llama(), 8, 256),
 }
 
 
