@@ -17,6 +17,9 @@ _COMMON: dict[str, Any] = {
 }
 
 
+_EPOCHS = sampling.ShuffledEpochs(1)
+
+
 def _slopes(kind: Any = plans.DPZero, **changes: Any) -> Any:
     return kind(**_COMMON | {"smoothing_radius": 1e-3} | changes).calibrate(
         epsilon=1.0, delta=1e-5
@@ -27,8 +30,8 @@ def _dpgd(**changes: Any) -> Any:
     return plans.DPGD(**_COMMON | changes).calibrate(epsilon=1.0, delta=1e-5)
 
 
-def _prefix_sum(name: str, sampler: Any = sampling.ShuffledEpochs) -> Any:
-    changes = {"sampling": sampler(1), "num_steps": 400}
+def _prefix_sum(name: str, sampler: Any) -> Any:
+    changes = {"sampling": sampler, "num_steps": 400}
     return plans.PrefixSum(**_COMMON | changes, prefix_noise=name).calibrate(
         epsilon=0.2, delta=1e-5
     )
@@ -113,9 +116,12 @@ LATTICE_PLANS: dict[str, Any] = {
     "DPGD": _dpgd(),
     "DPGD, clip tuning": _dpgd(clip_tuning=_TUNING),
     "DPGD, Poisson": _dpgd(sampling=sampling.TruncatedPoisson(sampling_prob=0.5)),
-    "PrefixSum, buffers": _prefix_sum("blt_3"),
-    "PrefixSum, tree": _prefix_sum("tree"),
-    "PrefixSum, passes of one order": _prefix_sum("blt_3", sampling.CyclicEpochs),
+    "PrefixSum, buffers": _prefix_sum("blt_3", _EPOCHS),
+    "PrefixSum, tree": _prefix_sum("tree", _EPOCHS),
+    "PrefixSum, passes of one order": _prefix_sum("blt_3", sampling.CyclicEpochs(1)),
+    "PrefixSum, sampled bands": _prefix_sum(
+        "sqrt_toeplitz", sampling.CyclicPoisson(num_groups=4, sampling_prob=0.5)
+    ),
     "O2NC, values, buffers": _o2nc({"prefix_noise": "blt_2"}),
     "O2NC, values, tree": _o2nc({"prefix_noise": "tree"}),
     "O2NC, gradients": _o2nc(_GRADIENTS),

@@ -28,7 +28,7 @@ MAX_PERIOD = 2**30
 _TOGETHER = 2**12
 
 
-def check_period(period: int) -> None:
+def check_period(period: int, name: str = "period") -> None:
     """Raises unless ``period`` is an integer from 1 to :data:`MAX_PERIOD`.
 
     Example:
@@ -40,9 +40,9 @@ def check_period(period: int) -> None:
       ValueError: period must be from 1 to 2**30, got 0
     """
     if not isinstance(period, int) or isinstance(period, bool):
-        raise TypeError(f"period must be an integer, got {period!r}")
+        raise TypeError(f"{name} must be an integer, got {period!r}")
     if not 1 <= period <= MAX_PERIOD:
-        raise ValueError(f"period must be from 1 to 2**30, got {period}")
+        raise ValueError(f"{name} must be from 1 to 2**30, got {period}")
 
 
 def zeros(like: Any, rows: int | None = None) -> Any:

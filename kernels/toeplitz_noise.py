@@ -212,8 +212,16 @@ class Independent(_Toeplitz):
 class SquareRoot(_Toeplitz):
     """C is the square root of the matrix of ones: 1, 1/2, 3/8, 5/16, ...
 
-    Close to the least possible worst variance, for the memory of a whole period: State:
-    ``period - 1`` rows (at least one) of two words for each leaf, the increments so far.
+    Close to the least possible worst variance, for the memory of a whole period. Of a
+    banded C the coefficients beyond the bands are 0: steps that are ``bands`` or more apart
+    have nothing in common, at the memory of so many increments.
+
+    State: ``bands - 1`` rows (``period - 1`` without bands; at least one) of two words for
+    each leaf, the last increments.
+
+    Attributes:
+      period: steps of one period.
+      bands: how many coefficients are not 0; None for all.
 
     Example:
       >>> from jaxdp.kernels import toeplitz_noise
@@ -222,10 +230,25 @@ class SquareRoot(_Toeplitz):
       [1.0, 0.5, 0.375, 0.3125]
       >>> kernel.strategy().shape
       (4, 4)
+      >>> toeplitz_noise.SquareRoot(period=4, bands=2).coefficients().tolist()
+      [1.0, 0.5, 0.0, 0.0]
 
     References:
-      H. Fichtenberger, M. Henzinger, J. Upadhyay, Constant matters, 2023.
+      H. Fichtenberger, M. Henzinger, J. Upadhyay, Constant matters, 2023; N. Kalinin,
+      C. Lampert, Banded square root matrix factorization, 2024.
     """
+
+    bands: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bands is not None:
+            node_noise.check_period(self.bands, "bands")
+
+    @property
+    def _lags(self) -> int:
+        """Number of earlier increments that a step reads."""
+        return min(self.bands or self.period, self.period) - 1
 
     def init(self, like: Any) -> Any:
         """Returns zeros; no step reads a row before it was written in the same period.
@@ -236,7 +259,7 @@ class SquareRoot(_Toeplitz):
           >>> toeplitz_noise.SquareRoot(period=4).init(jnp.zeros(3)).high.shape
           (3, 3)
         """
-        return node_noise.fine_zeros(like, max(self.period - 1, 1))
+        return node_noise.fine_zeros(like, max(self._lags, 1))
 
     def increment(
         self, key: jax.Array, state: Any, step: Step, like: Any, laws: Law
@@ -256,35 +279,37 @@ class SquareRoot(_Toeplitz):
           >>> noise.high.shape, noise.low.dtype
           ((3,), dtype('uint32'))
         """
-        step = node_noise.as_step(step)
+        step, size = node_noise.as_step(step), np.int32(max(self._lags, 1))
         c = jnp.asarray(self._numerators())
 
         def carry_over(s: jax.Array, noise: Any) -> Any:
             c_lag = c[step - s]
-            row = jax.tree.map(lambda rows: rows[s], state)
+            row = jax.tree.map(lambda rows: rows[s % size], state)
             part = tree_map(lambda x: fixed_point.scaled(x, c_lag), row)
             return tree_map(fixed_point.sub, noise, part)
 
         new = node_noise.fine(key, step, like, laws)
-        noise = jax.lax.fori_loop(0, step, carry_over, new)
-        # The last step's row lies beyond the end and is put in the place of the one before
-        # it, which nobody reads again.
+        first = jnp.maximum(step - np.int32(self._lags), 0)
+        noise = jax.lax.fori_loop(first, step, carry_over, new)
+        # In the place of the oldest, which nobody reads again.
         state = jax.tree.map(
-            lambda rows, n: jax.lax.dynamic_update_index_in_dim(rows, n, step, axis=0),
+            lambda rows, n: jax.lax.dynamic_update_index_in_dim(
+                rows, n, step % size, axis=0
+            ),
             state,
             noise,
         )
         return noise, state
 
     def rounding(self) -> float:
-        """Returns one ulp for each earlier step.
+        """Returns one ulp for each earlier step that a step reads.
 
         Example:
           >>> from jaxdp.kernels import toeplitz_noise
           >>> toeplitz_noise.SquareRoot(period=4).rounding() * 2**32
           3.0
         """
-        return (self.period - 1) * ULP  # One for each earlier step.
+        return self._lags * ULP
 
     def coefficients(self) -> np.ndarray:
         """Returns those of ``(1 - x)**-0.5``, rounded.
@@ -306,6 +331,8 @@ class SquareRoot(_Toeplitz):
           [1.0, -0.5, -0.125, -0.0625]
         """
         lag = np.arange(1, self.period)
+        if self._lags < self.period - 1:
+            return self._solved()
         exact = np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
         # To first order in the error E: -C^-1 E C^-1, of which C^-2 is 1 - x. The second
         # order is below the precision of float64.
@@ -317,9 +344,22 @@ class SquareRoot(_Toeplitz):
         lag = np.arange(1, self.period)
         return np.concatenate([np.ones(1), np.cumprod((2 * lag - 1) / (2 * lag))])
 
+    def _solved(self) -> np.ndarray:
+        """Solves ``C d = e_0`` step by step.
+
+        No error grows: coefficients that fall have zeros outside of the unit circle alone.
+        """
+        c = self.coefficients()[1 : self._lags + 1][::-1]
+        d = np.zeros(self._lags + self.period)  # Zeros before the first.
+        d[self._lags] = 1.0
+        for t in range(self._lags + 1, len(d)):
+            d[t] = -c @ d[t - self._lags : t]
+        return d[self._lags :]
+
     def _numerators(self) -> np.ndarray:
         """Returns the coefficients over ``2**-32``, uint32; 0 for the first, which is 1."""
         below_one = np.concatenate([np.zeros(1), self._exact()[1:]])
+        below_one[self._lags + 1 :] = 0
         return np.rint(ONE * below_one).astype(np.uint32)
 
 

@@ -77,6 +77,7 @@ def made() -> Iterator[tuple[str, Any]]:
         sampling.SinglePass(8),
         sampling.ShuffledEpochs(8),
         sampling.CyclicEpochs(8),
+        sampling.CyclicPoisson(num_groups=4, sampling_prob=0.25),
     ):
         name = f"DPZero, {type(sampler).__name__}"
         changes = {"sampling": sampler, "num_examples": 64, "num_steps": 8}

@@ -34,6 +34,7 @@ DRAWING = (
     PASS,
     EPOCHS,
     sampling.CyclicEpochs(7),
+    sampling.CyclicPoisson(num_groups=4, sampling_prob=0.3),
 )
 
 
@@ -450,6 +451,61 @@ def test_cyclic_epochs_have_one_random_order() -> None:
         assert scipy.stats.chisquare(np.bincount(place, minlength=10)).pvalue > 1e-7
 
 
+def test_cyclic_poisson_samples_one_group_after_another() -> None:
+    """Each record in steps of its group alone, by a coin each time (failure < 1e-6)."""
+    steps, groups, n, q = 4000, 4, 39, 0.3
+    sampler = sampling.CyclicPoisson(
+        num_groups=groups, sampling_prob=q, max_batch_size=10
+    )
+    assert (sampler.group_size(n), sampler.rows(n)) == (9, 9)
+    assert sampler.expected_batch_size(n) == pytest.approx(2.7)
+    assert [sampler.max_participations(n, t) for t in (1, 4, 5)] == [1, 1, 2]
+    records, mask = draw(sampler, steps, num_examples=n)
+    assert (records % groups == np.arange(steps)[:, None] % groups).all()
+    assert (np.sort(records)[:, 1:] > np.sort(records)[:, :-1]).all()
+    taken = np.zeros((steps, n), bool)
+    np.put_along_axis(taken, records, mask, axis=1)
+    assert not taken[:, 36:].any()  # What is left over.
+    counts = taken[:, :36].sum(axis=0)
+    # Each a binomial of 1000 coins; six standard deviations are 1e-9.
+    assert np.abs(counts - 1000 * q).max() < 6 * math.sqrt(1000 * q * (1 - q))
+    # A coin tells nothing of the next one of the record, nor of that of another.
+    own = taken[::groups, 0]
+    for other in (taken[::groups, 4], np.roll(own, 1), taken[1::groups, 1]):
+        assert abs(np.corrcoef(own, other)[0, 1]) < 6 / math.sqrt(1000)
+
+
+def test_cyclic_poisson_costs_what_its_group_costs() -> None:
+    """The least that a record can be hidden among is its group, in the steps of which."""
+    for most, relation in ((None, "zero_out"), (10, "replace_one"), (10, "zero_out")):
+        sampler = sampling.CyclicPoisson(
+            num_groups=4, sampling_prob=0.3, max_batch_size=most
+        )
+        cyclic = dataclasses.replace(plan(sampler, 42), relation=relation)
+        group = sampling.TruncatedPoisson(sampling_prob=0.3, max_batch_size=most)
+        alone = dataclasses.replace(
+            plan(group, 10), relation=relation, num_steps=3, sampling=group
+        )
+        one, other = (
+            p.with_noise(noise_multiplier=1.3).epsilon(delta=1e-5)
+            for p in (cyclic, alone)
+        )
+        assert cyclic.num_steps == 10 and one == pytest.approx(other, rel=1e-6)
+
+
+def test_bad_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_groups must be"):
+        sampling.CyclicPoisson(num_groups=0, sampling_prob=0.3)
+    with pytest.raises(TypeError, match="num_groups must be"):
+        sampling.CyclicPoisson(num_groups=2.0, sampling_prob=0.3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="sampling_prob must be"):
+        sampling.CyclicPoisson(num_groups=2, sampling_prob=1.0)
+    with pytest.raises(
+        ValueError, match="num_groups must be at most num_examples = 40"
+    ):
+        plan(sampling.CyclicPoisson(num_groups=N + 1, sampling_prob=0.3))
+
+
 def test_epochs_are_shuffled() -> None:
     """Every record at every place, and left out, equally often (failure < 1e-5)."""
     epochs, n, size = 20_000, 10, 3
@@ -579,7 +635,7 @@ def test_only_amplification_needs_secret_samples(sampler: Any) -> None:
             resolve(sampler, batch, private=True)
     else:
         resolve(sampler, batch, private=True)
-    assert sampler.amplifies is (sampler in (DRAWING[1], FIXED))
+    assert sampler.amplifies is (sampler in (DRAWING[1], FIXED, DRAWING[-1]))
 
 
 def test_external_batches_are_arrays_of_at_most_their_size() -> None:

@@ -74,6 +74,11 @@ def guarantee(
       ValueError: no accountant has a bound for the three together.
     """
     rows = sampler.rows(num_examples)
+    if isinstance(sampler, sampling.CyclicPoisson):
+        # Steps of other groups tell nothing of a record.
+        num_steps = sampler.max_participations(num_examples, num_steps)
+        num_examples = sampler.group_size(num_examples)
+        sampler = sampler.of_a_group
     match sampler:
         case sampling.TruncatedPoisson(sampling_prob=q) if rows == num_examples:
             # What cannot overflow is never truncated.

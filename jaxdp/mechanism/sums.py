@@ -311,6 +311,14 @@ class CorrelatedSums(_Means):
     :math:`s\|C(e_0 + e_b + e_{2b} + \dots)\|` (``prefix_noise.sensitivity``), and the run
     is that one mechanism.
 
+    Where a record can be in every b-th step alone, by a coin of its own each time, and C
+    has at most b bands, the run is as many sampled Gaussian mechanisms as the record has
+    steps. A row of C that holds one of these steps holds no other. So each time the record
+    is in other rows of :math:`Cd`, and moves them along one column of C, by the difference
+    that it makes to that step's mean, which is settled before these rows are released.
+    Given what was released before, that is one step with independent noise and a
+    sensitivity of :math:`s\|Ce_i\|`, and its coin is new.
+
     Attributes:
       separation: b, the steps between two of a period that read the same record; None
         where a period reads it once.
@@ -320,6 +328,8 @@ class CorrelatedSums(_Means):
       Operators on Adaptive Streams <https://arxiv.org/abs/2202.08312>`_, 2022, Theorem 2.1.
       Choquette-Choo et al., `Multi-Epoch Matrix Factorization Mechanisms for Private
       Machine Learning <https://arxiv.org/abs/2211.06530>`_, 2023 (records read again).
+      Choquette-Choo et al., `(Amplified) Banded Matrix Factorization
+      <https://arxiv.org/abs/2306.08153>`_, 2023, Theorem 4 (sampled records).
     """
 
     separation: int | None = None

@@ -10,13 +10,17 @@ from jaxdp import sampling
 from jaxdp.core import validate
 from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.keys import Keys
-from jaxdp.kernels import prefix_noise
+from jaxdp.kernels import prefix_noise, toeplitz_noise
+from jaxdp.kernels.prefix_noise import PrefixNoise
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums
 from jaxdp.o2nc.prefix_sum import private_prefix_sum
+
+#: The kernel that can be cut to bands.
+_BANDED = "sqrt_toeplitz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,16 +30,21 @@ class PrefixSum(SumPlan):
     One pass over the data costs what one Gaussian release costs. P passes of
     ``ShuffledEpochs`` cost P of them, for noise restarts with each. Those of
     ``CyclicEpochs`` are one release, whose noise is correlated over the whole run; it has
-    less noise in all sums. No amplification is claimed.
+    less noise in all sums. Of these three no amplification is claimed. Steps of
+    ``CyclicPoisson`` cost what sampled releases of independent noise cost, for their noise
+    is correlated over fewer steps than lie between two that can read one record.
 
     Attributes:
-      sampling: ``SinglePass``, ``ShuffledEpochs`` or ``CyclicEpochs``.
+      sampling: ``SinglePass``, ``ShuffledEpochs``, ``CyclicEpochs`` or ``CyclicPoisson``.
       prefix_noise: the name of the noise's matrix C, one of
-        ``jaxdp.kernels.prefix_noise.NAMES``; with ``CyclicEpochs`` of its ``REPEATABLE``.
+        ``jaxdp.kernels.prefix_noise.NAMES``; with ``CyclicEpochs`` of its ``REPEATABLE``,
+        with ``CyclicPoisson`` ``"sqrt_toeplitz"`` or ``"independent"``.
       blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
         :meth:`with_optimised_noise`.
       period: steps from one restart of the noise to the next; None is a whole pass, and
-        with ``CyclicEpochs`` the whole run.
+        with cyclic samplers the whole run.
+      bands: of ``"sqrt_toeplitz"``, over how many steps noise is correlated; None is all of
+        a period, and with ``CyclicPoisson`` its ``num_groups``, the most that it allows.
 
     Example:
       >>> import jaxdp
@@ -50,6 +59,7 @@ class PrefixSum(SumPlan):
     prefix_noise: str = "blt_3"
     blt_numbers: blt.BLTNumbers | None = None
     period: int | None = None
+    bands: int | None = dataclasses.field(default=None, metadata={"omit_none": True})
 
     family: ClassVar[str] = "prefix_sum"
     released: ClassVar[str] = "prefix sums"
@@ -58,6 +68,7 @@ class PrefixSum(SumPlan):
         sampling.SinglePass,
         sampling.ShuffledEpochs,
         sampling.CyclicEpochs,
+        sampling.CyclicPoisson,
     )
     nested: ClassVar[dict[str, Any]] = {"blt_numbers": blt.BLTNumbers}
 
@@ -67,21 +78,43 @@ class PrefixSum(SumPlan):
             validate.integer(period=self.period)
         blt.check_names(self.prefix_noise, self.blt_numbers)
         if self._cyclic:
-            validate.one_of(prefix_noise.REPEATABLE, prefix_noise=self.prefix_noise)
+            names = prefix_noise.REPEATABLE
+            if self.sampling.amplifies:
+                names = (_BANDED, "independent")
+            validate.one_of(names, prefix_noise=self.prefix_noise)
             if self.period is not None:
                 raise ValueError(
-                    "period must be None with sampling.CyclicEpochs, whose noise is "
-                    f"correlated over the whole run, got {self.period}"
+                    f"period must be None with sampling.{type(self.sampling).__name__}, "
+                    "whose noise does not restart within the run, got "
+                    f"{self.period}"
                 )
+        if self.bands is not None:
+            self._check_bands(self.bands)
         super().__post_init__()
+
+    def _check_bands(self, bands: int) -> None:
+        most = None
+        if isinstance(self.sampling, sampling.CyclicPoisson):
+            most = (
+                self.sampling.num_groups
+            )  # Beyond, a record's steps have some in common.
+        validate.integer(bands=bands, at_most=most)
+        if self.prefix_noise != _BANDED:
+            raise ValueError(
+                f"bands must be None with prefix_noise = {self.prefix_noise!r}, got "
+                f"{bands}: only {_BANDED!r} has bands"
+            )
 
     @property
     def _cyclic(self) -> bool:
-        return isinstance(self.sampling, sampling.CyclicEpochs)
+        """Whether the noise runs on where a record is read again."""
+        return isinstance(self.sampling, sampling.CyclicEpochs | sampling.CyclicPoisson)
 
     @property
     def steps_per_pass(self) -> int:
         """Number of steps of one pass over the data."""
+        if isinstance(self.sampling, sampling.CyclicPoisson):
+            return self.sampling.num_groups
         if self.num_passes == 1:
             return self.num_steps
         return self.num_examples // self.sampling.rows(self.num_examples)
@@ -94,14 +127,25 @@ class PrefixSum(SumPlan):
     def _sums(self) -> CorrelatedSums:
         most = min(self._restart, self.num_steps)
         period = most if self.period is None else min(self.period, most)
-        rows = self.sampling.rows(self.num_examples)
+        amplified = self.sampling.amplifies
+        size = self.sampling.rows(self.num_examples)
+        if amplified:
+            size = self.sampling.expected_batch_size(self.num_examples)
         return CorrelatedSums(
             **self._common(),
-            clips={"step": (self.l2_clip_norm, rows)},
+            clips={"step": (self.l2_clip_norm, size)},
             phases=self.phases,
-            correlation=blt.kernel(self.prefix_noise, self.blt_numbers, period),
-            separation=self.steps_per_pass if self._cyclic else None,
+            correlation=self._kernel(period),
+            separation=self.steps_per_pass if self._cyclic and not amplified else None,
         )
+
+    def _kernel(self, period: int) -> PrefixNoise:
+        bands = self.bands
+        if bands is None and isinstance(self.sampling, sampling.CyclicPoisson):
+            bands = self.sampling.num_groups
+        if bands is None or self.prefix_noise != _BANDED:
+            return blt.kernel(self.prefix_noise, self.blt_numbers, period)
+        return toeplitz_noise.SquareRoot(period, min(bands, period))
 
     @property
     def _restart(self) -> int:
@@ -118,9 +162,10 @@ class PrefixSum(SumPlan):
     with_optimised_noise = blt.with_optimised_noise
 
     def describe(self) -> Description:
-        rows = self.sampling.rows(self.num_examples)
-        noise = noise_on_each(self, f"means of {rows} records")
-        noise += f", correlated over {self.noise_period} steps ({self.prefix_noise})"
+        _, size = self.clips["step"]
+        noise = noise_on_each(self, f"means of {size:.5g} records")
+        over = getattr(self.correlation, "bands", None) or self.noise_period
+        noise += f", correlated over {over} steps ({self.prefix_noise})"
         stds = self.node_std * self.correlation.increment_norms()
         stds = np.resize(stds, self.num_steps)  # Repeats it.
         return Description(noise, "mean of updates", stds)

@@ -16,13 +16,14 @@ sampler                 one record is in a step         what that earns
 ``MultiPassRestarts``   always, or by its own coin      as the step's kind of sample
 ``ShuffledEpochs``      in one step of an epoch         an epoch costs what a step costs
 ``CyclicEpochs``        the same step of every epoch    the same; less: ``PrefixSum``
+``CyclicPoisson``       every b-th, by its own coin     amplification, every relation
 ``AdaptiveCursor``      in one query of a pass          a pass costs what a query costs
 ``External``            as somebody else decides        nothing: every step is charged
 ======================  ==============================  ==============================
 
 No sum is ever divided by the number of records that a step happened to read. Where batches
-are stretches of an order, a record that is absent (``"add_or_remove"``) leaves its row,
-masked: the others keep their places.
+are stretches of an order, or groups of one, a record that is absent (``"add_or_remove"``)
+leaves its row, masked: the others keep their places.
 """
 
 from jaxdp.core import names as _names
@@ -33,6 +34,7 @@ from jaxdp.sampling.batches import shuffled as shuffled
 from jaxdp.sampling.samplers import AdaptiveCursor as AdaptiveCursor
 from jaxdp.sampling.samplers import AnySampler as AnySampler
 from jaxdp.sampling.samplers import CyclicEpochs as CyclicEpochs
+from jaxdp.sampling.samplers import CyclicPoisson as CyclicPoisson
 from jaxdp.sampling.samplers import External as External
 from jaxdp.sampling.samplers import FixedSize as FixedSize
 from jaxdp.sampling.samplers import FullBatch as FullBatch

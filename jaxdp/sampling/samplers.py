@@ -477,6 +477,92 @@ class CyclicEpochs(_Sized):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(Sampler):
+    """Poisson samples of one group of the records after another.
+
+    The records are divided into ``num_groups`` groups of one size: those that many places
+    apart in the data, so that data in some order are spread over all. Step t samples from
+    group ``t % num_groups`` as :class:`TruncatedPoisson` does. What is left over is never
+    read.
+
+    A record can be in every ``num_groups``-th step alone, each time by its own coin. So
+    noise that is correlated over fewer steps (``jaxdp.plans.PrefixSum`` with ``bands``) is
+    amplified as independent noise is: by the sampling of a group, which is
+    ``num_groups`` times denser than that of all records for the same batch.
+
+    Attributes:
+      num_groups: b; steps from one that can read a record to the next.
+      sampling_prob: probability in (0, 1) that a record of the group joins the step.
+      max_batch_size: rows of a batch; None as in :class:`TruncatedPoisson`.
+
+    Example:
+      >>> import jaxdp
+      >>> sampler = jaxdp.sampling.CyclicPoisson(num_groups=10, sampling_prob=0.5)
+      >>> sampler.expected_batch_size(1000), sampler.rows(1000)
+      (50.0, 80)
+      >>> index, mask = sampler.draw(jaxdp.Keys.insecure(0).sampling, 13, 1000)
+      >>> set((index % 10).tolist())
+      {3}
+
+    References:
+      C. Choquette-Choo et al., `(Amplified) Banded Matrix Factorization
+      <https://arxiv.org/abs/2306.08153>`_, 2023, Algorithm 2.
+    """
+
+    amplifies: ClassVar[bool] = True
+
+    num_groups: int
+    sampling_prob: float
+    max_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _settle(self, int, "num_groups")
+        of_a_group = self.of_a_group
+        object.__setattr__(self, "sampling_prob", of_a_group.sampling_prob)
+        object.__setattr__(self, "max_batch_size", of_a_group.max_batch_size)
+
+    @property
+    def of_a_group(self) -> TruncatedPoisson:
+        """Sampler of the records of one group."""
+        return TruncatedPoisson(
+            sampling_prob=self.sampling_prob, max_batch_size=self.max_batch_size
+        )
+
+    def group_size(self, num_examples: int) -> int:
+        """Returns the number of records of each group.
+
+        Example:
+          >>> import jaxdp
+          >>> jaxdp.sampling.CyclicPoisson(
+          ...     num_groups=10, sampling_prob=0.5
+          ... ).group_size(1005)
+          100
+        """
+        if self.num_groups > num_examples:
+            raise ValueError(
+                f"num_groups must be at most num_examples = {num_examples}, got "
+                f"{self.num_groups}"
+            )
+        return num_examples // self.num_groups
+
+    def rows(self, num_examples: int) -> int:
+        return self.of_a_group.rows(self.group_size(num_examples))
+
+    def expected_batch_size(self, num_examples: int) -> float:
+        return self.of_a_group.expected_batch_size(self.group_size(num_examples))
+
+    def max_participations(self, num_examples: int, num_steps: int) -> int:
+        return -(-num_steps // self.num_groups)
+
+    def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
+        size = self.group_size(num_examples)
+        index, mask = self.of_a_group.draw(key, step, size)
+        assert index is not None
+        group = jnp.asarray(step, jnp.int32) % self.num_groups
+        return group + self.num_groups * index, mask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveCursor(_Whole):
     """Cursor over the records, in the order of the data; each query moves it on.
 
@@ -556,6 +642,7 @@ AnySampler = (
     | MultiPassRestarts
     | ShuffledEpochs
     | CyclicEpochs
+    | CyclicPoisson
     | AdaptiveCursor
     | External
 )

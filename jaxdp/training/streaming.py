@@ -73,13 +73,17 @@ def opened(source: Source, plan: Plan) -> Stream:
             f"data must have the plan's num_examples = {n} records, got a "
             f"{type(source).__name__} of {len(source)}"
         )
+    among = n
+    if isinstance(sampler, sampling.CyclicPoisson):
+        among = sampler.group_size(n)
     for phase in plan.phases:
         rows = sampler.of_phase(phase.name).rows(n)
-        drawn = sampler.amplifies and not samplers.few(rows, n)
-        if drawn and n > _MOST_WORDS:
+        drawn = sampler.amplifies and not samplers.few(rows, among)
+        if drawn and among > _MOST_WORDS:
             raise ValueError(
-                f"plan.sampling must draw batches of less than a 32nd of {n} records for "
-                f"data that is not in memory, got {sampler!r}: it makes a number for each"
+                f"plan.sampling must draw batches of less than a 32nd of {among} records "
+                f"for data that is not in memory, got {sampler!r}: it makes a number for "
+                "each"
             )
     source.check()
     try:
@@ -137,7 +141,7 @@ def _check_sampler(source: Source, plan: Plan) -> None:
             f"data must be arrays in memory for {plan.family} with {sampler!r}, whose "
             f"steps read all records, got a {type(source).__name__}: sample a part of them "
             "in each step (TruncatedPoisson, FixedSize, ShuffledEpochs, "
-            "CyclicEpochs, SinglePass)"
+            "CyclicEpochs, CyclicPoisson, SinglePass)"
         )
     if source.once and not isinstance(sampler, sampling.SinglePass):
         raise TypeError(

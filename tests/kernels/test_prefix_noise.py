@@ -35,11 +35,19 @@ PERIODS = [
 #: A buffered kernel with one buffer and with three is that with two, but for its tables;
 #: both trees draw the same and make the same of it.
 LIKE_OTHERS = ("blt_1", "blt_3", "tree_incremental")
+BANDED = "sqrt_toeplitz, 5 bands"
+NAMES = (*prefix_noise.NAMES, BANDED)
 ONE_OF_A_KIND = [
     pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name
-    for name in prefix_noise.NAMES
+    for name in NAMES
 ]
 TREES = ("tree", "tree_incremental")
+
+
+def make(name: str, period: int) -> prefix_noise.PrefixNoise:
+    if name == BANDED:
+        return toeplitz_noise.SquareRoot(period, bands=5)
+    return prefix_noise.make(name, period)
 
 
 def increments(
@@ -114,16 +122,16 @@ def linear_map(
 def drawn(name: str) -> np.ndarray:
     """The increments of two periods of 37 steps in stds of a node, (2, 37, SIZE)."""
     like = {"w": jax.ShapeDtypeStruct((SIZE,), jnp.bfloat16)}
-    periods = increments(prefix_noise.make(name, 37), KEYS, like)
+    periods = increments(make(name, 37), KEYS, like)
     return np.stack([as_float(noise["w"]) for noise in periods]) / STD
 
 
 @pytest.mark.parametrize("period", PERIODS)
-@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_linear_map_is_the_inverse_of_the_strategy(
     name: str, period: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = prefix_noise.make(name, period)
+    kernel = make(name, period)
     increment, c = linear_map(kernel, monkeypatch), kernel.strategy()
     ones = np.tri(period)
     np.testing.assert_allclose(increment @ c, np.eye(period), atol=1e-12)
@@ -170,7 +178,7 @@ def exact_strategy(kernel: prefix_noise.PrefixNoise) -> list[list[Fraction]]:
     ]
 
 
-@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_noise_solves_the_exact_equations(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +186,7 @@ def test_the_noise_solves_the_exact_equations(
 
     The draws have large integers and all their fractions, so that carries count.
     """
-    kernel = prefix_noise.make(name, 37)
+    kernel = make(name, 37)
     random, numbers = np.random.default_rng(11), 6
     high = random.integers(-(2**27), 2**27, (37, numbers)).astype(np.int32)
     low = random.integers(0, 2**32, (37, numbers)).astype(np.uint32)
@@ -221,7 +229,7 @@ def test_the_noise_solves_the_exact_equations(
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_the_noise_is_the_map_of_the_draws_of_its_period(name: str) -> None:
     """Of the node draws under the same key and law and no other."""
-    like, kernel = {"w": jnp.zeros(50)}, prefix_noise.make(name, 37)
+    like, kernel = {"w": jnp.zeros(50)}, make(name, 37)
     laws = kernel.laws(STD)
     draw = node_noise.draw if kernel.integral else node_noise.fine
 
@@ -249,9 +257,7 @@ def test_the_noise_is_the_map_of_the_draws_of_its_period(name: str) -> None:
 @pytest.mark.parametrize("period", PERIODS)
 def test_the_three_trees_are_one(period: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same integers on the same draws."""
-    stored, other = (
-        linear_map(prefix_noise.make(name, period), monkeypatch) for name in TREES
-    )
+    stored, other = (linear_map(make(name, period), monkeypatch) for name in TREES)
     np.testing.assert_array_equal(other, stored)
 
 
@@ -259,11 +265,11 @@ def test_both_trees_draw_the_same() -> None:
     np.testing.assert_array_equal(drawn(TREES[1]), drawn(TREES[0]))
 
 
-@pytest.mark.parametrize("name", prefix_noise.NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_largest_number_of_increments_and_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, like = prefix_noise.make(name, 37), jnp.zeros(37)
+    kernel, like = make(name, 37), jnp.zeros(37)
     laws, state, found = kernel.laws(STD), kernel.init(like), []
     with monkeypatch.context() as patch:
         patch_draws(patch, impulses(37))
@@ -288,7 +294,7 @@ def test_covariances(name: str) -> None:
     Each entry is within 6.5 of its standard errors: 74 * 75 / 2 entries, 8e-11 each.
     """
     sums = np.cumsum(drawn(name), axis=1).reshape(74, SIZE)
-    b = np.tri(37) @ np.linalg.inv(prefix_noise.make(name, 37).strategy())
+    b = np.tri(37) @ np.linalg.inv(make(name, 37).strategy())
     law = np.kron(np.eye(2), b @ b.T)
     error = np.sqrt((np.outer(np.diag(law), np.diag(law)) + law**2) / SIZE)
     assert np.max(np.abs(sums @ sums.T / SIZE - law) / error) < 6.5
@@ -302,7 +308,7 @@ def test_variances_by_hand() -> None:
     """Those of the digest: three of the tree, two of Honaker's estimate."""
 
     def law(name: str) -> np.ndarray:
-        b = np.tri(16) @ np.linalg.inv(prefix_noise.make(name, 16).strategy())
+        b = np.tri(16) @ np.linalg.inv(make(name, 16).strategy())
         return np.pad(b @ b.T, (1, 0))  # counted from 1
 
     tree, honaker = law("tree"), law("honaker")
@@ -330,7 +336,7 @@ TABLE = {
 @pytest.mark.parametrize("name", TABLE)
 def test_the_table_of_variances_at_equal_sensitivity(name: str) -> None:
     for period, printed in zip((16, 256, 4096), TABLE[name], strict=True):
-        kernel = prefix_noise.make(name, period)
+        kernel = make(name, period)
         columns = np.max(kernel.column_norms() ** 2)
         if name == "honaker":
             assert columns < period.bit_length()
@@ -365,8 +371,8 @@ def test_what_rounding_adds() -> None:
     assert prefix_noise.rounding_shift(kernel, 9) == 3.5 * 2.0**-32 * math.sqrt(36)
     assert prefix_noise.rounding_shift(prefix_noise.make("tree", 4), 9) == 0
     # Beside one unit, for a billion numbers.
-    for name in prefix_noise.NAMES:
-        assert prefix_noise.rounding_shift(prefix_noise.make(name, 64), 10**9) < 0.01
+    for name in NAMES:
+        assert prefix_noise.rounding_shift(make(name, 64), 10**9) < 0.01
 
 
 def test_draws_are_those_of_the_documented_keys() -> None:
@@ -442,7 +448,7 @@ def test_several_runs_at_once_and_one_step_at_a_time(
         return (words[:1] >> jnp.uint32(8)).astype(jnp.int32)
 
     patch_draws(monkeypatch, draw)
-    kernel, like = prefix_noise.make(name, 6), jnp.zeros(1)
+    kernel, like = make(name, 6), jnp.zeros(1)
     laws = kernel.laws(STD)
     expected = [as_float(noise) for noise in increments(kernel, KEYS, like)]
 
@@ -468,6 +474,7 @@ STATE_ROWS = {
     "tree": 7,
     "honaker": 14,
     "sqrt_toeplitz": 126,
+    BANDED: 8,
     "blt_1": 2,
     "blt_2": 4,
     "blt_3": 6,
@@ -478,7 +485,7 @@ STATE_ROWS = {
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_the_state_is_updated_in_place(name: str) -> None:
     """Two periods of 64 steps in nested loops need few vectors beside their state."""
-    size, kernel = 2**16, prefix_noise.make(name, 64)
+    size, kernel = 2**16, make(name, 64)
     like, laws = jax.ShapeDtypeStruct((size,), jnp.float32), kernel.laws(STD)
 
     def run(x: jax.Array, state: Any, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -506,6 +513,7 @@ def test_the_state_is_updated_in_place(name: str) -> None:
         "tree_incremental": 1,
         "honaker": 5,
         "sqrt_toeplitz": 2,
+        BANDED: 2,
         "blt_1": 4,
         "blt_2": 7,
         "blt_3": 10,

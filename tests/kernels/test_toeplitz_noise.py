@@ -104,6 +104,28 @@ def test_square_root() -> None:
         assert first**2 == pytest.approx(printed, abs=6e-5)
 
 
+@pytest.mark.parametrize("bands", [1, 2, 7, 59, 60, 100])
+def test_bands(bands: int) -> None:
+    """C is that of all bands, cut off; and its inverse is a dense solve."""
+    kernel, whole = toeplitz_noise.SquareRoot(60, bands), toeplitz_noise.SquareRoot(60)
+    lag = np.subtract.outer(np.arange(60), np.arange(60))
+    cut = np.where(lag < bands, whole.strategy(), 0)
+    np.testing.assert_array_equal(kernel.strategy(), cut)
+    inverse = scipy.linalg.solve_triangular(cut, np.eye(60)[0], lower=True)
+    np.testing.assert_allclose(kernel.inverse_coefficients(), inverse, atol=1e-14)
+    assert kernel.init(jnp.zeros(3)).high.shape == (max(min(bands, 60) - 1, 1), 3)
+    assert kernel.rounding() == (min(bands, 60) - 1) * 2.0**-32
+    # The smallest sensitivity of all, and noise that grows with the square root of steps.
+    norms = toeplitz_noise.SquareRoot(5000, bands).prefix_norms()
+    assert norms[-1] <= np.sqrt(5000 / bands) * 1.2 + 2
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True])
+def test_bad_bands_are_refused(bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="bands must be"):
+        toeplitz_noise.SquareRoot(60, bad)
+
+
 def test_norms_are_those_of_the_rounded_numbers() -> None:
     """0.1 and 0.7 are no multiples of 2**-32; the kernel uses the nearest ones."""
     kernel = toeplitz_noise.Buffered(3, (0.7,), (0.1,))

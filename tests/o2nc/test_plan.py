@@ -445,6 +445,77 @@ def test_passes_of_one_order_refuse() -> None:
         prefix_noise.sensitivity(kernel, np.ones(4), separation=2)
 
 
+def sampled(**changes: Any) -> plans.PrefixSum:
+    """Steps that sample one of six groups of ten records."""
+    given = {
+        "sampling": sampling.CyclicPoisson(num_groups=6, sampling_prob=0.5),
+        "prefix_noise": "sqrt_toeplitz",
+    }
+    return cyclic(**given | changes)
+
+
+@pytest.mark.parametrize("bands", [None, 6, 4, 1])
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_bands_that_are_sampled_cost_what_independent_noise_costs(
+    bands: int | None, relation: Any
+) -> None:
+    plan = sampled(bands=bands, relation=relation)
+    assert plan.noise_period == 16 and plan.num_passes == 3
+    # No row of C holds two of a record's steps.
+    matrix = plan.correlation.strategy()
+    for place in range(6):
+        assert (np.count_nonzero(matrix[:, place::6], axis=1) <= 1).all()
+    # One record in one step, over the expected size of a batch.
+    share = (2 if relation == "replace_one" else 1) * 0.5 / 5
+    longest = float(np.linalg.norm(matrix, axis=0).max())
+    assert plan.sensitivity == pytest.approx(share * longest, rel=1e-9)
+    assert plan.node_std == pytest.approx(2 * plan.sensitivity)
+    alone = plans.DPGD(
+        num_examples=10,
+        num_steps=3,
+        sampling=sampling.TruncatedPoisson(sampling_prob=0.5),
+        relation=relation,
+        l2_clip_norm=0.5,
+        noise_multiplier=2.0,
+        delta=1e-5,
+    )
+    assert plan.epsilon() == pytest.approx(alone.epsilon(), rel=1e-6)
+    assert plan.spent(6) < plan.spent(7) < plan.epsilon()
+    assert plans.from_json(plan.to_json()) == plan
+    assert "means of 5 records, correlated over" in plan.describe().noise
+
+
+def test_sampled_bands_have_less_noise_than_sampled_releases() -> None:
+    """In the sum of a run, at one budget; and amplification is no loss beside epochs."""
+    budget: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
+    given: dict[str, Any] = {"num_examples": 6000, "num_steps": 200}
+    sampler = sampling.CyclicPoisson(num_groups=10, sampling_prob=0.25)
+    bands = sampled(**given, sampling=sampler).calibrate(**budget)
+    plain = sampled(**given, sampling=sampler, prefix_noise="independent")
+    assert bands.noise_std < 0.8 * plain.calibrate(**budget).noise_std
+
+
+def test_sampled_bands_refuse() -> None:
+    with pytest.raises(ValueError, match="bands must be an integer >= 1 and <= 6"):
+        sampled(bands=7)
+    for name in ("blt_3", "tree"):
+        with pytest.raises(ValueError, match="prefix_noise must be one of 'sqrt_toep"):
+            sampled(prefix_noise=name)
+    with pytest.raises(ValueError, match="period must be None with sampling"):
+        sampled(period=4)
+    with pytest.raises(ValueError, match="only 'sqrt_toeplitz' has bands"):
+        summed(bands=2)
+
+
+def test_bands_of_passes() -> None:
+    """Of one order: the sensitivity is that of a cut matrix, and the memory is less."""
+    plan = cyclic(prefix_noise="sqrt_toeplitz", bands=3)
+    matrix = plan.correlation.strategy()
+    assert np.count_nonzero(matrix[:, 0]) == 3
+    longest = np.linalg.norm(matrix[:, ::6].sum(axis=1))
+    assert plan.sensitivity == pytest.approx(2 * 0.5 / 10 * longest, rel=1e-9)
+
+
 def test_noise_that_is_optimised_for_passes() -> None:
     pytest.importorskip("jax_privacy")
     shipped = cyclic(num_steps=60)

@@ -202,6 +202,64 @@ def test_an_attack_finds_what_passes_of_one_order_cost(
     assert abs(spread / plan.node_std - 1) < 6 / math.sqrt(2 * runs)
 
 
+@pytest.mark.parametrize(("bands", "relation"), [(4, "zero_out"), (2, "replace_one")])
+def test_an_attack_finds_what_sampled_bands_cost(bands: int, relation: str) -> None:
+    """In each block of rows of C that one of a record's steps is in, its coin moves it.
+
+    By the same length each time it was drawn, by nothing else, and with noise of one std:
+    sampled Gaussian mechanisms, one for each of the steps. (Failure below 1e-6.)
+    """
+    runs, noise, groups, steps, q = 300, 1.6, 4, 15, 0.5
+    sampler = sampling.CyclicPoisson(
+        num_groups=groups, sampling_prob=q, max_batch_size=6
+    )
+    plan = make(
+        sampling=sampler,
+        num_steps=steps,
+        prefix_noise="sqrt_toeplitz",
+        bands=bands,
+        relation=relation,
+        noise_multiplier=noise,
+    )
+    here, record = relation == "replace_one", 9  # Of group 1.
+
+    def released(seed: jax.Array, sign: jax.Array) -> jax.Array:
+        keys = Keys.insecure(seed)
+        tx = jaxdp.private_prefix_sum(plan, keys)
+        data = jnp.zeros((N, 1)).at[record].set(sign)
+
+        def step(state: Any, t: jax.Array) -> Any:
+            batch = sampling.batch(plan, keys, t, data)
+            drawn = sampling.batch(plan, keys, t, jnp.arange(N))
+            out, state = tx.update(batch.records, state, batch=batch)
+            here = jnp.any((drawn.records == record) & drawn.mask)
+            return state, (out[0], here)
+
+        return jax.lax.scan(step, tx.init(jnp.zeros(1)), jnp.arange(steps))[1]
+
+    both = jax.jit(
+        lambda sign: jax.lax.map(lambda s: released(s, sign), jnp.arange(runs))
+    )
+    (one, coins), (other, _) = (both(s) for s in (1.0, -1.0 if here else 0.0))
+    matrix, coins = plan.correlation.strategy(), np.asarray(coins)
+    gap = (np.asarray(one, np.float64) - np.asarray(other, np.float64)) @ matrix.T
+    rest = np.asarray(other, np.float64) @ matrix.T
+    own = range(1, steps, groups)
+    assert not np.delete(coins, own, axis=1).any()
+    share = coins[:, own].mean()
+    assert abs(share - q) < 6 * math.sqrt(q * (1 - q) / (runs * len(own)))
+    seen = np.zeros_like(gap)
+    length = np.linalg.norm(matrix, axis=0).max()
+    for t in own:
+        column = matrix[:, t]
+        seen += np.outer(coins[:, t], column) * plan.node_std / noise / length
+        along = rest @ column / np.linalg.norm(column)
+        # Where the record is not drawn under zero-out, what is left is noise.
+        spread = (along if not here else along[~coins[:, t]]).std()
+        assert abs(spread / plan.node_std - 1) < 6 / math.sqrt(2 * runs * 0.4)
+    np.testing.assert_allclose(gap / plan.node_std, seen / plan.node_std, atol=1e-2)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_one_record_moves_a_mean_by_at_most_its_share(bad: float) -> None:
     plan = make()

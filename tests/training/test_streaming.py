@@ -67,6 +67,7 @@ def fit(plan: Any, data: Any, **options: Any) -> Any:
         sampling.FixedSize(16),
         sampling.ShuffledEpochs(60),
         sampling.CyclicEpochs(60),
+        sampling.CyclicPoisson(num_groups=3, sampling_prob=0.2),
         sampling.SinglePass(30),
     ],
     ids=lambda sampler: type(sampler).__name__,
