@@ -140,7 +140,7 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     more = ("--microbatch-size", 16, "--seed", 1)
     assert run("train", *QUICK, *words, *extra, *more, "--out", tmp_path) == 0
     report = reported(tmp_path)
-    assert report["recipe"] == changes | {"num_steps": 40}
+    assert report["recipe"] == changes | {"num_steps": 40, "optimizer": "sgd"}
     plan = plans.from_json((tmp_path / "plan.json").read_text())
     assert isinstance(plan, plans.DPZero)
     assert (plan.num_directions, plan.direction) == (2, "rademacher")
