@@ -99,11 +99,13 @@ def table(name: str, text: str) -> str:
     lines, columns = spec.pop("rows"), spec.pop("columns")
     if unknown := set(spec) - KEYS:
         raise ValueError(f"a table of {name} has unknown keys {sorted(unknown)}")
-    head = ["", *columns]
-    out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for label, line in lines.items():
-        cells = [cell(name, spec, line, column) for column in columns.values()]
-        out.append("| " + " | ".join([label, *cells]) + " |")
+    made = {"": [*lines]}
+    for head, column in columns.items():
+        cells = [cell(name, spec, line, column) for line in lines.values()]
+        if any(cells):  # Else nothing of it is kept, and ``missing`` is an empty text.
+            made[head] = cells
+    out = ["| " + " | ".join(made) + " |", "|" + "---|" * len(made)]
+    out += ("| " + " | ".join(row) + " |" for row in zip(*made.values(), strict=True))
     return "\n".join(out)
 
 

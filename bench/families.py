@@ -3,11 +3,13 @@
 Against the golden files of the tests, tiny checkpoints of every family with the logits that
 `transformers` computed. ``lazy`` compares the bits of a lazily perturbed loss with those of
 perturbed parameters; ``memory beside a forward`` is what a step's two losses need more than
-one unperturbed forward, over the bytes of a layer. Rows of ``sharded`` and of the memory of
-large models are of ``_families_devices.py``.
+one unperturbed forward, over the bytes of a layer. ``step`` is the time of a step of DPZero
+over that of two forwards of the same compiled loss, the least of several rounds in which
+all take turns, of random weights of some millions of parameters. Rows of ``sharded`` and of
+the memory of large models are of ``_families_devices.py``.
 
-``python -m bench.families FILE sharded`` (or ``peft``, ``memory``) makes only those rows
-again and leaves the others in the file as they are.
+``python -m bench.families FILE sharded`` (or ``peft``, ``memory``, ``step``) makes only
+those rows again and leaves the others in the file as they are.
 """
 
 import dataclasses
@@ -21,9 +23,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench import _families_devices, _harness
+from bench import _families_devices, _harness, lm_step
 from jaxdp.kernels import perturb, sphere
-from jaxdp.models.language import Config, LanguageModel, LoRA, checkpoint, tasks
+from jaxdp.models.language import (
+    Config,
+    LanguageModel,
+    LoRA,
+    checkpoint,
+    num_parameters,
+    tasks,
+)
 from jaxdp.models.language import config as configs
 from jaxdp.models.losses import softmax_cross_entropy
 
@@ -46,6 +55,9 @@ CASES = {
 }
 QUICK = ("OPT", "Llama 3")
 LAYERS, WIDTH = 9, 128
+#: Of ``step``, on the batch of ``bench lm_step``; the last law is the default of a plan.
+DEEP, WIDE, VOCABULARY = 6, 256, 2048
+LAWS = ("rademacher", "sphere")
 
 
 def run(quick: bool) -> list[Row]:
@@ -95,6 +107,42 @@ def with_peft(name: str) -> Row:
     return Row(name, "peft", float(ok), "", note="to the bit" if ok else "no")
 
 
+def of_steps(name: str) -> LanguageModel:
+    """Returns a model of a family that is large enough for its steps to be timed."""
+    tiny, _ = load(GOLDEN / CASES[name][0])
+    config = widened(
+        tiny.config,
+        WIDE,
+        DEEP,
+        head_dim=WIDE // 4,
+        max_position_embeddings=lm_step.LENGTH + 2,
+        vocab_size=VOCABULARY,
+    )
+    return LanguageModel(config=config)
+
+
+def with_steps(name: str, rounds: int) -> list[Row]:
+    """The least time of a step of each law, over that of two forwards."""
+    print(name, file=sys.stderr, flush=True)
+    model = of_steps(name)
+    task, params = tasks.prompt(model, lm_step.WORDS), model.init(jax.random.key(0))
+    data = jax.tree.map(jnp.asarray, lm_step.batch(vocabulary=VOCABULARY))
+    forward = jax.jit(task.value_fn).lower(params, data).compile()
+    sides: dict[str, Any] = {
+        "two forwards": lambda: (forward(params, data), forward(params, data))
+    }
+    for law in LAWS:
+        own = jax.tree.map(jnp.array, params)
+        sides[law] = lm_step.Step(task, lm_step.plan(lm_step.BATCH, law), own, data)
+    least = {n: min(x) for n, x in _harness.alternate(sides, rounds).items()}
+    note = f"{num_parameters(params) / 1e6:.1f} M parameters"
+    twice = least.pop("two forwards")
+    return [
+        Row(name, f"step, {law}", 1e3 * x, "ms", "two forwards", x / twice, note=note)
+        for law, x in least.items()
+    ]
+
+
 #: Rows that are made for all families together: ``part(names, quick)``.
 PARTS: dict[str, Any] = {
     "peft": lambda names, quick: [with_peft(name) for name in names],
@@ -102,6 +150,9 @@ PARTS: dict[str, Any] = {
     "memory": lambda names, quick: _families_devices.from_process(
         "memory", *(["tiny"] if quick else [])
     ),
+    "step": lambda names, quick: [
+        row for name in names for row in with_steps(name, 2 if quick else 12)
+    ],
 }
 
 
@@ -208,17 +259,19 @@ def memory(tiny: Config) -> float:
     return (step - forward) / layer
 
 
-def widened(tiny: Config) -> Config:
+def widened(
+    tiny: Config, width: int = WIDTH, layers: int = LAYERS, **more: int
+) -> Config:
     """Returns a configuration of the same family with layers that are worth counting."""
     fields = tiny.to_json()
-    wider = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS}
-    wider |= dict.fromkeys(("intermediate_size", "ffn_dim"), 2 * WIDTH)
-    wider |= {"word_embed_proj_dim": WIDTH, "num_attention_heads": 4}
+    wider = {"hidden_size": width, "num_hidden_layers": layers, "vocab_size": 64}
+    wider |= dict.fromkeys(("intermediate_size", "ffn_dim"), 2 * width)
+    wider |= {"word_embed_proj_dim": width, "num_attention_heads": 4} | more
     fields |= {name: value for name, value in wider.items() if name in fields}
     for name in ("layer_types", "no_rope_layers"):
         if fields.get(name):
-            fields[name] = fields[name] * (LAYERS // tiny.num_hidden_layers)
-    return dataclasses.replace(configs.from_json(fields), vocab_size=64)
+            fields[name] = fields[name] * (layers // tiny.num_hidden_layers)
+    return configs.from_json(fields)
 
 
 if __name__ == "__main__":

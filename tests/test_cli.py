@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 import shtab
 
@@ -139,7 +140,7 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     more = ("--microbatch-size", 16, "--seed", 1)
     assert run("train", *QUICK, *words, *extra, *more, "--out", tmp_path) == 0
     report = reported(tmp_path)
-    assert report["recipe"] == changes | {"num_steps": 40}
+    assert report["recipe"] == changes | {"num_steps": 40, "optimizer": "sgd"}
     plan = plans.from_json((tmp_path / "plan.json").read_text())
     assert isinstance(plan, plans.DPZero)
     assert (plan.num_directions, plan.direction) == (2, "rademacher")
@@ -921,6 +922,28 @@ def test_cosine_and_momentum_are_optax_s() -> None:
         moving = 0.9 * moving + 0.1 * t
         rate = 0.5 * (1 + math.cos(math.pi * t / 10)) / 2
         np.testing.assert_allclose(updates, -rate * moving, rtol=1e-5, atol=1e-6)
+
+
+def test_adamw_is_optax_s_and_changes_no_bit_of_leaves_that_are_frozen() -> None:
+    rng = np.random.default_rng(0)
+    params: Any = {
+        "base": np.array([-0.0, 0.0, 3.0], np.float32),
+        "lora": rng.normal(size=4).astype(np.float32),
+    }
+    recipe = recipes.Recipe(num_steps=5, learning_rate=0.5, optimizer="adamw")
+    tx = recipes.make_optimizer(recipe, lambda path: path == "lora")
+    of_optax = optax.adamw(0.5)
+    found, want = params, params["lora"]
+    state, known = tx.init(found), of_optax.init(want)
+    assert optax.tree.size(state) == optax.tree.size(known)  # No moments of the base.
+    for _ in range(5):
+        gradient = {"base": np.zeros(3, np.float32), "lora": rng.normal(size=4)}
+        updates, state = tx.update(gradient, state, found)
+        found = optax.apply_updates(found, updates)
+        updates, known = of_optax.update(gradient["lora"], known, want)
+        want = optax.apply_updates(want, updates)
+    assert np.asarray(found["base"]).tobytes() == params["base"].tobytes()
+    assert np.asarray(found["lora"]).tobytes() == np.asarray(want).tobytes()
 
 
 def test_epsilon_over_time_ends_at_the_plan_s() -> None:

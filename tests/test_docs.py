@@ -128,6 +128,13 @@ def test_wrong_tables_are_refused(text: str, words: str) -> None:
         _kept.table("digits", text)
 
 
+def test_a_column_of_which_nothing_is_kept_is_left_out() -> None:
+    columns = '"a" = {metric = "loads", field = "note"}\n"b" = {metric = "none"}\n'
+    text = f'case = "{{row}}"\nmissing = ""\n[columns]\n{columns}[rows]\n"it" = "OPT"'
+    table = _kept.table("families", text)
+    assert table.splitlines() == ["|  | a |", "|---|---|", "| it | opt |"]
+
+
 def test_numbers_have_their_digits() -> None:
     values = (0.9, 0.8939, 1146.2, 24.35, -0.352, 7.1e-7, 48e6, 0.0)
     texts = [_kept.number(v, 3) for v in values]

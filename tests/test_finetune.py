@@ -497,6 +497,14 @@ def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> No
     step = 1 / (quiet.plan.l2_clip_norm * median)  # Of 1, if all records agree.
     assert quiet.recipe.learning_rate == pytest.approx(step, rel=5e-3)
 
+    # AdamW divides steps by the size of gradients: of their noise, or of a clipped sum.
+    given = dataclasses.replace(command, optimizer="adamw")
+    adam = finetune_prepare.prepare(given)
+    assert adam.plan == job.plan  # The same clip, noise and event.
+    size = np.hypot(job.plan.noise_std, job.plan.l2_clip_norm / rows.shape[1] ** 0.5)
+    want = job.recipe.learning_rate * size
+    assert adam.recipe.learning_rate == pytest.approx(want, rel=1e-2)
+
     # What is given stays.
     given = dataclasses.replace(command, l2_clip_norm=0.3, learning_rate=0.2)
     job = finetune_prepare.prepare(given)
@@ -579,11 +587,18 @@ def test_what_auto_says(
 GRADIENTS = (*PROMPT, *NUMBERS, "--sampling", "full", "--method", "dp-lora")
 
 
+@pytest.mark.parametrize(("optimizer", "other"), [(None, "adamw"), ("adamw", "sgd")])
 def test_gradients_of_lora_are_taken_on_record_and_go_on(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    optimizer: str | None,
+    other: str,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     """Killed while it is judged: a run of gradients goes on from its checkpoint."""
     said = ("finetune", *files(home, "roberta"), *GRADIENTS, "--lora-rank", 2)
+    said = said if optimizer is None else (*said, "--optimizer", optimizer)
     said = (*said, "--seed", 5, "--out")
     want, out = tmp_path / "want", tmp_path / "run"
     assert run(*said, want) == 0
@@ -605,6 +620,8 @@ def test_gradients_of_lora_are_taken_on_record_and_go_on(
     check_plot(want / "releases.png")
     note = ledger_lib.read(want).header["note"]["command"]
     assert note["method"] == "dp-lora" and note["l2_clip_norm"] == plan.l2_clip_norm
+    was = optimizer or "sgd"
+    assert note["optimizer"] == report["recipe"]["optimizer"] == was
     assert note["smoothing_radius"] is note["num_directions"] is None
 
     judged, calls = tasks.predict, iter(range(9))
@@ -620,6 +637,9 @@ def test_gradients_of_lora_are_taken_on_record_and_go_on(
     again = ("finetune", "--resume", "--out", out, "--quiet")
     assert run(*again, "--method", "dpzero") == 2
     part = "--method must be left out with --resume or be as it was, dp-lora"
+    assert part in capsys.readouterr().err
+    assert run(*again, "--optimizer", other) == 2
+    part = f"--optimizer must be left out with --resume or be as it was, {was}; got"
     assert part in capsys.readouterr().err
     assert run(*again, "--method", "auto") == 0  # Which is what it was.
     assert weights(out / "model") == weights(want / "model")

@@ -120,7 +120,7 @@ def train(job: Job) -> Outcome:
                 "note": record.note(command, job.numbers),
             },
             value_fn=job.task.value_fn,
-            optimizer=recipes.make_optimizer(job.recipe),
+            optimizer=recipes.make_optimizer(job.recipe, job.trainable),
             callback=evaluate,
         )
     report = _report(job, result.report, metrics)

@@ -15,6 +15,7 @@ CLASSES = ("prompt", "head", "choice")
 
 #: Options of one method alone.
 OF_SLOPES = ("smoothing_radius", "num_directions", "direction")
+OF_GRADIENTS = ("optimizer",)
 #: Where neither the options nor a recipe say otherwise. Of dpzero, for all parameters: the
 #: DPZero paper's numbers for RoBERTa-large and the released script's clip, but a tenth of
 #: the paper's steps. For adapters: step sizes and radii of MeZO (Malladi et al., 2023).
@@ -31,7 +32,7 @@ _OF_METHOD: dict[str, dict[str, Any]] = {
         "learning_rate": {"all": 1e-6, "lora": 5e-5, "prefix": 1e-3, "head": 1e-3},
         "smoothing_radius": {"all": 1e-3, "lora": 1e-2, "prefix": 1e-1, "head": 1e-3},
     },
-    "dp-lora": {"num_steps": 300, "microbatch_size": 16},
+    "dp-lora": {"num_steps": 300, "microbatch_size": 16, "optimizer": "sgd"},
 }
 MAX_LENGTH, SPAN_LENGTH = 128, 32
 BETA = 0.1  # Rafailov et al., 2023.
@@ -41,6 +42,7 @@ _BATCH_SIZE = 64
 def check_auto(command: options.Finetune) -> None:
     """Refuses options with ``--method auto`` that one of its methods has no use for."""
     parsing.refuse(command, OF_SLOPES, "--method dpzero", there=False)
+    parsing.refuse(command, OF_GRADIENTS, "--method dp-lora", there=False)
     for name in ("learning_rate", "l2_clip_norm"):
         if getattr(command, name) is not None:
             raise UsageError(
@@ -62,6 +64,7 @@ def completed(command: options.Finetune) -> options.Finetune:
         command = dataclasses.replace(command, trainable=moving)
     refuse = functools.partial(parsing.refuse, command)
     refuse(OF_SLOPES, "--method dpzero", not gradients)
+    refuse(OF_GRADIENTS, "--method dp-lora", gradients)
     if gradients and command.trainable == "all":
         raise UsageError(
             "--trainable must be lora, prefix, head or a pattern with --method dp-lora, "

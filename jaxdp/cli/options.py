@@ -24,6 +24,8 @@ SCHEDULES = ("constant", "cosine")
 TASKS = ("classification", "regression")
 METHODS: tuple[str, ...] = ("auto", *typing.get_args(Method))
 LANGUAGE_METHODS = ("dpzero", "dp-lora")
+#: Of ``jaxdp.cli.recipes``, whose module brings the plans.
+OPTIMIZERS = ("sgd", "adamw")
 LANGUAGE_TASKS = (
     *("prompt", "head", "choice", "generation"),
     *("instruction", "preference"),
@@ -437,7 +439,8 @@ class Finetune(Budget, Run):
     lora: 5e-5, 30, 1e-2; prefix: 1e-3, 30, 1e-1; head: 1e-3, 10, 1e-3.
     Smaller models take larger steps: choose on public records.
     For dp-lora: 300 steps, 16 records evaluated at once; the clip is a third of the median
-    norm of gradients of public records, and the step size follows from it and the noise.
+    norm of gradients of public records, and the step size follows from it and the noise;
+    for --optimizer adamw, which divides by the noised gradients' size, times that.
     """
 
     command: ClassVar[str] = "finetune"
@@ -526,6 +529,9 @@ class Finetune(Budget, Run):
     )
     smoothing_radius: Num = opt(NUMBER, _RADIUS, "recipe")
     learning_rate: Num = opt(NUMBER, "Step size.", "recipe")
+    optimizer: Any = opt(
+        p.choice(*OPTIMIZERS), "dp-lora: what steps by the noised gradients.", "sgd"
+    )
     num_directions: Int = opt(INTEGER, _DIRECTIONS, "1")
     direction: Any = opt(
         p.choice(*LAZY_DIRECTIONS), "Law of the directions.", "recipe or rademacher"

@@ -13,17 +13,20 @@ import functools
 import math
 from typing import Any, Literal, TypeVar, get_args
 
+import jax
 import optax
 
 from jaxdp import plans, sampling
 from jaxdp.core.averaging import polyak_average
-from jaxdp.core.types import Relation
+from jaxdp.core.types import PathPredicate, Relation
 from jaxdp.dpzero.plan import DirectionLaw
+from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.planner import gradients
 
 Algorithm = Literal["dpzero", "dpgd", "mezo", "gd"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+Optimizer = Literal["sgd", "adamw"]
 #: Plan of each algorithm, and whether it clips and noises.
 _PLANS: dict[str, tuple[Any, bool]] = {
     "dpzero": (plans.DPZero, True),
@@ -38,8 +41,9 @@ class Recipe:
     """Hyper-parameters of a run whose gradients go to an optimizer.
 
     ``momentum`` is the decay of a moving average of the releases, with weights that sum
-    to one, so that the step size keeps its meaning. ``average`` is the share of the last
-    iterates whose mean is returned; 0 returns the last. Neither costs privacy.
+    to one, so that the step size keeps its meaning. ``optimizer`` is what steps by it:
+    ``optax.sgd`` or ``optax.adamw``. ``average`` is the share of the last iterates whose
+    mean is returned; 0 returns the last. None of them costs privacy.
     """
 
     num_steps: int
@@ -48,6 +52,7 @@ class Recipe:
     schedule: Literal["constant", "cosine"] = "constant"
     momentum: float = 0.0
     average: float = 0.0
+    optimizer: Optimizer = "sgd"
     # Zeroth order only:
     smoothing_radius: float = 1e-3
     num_directions: int = 1
@@ -84,14 +89,31 @@ def make_plan(
 
 
 @functools.lru_cache(maxsize=256)  # One object a recipe: fit keeps its program.
-def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """Returns the optimizer of a recipe: momentum, step size, average, in this order."""
+def make_optimizer(
+    recipe: Recipe, trainable: PathPredicate | None = None
+) -> optax.GradientTransformation:
+    """Returns the optimizer of a recipe: momentum, steps, average, in this order.
+
+    AdamW has moments of the leaves that are ``trainable``, by their paths, and no others
+    decay.
+    """
+
+    def moves(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: trainable is None or trainable(path_str(path)), params
+        )
+
     parts = []
     if recipe.momentum:
         parts.append(optax.ema(recipe.momentum, debias=False))
     rate: Any = recipe.learning_rate
     if recipe.schedule == "cosine":
         rate = optax.cosine_decay_schedule(rate, recipe.num_steps)
+    if recipe.optimizer == "adamw":
+        # All of optax.adamw but the step size, whose sign makes the zeros of leaves that
+        # are left out negative: these change no bit, not even that of another such zero.
+        adam = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(1e-4))
+        parts.append(optax.masked(adam, moves))
     parts.append(optax.sgd(rate))
     if recipe.average:
         left_out = round((1 - recipe.average) * recipe.num_steps)

@@ -27,6 +27,12 @@ def sha256(tree: Any) -> "hashlib._Hash":
     return state
 
 
+def of_leaves(tree: Any) -> dict[str, str]:
+    """Returns the SHA-256 of each leaf of a tree, by path."""
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_str(path): sha256(leaf).hexdigest() for path, leaf in named}
+
+
 def of_params(params: Any, like: str | None = None) -> str:
     """Returns a digest of parameters that tells whether a replay gave the same bits.
 

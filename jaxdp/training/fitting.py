@@ -82,7 +82,8 @@ def fit(
         costs no privacy. None for plans that make the steps themselves (``O2NC``,
         ``SOSP``, games); all others need one.
       trainable: leaves that are trained: None for all, a predicate on the path, or a
-        pytree of bools.
+        pytree of bools. The others stay as they are, whatever the optimizer does (weight
+        decay), and are in no checkpoint.
       stacked: predicate on the path: leaves whose first axis counts layers.
       microbatch_size: records evaluated at once, to save memory; None is all, or a
         device's equal part.

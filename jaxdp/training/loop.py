@@ -19,11 +19,12 @@ import optax
 from jax.core import Tracer
 
 from jaxdp import accounting, sampling
-from jaxdp.core import display, precision
+from jaxdp.core import display, precision, run_state
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.precision import widened
 from jaxdp.core.types import Phase, ValueFn
+from jaxdp.kernels.sphere import path_str
 from jaxdp.kernels.stochastic_rounding import is_narrow
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import reporting
@@ -265,6 +266,7 @@ def make_program(
     value_fn: ValueFn,
     replay: optax.GradientTransformationExtraArgs | None = None,
     batch_fn: Callable[..., sampling.Batch] | None = None,
+    trainable: Any = None,
 ) -> Callable[..., Carry]:
     """Returns the pure function that runs steps of a plan, for jit, vmap and export.
 
@@ -277,6 +279,7 @@ def make_program(
       value_fn: per-record losses; only the transform sees them, and the data.
       replay: ``plan.replay`` of a plan that has one: makes the gradient from a release.
       batch_fn: makes the batch of a step; None is ``sampling.batch``, of whole data.
+      trainable: leaves that the optimizer may move, as in :func:`jaxdp.fit`.
 
     Returns:
       ``program(carry, keys, data, first, last) -> carry``: the steps [first, last), where
@@ -303,7 +306,8 @@ def make_program(
             phase=phase.name,
         )
         given = {"gradient": gradient} if replay is None else {"replay": replay}
-        return applied(optimizer, carry, made, step, keys.direction, **given)
+        of_step = optimizer, carry, made, step, keys.direction
+        return applied(*of_step, trainable=trainable, **given)
 
     def program(
         carry: Carry,
@@ -348,6 +352,7 @@ def applied(
     step: jax.Array,
     direction: jax.Array,
     *,
+    trainable: Any,
     gradient: Any = None,
     replay: optax.GradientTransformationExtraArgs | None = None,
 ) -> Carry:
@@ -360,8 +365,10 @@ def applied(
 
     ``made`` is the transform's state after the step; ``direction`` the public root, from
     which parameters of 16 bits are rounded; ``gradient`` is given for a plan that has no
-    replay.
+    replay. Leaves that are not ``trainable`` stay as they are, whatever the optimizer says:
+    weight decay would move them.
     """
+    moves = run_state.moving(carry.params, trainable)
 
     def move(operands: Any) -> Any:
         gradient, release, state, rest, params, root = operands
@@ -371,7 +378,10 @@ def applied(
             gradient, _ = update(None, state, wide, release=release)
         updates, after = optimizer.update(widened(gradient), rest, wide)
         _check_optimizer(params, updates, rest, after)
-        return precision.moved(params, updates, root, step), after
+        moved = precision.moved(params, updates, root, step)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, old, new: new if moves(path_str(path)) else old, params, moved
+        ), after
 
     def stay(operands: Any) -> Any:
         *_, rest, params, _ = operands

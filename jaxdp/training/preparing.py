@@ -323,7 +323,7 @@ def lowered(
     if plan.replayable:  # Its update reads the key of directions from the state.
         replay = plan.replay(keys.direction, **task.leaves)
     program = loop.make_program(
-        plan, transform, optimizer, task.value_fn, replay, batch_fn
+        plan, transform, optimizer, task.value_fn, replay, batch_fn, task.trainable
     )
     with keys_lib.shapes_only():
         carry = jax.eval_shape(

@@ -39,8 +39,8 @@ from jaxdp.training import ledger as ledger_lib
 
 #: The last one, and the one before it, from which the last chunk is computed again.
 _CHECKPOINT, _BEFORE = "checkpoint.npz", "checkpoint-before.npz"
-#: Bytes of parameters beyond which a run that can be replayed writes no checkpoints: its
-#: releases give them back sooner than they would be written a hundred times.
+#: Bytes of leaves that move beyond which a run that can be replayed writes no checkpoints:
+#: its releases give them back sooner than they would be written a hundred times.
 _LARGE = 2**26
 #: What is written instead: by it a replay is seen to give the same parameters.
 _DIGEST = "params.json"
@@ -69,6 +69,7 @@ class Recorder:
     ledger: ledger_lib.Ledger  # open and locked
     run: str  # its name in the header
     replayable: bool  # whether the releases give the parameters back
+    frozen: frozenset[str]  # paths of leaves that do not move, and are in no checkpoint
     attempt: int = 0  # whose noise covers the next steps
     #: An intent that is charged and whose steps are computed again.
     outstanding: ledger_lib.Intent | None = None
@@ -94,7 +95,7 @@ class Recorder:
         """Writes a checkpoint of the carry, or a digest for large replayable runs."""
         carry = parallel.here(carry)
         if self._has_checkpoints(carry):
-            content = _pack(self.run, self.done, carry)
+            content = self._pack(carry)
             self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
         else:
             digest = digests.of_params(carry.params)
@@ -102,8 +103,18 @@ class Recorder:
             self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
 
     def _has_checkpoints(self, carry: loop.Carry) -> bool:
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(carry.params))
+        size = sum(x.nbytes for x in _moving(carry.params, self.frozen).values())
         return size <= _LARGE or not self.replayable
+
+    def _pack(self, carry: loop.Carry) -> bytes:
+        # As bytes: NumPy's format has no bfloat16.
+        arrays: dict[str, Any] = {
+            name: np.frombuffer(_words(leaf).tobytes(), np.uint8)
+            for name, leaf in _kept_leaves(carry, self.frozen).items()
+        }
+        file = io.BytesIO()
+        np.savez(file, run=self.run, step=self.done, **arrays)
+        return file.getvalue()
 
     def finish(
         self, carry: loop.Carry, report: dict[str, Any], *, keep_noise_roots: bool
@@ -120,8 +131,7 @@ class Recorder:
             carry = parallel.here(carry)
             if self._has_checkpoints(carry):
                 bare = carry._replace(opt_state=_blank(carry.opt_state))
-                content = _pack(self.run, self.done, bare)
-                self.ledger.save(_CHECKPOINT, content, secret=True)
+                self.ledger.save(_CHECKPOINT, self._pack(bare), secret=True)
             self.ledger.forget(_BEFORE)
             hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
             content = json.dumps(hidden).encode()
@@ -271,7 +281,7 @@ def new(
         "leaves": replaying.describe_leaves(params),
         "trainable": moving,
         "stacked": layered,
-        "params": digests.sha256(params).hexdigest(),
+        "params": digests.of_leaves(params),
         "unit": task.unit,
         "chunk": chunk,
         "microbatch_size": task.microbatch_size,
@@ -291,7 +301,10 @@ def new(
         ledger = ledger_lib.Ledger.create(
             folder, plan=plan.file_text(), header={"run": run} | header, secret=hidden
         )
-        return Recorder(ledger=ledger, run=run, replayable=plan.replayable)
+        frozen = replaying.frozen_of(header)
+        return Recorder(
+            ledger=ledger, run=run, replayable=plan.replayable, frozen=frozen
+        )
 
     return begun
 
@@ -365,6 +378,7 @@ class Resumed:
             ledger=self.ledger,
             run=self.record.header["run"],
             replayable=self.plan.replayable,
+            frozen=replaying.frozen_of(self.record.header),
             attempt=self.attempt,
             outstanding=outstanding,
             charged=self.record.charged,
@@ -536,10 +550,8 @@ def check_recomputed(
     want = at.record.releases[first:]
     same = got.tobytes() == want.astype(got.dtype).tobytes()
     if same and known is not None:
-        same = all(
-            _words(leaf).tobytes() == known[f"{i}"].tobytes()
-            for i, leaf in enumerate(_kept_leaves(carry))
-        )
+        kept = _kept_leaves(carry, replaying.frozen_of(at.record.header))
+        same = all(_words(x).tobytes() == known[i].tobytes() for i, x in kept.items())
     if not same:
         raise ValueError(
             "ledger must be resumed where its last chunk comes out again as it is on "
@@ -574,10 +586,22 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
         )
 
 
-def _kept_leaves(carry: loop.Carry) -> list[jax.Array]:
-    """Returns the leaves of a checkpoint: all that the roots do not give back. Secret."""
+def _kept_leaves(carry: loop.Carry, frozen: frozenset[str]) -> dict[str, jax.Array]:
+    """Returns the leaves of a checkpoint by their places in params and state. Secret.
+
+    All that neither the roots nor the initial parameters give back.
+    """
     made, rest = carry.opt_state
-    return jax.tree.leaves((carry.params, run_state.without_roots(made), rest))
+    state = jax.tree.leaves((run_state.without_roots(made), rest))
+    after = len(jax.tree.leaves(carry.params))
+    kept = _moving(carry.params, frozen) | dict(enumerate(state, after))
+    return {f"{place}": leaf for place, leaf in kept.items()}
+
+
+def _moving(params: Any, frozen: frozenset[str]) -> dict[int, jax.Array]:
+    """Returns the leaves that move, by their places."""
+    named = enumerate(jax.tree_util.tree_leaves_with_path(params))
+    return {i: x for i, (path, x) in named if sphere.path_str(path) not in frozen}
 
 
 def _is_key(leaf: Any) -> bool:
@@ -589,30 +613,23 @@ def _words(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def _pack(run: str, step: int, carry: loop.Carry) -> bytes:
-    # As bytes: NumPy's format has no bfloat16.
-    arrays: dict[str, Any] = {
-        f"{i}": np.frombuffer(_words(leaf).tobytes(), np.uint8)
-        for i, leaf in enumerate(_kept_leaves(carry))
-    }
-    file = io.BytesIO()
-    np.savez(file, run=run, step=step, **arrays)
-    return file.getvalue()
-
-
 def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
     """Returns the carry of a checkpoint, from the one of the run's beginning.
 
-    Fills the leaves that no root gives back; the noise stays. (Noise that is correlated
-    over a period has a state that moves with the steps. A checkpoint lies between periods,
-    where that state starts anew; or the state is kept, and so is what else depends on data:
-    a checkpoint is secret.)
+    Fills the leaves that no root gives back; the noise stays, and so do frozen leaves, the
+    initial ones (:func:`replaying.check_params`). (Noise that is correlated over a period
+    has a state that moves with the steps. A checkpoint lies between periods, where that
+    state starts anew; or the state is kept, and so is what else depends on data: a
+    checkpoint is secret.)
     """
     made, rest = carry.opt_state
     kept = run_state.without_roots(made)
     old, structure = jax.tree.flatten((carry.params, kept, rest))
     new = []
     for i, leaf in enumerate(old):
+        if f"{i}" not in arrays:  # Frozen.
+            new.append(leaf)
+            continue
         like = _words(leaf)
         content = arrays[f"{i}"].tobytes()
         words = np.frombuffer(content, like.dtype).reshape(like.shape)

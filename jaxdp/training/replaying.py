@@ -122,7 +122,8 @@ def compiled(
         row = jax.lax.dynamic_index_in_dim(releases, step, keepdims=False)
         update: Any = transform.update
         _, made = update(None, carry.opt_state[0], carry.params, release=row)
-        return loop.applied(optimizer, carry, made, step, root, replay=transform)
+        of_step = optimizer, carry, made, step, root
+        return loop.applied(*of_step, trainable=trainable, replay=transform)
 
     def program(
         carry: loop.Carry,
@@ -214,8 +215,18 @@ def check_params(header: dict[str, Any], params: Any) -> None:
         raise ValueError(
             f"params must have the leaves {header['leaves']} of the run, got {leaves}"
         )
-    if digests.sha256(params).hexdigest() != header["params"]:
+    known, others = header["params"], []
+    if not isinstance(known, str):
+        others = [x for x, got in digests.of_leaves(params).items() if got != known[x]]
+    elif digests.sha256(params).hexdigest() != known:  # Once all leaves had one.
+        others = [*leaves]
+    if others:
         raise ValueError(
             "params must be the initial parameters of the run, got others of the same "
-            "shapes"
+            f"shapes at {', '.join(map(repr, others))}"
         )
+
+
+def frozen_of(header: dict[str, Any]) -> frozenset[str]:
+    """Returns the paths of the leaves that do not move."""
+    return frozenset(header["leaves"]) - frozenset(header["trainable"])

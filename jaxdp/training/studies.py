@@ -171,7 +171,7 @@ def study(
         if _CLIP in values:
             rest = optax.chain(optax.scale(ratio), rest)
         loss = _scaled(value_fn, 1 / ratio) if _CLIP in values else value_fn
-        program = loop.make_program(plan, transform, rest, loss)
+        program = loop.make_program(plan, transform, rest, loss, trainable=trainable)
         start = jax.tree.map(jnp.asarray, task.params)
         log = jnp.zeros((plan.num_steps, made.release.shape[0]), jnp.float32)
         carry = loop.Carry(start, (made, rest.init(start)), log)

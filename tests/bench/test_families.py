@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
-from bench import _harness, families
+from bench import _harness, families, lm_step
+from jaxdp.models.language import num_parameters, tasks
 
 
 def test_rows_are_put_in_place_of_those_of_their_name(tmp_path: Path) -> None:
@@ -26,6 +28,17 @@ def test_rows_are_put_in_place_of_those_of_their_name(tmp_path: Path) -> None:
 def test_lora_comes_back_from_peft_s_files(name: str) -> None:
     row = families.with_peft(name)
     assert (row.case, row.metric, row.value) == (name, "peft", 1.0)
+
+
+@pytest.mark.parametrize("name", families.CASES)
+def test_steps_are_timed_of_models_of_the_family_and_of_one_size(name: str) -> None:
+    tiny, _ = families.load(families.GOLDEN / families.CASES[name][0])
+    model = families.of_steps(name)
+    assert model.config.model_type == tiny.config.model_type
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert 3.5e6 < num_parameters(params) < 5e6
+    loss = tasks.prompt(model, lm_step.WORDS).value_fn
+    assert jax.eval_shape(loss, params, lm_step.batch()).shape == (lm_step.BATCH,)
 
 
 def test_kept_rows_are_those_of_every_family_and_large_model() -> None:

@@ -64,7 +64,8 @@ def test_it_is_the_program_of_a_run(microbatch_size: int | None) -> None:
     keys = Keys.insecure(3)
     transform = preparing.make_transform(task, keys)
     carry = loop.start(plan, transform, task.optimizer, params)
-    program = loop.make_program(plan, transform, task.optimizer, losses)
+    made_of = plan, transform, task.optimizer, losses
+    program = loop.make_program(*made_of, trainable=task.trainable)
     whole = lambda c, k, d: program(c, k, d, 0, 2)  # noqa: E731
     lowered = jax.jit(whole, donate_argnums=0).lower(carry, keys, task.data)
     made: Any = lowered.compile(compiler_options=loop.compiler_options())

@@ -182,6 +182,44 @@ def test_large_parameters_come_from_the_releases(
     chex.assert_trees_all_equal(resume(tmp_path / "run").params, whole.params)
 
 
+@pytest.mark.parametrize("family", ["dpzero", "dpgd"])
+def test_frozen_leaves_stay_and_are_in_no_checkpoint(
+    family: str, tmp_path: Path
+) -> None:
+    """Not even weight decay moves them; they come back from the initial parameters."""
+    plan: Any = dpgd() if family == "dpgd" else make_plan(sampling=POISSON)
+    moves: dict[str, Any] = {"trainable": lambda path: path == "out"}
+    steps = optax.add_decayed_weights(0.5), optax.sgd(0.1)
+    decays: dict[str, Any] = {"optimizer": optax.chain(*steps)}
+    whole = fit(tmp_path / "whole", plan, **moves, **decays)
+    frozen = PARAMS["hidden"]["w"]
+    assert np.asarray(whole.params["hidden"]["w"]).tobytes() == frozen.tobytes()
+    assert np.any(whole.params["out"] != PARAMS["out"])
+    killed_fit(tmp_path / "run", 6, plan, **moves, **decays)
+    # Of a run that is under way, and of one that is over.
+    for folder in (tmp_path / "run", tmp_path / "whole"):
+        assert checkpoints(folder)
+        for path in checkpoints(folder):
+            with np.load(path) as file:
+                sizes = [x.nbytes for name, x in file.items() if name != "run"]
+            assert max(sizes) < frozen.nbytes
+        again = resume(folder, **decays)
+        chex.assert_trees_all_equal(again.params, whole.params)
+        chex.assert_trees_all_equal(again.info, whole.info)
+    other = {"hidden": {"w": frozen.at[0, 0].add(1e-6)}, "out": PARAMS["out"]}
+    with pytest.raises(ValueError, match=r"params must be .* shapes at 'hidden/w'$"):
+        resume(tmp_path / "run", other, **decays)
+    if family == "dpzero":
+        again = jaxdp.replay(tmp_path / "run", PARAMS, **decays)
+        chex.assert_trees_all_equal(again.params, whole.params)
+    # As ledgers once said it: one digest of all.
+    header = {"leaves": training.replaying.describe_leaves(other), "params": "0"}
+    with pytest.raises(ValueError, match=r"shapes at 'hidden/w', 'out'$"):
+        training.replaying.check_params(header, other)
+    header["params"] = training.digests.sha256(other).hexdigest()
+    training.replaying.check_params(header, other)
+
+
 def test_a_replay_that_gives_other_bits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
