@@ -107,7 +107,7 @@ class PrefixSum(SumPlan):
 
     @property
     def _cyclic(self) -> bool:
-        """Whether noise is correlated over steps that can read one record again."""
+        """True if noise is correlated over steps that can read one record again."""
         return isinstance(self.sampling, sampling.CyclicEpochs | sampling.CyclicPoisson)
 
     @property
