@@ -4,7 +4,7 @@ import functools
 import math
 import warnings
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from jaxdp.kernels.sphere import path_str
 
 Array = jax.Array
 
+#: Sets the traces that JAX remembers apart: see :func:`traced_anew`.
+_TRACE = jax.make_user_context(None)
 #: Made-up records: one for each way in which a record is replaced.
 _ROWS = 4
 
@@ -31,8 +33,6 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
     sensitivity of every release, and no clip can mend it. It is a check, not a proof.
     :func:`jaxdp.fit` runs one like it on made-up records; run this one on public records,
     and at parameters that are not zero: there, a mean over the batch may go unseen.
-    JAX remembers the program of a jitted function within the loss: it must not close over
-    what changes, such as a module's mode.
 
     Args:
       value_fn: ``value_fn(params, batch) -> losses (B,)``.
@@ -60,7 +60,7 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
             f"batch must hold at least two records and row={row} be one of them, "
             f"got {rows} records"
         )
-    losses = jax.jit(value_fn)
+    losses = jax.jit(traced_anew(value_fn))
     before = np.asarray(losses(params, batch))
     for replace in (lambda x: x[(row + 1) % rows], lambda x: jnp.zeros_like(x[row])):
         changed = jax.tree.map(
@@ -70,23 +70,53 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
         _compare(before, np.asarray(losses(params, changed)), row)
 
 
-def check_made_up(value_fn: ValueFn, params: Any, data: Any, place: Any = None) -> None:
-    """Checks isolation on made-up records, at parameters that are moved at random.
+def traced_anew(value_fn: ValueFn) -> ValueFn:
+    """Returns the same loss, of which JAX remembers no trace from before.
 
-    Nothing of the data but shapes and dtypes is used. Floats are in [0, 1) and integers 0
-    or 1, which are classes, tokens and indices of nearly every loss. Four records are
-    replaced one after the other: by zeros, by large positive numbers (and ones), by large
-    negative ones (and integers and bools turned around), and by another record.
+    JAX remembers functions within a loss by their shapes (those that are jitted,
+    rematerialised or looped over), whatever they close over or are a part of: a module may
+    have been in another mode then.
+    """
+    trace = object()
+
+    def anew(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            with _TRACE(trace):
+                return function(*args)
+
+        return call
+
+    if isinstance(value_fn, LazyLoss):
+        return LazyLoss(anew(value_fn.fn))
+    return anew(value_fn)
+
+
+def check_made_up(value_fn: ValueFn, params: Any, data: Any, place: Any = None) -> None:
+    """Checks isolation once, as :func:`made_up_check` does."""
+    made_up_check(value_fn, params, data, place)(params)
+
+
+def made_up_check(
+    value_fn: ValueFn, params: Any, data: Any, place: Any = None
+) -> Callable[[Any], None]:
+    """Compiles a check of isolation on made-up records, for parameters like these.
+
+    It is called with parameters, which are moved at random. Nothing of the data but shapes
+    and dtypes is used. Floats are in [0, 1) and integers 0 or 1, which are classes, tokens
+    and indices of nearly every loss. Four records are replaced one after the other: by
+    zeros, by large positive numbers (and ones), by large negative ones (and integers and
+    bools turned around), and by another record.
 
     Parameters, public ones, are on one device, or split over several; the losses come to
     ``place`` then, a sharding of every device. They are moved because at zeros, where many
     runs start, a batch's mean or variance often does not reach the losses.
 
     Raises:
-      ValueError: another record's loss changed, or the loss raised.
+      ValueError: the loss raised; of what is returned, or another record's loss changed.
     """
     shapes, structure = jax.tree.flatten(data)
     base = structure.unflatten(_made_up(x, i) for i, x in enumerate(shapes))
+    value_fn = traced_anew(value_fn)
 
     @functools.partial(jax.jit, out_shardings=place)
     def losses(params: Any, batch: Any) -> Array:
@@ -95,28 +125,43 @@ def check_made_up(value_fn: ValueFn, params: Any, data: Any, place: Any = None) 
             return value_fn.fn(rest, batch, _moved_view)
         return value_fn(_moved(params), batch)
 
-    def at(batch: Any) -> np.ndarray:
-        try:
-            return np.asarray(losses(params, batch))
-        except Exception as error:
-            # Of a callback's traceback, the last line says what was wrong.
-            *_, last = ["", *str(error).strip().splitlines()]
-            said = f"{type(error).__name__}: {last.rstrip('.')[:200]}"
-            raise ValueError(
-                "value_fn must take made-up records of the data's shapes and dtypes "
-                f"({_ROWS} of them, floats in [0, 1) or large, integers 0 and 1), on which "
-                "fit checks that one record's loss does not depend on another; it raised "
-                f"{said}. If you know that it keeps "
-                "records apart, check_isolation=False leaves the check out"
-            ) from error
+    compiled = _named(lambda: losses.lower(params, base).compile())
 
+    def check(params: Any) -> None:
+        def at(batch: Any) -> np.ndarray:
+            return _named(lambda: np.asarray(compiled(params, batch)))
+
+        _compare_all(at, base)
+
+    return check
+
+
+def _named(call: Callable[[], Any]) -> Any:
+    """Returns what a call gives; names the loss in what it raises."""
+    try:
+        return call()
+    except Exception as error:
+        # Of a callback's traceback, the last line says what was wrong.
+        *_, last = ["", *str(error).strip().splitlines()]
+        said = f"{type(error).__name__}: {last.rstrip('.')[:200]}"
+        raise ValueError(
+            "value_fn must take made-up records of the data's shapes and dtypes "
+            f"({_ROWS} of them, floats in [0, 1) or large, integers 0 and 1), on which "
+            "fit checks that one record's loss does not depend on another; it raised "
+            f"{said}. If you know that it keeps "
+            "records apart, check_isolation=False leaves the check out"
+        ) from error
+
+
+def _compare_all(at: Callable[[Any], np.ndarray], base: Any) -> None:
+    """Replaces one made-up record after the other, and compares the losses of the rest."""
     before = at(base)
     if np.isnan(before.astype(np.float32)).all():
         warnings.warn(
             "value_fn is NaN on all made-up records, so that nobody has checked that one "
             "record's loss does not depend on another: try jaxdp.check_isolation on public "
             "records (check_isolation=False leaves out check and warning)",
-            stacklevel=4,  # Where fit was called.
+            stacklevel=5,  # Where fit was called.
         )
         return
     for row in range(_ROWS):

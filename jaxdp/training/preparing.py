@@ -1,6 +1,7 @@
 """Preparation of a run: checks of its arguments, its transformation, its program."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -168,12 +169,14 @@ class Compiled:
     Attributes:
       run: the program, which places its arguments.
       text: of the program, if asked for; else "".
-      checked: whether :func:`check_losses` has passed its loss.
+      check: of the loss that is in it, for parameters; None where none was asked for.
+      refused: whether :func:`check_losses` refused the loss.
     """
 
     run: Any
     text: str
-    checked: bool = False
+    check: Callable[[Any], None] | None = None
+    refused: bool = False
 
 
 def check_losses(
@@ -186,14 +189,32 @@ def check_losses(
 ) -> None:
     """Checks that no loss depends on others' records, if a plan evaluates whole batches.
 
-    A ``program`` is checked once, right after its compilation: a loss may have changed
-    since an earlier one, as that of a module that is in its training mode now.
+    That of a ``program`` is the loss as it was when the program was traced: it may have
+    changed since, as that of a module that is in another mode now.
     """
     if not (check_isolation and plan.evaluates_batches):
         return
-    if program is not None and program.checked:
+    params, place = _spread(params)
+    if program is None or program.check is None:
+        _made_up_check(value_fn, params, data, place)(params)
         return
+    try:
+        program.check(params)
+    except ValueError:
+        program.refused = True
+        raise
+
+
+def _made_up_check(
+    value_fn: ValueFn, params: Any, data: Any, place: Any
+) -> Callable[[Any], None]:
     data = data.like if isinstance(data, streaming.Stream) else data
+    shapes = jax.eval_shape(lambda data: data, data)
+    return isolation.made_up_check(value_fn, params, shapes, place)
+
+
+def _spread(params: Any) -> tuple[Any, Any]:
+    """Returns parameters where losses are checked, and where these come to."""
     params = jax.tree.map(jnp.asarray, params)
     mesh, place = parallel.mesh_of(params), None
     if mesh is not None:  # Where they are split, and the others with them.
@@ -201,10 +222,7 @@ def check_losses(
         params = parallel.moved(params, parallel.shardings(mesh, params, params))
     else:  # No program of several devices or processes.
         params = parallel.here(params)
-    shapes = jax.eval_shape(lambda data: data, data)
-    isolation.check_made_up(value_fn, params, shapes, place)
-    if program is not None:
-        program.checked = True
+    return params, place
 
 
 def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
@@ -275,9 +293,10 @@ def compiled(
 ) -> tuple[Compiled, float]:
     """Returns the compiled program of a task, and the seconds its compilation took now.
 
-    It may be that of an earlier run. Where losses are to be checked it is not one that was
-    never checked, or refused: the loss was another one then, perhaps, than it is now.
-    ``chunk`` is the steps of a chunk, None for one program of the whole run.
+    It may be that of an earlier run, with the loss as it was then. It is none whose loss
+    was refused, nor where losses are to be checked one that has no check: the loss is
+    another one now, perhaps. ``chunk`` is the steps of a chunk, None for one program of the
+    whole run.
     """
     plan, optimizer, mesh, data = task.plan, task.optimizer, task.mesh, task.data
     batch_fn = None
@@ -294,15 +313,23 @@ def compiled(
         made = lowered(task, transform, keys, chunk, data, batch_fn)
         options = loop.compiler_options()
         text = made.as_text() if with_text else ""
+        check = None
+        if needed:  # Traced now, as the program was.
+            params, place = _spread(task.params)
+            check = _made_up_check(task.value_fn, params, task.data, place)
         run = made.compile(compiler_options=options)
-        return Compiled(lambda *given: run(*parallel.placed(mesh, *given)), text)
+        return Compiled(lambda *given: run(*parallel.placed(mesh, *given)), text, check)
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))
     how = (task.microbatch_size, mesh, chunk is None, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     needed = check_isolation and plan.evaluates_batches
-    return loop.compiled(key, build, lambda kept: kept.checked or not needed)
+
+    def usable(kept: Compiled) -> bool:
+        return not kept.refused and (kept.check is not None or not needed)
+
+    return loop.compiled(key, build, usable)
 
 
 def lowered(
@@ -322,8 +349,11 @@ def lowered(
     replay = None
     if plan.replayable:  # Its update reads the key of directions from the state.
         replay = plan.replay(keys.direction, **task.leaves)
+    value_fn = task.value_fn
+    if plan.evaluates_batches:  # So is the loss that is checked.
+        value_fn = isolation.traced_anew(value_fn)
     program = loop.make_program(
-        plan, transform, optimizer, task.value_fn, replay, batch_fn, task.trainable
+        plan, transform, optimizer, value_fn, replay, batch_fn, task.trainable
     )
     with keys_lib.shapes_only():
         carry = jax.eval_shape(

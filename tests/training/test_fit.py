@@ -386,6 +386,82 @@ def test_a_loss_that_changed_is_checked_anew(lazy: bool) -> None:
     np.testing.assert_array_equal(checked, run(5, fresh).params)
 
 
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_jax_remembers_of_a_part_of_a_loss_is_not_taken(
+    wrap: Any, lazy: bool
+) -> None:
+    """Neither by the program, traced at N records, nor by the check, traced at four."""
+
+    class Net:
+        train = False
+
+        def __init__(self) -> None:
+            self.block = wrap(self.norm)
+
+        def norm(self, z: jax.Array) -> jax.Array:
+            return z - z.mean(axis=0) if self.train else z
+
+        def loss(self, p: jax.Array, batch: Any) -> jax.Array:
+            return jnp.tanh(self.block(batch[0]) @ p)
+
+    def run(net: Net) -> Any:
+        loss = jaxdp.lazy(net.loss) if lazy else net.loss
+        given = make_plan(num_steps=2), Keys.insecure(0), jnp.ones(D), DATA
+        return jaxdp.fit(*given, value_fn=loss, optimizer=SGD).params
+
+    net = Net()
+    net.train = True  # Pretraining on as many public records.
+    net.loss(jnp.ones(D), DATA)
+    net.train = False
+    np.testing.assert_array_equal(run(net), run(Net()))
+    net = Net()
+    net.loss(jnp.ones(D), (X[:4], Y[:4]))  # Evaluated on four.
+    net.train = True
+    with pytest.raises(ValueError, match="not per record"):
+        run(net)
+
+
+def test_parameters_that_are_data_of_a_program_are_checked_in_each_run() -> None:
+    """A flag among frozen leaves, or a threshold, is in no program's key."""
+
+    def loss(p: Any, batch: Any) -> jax.Array:
+        z = batch[0] @ p["w"]
+        return jnp.tanh(z - jnp.where(p["train"] | (p["w"].sum() > 50), z.mean(), 0))
+
+    def run(size: float, train: bool) -> Any:
+        params = {"w": jnp.full(D, size), "train": jnp.array(train)}
+        given = make_plan(num_steps=2), Keys.insecure(0), params, DATA
+        return jaxdp.fit(
+            *given, value_fn=loss, optimizer=SGD, trainable=lambda path: path == "w"
+        )
+
+    run(1.0, False)
+    for size, train in ((1.0, True), (100.0, False)):
+        with pytest.raises(ValueError, match="not per record"):
+            run(size, train)
+
+
+def test_a_refused_program_is_not_kept() -> None:
+    """Not even for a run that asks for no check."""
+    mode = {"train": True}
+
+    def loss(p: jax.Array, batch: Any) -> jax.Array:
+        mean = batch[0].mean(axis=0) if mode["train"] else 0.0
+        return jnp.tanh((batch[0] - mean) @ p)
+
+    def run(value_fn: Any, check: bool) -> Any:
+        given = make_plan(num_steps=2), Keys.insecure(0), jnp.ones(D), DATA
+        options: dict[str, Any] = {"value_fn": value_fn, "check_isolation": check}
+        return jaxdp.fit(*given, **options, optimizer=SGD).params
+
+    with pytest.raises(ValueError, match="not per record"):
+        run(loss, True)
+    mode["train"] = False
+    fresh = run(lambda p, batch: loss(p, batch), True)
+    np.testing.assert_array_equal(run(loss, False), fresh)
+
+
 def test_per_record_lifts_a_loss_of_one_record() -> None:
     loss = jaxdp.per_record(lambda p, record: jnp.sum(p * record[0]) + record[1])
     got = loss(jnp.ones(D), DATA)
@@ -477,11 +553,10 @@ def test_the_check_reads_shapes_alone_and_can_be_left_out() -> None:
         return jax.pure_callback(outside, shape, b[0], vmap_method="expand_dims") + p[0]
 
     data = (jnp.full((N, D), 0.123456, jnp.float32), Y)
-    plan, program = make_plan(), preparing.Compiled(None, "")
-    preparing.check_losses(plan, jnp.zeros(D), data, loss, True, program)
+    plan = make_plan()
+    preparing.check_losses(plan, jnp.zeros(D), data, loss, True)
     assert len(seen) == 5
     assert not any(np.any(x == np.float32(0.123456)) for x in seen)
-    preparing.check_losses(plan, jnp.zeros(D), data, loss, True, program)  # It passed.
     preparing.check_losses(plan, jnp.zeros(D), data, lambda p, b: loss(p, b), False)
     assert len(seen) == 5
 
