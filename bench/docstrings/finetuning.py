@@ -11,9 +11,11 @@ the norm of the encoder's head, LoRA of queries and values, or all parameters. N
 is a method without its noise. The seed draws directions, noise and batches; data and
 initial model stay.
 
-Step sizes were chosen at epsilon 2 by single runs, a factor of two or three apart, judged
-on a fifth of the private records that was held out. Such a choice is not in a run's
-epsilon. The public records took no part in it.
+Step sizes were chosen at epsilon 2, and of gradients the number of steps: by single runs, a
+factor of two or three apart, judged by a fifth of the private records that was held out. So
+was how the decoder is pretrained. Clip and steps of the head come from a few earlier runs,
+some judged by the public records: read its accuracies as slightly optimistic. Such choices
+are not in a run's epsilon.
 """
 
 from collections.abc import Callable

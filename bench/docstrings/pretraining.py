@@ -111,7 +111,7 @@ class Windows(NamedTuple):
     begin: np.ndarray  # (N,): where the file of a token begins
     end: np.ndarray  # (N,)
     words: np.ndarray  # (W,): the tokens that are told from one another
-    share: np.ndarray  # (V,): how often a token is drawn as such a word; sums to 1
+    share: np.ndarray  # (V,): how often a token is drawn as such a word
     weight: np.ndarray  # (V,): how often a token that is drawn counts
     before: np.ndarray  # tokens before a window
     after: np.ndarray  # tokens after it
