@@ -25,7 +25,7 @@ NEWER := import sys; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo "make demo     train privately on real data; results in runs/demo"
-	@echo "make demo-lm  pretrain and privately tune a small language model; runs/demo-lm"
+	@echo "make demo-lm  pretrain and privately tune two small language models; runs/demo-lm"
 	@echo "make test     the fast tests         (ARGS=... goes to pytest)"
 	@echo "make test-all all tests: builds, kills, planted faults, studies too"
 	@echo "make versions fast tests of the wheel with the newest and lowest dependencies"
@@ -71,9 +71,8 @@ demo: $(STAMP)
 	$(BIN)/python -m jaxdp.cli train --dataset digits --epsilon 2 --out runs/demo --overwrite
 	$(BIN)/python -m bench digits --quick --out runs/demo --json runs/demo/study.json
 
-# What the study of language models needs besides: DP-SGD of jax-privacy.
 demo-lm: $(STAMP)
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm,mf]'
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[lm]'
 	$(BIN)/python -m bench docstrings --out runs/demo-lm --json runs/demo-lm/study.json
 
 # Programs that were compiled are read again by all of these, in every clone: compiling is

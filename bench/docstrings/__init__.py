@@ -1,62 +1,61 @@
-"""A small transformer, pretrained here, tuned privately: ``make demo-lm``.
+"""Two small language models, pretrained here, tuned privately: ``make demo-lm``.
 
-RoBERTa of a million parameters is pretrained on the sources of this Python's standard
-library (:mod:`.corpus` says which files, :mod:`.pretraining` how), and then learns from
-private docstrings which family of modules a docstring comes from: DPZero at epsilon 2 and
-6, beside the start (zero-shot), the majority class, MeZO (DPZero without clip and noise)
-and DP-SGD of ``jax_privacy``. Every figure is the accuracy on held-out public docstrings,
-a mean over insecure seeds with the 95% interval of Student's t; delta = 1e-5.
+A RoBERTa and a Llama of a million parameters each are pretrained on the sources of this
+Python's standard library (:mod:`.corpus` says which files, :mod:`.pretraining` how). From
+private docstrings they learn which family of modules a docstring comes from: RoBERTa as one
+of four words, Llama as an answer that it writes (:mod:`.finetuning`). DPZero, DP-LoRA and
+DP-SGD at epsilon 2 and 6 and without privacy, beside the start (zero-shot) and the majority
+class. Every figure is the accuracy on held-out public docstrings, a mean over insecure
+seeds with the 95% interval of Student's t; delta = 1e-5.
 
-With ``--out DIR`` it leaves the pretrained model there, as a Hugging Face folder with the
-records beside it, so that ``jaxdp finetune`` runs on it, and a plot.
+With ``--out DIR`` it leaves the pretrained models there, as Hugging Face folders with the
+records beside them, so that ``jaxdp finetune`` runs on them, and a plot.
 """
 
 import dataclasses
 import json
 import pathlib
-import statistics
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import rich.progress
 from matplotlib.figure import Figure
 
 from bench import _harness
+from jaxdp.cli import plots
 
-SEEDS = (0, 1, 2, 3, 4)
-EPSILONS = (2.0, 6.0)
-PRETRAINING_STEPS = 500
-CASE = "docstrings"
-
-Runs = dict[tuple[str, float], list[Any]]  # (algorithm, epsilon) -> a run for each seed
+EPSILONS = (2.0, 6.0, None)
+PRETRAINING_STEPS = 400
+TASKS = {"encoder": "classification", "decoder": "instruction"}
+SEEDS = (0, 1, 2, 3)
+ACCURACY, ZERO_SHOT, MAJORITY = "accuracy", "zero-shot", "majority class"
 
 
 def run(quick: bool, out: pathlib.Path | None = None) -> list[_harness.Row]:
-    """Rows of the study; quick: fewer steps, one seed and epsilon, no DP-SGD."""
+    """Rows of the study; quick: few steps, one seed, epsilon and method of each task."""
     for package in ("tokenizers", "safetensors"):
         if said := _harness.missing(package):
-            return [_harness.Row(CASE, "accuracy", None, said)]
-    from bench.docstrings import corpus, finetuning, pretraining
+            return [_harness.Row("docstrings", ACCURACY, None, said)]
+    from bench.docstrings import corpus
 
-    begin = time.perf_counter()
     text = corpus.load()
+    rows = [
+        _harness.Row("private records", "number", len(text.train), ""),
+        _harness.Row("public records", "number", len(text.eval), ""),
+        # All classes are as frequent.
+        _harness.Row("all tasks", MAJORITY, 1 / len(text.classes), ACCURACY),
+    ]
     with tempfile.TemporaryDirectory() as spare, _bar() as bar:
-        folder = (pathlib.Path(spare) if out is None else out) / "pretrained"
-        steps = 20 if quick else PRETRAINING_STEPS
-        task = bar.add_task("pretraining", total=steps)
-        told = lambda step, value: bar.update(task, completed=step)  # noqa: E731
-        start = pretraining.pretrain(text, folder, num_steps=steps, progress=told)
-        if out is not None:
-            _write_records(out, text)
-        of = finetuning.problem(text, start)
-        before = of.accuracy(of.params)
-        runs = _runs(of, quick, bar)
+        folder = pathlib.Path(spare) if out is None else out
+        with ThreadPoolExecutor(2) as pool:  # A run fills one core.
+            kinds = [*TASKS]
+            starts = [*pool.map(lambda k: _start(text, k, folder, quick, bar), kinds)]
+            for kind, start in zip(kinds, starts, strict=True):
+                rows += _of_task(text, TASKS[kind], start, quick, bar, pool)
     if out is not None:
-        _plot(out / "docstrings.png", runs, before, of.majority)
-    minutes = (time.perf_counter() - begin) / 60
-    return _rows(of, before, runs, minutes)
+        plots.save(plot(rows), out / "docstrings.png")
+    return rows
 
 
 def _bar() -> rich.progress.Progress:
@@ -68,83 +67,99 @@ def _bar() -> rich.progress.Progress:
     )
 
 
-def _write_records(out: pathlib.Path, text: Any) -> None:
-    """The records, private and public, as ``jaxdp finetune`` reads them."""
+def _start(text: Any, kind: str, folder: pathlib.Path, quick: bool, bar: Any) -> Any:
+    """A pretrained model, which is left in a folder with the records beside it."""
+    from bench.docstrings import pretraining
+
+    steps = 20 if quick else PRETRAINING_STEPS
+    lane = bar.add_task(f"{kind}, pretraining", total=steps)
+    start = pretraining.pretrain(
+        text,
+        pretraining.CONFIGS[kind],
+        folder / kind,
+        num_steps=steps,
+        progress=lambda step, value: bar.update(lane, completed=step),
+    )
     for name, records in (("train", text.train), ("eval", text.eval)):
+        if start.tokenizer.is_decoder:
+            records = pretraining.conversations(start.tokenizer, records)
         lines = (json.dumps(record) + "\n" for record in records)
-        (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        (folder / kind / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return start
 
 
-def _runs(of: Any, quick: bool, bar: rich.progress.Progress) -> Runs:
+def _of_task(
+    text: Any, task: Any, start: Any, quick: bool, bar: Any, pool: Any
+) -> list[_harness.Row]:
+    """Rows of a task: what the model is without training, every method and budget."""
     from bench.docstrings import finetuning
 
-    cells: list[Any] = [("dpzero", e) for e in EPSILONS] + [("mezo", 0.0)]
-    if not _harness.missing("jax_privacy"):
-        cells += [("dpsgd", e) for e in EPSILONS]
-    seeds = SEEDS
-    if quick:
-        cells, seeds = [("dpzero", 6.0)], SEEDS[:1]
-    runs: Runs = {}
-    for algorithm, epsilon in cells:
-        recipe = finetuning.RECIPES[algorithm]
-        recipe = dataclasses.replace(recipe, num_steps=20) if quick else recipe
-        name = f"{algorithm} {f'epsilon {epsilon:g}' if epsilon else ''}"
-        task = bar.add_task(name, total=recipe.num_steps * len(seeds))
-        runs[algorithm, epsilon] = [
-            finetuning.run(
-                of,
-                algorithm,
-                seed=seed,
-                epsilon=epsilon,
-                recipe=recipe,
-                advance=lambda steps, task=task: bar.update(task, advance=steps),
-            )
-            for seed in seeds
-        ]
-    return runs
+    methods, seeds = finetuning.METHODS[task], SEEDS[:1] if quick else SEEDS
+    movings: set[Any] = {method.moving for method in methods.values()}
+    problems = {moving: finetuning.problem(text, start, moving) for moving in movings}
 
+    def row(cell: Any, lane: Any) -> _harness.Row:
+        case, epsilon = cell
+        method = methods[case]
+        if quick:
+            recipe = dataclasses.replace(method.recipe, num_steps=10)
+            method = method._replace(recipe=recipe)
+        found = []
+        for seed in seeds:
+            found.append(finetuning.run(problems[method.moving], method, epsilon, seed))
+            bar.advance(lane)
+        mean = _harness.mean(found)
+        metric = f"{case}, {told(epsilon)}"
+        return _harness.averaged(task, metric, mean, len(seeds), ACCURACY)
 
-def _rows(of: Any, before: float, runs: Runs, minutes: float) -> list[_harness.Row]:
-    row = lambda *fields: _harness.Row(CASE, *fields)  # noqa: E731
-    rows = [
-        row("private records", of.num_examples, ""),
-        row("public records", len(of.eval["label"]), ""),
-        row("majority class", of.majority, "accuracy"),
-        row("zero-shot", before, "accuracy"),
+    of = next(iter(problems.values()))
+    cells = [(case, epsilon) for case in methods for epsilon in EPSILONS]
+    cells = [("DP-LoRA", 6.0)] if quick else cells
+    lanes = [
+        bar.add_task(f"{task}: {c}, {told(e)}", total=len(seeds)) for c, e in cells
     ]
-    for (algorithm, epsilon), found in runs.items():
-        name = f"{algorithm}{f', epsilon {epsilon:g}' if epsilon else ', not private'}"
-        ends = [one.accuracies[-1] for one in found]
-        mean = _harness.mean(ends)
-        gain = mean.value - max(before, of.majority)
-        rows.append(row(name, mean.value, "accuracy"))
-        if len(ends) > 1:
-            rows.append(row(f"{name}: half of its 95% interval", mean.half_width, ""))
-        rows.append(row(f"{name}: above zero-shot and majority", gain, "accuracy"))
-        seconds = statistics.mean(one.seconds for one in found)
-        rows.append(row(f"{name}: time of a run", seconds, "s"))
-    if not any(algorithm == "dpsgd" for algorithm, _ in runs):
-        said = _harness.missing("jax_privacy") or "skipped: not in --quick"
-        rows.append(row("dpsgd", None, said))
-    return [*rows, row("all of it", minutes, "min")]
+    rows = [_harness.Row(task, ZERO_SHOT, of.accuracy(of.params), ACCURACY)]
+    return [*rows, *pool.map(row, cells, lanes)]
 
 
-def _plot(path: pathlib.Path, runs: Runs, before: float, majority: float) -> None:
-    """Accuracy over the steps of each method's runs: means over seeds."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    names = {"dpzero": "DPZero", "mezo": "MeZO, not private", "dpsgd": "DP-SGD"}
-    for (algorithm, epsilon), found in runs.items():
-        steps = np.asarray(found[0].steps) / found[0].steps[-1]
-        mean = np.mean([one.accuracies for one in found], axis=0)
-        label = names[algorithm] + (f", epsilon {epsilon:g}" if epsilon else "")
-        style = {"dpzero": "-", "mezo": ":", "dpsgd": "--"}[algorithm]
-        axes.plot(steps, mean, style, label=f"{label} ({found[0].steps[-1]} steps)")
-    axes.axhline(before, color="0.4", linewidth=1, label="zero-shot")
-    axes.axhline(majority, color="0.7", linewidth=1, label="majority class")
-    axes.set_xlabel("share of the steps")
-    axes.set_ylabel("accuracy on public records")
-    axes.set_title(f"Which modules a docstring comes from, mean of {len(SEEDS)} seeds")
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+def told(epsilon: float | None) -> str:
+    """What the rows say of a budget."""
+    return f"epsilon {epsilon:g}" if epsilon else "not private"
+
+
+def plot(rows: list[_harness.Row]) -> Figure:
+    """Accuracy by method and budget, of rows that were just made or are kept."""
+    found = {(row.case, row.metric): row for row in rows if row.unit == ACCURACY}
+    fig, axes = plots.figure(1, len(TASKS), figsize=(10, 3.8))
+    colors = plots.ORANGE, plots.BLUE, plots.BLACK
+    for axis, task in zip(axes, TASKS.values(), strict=True):
+        metrics = [metric for case, metric in found if case == task]
+        methods = [*dict.fromkeys(m.rpartition(", ")[0] for m in metrics if ", " in m)]
+        for number, (epsilon, color) in enumerate(zip(EPSILONS, colors, strict=True)):
+            points = [found.get((task, f"{m}, {told(epsilon)}")) for m in methods]
+            there = [(i, point) for i, point in enumerate(points) if point is not None]
+            axis.errorbar(
+                [point.value for _, point in there],
+                [-i + 0.15 * (1 - number) for i, _ in there],
+                xerr=[point.half_width or 0.0 for _, point in there],
+                fmt="o",
+                ms=4,
+                capsize=3,
+                color=color,
+                label=told(epsilon),
+            )
+        zero_shot, majority = found[task, ZERO_SHOT], found["all tasks", MAJORITY]
+        for one, style in ((zero_shot, ":"), (majority, "--")):
+            axis.axvline(
+                one.value, color=plots.BLACK, linestyle=style, lw=1, label=one.metric
+            )
+        axis.set_yticks([-i for i in range(len(methods))], methods)
+        axis.set_xlabel("share of public records answered rightly")
+        axis.set_title(task, loc="left", fontsize="medium")
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    fig.suptitle(
+        "Families of modules from private docstrings: means and 95% intervals",
+        fontsize="medium",
+    )
+    return fig

@@ -1,12 +1,15 @@
-"""The study of docstrings: what is read, what becomes a record, and that nothing leaks."""
+"""The study of docstrings: what is read, what becomes a record, and what is asked."""
 
 import collections
 import pathlib
 import sys
 
+import jax
+import numpy as np
 import pytest
 
-from bench.docstrings import corpus
+from bench.docstrings import corpus, finetuning, pretraining
+from jaxdp.models.language import LanguageModel
 
 pytestmark = pytest.mark.slow
 
@@ -112,3 +115,54 @@ def test_every_module_has_one_class() -> None:
         assert len(set(modules)) == len(modules)
     # Gone from later Pythons, or there in all of them.
     assert {"email", "asyncio", "inspect", "json"} <= sys.stdlib_module_names
+
+
+def test_windows_have_the_question_behind_them_then_a_word_and_the_end() -> None:
+    text, question = np.arange(10, 110, dtype=np.int32), np.array([5, 6], np.int32)
+    of = pretraining.Windows(
+        text,
+        begin=np.zeros(100, int),
+        end=np.full(100, 100),
+        words=text,
+        share=np.full(110, 1 / 110),
+        weight=np.ones(110),
+        before=np.zeros(0, np.int32),
+        after=question,
+        config=pretraining.CONFIGS["decoder"],
+    )
+    found, end = pretraining.draw(of, np.random.default_rng(0)), 2
+    for i in range(0, pretraining.BATCH_SIZE, 8):
+        asked = int(found.asked[i, 0])
+        row, length = found.tokens[i], asked - 1
+        assert (np.diff(row[:length]) == 1).all()  # the window, as it stands
+        assert row[length:].tolist()[:4] == [5, 6, found.near[i, 0], end]
+        assert found.mask[i].sum() == length + 4
+        near = found.near[i][found.near_weights[i] > 0]
+        assert not set(near) & set(row[:length])
+        ends = np.minimum(abs(near - row[0]), abs(near - row[length - 1]))
+        assert (ends <= pretraining.NEAR).all()
+        told = found.positions[i], found.targets[i], found.weights[i]
+        for position, target, weight in zip(*told, strict=True):
+            if weight:
+                assert target == row[position + 1]
+                assert position + 1 < length or target == end
+    assert found.weights.sum() > pretraining.BATCH_SIZE
+
+
+def test_an_answer_counts_where_it_matches(
+    library: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, config = corpus.load(FAMILIES, library), pretraining.CONFIGS["decoder"]
+    tokenizer = pretraining.train_tokenizer(found, config)
+    model = LanguageModel(config=config)
+    start = pretraining.Pretrained(model, model.init(jax.random.key(0)), tokenizer)
+    of = finetuning.problem(found, start, "LoRA")
+    answers = of.train["tokens"][of.train["span"]].reshape(-1, pretraining.SPAN)
+    assert {tokenizer.decode(answer).strip() for answer in answers} == set(FAMILIES)
+    assert (answers[:, -1] == config.ends[0]).all()
+    # A model that is not trained writes something else.
+    assert of.accuracy(of.params) == 0
+    # One class in place of all answers is right for half of the records.
+    always = np.tile(answers[:1], (len(found.eval), 1))
+    monkeypatch.setattr(finetuning.generation, "generate", lambda *_, **__: always)
+    assert of.accuracy(of.params) == 0.5
