@@ -123,7 +123,7 @@ def tune(
       trainable: which leaves move, as in ``fit``.
       stacked: as in ``fit``.
       microbatch_size: records evaluated at once.
-      check_isolation: as in ``fit``; once, before the search.
+      check_isolation: as in ``fit``; before the search too.
       budget: as in ``fit``: the whole search is reserved before its first trial.
 
     Returns:

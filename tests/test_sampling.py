@@ -493,6 +493,15 @@ def test_cyclic_poisson_costs_what_its_group_costs() -> None:
         assert cyclic.num_steps == 10 and one == pytest.approx(other, rel=1e-6)
 
 
+def test_more_records_than_places_are_refused() -> None:
+    """Places are 32-bit integers, which would wrap."""
+    sampler = sampling.CyclicPoisson(num_groups=4, sampling_prob=1e-9)
+    most = plan(sampler, 2**31 - 1)
+    assert int(sampling.draw(most, Keys.insecure(0), 3).index.min()) >= 0
+    with pytest.raises(ValueError, match="num_examples must be an integer"):
+        sampling.draw(plan(sampler, 3 * 2**30), Keys.insecure(0), 3)
+
+
 def test_bad_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="num_groups must be"):
         sampling.CyclicPoisson(num_groups=0, sampling_prob=0.3)

@@ -272,6 +272,8 @@ def draw(
     run: Run = plan.run
     sampler, n = run.sampling, run.num_examples
     validate.instance(Sampler, **{"plan.sampling": sampler})
+    # Places of records are 32-bit integers: others would come back as those of before.
+    validate.integer(at_most=2**31 - 1, **{"plan.num_examples": n})
     phase = check_phase(run, phase)
     key = keys_lib.stream(keys.sampling, "sampling", context=run.context)
     index, mask = sampler.of_phase(phase).draw(key, step, n)

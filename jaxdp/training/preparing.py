@@ -167,16 +167,22 @@ class Compiled:
     """Compiled program of a task, which equal tasks share as long as it is kept.
 
     Attributes:
-      run: the program, which places its arguments.
+      program: as XLA has it.
+      mesh: of its arguments.
       text: of the program, if asked for; else "".
       check: of the loss that is in it, for parameters; None where none was asked for.
       refused: whether :func:`check_losses` refused the loss.
     """
 
-    run: Any
+    program: Any
+    mesh: Mesh | None
     text: str
     check: Callable[[Any], None] | None = None
     refused: bool = False
+
+    def run(self, *given: Any) -> Any:
+        """Runs the program on arguments, which are placed on the mesh."""
+        return self.program(*parallel.placed(self.mesh, *given))
 
 
 def check_losses(
@@ -317,8 +323,7 @@ def compiled(
         if needed:  # Traced now, as the program was.
             params, place = _spread(task.params)
             check = _made_up_check(task.value_fn, params, task.data, place)
-        run = made.compile(compiler_options=options)
-        return Compiled(lambda *given: run(*parallel.placed(mesh, *given)), text, check)
+        return Compiled(made.compile(compiler_options=options), mesh, text, check)
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))

@@ -590,7 +590,7 @@ def test_a_search_on_eight_devices(mode: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with kills.killed(3):
         jaxdp.fit(plan, keys, *task, **how, mesh=MESH, ledger=folder, chunk=2)
-    program, _ = next(reversed(loop._programs.values()))  # That fit compiled last.
+    program = next(reversed(loop._programs.values())).program  # That fit compiled last.
     many = jaxdp.resume(folder, *task, **how, mesh=MESH)
     one = jaxdp.fit(plan, keys, *task, **how)
     chex.assert_trees_all_equal(many.params, one.params)
@@ -698,7 +698,7 @@ def test_a_game_on_eight_devices() -> None:
     plan, how = methods.SADDLES[0].plan, {"value_fn": methods.GAME}
     task = (Keys.insecure(1), plan.uniform(), methods.SADDLES[0].data)
     many = jaxdp.fit(plan, *task, **how, microbatch_size=2, mesh=MESH)
-    program, _ = next(reversed(loop._programs.values()))
+    program = next(reversed(loop._programs.values())).program
     one = jaxdp.fit(plan, *task, **how, microbatch_size=2)
     chex.assert_trees_all_equal((many.params, many.info), (one.params, one.info))
     assert_replicas_agree((many.params, many.info))

@@ -78,9 +78,8 @@ def test_one_set_of_parameters(chunk: int | None) -> None:
         count()
         assert seen[-1] == sets, (donate, seen)
         assert seen[:-1] == [sets + 1] * (len(seen) - 1)
-        found = reversed(loop._programs.values())  # Isolation checks are None.
-        program, _ = next(x for x in found if x is not None)
-        assert program.memory_analysis().alias_size_in_bytes >= params.nbytes
+        *_, found = loop._programs.values()
+        assert found.program.memory_analysis().alias_size_in_bytes >= params.nbytes
         del result, params
 
 
