@@ -49,6 +49,7 @@ def test_kept_rows_are_those_of_every_family_and_large_model() -> None:
     for name in families.CASES:
         assert found[name, "peft"] == 1.0
         assert found[name, "sharded"] < 1e-5
+        assert (name, "step, rademacher") in found and (name, "step, sphere") in found
     for name in devices.MODELS:
         for method in devices.METHODS:
             sizes = [
