@@ -174,6 +174,8 @@ def test_what_it_has_no_use_for_is_refused(options: dict[str, Any], named: str) 
         fit(**options)
 
 
+# Keys from entropy have noise of their own: some certify where they began.
+@pytest.mark.filterwarnings("ignore:the point that is certified:UserWarning")
 def test_what_does_not_fit_spends_no_keys() -> None:
     keys = Keys.from_entropy()
     halves = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
