@@ -282,7 +282,7 @@ def _of_losses(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), records
             )
             try:
-                isolation.check_made_up(value_fn, params, shapes)
+                isolation.made_up_check(value_fn, params, shapes)(params)
             except ValueError as error:
                 out.append(str(error))
     return out + [str(each.message) for each in caught]

@@ -91,11 +91,6 @@ def traced_anew(value_fn: ValueFn) -> ValueFn:
     return anew(value_fn)
 
 
-def check_made_up(value_fn: ValueFn, params: Any, data: Any, place: Any = None) -> None:
-    """Checks isolation once, as :func:`made_up_check` does."""
-    made_up_check(value_fn, params, data, place)(params)
-
-
 def made_up_check(
     value_fn: ValueFn, params: Any, data: Any, place: Any = None
 ) -> Callable[[Any], None]:

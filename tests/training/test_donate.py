@@ -137,8 +137,9 @@ def test_a_lazy_loss_is_moved_everywhere(where: str) -> None:
             out += 0 * at("gate", params["gate"])
         return jnp.tanh(out + gate * out.mean())
 
+    loss, data = jaxdp.LazyLoss(losses), jnp.ones((8, 2))
     with pytest.raises(ValueError, match="not per record"):
-        isolation.check_made_up(jaxdp.LazyLoss(losses), params, jnp.ones((8, 2)))
+        isolation.made_up_check(loss, params, data)(params)
 
 
 def test_what_is_the_data_or_the_optimizers_is_not_given_away_twice() -> None:
