@@ -330,9 +330,9 @@ class SquareRoot(_Toeplitz):
           >>> kernel.inverse_coefficients().round(6).tolist()
           [1.0, -0.5, -0.125, -0.0625]
         """
-        lag = np.arange(1, self.period)
         if self._lags < self.period - 1:
             return self._solved()
+        lag = np.arange(1, self.period)
         exact = np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
         # To first order in the error E: -C^-1 E C^-1, of which C^-2 is 1 - x. The second
         # order is below the precision of float64.

@@ -79,26 +79,21 @@ class PrefixSum(SumPlan):
         blt.check_names(self.prefix_noise, self.blt_numbers)
         if self._cyclic:
             names = prefix_noise.REPEATABLE
-            if self.sampling.amplifies:
+            if self._num_groups:
                 names = (_BANDED, "independent")
             validate.one_of(names, prefix_noise=self.prefix_noise)
             if self.period is not None:
                 raise ValueError(
                     f"period must be None with sampling.{type(self.sampling).__name__}, "
-                    "whose noise does not restart within the run, got "
-                    f"{self.period}"
+                    f"whose noise does not restart within the run, got {self.period}"
                 )
         if self.bands is not None:
             self._check_bands(self.bands)
         super().__post_init__()
 
     def _check_bands(self, bands: int) -> None:
-        most = None
-        if isinstance(self.sampling, sampling.CyclicPoisson):
-            most = (
-                self.sampling.num_groups
-            )  # Beyond, a record's steps have some in common.
-        validate.integer(bands=bands, at_most=most)
+        # Beyond the groups, a row of C would hold two steps of a record.
+        validate.integer(bands=bands, at_most=self._num_groups)
         if self.prefix_noise != _BANDED:
             raise ValueError(
                 f"bands must be None with prefix_noise = {self.prefix_noise!r}, got "
@@ -111,10 +106,15 @@ class PrefixSum(SumPlan):
         return isinstance(self.sampling, sampling.CyclicEpochs | sampling.CyclicPoisson)
 
     @property
+    def _num_groups(self) -> int | None:
+        """Number of groups that are sampled in turn; None where none are."""
+        return getattr(self.sampling, "num_groups", None)
+
+    @property
     def steps_per_pass(self) -> int:
         """Number of steps of one pass over the data."""
-        if isinstance(self.sampling, sampling.CyclicPoisson):
-            return self.sampling.num_groups
+        if self._num_groups:
+            return self._num_groups
         if self.num_passes == 1:
             return self.num_steps
         return self.num_examples // self.sampling.rows(self.num_examples)
@@ -127,22 +127,18 @@ class PrefixSum(SumPlan):
     def _sums(self) -> CorrelatedSums:
         most = min(self._restart, self.num_steps)
         period = most if self.period is None else min(self.period, most)
-        amplified = self.sampling.amplifies
-        size = self.sampling.rows(self.num_examples)
-        if amplified:
-            size = self.sampling.expected_batch_size(self.num_examples)
+        size = self.sampling.expected_batch_size(self.num_examples)
+        again = isinstance(self.sampling, sampling.CyclicEpochs)
         return CorrelatedSums(
             **self._common(),
             clips={"step": (self.l2_clip_norm, size)},
             phases=self.phases,
             correlation=self._kernel(period),
-            separation=self.steps_per_pass if self._cyclic and not amplified else None,
+            separation=self.steps_per_pass if again else None,
         )
 
     def _kernel(self, period: int) -> PrefixNoise:
-        bands = self.bands
-        if bands is None and isinstance(self.sampling, sampling.CyclicPoisson):
-            bands = self.sampling.num_groups
+        bands = self.bands or self._num_groups
         if bands is None or self.prefix_noise != _BANDED:
             return blt.kernel(self.prefix_noise, self.blt_numbers, period)
         return toeplitz_noise.SquareRoot(period, min(bands, period))
