@@ -50,8 +50,9 @@ def private_prefix_sum(
       most ``plan.l2_clip_norm`` (twice that if replaced), enforced on integers. What the
       plan charges rests on which steps read a record: the updates of a step must be
       functions of its batch's records, each of its own, and of what was released before.
-      Noise restarts with every period and, but for ``CyclicEpochs``, with every pass over
-      the data; with these the plan charges what a record moves in all passes. Inside
+      Noise restarts with every period and, but for cyclic samplers, with every pass over
+      the data. With ``CyclicEpochs`` the plan charges what a record moves in all passes,
+      with ``CyclicPoisson`` a sampled release for each step of its group. Inside
       ``optax.masked`` the other leaves pass through as they came, un-noised and with their
       records in front: use ``optax.partition`` and let something else consume them.
 
