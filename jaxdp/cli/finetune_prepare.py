@@ -49,11 +49,9 @@ from jaxdp.training.ledger import LEDGER, PLAN
 Batch = dict[str, np.ndarray]
 Record = dict[str, Any]
 #: The most public records whose gradients say the scale; and the step size, of the longest
-#: that noise allows. Gradients of LoRA grow on the way, for it starts at zero: of
-#: ``bench docstrings``' model a fifth was about the best, and all of it led nowhere. Where
-#: there is little noise, one step may move a loss by 1, if all records agree. AdamW divides
-#: steps by the size of noised gradients: this step times that size was better there than
-#: half and twice as much, at epsilon 2 and 6.
+#: that noise allows: a part, for gradients of LoRA, which starts at zero, grow on the way.
+#: Where there is little noise, one step may move a loss by 1, if all records agree. AdamW
+#: divides steps by the size of noised gradients, so it takes this step times that size.
 _SCALE_RECORDS, _STEP = 64, 0.2
 #: Pairs whose likelihoods are computed at once, before the run and where it is judged.
 _PAIRS = 16

@@ -26,7 +26,6 @@ from jaxdp.planner import gradients
 
 Algorithm = Literal["dpzero", "dpgd", "mezo", "gd"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-Optimizer = Literal["sgd", "adamw"]
 #: Plan of each algorithm, and whether it clips and noises.
 _PLANS: dict[str, tuple[Any, bool]] = {
     "dpzero": (plans.DPZero, True),
@@ -52,7 +51,7 @@ class Recipe:
     schedule: Literal["constant", "cosine"] = "constant"
     momentum: float = 0.0
     average: float = 0.0
-    optimizer: Optimizer = "sgd"
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     # Zeroth order only:
     smoothing_radius: float = 1e-3
     num_directions: int = 1
