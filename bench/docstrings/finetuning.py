@@ -98,9 +98,8 @@ class Problem(NamedTuple):
     params: Any
     train: Any  # private records as a batch
     trainable: Callable[[str], bool] | None
-    accuracy: Callable[
-        [Any], float
-    ]  # share of public records that are answered rightly
+    #: Share of public records that are answered rightly.
+    accuracy: Callable[[Any], float]
 
 
 def head_only(path: str) -> bool:
