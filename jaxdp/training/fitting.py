@@ -558,7 +558,10 @@ def _rebuilt(
     states = recording.checkpoints(at)
 
     def at_state(step: int) -> loop.Carry:
-        carry = recording.restore(states[step], begin) if step in states else begin
+        carry = begin
+        if step in states:
+            frozen = replaying.frozen_of(at.record.header)
+            carry = recording.restore(states[step], begin, frozen)
         return carry._replace(releases=jnp.array(releases))
 
     stopped = at.done in states and _ended(at.plan, at_state(at.done))

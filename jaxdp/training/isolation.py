@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
-from jaxdp.core.types import ValueFn
+from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.kernels.perturb import LazyLoss, identity
 from jaxdp.kernels.sphere import path_str
@@ -92,7 +92,11 @@ def traced_anew(value_fn: ValueFn) -> ValueFn:
 
 
 def made_up_check(
-    value_fn: ValueFn, params: Any, data: Any, place: Any = None
+    value_fn: ValueFn,
+    params: Any,
+    data: Any,
+    place: Any = None,
+    moves: PathPredicate | None = None,
 ) -> Callable[[Any], None]:
     """Compiles a check of isolation on made-up records, for parameters like these.
 
@@ -104,7 +108,9 @@ def made_up_check(
 
     Parameters, public ones, are on one device, or split over several; the losses come to
     ``place`` then, a sharding of every device. They are moved because at zeros, where many
-    runs start, a batch's mean or variance often does not reach the losses.
+    runs start, a batch's mean or variance often does not reach the losses. Where some stay
+    in the run (``moves`` says which do not), losses are compared a second time with those
+    as they are: one may be a flag of the model's mode.
 
     Raises:
       ValueError: the loss raised; of what is returned, or another record's loss changed.
@@ -113,20 +119,30 @@ def made_up_check(
     base = structure.unflatten(_made_up(x, i) for i, x in enumerate(shapes))
     value_fn = traced_anew(value_fn)
 
-    @functools.partial(jax.jit, out_shardings=place)
-    def losses(params: Any, batch: Any) -> Array:
-        if isinstance(value_fn, LazyLoss):  # A layer at a time, and no second model.
-            rest = _moved(params, but=_asked(value_fn, params, batch))
-            return value_fn.fn(rest, batch, _moved_view)
-        return value_fn(_moved(params), batch)
+    paths = [path_str(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    stays = {path for path in paths if moves is not None and not moves(path)}
 
-    compiled = _named(lambda: losses.lower(params, base).compile())
+    @functools.partial(jax.jit, out_shardings=place)
+    def losses(params: Any, batch: Any, every: Array) -> Array:
+        def shown(path: str, leaf: Any, moved: Any) -> Any:
+            return jnp.where(every, moved, leaf) if path in stays else moved
+
+        if isinstance(value_fn, LazyLoss):  # A layer at a time, and no second model.
+            rest = _moved(params, shown, but=_asked(value_fn, params, batch))
+            view = functools.partial(_moved_view, shown=shown)
+            return value_fn.fn(rest, batch, view)
+        return value_fn(_moved(params, shown), batch)
+
+    compiled = _named(lambda: losses.lower(params, base, np.bool_(True)).compile())
 
     def check(params: Any) -> None:
-        def at(batch: Any) -> np.ndarray:
-            return _named(lambda: np.asarray(compiled(params, batch)))
+        def at(batch: Any, every: bool = True) -> np.ndarray:
+            given = params, batch, np.bool_(every)
+            return _named(lambda: np.asarray(compiled(*given)))
 
         _compare_all(at, base)
+        if stays:
+            _compare_all(functools.partial(at, every=False), base)
 
     return check
 
@@ -193,12 +209,13 @@ def _replaced(x: np.ndarray, row: int) -> np.ndarray:
     return out
 
 
-def _moved(params: Any, but: Collection[str] = ()) -> Any:
+def _moved(params: Any, shown: Any, but: Collection[str] = ()) -> Any:
     """Moves parameters at random: by up to half of their size, or up to 0.1 from zero."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    named = [(path_str(path), leaf) for path, leaf in leaves]
     return structure.unflatten(
-        leaf if path_str(path) in but else _moved_leaf(leaf, index)
-        for index, (path, leaf) in enumerate(leaves)
+        leaf if path in but else shown(path, leaf, _moved_leaf(leaf, index))
+        for index, (path, leaf) in enumerate(named)
     )
 
 
@@ -220,11 +237,17 @@ def _asked(value_fn: LazyLoss, params: Any, batch: Any) -> set[str]:
 
 
 def _moved_view(
-    path: str, leaf: Any, layer: Any = None, after: Any = None, rows: Any = None
+    path: str,
+    leaf: Any,
+    layer: Any = None,
+    after: Any = None,
+    rows: Any = None,
+    *,
+    shown: Any,
 ) -> Any:
     """Returns a leaf, or its slice for a layer, moved: the ``at`` of a lazy loss."""
     del after
-    moved = _moved_leaf(leaf, zlib.crc32(path.encode()), layer)
+    moved = shown(path, leaf, _moved_leaf(leaf, zlib.crc32(path.encode()), layer))
     return moved if rows is None else moved[rows]
 
 

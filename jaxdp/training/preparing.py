@@ -13,7 +13,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.source import Source
-from jaxdp.core.types import UserRecords, ValueFn
+from jaxdp.core.types import PathPredicate, UserRecords, ValueFn
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
@@ -212,11 +212,15 @@ def check_losses(
 
 
 def _made_up_check(
-    value_fn: ValueFn, params: Any, data: Any, place: Any
+    value_fn: ValueFn,
+    params: Any,
+    data: Any,
+    place: Any,
+    moves: PathPredicate | None = None,
 ) -> Callable[[Any], None]:
     data = data.like if isinstance(data, streaming.Stream) else data
     shapes = jax.eval_shape(lambda data: data, data)
-    return isolation.made_up_check(value_fn, params, shapes, place)
+    return isolation.made_up_check(value_fn, params, shapes, place, moves)
 
 
 def _spread(params: Any) -> tuple[Any, Any]:
@@ -322,7 +326,8 @@ def compiled(
         check = None
         if needed:  # Traced now, as the program was.
             params, place = _spread(task.params)
-            check = _made_up_check(task.value_fn, params, task.data, place)
+            moves = run_state.moving(params, task.trainable)
+            check = _made_up_check(task.value_fn, params, task.data, place, moves)
         return Compiled(made.compile(compiler_options=options), mesh, text, check)
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)

@@ -613,7 +613,9 @@ def _words(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
+def restore(
+    arrays: dict[str, np.ndarray], carry: loop.Carry, frozen: frozenset[str]
+) -> loop.Carry:
     """Returns the carry of a checkpoint, from the one of the run's beginning.
 
     Fills the leaves that no root gives back; the noise stays, and so do frozen leaves, the
@@ -625,11 +627,17 @@ def restore(arrays: dict[str, np.ndarray], carry: loop.Carry) -> loop.Carry:
     made, rest = carry.opt_state
     kept = run_state.without_roots(made)
     old, structure = jax.tree.flatten((carry.params, kept, rest))
+    stay = set(range(len(jax.tree.leaves(carry.params))))
+    stay -= set(_moving(carry.params, frozen))
     new = []
     for i, leaf in enumerate(old):
-        if f"{i}" not in arrays:  # Frozen.
+        if i in stay:
             new.append(leaf)
             continue
+        if f"{i}" not in arrays:
+            raise ValueError(
+                f"ledger must have whole checkpoints in secret/, got one without array {i}"
+            )
         like = _words(leaf)
         content = arrays[f"{i}"].tobytes()
         words = np.frombuffer(content, like.dtype).reshape(like.shape)

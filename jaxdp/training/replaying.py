@@ -216,8 +216,9 @@ def check_params(header: dict[str, Any], params: Any) -> None:
             f"params must have the leaves {header['leaves']} of the run, got {leaves}"
         )
     known, others = header["params"], []
-    if not isinstance(known, str):
-        others = [x for x, got in digests.of_leaves(params).items() if got != known[x]]
+    if isinstance(known, dict):
+        found = digests.of_leaves(params)
+        others = [x for x, got in found.items() if got != known.get(x)]
     elif digests.sha256(params).hexdigest() != known:  # Once all leaves had one.
         others = [*leaves]
     if others:

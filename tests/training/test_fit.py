@@ -442,6 +442,27 @@ def test_parameters_that_are_data_of_a_program_are_checked_in_each_run() -> None
             run(size, train)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_frozen_floats_are_checked_as_they_are(lazy: bool) -> None:
+    """A flag that is compared with 1 is another one where the check has moved it."""
+
+    def value_fn(p: Any, batch: Any) -> jax.Array:
+        z = batch[0] @ p["w"]
+        return jnp.tanh(z - jnp.where(p["train"] == 1.0, z.mean(), 0))
+
+    def run(train: float) -> Any:
+        params = {"w": jnp.ones(D), "train": jnp.array(train)}
+        loss = jaxdp.lazy(value_fn) if lazy else value_fn
+        given = make_plan(num_steps=2), Keys.insecure(0), params, DATA
+        return jaxdp.fit(
+            *given, value_fn=loss, optimizer=SGD, trainable=lambda path: path == "w"
+        )
+
+    run(0.5)
+    with pytest.raises(ValueError, match="not per record"):
+        run(1.0)
+
+
 def test_a_refused_program_is_not_kept() -> None:
     """Not even for a run that asks for no check."""
     mode = {"train": True}

@@ -218,6 +218,22 @@ def test_frozen_leaves_stay_and_are_in_no_checkpoint(
         training.replaying.check_params(header, other)
     header["params"] = training.digests.sha256(other).hexdigest()
     training.replaying.check_params(header, other)
+    for edited in ({}, 5, None):
+        with pytest.raises(ValueError, match=r"shapes at 'hidden/w', 'out'$"):
+            training.replaying.check_params(header | {"params": edited}, other)
+
+
+def test_a_checkpoint_that_lacks_a_leaf_that_moves_is_refused(tmp_path: Path) -> None:
+    """It is not taken for a frozen one, whose initial numbers would be the result."""
+    moves: dict[str, Any] = {"trainable": lambda path: path == "out"}
+    fit(tmp_path / "run", dpgd(), **moves)
+    (path,) = checkpoints(tmp_path / "run")
+    with np.load(path) as file:
+        arrays = dict(file)
+    del arrays["1"]  # "out", after the frozen "hidden/w".
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=r"whole checkpoints in secret/, .* array 1"):
+        resume(tmp_path / "run")
 
 
 def test_a_replay_that_gives_other_bits_is_refused(
