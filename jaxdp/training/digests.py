@@ -1,6 +1,7 @@
 """Digests of trees: of data and initial parameters, and of parameters between chunks."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,10 +28,29 @@ def sha256(tree: Any) -> "hashlib._Hash":
     return state
 
 
-def of_leaves(tree: Any) -> dict[str, str]:
-    """Returns the SHA-256 of each leaf of a tree, by path."""
-    named = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_str(path): sha256(leaf).hexdigest() for path, leaf in named}
+def scattered(tree: Any) -> bool:
+    """Returns True if a leaf is split on devices of several processes: none can read it."""
+    return any(
+        isinstance(x, jax.Array)
+        and not (x.is_fully_addressable or x.is_fully_replicated)
+        for x in jax.tree.leaves(tree)
+    )
+
+
+def of_leaves(tree: Any, like: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns a digest of each leaf of a tree, by path.
+
+    It is the SHA-256, but for a leaf that is :func:`scattered`: the checksum of
+    :func:`on_devices`, for which all its processes must call this. ``like`` are digests to
+    compare with: their kinds are computed where they can be.
+    """
+    like = like or {}
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_str(path)
+        summed = scattered(leaf) or str(like.get(name)).startswith(_CHECKSUM)
+        found[name] = on_devices(leaf) if summed else sha256(leaf).hexdigest()
+    return found
 
 
 def of_params(params: Any, like: str | None = None) -> str:
@@ -41,8 +61,11 @@ def of_params(params: Any, like: str | None = None) -> str:
     2^128. It stops nobody who chooses them, and need not: releases and initial parameters,
     from which a replay makes them, are authenticated by the ledger's chain.
 
-    ``like`` is a digest to compare with: its kind is computed.
+    ``like`` is a digest to compare with: its kind is computed. All processes must call this
+    for parameters that are :func:`scattered`.
     """
+    if scattered(params):
+        return on_devices(params)
     if like is None:
         on_host = jax.default_backend() == "cpu"
     else:

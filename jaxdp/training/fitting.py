@@ -22,6 +22,7 @@ from jaxdp.core.types import PathPredicate
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import (
     budgets,
+    digests,
     loop,
     parallel,
     preparing,
@@ -105,7 +106,8 @@ def fit(
         ``fit`` with the same arguments; process 0 writes the ledger.
       callback: ``callback(step, params, info)``, called after each chunk with public
         values: evaluate public data in it, save, plot. With a mesh, they are on one device;
-        params that are split over it stay so.
+        params that are split over it stay so, and where they are split between processes,
+        all of them give the callback, which computes with them together.
         ``info.epsilon()`` computes what was spent so far (:class:`CallbackInfo`).
       stop: ``stop() -> bool``, asked before each chunk: where it returns True, the run
         raises :class:`jaxdp.Stopped` with all on record, for ``resume`` to go on. It needs
@@ -199,7 +201,7 @@ def fit(
         if chunk is not None:
             validate.integer(chunk=chunk)
         if ledger is not None:
-            parallel.check_recorded(mesh, params)
+            parallel.check_recorded(mesh, plan, params)
             _check_note(note)
             streaming.check_recordable(task.data)
         if folder is not None:
@@ -243,7 +245,11 @@ def fit(
     )
     before = _samples(task)
     machines = recording.machines(mesh) if with_text else {}
-    about = task, keys, program.text, size, note or {}, machines, budget
+    recorded = parallel.where_any(mesh, lambda: ledger is not None)()
+    shows = parallel.where_any(mesh, lambda: callback is not None)()
+    digested = recorded and digests.scattered(task.params)
+    initial = digests.of_leaves(task.params) if folder is not None or digested else {}
+    about = task, keys, program.text, size, note or {}, machines, budget, initial
     begun = parallel.together(
         mesh, lambda: None if folder is None else recording.new(folder, *about)
     )
@@ -264,7 +270,12 @@ def fit(
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
-            chunks = _Chunks(plan, size, callback, progress, asked, mesh=mesh)
+            chunks = _Chunks(
+                *(plan, size, callback, progress, asked),
+                mesh=mesh,
+                digested=digested,
+                shows=shows,
+            )
             with streaming.steps(
                 program.run, keys, plan, task.data, mesh, size
             ) as step:
@@ -371,7 +382,6 @@ def resume(
     if budget is not None:
         validate.instance(budgets.Budget, budget=budget)
     mesh, params = parallel.check_mesh(mesh, params)
-    parallel.check_recorded(mesh, params)
     several = parallel.several_processes(mesh)
     at = recording.take_up(ledger, plan, params, new_attempt=new_attempt, mesh=mesh)
     with at.ledger or contextlib.nullcontext(), keys_lib.resuming(at.keys):
@@ -385,6 +395,7 @@ def resume(
         )
 
         def checked() -> preparing.Task:
+            parallel.check_recorded(mesh, at.plan, params)
             _check_stop(stop, ledger, mesh)
             return preparing.checked(given, callback)
 
@@ -415,7 +426,11 @@ def resume(
         )
         carry = loop.start(at.plan, transform, task.optimizer, task.params)
         asked = None if stop is None else parallel.where_any(mesh, stop)
-        chunks = _Chunks(at.plan, size, callback, progress, asked, at.charged, mesh)
+        chunks = _Chunks(
+            *(at.plan, size, callback, progress, asked, at.charged, mesh),
+            digested=digests.scattered(task.params),
+            shows=parallel.where_any(mesh, lambda: callback is not None)(),
+        )
         with streaming.steps(
             program.run, at.keys, at.plan, task.data, mesh, size
         ) as step:
@@ -452,6 +467,8 @@ class _Chunks(NamedTuple):
     stop: Callable[[], bool] | None = None  # asked before each chunk
     charged: Callable[[int], int] = int  # steps that count as released, after a step
     mesh: Mesh | None = None  # of processes that end together where one cannot go on
+    digested: bool = False  # whether all of them compute digests for the record
+    shows: bool = False  # whether one of them has a callback
 
     def run(
         self,
@@ -490,7 +507,11 @@ class _Chunks(NamedTuple):
                 parallel.together(self.mesh, before)
                 carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin
-                after = functools.partial(self._after, carry, first, end, recorder)
+                digest = digests.on_devices(carry.params) if self.digested else ""
+                # By all, of whom each may hold a part of the parameters.
+                shown = self.shown(carry, end) if self.shows else None
+                about = carry, first, end, recorder, digest, shown
+                after = functools.partial(self._after, *about)
                 parallel.together(self.mesh, after)
                 if self.progress:
                     seen = _seen(carry, end, (end - begun) / seconds)
@@ -506,13 +527,19 @@ class _Chunks(NamedTuple):
             recorder.before(first, end)
 
     def _after(
-        self, carry: Any, first: int, end: int, recorder: recording.Recorder | None
+        self,
+        carry: Any,
+        first: int,
+        end: int,
+        recorder: recording.Recorder | None,
+        digest: str,
+        shown: tuple[Any, loop.CallbackInfo] | None,
     ) -> None:
         """Records the steps [first, end), and shows them to the callback."""
         if recorder is not None:
-            recorder.after(first, end, carry)
-        if self.callback is not None:
-            self.callback(end, *self.shown(carry, end))
+            recorder.after(first, end, carry, digest)
+        if self.callback is not None and shown is not None:
+            self.callback(end, *shown)
 
     def shown(self, carry: loop.Carry, done: int) -> tuple[Any, loop.CallbackInfo]:
         """Copies params and info for a callback: the next chunk takes the buffers."""
@@ -569,12 +596,12 @@ def _rebuilt(
     goes_on = at.done < at.last and not stopped
     until = recording.checked_from(at) if goes_on else at.done
     first = max((known for known in states if known <= until), default=0)
-    # These steps are done; some processes may have no callback to show them to.
-    chunks = chunks._replace(stop=None, mesh=None)
-    silent = chunks._replace(callback=None)
+    # These steps are done, and on record.
+    chunks = chunks._replace(stop=None, digested=False)
+    silent = chunks._replace(callback=None, shows=False, mesh=None)
     if task.plan.replayable:
         again: Any = None  # A checkpoint alone needs no program.
-        if first < until or chunks.callback is not None:
+        if first < until or chunks.shows:
             program = replaying.compiled(
                 task.plan, task.optimizer, at.keys.direction, begin, **task.leaves
             )
@@ -584,12 +611,8 @@ def _rebuilt(
 
             again = replayed
 
-        def show() -> None:
-            if chunks.callback is not None:
-                # In copies: a program takes what it is given.
-                chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
-
-        parallel.together(at.mesh, show)
+        if chunks.shows:  # In copies: a program takes what it is given.
+            chunks.run(again, jax.tree.map(jnp.array, begin), 0, at.done, None)
         carry = _replayed(at, silent, again, at_state(first), first, until)
     else:
         if first < until:
@@ -602,12 +625,15 @@ def _rebuilt(
 
         def check() -> None:
             recording.check_recomputed(at, until, same, end)
-            if known == at.done:
-                recording.check_replayed(at, digest, same.params)
 
         parallel.together(at.mesh, check)
-        if at.done not in states and recorder is not None:
-            recorder.checkpoint(carry)
+        if known == at.done:
+            recording.check_replayed(at, digest, same.params)
+        if at.done not in states:
+            params = same.params
+            found = digests.on_devices(params) if digests.scattered(params) else ""
+            if recorder is not None:
+                recorder.checkpoint(carry, found)
     if not task.plan.replayable:
 
         def show_last() -> None:
@@ -631,8 +657,7 @@ def _replayed(
     between = min(max(first, known), last)
     carry = silent.run(again, carry, first, between, None)[0]
     if first <= known == between:
-        params = carry.params
-        parallel.together(at.mesh, lambda: recording.check_replayed(at, digest, params))
+        recording.check_replayed(at, digest, carry.params)
     return silent.run(again, carry, between, last, None)[0]
 
 

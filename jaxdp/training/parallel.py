@@ -139,12 +139,13 @@ def check_layers(params: Any, stacked: Callable[[str], bool] | None) -> None:
             )
 
 
-def check_recorded(mesh: Mesh | None, params: Any) -> None:
-    """Requires parameters that the process which keeps a run's record can read."""
-    if several_processes(mesh) and split(params):
+def check_recorded(mesh: Mesh | None, plan: Plan, params: Any) -> None:
+    """Requires parameters that releases give back, or that one process can write."""
+    if several_processes(mesh) and split(params) and not plan.replayable:
         raise ValueError(
-            "ledger must be None where params are split on a mesh of several processes, "
-            "none of which has them whole to record them; or share the records alone"
+            f"ledger must be None for {plan.family} where params are split on a mesh of "
+            "several processes: its releases do not give them back, and no process has "
+            "them whole for a checkpoint; or share the records alone"
         )
 
 
@@ -216,7 +217,7 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
         return
     known = {"keys": keys_lib.fingerprint(keys)}
     for name, x in arguments.items():
-        if mesh_of(x) is not None:  # On no process whole.
+        if mesh_of(x) is not None:  # It may be whole in no process.
             x = digests.on_devices(x)
         text = isinstance(x, str)
         found = hashlib.sha256(x.encode()) if text else digests.sha256(x)

@@ -84,25 +84,30 @@ class Recorder:
             self.charged += last - first
         self.outstanding = None
 
-    def after(self, first: int, last: int, carry: loop.Carry) -> None:
+    def after(self, first: int, last: int, carry: loop.Carry, digest: str = "") -> None:
         """Records the steps [first, last), before their carry is shown to anybody."""
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
         self.done = last
-        self.checkpoint(carry)
+        self.checkpoint(carry, digest)
 
-    def checkpoint(self, carry: loop.Carry) -> None:
-        """Writes a checkpoint of the carry, or a digest for large replayable runs."""
+    def checkpoint(self, carry: loop.Carry, digest: str = "") -> None:
+        """Writes a checkpoint of the carry, or a digest for large replayable runs.
+
+        ``digest`` is that of parameters which are scattered: all processes computed it.
+        """
         carry = parallel.here(carry)
         if self._has_checkpoints(carry):
             content = self._pack(carry)
             self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
         else:
-            digest = digests.of_params(carry.params)
+            digest = digest or digests.of_params(carry.params)
             known = {"run": self.run, "step": self.done, "params": digest}
             self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
 
     def _has_checkpoints(self, carry: loop.Carry) -> bool:
+        if digests.scattered(carry.params):  # Whose runs are replayable.
+            return False
         size = sum(x.nbytes for x in _moving(carry.params, self.frozen).values())
         return size <= _LARGE or not self.replayable
 
@@ -262,11 +267,13 @@ def new(
     note: dict[str, Any],
     machines: dict[str, Any],
     budget: budgets.Budget | None,
+    initial: dict[str, str],
 ) -> Callable[[str], Recorder]:
     """Returns what creates the folder of a new run and returns its recorder.
 
     It takes the name under which the run is reserved in its budget, if it has one. What
-    the caller gave is read before: the keys are spent between the two.
+    the caller gave is read before: the keys are spent between the two. ``initial`` are
+    digests of the leaves of the parameters, by path.
     """
     plan, params = task.plan, task.params
     moving, layered = replaying.chosen_leaves(params, **task.leaves)
@@ -281,7 +288,7 @@ def new(
         "leaves": replaying.describe_leaves(params),
         "trainable": moving,
         "stacked": layered,
-        "params": digests.of_leaves(params),
+        "params": initial,
         "unit": task.unit,
         "chunk": chunk,
         "microbatch_size": task.microbatch_size,
@@ -452,7 +459,6 @@ def take_up(
                 raise ValueError(
                     f"plan must be the plan of the run,\n{recorded}\ngot another:\n{plan}"
                 )
-            replaying.check_params(record.header, params)
             if new_attempt != anew:
                 raise ValueError(
                     "new_attempt must be the same in all processes, got True in some only"
@@ -463,6 +469,7 @@ def take_up(
             return recorded, keys_lib.from_hex(known["keys"]), left
 
         recorded, keys, left = parallel.together(mesh, checked)
+        replaying.check_params(record.header, params, mesh)
         # An attempt counts from its first intent.
         attempt = record.intents[-1].attempt if record.intents else 0
         salts = known["salts"]
@@ -577,13 +584,20 @@ def check_replayed(at: Resumed, digest: str, params: Any) -> None:
 
     Steps that were under way are computed again under the noise that they had: at other
     parameters, that would be one noise over two sums. (A new attempt draws new noise.)
+    Of several processes all call this, and all raise where one does.
     """
-    params = parallel.here(params)
-    if digest and not at.new and digests.of_params(params, like=digest) != digest:
-        raise ValueError(
-            "ledger must be resumed where its replay gives the parameters of the run, to "
-            f"the bit, but here it gives others. {_WAY_OUT}"
-        )
+    if not digest or at.new:
+        return
+    got = digests.of_params(parallel.here(params), like=digest)
+
+    def check() -> None:
+        if got != digest:
+            raise ValueError(
+                "ledger must be resumed where its replay gives the parameters of the run, "
+                f"to the bit, but here it gives others. {_WAY_OUT}"
+            )
+
+    parallel.together(at.mesh, check)
 
 
 def _kept_leaves(carry: loop.Carry, frozen: frozenset[str]) -> dict[str, jax.Array]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from jaxdp import plans
 from jaxdp.core import display
@@ -83,7 +84,7 @@ def replay(
         ledger = ledger_lib.read(ledger)
     plan = plan_of(ledger)
     optimizer = optax.identity() if optimizer is None else optimizer
-    check_params(ledger.header, params)
+    check_params(ledger.header, params, parallel.mesh_of(params))
     mesh = parallel.mesh_of(params)
     if mesh is not None:
         _, params = parallel.check_mesh(mesh, params)
@@ -208,24 +209,41 @@ def describe_leaves(params: Any) -> dict[str, list[Any]]:
     }
 
 
-def check_params(header: dict[str, Any], params: Any) -> None:
-    """Requires the initial parameters of the run; ValueError for others."""
+def check_params(header: dict[str, Any], params: Any, mesh: Mesh | None = None) -> None:
+    """Requires the initial parameters of the run; ValueError for others.
+
+    Of several processes, which ``mesh`` has, all call this, and all raise where one does.
+    """
     leaves = describe_leaves(params)
-    if leaves != header["leaves"]:
-        raise ValueError(
-            f"params must have the leaves {header['leaves']} of the run, got {leaves}"
-        )
+
+    def check_leaves() -> None:
+        if leaves != header["leaves"]:
+            raise ValueError(
+                f"params must have the leaves {header['leaves']} of the run, got {leaves}"
+            )
+
+    parallel.together(mesh, check_leaves)
     known, others = header["params"], []
     if isinstance(known, dict):
-        found = digests.of_leaves(params)
+        found = digests.of_leaves(params, like=known)
         others = [x for x, got in found.items() if got != known.get(x)]
-    elif digests.sha256(params).hexdigest() != known:  # Once all leaves had one.
+    # Once all leaves had one.
+    elif digests.scattered(params) or digests.sha256(params).hexdigest() != known:
         others = [*leaves]
-    if others:
-        raise ValueError(
-            "params must be the initial parameters of the run, got others of the same "
-            f"shapes at {', '.join(map(repr, others))}"
-        )
+
+    # What was whole in the run has a SHA-256, which no process can compute then.
+    split = " (or split between processes, as not in the run)" * digests.scattered(
+        params
+    )
+
+    def check_same() -> None:
+        if others:
+            raise ValueError(
+                "params must be the initial parameters of the run, got others of the same "
+                f"shapes at {', '.join(map(repr, others))}{split}"
+            )
+
+    parallel.together(mesh, check_same)
 
 
 def frozen_of(header: dict[str, Any]) -> frozenset[str]:

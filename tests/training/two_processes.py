@@ -18,6 +18,7 @@ from unittest import mock
 import jax
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
@@ -25,7 +26,7 @@ from jaxdp import models, plans, sampling
 from jaxdp.cli import main as command
 from jaxdp.cli import record
 from jaxdp.core import keys as keys_lib
-from jaxdp.training import budgets, ledger
+from jaxdp.training import budgets, digests, ledger
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(
@@ -50,8 +51,14 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
+def whole(leaf: Any) -> np.ndarray:
+    if digests.scattered(leaf):
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
 def digest(tree: Any) -> str:
-    leaves = (np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))
+    leaves = (whole(leaf).tobytes() for leaf in jax.tree.leaves(tree))
     return hashlib.sha256(b"".join(leaves)).hexdigest()
 
 
@@ -72,7 +79,12 @@ def source(more: float = 0.0) -> jaxdp.data.Source:
 
 
 def interrupted(
-    folder: pathlib.Path, plan: Any, mesh: Any, data: Any, budget: Any
+    folder: pathlib.Path,
+    plan: Any,
+    mesh: Any,
+    data: Any,
+    budget: Any = None,
+    start: Any = PARAMS,
 ) -> dict[str, Any]:
     """What a run says that is stopped by one process, and what it ends with."""
     # Process 1 alone is told to stop, after two of three chunks.
@@ -81,19 +93,19 @@ def interrupted(
     whole["stop"] = lambda: jax.process_index() == 1 and next(asked)
     step = None
     try:
-        jaxdp.fit(plan, jaxdp.Keys.insecure(1), PARAMS, data, **whole)
+        jaxdp.fit(plan, jaxdp.Keys.insecure(1), start, data, **whole)
     except jaxdp.Stopped as error:
         step = error.step
     if jax.process_index() == 0:
         for copy in ("stopped", "anew"):
             shutil.copytree(folder, folder.with_name(f"{folder.name}-{copy}"))
 
-    def resume(folder: Any = folder, params: Any = PARAMS, **kwargs: Any) -> Any:
+    def resume(folder: Any = folder, params: Any = start, **kwargs: Any) -> Any:
         given = ARGUMENTS | {"mesh": mesh, "plan": plan} | kwargs
         return jaxdp.resume(folder, params, data, **given)
 
     # One of them has other parameters; only one says that it is a new attempt.
-    other = jax.tree.map(lambda x: x + jax.process_index(), PARAMS)
+    other = jax.tree.map(lambda x: x + jax.process_index(), start)
     only = jax.process_index() == 0
     refused = (
         refusal(lambda: resume(params=other)),
@@ -116,26 +128,35 @@ def interrupted(
     }
 
 
-def halves(folder: pathlib.Path) -> dict[str, Any]:
-    """What a run releases whose parameters are split between the processes."""
+def split() -> tuple[Any, Any]:
+    """A mesh, and parameters that are split between the processes."""
     mesh = jax.make_mesh((2, jax.device_count() // 2), ("model", "data"))
     place = NamedSharding(mesh, PartitionSpec(None, "model"))
     params = jax.tree.map(np.copy, WIDE)
     params["hidden"]["w"] = jax.device_put(params["hidden"]["w"], place)
+    return mesh, params
 
-    def run(**kwargs: Any) -> Any:
+
+def halves(folder: pathlib.Path) -> dict[str, Any]:
+    """What runs release whose parameters are split between the processes."""
+    mesh, params = split()
+
+    def run(plan: Any = PLAN, **kwargs: Any) -> Any:
         given = ARGUMENTS | {"mesh": mesh} | kwargs
-        return jaxdp.fit(PLAN, jaxdp.Keys.insecure(1), params, DATA, **given)
+        return jaxdp.fit(plan, jaxdp.Keys.insecure(1), params, DATA, **given)
 
-    result = run()
+    shown: list[str] = []
+    result = run(callback=lambda step, params, _: shown.append(digest(params)))
     weights = result.params["hidden"]["w"]
     return {
         "releases": np.asarray(result.info.releases.addressable_data(0)).tolist(),
         "columns": sorted(
             int(shard.index[1].start or 0) for shard in weights.addressable_shards
         ),
-        "recorded": refusal(lambda: run(ledger=folder)),
-        "written": folder.exists(),
+        "shown": shown,
+        "digest": [digest(result.params), digest((result.params, result.info))],
+        "interrupted": interrupted(folder, PLAN, mesh, DATA, start=params),
+        "refused": refusal(lambda: run(GRADIENTS, ledger=folder.with_name("dpgd"))),
     }
 
 
@@ -207,10 +228,13 @@ def victim(folder: str, who: str, lines: str) -> None:
     alone; process 1 where it is about to compute the next chunk. -1: nobody ends it.
     """
     # Compiled once for all processes; the same program gives the same bits.
+    # The run of a folder named "split" has its parameters split between the processes.
     cache = pathlib.Path(folder).with_name("cache")
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    mesh, params = jax.make_mesh((jax.device_count(),), ("data",)), PARAMS
+    if pathlib.Path(folder).name == "split":
+        mesh, params = split()
     dies = int(who) == jax.process_index()
     save, write = ledger.Ledger.save, ledger.Ledger._write
 
@@ -236,10 +260,10 @@ def victim(folder: str, who: str, lines: str) -> None:
 
     given = {"mesh": mesh, "callback": callback} | ARGUMENTS
     if (pathlib.Path(folder) / ledger.LEDGER).exists():
-        jaxdp.resume(folder, PARAMS, DATA, keep_noise_roots=True, **given)
+        jaxdp.resume(folder, params, DATA, keep_noise_roots=True, **given)
     else:
         keys = jaxdp.Keys.insecure(1)
-        jaxdp.fit(VICTIM, keys, PARAMS, DATA, ledger=folder, chunk=1, **given)
+        jaxdp.fit(VICTIM, keys, params, DATA, ledger=folder, chunk=1, **given)
 
 
 def refusals(folder: str) -> dict[str, Any]:
