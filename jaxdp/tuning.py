@@ -20,6 +20,7 @@ References:
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
@@ -367,15 +368,21 @@ def _best(
     The trials are exchangeable, so that to take the first of equal scores is to take any.
     """
     coins = noise.Coins(keys_lib.exact_noise_secret(keys), "tune")
-    best: list[tuple[float, int, Any]] = []
+    best: list[tuple[float, int, Any, list[warnings.WarningMessage]]] = []
     for trial in range(_num_trials(coins, mean_trials, shape)):
         index = coins.below(num_candidates)
-        result = run(index, keys_lib.trial(keys, trial))
+        # A trial that loses says nothing: neither that it was made, nor what it gave.
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            result = run(index, keys_lib.trial(keys, trial))
         score = float(score_fn(result))
         score = -math.inf if math.isnan(score) else score
         if not best or score > best[0][0]:
-            best = [(score, index, result)]
-    return best[0][1:]
+            best = [(score, index, result, said)]
+    _, index, result, said = best[0]
+    for one in said:
+        warnings.warn(one.message, stacklevel=3)
+    return index, result
 
 
 def _num_trials(coins: noise.Coins, mean: float, shape: float) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 from typing import Any
 
 import chex
@@ -247,6 +248,26 @@ def test_nothing_tells_how_many_trials_there_were(monkeypatch: Any) -> None:
     chex.assert_trees_all_equal(one[:3], four[:3])
     assert one.report == four.report
     assert not any("second" in name or name == "trials" for name in one.report)
+
+
+def test_only_the_trial_that_wins_warns(monkeypatch: Any) -> None:
+    """Warnings of the others would tell how many there were, and what they gave."""
+    fit = tuning.training.fit
+    number = iter(range(4))
+
+    def warned(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"trial {next(number)}", UserWarning, stacklevel=2)
+        return fit(*args, **kwargs)
+
+    monkeypatch.setattr(tuning.training, "fit", warned)
+    monkeypatch.setattr(tuning, "_num_trials", lambda *_: 4)
+    scores = iter([1.0, 0.0, 3.0, 2.0])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        search(Keys.insecure(4), score_fn=lambda _: next(scores))
+    assert [str(one.message) for one in said if "trial" in str(one.message)] == [
+        "trial 2"
+    ]
 
 
 def test_trials_have_keys_of_their_own(monkeypatch: Any) -> None:

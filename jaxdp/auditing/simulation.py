@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import sampling
+from jaxdp.auditing import units
 from jaxdp.auditing.canaries import VALUES, DataSet, amplitudes, num_records, phases
 from jaxdp.auditing.units import Unit
 from jaxdp.core.keys import Keys
@@ -185,8 +186,9 @@ def _rows(plan: Any, data: DataSet) -> Rows:
     slopes[:, 0] = steep * data.crowded
     slopes[data.index] = 0
     slopes[data.index, data.axis] = steep * VALUES[data.record]
+    # Users who are not there have no records, which the transform itself must see.
     present = np.ones(size, bool)
-    present[data.index] = data.record != "absent"
+    present[data.index] = data.record != "absent" or data.unit is not units.RECORD
     return Rows(data.unit.data(slopes, data.index, data.record), present)
 
 

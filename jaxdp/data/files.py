@@ -247,7 +247,8 @@ def _named_classes(
 ) -> tuple[np.ndarray, tuple[str, ...], int]:
     if len(set(names)) != len(names) or len(names) < 2:
         raise ValueError(
-            f"classes must be at least two different names, got {list(names)}"
+            "classes must be at least two different names"
+            f"{values_lib.got([str(name) for name in names])}"
         )
     index = {str(name): k for k, name in enumerate(names)}
     for i, text in enumerate(table.labels):

@@ -7,6 +7,7 @@ raw labels, or says in one line what is wrong with it.
 """
 
 import csv
+import itertools
 import math
 import pathlib
 import zipfile
@@ -67,10 +68,14 @@ def read_cells(path: pathlib.Path) -> tuple[list[str], list[tuple[int, list[str]
 
 
 def read_rows(path: pathlib.Path, separator: str = ",") -> list[tuple[int, list[str]]]:
-    """Reads line and cells of the rows of a text file; blank ones are left out.
+    """Reads line and cells of the rows of a text file.
+
+    How many rows there are is public. So each record is one line, whatever its cells hold:
+    blank cells are cells, and a quote that is not closed takes no other record. Empty
+    lines are left out, but where the header has one cell.
 
     Raises:
-      ValueError: no such file, or not even one row.
+      ValueError: no such file, not even one row, or a row over several lines.
     """
     if not path.is_file():
         raise ValueError(f"path must be an existing file, got {str(path)!r}")
@@ -78,16 +83,23 @@ def read_rows(path: pathlib.Path, separator: str = ",") -> list[tuple[int, list[
         # utf-8-sig: spreadsheets write a byte-order mark, which would otherwise
         # become part of the first column's name.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=separator)
+            reader = csv.reader(file, delimiter=separator, strict=True)
             rows = [(reader.line_num, [c.strip() for c in row]) for row in reader]
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise ValueError(
             f"path {str(path)!r} is no UTF-8 CSV file: {values.decoding(error)}"
         ) from error
-    rows = [(line, cells) for line, cells in rows if any(cells)]
+    for before, (line, _) in zip([0, *(line for line, _ in rows)], rows, strict=False):
+        if line != before + 1:
+            raise ValueError(
+                f"path {str(path)!r} must have each row on one line, got one on the lines "
+                f"{before + 1} to {line}: a cell there has a line end between quotes"
+            )
+    rows = [*itertools.dropwhile(lambda row: not any(row[1]), rows)]
     if not rows:
         raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
-    return rows
+    width = len(rows[0][1])
+    return [(line, cells or [""]) for line, cells in rows if cells or width == 1]
 
 
 def check_width(where: str, path: pathlib.Path, cells: list[str], width: int) -> None:

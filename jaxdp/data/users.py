@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxdp.core import validate
 from jaxdp.core.types import UserRecords, ValueFn
+from jaxdp.data import values
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.kernels.perturb import LazyLoss
 
@@ -79,7 +80,8 @@ def by_user(
     known = ranked[at] == names if len(ranked) else np.zeros(size, bool)
     if not known.all():
         raise ValueError(
-            f"user_ids must name every user of a record, got none for {names[~known][0]!r}"
+            "user_ids must name every user of a record, and lack some"
+            f"{values.got(str(names[~known][0]))}"
         )
     row = order[at]
     # The place of each record among those of its user.
@@ -201,7 +203,8 @@ def one_per_owner(owners: Sequence[Sequence[Any]]) -> np.ndarray:
     for row, of in enumerate(owners):
         if isinstance(of, str | bytes):
             raise TypeError(
-                f"owners must be a sequence of owners for each record, got {of!r} at {row}"
+                f"owners must be a sequence of owners for each record, at {row} too"
+                f"{values.got(of)}"
             )
         of = tuple(of)  # It may be an iterator.
         if taken.isdisjoint(of):

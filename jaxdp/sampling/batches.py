@@ -12,7 +12,7 @@ import numpy as np
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.source import Source
-from jaxdp.core.types import Run
+from jaxdp.core.types import Run, UserRecords
 from jaxdp.kernels import finite_difference, threefry
 from jaxdp.sampling.samplers import AnySampler, Sampler
 
@@ -309,6 +309,9 @@ def resolve(
 ) -> tuple[Any, jax.Array]:
     """Returns records and mask of a transform's batch, if the plan allows the batch.
 
+    A user without records is masked: whoever is not there counts nothing anywhere, as the
+    relations of users that come or go have it.
+
     Args:
       run: the plan's.
       batch: a :class:`Batch` of the plan's sampler; or raw arrays, with full batches and
@@ -325,6 +328,22 @@ def resolve(
       ValueError: a batch of another sampler, phase, number of records or kind of keys; raw
         arrays where the plan samples; another number of rows. Raised when traced.
     """
+    how = {"private": private, "step": step, "phase": phase}
+    records, kept = _allowed(run, batch, mask, **how)
+    if isinstance(records, UserRecords):
+        kept &= jnp.any(records.mask, axis=1)
+    return records, kept
+
+
+def _allowed(
+    run: Run,
+    batch: Any,
+    mask: jax.Array | None,
+    *,
+    private: bool,
+    step: jax.Array,
+    phase: str | None,
+) -> tuple[Any, jax.Array]:
     if isinstance(batch, Batch):
         if batch.sampler != run.sampling:
             raise ValueError(

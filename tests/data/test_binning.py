@@ -160,8 +160,11 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     text = "a,b,c\n1,x,2\n\n 3 ,\"y,z\",4\n,,\n5,'w',6\n"
     path.write_text(text, encoding="utf-8-sig")
-    assert read_rows(path, ("c", "a")) == [["2", "1"], ["4", "3"], ["6", "5"]]
-    assert read_rows(str(path), ["b"]) == [["x"], ["y,z"], ["'w'"]]
+    rows = [["2", "1"], ["4", "3"], ["", ""], ["6", "5"]]
+    assert read_rows(path, ("c", "a")) == rows
+    assert read_rows(str(path), ["b"]) == [["x"], ["y,z"], [""], ["'w'"]]
+    path.write_text("\nb\nyes\n\nyes\n")  # Of one column, where a blank cell is a line.
+    assert read_rows(path, ["b"]) == [["yes"], [""], ["yes"]]
     for text, message in [
         ("", "is empty"),
         ("a,b\n1,2\n3\n", r"row 2 \(line 3\) of .* has 1 cells"),

@@ -89,7 +89,7 @@ def test_no_statistics_of_the_data(write, bounds):
 
 
 def test_csv_of_spreadsheets(write):
-    text = "\ufeff" + CSV.replace("\n", "\r\n").replace("10,", " 10 ,") + "\r\n,,\r\n"
+    text = "\ufeff" + CSV.replace("\n", "\r\n").replace("10,", " 10 ,") + "\r\n\r\n"
     x, _ = _sorted(models.load_file(write(text), label="ill"))
     assert x[0, 0] == 10 and len(x) == 5
 
@@ -155,6 +155,12 @@ def test_split_depends_on_the_seed_and_the_fraction(write):
         ("", "is empty"),
         ("1,2,3\n4,5,6\n", "begin with a header"),
         ("age,,ill\n1,2,0\n", "no name in cell 2"),
+        # A quote that is not closed would take the records after it.
+        (CSV.replace("30", '"30'), "no UTF-8 CSV file"),
+        (CSV.replace("30", '"30').replace("50", '50"'), "no UTF-8 CSV|on one line"),
+        (CSV.replace("30,", '"30\n",'), "on one line, got one on the lines 4 to 5"),
+        # A record whose cells are blank stays one: their number is public.
+        (CSV + ",,\n", r"row 6 \(line 7\).*finite number"),
         ("age,age,ill\n1,2,0\n", "one name in cells 1 and 2"),
         ("ill\n0\n1\n", "at least one feature column"),
         ("age;weight;ill\n1;2;0\n", "separated by commas"),

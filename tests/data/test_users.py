@@ -71,7 +71,11 @@ def test_what_one_user_has_moves_no_row_of_another() -> None:
             ValueError,
             "once, got 1 twice|once, got .*1.* twice",
         ),
-        ({"user_ids": [0, 1]}, ValueError, "got none for .*2"),
+        (
+            {"user_ids": [0, 1]},
+            ValueError,
+            "every user of a record, and lack some, got a",
+        ),
         ({"user_ids": ["0", "1", "2"]}, TypeError, "user_ids must be of the kind"),
         ({"records_per_user": 0}, ValueError, "records_per_user"),
     ],
@@ -148,6 +152,40 @@ def test_one_user_is_clipped_once_whatever_they_have(kind: Any) -> None:
     assert moved == pytest.approx(0.5, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "sampler", [sampling.FullBatch(), sampling.TruncatedPoisson(sampling_prob=0.9)]
+)
+@pytest.mark.parametrize("kind", [plans.DPZero, plans.DPGD])
+def test_a_user_who_is_not_there_is_in_no_count(kind: Any, sampler: Any) -> None:
+    """A count of clipped users moves by a half, as charged: not from clipped to within."""
+    more = {} if kind is plans.DPGD else {"smoothing_radius": 1e-2}
+    plan = kind(
+        num_examples=6,
+        num_steps=1,
+        sampling=sampler,
+        relation="add_or_remove",
+        l2_clip_norm=0.5,
+        clip_tuning=plans.ClipTuning(
+            target_unclipped_quantile=0.5, learning_rate=0.1, count_noise_multiplier=2.0
+        ),
+        **more,
+    ).with_noise(noise_multiplier=1.0, delta=1e-5)  # The same noise for both.
+    data, ids = np.full((6, 3), 100.0), np.arange(6)
+    keys = jaxdp.Keys.insecure(3)
+    counts = []
+    for there in (6, 5):
+        users = jaxdp.by_user(
+            data[:there], ids[:there], records_per_user=2, user_ids=ids
+        )
+        batch = sampling.batch(plan, keys, 0, users)
+        assert 5 in np.asarray(batch.index)[np.asarray(batch.mask)]
+        tx = plan.transform(keys)
+        given = {"value_fn": jaxdp.per_user(squared), "batch": batch}
+        _, state = tx.update(None, tx.init(jnp.zeros(3)), jnp.zeros(3), **given)
+        counts.append(float(state.release[-1]) * plan.normalizer)
+    assert abs(counts[1] - counts[0]) == pytest.approx(0.5, rel=1e-5)
+
+
 def test_a_run_over_users_says_so_and_has_their_number(tmp_path: Any) -> None:
     rng = np.random.default_rng(2)
     data, of = rng.normal(size=(60, 2)).astype(np.float32), rng.integers(0, 12, 60)
@@ -195,5 +233,5 @@ def test_no_owner_has_two_of_the_chosen_records() -> None:
         assert have & set(owners[i].tolist())
     once = [iter(x.tolist()) for x in owners]  # Owners that can be read once.
     assert users_lib.one_per_owner(once).tolist() == chosen.tolist()  # pyright: ignore
-    with pytest.raises(TypeError, match="'ann' at 1"):
+    with pytest.raises(TypeError, match="for each record, at 1 too"):
         users_lib.one_per_owner([("ann",), "ann"])
