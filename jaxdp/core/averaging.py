@@ -8,6 +8,7 @@ import optax
 
 from jaxdp.core import run_state, validate
 from jaxdp.core.precision import widened
+from jaxdp.core.types import PathPredicate
 from jaxdp.kernels import sphere
 
 
@@ -23,7 +24,8 @@ def polyak_average(start_step: int = 0) -> optax.GradientTransformationExtraArgs
 
     Stands last in a chain, where updates are what is added to the params, and changes
     nothing about the run: read the mean with :func:`polyak_output`. Until
-    ``start_step`` the mean is the current iterate.
+    ``start_step`` the mean is the current iterate. Of leaves that ``jaxdp.fit`` does not
+    train, it is the leaf itself.
 
     .. math:: \bar\theta_t = \frac1{t-t_0}\sum_{s=t_0+1}^t \theta_s
 
@@ -85,6 +87,25 @@ def _wide(leaf: Any) -> Any:
     """Returns the dtype of the average: at least float32, so that small weights count."""
     dtype = jnp.result_type(leaf)
     return sphere.wide(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def with_frozen(state: Any, params: Any, moves: PathPredicate) -> Any:
+    """Returns an optimizer's state whose averages have, of leaves that stay, the params.
+
+    Updates that an average counts may move such leaves, by weight decay; the run does not.
+    """
+    named = jax.tree_util.tree_leaves_with_path(params)
+    frozen = {path: leaf for path, leaf in named if not moves(sphere.path_str(path))}
+
+    def restored(node: Any) -> Any:
+        if not isinstance(node, PolyakState):
+            return node
+        average = jax.tree_util.tree_map_with_path(
+            lambda path, x: jnp.asarray(frozen.get(path, x), x.dtype), node.average
+        )
+        return node._replace(average=average)
+
+    return jax.tree.map(restored, state, is_leaf=lambda x: isinstance(x, PolyakState))
 
 
 def polyak_output(state: Any) -> Any:

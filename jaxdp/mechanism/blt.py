@@ -80,6 +80,7 @@ def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
 
     Raises:
       ImportError: ``jax_privacy`` is not installed.
+      ValueError: a plan that takes no buffered noise, before anything is optimised.
 
     Example:
       >>> import jaxdp
@@ -90,13 +91,15 @@ def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
       >>> plan = plan.with_optimised_noise(num_buffers=2)  # doctest: +SKIP
     """
     validate.integer(num_buffers=num_buffers, at_most=3)
+    changes: dict[str, Any] = {
+        "prefix_noise": f"blt_{num_buffers}",
+        "blt_numbers": None,
+    }
+    plan = dataclasses.replace(plan, **changes)  # Refuses what has no such noise.
     found = optimise_blt(
         plan.noise_period, num_buffers, getattr(plan.sums, "separation", None)
     )
-    changes: dict[str, Any] = {
-        "prefix_noise": f"blt_{num_buffers}",
-        "blt_numbers": BLTNumbers(found.buf_decay, found.output_scale),
-    }
+    changes["blt_numbers"] = BLTNumbers(found.buf_decay, found.output_scale)
     return dataclasses.replace(plan, **changes)
 
 

@@ -88,7 +88,8 @@ def fit(
       stacked: predicate on the path: leaves whose first axis counts layers.
       microbatch_size: records evaluated at once, to save memory; None is all, or a
         device's equal part.
-      mesh: devices that share the records of every batch:
+      mesh: devices that share the records of every batch; None is one device, where
+        ``jax.device_put`` brought params, data or keys, or else the default. A mesh:
         ``jax.make_mesh((jax.device_count(),), ("data",))``. Params, keys and data are
         copied to each. What a private run releases is, to the bit, what one device of the
         same ``microbatch_size`` releases (where it is None, of a device's part of the
@@ -137,7 +138,7 @@ def fit(
         place, as ``donate_argnums`` of ``jax.jit`` does, so that there is one set of
         parameters, not two. The caller's arrays are deleted when the first step begins
         (reading them raises); an argument that is refused leaves them. All leaves must be
-        ``jax.Array`` where the run is: on the default device, or as ``mesh`` has them.
+        ``jax.Array`` where the run is: on its one device, or as ``mesh`` has them.
         What ``jax.device_put`` spread over a mesh may share a buffer with the array that it
         was made from, which is then deleted too. ``resume`` and ``replay`` need the initial
         parameters again: load them again, or make them again.
@@ -188,11 +189,12 @@ def fit(
     folder = ledger if parallel.writes(mesh) else None
 
     def checked() -> preparing.Task:
-        if donate_params:
-            preparing.check_donated(params, data, mesh)
         how = optimizer, microbatch_size, mesh, trainable, stacked
         task = preparing.Task(plan, params, data, value_fn, *how)
         task = preparing.checked(task, callback)
+        parallel.check_device(mesh, params=params, data=task.data, keys=keys)
+        if donate_params:
+            preparing.check_donated(params, task.data, mesh)
         _check_stop(stop, ledger, mesh)
         if budget is not None:
             validate.instance(budgets.Budget, budget=budget)
@@ -397,7 +399,9 @@ def resume(
         def checked() -> preparing.Task:
             parallel.check_recorded(mesh, at.plan, params)
             _check_stop(stop, ledger, mesh)
-            return preparing.checked(given, callback)
+            task = preparing.checked(given, callback)
+            parallel.check_device(mesh, params=params, data=task.data)
+            return task
 
         task = parallel.together(mesh, checked)
         kind = streaming.kind(task.data)

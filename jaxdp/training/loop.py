@@ -19,7 +19,7 @@ import optax
 from jax.core import Tracer
 
 from jaxdp import accounting, sampling
-from jaxdp.core import display, precision, run_state
+from jaxdp.core import averaging, display, precision, run_state
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.precision import widened
@@ -378,6 +378,7 @@ def applied(
             gradient, _ = update(None, state, wide, release=release)
         updates, after = optimizer.update(widened(gradient), rest, wide)
         _check_optimizer(params, updates, rest, after)
+        after = averaging.with_frozen(after, params, moves)
         moved = precision.moved(params, updates, root, step)
         return jax.tree_util.tree_map_with_path(
             lambda path, old, new: new if moves(path_str(path)) else old, params, moved

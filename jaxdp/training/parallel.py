@@ -24,7 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels import finite_difference
@@ -45,16 +51,8 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
     All axes of that mesh are of the type Auto, whatever those of ``mesh`` are, and leaves
     that are split over ``mesh`` are split over it in place. Other leaves stay as they are.
     """
-    named = jax.tree_util.tree_leaves_with_path(params)
-    arrays = [(path, leaf) for path, leaf in named if isinstance(leaf, jax.Array)]
     if mesh is None:
-        for path, leaf in arrays:
-            if len(leaf.sharding.device_set) > 1:
-                raise ValueError(
-                    "mesh must be given where params are on several devices, got the leaf "
-                    f"{path_str(path)!r} on {leaf.sharding}: mesh= that mesh; or bring "
-                    "them to the host: jax.device_get(params)"
-                )
+        check_device(mesh, params=params)
         return None, params
     if not isinstance(mesh, Mesh):
         raise TypeError(
@@ -67,7 +65,7 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
             "mesh must have devices of this process alone or of all processes, got one of "
             f"the processes {sorted(processes)} of {jax.process_count()}"
         )
-    for path, leaf in arrays:
+    for path, leaf in _arrays(params):
         there = leaf.sharding
         if not (_same_devices(there, mesh) or there.is_fully_replicated):
             raise ValueError(
@@ -84,6 +82,35 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
         return leaf if leaf.sharding == place else jax.device_put(leaf, place)
 
     return automatic, jax.tree.map(on_it, params)
+
+
+def _arrays(tree: Any) -> list[tuple[Any, jax.Array]]:
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return [(path, leaf) for path, leaf in named if isinstance(leaf, jax.Array)]
+
+
+def check_device(mesh: Mesh | None, **named: Any) -> None:
+    """Requires arrays that are committed to one device at most, where there is no mesh."""
+    if mesh is not None:
+        return
+    first: tuple[str, Any] | None = None
+    for name, tree in named.items():
+        for path, leaf in _arrays(tree):
+            got = f"got the leaf {path_str(path)!r} on"
+            if len(leaf.sharding.device_set) > 1:
+                raise ValueError(
+                    f"mesh must be given where {name} are on several devices, {got} "
+                    f"{leaf.sharding}: mesh= that mesh; or bring them to the host: "
+                    f"jax.device_get({name})"
+                )
+            if not leaf.committed:
+                continue
+            first = first or (name, leaf.device)
+            if leaf.device != first[1]:
+                raise ValueError(
+                    f"{name} must be on {first[1]}, where leaves of {first[0]} are, {got} "
+                    f"{leaf.device}: jax.device_put brings all to one device"
+                )
 
 
 def _same_devices(sharding: Sharding, mesh: Mesh) -> TypeGuard[NamedSharding]:
@@ -317,11 +344,18 @@ def where_any(mesh: Mesh | None, stop: Callable[[], bool]) -> Callable[[], bool]
     return anywhere
 
 
-def place(mesh: Mesh | None) -> Sharding:
-    """Returns the sharding of a run's arrays: all devices of its mesh, or the default."""
+def place(mesh: Mesh | None, *given: Any) -> Sharding:
+    """Returns the sharding of a run's arrays: all devices of its mesh, or its device."""
     if mesh is None:
-        return jnp.zeros(()).sharding
+        return SingleDeviceSharding(device_of(*given))
     return NamedSharding(mesh, PartitionSpec())
+
+
+def device_of(*given: Any) -> Any:
+    """Returns the device of a run without a mesh: its arguments', or the default one."""
+    default = jnp.zeros(())
+    committed = (leaf for _, leaf in _arrays(given) if leaf.committed)
+    return next(committed, default).device
 
 
 def on_all(mesh: Mesh | None, tree: Any) -> Any:

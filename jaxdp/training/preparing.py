@@ -107,7 +107,7 @@ def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
     TypeError for a leaf that is no ``jax.Array``; ValueError for one that is on another
     device, is deleted, or shares its buffer with another leaf or with the data.
     """
-    place, split = parallel.place(mesh), parallel.split(params)
+    place, split = parallel.place(mesh, params, data), parallel.split(params)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
     buffers = {loop.buffer_of(x) for x in arrays if not x.is_deleted()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -332,7 +332,8 @@ def compiled(
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))
-    how = (task.microbatch_size, mesh, chunk is None, with_text)
+    device = parallel.device_of(task.params, keys, task.data)
+    how = (task.microbatch_size, mesh, device, chunk is None, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     needed = check_isolation and plan.evaluates_batches
 
@@ -372,11 +373,19 @@ def lowered(
     if mesh is not None:
         places = parallel.shardings(mesh, task.params, carry)
         carry = jax.tree.map(_at, carry, places)
-    if chunk is not None:
-        step = jax.ShapeDtypeStruct((), jnp.int32)
-        return parallel.lowered(mesh, program, carry, keys, data, step, step)
-    whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
-    return parallel.lowered(mesh, whole, carry, keys, data)
+    given: Any = (keys, data)
+    if chunk is None:
+        whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
+    else:
+        whole, step = program, jax.ShapeDtypeStruct((), jnp.int32)
+        given += step, step
+    if mesh is not None:
+        return parallel.lowered(mesh, whole, carry, *given)
+    device = parallel.device_of(task.params, *given)
+    # By shapes, whose text is the same on every device: another may resume the run.
+    with jax.default_device(device):
+        given = jax.eval_shape(lambda *given: given, *given)
+        return parallel.lowered(None, whole, carry, *given)
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:

@@ -57,6 +57,15 @@ def test_laplace_and_subsets_are_checked(scale):
         accounting.self_check(steps(leaf, SWAP))
 
 
+@pytest.mark.parametrize("records", [10**9, 2**31 - 1, 2**31, 2**40])
+def test_random_subsets_of_very_many_records_are_accounted(records):
+    """A divergence of 1e-17 is a domain error in dp-accounting's RDP."""
+    given = {"num_examples": records, "batch_size": 1, "relation": "replace_one"}
+    found = accounting.fixed_size_gaussian(2.0, 3, **given)
+    accounting.self_check(found)
+    assert 0 <= accounting.epsilon(*found, 1e-12) < 1e-3
+
+
 def test_what_is_selected_from_is_checked_by_itself(monkeypatch):
     one = accounting.full_batch_gaussian(3.0, 50, "zero_out")
     guarantee = accounting.repeat_and_select(one, mean=10, shape=1)

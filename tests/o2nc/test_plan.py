@@ -15,6 +15,7 @@ from jaxdp import accounting, plans, sampling
 from jaxdp.accounting import lattice
 from jaxdp.core.types import Phase
 from jaxdp.kernels import prefix_noise
+from jaxdp.mechanism import blt
 from jaxdp.mechanism.design import noise_cost
 
 
@@ -505,6 +506,20 @@ def test_sampled_bands_refuse() -> None:
         sampled(period=4)
     with pytest.raises(ValueError, match="only 'sqrt_toeplitz' has bands"):
         summed(bands=2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"prefix_noise": "independent"}, {"bands": 2}])
+def test_noise_of_sampled_groups_is_not_optimised(
+    changes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused by the plan's own words, before half a minute has passed."""
+
+    def never(*given: Any) -> Any:
+        raise AssertionError("it was optimised")
+
+    monkeypatch.setattr(blt, "optimise_blt", never)
+    with pytest.raises(ValueError, match=r"prefix_noise must be one of .*got 'blt_3'"):
+        sampled(**changes).with_optimised_noise()
 
 
 def test_bands_of_passes() -> None:

@@ -322,9 +322,62 @@ def test_donated_params_are_those_of_the_mesh() -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(spread))
     want = fit(plan, mesh=MESH)
     chex.assert_trees_all_equal((got.params, got.info), (want.params, want.info))
-    other = jax.device_put(params, jax.devices()[3])
+    other = params | {"out": jax.device_put(params["out"], jax.devices()[3])}
     with pytest.raises(ValueError, match="where the run needs it on SingleDevice"):
         fit(plan, params=other, donate_params=True)
+    got = fit(plan, params=jax.device_put(other, jax.devices()[3]), donate_params=True)
+    chex.assert_trees_all_equal(got.params, fit(plan).params)
+
+
+@pytest.mark.parametrize("which", ["params", "one leaf", "data", "both"])
+def test_a_run_is_where_its_arguments_are(which: str, tmp_path: Path) -> None:
+    """To the bits of the default device, on which it may be resumed."""
+    plan, device = plan_of(), jax.devices()[1]
+    one, given = fit(plan), {"params": PARAMS, "data": DATA}
+    if which == "one leaf":
+        out = jax.device_put(PARAMS["out"], device)
+        given["params"] = PARAMS | {"out": out}
+    for name in {"both": given}.get(which, {which} & given.keys()):
+        given[name] = jax.device_put(given[name], device)
+    with kills.killed(4):
+        fit(plan, ledger=tmp_path / "run", chunk=2, **given)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    task = {"value_fn": value_fn, "optimizer": OPTIMIZER}
+    runs = [fit(plan, **given), jaxdp.resume(tmp_path / "run", **given, **task)]
+    for got in runs:
+        assert all(leaf.device == device for leaf in jax.tree.leaves(got.params))
+        chex.assert_trees_all_equal((got.params, got.info), (one.params, one.info))
+    again = jaxdp.resume(tmp_path / "copy", PARAMS, DATA, **task)
+    chex.assert_trees_all_equal(again.params, one.params)
+
+
+def test_arguments_on_other_devices_than_each_other_are_refused(tmp_path: Path) -> None:
+    """Before keys are spent, or a budget is."""
+    plan, keys = plan_of(), Keys.from_entropy()
+    here, there = (jax.device_put(PARAMS, device) for device in jax.devices()[:2])
+    data = jax.device_put(DATA, jax.devices()[0])
+    everywhere = jax.device_put(DATA, jax.sharding.NamedSharding(MESH, EVERYWHERE))
+    budget = jaxdp.Budget.create(
+        tmp_path / "budget", epsilon=1e3, delta=1e-3, relation="replace_one"
+    )
+    task: dict[str, Any] = {"value_fn": value_fn, "optimizer": OPTIMIZER}
+    with kills.killed(4):
+        fit(plan, ledger=tmp_path / "run", chunk=2)
+    for params, records, said in (
+        (there, data, "data must be on .*1, where leaves of params are, got .* '0' on"),
+        (here | {"out": there["out"]}, DATA, "params must be on .* the leaf 'out' on"),
+        (
+            PARAMS,
+            everywhere,
+            "mesh must be given where data are on several .* leaf '0'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            jaxdp.fit(plan, keys, params, records, budget=budget, **task)
+        with pytest.raises(ValueError, match=said):
+            jaxdp.resume(tmp_path / "run", params, records, **task)
+    assert not budget.reservations
+    jaxdp.fit(plan, keys, PARAMS, DATA, **task)
 
 
 def all_reduces(text: str) -> list[str]:

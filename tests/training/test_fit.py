@@ -189,6 +189,28 @@ def test_programs_are_compiled_once_for_all_keys() -> None:
     assert all(flag == path.endswith("bias") for path, flag in flags.items())
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_averages_hold_frozen_leaves_as_they_are(dtype: Any) -> None:
+    """Whatever the updates say that are averaged."""
+    params = {"w": jnp.ones(D), "base": {"b": jnp.array([0.3, jnp.inf], dtype)}}
+    optimizer = optax.chain(
+        optax.adamw(0.1, weight_decay=0.5),
+        optax.masked(jaxdp.polyak_average(2), {"w": True, "base": True}),
+    )
+    result = jaxdp.fit(
+        make_plan(num_steps=6),
+        *(Keys.insecure(0), params, DATA),
+        value_fn=lambda p, batch: jnp.tanh(batch[0] @ p["w"]) * p["base"]["b"][0],
+        optimizer=optimizer,
+        trainable=lambda path: path == "w",
+    )
+    mean = jaxdp.polyak_output(result.info.state)
+    for tree in (mean, result.params):
+        want = np.asarray(params["base"]["b"], np.float32)
+        np.testing.assert_array_equal(np.asarray(tree["base"]["b"], np.float32), want)
+    assert np.all(mean["w"] != result.params["w"]) and np.all(mean["w"] != 1)
+
+
 def test_report() -> None:
     params, value_fn = network("linear")
     plan = make_plan()
