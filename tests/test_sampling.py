@@ -469,6 +469,11 @@ def test_cyclic_poisson_samples_one_group_after_another() -> None:
     counts = taken[:, :36].sum(axis=0)
     # Each a binomial of 1000 coins; six standard deviations are 1e-9.
     assert np.abs(counts - 1000 * q).max() < 6 * math.sqrt(1000 * q * (1 - q))
+    said = [[sampler.inclusion(i, t, n) for i in range(n)] for t in range(2 * groups)]
+    np.testing.assert_array_equal(
+        np.array(said) > 0, taken.reshape(-1, 2 * groups, n).any(axis=0)
+    )
+    assert max(map(max, said)) == pytest.approx(q)
     # A coin tells nothing of the next one of the record, nor of that of another.
     own = taken[::groups, 0]
     for other in (taken[::groups, 4], np.roll(own, 1), taken[1::groups, 1]):

@@ -37,7 +37,7 @@ def attacks(
     The likelihood ratio leaves out the last ``logged`` numbers of a step, which follow from
     the others.
     """
-    inclusion = _inclusion(plan)
+    inclusion = _inclusion(plan, canary.first.index)
     project = _projection(canary, first, second, inclusion)
     width = first.shape[-1] - logged
     noised = first[..., :width], second[..., :width]
@@ -53,15 +53,13 @@ def attacks(
     }
 
 
-def _inclusion(plan: Any) -> np.ndarray:
-    """Returns the probability (T,) that a step reads the canary; ones without sampling."""
+def _inclusion(plan: Any, record: int) -> np.ndarray:
+    """Returns the probability (T,) that a step reads a record; ones without sampling."""
     if not plan.sampling.amplifies:
         return np.ones(plan.num_steps)
-    n, read = plan.num_examples, {}
-    for phase in plan.phases:
-        sampler = plan.sampling.of_phase(phase.name)
-        read[phase.name] = min(sampler.expected_batch_size(n), sampler.rows(n)) / n
-    return np.array([read[name] for name in phases(plan)])
+    steps = enumerate(map(plan.sampling.of_phase, phases(plan)))
+    n = plan.num_examples
+    return np.array([sampler.inclusion(record, step, n) for step, sampler in steps])
 
 
 def _projection(

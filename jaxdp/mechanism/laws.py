@@ -74,12 +74,10 @@ def guarantee(
       ValueError: no accountant has a bound for the three together.
     """
     rows = sampler.rows(num_examples)
-    if isinstance(sampler, sampling.CyclicPoisson):
-        # Steps of other groups tell nothing of a record.
-        num_steps = sampler.max_participations(num_examples, num_steps)
-        num_examples = sampler.group_size(num_examples)
-        sampler = sampler.of_a_group
-    match sampler:
+    # So many sums can read one record; the others tell nothing of it.
+    num_steps = sampler.max_participations(num_examples, num_steps)
+    within, num_examples = sampler.within_group(num_examples)
+    match within:
         case sampling.TruncatedPoisson(sampling_prob=q) if rows == num_examples:
             # What cannot overflow is never truncated.
             poisson = accounting.poisson_gaussian
@@ -91,7 +89,7 @@ def guarantee(
         case sampling.TruncatedPoisson() | sampling.FixedSize() if law.exact:
             raise ValueError(
                 'sampling must be unamplified with noise="laplace", or TruncatedPoisson '
-                f"with max_batch_size = num_examples = {num_examples}; got {sampler!r}, "
+                f"with max_batch_size = num_examples = {num_examples}; got {within!r}, "
                 "for which no accountant has a bound"
             )
         case sampling.TruncatedPoisson(sampling_prob=q):
@@ -111,10 +109,8 @@ def guarantee(
                 batch_size=rows,
                 relation=relation,
             )
-    # So many sums read one record; the others tell nothing of it.
-    sums = sampler.max_participations(num_examples, num_steps)
     if law.exact:
-        return accounting.full_batch_laplace(noise_multiplier, sums, relation)
+        return accounting.full_batch_laplace(noise_multiplier, num_steps, relation)
     return accounting.full_batch_gaussian(
-        noise_multiplier, sums, relation, among_sampled=among_sampled
+        noise_multiplier, num_steps, relation, among_sampled=among_sampled
     )

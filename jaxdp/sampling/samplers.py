@@ -85,6 +85,31 @@ class Sampler:
         """
         return num_steps
 
+    def within_group(self, num_examples: int) -> tuple["Sampler", int]:
+        """Returns how a step samples the records that it can read, and their number.
+
+        Example:
+          >>> import jaxdp
+          >>> sampler = jaxdp.sampling.CyclicPoisson(num_groups=10, sampling_prob=0.5)
+          >>> sampler.within_group(1000)
+          (TruncatedPoisson(sampling_prob=0.5, max_batch_size=None), 100)
+          >>> jaxdp.sampling.FixedSize(32).within_group(1000)
+          (FixedSize(batch_size=32), 1000)
+        """
+        return self, num_examples
+
+    def inclusion(self, record: int, step: int, num_examples: int) -> float:
+        """Bounds the probability that a step reads a record, where batches are sampled.
+
+        Example:
+          >>> import jaxdp
+          >>> sampler = jaxdp.sampling.CyclicPoisson(num_groups=10, sampling_prob=0.5)
+          >>> [sampler.inclusion(3, step, 1000) for step in (2, 3, 13)]
+          [0.0, 0.5, 0.5]
+        """
+        most = min(self.expected_batch_size(num_examples), self.rows(num_examples))
+        return most / num_examples
+
     def phases_of(self, num_examples: int) -> tuple[Phase, ...]:
         """Returns the phases of a period, by the shape of their batches.
 
@@ -553,6 +578,16 @@ class CyclicPoisson(Sampler):
 
     def max_participations(self, num_examples: int, num_steps: int) -> int:
         return -(-num_steps // self.num_groups)
+
+    def within_group(self, num_examples: int) -> tuple[Sampler, int]:
+        return self.of_a_group, self.group_size(num_examples)
+
+    def inclusion(self, record: int, step: int, num_examples: int) -> float:
+        place, group = divmod(record, self.num_groups)
+        sampler, size = self.within_group(num_examples)
+        if place >= size or group != step % self.num_groups:
+            return 0.0
+        return sampler.inclusion(place, step // self.num_groups, size)
 
     def draw(self, key: jax.Array, step: Step, num_examples: int) -> Drawn:
         size = self.group_size(num_examples)

@@ -73,9 +73,7 @@ def opened(source: Source, plan: Plan) -> Stream:
             f"data must have the plan's num_examples = {n} records, got a "
             f"{type(source).__name__} of {len(source)}"
         )
-    among = n
-    if isinstance(sampler, sampling.CyclicPoisson):
-        among = sampler.group_size(n)
+    _, among = sampler.within_group(n)
     for phase in plan.phases:
         rows = sampler.of_phase(phase.name).rows(n)
         drawn = sampler.amplifies and not samplers.few(rows, among)

@@ -1,5 +1,7 @@
 """The attacks on transcripts made by NumPy, of laws that are known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -83,8 +85,14 @@ def test_what_is_not_finite_is_found(bad: float) -> None:
     assert found(noise(1), first)["histogram"] > 20 * PLAN.epsilon()
 
 
-def test_likelihood_ratio_of_a_mixture_is_the_best_for_it() -> None:
-    sampler = sampling.TruncatedPoisson(sampling_prob=0.3, max_batch_size=8)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_likelihood_ratio_of_a_mixture_is_the_best_for_it(groups: int) -> None:
+    """With groups, in the steps of the first one alone: the others say nothing."""
+    sampler: Any = sampling.TruncatedPoisson(sampling_prob=0.3, max_batch_size=8)
+    if groups > 1:
+        sampler = sampling.CyclicPoisson(
+            num_groups=groups, sampling_prob=0.3, max_batch_size=4
+        )
     plan = plans.DPZero(
         num_examples=8,
         num_steps=4,
@@ -95,11 +103,12 @@ def test_likelihood_ratio_of_a_mixture_is_the_best_for_it() -> None:
     ).with_noise(noise_multiplier=0.5, delta=1e-5)
     (canary, *_) = canaries.of_sums(plan)
     assert np.all(canary.moves == 2.0)
-    reads = np.random.default_rng(5).random((RUNS, 4, 1)) < 0.3
+    turn = np.arange(4) % groups == 0
+    reads = (np.random.default_rng(5).random((RUNS, 4, 1)) < 0.3) & turn[:, None]
     first, second = noise(0) + 2.0 * reads * SIGNS[:, None], noise(1)
     learned = attacks.attacks(plan, canary, first, second)
     x = second[:, :, 0] * SIGNS
-    exact = np.log(0.7 + 0.3 * np.exp(2 * x - 2)).sum(axis=1)
+    exact = np.log(0.7 + 0.3 * np.exp(2 * x - 2))[:, turn].sum(axis=1)
     # Location and direction are learned from 20000 runs.
     score = learned["likelihood ratio"](second)
     assert np.corrcoef(score, exact)[0, 1] > 0.9999

@@ -110,6 +110,26 @@ def test_every_family_and_sampler_can_be_audited(
     assert found.epsilon_lower > least * found.epsilon
 
 
+@pytest.mark.slow  # Two audits; test_attacks.py has the score.
+def test_an_attack_on_groups_knows_whose_turn_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its likelihood ratio finds more than that of a record that any step may read."""
+    sampler = sampling.CyclicPoisson(num_groups=8, sampling_prob=0.5, max_batch_size=2)
+    plan = make(
+        num_examples=16,
+        num_steps=32,
+        sampling=sampler,
+        relation="zero_out",
+        noise_multiplier=0.8,
+    )
+    found = auditing.audit(plan, num_runs=10_000)
+    assert found.passed and found.method.startswith("likelihood ratio")
+    monkeypatch.setattr(sampling.CyclicPoisson, "inclusion", sampling.Sampler.inclusion)
+    blurred = auditing.audit(plan, num_runs=10_000)
+    assert 1.02 * blurred.epsilon_lower < found.epsilon_lower < found.epsilon
+
+
 @pytest.mark.slow  # Where nothing is planted; test_mutations.py plants.
 @pytest.mark.parametrize("name", ["absent", "sampled", "truncated"])
 def test_plans_of_the_mutations_pass_as_they_are(name: str) -> None:

@@ -202,8 +202,53 @@ def test_an_attack_finds_what_passes_of_one_order_cost(
     assert abs(spread / plan.node_std - 1) < 6 / math.sqrt(2 * runs)
 
 
-@pytest.mark.parametrize(("bands", "relation"), [(4, "zero_out"), (2, "replace_one")])
-def test_an_attack_finds_what_sampled_bands_cost(bands: int, relation: str) -> None:
+@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
+def test_independent_noise_of_sampled_groups(relation: str) -> None:
+    """Of the multiplier's size in each step, and alike in no two (failure below 1e-6)."""
+    runs, noise, groups, steps, q = 500, 1.3, 4, 10, 0.5
+    sampler = sampling.CyclicPoisson(num_groups=groups, sampling_prob=q)
+    plan = make(
+        sampling=sampler,
+        num_steps=steps,
+        prefix_noise="independent",
+        relation=relation,
+        noise_multiplier=noise,
+    )
+    moves = 2 if relation == "replace_one" else 1
+    std = noise * moves / (q * N / groups)  # Over the mean size of a batch of a group.
+    assert plan.node_std == pytest.approx(std)
+
+    def released(seed: jax.Array) -> jax.Array:
+        keys = Keys.insecure(seed)
+        tx = jaxdp.private_prefix_sum(plan, keys)
+
+        def step(state: Any, t: jax.Array) -> Any:
+            batch = sampling.batch(plan, keys, t, jnp.zeros((N, D)))
+            out, state = tx.update(batch.records, state, batch=batch)
+            return state, out
+
+        return jax.lax.scan(step, tx.init(jnp.zeros(D)), jnp.arange(steps))[1]
+
+    x = np.asarray(jax.jit(lambda s: jax.lax.map(released, s))(jnp.arange(runs)))
+    every = np.swapaxes(x, 1, 2).reshape(-1, steps)  # A column for each step.
+    error = 1 / math.sqrt(len(every))
+    # Of 10 deviations and 55 products; six standard errors.
+    assert np.abs(every.std(axis=0) / std - 1).max() < 6 * error / math.sqrt(2)
+    correlation = np.corrcoef(every, rowvar=False) - np.eye(steps)
+    assert np.abs(correlation).max() < 6 * error
+
+
+@pytest.mark.parametrize(
+    ("name", "bands", "relation"),
+    [
+        ("sqrt_toeplitz", 4, "zero_out"),
+        ("sqrt_toeplitz", 2, "replace_one"),
+        ("independent", None, "zero_out"),
+    ],
+)
+def test_an_attack_finds_what_sampled_steps_cost(
+    name: str, bands: int | None, relation: str
+) -> None:
     """In each block of rows of C that one of a record's steps is in, its coin moves it.
 
     By the same length each time it was drawn, by nothing else, and with noise of one std:
@@ -216,7 +261,7 @@ def test_an_attack_finds_what_sampled_bands_cost(bands: int, relation: str) -> N
     plan = make(
         sampling=sampler,
         num_steps=steps,
-        prefix_noise="sqrt_toeplitz",
+        prefix_noise=name,
         bands=bands,
         relation=relation,
         noise_multiplier=noise,
