@@ -21,6 +21,7 @@ from jaxdp.core import noise, validate
 from jaxdp.core.types import Relation, ReleaseBudget
 from jaxdp.kernels import finite_difference
 from jaxdp.saddle import oracles
+from jaxdp.sampling import batches
 
 #: The noise has this many steps of its grid to the sensitivity, in powers of two.
 _NOISE_BITS = 20
@@ -171,7 +172,7 @@ def private_gap(
         data = jax.tree.map(
             lambda v: jnp.pad(v, [(0, extra)] + [(0, 0)] * (jnp.ndim(v) - 1)), data
         )
-    mask = jnp.arange(rows + extra) < rows
+    mask = batches.present(data, jnp.arange(rows + extra) < rows)
     how = (problem, bound_x, bound_y, center_gradients, microbatch_size)
     shapes = jax.eval_shape(lambda *given: _sums(*given, *how), x, y, data, mask)
     for name, counts, total in zip(

@@ -309,8 +309,7 @@ def resolve(
 ) -> tuple[Any, jax.Array]:
     """Returns records and mask of a transform's batch, if the plan allows the batch.
 
-    A user without records is masked: whoever is not there counts nothing anywhere, as the
-    relations of users that come or go have it.
+    Users without records are masked (:func:`present`).
 
     Args:
       run: the plan's.
@@ -330,9 +329,21 @@ def resolve(
     """
     how = {"private": private, "step": step, "phase": phase}
     records, kept = _allowed(run, batch, mask, **how)
-    if isinstance(records, UserRecords):
-        kept &= jnp.any(records.mask, axis=1)
-    return records, kept
+    return records, present(records, kept)
+
+
+def present(records: Any, mask: jax.Array | None = None) -> Any:
+    """Masks users without records, wherever ``records`` have users; else None or ``mask``.
+
+    Whoever is not there counts nothing anywhere, as the relations of users that come or go
+    have it: no loss may make something of an empty row.
+    """
+    nodes = jax.tree.leaves(records, is_leaf=lambda x: isinstance(x, UserRecords))
+    for node in nodes:
+        if isinstance(node, UserRecords):
+            there = jnp.any(jnp.asarray(node.mask), axis=1)
+            mask = there if mask is None else mask & there
+    return mask
 
 
 def _allowed(

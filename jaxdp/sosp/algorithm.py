@@ -123,7 +123,8 @@ def sosp(
         flat, unravel = spiders.flattened(state.point, "sosp")
         size = spiders.slice_size(numbers, flat.size, microbatch_size)
         loss = gradients.record_loss(value_fn, unravel)
-        new = _step(Search(numbers, loss, data, size, axis_name), state, flat)
+        search = Search(numbers, loss, data, batches.present(data), size, axis_name)
+        new = _step(search, state, flat)
         new = new._replace(
             point=unravel(new.point),
             best=new.best._replace(point=unravel(new.best.point)),
@@ -158,7 +159,7 @@ def _step(search: Search, state: SOSPState, x: jax.Array) -> SOSPState:
         x,
         query,
         search.data,
-        None,
+        search.mask,
         search.size,
         search.axis_name,
     )

@@ -85,18 +85,19 @@ class SOSPInfo(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Constants of a step: numbers, loss, data, slice size, axes that share records."""
+    """Constants of a step: numbers, loss, data and their mask, slice size, shared axes."""
 
     numbers: SOSPNumbers
     loss: gradients.Loss
     data: Any
+    mask: jax.Array | None
     size: int
     axis_name: AxisName | None = None
 
     def records(self, first: jax.Array, count: Any) -> gradients.Records:
         count = jnp.asarray(count, jnp.int32)
         how = self.size, self.axis_name
-        return gradients.Records(self.data, None, first, count, *how)
+        return gradients.Records(self.data, self.mask, first, count, *how)
 
 
 def no_escape(numbers: SOSPNumbers, flat: jax.Array, root: jax.Array) -> Escape:

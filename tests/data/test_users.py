@@ -13,6 +13,8 @@ from jaxdp import plans, sampling
 from jaxdp.core.types import UserRecords
 from jaxdp.data import users as users_lib
 from jaxdp.kernels import perturb
+from jaxdp.saddle.algorithms import players
+from jaxdp.sampling import batches
 
 
 def reference(data: np.ndarray, users: list[Any], m: int, every: list[Any]) -> Any:
@@ -184,6 +186,44 @@ def test_a_user_who_is_not_there_is_in_no_count(kind: Any, sampler: Any) -> None
         _, state = tx.update(None, tx.init(jnp.zeros(3)), jnp.zeros(3), **given)
         counts.append(float(state.release[-1]) * plan.normalizer)
     assert abs(counts[1] - counts[0]) == pytest.approx(0.5, rel=1e-5)
+
+
+def not_zero(w: jax.Array, users: UserRecords) -> jax.Array:
+    """Makes something of a user without records, against the clip."""
+    gone = ~jnp.any(jnp.asarray(users.mask), axis=1)
+    return jaxdp.per_user(squared)(w, users) - 10 * w.sum() * gone  # pyright: ignore
+
+
+def test_users_who_are_not_there_are_read_by_nobody() -> None:
+    """Whatever a loss makes of them: by a search, by players, and in a tree of arrays."""
+    n = 200_000
+    plan = plans.SOSP.certified(
+        num_examples=n,
+        dim=3,
+        relation="zero_out",
+        epsilon=2.0,
+        delta=1e-6,
+        lipschitz=1.0,
+        smoothness=1.0,
+        hessian_lipschitz=1.0,
+    )
+    size, w = plan.numbers.refresh_batch_size, jnp.zeros(3)
+    mask = np.ones((n, 1), bool)
+    mask[:size] = False
+    users = grouped(np.zeros((n, 1, 3), np.float32), mask)
+    found = []
+    for loss in (jaxdp.per_user(squared), not_zero):
+        search = jaxdp.sosp(plan, jaxdp.Keys.insecure(0))
+        state, _ = search.step(search.init(w), users, value_fn=loss)
+        found.append(np.asarray(state.spider.estimate))
+    np.testing.assert_array_equal(*found)
+
+    active = jnp.ones((), bool)
+    _, here = players.batch(plan.run, users, jnp.int32(size - 2), 4, active)
+    assert here.tolist() == [False, False, True, True]
+    tree = {"of": users, "year": np.zeros(n)}
+    assert batches.present(tree).sum() == n - size
+    assert batches.present(np.zeros(3)) is None
 
 
 def test_a_run_over_users_says_so_and_has_their_number(tmp_path: Any) -> None:

@@ -116,4 +116,4 @@ def batch(
     records = jax.tree.map(
         lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), first, size), data
     )
-    return records, jnp.full((size,), active)
+    return records, batches.present(records, jnp.full((size,), active))
