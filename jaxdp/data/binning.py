@@ -227,7 +227,7 @@ def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]
     """Reads the named columns of a CSV file with a header line; others are left out.
 
     Returns:
-      One list of texts for each row that is not blank, in the order of ``names``.
+      One list of texts for each row, in the order of ``names``.
 
     Raises:
       ValueError: no such file, no such columns, or a row of another length.

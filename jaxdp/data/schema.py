@@ -315,7 +315,7 @@ def cells_of(
                 f"path {str(path)!r} needs pyarrow: pip install 'jaxdp-optim[tables]'"
             ) from None
         return _frame(pyarrow.parquet.read_table(path), repr(str(path)))
-    rows = tables.read_rows(path, separator)
+    rows = tables.read_rows(path, separator, header=header is True)
     names = list(header) if isinstance(header, tuple) else rows[0][1]
     if header is True:
         tables.check_header(path, names)

@@ -67,12 +67,14 @@ def read_cells(path: pathlib.Path) -> tuple[list[str], list[tuple[int, list[str]
     return rows[0][1], rows[1:]
 
 
-def read_rows(path: pathlib.Path, separator: str = ",") -> list[tuple[int, list[str]]]:
-    """Reads line and cells of the rows of a text file.
+def read_rows(
+    path: pathlib.Path, separator: str = ",", *, header: bool = True
+) -> list[tuple[int, list[str]]]:
+    """Reads line and cells of the rows of a text file, of which a header is the first.
 
     How many rows there are is public. So each record is one line, whatever its cells hold:
     blank cells are cells, and a quote that is not closed takes no other record. Empty
-    lines are left out, but where the header has one cell.
+    lines are left out, but where rows have one cell; and blank rows above a header.
 
     Raises:
       ValueError: no such file, not even one row, or a row over several lines.
@@ -95,10 +97,11 @@ def read_rows(path: pathlib.Path, separator: str = ",") -> list[tuple[int, list[
                 f"path {str(path)!r} must have each row on one line, got one on the lines "
                 f"{before + 1} to {line}: a cell there has a line end between quotes"
             )
-    rows = [*itertools.dropwhile(lambda row: not any(row[1]), rows)]
+    if header:
+        rows = [*itertools.dropwhile(lambda row: not any(row[1]), rows)]
     if not rows:
         raise ValueError(f"path {str(path)!r} is empty: it must begin with a header")
-    width = len(rows[0][1])
+    width = next((len(cells) for _, cells in rows if cells), 1)
     return [(line, cells or [""]) for line, cells in rows if cells or width == 1]
 
 

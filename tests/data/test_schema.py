@@ -335,3 +335,18 @@ def test_parquet_and_datasets_give_what_the_file_gives(
     given.append(datasets.Dataset.from_pandas(frame))
     for source in given:
         np.testing.assert_allclose(schema.table(source).features, wanted)
+
+
+def test_blank_records_of_a_file_without_a_header_stay(tmp_path: Path) -> None:
+    """How many records there are must not follow from what the first ones hold."""
+    columns = {
+        "a": schemas.Column(type="integer", bounds=(0, 10), missing="mark"),
+        "b": schemas.Column(type="category", categories=("x", "y"), missing="mark"),
+    }
+    schema = schemas.Schema(
+        columns=columns, label="y", classes=("0", "1"), header=("a", "b")
+    )
+    for text in ("5,x\n6,y\n7,x\n", ",\n6,y\n7,x\n", ",\n,\n7,x\n"):
+        (tmp_path / "table.csv").write_text(text)
+        table = schema.table(tmp_path / "table.csv", labelled=False)
+        assert len(table.features) == 3
