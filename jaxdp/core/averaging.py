@@ -90,7 +90,7 @@ def _wide(leaf: Any) -> Any:
 
 
 def with_frozen(state: Any, params: Any, moves: PathPredicate) -> Any:
-    """Returns an optimizer's state whose averages have, of leaves that stay, the params.
+    """Returns a state of the optimizer with the params for frozen leaves of its averages.
 
     Updates that an average counts may move such leaves, by weight decay; the run does not.
     """

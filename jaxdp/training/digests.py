@@ -37,8 +37,10 @@ def scattered(tree: Any) -> bool:
     )
 
 
-def of_leaves(tree: Any, like: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns a digest of each leaf of a tree, by path.
+def of_leaves(
+    tree: Any, like: Mapping[str, str] | None = None, *, split: bool | None = None
+) -> dict[str, str]:
+    """Returns a digest of each leaf of a tree, by path; or of those (not) scattered.
 
     It is the SHA-256, but for a leaf that is :func:`scattered`: the checksum of
     :func:`on_devices`, for which all its processes must call this. ``like`` are digests to
@@ -48,9 +50,21 @@ def of_leaves(tree: Any, like: Mapping[str, str] | None = None) -> dict[str, str
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_str(path)
-        summed = scattered(leaf) or str(like.get(name)).startswith(_CHECKSUM)
+        if split not in (None, scattered(leaf)):
+            continue
+        summed = scattered(leaf) or is_checksum(like.get(name))
         found[name] = on_devices(leaf) if summed else sha256(leaf).hexdigest()
     return found
+
+
+def is_checksum(digest: Any) -> bool:
+    """Returns True for the kind of digest that :func:`on_devices` computes."""
+    return str(digest).startswith(_CHECKSUM)
+
+
+def of_scattered(params: Any) -> str:
+    """Returns a digest of parameters that are :func:`scattered`; "" for others."""
+    return on_devices(params) if scattered(params) else ""
 
 
 def of_params(params: Any, like: str | None = None) -> str:
@@ -69,7 +83,7 @@ def of_params(params: Any, like: str | None = None) -> str:
     if like is None:
         on_host = jax.default_backend() == "cpu"
     else:
-        on_host = not like.startswith(_CHECKSUM)
+        on_host = not is_checksum(like)
     if on_host:
         return sha256(params).hexdigest()
     return on_devices(params)

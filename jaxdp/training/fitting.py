@@ -194,7 +194,7 @@ def fit(
         task = preparing.checked(task, callback)
         parallel.check_device(mesh, params=params, data=task.data, keys=keys)
         if donate_params:
-            preparing.check_donated(params, task.data, mesh)
+            preparing.check_donated(params, task.data, mesh, keys)
         _check_stop(stop, ledger, mesh)
         if budget is not None:
             validate.instance(budgets.Budget, budget=budget)
@@ -218,6 +218,7 @@ def fit(
     # A stream alone needs no chunks, only blocks.
     hundredth = plan.num_steps if streams and not in_chunks else plan.num_steps // 100
     size = loop.whole_periods(plan, chunk or max(1, hundredth))
+    parallel.check_layout(mesh, task.params)
     parallel.check_same(
         mesh,
         keys,
@@ -246,11 +247,12 @@ def fit(
         plan, task.params, task.data, value_fn, check_isolation, program
     )
     before = _samples(task)
-    machines = recording.machines(mesh) if with_text else {}
-    recorded = parallel.where_any(mesh, lambda: ledger is not None)()
+    device = parallel.device_of(mesh, task.params, keys, task.data)
+    machines = recording.machines(mesh, device) if with_text else {}
     shows = parallel.where_any(mesh, lambda: callback is not None)()
-    digested = recorded and digests.scattered(task.params)
-    initial = digests.of_leaves(task.params) if folder is not None or digested else {}
+    # By all processes, where none has the parameters whole.
+    reads = folder is not None or digests.scattered(task.params)
+    initial = digests.of_leaves(task.params) if reads else {}
     about = task, keys, program.text, size, note or {}, machines, budget, initial
     begun = parallel.together(
         mesh, lambda: None if folder is None else recording.new(folder, *about)
@@ -273,10 +275,7 @@ def fit(
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
             chunks = _Chunks(
-                *(plan, size, callback, progress, asked),
-                mesh=mesh,
-                digested=digested,
-                shows=shows,
+                plan, size, callback, progress, asked, mesh=mesh, shows=shows
             )
             with streaming.steps(
                 program.run, keys, plan, task.data, mesh, size
@@ -418,7 +417,8 @@ def resume(
             at.plan, task.params, task.data, value_fn, check_isolation, program
         )
         before = _samples(task)
-        machines = recording.machines(mesh)
+        device = parallel.device_of(mesh, task.params, at.keys, task.data)
+        machines = recording.machines(mesh, device)
         if at.new and not at.ended:
             reserve = functools.partial(
                 budgets.reserve_attempt, *(budget, at.record.header, at.plan)
@@ -432,7 +432,6 @@ def resume(
         asked = None if stop is None else parallel.where_any(mesh, stop)
         chunks = _Chunks(
             *(at.plan, size, callback, progress, asked, at.charged, mesh),
-            digested=digests.scattered(task.params),
             shows=parallel.where_any(mesh, lambda: callback is not None)(),
         )
         with streaming.steps(
@@ -471,7 +470,6 @@ class _Chunks(NamedTuple):
     stop: Callable[[], bool] | None = None  # asked before each chunk
     charged: Callable[[int], int] = int  # steps that count as released, after a step
     mesh: Mesh | None = None  # of processes that end together where one cannot go on
-    digested: bool = False  # whether all of them compute digests for the record
     shows: bool = False  # whether one of them has a callback
 
     def run(
@@ -511,10 +509,8 @@ class _Chunks(NamedTuple):
                 parallel.together(self.mesh, before)
                 carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin
-                digest = digests.on_devices(carry.params) if self.digested else ""
-                # By all, of whom each may hold a part of the parameters.
-                shown = self.shown(carry, end) if self.shows else None
-                about = carry, first, end, recorder, digest, shown
+                digest = digests.of_scattered(carry.params)
+                about = carry, first, end, recorder, digest
                 after = functools.partial(self._after, *about)
                 parallel.together(self.mesh, after)
                 if self.progress:
@@ -537,13 +533,14 @@ class _Chunks(NamedTuple):
         end: int,
         recorder: recording.Recorder | None,
         digest: str,
-        shown: tuple[Any, loop.CallbackInfo] | None,
     ) -> None:
         """Records the steps [first, end), and shows them to the callback."""
         if recorder is not None:
             recorder.after(first, end, carry, digest)
-        if self.callback is not None and shown is not None:
-            self.callback(end, *shown)
+        if self.shows:  # In all processes, of which each may hold a part of the params.
+            shown = self.shown(carry, end)
+            if self.callback is not None:
+                self.callback(end, *shown)
 
     def shown(self, carry: loop.Carry, done: int) -> tuple[Any, loop.CallbackInfo]:
         """Copies params and info for a callback: the next chunk takes the buffers."""
@@ -601,7 +598,7 @@ def _rebuilt(
     until = recording.checked_from(at) if goes_on else at.done
     first = max((known for known in states if known <= until), default=0)
     # These steps are done, and on record.
-    chunks = chunks._replace(stop=None, digested=False)
+    chunks = chunks._replace(stop=None)
     silent = chunks._replace(callback=None, shows=False, mesh=None)
     if task.plan.replayable:
         again: Any = None  # A checkpoint alone needs no program.
@@ -634,8 +631,7 @@ def _rebuilt(
         if known == at.done:
             recording.check_replayed(at, digest, same.params)
         if at.done not in states:
-            params = same.params
-            found = digests.on_devices(params) if digests.scattered(params) else ""
+            found = digests.of_scattered(carry.params)
             if recorder is not None:
                 recorder.checkpoint(carry, found)
     if not task.plan.replayable:
@@ -741,8 +737,10 @@ def _result(
     plan, (made, rest) = task.plan, carry.opt_state
     done = int(made.horizon.count) if plan.may_stop else plan.num_steps
     rate = max(0, done - first) / times[1] if times[1] > 0 else 0.0
+    device = next(iter(carry.releases.sharding.addressable_devices))
     timing = dict(zip(reporting.TIMING, (*times, rate), strict=True))
-    more = {"unit": task.unit, "seed_source": keys.seed_source} | timing
+    more = {"unit": task.unit, "seed_source": keys.seed_source}
+    more |= {"device": device.device_kind} | timing
     report = reporting.Report(reporting.report(plan, made) | more)
     if recorder is not None:
         report["steps_charged"] = recorder.charged

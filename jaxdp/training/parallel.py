@@ -347,15 +347,42 @@ def where_any(mesh: Mesh | None, stop: Callable[[], bool]) -> Callable[[], bool]
 def place(mesh: Mesh | None, *given: Any) -> Sharding:
     """Returns the sharding of a run's arrays: all devices of its mesh, or its device."""
     if mesh is None:
-        return SingleDeviceSharding(device_of(*given))
+        return SingleDeviceSharding(device_of(None, *given))
     return NamedSharding(mesh, PartitionSpec())
 
 
-def device_of(*given: Any) -> Any:
-    """Returns the device of a run without a mesh: its arguments', or the default one."""
-    default = jnp.zeros(())
-    committed = (leaf for _, leaf in _arrays(given) if leaf.committed)
-    return next(committed, default).device
+def device_of(mesh: Mesh | None, *given: Any) -> Any:
+    """Returns this process's first device of a run: without a mesh, its arguments'.
+
+    Where none of these is committed to a device, it is the default one.
+    """
+    if mesh is not None:
+        return mesh.local_devices[0]
+    return committed(*given) or jnp.zeros(()).device
+
+
+def committed(*given: Any) -> Any:
+    """Returns the device to which arrays are committed (:func:`check_device`), or None."""
+    found = (leaf.device for _, leaf in _arrays(given) if leaf.committed)
+    return next(found, None)
+
+
+def layout(params: Any) -> dict[str, str]:
+    """Returns how leaves are split, by path."""
+    places = split(params).items()
+    return {path_str(path): str(sharding.spec) for path, sharding in places}
+
+
+def check_layout(mesh: Mesh | None, params: Any) -> None:
+    """Requires parameters that are split alike in all processes of a run; all wait here.
+
+    Else only some of them would take part in what split parameters need all for.
+    """
+    if len(set(gathered(mesh, json.dumps(layout(params))))) > 1:
+        raise ValueError(
+            "params must be split alike in all processes of the mesh, got "
+            f"{layout(params) or 'whole ones'} here"
+        )
 
 
 def on_all(mesh: Mesh | None, tree: Any) -> Any:

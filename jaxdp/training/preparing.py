@@ -101,13 +101,13 @@ def on_mesh(task: Task) -> Task:
     return task._replace(data=parallel.on_all(task.mesh, task.data))
 
 
-def check_donated(params: Any, data: Any, mesh: Mesh | None) -> None:
+def check_donated(params: Any, data: Any, mesh: Mesh | None, keys: Any = None) -> None:
     """Requires parameters whose buffers a run can take and update in place.
 
     TypeError for a leaf that is no ``jax.Array``; ValueError for one that is on another
     device, is deleted, or shares its buffer with another leaf or with the data.
     """
-    place, split = parallel.place(mesh, params, data), parallel.split(params)
+    place, split = parallel.place(mesh, params, data, keys), parallel.split(params)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
     buffers = {loop.buffer_of(x) for x in arrays if not x.is_deleted()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -169,6 +169,7 @@ class Compiled:
     Attributes:
       program: as XLA has it.
       mesh: of its arguments.
+      device: to which arguments without a mesh are committed, if they are.
       text: of the program, if asked for; else "".
       check: of the loss that is in it, for parameters; None where none was asked for.
       refused: whether :func:`check_losses` refused the loss.
@@ -176,13 +177,18 @@ class Compiled:
 
     program: Any
     mesh: Mesh | None
+    device: Any
     text: str
     check: Callable[[Any], None] | None = None
     refused: bool = False
 
     def run(self, *given: Any) -> Any:
-        """Runs the program on arguments, which are placed on the mesh."""
-        return self.program(*parallel.placed(self.mesh, *given))
+        """Runs the program on arguments, which are placed on the mesh.
+
+        What it gives is committed where arguments were: another computation stays there.
+        """
+        made = self.program(*parallel.placed(self.mesh, *given))
+        return made if self.device is None else jax.device_put(made, self.device)
 
 
 def check_losses(
@@ -328,12 +334,15 @@ def compiled(
             params, place = _spread(task.params)
             moves = run_state.moving(params, task.trainable)
             check = _made_up_check(task.value_fn, params, task.data, place, moves)
-        return Compiled(made.compile(compiler_options=options), mesh, text, check)
+        made = made.compile(compiler_options=options)
+        return Compiled(made, mesh, device, text, check)
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))
-    device = parallel.device_of(task.params, keys, task.data)
-    how = (task.microbatch_size, mesh, device, chunk is None, with_text)
+    given = task.params, keys, task.data
+    device = None if mesh is not None else parallel.committed(*given)
+    places = device, parallel.device_of(mesh, *given)
+    how = (task.microbatch_size, mesh, *places, chunk is None, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     needed = check_isolation and plan.evaluates_batches
 
@@ -381,7 +390,7 @@ def lowered(
         given += step, step
     if mesh is not None:
         return parallel.lowered(mesh, whole, carry, *given)
-    device = parallel.device_of(task.params, *given)
+    device = parallel.device_of(None, task.params, *given)
     # By shapes, whose text is the same on every device: another may resume the run.
     with jax.default_device(device):
         given = jax.eval_shape(lambda *given: given, *given)

@@ -184,10 +184,12 @@ def calls_python(text: str) -> bool:
     return _CALLBACK.search(text) is not None
 
 
-def machines(mesh: Mesh | None) -> dict[str, Any]:
-    """Returns what decides bits and is no argument of a run, of every process; all wait."""
+def machines(mesh: Mesh | None, device: Any) -> dict[str, Any]:
+    """Returns what decides bits and is no argument of a run, of every process; all wait.
+
+    ``device`` is the process's first one of the run.
+    """
     config: Any = jax.config
-    device = jax.devices()[0]
     own = {
         "jax": jax.__version__,
         "jaxlib": reporting.versions()["jaxlib"],
@@ -230,16 +232,10 @@ def _conditions(
         "devices": 1 if task.mesh is None else task.mesh.size,
         "mesh": {} if task.mesh is None else dict(task.mesh.shape),
         # Sums of losses are added in the order of the shards.
-        **({"sharding": _layout(task.params)} if parallel.split(task.params) else {}),
+        **({"sharding": split} if (split := parallel.layout(task.params)) else {}),
         **machines,
         "losses, optimizer": keyed(text.encode()),
     }
-
-
-def _layout(params: Any) -> dict[str, str]:
-    """Returns how leaves are split, by path."""
-    split = parallel.split(params).items()
-    return {sphere.path_str(path): str(sharding.spec) for path, sharding in split}
 
 
 @functools.cache
@@ -292,7 +288,7 @@ def new(
         "unit": task.unit,
         "chunk": chunk,
         "microbatch_size": task.microbatch_size,
-        "device": jax.devices()[0].device_kind,
+        "device": parallel.device_of(task.mesh, params, keys, task.data).device_kind,
         "versions": reporting.versions(),
         "budget": None if budget is None else budget.id,
         "note": note,

@@ -84,8 +84,8 @@ def replay(
         ledger = ledger_lib.read(ledger)
     plan = plan_of(ledger)
     optimizer = optax.identity() if optimizer is None else optimizer
-    check_params(ledger.header, params, parallel.mesh_of(params))
     mesh = parallel.mesh_of(params)
+    check_params(ledger.header, params, mesh)
     if mesh is not None:
         _, params = parallel.check_mesh(mesh, params)
     direction = keys_lib.root_from_hex(ledger.header["direction"])
@@ -214,34 +214,38 @@ def check_params(header: dict[str, Any], params: Any, mesh: Mesh | None = None) 
 
     Of several processes, which ``mesh`` has, all call this, and all raise where one does.
     """
-    leaves = describe_leaves(params)
+    known = header["params"]
+    was = known if isinstance(known, dict) else {}
 
-    def check_leaves() -> None:
+    def check_whole() -> dict[str, str]:
+        leaves = describe_leaves(params)
         if leaves != header["leaves"]:
             raise ValueError(
                 f"params must have the leaves {header['leaves']} of the run, got {leaves}"
             )
+        found = digests.of_leaves(params, like=was, split=False)
+        if isinstance(known, dict) or len(found) < len(leaves):
+            return found
+        # Once all leaves had one.
+        return {} if digests.sha256(params).hexdigest() == known else found
 
-    parallel.together(mesh, check_leaves)
-    known, others = header["params"], []
-    if isinstance(known, dict):
-        found = digests.of_leaves(params, like=known)
-        others = [x for x, got in found.items() if got != known.get(x)]
-    # Once all leaves had one.
-    elif digests.scattered(params) or digests.sha256(params).hexdigest() != known:
-        others = [*leaves]
-
-    # What was whole in the run has a SHA-256, which no process can compute then.
-    split = " (or split between processes, as not in the run)" * digests.scattered(
-        params
-    )
+    got = parallel.together(mesh, check_whole)
+    parallel.check_layout(mesh, params)
+    # All processes compute these together, and none has refused.
+    got = got | digests.of_leaves(params, like=was, split=True)
 
     def check_same() -> None:
-        if others:
-            raise ValueError(
-                "params must be the initial parameters of the run, got others of the same "
-                f"shapes at {', '.join(map(repr, others))}{split}"
-            )
+        others = [x for x, digest in got.items() if digest != was.get(x)]
+        if not others:
+            return
+        kinds = ((got[x], was.get(x)) for x in others)
+        hint = ""
+        if any(digests.is_checksum(a) != digests.is_checksum(b) for a, b in kinds):
+            hint = " (split between processes here or in the run, not in both)"
+        raise ValueError(
+            "params must be the initial parameters of the run, got others of the same "
+            f"shapes at {', '.join(map(repr, others))}{hint}"
+        )
 
     parallel.together(mesh, check_same)
 

@@ -346,6 +346,8 @@ def test_a_run_is_where_its_arguments_are(which: str, tmp_path: Path) -> None:
     runs = [fit(plan, **given), jaxdp.resume(tmp_path / "run", **given, **task)]
     for got in runs:
         assert all(leaf.device == device for leaf in jax.tree.leaves(got.params))
+        # What is computed from them stays there, as another run does.
+        assert all(leaf.committed for leaf in jax.tree.leaves(got.params))
         chex.assert_trees_all_equal((got.params, got.info), (one.params, one.info))
     again = jaxdp.resume(tmp_path / "copy", PARAMS, DATA, **task)
     chex.assert_trees_all_equal(again.params, one.params)

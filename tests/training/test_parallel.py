@@ -118,6 +118,7 @@ def test_two_processes(tmp_path: Path) -> None:
             assert "params must be the initial parameters of the run" in other
             assert "new_attempt must be the same in all processes" in attempt
             assert "is not there; a run that was killed before it wrote" in nowhere
+            assert "has been deleted" in end["unread"]
         uncharged = found["interrupted"]["zeroth"]["renewed"][0]
         assert f"for a new attempt: {budget.id}; got none" in uncharged
         assert "keys that were broadcast must serve a run of all" in found["alone"]
@@ -133,6 +134,8 @@ def test_two_processes(tmp_path: Path) -> None:
         np.testing.assert_allclose(halves["releases"], whole.info.releases, atol=1e-3)
         assert halves["columns"] == [3 * index] * 2
         assert "ledger must be None for dpgd where params" in halves["refused"]
+        for name in ("one whole", "one whole again"):
+            assert "params must be split alike in all processes" in halves[name]
         assert len(halves["shown"]) == 6
         last, all_of_it = halves["digest"]
         assert halves["shown"][-1] == last == first["halves"]["digest"][0]
@@ -144,6 +147,7 @@ def test_two_processes(tmp_path: Path) -> None:
         assert "new_attempt must be the same in all processes" in attempt
         assert "is not there; a run that was killed before it wrote" in nowhere
         assert "the callback is broken" in shown
+        assert "has been deleted" in end["unread"]
     # Whoever has the parameters whole replays it, and sees other ones.
     where, optimizer = tmp_path / "halves", two_processes.ARGUMENTS["optimizer"]
     again = jaxdp.replay(where, two_processes.WIDE, optimizer=optimizer)

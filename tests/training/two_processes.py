@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
@@ -65,7 +66,7 @@ def digest(tree: Any) -> str:
 def refusal(function: Any) -> str:
     try:
         function()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         return str(error)
     return ""
 
@@ -114,6 +115,11 @@ def interrupted(
         # Where it shows the steps that are done, in process 0 alone.
         refusal(lambda: resume(callback=broken if only else None)),
     )
+    # Process 1 cannot read its parameters; the other does not wait for it.
+    gone = jax.tree.map(jnp.array, start)
+    if not only:
+        jax.tree.leaves(gone)[-1].delete()
+    unread = refusal(lambda: resume(params=gone))
     # With new noise, which is charged as a run where there is a budget.
     anew = {"folder": folder.with_name(f"{folder.name}-anew"), "new_attempt": True}
     uncharged = refusal(lambda: resume(**anew)) if budget is not None else ""
@@ -123,6 +129,7 @@ def interrupted(
     return {
         "stopped": step,
         "refused": refused,
+        "unread": unread,
         "renewed": [uncharged, renewed],
         "resumed": [digest((again.params, again.info)), report],
     }
@@ -141,9 +148,9 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
     """What runs release whose parameters are split between the processes."""
     mesh, params = split()
 
-    def run(plan: Any = PLAN, **kwargs: Any) -> Any:
+    def run(plan: Any = PLAN, start: Any = params, **kwargs: Any) -> Any:
         given = ARGUMENTS | {"mesh": mesh} | kwargs
-        return jaxdp.fit(plan, jaxdp.Keys.insecure(1), params, DATA, **given)
+        return jaxdp.fit(plan, jaxdp.Keys.insecure(1), start, DATA, **given)
 
     shown: list[str] = []
     result = run(callback=lambda step, params, _: shown.append(digest(params)))
@@ -156,6 +163,16 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
         "shown": shown,
         "digest": [digest(result.params), digest((result.params, result.info))],
         "interrupted": interrupted(folder, PLAN, mesh, DATA, start=params),
+        "one whole": refusal(
+            lambda: run(start=WIDE if jax.process_index() else params)
+        ),
+        "one whole again": refusal(
+            lambda: jaxdp.resume(
+                *(folder, WIDE if jax.process_index() else params, DATA),
+                mesh=mesh,
+                **ARGUMENTS,
+            )
+        ),
         "refused": refusal(lambda: run(GRADIENTS, ledger=folder.with_name("dpgd"))),
     }
 
