@@ -23,7 +23,16 @@ import shtab
 
 import jaxdp
 from jaxdp import accounting, models, planner, plans, sampling, training
-from jaxdp.cli import budget, main, options, parser, prepare, recipes, train
+from jaxdp.cli import (
+    budget,
+    main,
+    options,
+    parser,
+    prepare,
+    recipes,
+    record,
+    train,
+)
 from jaxdp.cli import task as tasks
 from jaxdp.cli.parsing import UsageError, flag
 from jaxdp.planner import problems
@@ -624,6 +633,28 @@ def test_resume_refuses_what_changed_and_new_attempt_charges(
     shown = capsys.readouterr().out
     assert "39" in shown
     assert "identical" in shown
+
+
+def test_resume_refuses_an_option_that_the_record_does_not_know(
+    killed: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older version: given as its default, it changes nothing."""
+    out = shutil.copytree(killed[0], tmp_path / "run")
+    again = ("train", "--resume", "--out", out, "--quiet")
+    said = record.said
+
+    def older(*given: Any) -> Any:
+        known = said(*given)
+        assert known is not None and known.pop("keep_noise_roots") is False
+        return known
+
+    monkeypatch.setattr(record, "said", older)
+    assert run(*again, "--keep-noise-roots") == 2
+    part = (
+        "--keep-noise-roots must be left out with --resume of a run from before there"
+    )
+    assert part in capsys.readouterr().err
+    assert run(*again, "--no-keep-noise-roots") == 0
 
 
 def test_what_a_folder_holds_of_time_and_of_noise(tmp_path: Path) -> None:

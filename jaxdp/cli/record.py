@@ -84,10 +84,16 @@ def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
         now = getattr(command, field.name)
         # One that is given as its default is given all the same.
         given = now != field.default or field.name in (command.given or ())
-        if field.name not in was or not given:
+        if field.name in kind.free or not given:
             continue
         if field.name in kind.compared:
             was[field.name] = now
+        elif field.name not in was:
+            if now != field.default:
+                raise UsageError(
+                    f"{flag(field.name)} must be left out with --resume of a run from "
+                    f"before there was this option, got {now}"
+                )
         elif now != was[field.name] and (field.name, now) != ("method", "auto"):
             raise UsageError(
                 f"{flag(field.name)} must be left out with --resume or be as it was, "
