@@ -19,7 +19,7 @@ from jaxdp.data.problems import HESSIANS
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KEPT = ROOT / "bench" / "results" / "cpu" / "dpzero_dimension.json"
+KEPT = ROOT / "bench" / "results" / "h100" / "dpzero_dimension.json"
 
 # Table 7.1 of the digest: the best train gradient norm, DPZero and DPGD-0th; one seed.
 TABLE = {
@@ -229,12 +229,13 @@ def kept() -> Kept:
 
 @pytest.mark.parametrize(("hessian", "dim"), TABLE)
 def test_kept_values_are_those_of_the_table(kept: Kept, hessian: str, dim: int) -> None:
+    """Or better, by up to a half: the table has three numbers of steps, the study ten."""
     for name, expected in zip(("DPZero", "DPGD-0th"), TABLE[hessian, dim], strict=True):
         row = kept[f"{hessian}, d = {dim}, {name}", "train gradient norm"]
         # Where noise alone decides, in few dimensions, the best of a grid scatters: ten
         # seeds gave 0.067 to 0.091 where the table's one seed has 0.0545.
         lucky = (hessian, dim, name) == ("identity", 20, "DPGD-0th")
-        assert row["value"] == pytest.approx(expected, rel=0.6 if lucky else 0.3)
+        assert 0.5 < row["value"] / expected < (1.6 if lucky else 1.3)
 
 
 def test_kept_dpzero_hardly_grows_where_the_rank_does_not(kept: Kept) -> None:
@@ -248,7 +249,7 @@ def test_kept_dpzero_hardly_grows_where_the_rank_does_not(kept: Kept) -> None:
 
 def test_kept_dpgd_0th_is_worst_everywhere(kept: Kept) -> None:
     norms = {c: r["value"] for (c, m), r in kept.items() if m == "train gradient norm"}
-    assert len(norms) == 3 * (7 + 7 + 5)
+    assert len(norms) == 3 * (7 + 7 + 7)
     for case, value in norms.items():
         where, name = case.rsplit(", ", 1)
         assert value < norms[f"{where}, DPGD-0th"] or name == "DPGD-0th"
