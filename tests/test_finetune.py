@@ -5,6 +5,7 @@ import fnmatch
 import functools
 import json
 import random
+import subprocess
 import sys
 import typing
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ from jaxdp.models.language import (
 )
 from jaxdp.training import ledger as ledger_lib
 from tests.test_cli import REPORT_FIELDS, check_plot, mistakes, reported, run
+from tests.training import test_parallel
 
 #: In no public file of a run: only private records have it.
 SECRET = "xylophone"
@@ -646,6 +648,78 @@ def test_gradients_of_lora_are_taken_on_record_and_go_on(
     assert run("replay", want) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "FOLDER: " in line
+
+
+@pytest.mark.slow  # Three processes that import, compile and run three or more runs.
+def test_processes_that_share_a_model_end_as_one_does(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Four devices of one process, and two of each of two: the same files, to the bit."""
+    same = ("finetune", *files(home, "roberta"), *QUICK, "--seed", 1)
+    lora = ("--trainable", "lora", "--lora-rank", 2)
+    runs = {
+        "prompt": (*same, *PROMPT, "--mesh", "model=2,data=2"),
+        "lora": (*same, *PROMPT, *lora, "--mesh", "data=2,model=2"),
+        # A head of which a kernel is split, drawn by the run.
+        "head": (*same, "--task", "head", "--labels", 2, "--mesh", "model=2,data=2"),
+    }
+    given = json.dumps({name: [*map(str, words)] for name, words in runs.items()})
+    one = tmp_path / "one"
+    script = "import sys; from tests.training.two_processes import tuned; "
+    script += "print(tuned(*sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, one, given],
+        env=test_parallel.environment(4),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    jobs = test_parallel.processes("tuned", tmp_path / "two", given)
+    try:
+        ends = [job.communicate(timeout=400) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], ends
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in ends)
+    times = {"compile_seconds", "train_seconds", "steps_per_second"}
+    for name in runs:
+        assert first[name] == second[name] == [0, ""], done.stderr
+        folders = [root / name for root in (one, tmp_path / "two")]
+        reports = [reported(folder) for folder in folders]
+        assert reports[0].keys() == reports[1].keys()
+        for field, value in reports[0].items():
+            assert field in times or reports[1][field] == value
+        found = [weights(folder / "model") for folder in folders]
+        assert found[0] == found[1] != weights(home / "roberta")
+        kept = [{p.name for p in folder.iterdir()} for folder in folders]
+        assert (
+            kept[0]
+            == kept[1]
+            == WRITTEN - ({"initial.npz"} if name == "prompt" else set())
+        )
+        # Whoever has the model whole replays the run.
+        assert replayed(folders[1], capsys)["compared"].startswith("identical")
+    assert first["stopped"][0] == second["stopped"][0] == 75
+    assert "stopped by another process after step 2 of 6" in first["stopped"][1]
+    assert "stopped by SIGTERM after step 2 of 6" in second["stopped"][1]
+    assert first["resumed"] == second["resumed"] == [0, ""]
+    stopped, whole = tmp_path / "two" / "stopped", tmp_path / "two" / "prompt"
+    assert weights(stopped / "model") == weights(whole / "model")
+    assert ledger_lib.read(stopped).charged == STEPS
+    for end in (first, second):
+        assert end["dp-lora"][0] == 2
+        said = (
+            "--mesh must have no axis model with several processes and --method dp-lora"
+        )
+        assert said in end["dp-lora"][1]
+    assert not (tmp_path / "two" / "dp-lora").exists()
+    full = "[Errno 28] full"
+    assert first["full"] == [f"OSError: {full}", ""]
+    refused = f"jaxdp: process 0 of the run refused: {full}\n"
+    assert second["full"] == [2, refused]
 
 
 @pytest.mark.slow  # Three runs; a resumed method is in test_conformance.py.

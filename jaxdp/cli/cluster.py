@@ -123,11 +123,6 @@ def mesh_of(command: options.Run) -> Mesh | None:
         raise UsageError(
             f"--mesh must have axes of {', '.join(known)}, got {wrong[0]!r}"
         )
-    if MODEL in sizes and jax.process_count() > 1:
-        raise UsageError(
-            f"--mesh must have no axis {MODEL} with several processes, none of which would "
-            "have the parameters whole to record them"
-        )
     total, several = math.prod(sizes.values()), jax.process_count() > 1
     if total > len(devices) or (several and total != len(devices)):
         text = ",".join(f"{name}={size}" for name, size in sizes.items())
@@ -140,8 +135,16 @@ def mesh_of(command: options.Run) -> Mesh | None:
 
 
 def check_plan(command: options.Run, plan: Plan) -> None:
-    """Requires a plan that runs on the command's mesh, if it has one."""
+    """Requires a plan that runs on the command's mesh, if it has one, and is recorded."""
     mesh = mesh_of(command)
+    split = mesh is not None and MODEL in mesh.axis_names
+    if split and parallel.several_processes(mesh) and not plan.replayable:
+        raise UsageError(
+            f"--mesh must have no axis {MODEL} with several processes and --method "
+            "dp-lora, whose releases do not give the parameters back: no process has them "
+            "whole for a checkpoint; let processes share the records alone, or give "
+            "--method dpzero"
+        )
     with usage(command, flag("mesh")):
         parallel.check_algorithm(mesh, plan, ())
         parallel.check_signs(mesh, plan, ())  # Params are on one device yet.

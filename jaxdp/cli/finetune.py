@@ -8,6 +8,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
@@ -64,13 +65,15 @@ def run(command: options.Finetune) -> None:
 
 def _run(command: options.Finetune) -> None:
     keys = keys_of(command)  # Of several processes, all wait here.
-    job = cluster.agreed(command, lambda: _prepared(command, keys))
+    job = _prepared(command, keys)
     for line in job.warnings:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if not command.resume:
-        cluster.agreed(command, lambda: _begin(job))
+        drawn = language.drawn(job.params)
+        cluster.agreed(command, lambda: _begin(job, drawn))
     outcome = train(job)
-    write(job, outcome)
+    # They gather what is split between them; where one cannot write, all end.
+    cluster.agreed(command, lambda: write(job, outcome))
     conclude(command, job.out / REPORT, lambda: summary(job, outcome))
 
 
@@ -78,16 +81,16 @@ def _prepared(command: options.Finetune, keys: keys_lib.Keys) -> Job:
     """Checks all that a command names; nothing is written."""
     with show_values(command.show_values):
         job = prepare(command, keys)
-    cluster.check_plan(command, job.plan)
-    shared_budget.check(command, job.plan, job.out)
+    cluster.agreed(command, lambda: shared_budget.check(command, job.plan, job.out))
     return job
 
 
-def _begin(job: Job) -> None:
+def _begin(job: Job, drawn: dict[str, np.ndarray]) -> None:
     """Writes the folder of a new run: its initial parameters and plan."""
     with record.begun(job.command, job.out, job.plan, FILES):
         language.discard(job.out / MODEL)
-        language.save_small(job.out / INITIAL, job.params)
+        if drawn:
+            record.save_params(job.out / INITIAL, drawn)
 
 
 # --- the run -----------------------------------------------------------------------
@@ -96,7 +99,7 @@ def _begin(job: Job) -> None:
 def train(job: Job) -> Outcome:
     """Runs the plan, or the rest of it; metrics are taken on public records."""
     command = job.command
-    steps, metrics = [0], [job.judge.fn(jax.device_put(job.params))]
+    steps, metrics = [0], [job.judge.fn(jax.tree.map(jnp.asarray, job.params))]
 
     def evaluate(step: int, params: Any, info: training.FitInfo) -> None:
         del info

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import sampling
@@ -97,8 +98,17 @@ class Job(NamedTuple):
 def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job:
     """Checks the options and makes all that they name, from cheap to costly.
 
-    ``keys`` are those of :func:`keys_of`, for which several processes wait.
+    ``keys`` are those of :func:`keys_of`, for which several processes wait. All of them
+    call this, and where one refuses, all do.
     """
+    keys = keys_of(command) if keys is None else keys
+    job, judged = cluster.agreed(command, lambda: _loaded(command, keys))
+    # They compute together with a model that is split between them: all are here.
+    return cluster.agreed(command, lambda: _computed(job, judged))
+
+
+def _loaded(command: options.Finetune, keys: keys_lib.Keys) -> tuple[Job, Batch]:
+    """Returns a job that nothing was computed for yet, and the encoded public records."""
     command, tokenizer, task = _begun(_with_method(command))
     shown = _read(command, "eval")
     judged = _encoded(command, tokenizer, shown, "--eval")
@@ -114,7 +124,7 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
     else:
         plan = plan_of(command, recipe, len(records))
         _check_out(command, out)
-    keys = keys_of(command) if keys is None else keys
+    cluster.check_plan(command, plan)
     key = initial_key(keys.direction)
     params = language.initial(
         command, task.model, command.model, key, placing=cluster.placing(command)
@@ -122,19 +132,25 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
     if command.resume:
         header = record.read(out, "--out").header
         params = language.recorded(params, out, header)
+    judge = _judge(command, task, tokenizer, judged, shown)
+    job = Job(command, recipe, plan, keys, out, task, params, train, judge, [])
+    return job, judged
+
+
+def _computed(job: Job, judged: Batch) -> Job:
+    """Computes what a job takes from its initial model, on records that it is given."""
+    command, plan, task, params = job.command, job.plan, job.task, job.params
     if command.task == "preference" and not command.reference_free:
-        initial = jax.device_put(params)
-        pairs: list[Any] = [judged, train]
+        initial = jax.tree.map(jnp.asarray, params)
+        pairs: list[Any] = [judged, job.train]
         for batch in pairs:
             batch["reference"] = tasks.log_likelihoods(
                 task, initial, batch, batch_size=command.microbatch_size or _PAIRS
             )
-    judge = _judge(command, task, tokenizer, judged, shown)
     if not command.resume:
         command, plan = _scaled(command, plan, task, params, judged)
-        recipe = recipe_of(command)
-    said = _unresolved(command, params)
-    return Job(command, recipe, plan, keys, out, task, params, train, judge, said)
+    said, recipe = _unresolved(command, params), recipe_of(command)
+    return job._replace(command=command, plan=plan, recipe=recipe, warnings=said)
 
 
 def _begun(

@@ -13,7 +13,7 @@ from jaxdp.cli import options, record
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language import LanguageModel, LoRA, Prefix, adapter_only, checkpoint
-from jaxdp.training import replaying
+from jaxdp.training import parallel, replaying
 
 #: In a run's folder: the tuned model.
 MODEL = "model"
@@ -105,9 +105,9 @@ def initial(
             sharding=placing,
         )
     params = model.with_new_parts(params, key)
-    return (
-        jax.device_put(params, placing(params)) if placing else jax.device_get(params)
-    )
+    if placing is None:
+        return jax.device_get(params)
+    return parallel.moved(params, placing(params))
 
 
 def recorded(
@@ -116,7 +116,7 @@ def recorded(
     """Returns initial parameters with a run's recorded draws in place of new ones.
 
     ``params`` are as :func:`initial` made them, ``home`` is the run's folder, with what
-    :func:`save_small` wrote, and ``header`` of its ledger.
+    :func:`drawn` found, and ``header`` of its ledger.
     """
     shapes = replaying.describe_leaves(params)
     if shapes != header["leaves"]:
@@ -144,14 +144,16 @@ def recorded(
 def _like(leaf: Any, value: Any) -> Any:
     """Returns a value where the leaf is: on the host, or on its devices."""
     if isinstance(leaf, jax.Array):
-        return jax.device_put(value, leaf.sharding)
+        return parallel.moved(value, leaf.sharding)
     return np.asarray(value)
 
 
-def save_small(path: pathlib.Path, params: Any) -> None:
-    """Writes adapters and classification head, which a run may have drawn; if any."""
-    if small := _small(params):
-        record.save_params(path, small)
+def drawn(params: Any) -> dict[str, np.ndarray]:
+    """Returns adapters and classification head, which a run may have drawn; on the host.
+
+    All processes call this where parameters are split between them.
+    """
+    return {path: parallel.on_host(leaf) for path, leaf in _small(params).items()}
 
 
 def _small(params: Any) -> dict[str, Any]:
@@ -164,8 +166,13 @@ def flat(params: Any) -> dict[str, Any]:
 
 
 def save(folder: pathlib.Path, source: str, model: LanguageModel, params: Any) -> None:
-    """Writes a checkpoint that can be loaded, with the tokenizer of the one before it."""
+    """Writes a checkpoint that can be loaded, with the tokenizer of the one before it.
+
+    All processes call this where parameters are split between them.
+    """
     checkpoint.save(folder, model.config, params, adapter=model.adapter)
+    if not folder.is_dir():  # Another process wrote it.
+        return
     for name in _TOKENIZER:
         if (pathlib.Path(source) / name).is_file():
             shutil.copyfile(pathlib.Path(source) / name, folder / name)

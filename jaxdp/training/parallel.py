@@ -406,6 +406,16 @@ def moved(tree: Any, places: Any) -> Any:
     return structure.unflatten(new.get(i, x) for i, x in enumerate(leaves))
 
 
+def on_host(leaf: Any) -> np.ndarray:
+    """Brings an array to the host, whole.
+
+    All processes call this for one that is split between them, of which each gets a copy.
+    """
+    if digests.scattered(leaf):
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
 @functools.cache
 def _spread(places: tuple[NamedSharding, ...]) -> Any:
     """Returns a program: nothing else copies keys to devices of other processes."""

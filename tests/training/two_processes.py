@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import hashlib
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -27,6 +28,7 @@ from jaxdp import models, plans, sampling
 from jaxdp.cli import main as command
 from jaxdp.cli import record
 from jaxdp.core import keys as keys_lib
+from jaxdp.models.language import _files, tasks
 from jaxdp.training import budgets, digests, ledger
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
@@ -283,6 +285,53 @@ def victim(folder: str, who: str, lines: str) -> None:
         jaxdp.fit(VICTIM, keys, params, DATA, ledger=folder, chunk=1, **given)
 
 
+def ended(words: list[str]) -> list[Any]:
+    """What a command ends with, and says."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            code: Any = command(words)
+        except Exception as error:
+            code = f"{type(error).__name__}: {error}"
+    return [code, said.getvalue()]
+
+
+def tuned(folder: str, runs: str) -> dict[str, Any]:
+    """How ``finetune`` ends with a model that all devices share; ``runs`` are its words.
+
+    By two processes also where one is told to stop, and where the first one's disk is full.
+    """
+    place, words = pathlib.Path(folder), json.loads(runs)
+    ends = {
+        name: ended([*of_run, "--out", str(place / name)])
+        for name, of_run in words.items()
+    }
+    if jax.process_count() == 1:
+        return ends
+    judge, calls = tasks.predict, iter(range(9))
+
+    def told(*given: Any, **more: Any) -> Any:
+        # Before the run, and after its first chunk.
+        if next(calls) == 1 and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return judge(*given, **more)
+
+    stopped = [*words["prompt"], "--out", str(place / "stopped"), "--resume", "auto"]
+    with mock.patch.object(tasks, "predict", told):
+        ends["stopped"] = ended(stopped)
+    ends["resumed"] = ended(stopped)
+    gradients = [*words["lora"], "--method", "dp-lora", "--out", str(place / "dp-lora")]
+    ends["dp-lora"] = ended(gradients)
+    full = [*words["lora"], "--out", str(place / "full")]
+    error = OSError(errno.ENOSPC, "full")
+    fails: Any = contextlib.nullcontext()
+    if jax.process_index() == 0:  # The other waits for its part of every tensor.
+        fails = mock.patch.object(_files, "replacing", side_effect=error)
+    with fails:
+        ends["full"] = ended(full)
+    return ends
+
+
 def refusals(folder: str) -> dict[str, Any]:
     """How commands end of which one process alone cannot go on."""
     place = pathlib.Path(folder)
@@ -295,19 +344,14 @@ def refusals(folder: str) -> dict[str, Any]:
 
     def run(name: str, who: int = -1, *wrong: Any) -> list[Any]:
         """What process ``who`` ends with whose function fails, and the other one."""
-        said = io.StringIO()
         more = ["--out", str(place / name)]
         more += ["--budget", str(place / "budget")] if name == "run" else []
         fails: Any = contextlib.nullcontext()
         if who == me:
             where, function, error = wrong
             fails = mock.patch.object(where, function, side_effect=error)
-        with contextlib.redirect_stderr(said), fails:
-            try:
-                code: Any = command([*words, *more])
-            except Exception as error:
-                code = f"{type(error).__name__}: {error}"
-        return [code, said.getvalue()]
+        with fails:
+            return ended([*words, *more])
 
     full, missing = OSError(errno.ENOSPC, "full"), ValueError("path must be there")
     return {

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxdp.core import validate
+from jaxdp.training import parallel
 
 
 def in_batches(
@@ -28,7 +29,7 @@ def in_batches(
     for start in _shown(starts, progress) if progress else starts:
         index = np.minimum(np.arange(start, start + batch_size), count - 1)
         found = program(params, {n: x[index] for n, x in data.items()})
-        parts.append(jax.tree.map(np.asarray, found))
+        parts.append(jax.tree.map(parallel.on_host, found))
     return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
 
 

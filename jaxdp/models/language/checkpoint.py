@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from jaxdp.models.language.network import (
     Prefix,
     adapter_only,
 )
+from jaxdp.training import digests, parallel
 
 Params = dict[str, Any]
 
@@ -286,7 +287,7 @@ def load(
         model = LanguageModel(config=config, num_labels=num_labels)
         params = model.with_new_parts(params, new_heads)
     if places is not None:  # What is small and not of the files.
-        params = jax.device_put(params, places)
+        params = parallel.moved(params, places)
     return config, params
 
 
@@ -451,7 +452,9 @@ def save(
       folder: made if it does not exist.
       config: of the model.
       params: all its parameters, of float32 or 16 bits; where there is a classification
-        head, the head of the language model may be missing.
+        head, the head of the language model may be missing. If they are split between
+        processes, all of these call this, and the first of them writes. One tensor is
+        whole on every device at a time.
       adapter: whose leaves ``params`` has. ``LoRA`` is written as peft does it: with peft
         installed, transformers loads the tuned model, and the weights alone without. A
         prefix is written to ``adapters.safetensors``, which transformers does not read.
@@ -498,31 +501,52 @@ def save(
     if roberta and "head/bias" in leaves and not config.tie_word_embeddings:
         tensors.append(("lm_head.decoder.bias", leaves["head/bias"], 0))
     shards = _shards(tensors, max_shard_bytes)
+    small = {p: parallel.on_host(x) for p, x in flat.items() if _is_adapter(p)}
+    arrays_of = (
+        {n: _tensor(leaf, flat[leaf.path], i) for n, leaf, i in shard}
+        for shard in shards
+    )
+    if not _writes(params):
+        for _ in arrays_of:  # Each is gathered by all processes.
+            pass
+        return
     root = pathlib.Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
-    with _files.replacing(root) as path_of:
-        weight_map = {}
-        for number, shard in enumerate(shards, 1):
-            file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-            file = WEIGHTS if len(shards) == 1 else file
-            arrays = {n: _tensor(leaf, flat[leaf.path], i) for n, leaf, i in shard}
-            save_file(arrays, path_of(file), metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(arrays, file)
-            del arrays  # Or the next shard would be made beside this one.
-        if len(shards) > 1:
-            size = sum(leaf.tensor_bytes for _, leaf, _ in tensors)
-            index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-            _files.write_json(path_of(INDEX), index)
-        if isinstance(adapter, LoRA):
-            causal = config.is_decoder and num_labels is None
-            _peft.write(path_of, config, adapter, flat, causal)
-        elif adapter is not None:
-            about = json.dumps({"kind": "prefix", **dataclasses.asdict(adapter)})
-            arrays = {
-                p: np.ascontiguousarray(x) for p, x in flat.items() if _is_adapter(p)
-            }
-            save_file(arrays, path_of(ADAPTERS), metadata={"adapter": about})
-        _files.write_json(path_of(CONFIG), _config_fields(config, family, num_labels))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _files.replacing(root) as path_of:
+            weight_map = {}
+            for number, arrays in enumerate(arrays_of, 1):
+                file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+                file = WEIGHTS if len(shards) == 1 else file
+                save_file(arrays, path_of(file), metadata={"format": "pt"})
+                weight_map |= dict.fromkeys(arrays, file)
+                del arrays  # Or the next shard would be made beside this one.
+            if len(shards) > 1:
+                size = sum(leaf.tensor_bytes for _, leaf, _ in tensors)
+                index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+                _files.write_json(path_of(INDEX), index)
+            if isinstance(adapter, LoRA):
+                causal = config.is_decoder and num_labels is None
+                _peft.write(path_of, config, adapter, small, causal)
+            elif adapter is not None:
+                about = json.dumps({"kind": "prefix", **dataclasses.asdict(adapter)})
+                arrays = {p: np.ascontiguousarray(x) for p, x in small.items()}
+                save_file(arrays, path_of(ADAPTERS), metadata={"adapter": about})
+            fields = _config_fields(config, family, num_labels)
+            _files.write_json(path_of(CONFIG), fields)
+    finally:
+        if digests.scattered(params):  # Other processes gather what is left, too.
+            for _ in arrays_of:
+                pass
+
+
+def _writes(params: Params) -> bool:
+    """Returns True unless parameters are split between processes of which another is first."""
+    for leaf in jax.tree.leaves(params):
+        if digests.scattered(leaf):
+            processes = {device.process_index for device in leaf.sharding.device_set}
+            return jax.process_index() == min(processes)
+    return True
 
 
 def _check_params(
@@ -548,7 +572,7 @@ def _check_params(
 def _tensor(leaf: _Leaf, value: Any, layer: int) -> np.ndarray:
     """Returns one tensor of a leaf, contiguous because safetensors writes raw memory."""
     array = value[layer] if LanguageModel.is_stacked(leaf.path) else value
-    return np.ascontiguousarray(leaf.transpose(np.asarray(array)))
+    return np.ascontiguousarray(leaf.transpose(parallel.on_host(array)))
 
 
 def _shards(
