@@ -35,6 +35,7 @@ from jaxdp.cli import (
 )
 from jaxdp.cli import task as tasks
 from jaxdp.cli.parsing import UsageError, flag
+from jaxdp.data.datasets import split_rows
 from jaxdp.planner import problems
 from jaxdp.training import budgets, ledger
 from tests.training import kills
@@ -311,6 +312,37 @@ def test_classes_that_are_not_there_are_said_before_the_run(tmp_path: Path) -> N
     assert said("no", "yes") == []
     (line,) = said("no", "perhaps", "yes")
     assert line.startswith("no held-out public record is of 'perhaps': are these")
+
+
+def test_private_labels_decide_nothing_that_is_public(
+    tmp_path: Path, capsys: Any
+) -> None:
+    """A run's files and words stay but for what has noise; the set is of public ones."""
+    lines = [f"{i / 60},{('no', 'yes')[i % 2]}" for i in range(60)]
+    path = tmp_path / "mine.csv"
+    words = ["train", "--dataset", path, "--label", "ill", "--test-fraction", 0.5]
+    words += ["--bounds", "0,1", "--group", "class", "--num-steps", 3, "--seed", 1]
+    words += ["--l2-clip-norm", 1, "--learning-rate", 0.1, "--overwrite"]
+    kept, _ = split_rows(60, 0.5, 0, "test_fraction")
+    said = []
+    for other in ("", "yes", "maybe", "perhaps"):
+        changed = list(lines)
+        changed[kept[3]] = f"0.5,{other}"
+        path.write_text("\n".join(["a,ill", *changed]))
+        assert run(*words, "--out", tmp_path / "run") == 0
+        words_of = capsys.readouterr()
+        report = reported(tmp_path / "run")
+        noised = [k for k in report if k.startswith("test_")]
+        groups = set(report["test_group_errors"])
+        for name in noised:
+            report.pop(name)
+        said.append((report, groups, words_of.err.count("\n")))
+    assert groups == {"no", "yes"}
+    assert all(one == said[0] for one in said)
+    path.write_text("\n".join(["a,ill", *(x.replace("yes", "no") for x in lines)]))
+    assert run(*words, "--out", tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jaxdp: --classes must be given where the held-out public")
 
 
 def test_version(capsys: Any) -> None:

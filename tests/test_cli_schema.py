@@ -70,6 +70,10 @@ def test_from_public_rows_to_predictions(table: Path, capsys: Any) -> None:
     right = np.mean([a == b for a, b in zip(said, wanted, strict=True)])
     assert (name, accuracy) == ("outcome", pytest.approx(right))
     assert accuracy > 0.7
+    with (home / "new.csv").open("a", encoding="utf-8") as file:
+        file.write("Lyon;40;2020-01-01;1;\n")
+    assert run("predict", out, "--data", home / "new.csv", *public) == 2
+    assert "row 101 (line 102)" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # A second run, of another task and model.

@@ -166,7 +166,7 @@ class Data:
     label: Word = opt(p.NAME, "File: the label's column or array.")
     bounds: Any = opt(p.BOUNDS, "File: public bounds that scale features to [-1, 1].")
     task: Word = opt(p.choice(*TASKS), "File: what the label is.", TASKS[0])
-    classes: Any = opt(p.CLASSES, "File: the public set of classes.", "read")
+    classes: Any = opt(p.CLASSES, "File: the public set of classes.", "those held out")
     label_bounds: tuple[float, float] | None = opt(
         p.PAIR, "File: public bounds that scale a regression target."
     )

@@ -13,6 +13,7 @@ from jaxdp.cli.parsing import UsageError, usage
 from jaxdp.cli.printing import show
 from jaxdp.cli.train import PARAMS, SCHEMA
 from jaxdp.data import schema as schema_lib
+from jaxdp.data import tables
 
 PREDICTIONS = "predictions.csv"
 
@@ -25,6 +26,8 @@ def run(command: options.Predict) -> None:
     known, outputs_of = _model(command.folder)
     with models.show_values(command.show_values), usage(command, "--data"):
         table = known.table(command.data, labelled=command.public)
+        if command.public and known.classes:
+            _refuse_blank(known, table)
     outputs = np.asarray(outputs_of(table.features))
     answer: dict[str, Any] = {"rows": len(outputs), "written": str(out)}
     if known.classes:
@@ -50,6 +53,15 @@ def run(command: options.Predict) -> None:
         print(json.dumps(answer))
     else:
         show(answer)
+
+
+def _refuse_blank(known: schema_lib.Schema, table: tables.Table) -> None:
+    """Refuses public rows without a label: nobody knows whether theirs is right."""
+    for i, text in enumerate(table.labels):
+        if text in known.missing and text not in known.classes:
+            raise ValueError(
+                f"{table.place(i)}, column {known.label!r} must not be empty"
+            )
 
 
 def _model(folder: pathlib.Path) -> tuple[schema_lib.Schema, Any]:

@@ -176,6 +176,16 @@ def shape(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
+def tree(of: Any) -> str:
+    """Returns a tree in one line, with dtypes and shapes for its leaves.
+
+    Example:
+      >>> tree({"x": np.zeros((3, 2)), "y": (np.zeros(3, int), 5)})
+      '{x: float64[3, 2], y: (int64[3], int)}'
+    """
+    return str(jax.tree.map(shape, of)).replace("'", "")
+
+
 def shapes(name: str, tree: Any) -> list[tuple[str, str]]:
     """Returns rows of the shapes of a tree's leaves; numbers are not shown.
 

@@ -5,6 +5,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
+from jaxdp.core import display
+
 Relation = Literal["replace_one", "zero_out", "add_or_remove"]
 
 #: ``value_fn(params, batch) -> losses (B,)``.
@@ -40,6 +42,11 @@ class UserRecords(NamedTuple):
 
     records: Any  # pytree with leading axes (U, m)
     mask: Any  # shape=(U, m), dtype=bool; False where a user has no such record
+
+    def __repr__(self) -> str:
+        """Returns shapes and dtypes: the numbers are private."""
+        records, mask = map(display.tree, self)
+        return f"UserRecords(records={records}, mask={mask})"
 
 
 class Run(NamedTuple):

@@ -6,8 +6,9 @@ records. A statistic of private records is a release that nobody charged; with p
 bounds one record's features are a function of that record alone.
 
 What is read from the data nevertheless, and therefore public by assumption, is said
-in ``Dataset.note``: the number of records, and (for a file without ``classes=``) the
-set of labels. The held-out ``test`` records are public: metrics may be shown on them.
+in ``Dataset.note``: the number of records. The held-out ``test`` records are public:
+metrics may be shown on them, and (for a file without ``classes=``) they decide the set of
+labels.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ import math
 import pathlib
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from jaxdp.data.scaling import (
     scale_by_bounds,
 )
 
+_NUMBERED = "; name the classes with classes=, or use task='regression'"
 #: So many public records say nothing of the others.
 _FEW = 10
 
@@ -49,8 +50,9 @@ def load_file(
       label: CSV: the label column's name. NPZ: the label array's name, ``"y"`` if None.
       task: what the label is.
       classes: the public set of classes: their number K, for labels 0 to K - 1, or
-        their names in order, for labels that are names. None reads the set from the
-        file, and the note says so: it is then assumed to be public.
+        their names in order, for labels that are names. None takes those of the held-out
+        public records, and the note says so. A private record of no class is not refused,
+        for that would say something of it: its features are NaN, so it counts zero.
       bounds: public (low, high) of the features, each a number or one per column, or a
         mapping from every column's name to its (low, high). Features are scaled to
         [-1, 1], values outside are clipped. None leaves features as they are.
@@ -65,8 +67,9 @@ def load_file(
 
     Raises:
       ValueError: naming the argument (missing file, column or array), or the row and
-        column of a cell that is no finite number or no class, or bounds that are not
-        low < high, or too few rows to split. What a cell holds is said in
+        column of a cell that is no finite number, or of a public one that is no class, or
+        bounds that are not low < high, or too few rows to split, or public records of
+        fewer than two classes without ``classes``. What a cell holds is said in
         ``with jaxdp.models.show_values():`` only.
 
     Example:
@@ -102,17 +105,22 @@ def load_file(
     else:
         x, notes = table.features, ["Features by a public schema."]
     class_names, num_classes, target_bounds = (), None, None
+    kept, held_out = split_rows(num_records, test_fraction, seed, "test_fraction")
     if task == "classification":
         if label_bounds is not None:
             raise ValueError("label_bounds is for task='regression' only")
-        y, class_names, num_classes = _class_labels(table, classes)
         if classes is None:
-            notes.append("The set of labels was read from the file: it is public.")
+            classes = _public_classes(table, held_out)
+            notes.append("The set of labels is that of the test records.")
+        y, class_names, num_classes = _class_labels(table, classes, held_out)
+        x = np.where(
+            y[:, None] < 0, np.float32(np.nan), x
+        )  # Each loss is NaN: no part.
+        y = np.maximum(y, 0)
     else:
         if classes is not None:
             raise ValueError("classes is for task='classification' only")
         y, target_bounds = _targets(table, label_bounds)
-    kept, held_out = split_rows(num_records, test_fraction, seed, "test_fraction")
     _warn_if_beyond(table, held_out, bounds, label_bounds)
     return Dataset(
         name=pathlib.Path(path).stem
@@ -179,31 +187,78 @@ def _float32(table: tables.Table, values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32)
 
 
+def _public_classes(table: tables.Table, public: np.ndarray) -> int | tuple[str, ...]:
+    """Returns the classes of the public rows: names, or a number where labels are."""
+    texts = [str(table.labels[i]) for i in public]
+    numbers = [tables.number(text) for text in texts]
+    if all(texts) and not any(value is not None for value in numbers):
+        classes = tuple(sorted(set(texts)))
+        count = found = len(classes)
+    else:
+        # One typing error among numbers must not quietly become a class of its own.
+        for i, value in zip(public, numbers, strict=True):
+            if value is None or not (value >= 0 and value % 1 == 0):
+                _refuse_label(table, i, "an integer >= 0 (a class)", _NUMBERED)
+        found = len(set(numbers))
+        classes = count = 1 + int(max(value or 0 for value in numbers))
+    if found < 2:
+        raise ValueError(
+            "classes must be given where the held-out public records are not of two or "
+            f"more, got {len(texts)} records of {found}: the set of classes is public, and "
+            "is not read from private records"
+        )
+    if count > max(2, len(texts) // 2):  # Numbers or identifiers, not classes.
+        raise ValueError(
+            f"label {table.label_name!r} would have {count} classes with only "
+            f"{len(texts)} held-out public records; give classes=, or use "
+            "task='regression'"
+        )
+    return classes
+
+
 def _class_labels(
-    table: tables.Table, classes: int | Sequence[str] | None
+    table: tables.Table, classes: int | Sequence[str], public: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Returns labels as classes 0 to K - 1, the classes' names if any, and K."""
+    """Returns labels as classes 0 to K - 1, -1 for none, the classes' names if any, and K.
+
+    A public row of no class is refused. A private one is not: what a run does before it
+    spends anything must not depend on one record's label.
+    """
+    names, texts, advice = (), [str(text) for text in table.labels], _NUMBERED
     if isinstance(classes, str | float):
         raise ValueError(
             f"classes must be a number >= 2 or a sequence of names, got {classes!r}"
         )
-    if classes is None or isinstance(classes, int):
-        if classes is not None:
-            validate.integer(at_least=2, classes=classes)
-        numbers = _label_numbers(table, required=classes is not None)
-        if numbers is not None:
-            return _numbered_classes(table, numbers, classes)
-        classes = sorted({str(text) for text in table.labels})
-        _check_inferred(table, len(classes))
-    return _named_classes(table, tuple(classes))
+    if isinstance(classes, int):
+        validate.integer(at_least=2, classes=classes)
+        found: Any = map(tables.number, texts)
+        index: dict[Any, int] = {float(k): k for k in range(classes)}
+        allowed = f"an integer 0 to {classes - 1} (a class)"
+    else:
+        names, found, advice = tuple(map(str, classes)), texts, ""
+        index = {name: k for k, name in enumerate(names)}
+        if len(index) != len(names) or len(names) < 2:
+            raise ValueError(
+                "classes must be at least two different names"
+                f"{values_lib.got(list(names))}"
+            )
+        allowed = f"one of {', '.join(map(repr, names))}"
+    y = np.array([index.get(label, -1) for label in found], np.int32)
+    for i in public[y[public] < 0]:
+        _refuse_label(table, i, allowed, advice)
+    return y, names, len(index)
 
 
-def _label_numbers(table: tables.Table, *, required: bool) -> np.ndarray | None:
-    """Returns labels as float64; None if all are names and numbers are not required."""
+def _refuse_label(table: tables.Table, i: int, allowed: str, advice: str) -> NoReturn:
+    raise ValueError(
+        f"{table.place(i)}, column {table.label_name!r} must be {allowed}"
+        f"{values_lib.got(str(table.labels[i]))}{advice}"
+    )
+
+
+def _label_numbers(table: tables.Table) -> np.ndarray:
+    """Returns labels as float64, all finite."""
     numbers = [tables.number(str(text)) for text in table.labels]
-    if not required and all(table.labels) and not any(v is not None for v in numbers):
-        return None
-    # One typing error among numbers must not quietly become a class of its own.
     for i, value in enumerate(numbers):
         if value is None or not math.isfinite(value):
             raise ValueError(
@@ -213,60 +268,11 @@ def _label_numbers(table: tables.Table, *, required: bool) -> np.ndarray | None:
     return np.array(numbers, np.float64)
 
 
-def _numbered_classes(
-    table: tables.Table, numbers: np.ndarray, classes: int | None
-) -> tuple[np.ndarray, tuple[str, ...], int]:
-    top = np.inf if classes is None else classes - 1
-    allowed = "an integer >= 0" if classes is None else f"an integer 0 to {top}"
-    bad = np.flatnonzero(
-        (numbers != np.round(numbers)) | (numbers < 0) | (numbers > top)
-    )
-    if bad.size:
-        raise ValueError(
-            f"{table.place(bad[0])}, column {table.label_name!r} must be {allowed} "
-            f"(a class){values_lib.got(str(table.labels[bad[0]]))}; name the classes with "
-            "classes=, or use task='regression'"
-        )
-    count = classes or max(2, int(numbers.max()) + 1)
-    if classes is None:
-        _check_inferred(table, count)
-    return numbers.astype(np.int32), (), count
-
-
-def _check_inferred(table: tables.Table, count: int) -> None:
-    """Raises if inferred classes are too many: numbers or identifiers, not classes."""
-    if count > max(2, len(table.labels) // 2):
-        raise ValueError(
-            f"label {table.label_name!r} would have {count} classes with only "
-            f"{len(table.labels)} rows; give classes=, or use task='regression'"
-        )
-
-
-def _named_classes(
-    table: tables.Table, names: tuple[str, ...]
-) -> tuple[np.ndarray, tuple[str, ...], int]:
-    if len(set(names)) != len(names) or len(names) < 2:
-        raise ValueError(
-            "classes must be at least two different names"
-            f"{values_lib.got([str(name) for name in names])}"
-        )
-    index = {str(name): k for k, name in enumerate(names)}
-    for i, text in enumerate(table.labels):
-        if str(text) not in index:
-            raise ValueError(
-                f"{table.place(i)}, column {table.label_name!r} must be one of "
-                f"{', '.join(map(repr, index))}" + values_lib.got(str(text))
-            )
-    y = np.array([index[str(text)] for text in table.labels], np.int32)
-    return y, tuple(index), len(index)
-
-
 def _targets(
     table: tables.Table, label_bounds: tuple[float, float] | None
 ) -> tuple[np.ndarray, tuple[float, float] | None]:
     """Returns targets as float32, and the bounds that they were scaled by."""
-    numbers = _label_numbers(table, required=True)
-    assert numbers is not None
+    numbers = _label_numbers(table)
     if label_bounds is None:
         return _float32(table, numbers), None
     try:

@@ -188,7 +188,8 @@ class Schema:
           labelled: whether there must be a label; its column may be missing without.
 
         Returns:
-          Features on their final scale, and labels as texts.
+          Features on their final scale, and labels as texts. One that is none of the
+          classes is the caller's to judge, blank or not: it may be private.
 
         Raises:
           ValueError: a column that is not there or not known, or a cell that is not what
@@ -214,7 +215,7 @@ class Schema:
             ]
         labels = [row[at[self.label]] if labelled else "" for row in rows]
         for i, text in enumerate(labels):
-            if labelled and text in self.missing:
+            if labelled and not self.classes and text in self.missing:
                 raise ValueError(f"{place(i)}, column {self.label!r} must not be empty")
         return tables.Table(
             self.feature_names, features, np.array(labels, np.str_), self.label, place

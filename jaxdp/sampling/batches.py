@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.core import display, validate
 from jaxdp.core import keys as keys_lib
-from jaxdp.core import validate
 from jaxdp.core.source import Source
 from jaxdp.core.types import Run, UserRecords
 from jaxdp.kernels import finite_difference, threefry
@@ -59,6 +59,15 @@ class Batch:
     private: bool
     phase: str
     step: jax.Array
+
+    def __repr__(self) -> str:
+        """Returns shapes and dtypes, and what is static: the numbers are secret."""
+        records, mask, index = map(display.tree, (self.records, self.mask, self.index))
+        return (
+            f"Batch(records={records}, mask={mask}, index={index}, "
+            f"sampler={self.sampler!r}, num_examples={self.num_examples}, "
+            f"phase={self.phase!r})"
+        )
 
     def with_records(self, records: Any) -> "Batch":
         """Returns the batch with these rows, which were read by its ``index``.

@@ -1,5 +1,6 @@
 """A CSV or NPZ of one's own: what is read, and every way to refuse it."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -53,8 +54,7 @@ def test_csv_as_it_is(write):
     assert data.feature_names == ("age", "weight")
     assert (data.name, data.num_classes, data.num_examples) == ("data", 2, 4)
     assert (x.dtype, y.dtype) == (np.float32, np.int32)
-    assert "labels was read" not in data.note
-    assert "labels was read" in models.load_file(write(CSV), label="ill").note
+    assert "set of labels" not in data.note
 
 
 @pytest.mark.parametrize(
@@ -67,22 +67,22 @@ def test_csv_as_it_is(write):
     ],
 )
 def test_csv_scaled_by_column(write, bounds):
-    x, _ = _sorted(models.load_file(write(CSV), label="ill", bounds=bounds))
+    x, _ = _sorted(models.load_file(write(CSV), label="ill", classes=2, bounds=bounds))
     np.testing.assert_allclose(x[:, 0], [-0.8, -0.6, -0.4, -0.2, 0], rtol=1e-6)
     np.testing.assert_allclose(x[:, 1], [-0.7, -0.5, -0.3, -0.1, 0.1], rtol=1e-6)
 
 
 def test_common_bounds_clip(write):
-    x, _ = _sorted(models.load_file(write(CSV), label="ill", bounds=(2, 40)))
+    x, _ = _sorted(models.load_file(write(CSV), label="ill", classes=2, bounds=(2, 40)))
     assert x.min() == -1 and x.max() == 1
     np.testing.assert_allclose(x[1, 0], 2 * 18 / 38 - 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bounds", [None, (0, 100)])
 def test_no_statistics_of_the_data(write, bounds):
-    before = models.load_file(write(CSV), label="ill", bounds=bounds)
+    before = models.load_file(write(CSV), label="ill", classes=2, bounds=bounds)
     after = models.load_file(
-        write(CSV.replace("30,3.5", "99999,-7")), label="ill", bounds=bounds
+        write(CSV.replace("30,3.5", "99999,-7")), label="ill", classes=2, bounds=bounds
     )
     a, b = (np.concatenate([d.train[0], d.test[0]]) for d in (before, after))
     assert np.flatnonzero((a != b).any(axis=1)).size == 1
@@ -90,14 +90,17 @@ def test_no_statistics_of_the_data(write, bounds):
 
 def test_csv_of_spreadsheets(write):
     text = "\ufeff" + CSV.replace("\n", "\r\n").replace("10,", " 10 ,") + "\r\n\r\n"
-    x, _ = _sorted(models.load_file(write(text), label="ill"))
+    x, _ = _sorted(models.load_file(write(text), label="ill", classes=2))
     assert x[0, 0] == 10 and len(x) == 5
 
 
 def test_named_classes(write):
     text = CSV.replace(",0\n", ",no\n").replace(",1\n", ",yes\n")
     for classes in (None, ("no", "yes")):
-        data = models.load_file(write(text), label="ill", classes=classes)
+        # Of four held-out records, two of each class.
+        data = models.load_file(
+            write(text), label="ill", classes=classes, test_fraction=0.8
+        )
         assert data.class_names == ("no", "yes")
         np.testing.assert_array_equal(_sorted(data)[1], [0, 1, 0, 1, 1])
     swapped = models.load_file(write(text), label="ill", classes=["yes", "no"])
@@ -146,6 +149,76 @@ def test_split_depends_on_the_seed_and_the_fraction(write):
     assert not np.array_equal(first.test[0], other.test[0])
 
 
+# Classes are those of public records.
+
+
+def _rows(labels):
+    """A file of 40 rows with these labels, in turn."""
+    lines = [f"{i},{i / 10},{labels[i % len(labels)]}" for i in range(40)]
+    return ["age,weight,ill", *lines]
+
+
+@pytest.mark.parametrize("labels", [("0", "1"), ("no", "yes")])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("other", ["2", "maybe", "-1", "0.5", "nan", ""])
+def test_a_private_label_of_no_class_changes_nothing_but_its_record(
+    write, labels, given, other
+):
+    """Neither the set of classes, nor whether there is an error, nor another record."""
+    classes: int | tuple[str, ...] | None = 2 if labels == ("0", "1") else labels
+    options = {"label": "ill", "test_fraction": 0.25}
+    options |= {"classes": classes} if given else {}
+    lines = _rows(labels)
+    before = models.load_file(write("\n".join(lines)), **options)
+    assert ("set of labels is that of the test" in before.note) is not given
+    place = int(before.train[0][7, 0])
+    lines[place + 1] = f"{place},{place / 10},{other}"
+    after = models.load_file(write("\n".join(lines)), **options)
+    for name in ("num_classes", "class_names", "num_examples", "note", "feature_names"):
+        assert getattr(before, name) == getattr(after, name)
+    for a, b in zip(before.test, after.test, strict=True):
+        np.testing.assert_array_equal(a, b)
+    a, b = before.train[0].copy(), after.train[0].copy()
+    assert np.isnan(b[7]).all()
+    a[7] = b[7] = 0
+    np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(
+        np.delete(before.train[1], 7), np.delete(after.train[1], 7)
+    )
+    network = models.network_for(after)
+    losses = network.value_fn(network.init(jax.random.key(0)), after.train)
+    np.testing.assert_array_equal(np.flatnonzero(~np.isfinite(losses)), [7])
+
+
+def test_a_public_label_of_no_class_is_refused_and_decides_the_set(write):
+    lines = _rows(("no", "yes"))
+    options = {"label": "ill", "test_fraction": 0.25}
+    public = int(models.load_file(write("\n".join(lines)), **options).test[0][3, 0])
+    lines[public + 1] = f"{public},{public / 10},maybe"
+    path = write("\n".join(lines))
+    assert models.load_file(path, **options).class_names == ("maybe", "no", "yes")
+    at = rf"row {public + 1} \(line {public + 2}\).*column 'ill' must be one of"
+    with pytest.raises(ValueError, match=at):
+        models.load_file(path, classes=("no", "yes"), **options)
+
+
+def test_a_schema_takes_private_labels_of_no_class_too(write):
+    schema = {
+        "label": {"column": "ill", "classes": ["no", "yes"]},
+        "columns": {
+            "age": {"type": "number", "bounds": [0, 40]},
+            "weight": {"type": "ignore"},
+        },
+    }
+    lines = _rows(("no", "yes"))
+    before = models.load_file(write("\n".join(lines)), schema=schema)
+    place = round(20 * (float(before.train[0][7, 0]) + 1))
+    for other in ("maybe", ""):
+        lines[place + 1] = f"{place},{place / 10},{other}"
+        after = models.load_file(write("\n".join(lines)), schema=schema)
+        assert np.isnan(after.train[0]).any(axis=1).nonzero()[0].tolist() == [7]
+
+
 # --- what is refused ---------------------------------------------------------------
 
 
@@ -177,15 +250,14 @@ def test_split_depends_on_the_seed_and_the_fraction(write):
         (CSV.replace("3.5,0", "3.5"), r"row 3 \(line 4\).*has 2 cells.*3 columns"),
         (
             CSV.replace("3.5,0", "3.5,"),
-            r"row 3 \(line 4\).*column 'ill'.*finite number",
+            r"row 3 \(line 4\).*column 'ill'.*integer >= 0",
         ),
         (
             CSV.replace("3.5,0", "3.5,x"),
-            r"row 3 \(line 4\).*column 'ill'.*finite number",
+            "classes must be given where the held-out .* got 1 records of 1",
         ),
         (CSV.replace("3.5,0", "3.5,0.5"), r"row 3 .*integer >= 0.*task='regression'"),
         (CSV.replace("3.5,0", "3.5,-1"), r"row 3 .*integer >= 0.*classes="),
-        (CSV.replace("3.5,0", "3.5,400"), "401 classes with only 5 rows"),
     ],
 )
 def test_csv_refused(write, text, message):
@@ -204,10 +276,11 @@ def test_csv_refused(write, text, message):
         ({"classes": ("0",)}, "at least two different names"),
         ({"classes": ("0", "0")}, "at least two different names"),
         (
-            {"classes": ("0", "2")},
-            r"row 2 \(line 3\).*column 'ill' must be one of '0', '2',",
+            {"classes": ("1", "2")},
+            r"row 3 \(line 4\).*column 'ill' must be one of '1', '2',",
         ),
-        ({"classes": 1 + 1, "label": "age"}, r"row 1 \(line 2\).*integer 0 to 1 \(a"),
+        ({"classes": 1 + 1, "label": "age"}, r"row 3 \(line 4\).*integer 0 to 1 \(a"),
+        ({"label": "age", "test_fraction": 0.6}, "51 classes with only 3 held-out"),
         ({"task": "regression", "classes": 2}, "classes is for"),
         ({"label_bounds": (0, 1)}, "label_bounds is for"),
         ({"task": "regression", "label_bounds": (1, 0)}, "label_bounds must be"),
@@ -261,7 +334,7 @@ X, Y = np.ones((4, 2)), np.array([0, 1, 0, 1])
         ({"x": np.ones((4, 0)), "y": Y}, None, "shape .records"),
         ({"x": np.full((4, 2), "a"), "y": Y}, None, "real numbers"),
         ({"x": X * [[1], [1], [np.nan], [1]], "y": Y}, None, "row 3, column 'x0'"),
-        ({"x": X, "y": np.array([0, 1, 0, np.nan])}, None, "row 4 .*'y'.*finite"),
+        ({"x": X, "y": np.array([0, 1, np.nan, 0])}, None, "row 3 .*'y'.*integer"),
         ({"x": X[:1], "y": Y[:1]}, None, "at least 2 rows"),
         ({"x": X.astype(object), "y": Y}, None, "plain arrays"),
     ],
@@ -274,11 +347,12 @@ def test_npz_refused(save, arrays, label, message):
 # What a message says of private records.
 
 NAMED = "age,weight,ill\n1,2,0\n3,Jane-HIV,1\n5,1,Jane-HIV\n7,8,1\n9,9,0\n"
+PUBLIC_LABEL = NAMED.replace("3,Jane-HIV,1\n", "").replace("7,8,1", "7,8,Jane-HIV")
 PRIVATE = [
     (NAMED, {}),
     (NAMED.replace("3,Jane-HIV,1\n", ""), {}),
-    (NAMED.replace("3,Jane-HIV,1\n", ""), {"classes": ("0", "1")}),
-    (NAMED.replace("3,Jane-HIV,1\n", ""), {"classes": 2}),
+    (PUBLIC_LABEL, {"classes": ("0", "1")}),
+    (PUBLIC_LABEL, {"classes": 2}),
     (NAMED.replace("Jane-HIV,1", "2,1").replace("Jane-HIV", "77777"), {"classes": 2}),
     ("Jane-HIV,34,yes\nJohn,40,no\n", {}),  # A file without a header.
     ("Jane-HIV,Jane-HIV,yes\nJohn,40,no\n", {}),

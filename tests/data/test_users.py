@@ -275,3 +275,30 @@ def test_no_owner_has_two_of_the_chosen_records() -> None:
     assert users_lib.one_per_owner(once).tolist() == chosen.tolist()  # pyright: ignore
     with pytest.raises(TypeError, match="for each record, at 1 too"):
         users_lib.one_per_owner([("ann",), "ann"])
+
+
+def test_a_display_has_shapes_alone() -> None:
+    """Of users and of batches; within a transformation, and of what is no array, too."""
+    data = {"x": np.full((4, 3), 0.123456), "age": np.full(4, 77)}
+    users = jaxdp.by_user(data, ["a", "b", "a", "b"], records_per_user=2)
+    want = (
+        "UserRecords(records={age: int64[2, 2], x: float64[2, 2, 3]}, mask=bool[2, 2])"
+    )
+    assert repr(users) == str(users) == want
+    assert repr(users._replace(records=(0.123456, None)))[:39] == (
+        "UserRecords(records=(float, None), mask"
+    )
+    seen = []
+    jax.jit(lambda at: seen.append(repr(at)))(users)
+    assert "float32[2, 2, 3]" in seen[0]
+    plan = plans.DPZero(
+        num_examples=2,
+        num_steps=3,
+        sampling=sampling.FullBatch(),
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-3,
+    ).with_noise(noise_multiplier=2.0)
+    batch = sampling.batch(plan, jaxdp.Keys.insecure(0), 0, users)
+    assert "0.123456" not in repr(batch) and "77" not in repr(batch)
+    assert "True" not in repr(batch) and "sampler=FullBatch()" in repr(batch)
