@@ -83,6 +83,8 @@ def figure(
         return number(value, digits)
     # An interval has two digits, and its value as many behind the point.
     places = min(len(number(width, 2).partition(".")[2]), 4)
+    if value and abs(value) < 0.5 / 10**places:
+        return f"{number(value, 2)} ± {number(width, 2)}"
     return f"{value:.{places}f} ± {width:.{places}f}"
 
 
