@@ -650,18 +650,17 @@ def test_gradients_of_lora_are_taken_on_record_and_go_on(
     assert line.count("\n") == 1 and "FOLDER: " in line
 
 
-@pytest.mark.slow  # Three processes that import, compile and run three or more runs.
+@pytest.mark.slow  # Three processes that import and compile, for two runs or more each.
 def test_processes_that_share_a_model_end_as_one_does(
     home: Path, tmp_path: Path, capsys: Any
 ) -> None:
     """Four devices of one process, and two of each of two: the same files, to the bit."""
     same = ("finetune", *files(home, "roberta"), *QUICK, "--seed", 1)
-    lora = ("--trainable", "lora", "--lora-rank", 2)
+    head = ("--task", "head", "--labels", 2, "--lora-rank", 2)
     runs = {
         "prompt": (*same, *PROMPT, "--mesh", "model=2,data=2"),
-        "lora": (*same, *PROMPT, *lora, "--mesh", "data=2,model=2"),
-        # A head of which a kernel is split, drawn by the run.
-        "head": (*same, "--task", "head", "--labels", 2, "--mesh", "model=2,data=2"),
+        # An adapter, and a head of which a kernel is split; both are drawn.
+        "lora": (*same, *head, "--trainable", "lora", "--mesh", "data=2,model=2"),
     }
     given = json.dumps({name: [*map(str, words)] for name, words in runs.items()})
     one = tmp_path / "one"

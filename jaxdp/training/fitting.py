@@ -218,6 +218,7 @@ def fit(
     # A stream alone needs no chunks, only blocks.
     hundredth = plan.num_steps if streams and not in_chunks else plan.num_steps // 100
     size = loop.whole_periods(plan, chunk or max(1, hundredth))
+    parallel.check_ledger(mesh, ledger)
     parallel.check_layout(mesh, task.params)
     parallel.check_same(
         mesh,

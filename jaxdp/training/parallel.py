@@ -50,6 +50,7 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
 
     All axes of that mesh are of the type Auto, whatever those of ``mesh`` are, and leaves
     that are split over ``mesh`` are split over it in place. Other leaves stay as they are.
+    Of several processes all refuse what one does.
     """
     if mesh is None:
         check_device(mesh, params=params)
@@ -65,8 +66,18 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
             "mesh must have devices of this process alone or of all processes, got one of "
             f"the processes {sorted(processes)} of {jax.process_count()}"
         )
+    return together(mesh, lambda: _on_mesh(mesh, params))
+
+
+def _on_mesh(mesh: Mesh, params: Any) -> tuple[Mesh, Any]:
     for path, leaf in _arrays(params):
         there = leaf.sharding
+        if several_processes(mesh) and leaf.is_deleted():
+            # Others would wait for its part of what they compute together.
+            raise ValueError(
+                f"params must be there, got the leaf {path_str(path)!r}, which has been "
+                "deleted"
+            )
         if not (_same_devices(there, mesh) or there.is_fully_replicated):
             raise ValueError(
                 f"params must be on the mesh {dict(mesh.shape)} that was given, or each "
@@ -371,6 +382,15 @@ def layout(params: Any) -> dict[str, str]:
     """Returns how leaves are split, by path."""
     places = split(params).items()
     return {path_str(path): str(sharding.spec) for path, sharding in places}
+
+
+def check_ledger(mesh: Mesh | None, ledger: Any) -> None:
+    """Requires a ledger in process 0, which writes it, if in any; all wait here."""
+    first, *others = gathered(mesh, "" if ledger is None else "given")
+    if not first and any(others):
+        raise ValueError(
+            "ledger must be given in process 0, which writes it, got it in others alone"
+        )
 
 
 def check_layout(mesh: Mesh | None, params: Any) -> None:

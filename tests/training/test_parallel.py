@@ -105,6 +105,9 @@ def test_two_processes(tmp_path: Path) -> None:
         assert "keys must be the same in all 2 processes" in found["own keys"]
         assert "program must be the same in all 2 processes" in found["own slices"]
         assert "note must be what JSON can hold" in found["own note"]
+        assert (
+            "ledger must be given in process 0, which writes it" in found["own ledger"]
+        )
         assert "arrays or a source as data must be the same" in found["source here"]
         assert "data must be the same in all 2 processes" in found["own records"]
         assert (
@@ -134,6 +137,8 @@ def test_two_processes(tmp_path: Path) -> None:
         np.testing.assert_allclose(halves["releases"], whole.info.releases, atol=1e-3)
         assert halves["columns"] == [3 * index] * 2
         assert "ledger must be None for dpgd where params" in halves["refused"]
+        for said in halves["gone"]:
+            assert "got the leaf 'hidden/w', which has been deleted" in said
         for name in ("one whole", "one whole again"):
             assert "params must be split alike in all processes" in halves[name]
         assert len(halves["shown"]) == 6

@@ -146,6 +146,19 @@ def split() -> tuple[Any, Any]:
     return mesh, params
 
 
+def gone(folder: str) -> list[str]:
+    """What runs say where process 1 has deleted its part of a leaf."""
+    mesh, params = split()
+    given = ARGUMENTS | {"mesh": mesh}
+    if jax.process_index():
+        params["hidden"]["w"].delete()
+    keys = jaxdp.Keys.insecure(1)
+    return [
+        refusal(lambda: jaxdp.fit(PLAN, keys, params, DATA, **given)),
+        refusal(lambda: jaxdp.resume(folder, params, DATA, **given)),
+    ]
+
+
 def halves(folder: pathlib.Path) -> dict[str, Any]:
     """What runs release whose parameters are split between the processes."""
     mesh, params = split()
@@ -175,6 +188,7 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
                 **ARGUMENTS,
             )
         ),
+        "gone": gone(str(folder)),
         "refused": refusal(lambda: run(GRADIENTS, ledger=folder.with_name("dpgd"))),
     }
 
@@ -223,6 +237,11 @@ def main(folder: str) -> dict[str, Any]:
                 jaxdp.Keys.insecure(1),
                 ledger=path.with_name("note"),
                 note={"x": np.nan} if where else None,
+            )
+        ),
+        "own ledger": refusal(
+            lambda: run(
+                jaxdp.Keys.insecure(1), ledger=path.with_name("own") if where else None
             )
         ),
         "source here": refusal(

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -541,7 +541,7 @@ def save(
 
 
 def _writes(params: Params) -> bool:
-    """Returns True unless parameters are split between processes of which another is first."""
+    """Returns False where parameters are split between processes, but in the first."""
     for leaf in jax.tree.leaves(params):
         if digests.scattered(leaf):
             processes = {device.process_index for device in leaf.sharding.device_set}
