@@ -689,7 +689,9 @@ def test_resume_refuses_an_option_that_the_record_does_not_know(
     assert run(*again, "--no-keep-noise-roots") == 0
 
 
-def test_what_a_folder_holds_of_time_and_of_noise(tmp_path: Path) -> None:
+def test_what_a_run_says_of_time_and_keeps_of_noise(
+    tmp_path: Path, capsys: Any
+) -> None:
     """Time is public for data that are; noise roots are gone unless they are kept."""
     table = tmp_path / "mine.csv"
     rows = (f"{x},{x % 3},{'ab'[x % 2]}" for x in range(40))
@@ -698,7 +700,7 @@ def test_what_a_folder_holds_of_time_and_of_noise(tmp_path: Path) -> None:
     file += ("--bounds", "0,40", "--test-fraction", 0.5)
     file += ("--l2-clip-norm", 1, "--learning-rate", 0.1)
     times = {"compile_seconds", "train_seconds", "steps_per_second"}
-    small = (*FEW, "--seed", 1, "--quiet")
+    small = (*FEW, "--seed", 1)
     for name, words, public, kept in (
         ("named", (), True, False),
         ("kept", ("--timings", "secret", "--keep-noise-roots"), False, True),
@@ -706,7 +708,11 @@ def test_what_a_folder_holds_of_time_and_of_noise(tmp_path: Path) -> None:
         ("shown", (*file, "--timings", "public"), True, False),
     ):
         out = tmp_path / name
+        capsys.readouterr()
         assert run("train", *small, *words, "--out", out) == 0
+        printed = capsys.readouterr().out
+        assert ("steps/s" in printed) == ("compile" in printed) == public
+        assert "cpu" in printed
         assert times & reported(out).keys() == (times if public else set())
         hidden = json.loads((out / "secret" / "timing.json").read_text())
         assert hidden.keys() == times

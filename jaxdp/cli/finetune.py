@@ -208,7 +208,7 @@ def summary(job: Job, outcome: Outcome) -> Table:
             f"{outcome.metrics[-1][name]:.4f} on {report['num_test_examples']} public "
             f"records; before training {outcome.metrics[0][name]:.4f}",
         )
-    table.add_row("time", duration(report))
+    table.add_row(*duration(report, job.command.timings))
     table.add_row("data", report["note"])
     written = [name for name in FILES if (job.out / name).exists()]
     table.add_row("written", f"{job.out}: {', '.join([*written, f'{MODEL}/'])}")

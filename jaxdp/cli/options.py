@@ -86,7 +86,7 @@ class Output:
     overwrite: bool = switch("Write in place of an earlier run, or among other files.")
     timings: Word = opt(
         p.choice("public", "secret"),
-        "Whether report.json has times, which may depend on records: epsilon ignores it.",
+        "Whether report and table have times, which may depend on records, uncharged.",
         "secret, but for the named data sets of train",
     )
     quiet: bool = switch("Print nothing but errors and warnings.")

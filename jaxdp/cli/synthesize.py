@@ -502,7 +502,7 @@ def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
                     f"off by {one['mean']:.3f} (mean), {one['worst']:.3f} (worst: "
                     f"{', '.join(one['where'])}) {where}",
                 )
-    table.add_row("time", train.duration(report))
+    table.add_row(*train.duration(report, command.timings))
     table.add_row("data", report["note"])
     table.add_row("written", f"{command.output} and {job.folder}: {', '.join(FILES)}")
     return table

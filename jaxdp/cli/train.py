@@ -67,7 +67,7 @@ def _run(command: options.Train) -> None:
     if timings is None:  # Of data that are public anyway, nothing can be told.
         timings = "secret" if is_file(command.dataset) else "public"
     write(job, outcome, timings)
-    conclude(command, job.out / REPORT, lambda: summary(job, outcome))
+    conclude(command, job.out / REPORT, lambda: summary(job, outcome, timings))
 
 
 def _prepared(command: options.Train, keys: keys_lib.Keys) -> Job:
@@ -390,7 +390,7 @@ def spent_over_time(
     return [(t, float(plan.spent(t + lost))) for t in sorted(set(chosen))]
 
 
-def summary(job: Job, outcome: Outcome) -> Table:
+def summary(job: Job, outcome: Outcome, timings: str) -> Table:
     """Returns a table of the privacy spent and the metrics reached."""
     report = outcome.report
     table = spending(f"{job.algorithm} on {job.task.dataset.name}", job.plan, report)
@@ -410,7 +410,7 @@ def summary(job: Job, outcome: Outcome) -> Table:
         )
     for row in job.task.rows_fn(report) if job.task.rows_fn else ():
         table.add_row(*row)
-    table.add_row("time", duration(report))
+    table.add_row(*duration(report, timings))
     table.add_row("data", report["note"])
     table.add_row("written", f"{job.out}: {', '.join(FILES)}")
     return table
@@ -444,11 +444,17 @@ def spending(
     return table
 
 
-def duration(report: dict[str, Any]) -> str:
-    """Describes the compile and training time of a run, and its device."""
+def duration(report: dict[str, Any], timings: str | None) -> tuple[str, str]:
+    """Returns the row of a run's device and, if ``timings`` is "public", of its times.
+
+    Standard output is often kept or sent, as the report is.
+    """
+    device = report["device"]
+    if timings != "public":
+        return "device", f"{device} (times are not public: --timings)"
     rate = report["steps_per_second"]
-    return (
+    return "time", (
         f"compile {report['compile_seconds']:.2f} s, train "
         f"{report['train_seconds']:.2f} s ({rate:.{0 if rate >= 10 else 2}f} steps/s) on "
-        f"{report['device']}"
+        f"{device}"
     )
