@@ -102,7 +102,8 @@ def over_seeds(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compiles a program as ``fit`` does: on a CPU, with vectors of 512 bits."""
-    return lowered.compile(compiler_options=loop.compiler_options())
+    options = loop.compiler_options(jax.default_backend())
+    return lowered.compile(compiler_options=options)
 
 
 def alternate(

@@ -504,7 +504,16 @@ def test_more_records_than_places_are_refused() -> None:
     most = plan(sampler, 2**31 - 1)
     assert int(sampling.draw(most, Keys.insecure(0), 3).index.min()) >= 0
     with pytest.raises(ValueError, match="num_examples must be an integer"):
-        sampling.draw(plan(sampler, 3 * 2**30), Keys.insecure(0), 3)
+        plan(sampler, 3 * 2**30)
+    assert plan(sampling.External(batch_size=8), 2**60).num_examples == 2**60
+
+
+def test_probabilities_that_no_word_draws_are_refused() -> None:
+    sampling.TruncatedPoisson(sampling_prob=2**-32)
+    with pytest.raises(ValueError, match="sampling_prob must be at least 2"):
+        sampling.TruncatedPoisson(sampling_prob=2.0**-33)
+    with pytest.raises(ValueError, match="sampling_prob must be at least 2"):
+        plan(sampling.CyclicPoisson(num_groups=4, sampling_prob=2.0**-33))
 
 
 def test_bad_groups_are_refused() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.core import validate
@@ -104,9 +105,14 @@ class ItemSource(Source):
     So a ``RandomAccessDataSource`` of grain, a ``datasets.Dataset`` with the format
     ``"numpy"``, a ``torch.utils.data.Dataset`` of arrays.
 
+    Structure, shapes and dtypes are those of item 0, and public. Another item is cast to
+    them where NumPy's rule ``"same_kind"`` does, and one that does not fit takes part as
+    nothing: its floats are NaN, so that its loss is NaN and counts zero, and its integers
+    are zeros. It is not refused: one private record would decide whether the run ends. An
+    error that ``items[i]`` raises ends it nevertheless, for it may be that of a disk.
+
     Args:
-      items: it; each item a pytree of numbers and arrays, all of one shape and dtype. It is
-        asked in another thread.
+      items: it; each item a pytree of numbers and arrays. It is asked in another thread.
       files: paths of the files that it reads: a run is refused where one changes. Without
         them nobody sees a change while a run is under way.
 
@@ -128,28 +134,33 @@ class ItemSource(Source):
                 f"{type(items).__name__}: IteratorSource is for what can be read once"
             )
         self._items, self._files = items, _stamps(files)
+        self._like: Any = None  # item 0, once it was read
 
     def __len__(self) -> int:
         return len(self._items)
 
     def rows(self, indices: np.ndarray) -> Any:
-        # Copies: who makes an item may use its memory for the next one.
-        found = [jax.tree.map(np.array, self._items[int(i)]) for i in indices]
-        try:
-            return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-        except ValueError as error:
-            raise ValueError(
-                f"items must all have one structure and shape: {error}"
-            ) from error
+        found = [self._item(int(i)) for i in indices]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
 
     def digest(self) -> bytes:
         state = hashlib.sha256(f"{len(self)}".encode())
         for i in range(len(self)):
-            for path, leaf in jax.tree_util.tree_leaves_with_path(self._items[i]):
-                array = np.asarray(leaf)
+            for path, array in jax.tree_util.tree_leaves_with_path(self._item(i)):
                 state.update(_head(path, array).encode())
                 state.update(_octets(array))
         return state.digest()
+
+    def _item(self, i: int) -> Any:
+        """Returns a copy of item i in the shapes and dtypes of item 0."""
+        # Copies: who makes an item may use its memory for the next one.
+        if self._like is None:
+            self._like = jax.tree.map(np.array, self._items[0])
+        item = self._items[i]
+        try:
+            return jax.tree.map(_cast, self._like, item)
+        except (TypeError, ValueError):
+            return jax.tree.map(_nothing, self._like)
 
     def check(self) -> None:
         _check_files(self._files)
@@ -381,6 +392,20 @@ def concatenated(sources: Iterable[Source]) -> Source:
                 f"{place} and {first} in source 0"
             )
     return _Concatenated(parts)
+
+
+def _cast(like: np.ndarray, leaf: Any) -> np.ndarray:
+    """Returns a leaf as an array like another; TypeError or ValueError if it is none."""
+    array = np.array(leaf)
+    if array.shape != like.shape:
+        raise ValueError
+    with np.errstate(all="ignore"):  # What is too large becomes infinite, unsaid.
+        return array.astype(like.dtype, casting="same_kind")
+
+
+def _nothing(like: np.ndarray) -> np.ndarray:
+    """Returns NaN, or zeros where the dtype has none."""
+    return np.full_like(like, np.nan if jnp.issubdtype(like.dtype, jnp.inexact) else 0)
 
 
 def _record(leaf: Any) -> str:

@@ -102,8 +102,10 @@ class SumPlan(Plan):
     samplers: ClassVar[tuple[type, ...]] = _ONE_SIZE
 
     def __post_init__(self) -> None:
-        validate.integer(num_examples=self.num_examples)
         validate.instance(self.samplers, sampling=self.sampling)
+        # Places of records that are drawn here are 32-bit integers.
+        most = 2**31 - 1 if self.sampling.draws else None
+        validate.integer(num_examples=self.num_examples, at_most=most)
         most = self.sampling.max_steps(self.num_examples)
         validate.integer(num_steps=self.num_steps, at_most=most)
         validate.one_of(accounting.RELATIONS, relation=self.relation)

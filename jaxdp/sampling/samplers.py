@@ -181,7 +181,7 @@ class TruncatedPoisson(Sampler):
     records (:mod:`jaxdp.kernels.subset`).
 
     Attributes:
-      sampling_prob: probability in (0, 1) that a record joins a step.
+      sampling_prob: probability in [2**-32, 1) that a record joins a step.
       max_batch_size: rows of a batch; None takes ``q n + 4 sqrt(q n)``, rounded up to a
         multiple of 8, at which truncation costs next to nothing. The number of records
         never truncates: plain Poisson sampling, at the cost of full batches.
@@ -200,6 +200,11 @@ class TruncatedPoisson(Sampler):
 
     def __post_init__(self) -> None:
         _settle(self, float, "sampling_prob")
+        if self.sampling_prob < 2**-32:
+            raise ValueError(
+                "sampling_prob must be at least 2**-32, with which a word of 32 bits draws "
+                f"a record, got {self.sampling_prob!r}"
+            )
         if self.max_batch_size is not None:
             _settle(self, int, "max_batch_size")
 

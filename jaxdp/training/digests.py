@@ -81,12 +81,18 @@ def of_params(params: Any, like: str | None = None) -> str:
     if scattered(params):
         return on_devices(params)
     if like is None:
-        on_host = jax.default_backend() == "cpu"
+        on_host = platforms(params) <= {"cpu"}
     else:
         on_host = not is_checksum(like)
     if on_host:
         return sha256(params).hexdigest()
     return on_devices(params)
+
+
+def platforms(params: Any) -> set[str]:
+    """Returns the platforms on which the leaves are that JAX holds."""
+    arrays = (x for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
+    return {device.platform for x in arrays for device in x.devices()}
 
 
 def on_devices(params: Any) -> str:

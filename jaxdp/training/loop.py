@@ -455,14 +455,13 @@ def compiled(
     return program, seconds
 
 
-def compiler_options() -> dict[str, Any]:
-    """Returns XLA's options for the programs of a run, on the present backend.
+def compiler_options(platform: str) -> dict[str, Any]:
+    """Returns XLA's options for the programs of a run on devices of a platform.
 
     Vectors of 512 bits draw normals and random bits faster where a CPU has them. They
     change none of those bits, but products may be summed in another order.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    return {"xla_cpu_prefer_vector_width": 512} if on_cpu else {}
+    return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
 
 
 def signature(tree: Any) -> Any:

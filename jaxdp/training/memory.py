@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import ValueFn
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training import loop, preparing
+from jaxdp.training import loop, parallel, preparing
 
 
 class Memory(NamedTuple):
@@ -81,7 +81,12 @@ def needed(
     )
     keys, maker = Keys.insecure(0), preparing.maker_options(task)
     lowered = preparing.lowered(task, plan.transform(keys, **maker), keys)
-    found: Any = lowered.compile(compiler_options=loop.compiler_options())
+    # Those of a mesh may be of a machine that is not here.
+    device = (
+        parallel.device_of(None, params, data) if mesh is None else mesh.devices.flat[0]
+    )
+    options = loop.compiler_options(device.platform)
+    found: Any = lowered.compile(compiler_options=options)
     sizes = found.memory_analysis()
     held = 0
     for leaf in jax.tree.leaves(params):

@@ -327,7 +327,7 @@ def compiled(
 
     def build() -> Compiled:
         made = lowered(task, transform, keys, chunk, data, batch_fn)
-        options = loop.compiler_options()
+        options = loop.compiler_options(places[1].platform)
         text = made.as_text() if with_text else ""
         check = None
         if needed:  # Traced now, as the program was.

@@ -196,7 +196,7 @@ def machines(mesh: Mesh | None, device: Any) -> dict[str, Any]:
         "device": device.device_kind,
         **{name: os.environ.get(name, "") for name in _ENVIRONMENT},
         **{name: str(getattr(config, name, None)) for name in _FLAGS},
-        "compiler_options": loop.compiler_options(),
+        "compiler_options": loop.compiler_options(device.platform),
         **({"processor": _processor()} if device.platform == "cpu" else {}),
     }
     if not parallel.several_processes(mesh):

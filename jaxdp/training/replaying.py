@@ -141,7 +141,8 @@ def compiled(
     step = jax.ShapeDtypeStruct((), jnp.int32)
     mesh = parallel.mesh_of(carry.params)
     given = parallel.placed(mesh, carry, direction, carry.releases)
-    options = loop.compiler_options()
+    device = parallel.device_of(mesh, carry, direction)
+    options = loop.compiler_options(device.platform)
     build = lambda: parallel.lowered(mesh, program, *given, step, step).compile(  # noqa: E731
         compiler_options=options
     )

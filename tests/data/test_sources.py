@@ -271,6 +271,52 @@ def test_who_reuses_memory_gives_other_records_all_the_same() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": [1.0, 2.0], "y": 1},
+        {"x": 1.0, "y": 1},
+        {"x": [[1.0], [2.0, 3.0]], "y": 1},
+        {"x": ["a", "b", "c"], "y": 1},
+        {"x": [1j, 2.0, 3.0], "y": 1},
+        {"x": [1.0, 2.0, 3.0], "y": 0.5},
+        {"x": [1.0, 2.0, 3.0], "y": 1, "z": 2},
+        {"x": [1.0, 2.0, 3.0]},
+        {"x": [1.0, 2.0, 3.0], "y": None},
+        {"x": [1.0, 2.0, 10**400], "y": 1},
+        None,
+        "abc",
+        object(),
+    ],
+)
+def test_an_item_that_does_not_fit_counts_zero(other: Any) -> None:
+    """It is neither refused nor said, and no other item changes."""
+    items = [{"x": X[i], "y": int(Y[i])} for i in range(N)]
+    before = data.ItemSource(items)
+    want, digest = before.rows(INDICES), before.digest()
+    assert before.digest() == digest
+    items[5] = other
+    source = data.ItemSource(items)
+    got = source.rows(INDICES)
+    fits = INDICES != 5
+    for name in ("x", "y"):
+        assert got[name].dtype == want[name].dtype
+        np.testing.assert_array_equal(got[name][fits], want[name][fits])
+    assert np.isnan(got["x"][~fits]).all() and not got["y"][~fits].any()
+    assert source.digest() != digest
+
+
+def test_items_are_cast_to_the_dtypes_of_the_first() -> None:
+    items: Any = [
+        {"x": np.float32(1), "y": 0},
+        {"x": 2, "y": True},
+        {"x": 1e300, "y": 1},
+    ]
+    got = data.ItemSource(items).rows(np.arange(3))
+    assert (got["x"].dtype, got["y"].dtype) == (np.float32, np.int64)
+    assert (got["x"].tolist(), got["y"].tolist()) == ([1, 2, np.inf], [0, 1, 1])
+
+
 def test_a_map_that_was_changed_in_memory_is_read_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -408,6 +408,7 @@ def test_a_plan_prints_as_a_table() -> None:
         ({"noise_multiplier": 1e-300}, ValueError, "0 or at least 1e-30"),
         ({"num_examples": 0}, ValueError, "num_examples"),
         ({"num_examples": 2.5}, TypeError, "num_examples"),
+        ({"num_examples": 2**60}, ValueError, "num_examples must be .* <= 2147483647"),
         ({"num_steps": -1}, ValueError, "num_steps"),
         ({"num_steps": 2**31}, ValueError, "num_steps"),
         ({"sampling": "full"}, TypeError, "sampling"),

@@ -18,7 +18,7 @@ import jaxdp
 from jaxdp import Keys, plans, sampling, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.models import networks
-from jaxdp.training import loop, preparing
+from jaxdp.training import loop, preparing, recording
 
 N, D = 60, 6
 X = jax.random.normal(jax.random.key(0), (N, D))
@@ -714,7 +714,7 @@ def test_wider_vectors_change_no_bit(law: str, monkeypatch: pytest.MonkeyPatch) 
     """Where a CPU has them: elsewhere both programs are one. (A loss of its own each.)"""
     params, value_fn = network("mlp")
     plan = make_plan(direction=law, num_steps=3)
-    found, asked = [], loop.compiler_options()
+    found, asked = [], loop.compiler_options("cpu")
     assert asked == {"xla_cpu_prefer_vector_width": 512}
     compile_with, used = jax.stages.Lowered.compile, []
 
@@ -724,7 +724,9 @@ def test_wider_vectors_change_no_bit(law: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", spy)
     for options in (asked, {}):
-        monkeypatch.setattr(loop, "compiler_options", lambda options=options: options)
+        monkeypatch.setattr(
+            loop, "compiler_options", lambda at, options=options: options
+        )
         found.append(
             jaxdp.fit(
                 plan,
@@ -739,8 +741,16 @@ def test_wider_vectors_change_no_bit(law: str, monkeypatch: pytest.MonkeyPatch) 
     chex.assert_trees_all_equal(*((x.params, x.info) for x in found))
     assert used == [asked, {}]
     monkeypatch.undo()
+    assert loop.compiler_options("gpu") == {}
+    # Those of the run's device, whatever the default one is.
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert loop.compiler_options() == {}
+    device = jax.devices()[0]
+    assert recording.machines(None, device)["compiler_options"] == asked
+    monkeypatch.setattr(jax.stages.Lowered, "compile", spy)
+    few = make_plan(direction=law, num_steps=2)
+    how = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    jaxdp.fit(few, Keys.insecure(0), params, DATA, **how)
+    assert used[2:] == [asked]
 
 
 @pytest.mark.parametrize("kind", [np.array, jnp.array])

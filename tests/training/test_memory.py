@@ -68,6 +68,6 @@ def test_it_is_the_program_of_a_run(microbatch_size: int | None) -> None:
     program = loop.make_program(*made_of, trainable=task.trainable)
     whole = lambda c, k, d: program(c, k, d, 0, 2)  # noqa: E731
     lowered = jax.jit(whole, donate_argnums=0).lower(carry, keys, task.data)
-    made: Any = lowered.compile(compiler_options=loop.compiler_options())
+    made: Any = lowered.compile(compiler_options=loop.compiler_options("cpu"))
     found = needed(plan, microbatch_size=microbatch_size)
     assert found.temporaries == made.memory_analysis().temp_size_in_bytes

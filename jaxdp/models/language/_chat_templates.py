@@ -19,6 +19,14 @@ Offset = tuple[int, int]
 _TODAY = datetime.datetime(2024, 7, 26)
 
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def characters(text: str) -> str:
+    """Returns a text with U+FFFD for each lone surrogate, which no tokenizer takes."""
+    return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def read(root: pathlib.Path) -> str | None:
     """Returns the template of a checkpoint folder; None if it has none.
 
@@ -182,6 +190,7 @@ class Chat:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Offset]]:
         """Encodes a text, with where each token begins and ends in it."""
+        text = characters(text)
         backend = self._backend
         backend.encode_special_tokens = False
         try:

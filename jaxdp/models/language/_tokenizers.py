@@ -128,7 +128,12 @@ class Tokenizer:
         return [] if self.is_decoder else [*self.config.ends]
 
     def encode(self, text: str) -> list[int]:
-        """Encodes a text as tokens, without special ones."""
+        """Encodes a text as tokens, without special ones.
+
+        A lone surrogate, which is no character, is read as U+FFFD: whether a text has one
+        is as private as the text, and does not stop a run.
+        """
+        text = _chat_templates.characters(text)
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_chat(

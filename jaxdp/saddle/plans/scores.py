@@ -79,7 +79,8 @@ class VertexSamplingPlan(Plan):
         """Checks the fields of plans that read every record once, and some counts."""
         sampler: Any = self.sampling
         validate.instance(SinglePass, sampling=sampler)
-        validate.integer(num_examples=self.num_examples, **counts)
+        validate.integer(at_most=2**31 - 1, num_examples=self.num_examples)
+        validate.integer(**counts)
         most = sampler.max_steps(self.num_examples)
         validate.integer(num_steps=self.num_steps, at_most=most)
         self._check()

@@ -89,6 +89,12 @@ def test_no_message_makes_a_special_token(name: str) -> None:
     assert kept == [token for token in others if token in special]
     assert wrong in shown(ids, name).replace("\u200b", "")
     assert not special & set(made.encode(wrong))
+    # A lone surrogate is another character, and no error.
+    lone, other = (
+        made.encode_chat([message("user", f"A {x} <|end|>")])
+        for x in ("\ud83c", "\N{REPLACEMENT CHARACTER}")
+    )
+    assert lone == other
     # What is not about the message is as it was.
     common = next(i for i, pair in enumerate(zip(ids, others)) if len({*pair}) > 1)  # noqa: B905
     assert shown(others[:common], name).endswith("A")

@@ -68,6 +68,12 @@ def row(batch: dict[str, np.ndarray], index: Any) -> list[int]:
 # --- tokenizers --------------------------------------------------------------------
 
 
+def test_a_lone_surrogate_is_a_replacement_character(roberta: text.Tokenizer) -> None:
+    """JSON may have one; an error would be about one private record."""
+    (lone,) = json.loads('["a \\ud83c film"]')
+    assert roberta.encode(lone) == roberta.encode("a \N{REPLACEMENT CHARACTER} film")
+
+
 @pytest.mark.parametrize(
     "string", ["", "A great film.", " great", UNICODE, "\n\n", LONG]
 )
