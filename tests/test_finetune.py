@@ -716,9 +716,15 @@ def test_processes_that_share_a_model_end_as_one_does(
         assert said in end["dp-lora"][1]
     assert not (tmp_path / "two" / "dp-lora").exists()
     full = "[Errno 28] full"
-    assert first["full"] == [f"OSError: {full}", ""]
-    refused = f"jaxdp: process 0 of the run refused: {full}\n"
-    assert second["full"] == [2, refused]
+    refused = f"process 0 of the run refused: {full}"
+    assert first["full"] == first["unrecorded"] == [f"OSError: {full}", ""]
+    assert second["full"] == [2, f"jaxdp: {refused}\n"]
+    assert second["unrecorded"] == [f"Refused: {refused}", ""]
+    for name, what in (("other mesh", "options"), ("other eval", "eval")):
+        for end in (first, second):
+            assert end[name][0] == 2
+            assert f"{what} must be the same in all 2 processes" in end[name][1]
+        assert not (tmp_path / "two" / name).exists()
 
 
 @pytest.mark.slow  # Three runs; a resumed method is in test_conformance.py.

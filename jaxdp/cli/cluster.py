@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxdp.cli import options, record
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import check_folder
+from jaxdp.core import keys as keys_lib
 from jaxdp.kernels.finite_difference import SIGNS
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger, parallel
@@ -80,6 +81,22 @@ def agreed(command: options.Run, call: Callable[[], T]) -> T:
     try:
         return parallel.together(mesh_of(command), call)
     except parallel.Refused as error:
+        raise UsageError(str(error)) from None
+
+
+def check_alike(
+    command: options.Finetune, keys: keys_lib.Keys, **arguments: Any
+) -> None:
+    """Requires equal keys, options and arguments in all processes; all wait here.
+
+    For those that compute together before ``fit`` compares what it is given. Files may have
+    other names in each.
+    """
+    own = {*command.free, "model", "train", "eval"}
+    given = {n: x for n, x in dataclasses.asdict(command).items() if n not in own}
+    try:
+        parallel.check_same(mesh_of(command), keys, options=repr(given), **arguments)
+    except ValueError as error:
         raise UsageError(str(error)) from None
 
 

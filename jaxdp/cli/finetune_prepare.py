@@ -44,7 +44,7 @@ from jaxdp.models.language import (
     text,
 )
 from jaxdp.planner import gradients
-from jaxdp.training import resolution
+from jaxdp.training import replaying, resolution
 from jaxdp.training.ledger import LEDGER, PLAN
 
 Batch = dict[str, np.ndarray]
@@ -103,6 +103,9 @@ def prepare(command: options.Finetune, keys: keys_lib.Keys | None = None) -> Job
     """
     keys = keys_of(command) if keys is None else keys
     job, judged = cluster.agreed(command, lambda: _loaded(command, keys))
+    leaves = str(replaying.describe_leaves(job.params))
+    given = {"model": leaves, "train": job.train, "eval": judged}
+    cluster.check_alike(job.command, keys, **given)
     # They compute together with a model that is split between them: all are here.
     return cluster.agreed(command, lambda: _computed(job, judged))
 

@@ -80,7 +80,9 @@ def _prepared(command: options.Train, keys: keys_lib.Keys) -> Job:
         job = prepare(command, keys)
     cluster.check_plan(command, job.plan)
     shared_budget.check(command, job.plan, job.out)
-    flagged = [re.sub("^bounds ", "--bounds ", str(x.message)) for x in caught]
+    # Others, as NumPy's, may be about a private record.
+    ours = [str(x.message) for x in caught if issubclass(x.category, UserWarning)]
+    flagged = [re.sub("^bounds ", "--bounds ", text) for text in ours]
     for line in [*flagged, *doubts(job)]:
         print(f"jaxdp: warning: {line}", file=sys.stderr)
     if command.resume:  # The plan that was calibrated then, to the last digit.

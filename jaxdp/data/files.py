@@ -190,8 +190,11 @@ def _float32(table: tables.Table, values: np.ndarray) -> np.ndarray:
 def _public_classes(table: tables.Table, public: np.ndarray) -> int | tuple[str, ...]:
     """Returns the classes of the public rows: names, or a number where labels are."""
     texts = [str(table.labels[i]) for i in public]
+    for i, text in zip(public, texts, strict=True):
+        if not text:
+            _refuse_label(table, i, "a class, and not empty", _NUMBERED)
     numbers = [tables.number(text) for text in texts]
-    if all(texts) and not any(value is not None for value in numbers):
+    if not any(value is not None for value in numbers):
         classes = tuple(sorted(set(texts)))
         count = found = len(classes)
     else:
@@ -207,11 +210,10 @@ def _public_classes(table: tables.Table, public: np.ndarray) -> int | tuple[str,
             f"more, got {len(texts)} records of {found}: the set of classes is public, and "
             "is not read from private records"
         )
-    if count > max(2, len(texts) // 2):  # Numbers or identifiers, not classes.
+    if count > max(2, len(table.labels) // 2):  # Numbers or identifiers, not classes.
         raise ValueError(
             f"label {table.label_name!r} would have {count} classes with only "
-            f"{len(texts)} held-out public records; give classes=, or use "
-            "task='regression'"
+            f"{len(table.labels)} rows; give classes=, or use task='regression'"
         )
     return classes
 

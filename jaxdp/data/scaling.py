@@ -23,7 +23,8 @@ def scale_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
       float32, the shape of x, within [0, 1].
     """
     x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
-    return np.clip((x - low) / (high - low), 0.0, 1.0).astype(np.float32)
+    # Clipped first: a huge number must not overflow, of which NumPy would warn.
+    return ((np.clip(x, low, high) - low) / (high - low)).astype(np.float32)
 
 
 def center_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
@@ -33,7 +34,7 @@ def center_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
     take most of a clip that the rest needs.
     """
     x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
-    return np.clip(2 * (x - low) / (high - low) - 1, -1.0, 1.0).astype(np.float32)
+    return (2 * (np.clip(x, low, high) - low) / (high - low) - 1).astype(np.float32)
 
 
 def bound_arrays(bounds: Bounds, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

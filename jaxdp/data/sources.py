@@ -105,8 +105,8 @@ class ItemSource(Source):
     So a ``RandomAccessDataSource`` of grain, a ``datasets.Dataset`` with the format
     ``"numpy"``, a ``torch.utils.data.Dataset`` of arrays.
 
-    Structure, shapes and dtypes are those of item 0, and public. Another item is cast to
-    them where NumPy's rule ``"same_kind"`` does, and one that does not fit takes part as
+    Structure, shapes and dtypes are those of ``like``, and public. An item is cast to them
+    where NumPy's rule ``"same_kind"`` does, and one that does not fit takes part as
     nothing: its floats are NaN, so that its loss is NaN and counts zero, and its integers
     are zeros. It is not refused: one private record would decide whether the run ends. An
     error that ``items[i]`` raises ends it nevertheless, for it may be that of a disk.
@@ -115,6 +115,8 @@ class ItemSource(Source):
       items: it; each item a pytree of numbers and arrays. It is asked in another thread.
       files: paths of the files that it reads: a run is refused where one changes. Without
         them nobody sees a change while a run is under way.
+      like: an item, or its ``jax.ShapeDtypeStruct`` leaves. None takes those of item 0, of
+        which they must then be known: were it another, none of the rest would fit.
 
     Raises:
       TypeError: ``items`` has no ``__len__`` or ``__getitem__``.
@@ -122,19 +124,27 @@ class ItemSource(Source):
     Example:
       >>> import numpy as np
       >>> import jaxdp
-      >>> source = jaxdp.data.ItemSource([{"x": 1.5, "y": 0}, {"x": 2.5, "y": 1}])
-      >>> source.rows(np.array([1, 0]))["x"].tolist()
-      [2.5, 1.5]
+      >>> items = [{"x": 1.5, "y": 0}, {"x": 2.5, "y": 1}, {"y": 1}]
+      >>> source = jaxdp.data.ItemSource(items, like={"x": 0.0, "y": 0})
+      >>> source.rows(np.array([1, 0, 2]))["x"].tolist()
+      [2.5, 1.5, nan]
     """
 
-    def __init__(self, items: Any, files: Iterable[str | os.PathLike[str]] = ()):
+    def __init__(
+        self,
+        items: Any,
+        files: Iterable[str | os.PathLike[str]] = (),
+        *,
+        like: Any = None,
+    ):
         if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
             raise TypeError(
                 "items must have a length and give record i for items[i], got a "
                 f"{type(items).__name__}: IteratorSource is for what can be read once"
             )
         self._items, self._files = items, _stamps(files)
-        self._like: Any = None  # item 0, once it was read
+        # Or item 0, once it was read.
+        self._like: Any = None if like is None else jax.tree.map(_zeros, like)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -152,10 +162,10 @@ class ItemSource(Source):
         return state.digest()
 
     def _item(self, i: int) -> Any:
-        """Returns a copy of item i in the shapes and dtypes of item 0."""
+        """Returns a copy of item i in the public shapes and dtypes."""
         # Copies: who makes an item may use its memory for the next one.
         if self._like is None:
-            self._like = jax.tree.map(np.array, self._items[0])
+            self._like = jax.tree.map(_zeros, self._items[0])
         item = self._items[i]
         try:
             return jax.tree.map(_cast, self._like, item)
@@ -392,6 +402,11 @@ def concatenated(sources: Iterable[Source]) -> Source:
                 f"{place} and {first} in source 0"
             )
     return _Concatenated(parts)
+
+
+def _zeros(like: Any) -> np.ndarray:
+    like = like if hasattr(like, "dtype") else np.asarray(like)
+    return np.zeros(like.shape, like.dtype)
 
 
 def _cast(like: np.ndarray, leaf: Any) -> np.ndarray:

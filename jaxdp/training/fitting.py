@@ -514,6 +514,10 @@ class _Chunks(NamedTuple):
                 about = carry, first, end, recorder, digest
                 after = functools.partial(self._after, *about)
                 parallel.together(self.mesh, after)
+                if self.shows:
+                    # A callback may compute with all processes: none has refused.
+                    show = functools.partial(self._show, carry, end)
+                    parallel.together(self.mesh, show)
                 if self.progress:
                     seen = _seen(carry, end, (end - begun) / seconds)
                     bar.update(task, completed=end, seen=seen)
@@ -535,13 +539,15 @@ class _Chunks(NamedTuple):
         recorder: recording.Recorder | None,
         digest: str,
     ) -> None:
-        """Records the steps [first, end), and shows them to the callback."""
+        """Records the steps [first, end)."""
         if recorder is not None:
             recorder.after(first, end, carry, digest)
-        if self.shows:  # In all processes, of which each may hold a part of the params.
-            shown = self.shown(carry, end)
-            if self.callback is not None:
-                self.callback(end, *shown)
+
+    def _show(self, carry: loop.Carry, end: int) -> None:
+        """Shows the steps to the callback; of all processes, each may have one."""
+        shown = self.shown(carry, end)
+        if self.callback is not None:
+            self.callback(end, *shown)
 
     def shown(self, carry: loop.Carry, done: int) -> tuple[Any, loop.CallbackInfo]:
         """Copies params and info for a callback: the next chunk takes the buffers."""

@@ -1,5 +1,7 @@
 """A CSV or NPZ of one's own: what is read, and every way to refuse it."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
@@ -202,6 +204,25 @@ def test_a_public_label_of_no_class_is_refused_and_decides_the_set(write):
         models.load_file(path, classes=("no", "yes"), **options)
 
 
+@pytest.mark.parametrize("huge", ["1.7e308", "-1.7e308"])
+@pytest.mark.parametrize(
+    ("label", "given"),
+    [
+        ("ill", {"classes": 2}),
+        ("weight", {"task": "regression", "label_bounds": (0, 0.5)}),
+    ],
+)
+def test_a_huge_number_warns_of_nothing(write, huge, label, given):
+    """What NumPy says of one cell would be a release."""
+    rows = [f"{i % 7},{i / 10},{i % 2}\n" for i in range(9)]
+    path = write("".join(["age,weight,ill\n", *rows, f"{huge},{huge},1\n"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = models.load_file(path, label=label, bounds=(0, 7), **given)
+    assert data.num_examples + len(data.test[0]) == 10
+    assert np.abs(np.concatenate([data.train[0], data.test[0]])).max() == 1
+
+
 def test_a_schema_takes_private_labels_of_no_class_too(write):
     schema = {
         "label": {"column": "ill", "classes": ["no", "yes"]},
@@ -250,7 +271,7 @@ def test_a_schema_takes_private_labels_of_no_class_too(write):
         (CSV.replace("3.5,0", "3.5"), r"row 3 \(line 4\).*has 2 cells.*3 columns"),
         (
             CSV.replace("3.5,0", "3.5,"),
-            r"row 3 \(line 4\).*column 'ill'.*integer >= 0",
+            r"row 3 \(line 4\).*column 'ill' must be a class, and not empty",
         ),
         (
             CSV.replace("3.5,0", "3.5,x"),
@@ -280,7 +301,7 @@ def test_csv_refused(write, text, message):
             r"row 3 \(line 4\).*column 'ill' must be one of '1', '2',",
         ),
         ({"classes": 1 + 1, "label": "age"}, r"row 3 \(line 4\).*integer 0 to 1 \(a"),
-        ({"label": "age", "test_fraction": 0.6}, "51 classes with only 3 held-out"),
+        ({"label": "age", "test_fraction": 0.6}, "51 classes with only 5 rows"),
         ({"task": "regression", "classes": 2}, "classes is for"),
         ({"label_bounds": (0, 1)}, "label_bounds is for"),
         ({"task": "regression", "label_bounds": (1, 0)}, "label_bounds must be"),

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -304,6 +305,17 @@ def test_an_item_that_does_not_fit_counts_zero(other: Any) -> None:
         np.testing.assert_array_equal(got[name][fits], want[name][fits])
     assert np.isnan(got["x"][~fits]).all() and not got["y"][~fits].any()
     assert source.digest() != digest
+    # Nor does any where it is the first, and the public shapes are said.
+    items[5], items[0] = {"x": X[5], "y": int(Y[5])}, other
+    shapes = {
+        "x": jax.ShapeDtypeStruct(X[0].shape, X.dtype),
+        "y": jax.ShapeDtypeStruct((), np.int64),
+    }
+    for like in (items[1], shapes):
+        got = data.ItemSource(items, like=like).rows(np.arange(N))
+        np.testing.assert_array_equal(got["x"][1:], X[1:])
+        np.testing.assert_array_equal(got["y"][1:], Y[1:])
+        assert np.isnan(got["x"][0]).all() and got["y"][0] == 0
 
 
 def test_items_are_cast_to_the_dtypes_of_the_first() -> None:

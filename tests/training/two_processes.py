@@ -318,7 +318,8 @@ def ended(words: list[str]) -> list[Any]:
 def tuned(folder: str, runs: str) -> dict[str, Any]:
     """How ``finetune`` ends with a model that all devices share; ``runs`` are its words.
 
-    By two processes also where one is told to stop, and where the first one's disk is full.
+    By two processes also where one is told to stop, where the first one's disk is full, and
+    where the other has another mesh or other records.
     """
     place, words = pathlib.Path(folder), json.loads(runs)
     ends = {
@@ -341,13 +342,28 @@ def tuned(folder: str, runs: str) -> dict[str, Any]:
     ends["resumed"] = ended(stopped)
     gradients = [*words["lora"], "--method", "dp-lora", "--out", str(place / "dp-lora")]
     ends["dp-lora"] = ended(gradients)
-    full = [*words["lora"], "--out", str(place / "full")]
-    error = OSError(errno.ENOSPC, "full")
-    fails: Any = contextlib.nullcontext()
-    if jax.process_index() == 0:  # The other waits for its part of every tensor.
-        fails = mock.patch.object(_files, "replacing", side_effect=error)
-    with fails:
-        ends["full"] = ended(full)
+    first = jax.process_index() == 0
+    # The other waits for its part of every tensor, or of an evaluation.
+    for name, where, function in (
+        ("full", _files, "replacing"),
+        ("unrecorded", ledger.Ledger, "record"),
+    ):
+        fails: Any = contextlib.nullcontext()
+        if first:
+            error = OSError(errno.ENOSPC, "full")
+            fails = mock.patch.object(where, function, side_effect=error)
+        with fails:
+            ends[name] = ended([*words["lora"], "--out", str(place / name)])
+    # Process 1 was given another mesh, or other public records.
+    shown = pathlib.Path(words["prompt"][words["prompt"].index("--eval") + 1])
+    other = place / f"other-{jax.process_index()}.jsonl"
+    other.write_text("".join(shown.read_text().splitlines(True)[:3]))
+    for name, was, now in (
+        ("other mesh", "model=2,data=2", "data=4"),
+        ("other eval", str(shown), str(other)),
+    ):
+        given = [now if x == was and not first else x for x in words["prompt"]]
+        ends[name] = ended([*given, "--out", str(place / name)])
     return ends
 
 
