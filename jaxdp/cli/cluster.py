@@ -92,7 +92,7 @@ def check_alike(
     For those that compute together before ``fit`` compares what it is given. Files may have
     other names in each.
     """
-    own = {*command.free, "model", "train", "eval"}
+    own = {*command.free, "model", "train", "eval", "timings", "keep_noise_roots"}
     given = {n: x for n, x in dataclasses.asdict(command).items() if n not in own}
     try:
         parallel.check_same(mesh_of(command), keys, options=repr(given), **arguments)

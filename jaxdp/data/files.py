@@ -210,10 +210,11 @@ def _public_classes(table: tables.Table, public: np.ndarray) -> int | tuple[str,
             f"more, got {len(texts)} records of {found}: the set of classes is public, and "
             "is not read from private records"
         )
-    if count > max(2, len(table.labels) // 2):  # Numbers or identifiers, not classes.
+    if count > max(10, len(texts) // 2):  # Numbers or identifiers, not classes.
         raise ValueError(
             f"label {table.label_name!r} would have {count} classes with only "
-            f"{len(table.labels)} rows; give classes=, or use task='regression'"
+            f"{len(texts)} held-out public records; give classes=, or use "
+            "task='regression'"
         )
     return classes
 

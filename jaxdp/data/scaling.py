@@ -22,9 +22,7 @@ def scale_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
     Returns:
       float32, the shape of x, within [0, 1].
     """
-    x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
-    # Clipped first: a huge number must not overflow, of which NumPy would warn.
-    return ((np.clip(x, low, high) - low) / (high - low)).astype(np.float32)
+    return _shares(x, low, high).astype(np.float32)
 
 
 def center_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
@@ -33,8 +31,16 @@ def center_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
     For features: what they have in common moves all outputs alike, and its gradients would
     take most of a clip that the rest needs.
     """
+    return (2 * _shares(x, low, high) - 1).astype(np.float32)
+
+
+def _shares(x: Any, low: Any, high: Any) -> np.ndarray:
+    """Returns how far x is from low to high, float64 within [0, 1]."""
     x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
-    return (2 * (np.clip(x, low, high) - low) / (high - low) - 1).astype(np.float32)
+    # What NumPy warns of may be a single private number. Those are clipped before they are
+    # scaled; bounds whose difference overflows leave NaN, which counts zero.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.clip(x, low, high) - low) / (high - low)
 
 
 def bound_arrays(bounds: Bounds, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -106,17 +106,19 @@ class ItemSource(Source):
     ``"numpy"``, a ``torch.utils.data.Dataset`` of arrays.
 
     Structure, shapes and dtypes are those of ``like``, and public. An item is cast to them
-    where NumPy's rule ``"same_kind"`` does, and one that does not fit takes part as
-    nothing: its floats are NaN, so that its loss is NaN and counts zero, and its integers
-    are zeros. It is not refused: one private record would decide whether the run ends. An
-    error that ``items[i]`` raises ends it nevertheless, for it may be that of a disk.
+    where NumPy's rule ``"same_kind"`` does or no value changes, and one that does not fit
+    takes part as nothing: its floats are NaN, so that its loss is NaN and counts zero, and
+    its integers are zeros. It is not refused: one private record would decide whether the
+    run ends. An error that reading an item raises ends it nevertheless, for it may be that
+    of a disk.
 
     Args:
       items: it; each item a pytree of numbers and arrays. It is asked in another thread.
       files: paths of the files that it reads: a run is refused where one changes. Without
         them nobody sees a change while a run is under way.
       like: an item, or its ``jax.ShapeDtypeStruct`` leaves. None takes those of item 0, of
-        which they must then be known: were it another, none of the rest would fit.
+        which they must then be known: were it another, none of the rest would fit (after
+        a whole number, no fraction does).
 
     Raises:
       TypeError: ``items`` has no ``__len__`` or ``__getitem__``.
@@ -415,7 +417,14 @@ def _cast(like: np.ndarray, leaf: Any) -> np.ndarray:
     if array.shape != like.shape:
         raise ValueError
     with np.errstate(all="ignore"):  # What is too large becomes infinite, unsaid.
-        return array.astype(like.dtype, casting="same_kind")
+        if np.can_cast(array.dtype, like.dtype, "same_kind"):
+            return array.astype(like.dtype)
+        if array.dtype.kind not in "biuf":
+            raise TypeError
+        cast = array.astype(like.dtype)
+    if not np.array_equal(cast, array):  # As unsigned integers of Python's.
+        raise ValueError
+    return cast
 
 
 def _nothing(like: np.ndarray) -> np.ndarray:

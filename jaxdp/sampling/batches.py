@@ -106,9 +106,10 @@ class Batch:
 
 
 def narrowed(leaf: Any) -> jax.Array | np.ndarray:
-    """Returns an array whose integers, if JAX does not hold them, are the nearest it does.
+    """Returns an array whose numbers, if JAX does not hold them, are the nearest it does.
 
-    JAX would wrap them: a code outside of its domain would become one inside.
+    JAX would wrap integers: a code outside of its domain would become one inside. And it
+    would warn of one float that is too large, and becomes infinite.
     """
     if isinstance(leaf, jax.Array):
         return leaf
@@ -117,6 +118,9 @@ def narrowed(leaf: Any) -> jax.Array | np.ndarray:
     if array.dtype.kind in "iu" and dtype != array.dtype:
         limits = np.iinfo(dtype)
         array = np.clip(array, limits.min, limits.max).astype(dtype)
+    elif array.dtype.kind == "f" and dtype != array.dtype:
+        with np.errstate(over="ignore"):
+            array = array.astype(dtype)
     return array
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdp import models
+from jaxdp.data import scaling
 
 CSV = """age,weight,ill
 10,1.5,0
@@ -223,6 +224,18 @@ def test_a_huge_number_warns_of_nothing(write, huge, label, given):
     assert np.abs(np.concatenate([data.train[0], data.test[0]])).max() == 1
 
 
+def test_bounds_near_the_end_of_floats_warn_of_nothing():
+    x = np.array([0.0, 1.0, 1e308, 1.7e308, np.inf, -np.inf, np.nan])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = scaling.center_by_bounds(x, 0, 1.7e308)
+        wide = scaling.center_by_bounds(x, -1.7e308, 1.7e308)
+    np.testing.assert_allclose(
+        found, [-1, -1, 20 / 17 - 1, 1, 1, -1, np.nan], rtol=1e-6
+    )
+    assert not np.any(np.abs(wide) > 1)
+
+
 def test_a_schema_takes_private_labels_of_no_class_too(write):
     schema = {
         "label": {"column": "ill", "classes": ["no", "yes"]},
@@ -301,7 +314,7 @@ def test_csv_refused(write, text, message):
             r"row 3 \(line 4\).*column 'ill' must be one of '1', '2',",
         ),
         ({"classes": 1 + 1, "label": "age"}, r"row 3 \(line 4\).*integer 0 to 1 \(a"),
-        ({"label": "age", "test_fraction": 0.6}, "51 classes with only 5 rows"),
+        ({"label": "age", "test_fraction": 0.6}, "51 classes with only 3 held-out"),
         ({"task": "regression", "classes": 2}, "classes is for"),
         ({"label_bounds": (0, 1)}, "label_bounds is for"),
         ({"task": "regression", "label_bounds": (1, 0)}, "label_bounds must be"),

@@ -1,6 +1,7 @@
 """Sources of records that are not in memory: what they give, and what they refuse."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from jaxdp import data
 from jaxdp.data import sources
+from jaxdp.sampling import batches
+from jaxdp.training import streaming
 
 N = 12
 X = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
@@ -327,6 +330,29 @@ def test_items_are_cast_to_the_dtypes_of_the_first() -> None:
     got = data.ItemSource(items).rows(np.arange(3))
     assert (got["x"].dtype, got["y"].dtype) == (np.float32, np.int64)
     assert (got["x"].tolist(), got["y"].tolist()) == ([1, 2, np.inf], [0, 1, 1])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.bool_, np.int8, np.float32])
+def test_items_of_python_s_numbers_fit_where_no_value_changes(dtype: Any) -> None:
+    items: Any = [{"x": 1}, {"x": 0}, {"x": True}, {"x": -3}, {"x": 1.5}]
+    got = data.ItemSource(items, like={"x": np.zeros((), dtype)}).rows(np.arange(5))
+    assert got["x"].dtype == dtype and got["x"][:3].tolist() == [1, 0, 1]
+    signed = np.dtype(dtype).kind in "if"
+    fractions = np.dtype(dtype).kind == "f"
+    assert got["x"][3:].tolist() == [-3 * signed, 1.5 * fractions]
+
+
+def test_a_huge_number_in_a_source_warns_of_nothing() -> None:
+    """JAX holds it as infinite; its warning would be about one record."""
+    items: Any = [{"x": 1.0}, {"x": 1e300}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = data.ItemSource(items).rows(np.arange(2))["x"]
+        for found in (streaming._own(rows, 2), batches.narrowed(rows)):
+            assert found.dtype == np.float32 and np.isinf(found).tolist() == [
+                False,
+                True,
+            ]
 
 
 def test_a_map_that_was_changed_in_memory_is_read_there(
