@@ -675,14 +675,7 @@ def test_processes_that_share_a_model_end_as_one_does(
         timeout=400,
     )
     assert done.returncode == 0, done.stderr
-    jobs = test_parallel.processes("tuned", tmp_path / "two", given)
-    try:
-        ends = [job.communicate(timeout=400) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    assert [job.returncode for job in jobs] == [0, 0], ends
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in ends)
+    first, second = test_parallel.results("tuned", tmp_path / "two", given, timeout=400)
     times = {"compile_seconds", "train_seconds", "steps_per_second"}
     for name in runs:
         assert first[name] == second[name] == [0, ""], done.stderr

@@ -89,8 +89,8 @@ def check_alike(
 ) -> None:
     """Requires equal keys, options and arguments in all processes; all wait here.
 
-    For those that compute together before ``fit`` compares what it is given. Files may have
-    other names in each.
+    Processes with a split model compute together before ``fit`` compares its arguments.
+    The same file may have another name in each.
     """
     own = {*command.free, "model", "train", "eval", "timings", "keep_noise_roots"}
     given = {n: x for n, x in dataclasses.asdict(command).items() if n not in own}
@@ -152,7 +152,7 @@ def mesh_of(command: options.Run) -> Mesh | None:
 
 
 def check_plan(command: options.Run, plan: Plan) -> None:
-    """Requires a plan that runs on the command's mesh, if it has one, and is recorded."""
+    """Requires a plan that can run, and be recorded, on the command's mesh, if any."""
     mesh = mesh_of(command)
     split = mesh is not None and MODEL in mesh.axis_names
     if split and parallel.several_processes(mesh) and not plan.replayable:

@@ -56,7 +56,7 @@ def run(command: options.Predict) -> None:
 
 
 def _refuse_blank(known: schema_lib.Schema, table: tables.Table) -> None:
-    """Refuses public rows without a label: nobody knows whether theirs is right."""
+    """Refuses public rows without a label: their errors cannot be counted."""
     for i, text in enumerate(table.labels):
         if text in known.missing and text not in known.classes:
             raise ValueError(

@@ -113,9 +113,8 @@ def load_file(
             classes = _public_classes(table, held_out)
             notes.append("The set of labels is that of the test records.")
         y, class_names, num_classes = _class_labels(table, classes, held_out)
-        x = np.where(
-            y[:, None] < 0, np.float32(np.nan), x
-        )  # Each loss is NaN: no part.
+        # The loss of such a record is NaN, and counts zero.
+        x = np.where(y[:, None] < 0, np.float32(np.nan), x)
         y = np.maximum(y, 0)
     else:
         if classes is not None:

@@ -113,12 +113,12 @@ class ItemSource(Source):
     of a disk.
 
     Args:
-      items: it; each item a pytree of numbers and arrays. It is asked in another thread.
+      items: what is indexed; each item a pytree of numbers and arrays. Another thread asks.
       files: paths of the files that it reads: a run is refused where one changes. Without
         them nobody sees a change while a run is under way.
-      like: an item, or its ``jax.ShapeDtypeStruct`` leaves. None takes those of item 0, of
-        which they must then be known: were it another, none of the rest would fit (after
-        a whole number, no fraction does).
+      like: an item, or its ``jax.ShapeDtypeStruct`` leaves. None takes item 0, whose
+        shapes and dtypes must then be public: they decide which other items fit (after a
+        whole number, no fraction does).
 
     Raises:
       TypeError: ``items`` has no ``__len__`` or ``__getitem__``.
@@ -145,7 +145,7 @@ class ItemSource(Source):
                 f"{type(items).__name__}: IteratorSource is for what can be read once"
             )
         self._items, self._files = items, _stamps(files)
-        # Or item 0, once it was read.
+        # Zeros in the public shapes: of ``like``, or of item 0 once that was read.
         self._like: Any = None if like is None else jax.tree.map(_zeros, like)
 
     def __len__(self) -> int:

@@ -40,10 +40,11 @@ def scattered(tree: Any) -> bool:
 def of_leaves(
     tree: Any, like: Mapping[str, str] | None = None, *, split: bool | None = None
 ) -> dict[str, str]:
-    """Returns a digest of each leaf of a tree, by path; or of those (not) scattered.
+    """Returns a digest of each leaf of a tree, by path.
 
     It is the SHA-256, but for a leaf that is :func:`scattered`: the checksum of
-    :func:`on_devices`, for which all its processes must call this. ``like`` are digests to
+    :func:`on_devices`, for which all its processes must call this. ``split`` leaves out all
+    leaves but the scattered ones (True) or but the others (False). ``like`` are digests to
     compare with: their kinds are computed where they can be.
     """
     like = like or {}

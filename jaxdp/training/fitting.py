@@ -544,7 +544,7 @@ class _Chunks(NamedTuple):
             recorder.after(first, end, carry, digest)
 
     def _show(self, carry: loop.Carry, end: int) -> None:
-        """Shows the steps to the callback; of all processes, each may have one."""
+        """Shows the steps to the callback of this process, if it has one."""
         shown = self.shown(carry, end)
         if self.callback is not None:
             self.callback(end, *shown)

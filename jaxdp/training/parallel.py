@@ -273,7 +273,8 @@ def check_same(mesh: Mesh | None, keys: keys_lib.Keys, **arguments: Any) -> None
 def together(mesh: Mesh | None, call: Callable[[], T]) -> T:
     """Returns what ``call`` returns here; where it raises in one process, all raise.
 
-    So none waits for one that has refused. ``call`` must not wait for other processes.
+    So none waits for one that has refused. Where ``call`` itself waits for other processes,
+    as one that gathers split parameters, none may raise before the last such wait.
 
     Raises:
       Refused: another process raised, whatever it was; in that process, what it raised.
@@ -429,7 +430,7 @@ def moved(tree: Any, places: Any) -> Any:
 def on_host(leaf: Any) -> np.ndarray:
     """Brings an array to the host, whole.
 
-    All processes call this for one that is split between them, of which each gets a copy.
+    An array that is split between processes is copied to each: all of them call this.
     """
     if digests.scattered(leaf):
         leaf = multihost_utils.process_allgather(leaf, tiled=True)

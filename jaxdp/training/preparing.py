@@ -327,7 +327,7 @@ def compiled(
 
     def build() -> Compiled:
         made = lowered(task, transform, keys, chunk, data, batch_fn)
-        options = loop.compiler_options(places[1].platform)
+        options = loop.compiler_options(device.platform)
         text = made.as_text() if with_text else ""
         check = None
         if needed:  # Traced now, as the program was.
@@ -335,14 +335,14 @@ def compiled(
             moves = run_state.moving(params, task.trainable)
             check = _made_up_check(task.value_fn, params, task.data, place, moves)
         made = made.compile(compiler_options=options)
-        return Compiled(made, mesh, device, text, check)
+        return Compiled(made, mesh, committed, text, check)
 
     leaves = replaying.chosen_leaves(task.params, **task.leaves)
     shapes = loop.signature((jax.tree.map(jnp.asarray, task.params), keys, data))
     given = task.params, keys, task.data
-    device = None if mesh is not None else parallel.committed(*given)
-    places = device, parallel.device_of(mesh, *given)
-    how = (task.microbatch_size, mesh, *places, chunk is None, with_text)
+    committed = None if mesh is not None else parallel.committed(*given)
+    device = parallel.device_of(mesh, *given)
+    how = (task.microbatch_size, mesh, committed, device, chunk is None, with_text)
     key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
     needed = check_isolation and plan.evaluates_batches
 

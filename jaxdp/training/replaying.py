@@ -227,7 +227,7 @@ def check_params(header: dict[str, Any], params: Any, mesh: Mesh | None = None) 
         found = digests.of_leaves(params, like=was, split=False)
         if isinstance(known, dict) or len(found) < len(leaves):
             return found
-        # Once all leaves had one.
+        # An older record has one digest for all leaves.
         return {} if digests.sha256(params).hexdigest() == known else found
 
     got = parallel.together(mesh, check_whole)

@@ -229,13 +229,14 @@ def kept() -> Kept:
 
 @pytest.mark.parametrize(("hessian", "dim"), TABLE)
 def test_kept_values_are_those_of_the_table(kept: Kept, hessian: str, dim: int) -> None:
-    """Or better, by up to a half: the table has three numbers of steps, the study ten."""
+    """DPZero's may be half: the table has three numbers of steps, the study ten."""
     for name, expected in zip(("DPZero", "DPGD-0th"), TABLE[hessian, dim], strict=True):
         row = kept[f"{hessian}, d = {dim}, {name}", "train gradient norm"]
         # Where noise alone decides, in few dimensions, the best of a grid scatters: ten
         # seeds gave 0.067 to 0.091 where the table's one seed has 0.0545.
         lucky = (hessian, dim, name) == ("identity", 20, "DPGD-0th")
-        assert 0.5 < row["value"] / expected < (1.6 if lucky else 1.3)
+        least, most = 0.5 if name == "DPZero" else 0.7, 1.6 if lucky else 1.3
+        assert least < row["value"] / expected < most
 
 
 def test_kept_dpzero_hardly_grows_where_the_rank_does_not(kept: Kept) -> None:

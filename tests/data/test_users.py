@@ -226,18 +226,22 @@ def test_users_who_are_not_there_are_read_by_nobody() -> None:
     assert batches.present(np.zeros(3)) is None
 
 
-def test_a_run_over_users_says_so_and_has_their_number(tmp_path: Any) -> None:
-    rng = np.random.default_rng(2)
-    data, of = rng.normal(size=(60, 2)).astype(np.float32), rng.integers(0, 12, 60)
-    users = jaxdp.by_user(data, of, records_per_user=4, user_ids=np.arange(12))
-    plan = plans.DPZero(
-        num_examples=12,
+def few_steps(num_examples: int) -> plans.DPZero:
+    return plans.DPZero(
+        num_examples=num_examples,
         num_steps=3,
         sampling=sampling.FullBatch(),
         relation="replace_one",
         l2_clip_norm=1.0,
         smoothing_radius=1e-2,
-    ).calibrate(epsilon=1.0, delta=1e-3)
+    )
+
+
+def test_a_run_over_users_says_so_and_has_their_number(tmp_path: Any) -> None:
+    rng = np.random.default_rng(2)
+    data, of = rng.normal(size=(60, 2)).astype(np.float32), rng.integers(0, 12, 60)
+    users = jaxdp.by_user(data, of, records_per_user=4, user_ids=np.arange(12))
+    plan = few_steps(12).calibrate(epsilon=1.0, delta=1e-3)
     task: Any = {"value_fn": jaxdp.per_user(squared), "optimizer": optax.sgd(0.1)}
     keys, w = jaxdp.Keys.insecure(0), jnp.zeros(2)
     result = jaxdp.fit(plan, keys, w, users, ledger=tmp_path / "run", **task)
@@ -291,14 +295,7 @@ def test_a_display_has_shapes_alone() -> None:
     seen = []
     jax.jit(lambda at: seen.append(repr(at)))(users)
     assert "float32[2, 2, 3]" in seen[0]
-    plan = plans.DPZero(
-        num_examples=2,
-        num_steps=3,
-        sampling=sampling.FullBatch(),
-        relation="replace_one",
-        l2_clip_norm=1.0,
-        smoothing_radius=1e-3,
-    ).with_noise(noise_multiplier=2.0)
+    plan = few_steps(2).with_noise(noise_multiplier=2.0)
     batch = sampling.batch(plan, jaxdp.Keys.insecure(0), 0, users)
     assert "0.123456" not in repr(batch) and "77" not in repr(batch)
     assert "True" not in repr(batch) and "sampler=FullBatch()" in repr(batch)

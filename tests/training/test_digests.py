@@ -109,9 +109,8 @@ def test_where_a_digest_of_parameters_is_computed(
     old = digests.of_params(params)
     assert old == digests.sha256(params).hexdigest()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert (
-        digests.of_params(params) == old
-    )  # They are on a CPU, whatever is the default.
+    # They are on a CPU, whatever is the default.
+    assert digests.of_params(params) == old
     monkeypatch.setattr(digests, "platforms", lambda params: {"gpu"})
     assert digests.of_params(params, like=old) == old
     with monkeypatch.context() as patch:

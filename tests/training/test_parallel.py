@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -53,6 +54,18 @@ def processes(function: str, *given: object) -> list[subprocess.Popen[str]]:
     ]
 
 
+def results(function: str, *given: object, timeout: int = 600) -> list[Any]:
+    """What a function of two_processes returns in each of two processes."""
+    jobs = processes(function, *given)
+    try:
+        ends = [job.communicate(timeout=timeout) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], ends
+    return [json.loads(out.splitlines()[-1]) for out, _ in ends]
+
+
 def environment(devices: int) -> dict[str, str]:
     flag = f"--xla_force_host_platform_device_count={devices}"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -82,14 +95,7 @@ def test_two_processes(tmp_path: Path) -> None:
     budget = jaxdp.Budget.create(
         tmp_path / "budget", epsilon=1e3, delta=1e-3, relation="replace_one"
     )
-    jobs = processes("main", folder)
-    try:
-        ends = [job.communicate(timeout=600) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    assert [job.returncode for job in jobs] == [0, 0], ends
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in ends)
+    first, second = results("main", folder)
 
     one = jaxdp.fit(
         two_processes.PLAN, Keys.insecure(1), PARAMS, DATA, **two_processes.ARGUMENTS
@@ -187,14 +193,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 def test_one_process_that_refuses_ends_both(tmp_path: Path) -> None:
     """At once and with its words; nobody waits until JAX ends the process."""
-    jobs = processes("refusals", tmp_path)
-    try:
-        ends = [job.communicate(timeout=250) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    assert [job.returncode for job in jobs] == [0, 0], ends
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in ends)
+    first, second = results("refusals", tmp_path, timeout=250)
     said = "process {} of the run refused: {}".format
     missing, full = "--dataset must be there", "[Errno 28] full"
     written = f"--out must be a folder that can be written: {full}"

@@ -453,7 +453,7 @@ def save(
       config: of the model.
       params: all its parameters, of float32 or 16 bits; where there is a classification
         head, the head of the language model may be missing. If they are split between
-        processes, all of these call this, and the first of them writes. One tensor is
+        processes, all of these call this, and the first one writes. One tensor is
         whole on every device at a time.
       adapter: whose leaves ``params`` has. ``LoRA`` is written as peft does it: with peft
         installed, transformers loads the tuned model, and the weights alone without. A
@@ -506,12 +506,10 @@ def save(
         {n: _tensor(leaf, flat[leaf.path], i) for n, leaf, i in shard}
         for shard in shards
     )
-    if not _writes(params):
-        for _ in arrays_of:  # Each is gathered by all processes.
-            pass
-        return
     root = pathlib.Path(folder)
     try:
+        if not _writes(params):
+            return
         root.mkdir(parents=True, exist_ok=True)
         with _files.replacing(root) as path_of:
             weight_map = {}
@@ -535,7 +533,8 @@ def save(
             fields = _config_fields(config, family, num_labels)
             _files.write_json(path_of(CONFIG), fields)
     finally:
-        if digests.scattered(params):  # Other processes gather what is left, too.
+        # Every tensor is gathered by all processes, also by one that writes none or fails.
+        if digests.scattered(params):
             for _ in arrays_of:
                 pass
 
