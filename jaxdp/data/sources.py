@@ -106,11 +106,10 @@ class ItemSource(Source):
     ``"numpy"``, a ``torch.utils.data.Dataset`` of arrays.
 
     Structure, shapes and dtypes are those of ``like``, and public. An item is cast to them
-    where NumPy's rule ``"same_kind"`` does or no value changes, and one that does not fit
-    takes part as nothing: its floats are NaN, so that its loss is NaN and counts zero, and
-    its integers are zeros. It is not refused: one private record would decide whether the
-    run ends. An error that reading an item raises ends it nevertheless, for it may be that
-    of a disk.
+    where no value changes, or floats are rounded, and one that does not fit takes part as
+    nothing: its floats are NaN, so that its loss is NaN and counts zero, and its integers
+    are zeros. It is not refused: one private record would decide whether the run ends. An
+    error that reading an item raises ends it nevertheless, for it may be that of a disk.
 
     Args:
       items: what is indexed; each item a pytree of numbers and arrays. Another thread asks.
@@ -417,12 +416,13 @@ def _cast(like: np.ndarray, leaf: Any) -> np.ndarray:
     if array.shape != like.shape:
         raise ValueError
     with np.errstate(all="ignore"):  # What is too large becomes infinite, unsaid.
-        if np.can_cast(array.dtype, like.dtype, "same_kind"):
+        floats = jnp.issubdtype(like.dtype, jnp.inexact)
+        if floats and np.can_cast(array.dtype, like.dtype, "same_kind"):
             return array.astype(like.dtype)
         if array.dtype.kind not in "biuf":
             raise TypeError
         cast = array.astype(like.dtype)
-    if not np.array_equal(cast, array):  # As unsigned integers of Python's.
+    if not np.array_equal(cast, array):  # One that is too large would wrap.
         raise ValueError
     return cast
 

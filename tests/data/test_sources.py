@@ -342,12 +342,24 @@ def test_items_of_python_s_numbers_fit_where_no_value_changes(dtype: Any) -> Non
     assert got["x"][3:].tolist() == [-3 * signed, 1.5 * fractions]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "other"),
+    [(np.int8, 257), (np.int32, 2**32 + 2), (np.int64, np.uint64(2**63 + 5))],
+)
+def test_an_item_of_too_large_an_integer_is_no_other_one(
+    dtype: Any, other: Any
+) -> None:
+    got = data.ItemSource([2, other, np.int64(3)], like=np.zeros((), dtype))
+    assert got.rows(np.arange(3)).tolist() == [2, 0, 3]
+
+
 def test_a_huge_number_in_a_source_warns_of_nothing() -> None:
     """JAX holds it as infinite; its warning would be about one record."""
     items: Any = [{"x": 1.0}, {"x": 1e300}]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows = data.ItemSource(items).rows(np.arange(2))["x"]
+        assert batches.narrowed(rows.astype(complex)).dtype == np.complex64
         for found in (streaming._own(rows, 2), batches.narrowed(rows)):
             assert found.dtype == np.float32 and np.isinf(found).tolist() == [
                 False,
