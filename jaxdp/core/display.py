@@ -183,7 +183,16 @@ def tree(of: Any) -> str:
       >>> tree({"x": np.zeros((3, 2)), "y": (np.zeros(3, int), 5)})
       '{x: float64[3, 2], y: (int64[3], int)}'
     """
-    return str(jax.tree.map(shape, of)).replace("'", "")
+    return str(jax.tree.map(_described, of)).replace("'", "")
+
+
+class _Described(str):
+    """Dtype and shape, in place of an array."""
+
+
+def _described(leaf: Any) -> str:
+    # A node of a tree may show itself by this function, when its leaves are described.
+    return leaf if isinstance(leaf, _Described) else _Described(shape(leaf))
 
 
 def shapes(name: str, tree: Any) -> list[tuple[str, str]]:
