@@ -60,6 +60,7 @@ from jaxdp.core.types import Relation, ReleaseBudget, ValueFn
 from jaxdp.dpgd.plan import DPGD
 from jaxdp.kernels import finite_difference, perturb, sphere
 from jaxdp.kernels.sphere import Direction
+from jaxdp.sampling import batches
 
 #: Numbers of records' gradients that are held at once.
 _NUMBERS = 2**20
@@ -197,6 +198,7 @@ def private_goldstein(
         raise ValueError(
             f"data must have num_examples={num_examples} records, got {rows}"
         )
+    data = jax.tree.map(batches.narrowed, data)
     if microbatch_size is None:
         microbatch_size = max(1, min(rows, _NUMBERS // flat.size))
     validate.integer(microbatch_size=microbatch_size)

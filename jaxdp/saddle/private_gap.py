@@ -156,6 +156,7 @@ def private_gap(
         raise ValueError(
             f"data must have num_examples={num_examples} records, got {rows}"
         )
+    data = jax.tree.map(batches.narrowed, data)
     clip_x, clip_y = Fraction(linf_clip_norm_x), Fraction(0)
     bits = min(_MOST_BITS, ((2**31 - 1) // (num_examples + 1)).bit_length() - 1)
     bound_x = oracles.Bound(float(linf_clip_norm_x), bits)

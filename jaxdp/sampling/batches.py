@@ -118,7 +118,7 @@ def narrowed(leaf: Any) -> jax.Array | np.ndarray:
     if array.dtype.kind in "iu" and dtype != array.dtype:
         limits = np.iinfo(dtype)
         array = np.clip(array, limits.min, limits.max).astype(dtype)
-    elif array.dtype.kind == "f" and dtype != array.dtype:
+    elif array.dtype.kind in "fc" and dtype != array.dtype:
         with np.errstate(over="ignore"):
             array = array.astype(dtype)
     return array
@@ -342,6 +342,8 @@ def resolve(
     """
     how = {"private": private, "step": step, "phase": phase}
     records, kept = _allowed(run, batch, mask, **how)
+    if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(records)):
+        records = jax.tree.map(narrowed, records)
     return records, present(records, kept)
 
 

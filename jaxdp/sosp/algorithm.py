@@ -123,6 +123,7 @@ def sosp(
         flat, unravel = spiders.flattened(state.point, "sosp")
         size = spiders.slice_size(numbers, flat.size, microbatch_size)
         loss = gradients.record_loss(value_fn, unravel)
+        data = jax.tree.map(batches.narrowed, data)
         search = Search(numbers, loss, data, batches.present(data), size, axis_name)
         new = _step(search, state, flat)
         new = new._replace(

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jaxdp.core import noise
 from jaxdp.core.keys import exact_noise_secret
 from jaxdp.kernels.polytope import L1Ball, Polytope
 from jaxdp.models.games import Game
+from jaxdp.saddle.algorithms import players
 from jaxdp.saddle.oracles import Problem
 from jaxdp.saddle.private_gap import PrivateGap
 
@@ -406,3 +408,37 @@ def test_what_is_refused_spends_no_keys() -> None:
     with pytest.raises(ValueError, match="microbatch_size"):
         gap(half, data, microbatch_size=0)
     gap(half, data)  # The keys are as good as new.
+
+
+@pytest.mark.parametrize("which", ["gap", "goldstein", "step", "players"])
+def test_a_number_that_float32_does_not_hold_warns_of_nothing(which: str) -> None:
+    """JAX's warning would be about one record."""
+    data = np.full((8, 2), 0.5)
+    data[3, 1] = 1e300
+    keys, half = jaxdp.Keys.insecure(0), jnp.full(2, 0.5)
+    noise: Any = {"noise_multiplier": 1.0, "relation": "zero_out", "num_examples": 8}
+    losses = lambda w, rows: rows @ w  # noqa: E731
+    plan = jaxdp.plans.DPGD(
+        num_examples=8,
+        num_steps=1,
+        sampling=jaxdp.sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+    ).with_noise(noise_multiplier=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if which == "gap":
+            problem = Problem(lambda x, rows: rows @ x)
+            metrics.private_gap(
+                *(problem, half, None, data, keys), linf_clip_norm_x=1.0, **noise
+            )
+        elif which == "goldstein":
+            metrics.private_goldstein(
+                *(losses, half, data, keys), radius=0.1, l2_clip_norm=1.0, **noise
+            )
+        elif which == "step":
+            tx: Any = plan.transform(keys)
+            tx.update(None, tx.init(half), half, value_fn=losses, batch=data)
+        else:
+            active = jnp.ones((), bool)
+            players.batch(plan.run, data, jnp.int32(0), 4, active)

@@ -113,7 +113,6 @@ def batch(
       ValueError: data of another number of records than the plan's.
     """
     batches.check_data(run, data)
-    records = jax.tree.map(
-        lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), first, size), data
-    )
+    data = jax.tree.map(lambda x: jnp.asarray(batches.narrowed(x)), data)
+    records = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), data)
     return records, batches.present(records, jnp.full((size,), active))
