@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,25 @@ def test_private_labels_decide_nothing_that_is_public(
     assert run(*words, "--out", tmp_path / "run") == 2
     error = capsys.readouterr().err
     assert error.startswith("jaxdp: --classes must be given where the held-out public")
+
+
+def test_warnings_of_others_are_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """They may be about one private record, as NumPy's of an overflow."""
+    prepared = train.prepare
+
+    def warned(*given: Any) -> Any:
+        warnings.warn("overflow encountered in cast", RuntimeWarning, stacklevel=2)
+        warnings.warn("bounds are wide", UserWarning, stacklevel=2)
+        return prepared(*given)
+
+    monkeypatch.setattr(train, "prepare", warned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run("train", *FEW, "--quiet", "--out", tmp_path / "run") == 0
+    said = capsys.readouterr().err
+    assert "jaxdp: warning: --bounds are wide" in said and "overflow" not in said
 
 
 def test_version(capsys: Any) -> None:

@@ -175,6 +175,7 @@ def test_from_entropy_is_private_and_says_nothing_of_the_records(
     shown = " ".join(capsys.readouterr().out.split())
     for words in ("spent: epsilon", "2 at delta 1e-05, replace_one", "yes, randomness"):
         assert words in shown
+    assert "times are not public: --timings" in shown and "steps/s" not in shown
     assert "off by" not in shown  # Nothing to compare with.
     check_plot(files / "out" / synthesize.PLOT)
 

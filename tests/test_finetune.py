@@ -172,6 +172,7 @@ def test_prompt_run_writes_everything(home: Path, tmp_path: Path, capsys: Any) -
     assert shown.err == ""
     for word in ("4 at delta 1e-05, add_or_remove", "yes, randomness", "test accuracy"):
         assert word in shown.out
+    assert "not public: --timings" in shown.out and "steps/s" not in shown.out
     assert {p.name for p in out.iterdir()} == WRITTEN - {"initial.npz"}
     check_plot(out / "progress.png")
     check_plot(out / "releases.png")

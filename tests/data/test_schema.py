@@ -351,3 +351,10 @@ def test_blank_records_of_a_file_without_a_header_stay(tmp_path: Path) -> None:
         (tmp_path / "table.csv").write_text(text)
         table = schema.table(tmp_path / "table.csv", labelled=False)
         assert len(table.features) == 3
+    # Of one column too, where a blank record is an empty line.
+    one = schemas.Schema(
+        columns={"a": columns["a"]}, label="y", classes=("0", "1"), header=("a",)
+    )
+    for text in ("5\n6\n7\n", "\n6\n7\n", "\n\n\n"):
+        (tmp_path / "table.csv").write_text(text)
+        assert len(one.table(tmp_path / "table.csv", labelled=False).features) == 3

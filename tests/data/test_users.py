@@ -13,8 +13,10 @@ from jaxdp import plans, sampling
 from jaxdp.core.types import UserRecords
 from jaxdp.data import users as users_lib
 from jaxdp.kernels import perturb
+from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import players
 from jaxdp.sampling import batches
+from jaxdp.sosp import state as states
 
 
 def reference(data: np.ndarray, users: list[Any], m: int, every: list[Any]) -> Any:
@@ -223,7 +225,37 @@ def test_users_who_are_not_there_are_read_by_nobody() -> None:
     assert here.tolist() == [False, False, True, True]
     tree = {"of": users, "year": np.zeros(n)}
     assert batches.present(tree).sum() == n - size
+    others = grouped(np.zeros((n, 1, 3), np.float32), ~mask)
+    assert not batches.present((users, others)).any()
     assert batches.present(np.zeros(3)) is None
+    # Hessians and escapes read these.
+    there = batches.present(users)
+    of_search: Any = states.Search(plan.numbers, None, users, there, 4)  # pyright: ignore
+    assert of_search.records(jnp.int32(0), 3).mask is there
+
+
+def test_a_gap_reads_no_user_who_is_not_there() -> None:
+    """Whatever a problem makes of one."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(12)[:, None] < 7
+    users = grouped(rng.uniform(size=(12, 1, 3)).astype(np.float32), mask)
+    half = np.full(2, 0.5)
+    found = []
+    for lost in (0.0, 5.0):
+
+        def value_fn(x: Any, of: Any, lost: float = lost) -> Any:
+            gone = ~of.mask[:, 0]
+            return of.records[:, 0, :2] @ x + lost * gone * x[0]
+
+        gap = jaxdp.metrics.private_gap(
+            *(oracles.Problem(value_fn), half, None, users, jaxdp.Keys.insecure(0)),
+            noise_multiplier=1.0,
+            relation="zero_out",
+            linf_clip_norm_x=1.0,
+            num_examples=12,
+        )
+        found.append(gap.value)
+    assert found[0] == found[1]
 
 
 def few_steps(num_examples: int) -> plans.DPZero:
@@ -296,6 +328,9 @@ def test_a_display_has_shapes_alone() -> None:
     jax.jit(lambda at: seen.append(repr(at)))(users)
     assert "float32[2, 2, 3]" in seen[0]
     plan = few_steps(2).with_noise(noise_multiplier=2.0)
+    rows = sampling.batch(plan, jaxdp.Keys.insecure(0), 0, np.full((2, 3), 0.123456))
+    assert "records=float32[2, 3], mask=bool[2], index=int32[2]" in repr(rows)
     batch = sampling.batch(plan, jaxdp.Keys.insecure(0), 0, users)
+    assert "records=UserRecords(records={age: int32[2, 2], x: float32" in repr(batch)
     assert "0.123456" not in repr(batch) and "77" not in repr(batch)
     assert "True" not in repr(batch) and "sampler=FullBatch()" in repr(batch)

@@ -364,6 +364,7 @@ def test_text_is_strict_json_and_defaults_follow() -> None:
         (reduced, {"vertex_budget": 0}, "vertex_budget"),
         (reduced, {"max_level": 7}, "vertex_budget"),
         (reduced, {"num_examples": 20}, "num_examples"),
+        (saddle, {"num_examples": 2**31}, "num_examples must be .* <= 2147483647"),
         (reduced, {"batch_alpha": 1e-4}, "num_examples"),
         (reduced, {"batch_alpha": 1e-300}, "alpha"),
         (reduced, {"budget": 0.1}, "batch_alpha"),
