@@ -114,9 +114,8 @@ def completed(command: options.Finetune) -> options.Finetune:
         defaults["answer_field"] = "answer"
     chosen = {n: x for n, x in defaults.items() if getattr(command, n) is None}
     command = dataclasses.replace(command, **chosen)
-    if isinstance(command.labels, int):
-        names = tuple(str(k) for k in range(command.labels))
-        command = dataclasses.replace(command, labels=names)
+    names = parsing.class_names(command.labels)
+    command = dataclasses.replace(command, labels=names)
     _check_classes(command)
     if command.eval_every is None:
         every = max(1, (command.num_steps or 0) // 20)
