@@ -375,13 +375,7 @@ def lowered(
     program = loop.make_program(
         plan, transform, optimizer, value_fn, replay, batch_fn, task.trainable
     )
-    with keys_lib.shapes_only():
-        carry = jax.eval_shape(
-            lambda p: loop.start(plan, transform, optimizer, p), task.params
-        )
-    if mesh is not None:
-        places = parallel.shardings(mesh, task.params, carry)
-        carry = jax.tree.map(_at, carry, places)
+    carry = outline(task, transform)
     given: Any = (keys, data)
     if chunk is None:
         whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
@@ -395,6 +389,20 @@ def lowered(
     with jax.default_device(device):
         given = jax.eval_shape(lambda *given: given, *given)
         return parallel.lowered(None, whole, carry, *given)
+
+
+def outline(task: Task, transform: Any) -> loop.Carry:
+    """Returns the shapes of the carry of a run, and on a mesh where they are."""
+
+    def start(params: Any) -> loop.Carry:
+        return loop.start(task.plan, transform, task.optimizer, params)
+
+    with keys_lib.shapes_only():
+        carry = jax.eval_shape(start, task.params)
+    if task.mesh is None:
+        return carry
+    places = parallel.shardings(task.mesh, task.params, carry)
+    return jax.tree.map(_at, carry, places)
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:

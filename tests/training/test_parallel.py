@@ -137,12 +137,19 @@ def test_two_processes(tmp_path: Path) -> None:
         *(Keys.insecure(1), two_processes.WIDE, DATA),
         **two_processes.ARGUMENTS,
     )
+    trained = jaxdp.fit(
+        two_processes.GRADIENTS,
+        *(Keys.insecure(1), two_processes.WIDE, DATA),
+        **two_processes.ARGUMENTS | two_processes.ADAPTER,
+    )
     for index, found in enumerate((first, second)):
         halves = found["halves"]
         # In another order of sums: to a few roundings of losses over the radius.
         np.testing.assert_allclose(halves["releases"], whole.info.releases, atol=1e-3)
         assert halves["columns"] == [3 * index] * 2
-        assert "ledger must be None for dpgd where params" in halves["refused"]
+        for name, what in (("refused", "'hidden/w'"), ("state", "state of the opt")):
+            assert "ledger must be None for dpgd where what a ch" in halves[name]
+            assert f"got {what}" in halves[name]
         for said in halves["gone"]:
             assert "got the leaf 'hidden/w', which has been deleted" in said
         for name in ("one whole", "one whole again"):
@@ -150,15 +157,19 @@ def test_two_processes(tmp_path: Path) -> None:
         assert len(halves["shown"]) == 6
         last, all_of_it = halves["digest"]
         assert halves["shown"][-1] == last == first["halves"]["digest"][0]
-        end = halves["interrupted"]
-        assert [end["stopped"], end["renewed"]] == [4, ["", 6]]
-        assert end["resumed"] == [all_of_it, 6]
-        other, attempt, nowhere, shown = end["refused"]
-        assert "params must be the initial parameters of the run" in other
-        assert "new_attempt must be the same in all processes" in attempt
-        assert "is not there; a run that was killed before it wrote" in nowhere
-        assert "the callback is broken" in shown
-        assert "has been deleted" in end["unread"]
+        assert halves["interrupted"]["resumed"] == [all_of_it, 6]
+        adapted, hidden, out = halves["adapted"]
+        assert halves["adapter"]["resumed"] == [adapted, 6]
+        assert np.array_equal(hidden, two_processes.WIDE["hidden"]["w"])
+        np.testing.assert_allclose(out, trained.params["out"], atol=1e-5)
+        for end in (halves["interrupted"], halves["adapter"]):
+            assert [end["stopped"], end["renewed"]] == [4, ["", 6]]
+            other, attempt, nowhere, shown = end["refused"]
+            assert "params must be the initial parameters of the run" in other
+            assert "new_attempt must be the same in all processes" in attempt
+            assert "is not there; a run that was killed before it wrote" in nowhere
+            assert "the callback is broken" in shown
+            assert "has been deleted" in end["unread"]
     # Whoever has the parameters whole replays it, and sees other ones.
     where, optimizer = tmp_path / "halves", two_processes.ARGUMENTS["optimizer"]
     again = jaxdp.replay(where, two_processes.WIDE, optimizer=optimizer)

@@ -13,6 +13,8 @@ import os
 import pathlib
 import shutil
 import signal
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -52,6 +54,13 @@ ARGUMENTS: dict[str, Any] = {
     "optimizer": optax.sgd(0.1, momentum=0.9),
     "microbatch_size": SIZE,
 }
+#: Trains what is whole, where the other leaf is split between processes.
+ADAPTER: dict[str, Any] = {
+    "trainable": {"hidden": {"w": False}, "out": True},
+    "optimizer": optax.masked(
+        optax.sgd(0.1, momentum=0.9), {"hidden": {"w": False}, "out": True}
+    ),
+}
 
 
 def whole(leaf: Any) -> np.ndarray:
@@ -88,11 +97,13 @@ def interrupted(
     data: Any,
     budget: Any = None,
     start: Any = PARAMS,
+    trained: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What a run says that is stopped by one process, and what it ends with."""
     # Process 1 alone is told to stop, after two of three chunks.
     asked = iter([False, False, True])
     whole = ARGUMENTS | {"mesh": mesh, "ledger": folder, "chunk": 2, "budget": budget}
+    whole |= trained
     whole["stop"] = lambda: jax.process_index() == 1 and next(asked)
     step = None
     try:
@@ -105,6 +116,7 @@ def interrupted(
 
     def resume(folder: Any = folder, params: Any = start, **kwargs: Any) -> Any:
         given = ARGUMENTS | {"mesh": mesh, "plan": plan} | kwargs
+        given |= {name: x for name, x in trained.items() if name == "optimizer"}
         return jaxdp.resume(folder, params, data, **given)
 
     # One of them has other parameters; only one says that it is a new attempt.
@@ -170,6 +182,7 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
     shown: list[str] = []
     result = run(callback=lambda step, params, _: shown.append(digest(params)))
     weights = result.params["hidden"]["w"]
+    adapted = run(GRADIENTS, **ADAPTER)
     return {
         "releases": np.asarray(result.info.releases.addressable_data(0)).tolist(),
         "columns": sorted(
@@ -190,6 +203,24 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
         ),
         "gone": gone(str(folder)),
         "refused": refusal(lambda: run(GRADIENTS, ledger=folder.with_name("dpgd"))),
+        "state": refusal(
+            lambda: run(
+                GRADIENTS,
+                ledger=folder.with_name("dpgd"),
+                trainable=ADAPTER["trainable"],
+            )
+        ),
+        "adapted": [
+            digest((adapted.params, adapted.info)),
+            whole(adapted.params["hidden"]["w"]).tolist(),
+            whole(adapted.params["out"]).tolist(),
+        ],
+        "adapter": interrupted(
+            folder.with_name("adapter"),
+            *(GRADIENTS, mesh, DATA),
+            start=params,
+            trained=ADAPTER,
+        ),
     }
 
 
@@ -328,20 +359,21 @@ def tuned(folder: str, runs: str) -> dict[str, Any]:
     }
     if jax.process_count() == 1:
         return ends
-    judge, calls = tasks.predict, iter(range(9))
+    judge = tasks.predict
+    for name in ("prompt", "gradients"):
+        calls = iter(range(9))
 
-    def told(*given: Any, **more: Any) -> Any:
-        # Before the run, and after its first chunk.
-        if next(calls) == 1 and jax.process_index() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return judge(*given, **more)
+        def told(*given: Any, calls: Any = calls, **more: Any) -> Any:
+            # Before the run, and after its first chunk.
+            if next(calls) == 1 and jax.process_index() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return judge(*given, **more)
 
-    stopped = [*words["prompt"], "--out", str(place / "stopped"), "--resume", "auto"]
-    with mock.patch.object(tasks, "predict", told):
-        ends["stopped"] = ended(stopped)
-    ends["resumed"] = ended(stopped)
-    gradients = [*words["lora"], "--method", "dp-lora", "--out", str(place / "dp-lora")]
-    ends["dp-lora"] = ended(gradients)
+        out = str(place / f"stopped {name}")
+        stopped = [*words[name], "--out", out, "--resume", "auto"]
+        with mock.patch.object(tasks, "predict", told):
+            ends[f"stopped {name}"] = ended(stopped)
+        ends[f"resumed {name}"] = ended(stopped)
     first = jax.process_index() == 0
     # The other waits for its part of every tensor, or of an evaluation.
     for name, where, function in (
