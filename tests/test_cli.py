@@ -1125,6 +1125,39 @@ def test_a_budget_is_made_reserved_shown_and_refused(
     assert main(["budget", str(tmp_path)]) == 2
 
 
+def test_a_budget_of_divergences_takes_sampled_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More of them than epsilons add up to; what is shown names the order."""
+    folder = str(tmp_path / "budget")
+    words = ["budget", folder, "--epsilon", "3", "--delta", "1e-4"]
+    assert main([*words, "--composition", "renyi", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    shared = jaxdp.Budget(folder)
+    assert made["composition"] == "renyi"
+    assert made["order"] == shared.header["order"] >= 2
+    sampler = sampling.TruncatedPoisson(sampling_prob=0.1)
+    plan = plans.DPZero(
+        num_examples=1437,
+        num_steps=30,
+        sampling=sampler,
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-3,
+    ).with_noise(noise_multiplier=3.0, delta=1e-6)
+    for _ in range(5):
+        shared.reserve(plan)
+    assert sum(each.epsilon for each in shared.reservations) > 3
+    capsys.readouterr()
+    assert main(["budget", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "order" in shown and "left renyi_divergence" in shown
+    train = ["train", "--dataset", "digits_4x4", "--epsilon", "2.9", "--num-steps", "3"]
+    train += ["--batch-size", "200", "--budget", folder, "--out", str(tmp_path / "run")]
+    assert main(train) == 2
+    assert "of renyi_divergence it has" in capsys.readouterr().err
+
+
 # --- recommend ---------------------------------------------------------------------
 
 

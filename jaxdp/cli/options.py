@@ -766,8 +766,9 @@ class SharedBudget:
     relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
     unit: str = opt(_UNIT, _DIFFERENCE, default="record")
     composition: str = opt(
-        p.choice("basic", "gaussian"),
-        "basic: epsilons add up. gaussian: for full batches alone, and tighter.",
+        p.choice("basic", "gaussian", "renyi"),
+        "basic: epsilons add up. renyi: tighter for many runs, sampled or not. gaussian: "
+        "for full batches alone, and the tightest.",
         default="basic",
     )
     json: bool = switch("Print one JSON object.")
