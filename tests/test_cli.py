@@ -593,6 +593,19 @@ def test_one_command_begins_goes_on_and_ends(
         check_params(out / "params.npz", want)
 
 
+def test_launch_kills_the_others_and_says_how_all_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Where process 1 of two dies, by a program that stands for Python's."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\ncase "$*" in *,1,2) exit 3;; esac\nexec sleep 300\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert run("launch", "--processes", 2, "--json", "--", "train") == 3
+    want = {"exit_code": 3, "exit_codes": [137, 3]}
+    assert json.loads(capsys.readouterr().out) == want
+
+
 @pytest.mark.slow  # Up to eight processes, of which each imports and compiles.
 @pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
 def test_launched_processes_stop_and_go_on_together(

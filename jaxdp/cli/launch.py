@@ -88,6 +88,7 @@ def _wait(jobs: list[subprocess.Popen[str]]) -> int:
 
 
 def _relay(prefix: str, source: IO[str], sink: TextIO) -> None:
-    for line in source:
-        sink.write(prefix + line)
-        sink.flush()
+    with source:
+        for line in source:
+            sink.write(prefix + line)
+            sink.flush()
