@@ -593,18 +593,42 @@ def test_one_command_begins_goes_on_and_ends(
         check_params(out / "params.npz", want)
 
 
-@pytest.mark.slow  # Four processes, of which each imports and compiles.
-def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
-    """Two of two devices each; SIGTERM comes to the one that started them."""
+def test_launch_kills_the_others_and_says_how_all_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Where process 1 of two dies, by a program that stands for Python's."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\ncase "$*" in *,1,2) exit 3;; esac\nexec sleep 300\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert run("launch", "--processes", 2, "--json", "--", "train") == 3
+    want = {"exit_code": 3, "exit_codes": [137, 3]}
+    assert json.loads(capsys.readouterr().out) == want
+
+
+@pytest.mark.slow  # Up to eight processes, of which each imports and compiles.
+@pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
+def test_launched_processes_stop_and_go_on_together(
+    count: int, devices: int, tmp_path: Path
+) -> None:
+    """With four devices in all; SIGTERM comes to the one that started them."""
     out, whole = tmp_path / "run", tmp_path / "whole"
-    options = ("train", *FEW[:-1], 3000, "--seed", 1, "--json", "--out")
+    options = ("train", *FEW[:-1], 1000, "--seed", 1, "--json", "--out")
     words = (*options, out, "--resume", "auto")
-    flags = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    )
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
     def launch() -> subprocess.Popen[str]:
-        start = ["-m", "jaxdp.cli", "launch", "--processes", 2, "--", *words]
+        start = [
+            "-m",
+            "jaxdp.cli",
+            "launch",
+            "--processes",
+            count,
+            "--json",
+            "--",
+            *words,
+        ]
         return subprocess.Popen(
             [sys.executable, *map(str, start)],
             env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "2"},
@@ -617,16 +641,22 @@ def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
         while job.poll() is None and not (out / "ledger.jsonl").exists():
             time.sleep(0.01)
         job.send_signal(signal.SIGTERM)
-        error = job.communicate(timeout=200)[1]
+        shown, error = job.communicate(timeout=200)
     assert job.returncode == 75, error
-    for index in range(2):
+    want = {"exit_code": 75, "exit_codes": [75] * count}
+    assert json.loads(shown.splitlines()[-1]) == want
+    for index in range(count):
         assert f"[{index}] jaxdp: stopped by SIGTERM after step " in error
     with launch() as job:
         shown, error = job.communicate(timeout=200)
     assert job.returncode == 0, error
     (line,) = (x for x in shown.splitlines() if x.startswith('[0] {"'))
-    assert json.loads(line[4:])["steps_charged"] == 3000
-    assert '[1] {"' not in shown
+    assert json.loads(line[4:])["steps_charged"] == 1000
+    assert json.loads(shown.splitlines()[-1]) == {
+        "exit_code": 0,
+        "exit_codes": [0] * count,
+    }
+    assert len([x for x in shown.splitlines() if '{"' in x]) == 2
     assert {p.name for p in out.iterdir()} == WRITTEN
     assert run(*options, whole, "--microbatch-size", 2500) == 0
     check_params(out / "params.npz", dict(np.load(whole / "params.npz")))

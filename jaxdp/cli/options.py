@@ -747,6 +747,7 @@ class Launch:
     """
 
     processes: int = opt(COUNT, "How many.", default=...)
+    json: bool = switch("Print the exit codes as one JSON object, in the last line.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What each of two processes does that run one plan together.
+"""What each of several processes does that run one plan together.
 
 ``test_parallel.py`` starts them and compares what they print.
 """
@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from jaxdp.cli import main as command
 from jaxdp.cli import record
 from jaxdp.core import keys as keys_lib
 from jaxdp.models.language import _files, tasks
-from jaxdp.training import budgets, digests, ledger
+from jaxdp.training import budgets, digests, ledger, loop
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(
@@ -156,6 +157,44 @@ def split() -> tuple[Any, Any]:
     params = jax.tree.map(np.copy, WIDE)
     params["hidden"]["w"] = jax.device_put(params["hidden"]["w"], place)
     return mesh, params
+
+
+def quarters(folder: str) -> dict[str, Any]:
+    """What a run releases of which every fourth device has a quarter of the parameters.
+
+    On eight devices, of which each process has two and half of the parameters; its records
+    are shared too, between processes.
+    """
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    weights = {"w": PartitionSpec(None, "model")}
+    places = {"hidden": weights, "out": PartitionSpec("model")}
+    params = {
+        "hidden": {"w": np.cos(np.arange(56, dtype=np.float32)).reshape(7, 8)},
+        "out": np.linspace(-1, 1, 8, dtype=np.float32),
+    }
+    params = jax.tree.map(
+        lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), params, places
+    )
+    given = ARGUMENTS | {"mesh": mesh, "ledger": folder, "chunk": 3}
+    result = jaxdp.fit(PLAN, jaxdp.Keys.insecure(1), params, DATA, **given)
+    program = next(reversed(loop._programs.values())).program
+    leaves = jax.tree.leaves(result.params)
+    return {
+        "digest": [digest(result.info), digest(result.params)],
+        "exchanged": sorted(all_reduces(program.as_text())),
+        "shards": [
+            [*shard.data.shape] for x in leaves for shard in x.addressable_shards
+        ],
+        "processes": jax.process_count(),
+    }
+
+
+def all_reduces(text: str) -> list[str]:
+    """What the all-reduces of a compiled program give, and its other collectives."""
+    of = r"= (\S+|\([^()]*\)) "  # A shape, or several.
+    found = re.findall(of + r"(all-reduce|all-gather|all-to-all)(?:-start)?\(", text)
+    found += re.findall(of + r"(collective-\w+|reduce-scatter)(?:-start)?\(", text)
+    return [re.sub(r"\{.*?\}", "", shape) + " " + name for shape, name in found]
 
 
 def gone(folder: str) -> list[str]:
