@@ -5,6 +5,7 @@ import fnmatch
 import functools
 import json
 import random
+import shutil
 import subprocess
 import sys
 import typing
@@ -212,6 +213,11 @@ def test_prompt_run_writes_everything(home: Path, tmp_path: Path, capsys: Any) -
         assert report[f"{prefix}test_macro_f1"] == f1
     assert weights(out / "model") != weights(home / "roberta")
     assert replayed(out, capsys)["compared"] == "identical to model, to the bit"
+    card = (out / "model" / "README.md").read_text()
+    assert run("report", out, "--format", "card") == 0
+    assert capsys.readouterr().out == card
+    assert "differentially private with epsilon 4 at delta 1e-05" in card
+    assert "report.json | agrees with plan and ledger |" in card
 
     # Nothing of a private record is in what may be shown, nor any loss.
     for path in out.rglob("*"):
@@ -277,6 +283,19 @@ def test_other_tasks(
     given = ("--initial", home / "opt", "--out", alone / "there")
     assert run("replay", alone / "ledger.jsonl", *given) == 0
     assert weights(alone / "there") == weights(tmp_path / "model")
+
+
+def test_a_tuned_model_is_discarded_with_its_card(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(home / "opt", folder)
+    (folder / "README.md").touch()
+    (folder / "notes").touch()
+    language.discard(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+    (folder / "notes").unlink()
+    (folder / "README.md").touch()
+    language.discard(folder)
+    assert not folder.exists()
 
 
 def test_a_perplexity_without_bound_is_none_in_the_report() -> None:
@@ -789,8 +808,18 @@ def test_resumed_run_ends_as_if_undisturbed(
     times = {"compile_seconds", "train_seconds", "steps_per_second", "dataset"}
     for name, value in reported(want).items():
         assert name in times or reported(out)[name] == value
+    card = out / "model" / "README.md"
+    assert run("report", out, "--format", "card") == 0
+    assert capsys.readouterr().out == card.read_text()
     assert run("train", "--resume", "--out", out) == 2
     assert "must be a folder that jaxdp train wrote" in capsys.readouterr().err
+    # What somebody added to the card stays in this run, and goes with it.
+    card.write_text("edited")
+    assert run(*again) == 0
+    assert card.read_text() == "edited"
+    assert run(*said, "--out", out, "--overwrite") == 0
+    assert run("report", out, "--format", "card") == 0
+    assert capsys.readouterr().out == card.read_text()
 
 
 def test_radius_that_is_lost_in_16_bits_is_said(

@@ -15,8 +15,8 @@ from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language import LanguageModel, LoRA, Prefix, adapter_only, checkpoint
 from jaxdp.training import parallel, replaying
 
-#: In a run's folder: the tuned model.
-MODEL = "model"
+#: In a run's folder: the tuned model; and in that, its privacy card.
+MODEL, CARD = "model", "README.md"
 
 #: What a tokenizer is kept in, as far as there is each.
 _TOKENIZER = (
@@ -188,12 +188,12 @@ def load(folder: pathlib.Path, model: LanguageModel, dtype: str) -> Any:
 
 
 def discard(folder: pathlib.Path) -> None:
-    """Removes what :func:`save` wrote; other files stay."""
+    """Removes a tuned model: what :func:`save` wrote, and the card; other files stay."""
     if not folder.is_dir():
         return
     for path in [*folder.glob("model*.safetensors*")]:
         path.unlink()
-    for name in (*_CHECKPOINT, *_TOKENIZER):
+    for name in (*_CHECKPOINT, *_TOKENIZER, CARD):
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
