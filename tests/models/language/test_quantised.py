@@ -113,7 +113,8 @@ def llama_plan(gradients: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int4", pytest.param("int8", marks=pytest.mark.slow)]  # Two programs.
+    "dtype",
+    ["int4", pytest.param("int8", marks=pytest.mark.slow)],  # Two programs.
 )
 @pytest.mark.parametrize("method", ["dpzero", "dp-lora"])
 def test_a_llama_of_integers_lends_both_methods_its_adapter(
