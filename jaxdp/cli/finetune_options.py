@@ -60,7 +60,7 @@ def completed(command: options.Finetune) -> options.Finetune:
     """Fills in options that are not given, from the command's recipe and the defaults."""
     gradients = command.method == "dp-lora"
     if command.trainable is None:
-        moving = "lora" if gradients else "all"
+        moving = "lora" if gradients or command.quantised else "all"
         command = dataclasses.replace(command, trainable=moving)
     refuse = functools.partial(parsing.refuse, command)
     refuse(OF_SLOPES, "--method dpzero", not gradients)
@@ -170,6 +170,10 @@ def _refuse_strangers(command: options.Finetune) -> None:
         )
     refuse(("lora_rank", "lora_alpha"), "--trainable lora", moving == "lora")
     refuse(("prefix_length",), "--trainable prefix", moving == "prefix")
+    few = [name for name in options.TRAINABLE if name != "all"]
+    refuse(
+        ("quantised",), f"--trainable {', '.join(few[:-1])} or {few[-1]}", moving in few
+    )
     sampled = command.sampling != "full"
     refuse(("batch_size",), "--sampling poisson or fixed-size", sampled)
     if moving == "head" and task != "head":

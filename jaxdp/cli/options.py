@@ -34,6 +34,7 @@ TRAINABLE = ("all", "lora", "prefix", "head")
 #: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
 COMPUTE_DTYPES = ("float32", "bfloat16")
 DTYPES = ("float32", "bfloat16", "float16")
+INTEGERS = ("int8", "int4")
 #: Those that a language model draws where it needs them.
 LAZY_DIRECTIONS = ("rademacher", "gaussian", "sphere")
 SAMPLING = ("poisson", "fixed-size", "full")
@@ -498,7 +499,7 @@ class Finetune(Budget, Run):
     trainable: Any = opt(
         p.choice_or_pattern(*TRAINABLE),
         "All; an adapter (and a head); a head; leaves by their paths.",
-        "all, or lora with --method dp-lora",
+        "all, or lora with --method dp-lora or --quantised",
     )
     lora_rank: Int = opt(INTEGER, "Of --trainable lora.", "8")
     lora_alpha: Num = opt(
@@ -512,6 +513,11 @@ class Finetune(Budget, Run):
         p.choice(*DTYPES),
         "Of parameters, but for adapters and heads.",
         default="float32",
+    )
+    quantised: Word = opt(
+        p.choice(*INTEGERS),
+        "Of the layers' kernels, frozen under lora, prefix or head; model/ is then that "
+        "alone.",
     )
 
     delta: Any = opt(NUMBER, "Of the whole run.", f"recipe or {DEFAULT_DELTA:g}")
