@@ -1,4 +1,4 @@
-"""What is proven of each candidate's error, and how it fared in a kept benchmark: words.
+"""Claims on candidates, in words: proofs of the error, and results of kept benchmarks.
 
 The benchmark is the most similar one. ``tests/test_planner_claims.py`` holds every
 sentence against ``bench/results``. Privacy is proven of all.
@@ -19,7 +19,7 @@ _LANGUAGE = "bench docstrings, a small RoBERTa given instructions"
 
 
 class Claim(NamedTuple):
-    """What is proven of a candidate's error, and what was measured of it."""
+    """Proof of a candidate's error, and its result in a benchmark, in words."""
 
     proven: str
     measured: str

@@ -191,7 +191,7 @@ class PlannedTable:
 
     @property
     def proven(self) -> str:
-        """What is proven of the error; privacy always is."""
+        """Proof of the error, in words; privacy is proven always."""
         if self.error is None:
             return "nothing of the error"
         return f"expected largest error of a query <= {self.error:.2g}"
