@@ -128,8 +128,9 @@ def _memory(plan: Any, value_fn: ValueFn, params: Any, records: Any, dim: int) -
     batch = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), records
     )
-    forward: Any = jax.jit(value_fn).lower(params, batch).compile().memory_analysis()
-    return forward.temp_size_in_bytes + 4 * count * plan.num_directions
+    forward = jax.jit(lambda *given: value_fn(*given)).lower(params, batch).compile()
+    sizes: Any = forward.memory_analysis()
+    return sizes.temp_size_in_bytes + 4 * count * plan.num_directions
 
 
 def _affordable(most: int, num_passes: float | None, each: float) -> int:
