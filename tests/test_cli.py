@@ -1206,9 +1206,13 @@ def test_recommend_prints_a_command_that_trains(
     out = tmp_path / "run"
     assert run(*said.split(), *words, "--seed", 0, "--out", out, "--quiet") == 0
     assert reported(out)["epsilon"] <= 2
-    assert run("recommend", *words, *few, "--json") == 0
-    (found,) = json.loads(capsys.readouterr().out)["candidates"]
+    assert run("recommend", *words, *few, "--num-public", 40, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["public"].startswith("With 40 public records")
+    (found,) = answer["candidates"]
     assert (found["algorithm"], found["num_passes"]) == ("dpzero", 80)
+    assert found["memory"] > 0 and "bench digits" in found["measured"]
+    assert "from_theorem()" in found["proven"]
     assert run("recommend", *words, "--num-passes", 1) == 2
     assert "--num-passes must be at least 3" in capsys.readouterr().err
 
@@ -1258,7 +1262,7 @@ def test_recommend_of_groups_prints_a_command_that_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one family alone: each has to be compiled for every number of steps."""
-    few = {x: make for x, make in problems._GAMES.items() if "full" in x[0]}
+    few = {x: make for x, make in problems._GAMES.items() if "full" in x}
     monkeypatch.setattr(problems, "_GAMES", few)
     words = ("--dataset", "diabetes", "--group", "sex")
     assert run("recommend", *words, "--num-passes", 12) == 0

@@ -684,6 +684,7 @@ class Recommend(Budget, Groups, Model, Data):
         "240 for gradients, 8000 for slopes",
     )
     batch_size: Int = opt(COUNT, "Expected records of a step.", "all")
+    num_public: Int = opt(COUNT, "Public records at hand: says what they would do.")
     bins: MaybePath = opt(p.PATH, "Bins of a table, as jaxdp synthesize reads them.")
     degree: tuple[int, ...] | None = opt(p.DEGREES, "With --bins: of a query.", "2")
     num_examples: Int = opt(COUNT, "With --bins: private records.")
