@@ -12,7 +12,11 @@ times the known trip counts of the loops around it.
   makes a normal of a word is not counted here.
 * matrix operations: two for each product of a contraction.
 * cycles: of the TPU compiler's own estimate, which it writes beside each fusion.
-* seconds: the least that each launch takes at a data sheet's rates, one after the other.
+* seconds: of each launch at a data sheet's rates, one after the other.
+
+Operations are not instructions. A rotation of a cipher is three of the first and one of the
+second, and an H100 has a unit for integers beside that which also multiplies: so a time
+that is made of these counts is an estimate and may be longer than a measured one.
 """
 
 import collections
@@ -162,7 +166,7 @@ class Rates(NamedTuple):
     integer: float | None = None
 
     def times(self, of: Counts) -> dict[str, float]:
-        """Seconds that each unit needs at least."""
+        """Seconds of each unit at its rate."""
         found = {"memory": of.bytes / self.memory, "matrix": of.matrix / self.matrix}
         if self.vector and self.integer:
             floats = (of.vector - of.random) / self.vector
