@@ -12,7 +12,8 @@ On an accelerator a step of each law is timed on RoBERTa-large, and what passed 
 in a second stands beside what the data sheet allows. On a CPU the same is done with a small
 model, for which there is no data sheet.
 
-``python -m bench.accelerators "H100: noise, tree" ...`` prints rows of some cases as JSON.
+``python -m bench.accelerators "H100: noise, tree" ...`` prints rows of some cases as JSON,
+``python -m bench.accelerators excerpts H100`` lines of compiled programs.
 """
 
 import collections
@@ -54,6 +55,10 @@ QUICK = ("words", "noise")
 TWICE = "two forwards"
 #: Of a program's bytes, products and other operations, at the rates of the data sheet.
 BY_SHEET = "time by the data sheet"
+#: What the documentation shows of compiled programs: launches that move at least such a
+#: part of what the first of them moves, and so many of a fusion's last operations.
+EXCERPTS = ("perturbed product, gaussian", "noise, independent", "vertex draws")
+SHOWN, LAST = 0.4, 3
 #: Where noise on prefix sums was timed, and of how many numbers.
 TIMED, NUMBERS = "h100/prefix_noise", {"10 M": 10**7}
 #: Counts that a test compares with the kept ones: more of them is a regression.
@@ -258,6 +263,20 @@ def over_measured(rows: list[Row]) -> list[Row]:
     return found
 
 
+# --- what is fused ------------------------------------------------------------------
+
+
+def excerpt(case: str) -> str:
+    """The launches of ``"CHIP: PROGRAM"`` that move most of its bytes, in a few lines.
+
+    Of a fusion, how many operations of each kind are in it, and its last ones.
+    """
+    chip, _, name = case.partition(": ")
+    of = programs.programs()[name]
+    compiled = _accelerators.compile_for(chip, *of.build(), donate=of.donate)
+    return "\n".join([f"{case}", *compiled.on(chip).excerpt(SHOWN, LAST)])
+
+
 # --- on a device --------------------------------------------------------------------
 
 
@@ -331,7 +350,11 @@ def throughput(
 
 
 def main(*names: str) -> None:
-    """Prints rows of some cases as JSON."""
+    """Prints rows of some cases as JSON, or ``excerpts`` of a chip's programs."""
+    if names[0] == "excerpts":
+        chip = {c.lower(): c for c in CHIPS}[names[1].lower()]
+        print("\n\n".join(excerpt(f"{chip}: {name}") for name in EXCERPTS))
+        return
     rows = [row for name in names for row in counted(name)]
     print(json.dumps([dataclasses.asdict(row) for row in rows]))
 

@@ -60,6 +60,20 @@ def test_every_program_is_kept(chip: str) -> None:
         assert re.fullmatch(r"[A-Za-z/]*", row["unit"]), row
 
 
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_excerpt_is_kept(chip: str) -> None:
+    text = (RESULTS / f"{chip.lower()}-aot/excerpts.txt").read_text(encoding="utf-8")
+    heads = [part.splitlines()[0] for part in text.split("\n\n")]
+    assert heads == [f"{chip}: {name}" for name in accelerators.EXCERPTS]
+    product, noise, _ = text.split("\n\n")
+    # The direction is drawn where it is added, on a TPU within the product; noise, too.
+    (drawn,) = [
+        part for part in product.split("= ") if "1 sqrt" in " ".join(part.split())
+    ]
+    assert ("1 convolution" in drawn) is (chip == "v5e")
+    assert re.search(r"ROOT \S+ = s32\[1048576\] add\(s32\[1048576\] param", noise)
+
+
 @pytest.mark.slow  # Compiles programs of hundreds of millions of parameters: minutes.
 @pytest.mark.parametrize("chip", CHIPS)
 def test_no_count_has_grown(chip: str) -> None:
@@ -195,6 +209,18 @@ def test_a_program_is_counted() -> None:
     product = max(2 * 8**3, 2 * matrix)
     others = seen.counts.bytes - 3 * 2 * matrix
     assert seen.counts.seconds == pytest.approx(1e-9 * (3 * product + others))
+
+
+def test_an_excerpt_has_what_moves_most_and_what_is_fused() -> None:
+    seen = hlo.Program(TEXT)
+    assert seen.excerpt(share=0.9, last=1) == [
+        "  qr = f32[8,8] custom-call(f32[8,8] found)",
+        "  all = f32[8,8] all-reduce(f32[8,8] qr)",
+        "  w = f32[8,8] fusion(f32[4,8,8] stack, s32[] i)",
+        "      fuses 1 dynamic-slice, 1 add",
+        "      ROOT sum = f32[8,8] add(f32[8,8] row)",
+        "  y = f32[8,8] dot(f32[8,8]S(1) x, f32[8,8] w)",
+    ]
 
 
 def test_the_room_that_a_routine_works_in_is_not_traffic() -> None:
