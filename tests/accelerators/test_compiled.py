@@ -19,12 +19,18 @@ from bench import _accelerators_programs as programs
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "bench/results"
 CHIPS = {"H100": ".venv-h100", "v5e": ".venv-tpu"}
-#: Compiled anew: steps of the smallest large model, and one of each other kind.
+#: Compiled anew: steps of the smallest large model, the loop of a sphere's norm without one
+#: (which takes a TPU's compiler long), and some of each other kind.
 AGAIN = (
     "RoBERTa-large, forward",
     "RoBERTa-large, rademacher",
     "RoBERTa-large, gaussian",
+    "perturbed product, sphere",
     "fit, dpzero-sphere-1",
+    "fit, dpzero-orthonormal-3",
+    "fit, o2nc",
+    "fit, sosp",
+    "fit, saddle",
     "noise, blt_2",
     "vertex draws",
     "words, hashed normal",
