@@ -1,8 +1,8 @@
 """How many operations the programs have that XLA is given: what it takes to compile them.
 
 StableHLO operations of the whole runs and of a language model's steps of
-``_accelerators_programs.py``, lowered for a CPU and not compiled. Functions that are called
-several times count once; XLA writes them into each caller, so that they save no compilation.
+``_accelerators_programs.py``, lowered for a CPU and not compiled. A function that is called
+several times counts once; XLA writes it into each caller, so that it saves no compilation.
 "A draw" is one of the secret noise, and "a block" one evaluation of its cipher: a plan with
 correlated noise draws once in each phase, of four blocks.
 
