@@ -37,7 +37,7 @@ from jaxdp.models import losses
 DELTA, EPSILONS, CLIP = 1e-5, (0.5, 2.0), 1.0
 NUM_PUBLIC, FULL_SCALE = 100, 0.3
 #: What a choice costs, and the largest difference of losses that it counts.
-CHOICE, CHOICE_CLIP = 0.1, 1.0
+CHOICE, CHOICE_CLIP = 0.02, 1.0
 METRIC, GAIN, PNG = "test accuracy", "gain in accuracy", "frontier.png"
 #: Step sizes of every method, in units of its algorithm's.
 GRID = (0.25, 0.75, 2.0, 6.0)

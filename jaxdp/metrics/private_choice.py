@@ -32,7 +32,7 @@ from jaxdp.sampling import batches
 
 
 class PrivateChoice(NamedTuple):
-    """What was chosen among candidates, and what it costs.
+    """Choice among candidates, with what it costs.
 
     Attributes:
       index: the release: which candidate, from 0.

@@ -1,4 +1,4 @@
-"""Which of several public parameters: the losses of each, relative to a record's median."""
+"""Losses of several public parameters, relative to the median of each record."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
