@@ -6,7 +6,8 @@ the public records and seeds directions and noise: figures are means over draws 
 interval of Student's t. Every method has the same grid of step sizes, in units of its
 algorithm; the best is chosen by two draws on a validation split of the training records,
 without noise: that is what epsilon does not contain. The weight of mixing is
-``jaxdp.mixing_weight``'s, without a bias.
+``jaxdp.mixing_weight``'s, without a bias. Where the start is chosen, the private records
+choose between it, with mixing, and neither; the run has what that leaves of epsilon.
 
 Public records of another distribution than the private ones: labels moved by one class,
 images inverted, or images with noise.
@@ -35,6 +36,8 @@ from jaxdp.models import losses
 
 DELTA, EPSILONS, CLIP = 1e-5, (0.5, 2.0), 1.0
 NUM_PUBLIC, FULL_SCALE = 100, 0.3
+#: What a choice costs, and the largest difference of losses that it counts.
+CHOICE, CHOICE_CLIP = 0.02, 1.0
 METRIC, GAIN, PNG = "test accuracy", "gain in accuracy", "frontier.png"
 #: Step sizes of every method, in units of its algorithm's.
 GRID = (0.25, 0.75, 2.0, 6.0)
@@ -50,6 +53,11 @@ class Method:
     num_directions: int = 0  # of a subspace; 0 for none
     full_scale: float = 0.0
     mixed: bool = False
+    scaled: bool = False  # parameters, by second moments of public gradients
+    divided: bool = (
+        False  # noised gradients, by roots of moving averages of such moments
+    )
+    chosen: bool = False  # whether the start and mixing are used at all
     centred: bool = False  # features, by the mean of the public ones
 
 
@@ -61,6 +69,8 @@ METHODS = {
     "warm start, subspace": Method(warm=True, num_directions=40),
     "warm start, mixing": Method(warm=True, mixed=True),
     "all three": Method(warm=True, num_directions=40, mixed=True),
+    "scale": Method(scaled=True),
+    "warm start, mixing, scale": Method(warm=True, mixed=True, scaled=True),
 }
 #: What is looked at for DPGD alone.
 MORE = {
@@ -68,6 +78,8 @@ MORE = {
     "subspace of 90": Method(num_directions=90),
     "centred features": Method(centred=True),
     "warm start, mixing, centred features": Method(warm=True, mixed=True, centred=True),
+    "divided": Method(divided=True),
+    "warm start, mixing, divided": Method(warm=True, mixed=True, divided=True),
 }
 FULL = "subspace and full space"
 SHIFTED = {
@@ -76,6 +88,7 @@ SHIFTED = {
     FULL: Method(num_directions=40, full_scale=FULL_SCALE),
     "mixing": METHODS["mixing"],
     "warm start, mixing": METHODS["warm start, mixing"],
+    "warm start, mixing, chosen": Method(warm=True, mixed=True, chosen=True),
 }
 SHIFTS = ("labels moved by one", "inverted images", "images with noise")
 
@@ -167,14 +180,28 @@ class Start(NamedTuple):
 
     draw: Draw
     params: Any
-    basis: Any  # None without a subspace
+    basis: Any  # of a subspace, or the scale; None without
     weight: jax.Array  # of the public gradients; 0 without mixing
 
 
-def prepare(method: Method, plan: Any, of: Draw, alone_rate: float) -> Start:
+def prepare(
+    method: Method, plan: Any, of: Draw, alone_rate: float, seed: int = 0
+) -> Start:
     """Trains, takes a basis and computes a weight, from the public records."""
     params = train_alone(of.public, alone_rate) if method.warm else zeros()
+    if method.chosen:
+        found = jaxdp.metrics.private_choice(
+            *(value_fn, [zeros(), params], of.private, jaxdp.Keys.insecure(seed)),
+            epsilon=CHOICE,
+            relation=plan.relation,
+            num_examples=plan.num_examples,
+            linf_clip_norm=CHOICE_CLIP,
+        )
+        if found.index == 0:
+            return Start(of, zeros(), None, jnp.float32(0))
     basis = None
+    if method.scaled:
+        basis = jaxdp.public_scale(value_fn, params, of.public)
     if method.num_directions:
         basis = jaxdp.public_basis(
             value_fn, params, of.public, num_directions=method.num_directions
@@ -202,12 +229,41 @@ def gradients(loss: Any, params: Any, records: Any) -> jax.Array:
 
 
 def located(method: Method, params: Any, basis: Any) -> tuple[Any, Any]:
-    """The loss and its initial parameters, in a subspace or not."""
-    if not method.num_directions:
+    """The loss and its initial parameters, in other coordinates or not."""
+    if basis is None:
         return value_fn, params
-    full_scale = method.full_scale
-    subspace = jaxdp.in_subspace(value_fn, params, basis, full_scale=full_scale)
+    subspace = coordinates(method, params, basis)
     return subspace.value_fn, subspace.params
+
+
+def coordinates(method: Method, params: Any, basis: Any) -> jaxdp.Subspace:
+    """The subspace, or the scaled coordinates."""
+    if method.scaled:
+        return jaxdp.in_scale(value_fn, params, basis)
+    full_scale = method.full_scale
+    return jaxdp.in_subspace(value_fn, params, basis, full_scale=full_scale)
+
+
+def divide(public: Any) -> optax.GradientTransformationExtraArgs:
+    """Divides gradients by roots of averages of second moments of public gradients.
+
+    As Adam divides by those of its own; relative to their root mean square.
+    """
+    decay, floor = 0.9, 0.1
+
+    def init(params: Any) -> Any:
+        return jnp.zeros((), jnp.int32), optax.tree.zeros_like(params)
+
+    def update(updates: Any, state: Any, params: Any = None, **_: Any) -> Any:
+        rows = jax.jacrev(value_fn)(params, public)
+        squares = jax.tree.map(lambda row: jnp.mean(row**2, axis=0), rows)
+        count, nu = state[0] + 1, optax.tree.update_moment(squares, state[1], decay, 1)
+        mean = optax.tree.bias_correction(nu, decay, count)
+        typical = jnp.sqrt(optax.tree.sum(mean) / optax.tree.size(mean))
+        divided = lambda g, v: g / (jnp.sqrt(v) / typical + floor)  # noqa: E731
+        return jax.tree.map(divided, updates, mean), (count, nu)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def accuracies(
@@ -222,6 +278,8 @@ def accuracies(
     def run(start: Start, made: Any, keys: jaxdp.Keys, rate: jax.Array) -> jax.Array:
         loss, point = located(method, start.params, start.basis)
         parts = [optax.sgd(rate), jaxdp.polyak_average(plan.num_steps * 3 // 4)]
+        if method.divided:
+            parts.insert(0, divide(start.draw.public))
         if method.mixed:
             weight = lambda step: start.weight  # noqa: E731
             public = start.draw.public
@@ -232,10 +290,8 @@ def accuracies(
         carry = training.Carry(point, (made, optimizer.init(point)), log)
         carry = program(carry, keys, start.draw.private, 0, plan.num_steps)
         params = jaxdp.polyak_output(carry.opt_state[1])
-        if method.num_directions:
-            params = jaxdp.in_subspace(
-                value_fn, start.params, start.basis, full_scale=method.full_scale
-            ).restore(params)
+        if start.basis is not None:
+            params = coordinates(method, start.params, start.basis).restore(params)
         return accuracy(params, start.draw.test)
 
     lanes = [
@@ -285,11 +341,15 @@ class Study:
         """Test accuracies of the draws, with the step size of the best validation."""
 
         def on(dataset: models.Dataset, seeds: Any, rates: Any) -> np.ndarray:
-            plan = make_plan(algorithm, dataset.num_examples - NUM_PUBLIC, epsilon)
+            left = epsilon - CHOICE * method.chosen
+            plan = make_plan(algorithm, dataset.num_examples - NUM_PUBLIC, left)
             draws = [draw(dataset, seed, shift) for seed in seeds]
             if method.centred:
                 draws = [centred(of) for of in draws]
-            starts = [prepare(method, plan, of, self.alone_rate) for of in draws]
+            starts = [
+                prepare(method, plan, of, self.alone_rate, seed)
+                for of, seed in zip(draws, seeds, strict=True)
+            ]
             return accuracies(method, plan, starts, rates)
 
         rates = [UNITS[algorithm] * factor for factor in self.grid]

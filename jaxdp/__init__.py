@@ -24,10 +24,12 @@ from jaxdp.core.keys import Keys as Keys
 from jaxdp.core.precision import apply_updates as apply_updates
 from jaxdp.core.precision import widened as widened
 from jaxdp.core.public_data import Subspace as Subspace
+from jaxdp.core.public_data import in_scale as in_scale
 from jaxdp.core.public_data import in_subspace as in_subspace
 from jaxdp.core.public_data import mix_public as mix_public
 from jaxdp.core.public_data import mixing_weight as mixing_weight
 from jaxdp.core.public_data import public_basis as public_basis
+from jaxdp.core.public_data import public_scale as public_scale
 from jaxdp.core.run_state import public as public
 from jaxdp.data.users import by_user as by_user
 from jaxdp.data.users import per_user as per_user

@@ -1,6 +1,6 @@
-r"""Public records: a subspace for private steps, and gradients to mix with private ones.
+r"""Public records: a subspace or a scale of private steps, and gradients to mix with them.
 
-Nothing here reads a private record. A basis and a subspace are public parameters of the
+Nothing here reads a private record. A basis and a scale are public parameters of the
 loss; mixing is post-processing of a released gradient. So plans and their guarantee stay
 what they are, whatever the public records are.
 """
@@ -72,26 +72,14 @@ def public_basis(
     """
     num = finite_difference.num_rows(public_records, "public_records")
     validate.integer(at_most=num, num_directions=num_directions)
-    moves = run_state.moving(params, trainable)
-    leaves, structure, moved = _split(params, moves)
-    finite_difference.check_losses(
-        jax.eval_shape(value_fn, params, public_records), num
-    )
+    moving, gradients, restore = _gradients(value_fn, params, public_records, trainable)
 
     @jax.jit
-    def gradients(moving: list[jax.Array], records: Any) -> jax.Array:
-        whole = lambda part: _joined(leaves, structure, moved, part)  # noqa: E731
-        one = _gradient_of_one(value_fn, whole)
-        return jax.lax.map(lambda record: _flat(one(moving, record)), records)
+    def every(moving: list[jax.Array], records: Any) -> jax.Array:
+        return jax.lax.map(lambda record: gradients(moving, record), records)
 
-    moving = [jnp.asarray(leaves[i]) for i in moved]
-    rows = np.asarray(gradients(moving, public_records), np.float64)
-    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    if len(bad):
-        raise ValueError(
-            "value_fn must have finite gradients at params on public_records, got others "
-            f"on {len(bad)} of {num}: the first is record {bad[0]}"
-        )
+    rows = np.asarray(every(moving, public_records), np.float64)
+    _check_finite(np.isfinite(rows).all(axis=1))
     _, lengths, directions = np.linalg.svd(rows, full_matrices=False)
     rank = int(np.sum(lengths > _TINY * lengths[0]))
     if num_directions > rank:
@@ -99,23 +87,17 @@ def public_basis(
             f"num_directions must be at most {rank}, the rank of the public gradients, "
             f"got {num_directions}"
         )
-    parts: list[Any] = [None] * len(leaves)
-    begin = 0
-    for i, leaf in zip(moved, moving, strict=True):
-        part = directions[:num_directions, begin : begin + leaf.size]
-        shape = (num_directions, *leaf.shape)
-        parts[i] = jnp.asarray(part.reshape(shape), wide(leaf.dtype))
-        begin += leaf.size
-    return jax.tree.unflatten(structure, parts)
+    return restore(directions[:num_directions])
 
 
 class Subspace(NamedTuple):
-    """A loss in the coordinates of a subspace, and the way back: of :func:`in_subspace`.
+    """A loss in other coordinates, and the way back: of :func:`in_subspace`.
 
     Attributes:
       value_fn: ``value_fn(point, batch) -> losses (B,)``, for :func:`jaxdp.fit`.
       params: the initial point, all zeros: ``{"z": (m,)}``, and with a full scale
-        ``"w"``, a tree like the moving parameters; float32 or wider.
+        ``"w"``, a tree like the moving parameters, which :func:`in_scale` has alone;
+        float32 or wider.
       restore: ``restore(point) -> params`` of the model, in their own dtypes.
 
     Example:
@@ -226,6 +208,134 @@ def in_subspace(
         for i, dtype in zip(moved, dtypes, strict=True):
             zeros[i] = jnp.zeros(constants[i].shape, dtype)
         start["w"] = jax.tree.unflatten(structure, zeros)
+    return Subspace(
+        lambda point, batch: value_fn(restore(point), batch), start, restore
+    )
+
+
+def public_scale(
+    value_fn: ValueFn,
+    params: Any,
+    public_records: Any,
+    *,
+    floor: float = 0.1,
+    trainable: run_state.Trainable = None,
+) -> Any:
+    r"""Computes a scale of every parameter from the second moments of public gradients.
+
+    .. math:: a_i\propto\Big(\frac{\sqrt{v_i}}{\bar v}+c\Big)^{-1/2},\qquad
+       v=\frac1n\sum_j\nabla f(\theta;x_j^\text{public})^2
+
+    with c the floor and :math:`\bar v` the root of the mean of v over parameters.
+    With :func:`in_scale` steps are those of the diagonal metric
+    :math:`a^2\approx1/\sqrt v` of Adam. Gradients are scaled *before* they are
+    clipped and noised. Divided by :math:`\sqrt v` afterwards, the noise would be longest
+    where gradients are shortest.
+
+    The constant is such that the root mean square length of the public gradients stays
+    what it was, and a clip means what it meant.
+
+    Args:
+      value_fn: losses (B,) of a batch, as for :func:`jaxdp.fit`; differentiated.
+      params: pytree of arrays, at which gradients are taken; public.
+      public_records: pytree of arrays with a leading axis of n records. **Public.**
+      floor: c > 0, relative: no scale exceeds :math:`c^{-1/2}` times one of a parameter
+        of typical gradients. Small ones trust the public records more.
+      trainable: which leaves move, as for :func:`jaxdp.fit`.
+
+    Returns:
+      A pytree like ``params``, float32 or wider; None for a leaf that does not move.
+
+    Raises:
+      TypeError, ValueError: as for :func:`public_basis`; a floor that is no positive
+        number; gradients that are all zero.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> losses = lambda w, x: x @ w
+      >>> records = jnp.array([[4.0, 1.0], [-4.0, 1.0]])
+      >>> scale = jaxdp.public_scale(losses, jnp.zeros(2), records)
+      >>> [round(x, 3) for x in scale.tolist()]
+      [0.938, 1.71]
+
+    References:
+      Li et al., `Private Adaptive Optimization with Side Information
+      <https://arxiv.org/abs/2202.05963>`_, 2022.
+    """
+    num = finite_difference.num_rows(public_records, "public_records")
+    validate.positive(floor=floor)
+    moving, gradients, restore = _gradients(value_fn, params, public_records, trainable)
+
+    @jax.jit
+    def moments(moving: list[jax.Array], records: Any) -> tuple[jax.Array, jax.Array]:
+        def add(total: jax.Array, record: Any) -> tuple[jax.Array, jax.Array]:
+            row = gradients(moving, record)
+            return total + jnp.square(row), jnp.isfinite(row).all()
+
+        return jax.lax.scan(add, jnp.zeros_like(_flat(moving)), records)
+
+    total, finite = moments(moving, public_records)
+    _check_finite(np.asarray(finite))
+    mean = np.asarray(total, np.float64) / num
+    if not mean.any():
+        raise ValueError(
+            "value_fn must have a gradient that is not zero at params on public_records"
+        )
+    scale = (np.sqrt(mean / mean.mean()) + floor) ** -0.5
+    scale *= math.sqrt(mean.sum() / (scale**2 @ mean))
+    return restore(scale)
+
+
+def in_scale(value_fn: ValueFn, params: Any, scale: Any) -> Subspace:
+    r"""Writes a loss in scaled coordinates around given parameters.
+
+    .. math:: \theta=\theta_0+a\odot w,\qquad w\in\mathbb R^d
+
+    What is trained is w, by any plan and optimizer. A step of size :math:`\eta` along a
+    gradient moves :math:`\theta` by :math:`-\eta\,a^2\odot\nabla f`, and noise of a
+    released gradient by as much as a in each parameter.
+
+    Args:
+      value_fn: losses (B,) of a batch, as for :func:`jaxdp.fit`.
+      params: :math:`\theta_0`, pytree of arrays. They must be public.
+      scale: a, of :func:`public_scale`, or any pytree like ``params`` with leaves of the
+        same shapes, and None for leaves that do not move. It must be public.
+
+    Returns:
+      A :class:`Subspace`, whose point is ``{"w": tree}``.
+
+    Privacy:
+      A change of public parameters of the loss, as :func:`in_subspace` is.
+
+    Raises:
+      ValueError: a scale of another structure or of other shapes than ``params``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxdp
+      >>> losses = lambda w, x: x @ w
+      >>> scaled = jaxdp.in_scale(losses, jnp.ones(2), jnp.array([2.0, 0.5]))
+      >>> scaled.restore({"w": jnp.array([1.0, 2.0])}).tolist()
+      [3.0, 2.0]
+    """
+    paths, leaves, scales, structure = _matched("scale", scale, params)
+    moved = _check_shapes("scale", scales, paths, leaves, ())
+    constants = [jnp.asarray(leaf) for leaf in leaves]
+    dtypes = [wide(constants[i].dtype, scales[i].dtype) for i in moved]
+
+    def restore(point: Any) -> Any:
+        parts = list(constants)
+        others = jax.tree.leaves(point["w"])
+        for i, dtype, other in zip(moved, dtypes, others, strict=True):
+            move = jnp.asarray(scales[i], dtype) * jnp.asarray(other, dtype)
+            parts[i] = (constants[i].astype(dtype) + move).astype(constants[i].dtype)
+        return jax.tree.unflatten(structure, parts)
+
+    zeros: list[Any] = [None] * len(leaves)
+    for i, dtype in zip(moved, dtypes, strict=True):
+        zeros[i] = jnp.zeros(constants[i].shape, dtype)
+    start = {"w": jax.tree.unflatten(structure, zeros)}
     return Subspace(
         lambda point, batch: value_fn(restore(point), batch), start, restore
     )
@@ -436,30 +546,85 @@ def _gradient_of_one(
     return jax.grad(loss)
 
 
-def _with_basis(params: Any, basis: Any) -> tuple[list[str], list[Any], list[Any], Any]:
-    """Returns paths, leaves, rows of the basis (None: does not move) and structure."""
+def _gradients(
+    value_fn: ValueFn, params: Any, records: Any, trainable: run_state.Trainable
+) -> tuple[list[jax.Array], Callable[..., jax.Array], Callable[[np.ndarray], Any]]:
+    """Returns the leaves that move, a record's gradient (d,) by them, and the way back.
+
+    The way back is from numbers (..., d) to a tree like ``params``, None for other leaves.
+    """
+    leaves, structure, moved = _split(params, run_state.moving(params, trainable))
+    num = finite_difference.num_rows(records)
+    finite_difference.check_losses(jax.eval_shape(value_fn, params, records), num)
+    moving = [jnp.asarray(leaves[i]) for i in moved]
+    whole = lambda part: _joined(leaves, structure, moved, part)  # noqa: E731
+    one = _gradient_of_one(value_fn, whole)
+
+    def restore(numbers: np.ndarray) -> Any:
+        parts: list[Any] = [None] * len(leaves)
+        begin = 0
+        for i, leaf in zip(moved, moving, strict=True):
+            part = numbers[..., begin : begin + leaf.size]
+            shape = (*numbers.shape[:-1], *leaf.shape)
+            parts[i] = jnp.asarray(part.reshape(shape), wide(leaf.dtype))
+            begin += leaf.size
+        return jax.tree.unflatten(structure, parts)
+
+    return moving, lambda moving, record: _flat(one(moving, record)), restore
+
+
+def _check_finite(finite: Any) -> None:
+    """Raises ValueError if one of the public records has no finite gradient."""
+    bad = np.flatnonzero(~finite)
+    if len(bad):
+        raise ValueError(
+            "value_fn must have finite gradients at params on public_records, got others "
+            f"on {len(bad)} of {len(finite)}: the first is record {bad[0]}"
+        )
+
+
+def _matched(
+    name: str, tree: Any, params: Any
+) -> tuple[list[str], list[Any], list[Any], Any]:
+    """Returns paths, leaves, those of a tree like ``params`` (or None) and structure."""
     is_none = lambda x: x is None  # noqa: E731
     named, structure = jax.tree_util.tree_flatten_with_path(params)
-    found = jax.tree.structure(basis, is_leaf=is_none)
+    found = jax.tree.structure(tree, is_leaf=is_none)
     if found != jax.tree.structure(params, is_leaf=is_none):
         raise ValueError(
-            "basis must be a pytree like params, with None for leaves that do not move: "
+            f"{name} must be a pytree like params, with None for leaves that do not move: "
             f"{structure}, got {found}"
         )
-    rows = structure.flatten_up_to(basis)
     paths = [path_str(path) for path, _ in named]
+    leaves = [leaf for _, leaf in named]
+    return paths, leaves, structure.flatten_up_to(tree), structure
+
+
+def _check_shapes(
+    name: str,
+    rows: list[Any],
+    paths: list[str],
+    leaves: list[Any],
+    leading: tuple[int, ...],
+) -> list[int]:
+    """Returns the places of rows that are not None; ValueError if shapes do not fit."""
+    for path, leaf, row in zip(paths, leaves, rows, strict=True):
+        wanted = (*leading, *np.shape(leaf))
+        if row is not None and np.shape(row) != wanted:
+            raise ValueError(
+                f"{name} must have shape {wanted} at {path!r}, got {np.shape(row)}"
+            )
+    return [i for i, row in enumerate(rows) if row is not None]
+
+
+def _with_basis(params: Any, basis: Any) -> tuple[list[str], list[Any], list[Any], Any]:
+    """Returns paths, leaves, rows of the basis (None: does not move) and structure."""
+    paths, leaves, rows, structure = _matched("basis", basis, params)
     counts = {np.shape(row)[:1] for row in rows if row is not None}
     if len(counts) != 1 or counts <= {(), (0,)}:
         raise ValueError(
             "basis must have leaves with one leading axis of at least one direction, got "
             f"{[None if row is None else np.shape(row) for row in rows]}"
         )
-    (count,) = counts.pop()
-    for path, (_, leaf), row in zip(paths, named, rows, strict=True):
-        if row is not None and np.shape(row) != (count, *np.shape(leaf)):
-            raise ValueError(
-                f"basis must have shape {(count, *np.shape(leaf))} at {path!r}, got "
-                f"{np.shape(row)}"
-            )
-    leaves = [leaf for _, leaf in named]
+    _check_shapes("basis", rows, paths, leaves, *counts)
     return paths, leaves, rows, structure

@@ -538,6 +538,21 @@ MUTATIONS = (
         "normalized(-2 * grid.change(above))",
         "frank_wolfe",
     ),
+    # The range of a draw is twice the sensitivity: up at one vertex and down at another.
+    Mutation(
+        "a choice charged for half of its range",
+        CHARGES,
+        "return 2 * moved if pure else",
+        "return moved if pure else",
+        "choice",
+    ),
+    Mutation(
+        "a choice that knows no replacement",
+        "jaxdp/saddle/plans/frank_wolfe.py",
+        "record_bits(2 * size), size, self.kappa)",
+        "record_bits(2 * size), size, 1.0)",
+        "choice",
+    ),
     Mutation(
         "no noise on a refresh",
         SPIDER,

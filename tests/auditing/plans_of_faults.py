@@ -140,6 +140,8 @@ WOLFE_PLANS: dict[str, dict[str, Any]] = {
         "sampling": sampling.FullBatch(),
         "inverse_temperature": 3.4,
     },
+    # That of ``metrics.private_choice``, by its pure epsilon: 6.
+    "choice": {"sampling": sampling.FullBatch(), "num_steps": 1, "delta": 0.0},
 }
 
 #: Of ``plans.MWEM``: epsilon 3; of the second, most is what the draws may cost.
@@ -230,7 +232,10 @@ def plan_named(name: str) -> Any:
             "linf_clip_norm": 1.0,
             "delta": 1e-5,
         }
-        return plans.FrankWolfe(**fields | WOLFE_PLANS[name])
+        made = plans.FrankWolfe(**fields | WOLFE_PLANS[name])
+        if made.inverse_temperature is None:
+            return made.calibrate(epsilon=6.0, delta=0.0)
+        return made
     if name in O2NC_PLANS:
         fields: dict[str, Any] = {
             "num_examples": 10,

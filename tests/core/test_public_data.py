@@ -225,6 +225,90 @@ def test_a_scale_below_zero_is_refused() -> None:
         jaxdp.in_subspace(value_fn, PARAMS, basis_of(1), full_scale=-1.0)
 
 
+# --- the scale ---------------------------------------------------------------------
+
+
+def scale_of(**options: Any) -> Any:
+    return jaxdp.public_scale(value_fn, PARAMS, PUBLIC, **options)
+
+
+@pytest.mark.parametrize("floor", [0.1, 2.0])
+def test_the_scale_is_that_of_the_second_moments(floor: float) -> None:
+    """In NumPy; public gradients keep their root mean square length."""
+    rows = gradients(value_fn, PARAMS, PUBLIC)
+    root = np.sqrt(np.mean(rows**2, axis=0))
+    want = (root / np.sqrt(np.mean(rows**2)) + floor) ** -0.5
+    want *= np.sqrt(np.sum(rows**2) / np.sum((rows * want) ** 2))
+    scale = scale_of(floor=floor)
+    np.testing.assert_allclose(flat(scale), want, rtol=1e-5)
+    scaled = jaxdp.in_scale(value_fn, PARAMS, scale)
+    found = gradients(scaled.value_fn, scaled.params, PUBLIC)
+    np.testing.assert_allclose(np.sum(found**2), np.sum(rows**2), rtol=1e-5)
+    np.testing.assert_allclose(found, rows * want, rtol=1e-4, atol=1e-6)
+
+
+def test_the_floor_bounds_what_is_made_of_small_gradients() -> None:
+    """A leaf without any gradient; without the floor its scale would be infinite."""
+    losses = lambda p, batch: batch @ p["w"]  # noqa: E731
+    params = {"w": jnp.zeros(3), "none": jnp.zeros(2)}
+    scale = jaxdp.public_scale(losses, params, jnp.ones((4, 3)), floor=0.25)
+    ratio = flat(scale["none"]) / flat(scale["w"])[:2]
+    typical = np.sqrt(5 / 3)  # over the root mean square of all five
+    np.testing.assert_allclose(ratio, np.sqrt((typical + 0.25) / 0.25), rtol=1e-5)
+
+
+def test_a_scaled_step_is_one_of_the_metric() -> None:
+    """Of exact gradients: theta moves by -rate a^2 times the mean gradient."""
+    scale = scale_of()
+    scaled = jaxdp.in_scale(value_fn, PARAMS, scale)
+    chex.assert_trees_all_equal(scaled.restore(scaled.params), PARAMS)
+    exact = plans.DPGD(**SHARED | {"num_steps": 1, "l2_clip_norm": np.inf})
+    result = jaxdp.fit(
+        exact.with_noise(noise_multiplier=0.0),
+        Keys.insecure(0),
+        scaled.params,
+        PRIVATE,
+        value_fn=scaled.value_fn,
+        optimizer=optax.sgd(0.1),
+    )
+    gradient = gradients(value_fn, PARAMS, PRIVATE).mean(axis=0)
+    moved = flat(scaled.restore(result.params)) - flat(PARAMS)
+    want = -0.1 * flat(scale) ** 2 * gradient
+    np.testing.assert_allclose(moved, want, rtol=1e-4, atol=1e-6)
+
+
+def test_scaled_parameters_keep_dtypes_and_others_their_places() -> None:
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    scale = jaxdp.public_scale(
+        value_fn, narrow, PUBLIC, trainable=lambda path: path == "w"
+    )
+    assert scale["b"] is None and scale["w"].dtype == jnp.float32
+    scaled = jaxdp.in_scale(value_fn, narrow, scale)
+    assert scaled.params["w"]["b"] is None
+    restored = scaled.restore(jax.tree.map(jnp.ones_like, scaled.params))
+    chex.assert_trees_all_equal_dtypes(restored, narrow)
+    chex.assert_trees_all_equal(restored["b"], narrow["b"])
+    want = flat(narrow["w"].astype(jnp.float32)) + flat(scale["w"])
+    np.testing.assert_allclose(flat(restored["w"].astype(jnp.float32)), want, rtol=1e-2)
+
+
+def test_wrong_scales_are_refused() -> None:
+    x = PUBLIC[0].copy()
+    x[[2, 5]] = np.nan
+    with pytest.raises(ValueError, match="others on 2 of 7: the first is record 2"):
+        jaxdp.public_scale(value_fn, PARAMS, (x, PUBLIC[1]))
+    with pytest.raises(ValueError, match="floor must be a number > 0"):
+        scale_of(floor=0.0)
+    with pytest.raises(ValueError, match="a gradient that is not zero"):
+        jaxdp.public_scale(lambda p, batch: jnp.zeros(len(batch[0])), PARAMS, PUBLIC)
+    for change, message in (
+        ({"w": PARAMS["w"]}, "scale must be a pytree like params"),
+        ({**PARAMS, "b": jnp.ones(3)}, r"shape \(2,\) at 'b'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jaxdp.in_scale(value_fn, PARAMS, change)
+
+
 # --- mixing ------------------------------------------------------------------------
 
 UPDATES = jax.tree.map(jnp.sin, PARAMS)
@@ -324,11 +408,21 @@ def test_wrong_arguments_are_refused() -> None:
 # --- all of it ---------------------------------------------------------------------
 
 
-def test_a_recorded_run_is_replayed(tmp_path: pathlib.Path) -> None:
-    """In a subspace with the full space, mixed: from the releases, to the bit."""
-    subspace = jaxdp.in_subspace(value_fn, PARAMS, basis_of(2), full_scale=0.5)
-    mix = jaxdp.mix_public(subspace.value_fn, PUBLIC, 0.25, l2_clip_norm=1.0)
-    optimizer = optax.chain(mix, optax.sgd(0.1))
+@pytest.mark.parametrize("scaled", [False, True], ids=["subspace", "scale"])
+def test_a_recorded_run_is_replayed(tmp_path: pathlib.Path, scaled: bool) -> None:
+    """In a subspace with the full space, or scaled, mixed: from the releases, to the bit.
+
+    And resumed, with what is made of the public records made again.
+    """
+
+    def made() -> tuple[jaxdp.Subspace, Any]:
+        subspace = jaxdp.in_subspace(value_fn, PARAMS, basis_of(2), full_scale=0.5)
+        if scaled:
+            subspace = jaxdp.in_scale(value_fn, PARAMS, scale_of())
+        mix = jaxdp.mix_public(subspace.value_fn, PUBLIC, 0.25, l2_clip_norm=1.0)
+        return subspace, optax.chain(mix, optax.sgd(0.1))
+
+    subspace, optimizer = made()
     plan = plans.DPZero(**SHARED, smoothing_radius=1e-3, num_directions=2)
     result = jaxdp.fit(
         plan.with_noise(noise_multiplier=1.0),
@@ -341,7 +435,14 @@ def test_a_recorded_run_is_replayed(tmp_path: pathlib.Path) -> None:
     )
     replayed = jaxdp.replay(tmp_path, subspace.params, optimizer=optimizer)
     chex.assert_trees_all_equal(replayed.params, result.params)
-    assert float(jnp.max(jnp.abs(result.params["z"]))) > 0
+    assert all(float(jnp.max(jnp.abs(x))) > 0 for x in jax.tree.leaves(result.params))
+    subspace, optimizer = made()
+    resumed = jaxdp.resume(
+        *(tmp_path, subspace.params, PRIVATE),
+        value_fn=subspace.value_fn,
+        optimizer=optimizer,
+    )
+    chex.assert_trees_all_equal(resumed.params, result.params)
 
 
 @pytest.mark.parametrize(
