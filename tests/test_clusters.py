@@ -22,7 +22,7 @@ import pytest
 
 from jaxdp.cli import main
 
-pytestmark = pytest.mark.slow  # Sixteen processes import JAX.
+pytestmark = pytest.mark.slow  # Eight processes import JAX.
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "guides" / "clusters.md").read_text(encoding="utf-8")
