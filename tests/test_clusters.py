@@ -113,7 +113,7 @@ def check_stops_and_goes_on(
                 time.sleep(0.01)
             if signalled:
                 send(jobs)
-            said = [job.communicate(timeout=300) for job in jobs]
+            said = [job.communicate(timeout=600) for job in jobs]
         finally:
             for job in jobs:
                 job.kill()
