@@ -641,14 +641,14 @@ def test_launched_processes_stop_and_go_on_together(
         while job.poll() is None and not (out / "ledger.jsonl").exists():
             time.sleep(0.01)
         job.send_signal(signal.SIGTERM)
-        shown, error = job.communicate(timeout=200)
+        shown, error = job.communicate(timeout=600)
     assert job.returncode == 75, error
     want = {"exit_code": 75, "exit_codes": [75] * count}
     assert json.loads(shown.splitlines()[-1]) == want
     for index in range(count):
         assert f"[{index}] jaxdp: stopped by SIGTERM after step " in error
     with launch() as job:
-        shown, error = job.communicate(timeout=200)
+        shown, error = job.communicate(timeout=600)
     assert job.returncode == 0, error
     (line,) = (x for x in shown.splitlines() if x.startswith('[0] {"'))
     assert json.loads(line[4:])["steps_charged"] == 1000

@@ -22,7 +22,7 @@ import pytest
 
 from jaxdp.cli import main
 
-pytestmark = pytest.mark.slow  # Sixteen processes import JAX.
+pytestmark = pytest.mark.slow  # Eight processes import JAX.
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "guides" / "clusters.md").read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ def check_stops_and_goes_on(
                 time.sleep(0.01)
             if signalled:
                 send(jobs)
-            said = [job.communicate(timeout=300) for job in jobs]
+            said = [job.communicate(timeout=600) for job in jobs]
         finally:
             for job in jobs:
                 job.kill()

@@ -416,7 +416,7 @@ def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
         values = column.values.slice(column.offset * size, len(column) * size)
         inner = values.is_valid().to_numpy(zero_copy_only=False)
         whole = whole & inner.reshape(len(column), size).all(axis=1)
-    kind = np.dtype(values.type.to_pandas_dtype())
+    kind = values.slice(0, 0).to_numpy(zero_copy_only=False).dtype  # Of no nulls.
     if values.null_count and kind.kind != "f":  # As floats, integers would be rounded.
         values = values.fill_null(kind.type(0).item())
     array = values.to_numpy(zero_copy_only=False).astype(kind, copy=False)
