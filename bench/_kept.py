@@ -2,8 +2,8 @@
 
 A table is described by a few lines of TOML. ``case`` and ``metric`` name a row of the JSON
 file, with ``{row}`` and ``{column}`` filled in; a row or a column that differs in more is a
-mapping, of these keys or of further words to fill in. ``file`` takes the place of the table's
-file, and ``text`` is a cell of words and of no figure.
+mapping, of these keys or of further words to fill in. A row's ``file`` is read in place of
+the table's, and ``text`` is a cell of words.
 
 ``python -m bench._kept README.md`` writes the tables of a plain Markdown file again, where
 such a description stands in a comment. The documentation has a directive for it
