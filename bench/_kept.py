@@ -2,7 +2,8 @@
 
 A table is described by a few lines of TOML. ``case`` and ``metric`` name a row of the JSON
 file, with ``{row}`` and ``{column}`` filled in; a row or a column that differs in more is a
-mapping, of these keys or of further words to fill in.
+mapping, of these keys or of further words to fill in. A row's ``file`` is read in place of
+the table's, and ``text`` is a cell of words.
 
 ``python -m bench._kept README.md`` writes the tables of a plain Markdown file again, where
 such a description stands in a comment. The documentation has a directive for it
@@ -21,7 +22,7 @@ from typing import Any
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 #: What a description may say of a cell; other words of a row or a column are filled in.
-KEYS = {"case", "metric", "field", "digits", "missing", "baseline"}
+KEYS = {"file", "case", "metric", "field", "digits", "missing", "baseline", "text"}
 
 
 def path_of(name: str) -> pathlib.Path:
@@ -118,9 +119,12 @@ def cell(name: str, spec: Mapping[str, Any], row: Any, column: Any) -> str:
         words = part if isinstance(part, dict) else {key: part}
         options |= {k: v for k, v in words.items() if k in KEYS}
         filled |= {k: v for k, v in words.items() if k not in KEYS}
-    for key in ("case", "metric"):
-        options[key] = options[key].format(**filled)
-    return figure(name, **options)
+    if "text" in options:
+        return options["text"].format(**filled)
+    for key in ("file", "case", "metric"):
+        if key in options:
+            options[key] = options[key].format(**filled)
+    return figure(options.pop("file", name), **options)
 
 
 TABLE = re.compile(r"(<!-- kept (\S+)\n(.*?)-->\n).*?(?=<!-- end -->)", re.DOTALL)

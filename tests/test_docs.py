@@ -128,6 +128,14 @@ def test_wrong_tables_are_refused(text: str, words: str) -> None:
         _kept.table("digits", text)
 
 
+def test_a_row_may_be_of_another_file_and_a_cell_of_words() -> None:
+    row = '{file = "loop", case = "full batch", said = "not met"}'
+    columns = '"a" = {metric = "compile time"}\n"b" = {text = "{said}"}\n'
+    table = _kept.table("digits", f"[columns]\n{columns}[rows]\n'it' = {row}")
+    want = _kept.figure("loop", "full batch", "compile time")
+    assert table.splitlines()[-1] == f"| it | {want} | not met |"
+
+
 def test_a_column_of_which_nothing_is_kept_is_left_out() -> None:
     columns = '"a" = {metric = "loads", field = "note"}\n"b" = {metric = "none"}\n'
     text = f'case = "{{row}}"\nmissing = ""\n[columns]\n{columns}[rows]\n"it" = "OPT"'

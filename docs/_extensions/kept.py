@@ -3,6 +3,7 @@
 ``{kept} NAME`` is a table, ``{kept}`NAME: case | metric | field``` one figure in a line.
 """
 
+import re
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -22,9 +23,11 @@ class KeptTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        self.env.note_dependency(str(_kept.path_of(name)))
+        spec = "\n".join(self.content)
+        for file in (name, *re.findall(r'\bfile = "([^"]+)"', spec)):
+            self.env.note_dependency(str(_kept.path_of(file)))
         try:
-            text = _kept.table(name, "\n".join(self.content))
+            text = _kept.table(name, spec)
         except ValueError as error:
             raise self.error(str(error)) from error
         return self.parse_text_to_nodes(text)

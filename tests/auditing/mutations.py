@@ -300,9 +300,9 @@ MUTATIONS = (
     Mutation(
         "no noise on the sum of a whole period",
         "kernels/tree_noise.py",
-        "new = _row(state, level)\n",
-        "new = _row(state, level)\n"
-        "        new = jax.tree.map(lambda x: x * (step + 1 < self.period), new)\n",
+        "noise = _row(state, level)\n",
+        "noise = _row(state, level)\n"
+        "        noise = jax.tree.map(lambda x: x * (step + 1 < self.period), noise)\n",
         "tree",
     ),
     Mutation(
