@@ -147,8 +147,11 @@ AHEAD := JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1
 accelerators:
 	@for of in h100:h100 tpu:v5e; do env=.venv-$${of%:*}; \
 	  if $(MAKE) --no-print-directory $$env/.installed; then \
+	    kept=bench/results/$${of#*:}-aot; \
 	    $(AHEAD) $$env/bin/python -m bench accelerators $(ARGS) \
-	      $(if $(ARGS),,--json bench/results/$${of#*:}-aot/accelerators.json) || exit 1; \
+	      $(if $(ARGS),,--json $$kept/accelerators.json) || exit 1; \
+	    $(if $(ARGS),,$(AHEAD) $$env/bin/python -m bench.accelerators excerpts $${of#*:} \
+	      > $$kept/excerpts.txt || exit 1;) \
 	  else echo "skipped: the packages of $$env cannot be had"; fi; done
 
 clean:

@@ -12,7 +12,11 @@ times the known trip counts of the loops around it.
   makes a normal of a word is not counted here.
 * matrix operations: two for each product of a contraction.
 * cycles: of the TPU compiler's own estimate, which it writes beside each fusion.
-* seconds: the least that each launch takes at a data sheet's rates, one after the other.
+* seconds: of each launch at a data sheet's rates, one after the other.
+
+Operations are not instructions. A rotation of a cipher is three of the first and one of the
+second, and an H100 has a unit for integers beside that which also multiplies: so a time
+that is made of these counts is an estimate and may be longer than a measured one.
 """
 
 import collections
@@ -20,6 +24,8 @@ import dataclasses
 import functools
 import math
 import re
+import textwrap
+from collections.abc import Iterator
 from typing import NamedTuple
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "token": 0} | {
@@ -42,6 +48,8 @@ MOVES = {
     "custom-call", "fusion", "while", "conditional", "call", "async-start", "rng",
     "async-update", "slice-start", "reduce-window", "get-dimension-size", "map",
 }  # fmt: skip
+#: Columns of an excerpt.
+WIDTH = 96
 COLLECTIVES = {
     "all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter",
 }  # fmt: skip
@@ -126,6 +134,38 @@ def _parsed(line: str) -> Instruction | None:
     )
 
 
+def _shown(of: Instruction, body: dict[str, Instruction]) -> str:
+    """Writes a line of a program without its layouts, but for what is on the chip."""
+
+    def typed(name: str) -> str:
+        x = body.get(name)
+        return name if x is None else f"{_plain(x.type)} {name}"
+
+    operands = ", ".join(dict.fromkeys(map(typed, of.operands)))
+    root = "ROOT " * of.root
+    line = f"{root}{of.name} = {_plain(of.type)} {of.opcode}({operands})"
+    return textwrap.shorten(line, WIDTH + 40, placeholder=" ...)")
+
+
+def _plain(kind: str) -> str:
+    """Returns a type with no layout, and with S(1) where it is in on-chip memory."""
+    kind = re.sub(r"/\*.*?\*/", "", kind)
+    return re.sub(r"\{[^}]*?(S\(\d+\))?\}", lambda x: x[1] or "", kind)
+
+
+def _ends(body: dict[str, Instruction], last: int) -> list[Instruction]:
+    """Returns the last operations of a computation: what its result is made of."""
+    waiting = [next(x for x in body.values() if x.root)]
+    found: list[Instruction] = []
+    while waiting and len(found) < last:
+        of = waiting.pop(0)
+        if of in found or of.opcode in ("parameter", "constant"):
+            continue
+        found.append(of)
+        waiting += [body[name] for name in of.operands if name in body]
+    return found[::-1]
+
+
 @dataclasses.dataclass
 class Counts:
     """What a program does in one run. Of loops of unknown length, one iteration."""
@@ -162,7 +202,7 @@ class Rates(NamedTuple):
     integer: float | None = None
 
     def times(self, of: Counts) -> dict[str, float]:
-        """Seconds that each unit needs at least."""
+        """Seconds of each unit at its rate."""
         found = {"memory": of.bytes / self.memory, "matrix": of.matrix / self.matrix}
         if self.vector and self.integer:
             floats = (of.vector - of.random) / self.vector
@@ -189,6 +229,7 @@ class Program:
       collectives: name -> how many lines.
       fusions: lines of fusions that are launched by themselves.
       copies: lines of copies that are launched by themselves.
+      order: names of the computations whose instructions are launched.
     """
 
     def __init__(self, text: str, rates: Rates | None = None) -> None:
@@ -210,6 +251,7 @@ class Program:
         self.fusions = self.copies = 0
         self.custom_calls: collections.Counter[str] = collections.Counter()
         self.collectives: collections.Counter[str] = collections.Counter()
+        self.order: list[str] = []
         self._seen: set[str] = set()
         self.counts = self._run(self.entry, 1.0)
 
@@ -254,6 +296,55 @@ class Program:
         name = re.search(r'op_name="([^"]*)"', of.rest)
         return name[1] if name else ""
 
+    # --- lines of it ----------------------------------------------------------------
+
+    def excerpt(self, share: float, last: int) -> list[str]:
+        """Lines of the launches that move most: ``share`` of what the first of them does.
+
+        The program's own come first, then those of the loops and branches in it.
+
+        Of a fusion: how many operations of each kind are in it, and its ``last`` ones.
+        Copies are left out.
+        """
+        lines = []
+        none = FREE | {"while", "conditional", "call", "copy-start", "copy"}
+        moved = {
+            (name, of.name): self._traffic(of, self.computations[name])
+            for name in self.order
+            for of in self.computations[name].values()
+            if of.opcode not in none
+        }
+        for name in self.order:
+            body = self.computations[name]
+            for of in body.values():
+                traffic = moved.get((name, of.name), 0)
+                if not traffic or traffic < share * max(moved.values()):
+                    continue
+                lines.append("  " + _shown(of, body))
+                if of.opcode == "fusion":
+                    kinds = collections.Counter(x.opcode for x in self._inside(of))
+                    found = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
+                    lines += textwrap.wrap(
+                        f"fuses {found}",
+                        width=WIDTH,
+                        initial_indent=6 * " ",
+                        subsequent_indent=8 * " ",
+                        break_on_hyphens=False,
+                    )
+                    (called,) = self._called(of)
+                    inner = self.computations[called]
+                    lines += [6 * " " + _shown(x, inner) for x in _ends(inner, last)]
+        return lines
+
+    def _inside(self, of: Instruction) -> Iterator[Instruction]:
+        """Yields what computes in a fusion, and in the fusions within it."""
+        for name in self._called(of):
+            for part in self.computations[name].values():
+                if part.opcode == "fusion":
+                    yield from self._inside(part)
+                elif part.opcode not in FREE:
+                    yield part
+
     # --- instructions ---------------------------------------------------------------
 
     def _called(self, of: Instruction, key: str = "calls|to_apply") -> list[str]:
@@ -265,6 +356,8 @@ class Program:
         """Counts a computation whose instructions are launched, and what it calls."""
         total, body = Counts(), self.computations[name]
         first = name not in self._seen
+        if first:
+            self.order.append(name)
         self._seen.add(name)
         for of in body.values():
             if of.opcode in FREE:

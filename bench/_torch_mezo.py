@@ -44,7 +44,7 @@ class Roberta:
         words = batch["words"]
         table = p["roberta.embeddings.word_embeddings.weight"][words]
         logits = F.linear(x, table, p["lm_head.bias"][words])
-        return F.cross_entropy(logits, batch["label"], reduction="none")
+        return F.cross_entropy(logits, batch["label"].long(), reduction="none")
 
     def _layer(self, x: torch.Tensor, mask: torch.Tensor, at: str) -> torch.Tensor:
         rows, length, width = x.shape

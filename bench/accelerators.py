@@ -3,18 +3,22 @@
 Where a compiler for an H100 or for TPUs is installed (``make accelerators``), all programs
 of ``_accelerators_programs.py`` are compiled ahead of time, of abstract shapes: memory,
 launches, loops, conditionals, copies, routines of libraries, collectives, bytes and
-operations, and from them the least time by the chip's data sheet. Nothing is run, so no
-row is a measured time but those of compilation.
+operations, and from them the time by the chip's data sheet. Nothing is run, so no row is a
+measured time but those of compilation. The time by the data sheet is an estimate and no
+bound: a compiler makes fewer instructions than the program has operations, and caches serve
+some of the bytes.
 
 On an accelerator a step of each law is timed on RoBERTa-large, and what passed through it
 in a second stands beside what the data sheet allows. On a CPU the same is done with a small
 model, for which there is no data sheet.
 
-``python -m bench.accelerators "H100: noise, tree" ...`` prints rows of some cases as JSON.
+``python -m bench.accelerators "H100: noise, tree" ...`` prints rows of some cases as JSON,
+``python -m bench.accelerators excerpts H100`` lines of compiled programs.
 """
 
 import collections
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -24,9 +28,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench import _accelerators, _harness, lm_step
+from bench import _accelerators, _harness, _kept, lm_step
 from bench import _accelerators_hlo as hlo
 from bench import _accelerators_programs as programs
+from jaxdp.kernels import prefix_noise
 from jaxdp.models.language import LanguageModel, num_parameters, tasks
 
 Row = _harness.Row
@@ -48,6 +53,14 @@ OTHERS = {
 SEVERAL, BOARD = "OPT-1.3B, rademacher", ", 2 x 2"
 QUICK = ("words", "noise")
 TWICE = "two forwards"
+#: Of a program's bytes, products and other operations, at the rates of the data sheet.
+BY_SHEET = "time by the data sheet"
+#: What the documentation shows of compiled programs: launches that move at least such a
+#: part of what the first of them moves, and so many of a fusion's last operations.
+EXCERPTS = ("perturbed product, gaussian", "noise, independent", "vertex draws")
+SHOWN, LAST = 0.4, 3
+#: Where noise on prefix sums was timed, and of how many numbers.
+TIMED, NUMBERS = "h100/prefix_noise", {"10 M": 10**7}
 #: Counts that a test compares with the kept ones: more of them is a regression.
 COUNTED = (
     "temp memory",
@@ -96,7 +109,7 @@ def cases(chip: str, quick: bool = False) -> list[str]:
 def compiled_ahead(chip: str, quick: bool) -> list[Row]:
     """Rows of a chip's programs, and of what else its compiler is asked for."""
     rows = [row for case in cases(chip, quick) for row in counted(case)]
-    return [*rows, *over_forwards(rows)]
+    return [*rows, *over_forwards(rows), *over_measured(rows)]
 
 
 def counted(case: str) -> list[Row]:
@@ -132,7 +145,7 @@ def _bytes(shapes: Any) -> int:
 def rows_of(
     case: str, compiled: _accelerators.Compiled, seen: hlo.Program
 ) -> list[Row]:
-    """Rows of a compiled program: counts, and the least time by the data sheet."""
+    """Rows of a compiled program: counts, and the time by the data sheet."""
     known = [loop.runs * loop.trips for loop in seen.loops if loop.trips is not None]
     counts = seen.counts
     values: dict[str, tuple[float | None, str]] = {
@@ -160,7 +173,7 @@ def rows_of(
     rows = [Row(case, k, v, unit) for k, (v, unit) in values.items() if v is not None]
     if seen.rates:
         times = seen.rates.times(counts) | {"launches": counts.seconds}
-        rows += [least(case, k, v) for k, v in times.items()]
+        rows += [by_sheet(case, k, v) for k, v in times.items()]
     named = {
         "custom call": seen.custom_calls,
         "collective": seen.collectives,
@@ -181,9 +194,9 @@ def scaled(value: float | None, unit: float) -> float | None:
     return None if value is None else value / unit
 
 
-def least(case: str, unit: str, seconds: float) -> Row:
-    """The least time that a program needs on one of a chip's units."""
-    return Row(case, f"least time, {unit}", 1e3 * seconds, "ms")
+def by_sheet(case: str, unit: str, seconds: float) -> Row:
+    """The time of a program on one of a chip's units, by the data sheet."""
+    return Row(case, f"{BY_SHEET}, {unit}", 1e3 * seconds, "ms")
 
 
 def _file(source: str) -> str:
@@ -196,10 +209,12 @@ def over_forwards(rows: list[Row]) -> list[Row]:
     values = {(row.case, row.metric): row.value for row in rows}
     found = []
     metrics = (
-        "bytes moved", "matrix operations", "vector operations",
-        "cycles by the compiler", "least time, memory", "least time, matrix",
-        "least time, vector", "least time, launches",
-    )  # fmt: skip
+        "bytes moved",
+        "matrix operations",
+        "vector operations",
+        "cycles by the compiler",
+        *(f"{BY_SHEET}, {k}" for k in ("memory", "matrix", "vector", "launches")),
+    )
     for (case, metric), value in values.items():
         model = case.rpartition(", ")[0]
         once = values.get((f"{model}, forward", metric))
@@ -217,8 +232,49 @@ def over_forwards(rows: list[Row]) -> list[Row]:
             )
             times = _accelerators.RATES["H200"].times(counts)
             name = case.replace("H100", "H200")
-            found += [least(name, k, v) for k, v in times.items()]
+            found += [by_sheet(name, k, v) for k, v in times.items()]
     return found
+
+
+def over_measured(rows: list[Row]) -> list[Row]:
+    """The measured times of noise on an H100, over those by the data sheet.
+
+    And the time by the data sheet of what one kernel stores for the next, over the
+    measured: about what a single kernel would save.
+    """
+    values = {(row.case, row.metric): row.value or 0.0 for row in rows}
+    found = []
+    for (kind, size), name in itertools.product(NUMBERS.items(), prefix_noise.NAMES):
+        case = f"H100: noise, {name}"
+        timed = _kept.rows(TIMED).get((f"{name}, {kind}", "step"))  # Of those that fit.
+        if not timed or not timed[0]["value"] or (case, "temp memory") not in values:
+            continue
+        measured, scale = timed[0]["value"], size / programs.DIM
+        for unit in ("vector", "memory"):
+            other = scale * values[case, f"{BY_SHEET}, {unit}"]
+            over = Row(
+                case, f"measured, {kind}", measured, "ms", unit, measured / other
+            )
+            found.append(over)
+        stored = 2 * scale * 1e6 * values[case, "temp memory"]  # Written and read.
+        saved = 1e3 * stored / _accelerators.RATES["H100"].memory
+        metric = f"stored between kernels, {kind}"
+        found.append(Row(case, metric, saved, "ms", "measured", saved / measured))
+    return found
+
+
+# --- what is fused ------------------------------------------------------------------
+
+
+def excerpt(case: str) -> str:
+    """The launches of ``"CHIP: PROGRAM"`` that move most of its bytes, in a few lines.
+
+    Of a fusion, how many operations of each kind are in it, and its last ones.
+    """
+    chip, _, name = case.partition(": ")
+    of = programs.programs()[name]
+    compiled = _accelerators.compile_for(chip, *of.build(), donate=of.donate)
+    return "\n".join([f"{case}", *compiled.on(chip).excerpt(SHOWN, LAST)])
 
 
 # --- on a device --------------------------------------------------------------------
@@ -280,19 +336,25 @@ def throughput(
     rows = [Row(case, f"rate, {k}", v, unit) for k, (v, unit) in rates.items()]
     if chip is None:
         said = "skipped: no data sheet of this device"
-        return [*rows, Row(case, "least time", None, said)]
+        return [*rows, Row(case, BY_SHEET, None, said)]
     times = _accelerators.RATES[chip].times(counts)
-    bound = max(times, key=lambda name: times[name])
+    most = max(times, key=lambda name: times[name])
     rows += [
-        dataclasses.replace(least(case, k, v), baseline="measured", ratio=v / seconds)
+        dataclasses.replace(
+            by_sheet(case, k, v), baseline="measured", ratio=v / seconds
+        )
         for k, v in times.items()
     ]
-    share = times[bound] / seconds
-    return [*rows, Row(case, f"share of the bound: {bound}", share, "share")]
+    share = times[most] / seconds
+    return [*rows, Row(case, f"largest share: {most}", share, "share")]
 
 
 def main(*names: str) -> None:
-    """Prints rows of some cases as JSON."""
+    """Prints rows of some cases as JSON, or ``excerpts`` of a chip's programs."""
+    if names[0] == "excerpts":
+        chip = {c.lower(): c for c in CHIPS}[names[1].lower()]
+        print("\n\n".join(excerpt(f"{chip}: {name}") for name in EXCERPTS))
+        return
     rows = [row for name in names for row in counted(name)]
     print(json.dumps([dataclasses.asdict(row) for row in rows]))
 

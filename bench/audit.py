@@ -108,6 +108,8 @@ SOSP: dict[str, dict[str, Any]] = {
         "dim": 2,
     },
 }
+#: Marginals that are measured at once, and rounds after them, of plans.MWEM: epsilon 3.
+MWEM = {"MWEM, 5 marginals at once": (1, 5), "MWEM, 3 rounds": (4, 1)}
 #: The lattice adversary's plans, as they are: epsilon 1, of correlated noise less.
 LATTICES = tuple(LATTICE_PLANS)
 _ENUMERATED = 3.5e-3  # sensitivity of the enumerated draw
@@ -132,6 +134,7 @@ def run(quick: bool) -> list[_harness.Row]:
         rows.append(_row("ConvexSimplex, d = 16, 4 steps, K = 15", runs, _convex()))
         rows.append(_row("SyntheticData, 32 queries, 8 steps", runs, _synthetic()))
         rows.append(_row("FrankWolfe, full batch, 4 steps", runs, _frank_wolfe()))
+        rows += [_row(case, runs, _mwem(*MWEM[case])) for case in MWEM]
     cases = LATTICES[: 2 if quick else None]
     rows += [row for name in cases for row in _lattice(name, 200 if quick else 2000)]
     return rows + _enumerated()
@@ -278,6 +281,17 @@ def _synthetic() -> plans.SyntheticData:
         domain_size=16,
         num_queries=32,
     ).calibrate(epsilon=6.0, delta=1e-5)
+
+
+def _mwem(num_steps: int, num_start: int) -> plans.MWEM:
+    return plans.MWEM(
+        num_examples=20,
+        relation="replace_one",
+        sizes=(2, 2, 2),
+        attributes=((0,), (1,), (2,), (0, 1), (1, 2)),
+        num_steps=num_steps,
+        num_start=num_start,
+    ).calibrate(epsilon=3.0, delta=1e-5)
 
 
 def _row(case: str, runs: int, plan: Any) -> _harness.Row:

@@ -157,9 +157,13 @@ PARTS: dict[str, Any] = {
 
 
 def splice(path: pathlib.Path, rows: list[Row]) -> None:
-    """Puts rows in the place of those of the same case and metric, or behind the others."""
+    """Puts rows in the place of those of the same case and metric, or behind the others.
+
+    The file's commit is that of the others: new rows have a field of their own for it.
+    """
     written = json.loads(path.read_text(encoding="utf-8"))
-    new = {(row.case, row.metric): dataclasses.asdict(row) for row in rows}
+    own = {"commit": _harness.commit()}
+    new = {(row.case, row.metric): dataclasses.asdict(row) | own for row in rows}
     old = written["rows"]
     written["rows"] = [new.pop((x["case"], x["metric"]), x) for x in old] + [
         *new.values()

@@ -39,7 +39,7 @@ MANY = 10**7
 #: Why a slope is not 1.
 DRAWN = (
     "a step draws and reads its batch, of one expected size whatever n is: 0 is the goal; "
-    "what is left are misses of the caches among more records"
+    "below 2**17 records each has a word, so that 1e5 of them cost more than 1e7"
 )
 SMALL = (
     "smaller sizes stay in the caches, and every step costs something whatever its size"

@@ -119,17 +119,21 @@ def cases(quick: bool) -> list[Case]:
 
     Peers are left out where a run of them takes minutes.
     """
-    fixed = 1.0, 1e-6, dense
+    fixed, every = (1.0, 1e-6, dense), (*_TWO, "aim")
     found = [
-        Case("a: 295 pairs, n = 10000", DENSE, 2, 10_000, *fixed, (*_TWO, "aim")),
+        Case("a: 295 pairs, n = 10000", DENSE, 2, 10_000, *fixed, every),
         Case("a: 295 pairs, n = 100000", DENSE, 2, 100_000, *fixed, _TWO),
     ]
     name = "b: 448 triples of flags, n = 100000"
     flags = FLAGS, 3, 100_000, 1.0, 1e-6, random_flags
     found.append(Case(name, *flags, ("gaussian",), steps=3000))
-    for kind, degree, tried in (("pairs", 2, (*_TWO, "aim")), ("triples", 3, ())):
-        name = f"c: {kind} of ten columns, n = 1000"
-        table = MIXED, degree, 1000, 1.0, 1e-5, mixed_records
+    for kind, degree, n, tried in (
+        ("pairs", 2, 1000, every),
+        ("pairs", 2, 10_000, every),
+        ("triples", 3, 1000, ()),
+    ):
+        name = f"c: {kind} of ten columns, n = {n}"
+        table = MIXED, degree, n, 1.0, 1e-5, mixed_records
         found.append(Case(name, *table, tried))
     for n in (300, 1000):
         name = f"d: triples of flags with a class, n = {n}"

@@ -425,6 +425,24 @@ def changes(
     return _each(one, value_fn, batch, rows)
 
 
+def still(leaf: Any) -> jax.Array:
+    """Returns the update of a leaf that does not move: zeros of its shape and dtype.
+
+    Integers of fewer than 8 bits have zeros of int8: JAX promotes no such dtype, so that an
+    optimizer could not scale it. A zero that XLA knows costs a large leaf nothing.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> leaves = jnp.ones(2, jnp.int4), jnp.ones(2, jnp.bfloat16)
+      >>> [str(finite_difference.still(leaf).dtype) for leaf in leaves]
+      ['int8', 'bfloat16']
+    """
+    dtype = leaf.dtype
+    small = jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8
+    return jnp.zeros(leaf.shape, jnp.int8 if small else dtype)
+
+
 def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
     r"""Computes the tree :math:`\frac1K\sum_k w_k u_k`; frozen leaves are zero.
 
@@ -468,8 +486,8 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
 
     def finished(path: tuple[Any, ...], t: jax.Array, x: Any) -> jax.Array:
         name = path_str(path)
-        if name not in rows.paths:  # A zero that XLA knows costs a large leaf nothing.
-            return jnp.zeros(x.shape, x.dtype)
+        if name not in rows.paths:
+            return still(x)
         return in_words(rows, name, rounded(t, zero).astype(x.dtype))
 
     return jax.tree_util.tree_map_with_path(finished, total, like)

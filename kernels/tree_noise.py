@@ -195,8 +195,12 @@ class Stored(_Fenwick):
         state = _set_row(state, level, node_noise.draw(key, step, like, laws))
         # Read back from the row: with the draw itself XLA would keep a second copy of the
         # store, or draw twice.
-        new = _row(state, level)
-        noise = jax.lax.fori_loop(0, level, lambda i, n: _minus(n, _row(state, i)), new)
+        noise = _row(state, level)
+        # All rows, of which those above count zero: one pass, and no loop whose length is
+        # data, for which the host of a GPU would wait.
+        for i in range(self.period.bit_length() - 1):
+            taken = (i < level).astype(jnp.int32)
+            noise = jax.tree.map(lambda n, s, i=i, k=taken: n - k * s[i], noise, state)
         return _fixed(noise), state
 
 

@@ -593,18 +593,42 @@ def test_one_command_begins_goes_on_and_ends(
         check_params(out / "params.npz", want)
 
 
-@pytest.mark.slow  # Four processes, of which each imports and compiles.
-def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
-    """Two of two devices each; SIGTERM comes to the one that started them."""
+def test_launch_kills_the_others_and_says_how_all_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Where process 1 of two dies, by a program that stands for Python's."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\ncase "$*" in *,1,2) exit 3;; esac\nexec sleep 300\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert run("launch", "--processes", 2, "--json", "--", "train") == 3
+    want = {"exit_code": 3, "exit_codes": [137, 3]}
+    assert json.loads(capsys.readouterr().out) == want
+
+
+@pytest.mark.slow  # Up to eight processes, of which each imports and compiles.
+@pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
+def test_launched_processes_stop_and_go_on_together(
+    count: int, devices: int, tmp_path: Path
+) -> None:
+    """With four devices in all; SIGTERM comes to the one that started them."""
     out, whole = tmp_path / "run", tmp_path / "whole"
-    options = ("train", *FEW[:-1], 3000, "--seed", 1, "--json", "--out")
+    options = ("train", *FEW[:-1], 1000, "--seed", 1, "--json", "--out")
     words = (*options, out, "--resume", "auto")
-    flags = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    )
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
     def launch() -> subprocess.Popen[str]:
-        start = ["-m", "jaxdp.cli", "launch", "--processes", 2, "--", *words]
+        start = [
+            "-m",
+            "jaxdp.cli",
+            "launch",
+            "--processes",
+            count,
+            "--json",
+            "--",
+            *words,
+        ]
         return subprocess.Popen(
             [sys.executable, *map(str, start)],
             env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "2"},
@@ -617,16 +641,22 @@ def test_launched_processes_stop_and_go_on_together(tmp_path: Path) -> None:
         while job.poll() is None and not (out / "ledger.jsonl").exists():
             time.sleep(0.01)
         job.send_signal(signal.SIGTERM)
-        error = job.communicate(timeout=200)[1]
+        shown, error = job.communicate(timeout=600)
     assert job.returncode == 75, error
-    for index in range(2):
+    want = {"exit_code": 75, "exit_codes": [75] * count}
+    assert json.loads(shown.splitlines()[-1]) == want
+    for index in range(count):
         assert f"[{index}] jaxdp: stopped by SIGTERM after step " in error
     with launch() as job:
-        shown, error = job.communicate(timeout=200)
+        shown, error = job.communicate(timeout=600)
     assert job.returncode == 0, error
     (line,) = (x for x in shown.splitlines() if x.startswith('[0] {"'))
-    assert json.loads(line[4:])["steps_charged"] == 3000
-    assert '[1] {"' not in shown
+    assert json.loads(line[4:])["steps_charged"] == 1000
+    assert json.loads(shown.splitlines()[-1]) == {
+        "exit_code": 0,
+        "exit_codes": [0] * count,
+    }
+    assert len([x for x in shown.splitlines() if '{"' in x]) == 2
     assert {p.name for p in out.iterdir()} == WRITTEN
     assert run(*options, whole, "--microbatch-size", 2500) == 0
     check_params(out / "params.npz", dict(np.load(whole / "params.npz")))
@@ -1125,6 +1155,39 @@ def test_a_budget_is_made_reserved_shown_and_refused(
     assert main(["budget", str(tmp_path)]) == 2
 
 
+def test_a_budget_of_divergences_takes_sampled_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More of them than epsilons add up to; what is shown names the order."""
+    folder = str(tmp_path / "budget")
+    words = ["budget", folder, "--epsilon", "3", "--delta", "1e-4"]
+    assert main([*words, "--composition", "renyi", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    shared = jaxdp.Budget(folder)
+    assert made["composition"] == "renyi"
+    assert made["order"] == shared.header["order"] >= 2
+    sampler = sampling.TruncatedPoisson(sampling_prob=0.1)
+    plan = plans.DPZero(
+        num_examples=1437,
+        num_steps=30,
+        sampling=sampler,
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-3,
+    ).with_noise(noise_multiplier=3.0, delta=1e-6)
+    for _ in range(5):
+        shared.reserve(plan)
+    assert sum(each.epsilon for each in shared.reservations) > 3
+    capsys.readouterr()
+    assert main(["budget", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "order" in shown and "left renyi_divergence" in shown
+    train = ["train", "--dataset", "digits_4x4", "--epsilon", "2.9", "--num-steps", "3"]
+    train += ["--batch-size", "200", "--budget", folder, "--out", str(tmp_path / "run")]
+    assert main(train) == 2
+    assert "of renyi_divergence it has" in capsys.readouterr().err
+
+
 # --- recommend ---------------------------------------------------------------------
 
 
@@ -1143,9 +1206,13 @@ def test_recommend_prints_a_command_that_trains(
     out = tmp_path / "run"
     assert run(*said.split(), *words, "--seed", 0, "--out", out, "--quiet") == 0
     assert reported(out)["epsilon"] <= 2
-    assert run("recommend", *words, *few, "--json") == 0
-    (found,) = json.loads(capsys.readouterr().out)["candidates"]
+    assert run("recommend", *words, *few, "--num-public", 40, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["public"].startswith("With 40 public records")
+    (found,) = answer["candidates"]
     assert (found["algorithm"], found["num_passes"]) == ("dpzero", 80)
+    assert found["memory"] > 0 and "bench digits" in found["measured"]
+    assert "from_theorem()" in found["proven"]
     assert run("recommend", *words, "--num-passes", 1) == 2
     assert "--num-passes must be at least 3" in capsys.readouterr().err
 
@@ -1195,7 +1262,7 @@ def test_recommend_of_groups_prints_a_command_that_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one family alone: each has to be compiled for every number of steps."""
-    few = {x: make for x, make in problems._GAMES.items() if "full" in x[0]}
+    few = {x: make for x, make in problems._GAMES.items() if "full" in x}
     monkeypatch.setattr(problems, "_GAMES", few)
     words = ("--dataset", "diabetes", "--group", "sex")
     assert run("recommend", *words, "--num-passes", 12) == 0

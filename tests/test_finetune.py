@@ -5,6 +5,7 @@ import fnmatch
 import functools
 import json
 import random
+import shutil
 import subprocess
 import sys
 import typing
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -37,6 +39,7 @@ from jaxdp.models.language import (
     ModernBertConfig,
     OPTConfig,
     RobertaConfig,
+    adapter_only,
     checkpoint,
     experiments,
     network,
@@ -44,6 +47,7 @@ from jaxdp.models.language import (
     text,
 )
 from jaxdp.training import ledger as ledger_lib
+from jaxdp.training import memory
 from tests.test_cli import REPORT_FIELDS, check_plot, mistakes, reported, run
 from tests.training import test_parallel
 
@@ -212,6 +216,11 @@ def test_prompt_run_writes_everything(home: Path, tmp_path: Path, capsys: Any) -
         assert report[f"{prefix}test_macro_f1"] == f1
     assert weights(out / "model") != weights(home / "roberta")
     assert replayed(out, capsys)["compared"] == "identical to model, to the bit"
+    card = (out / "model" / "README.md").read_text()
+    assert run("report", out, "--format", "card") == 0
+    assert capsys.readouterr().out == card
+    assert "differentially private with epsilon 4 at delta 1e-05" in card
+    assert "report.json | agrees with plan and ledger |" in card
 
     # Nothing of a private record is in what may be shown, nor any loss.
     for path in out.rglob("*"):
@@ -277,6 +286,19 @@ def test_other_tasks(
     given = ("--initial", home / "opt", "--out", alone / "there")
     assert run("replay", alone / "ledger.jsonl", *given) == 0
     assert weights(alone / "there") == weights(tmp_path / "model")
+
+
+def test_a_tuned_model_is_discarded_with_its_card(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(home / "opt", folder)
+    (folder / "README.md").touch()
+    (folder / "notes").touch()
+    language.discard(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+    (folder / "notes").unlink()
+    (folder / "README.md").touch()
+    language.discard(folder)
+    assert not folder.exists()
 
 
 def test_a_perplexity_without_bound_is_none_in_the_report() -> None:
@@ -568,6 +590,34 @@ def test_auto_takes_gradients_where_they_fit(
         finetune_options.check_auto(dataclasses.replace(command, distributed=True))
 
 
+def test_auto_counts_the_bytes_of_integers(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Those of a base that is rounded, and of the adapter that is the default then."""
+    found = []
+
+    def needed(plan: Any, params: Any, *given: Any, **more: Any) -> Any:
+        found.append((params["layers"]["mlp"]["up"]["kernel"].dtype, more["trainable"]))
+        return memory.Memory(1, 1, 1)
+
+    monkeypatch.setattr(memory, "needed", needed)
+    command = options.Finetune(
+        **{name: str(home / f"{name}.jsonl") for name in ("train", "eval")},
+        model=str(home / "roberta"),
+        method="auto",
+        quantised="int4",
+        task="prompt",
+        template=TEMPLATE,
+        label_words=("bad", "good"),
+        max_length=16,
+        sampling="full",
+        out=Path("never"),
+    )
+    chosen = finetune_prepare._with_method(command)
+    assert chosen.method == "dp-lora"
+    assert found == 2 * [(jnp.dtype("int4"), adapter_only)]
+
+
 @pytest.mark.parametrize(
     ("first", "zeroth", "limit", "method", "part"),
     [
@@ -662,6 +712,11 @@ def test_processes_that_share_a_model_end_as_one_does(
         "prompt": (*same, *PROMPT, "--mesh", "model=2,data=2"),
         # An adapter, and a head of which a kernel is split; both are drawn.
         "lora": (*same, *head, "--trainable", "lora", "--mesh", "data=2,model=2"),
+        # What moves is whole in both, and in the checkpoints.
+        "gradients": (
+            *("finetune", *files(home, "roberta"), *NUMBERS, "--sampling", "full"),
+            *("--seed", 1, *head, "--method", "dp-lora", "--mesh", "data=2,model=2"),
+        ),
     }
     given = json.dumps({name: [*map(str, words)] for name, words in runs.items()})
     one = tmp_path / "one"
@@ -673,10 +728,10 @@ def test_processes_that_share_a_model_end_as_one_does(
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    first, second = test_parallel.results("tuned", tmp_path / "two", given, timeout=400)
+    first, second = test_parallel.results("tuned", tmp_path / "two", given, timeout=900)
     times = {"compile_seconds", "train_seconds", "steps_per_second"}
     for name in runs:
         assert first[name] == second[name] == [0, ""], done.stderr
@@ -694,21 +749,17 @@ def test_processes_that_share_a_model_end_as_one_does(
             == WRITTEN - ({"initial.npz"} if name == "prompt" else set())
         )
         # Whoever has the model whole replays the run.
-        assert replayed(folders[1], capsys)["compared"].startswith("identical")
-    assert first["stopped"][0] == second["stopped"][0] == 75
-    assert "stopped by another process after step 2 of 6" in first["stopped"][1]
-    assert "stopped by SIGTERM after step 2 of 6" in second["stopped"][1]
-    assert first["resumed"] == second["resumed"] == [0, ""]
-    stopped, whole = tmp_path / "two" / "stopped", tmp_path / "two" / "prompt"
-    assert weights(stopped / "model") == weights(whole / "model")
-    assert ledger_lib.read(stopped).charged == STEPS
-    for end in (first, second):
-        assert end["dp-lora"][0] == 2
-        said = (
-            "--mesh must have no axis model with several processes and --method dp-lora"
-        )
-        assert said in end["dp-lora"][1]
-    assert not (tmp_path / "two" / "dp-lora").exists()
+        if name != "gradients":
+            assert replayed(folders[1], capsys)["compared"].startswith("identical")
+    for name in ("prompt", "gradients"):
+        stopped, resumed = f"stopped {name}", f"resumed {name}"
+        assert first[stopped][0] == second[stopped][0] == 75
+        assert "stopped by another process after step 2 of 6" in first[stopped][1]
+        assert "stopped by SIGTERM after step 2 of 6" in second[stopped][1]
+        assert first[resumed] == second[resumed] == [0, ""]
+        out, whole = tmp_path / "two" / stopped, tmp_path / "two" / name
+        assert weights(out / "model") == weights(whole / "model")
+        assert ledger_lib.read(out).charged == STEPS
     full = "[Errno 28] full"
     refused = f"process 0 of the run refused: {full}"
     assert first["full"] == first["unrecorded"] == [f"OSError: {full}", ""]
@@ -784,13 +835,25 @@ def test_resumed_run_ends_as_if_undisturbed(
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes((home / "train.jsonl").read_bytes())
     assert run(*again, "--train", moved) == 0
+    # The command as it was, with the number of labels.
+    assert run(*said, "--quiet", "--out", out, "--resume", "auto") == 0
     assert weights(out / "model") == weights(want / "model")
     assert {p.name for p in out.iterdir()} == WRITTEN
     times = {"compile_seconds", "train_seconds", "steps_per_second", "dataset"}
     for name, value in reported(want).items():
         assert name in times or reported(out)[name] == value
+    card = out / "model" / "README.md"
+    assert run("report", out, "--format", "card") == 0
+    assert capsys.readouterr().out == card.read_text()
     assert run("train", "--resume", "--out", out) == 2
     assert "must be a folder that jaxdp train wrote" in capsys.readouterr().err
+    # What somebody added to the card stays in this run, and goes with it.
+    card.write_text("edited")
+    assert run(*again) == 0
+    assert card.read_text() == "edited"
+    assert run(*said, "--out", out, "--overwrite") == 0
+    assert run("report", out, "--format", "card") == 0
+    assert capsys.readouterr().out == card.read_text()
 
 
 def test_radius_that_is_lost_in_16_bits_is_said(
@@ -826,6 +889,132 @@ def test_parameters_of_16_bits_are_tuned_saved_and_replayed(
     header = ledger_lib.read(out).header["leaves"]
     assert header["layers/lora/query/b"][1] == "float32"
     assert header["embedding/tokens"][1] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (
+            (*PROMPT, "--quantised", "int8", "--lora-rank", 2, *QUICK),
+            {"adapter_config.json", "adapter_model.safetensors"},
+        ),
+        pytest.param(
+            (
+                *("--task", "head", "--labels", 2, "--method", "dp-lora", *NUMBERS),
+                *("--quantised", "int4", "--sampling", "full", "--dtype", "bfloat16"),
+            ),
+            {"adapter_config.json", "adapter_model.safetensors"},
+            marks=pytest.mark.slow,  # A run, as of other tasks.
+        ),
+        pytest.param(
+            (
+                *("--task", "head", "--labels", 2, "--quantised", "int8", *QUICK),
+                *("--trainable", "prefix"),
+            ),
+            {"adapters.safetensors"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (*HEAD_RUN, "--quantised", "int8"),
+            {"adapters.safetensors"},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["lora", "lora and head", "prefix and head", "head"],
+)  # The first is in the fast lane, where no other command has integers.
+def test_a_base_of_integers_stays_and_its_adapter_is_saved_alone(
+    words: tuple[Any, ...], written: set[str], home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out, base = tmp_path / "run", str(home / "roberta")
+    said = ("finetune", *files(home, "roberta"), *words, "--seed", 1, "--out", out)
+    assert run(*said) == 0
+    assert capsys.readouterr().err == ""
+    tuned = out / "model"
+    assert {p.name for p in tuned.iterdir()} == written | {
+        "README.md",
+        "tokenizer.json",
+    }
+    assert checkpoint.base_of(tuned) == base
+    dtype = words[words.index("--quantised") + 1]
+    assert ledger_lib.read(out).header["note"]["command"]["quantised"] == dtype
+
+    # The folder is the model: of its base's weights, rounded, and what was tuned.
+    narrow = "bfloat16" if "bfloat16" in words else "float32"
+    labels = 2 if "head" in words else None
+    given: dict[str, Any] = {"num_labels": labels, "dtype": narrow}
+    config, params = checkpoint.load(tuned, quantised=dtype, **given)
+    new = None if labels is None else jax.random.key(0)
+    _, before = checkpoint.load(base, quantised=dtype, new_heads=new, **given)
+    flat, was = language.flat(params), language.flat(before)
+    kernel = flat["layers/attention/query/kernel"]
+    assert kernel.dtype == dtype and kernel.shape == (2, 8, 8)
+    for path, leaf in was.items():
+        if not adapter_only(path):
+            np.testing.assert_array_equal(leaf, flat[path])
+    moved = np.load(out / "initial.npz")
+    assert {*moved} == {path for path in flat if adapter_only(path)}
+    for path in moved:
+        assert np.any(moved[path] != flat[path])
+    adapter = checkpoint.read_adapter(tuned)
+    model = LanguageModel(config=config, adapter=adapter, num_labels=labels)
+    tokenizer = text.Tokenizer.load(tuned)
+    template = "{text}" if labels else TEMPLATE
+    public = text.read_records(home / "eval.jsonl")
+    batch = text.encode_classification(
+        tokenizer, public, max_length=16, template=template
+    )
+    task = (
+        tasks.head(model)
+        if labels
+        else tasks.prompt(model, tokenizer.label_words(["bad", "good"]))
+    )
+    right = [each["label"] for each in public]
+    found = tasks.accuracy(tasks.predict(task, params, batch), right)
+    assert reported(out)["test_accuracy"] == found
+
+    if "dp-lora" not in words:
+        assert replayed(out, capsys)["compared"] == "identical to model, to the bit"
+        assert weights(out / "replayed") == weights(tuned)
+    other = ("--quantised", "int4" if dtype == "int8" else "int8")
+    assert run("finetune", "--resume", "--out", out, *other) == 2
+    part = f"--quantised must be left out with --resume or be as it was, {dtype}"
+    assert part in capsys.readouterr().err
+
+
+@pytest.mark.slow  # Two runs, as of the other tasks.
+def test_texts_are_generated_by_a_base_of_integers_and_the_adapter_goes_on(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    said = ("--task", "generation", "--template", "{text} It was", "--span-length", 4)
+    said = (*said, *QUICK, "--quantised", "int8", "--seed", 1)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run("finetune", *files(home, "opt"), *said, "--out", one) == 0
+    assert 0 <= reported(one)["test_token_f1"] <= 1 < reported(one)["test_perplexity"]
+    assert replayed(one, capsys)["compared"] == "identical to model, to the bit"
+    # Another run takes up the adapter; its base is still the first folder.
+    again = ("--model", one / "model", *files(home, "opt")[2:], *said, "--out", two)
+    assert run("finetune", *again) == 0
+    assert checkpoint.base_of(two / "model") == str(home / "opt")
+    for name, leaf in np.load(two / "initial.npz").items():
+        _, tuned = checkpoint.load(one / "model")
+        np.testing.assert_array_equal(leaf, language.flat(tuned)[name])
+
+
+def test_an_adapter_beside_its_weights_has_no_base_to_name(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    config, params = checkpoint.load(home / "roberta")
+    adapter = LoRA(rank=2)
+    model = LanguageModel(config=config, adapter=adapter)
+    params = model.with_new_parts(params, jax.random.key(0))
+    checkpoint.save(tmp_path / "both", config, params, adapter=adapter)
+    shutil.copy(home / "roberta" / "tokenizer.json", tmp_path / "both")
+    given = ("--model", tmp_path / "both", *files(home, "roberta")[2:], *PROMPT)
+    given = (*given, *QUICK, "--quantised", "int8", "--out", tmp_path / "run")
+    assert run("finetune", *given) == 2
+    part = "--model must have no adapter beside its weights with --quantised"
+    assert part in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_choice_of_label_words_in_a_table(home: Path, tmp_path: Path) -> None:
@@ -944,6 +1133,7 @@ def test_what_is_completed_stays_as_it_is() -> None:
 def test_dtypes_are_the_model_s() -> None:
     assert typing.get_args(network.ComputeDtype) == options.COMPUTE_DTYPES
     assert checkpoint.DTYPES == options.DTYPES
+    assert checkpoint.INTEGERS == options.INTEGERS
 
 
 WRONG = mistakes("finetune_mistakes.txt")

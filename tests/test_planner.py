@@ -12,6 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp import planner
+from jaxdp.planner import claims
 
 DIM, NUM = 400, 32
 KNOWN: dict[str, Any] = {
@@ -147,6 +148,28 @@ def test_near_methods_are_chosen_by_cost() -> None:
     assert ranked == (cheap, dear) and "fewer passes" in reason
 
 
+def test_memory_is_of_gradients_or_of_a_forward_pass(found: Any) -> None:
+    """500 gradients of 400 float32; of 500 losses far less, and four slopes each."""
+    gradients, slopes = found.candidates
+    assert gradients.memory == 4 * 500 * DIM
+    assert 4 * 500 * 4 <= slopes.memory < gradients.memory / 4
+    batch = jaxdp.recommend(linear, START, rows(), batch_size=50, **KNOWN)
+    read = batch.plan.sampling.rows(500)
+    assert batch.candidates[0].memory == 4 * read * DIM < gradients.memory
+
+
+def test_claims_and_public_records_are_said(found: Any) -> None:
+    for one in found.candidates:
+        assert one.proven and one.measured.startswith("bench ")
+        assert f"{one.name}: proven: {one.proven}" in found._repr_html_()
+    assert not found.public
+    known = KNOWN | {"num_passes": 60, "backpropagation": False}
+    public = jaxdp.recommend(linear, START, rows(), num_public=90, **known)
+    assert public.public.startswith("With 90 public records: train on them first")
+    assert "With 90 public records" in repr(public)
+    assert claims.of_loss("DPGD", 10**6) is claims.LANGUAGE["DPGD"]
+
+
 def test_display(found: Any) -> None:
     text = repr(found)
     assert text.startswith("Recommendation: DPGD")
@@ -165,6 +188,7 @@ def test_display(found: Any) -> None:
         ),
         ({"num_passes": -1.0}, "num_passes must be"),
         ({"batch_size": 501}, "batch_size must be"),
+        ({"num_public": 0}, "num_public must be"),
         ({"epsilon": 0.0}, "epsilon must be"),
         ({"delta": 0}, "delta must be"),
         ({"relation": "none"}, "relation must be"),

@@ -82,6 +82,16 @@ def test_clips_follow_what_public_records_contribute() -> None:
     assert 0.5 < x < 1.0 and 0.5 < y < 1.0
 
 
+def test_memory_is_of_gradients_and_of_scores() -> None:
+    of = of_game()
+    once = sampling.SinglePass(500)
+    shared = {"num_examples": 4000, "relation": "replace_one", "num_steps": 8}
+    steps = plans.DPGD(sampling=once, l2_clip_norm=0.7, **shared)
+    assert problems._memory(of, steps) == 4 * 500 * 2 * DIM
+    drawn = problems._game(of, plans.Saddle, 1.0, sampling=once, **shared)
+    assert problems._memory(of, drawn) == 4 * 501 * 2 * DIM
+
+
 @pytest.mark.parametrize(
     ("best", "start", "most", "found"),
     [(64, 16, 1000, 64), (4, 32, 1000, 4), (64, 16, 40, 40), (1, 2, 9, 1)],
@@ -150,6 +160,8 @@ def test_tables_are_chosen_by_the_rule_of_synthesize(monkeypatch: Any) -> None:
     assert sorted(methods) == ["marginals", "mirror_descent", "mwem"]
     assert all(float(one.plan.epsilon()) <= 2.0 for one in found.candidates)
     assert found.best.num_measured == 15 and found.best.error is None
+    assert all(one.memory == 4 * 4 * 3 * 5 * 2**3 for one in found.candidates)
+    assert all(one.measured.startswith("bench tables") for one in found.candidates)
     monkeypatch.setattr(synthesis, "chosen", lambda queries, std: ("mwem", "so"))
     changed = jaxdp.recommend(table, **KNOWN)
     assert (changed.best.method, changed.reason) == ("mwem", "MWEM: so.")
@@ -175,9 +187,10 @@ def test_near_errors_are_decided_by_passes() -> None:
         (PROBLEM, (UNIFORM, UNIFORM), {"num_passes": 2.0}, "num_passes must be at"),
         (PROBLEM, (UNIFORM, UNIFORM), {"batch_size": 10}, "batch_size must be left"),
         (PROBLEM, (UNIFORM,) * 2, {"backpropagation": False}, "backpropagation must"),
+        (PROBLEM, (UNIFORM,) * 2, {"num_public": 9}, "num_public must be left out"),
         (PROBLEM, None, {}, "params and records must be given"),
     ],
-    ids=["matrix", "pair", "passes", "batch", "forward", "none"],
+    ids=["matrix", "pair", "passes", "batch", "forward", "public", "none"],
 )
 def test_bad_arguments(problem: Any, params: Any, changes: Any, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):

@@ -72,6 +72,7 @@ else:
         "events",
         "gaussian",
         "lattice",
+        "renyi",
         "spending",
         "subsets",
     }

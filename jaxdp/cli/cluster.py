@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.cli import options, record
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import check_folder
 from jaxdp.core import keys as keys_lib
 from jaxdp.kernels.finite_difference import SIGNS
+from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import ledger, parallel
 
@@ -154,23 +155,18 @@ def mesh_of(command: options.Run) -> Mesh | None:
 def check_plan(command: options.Run, plan: Plan) -> None:
     """Requires a plan that can run, and be recorded, on the command's mesh, if any."""
     mesh = mesh_of(command)
-    split = mesh is not None and MODEL in mesh.axis_names
-    if split and parallel.several_processes(mesh) and not plan.replayable:
-        raise UsageError(
-            f"--mesh must have no axis {MODEL} with several processes and --method "
-            "dp-lora, whose releases do not give the parameters back: no process has them "
-            "whole for a checkpoint; let processes share the records alone, or give "
-            "--method dpzero"
-        )
     with usage(command, flag("mesh")):
         parallel.check_algorithm(mesh, plan, ())
         parallel.check_signs(mesh, plan, ())  # Params are on one device yet.
 
 
-def placing(command: options.Run) -> Callable[[Any], Any] | None:
+def placing(
+    command: options.Run, whole: Callable[[str], bool] = lambda path: False
+) -> Callable[[Any], Any] | None:
     """Returns what says where a language model's parameters are; None for one device.
 
-    A function of parameters, or their shapes, to the tree of their shardings.
+    A function of parameters, or their shapes, to the tree of their shardings. ``whole``
+    says of which leaves, by their paths, every device has all.
     """
     mesh = mesh_of(command)
     if mesh is None or MODEL not in mesh.axis_names:
@@ -179,8 +175,13 @@ def placing(command: options.Run) -> Callable[[Any], Any] | None:
 
     of = Mesh(mesh.devices, mesh.axis_names)  # As fit takes it.
 
+    everywhere = NamedSharding(of, PartitionSpec())
+
     def places(params: Any) -> Any:
         with usage(command, flag("mesh")):
-            return language.shardings(params, of, axis=MODEL)
+            found = language.shardings(params, of, axis=MODEL)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, place: everywhere if whole(path_str(path)) else place, found
+        )
 
     return places

@@ -23,7 +23,7 @@ from jaxdp.cli import (
     shared_budget,
 )
 from jaxdp.cli.finetune_prepare import Job, out_of, prepare
-from jaxdp.cli.language import MODEL
+from jaxdp.cli.language import CARD, MODEL
 from jaxdp.cli.prepare import keys_of
 from jaxdp.cli.printing import conclude
 from jaxdp.cli.record import INITIAL
@@ -40,6 +40,7 @@ from jaxdp.cli.train import (
 from jaxdp.core import keys as keys_lib
 from jaxdp.models import show_values
 from jaxdp.models.language import LanguageModel, num_parameters
+from jaxdp.training import parallel, statements
 from jaxdp.training.ledger import LEDGER, PLAN, REPORT, replace
 
 FILES = (PLAN, LEDGER, INITIAL, REPORT, PROGRESS, RELEASES)
@@ -189,6 +190,10 @@ def write(job: Job, outcome: Outcome) -> None:
         num_parameters=None if job.plan.replayable else report["num_trainable"],
     )
     replace(job.out / REPORT, written(report, job.command.timings))
+    card = job.out / MODEL / CARD
+    # One that is there was written by this run; somebody may have added to it since.
+    if parallel.writes(cluster.mesh_of(job.command)):
+        replace(card, statements.statement(job.out).to_card().encode())
 
 
 def summary(job: Job, outcome: Outcome) -> Table:
@@ -211,5 +216,6 @@ def summary(job: Job, outcome: Outcome) -> Table:
     table.add_row(*duration(report, job.command.timings))
     table.add_row("data", report["note"])
     written = [name for name in FILES if (job.out / name).exists()]
-    table.add_row("written", f"{job.out}: {', '.join([*written, f'{MODEL}/'])}")
+    written += [f"{MODEL}/", f"{MODEL}/{CARD}"]
+    table.add_row("written", f"{job.out}: {', '.join(written)}")
     return table

@@ -17,7 +17,7 @@ from jaxdp import plans, sampling
 from jaxdp.cli import cluster, options
 from jaxdp.core import keys
 from jaxdp.kernels import sphere
-from jaxdp.models.language import LanguageModel, adapter_only, tasks
+from jaxdp.models.language import LanguageModel, adapter_only, quantised, tasks
 from jaxdp.training import memory
 
 
@@ -63,7 +63,8 @@ def needed(
 
     def initial() -> Any:
         any_key = keys.from_words(np.zeros(2, np.uint32))  # Only shapes are asked for.
-        return jax.tree_util.tree_map_with_path(cast, model.init(any_key))
+        params = jax.tree_util.tree_map_with_path(cast, model.init(any_key))
+        return quantised(params, command.quantised) if command.quantised else params
 
     def cast(path: Any, leaf: jax.Array) -> jax.Array:
         small = adapter_only(sphere.path_str(path))

@@ -60,7 +60,7 @@ def completed(command: options.Finetune) -> options.Finetune:
     """Fills in options that are not given, from the command's recipe and the defaults."""
     gradients = command.method == "dp-lora"
     if command.trainable is None:
-        moving = "lora" if gradients else "all"
+        moving = "lora" if gradients or command.quantised else "all"
         command = dataclasses.replace(command, trainable=moving)
     refuse = functools.partial(parsing.refuse, command)
     refuse(OF_SLOPES, "--method dpzero", not gradients)
@@ -114,9 +114,8 @@ def completed(command: options.Finetune) -> options.Finetune:
         defaults["answer_field"] = "answer"
     chosen = {n: x for n, x in defaults.items() if getattr(command, n) is None}
     command = dataclasses.replace(command, **chosen)
-    if isinstance(command.labels, int):
-        names = tuple(str(k) for k in range(command.labels))
-        command = dataclasses.replace(command, labels=names)
+    names = parsing.class_names(command.labels)
+    command = dataclasses.replace(command, labels=names)
     _check_classes(command)
     if command.eval_every is None:
         every = max(1, (command.num_steps or 0) // 20)
@@ -171,6 +170,10 @@ def _refuse_strangers(command: options.Finetune) -> None:
         )
     refuse(("lora_rank", "lora_alpha"), "--trainable lora", moving == "lora")
     refuse(("prefix_length",), "--trainable prefix", moving == "prefix")
+    few = [name for name in options.TRAINABLE if name != "all"]
+    refuse(
+        ("quantised",), f"--trainable {', '.join(few[:-1])} or {few[-1]}", moving in few
+    )
     sampled = command.sampling != "full"
     refuse(("batch_size",), "--sampling poisson or fixed-size", sampled)
     if moving == "head" and task != "head":

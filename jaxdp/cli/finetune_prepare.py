@@ -44,7 +44,7 @@ from jaxdp.models.language import (
     text,
 )
 from jaxdp.planner import gradients
-from jaxdp.training import replaying, resolution
+from jaxdp.training import parallel, replaying, resolution
 from jaxdp.training.ledger import LEDGER, PLAN
 
 Batch = dict[str, np.ndarray]
@@ -129,9 +129,11 @@ def _loaded(command: options.Finetune, keys: keys_lib.Keys) -> tuple[Job, Batch]
         _check_out(command, out)
     cluster.check_plan(command, plan)
     key = initial_key(keys.direction)
-    params = language.initial(
-        command, task.model, command.model, key, placing=cluster.placing(command)
-    )
+    # Whole gradients are clipped, and a process writes what they move.
+    moves = trainable(command)
+    whole = {} if plan.replayable or moves is None else {"whole": moves}
+    placing = cluster.placing(command, **whole)
+    params = language.initial(command, task.model, command.model, key, placing=placing)
     if command.resume:
         header = record.read(out, "--out").header
         params = language.recorded(params, out, header)
@@ -301,9 +303,10 @@ def _scaled(
 
     count = len(next(iter(public.values())))
     chosen = np.linspace(0, count - 1, min(count, _SCALE_RECORDS)).astype(int)
-    size, params = command.microbatch_size or len(chosen), jax.device_put(params)
+    size = command.microbatch_size or len(chosen)
+    params = jax.tree.map(jnp.asarray, params)  # Read from a file: once.
     found = [
-        np.asarray(
+        parallel.on_host(
             rows(params, {n: x[chosen[i : i + size]] for n, x in public.items()})
         )
         for i in range(0, len(chosen), size)

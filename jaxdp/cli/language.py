@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.cli import options, record
@@ -15,8 +16,8 @@ from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language import LanguageModel, LoRA, Prefix, adapter_only, checkpoint
 from jaxdp.training import parallel, replaying
 
-#: In a run's folder: the tuned model.
-MODEL = "model"
+#: In a run's folder: the tuned model; and in that, its privacy card.
+MODEL, CARD = "model", "README.md"
 
 #: What a tokenizer is kept in, as far as there is each.
 _TOKENIZER = (
@@ -52,6 +53,12 @@ def model_of(
     """
     with usage(command, option):
         config, there = checkpoint.read_config(folder), checkpoint.read_adapter(folder)
+        apart = checkpoint.base_of(folder) is not None
+    if command.quantised and there is not None and not apart:
+        raise UsageError(
+            f"{option} must have no adapter beside its weights with --quantised, whose "
+            f"result is an adapter for them; got {there}"
+        )
     adapter = there
     if command.trainable in _ADAPTERS:
         kind = _ADAPTERS[command.trainable]
@@ -102,6 +109,7 @@ def initial(
             num_labels=model.num_labels,
             new_heads=new,
             dtype=command.dtype,
+            quantised=command.quantised,
             sharding=placing,
         )
     params = model.with_new_parts(params, key)
@@ -168,9 +176,13 @@ def flat(params: Any) -> dict[str, Any]:
 def save(folder: pathlib.Path, source: str, model: LanguageModel, params: Any) -> None:
     """Writes a checkpoint that can be loaded, with the tokenizer of the one before it.
 
-    All processes call this where parameters are split between them.
+    Of a base of integers, the adapter alone, with the folder of the base. All processes
+    call this where parameters are split between them.
     """
-    checkpoint.save(folder, model.config, params, adapter=model.adapter)
+    leaves, base = jax.tree.leaves(params), None
+    if any(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves):
+        base = checkpoint.base_of(source) or source
+    checkpoint.save(folder, model.config, params, adapter=model.adapter, base=base)
     if not folder.is_dir():  # Another process wrote it.
         return
     for name in _TOKENIZER:
@@ -178,22 +190,23 @@ def save(folder: pathlib.Path, source: str, model: LanguageModel, params: Any) -
             shutil.copyfile(pathlib.Path(source) / name, folder / name)
 
 
-def load(folder: pathlib.Path, model: LanguageModel, dtype: str) -> Any:
-    """Loads the parameters that :func:`save` wrote, of that ``--dtype``.
+def load(folder: pathlib.Path, model: LanguageModel, command: options.Finetune) -> Any:
+    """Loads the parameters that :func:`save` wrote, in the dtypes of a command.
 
     Raises:
       ValueError, OSError: they are not there, or are another model's.
     """
-    return checkpoint.load(folder, num_labels=model.num_labels, dtype=dtype)[1]
+    dtypes: Any = {"dtype": command.dtype, "quantised": command.quantised}
+    return checkpoint.load(folder, num_labels=model.num_labels, **dtypes)[1]
 
 
 def discard(folder: pathlib.Path) -> None:
-    """Removes what :func:`save` wrote; other files stay."""
+    """Removes a tuned model: what :func:`save` wrote, and the card; other files stay."""
     if not folder.is_dir():
         return
     for path in [*folder.glob("model*.safetensors*")]:
         path.unlink()
-    for name in (*_CHECKPOINT, *_TOKENIZER):
+    for name in (*_CHECKPOINT, *_TOKENIZER, CARD):
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -1,5 +1,6 @@
 """``jaxdp launch``: processes on this machine that run one command together."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -20,7 +21,8 @@ def run(command: options.Launch, words: list[str]) -> int:
     """Starts the processes and waits for them; returns the worst of their exit codes.
 
     Where one dies the others are killed: they would wait for it, and what they did is on
-    record. SIGTERM and SIGUSR1 go to all of them.
+    record. SIGTERM and SIGUSR1 go to all of them. With ``--json`` the last line is an
+    object with the exit codes: those of the processes that were killed here are 137.
     """
     if not words or words[0] not in _TOGETHER:
         got = repr(words[0]) if words else "nothing"
@@ -55,7 +57,7 @@ def run(command: options.Launch, words: list[str]) -> int:
     try:
         for relay in relays:
             relay.start()
-        return _wait(jobs)
+        code = _wait(jobs)
     finally:
         for job in jobs:
             job.kill()
@@ -64,20 +66,29 @@ def run(command: options.Launch, words: list[str]) -> int:
             relay.join()
         for number, handler in before.items():
             signal.signal(number, handler)
+    if command.json:
+        codes = [_code(job.returncode) for job in jobs]
+        print(json.dumps({"exit_code": code, "exit_codes": codes}))
+    return code
+
+
+def _code(code: int) -> int:
+    """Returns an exit code as a shell says it, of a process that a signal ended, too."""
+    return 128 - code if code < 0 else code
 
 
 def _wait(jobs: list[subprocess.Popen[str]]) -> int:
     """Waits until all have ended, or one has died; returns the worst exit code."""
     while True:
         codes = [job.poll() for job in jobs]
-        # Of a process that a signal ended, as a shell says it.
-        ended = [128 - code if code < 0 else code for code in codes if code is not None]
+        ended = [_code(code) for code in codes if code is not None]
         if len(ended) == len(jobs) or {*ended} - {0, PREEMPTED}:
             return max(ended)
         time.sleep(0.05)
 
 
 def _relay(prefix: str, source: IO[str], sink: TextIO) -> None:
-    for line in source:
-        sink.write(prefix + line)
-        sink.flush()
+    with source:
+        for line in source:
+            sink.write(prefix + line)
+            sink.flush()

@@ -34,6 +34,7 @@ TRAINABLE = ("all", "lora", "prefix", "head")
 #: Of ``jaxdp.models.language.network.ComputeDtype``, whose module brings flax.
 COMPUTE_DTYPES = ("float32", "bfloat16")
 DTYPES = ("float32", "bfloat16", "float16")
+INTEGERS = ("int8", "int4")
 #: Those that a language model draws where it needs them.
 LAZY_DIRECTIONS = ("rademacher", "gaussian", "sphere")
 SAMPLING = ("poisson", "fixed-size", "full")
@@ -498,7 +499,7 @@ class Finetune(Budget, Run):
     trainable: Any = opt(
         p.choice_or_pattern(*TRAINABLE),
         "All; an adapter (and a head); a head; leaves by their paths.",
-        "all, or lora with --method dp-lora",
+        "all, or lora with --method dp-lora or --quantised",
     )
     lora_rank: Int = opt(INTEGER, "Of --trainable lora.", "8")
     lora_alpha: Num = opt(
@@ -512,6 +513,11 @@ class Finetune(Budget, Run):
         p.choice(*DTYPES),
         "Of parameters, but for adapters and heads.",
         default="float32",
+    )
+    quantised: Word = opt(
+        p.choice(*INTEGERS),
+        "Of the layers' kernels, frozen under lora, prefix or head; model/ is then that "
+        "alone.",
     )
 
     delta: Any = opt(NUMBER, "Of the whole run.", f"recipe or {DEFAULT_DELTA:g}")
@@ -678,6 +684,7 @@ class Recommend(Budget, Groups, Model, Data):
         "240 for gradients, 8000 for slopes",
     )
     batch_size: Int = opt(COUNT, "Expected records of a step.", "all")
+    num_public: Int = opt(COUNT, "Public records at hand: says what they would do.")
     bins: MaybePath = opt(p.PATH, "Bins of a table, as jaxdp synthesize reads them.")
     degree: tuple[int, ...] | None = opt(p.DEGREES, "With --bins: of a query.", "2")
     num_examples: Int = opt(COUNT, "With --bins: private records.")
@@ -747,6 +754,7 @@ class Launch:
     """
 
     processes: int = opt(COUNT, "How many.", default=...)
+    json: bool = switch("Print the exit codes as one JSON object, in the last line.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -766,8 +774,9 @@ class SharedBudget:
     relation: str = opt(_RELATION, _NEIGHBOURS, default="replace_one")
     unit: str = opt(_UNIT, _DIFFERENCE, default="record")
     composition: str = opt(
-        p.choice("basic", "gaussian"),
-        "basic: epsilons add up. gaussian: for full batches alone, and tighter.",
+        p.choice("basic", "gaussian", "renyi"),
+        "basic: epsilons add up. renyi: tighter for many runs, sampled or not. gaussian: "
+        "for full batches alone, and the tightest.",
         default="basic",
     )
     json: bool = switch("Print one JSON object.")

@@ -137,6 +137,11 @@ def _classes(text: str) -> int | tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
+def class_names(classes: Any) -> Any:
+    """Returns the names of classes; of so many without names, their numbers."""
+    return tuple(map(str, range(classes))) if isinstance(classes, int) else classes
+
+
 def _words(text: str) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(","))
     if "" in parts:

@@ -18,7 +18,8 @@ def run(command: options.Recommend) -> None:
     table, game = command.bins is not None, command.group is not None
     refuse(command, ("degree", "num_examples"), "--bins", table)
     losses = "a loss, without --group and --bins"
-    refuse(command, ("forward_only", "batch_size"), losses, not (table or game))
+    of_losses = ("forward_only", "batch_size", "num_public")
+    refuse(command, of_losses, losses, not (table or game))
     refuse(command, ("group", "num_passes"), "a data set, not --bins", not table)
     with models.show_values(command.show_values):
         made = _of_table if table else _of_game if game else _of_loss
@@ -26,6 +27,7 @@ def run(command: options.Recommend) -> None:
     if command.json:
         answer = {
             "reason": found.reason,
+            "public": found.public,
             "candidates": [_numbers(one) for one in found.candidates],
         }
         print(json.dumps(answer))
@@ -54,6 +56,7 @@ def _of_loss(command: options.Recommend) -> tuple[planner.Recommendation, str]:
             backpropagation=not command.forward_only,
             num_passes=command.num_passes,
             batch_size=command.batch_size,
+            num_public=command.num_public,
             **_budget(command),
         )
     first = _numbers(found.best)
@@ -127,6 +130,7 @@ def _numbers(one: Any) -> dict[str, Any]:
     of_plan = (*of_plan, *getattr(plan, "clip_fields", ()))
     of_plan = (*of_plan, *getattr(plan, "step_size_fields", ()), "noise_multiplier")
     of_run = ("name", "method", "learning_rate", "num_passes", "noise", "missed")
-    of_run = (*of_run, "error", "half_width", "proven", "num_measured")
+    of_run = (*of_run, "error", "half_width", "memory", "num_measured")
+    of_run = (*of_run, "proven", "measured")
     found |= {name: getattr(plan, name) for name in of_plan if hasattr(plan, name)}
     return found | {name: getattr(one, name) for name in of_run if hasattr(one, name)}

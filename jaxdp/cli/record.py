@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.cli import options, recipes
-from jaxdp.cli.parsing import UsageError, flag, usage
+from jaxdp.cli.parsing import UsageError, class_names, flag, usage
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.training import budgets, ledger
@@ -82,6 +82,8 @@ def recorded_command(command: Command, out: pathlib.Path, own: bool) -> Command:
         )
     for field in dataclasses.fields(kind):
         now = getattr(command, field.name)
+        if field.name == "labels":  # As a run keeps them.
+            now = class_names(now)
         # One that is given as its default is given all the same.
         given = now != field.default or field.name in (command.given or ())
         if field.name in kind.free or not given:

@@ -117,7 +117,7 @@ def _finetuned(
         out,
         lambda out, params: language.save(out, source, model, params),
         language.MODEL,
-        lambda path: language.load(path, model, tuned.dtype),
+        lambda path: language.load(path, model, tuned),
     )
 
 

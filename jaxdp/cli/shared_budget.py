@@ -28,8 +28,8 @@ def run(command: options.SharedBudget) -> None:
         with usage(command, "FOLDER"):
             made = Budget(command.folder)
     header, reservations = made.header, made.reservations
-    about = {name: header[name] for name in ("relation", "unit", "composition")}
-    about |= {"id": made.id}
+    names = ("relation", "unit", "composition", "order")  # The last of "renyi" alone.
+    about = {name: header[name] for name in names if name in header} | {"id": made.id}
     total = {"epsilon": header["epsilon"], "delta": header["delta"]}
     spent, left = made.spent(), made.left()
     if command.json:

@@ -20,6 +20,8 @@ from jaxdp.kernels.sphere import path_str
 WIDTH, HEIGHT = 100, 40
 #: Lines of one value, and leaves of a tree that are named.
 _LINES, _LEAVES = 3, 8
+#: Lines of a note that are shown, before they are wrapped.
+_PARTS = 6
 #: Columns of a name at most.
 _NAME = 36
 _LEFT = ' style="text-align: left"'
@@ -41,7 +43,7 @@ class Table(NamedTuple):
       title: what the table shows, in one line.
       rows: cells of each row; a name and a value, unless there is a ``head``.
       head: names of the columns; empty for names and values.
-      note: a sentence after the table.
+      note: after the table: a line, or a few.
     """
 
     title: str
@@ -52,7 +54,13 @@ class Table(NamedTuple):
     def text(self) -> str:
         """Returns the table as text of at most 40 lines and 100 columns."""
         top = textwrap.wrap(plain(self.title), WIDTH, max_lines=2, placeholder=" ...")
-        end = textwrap.wrap(plain(self.note), WIDTH, max_lines=4, placeholder=" ...")
+        end = [
+            line
+            for part in self.note.split("\n")[:_PARTS]
+            for line in textwrap.wrap(
+                plain(part), WIDTH, max_lines=5, placeholder=" ..."
+            )
+        ]
         rows = [self.head, *self.rows] if self.head else self.rows
         rows = [list(map(plain, row)) for row in rows]
         lines = list(_grid(rows) if self.head else _pairs(rows))

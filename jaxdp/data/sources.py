@@ -185,6 +185,10 @@ class ParquetSource(Source):
     ``pyarrow.parquet.write_table``) make sampling faster; arrays of ``np.save`` need
     no unpacking. It needs pyarrow: ``pip install 'jaxdp-optim[tables]'``.
 
+    A record with a null in any of the columns takes part as nothing: its floats are NaN, so
+    that its loss is NaN and counts zero, and its integers and bools are zeros. It is not
+    refused: one private record would decide whether the run ends.
+
     Args:
       paths: one file or several, which follow each other.
       columns: names of the columns that are read, of numbers, bools, or lists of one
@@ -249,19 +253,11 @@ class ParquetSource(Source):
     def _group(self, place: int, indices: np.ndarray) -> dict[str, np.ndarray]:
         file, group = self._groups[place]
         table = file.read_row_group(group, columns=self._columns, use_threads=False)
-        found = {}
-        for name in self._columns:
-            column = table.column(name).combine_chunks()
-            if column.null_count:
-                raise ValueError(
-                    f"data must have a number in every row of column {name!r}, got nulls"
-                )
-            size = getattr(column.type, "list_size", None)
-            values = column if size is None else column.flatten()
-            array = values.to_numpy(zero_copy_only=False)
-            if size is not None:
-                array = array.reshape(len(column), size)
-            found[name] = array[indices]
+        read = {name: _numbers(table.column(name)) for name in self._columns}
+        lacks = ~np.logical_and.reduce([whole for _, whole in read.values()])[indices]
+        found = {name: array[indices] for name, (array, _) in read.items()}
+        for array in found.values():
+            array[lacks] = _nothing(array[:1])
         return found
 
 
@@ -408,6 +404,23 @@ def concatenated(sources: Iterable[Source]) -> Source:
 def _zeros(like: Any) -> np.ndarray:
     like = like if hasattr(like, "dtype") else np.asarray(like)
     return np.zeros(like.shape, like.dtype)
+
+
+def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a Parquet column in its dtype, and which rows have no null."""
+    column = column.combine_chunks()
+    size, present = getattr(column.type, "list_size", None), column.is_valid()
+    whole = present.to_numpy(zero_copy_only=False)
+    values = column
+    if size is not None:  # ``flatten`` would leave out lists that are null.
+        values = column.values.slice(column.offset * size, len(column) * size)
+        inner = values.is_valid().to_numpy(zero_copy_only=False)
+        whole = whole & inner.reshape(len(column), size).all(axis=1)
+    kind = values.slice(0, 0).to_numpy(zero_copy_only=False).dtype  # Of no nulls.
+    if values.null_count and kind.kind != "f":  # As floats, integers would be rounded.
+        values = values.fill_null(kind.type(0).item())
+    array = values.to_numpy(zero_copy_only=False).astype(kind, copy=False)
+    return (array if size is None else array.reshape(len(column), size)), whole
 
 
 def _cast(like: np.ndarray, leaf: Any) -> np.ndarray:

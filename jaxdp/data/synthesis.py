@@ -7,8 +7,9 @@ marginals that the histogram so far knows worst, one a round: fewer marginals, w
 noise. The histogram is fitted to what was measured. :func:`chosen` says which is better,
 from public numbers alone.
 
-Mirror descent (``plans.SyntheticData``) releases one query a step instead. Wherever any
-was of use, measured marginals were better (``make bench ARGS="synthesize"``).
+Mirror descent (``plans.SyntheticData``) releases one query a step instead. What
+:func:`chosen` takes was better wherever both were measured (``bench/tables.py``); rounds
+where all should be measured can be worse than it.
 
 References:
   McKenna, Sheldon and Miklau, `Graphical-model based estimation and inference for
@@ -32,7 +33,7 @@ from jaxdp.saddle.oracles.queries import Marginals
 Method = Literal["marginals", "mwem", "mirror_descent"]
 
 #: Total variation that noise gives a marginal, all being measured, above which rounds are
-#: better (``bench/tables.py``).
+#: taken: better where few columns depend on one another (``bench/tables.py``).
 MUCH_NOISE = 0.1
 
 

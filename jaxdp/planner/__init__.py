@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxdp.core import validate
 from jaxdp.core.types import PathPredicate, Relation, ValueFn
-from jaxdp.planner import gradients, problems, tables
+from jaxdp.planner import claims, gradients, problems, tables
 from jaxdp.planner.gradients import planned as planned
 from jaxdp.planner.results import PlannedGame as PlannedGame
 from jaxdp.planner.results import PlannedRun as PlannedRun
@@ -37,6 +37,7 @@ def recommend(
     num_passes: float | None = None,
     batch_size: int | None = None,
     smoothing_radius: float = 1e-3,
+    num_public: int | None = None,
     trainable: Any = None,
     stacked: PathPredicate | None = None,
     seed: int = 0,
@@ -76,8 +77,10 @@ def recommend(
         run; a gradient counts as three. None: 240 for gradients, 8000 for slopes. Less
         than that of two full batches leaves a problem of players one pass.
       batch_size: expected records of a step, drawn by Poisson sampling; None: all. Like the
-        next four, and ``backpropagation``, of losses alone.
+        next five, and ``backpropagation``, of losses alone.
       smoothing_radius: of ``DPZero``: wider for a loss that is no smooth function.
+      num_public: public records at hand to train on, of the same kind as the private ones:
+        the answer says what they would do. ``records`` may be some of them.
       trainable: as in :func:`jaxdp.fit`.
       stacked: as in :func:`jaxdp.fit`.
       seed: of the directions that measure the scale.
@@ -133,11 +136,14 @@ def recommend(
         validate.positive(num_passes=num_passes)
     if batch_size is not None:
         validate.integer(at_most=num_examples, batch_size=batch_size)
+    if num_public is not None:
+        validate.integer(num_public=num_public)
     budget = {"epsilon": epsilon, "delta": delta}
     shared: dict[str, Any] = {"num_examples": num_examples, "relation": relation}
     of_losses = {
         "backpropagation": backpropagation,
         "batch_size": batch_size,
+        "num_public": num_public,
         "trainable": trainable,
         "stacked": stacked,
     }
@@ -156,6 +162,7 @@ def recommend(
             "params and records must be given, but for the marginals of a table; got "
             f"params={params!r}, records={'None' if records is None else 'records'}"
         )
+    del of_losses["num_public"]
     params, records = jax.tree.map(jnp.asarray, (params, records))
     if isinstance(value_fn, VertexGradients):
         of = problems.players(value_fn, params, records, budget, shared, num_passes)
@@ -173,7 +180,8 @@ def recommend(
         **of_losses,
     )
     ranked, reason = _ranked(list(best), gradients.ERROR, _NEAR)
-    return Recommendation(ranked, reason, gradients.OTHERS)
+    public = "" if num_public is None else claims.PUBLIC.format(count=num_public)
+    return Recommendation(ranked, reason, gradients.OTHERS, public)
 
 
 def _ranked(found: list[Any], error: str, near: float) -> tuple[tuple[Any, ...], str]:

@@ -42,6 +42,7 @@ from jaxdp.core.averaging import polyak_average
 from jaxdp.core.keys import Keys
 from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels.finite_difference import num_rows
+from jaxdp.planner import claims
 from jaxdp.planner.results import PlannedRun, spread
 
 #: What the noise of a run moves a record's loss by. ``bench planner`` searches from a
@@ -110,7 +111,26 @@ def candidates(
             numbers = {"num_steps": num_steps, "l2_clip_norm": 1.0}
             bare = kind(**shared, **fields, **numbers, sampling=sampler)
             plan = bare.calibrate(**budget)
-            yield planned(plan, value_fn, params, records, **given)
+            found = planned(plan, value_fn, params, records, **given)
+            dim = run_state.size(params, run_state.moving(params, trainable))
+            yield dataclasses.replace(
+                found,
+                memory=_memory(plan, value_fn, params, records, dim),
+                **claims.of_loss(found.name, dim)._asdict(),
+            )
+
+
+def _memory(plan: Any, value_fn: ValueFn, params: Any, records: Any, dim: int) -> int:
+    """Counts the bytes of a step's gradients, or of its forward pass and its slopes."""
+    count = plan.sampling.rows(plan.num_examples)
+    if isinstance(plan, plans.DPGD):
+        return 4 * count * dim
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), records
+    )
+    forward = jax.jit(lambda *given: value_fn(*given)).lower(params, batch).compile()
+    sizes: Any = forward.memory_analysis()
+    return sizes.temp_size_in_bytes + 4 * count * plan.num_directions
 
 
 def _affordable(most: int, num_passes: float | None, each: float) -> int:

@@ -32,7 +32,7 @@ from jaxdp.core.averaging import polyak_output
 from jaxdp.core.keys import Keys
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.kernels.polytope import Polytope, Simplex
-from jaxdp.planner import gradients
+from jaxdp.planner import claims, gradients
 from jaxdp.planner.results import PlannedGame, spread
 from jaxdp.saddle.descent_ascent import descent_ascent
 from jaxdp.saddle.oracles.linear_model import LinearModel
@@ -339,13 +339,21 @@ def candidates(of: Players) -> Iterator[PlannedGame]:
     """Plans of every family that the problem admits, each at its best rehearsal."""
     single = len(of.points) == 1
     kinds = (_CONVEX if single else _GAMES).items()
-    for (kind, proven), make in kinds:
+    for kind, make in kinds:
         found = make(of)
         if found is not None:
-            yield _planned(of, found, kind, proven)
+            yield _planned(of, found, kind)
 
 
-def _planned(of: Players, found: _Trial, name: str, proven: str) -> PlannedGame:
+def _memory(of: Players, plan: Any) -> int:
+    """Counts the bytes of a step's gradients, and of scores where vertices are drawn."""
+    count = plan.sampling.rows(plan.num_examples)
+    if plan.family == "dpgd":
+        return 4 * count * sum(map(len, of.points))
+    return 4 * (count + 1) * sum(of.dims)
+
+
+def _planned(of: Players, found: _Trial, name: str) -> PlannedGame:
     errors = found.errors - of.least()
     spread = float(np.std(errors, ddof=1)) / math.sqrt(len(errors))
     start = of.points if found.optimizer is not None else found.plan.uniform()
@@ -359,8 +367,9 @@ def _planned(of: Players, found: _Trial, name: str, proven: str) -> PlannedGame:
         noise=found.noise,
         error=max(float(errors.mean()), 0.0),
         half_width=_STUDENT * spread,
-        proven=proven,
         points=lambda weights: _of_one(of.at(weights)),
+        memory=_memory(of, found.plan),
+        **claims.PLAYERS[name]._asdict(),
     )
 
 
@@ -491,15 +500,14 @@ def _frank_wolfe(of: Players, whole: bool) -> _Trial | None:
     return _over_clips(trial, 64 if whole else 16, most)
 
 
-_NUMBERS = "none at these numbers; certified() has a bound"
-_GAMES: dict[tuple[str, str], Callable[[Players], _Trial | None]] = {
-    ("Saddle", _NUMBERS): _saddle,
-    ("SaddleBiasReduced", _NUMBERS): _bias_reduced,
-    ("DP-SGDA, one pass", "none"): _sgda_once,
-    ("DP-SGDA, full batches", "none"): _sgda_whole,
+_GAMES: dict[str, Callable[[Players], _Trial | None]] = {
+    "Saddle": _saddle,
+    "SaddleBiasReduced": _bias_reduced,
+    "DP-SGDA, one pass": _sgda_once,
+    "DP-SGDA, full batches": _sgda_whole,
 }
-_CONVEX: dict[tuple[str, str], Callable[[Players], _Trial | None]] = {
-    ("ConvexSimplex", _NUMBERS): _convex,
-    ("FrankWolfe, one pass", "none"): lambda of: _frank_wolfe(of, False),
-    ("FrankWolfe, full batches", "none"): lambda of: _frank_wolfe(of, True),
+_CONVEX: dict[str, Callable[[Players], _Trial | None]] = {
+    "ConvexSimplex": _convex,
+    "FrankWolfe, one pass": lambda of: _frank_wolfe(of, False),
+    "FrankWolfe, full batches": lambda of: _frank_wolfe(of, True),
 }

@@ -26,6 +26,11 @@ class PlannedRun:
       num_passes: evaluations of each record's loss in the whole run; a gradient counts 3.
       noise: of the gradient that a run sees, over its length if all records agreed.
       missed: part of it that is along no direction that was drawn; 0 for gradients.
+      memory: bytes beyond parameters and data, at least, with all records of a batch at
+        once: B x d float32 gradients, or a forward pass and B x K slopes. A
+        ``microbatch_size`` in place of B makes it less. None if unknown.
+      proven: what is proven of the error; privacy always is.
+      measured: how the method fared in the most similar kept benchmark.
     """
 
     plan: Any
@@ -34,6 +39,9 @@ class PlannedRun:
     num_passes: float
     noise: float
     missed: float
+    memory: int | None = None
+    proven: str = ""
+    measured: str = ""
 
     @property
     def name(self) -> str:
@@ -54,6 +62,7 @@ class PlannedRun:
             "clip": f"{self.plan.l2_clip_norm:.3g}",
             "learning rate": f"{self.learning_rate:.3g}",
             "passes": f"{self.num_passes:.4g}",
+            "memory": _size(self.memory),
             "noise": f"{self.noise:.2g}",
             "missed": f"{self.missed:.2g}",
         }
@@ -75,7 +84,10 @@ class PlannedGame:
       error: predicted duality gap, or excess loss of one player, on the public records:
         the mean over rehearsals with all noise.
       half_width: of its 95% interval, by the spread of the rehearsals.
-      proven: what is proven of the error.
+      proven: what is proven of the error; privacy always is.
+      memory: bytes beyond params and data, at least, with all records of a batch at once:
+        their float32 gradients, and scores of vertices where these are drawn.
+      measured: how the method fared in the most similar kept benchmark.
     """
 
     name: str
@@ -89,6 +101,8 @@ class PlannedGame:
     half_width: float
     proven: str
     points: Callable[[Any], Any] = dataclasses.field(repr=False)
+    memory: int | None = None
+    measured: str = ""
 
     def output(self, result: Any) -> Any:
         """Returns the players' points of a run: of a ``jaxdp.fit`` of this plan.
@@ -114,10 +128,20 @@ class PlannedGame:
             "steps": ", ".join([f"{self.plan.num_steps}", *more]),
             "clip": f"{clip_of(self.plan):.3g}",
             "passes": f"{self.num_passes:.4g}",
+            "memory": _size(self.memory),
             "noise": f"{self.noise:.2g}",
             "error": f"{self.error:.3g} +- {self.half_width:.2g}",
-            "proven": self.proven,
         }
+
+
+def _size(count: int | None) -> str:
+    """Writes a number of bytes."""
+    if count is None:
+        return "-"
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
 
 
 def spread(records: Any, count: int) -> Any:
@@ -148,6 +172,8 @@ class PlannedTable:
         None where no marginal is measured.
       num_measured: marginals that are measured.
       error: a proven bound on the largest error of a query; None where there is none.
+      memory: bytes beyond data, at least: a float32 histogram over all cells.
+      measured: how the method fared in the kept benchmark.
     """
 
     plan: Any
@@ -155,6 +181,20 @@ class PlannedTable:
     noise: float | None
     num_measured: int
     error: float | None
+    memory: int | None = None
+    measured: str = ""
+
+    @property
+    def name(self) -> str:
+        """The method."""
+        return self.method
+
+    @property
+    def proven(self) -> str:
+        """Proof of the error, in words; privacy is proven always."""
+        if self.error is None:
+            return "nothing of the error"
+        return f"expected largest error of a query <= {self.error:.2g}"
 
     @property
     def columns(self) -> dict[str, str]:
@@ -164,6 +204,7 @@ class PlannedTable:
             "method": self.method,
             "steps": f"{self.plan.num_steps}",
             "measured": f"{self.num_measured}",
+            "memory": _size(self.memory),
             "noise": "-" if self.noise is None else f"{self.noise:.2g}",
             "proven": "-" if self.error is None else f"error <= {self.error:.2g}",
         }
@@ -178,11 +219,13 @@ class Recommendation:
         :class:`PlannedGame` of a problem of players, :class:`PlannedTable` of marginals.
       reason: why the first one is, in a sentence.
       note: what was not compared, or what the numbers are.
+      public: what public records would do; empty unless their number was given.
     """
 
     candidates: tuple[Any, ...]
     reason: str
     note: str = ""
+    public: str = ""
 
     @property
     def best(self) -> Any:
@@ -206,4 +249,9 @@ class Recommendation:
         rows = [list(one.columns.values()) for one in self.candidates]
         title = f"Recommendation: {type(self.plan).__name__}"
         head = tuple(self.best.columns)
-        return display.Table(title, rows, head, f"{self.reason} {self.note}".strip())
+        claims = [
+            f"{one.name}: proven: {one.proven}; measured: {one.measured}."
+            for one in self.candidates
+        ]
+        said = filter(None, [self.reason, *claims, self.note, self.public])
+        return display.Table(title, rows, head, "\n".join(said))

@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 from jaxdp.data import synthesis
+from jaxdp.planner import claims
 from jaxdp.planner.results import PlannedTable
 from jaxdp.saddle.oracles.queries import Marginals
 
@@ -28,4 +29,12 @@ def _planned(queries: Marginals, choice: synthesis.Choice) -> PlannedTable:
         measured = plan.num_start + plan.num_steps - 1
     theorem = getattr(plan, "theorem", None)
     bound = None if theorem is None else float(theorem.promise.bound)
-    return PlannedTable(plan, choice.method, noise, measured, bound)
+    return PlannedTable(
+        plan,
+        choice.method,
+        noise,
+        measured,
+        bound,
+        memory=4 * queries.domain_size,
+        measured=claims.TABLES[choice.method],
+    )

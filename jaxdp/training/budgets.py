@@ -1,4 +1,4 @@
-"""A budget above the run: what all releases from one data set may cost together.
+r"""A budget above the run: what all releases from one data set may cost together.
 
 A budget is a folder with one file, ``budget.jsonl``: a header with the total, and a line
 for each release, appended and synchronised with the disk *before* it is made. What is
@@ -29,6 +29,20 @@ Composition theorems for numbers that are fixed beforehand do not cover that. Th
   at the epsilon of its own best accountant.
 * ``"gaussian"``: squares of mu add up (Smith & Thakurta): many runs cost about the root of
   their number. Gaussian sums without sampling alone, whose mu is exact.
+* ``"renyi"``: Renyi divergences of one order add up (Feldman & Zrnic), which is chosen when
+  the budget is made: that of the largest Gaussian release that fits. Sampled runs, too.
+
+Why divergences add up: let :math:`\rho_t` bound the divergence of order :math:`\alpha` of
+step t, given all that was released before, on which it may depend. Under the law Q of one
+data set the product of the steps' :math:`(P/Q)^\alpha e^{-(\alpha-1)\rho_t}` has an
+expectation of at most 1. The sum of the :math:`\rho_t` never passes its cap B, so that
+:math:`\mathbb E_Q (P/Q)^\alpha \le e^{(\alpha-1)B}`. To choose the order afterwards would
+take a union bound. B is the divergence that implies the total in its conversion to epsilon,
+
+.. math:: \varepsilon = B + \log(1 - 1/\alpha) - \frac{\log(\delta\alpha)}{\alpha - 1}.
+
+The bounds of each step are in :mod:`jaxdp.accounting.renyi`. Runs may go on at the same
+time: filters of one order hold for interleaved steps as well (Haney et al.).
 
 What the integer samplers of the noise are away from their law is a sum with a cap of its
 own.
@@ -36,7 +50,11 @@ own.
 References:
   Rogers, Roth, Ullman & Vadhan, `Privacy Odometers and Filters: Pay-as-you-Go Composition
   <https://arxiv.org/abs/1605.08294>`_, 2016. Smith & Thakurta, `Fully Adaptive Composition
-  for Gaussian Differential Privacy <https://arxiv.org/abs/2210.17520>`_, 2022.
+  for Gaussian Differential Privacy <https://arxiv.org/abs/2210.17520>`_, 2022. Feldman &
+  Zrnic, `Individual Privacy Accounting via a Renyi Filter
+  <https://arxiv.org/abs/2008.11193>`_, 2021. Haney et al., `Concurrent Composition for
+  Interactive Differential Privacy with Adaptive Privacy-Loss Parameters
+  <https://arxiv.org/abs/2309.05901>`_, 2023.
 """
 
 import contextlib
@@ -59,7 +77,7 @@ FILE = "budget.jsonl"
 #: Budgets of format 1 have no id, and their reservations name no run.
 FORMAT, _READ = 2, (1, 2)
 
-Composition = Literal["basic", "gaussian"]
+Composition = Literal["basic", "gaussian", "renyi"]
 _UNITS = ("record", "user")
 #: Under which relation of dp-accounting sampled events are stated, and all others are.
 _STATED = {
@@ -159,7 +177,8 @@ class Budget:
           delta: in (0, 1), of all releases together.
           relation: the neighbouring relation, that of every plan.
           unit: ``"record"`` or ``"user"`` (:func:`jaxdp.by_user`).
-          composition: ``"basic"`` or ``"gaussian"``; see :mod:`jaxdp.training.budgets`.
+          composition: ``"basic"``, ``"gaussian"`` or ``"renyi"``; see
+            :mod:`jaxdp.training.budgets`.
 
         Raises:
           ValueError: a number out of range, or a folder that has a budget.
@@ -188,7 +207,7 @@ class Budget:
             "relation": relation,
             "unit": unit,
             "composition": composition,
-            "caps": _caps(epsilon, delta, composition),
+            **_rules(epsilon, delta, composition),
         }
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)
@@ -200,7 +219,10 @@ class Budget:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Totals, relation, unit and composition, as they stand in the file."""
+        """Totals, relation, unit and composition, as they stand in the file.
+
+        With ``"renyi"`` the order of the divergences, too.
+        """
         return self._read().header
 
     @property
@@ -215,6 +237,9 @@ class Budget:
 
     def spent(self) -> dict[str, float]:
         """Returns the epsilon that is spent, and the delta at which it is.
+
+        With ``"renyi"`` the first release shows more than it takes of what is left: a sum
+        of divergences implies an epsilon above itself, by a number that releases share.
 
         Example:
           >>> import tempfile
@@ -234,12 +259,20 @@ class Budget:
         left = (header["delta"] - sums["sampler_delta"]) * math.exp(
             -sums["sampler_epsilon"]
         )
-        spent = accounting.gaussian_epsilon(math.sqrt(sums["mu_squared"]), left)
+        if header["composition"] == "renyi":
+            from jaxdp.accounting import renyi
+
+            order = header["order"]
+            spent = renyi.implied(sums["renyi_divergence"], left, order)
+        else:
+            spent = accounting.gaussian_epsilon(math.sqrt(sums["mu_squared"]), left)
         total = spent + sums["sampler_epsilon"]
         return {"epsilon": total, "delta": header["delta"]}
 
     def left(self) -> dict[str, float]:
         """Returns what each sum may still grow by.
+
+        A sum of Renyi divergences is in units of epsilon: both grow by the same number.
 
         Example:
           >>> import tempfile
@@ -375,8 +408,8 @@ class Budget:
         event, event_relation = release
         spent = float(accounting.epsilon(event, event_relation, delta))
         cost = {"epsilon": spent, "delta": float(delta)}
-        if header["composition"] == "gaussian":
-            cost = _gaussian_cost(release)
+        if header["composition"] != "basic":
+            cost = _cost(release, header)
         if not all(map(math.isfinite, (spent, *cost.values()))):
             raise ValueError(
                 "release must cost a finite epsilon, got one without noise"
@@ -521,30 +554,39 @@ def _check_numbers(named: dict[str, float]) -> None:
             raise ValueError(f"{name} must be a finite number >= 0, got {x!r}")
 
 
-def _caps(epsilon: float, delta: float, composition: Composition) -> dict[str, float]:
-    """Returns what the sums of costs may not pass; fixed when a budget is made."""
+def _rules(epsilon: float, delta: float, composition: Composition) -> dict[str, Any]:
+    """Returns the caps, which sums of costs may not pass, and the order of divergences."""
     if composition == "basic":
-        return {"epsilon": float(epsilon), "delta": float(delta)}
+        return {"caps": {"epsilon": float(epsilon), "delta": float(delta)}}
     sampler, missed = _SAMPLERS * epsilon, _SAMPLERS * delta
-    mu = accounting.gaussian_mu(
-        epsilon - sampler, (delta - missed) * math.exp(-sampler)
-    )
-    caps = {"mu_squared": mu**2}
-    return caps | {"sampler_epsilon": sampler, "sampler_delta": missed}
+    samplers = {"sampler_epsilon": sampler, "sampler_delta": missed}
+    left = epsilon - sampler, (delta - missed) * math.exp(-sampler)
+    if composition == "gaussian":
+        return {"caps": {"mu_squared": accounting.gaussian_mu(*left) ** 2} | samplers}
+    from jaxdp.accounting import renyi  # With dp-accounting: loaded where it is needed.
+
+    order = renyi.best_order(*left)
+    caps = {"renyi_divergence": renyi.total(*left, order)} | samplers
+    return {"order": order, "caps": caps}
 
 
-def _gaussian_cost(release: accounting.Guarantee) -> dict[str, float]:
-    from jaxdp.accounting import spending  # With scipy: loaded where it is needed.
+def _cost(release: accounting.Guarantee, header: dict[str, Any]) -> dict[str, float]:
+    """Returns what a release adds to the sums of a composition that is not basic."""
+    from jaxdp.accounting import lattice, renyi, spending
 
+    sampler, missed = accounting.sampler_error(release.event)
+    samplers = {"sampler_epsilon": sampler, "sampler_delta": missed}
+    if header["composition"] == "renyi":
+        event = lattice.ideal(release.event)
+        found = renyi.divergence(event, release.event_relation, header["order"])
+        return {"renyi_divergence": found} | samplers
     name, mu, accountant = spending.account(*release)
     if accountant is not None:
         raise ValueError(
             "release must be Gaussian sums without sampling for a budget whose composition "
-            f"is 'gaussian', got one that {name} accounts: make one with 'basic'"
+            f"is 'gaussian', got one that {name} accounts: make one with 'renyi' or 'basic'"
         )
-    sampler, missed = accounting.sampler_error(release.event)
-    cost = {"mu_squared": mu**2, "sampler_epsilon": sampler}
-    return cost | {"sampler_delta": missed}
+    return {"mu_squared": mu**2} | samplers
 
 
 @contextlib.contextmanager

@@ -203,7 +203,6 @@ def fit(
         if chunk is not None:
             validate.integer(chunk=chunk)
         if ledger is not None:
-            parallel.check_recorded(mesh, plan, params)
             _check_note(note)
             streaming.check_recordable(task.data)
         if folder is not None:
@@ -233,6 +232,12 @@ def fit(
     told = streaming.compared(task.data)
     parallel.check_same(mesh, keys, params=params, data=told)
     transform = preparing.make_transform(task, keys)
+
+    def check_kept() -> None:
+        if ledger is not None:
+            recording.check_kept(task, transform)
+
+    parallel.together(mesh, check_kept)
     # Also where only another process shows or writes something: all run one program.
     in_chunks, with_text = (
         in_chunks or several or streams,
@@ -397,7 +402,6 @@ def resume(
         )
 
         def checked() -> preparing.Task:
-            parallel.check_recorded(mesh, at.plan, params)
             _check_stop(stop, ledger, mesh)
             task = preparing.checked(given, callback)
             parallel.check_device(mesh, params=params, data=task.data)
@@ -409,6 +413,7 @@ def resume(
         task = preparing.on_mesh(task)
         parallel.check_same(mesh, at.keys, data=streaming.compared(task.data))
         transform = preparing.make_transform(task, at.keys)
+        parallel.together(mesh, lambda: recording.check_kept(task, transform))
         size = at.record.header["chunk"]
         program, compile_seconds = preparing.compiled(
             task, transform, at.keys, size, True, check_isolation

@@ -177,16 +177,6 @@ def check_layers(params: Any, stacked: Callable[[str], bool] | None) -> None:
             )
 
 
-def check_recorded(mesh: Mesh | None, plan: Plan, params: Any) -> None:
-    """Requires parameters that releases give back, or that one process can write."""
-    if several_processes(mesh) and split(params) and not plan.replayable:
-        raise ValueError(
-            f"ledger must be None for {plan.family} where params are split on a mesh of "
-            "several processes: its releases do not give them back, and no process has "
-            "them whole for a checkpoint; or share the records alone"
-        )
-
-
 def check_algorithm(mesh: Mesh | None, plan: Plan, params: Any) -> None:
     """Requires a mesh whose devices can share what a plan's algorithm, if any, reads.
 

@@ -1,11 +1,13 @@
 """Preparation of a run: checks of its arguments, its transformation, its program."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -26,6 +28,8 @@ from jaxdp.training import (
     streaming,
 )
 
+#: Bytes of a memory-mapped array beyond which reading it whole is worth a warning.
+_LARGE = 2**26
 #: One object, by which a compiled program is found again.
 _IDENTITY = optax.identity()
 
@@ -71,6 +75,7 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         stream = streaming.opened(task.data, task.plan)
     else:
         batches.check_data(task.plan.run, task.data)
+        _warn_of_maps(task.data)
     parallel.check_algorithm(task.mesh, task.plan, task.params)
     parallel.check_signs(task.mesh, task.plan, task.params)
     if not callable(task.value_fn):
@@ -92,6 +97,19 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         return jnp.array(batches.narrowed(array))
 
     return task._replace(optimizer=optimizer, data=jax.tree.map(own, task.data))
+
+
+def _warn_of_maps(data: Any) -> None:
+    """Warns of a large memory-mapped array that a source would not read whole."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        if isinstance(leaf, np.memmap) and leaf.nbytes > _LARGE:
+            warnings.warn(
+                f"data{jax.tree_util.keystr(path)} is a memory-mapped array of "
+                f"{leaf.nbytes >> 20} MiB, and is read whole: give "
+                "jaxdp.data.ArraySource(data), of which each step reads its own records",
+                stacklevel=4,
+            )
+            return
 
 
 def on_mesh(task: Task) -> Task:
@@ -375,13 +393,7 @@ def lowered(
     program = loop.make_program(
         plan, transform, optimizer, value_fn, replay, batch_fn, task.trainable
     )
-    with keys_lib.shapes_only():
-        carry = jax.eval_shape(
-            lambda p: loop.start(plan, transform, optimizer, p), task.params
-        )
-    if mesh is not None:
-        places = parallel.shardings(mesh, task.params, carry)
-        carry = jax.tree.map(_at, carry, places)
+    carry = outline(task, transform)
     given: Any = (keys, data)
     if chunk is None:
         whole = lambda c, k, d: program(c, k, d, 0, plan.num_steps)  # noqa: E731
@@ -395,6 +407,20 @@ def lowered(
     with jax.default_device(device):
         given = jax.eval_shape(lambda *given: given, *given)
         return parallel.lowered(None, whole, carry, *given)
+
+
+def outline(task: Task, transform: Any) -> loop.Carry:
+    """Returns the shapes of the carry of a run, and on a mesh where they are."""
+
+    def start(params: Any) -> loop.Carry:
+        return loop.start(task.plan, transform, task.optimizer, params)
+
+    with keys_lib.shapes_only():
+        carry = jax.eval_shape(start, task.params)
+    if task.mesh is None:
+        return carry
+    places = parallel.shardings(task.mesh, task.params, carry)
+    return jax.tree.map(_at, carry, places)
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:

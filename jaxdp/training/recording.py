@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
@@ -106,8 +106,8 @@ class Recorder:
             self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
 
     def _has_checkpoints(self, carry: loop.Carry) -> bool:
-        if digests.scattered(carry.params):  # Whose runs are replayable.
-            return False
+        if digests.scattered(_kept_leaves(carry, self.frozen)):
+            return False  # Such runs are replayable.
         size = sum(x.nbytes for x in _moving(carry.params, self.frozen).values())
         return size <= _LARGE or not self.replayable
 
@@ -145,6 +145,31 @@ class Recorder:
         self.ledger.save(_TIMING, _text(timing), secret=True)
         public = {k: v for k, v in report.items() if k not in reporting.TIMING}
         self.ledger.save(ledger_lib.REPORT, _text(public), secret=False)
+
+
+def check_kept(task: preparing.Task, transform: Any) -> None:
+    """Requires releases that give parameters back, or what one process can write.
+
+    Of several processes, none has whole what is split between them.
+    """
+    if task.plan.replayable or not parallel.several_processes(task.mesh):
+        return
+    carry = preparing.outline(task, transform)
+    moves = run_state.moving(task.params, task.trainable)
+    named = jax.tree_util.tree_leaves_with_path(carry.params)
+    paths = ((sphere.path_str(path), leaf) for path, leaf in named)
+    kept = [(repr(path), leaf) for path, leaf in paths if moves(path)]
+    state = "state of the optimizer or the method, which has a leaf for each parameter,"
+    kept += [(state, leaf) for leaf in jax.tree.leaves(carry.opt_state)]
+    for name, leaf in kept:
+        if not leaf.sharding.is_fully_replicated:
+            raise ValueError(
+                f"ledger must be None for {task.plan.family} where what a checkpoint "
+                f"holds is split between processes, got {name} with {leaf.sharding.spec}: "
+                "no process has it whole, and the releases do not give it back. Split "
+                "leaves that are not trained alone, or let processes share the records "
+                "alone"
+            )
 
 
 def _text(fields: dict[str, Any]) -> bytes:
@@ -658,9 +683,10 @@ def restore(
 
 
 def _put(words: np.ndarray, like: Any) -> jax.Array:
-    """Returns an array of these numbers, where ``like`` is if that is split."""
-    split = list(parallel.split(like).values())
-    return jax.device_put(words, split[0]) if split else jnp.asarray(words)
+    """Returns an array of these numbers, where ``like`` is if that is on a mesh."""
+    place = getattr(like, "sharding", None)
+    on_mesh = isinstance(place, NamedSharding)
+    return parallel.moved(words, place) if on_mesh else jnp.asarray(words)
 
 
 def _with_roots(kept: Any, made: Any) -> Any:

@@ -4,9 +4,11 @@ What is lowered holds no float64, no call back into Python and no routine of a l
 those that are named here; it is serialised and read again.
 """
 
+import ast
 import functools
+import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,13 +21,20 @@ from bench import lm_step
 from jaxdp.kernels import (
     clip,
     finite_difference,
+    fixed_point,
     lattice_gaussian,
+    lazy,
     perturb,
+    polytope,
     prefix_noise,
     simplex,
+    smoothed_gradient,
     sphere,
+    stochastic_rounding,
+    stretch,
     subset,
     threefry,
+    toeplitz_noise,
 )
 from tests import methods
 
@@ -56,6 +65,69 @@ def slopes(words: jax.Array, params: Any, batch: jax.Array, law: str) -> Any:
     return table, finite_difference.combine(table[0], rows, params)
 
 
+def kept_slopes(words: jax.Array, params: Any, batch: jax.Array) -> Any:
+    """Of a loss of one record, of directions that are stored."""
+    one = finite_difference.per_record(lambda p, x: jnp.square(x @ p["w"]).sum())
+    rows = sphere.kept(sphere.directions(key(words), params, law="sphere", num=2))
+    return finite_difference.slopes(one, params, batch, rows, smoothing_radius=0.1)
+
+
+@lazy.lazy
+def lazy_loss(params: Any, batch: jax.Array) -> jax.Array:
+    """A scan over layers, rows of a table, and a leaf outside of both."""
+
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(x @ w), None
+
+    x = batch @ params["w"] + params["table"][jnp.arange(len(batch)) % 3]
+    return jax.lax.scan(layer, x, params["layers"])[0].sum(axis=1)
+
+
+LAYERS = PARAMS | {
+    "layers": jax.ShapeDtypeStruct((3, 4, 4), jnp.float32),
+    "table": jax.ShapeDtypeStruct((3, 4), jnp.float32),
+}
+
+
+def lazy_slopes(words: jax.Array, params: Any, batch: jax.Array) -> Any:
+    rows = sphere.directions(
+        key(words), params, law="gaussian", stacked=lambda path: path == "layers"
+    )
+    return finite_difference.slopes(
+        lazy_loss, params, batch, rows, smoothing_radius=0.1
+    )
+
+
+def smoothed(
+    words: jax.Array, params: Any, batch: jax.Array, kind: str | None, ball: bool
+) -> Any:
+    """Smoothed gradients, or their changes of a kind, of every record, as vectors too."""
+    points = params, jax.tree.map(jnp.zeros_like, params)
+    law = "ball" if ball else "sphere"
+    draw = functools.partial(sphere.directions, like=params, law=law, num=2)
+    rest = batch, jnp.arange(len(batch)), key(words), draw
+    chosen: dict[str, Any] = {"moves": lambda path: True} if ball else {"share": False}
+    if kind is None:
+        plain, of_ball = smoothed_gradient.gradients, smoothed_gradient.ball_gradients
+        given = points[:1]
+    else:
+        plain = smoothed_gradient.differences
+        of_ball = smoothed_gradient.ball_differences
+        given, chosen = points, chosen | {"kind": kind}
+    made: Any = of_ball if ball else plain
+    tree = made(loss, *given, *rest, smoothing_radius=0.1, **chosen)
+    rows = smoothed_gradient.flat(tree, lambda path: True)
+    return rows, smoothed_gradient.unflat(rows[0], params, lambda path: True)
+
+
+def stretched(rows: jax.Array, mask: jax.Array, first: jax.Array) -> Any:
+    total = stretch.grid_sum(
+        jnp.sin, 3, rows, mask, first, 5 - first, bound=1.0, bits=8, size=2
+    )
+    both = stretch.plus(total, total)
+    return total, stretch.to_float(stretch.shifted(both, first))
+
+
 def sums(batch: jax.Array) -> jax.Array:
     """A loop over slices of records."""
     ones = jnp.ones(len(batch), bool)
@@ -66,7 +138,11 @@ def sums(batch: jax.Array) -> jax.Array:
 
 def increment(noise_key: jax.Array, kernel: prefix_noise.PrefixNoise) -> Any:
     state = kernel.init(PARAMS)
-    return kernel.increment(noise_key, state, jnp.int32(3), PARAMS, kernel.laws(1000))
+    laws = kernel.laws(1000)
+    noise, state = kernel.increment(noise_key, state, jnp.int32(3), PARAMS, laws)
+    if kernel.integral:
+        return noise, state
+    return fixed_point.tree_map(fixed_point.to_float, noise), noise, state
 
 
 KERNELS: dict[str, tuple[Any, ...]] = {
@@ -99,6 +175,10 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         lambda w: jax.random.key_data(threefry.fold_in(secret(w), 3)),
         STEP,
     ),
+    "secret_for_role": (
+        lambda w: jax.random.key_data(threefry.for_role(secret(w), 3)),
+        SECRET,
+    ),
     "permuted": (lambda w: threefry.permuted(key(w), jnp.arange(5), 9), WORDS),
     **{
         f"flat-{law}": (
@@ -116,6 +196,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         )
         for law in sphere.LAWS
     },
+    "slopes-kept": (kept_slopes, WORDS, PARAMS, BATCH),
     "sums": (sums, BATCH),
     "perturb": (
         lambda w, p: perturb.perturb(
@@ -133,6 +214,53 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         )
         for name in prefix_noise.NAMES
     },
+    "prefix_noise-banded": (
+        lambda w: increment(secret(w), toeplitz_noise.SquareRoot(5, bands=3)),
+        SECRET,
+    ),
+    "lazy": (lazy_slopes, WORDS, LAYERS, BATCH),
+    **{
+        f"smoothed_gradient-{'ball-' * ball}{kind or 'gradient'}": (
+            functools.partial(smoothed, kind=kind, ball=ball),
+            WORDS,
+            PARAMS,
+            BATCH,
+        )
+        for ball, kinds in (
+            (False, smoothed_gradient.KINDS),
+            (True, smoothed_gradient.BALL_KINDS),
+        )
+        for kind in (None, *kinds)
+    },
+    "stretch": (stretched, ROWS, MASK, jax.ShapeDtypeStruct((), jnp.int32)),
+    **{
+        f"polytope-{type(of).__name__}": (
+            lambda x, of=of: of.vertex_gradient(of.point(x)),
+            jax.ShapeDtypeStruct((5, of.num_vertices), jnp.float32),
+        )
+        for of in (
+            polytope.Simplex(3),
+            polytope.L1Ball(3, 2.0),
+            polytope.Polytope([[0.0, 1.0], [2.0, 1.0], [0.5, 3.0]]),
+        )
+    },
+    **{
+        f"stochastic_rounding-{name}": (
+            lambda w, x, name=name: stochastic_rounding.add(key(w), x.astype(name), x),
+            WORDS,
+            ROWS,
+        )
+        for name in stochastic_rounding.NARROW
+    },
+    "entropic": (
+        lambda s: (
+            simplex.normalized(simplex.scaled(s, 3, 2)),
+            simplex.entropic_step(s * 0.5, s * 0.1, 0.3),
+            simplex.from_probabilities(jnp.abs(s).astype(jnp.float32)),
+            simplex.counts(s, 40),
+        ),
+        SCORES,
+    ),
     "sample": (
         lambda w, s: simplex.sample(key(w), simplex.moved(s, s), 3),
         WORDS,
@@ -152,6 +280,67 @@ KERNELS: dict[str, tuple[Any, ...]] = {
     "grid_sum": (lambda x, m: clip.grid_sum(x, m, 1.0, 16), ROWS, MASK),
     "grid_sum-l1": (lambda x, m: clip.grid_sum(x, m, 1.0, 16, order=1), ROWS, MASK),
 }
+
+
+#: Public functions of kernels that no program here holds, and why.
+NOT_EXPORTED = {
+    "clip.grid_bits": "a static number, for a plan",
+    "prefix_noise.rounding_shift": "a static number, for the accountant",
+    "prefix_noise.sensitivity": "a static number, for the accountant",
+    "stochastic_rounding.is_narrow": "a question about a dtype",
+}
+
+FOLDER = pathlib.Path(clip.__file__).parent
+#: A module and a name in it.
+Name = tuple[str, str]
+
+
+def mentioned(part: ast.AST, own: str, names: dict[str, Name]) -> Iterator[Name]:
+    """What of the kernels a part of a file mentions, by the names that it imports."""
+    for node in ast.walk(part):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield names.get(node.value.id, ("", ""))[0], node.attr
+        elif isinstance(node, ast.Name):
+            yield names.get(node.id, (own, node.id))
+
+
+def imported(tree: ast.Module) -> dict[str, Name]:
+    """The kernels' modules, and names of them, by the names that a file has for them."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "jaxdp.kernels":
+            found |= {x.asname or x.name: (x.name, "") for x in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            package, _, module = node.module.rpartition(".")
+            if package == "jaxdp.kernels":
+                found |= {x.asname or x.name: (module, x.name) for x in node.names}
+    return found
+
+
+def test_every_public_function_of_the_kernels_is_in_a_program() -> None:
+    """By what they mention, and what that mentions, as far as it leads."""
+    uses: dict[Name, set[Name]] = {}
+    public: set[Name] = set()
+    for path in FOLDER.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            named = [getattr(node, "name", None)] + [
+                getattr(x, "id", None)
+                for x in getattr(node, "targets", [getattr(node, "target", None)])
+            ]
+            for name in filter(None, named):
+                seen = mentioned(node, path.stem, imported(tree))
+                uses.setdefault((path.stem, name), set()).update(seen)
+            if isinstance(node, ast.FunctionDef) and node.name[0] != "_":
+                public.add((path.stem, node.name))
+    here = ast.parse(pathlib.Path(__file__).read_text(encoding="utf-8"))
+    waiting = set(mentioned(here, "", imported(here)))
+    reached: set[Name] = set()
+    while waiting:
+        reached |= waiting
+        waiting = {x for name in waiting for x in uses.get(name, ())} - reached
+    left = {".".join(x) for x in public - reached}
+    assert left == set(NOT_EXPORTED)
 
 
 PLATFORMS = ("cuda", "rocm", "tpu")

@@ -261,6 +261,34 @@ MUTATIONS = (
         "truncated",
     ),
     Mutation(
+        "one group sampled in every step",
+        SAMPLING,
+        "group = jnp.asarray(step, jnp.int32) % self.num_groups",
+        "group = jnp.int32(0)",
+        "groups",
+        num_runs=MOST_RUNS,
+    ),
+    Mutation(
+        "a group charged as a sample of all records",
+        SAMPLING,
+        "        return self.of_a_group, self.group_size(num_examples)\n",
+        "        q = self.sampling_prob / self.num_groups\n"
+        "        return TruncatedPoisson(sampling_prob=q), num_examples\n",
+        "groups",
+        num_runs=MOST_RUNS,
+    ),
+    Mutation(
+        "batches of an epoch that overlap",
+        SAMPLING,
+        """        batch = jnp.asarray(step, jnp.int32) % (num_examples // size)
+        places = batch * size + jnp.arange(size)
+""",
+        """        batch = jnp.asarray(step, jnp.int32) % (num_examples // size)
+        places = batch + jnp.arange(size)
+""",
+        "epochs",
+    ),
+    Mutation(
         "places of a batch taken for records",
         "kernels/subset.py",
         "    return jnp.where(found, index, 0), found\n",

@@ -37,6 +37,20 @@ PLANS: dict[str, dict[str, Any]] = {
         "num_examples": 2**17 + 8,
         "num_steps": 4,
     },
+    # A record can be in one step of eight, and mostly is: epsilon 2.4.
+    "groups": {
+        "noise_multiplier": 1.5,
+        "sampling": sampling.CyclicPoisson(num_groups=8, sampling_prob=0.9),
+        "num_examples": 16,
+        "num_steps": 8,
+    },
+    # A record is in two steps of eight: epsilon 1.6.
+    "epochs": {
+        "noise_multiplier": 3.5,
+        "sampling": sampling.CyclicEpochs(4),
+        "num_examples": 16,
+        "num_steps": 8,
+    },
 }
 
 #: Of ``plans.O2NC``, two periods each: epsilon 1.

@@ -131,7 +131,7 @@ def test_an_attack_on_groups_knows_whose_turn_it_is(
 
 
 @pytest.mark.slow  # Where nothing is planted; test_mutations.py plants.
-@pytest.mark.parametrize("name", ["absent", "sampled", "truncated"])
+@pytest.mark.parametrize("name", ["absent", "sampled", "truncated", "groups", "epochs"])
 def test_plans_of_the_mutations_pass_as_they_are(name: str) -> None:
     assert auditing.audit(plan_named(name), num_runs=10_000).passed
 

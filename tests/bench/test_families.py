@@ -15,9 +15,10 @@ def test_rows_are_put_in_place_of_those_of_their_name(tmp_path: Path) -> None:
     old = [row("a", "x", 1.0, ""), row("b", "x", 2.0, ""), row("b", "y", 3.0, "")]
     begun = {"commit": "then", "load_average": 0.5}
     _harness.write_json(path, _harness.document("families", old, begun))
-    before = json.loads(path.read_text())
+    before, now = json.loads(path.read_text()), _harness.commit()
     families.splice(path, [row("b", "x", 5.0, ""), row("c", "x", 6.0, "GB")])
     after = json.loads(path.read_text())
+    assert [x.get("commit") for x in after["rows"]] == [None, now, None, now]
     values = [(x["case"], x["metric"], x["value"]) for x in after.pop("rows")]
     assert values == [("a", "x", 1), ("b", "x", 5), ("b", "y", 3), ("c", "x", 6)]
     before.pop("rows")

@@ -1,6 +1,6 @@
 """Algorithms as transformations of Optax: where they stand, and what they leave alone.
 
-All eleven methods are trained in a chain in ``tests/test_conformance.py``.
+Every method is trained in a chain in ``tests/test_conformance.py``, these too.
 """
 
 import collections

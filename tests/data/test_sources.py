@@ -231,12 +231,35 @@ def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
     import pyarrow as pa  # pyright: ignore[reportMissingImports]
     from pyarrow import parquet as pq  # pyright: ignore[reportMissingImports]
 
-    pq.write_table(pa.table({"x": [1.0, None]}), tmp_path / "null.parquet")
-    with pytest.raises(ValueError, match="every row of column 'x', got nulls"):
-        data.ParquetSource(tmp_path / "null.parquet").rows(np.array([0]))
     pq.write_table(pa.table({"x": [1.0]}), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="one type in column 'x'"):
         data.ParquetSource([paths[0], tmp_path / "other.parquet"], columns=["x"])
+
+
+def test_parquet_has_nothing_where_a_record_lacks_a_number(tmp_path: Path) -> None:
+    """In all columns and in their dtypes; other records keep every digit."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as pq  # pyright: ignore[reportMissingImports]
+
+    pairs = [[1.0, 2.0], [3.0, None], None, [5.0, 6.0], [7.0, 8.0], [9.0, 9.0]]
+    columns = {
+        "pair": pa.array(pairs, pa.list_(pa.float32(), 2)),
+        "big": pa.array([2**53 + 1, 4, 5, 6, None, 7], pa.int64()),
+        "half": pa.array([np.float16(x) for x in range(6)], pa.float16()),
+        "bit": pa.array([True, True, True, None, True, True], pa.bool_()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "null.parquet")
+    rows = data.ParquetSource(tmp_path / "null.parquet").rows(
+        np.array([5, 0, 1, 2, 3, 4])
+    )
+    nan = [np.nan] * 4
+    np.testing.assert_array_equal(rows["pair"], [[9, 9], [1, 2], *([[np.nan] * 2] * 4)])
+    np.testing.assert_array_equal(rows["half"], [5, 0, *nan])
+    assert rows["big"].tolist() == [7, 2**53 + 1, 0, 0, 0, 0]
+    assert rows["bit"].tolist() == [True, True, False, False, False, False]
+    assert [rows[name].dtype for name in columns] == [
+        *(np.float32, np.int64, np.float16, np.bool_)
+    ]
 
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:

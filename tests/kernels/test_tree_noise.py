@@ -1,6 +1,7 @@
 """The binary tree against the tables of the papers and plain NumPy."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -210,3 +211,16 @@ def test_honakers_columns_are_the_least(period: int) -> None:
     counts = sum(((steps >> j) + 1) << j <= period for j in range(period.bit_length()))
     assert np.all(kernel.column_norms() ** 2 <= counts + 1e-12)
     assert prefix_noise.make("honaker", period) == kernel
+
+
+def test_stored_trees_have_no_loop_whose_length_is_data() -> None:
+    """For it the host of a GPU would wait; drawn again, nodes are too dear to draw all."""
+    like = jnp.zeros(3)
+    for tree, loops in ((tree_noise.Stored(13), 0), (tree_noise.Incremental(13), 1)):
+        state, laws = tree.init(like), tree.laws(1000)
+
+        def step(state: Any, t: jax.Array, tree: Any = tree, laws: Any = laws) -> Any:
+            return tree.increment(KEY, state, t, like, laws)
+
+        program = jax.make_jaxpr(step)(state, jnp.int32(0))
+        assert str(program).count("while[") == loops

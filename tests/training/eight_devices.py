@@ -37,6 +37,7 @@ from tests.test_cli import run
 from tests.test_finetune import home as home
 from tests.training import kills
 from tests.training.problem import DATA, PARAMS, D, N, make_plan, value_fn
+from tests.training.two_processes import all_reduces
 
 MESH = jax.make_mesh((8,), ("data",))
 GRID = jax.make_mesh((2, 4), ("rows", "columns"))
@@ -382,14 +383,6 @@ def test_arguments_on_other_devices_than_each_other_are_refused(tmp_path: Path) 
     jaxdp.fit(plan, keys, PARAMS, DATA, **task)
 
 
-def all_reduces(text: str) -> list[str]:
-    """What the all-reduces of a compiled program give, and its other collectives."""
-    of = r"= (\S+|\([^()]*\)) "  # A shape, or several.
-    found = re.findall(of + r"(all-reduce|all-gather|all-to-all)(?:-start)?\(", text)
-    found += re.findall(of + r"(collective-\w+|reduce-scatter)(?:-start)?\(", text)
-    return [re.sub(r"\{.*?\}", "", shape) + " " + name for shape, name in found]
-
-
 def test_one_integer_a_direction_is_all_that_devices_exchange() -> None:
     """In the program of the loop, which holds the step once, in its body."""
     plan = plan_of(sampling=POISSON, num_directions=4)
@@ -532,10 +525,7 @@ SLOPES = {
 }
 
 
-@pytest.mark.parametrize("size", [3, N], ids=["slices", "one slice"])
-@pytest.mark.parametrize("changes", [SCALED, BALL, SLOPES])
-def test_an_oracle_by_hand(changes: dict[str, Any], size: int) -> None:
-    """A restart and, where there are any, a difference: the bits of one device."""
+def oracle_plan(**changes: Any) -> plans.O2NC:
     base: dict[str, Any] = {
         "num_examples": N,
         "num_steps": 2,
@@ -550,7 +540,14 @@ def test_an_oracle_by_hand(changes: dict[str, Any], size: int) -> None:
         "prefix_noise": "independent",
         "noise_multiplier": 1.0,
     }
-    plan, keys, x = plans.O2NC(**base | changes), Keys.insecure(1), jnp.ones(D)
+    return plans.O2NC(**base | changes)
+
+
+@pytest.mark.parametrize("size", [3, N], ids=["slices", "one slice"])
+@pytest.mark.parametrize("changes", [SCALED, BALL, SLOPES])
+def test_an_oracle_by_hand(changes: dict[str, Any], size: int) -> None:
+    """A restart and, where there are any, a difference: the bits of one device."""
+    plan, keys, x = oracle_plan(**changes), Keys.insecure(1), jnp.ones(D)
 
     def losses(x: jax.Array, batch: Any) -> jax.Array:
         return jnp.abs(batch[0] @ x - batch[1])
@@ -909,6 +906,56 @@ def test_sharded_params_release_what_whole_ones_do(law: Any) -> None:
         assert leaf.sharding.spec == given.sharding.spec
 
 
+THREE_AXES = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
+LINES = {
+    "in": (jnp.cos(jnp.arange(D * 8.0)).reshape(D, 8), (None, "tensor")),
+    "middle": (jnp.sin(jnp.arange(64.0)).reshape(8, 8), ("fsdp", "tensor")),
+    "out": (jnp.linspace(-1, 1, 8), (("fsdp", "tensor"),)),
+}
+
+
+def three_lines(params: Any, batch: Any) -> jax.Array:
+    x, y = batch
+    z = jnp.tanh(jnp.tanh(x @ params["in"]) @ params["middle"]) @ params["out"]
+    return jnp.logaddexp(0, z) - y * z
+
+
+@pytest.mark.parametrize(
+    ("plan", "optimizer"),
+    [
+        (dpgd_plan(), OPTIMIZER),
+        (baseline_plan(), OPTIMIZER),
+        (oracle_plan(**BALL, learning_rate=0.1), None),
+        (oracle_plan(**SLOPES, learning_rate=0.1), None),
+    ],
+    ids=["dpgd", "dpgd_zeroth_order", "first-order", "scalar"],
+)
+def test_sharded_params_on_three_axes(plan: Any, optimizer: Any) -> None:
+    """Records along one, a matrix over the two others: what one device does.
+
+    Up to the order of sums. A sum of a few terms of about 1 is off by 1e-6 at most, and a
+    slope divides losses by twice the radius: by 0.02 at least.
+    """
+    start = {name: leaf for name, (leaf, _) in LINES.items()}
+    specs = {name: PartitionSpec(*of) for name, (_, of) in LINES.items()}
+    task = {"value_fn": three_lines, "optimizer": optimizer, "microbatch_size": 6}
+    params = sharded(start, specs, THREE_AXES)
+    many = fit(plan, params=params, mesh=THREE_AXES, **task)
+    one = fit(plan, params=start, **task)
+    chex.assert_trees_all_close(many.params, one.params, rtol=0, atol=5e-5)
+    chex.assert_trees_all_close(many.info, one.info, rtol=0, atol=5e-5)
+    for name, leaf in many.params.items():
+        assert leaf.sharding.spec == specs[name]
+        assert np.max(np.abs(leaf - start[name])) > 1e-3  # It has moved.
+    parts = (
+        start["in"].nbytes // 2,
+        start["middle"].nbytes // 4,
+        start["out"].nbytes // 4,
+    )
+    assert bytes_of_each_device(many.params) == {sum(parts)}
+    assert_replicas_agree(many.info.releases)
+
+
 def test_sharded_params_of_exact_losses_release_the_same_bits() -> None:
     """Small multiples of powers of two, whose sums are exact in any order.
 
@@ -984,10 +1031,15 @@ def test_sharded_params_of_a_loop_by_hand(family: Any) -> None:
     chex.assert_trees_all_close(many, one, atol=1e-5)
 
 
-def test_sharded_language_models_have_rules() -> None:
+@pytest.mark.parametrize(
+    ("mesh", "axis"),
+    [(TWO_BY_FOUR, "model"), (THREE_AXES, ("fsdp", "tensor"))],
+    ids=["one axis", "two axes"],
+)
+def test_sharded_language_models_have_rules(mesh: Any, axis: Any) -> None:
     """Large leaves are split, none along its layers, and what does not divide is named."""
     params = jax.eval_shape(MODEL.init, jax.random.key(0))
-    places = language.shardings(params, TWO_BY_FOUR)
+    places = language.shardings(params, mesh, axis=axis)
     pairs = zip(*map(jax.tree.leaves_with_path, (params, places)), strict=True)
     for (path, leaf), (_, place) in pairs:
         part = math.prod(place.shard_shape(leaf.shape))
@@ -996,6 +1048,10 @@ def test_sharded_language_models_have_rules() -> None:
         assert part * (4 if large else 1) == leaf.size
         if MODEL.is_stacked(sphere.path_str(path)) and large:
             assert place.spec[0] is None
+
+
+def test_sharded_language_models_of_other_sizes_are_refused() -> None:
+    params = jax.eval_shape(MODEL.init, jax.random.key(0))
     for axis, said in (
         ("rows", "axis must be of the mesh"),
         ("model", "the leaf 'embed"),

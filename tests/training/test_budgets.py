@@ -9,13 +9,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import dp_accounting as dp
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from dp_accounting.dp_event import DiscreteLaplaceDpEvent
+from dp_accounting.rdp import RdpAccountant
 
 import jaxdp
 from jaxdp import accounting, plans, sampling, tuning
+from jaxdp.accounting import RELATIONS, lattice, renyi
 from jaxdp.accounting.gaussian import gaussian_mu
 from jaxdp.training import budgets, ledger
 
@@ -38,7 +42,10 @@ def made(folder: Path, **changes: Any) -> jaxdp.Budget:
     return jaxdp.Budget.create(folder, **(numbers | changes))
 
 
-@pytest.mark.parametrize("composition", ["basic", "gaussian"])
+COMPOSITIONS = ["basic", "gaussian", "renyi"]
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_no_sequence_passes_the_total(tmp_path: Path, composition: Any) -> None:
     """Releases of random sizes until nothing fits: all together cost at most the total.
 
@@ -63,17 +70,164 @@ def test_no_sequence_passes_the_total(tmp_path: Path, composition: Any) -> None:
     assert whole <= spent["epsilon"] <= 3.0
     assert spent["delta"] <= 1e-5
     assert len(budget.reservations) == len(admitted)
-    if composition == "gaussian":  # Tight: not the sum of epsilons.
-        assert spent["epsilon"] == pytest.approx(whole, rel=2e-3)
+    if composition != "basic":  # Tight: not the sum of epsilons.
+        loss = {"gaussian": 2e-3, "renyi": 0.1}[composition]
+        assert spent["epsilon"] == pytest.approx(whole, rel=loss)
         assert sum(x.epsilon for x in budget.reservations) > 4.0
 
 
-def test_gaussian_caps_leave_room_for_the_samplers() -> None:
-    caps = budgets._caps(2.0, 1e-6, "gaussian")
+def sampled(kind: str, relation: Any, noise_multiplier: float) -> Any:
+    """A plan of a sampled run, whose batches are never, rarely or often truncated."""
+    samplers = {
+        "poisson": sampling.TruncatedPoisson(sampling_prob=0.1, max_batch_size=200),
+        "truncated": sampling.TruncatedPoisson(sampling_prob=0.1),
+        "full": sampling.TruncatedPoisson(sampling_prob=0.1, max_batch_size=24),
+        "fixed": sampling.FixedSize(batch_size=20),
+    }
+    return plans.DPZero(
+        num_examples=200,
+        num_steps=40,
+        sampling=samplers[kind],
+        relation=relation,
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-2,
+    ).with_noise(noise_multiplier=noise_multiplier, delta=1e-6)
+
+
+def fill(budget: jaxdp.Budget, plan: Any, most: int = 200) -> int:
+    """Reserves a plan until it is refused; returns how often it was not."""
+    for done in range(most):
+        try:
+            budget.reserve(plan)
+        except ValueError:
+            return done
+    return most
+
+
+KINDS = [
+    *((kind, relation) for kind in ("poisson", "truncated") for relation in RELATIONS),
+    ("full", "replace_one"),
+    ("full", "add_or_remove"),
+    ("fixed", "replace_one"),
+]
+
+
+@pytest.mark.parametrize(("kind", "relation"), KINDS)
+def test_sampled_runs_that_fill_a_budget_cost_no_more_by_pld(
+    tmp_path: Path, kind: str, relation: Any
+) -> None:
+    """All that were admitted, composed as if chosen beforehand, by another accountant."""
+    budget = made(tmp_path, relation=relation, composition="renyi")
+    few, many = (sampled(kind, relation, each) for each in (6.0, 8.0))
+    admitted = [few] * fill(budget, few, 2)
+    admitted += [many] * fill(budget, many)
+    assert admitted.count(few) == 2 and admitted.count(many) >= 7
+    event = dp.ComposedDpEvent([each.event for each in admitted])
+    whole = accounting.epsilon(event, few.event_relation, 1e-5)
+    assert whole.accountant == "PLD"
+    spent = budget.spent()
+    assert 2.0 < whole < spent["epsilon"] <= 3.0
+    assert spent["delta"] == 1e-5
+    # By adding epsilons fewer would have fitted.
+    assert sum(each.epsilon for each in budget.reservations) > 4.0
+
+
+def test_divergences_of_sampled_runs_add_up_at_one_order(tmp_path: Path) -> None:
+    budget = made(tmp_path, relation="add_or_remove", composition="renyi")
+    one, two = (sampled("poisson", "add_or_remove", each) for each in (3.0, 8.0))
+    costs = [budget.reserve(plan).cost["renyi_divergence"] for plan in (one, two)]
+    header = jaxdp.Budget(tmp_path).header
+    accountant = RdpAccountant([header["order"]]).compose(
+        dp.ComposedDpEvent([one.event, two.event])
+    )
+    assert sum(costs) == pytest.approx(accountant.rdp[0], rel=1e-9)
+    # By the same conversion, and a thousandth of the total for the noise's samplers.
+    theirs = accountant.get_epsilon(1e-5)
+    assert budget.spent()["epsilon"] == pytest.approx(theirs, abs=1e-5)
+    caps = header["caps"]
+    accountant = RdpAccountant([header["order"]]).compose(
+        dp.ZCDpEvent(caps["renyi_divergence"] / header["order"])
+    )
+    assert accountant.get_epsilon(1e-5) == pytest.approx(3.0, rel=2e-3)
+    assert accountant.get_epsilon(1e-5) < 3.0
+    assert header["order"] == max(
+        range(2, 50), key=lambda order: renyi.total(3.0, 1e-5, order) / order
+    )
+
+
+def test_ten_sampled_runs_cost_less_than_ten_epsilons(tmp_path: Path) -> None:
+    """By the exact number that dp-accounting has; and one that passes it is refused."""
+    plan = sampled("poisson", "zero_out", 6.0)
+    budget = made(tmp_path / "renyi", relation="zero_out", composition="renyi")
+    basic = made(tmp_path / "basic", relation="zero_out")
+    for _ in range(10):
+        budget.reserve(plan)
+    assert fill(basic, plan) == 6
+    accountant = RdpAccountant([budget.header["order"]]).compose(plan.event, 10)
+    want = accountant.get_epsilon(1e-5)
+    assert budget.spent()["epsilon"] == pytest.approx(want, abs=1e-5)
+    assert want < 2.7 < sum(each.epsilon for each in budget.reservations)
+    left = budget.left()["renyi_divergence"]
+    assert left == pytest.approx(3.0 - want, abs=5e-3)
+    large = sampled("poisson", "zero_out", 1.0)
+    with pytest.raises(ValueError, match="have room for the release: of renyi_diverg"):
+        budget.reserve(large)
+    assert len(budget.reservations) == 10
+
+
+def test_a_budget_of_divergences_takes_what_it_knows(tmp_path: Path) -> None:
+    """Draws, pure noise, searches and a release of dp-accounting; no other event."""
+    budget = made(tmp_path, epsilon=60.0, relation="zero_out", composition="renyi")
+    base = plan_of(1.0, relation="zero_out")
+    laplace = plan_of(0.7, relation="zero_out", noise="laplace")
+    one = accounting.Guarantee(base.event, base.event_relation)
+    order = budget.header["order"]
+    for release in (
+        base,
+        laplace,
+        accounting.zcdp(0.1, 2.0),
+        accounting.repeat_and_select(one, mean=2.0, shape=1.0),
+        accounting.poisson_laplace(9.0, 2, sampling_prob=0.1, relation="zero_out"),
+    ):
+        given: dict[str, Any] = {"delta": 1e-7, "relation": "zero_out"}
+        how = {"delta": 1e-7} if release in (base, laplace) else given
+        cost = budget.reserve(release, **how).cost["renyi_divergence"]
+        event = release.event if hasattr(release, "event") else release[0]
+        stated = getattr(release, "event_relation", None)
+        assert cost == renyi.divergence(lattice.ideal(event), stated, order) > 0
+    before = budget.spent()
+    unknown = accounting.Guarantee(
+        DiscreteLaplaceDpEvent(0.1, 1), dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+    with pytest.raises(ValueError, match=r"Renyi divergence is known .* 'basic'"):
+        budget.reserve(unknown, delta=1e-7, relation="zero_out")
+    none = accounting.full_batch_gaussian(0.0, 1, "zero_out")
+    with pytest.raises(ValueError, match="without noise"):
+        budget.reserve(none, delta=1e-7, relation="zero_out")
+    assert jaxdp.Budget(tmp_path).spent() == before
+
+
+def test_a_total_that_no_divergence_implies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="epsilon must be larger"):
+        made(tmp_path / "small", epsilon=1e-3, composition="renyi")
+    assert not (tmp_path / "small" / budgets.FILE).exists()
+
+
+@pytest.mark.parametrize("composition", ["gaussian", "renyi"])
+def test_caps_leave_room_for_the_samplers(composition: Any) -> None:
+    rules = budgets._rules(2.0, 1e-6, composition)
+    caps = rules["caps"]
+    assert ("order" in rules) == (composition == "renyi")
     left = (1e-6 - caps["sampler_delta"]) * math.exp(-caps["sampler_epsilon"])
-    most = accounting.gaussian_epsilon(math.sqrt(caps["mu_squared"]), left)
+    if composition == "renyi":
+        most = renyi.implied(caps["renyi_divergence"], left, rules["order"])
+        mu_squared = 2 * caps["renyi_divergence"] / rules["order"]
+    else:
+        most = accounting.gaussian_epsilon(math.sqrt(caps["mu_squared"]), left)
+        mu_squared = caps["mu_squared"]
     assert most + caps["sampler_epsilon"] <= 2.0 + 1e-12
-    assert caps["mu_squared"] >= 0.99 * gaussian_mu(2.0, 1e-6) ** 2
+    least = {"gaussian": 0.99, "renyi": 0.86}[composition]
+    assert mu_squared >= least * gaussian_mu(2.0, 1e-6) ** 2
 
 
 @pytest.mark.parametrize(
@@ -130,9 +284,14 @@ def test_a_guarantee_of_another_relation_is_refused(tmp_path: Path) -> None:
     budget.reserve(own, delta=1e-7, relation="zero_out")
 
 
-def test_a_kill_at_any_byte_loses_nothing(tmp_path: Path) -> None:
+def budget_caps(text: bytes) -> dict[str, float]:
+    return json.loads(text[: text.index(b"\n")])["caps"]
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_a_kill_at_any_byte_loses_nothing(tmp_path: Path, composition: Any) -> None:
     """The file cut after every byte: whole lines count, a torn one was never reserved."""
-    budget = made(tmp_path)
+    budget = made(tmp_path, composition=composition)
     one = accounting.full_batch_gaussian(40.0, 1, "replace_one")
     how: Any = {"delta": 1e-7, "relation": "replace_one"}
     for name in "abc":
@@ -151,7 +310,8 @@ def test_a_kill_at_any_byte_loses_nothing(tmp_path: Path) -> None:
     file.write_bytes(text[: begin - 1])
     with pytest.raises(ValueError, match="as it was written"):
         jaxdp.Budget(tmp_path)
-    file.write_bytes(text.replace(b'"epsilon": 0', b'"epsilon": -0'))
+    name = next(iter(budget_caps(text))).encode()
+    file.write_bytes(text.replace(b'{"%b": ' % name, b'{"%b": -' % name))
     with pytest.raises(ValueError, match="finite number >= 0"):
         jaxdp.Budget(tmp_path)
 
@@ -175,8 +335,8 @@ def _fill(budget: jaxdp.Budget) -> int:
 
 def test_processes_that_race_lose_nothing(tmp_path: Path) -> None:
     """Another process and this one fill one budget; together exactly what it holds."""
-    budget = made(tmp_path / "race")
-    alone = made(tmp_path / "alone")
+    how: Any = {"epsilon": 0.1, "composition": "renyi"}
+    budget, alone = (made(tmp_path / name, **how) for name in ("race", "alone"))
     context = multiprocessing.get_context("spawn")
     results, begin = context.Queue(), context.Barrier(2)
     args = (str(tmp_path / "race"), begin, results)
@@ -262,8 +422,9 @@ def start(budget: jaxdp.Budget, folder: Path) -> str:
     return run
 
 
+@pytest.mark.parametrize("composition", ["basic", "renyi"])
 def test_a_run_that_is_killed_before_it_began_is_charged_once(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, monkeypatch: Any, composition: Any
 ) -> None:
     """Killed before every write, in its folder and in a copy of it as it is then.
 
@@ -273,7 +434,7 @@ def test_a_run_that_is_killed_before_it_began_is_charged_once(
     charged, moment = [], 0
     while True:
         place, calls = tmp_path / str(moment), []
-        budget = made(place / "budget", epsilon=50.0)
+        budget = made(place / "budget", epsilon=50.0, composition=composition)
         run, copy = place / "run", place / "copy"
         with killed_at(moment, calls, monkeypatch), contextlib.suppress(Killed):
             start(budget, run)

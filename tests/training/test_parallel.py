@@ -27,42 +27,44 @@ ROOT = Path(__file__).resolve().parents[2]
 # Processes must have met before any of them asks JAX for an array.
 PROCESS = """
 import json, sys, jax
-address, index, function, *given = sys.argv[1:]
-jax.distributed.initialize(address, num_processes=2, process_id=int(index))
+address, index, count, function, *given = sys.argv[1:]
+jax.distributed.initialize(address, num_processes=int(count), process_id=int(index))
 import jaxdp
 from tests.training import two_processes
 print(json.dumps(getattr(two_processes, function)(*given)))
 """
 
 
-def processes(function: str, *given: object) -> list[subprocess.Popen[str]]:
-    """Two processes of two devices each, that both call a function of two_processes."""
+def processes(
+    function: str, *given: object, count: int = 2, devices: int = 2
+) -> list[subprocess.Popen[str]]:
+    """Processes of so many devices each, that all call a function of two_processes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     return [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS, address, str(index), function]
+            [sys.executable, "-c", PROCESS, address, str(index), str(count), function]
             + [str(x) for x in given],
             cwd=ROOT,
-            env=environment(2),
+            env=environment(devices),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for index in range(2)
+        for index in range(count)
     ]
 
 
-def results(function: str, *given: object, timeout: int = 600) -> list[Any]:
-    """What a function of two_processes returns in each of two processes."""
-    jobs = processes(function, *given)
+def results(function: str, *given: object, timeout: int = 600, **of: int) -> list[Any]:
+    """What a function of two_processes returns in each of the processes."""
+    jobs = processes(function, *given, **of)
     try:
         ends = [job.communicate(timeout=timeout) for job in jobs]
     finally:
         for job in jobs:
             job.kill()
-    assert [job.returncode for job in jobs] == [0, 0], ends
+    assert not any(job.returncode for job in jobs), ends
     return [json.loads(out.splitlines()[-1]) for out, _ in ends]
 
 
@@ -137,12 +139,19 @@ def test_two_processes(tmp_path: Path) -> None:
         *(Keys.insecure(1), two_processes.WIDE, DATA),
         **two_processes.ARGUMENTS,
     )
+    trained = jaxdp.fit(
+        two_processes.GRADIENTS,
+        *(Keys.insecure(1), two_processes.WIDE, DATA),
+        **two_processes.ARGUMENTS | two_processes.ADAPTER,
+    )
     for index, found in enumerate((first, second)):
         halves = found["halves"]
         # In another order of sums: to a few roundings of losses over the radius.
         np.testing.assert_allclose(halves["releases"], whole.info.releases, atol=1e-3)
         assert halves["columns"] == [3 * index] * 2
-        assert "ledger must be None for dpgd where params" in halves["refused"]
+        for name, what in (("refused", "'hidden/w'"), ("state", "state of the opt")):
+            assert "ledger must be None for dpgd where what a ch" in halves[name]
+            assert f"got {what}" in halves[name]
         for said in halves["gone"]:
             assert "got the leaf 'hidden/w', which has been deleted" in said
         for name in ("one whole", "one whole again"):
@@ -150,15 +159,19 @@ def test_two_processes(tmp_path: Path) -> None:
         assert len(halves["shown"]) == 6
         last, all_of_it = halves["digest"]
         assert halves["shown"][-1] == last == first["halves"]["digest"][0]
-        end = halves["interrupted"]
-        assert [end["stopped"], end["renewed"]] == [4, ["", 6]]
-        assert end["resumed"] == [all_of_it, 6]
-        other, attempt, nowhere, shown = end["refused"]
-        assert "params must be the initial parameters of the run" in other
-        assert "new_attempt must be the same in all processes" in attempt
-        assert "is not there; a run that was killed before it wrote" in nowhere
-        assert "the callback is broken" in shown
-        assert "has been deleted" in end["unread"]
+        assert halves["interrupted"]["resumed"] == [all_of_it, 6]
+        adapted, hidden, out = halves["adapted"]
+        assert halves["adapter"]["resumed"] == [adapted, 6]
+        assert np.array_equal(hidden, two_processes.WIDE["hidden"]["w"])
+        np.testing.assert_allclose(out, trained.params["out"], atol=1e-5)
+        for end in (halves["interrupted"], halves["adapter"]):
+            assert [end["stopped"], end["renewed"]] == [4, ["", 6]]
+            other, attempt, nowhere, shown = end["refused"]
+            assert "params must be the initial parameters of the run" in other
+            assert "new_attempt must be the same in all processes" in attempt
+            assert "is not there; a run that was killed before it wrote" in nowhere
+            assert "the callback is broken" in shown
+            assert "has been deleted" in end["unread"]
     # Whoever has the parameters whole replays it, and sees other ones.
     where, optimizer = tmp_path / "halves", two_processes.ARGUMENTS["optimizer"]
     again = jaxdp.replay(where, two_processes.WIDE, optimizer=optimizer)
@@ -189,6 +202,22 @@ def test_two_processes(tmp_path: Path) -> None:
     optimizer = two_processes.ARGUMENTS["optimizer"]
     again = jaxdp.replay(folder, PARAMS, optimizer=optimizer)
     chex.assert_trees_all_equal(again.params, one.params)
+
+
+def test_four_processes_that_share_parameters(tmp_path: Path) -> None:
+    """Two devices each: the bits of one process of eight, and no weight is gathered."""
+    four = results("quarters", tmp_path / "four", count=4)
+    (one,) = results("quarters", tmp_path / "one", count=1, devices=8)
+    assert [end["digest"] for end in four] == [one["digest"]] * 4
+    assert [end["processes"] for end in four] == [4] * 4
+    # Each device has two of eight columns.
+    assert [end["shards"] for end in four] == [[[7, 2]] * 2 + [[2]] * 2] * 4
+    # An integer a direction, and five records' sums over the columns, at both signs.
+    for end in (one, *four):
+        assert {*end["exchanged"]} == {"f32[2,2,5] all-reduce", "s32[2] all-reduce"}
+    books = [ledger.read(tmp_path / name) for name in ("four", "one")]
+    np.testing.assert_array_equal(*(book.releases for book in books))
+    assert [book.charged for book in books] == [6, 6]
 
 
 def test_one_process_that_refuses_ends_both(tmp_path: Path) -> None:

@@ -382,27 +382,51 @@ def test_twenty_kills_of_a_real_process(tmp_path: Path) -> None:
     cut_short = ledger.read(folder)
     assert 0 < len(cut_short.releases) < victim.PLAN.num_steps
     subprocess.run(command, cwd=ROOT, check=True)
-    # The same keys, undisturbed.
+    check_undisturbed(folder, victim.PLAN)
+    report = json.loads((folder / ledger.REPORT).read_text())
+    assert report["private"] is True
+    assert report["steps_done"] == victim.PLAN.num_steps
+
+
+def check_undisturbed(folder: Path, plan: Any) -> None:
+    """Compares a victim's run with one that nobody kills, of the same keys in memory."""
     book, record, secret = ledger.Ledger.open(folder)
     book.close()
-    same = keys.from_hex(secret["keys"])
+    same = dataclasses.replace(keys.from_hex(secret["keys"]), private=False)
+    other = folder.with_name("whole")
     whole = jaxdp.fit(
-        victim.PLAN,
-        dataclasses.replace(same, private=False),
-        PARAMS,
-        DATA,
-        ledger=tmp_path / "whole",
-        chunk=10,
-        **victim.ARGUMENTS,
+        plan, same, PARAMS, DATA, ledger=other, chunk=10, **victim.ARGUMENTS
     )
-    undisturbed = ledger.read(tmp_path / "whole")
+    undisturbed = ledger.read(other)
     assert record.intents == undisturbed.intents  # Every step once.
     np.testing.assert_array_equal(record.releases, undisturbed.releases)
     again = jaxdp.replay(folder, PARAMS, optimizer=victim.ARGUMENTS["optimizer"])
     chex.assert_trees_all_equal(again.params, whole.params)
-    report = json.loads((folder / ledger.REPORT).read_text())
-    assert report["private"] is True
-    assert report["steps_done"] == victim.PLAN.num_steps
+
+
+@pytest.mark.slow  # Three processes import JAX, and compile a chunk.
+def test_kills_of_a_real_process_that_reads_files(tmp_path: Path) -> None:
+    """SIGKILL while a chunk is computed, and at another moment; the next ones are read."""
+    for name, array in zip("xy", DATA, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    folder = tmp_path / "run"
+    path = folder / ledger.LEDGER
+    words = ["-m", "tests.training.victim", str(folder), str(tmp_path)]
+    command = [sys.executable, *words]
+    for kill in range(2):
+        size = path.stat().st_size if path.exists() else 0
+        process = subprocess.Popen(command, cwd=ROOT)
+        while (path.stat().st_size if path.exists() else 0) <= size:
+            assert process.poll() is None, "ended without a kill"
+            time.sleep(0.001)
+        if kill == 0:
+            stop_with_an_open_intent(process, folder)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert ledger.read(folder).outstanding is not None or kill
+    assert len(ledger.read(folder).releases) < victim.FEWER.num_steps
+    subprocess.run(command, cwd=ROOT, check=True)
+    check_undisturbed(folder, victim.FEWER)
 
 
 # --- what refuses ------------------------------------------------------------------

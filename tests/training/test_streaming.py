@@ -15,7 +15,7 @@ import pytest
 import jaxdp
 from jaxdp import Keys, plans, sampling
 from jaxdp.data import ArraySource, IteratorSource
-from jaxdp.training import streaming
+from jaxdp.training import preparing, streaming
 
 N, D = 400, 3
 #: In float64, as files often are: JAX has them in float32.
@@ -58,6 +58,26 @@ def source(tmp_path: Path) -> ArraySource:
 def fit(plan: Any, data: Any, **options: Any) -> Any:
     args = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
     return jaxdp.fit(plan, Keys.insecure(3), PARAMS, data, **(args | options))
+
+
+def test_a_large_map_without_a_source_warns(
+    source: ArraySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When arguments are checked, before anything is read; a source does not."""
+    plan, maps = make_plan(POISSON), source._arrays
+    monkeypatch.setattr(preparing, "_LARGE", DATA["x"].nbytes - 1)
+    wrong = {"microbatch_size": "few"}
+    said = r"data\['x'\] is a .*ArraySource\(data\)"
+    with (
+        pytest.warns(UserWarning, match=said),
+        pytest.raises(TypeError, match="microbatch_size must be"),
+    ):
+        fit(plan, maps, **wrong)
+    with pytest.raises(TypeError, match="microbatch_size must be"):
+        fit(plan, source, **wrong)
+    monkeypatch.setattr(preparing, "_LARGE", DATA["x"].nbytes)
+    with pytest.raises(TypeError, match="microbatch_size must be"):
+        fit(plan, maps, **wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What each of two processes does that run one plan together.
+"""What each of several processes does that run one plan together.
 
 ``test_parallel.py`` starts them and compares what they print.
 """
@@ -11,8 +11,11 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -29,7 +32,7 @@ from jaxdp.cli import main as command
 from jaxdp.cli import record
 from jaxdp.core import keys as keys_lib
 from jaxdp.models.language import _files, tasks
-from jaxdp.training import budgets, digests, ledger
+from jaxdp.training import budgets, digests, ledger, loop
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
 
 PLAN = make_plan(
@@ -51,6 +54,13 @@ ARGUMENTS: dict[str, Any] = {
     "value_fn": value_fn,
     "optimizer": optax.sgd(0.1, momentum=0.9),
     "microbatch_size": SIZE,
+}
+#: Trains what is whole, where the other leaf is split between processes.
+ADAPTER: dict[str, Any] = {
+    "trainable": {"hidden": {"w": False}, "out": True},
+    "optimizer": optax.masked(
+        optax.sgd(0.1, momentum=0.9), {"hidden": {"w": False}, "out": True}
+    ),
 }
 
 
@@ -88,11 +98,13 @@ def interrupted(
     data: Any,
     budget: Any = None,
     start: Any = PARAMS,
+    trained: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What a run says that is stopped by one process, and what it ends with."""
     # Process 1 alone is told to stop, after two of three chunks.
     asked = iter([False, False, True])
     whole = ARGUMENTS | {"mesh": mesh, "ledger": folder, "chunk": 2, "budget": budget}
+    whole |= trained
     whole["stop"] = lambda: jax.process_index() == 1 and next(asked)
     step = None
     try:
@@ -105,6 +117,7 @@ def interrupted(
 
     def resume(folder: Any = folder, params: Any = start, **kwargs: Any) -> Any:
         given = ARGUMENTS | {"mesh": mesh, "plan": plan} | kwargs
+        given |= {name: x for name, x in trained.items() if name == "optimizer"}
         return jaxdp.resume(folder, params, data, **given)
 
     # One of them has other parameters; only one says that it is a new attempt.
@@ -146,6 +159,44 @@ def split() -> tuple[Any, Any]:
     return mesh, params
 
 
+def quarters(folder: str) -> dict[str, Any]:
+    """What a run releases of which every fourth device has a quarter of the parameters.
+
+    On eight devices, of which each process has two and half of the parameters; its records
+    are shared too, between processes.
+    """
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    weights = {"w": PartitionSpec(None, "model")}
+    places = {"hidden": weights, "out": PartitionSpec("model")}
+    params = {
+        "hidden": {"w": np.cos(np.arange(56, dtype=np.float32)).reshape(7, 8)},
+        "out": np.linspace(-1, 1, 8, dtype=np.float32),
+    }
+    params = jax.tree.map(
+        lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), params, places
+    )
+    given = ARGUMENTS | {"mesh": mesh, "ledger": folder, "chunk": 3}
+    result = jaxdp.fit(PLAN, jaxdp.Keys.insecure(1), params, DATA, **given)
+    program = next(reversed(loop._programs.values())).program
+    leaves = jax.tree.leaves(result.params)
+    return {
+        "digest": [digest(result.info), digest(result.params)],
+        "exchanged": sorted(all_reduces(program.as_text())),
+        "shards": [
+            [*shard.data.shape] for x in leaves for shard in x.addressable_shards
+        ],
+        "processes": jax.process_count(),
+    }
+
+
+def all_reduces(text: str) -> list[str]:
+    """What the all-reduces of a compiled program give, and its other collectives."""
+    of = r"= (\S+|\([^()]*\)) "  # A shape, or several.
+    found = re.findall(of + r"(all-reduce|all-gather|all-to-all)(?:-start)?\(", text)
+    found += re.findall(of + r"(collective-\w+|reduce-scatter)(?:-start)?\(", text)
+    return [re.sub(r"\{.*?\}", "", shape) + " " + name for shape, name in found]
+
+
 def gone(folder: str) -> list[str]:
     """What runs say where process 1 has deleted its part of a leaf."""
     mesh, params = split()
@@ -170,6 +221,7 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
     shown: list[str] = []
     result = run(callback=lambda step, params, _: shown.append(digest(params)))
     weights = result.params["hidden"]["w"]
+    adapted = run(GRADIENTS, **ADAPTER)
     return {
         "releases": np.asarray(result.info.releases.addressable_data(0)).tolist(),
         "columns": sorted(
@@ -190,6 +242,24 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
         ),
         "gone": gone(str(folder)),
         "refused": refusal(lambda: run(GRADIENTS, ledger=folder.with_name("dpgd"))),
+        "state": refusal(
+            lambda: run(
+                GRADIENTS,
+                ledger=folder.with_name("dpgd"),
+                trainable=ADAPTER["trainable"],
+            )
+        ),
+        "adapted": [
+            digest((adapted.params, adapted.info)),
+            whole(adapted.params["hidden"]["w"]).tolist(),
+            whole(adapted.params["out"]).tolist(),
+        ],
+        "adapter": interrupted(
+            folder.with_name("adapter"),
+            *(GRADIENTS, mesh, DATA),
+            start=params,
+            trained=ADAPTER,
+        ),
     }
 
 
@@ -328,20 +398,21 @@ def tuned(folder: str, runs: str) -> dict[str, Any]:
     }
     if jax.process_count() == 1:
         return ends
-    judge, calls = tasks.predict, iter(range(9))
+    judge = tasks.predict
+    for name in ("prompt", "gradients"):
+        calls = iter(range(9))
 
-    def told(*given: Any, **more: Any) -> Any:
-        # Before the run, and after its first chunk.
-        if next(calls) == 1 and jax.process_index() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return judge(*given, **more)
+        def told(*given: Any, calls: Any = calls, **more: Any) -> Any:
+            # Before the run, and after its first chunk.
+            if next(calls) == 1 and jax.process_index() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return judge(*given, **more)
 
-    stopped = [*words["prompt"], "--out", str(place / "stopped"), "--resume", "auto"]
-    with mock.patch.object(tasks, "predict", told):
-        ends["stopped"] = ended(stopped)
-    ends["resumed"] = ended(stopped)
-    gradients = [*words["lora"], "--method", "dp-lora", "--out", str(place / "dp-lora")]
-    ends["dp-lora"] = ended(gradients)
+        out = str(place / f"stopped {name}")
+        stopped = [*words[name], "--out", out, "--resume", "auto"]
+        with mock.patch.object(tasks, "predict", told):
+            ends[f"stopped {name}"] = ended(stopped)
+        ends[f"resumed {name}"] = ended(stopped)
     first = jax.process_index() == 0
     # The other waits for its part of every tensor, or of an evaluation.
     for name, where, function in (

@@ -1,12 +1,15 @@
-"""``python -m tests.training.victim FOLDER``: a run that may be killed at any moment.
+"""``python -m tests.training.victim FOLDER [FILES]``: a run that is killed at any moment.
 
-Begins a run in the folder, or goes on with the one that is there.
+Begins a run in the folder, or goes on with the one that is there. With FILES it reads its
+records from the files of that folder as it needs them.
 """
 
+import dataclasses
 import pathlib
 import sys
 
 import jax
+import numpy as np
 import optax
 
 import jaxdp
@@ -20,19 +23,25 @@ PLAN = make_plan(
     direction="gaussian",
     num_directions=2,
 )
+#: Over files.
+FEWER = dataclasses.replace(PLAN, num_steps=600)
 ARGUMENTS = {"value_fn": value_fn, "optimizer": optax.adam(0.01)}
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder: pathlib.Path, files: pathlib.Path | None = None) -> None:
     # Compiled once for all processes; the same program gives the same bits.
     jax.config.update("jax_compilation_cache_dir", str(folder.parent / "cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    plan, data = PLAN, DATA
+    if files is not None:
+        maps = (np.load(files / f"{name}.npy", mmap_mode="r") for name in "xy")
+        plan, data = FEWER, jaxdp.data.ArraySource(tuple(maps))
     if (folder / ledger.LEDGER).exists():
-        jaxdp.resume(folder, PARAMS, DATA, keep_noise_roots=True, **ARGUMENTS)
+        jaxdp.resume(folder, PARAMS, data, keep_noise_roots=True, **ARGUMENTS)
     else:
         keys = jaxdp.Keys.from_entropy()
-        jaxdp.fit(PLAN, keys, PARAMS, DATA, ledger=folder, chunk=10, **ARGUMENTS)
+        jaxdp.fit(plan, keys, PARAMS, data, ledger=folder, chunk=10, **ARGUMENTS)
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(*map(pathlib.Path, sys.argv[1:]))

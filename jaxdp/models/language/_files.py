@@ -21,7 +21,7 @@ INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapters.safetensors"
 #: As the library peft names them.
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_REPLACED = (WEIGHTS, INDEX, ADAPTERS, PEFT_CONFIG, PEFT_WEIGHTS)
+_REPLACED = (CONFIG, WEIGHTS, INDEX, ADAPTERS, PEFT_CONFIG, PEFT_WEIGHTS)
 _SHOWN = 6  # items that an error lists
 #: Dtypes of tensors that are read, as NumPy has them.
 FLOATS = {

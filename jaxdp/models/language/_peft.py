@@ -20,6 +20,8 @@ from jaxdp.models.language.config import Config
 from jaxdp.models.language.modules import LoRA, head_widths
 
 _PARTS = ("query", "value")
+#: Where peft has the model that it adapts.
+_MODEL = "base_model.model."
 #: Fields of the configuration that change nothing of what an adapter computes, or whose
 #: effect its tensors show. Others must be empty.
 _KNOWN = (
@@ -27,7 +29,10 @@ _KNOWN = (
     *("layers_to_transform", "layers_pattern", "lora_dropout", "inference_mode"),
     *("task_type", "base_model_name_or_path", "revision", "auto_mapping"),
     *("peft_version", "megatron_core", "qalora_group_size", "init_lora_weights"),
+    "modules_to_save",
 )
+#: Classification heads, which alone may be saved beside an adapter's matrices.
+_HEADS = ("classifier", "score")
 #: Of these, what must be one of few; other ways to draw an adapter change its model.
 _MUST: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -53,6 +58,10 @@ def read_config(folder: pathlib.Path, *, fused: bool) -> LoRA | None:
                 f"{path}: {name} must be left out or empty, for it is not supported; got "
                 f"{got!r}"
             )
+    if (saved := fields.get("modules_to_save")) and not set(saved) <= {*_HEADS}:
+        raise ValueError(
+            f"{path}: modules_to_save must be of {', '.join(_HEADS)}, got {saved!r}"
+        )
     parts = len(_PARTS) if fused else 1
     rank, alpha = fields.get("r", 8), fields.get("lora_alpha", 8)
     if fused and (not isinstance(rank, int) or rank % parts):
@@ -70,7 +79,7 @@ def _names(config: Config) -> dict[str, str]:
     """Returns peft's name of each of our pairs, with ``{}`` for the layer's number."""
     modules = FAMILIES[config.model_type].modules
     parts = ("qkv",) if config.fused else _PARTS
-    return {x: f"base_model.model.{modules[f'layers/attention/{x}']}" for x in parts}
+    return {x: f"{_MODEL}{modules[f'layers/attention/{x}']}" for x in parts}
 
 
 def write(
@@ -79,8 +88,13 @@ def write(
     adapter: LoRA,
     flat: Mapping[str, Any],
     causal: bool,
+    base: str | None,
+    heads: Mapping[str, np.ndarray],
 ) -> None:
-    """Writes both files; ``flat`` has the adapter's leaves by path."""
+    """Writes both files; ``flat`` has the adapter's leaves by path.
+
+    ``heads`` are tensors of a classification head that are not in the weights, by name.
+    """
     parts, pairs = 1, {}
     for part in _PARTS:
         pairs[part] = [np.asarray(flat[f"layers/lora/{part}/{x}"]) for x in "ab"]
@@ -98,15 +112,17 @@ def write(
         for x, leaf in zip("AB", pair, strict=True)
         for layer, array in enumerate(leaf)
     }
+    tensors |= {f"{_MODEL}{name}": array for name, array in heads.items()}
     _files.safetensors().numpy.save_file(
         tensors, path_of(PEFT_WEIGHTS), metadata={"format": "pt"}
     )
     alpha = parts * adapter.alpha
     fields = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if causal else None,
-        # The weights lie beside the adapter.
-        "base_model_name_or_path": None,
+        "task_type": "CAUSAL_LM" if causal else "SEQ_CLS" if heads else None,
+        # None where the weights lie beside the adapter.
+        "base_model_name_or_path": base,
+        "modules_to_save": sorted({name.split(".")[0] for name in heads}) or None,
         "r": parts * adapter.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "target_modules": sorted(name.rpartition(".")[2] for name in names.values()),
@@ -118,8 +134,12 @@ def write(
     _files.write_json(path_of(PEFT_CONFIG), fields)
 
 
-def read(folder: pathlib.Path, config: Config, adapter: LoRA) -> dict[str, jax.Array]:
-    """Reads the leaves, float32, by path.
+def read(
+    folder: pathlib.Path, config: Config, adapter: LoRA, heads: Mapping[str, Any]
+) -> dict[str, jax.Array]:
+    """Reads the leaves, float32, by path; those of a classification head if it is there.
+
+    ``heads`` are its leaves by the names of their tensors.
 
     Raises:
       ValueError: tensors that are not those of the configuration, by name.
@@ -139,6 +159,11 @@ def read(folder: pathlib.Path, config: Config, adapter: LoRA) -> dict[str, jax.A
     }
     path = folder / PEFT_WEIGHTS
     stored = _files.tensors(path)
+    of_head = tuple(f"{_MODEL}{name}." for name in _HEADS)
+    saved = {n: stored.pop(n) for n in [*stored] if n.startswith(of_head)}
+    if saved and heads:  # Without heads a language model is read.
+        wanted |= {f"{_MODEL}{n}": leaf.tensor_shape for n, leaf in heads.items()}
+        stored |= saved
     problems = [
         f"{name} has {stored[name].shape if name in stored else 'no value'}, must have "
         f"{wanted.get(name, 'none')}"
@@ -158,11 +183,16 @@ def read(folder: pathlib.Path, config: Config, adapter: LoRA) -> dict[str, jax.A
     pairs = {part: [stacked(part, x) for x in "AB"] for part in names}
     if config.fused:
         pairs = _split(path, pairs["qkv"], adapter.rank, widths)
-    return {
-        f"layers/lora/{part}/{x}": jnp.asarray(leaf)
+    found = {
+        leaf.path: leaf.transpose(saved[f"{_MODEL}{name}"])
+        for name, leaf in (heads if saved else {}).items()
+    }
+    found |= {
+        f"layers/lora/{part}/{x}": leaf
         for part, pair in pairs.items()
         for x, leaf in zip("ab", pair, strict=True)
     }
+    return {path: jnp.asarray(leaf, jnp.float32) for path, leaf in found.items()}
 
 
 def _split(

@@ -26,6 +26,8 @@ from jaxdp.models.language import config as configs
 from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
 from jaxdp.models.language._names import FAMILIES, Family, is_language_head
 from jaxdp.models.language.config import Config, RobertaConfig
+from jaxdp.models.language.modules import integers
+from jaxdp.models.language.modules import quantised as quantised_tree
 from jaxdp.models.language.network import (
     Adapter,
     LanguageModel,
@@ -39,6 +41,8 @@ Params = dict[str, Any]
 
 #: Dtypes of parameters, and of what is written.
 DTYPES = ("float32", "bfloat16", "float16")
+#: Of the layers' kernels of a base that is frozen.
+INTEGERS = ("int8", "int4")
 
 
 # --- leaves and tensors ------------------------------------------------------------
@@ -109,6 +113,15 @@ def _is_adapter(path: str) -> bool:
     return path.startswith(("layers/lora/", "layers/prefix/"))
 
 
+def _is_head(path: str) -> bool:
+    return path.startswith("classifier/")
+
+
+def _head_tensors(leaves: Mapping[str, _Leaf]) -> dict[str, _Leaf]:
+    """Returns the leaves of a classification head by the names of their tensors."""
+    return {leaf.names[0]: leaf for path, leaf in leaves.items() if _is_head(path)}
+
+
 def _flat(tree: Any) -> dict[str, Any]:
     """Returns the leaves of a tree by path."""
     return {path_str(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
@@ -130,7 +143,7 @@ def _nested(flat: Mapping[str, Any]) -> Params:
 
 
 def read_config(folder: Path) -> Config:
-    """Reads the configuration in a checkpoint folder.
+    """Reads the configuration in a checkpoint folder, or of the base that it names.
 
     Raises:
       ValueError: no ``config.json``, an unknown family, or an option
@@ -148,7 +161,7 @@ def read_config(folder: Path) -> Config:
       >>> checkpoint.read_config(folder).num_hidden_layers
       2
     """
-    path = _files.folder_of(folder) / CONFIG
+    path = pathlib.Path(base_of(folder) or folder) / CONFIG
     if not path.is_file():
         raise ValueError(f"folder {str(folder)!r} has no {CONFIG}")
     fields = _files.read_json(path)
@@ -156,6 +169,34 @@ def read_config(folder: Path) -> Config:
         return configs.from_json(fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def base_of(folder: Path) -> str | None:
+    """Reads which folder an adapter's weights are in; None if they lie beside it.
+
+    :func:`save` with ``base=`` and peft write such folders, without a ``config.json``.
+
+    Raises:
+      ValueError: no such folder, or a base that is none.
+
+    Example:
+      >>> import tempfile
+      >>> from jaxdp.models.language import checkpoint
+      >>> print(checkpoint.base_of(tempfile.mkdtemp()))
+      None
+    """
+    root, found = _files.folder_of(folder), None
+    if (root / CONFIG).is_file():
+        return None
+    if (path := root / _files.PEFT_CONFIG).is_file():
+        found = _files.read_json(path).get("base_model_name_or_path")
+    elif (path := root / ADAPTERS).is_file():
+        found = _about(path).get("base")
+    if found is not None and not (pathlib.Path(str(found)) / CONFIG).is_file():
+        raise ValueError(
+            f"{path} must name the folder of its base model, with {CONFIG}, got {found!r}"
+        )
+    return found
 
 
 def read_adapter(folder: Path) -> Adapter | None:
@@ -180,12 +221,18 @@ def read_adapter(folder: Path) -> Adapter | None:
     path = root / ADAPTERS
     if not path.is_file():
         return None
-    with _files.open_file(path) as file:
-        fields = json.loads((file.metadata() or {}).get("adapter", "{}"))
+    fields = _about(path)
+    fields.pop("base", None)
     kind = fields.pop("kind", None)
-    if kind != "prefix":
+    if kind not in ("prefix", "head"):
         raise ValueError(f"{path} must hold a prefix, as save() writes it")
-    return Prefix(**fields)
+    return Prefix(**fields) if kind == "prefix" else None
+
+
+def _about(path: pathlib.Path) -> dict[str, Any]:
+    """Reads what :func:`save` says of an adapter in its file."""
+    with _files.open_file(path) as file:
+        return json.loads((file.metadata() or {}).get("adapter", "{}"))
 
 
 def load(
@@ -194,6 +241,7 @@ def load(
     num_labels: int | None = None,
     new_heads: jax.Array | None = None,
     dtype: Any = "float32",
+    quantised: str | None = None,
     sharding: _placing.Placing | None = None,
 ) -> tuple[Config, Params]:
     """Reads a checkpoint, one leaf at a time.
@@ -206,13 +254,16 @@ def load(
     and one leaf.
 
     Args:
-      folder: with ``config.json`` and safetensors, sharded or not.
+      folder: with ``config.json`` and safetensors, sharded or not; or with an adapter
+        alone, whose weights are in :func:`base_of`.
       num_labels: of a classification head; None loads a language model.
       new_heads: a typed JAX key, from which the classification head is drawn if the
         checkpoint has none.
       dtype: of the parameters: ``"float32"``, ``"bfloat16"`` or ``"float16"``, which take
         half the memory, and which :func:`jaxdp.fit` trains too. Adapters and the
         classification head are float32 in any case.
+      quantised: ``"int8"`` or ``"int4"``, to round the layers' kernels leaf by leaf as
+        :func:`~jaxdp.models.language.quantised` does.
       sharding: a mesh, on whose axis ``"model"`` :func:`~jaxdp.models.language.shardings`
         splits the parameters, or a function from the tree of their shapes
         (``jax.ShapeDtypeStruct``) to one of ``NamedSharding``. Each device then gets its
@@ -247,22 +298,30 @@ def load(
         validate.integer(at_least=2, num_labels=num_labels)
     name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
     validate.one_of(DTYPES, dtype=name)
+    if quantised is not None:
+        validate.one_of(INTEGERS, quantised=quantised)
     root = _files.folder_of(folder)
+    home = pathlib.Path(base_of(root) or root)
     config, adapter = read_config(root), read_adapter(root)
     family = FAMILIES[config.model_type]
     wanted = _leaves(config, adapter, num_labels)
     if num_labels is not None:
         for path in _language_head(wanted):
             del wanted[path]
+    small: dict[str, jax.Array] = {}
+    if isinstance(adapter, LoRA):
+        small = _peft.read(root, config, adapter, _head_tensors(wanted))
+    elif adapter is not None or home != root:
+        small = _read_adapters(root / ADAPTERS, wanted)
     with contextlib.ExitStack() as stack:
-        stored = _files.Stored(root, family, stack)
-        if new_heads is not None:
+        stored = _files.Stored(home, family, stack)
+        if new_heads is not None and not any(map(_is_head, small)):
             _drop_absent_classifier(wanted, stored)
         _name_output_bias(wanted, stored, config)
-        problems = _problems(wanted, stored, family, config, num_labels)
+        problems = _problems(wanted, stored, family, config, num_labels, small)
         if problems:
             raise ValueError(
-                f"the tensors in {str(folder)!r} are not those of its {CONFIG}; "
+                f"the tensors in {str(home)!r} are not those of its {CONFIG}; "
                 + "; ".join(problems)
             )
         wanted = {
@@ -271,17 +330,15 @@ def load(
             )
             for path, leaf in wanted.items()
         }
-        places = _places(sharding, wanted, config, num_labels)
+        places = _places(sharding, wanted, config, num_labels, quantised)
         of_leaf = {} if places is None else _flat(places)
-        flat = {
-            path: _read(leaf, stored, of_leaf.get(path))
-            for path, leaf in wanted.items()
-            if leaf.names
-        }
-    if isinstance(adapter, LoRA):
-        flat |= _peft.read(root, config, adapter)
-    elif adapter is not None:
-        flat |= _read_adapters(root / ADAPTERS, wanted)
+        flat = dict(small)
+        for path, leaf in wanted.items():
+            if not leaf.names or path in small:
+                continue
+            flat[path] = _read(leaf, stored, of_leaf.get(path))
+            if quantised and path.startswith("layers/") and path.endswith("/kernel"):
+                flat[path], flat[f"{path}_scale"] = integers(flat[path], quantised)
     params = _nested(flat)
     if new_heads is not None:
         model = LanguageModel(config=config, num_labels=num_labels)
@@ -296,6 +353,7 @@ def _places(
     wanted: Mapping[str, _Leaf],
     config: Config,
     num_labels: int | None,
+    dtype: str | None,
 ) -> Any:
     """Returns where the parameters are to be, a tree of shardings; None if nowhere."""
     if sharding is None:
@@ -304,12 +362,14 @@ def _places(
     model = LanguageModel(config=config, num_labels=num_labels)
     any_key = keys.from_words(np.zeros(2, np.uint32))  # only shapes are asked for
     shapes = jax.eval_shape(model.with_new_parts, _nested(leaves), any_key)
+    if dtype is not None:
+        shapes = jax.eval_shape(lambda tree: quantised_tree(tree, dtype), shapes)
     return _placing.places(sharding, shapes)
 
 
 def _drop_absent_classifier(wanted: dict[str, _Leaf], stored: _files.Stored) -> None:
     """Drops the classification head from ``wanted`` if the checkpoint has none."""
-    head = [leaf for path, leaf in wanted.items() if path.startswith("classifier/")]
+    head = [leaf for path, leaf in wanted.items() if _is_head(path)]
     if not any(name in stored.names for leaf in head for name in leaf.names):
         for leaf in head:
             del wanted[leaf.path]
@@ -335,9 +395,15 @@ def _problems(
     family: Family,
     config: Config,
     num_labels: int | None,
+    known: Mapping[str, Any],
 ) -> list[str]:
-    """Lists the missing, wrong and unexpected tensors of a checkpoint."""
-    tensors = {name: leaf for leaf in wanted.values() for name in leaf.names}
+    """Lists the missing, wrong and unexpected tensors of a checkpoint.
+
+    Leaves that are ``known`` may be there too, as of a head beside an adapter's own.
+    """
+    tensors = {name: x for x in wanted.values() for name in x.names}
+    also = {name for path in known for name in wanted[path].names}
+    tensors = {name: leaf for name, leaf in tensors.items() if name not in also}
     missing = [name for name in tensors if name not in stored.names]
     wrong = []
     for name in tensors.keys() - missing:
@@ -359,13 +425,13 @@ def _problems(
         ]
     unexpected = [
         name
-        for name in stored.names - tensors.keys() - copies.keys()
+        for name in stored.names - tensors.keys() - copies.keys() - also
         if not family.useless.fullmatch(name)
         and not (num_labels is not None and is_language_head(name))
         and not (name == "lm_head.bias" and "lm_head.decoder.bias" in tensors)
     ]
     hint = ""
-    if missing and all(tensors[n].path.startswith("classifier/") for n in missing):
+    if missing and all(_is_head(tensors[n].path) for n in missing):
         hint = " (new_heads= draws a classification head)"
     return [
         f"{kind}: {_files.listed(items)}{more}"
@@ -414,12 +480,18 @@ def _put(layers: jax.Array, one: jax.Array, at: int) -> jax.Array:
 def _read_adapters(
     path: pathlib.Path, wanted: Mapping[str, _Leaf]
 ) -> dict[str, jax.Array]:
-    """Reads the leaves of an adapter, stored as we have them."""
-    want = {p: leaf.shape for p, leaf in wanted.items() if _is_adapter(p)}
+    """Reads the leaves of an adapter, or of a head, stored as we have them."""
+    want = {p: leaf.shape for p, leaf in wanted.items() if adapter_only(p)}
     with _files.open_file(path) as file:
         have = {
             name: tuple(file.get_slice(name).get_shape()) for name in [*file.keys()]
         }
+        # A head is in the weights, or here where they are elsewhere; few tasks read it.
+        alike = want.keys() & have.keys()
+        want, have = (
+            {p: x for p, x in of.items() if _is_adapter(p) or p in alike}
+            for of in (want, have)
+        )
         problems = [
             f"{name} has {have.get(name, 'no value')}, must have {want.get(name, 'none')}"
             for name in want.keys() | have.keys()
@@ -441,6 +513,7 @@ def save(
     params: Params,
     *,
     adapter: Adapter | None = None,
+    base: str | None = None,
     max_shard_bytes: int = 2 * 10**9,
 ) -> None:
     """Writes a checkpoint that :func:`load` and transformers read, in the params' dtypes.
@@ -458,6 +531,9 @@ def save(
       adapter: whose leaves ``params`` has. ``LoRA`` is written as peft does it: with peft
         installed, transformers loads the tuned model, and the weights alone without. A
         prefix is written to ``adapters.safetensors``, which transformers does not read.
+      base: the folder of the weights, if they are not to be written: what
+        :func:`~jaxdp.models.language.adapter_only` selects is written alone, as peft does,
+        with this name. Other parameters may be quantised.
       max_shard_bytes: of one file, unless one tensor is larger. No more is held in memory
         beside ``params``.
 
@@ -486,6 +562,13 @@ def save(
     leaves = _leaves(config, adapter, num_labels)
     if num_labels is not None and not (head := _language_head(leaves)) & set(flat):
         leaves = {p: leaf for p, leaf in leaves.items() if p not in head}
+    if base is not None:
+        flat = {p: x for p, x in flat.items() if adapter_only(p)}
+        leaves = {p: leaf for p, leaf in leaves.items() if adapter_only(p)}
+        if not leaves:
+            raise ValueError(
+                "params must have an adapter or a classification head with base="
+            )
     _check_params(flat, leaves, adapter)
     leaves = {
         path: dataclasses.replace(leaf, dtype=flat[path].dtype)
@@ -500,8 +583,9 @@ def save(
     roberta = isinstance(config, RobertaConfig)
     if roberta and "head/bias" in leaves and not config.tie_word_embeddings:
         tensors.append(("lm_head.decoder.bias", leaves["head/bias"], 0))
-    shards = _shards(tensors, max_shard_bytes)
-    small = {p: parallel.on_host(x) for p, x in flat.items() if _is_adapter(p)}
+    shards = _shards(tensors, max_shard_bytes) if base is None else []
+    alone = _is_adapter if base is None else adapter_only
+    small = {p: parallel.on_host(x) for p, x in flat.items() if alone(p)}
     arrays_of = (
         {n: _tensor(leaf, flat[leaf.path], i) for n, leaf, i in shard}
         for shard in shards
@@ -525,13 +609,24 @@ def save(
                 _files.write_json(path_of(INDEX), index)
             if isinstance(adapter, LoRA):
                 causal = config.is_decoder and num_labels is None
-                _peft.write(path_of, config, adapter, small, causal)
-            elif adapter is not None:
-                about = json.dumps({"kind": "prefix", **dataclasses.asdict(adapter)})
+                heads = {
+                    name: _tensor(leaf, small[leaf.path], 0)
+                    for name, leaf in _head_tensors(leaves).items()
+                    if leaf.path in small
+                }
+                _peft.write(path_of, config, adapter, small, causal, base, heads)
+            elif adapter is not None or base is not None:
+                about: dict[str, Any] = {"kind": "head"}
+                if adapter is not None:
+                    about = {"kind": "prefix", **dataclasses.asdict(adapter)}
+                # One text: safetensors writes several in any order.
+                about |= {} if base is None else {"base": base}
+                metadata = {"adapter": json.dumps(about)}
                 arrays = {p: np.ascontiguousarray(x) for p, x in small.items()}
-                save_file(arrays, path_of(ADAPTERS), metadata={"adapter": about})
-            fields = _config_fields(config, family, num_labels)
-            _files.write_json(path_of(CONFIG), fields)
+                save_file(arrays, path_of(ADAPTERS), metadata=metadata)
+            if base is None:
+                fields = _config_fields(config, family, num_labels)
+                _files.write_json(path_of(CONFIG), fields)
     finally:
         # Every tensor is gathered by all processes, also by one that writes none or fails.
         if digests.scattered(params):
@@ -562,9 +657,11 @@ def _check_params(
         and (flat[path].shape != leaf.shape or flat[path].dtype.name not in DTYPES)
     ]
     if problems:
+        small = any(path.endswith("/kernel_scale") for path in flat)
+        hint = "; base= writes an adapter without them" if small else ""
         raise ValueError(
             f"params must be those of config and adapter = {adapter}: "
-            + _files.listed(problems)
+            f"{_files.listed(problems)}{hint}"
         )
 
 

@@ -3,7 +3,8 @@
 :data:`EXPERIMENTS` holds one :class:`Experiment` for each model and task of Tables 2, 4, 5,
 7, 8 and 10 and of Figure 3 of `Zhang et al. <https://arxiv.org/abs/2310.09639>`_, 2024,
 read from ``experiments.toml``, which holds the printed figures too. Templates and label
-words are our own.
+words are our own: the paper prints none, and those of its code come from MeZO, whose
+repository has no licence file.
 """
 
 import dataclasses

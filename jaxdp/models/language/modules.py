@@ -163,14 +163,14 @@ def quantised(params: Params, dtype: Any = "int8") -> Params:
             n: below_layers(x) if isinstance(x, dict) else x for n, x in tree.items()
         }
         if "kernel" in tree:
-            out["kernel"], out["kernel_scale"] = _integers(tree["kernel"], name)
+            out["kernel"], out["kernel_scale"] = integers(tree["kernel"], name)
         return out
 
     return {**params, "layers": below_layers(params["layers"])}
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _integers(kernel: Array, dtype: str) -> tuple[Array, Array]:
+def integers(kernel: Array, dtype: str) -> tuple[Array, Array]:
     """Rounds kernels (..., in, out) to integers, with scales float32 (..., out)."""
     kernel = kernel.astype(jnp.float32)
     largest = jnp.max(jnp.abs(kernel), axis=-2)

@@ -18,6 +18,7 @@ from jaxdp.models.language import (
     RobertaConfig,
     _files,
     checkpoint,
+    quantised,
     shardings,
 )
 
@@ -110,6 +111,10 @@ def test_adapters_heads_and_rules_of_the_user(tmp_path: pathlib.Path) -> None:
     _, got = checkpoint.load(tmp_path / "lora", sharding=mesh())
     check(got, jax.device_put(plain, shardings(plain, mesh())))
     assert "lora" in got["layers"]
+    _, small = checkpoint.load(tmp_path / "lora", quantised="int8")
+    jax.tree.map(np.testing.assert_array_equal, small, quantised(plain))
+    _, got = checkpoint.load(tmp_path / "lora", quantised="int8", sharding=mesh())
+    check(got, jax.device_put(small, shardings(small, mesh())))
 
     saved(tmp_path / "plain", "opt")
     given: dict[str, Any] = {"num_labels": 3, "new_heads": jax.random.key(1)}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxdp.models.language import LanguageModel, LoRA, checkpoint
+from jaxdp.models.language import LanguageModel, LoRA, checkpoint, quantised
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("peft/*/adapter_config.json"))
@@ -85,7 +85,10 @@ def test_adapters_of_peft_are_read_and_written_again(
         ({"use_dora": True}, "use_dora must be left out or empty"),
         ({"bias": "all"}, "bias must be 'none', got 'all'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights must be True or False"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save must be left out"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "modules_to_save must be of classifier, score",
+        ),
         ({"rank_pattern": {"q_proj": 1}}, "rank_pattern must be left out or empty"),
         ({"some_new_way": 3}, "some_new_way must be left out or empty, for it is not"),
         ({"r": "two"}, "rank must be an integer"),
@@ -139,6 +142,56 @@ def test_a_fused_kernel_s_adapter_acts_on_queries_and_values(
         checkpoint.load(folder)
 
 
+def moved_head(params: Any) -> Any:
+    """A classification head that no base has."""
+    return params | {"classifier": jax.tree.map(lambda x: x + 1, params["classifier"])}
+
+
+@pytest.mark.parametrize("case", ["llama", "llama_classifier", "roberta_classifier"])
+def test_an_adapter_alone_is_that_on_its_base(
+    case: str, tmp_path: pathlib.Path
+) -> None:
+    num_labels = 3 if "classifier" in case else None
+    config, params = checkpoint.load(GOLDEN / case, num_labels=num_labels)
+    adapter = LoRA(rank=3)
+    model = LanguageModel(config=config, adapter=adapter, num_labels=num_labels)
+    params = model.with_new_parts(params, jax.random.key(0))
+    params = params if num_labels is None else moved_head(params)
+    small, folder = quantised(params), tmp_path / "alone"
+    with pytest.raises(ValueError, match="base= writes an adapter without them"):
+        checkpoint.save(folder, config, small, adapter=adapter)
+    checkpoint.save(folder, config, params, adapter=adapter)
+    base = str(GOLDEN / case)
+    checkpoint.save(folder, config, small, adapter=adapter, base=base)
+    assert {path.name for path in folder.iterdir()} == {CONFIG, WEIGHTS}
+    said = json.loads((folder / CONFIG).read_text())
+    assert said["base_model_name_or_path"] == base
+    head = "classifier" if "roberta" in case else "score"
+    assert said["modules_to_save"] == (None if num_labels is None else [head])
+    assert checkpoint.base_of(folder) == base
+    assert checkpoint.read_adapter(folder) == adapter
+    for kind, want in ((None, params), ("int8", small)):
+        found, loaded = checkpoint.load(folder, num_labels=num_labels, quantised=kind)
+        assert found == config
+        jax.tree.map(np.testing.assert_array_equal, loaded, want)
+    if num_labels is not None and config.is_decoder is False:
+        with pytest.raises(ValueError, match="missing: lm_head"):
+            checkpoint.load(folder)  # The base has no head of a language model.
+
+    (folder / CONFIG).write_text(
+        json.dumps(said | {"base_model_name_or_path": "owner/name"})
+    )
+    for read in (checkpoint.load, checkpoint.read_config):
+        with pytest.raises(ValueError, match="must name the folder of its base model"):
+            read(folder)
+
+
+def test_what_is_no_adapter_is_not_saved_alone(tmp_path: pathlib.Path) -> None:
+    config, params = checkpoint.load(GOLDEN / "llama")
+    with pytest.raises(ValueError, match="must have an adapter or a classification"):
+        checkpoint.save(tmp_path, config, params, base="llama")
+
+
 # --- with peft at hand (the extra [parity]) ----------------------------------------
 
 
@@ -184,3 +237,16 @@ def test_peft_loads_what_we_save(case: str, tmp_path: pathlib.Path) -> None:
             out = theirs.eval()(**given).logits.float().numpy()
         out = out if num_labels else np.where(mask[..., None], out, 0)
         assert np.abs(np.asarray(ours) - out).max() < TOLERANCE
+
+    # Without weights beside it, but with the head.
+    folder = tmp_path / "alone"
+    if num_labels is not None:
+        params = moved_head(params)
+        ours = model.classify(params, tokens, mask)
+    checkpoint.save(folder, config, params, adapter=adapter, base=str(GOLDEN / case))
+    base = kind.from_pretrained(GOLDEN / case, dtype="float32", **eager)
+    theirs = peft.PeftModel.from_pretrained(base, folder)
+    with torch.no_grad():
+        out = theirs.eval()(**given).logits.float().numpy()
+    out = out if num_labels else np.where(mask[..., None], out, 0)
+    assert np.abs(np.asarray(ours) - out).max() < TOLERANCE

@@ -10,7 +10,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys
-from jaxdp.models.language import LanguageModel, LoRA, OPTConfig, tasks
+from jaxdp.models.language import LanguageModel, LoRA, OPTConfig, tasks, tiny_config
 from jaxdp.models.language.modules import adapter_only, dequantised, quantised
 
 WIDTH, LAYERS = 128, 6
@@ -95,6 +95,59 @@ def test_adapters_train_on_integers_which_stay() -> None:
     assert float(jnp.abs(lora["query"]["b"]).max()) > 0
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
     jax.tree.map(close, lora, want["layers"]["lora"])
+
+
+def llama_plan(gradients: bool) -> Any:
+    common: dict[str, Any] = {
+        "num_examples": 4,
+        "num_steps": 2,
+        "sampling": jaxdp.sampling.FullBatch(),
+        "relation": "replace_one",
+        "l2_clip_norm": 1.0,
+        "noise_multiplier": 0.1,
+        "delta": 1e-2,
+    }
+    if gradients:
+        return jaxdp.plans.DPGD(**common)
+    return jaxdp.plans.DPZero(**common, smoothing_radius=1e-2)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["int4", pytest.param("int8", marks=pytest.mark.slow)],  # Two programs.
+)
+@pytest.mark.parametrize("method", ["dpzero", "dp-lora"])
+def test_a_llama_of_integers_lends_both_methods_its_adapter(
+    method: str, dtype: str
+) -> None:
+    """Its frozen leaves stay to the bit; the adapter is that over the floats they mean.
+
+    JAX has no rule for int4 beside floats, which an optimizer must not meet.
+    """
+    model = LanguageModel(config=tiny_config("llama"), adapter=LoRA(rank=2))
+    plan, task = llama_plan(method == "dp-lora"), tasks.generation(model, span_length=2)
+    small = quantised(jax.jit(model.init)(jax.random.key(0)), dtype)
+    batch = {
+        "tokens": jax.random.randint(jax.random.key(1), (4, 6), 3, 50),
+        "mask": jnp.ones((4, 6), bool),
+        "span": jnp.zeros((4, 6), bool).at[:, 4:].set(True),
+    }
+    given: dict[str, Any] = {"value_fn": task.value_fn, "trainable": adapter_only}
+    given["optimizer"] = optax.sgd(1e-1)
+    if method == "dpzero":
+        given["stacked"] = LanguageModel.is_stacked
+    found = jaxdp.fit(plan, Keys.insecure(0), small, batch, **given).params
+    if dtype == "int8":
+        floats = as_floats(small)
+        want = jaxdp.fit(plan, Keys.insecure(0), floats, batch, **given).params
+        lora = [x["layers"]["lora"] for x in (found, want)]
+        near = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)  # noqa: E731
+        jax.tree.map(near, *lora)
+    lora, was = found["layers"].pop("lora"), small["layers"].pop("lora")
+    assert found["layers"]["mlp"]["gate"]["kernel"].dtype == dtype
+    jax.tree.map(np.testing.assert_array_equal, found, small)
+    for part in ("query", "value"):
+        assert float(jnp.abs(lora[part]["b"] - was[part]["b"]).max()) > 1e-3
 
 
 def test_a_step_holds_the_integers_and_a_layer() -> None:

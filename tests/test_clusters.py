@@ -1,0 +1,192 @@
+"""Scripts of ``docs/guides/clusters.md``, run as processes of this machine.
+
+They are read from the page; only its sizes and paths are other ones here. What a cluster
+adds is a stand-in: an ``srun`` that starts tasks with the variables that JAX reads, or the
+index that Kubernetes gives to a pod.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxdp.cli import main
+
+pytestmark = pytest.mark.slow  # Eight processes import JAX.
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "guides" / "clusters.md").read_text(encoding="utf-8")
+STEPS = 400
+CONFIG = f"""
+algorithm = "dpgd"
+dataset = "quadratic_identity"
+num-steps = {STEPS}
+seed = 1
+json = true
+"""
+#: What the commands of a cluster are here.
+PROGRAMS = {
+    "jaxdp": f'exec "{sys.executable}" -m jaxdp.cli "$@"',
+    "srun": """
+        export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_NUM_NODES=1
+        tasks= worst=0
+        for i in 0 1; do
+            SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
+            tasks="$tasks $!"
+        done
+        echo $tasks > "$HOME/tasks"
+        for task in $tasks; do
+            wait "$task"
+            code=$?
+            [ "$code" -le "$worst" ] || worst=$code
+        done
+        exit "$worst"
+    """,
+    "scontrol": 'echo "$@" >> "$HOME/asked"',
+}
+
+
+def block(caption: str) -> str:
+    """A block of code of the page."""
+    found = re.search(rf":caption: {re.escape(caption)}\n(.*?)^```", PAGE, re.M | re.S)
+    assert found, caption
+    return found.group(1)
+
+
+def free_port(first: int, last: int) -> int:
+    for port in range(first, last):
+        with socket.socket() as tried:
+            try:
+                tried.bind(("localhost", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the options of the run, and the commands of a cluster in the path."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    for name, value in {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+        "NPROC": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def check_stops_and_goes_on(
+    home: Path,
+    start: Callable[[], Sequence[subprocess.Popen[str]]],
+    send: Callable[[Sequence[subprocess.Popen[str]]], None],
+) -> None:
+    """Two processes end with 75 where they are told to stop; the same command goes on.
+
+    They end with the parameters of one process that computes as large slices.
+    """
+    out = home / "runs" / "mine"
+
+    def ended(signalled: bool) -> tuple[list[int], str]:
+        jobs = start()
+        try:
+            while signalled and not (out / "ledger.jsonl").exists():
+                assert not any(job.poll() for job in jobs)
+                time.sleep(0.01)
+            if signalled:
+                send(jobs)
+            said = [job.communicate(timeout=600) for job in jobs]
+        finally:
+            for job in jobs:
+                job.kill()
+        return [job.returncode for job in jobs], "".join(a + b for a, b in said)
+
+    codes, said = ended(True)
+    assert {*codes} == {75}, said
+    assert said.count("jaxdp: stopped by ") == 2
+    assert not (out / "report.json").exists()
+    codes, said = ended(False)
+    assert {*codes} == {0}, said
+    report = json.loads((out / "report.json").read_text())
+    assert report["steps_charged"] == report["steps_done"] == STEPS
+    whole = home / "whole"
+    options = ("--config", home / "run.toml", "--out", whole, "--microbatch-size", 5000)
+    assert main(["train", *map(str, options)]) == 0
+    with np.load(out / "params.npz") as got, np.load(whole / "params.npz") as want:
+        for name in want:
+            np.testing.assert_array_equal(got[name], want[name])
+
+
+def test_the_slurm_script(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX finds the tasks by SLURM's variables; a job that is stopped is queued again."""
+    script = cluster / "train.sbatch"
+    script.write_text(block(script.name))
+    # JAX takes the port from the number of the job.
+    job = str(free_port(61440, 65500) - 61440)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+
+    def start() -> list[subprocess.Popen[str]]:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return [
+            subprocess.Popen(["bash", str(script)], cwd=cluster, text=True, **pipes)
+        ]
+
+    def send(jobs: Any) -> None:
+        del jobs  # As --signal does: to the tasks, not to the script.
+        for task in (cluster / "tasks").read_text().split():
+            os.kill(int(task), signal.SIGUSR1)
+
+    check_stops_and_goes_on(cluster, start, send)
+    assert (cluster / "asked").read_text() == f"requeue {job}\n"
+
+
+def test_the_job_of_kubernetes(cluster: Path) -> None:
+    """Each pod has its index in the environment; SIGTERM comes to the pods."""
+    text = block("train.yaml")
+    found = re.search(r"- (exec jaxdp .*?)\n *resources:", text, re.S)
+    assert found and "command: [sh, -c]" in text
+    command = " ".join(found.group(1).split())  # As YAML folds lines.
+    pods = re.findall(r"(?:completions|parallelism): (\d+)", text)
+    address = re.search(r'"(run-0\.run:\d+),\$JOB_COMPLETION_INDEX,(\d+)"', command)
+    assert address and pods == [address[2]] * 2
+    # Pod i of the job is run-i, in the domain of the service.
+    assert text.count("metadata: {name: run}") == 2 and "subdomain: run\n" in text
+    here = f"localhost:{free_port(61440, 65500)}"
+    command = command.replace(f",{address[2]}", ",2").replace(address[1], here)
+    command = command.replace("/data", str(cluster))
+
+    def start() -> list[subprocess.Popen[str]]:
+        return [
+            subprocess.Popen(
+                ["sh", "-c", command],
+                env=os.environ | {"JOB_COMPLETION_INDEX": str(index)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index in range(2)
+        ]
+
+    def send(jobs: Sequence[subprocess.Popen[str]]) -> None:
+        for job in jobs:  # ``exec``: the shell's process is the command's.
+            job.send_signal(signal.SIGTERM)
+
+    check_stops_and_goes_on(cluster, start, send)
