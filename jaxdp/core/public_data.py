@@ -226,11 +226,11 @@ def public_scale(
     .. math:: a_i\propto\Big(\frac{\sqrt{v_i}}{\bar v}+c\Big)^{-1/2},\qquad
        v=\frac1n\sum_j\nabla f(\theta;x_j^\text{public})^2
 
-    with c the floor and :math:`\bar v` the root of the mean of v over parameters.
-    With :func:`in_scale` steps are those of the diagonal metric
-    :math:`a^2\approx1/\sqrt v` of Adam. Gradients are scaled *before* they are
-    clipped and noised. Divided by :math:`\sqrt v` afterwards, the noise would be longest
-    where gradients are shortest.
+    with c the floor and :math:`\bar v` the root of the mean of v over parameters. With
+    :func:`in_scale` steps are those of the diagonal metric :math:`a^2\approx1/\sqrt v` of
+    Adam. Gradients are scaled *before* they are clipped and noised, so that noise is
+    multiplied by a. Gradients that are divided by :math:`\sqrt v` afterwards have their
+    noise multiplied by :math:`a^2`.
 
     The constant is such that the root mean square length of the public gradients stays
     what it was, and a clip means what it meant.
@@ -322,7 +322,7 @@ def in_scale(value_fn: ValueFn, params: Any, scale: Any) -> Subspace:
     paths, leaves, scales, structure = _matched("scale", scale, params)
     moved = _check_shapes("scale", scales, paths, leaves, ())
     constants = [jnp.asarray(leaf) for leaf in leaves]
-    dtypes = [wide(constants[i].dtype, scales[i].dtype) for i in moved]
+    dtypes = [wide(constants[i].dtype, jnp.result_type(scales[i])) for i in moved]
 
     def restore(point: Any) -> Any:
         parts = list(constants)
