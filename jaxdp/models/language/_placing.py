@@ -64,7 +64,7 @@ def stacked(
     mesh = Mesh(of.devices, of.axis_names)  # With axes of the type Auto.
     here = NamedSharding(mesh, place.spec)
     of_layer = NamedSharding(mesh, PartitionSpec(*place.spec[1:]))
-    zeros, put = _programs(shape, jnp.dtype(dtype), here)
+    zeros, put = programs(shape, jnp.dtype(dtype), here)
     array = zeros()
     for layer in range(shape[0]):
         one = _spread(shape[1:], of_layer, functools.partial(part, layer))
@@ -76,10 +76,11 @@ def stacked(
 
 
 @functools.lru_cache(maxsize=64)
-def _programs(shape: tuple[int, ...], dtype: Any, place: NamedSharding) -> Any:
+def programs(shape: tuple[int, ...], dtype: Any, place: NamedSharding | None) -> Any:
     """Returns what makes a leaf of zeros, and what writes a layer of it in place."""
 
     def put(layers: jax.Array, one: jax.Array, at: int) -> jax.Array:
+        one = one.reshape(layers.shape[1:])  # A smaller one would be written, too.
         return jax.lax.dynamic_update_index_in_dim(layers, one, at, 0)
 
     zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=place)

@@ -11,15 +11,19 @@ Batch = dict[str, np.ndarray]
 Side = Literal["left", "right"]
 
 
-def check(tokenizer: Tokenizer, max_length: int, truncate: Side) -> None:
-    """Requires a length that the model reads, and a side."""
+def check(
+    tokenizer: Tokenizer,
+    max_length: int,
+    truncate: Side,
+    span_length: int | None = None,
+) -> None:
+    """Requires a length that the model reads, and a side; for a span also a decoder."""
     limit = tokenizer.config.max_length
     validate.integer(at_least=2, at_most=limit, max_length=max_length)
     validate.one_of(("left", "right"), truncate=truncate)
-
-
-def check_decoder(tokenizer: Tokenizer) -> None:
-    """Requires a decoder's tokenizer."""
+    if span_length is None:
+        return
+    validate.integer(span_length=span_length)
     if not tokenizer.is_decoder:
         raise ValueError(
             "tokenizer must be a decoder's, for what follows a text has no likelihood in "

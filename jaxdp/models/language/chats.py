@@ -16,19 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.core import validate
 from jaxdp.data import values
 from jaxdp.models.language import text
 from jaxdp.models.language._chat_templates import Chat, Message
 from jaxdp.models.language._records import Record, text_of
-from jaxdp.models.language._rows import (
-    Batch,
-    Side,
-    check,
-    check_decoder,
-    empty,
-    put,
-)
+from jaxdp.models.language._rows import Batch, Side, check, empty, put
 from jaxdp.models.language._tokenizers import Tokenizer
 
 _ASSISTANT = "assistant"
@@ -304,9 +296,7 @@ def _said(record: Record, field: str, role: str, i: int) -> list[Message]:
 def _check(
     tokenizer: Tokenizer, max_length: int, span_length: int, truncate: Side
 ) -> None:
-    check(tokenizer, max_length, truncate)
-    validate.integer(span_length=span_length)
-    check_decoder(tokenizer)
+    check(tokenizer, max_length, truncate, span_length)
     tokenizer.chat([])  # Names a template that is missing or wrong, before any record.
 
 

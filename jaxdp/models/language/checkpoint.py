@@ -9,7 +9,6 @@ the file says.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -463,18 +462,12 @@ def _read(leaf: _Leaf, stored: _files.Stored, place: Any) -> jax.Array:
     if not is_stacked:
         (name,) = leaf.names
         return jax.block_until_ready(jnp.asarray(read(name)))
-    array = jnp.zeros(leaf.shape, dtype)
+    zeros, put = _placing.programs(leaf.shape, dtype, None)
+    array = zeros()
     for layer, name in zip(range(leaf.shape[0]), leaf.names, strict=True):
         # Waited for, or the tensors of several layers would be held until copied.
-        array = jax.block_until_ready(_put(array, read(name), layer))
+        array = jax.block_until_ready(put(array, read(name), layer))
     return array
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _put(layers: jax.Array, one: jax.Array, at: int) -> jax.Array:
-    """Writes one layer in place."""
-    whole = one.reshape(layers.shape[1:])  # A smaller one would be written, too.
-    return jax.lax.dynamic_update_index_in_dim(layers, whole, at, 0)
 
 
 def _read_adapters(

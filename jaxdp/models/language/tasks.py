@@ -40,6 +40,7 @@ Array = jax.Array
 Batch = dict[str, Array]
 
 _NEVER = -1e9  # The score of a choice that is not there.
+_OF_TEXTS = ("tokens", "mask", "span")  # What likelihoods are made of.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +163,7 @@ def choice(model: LanguageModel, *, span_length: int) -> Task:
     _check_decoder(model, span_length)
 
     def scores(params: Any, batch: Batch, at: At) -> Array:
-        flat = {n: _flat(batch[n]) for n in ("tokens", "mask", "span")}
+        flat = {n: _flat(batch[n]) for n in _OF_TEXTS}
         mean = _mean(*_log_likelihood(model, params, flat, span_length, at))
         return jnp.where(batch["valid"], mean.reshape(batch["valid"].shape), _NEVER)
 
@@ -274,7 +275,7 @@ def preference(
     validate.positive(beta=beta)
 
     def found(params: Any, batch: Batch, at: At) -> tuple[Array, Array]:
-        flat = {n: _flat(batch[n]) for n in ("tokens", "mask", "span")}  # One forward.
+        flat = {n: _flat(batch[n]) for n in _OF_TEXTS}  # One forward.
         both = _log_likelihood(model, params, flat, span_length, at)
         return both[0].reshape(-1, 2), both[1].reshape(-1, 2)
 
@@ -322,11 +323,7 @@ def log_likelihoods(
       >>> found.shape, bool(np.allclose(found, -4 * np.log(model.config.vocab_size)))
       ((3, 2), True)
     """
-    if task.likelihood is None:
-        raise ValueError(f"task must be one of texts, got {task.name!r}")
-    chosen = {name: data[name] for name in ("tokens", "mask", "span")}
-    total, _ = in_batches(_likelihoods(task), params, chosen, batch_size)
-    return total
+    return _sums(task, params, data, batch_size)[0]
 
 
 def _check_decoder(model: LanguageModel, span_length: int) -> None:
@@ -431,17 +428,23 @@ def perplexity(
       >>> round(tasks.perplexity(tasks.generation(model, span_length=5), params, data))
       50
     """
-    if task.likelihood is None:
-        raise ValueError(f"task must be one of texts, got {task.name!r}")
     said = "likelihoods" if progress else ""
-    data = {name: data[name] for name in ("tokens", "mask", "span")}
-    program = _likelihoods(task)
-    total, count = in_batches(program, params, data, batch_size, said)
+    total, count = _sums(task, params, data, batch_size, said)
     if not count.sum():
         raise ValueError("data must have answers of one token or more, got none")
     mean = total.sum(dtype=np.float64) / count.sum()
     with np.errstate(over="ignore"):
         return float(np.exp(-mean))
+
+
+def _sums(
+    task: Task, params: Any, data: Batch, batch_size: int, said: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Computes log-likelihoods of answers, and how many tokens these have."""
+    if task.likelihood is None:
+        raise ValueError(f"task must be one of texts, got {task.name!r}")
+    data = {name: data[name] for name in _OF_TEXTS}
+    return in_batches(_likelihoods(task), params, data, batch_size, said)
 
 
 @functools.lru_cache(maxsize=32)

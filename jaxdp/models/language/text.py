@@ -20,14 +20,7 @@ from jaxdp.data import values
 from jaxdp.models.language._records import Record, text_of
 from jaxdp.models.language._records import labels as labels
 from jaxdp.models.language._records import read_records as read_records
-from jaxdp.models.language._rows import (
-    Batch,
-    Side,
-    check,
-    check_decoder,
-    empty,
-    put,
-)
+from jaxdp.models.language._rows import Batch, Side, check, empty, put
 from jaxdp.models.language._tokenizers import Tokenizer as Tokenizer
 
 #: Names in a template that are no fields.
@@ -400,7 +393,5 @@ def _room(
     tokenizer: Tokenizer, max_length: int, span_length: int, truncate: Side
 ) -> int:
     """Returns the number of tokens for a prompt, the same for all choices after it."""
-    check(tokenizer, max_length, truncate)
-    validate.integer(span_length=span_length)
-    check_decoder(tokenizer)
+    check(tokenizer, max_length, truncate, span_length)
     return max_length - len(tokenizer.start) - span_length
