@@ -174,9 +174,16 @@ def test_an_adapter_alone_is_that_on_its_base(
         found, loaded = checkpoint.load(folder, num_labels=num_labels, quantised=kind)
         assert found == config
         jax.tree.map(np.testing.assert_array_equal, loaded, want)
-    if num_labels is not None and config.is_decoder is False:
+    if num_labels is not None and not config.is_decoder:
         with pytest.raises(ValueError, match="missing: lm_head"):
             checkpoint.load(folder)  # The base has no head of a language model.
+    if num_labels is not None:
+        tensors = load_file(folder / WEIGHTS)
+        name = next(n for n in tensors if f".{head}." in n)
+        wrong = tensors | {name: tensors[name][:1]}
+        save_file(wrong, folder / WEIGHTS)
+        with pytest.raises(ValueError, match=rf"{name} has \(1,"):
+            checkpoint.load(folder, num_labels=num_labels)
 
     (folder / CONFIG).write_text(
         json.dumps(said | {"base_model_name_or_path": "owner/name"})
