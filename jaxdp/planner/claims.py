@@ -67,8 +67,8 @@ PUBLIC = (
     "With {count} public records: train on them first, without noise, and start from "
     "there; where epsilon leaves something to learn, mix their gradient with the releases "
     "as well (jaxdp.mix_public). Measured: bench frontier, digits with 100 public records: "
-    "the start is far ahead of none at epsilon 0.5, and ahead at 2, where mixing as well "
-    "has the highest mean; public records of wrong labels are worse than none."
+    "the start is far ahead of none at epsilon 0.5, and ahead at 2, where the highest mean "
+    "is of a run that mixes as well; public records of wrong labels are worse than none."
 )
 
 
