@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdp import plans
+from jaxdp import accounting, plans
+from jaxdp.accounting import lattice, renyi
 from jaxdp.mechanism import plan as plan_lib
 from tests import golden
 
@@ -40,6 +41,24 @@ def test_a_stored_plan_means_what_it_did(name: str) -> None:
     assert list(numbers.__next__()) == pytest.approx(
         list(numbers.__next__()), rel=1e-12
     )
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_every_plan_has_a_renyi_divergence(name: str) -> None:
+    """At no order it implies less than the plan's epsilon, and about that at the best."""
+    plan = plans.from_json(STORED[name]["plan"])
+    event, relation = lattice.ideal(plan.event), plan.event_relation
+    delta = plan.delta or 1e-5
+    epsilon = accounting.epsilon(event, relation, delta)
+    orders = (2, 3, 4, 6, 9, 14, 20, 30, 45, 70, 120, 250)
+    implied = [
+        renyi.implied(renyi.divergence(event, relation, order), delta, order)
+        for order in orders
+    ]
+    # Where RDP accounts it, it has orders between, and pure sums besides.
+    slack = 1e-9 if epsilon.accountant in ("PLD", "Gaussian closed form") else 0.1
+    assert (1 - slack) * epsilon <= min(implied)
+    assert min(implied) < 1.5 * epsilon or epsilon > 30
 
 
 @pytest.mark.parametrize("name", STORED)

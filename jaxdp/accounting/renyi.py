@@ -60,11 +60,10 @@ _ROUNDED = 2.0**-49
 
 
 def total(epsilon: float, delta: float, order: int) -> float:
-    """Returns the divergence at which :func:`epsilon` is this; negative if none is."""
-    most = epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
-    while most > 0 and implied(most, delta, order) > epsilon:
-        most = math.nextafter(most, 0.0)
-    return most
+    """Returns the divergence that implies this epsilon; negative if none does."""
+    chance = math.log(delta * order) / (order - 1)
+    rounded = 2.0**-50 * (epsilon + abs(chance))
+    return epsilon - math.log1p(-1 / order) + chance - rounded
 
 
 def implied(divergence: float, delta: float, order: int) -> float:
