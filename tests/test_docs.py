@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,21 @@ def test_numbers_have_their_digits() -> None:
     texts = [_kept.number(v, 3) for v in values]
     wanted = "0.900 0.894 1,150 24.4 -0.352 7.10e-7 48,000,000 0"
     assert texts == wanted.split()
+
+
+def test_verdicts_are_those_of_the_kept_figures() -> None:
+    """Of the table of asked figures, which were rounded by up to half a percent."""
+    text = (ROOT / "docs/results/speed.md").read_text()
+    _, _, block = text.partition("## What was asked")
+    spec = tomllib.loads(block.split("```{kept} dpzero_step\n")[1].split("```")[0])
+    rates = ("slopes per second", "steps per second")  # The more, the better.
+    for name, row in spec["rows"].items():
+        bound = float(row["asked"].replace(",", ""))
+        found = {"baseline": None} | row
+        (kept,) = (
+            each[row["field"]]
+            for each in _kept.rows(row["file"])[row["case"], row["metric"]]
+            if found["baseline"] in (None, each["baseline"])
+        )
+        over = bound / kept if row["metric"] in rates else kept / bound
+        assert row["said"].startswith("met") == (over <= 1.005), (name, kept)

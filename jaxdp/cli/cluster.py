@@ -161,12 +161,12 @@ def check_plan(command: options.Run, plan: Plan) -> None:
 
 
 def placing(
-    command: options.Run, whole: Callable[[str], bool] = lambda path: False
+    command: options.Run, whole: Callable[[str], bool] | None = None
 ) -> Callable[[Any], Any] | None:
     """Returns what says where a language model's parameters are; None for one device.
 
-    A function of parameters, or their shapes, to the tree of their shardings. ``whole``
-    says of which leaves, by their paths, every device has all.
+    A function of parameters, or their shapes, to the tree of their shardings. ``whole`` is
+    True for the paths of leaves that are replicated; None splits all that can be.
     """
     mesh = mesh_of(command)
     if mesh is None or MODEL not in mesh.axis_names:
@@ -181,7 +181,10 @@ def placing(
         with usage(command, flag("mesh")):
             found = language.shardings(params, of, axis=MODEL)
         return jax.tree_util.tree_map_with_path(
-            lambda path, place: everywhere if whole(path_str(path)) else place, found
+            lambda path, place: (
+                everywhere if whole is not None and whole(path_str(path)) else place
+            ),
+            found,
         )
 
     return places

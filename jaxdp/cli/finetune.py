@@ -192,7 +192,7 @@ def write(job: Job, outcome: Outcome) -> None:
     replace(job.out / REPORT, written(report, job.command.timings))
     card = job.out / MODEL / CARD
     # One that is there was written by this run; somebody may have added to it since.
-    if parallel.writes(cluster.mesh_of(job.command)):
+    if parallel.writes(cluster.mesh_of(job.command)) and not card.exists():
         replace(card, statements.statement(job.out).to_card().encode())
 
 

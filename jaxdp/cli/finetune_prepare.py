@@ -130,9 +130,7 @@ def _loaded(command: options.Finetune, keys: keys_lib.Keys) -> tuple[Job, Batch]
     cluster.check_plan(command, plan)
     key = initial_key(keys.direction)
     # Whole gradients are clipped, and a process writes what they move.
-    moves = trainable(command)
-    whole = {} if plan.replayable or moves is None else {"whole": moves}
-    placing = cluster.placing(command, **whole)
+    placing = cluster.placing(command, None if plan.replayable else trainable(command))
     params = language.initial(command, task.model, command.model, key, placing=placing)
     if command.resume:
         header = record.read(out, "--out").header

@@ -516,8 +516,8 @@ class Finetune(Budget, Run):
     )
     quantised: Word = opt(
         p.choice(*INTEGERS),
-        "Of the layers' kernels, frozen under lora, prefix or head; model/ is then that "
-        "alone.",
+        "Rounds the layers' kernels, which stay frozen; model/ then holds the adapter or "
+        "head alone.",
     )
 
     delta: Any = opt(NUMBER, "Of the whole run.", f"recipe or {DEFAULT_DELTA:g}")
@@ -776,7 +776,7 @@ class SharedBudget:
     composition: str = opt(
         p.choice("basic", "gaussian", "renyi"),
         "basic: epsilons add up. renyi: tighter for many runs, sampled or not. gaussian: "
-        "for full batches alone, and the tightest.",
+        "without sampling alone, and the tightest.",
         default="basic",
     )
     json: bool = switch("Print one JSON object.")

@@ -138,7 +138,7 @@ def _classes(text: str) -> int | tuple[str, ...]:
 
 
 def class_names(classes: Any) -> Any:
-    """Returns the names of classes; of so many without names, their numbers."""
+    """Returns names of classes; "0", "1", ... for a count of them."""
     return tuple(map(str, range(classes))) if isinstance(classes, int) else classes
 
 

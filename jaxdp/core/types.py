@@ -34,6 +34,7 @@ class ReleaseBudget(Protocol):
         what: str = "",
         delta: float | None = None,
         relation: Relation | None = None,
+        unit: str = "record",
     ) -> Any: ...
 
 

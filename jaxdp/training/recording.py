@@ -148,10 +148,7 @@ class Recorder:
 
 
 def check_kept(task: preparing.Task, transform: Any) -> None:
-    """Requires releases that give parameters back, or what one process can write.
-
-    Of several processes, none has whole what is split between them.
-    """
+    """Requires checkpoints that one process has whole, unless releases rebuild them."""
     if task.plan.replayable or not parallel.several_processes(task.mesh):
         return
     carry = preparing.outline(task, transform)
@@ -167,7 +164,7 @@ def check_kept(task: preparing.Task, transform: Any) -> None:
                 f"ledger must be None for {task.plan.family} where what a checkpoint "
                 f"holds is split between processes, got {name} with {leaf.sharding.spec}: "
                 "no process has it whole, and the releases do not give it back. Split "
-                "leaves that are not trained alone, or let processes share the records "
+                "only leaves that are not trained, or let processes share the records "
                 "alone"
             )
 

@@ -176,7 +176,7 @@ def base_of(folder: Path) -> str | None:
     :func:`save` with ``base=`` and peft write such folders, without a ``config.json``.
 
     Raises:
-      ValueError: no such folder, or a base that is none.
+      ValueError: no such folder, or a base folder without ``config.json``.
 
     Example:
       >>> import tempfile
@@ -506,7 +506,7 @@ def save(
     params: Params,
     *,
     adapter: Adapter | None = None,
-    base: str | None = None,
+    base: Path | None = None,
     max_shard_bytes: int = 2 * 10**9,
 ) -> None:
     """Writes a checkpoint that :func:`load` and transformers read, in the params' dtypes.
@@ -526,7 +526,7 @@ def save(
         prefix is written to ``adapters.safetensors``, which transformers does not read.
       base: the folder of the weights, if they are not to be written: what
         :func:`~jaxdp.models.language.adapter_only` selects is written alone, as peft does,
-        with this name. Other parameters may be quantised.
+        with this folder's absolute path. Other parameters may be quantised.
       max_shard_bytes: of one file, unless one tensor is larger. No more is held in memory
         beside ``params``.
 
@@ -562,6 +562,10 @@ def save(
             raise ValueError(
                 "params must have an adapter or a classification head with base="
             )
+        # Absolute: it is read from any working directory.
+        base = str(pathlib.Path(base).resolve())
+        if not pathlib.Path(base, CONFIG).is_file():
+            raise ValueError(f"base must be a folder with {CONFIG}, got {base!r}")
     _check_params(flat, leaves, adapter)
     leaves = {
         path: dataclasses.replace(leaf, dtype=flat[path].dtype)

@@ -149,7 +149,7 @@ def moved_head(params: Any) -> Any:
 
 @pytest.mark.parametrize("case", ["llama", "llama_classifier", "roberta_classifier"])
 def test_an_adapter_alone_is_that_on_its_base(
-    case: str, tmp_path: pathlib.Path
+    case: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_labels = 3 if "classifier" in case else None
     config, params = checkpoint.load(GOLDEN / case, num_labels=num_labels)
@@ -162,7 +162,13 @@ def test_an_adapter_alone_is_that_on_its_base(
         checkpoint.save(folder, config, small, adapter=adapter)
     checkpoint.save(folder, config, params, adapter=adapter)
     base = str(GOLDEN / case)
-    checkpoint.save(folder, config, small, adapter=adapter, base=base)
+    with pytest.raises(
+        ValueError, match=r"base must be a folder with config\.json, got"
+    ):
+        checkpoint.save(folder, config, small, adapter=adapter, base=tmp_path)
+    monkeypatch.chdir(GOLDEN)  # It is found from other working directories, too.
+    checkpoint.save(folder, config, small, adapter=adapter, base=case)
+    monkeypatch.undo()
     assert {path.name for path in folder.iterdir()} == {CONFIG, WEIGHTS}
     said = json.loads((folder / CONFIG).read_text())
     assert said["base_model_name_or_path"] == base
