@@ -185,7 +185,8 @@ def _replaced(q: float, shift: float, order: int) -> float:
     if q == 1 or shift > _FAR:
         return order * (order - 1) * (2 * shift) ** 2 / 2
     step = min(1 / 8, 1 / (8 * shift))
-    x: Any = np.arange(-_TAIL, order * shift + _TAIL, step)
+    # The integrand peaks where P**order / Q**(order - 1) does: at most there.
+    x: Any = np.arange(-_TAIL, (2 * order - 1) * shift + _TAIL, step)
     p, r = (
         np.logaddexp(math.log1p(-q), math.log(q) + move * (x - move / 2))
         for move in (shift, -shift)

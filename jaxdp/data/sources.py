@@ -185,9 +185,9 @@ class ParquetSource(Source):
     ``pyarrow.parquet.write_table``) make sampling faster; arrays of ``np.save`` need
     no unpacking. It needs pyarrow: ``pip install 'jaxdp-optim[tables]'``.
 
-    A record with a null in any of the columns takes part as nothing: its floats are NaN, so
-    that its loss is NaN and counts zero, and its integers and bools are zeros. It is not
-    refused: one private record would decide whether the run ends.
+    A record with a null in any of the columns has NaN for floats, and zeros for integers
+    and bools: where its loss is NaN then, it counts zero. It is not refused: one private
+    record would decide whether the run ends.
 
     Args:
       paths: one file or several, which follow each other.

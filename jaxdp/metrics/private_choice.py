@@ -82,7 +82,7 @@ def private_choice(
       keys: serve this alone, as they serve one run.
       epsilon: > 0, of the choice: a pure guarantee, at delta = 0.
       relation: one of :data:`jaxdp.accounting.RELATIONS`. A record that is zeroed or absent
-        leaves its row, which counts nothing: one of NaN does.
+        leaves its row, which counts nothing: one whose floating numbers are all NaN does.
       num_examples: n, public; below 2**22.
       linf_clip_norm: C > 0, in units of the loss. A smaller C chooses more sharply, by
         losses that are clipped more.
@@ -146,7 +146,7 @@ def private_choice(
     jax.eval_shape(draw, algorithm.init(outlines), data, made)
     if budget is not None:
         keys_lib.check_unspent(keys, "run")
-        budget.reserve(plan, what="private choice")
+        budget.reserve(plan, what="private choice", unit=batches.unit_of(data))
     release = jax.jit(draw)(algorithm.init(plan.uniform()), data, made)
     index = int(release[0])
     return PrivateChoice(index, candidates[index], plan)

@@ -216,7 +216,8 @@ def private_goldstein(
     # What raises, raises before anything is spent.
     jax.eval_shape(release, shapes, data)
     if budget is not None:
-        budget.reserve(plan, what="private goldstein", delta=delta)
+        unit = batches.unit_of(data)
+        budget.reserve(plan, what="private goldstein", delta=delta, unit=unit)
     released = jax.jit(release)(tx.init(x), data)
     return _bounded(released, plan, flat.size, failure_probability)
 

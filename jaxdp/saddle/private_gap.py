@@ -188,7 +188,9 @@ def private_gap(
     guarantee = accounting.full_batch_gaussian(std / 2**_NOISE_BITS, 1, relation)
     if budget is not None:
         keys_lib.check_unspent(keys, "private_gap")
-        budget.reserve(guarantee, what="private gap", delta=delta, relation=relation)
+        how_charged = {"delta": delta, "relation": relation}
+        unit = batches.unit_of(data)
+        budget.reserve(guarantee, what="private gap", unit=unit, **how_charged)
     keys_lib.spend(keys, "private_gap")  # Nothing raises from here on.
     total_x, total_y = _sums(x, y, data, mask, *how)
     excess = clip_x * _excess(counts_x, total_x)

@@ -347,6 +347,16 @@ def resolve(
     return records, present(records, kept)
 
 
+def unit_of(data: Any) -> str:
+    """Returns ``"user"`` where data have records grouped by user, else ``"record"``.
+
+    It is what neighbouring data sets differ in, and what a release of them costs.
+    """
+    nodes = jax.tree.leaves(data, is_leaf=lambda x: isinstance(x, UserRecords))
+    grouped = any(isinstance(node, UserRecords) for node in nodes)
+    return "user" if grouped else "record"
+
+
 def present(records: Any, mask: jax.Array | None = None) -> Any:
     """Masks users without records, wherever ``records`` have users; else None or ``mask``.
 

@@ -15,7 +15,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state, validate
 from jaxdp.core.algorithm import Algorithm
 from jaxdp.core.source import Source
-from jaxdp.core.types import PathPredicate, UserRecords, ValueFn
+from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
@@ -61,7 +61,7 @@ class Task(NamedTuple):
 def unit_of(data: Any) -> str:
     """Returns ``"user"`` for records that are grouped by user, else ``"record"``."""
     data = data.like if isinstance(data, streaming.Stream) else data
-    return "user" if isinstance(data, UserRecords) else "record"
+    return batches.unit_of(data)
 
 
 def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:

@@ -199,6 +199,23 @@ def test_a_smaller_data_set_costs_no_more(order: int) -> None:
     assert (exact[n // 2] > exact[n]) == (order == 1024)
 
 
+@pytest.mark.parametrize(
+    ("left_out", "shift", "order"), [(1e-15, 0.129, 1024), (1e-6, 1.0, 64)]
+)
+def test_nearly_all_records_are_drawn(
+    left_out: float, shift: float, order: int
+) -> None:
+    """Where the mass lies far out: at nearly twice the order, in shifts."""
+    q, x = 1 - left_out, np.arange(-60.0, 3 * order * shift + 60, 1e-3)
+    p, r = (
+        np.logaddexp(math.log1p(-q), math.log(q) + move * (x - move / 2))
+        for move in (shift, -shift)
+    )
+    log_density = -(x**2) / 2 - math.log(2 * math.pi) / 2 + math.log(1e-3)
+    want = logsumexp(order * p + (1 - order) * r + log_density)
+    assert renyi._replaced(q, shift, order) == pytest.approx(float(want), rel=1e-9)
+
+
 @pytest.mark.parametrize("relation", accounting.RELATIONS)
 def test_truncation_that_never_happens_is_free(relation: Relation) -> None:
     plain, cut, often = (

@@ -23,9 +23,10 @@ class Candidates(VertexGradients):
 
     A record's vertex gradient has a number for every candidate: its loss there, relative to
     the median of the record's own finite losses. A loss that is not finite counts as the
-    largest, the bound, and a record without a finite loss counts zero for all candidates.
-    A median: one candidate that is far off then hides no difference of the others, as it
-    would by the middle of their range.
+    largest, the bound. A record without a finite loss counts zero for all candidates, and
+    so does a blank one, whose floating numbers are all NaN: a loss that compares would be
+    finite. A median: one candidate that is far off then hides no difference of the others,
+    as it would by the middle of their range.
 
     Attributes:
       value_fn: ``value_fn(params, batch) -> losses (B,)``. Every record is evaluated
@@ -49,7 +50,28 @@ class Candidates(VertexGradients):
         of_all = jax.vmap(loss, in_axes=(None, 0))
         losses = jax.lax.map(lambda params: of_all(params, records), stacked).T
         rows, known = relative(losses, query.bound_x.clip)
-        return row_sums(None, rows, mask & known, query.bound_x, query.center), None
+        known = mask & known & ~blank(records)
+        return row_sums(None, rows, known, query.bound_x, query.center), None
+
+
+def blank(records: Any) -> jax.Array:
+    """Returns bool (B,): True for records whose floating numbers are all NaN.
+
+    A record without floating numbers is never blank.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.saddle.oracles.candidates import blank
+      >>> x = jnp.array([[1.0, jnp.nan], [jnp.nan, jnp.nan]])
+      >>> blank((x, jnp.array([0, 1]))).tolist()
+      [False, True]
+    """
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(records)]
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating) and x.size]
+    found = jnp.full(len(leaves[0]), bool(floats))
+    for leaf in floats:
+        found &= jnp.isnan(leaf.reshape(len(leaf), -1)).all(axis=1)
+    return found
 
 
 def relative(losses: jax.Array, bound: float) -> tuple[jax.Array, jax.Array]:

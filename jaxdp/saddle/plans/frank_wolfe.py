@@ -33,7 +33,7 @@ class FrankWolfe(OnePlayerPlan):
       sampling: a ``sampling.FullBatch``, of which all records are charged in every step;
         or a ``sampling.SinglePass``, of which each is charged once.
       relation: which data sets are neighbours; no default. A record that is zeroed or
-        absent leaves its row, which counts nothing: one of NaN does.
+        absent leaves its row, which counts nothing: one of NaN does, if its gradient is.
       dim: number of vertices.
       linf_clip_norm: C, bound on the coordinates of one record's vertex gradient; in units
         of the loss.

@@ -34,7 +34,7 @@ class Saddle(VertexSamplingPlan):
       num_steps: T; ``num_steps * batch_size`` is at most n.
       sampling: a ``sampling.SinglePass``.
       relation: which data sets are neighbours; no default. A record that is zeroed or
-        absent leaves its row, which counts nothing: one of NaN does.
+        absent leaves its row, which counts nothing: one of NaN does, if its gradient is.
       dim_x: number of vertices of the minimising player's polytope (of the simplex: its
         dimension).
       dim_y: of the maximising player's.
