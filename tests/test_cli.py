@@ -613,12 +613,12 @@ def test_launched_processes_stop_and_go_on_together(
 ) -> None:
     """With four devices in all; SIGTERM comes to the one that started them."""
     out, whole = tmp_path / "run", tmp_path / "whole"
-    options = ("train", *FEW[:-1], 1000, "--seed", 1, "--json", "--out")
+    options = ("train", *FEW, "--seed", 1, "--json", "--out")
     words = (*options, out, "--resume", "auto")
     flags = f"--xla_force_host_platform_device_count={devices}"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
-    def launch() -> subprocess.Popen[str]:
+    def launch(**more: str) -> subprocess.Popen[str]:
         start = [
             "-m",
             "jaxdp.cli",
@@ -631,14 +631,18 @@ def test_launched_processes_stop_and_go_on_together(
         ]
         return subprocess.Popen(
             [sys.executable, *map(str, start)],
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "2"},
+            env=os.environ
+            | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "2"}
+            | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    with launch() as job:
-        while job.poll() is None and not (out / "ledger.jsonl").exists():
+    with launch(**kills.WAITING) as job:
+        # Signals are passed on before lines are.
+        assert job.stderr and job.stderr.readline()
+        while job.poll() is None and kills.count_lines(out) < 3:
             time.sleep(0.01)
         job.send_signal(signal.SIGTERM)
         shown, error = job.communicate(timeout=600)
@@ -646,12 +650,12 @@ def test_launched_processes_stop_and_go_on_together(
     want = {"exit_code": 75, "exit_codes": [75] * count}
     assert json.loads(shown.splitlines()[-1]) == want
     for index in range(count):
-        assert f"[{index}] jaxdp: stopped by SIGTERM after step " in error
+        assert f"[{index}] jaxdp: stopped by SIGTERM after step 1 of 5" in error
     with launch() as job:
         shown, error = job.communicate(timeout=600)
     assert job.returncode == 0, error
     (line,) = (x for x in shown.splitlines() if x.startswith('[0] {"'))
-    assert json.loads(line[4:])["steps_charged"] == 1000
+    assert json.loads(line[4:])["steps_charged"] == 5
     assert json.loads(shown.splitlines()[-1]) == {
         "exit_code": 0,
         "exit_codes": [0] * count,

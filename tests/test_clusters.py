@@ -13,20 +13,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from jaxdp.cli import main
+from tests.training import kills
 
 pytestmark = pytest.mark.slow  # Eight processes import JAX.
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "guides" / "clusters.md").read_text(encoding="utf-8")
-STEPS = 400
+STEPS = 5
 CONFIG = f"""
 algorithm = "dpgd"
 dataset = "quadratic_identity"
@@ -41,10 +43,12 @@ PROGRAMS = {
         export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_NUM_NODES=1
         tasks= worst=0
         for i in 0 1; do
-            SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
+            SLURM_PROCID=$i SLURM_LOCALID=$i sh -c '
+                echo $$ >> "$HOME/tasks"
+                exec "$@"
+            ' task "$@" &
             tasks="$tasks $!"
         done
-        echo $tasks > "$HOME/tasks"
         for task in $tasks; do
             wait "$task"
             code=$?
@@ -63,14 +67,19 @@ def block(caption: str) -> str:
     return found.group(1)
 
 
-def free_port(first: int, last: int) -> int:
-    for port in range(first, last):
-        with socket.socket() as tried:
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that nobody else takes: of those that JAX takes by the number of a job."""
+    for number in range(61440, 65500):
+        with socket.socket() as held:
             try:
-                tried.bind(("localhost", port))
+                held.bind(("localhost", number))
             except OSError:
                 continue
-            return port
+            # From here on JAX can listen at it, and no socket without this option.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            yield number
+            return
     raise AssertionError("no port is free")
 
 
@@ -106,9 +115,10 @@ def check_stops_and_goes_on(
     out = home / "runs" / "mine"
 
     def ended(signalled: bool) -> tuple[list[int], str]:
-        jobs = start()
+        with mock.patch.dict(os.environ, kills.WAITING if signalled else {}):
+            jobs = start()
         try:
-            while signalled and not (out / "ledger.jsonl").exists():
+            while signalled and kills.count_lines(out) < 3:
                 assert not any(job.poll() for job in jobs)
                 time.sleep(0.01)
             if signalled:
@@ -121,7 +131,8 @@ def check_stops_and_goes_on(
 
     codes, said = ended(True)
     assert {*codes} == {75}, said
-    assert said.count("jaxdp: stopped by ") == 2
+    stopped = rf"jaxdp: stopped by SIG\w+ after step 1 of {STEPS}, "
+    assert len(re.findall(stopped, said)) == 2
     assert not (out / "report.json").exists()
     codes, said = ended(False)
     assert {*codes} == {0}, said
@@ -135,12 +146,14 @@ def check_stops_and_goes_on(
             np.testing.assert_array_equal(got[name], want[name])
 
 
-def test_the_slurm_script(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slurm_script(
+    cluster: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """JAX finds the tasks by SLURM's variables; a job that is stopped is queued again."""
     script = cluster / "train.sbatch"
     script.write_text(block(script.name))
     # JAX takes the port from the number of the job.
-    job = str(free_port(61440, 65500) - 61440)
+    job = str(port - 61440)
     monkeypatch.setenv("SLURM_JOB_ID", job)
 
     def start() -> list[subprocess.Popen[str]]:
@@ -158,7 +171,7 @@ def test_the_slurm_script(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (cluster / "asked").read_text() == f"requeue {job}\n"
 
 
-def test_the_job_of_kubernetes(cluster: Path) -> None:
+def test_the_job_of_kubernetes(cluster: Path, port: int) -> None:
     """Each pod has its index in the environment; SIGTERM comes to the pods."""
     text = block("train.yaml")
     found = re.search(r"- (exec jaxdp .*?)\n *resources:", text, re.S)
@@ -169,7 +182,7 @@ def test_the_job_of_kubernetes(cluster: Path) -> None:
     assert address and pods == [address[2]] * 2
     # Pod i of the job is run-i, in the domain of the service.
     assert text.count("metadata: {name: run}") == 2 and "subdomain: run\n" in text
-    here = f"localhost:{free_port(61440, 65500)}"
+    here = f"localhost:{port}"
     command = command.replace(f",{address[2]}", ",2").replace(address[1], here)
     command = command.replace("/data", str(cluster))
 

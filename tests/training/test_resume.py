@@ -363,7 +363,7 @@ def test_twenty_kills_of_a_real_process(tmp_path: Path) -> None:
     open_intents = 0
     for kill in range(20):
         size = path.stat().st_size if path.exists() else 0
-        process = subprocess.Popen(command, cwd=ROOT)
+        process = subprocess.Popen([*command, victim.WAIT], cwd=ROOT)
         if kill % 5 == 4:  # Before it comes to the run, or there.
             time.sleep(chance.uniform(0, 3))
         else:
@@ -395,7 +395,7 @@ def check_undisturbed(folder: Path, plan: Any) -> None:
     same = dataclasses.replace(keys.from_hex(secret["keys"]), private=False)
     other = folder.with_name("whole")
     whole = jaxdp.fit(
-        plan, same, PARAMS, DATA, ledger=other, chunk=10, **victim.ARGUMENTS
+        plan, same, PARAMS, DATA, ledger=other, chunk=victim.CHUNK, **victim.ARGUMENTS
     )
     undisturbed = ledger.read(other)
     assert record.intents == undisturbed.intents  # Every step once.
@@ -415,7 +415,7 @@ def test_kills_of_a_real_process_that_reads_files(tmp_path: Path) -> None:
     command = [sys.executable, *words]
     for kill in range(2):
         size = path.stat().st_size if path.exists() else 0
-        process = subprocess.Popen(command, cwd=ROOT)
+        process = subprocess.Popen([*command, victim.WAIT], cwd=ROOT)
         while (path.stat().st_size if path.exists() else 0) <= size:
             assert process.poll() is None, "ended without a kill"
             time.sleep(0.001)
