@@ -72,7 +72,7 @@ def estimates(
 
 
 class Clipped(NamedTuple):
-    """How many of some records' estimates are longer than a clip."""
+    """Number of records, of some, whose estimates are longer than a clip."""
 
     count: int
     of: int

@@ -142,7 +142,7 @@ def _row(cell: Cell, metric: str, value: float, unit: str) -> _harness.Row:
 
 
 def certificates(cell: Cell) -> list[_harness.Row]:
-    """How many runs are certified, whether it is true, and that no saddle is."""
+    """Returns how many runs are certified, whether it is true, and that no saddle is."""
     runs, title = cell.runs, cell.title
     row = share(title, "share certified", runs.certified)
     if cell.told_certified is not None:
@@ -169,7 +169,7 @@ def share(title: str, metric: str, flags: np.ndarray) -> _harness.Row:
 
 
 def agreement(cells: Sequence[Cell]) -> list[_harness.Row]:
-    """How many figures of the prototype agree, and which are far off."""
+    """Returns how many figures of the prototype agree, and which are far off."""
     verdicts = {
         f"{cell.case}, {metric}": compared(cell, metric).verdict
         for cell in cells

@@ -1,4 +1,4 @@
-"""How many operations the programs have that XLA is given: what it takes to compile them.
+"""Number of operations in the programs that XLA is given, on which compile times depend.
 
 StableHLO operations of the whole runs and of a language model's steps of
 ``_accelerators_programs.py``, lowered for a CPU and not compiled. A function that is called

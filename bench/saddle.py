@@ -223,7 +223,7 @@ def _slopes(found: Sequence[Cell]) -> list[_harness.Row]:
 
 
 def _growths(found: Sequence[Cell]) -> list[_harness.Row]:
-    """How many times the gap grows from the least to the largest d."""
+    """Returns by what factor the gap grows from the least to the largest d."""
     rows = []
     for n in sorted({cell.n for cell in found}):
         for method in dict.fromkeys(cell.method for cell in found):

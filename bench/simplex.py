@@ -187,7 +187,7 @@ def _float_probabilities(logits: jax.Array) -> np.ndarray:
 
 
 def _below(prefixes: np.ndarray) -> np.ndarray:
-    """How many of the 2**24 uniforms give a position below each prefix."""
+    """Counts the uniforms, of 2**24, that give a position below each prefix."""
     low = np.zeros(prefixes.shape, np.int64)
     for bit in reversed(range(25)):
         middle = low + 2**bit

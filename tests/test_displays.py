@@ -371,6 +371,16 @@ def test_long_tables_are_cut() -> None:
     assert display.Table("title", []).text() == "title"
 
 
+def test_no_line_of_a_note_is_dropped_without_a_mark() -> None:
+    rows = [("name", "value")] * 90
+    few = [f"line {i}" for i in range(30)]
+    text = display.Table("title", rows, note="\n".join(few)).text()
+    assert text.splitlines()[-30:] == few
+    many = display.Table("title", rows, note="\n".join([*few, "last"])).text()
+    assert many.splitlines()[-30:] == [*few[:29], "..."]
+    assert len(text.splitlines()) == len(many.splitlines()) == 40
+
+
 def test_many_leaves_are_counted() -> None:
     tree = {f"leaf{i}": np.zeros(2) for i in range(30)}
     rows = display.shapes("params", tree)

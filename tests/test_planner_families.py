@@ -162,6 +162,7 @@ def test_tables_are_chosen_by_the_rule_of_synthesize(monkeypatch: Any) -> None:
     assert found.best.num_measured == 15 and found.best.error is None
     assert all(one.memory == 4 * 4 * 3 * 5 * 2**3 for one in found.candidates)
     assert all(one.measured.startswith("bench tables") for one in found.candidates)
+    assert all("proven" not in one.columns for one in found.candidates)
     monkeypatch.setattr(synthesis, "chosen", lambda queries, std: ("mwem", "so"))
     changed = jaxdp.recommend(table, **KNOWN)
     assert (changed.best.method, changed.reason) == ("mwem", "MWEM: so.")

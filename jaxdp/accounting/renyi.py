@@ -75,16 +75,9 @@ def implied(divergence: float, delta: float, order: int) -> float:
 def best_order(epsilon: float, delta: float) -> int:
     """Returns the order at which one Gaussian release of least noise fits.
 
-    Raises:
-      ValueError: at no order that is chosen from does anything fit.
+    Where nothing fits at any order that is chosen from, :func:`total` is not above 0 there.
     """
-    best = max(ORDERS, key=lambda order: total(epsilon, delta, order) / order)
-    if not total(epsilon, delta, best) > 0:
-        raise ValueError(
-            f"epsilon must be larger for a sum of Renyi divergences at delta={delta:g}, "
-            f"got {epsilon:g}, at which nothing fits at any order up to {ORDERS[-1]}"
-        )
-    return best
+    return max(ORDERS, key=lambda order: total(epsilon, delta, order) / order)
 
 
 def divergence(event: Any, relation: dp.NeighboringRelation, order: int) -> float:
@@ -92,7 +85,7 @@ def divergence(event: Any, relation: dp.NeighboringRelation, order: int) -> floa
 
     Args:
       event: any dp-accounting event.
-      relation: that it is stated under.
+      relation: the relation under which the event is stated.
       order: >= 2.
 
     Returns:

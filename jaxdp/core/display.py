@@ -20,8 +20,8 @@ from jaxdp.kernels.sphere import path_str
 WIDTH, HEIGHT = 100, 40
 #: Lines of one value, and leaves of a tree that are named.
 _LINES, _LEAVES = 3, 8
-#: Lines of a note that are shown, before they are wrapped.
-_PARTS = 6
+#: Lines of a note that are shown.
+_NOTE = 30
 #: Columns of a name at most.
 _NAME = 36
 _LEFT = ' style="text-align: left"'
@@ -56,11 +56,13 @@ class Table(NamedTuple):
         top = textwrap.wrap(plain(self.title), WIDTH, max_lines=2, placeholder=" ...")
         end = [
             line
-            for part in self.note.split("\n")[:_PARTS]
+            for part in self.note.split("\n")
             for line in textwrap.wrap(
                 plain(part), WIDTH, max_lines=5, placeholder=" ..."
             )
         ]
+        if len(end) > _NOTE:
+            end = [*end[: _NOTE - 1], "..."]
         rows = [self.head, *self.rows] if self.head else self.rows
         rows = [list(map(plain, row)) for row in rows]
         lines = list(_grid(rows) if self.head else _pairs(rows))

@@ -61,8 +61,9 @@ ROLES = {
 #: its processes. ``synthetic_records`` draws from a histogram that is public.
 USES = {
     "run": (
-        "a run: one fit, one tune with all its trials, or one init of a transformation "
-        "or an algorithm, of whatever family"
+        "a run: one fit, one tune with all its trials, one metrics.private_choice or "
+        "metrics.private_goldstein, or one init of a transformation or an algorithm, of "
+        "whatever family"
     ),
     "private_gap": "a metrics.private_gap, before or after the run",
 }

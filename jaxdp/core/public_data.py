@@ -6,13 +6,14 @@ what they are, whatever the public records are.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from jaxdp.core import run_state, validate
 from jaxdp.core.types import ValueFn
@@ -53,9 +54,10 @@ def public_basis(
       while it is made.
 
     Raises:
-      TypeError, ValueError: ``num_directions`` is no integer, below 1, or larger than the
-        rank; a gradient of a public record is not finite; losses of another shape than
-        (B,); a moving leaf that is not floating point.
+      TypeError, ValueError: a ``value_fn`` that is not callable; a ``trainable`` that is
+        not as for :func:`jaxdp.fit`; ``num_directions`` is no integer, below 1, or larger
+        than the rank; a gradient of a public record is not finite; losses of another shape
+        than (B,); a moving leaf that is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -70,6 +72,7 @@ def public_basis(
       Zhou, Wu & Banerjee, `Bypassing the Ambient Dimension: Private SGD with Gradient
       Subspace Identification <https://arxiv.org/abs/2007.03813>`_, 2021.
     """
+    validate.is_callable(value_fn=value_fn)
     num = finite_difference.num_rows(public_records, "public_records")
     validate.integer(at_most=num, num_directions=num_directions)
     moving, gradients, restore = _gradients(value_fn, params, public_records, trainable)
@@ -91,7 +94,9 @@ def public_basis(
 
 
 class Subspace(NamedTuple):
-    """A loss in other coordinates, and the way back: of :func:`in_subspace`.
+    """A loss in other coordinates, and the way back.
+
+    Of :func:`in_subspace` and :func:`in_scale`.
 
     Attributes:
       value_fn: ``value_fn(point, batch) -> losses (B,)``, for :func:`jaxdp.fit`.
@@ -157,8 +162,10 @@ def in_subspace(
       is bounded as the plan says; the clip now bounds gradients in (z, w), or slopes.
 
     Raises:
-      TypeError, ValueError: a basis of another structure or of other shapes than
-        ``params``, named; a negative or infinite ``full_scale``.
+      TypeError, ValueError: a ``value_fn`` that is not callable; a basis of another
+        structure or of other shapes than ``params``, with a number that is not finite, or
+        that moves nothing, or a leaf that is not floating point; a negative or infinite
+        ``full_scale``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -184,33 +191,23 @@ def in_subspace(
       <https://arxiv.org/abs/2511.10859>`_, 2025, restrict directions to a subspace; here
       the parameters are restricted, so that gradients and O2NC have it, too.
     """
+    validate.is_callable(value_fn=value_fn)
     validate.non_negative(full_scale=full_scale)
-    paths, leaves, rows, structure = _with_basis(params, basis)
-    moved = [i for i, row in enumerate(rows) if row is not None]
-    constants = [jnp.asarray(leaf) for leaf in leaves]
-    dtypes = [wide(constants[i].dtype, rows[i].dtype) for i in moved]
-    count = rows[moved[0]].shape[0]
+    moving = _matched("basis", basis, params, directions=True)
+    dtypes = moving.dtypes
 
-    def restore(point: Any) -> Any:
-        parts = list(constants)
-        others = jax.tree.leaves(point["w"]) if full_scale else moved
-        for i, dtype, other in zip(moved, dtypes, others, strict=True):
-            z, row = (jnp.asarray(x, dtype) for x in (point["z"], rows[i]))
+    def moves(point: Any) -> Iterator[jax.Array]:
+        others = jax.tree.leaves(point["w"]) if full_scale else dtypes
+        for row, dtype, other in zip(moving.rows, dtypes, others, strict=True):
+            z = jnp.asarray(point["z"], dtype)
+            row = jnp.asarray(row, dtype)
             move = jnp.tensordot(z, row, axes=1, precision="highest")
-            if full_scale:
-                move += full_scale * jnp.asarray(other, dtype)
-            parts[i] = (constants[i].astype(dtype) + move).astype(constants[i].dtype)
-        return jax.tree.unflatten(structure, parts)
+            yield move + full_scale * jnp.asarray(other, dtype) if full_scale else move
 
-    start: dict[str, Any] = {"z": jnp.zeros((count,), wide(*dtypes))}
+    start: dict[str, Any] = {"z": jnp.zeros(moving.rows[0].shape[:1], wide(*dtypes))}
     if full_scale:
-        zeros: list[Any] = [None] * len(paths)
-        for i, dtype in zip(moved, dtypes, strict=True):
-            zeros[i] = jnp.zeros(constants[i].shape, dtype)
-        start["w"] = jax.tree.unflatten(structure, zeros)
-    return Subspace(
-        lambda point, batch: value_fn(restore(point), batch), start, restore
-    )
+        start["w"] = moving.zeros()
+    return moving.subspace(value_fn, start, moves)
 
 
 def public_scale(
@@ -239,8 +236,8 @@ def public_scale(
       value_fn: losses (B,) of a batch, as for :func:`jaxdp.fit`; differentiated.
       params: pytree of arrays, at which gradients are taken; public.
       public_records: pytree of arrays with a leading axis of n records. **Public.**
-      floor: c > 0, relative: no scale exceeds :math:`c^{-1/2}` times one of a parameter
-        of typical gradients. Small ones trust the public records more.
+      floor: c > 0, relative: no scale exceeds :math:`\sqrt{1+1/c}` times that of a
+        parameter with :math:`\sqrt{v_i}=\bar v`. Small ones trust the public records more.
       trainable: which leaves move, as for :func:`jaxdp.fit`.
 
     Returns:
@@ -263,6 +260,7 @@ def public_scale(
       Li et al., `Private Adaptive Optimization with Side Information
       <https://arxiv.org/abs/2202.05963>`_, 2022.
     """
+    validate.is_callable(value_fn=value_fn)
     num = finite_difference.num_rows(public_records, "public_records")
     validate.positive(floor=floor)
     moving, gradients, restore = _gradients(value_fn, params, public_records, trainable)
@@ -309,7 +307,7 @@ def in_scale(value_fn: ValueFn, params: Any, scale: Any) -> Subspace:
       A change of public parameters of the loss, as :func:`in_subspace` is.
 
     Raises:
-      ValueError: a scale of another structure or of other shapes than ``params``.
+      TypeError, ValueError: as for :func:`in_subspace`; numbers below 0 in the scale.
 
     Example:
       >>> import jax.numpy as jnp
@@ -319,26 +317,15 @@ def in_scale(value_fn: ValueFn, params: Any, scale: Any) -> Subspace:
       >>> scaled.restore({"w": jnp.array([1.0, 2.0])}).tolist()
       [3.0, 2.0]
     """
-    paths, leaves, scales, structure = _matched("scale", scale, params)
-    moved = _check_shapes("scale", scales, paths, leaves, ())
-    constants = [jnp.asarray(leaf) for leaf in leaves]
-    dtypes = [wide(constants[i].dtype, jnp.result_type(scales[i])) for i in moved]
+    validate.is_callable(value_fn=value_fn)
+    moving = _matched("scale", scale, params)
 
-    def restore(point: Any) -> Any:
-        parts = list(constants)
+    def moves(point: Any) -> Iterator[jax.Array]:
         others = jax.tree.leaves(point["w"])
-        for i, dtype, other in zip(moved, dtypes, others, strict=True):
-            move = jnp.asarray(scales[i], dtype) * jnp.asarray(other, dtype)
-            parts[i] = (constants[i].astype(dtype) + move).astype(constants[i].dtype)
-        return jax.tree.unflatten(structure, parts)
+        for each, dtype, other in zip(moving.rows, moving.dtypes, others, strict=True):
+            yield jnp.asarray(each, dtype) * jnp.asarray(other, dtype)
 
-    zeros: list[Any] = [None] * len(leaves)
-    for i, dtype in zip(moved, dtypes, strict=True):
-        zeros[i] = jnp.zeros(constants[i].shape, dtype)
-    start = {"w": jax.tree.unflatten(structure, zeros)}
-    return Subspace(
-        lambda point, batch: value_fn(restore(point), batch), start, restore
-    )
+    return moving.subspace(value_fn, {"w": moving.zeros()}, moves)
 
 
 class MixState(NamedTuple):
@@ -583,10 +570,48 @@ def _check_finite(finite: Any) -> None:
         )
 
 
-def _matched(
-    name: str, tree: Any, params: Any
-) -> tuple[list[str], list[Any], list[Any], Any]:
-    """Returns paths, leaves, those of a tree like ``params`` (or None) and structure."""
+class _Moving(NamedTuple):
+    """Params of which some leaves move, by rows of a basis or by a scale."""
+
+    constants: list[jax.Array]
+    structure: Any
+    places: list[int]  # of the leaves that move; below, one entry for each of these
+    rows: list[Any]
+    dtypes: list[Any]  # in which a move is computed
+
+    def zeros(self) -> Any:
+        """Returns no move: a tree like the params, None for leaves that do not move."""
+        parts: list[Any] = [None] * len(self.constants)
+        for i, dtype in zip(self.places, self.dtypes, strict=True):
+            parts[i] = jnp.zeros(self.constants[i].shape, dtype)
+        return jax.tree.unflatten(self.structure, parts)
+
+    def subspace(
+        self,
+        value_fn: ValueFn,
+        start: dict[str, Any],
+        moves: Callable[[Any], Iterator[jax.Array]],
+    ) -> Subspace:
+        """Returns the loss around the params."""
+
+        def restore(point: Any) -> Any:
+            parts = list(self.constants)
+            for i, move in zip(self.places, moves(point), strict=True):
+                parts[i] = (parts[i].astype(move.dtype) + move).astype(parts[i].dtype)
+            return jax.tree.unflatten(self.structure, parts)
+
+        return Subspace(
+            lambda point, batch: value_fn(restore(point), batch), start, restore
+        )
+
+
+def _matched(name: str, tree: Any, params: Any, *, directions: bool = False) -> _Moving:
+    """Returns what moves by a tree like ``params``, with None for leaves that do not.
+
+    Raises:
+      TypeError, ValueError: the tree is not like ``params``, moves nothing or what cannot
+        move, or has other numbers than finite ones; of a scale, negative ones.
+    """
     is_none = lambda x: x is None  # noqa: E731
     named, structure = jax.tree_util.tree_flatten_with_path(params)
     found = jax.tree.structure(tree, is_leaf=is_none)
@@ -595,36 +620,45 @@ def _matched(
             f"{name} must be a pytree like params, with None for leaves that do not move: "
             f"{structure}, got {found}"
         )
-    paths = [path_str(path) for path, _ in named]
-    leaves = [leaf for _, leaf in named]
-    return paths, leaves, structure.flatten_up_to(tree), structure
-
-
-def _check_shapes(
-    name: str,
-    rows: list[Any],
-    paths: list[str],
-    leaves: list[Any],
-    leading: tuple[int, ...],
-) -> list[int]:
-    """Returns the places of rows that are not None; ValueError if shapes do not fit."""
-    for path, leaf, row in zip(paths, leaves, rows, strict=True):
+    rows = structure.flatten_up_to(tree)
+    places = [i for i, row in enumerate(rows) if row is not None]
+    if not places:
+        raise ValueError(f"{name} must have a leaf that is not None, got None for all")
+    counts: set[Any] = {np.shape(rows[i])[:1] for i in places} if directions else {()}
+    if directions and (len(counts) != 1 or counts <= {(), (0,)}):
+        raise ValueError(
+            f"{name} must have leaves with one leading axis of at least one direction, got "
+            f"{[None if row is None else np.shape(row) for row in rows]}"
+        )
+    (leading,) = counts
+    moves = False
+    for i in places:
+        path, leaf, row = path_str(named[i][0]), named[i][1], rows[i]
         wanted = (*leading, *np.shape(leaf))
-        if row is not None and np.shape(row) != wanted:
+        if np.shape(row) != wanted:
             raise ValueError(
                 f"{name} must have shape {wanted} at {path!r}, got {np.shape(row)}"
             )
-    return [i for i, row in enumerate(rows) if row is not None]
-
-
-def _with_basis(params: Any, basis: Any) -> tuple[list[str], list[Any], list[Any], Any]:
-    """Returns paths, leaves, rows of the basis (None: does not move) and structure."""
-    paths, leaves, rows, structure = _matched("basis", basis, params)
-    counts = {np.shape(row)[:1] for row in rows if row is not None}
-    if len(counts) != 1 or counts <= {(), (0,)}:
-        raise ValueError(
-            "basis must have leaves with one leading axis of at least one direction, got "
-            f"{[None if row is None else np.shape(row) for row in rows]}"
-        )
-    _check_shapes("basis", rows, paths, leaves, *counts)
-    return paths, leaves, rows, structure
+        if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"{name} must be None at {path!r}, where params has dtype {dtype}, which "
+                "cannot move"
+            )
+        allowed = "finite real numbers" + ("" if directions else " >= 0")
+        if not validate.is_numeric(row) or np.iscomplexobj(row):
+            kind = getattr(row, "dtype", type(row).__name__)
+            raise TypeError(f"{name} must have {allowed} at {path!r}, got {kind}")
+        if isinstance(row, Tracer):  # Its numbers are not known.
+            moves = True
+            continue
+        with jax.ensure_compile_time_eval():
+            x = jnp.asarray(row)
+            if not jnp.isfinite(x).all() or (not directions and (x < 0).any()):
+                raise ValueError(f"{name} must have {allowed} at {path!r}, got others")
+            moves = moves or bool(x.any())
+    if not moves:
+        raise ValueError(f"{name} must have a number that is not zero, got zeros alone")
+    constants = [jnp.asarray(leaf) for _, leaf in named]
+    moving = [rows[i] for i in places]
+    dtypes = [wide(constants[i].dtype, jnp.result_type(rows[i])) for i in places]
+    return _Moving(constants, structure, places, moving, dtypes)

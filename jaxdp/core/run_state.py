@@ -210,7 +210,8 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
 
     Raises:
       ValueError: no leaf moves, a tree of another structure, or a moving leaf that is
-        not real floating point (named by its path).
+        not real floating point (named by its path). TypeError: leaves that are no arrays,
+        or flags that are no bools.
     """
     named = jax.tree_util.tree_leaves_with_path(params)
     paths = {path_str(path): leaf for path, leaf in named}
@@ -237,6 +238,12 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                 "trainable must be None, a predicate on the path, or a pytree of bools "
                 f"like the params {jax.tree.structure(params)}; got {structure}"
             )
+        for path, flag in zip(paths, flags, strict=True):
+            if np.shape(flag) or np.asarray(flag).dtype.kind != "b":
+                raise TypeError(
+                    "trainable must be None, a predicate on the path, or a pytree of "
+                    f"bools, got {validate.shown(flag)} at {path!r}"
+                )
         chosen = frozenset(p for p, flag in zip(paths, flags, strict=True) if flag)
     if not chosen and not is_placeholder(params):
         raise ValueError(f"trainable selects none of the leaves {sorted(paths)}")

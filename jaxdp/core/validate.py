@@ -90,6 +90,21 @@ def instance(kinds: type | tuple[type, ...], **values: Any) -> None:
             )
 
 
+def is_numeric(leaf: Any) -> bool:
+    """Returns True for a number, or an array of numbers that JAX holds."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return isinstance(leaf, int | float | complex)
+    return getattr(dtype, "kind", "f") not in "OSUMm"
+
+
+def is_callable(**values: Any) -> None:
+    """Requires functions, or objects that are called like one."""
+    for name, value in values.items():
+        if not callable(value):
+            raise TypeError(f"{name} must be callable, got {shown(value)}")
+
+
 def has_noise(noise_multiplier: float | None) -> float:
     """Returns the noise multiplier of a plan; raises ValueError if it has none."""
     if noise_multiplier is None:

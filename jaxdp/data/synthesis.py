@@ -4,8 +4,9 @@ Two methods, both a ``plans.MWEM``, whose bound, integer noise, accountant and l
 the library's own. ``"marginals"`` counts every cell of every marginal, and all counts get
 Gaussian noise of one release. ``"mwem"`` does so for single columns, and goes on with the
 marginals that the histogram so far knows worst, one a round: fewer marginals, with less
-noise. The histogram is fitted to what was measured. :func:`chosen` says which is better,
-from public numbers alone.
+noise. The histogram is fitted to what was measured. :func:`chosen` chooses by a rule
+on public numbers, which can be wrong, as for the flags with a class of
+``bench/tables.py``.
 
 Mirror descent (``plans.SyntheticData``) releases one query a step instead. What
 :func:`chosen` takes was better wherever both were measured (``bench/tables.py``); rounds

@@ -120,6 +120,7 @@ def private_choice(
       steps: Gong & Li, `Private Zeroth-Order Optimization with Public Data
       <https://arxiv.org/abs/2511.10859>`_, 2025.
     """
+    validate.is_callable(value_fn=value_fn)
     made = _checked(candidates)
     keys_lib.check(keys)
     if budget is not None:
@@ -134,6 +135,7 @@ def private_choice(
         dim=len(made),
         linf_clip_norm=linf_clip_norm,
     ).calibrate(epsilon=epsilon, delta=0.0)
+    batches.check_data(plan.run, data)
     data = jax.tree.map(batches.narrowed, data)
     algorithm = wolfe.frank_wolfe(plan, keys, microbatch_size=microbatch_size)
 
@@ -154,11 +156,22 @@ def private_choice(
 
 def _checked(candidates: Any) -> list[Any]:
     """Returns candidates as arrays; TypeError or ValueError if they are no candidates."""
-    wanted = "candidates must be a sequence of at least two pytrees of arrays"
+    wanted = "candidates must be a sequence of at least two pytrees of numeric arrays"
     if not isinstance(candidates, Sequence) or isinstance(candidates, str):
         raise TypeError(f"{wanted}, got {type(candidates).__name__}")
     if len(candidates) < 2:
         raise ValueError(f"{wanted}, got {len(candidates)}")
+    for i, candidate in enumerate(candidates):
+        named = jax.tree_util.tree_leaves_with_path(candidate)
+        if not named:
+            raise ValueError(
+                f"{wanted}, got {candidate!r} without any at candidates[{i}]"
+            )
+        for path, leaf in named:
+            if not validate.is_numeric(leaf):
+                kind = getattr(leaf, "dtype", type(leaf).__name__)
+                place = f"candidates[{i}]{jax.tree_util.keystr(path)}"
+                raise TypeError(f"{wanted}, got one of {kind} at {place}")
     made = [jax.tree.map(jnp.asarray, candidate) for candidate in candidates]
     outlines = [
         jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), tree) for tree in made

@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 #: Parameters from which a language model is more similar than a table's classifier.
 _MANY = 100_000
-_NONE = "nothing of the error"
-_CERTIFIED = (
-    "nothing of the error at these numbers; certified() has numbers with a bound"
-)
+NONE = "nothing of the error"
+_CERTIFIED = f"{NONE} at these numbers; certified() has numbers with a bound"
 _GAME = "bench planner, rock-paper-scissors among 1000 strategies"
 _REGRESSION = "bench saddle, sparse regression over a simplex"
 _FEW = "bench digits, a linear model"
@@ -25,15 +23,13 @@ class Claim(NamedTuple):
     measured: str
 
 
-_SLOPES = (
-    "nothing of the error at these numbers; from_theorem() has numbers with a bound"
-)
+_SLOPES = f"{NONE} at these numbers; from_theorem() has numbers with a bound"
 LOSSES = {
-    "DPGD": Claim(_NONE, f"{_FEW}: as accurate as DPZero from epsilon 0.5 to 8"),
+    "DPGD": Claim(NONE, f"{_FEW}: as accurate as DPZero from epsilon 0.5 to 8"),
     "DPZero": Claim(_SLOPES, f"{_FEW}: as accurate as DPGD from epsilon 0.5 to 8"),
 }
 LANGUAGE = {
-    "DPGD": Claim(_NONE, f"{_LANGUAGE}: far more accurate than DPZero"),
+    "DPGD": Claim(NONE, f"{_LANGUAGE}: far more accurate than DPZero"),
     "DPZero": Claim(
         _SLOPES,
         f"{_LANGUAGE}: far less accurate than DPGD; as accurate where a head is tuned",
@@ -46,12 +42,12 @@ PLAYERS = {
         "bench saddle, certified numbers, a bilinear game: behind Saddle; no game that is "
         "not bilinear was measured",
     ),
-    "DP-SGDA, one pass": Claim(_NONE, f"{_GAME}: as good as Saddle"),
-    "DP-SGDA, full batches": Claim(_NONE, f"{_GAME}: the smallest mean gap of three"),
+    "DP-SGDA, one pass": Claim(NONE, f"{_GAME}: as good as Saddle"),
+    "DP-SGDA, full batches": Claim(NONE, f"{_GAME}: the smallest mean gap of three"),
     "ConvexSimplex": Claim(_CERTIFIED, f"{_REGRESSION}: far behind FrankWolfe"),
-    "FrankWolfe, one pass": Claim(_NONE, f"{_REGRESSION}: far ahead of ConvexSimplex"),
+    "FrankWolfe, one pass": Claim(NONE, f"{_REGRESSION}: far ahead of ConvexSimplex"),
     "FrankWolfe, full batches": Claim(
-        _NONE,
+        NONE,
         f"{_REGRESSION}: the least excess risk with 100000 records, that of one pass with "
         "10000",
     ),

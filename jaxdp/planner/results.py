@@ -12,6 +12,7 @@ import optax
 from jaxdp.core import display
 from jaxdp.core.averaging import polyak_output
 from jaxdp.kernels.finite_difference import num_rows
+from jaxdp.planner import claims
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -193,7 +194,7 @@ class PlannedTable:
     def proven(self) -> str:
         """Proof of the error, in words; privacy is proven always."""
         if self.error is None:
-            return "nothing of the error"
+            return claims.NONE
         return f"expected largest error of a query <= {self.error:.2g}"
 
     @property
@@ -206,7 +207,6 @@ class PlannedTable:
             "measured": f"{self.num_measured}",
             "memory": _size(self.memory),
             "noise": "-" if self.noise is None else f"{self.noise:.2g}",
-            "proven": "-" if self.error is None else f"error <= {self.error:.2g}",
         }
 
 
@@ -249,9 +249,9 @@ class Recommendation:
         rows = [list(one.columns.values()) for one in self.candidates]
         title = f"Recommendation: {type(self.plan).__name__}"
         head = tuple(self.best.columns)
-        claims = [
+        said = [
             f"{one.name}: proven: {one.proven}; measured: {one.measured}."
             for one in self.candidates
         ]
-        said = filter(None, [self.reason, *claims, self.note, self.public])
+        said = filter(None, [self.reason, *said, self.note, self.public])
         return display.Table(title, rows, head, "\n".join(said))

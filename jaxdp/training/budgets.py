@@ -88,6 +88,8 @@ _STATED = {
 _UNSAMPLED, _SAMPLED = "ADD_OR_REMOVE_ONE", re.compile("Sampled|Subsampled")
 #: Of the total, the most that the samplers of Gaussian noise may take.
 _SAMPLERS = 1e-3
+#: Largest epsilon of a budget. Far beyond it, what samplers leave of delta rounds to zero.
+_MOST = 1000.0
 
 
 class Reservation(NamedTuple):
@@ -173,7 +175,7 @@ class Budget:
 
         Args:
           folder: made if missing.
-          epsilon: > 0, of all releases together.
+          epsilon: > 0 and at most 1000, of all releases together.
           delta: in (0, 1), of all releases together.
           relation: the neighbouring relation, that of every plan.
           unit: ``"record"`` or ``"user"`` (:func:`jaxdp.by_user`).
@@ -195,6 +197,8 @@ class Budget:
           {'epsilon': 0.0, 'delta': 0.0}
         """
         validate.positive(epsilon=epsilon)
+        if epsilon > _MOST:
+            raise ValueError(f"epsilon must be at most {_MOST:g}, got {epsilon!r}")
         validate.probability(delta=delta)
         validate.one_of(get_args(Relation), relation=relation)
         validate.one_of(_UNITS, unit=unit)
@@ -272,7 +276,8 @@ class Budget:
     def left(self) -> dict[str, float]:
         """Returns what each sum may still grow by.
 
-        A sum of Renyi divergences is in units of epsilon: both grow by the same number.
+        A sum of Renyi divergences is in units of epsilon: one unit of it adds one unit to
+        the epsilon.
 
         Example:
           >>> import tempfile
@@ -566,7 +571,13 @@ def _rules(epsilon: float, delta: float, composition: Composition) -> dict[str, 
     from jaxdp.accounting import renyi  # With dp-accounting: loaded where it is needed.
 
     order = renyi.best_order(*left)
-    caps = {"renyi_divergence": renyi.total(*left, order)} | samplers
+    most = renyi.total(*left, order)
+    if not most > 0:
+        raise ValueError(
+            f"epsilon must be larger for a sum of Renyi divergences at delta={delta!r}, "
+            f"got {epsilon!r}, at which nothing fits at any order up to {renyi.ORDERS[-1]}"
+        )
+    caps = {"renyi_divergence": most} | samplers
     return {"order": order, "caps": caps}
 
 

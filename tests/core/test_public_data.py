@@ -211,9 +211,17 @@ def test_joint_directions_are_unbiased_for_the_smoothed_loss() -> None:
         (lambda basis: {**basis, "b": basis["b"][:1]}, "one leading axis"),
         (lambda basis: {**basis, "b": basis["b"][:, :1]}, r"shape \(2, 2\) at 'b'"),
         (lambda basis: jax.tree.map(lambda x: x[:0], basis), "at least one direction"),
-        (lambda basis: dict.fromkeys(basis), "at least one direction"),
+        (lambda basis: dict.fromkeys(basis), "basis must have a leaf that is not None"),
+        (
+            lambda basis: jax.tree.map(lambda x: x * jnp.nan, basis),
+            "basis must have fin",
+        ),
+        (
+            lambda basis: jax.tree.map(jnp.zeros_like, basis),
+            "basis must .* zeros alone",
+        ),
     ],
-    ids=["structure", "rows", "shape", "empty", "none"],
+    ids=["structure", "rows", "shape", "empty", "none", "nan", "zero"],
 )
 def test_a_basis_of_other_params_is_refused(change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -304,9 +312,54 @@ def test_wrong_scales_are_refused() -> None:
     for change, message in (
         ({"w": PARAMS["w"]}, "scale must be a pytree like params"),
         ({**PARAMS, "b": jnp.ones(3)}, r"shape \(2,\) at 'b'"),
+        (dict.fromkeys(PARAMS), "scale must have a leaf that is not None"),
+        ({"b": jnp.array([1, jnp.nan]), "w": None}, "finite real numbers >= 0 at 'b'"),
+        ({"b": jnp.array([1, -1]), "w": None}, "finite real numbers >= 0 at 'b'"),
+        (jax.tree.map(jnp.zeros_like, PARAMS), "scale must .* zeros alone"),
     ):
         with pytest.raises(ValueError, match=message):
             jaxdp.in_scale(value_fn, PARAMS, change)
+    with pytest.raises(TypeError, match="numbers >= 0 at 'b', got complex64"):
+        jaxdp.in_scale(value_fn, PARAMS, {"b": jnp.array([1j, 1]), "w": None})
+
+
+def test_a_scale_may_be_of_a_trace() -> None:
+    """Then its numbers are not known; those of a constant are."""
+    scale = scale_of()
+    whole = lambda point, scale: jaxdp.in_scale(value_fn, PARAMS, scale).restore(point)  # noqa: E731
+    point = {"w": UPDATES}
+    want = whole(point, scale)
+    chex.assert_trees_all_close(jax.jit(whole)(point, scale), want, rtol=1e-6)
+    of_constant = jax.jit(lambda point: whole(point, scale))
+    chex.assert_trees_all_close(of_constant(point), want, rtol=1e-6)
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    with pytest.raises(ValueError, match="zeros alone"):
+        jax.jit(lambda point: whole(point, zeros))(point)
+
+
+def test_functions_and_leaves_that_cannot_serve_are_named() -> None:
+    """In all four; a step of an integer would be cast away."""
+    whole = {"n": jnp.arange(2)}
+    for wrong in (
+        lambda fn, **_: jaxdp.in_scale(fn, PARAMS, scale_of()),
+        lambda fn, **_: jaxdp.in_subspace(fn, PARAMS, basis_of(1)),
+        lambda fn, **more: jaxdp.public_scale(fn, jnp.zeros(2), PUBLIC, **more),
+        lambda fn, **more: jaxdp.public_basis(
+            fn, jnp.zeros(2), PUBLIC, num_directions=1, **more
+        ),
+    ):
+        with pytest.raises(TypeError, match="value_fn must be callable, got 5"):
+            wrong(5)
+    for public in (
+        wrong,
+        lambda fn, **more: jaxdp.public_scale(fn, jnp.zeros(2), PUBLIC, **more),
+    ):
+        with pytest.raises(TypeError, match=r"trainable must be .* bools, got 3"):
+            public(value_fn, trainable=3)
+    with pytest.raises(ValueError, match=r"scale must be None at 'n', .* dtype int32"):
+        jaxdp.in_scale(value_fn, whole, {"n": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"basis must be None at 'n', .* dtype int32"):
+        jaxdp.in_subspace(value_fn, whole, {"n": jnp.ones((1, 2))})
 
 
 # --- mixing ------------------------------------------------------------------------

@@ -45,10 +45,11 @@ def choose(table: Any, *, seed: int = 0, **changes: Any) -> PrivateChoice:
         "num_examples": len(table),
         "linf_clip_norm": C,
     }
-    given = {"candidates": candidates(table.shape[1]), "loss": losses} | changes
-    loss, of = given.pop("loss"), given.pop("candidates")
+    given = {"candidates": candidates(table.shape[1]), "loss": losses, "data": table}
+    given |= changes
+    loss, of, data = (given.pop(name) for name in ("loss", "candidates", "data"))
     return metrics.private_choice(
-        loss, of, table, Keys.insecure(seed), **options | given
+        loss, of, data, Keys.insecure(seed), **options | given
     )
 
 
@@ -316,6 +317,15 @@ def test_it_is_reserved_before_it_is_made(tmp_path: Path) -> None:
         ({"budget": 3.0}, TypeError, "budget must be"),
         ({"candidates": candidates(1)}, ValueError, "at least two pytrees"),
         ({"candidates": jnp.arange(3)}, TypeError, "must be a sequence"),
+        ({"candidates": [None, None]}, ValueError, r"got None .* at candidates\[0\]"),
+        ({"candidates": ["a", "b"]}, TypeError, r"got one of str at candidates\[0\]"),
+        (
+            {"candidates": [{"k": 0}, {"k": np.array(["b"])}]},
+            TypeError,
+            r"got one of <U1 at candidates\[1\]\['k'\]",
+        ),
+        ({"loss": 3}, TypeError, "value_fn must be callable, got 3"),
+        ({"data": "x"}, TypeError, r"data must be arrays .* got a str at data"),
         (
             {"candidates": [jnp.int32(0), jnp.zeros(2, jnp.int32)]},
             ValueError,

@@ -208,9 +208,20 @@ def test_a_budget_of_divergences_takes_what_it_knows(tmp_path: Path) -> None:
 
 
 def test_a_total_that_no_divergence_implies_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="epsilon must be larger"):
-        made(tmp_path / "small", epsilon=1e-3, composition="renyi")
+    message = r"epsilon must be larger .* at delta=1e-06, got 0.001, .* up to 1024"
+    with pytest.raises(ValueError, match=message):
+        made(tmp_path / "small", epsilon=1e-3, delta=1e-6, composition="renyi")
     assert not (tmp_path / "small" / budgets.FILE).exists()
+
+
+@pytest.mark.parametrize("composition", ["basic", "gaussian", "renyi"])
+def test_a_total_that_is_too_large_is_refused(tmp_path: Path, composition: Any) -> None:
+    """At the largest that is allowed every composition serves, whatever delta is."""
+    with pytest.raises(ValueError, match="epsilon must be at most 1000, got 1000000"):
+        made(tmp_path / "large", epsilon=1_000_000, composition=composition)
+    for i, delta in enumerate((0.1, 1e-300)):
+        given = {"epsilon": 1000.0, "delta": delta, "composition": composition}
+        assert min(made(tmp_path / f"{i}", **given).left().values()) > 0
 
 
 @pytest.mark.parametrize("composition", ["gaussian", "renyi"])

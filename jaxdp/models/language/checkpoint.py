@@ -224,7 +224,7 @@ def read_adapter(folder: Path) -> Adapter | None:
     fields.pop("base", None)
     kind = fields.pop("kind", None)
     if kind not in ("prefix", "head"):
-        raise ValueError(f"{path} must hold a prefix, as save() writes it")
+        raise ValueError(f"{path} must hold a prefix or a head, as save() writes it")
     return Prefix(**fields) if kind == "prefix" else None
 
 
@@ -352,7 +352,7 @@ def _places(
     wanted: Mapping[str, _Leaf],
     config: Config,
     num_labels: int | None,
-    dtype: str | None,
+    quantised: str | None,
 ) -> Any:
     """Returns where the parameters are to be, a tree of shardings; None if nowhere."""
     if sharding is None:
@@ -361,8 +361,8 @@ def _places(
     model = LanguageModel(config=config, num_labels=num_labels)
     any_key = keys.from_words(np.zeros(2, np.uint32))  # only shapes are asked for
     shapes = jax.eval_shape(model.with_new_parts, _nested(leaves), any_key)
-    if dtype is not None:
-        shapes = jax.eval_shape(lambda tree: quantised_tree(tree, dtype), shapes)
+    if quantised is not None:
+        shapes = jax.eval_shape(lambda tree: quantised_tree(tree, quantised), shapes)
     return _placing.places(sharding, shapes)
 
 

@@ -335,7 +335,7 @@ def test_a_prefix_has_a_file_of_its_own(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=f"{name} has .*, must have"):
         checkpoint.load(tmp_path)
     save_file(adapters, tmp_path / "adapters.safetensors")
-    with pytest.raises(ValueError, match="must hold a prefix"):
+    with pytest.raises(ValueError, match="must hold a prefix or a head"):
         checkpoint.load(tmp_path)
 
 
