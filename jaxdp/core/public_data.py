@@ -276,9 +276,10 @@ def public_scale(
     total, finite = moments(moving, public_records)
     _check_finite(np.asarray(finite))
     mean = np.asarray(total, np.float64) / num
-    if not mean.any():
+    if not (mean.any() and np.isfinite(mean).all()):
         raise ValueError(
-            "value_fn must have a gradient that is not zero at params on public_records"
+            "value_fn must have a gradient at params on public_records that is not zero, "
+            f"and whose squares {total.dtype} holds"
         )
     scale = (np.sqrt(mean / mean.mean()) + floor) ** -0.5
     scale *= math.sqrt(mean.sum() / (scale**2 @ mean))

@@ -83,6 +83,7 @@ def private_choice(
       epsilon: > 0, of the choice: a pure guarantee, at delta = 0.
       relation: one of :data:`jaxdp.accounting.RELATIONS`. A record that is zeroed or absent
         leaves its row, which counts nothing: one whose floating numbers are all NaN does.
+        (Records without any can be users' of ``jaxdp.by_user``, which have a mask.)
       num_examples: n, public; below 2**22.
       linf_clip_norm: C > 0, in units of the loss. A smaller C chooses more sharply, by
         losses that are clipped more.

@@ -415,9 +415,10 @@ class Budget:
         cost = {"epsilon": spent, "delta": float(delta)}
         if header["composition"] != "basic":
             cost = _cost(release, header)
-        if not all(map(math.isfinite, (spent, *cost.values()))):
+        if not all(0 <= x < math.inf for x in (spent, *cost.values())):
             raise ValueError(
-                "release must cost a finite epsilon, got one without noise"
+                "release must cost a finite epsilon >= 0, got one without noise, or of a "
+                "negative count"
             )
         return Reservation(what, cost, spent, float(delta))
 

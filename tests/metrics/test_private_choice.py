@@ -206,6 +206,27 @@ def test_an_audit_finds_no_more_than_epsilon() -> None:
     assert 2.0 < found[0] < 3.0 < found[1]
 
 
+def test_blank_records_count_zero_whatever_the_loss_makes_of_them() -> None:
+    """A loss that compares is finite on NaN, and other at each candidate."""
+
+    def wrong(side: jax.Array, batch: Any) -> jax.Array:
+        return jnp.where(batch["x"] > 0, side[0], side[1]) != batch["y"]
+
+    given = [jnp.array([0.0, 0.0]), jnp.array([0.0, 1.0])]
+    problem = Candidates(lambda *of: wrong(*of).astype(jnp.float32), given)
+    x, y = np.full(5, -1.0, np.float32), np.ones(5, np.int32)
+    x[0], y[0] = np.nan, 0
+    totals = [
+        problem.gradient_sums(
+            *(jnp.full(2, 0.5), None, {"x": x, "y": y}, jnp.asarray(kept)),
+            *(Bound(0.5, 16), None),
+        )[0]
+        for kept in (np.ones(5, bool), np.arange(5) > 0)
+    ]
+    np.testing.assert_array_equal(*totals)
+    assert totals[0].any()
+
+
 def test_one_candidate_far_off_hides_no_difference() -> None:
     """A diverged one is not chosen, and the best of the others is; but for 1e-6."""
     table = np.tile([0.3, 0.1, 0.6, NAN, 1e30], (60, 1))

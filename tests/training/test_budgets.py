@@ -559,3 +559,22 @@ def test_a_search_reserves_all_its_trials(tmp_path: Path) -> None:
         "epsilon": reserved.epsilon,
         "delta": 1e-6,
     }
+
+
+def test_a_negative_count_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    """Else every later reading would call the file broken."""
+    budget = jaxdp.Budget.create(
+        tmp_path, epsilon=1.0, delta=1e-5, relation="zero_out", composition="renyi"
+    )
+    plan = plans.DPGD(
+        num_examples=100,
+        num_steps=2,
+        sampling=sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+    ).with_noise(noise_multiplier=50.0)
+    event = dp.SelfComposedDpEvent(plan.event, -5)
+    wrong = accounting.Guarantee(event, plan.event_relation)
+    with pytest.raises(ValueError, match=r"finite epsilon >= 0, got one without noise"):
+        budget.reserve(wrong, delta=1e-6, relation="zero_out")
+    assert budget.reservations == ()
