@@ -650,6 +650,7 @@ def test_launched_processes_stop_and_go_on_together(
     want = {"exit_code": 75, "exit_codes": [75] * count}
     assert json.loads(shown.splitlines()[-1]) == want
     for index in range(count):
+        assert f"[{index}] waits for its signal" in error
         assert f"[{index}] jaxdp: stopped by SIGTERM after step 1 of 5" in error
     with launch() as job:
         shown, error = job.communicate(timeout=600)

@@ -5,6 +5,7 @@ Python imports this module first where its folder is in ``PYTHONPATH``
 """
 
 import itertools
+import sys
 import time
 
 from jaxdp.training.stopping import StopSignal
@@ -14,8 +15,10 @@ _questions = itertools.count()
 
 def _told(stop: StopSignal) -> bool:
     """Asked before each chunk."""
-    while next(_questions) and stop.name is None:
-        time.sleep(0.01)
+    if next(_questions):
+        sys.stderr.write("waits for its signal\n")
+        while stop.name is None:
+            time.sleep(0.01)
     return stop.name is not None
 
 
