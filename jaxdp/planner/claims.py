@@ -64,7 +64,7 @@ PUBLIC = (
     "there; where epsilon leaves something to learn, mix their gradient with the releases "
     "as well (jaxdp.mix_public). Measured: bench frontier, digits with 100 public records: "
     "the start is far ahead of none at epsilon 0.5, and ahead at 2, where the highest mean "
-    "is of a run that mixes as well; public records of wrong labels are worse than none."
+    "is of a run that mixes as well; a start from wrong labels is worse than none."
 )
 
 
