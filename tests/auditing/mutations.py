@@ -568,18 +568,11 @@ MUTATIONS = (
         "sosp",
     ),
     Mutation(
-        "a tree that is not restarted at a refresh",
+        "all trees have the same noise",
         SPIDER,
         "keys_lib.at_step(noise.difference, spider.refreshes)",
         "noise.difference",
         "sosp",
-        also=(
-            (
-                SPIDER,
-                "            noise.state,\n            spider.since,\n",
-                "            noise.state,\n            spider.differences,\n",
-            ),
-        ),
     ),
     Mutation(
         "a tree that runs across a pass boundary",
