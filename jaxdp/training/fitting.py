@@ -405,6 +405,7 @@ def resume(
             _check_stop(stop, ledger, mesh)
             task = preparing.checked(given, callback)
             parallel.check_device(mesh, params=params, data=task.data)
+            recording.check_unit(at, task)
             return task
 
         task = parallel.together(mesh, checked)

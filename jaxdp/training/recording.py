@@ -147,6 +147,16 @@ class Recorder:
         self.ledger.save(ledger_lib.REPORT, _text(public), secret=False)
 
 
+def check_unit(at: "Resumed", task: preparing.Task) -> None:
+    """Requires data of the unit that the run is on record with: so it was charged."""
+    unit = at.record.header.get("unit", "record")
+    if task.unit != unit:
+        raise ValueError(
+            f"data must be of the unit that the run was recorded with, {unit!r}, got "
+            f"{task.unit!r}: what it spent was charged, and is reported, as of a {unit}"
+        )
+
+
 def check_kept(task: preparing.Task, transform: Any) -> None:
     """Requires checkpoints that one process has whole, unless releases rebuild them."""
     if task.plan.replayable or not parallel.several_processes(task.mesh):

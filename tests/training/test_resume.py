@@ -27,8 +27,9 @@ import pytest
 import jaxdp
 from jaxdp import Keys, plans, sampling, training
 from jaxdp.core import keys
+from jaxdp.core.types import UserRecords
 from jaxdp.dpzero import transform
-from jaxdp.training import ledger, recording
+from jaxdp.training import ledger, preparing, recording
 from tests.training import victim
 from tests.training.kills import Killed, killed
 from tests.training.problem import DATA, PARAMS, make_plan, value_fn
@@ -1105,3 +1106,37 @@ def test_what_callbacks_get_can_be_copied() -> None:
     for other in (copy.deepcopy(info), pickle.loads(pickle.dumps(info))):
         assert (other.charged, other.plan) == (3, info.plan)
     assert info._replace(state=1).charged == 3
+
+
+def test_a_run_of_users_that_was_charged_as_one_of_records_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version of before took users within a tree for records."""
+    users = UserRecords(np.ones((8, 1, 2), np.float32), np.ones((8, 1), bool))
+    plan = plans.DPZero(
+        num_examples=8,
+        num_steps=4,
+        sampling=sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-3,
+    ).with_noise(noise_multiplier=2.0)
+    task: Any = {
+        "value_fn": lambda w, b: ((b["u"].records[:, 0] - w) ** 2).sum(axis=-1),
+        "optimizer": optax.sgd(0.1),
+    }
+    given: Any = (jnp.zeros(2), {"u": users})
+    asked = iter([False, True])
+    with monkeypatch.context() as before:
+        before.setattr(preparing, "unit_of", lambda data: "record")
+        with pytest.raises(jaxdp.Stopped):
+            jaxdp.fit(
+                *(plan, Keys.insecure(0), *given),
+                ledger=tmp_path,
+                chunk=2,
+                stop=lambda: next(asked),
+                **task,
+            )
+    for new_attempt in (False, True):
+        with pytest.raises(ValueError, match="with, 'record', got 'user'"):
+            jaxdp.resume(tmp_path, *given, new_attempt=new_attempt, **task)
