@@ -621,7 +621,10 @@ def _matched(name: str, tree: Any, params: Any, *, directions: bool = False) -> 
             f"{name} must be a pytree like params, with None for leaves that do not move: "
             f"{structure}, got {found}"
         )
-    rows = structure.flatten_up_to(tree)
+    try:
+        rows = structure.flatten_up_to(tree)
+    except ValueError:  # JAX's own words show the array.
+        raise ValueError(f"{name} must be None wherever params is None") from None
     places = [i for i, row in enumerate(rows) if row is not None]
     if not places:
         raise ValueError(f"{name} must have a leaf that is not None, got None for all")

@@ -321,6 +321,8 @@ def test_wrong_scales_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             jaxdp.in_scale(value_fn, PARAMS, change)
+    with pytest.raises(ValueError, match="scale must be None wherever params is"):
+        jaxdp.in_scale(value_fn, {**PARAMS, "n": None}, {**PARAMS, "n": jnp.ones(2)})
     with pytest.raises(TypeError, match="numbers >= 0 at 'b', got complex64"):
         jaxdp.in_scale(value_fn, PARAMS, {"b": jnp.array([1j, 1]), "w": None})
 

@@ -564,8 +564,6 @@ def save(
             )
         # Absolute: it is read from any working directory.
         base = str(pathlib.Path(base).resolve())
-        if not pathlib.Path(base, CONFIG).is_file():
-            raise ValueError(f"base must be a folder with {CONFIG}, got {base!r}")
     _check_params(flat, leaves, adapter)
     leaves = {
         path: dataclasses.replace(leaf, dtype=flat[path].dtype)
@@ -591,6 +589,9 @@ def save(
     try:
         if not _writes(params):
             return
+        # By the one that writes: others, which may not see it, would wait for each other.
+        if base is not None and not pathlib.Path(base, CONFIG).is_file():
+            raise ValueError(f"base must be a folder with {CONFIG}, got {base!r}")
         root.mkdir(parents=True, exist_ok=True)
         with _files.replacing(root) as path_of:
             weight_map = {}
