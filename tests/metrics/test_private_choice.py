@@ -187,6 +187,12 @@ def test_candidates_are_drawn_from_the_law() -> None:
     assert p_value(want) > 1e-6 > max(p_value(want**1.2), p_value(want**0.8))
 
 
+def test_the_caller_s_keys_draw() -> None:
+    """Of records that count zero: one index of two for all keys has a chance of 2**-19."""
+    table = np.full((300, 2), np.nan)
+    assert {choose(table, seed=seed).index for seed in range(20)} == {0, 1}
+
+
 def test_an_audit_finds_no_more_than_epsilon() -> None:
     """A record that is zeroed is told from it, within epsilon; but for 1e-6.
 

@@ -214,7 +214,7 @@ def test_a_total_that_no_divergence_implies_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "small" / budgets.FILE).exists()
 
 
-@pytest.mark.parametrize("composition", ["basic", "gaussian", "renyi"])
+@pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_a_total_that_is_too_large_is_refused(tmp_path: Path, composition: Any) -> None:
     """At the largest that is allowed every composition serves, whatever delta is."""
     with pytest.raises(ValueError, match="epsilon must be at most 1000, got 1000000"):
@@ -561,18 +561,20 @@ def test_a_search_reserves_all_its_trials(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("composition", ["gaussian", "renyi"])
+def test_the_samplers_of_the_noise_are_paid(tmp_path: Path, composition: Any) -> None:
+    """The other sums are of ideal noise."""
+    plan = plan_of()
+    cost = made(tmp_path, composition=composition).reserve(plan).cost
+    want = accounting.sampler_error(plan.event)
+    assert (cost["sampler_epsilon"], cost["sampler_delta"]) == want
+    assert min(want) > 0
+
+
 def test_a_negative_count_is_refused_before_it_is_written(tmp_path: Path) -> None:
     """Else every later reading would call the file broken."""
-    budget = jaxdp.Budget.create(
-        tmp_path, epsilon=1.0, delta=1e-5, relation="zero_out", composition="renyi"
-    )
-    plan = plans.DPGD(
-        num_examples=100,
-        num_steps=2,
-        sampling=sampling.FullBatch(),
-        relation="zero_out",
-        l2_clip_norm=1.0,
-    ).with_noise(noise_multiplier=50.0)
+    budget = made(tmp_path, relation="zero_out", composition="renyi")
+    plan = plan_of(relation="zero_out")
     event = dp.SelfComposedDpEvent(plan.event, -5)
     wrong = accounting.Guarantee(event, plan.event_relation)
     with pytest.raises(ValueError, match=r"finite epsilon >= 0, got one without noise"):
