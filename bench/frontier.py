@@ -54,9 +54,7 @@ class Method:
     full_scale: float = 0.0
     mixed: bool = False
     scaled: bool = False  # parameters, by second moments of public gradients
-    divided: bool = (
-        False  # noised gradients, by roots of moving averages of such moments
-    )
+    divided: bool = False  # noised gradients, by roots of averages of such moments
     chosen: bool = False  # whether the start and mixing are used at all
     centred: bool = False  # features, by the mean of the public ones
 
@@ -184,9 +182,7 @@ class Start(NamedTuple):
     weight: jax.Array  # of the public gradients; 0 without mixing
 
 
-def prepare(
-    method: Method, plan: Any, of: Draw, alone_rate: float, seed: int = 0
-) -> Start:
+def prepare(method: Method, plan: Any, of: Draw, alone_rate: float, seed: int) -> Start:
     """Trains, takes a basis and computes a weight, from the public records."""
     params = train_alone(of.public, alone_rate) if method.warm else zeros()
     if method.chosen:

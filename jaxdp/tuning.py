@@ -164,9 +164,7 @@ def tune(
     keys = keys_lib.check(keys)
     _check_law(mean_trials, shape)
     validate.instance(bool, check_isolation=check_isolation)
-    for name, function in (("value_fn", value_fn), ("score_fn", score_fn)):
-        if not callable(function):
-            raise TypeError(f"{name} must be callable, got {function!r}")
+    validate.is_callable(value_fn=value_fn, score_fn=score_fn)
     if microbatch_size is not None:
         validate.integer(microbatch_size=microbatch_size)
     plan = candidates[0][0]

@@ -425,7 +425,7 @@ def changes(
     return _each(one, value_fn, batch, rows)
 
 
-def still(leaf: Any) -> jax.Array:
+def zero_update(leaf: Any) -> jax.Array:
     """Returns the update of a leaf that does not move: zeros of its shape and dtype.
 
     Integers of fewer than 8 bits have zeros of int8: JAX promotes no such dtype, so that an
@@ -435,7 +435,7 @@ def still(leaf: Any) -> jax.Array:
       >>> import jax.numpy as jnp
       >>> from jaxdp.kernels import finite_difference
       >>> leaves = jnp.ones(2, jnp.int4), jnp.ones(2, jnp.bfloat16)
-      >>> [str(finite_difference.still(leaf).dtype) for leaf in leaves]
+      >>> [str(finite_difference.zero_update(leaf).dtype) for leaf in leaves]
       ['int8', 'bfloat16']
     """
     dtype = leaf.dtype
@@ -487,7 +487,7 @@ def combine(weights: jax.Array, rows: Direction, like: Any) -> Any:
     def finished(path: tuple[Any, ...], t: jax.Array, x: Any) -> jax.Array:
         name = path_str(path)
         if name not in rows.paths:
-            return still(x)
+            return zero_update(x)
         return in_words(rows, name, rounded(t, zero).astype(x.dtype))
 
     return jax.tree_util.tree_map_with_path(finished, total, like)

@@ -153,6 +153,22 @@ def files(home: Path, model: str, suffix: str = "jsonl") -> tuple[object, ...]:
     return ("--model", home / model, "--train", train, "--eval", shown)
 
 
+def prompt_command(home: Path, **changes: Any) -> options.Finetune:
+    """Returns a command that tunes RoBERTa by a prompt, and is never run."""
+    records_of: Any = {name: str(home / f"{name}.jsonl") for name in ("train", "eval")}
+    return options.Finetune(
+        **records_of,
+        model=str(home / "roberta"),
+        task="prompt",
+        template=TEMPLATE,
+        label_words=("bad", "good"),
+        max_length=16,
+        sampling="full",
+        out=Path("never"),
+        **changes,
+    )
+
+
 def replayed(folder: Path, capsys: Any) -> dict[str, Any]:
     capsys.readouterr()
     assert run("replay", folder, "--json") == 0
@@ -477,19 +493,7 @@ def test_leaves_are_tuned_by_a_pattern_of_their_paths(
 
 
 def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> None:
-    command = options.Finetune(
-        **{name: str(home / f"{name}.jsonl") for name in ("train", "eval")},
-        model=str(home / "roberta"),
-        method="dp-lora",
-        task="prompt",
-        template=TEMPLATE,
-        label_words=("bad", "good"),
-        max_length=16,
-        sampling="full",
-        microbatch_size=5,
-        seed=1,
-        out=Path("never"),
-    )
+    command = prompt_command(home, method="dp-lora", microbatch_size=5, seed=1)
     job = finetune_prepare.prepare(command)
     public = text.read_records(home / "eval.jsonl")
     tokenizer = text.Tokenizer.load(home / "roberta")
@@ -541,18 +545,7 @@ def test_clip_and_step_of_gradients_follow_from_public_records(home: Path) -> No
 def test_auto_takes_gradients_where_they_fit(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    command = options.Finetune(
-        **{name: str(home / f"{name}.jsonl") for name in ("train", "eval")},
-        model=str(home / "roberta"),
-        method="auto",
-        task="prompt",
-        template=TEMPLATE,
-        label_words=("bad", "good"),
-        max_length=16,
-        sampling="full",
-        seed=1,
-        out=Path("never"),
-    )
+    command = prompt_command(home, method="auto", seed=1)
     asked, predict = [], finetune_method.needed
 
     def needed(of: options.Finetune, task: Any, record: Any, *more: Any) -> int:
@@ -601,18 +594,7 @@ def test_auto_counts_the_bytes_of_integers(
         return memory.Memory(1, 1, 1)
 
     monkeypatch.setattr(memory, "needed", needed)
-    command = options.Finetune(
-        **{name: str(home / f"{name}.jsonl") for name in ("train", "eval")},
-        model=str(home / "roberta"),
-        method="auto",
-        quantised="int4",
-        task="prompt",
-        template=TEMPLATE,
-        label_words=("bad", "good"),
-        max_length=16,
-        sampling="full",
-        out=Path("never"),
-    )
+    command = prompt_command(home, method="auto", quantised="int4")
     chosen = finetune_prepare._with_method(command)
     assert chosen.method == "dp-lora"
     assert found == 2 * [(jnp.dtype("int4"), adapter_only)]

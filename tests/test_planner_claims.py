@@ -16,7 +16,8 @@ def low_high(name: str, case: str, metric: str) -> tuple[float, float]:
 
 
 def mean(name: str, case: str, metric: str) -> float:
-    return sum(low_high(name, case, metric)) / 2
+    (row,) = _kept.rows(name)[case, metric]
+    return row["value"]
 
 
 def overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
@@ -172,7 +173,7 @@ def public_records_help() -> bool:
     alone = {x: accuracy(f"DPGD, private records alone, epsilon {x}") for x in (0.5, 2)}
     start = {x: accuracy(f"DPGD, warm start, epsilon {x}") for x in (0.5, 2)}
     means = {
-        case: sum(accuracy(case)) / 2
+        case: mean("frontier", case, metric)
         for case, metric in _kept.rows("frontier")
         if case.startswith("DPGD") and case.endswith(" 2") and metric == "test accuracy"
     }

@@ -175,15 +175,15 @@ def placing(
 
     of = Mesh(mesh.devices, mesh.axis_names)  # As fit takes it.
 
-    everywhere = NamedSharding(of, PartitionSpec())
-
     def places(params: Any) -> Any:
         with usage(command, flag("mesh")):
             found = language.shardings(params, of, axis=MODEL)
+        replicated = whole
+        if replicated is None:
+            return found
+        everywhere = NamedSharding(of, PartitionSpec())
         return jax.tree_util.tree_map_with_path(
-            lambda path, place: (
-                everywhere if whole is not None and whole(path_str(path)) else place
-            ),
+            lambda path, place: everywhere if replicated(path_str(path)) else place,
             found,
         )
 

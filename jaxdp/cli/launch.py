@@ -73,7 +73,7 @@ def run(command: options.Launch, words: list[str]) -> int:
 
 
 def _code(code: int) -> int:
-    """Returns an exit code as a shell says it, of a process that a signal ended, too."""
+    """Returns an exit code as a shell has it, also where a signal ended the process."""
     return 128 - code if code < 0 else code
 
 

@@ -96,7 +96,7 @@ def public_basis(
 class Subspace(NamedTuple):
     """A loss in other coordinates, and the way back.
 
-    Of :func:`in_subspace` and :func:`in_scale`.
+    Returned by :func:`in_subspace` and :func:`in_scale`.
 
     Attributes:
       value_fn: ``value_fn(point, batch) -> losses (B,)``, for :func:`jaxdp.fit`.
@@ -607,7 +607,7 @@ class _Moving(NamedTuple):
 
 
 def _matched(name: str, tree: Any, params: Any, *, directions: bool = False) -> _Moving:
-    """Returns what moves by a tree like ``params``, with None for leaves that do not.
+    """Matches ``params`` with a basis or a scale, None for leaves that do not move.
 
     Raises:
       TypeError, ValueError: the tree is not like ``params``, moves nothing or what cannot

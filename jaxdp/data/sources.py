@@ -64,7 +64,7 @@ class ArraySource(Source):
             place = f"arrays{jax.tree_util.keystr(path)}"
             if not isinstance(leaf, np.ndarray):
                 raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
-            if leaf.dtype.kind in "OSUMm":
+            if not validate.is_numeric(leaf):
                 raise TypeError(f"{wanted}, got dtype {leaf.dtype} at {place}")
             if (
                 leaf.shape[:1] != named[0][1].shape[:1]

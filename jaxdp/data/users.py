@@ -166,8 +166,7 @@ def per_user(value_fn: ValueFn | LazyLoss) -> ValueFn | LazyLoss:
         return LazyLoss(
             lambda p, users, at: mean(value_fn.fn(p, flat(users), at), users)
         )
-    if not callable(value_fn):
-        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
+    validate.is_callable(value_fn=value_fn)
     return lambda params, users: mean(value_fn(params, flat(users)), users)
 
 

@@ -10,7 +10,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.types import Grid, PathPredicate, Run, ValueFn
 from jaxdp.dpgd import oracle
-from jaxdp.kernels.finite_difference import AxisName, still
+from jaxdp.kernels.finite_difference import AxisName, zero_update
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.clip_tuning import ClipTuning, next_clip
 from jaxdp.mechanism.plan import Plan
@@ -169,7 +169,7 @@ def dpgd(
         gradient, within = run_state.zero_where_done(active, (gradient, within))
         norm = optax.tree.norm(gradient).astype(jnp.float32).reshape(1)
         out = jax.tree_util.tree_map_with_path(
-            lambda p, leaf: gradient.get(path_str(p), still(leaf)), params
+            lambda p, leaf: gradient.get(path_str(p), zero_update(leaf)), params
         )
         release = jnp.concatenate([norm, within])
         return out, state._replace(horizon=horizon, release=release, clip=bound)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jaxdp.saddle.algorithms.frank_wolfe as wolfe
 from jaxdp import sampling
@@ -35,7 +34,7 @@ class PrivateChoice(NamedTuple):
     """Choice among candidates, with what it costs.
 
     Attributes:
-      index: the release: which candidate, from 0.
+      index: number of the chosen candidate, from 0; the release.
       params: that candidate.
       plan: the ``jaxdp.plans.FrankWolfe`` whose one draw the choice is:
         ``plan.epsilon(delta=0)`` is what it costs, ``plan.inverse_temperature`` tells how
@@ -174,9 +173,7 @@ def _checked(candidates: Any) -> list[Any]:
                 place = f"candidates[{i}]{jax.tree_util.keystr(path)}"
                 raise TypeError(f"{wanted}, got one of {kind} at {place}")
     made = [jax.tree.map(jnp.asarray, candidate) for candidate in candidates]
-    outlines = [
-        jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), tree) for tree in made
-    ]
+    outlines = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in made]
     for i, other in enumerate(outlines[1:], 1):
         if other != outlines[0]:
             raise ValueError(

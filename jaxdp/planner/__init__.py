@@ -126,8 +126,7 @@ def recommend(
       >>> found.best.method, found.best.noise < 0.1
       ('marginals', True)
     """
-    if not callable(value_fn):
-        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
+    validate.is_callable(value_fn=value_fn)
     validate.integer(num_examples=num_examples)
     validate.positive(epsilon=epsilon)
     validate.probability(delta=delta)
@@ -143,12 +142,11 @@ def recommend(
     of_losses = {
         "backpropagation": backpropagation,
         "batch_size": batch_size,
-        "num_public": num_public,
         "trainable": trainable,
         "stacked": stacked,
     }
     if isinstance(value_fn, Marginals | VertexGradients):
-        for name, given in of_losses.items():
+        for name, given in {**of_losses, "num_public": num_public}.items():
             if given is not (True if name == "backpropagation" else None):
                 raise ValueError(
                     f"{name} must be left out for a {type(value_fn).__name__}, got "
@@ -162,7 +160,6 @@ def recommend(
             "params and records must be given, but for the marginals of a table; got "
             f"params={params!r}, records={'None' if records is None else 'records'}"
         )
-    del of_losses["num_public"]
     params, records = jax.tree.map(jnp.asarray, (params, records))
     if isinstance(value_fn, VertexGradients):
         of = problems.players(value_fn, params, records, budget, shared, num_passes)

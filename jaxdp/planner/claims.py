@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 #: Parameters from which a language model is more similar than a table's classifier.
 _MANY = 100_000
+#: Proof of a candidate without any.
 NONE = "nothing of the error"
 _CERTIFIED = f"{NONE} at these numbers; certified() has numbers with a bound"
+_SLOPES = f"{NONE} at these numbers; from_theorem() has numbers with a bound"
 _GAME = "bench planner, rock-paper-scissors among 1000 strategies"
 _REGRESSION = "bench saddle, sparse regression over a simplex"
 _FEW = "bench digits, a linear model"
@@ -23,7 +25,6 @@ class Claim(NamedTuple):
     measured: str
 
 
-_SLOPES = f"{NONE} at these numbers; from_theorem() has numbers with a bound"
 LOSSES = {
     "DPGD": Claim(NONE, f"{_FEW}: as accurate as DPZero from epsilon 0.5 to 8"),
     "DPZero": Claim(_SLOPES, f"{_FEW}: as accurate as DPGD from epsilon 0.5 to 8"),

@@ -153,9 +153,9 @@ def check_data(run: Run, data: Any, name: str = "data") -> None:
     for path, leaf in named:
         place = f"{name}{jax.tree_util.keystr(path)}"
         dtype = getattr(leaf, "dtype", None)
-        if dtype is None and not isinstance(leaf, int | float | complex):
+        if dtype is None and not validate.is_numeric(leaf):
             raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
-        if getattr(dtype, "kind", "f") in "OSUMm":
+        if not validate.is_numeric(leaf):
             raise TypeError(
                 f"{name} must be numbers, got dtype {dtype} at {place}: make integers "
                 "of texts, labels and dates by a public table, np.searchsorted(names, x)"

@@ -141,8 +141,7 @@ def diagnose(
       (0.0, True)
     """
     validate.instance(Plan, plan=plan)
-    if not callable(value_fn):
-        raise TypeError(f"value_fn must be callable, got {value_fn!r}")
+    validate.is_callable(value_fn=value_fn)
     if optimizer is not None:
         preparing.check_optimizer(plan, optimizer)
     params, records = jax.tree.map(jnp.asarray, (params, records))

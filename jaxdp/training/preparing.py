@@ -78,8 +78,7 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         _warn_of_maps(task.data)
     parallel.check_algorithm(task.mesh, task.plan, task.params)
     parallel.check_signs(task.mesh, task.plan, task.params)
-    if not callable(task.value_fn):
-        raise TypeError(f"value_fn must be callable, got {task.value_fn!r}")
+    validate.is_callable(value_fn=task.value_fn)
     if task.microbatch_size is not None:
         validate.integer(microbatch_size=task.microbatch_size)
     if callback is not None and not callable(callback):

@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 
 from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
+from jaxdp.core import validate
 from jaxdp.core.source import Source
 from jaxdp.core.types import Phase
 from jaxdp.mechanism.plan import Plan
@@ -163,7 +164,7 @@ def _described(path: Any, leaf: Any) -> _Described:
         raise TypeError(
             f"data must give NumPy arrays, got a {type(leaf).__name__} at {place}"
         )
-    if leaf.dtype.kind in "OSUMm":
+    if not validate.is_numeric(leaf):
         raise TypeError(
             f"data must be numbers, got dtype {leaf.dtype} at {place}: make integers of "
             "texts, labels and dates by a public table, np.searchsorted(names, x)"

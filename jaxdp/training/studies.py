@@ -150,9 +150,7 @@ def study(
     validate.instance(Plan, plan=plan)
     validate.integer(seeds=seeds)
     grid = _checked_grid(plan, {} if grid is None else grid)
-    for name, function in (("score_fn", score_fn), ("value_fn", value_fn)):
-        if not callable(function):
-            raise TypeError(f"{name} must be callable, got {function!r}")
+    validate.is_callable(score_fn=score_fn, value_fn=value_fn)
     settings = tuple(
         dict(zip(grid, values, strict=True))
         for values in itertools.product(*grid.values())

@@ -139,23 +139,28 @@ def test_parameters_keep_their_dtypes() -> None:
     }
 
 
+def moved_by_a_step(located: Any, rate: float) -> np.ndarray:
+    """Takes one step of exact gradients; returns how far it moves the params."""
+    exact = plans.DPGD(**SHARED | {"num_steps": 1, "l2_clip_norm": np.inf})
+    result = jaxdp.fit(
+        exact.with_noise(noise_multiplier=0.0),
+        Keys.insecure(0),
+        located.params,
+        PRIVATE,
+        value_fn=located.value_fn,
+        optimizer=optax.sgd(rate),
+    )
+    return flat(located.restore(result.params)) - flat(PARAMS)
+
+
 def test_a_step_is_one_of_the_metric() -> None:
     """Of exact gradients: theta moves by -rate (G'G + a^2 I) times the mean gradient."""
     rate, full_scale = 0.1, 0.5
     basis = basis_of(3)
     subspace = jaxdp.in_subspace(value_fn, PARAMS, basis, full_scale=full_scale)
-    exact = plans.DPGD(**SHARED | {"num_steps": 1, "l2_clip_norm": np.inf})
-    result = jaxdp.fit(
-        exact.with_noise(noise_multiplier=0.0),
-        Keys.insecure(0),
-        subspace.params,
-        PRIVATE,
-        value_fn=subspace.value_fn,
-        optimizer=optax.sgd(rate),
-    )
     rows, gradient = flat(basis, 3), gradients(value_fn, PARAMS, PRIVATE).mean(axis=0)
     metric = rows.T @ rows + full_scale**2 * np.eye(8)
-    moved = flat(subspace.restore(result.params)) - flat(PARAMS)
+    moved = moved_by_a_step(subspace, rate)
     np.testing.assert_allclose(moved, -rate * metric @ gradient, rtol=1e-4, atol=1e-6)
 
 
@@ -270,17 +275,8 @@ def test_a_scaled_step_is_one_of_the_metric() -> None:
     scale = scale_of()
     scaled = jaxdp.in_scale(value_fn, PARAMS, scale)
     chex.assert_trees_all_equal(scaled.restore(scaled.params), PARAMS)
-    exact = plans.DPGD(**SHARED | {"num_steps": 1, "l2_clip_norm": np.inf})
-    result = jaxdp.fit(
-        exact.with_noise(noise_multiplier=0.0),
-        Keys.insecure(0),
-        scaled.params,
-        PRIVATE,
-        value_fn=scaled.value_fn,
-        optimizer=optax.sgd(0.1),
-    )
     gradient = gradients(value_fn, PARAMS, PRIVATE).mean(axis=0)
-    moved = flat(scaled.restore(result.params)) - flat(PARAMS)
+    moved = moved_by_a_step(scaled, 0.1)
     want = -0.1 * flat(scale) ** 2 * gradient
     np.testing.assert_allclose(moved, want, rtol=1e-4, atol=1e-6)
 

@@ -1113,14 +1113,7 @@ def test_a_run_of_users_that_was_charged_as_one_of_records_does_not_go_on(
 ) -> None:
     """A version of before took users within a tree for records."""
     users = UserRecords(np.ones((8, 1, 2), np.float32), np.ones((8, 1), bool))
-    plan = plans.DPZero(
-        num_examples=8,
-        num_steps=4,
-        sampling=sampling.FullBatch(),
-        relation="zero_out",
-        l2_clip_norm=1.0,
-        smoothing_radius=1e-3,
-    ).with_noise(noise_multiplier=2.0)
+    plan = make_plan(num_examples=8, num_steps=4, relation="zero_out")
     task: Any = {
         "value_fn": lambda w, b: ((b["u"].records[:, 0] - w) ** 2).sum(axis=-1),
         "optimizer": optax.sgd(0.1),

@@ -25,7 +25,7 @@ from jaxdp.models.language import config as configs
 from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
 from jaxdp.models.language._names import FAMILIES, Family, is_language_head
 from jaxdp.models.language.config import Config, RobertaConfig
-from jaxdp.models.language.modules import integers
+from jaxdp.models.language.modules import INTEGERS, integers
 from jaxdp.models.language.modules import quantised as quantised_tree
 from jaxdp.models.language.network import (
     Adapter,
@@ -40,8 +40,6 @@ Params = dict[str, Any]
 
 #: Dtypes of parameters, and of what is written.
 DTYPES = ("float32", "bfloat16", "float16")
-#: Of the layers' kernels of a base that is frozen.
-INTEGERS = ("int8", "int4")
 
 
 # --- leaves and tensors ------------------------------------------------------------
@@ -109,7 +107,7 @@ def _language_head(leaves: Mapping[str, _Leaf]) -> set[str]:
 
 
 def _is_adapter(path: str) -> bool:
-    return path.startswith(("layers/lora/", "layers/prefix/"))
+    return adapter_only(path) and not _is_head(path)
 
 
 def _is_head(path: str) -> bool:

@@ -129,6 +129,10 @@ def adapter_only(path: str) -> bool:
 # --- modules -----------------------------------------------------------------------
 
 
+#: Dtypes of rounded kernels.
+INTEGERS = ("int8", "int4")
+
+
 def quantised(params: Params, dtype: Any = "int8") -> Params:
     """Rounds the layers' kernels to small integers, which are frozen: a base for adapters.
 
@@ -156,7 +160,7 @@ def quantised(params: Params, dtype: Any = "int8") -> Params:
       ('int8', (2, 32))
     """
     name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
-    validate.one_of(("int8", "int4"), dtype=name)
+    validate.one_of(INTEGERS, dtype=name)
 
     def below_layers(tree: Params) -> Params:
         out = {
