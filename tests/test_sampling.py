@@ -673,11 +673,21 @@ def test_external_batches_are_arrays_of_at_most_their_size() -> None:
         resolve(OUTSIDE, DATA)
     with pytest.raises(ValueError, match="mask must be bool"):
         resolve(OUTSIDE, seven, jnp.ones(6, bool))
-    # With a mask, more rows may come, but no more than seven count.
-    mask = jnp.arange(N) % 2 == 0
-    _, kept = resolve(OUTSIDE, DATA, mask)
-    assert int(kept.sum()) == 7
-    assert not bool((kept & ~mask).any())
+    with pytest.raises(ValueError, match="at most 7 rows"):
+        resolve(OUTSIDE, DATA, jnp.arange(N) < 7)
+
+
+def test_masking_a_record_lets_no_other_in() -> None:
+    """A sum would move by two records where one is charged."""
+    padded = jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), DATA)
+    everybody = jnp.ones(N + 2, bool)
+    _, kept = resolve(sampling.FullBatch(), padded, everybody)
+    for place in range(N + 2):
+        _, without = resolve(
+            sampling.FullBatch(), padded, everybody.at[place].set(False)
+        )
+        np.testing.assert_array_equal(without, kept.at[place].set(False))
+    assert int(kept.sum()) == N
 
 
 def test_external_batches_are_not_drawn() -> None:

@@ -35,6 +35,7 @@ from jaxdp.accounting.basics import MAX_NUMBERS as MAX_NUMBERS
 from jaxdp.accounting.basics import RELATIONS as RELATIONS
 from jaxdp.accounting.basics import Epsilon as Epsilon
 from jaxdp.accounting.basics import Guarantee as Guarantee
+from jaxdp.accounting.basics import integer_std as integer_std
 from jaxdp.accounting.basics import sensitivity as sensitivity
 from jaxdp.accounting.basics import warn_of_budget as warn_of_budget
 

@@ -134,12 +134,16 @@ def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, fl
 def _moderate(leaf: Any) -> Any:
     """Clips an event's multiplier to [0.5, 1e4]: small tables, and losses not tiny.
 
-    Nor do random subsets of less than a millionth make them so small that exp rounds to 1.
+    Nor do samples of less than a millionth make them so small that exp rounds to 1, or
+    deltas as small as the tails that PLD cuts off.
     """
     if isinstance(leaf, dp.SampledWithoutReplacementDpEvent):
         most = 10**6 * leaf.sample_size
         size = min(leaf.source_dataset_size, most)
         leaf = attr.evolve(leaf, source_dataset_size=size)
+    if hasattr(leaf, "sampling_probability"):
+        prob = max(leaf.sampling_probability, 1e-6)
+        leaf = attr.evolve(leaf, sampling_probability=prob)
     if hasattr(leaf, "event"):
         return attr.evolve(leaf, event=_moderate(leaf.event))
     return attr.evolve(leaf, noise_multiplier=min(max(leaf.noise_multiplier, 0.5), 1e4))

@@ -45,7 +45,12 @@ def _laplace_std(units: float) -> int:
 
 
 LAWS: dict[Noise, Law] = {
-    "discrete": Law(order=2, deviations=8, scale=math.ceil, std=math.ceil),
+    "discrete": Law(
+        order=2,
+        deviations=8,
+        scale=accounting.integer_std,
+        std=accounting.integer_std,
+    ),
     "laplace": Law(
         order=1,
         deviations=32,

@@ -185,7 +185,8 @@ class Sums(_Mechanism):
         """Grid of the count, to which a record gives a half or its negative, or None."""
         if self.count_noise_multiplier is None:
             return None
-        std = math.ceil(self.units(self.count_noise_multiplier)) if self.noise else 0
+        units = self.units(self.count_noise_multiplier) if self.noise else 0.0
+        std = accounting.integer_std(units)
         return Grid(0.5, self._bits, self.normalizer, std)
 
     @property
@@ -262,13 +263,13 @@ class _Means(_Mechanism):
         if isinstance(self.correlation, toeplitz_noise.Independent):
             in_clips = self.step_std(phase) * size / bound
             bits = clip.grid_bits(self.rows_of(phase), in_clips)
-            return Grid(bound, bits, size, math.ceil(in_clips * 2**bits))
+            return Grid(bound, bits, size, accounting.integer_std(in_clips * 2**bits))
         unit = self._noise_unit
         units = bound / size / unit
         # A power of two remains one, whatever the quotient rounds.
         shift = max(0, math.ceil(math.log2(units * (1 - 1e-12))) - 16)
         limit = math.floor(units / 2**shift * (1 + 1e-12))
-        std = math.ceil(self.node_std / unit * _MORE)
+        std = accounting.integer_std(self.node_std / unit * _MORE)
         check_fine(self.correlation, std, self.noise_multiplier)
         bits = (limit - 1).bit_length()
         return Grid(limit * 2**shift * unit * size, bits, size, std, limit, shift)

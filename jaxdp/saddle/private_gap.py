@@ -184,8 +184,8 @@ def private_gap(
                 f"{name} must be of {total.shape[0]} vertices, as the problem has them, "
                 f"got {len(counts)}"
             )
-    std = math.ceil(noise_multiplier * 2**_NOISE_BITS)
-    guarantee = accounting.full_batch_gaussian(std / 2**_NOISE_BITS, 1, relation)
+    std = accounting.integer_std(noise_multiplier * 2**_NOISE_BITS)
+    guarantee = accounting.full_batch_gaussian(noise_multiplier, 1, relation)
     if budget is not None:
         keys_lib.check_unspent(keys, "private_gap")
         how_charged = {"delta": delta, "relation": relation}

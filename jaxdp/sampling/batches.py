@@ -422,12 +422,12 @@ def _allowed(
     if mask is None and run.sampling.whole:
         check_data(run, batch, "batch")
         return batch, jnp.ones((most,), bool)
+    if not run.sampling.whole and (len(rows) != 1 or max(rows) > most):
+        raise ValueError(
+            f"batch must be arrays with at most {most} rows, the plan's batch_size, "
+            f"padding included; got {sorted(rows)} rows"
+        )
     if mask is None:
-        if len(rows) != 1 or max(rows) > most:
-            raise ValueError(
-                f"batch must be arrays with at most {most} rows, the plan's batch_size, "
-                f"or come with a mask; got {sorted(rows)} rows"
-            )
         return batch, jnp.ones((max(rows),), bool)
     mask = jnp.asarray(mask)
     if rows != set(mask.shape) or mask.dtype != jnp.bool_:
@@ -435,4 +435,6 @@ def _allowed(
             f"mask must be bool of shape (B,) with B the rows of batch {sorted(rows)}, "
             f"got {mask.dtype} of shape {mask.shape}"
         )
-    return batch, mask & (jnp.cumsum(mask) <= most)
+    # What a full batch has beyond its records is padding, by place: were masked rows not
+    # counted, the mask of one record would decide whether another is read.
+    return batch, mask & (jnp.arange(mask.size) < most)

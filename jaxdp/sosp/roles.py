@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp import accounting
 from jaxdp.core.types import Grid, Run
 from jaxdp.kernels import clip, stretch
 from jaxdp.kernels.prefix_noise import PrefixNoise
@@ -44,7 +45,7 @@ def mean(
     sensitivity = moves * clip_norm / rows
     noise = noise_multiplier * moves
     bits = _bits(name, noise)
-    grid = Grid(clip_norm, bits, rows, math.ceil(noise * 2**bits * _MORE))
+    grid = Grid(clip_norm, bits, rows, accounting.integer_std(noise * 2**bits * _MORE))
     return Role(sensitivity, noise_multiplier * sensitivity, grid)
 
 
@@ -58,7 +59,7 @@ def differences(
     noise_std = node_std * float(correlation.prefix_norms().max())
     node = noise_multiplier * moves * longest
     bits = _bits("difference", node * correlation.largest_norm())
-    std = math.ceil(node * 2**bits * _MORE)
+    std = accounting.integer_std(node * 2**bits * _MORE)
     sums.check_fine(correlation, std, noise_multiplier)
     return Role(sensitivity, noise_std, Grid(1 / rate, bits, 1.0, std), node_std)
 
@@ -113,7 +114,7 @@ class Products:
         if not self.filtered:
             exact = self.noise_multiplier * self.sensitivity * rows
             noise = max(noise, exact / (clip_norm * radius) * (1 + rounding))
-        std = math.ceil(noise * 2**bits * _MORE)
+        std = accounting.integer_std(noise * 2**bits * _MORE)
         return ProductGrid(clip_norm, radius, bits, rows, std, rounding * radius)
 
 
@@ -151,7 +152,7 @@ def tracked(
     exact = move * on_grid * radius * (1 + 1e-6)
     sensitivity = (exact + 2 * rounding + math.sqrt(dim) * unit) * often
     noise_std = max(least_std, noise_multiplier * sensitivity)
-    std = math.ceil(noise_std / unit * _MORE)
+    std = accounting.integer_std(noise_std / unit * _MORE)
     grid = TrackedGrid(norm, bits, clip_norm / rows, unit, std)
     return Role(sensitivity, noise_std, grid)
 

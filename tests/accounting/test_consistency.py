@@ -33,7 +33,7 @@ def steps(leaf: dp.DpEvent, relation: dp.NeighboringRelation = ADD) -> Guarantee
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("m", [1e-3, 12.5, 1e6])
-@pytest.mark.parametrize("q", [1e-4, 0.3])
+@pytest.mark.parametrize("q", [1e-9, 1e-4, 0.3])
 def test_the_installed_version_agrees_with_itself(relation, m, q):
     gaussian = dp.GaussianDpEvent(m)
     for leaf in (

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import dp_accounting as dp
@@ -28,6 +29,55 @@ MIXED = accounting.composed(
 
 def drawn(plain: Guarantee = PLAIN, numbers: int = 4, reach: float = 0.5) -> Guarantee:
     return accounting.drawn(plain, num_steps=10, numbers_per_step=numbers, reach=reach)
+
+
+# --- normal noise on integers ---
+
+
+def _discrete_delta(shift: int, std: int, epsilon: float) -> float:
+    """Delta of the discrete Gaussian against itself shifted, by its sum."""
+    z = np.arange(-20 * std, shift + 20 * std + 1, dtype=np.float64)
+    loss = (z * shift - shift**2 / 2) / std**2
+    z, loss = z[loss > epsilon], loss[loss > epsilon]
+    mass = np.exp(-((z - shift) ** 2) / (2 * std**2)) * -np.expm1(epsilon - loss)
+    whole = np.exp(-(np.arange(-20 * std, 20 * std + 1) ** 2) / (2 * std**2))
+    return math.fsum(mass) / math.fsum(whole)
+
+
+def test_integer_noise_is_as_private_as_the_normal_noise_that_is_charged() -> None:
+    """With the deviation of the normal noise it is not, where that is an integer."""
+    worse = 0
+    for units in (8, 25, 200, 1000):
+        for epsilon in np.linspace(0.5, 8, 40):
+            charged = accounting.gaussian_delta(256 / units, float(epsilon))
+            if charged > 1e-12:
+                found = _discrete_delta(256, accounting.integer_std(units), epsilon)
+                assert found <= charged * (1 + 1e-9)
+                worse += _discrete_delta(256, units, epsilon) > charged * (1 + 1e-9)
+    assert worse > 10
+
+
+@pytest.mark.parametrize("units", [0.5, 3.0, 10.0])
+def test_normal_noise_rounded_at_random_is_discrete_noise(units: float) -> None:
+    """The derivation: the law of what comes out, by numerical integration."""
+    y = np.linspace(-12 * units, 12 * units, 40_001)
+    z = np.arange(-60, 61)
+    rounded = np.exp(-((z[:, None] - y) ** 2) / 8)
+    rounded /= np.exp(-((np.arange(-200, 201)[:, None] - y) ** 2) / 8).sum(axis=0)
+    law = (rounded * np.exp(-(y**2) / (2 * units**2))).sum(axis=1)
+    ideal = np.exp(-(z**2) / (2 * (units**2 + 4)))
+    likely = ideal > 1e-12
+    np.testing.assert_allclose(
+        (law / law.sum())[likely], (ideal / ideal.sum())[likely], rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("units", [200, 200.5, 2**20, 2.0**30, 1e-12])
+def test_deviation_of_integer_noise_by_hand(units: float) -> None:
+    std = accounting.integer_std(units)
+    assert isinstance(std, int)
+    assert std**2 >= Fraction(units) ** 2 + 4 > (std - 1) ** 2
+    assert accounting.integer_std(0) == 0
 
 
 # --- by hand ---

@@ -183,7 +183,9 @@ class MWEM(Plan):
         """Grid of the noised counts, whose units are parts of a count."""
         std = validate.has_noise(self.noise_multiplier) * self.sensitivity
         bits = clip.grid_bits(self.num_examples, std)
-        return Grid(1.0, 0, self.normalizer, math.ceil(std * 2**bits), shift=bits)
+        return Grid(
+            1.0, 0, self.normalizer, accounting.integer_std(std * 2**bits), shift=bits
+        )
 
     def _score_grid_at(self, noise_multiplier: float) -> ScoreGrid:
         """Returns the grid of the scores at a noise."""
