@@ -269,11 +269,6 @@ LINES = {
     ),
     "no field": ({"prompt": "a"}, "instruction", "has no field 'messages'"),
     "no chosen": ({"prompt": "a", "rejected": "b"}, "preference", "'chosen'"),
-    "same": (
-        {"prompt": "a", "chosen": "b", "rejected": "b"},
-        "preference",
-        "chosen and rejected must differ within span_length = 24 tokens",
-    ),
     "number": (
         {"prompt": "a", "chosen": ["b"], "rejected": "b"},
         "preference",

@@ -661,6 +661,25 @@ def test_only_amplification_needs_secret_samples(sampler: Any) -> None:
     assert sampler.amplifies is (sampler in (DRAWING[1], FIXED, DRAWING[-1]))
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+def test_batches_are_drawn_with_the_keys_of_the_transform(jitted: bool) -> None:
+    """Runs that share samples are not amplified apart; nor is an order that changes."""
+    made = plan(FIXED).with_noise(noise_multiplier=2.0)
+    keys, other = Keys.from_entropy(), Keys.from_entropy()
+    tx, params = made.transform(keys), jnp.zeros(2)
+    state = tx.init(params)
+
+    def update(batch: Any) -> Any:
+        return tx.update(None, state, params, value_fn=linear, batch=batch)
+
+    update = jax.jit(update) if jitted else update
+    update(sampling.batch(made, keys, 0, DATA))
+    drawn = jax.jit(lambda keys: sampling.batch(made, keys, 0, DATA))
+    update(drawn(keys))  # Of traced keys nothing is known.
+    with pytest.raises(ValueError, match="with the keys of the transform, got one of"):
+        update(sampling.batch(made, other, 0, DATA))
+
+
 def test_external_batches_are_arrays_of_at_most_their_size() -> None:
     seven = jax.tree.map(lambda x: x[:7], DATA)
     for rows in (3, 7):

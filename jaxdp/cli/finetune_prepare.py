@@ -455,7 +455,10 @@ def _encoded(
         if command.task == "generation":
             form |= {"answer": command.answer_field, "span_length": command.span_length}
             return text.encode_generation(tokenizer, records, **form)
-        label = text.labels(records, command.label_field, command.labels)
+        private = about == "--train"
+        label = text.labels(
+            records, command.label_field, command.labels, private=private
+        )
         if command.task == "choice":
             batch = text.encode_choices(
                 tokenizer,
@@ -465,7 +468,10 @@ def _encoded(
                 span_length=command.span_length,
                 **form,
             )
-            _check_right_choice(command, records, batch["valid"], label)
+            there = batch["valid"][np.arange(len(label)), label]
+            if private:
+                return batch | {"label": np.where(there, label, -1).astype(np.int32)}
+            _check_right_choice(command, records, there, label)
             return batch | {"label": label}
         batch = text.encode_classification(tokenizer, records, **form)
     if command.task == "prompt" and "position" not in batch:
@@ -481,10 +487,9 @@ def _encoded(
 def _check_right_choice(
     command: options.Finetune,
     records: list[Record],
-    valid: np.ndarray,
+    there: np.ndarray,
     label: np.ndarray,
 ) -> None:
-    there = valid[np.arange(len(label)), label]
     if not there.all():
         i = int(np.argmin(there))
         raise ValueError(

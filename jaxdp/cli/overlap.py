@@ -39,6 +39,10 @@ def refuse(
 
     ``private`` and ``public`` are hashables, one a record; ``option`` is that of
     the public file, ``of`` that of the private one, and ``path`` the public file.
+
+    Whether a command is refused has no noise: a file of one row tells whether that row is
+    private. So it is for whoever holds both files, and must not be shown to who made the
+    public one.
     """
     ours, theirs = Counter(private), Counter(public)
     total = sum(theirs.values())
@@ -51,8 +55,8 @@ def refuse(
     if shared > MOST * total:
         raise UsageError(
             f"{option} must be public records, got {str(path)!r}, of whose {total} records "
-            f"{shared} are in {of} too, where each is once, which is more than {MOST:.0%}: "
-            "metrics are published without noise"
+            f"more than {MOST:.0%} are in {of} too, where each is once: metrics are "
+            "published without noise"
         )
     if likeness(ours, theirs) < ALIKE:
         raise UsageError(

@@ -377,6 +377,17 @@ def fingerprint(keys: Keys) -> bytes:
     return hashlib.sha256(repr(sorted(to_hex(keys).items())).encode()).digest()
 
 
+def sampling_mark(keys: Keys) -> str | None:
+    """Returns a hash that tells the sampling roots of private keys apart.
+
+    None where the keys are insecure or traced.
+    """
+    if not keys.private or _is_traced(keys.sampling):
+        return None
+    root = np.asarray(jax.random.key_data(keys.sampling)).tobytes()
+    return hashlib.sha256(b"jaxdp sampling mark:" + root).hexdigest()
+
+
 def _marks(keys: Keys, use: str) -> frozenset[bytes]:
     """Returns the marks of a use: a hash of each secret root, whatever object holds it."""
     use = use if use in USES else "run"

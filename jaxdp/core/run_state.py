@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -107,6 +108,10 @@ def transformation(
     init: Callable[[Any], Any], update: Callable[..., tuple[Any, Any]]
 ) -> optax.GradientTransformationExtraArgs:
     """Makes a transformation of Optax, whose ``init`` is :func:`of_outlines_too`."""
+    asked = inspect.signature(update).parameters.values()
+    needed = [
+        p.name for p in asked if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+    ]
 
     @functools.wraps(update)
     def of_a_run(updates: Any, state: Any, *given: Any, **named: Any) -> Any:
@@ -114,6 +119,12 @@ def transformation(
             raise ValueError(
                 "state must be of a run that has begun, got shapes alone: init was given "
                 "jax.ShapeDtypeStruct leaves; call it with arrays"
+            )
+        if missing := [name for name in needed if name not in named]:
+            words = " and ".join(f"{name}=" for name in missing)
+            raise TypeError(
+                f"update must be given {words}: private gradients are made of the losses "
+                "of a batch, and not of gradients that come in"
             )
         return update(updates, state, *given, **named)
 

@@ -119,7 +119,7 @@ def load_file(
     else:
         if classes is not None:
             raise ValueError("classes is for task='classification' only")
-        y, target_bounds = _targets(table, label_bounds)
+        y, target_bounds = _targets(table, label_bounds, held_out)
     _warn_if_beyond(table, held_out, bounds, label_bounds)
     return Dataset(
         name=pathlib.Path(path).stem
@@ -174,14 +174,13 @@ def _scaled_features(
 
 
 def _float32(table: tables.Table, values: np.ndarray) -> np.ndarray:
-    """Casts to float32; raises for numbers that it cannot hold."""
+    """Casts features to float32; raises for numbers that it cannot hold."""
     bad = np.argwhere(np.abs(values) > np.finfo(np.float32).max)
     if bad.size:
-        columns = table.feature_names if values.ndim == 2 else (table.label_name,)
-        name = columns[bad[0][1] if values.ndim == 2 else 0]
+        i, j = bad[0]
         raise ValueError(
-            f"{table.place(bad[0][0])}, column {name!r} must fit in float32"
-            + values_lib.got(float(values[tuple(bad[0])]))
+            f"{table.place(i)}, column {table.feature_names[j]!r} must fit in float32"
+            + values_lib.got(float(values[i, j]))
         )
     return values.astype(np.float32)
 
@@ -258,25 +257,25 @@ def _refuse_label(table: tables.Table, i: int, allowed: str, advice: str) -> NoR
     )
 
 
-def _label_numbers(table: tables.Table) -> np.ndarray:
-    """Returns labels as float64, all finite."""
-    numbers = [tables.number(str(text)) for text in table.labels]
-    for i, value in enumerate(numbers):
-        if value is None or not math.isfinite(value):
-            raise ValueError(
-                f"{table.place(i)}, column {table.label_name!r} must be a finite number"
-                + values_lib.got(str(table.labels[i]))
-            )
-    return np.array(numbers, np.float64)
-
-
 def _targets(
-    table: tables.Table, label_bounds: tuple[float, float] | None
+    table: tables.Table, label_bounds: tuple[float, float] | None, public: np.ndarray
 ) -> tuple[np.ndarray, tuple[float, float] | None]:
-    """Returns targets as float32, and the bounds that they were scaled by."""
-    numbers = _label_numbers(table)
+    """Returns targets as float32, and the bounds that they were scaled by.
+
+    A public row whose target is no number is refused. A private one has NaN: its loss is
+    NaN, too, and counts zero.
+    """
+    texts = (tables.number(str(text)) for text in table.labels)
+    numbers = np.array([math.nan if x is None else x for x in texts], np.float64)
+    held = np.isfinite(numbers)
     if label_bounds is None:
-        return _float32(table, numbers), None
+        held &= np.abs(numbers) <= np.finfo(np.float32).max
+    for i in public[~held[public]]:
+        allowed = "a finite number" if label_bounds else "a finite number of float32"
+        _refuse_label(table, i, allowed, "")
+    numbers[~held] = math.nan
+    if label_bounds is None:
+        return numbers.astype(np.float32), None
     try:
         (low,), (high,) = bound_arrays(label_bounds, (table.label_name,))
     except ValueError as error:

@@ -213,10 +213,8 @@ class Schema:
                 for name, column in self.columns.items()
                 for x in self._cell(name, column, row[at[name]], place(i))
             ]
-        labels = [row[at[self.label]] if labelled else "" for row in rows]
-        for i, text in enumerate(labels):
-            if labelled and not self.classes and text in self.missing:
-                raise ValueError(f"{place(i)}, column {self.label!r} must not be empty")
+        texts = [row[at[self.label]] if labelled else "" for row in rows]
+        labels = ["" if text in self.missing else text for text in texts]
         return tables.Table(
             self.feature_names, features, np.array(labels, np.str_), self.label, place
         )

@@ -167,11 +167,7 @@ class ItemSource(Source):
         # Copies: who makes an item may use its memory for the next one.
         if self._like is None:
             self._like = jax.tree.map(_zeros, self._items[0])
-        item = self._items[i]
-        try:
-            return jax.tree.map(_cast, self._like, item)
-        except (TypeError, ValueError):
-            return jax.tree.map(_nothing, self._like)
+        return _record_like(self._like, self._items[i])
 
     def check(self) -> None:
         _check_files(self._files)
@@ -272,7 +268,9 @@ class IteratorSource(Source):
 
     Args:
       blocks: iterator over pytrees of NumPy arrays with leading axis of any length, all of
-        one structure and dtype. It yields each record once.
+        one structure. It yields each record once. The first block says which shapes and
+        dtypes are public: a record of others that they do not hold has NaN for floats and
+        zeros for integers, as in :class:`ItemSource`.
       num_examples: how many records it has in all.
 
     Raises:
@@ -298,7 +296,9 @@ class IteratorSource(Source):
         self._blocks: Iterator[Any] = iter(blocks)
         self._size, self._read = num_examples, 0
         self._held: list[Any] = []  # Blocks that are not read to their end.
+        self._like: Any = None
         self._more()
+        self._like = jax.tree.map(lambda x: x[0], self._held[0])
 
     def __len__(self) -> int:
         return self._size
@@ -335,6 +335,8 @@ class IteratorSource(Source):
                 f"data must have num_examples = {self._size} records, got an iterator that "
                 f"ended after {known}"
             )
+        if self._like is not None:
+            block = _records_like(self._like, block)
         self._held.append(block)
 
 
@@ -421,6 +423,27 @@ def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
         values = values.fill_null(kind.type(0).item())
     array = values.to_numpy(zero_copy_only=False).astype(kind, copy=False)
     return (array if size is None else array.reshape(len(column), size)), whole
+
+
+def _record_like(like: Any, record: Any) -> Any:
+    """Returns a record in the shapes and dtypes of another, or one with nothing in it."""
+    try:
+        return jax.tree.map(_cast, like, record)
+    except (TypeError, ValueError):
+        return jax.tree.map(_nothing, like)
+
+
+def _records_like(like: Any, block: Any) -> Any:
+    """Returns the records of a block, each as :func:`_record_like` does."""
+    same = jax.tree.map(
+        lambda x, y: (x.dtype, x.shape) == (y.dtype, y.shape[1:]), like, block
+    )
+    if all(jax.tree.leaves(same)):
+        return block
+    rows = (jax.tree.map(lambda x, i=i: x[i], block) for i in range(_length(block)))
+    return jax.tree.map(
+        lambda *x: np.stack(x), *(_record_like(like, row) for row in rows)
+    )
 
 
 def _cast(like: np.ndarray, leaf: Any) -> np.ndarray:

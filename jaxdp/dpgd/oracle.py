@@ -26,7 +26,9 @@ def gradients(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
 
     def loss(vector: jax.Array, record: Any) -> jax.Array:
         one = jax.tree.map(lambda x: x[None], record)
-        return value_fn(unravel(vector), one)[0]
+        losses = value_fn(unravel(vector), one)
+        finite_difference.check_losses(losses, 1)
+        return losses[0]
 
     return jax.vmap(jax.grad(loss), in_axes=(None, 0))(flat, records)
 

@@ -108,6 +108,7 @@ def private_oracle(
     run_state.check_plan(plan, "o2nc")
     numbers: oracle.IncrementNumbers = plan.numbers
     carried, run = numbers.noise, numbers.noise.run
+    mark = keys_lib.sampling_mark(keys)
     start = run_state.new_horizon(run, private=keys.private and carried.noisy)
     direction = keys_lib.stream(keys.direction, "direction", context=run.context)
 
@@ -140,7 +141,13 @@ def private_oracle(
         phase = batches.check_phase(run, phase)
         count = state.horizon.count
         records, kept = batches.resolve(
-            run, batch, None, private=keys.private, step=count, phase=phase
+            run,
+            batch,
+            None,
+            private=keys.private,
+            step=count,
+            phase=phase,
+            drawn_by=mark,
         )
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)

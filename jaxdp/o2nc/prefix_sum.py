@@ -86,6 +86,7 @@ def private_prefix_sum(
     numbers: correlated_noise.CorrelatedNumbers = plan.numbers
     run = numbers.run
     ((phase, grid),) = numbers.grids.items()
+    mark = keys_lib.sampling_mark(keys)
     start = run_state.new_horizon(run, private=keys.private and numbers.noisy)
 
     def init_fn(params: Any) -> PrivatePrefixSumState:
@@ -101,7 +102,12 @@ def private_prefix_sum(
     ) -> tuple[Any, Any]:
         del params, extra_args
         _, kept = batches.resolve(
-            run, batch, None, private=keys.private, step=state.horizon.count
+            run,
+            batch,
+            None,
+            private=keys.private,
+            step=state.horizon.count,
+            drawn_by=mark,
         )
         rows = finite_difference.num_rows(updates)
         if rows != len(kept):

@@ -20,7 +20,7 @@ from jaxdp.sampling.samplers import AnySampler, Sampler
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("records", "mask", "index", "step"),
-    meta_fields=("sampler", "num_examples", "private", "phase"),
+    meta_fields=("sampler", "num_examples", "private", "phase", "drawn_by"),
 )
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -37,6 +37,8 @@ class Batch:
       private: whether secret keys from entropy drew it; static.
       phase: name of the plan's phase that it is a step of; static.
       step: shape=(), dtype=int32; which step it was drawn for.
+      drawn_by: hash of the keys from entropy that drew it; static. None where they are
+        insecure, or were traced.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,6 +61,7 @@ class Batch:
     private: bool
     phase: str
     step: jax.Array
+    drawn_by: str | None = None
 
     def __repr__(self) -> str:
         """Returns shapes and dtypes, and what is static: the numbers are secret."""
@@ -293,7 +296,8 @@ def draw(
     at = jnp.asarray(step, jnp.int32)
     if index is None:
         index = jnp.arange(n, dtype=jnp.int32)
-    return Batch(None, mask, index, sampler, n, keys.private, phase, at)
+    mark = keys_lib.sampling_mark(keys)
+    return Batch(None, mask, index, sampler, n, keys.private, phase, at, mark)
 
 
 def check_phase(run: Run, phase: str | None) -> str:
@@ -319,6 +323,7 @@ def resolve(
     private: bool,
     step: jax.Array,
     phase: str | None = None,
+    drawn_by: str | None = None,
 ) -> tuple[Any, jax.Array]:
     """Returns records and mask of a transform's batch, if the plan allows the batch.
 
@@ -328,18 +333,26 @@ def resolve(
       run: the plan's.
       batch: a :class:`Batch` of the plan's sampler; or raw arrays, with full batches and
         external ones.
-      mask: bool (B,), for raw arrays with padded rows only. At most as many rows count as
-        the sampler has (all records, or its ``batch_size``): those beyond are masked too.
+      mask: bool (B,), for raw arrays with padded rows only. What full batches have beyond
+        all records is masked, too, by place: padding comes last.
       private: whether the transform's keys come from entropy.
       step: shape=(), int32; the transform's own count. A batch that was drawn for another
         step counts nothing (all rows masked): accountants of samplers rest on every step
         having the batch that is its own. Full batches are all alike.
       phase: name of the phase of the step; None for plans of one phase.
+      drawn_by: hash of the transform's keys, of :func:`jaxdp.core.keys.sampling_mark`.
 
     Raises:
-      ValueError: a batch of another sampler, phase, number of records or kind of keys; raw
+      ValueError: a batch of another sampler, phase, number of records or keys; raw
         arrays where the plan samples; another number of rows. Raised when traced.
     """
+    marks = {drawn_by, batch.drawn_by if isinstance(batch, Batch) else None} - {None}
+    if len(marks) == 2:
+        raise ValueError(
+            "batch must be drawn with the keys of the transform, got one of other keys: "
+            "samples that several runs share, or that change within a run, are not those "
+            "that the plan accounts for"
+        )
     how = {"private": private, "step": step, "phase": phase}
     records, kept = _allowed(run, batch, mask, **how)
     if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(records)):

@@ -338,6 +338,7 @@ def private_spider(
     numbers: SOSPNumbers = plan.numbers
     run = numbers.run
     private = keys.private and bool(numbers.noise_multiplier)
+    mark = keys_lib.sampling_mark(keys)
     start = run_state.new_horizon(run, private=private)
 
     def init_fn(params: Any) -> PrivateSpiderState:
@@ -362,7 +363,12 @@ def private_spider(
         del updates, extra_args
         params = run_state.need_params(params, "private_spider", run)
         data, kept = batches.resolve(
-            run, batch, mask, private=keys.private, step=state.horizon.count
+            run,
+            batch,
+            mask,
+            private=keys.private,
+            step=state.horizon.count,
+            drawn_by=mark,
         )
         flat, unravel = flattened(params, "private_spider")
         loss = gradients.record_loss(value_fn, unravel)

@@ -31,12 +31,12 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
     One record's loss must not depend on another: no batch norm, no capacity-limited
     routing, no padding to the longest of the batch. A loss that breaks this breaks the
     sensitivity of every release, and no clip can mend it. It is a check, not a proof.
-    :func:`jaxdp.fit` runs one like it on made-up records; run this one on public records,
-    and at parameters that are not zero: there, a mean over the batch may go unseen.
+    :func:`jaxdp.fit` runs one like it on made-up records; run this one on public records.
 
     Args:
       value_fn: ``value_fn(params, batch) -> losses (B,)``.
-      params: parameters to try it at.
+      params: parameters to try it at, as they are and moved at random: at zeros, a mean
+        over the batch may go unseen.
       batch: at least two records that differ.
       row: the record to replace, by the next one and by zeros.
 
@@ -61,13 +61,18 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
             f"got {rows} records"
         )
     losses = jax.jit(traced_anew(value_fn))
-    before = np.asarray(losses(params, batch))
-    for replace in (lambda x: x[(row + 1) % rows], lambda x: jnp.zeros_like(x[row])):
-        changed = jax.tree.map(
-            lambda x, replace=replace: x.at[row].set(replace(x)),
-            jax.tree.map(jnp.asarray, batch),
-        )
-        _compare(before, np.asarray(losses(params, changed)), row)
+    moved = jax.jit(lambda params: _moved(params, lambda _, leaf, moved: moved))
+    for at in (params, moved(params)):
+        before = np.asarray(losses(at, batch))
+        for replace in (
+            lambda x: x[(row + 1) % rows],
+            lambda x: jnp.zeros_like(x[row]),
+        ):
+            changed = jax.tree.map(
+                lambda x, replace=replace: x.at[row].set(replace(x)),
+                jax.tree.map(jnp.asarray, batch),
+            )
+            _compare(before, np.asarray(losses(at, changed)), row)
 
 
 def traced_anew(value_fn: ValueFn) -> ValueFn:

@@ -50,7 +50,8 @@ def replay(
       ledger: the run's folder, its ``ledger.jsonl``, or what ``jaxdp.ledger.read``
         gave.
       params: the initial parameters of the run.
-      optimizer: the optimizer of the run.
+      optimizer: the optimizer of the run. The record does not hold it: another one gives
+        other parameters, and no error.
 
     Returns:
       ``Replay(params, info)``: parameters, releases and optimizer state after the steps

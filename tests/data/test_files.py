@@ -193,6 +193,33 @@ def test_a_private_label_of_no_class_changes_nothing_but_its_record(
     np.testing.assert_array_equal(np.flatnonzero(~np.isfinite(losses)), [7])
 
 
+@pytest.mark.parametrize("bounds", [None, (0, 4)])
+@pytest.mark.parametrize("other", ["", "unknown", "nan", "-inf", "1e400"])
+def test_a_private_target_that_is_no_number_changes_nothing_but_its_record(
+    write, bounds, other
+):
+    lines = _rows(("0", "1"))
+    options = {"label": "weight", "task": "regression", "test_fraction": 0.25}
+    options["label_bounds"] = bounds
+    before = models.load_file(write("\n".join(lines)), **options)
+    place, public = (int(x[3, 0]) for x in (before.train[0], before.test[0]))
+    changed = [*lines]
+    changed[place + 1] = f"{place},{other},{place % 2}"
+    after = models.load_file(write("\n".join(changed)), **options)
+    np.testing.assert_array_equal(after.train[0], before.train[0])
+    assert np.flatnonzero(np.isnan(after.train[1])).tolist() == [3]
+    np.testing.assert_array_equal(
+        np.delete(after.train[1], 3), np.delete(before.train[1], 3)
+    )
+    network = models.network_for(after)
+    losses = network.value_fn(network.init(jax.random.key(0)), after.train)
+    np.testing.assert_array_equal(np.flatnonzero(~np.isfinite(losses)), [3])
+    lines[public + 1] = f"{public},{other},{public % 2}"
+    at = rf"row {public + 1} .*column 'weight' must be a finite number"
+    with pytest.raises(ValueError, match=at):
+        models.load_file(write("\n".join(lines)), **options)
+
+
 def test_a_public_label_of_no_class_is_refused_and_decides_the_set(write):
     lines = _rows(("no", "yes"))
     options = {"label": "ill", "test_fraction": 0.25}

@@ -220,6 +220,20 @@ def test_an_iterator_is_read_once_and_in_order() -> None:
         source.rows(np.array([N]))
 
 
+def test_blocks_have_the_dtypes_of_the_first() -> None:
+    """One cell makes a block another dtype; the run goes on, and that record is empty."""
+    blocks = [
+        {"x": np.arange(4), "y": np.ones(4, np.float32)},
+        {"x": np.array([4.0, 5.5, 6.0, np.nan]), "y": np.ones(4)},
+        {"x": np.arange(8, 12), "y": np.array(["1", "2", "3", "4"])},
+    ]
+    got = data.IteratorSource(blocks, 12).rows(np.arange(12))
+    assert (got["x"].dtype, got["y"].dtype) == (np.int64, np.float32)
+    assert got["x"].tolist() == [0, 1, 2, 3, 4, 0, 6, 0, 0, 0, 0, 0]
+    nan = np.nan
+    np.testing.assert_array_equal(got["y"], [1, 1, 1, 1, 1, nan, 1, nan, *([nan] * 4)])
+
+
 def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
     paths = parquet(tmp_path)
     with pytest.raises(TypeError, match="got 'name' of string"):

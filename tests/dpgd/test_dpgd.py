@@ -43,3 +43,32 @@ def test_gradients_without_signal_are_the_noise(relation: str, sampler: object) 
     got = drawn.in_units(run(tx.init(params)), drawn.unit_of_sum(plan))
     np.testing.assert_array_equal(got, drawn.sums(plan, keys, D))
     assert plan.grid_noise_std == drawn.std_of_sum(plan)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda w, x: ((w - x) ** 2).mean(),
+        lambda w, x: ((w - x) ** 2).sum(axis=-1, keepdims=True),
+        lambda w, x: (w - x) ** 2,
+        lambda w, x: (((w - x) ** 2).sum(axis=-1), {"aux": w}),
+    ],
+)
+def test_what_is_no_loss_a_record_is_named(loss: Any) -> None:
+    plan = plans.DPGD(
+        num_examples=N,
+        num_steps=STEPS,
+        sampling=sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+    )
+    tx = dpgd(plan, Keys.insecure(0))
+    params = jnp.zeros(D)
+    state = tx.init(params)
+    with pytest.raises(ValueError, match="value_fn must return one loss per record"):
+        tx.update(None, state, params, value_fn=loss, batch=jnp.ones((N, D)))
+    with pytest.raises(TypeError, match=r"update must be given value_fn= and batch=:"):
+        tx.update(params, state, params)
+    with pytest.raises(TypeError, match=r"update must be given batch=:"):
+        tx.update(None, state, params, value_fn=silent)

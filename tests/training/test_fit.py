@@ -364,8 +364,9 @@ def test_isolation_check_finds_cross_record_losses() -> None:
     def batch_norm(p: jax.Array, batch: Any) -> jax.Array:
         return (batch[0] - batch[0].mean(axis=0)) @ p
 
-    with pytest.raises(ValueError, match="not per record"):
-        jaxdp.check_isolation(batch_norm, params, DATA)
+    for at in (params, jnp.zeros(D)):  # Where a mean does not reach the losses.
+        with pytest.raises(ValueError, match="not per record"):
+            jaxdp.check_isolation(batch_norm, at, DATA)
     for dtype in (jnp.bfloat16, jnp.float16):
         half = lambda p, b, dtype=dtype: jnp.tanh(b[0] @ p).astype(dtype)  # noqa: E731
         jaxdp.check_isolation(half, params, DATA)

@@ -24,7 +24,9 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
     """Reads ``.jsonl``, ``.csv`` or ``.tsv``: one record a line, as a dict.
 
     CSV and TSV begin with a line of names, and all their values are text. CSV cells may
-    be quoted; TSV cells are taken as they are.
+    be quoted, but not go over several lines: how many records there are is public, and a
+    quote that one record opens must not take others. JSON Lines hold texts of several
+    lines. TSV cells are taken as they are.
 
     Args:
       path: the file, UTF-8.
@@ -93,9 +95,18 @@ def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
     else:
         rows = csv.reader(file, strict=True)
     names: list[str] = []
+    before = 0
     for cells in rows:
-        if not cells:
+        if rows.line_num != before + 1:
+            raise _LineError(
+                before + 1,
+                f"must be one record, got one up to line {rows.line_num}: a cell there has "
+                "a line end between quotes, which .jsonl may hold",
+            )
+        before = rows.line_num
+        if not cells and len(names) != 1:
             continue
+        cells = cells or [""]  # A blank line where a record is one cell.
         if not names:
             names = [cell.strip() for cell in cells]
             if "" in names or len(set(names)) < len(names):
@@ -113,9 +124,20 @@ def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
 
 
 def labels(
-    records: Sequence[Record], field: str, classes: Sequence[str | int]
+    records: Sequence[Record],
+    field: str,
+    classes: Sequence[str | int],
+    *,
+    private: bool = False,
 ) -> np.ndarray:
     """Returns the class of each record, int32 (n,): the index of its text in ``classes``.
+
+    Args:
+      records: as read.
+      field: name of the label.
+      classes: texts of the classes.
+      private: whether a record of no class gets -1, with which its loss is NaN and counts
+        zero, and is not refused: one private label must not decide whether a run begins.
 
     Raises:
       ValueError: a record without the field, or with another text, by its number.
@@ -125,6 +147,9 @@ def labels(
         raise ValueError(f"classes must be different names, got {[*classes]}")
     out = np.empty(len(records), np.int32)
     for i, record in enumerate(records):
+        if private:
+            out[i] = index.get(str(record.get(field)).strip(), -1)
+            continue
         value = text_of(record, field, i).strip()
         if value not in index:
             raise ValueError(

@@ -234,12 +234,11 @@ def encode_preference(
             for name in ("chosen", "rejected")
         )
         batch = {name: np.stack([x, other[name]], axis=1) for name, x in one.items()}
-    same = np.all(batch["tokens"][:, 0] == batch["tokens"][:, 1], axis=1)
-    if same.any():
-        i = int(np.argmax(same))
+    # The loss of a pair of equal texts is a constant: one record of many is not refused.
+    if np.all(batch["tokens"][:, 0] == batch["tokens"][:, 1]):
         raise ValueError(
-            f"{values.place_of(records[i], i)}: chosen and rejected must differ within "
-            f"span_length = {span_length} tokens"
+            f"chosen and rejected must differ within span_length = {span_length} tokens, "
+            "got pairs of equal texts alone"
         )
     return batch
 

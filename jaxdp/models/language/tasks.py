@@ -74,7 +74,9 @@ def _classes(
     name: str, model: LanguageModel, scores: Callable[[Any, Batch, At], Array]
 ) -> Task:
     def loss(params: Any, batch: Batch, at: At) -> Array:
-        return softmax_cross_entropy(scores(params, batch, at), batch["label"])
+        label = batch["label"]
+        losses = softmax_cross_entropy(scores(params, batch, at), jnp.maximum(label, 0))
+        return jnp.where(label < 0, jnp.nan, losses)  # Of no class: counts zero.
 
     plain = lambda params, batch: scores(params, batch, perturb.identity)  # noqa: E731
     return Task(name, model, LazyLoss(loss), plain)

@@ -398,8 +398,6 @@ def test_pairs_by_a_template() -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"rejected": "It was warm."}, "chosen and rejected must differ"),
-        ({"rejected": ROWS[0]}, "chosen and rejected must differ within span_length"),
         ({"rejected": None}, "rejected must be text"),
         ({"chosen": ROWS[0][:1]}, "the last of chosen must be the assistant's"),
         ({"chosen": []}, "chosen must be a list of one message or more"),
@@ -413,6 +411,17 @@ def test_wrong_pairs_are_named(change: dict[str, Any], part: str) -> None:
             tokenizer("gemma"), [PAIR, PAIR | change], max_length=64, span_length=20
         )
     assert part in str(error.value)
+
+
+@pytest.mark.parametrize("same", ["It was warm.", ROWS[0]])
+def test_pairs_of_equal_texts_alone_are_refused(same: Any) -> None:
+    """One of them among others is not: its loss is a constant."""
+    of: dict[str, Any] = {"max_length": 64, "span_length": 20}
+    pairs = [PAIR | {"rejected": same}] * 2
+    with pytest.raises(ValueError, match="must differ within span_length = 20 tokens"):
+        chats.encode_preference(tokenizer("gemma"), pairs, **of)
+    batch = chats.encode_preference(tokenizer("gemma"), [*pairs, PAIR], **of)
+    assert len(batch["tokens"]) == 3
 
 
 @pytest.mark.parametrize("field", PAIR)

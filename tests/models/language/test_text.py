@@ -532,10 +532,25 @@ def test_records_of_each_format(tmp_path: pathlib.Path) -> None:
         assert text.read_records(path, fields=["text", "label"]) == want
 
 
-def test_a_cell_of_two_lines_and_windows_line_ends(tmp_path: pathlib.Path) -> None:
-    path = write(tmp_path / "a.csv", 'text,label\r\n"one\r\ntwo",1\r\nthree\r\n')
+def test_a_record_is_one_line_with_windows_line_ends_too(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = write(tmp_path / "a.csv", "text,label\r\none,1\r\n\r\nthree\r\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 4: has 1 cells, but .* 2"):
         text.read_records(path)
+
+
+def test_what_a_record_holds_takes_no_other(tmp_path: pathlib.Path) -> None:
+    """The number of records is public: a quote that is open may not go over lines."""
+    rest = 'pipe of 8",1\nfilm,0\n'
+    path = write(tmp_path / "a.csv", 'text,label\n"big pipe,0\n' + rest)
+    with pytest.raises(
+        ValueError, match=r"a\.csv, line 2: must be one record, got one"
+    ):
+        text.read_records(path)
+    for cell in ("", '"', "x"):  # A blank line where a record is one cell.
+        path = write(tmp_path / "b.tsv", f"text\na\n{cell}\nb\n")
+        assert [r["text"] for r in text.read_records(path)] == ["a", cell, "b"]
 
 
 @pytest.mark.parametrize(
@@ -580,6 +595,11 @@ def test_labels() -> None:
         text.labels(records, "y", ["a", "b"])
     with pytest.raises(ValueError, match="different names"):
         text.labels(records, "label", ["a", "a"])
+    private = [
+        {"label": x} for x in ("no", "maybe", "", None, 1.5, [3], {"a": 1}, " 1")
+    ]
+    found = text.labels(private, "label", ["no", 1], private=True)
+    assert found.tolist() == [0, -1, -1, -1, -1, -1, -1, 1]
 
 
 # What messages say of private records.
