@@ -131,22 +131,23 @@ def _grid(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> tuple[float, fl
     return interval, interval * math.ceil(loss / interval)
 
 
-def _moderate(leaf: Any) -> Any:
+def _moderate(leaf: Any, most: float = 1e4) -> Any:
     """Clips an event's multiplier to [0.5, 1e4]: small tables, and losses not tiny.
 
     Nor do samples of less than a millionth make them so small that exp rounds to 1, or
     deltas as small as the tails that PLD cuts off.
     """
     if isinstance(leaf, dp.SampledWithoutReplacementDpEvent):
-        most = 10**6 * leaf.sample_size
-        size = min(leaf.source_dataset_size, most)
+        size = min(leaf.source_dataset_size, 10**6 * leaf.sample_size)
         leaf = attr.evolve(leaf, source_dataset_size=size)
     if hasattr(leaf, "sampling_probability"):
         prob = max(leaf.sampling_probability, 1e-6)
         leaf = attr.evolve(leaf, sampling_probability=prob)
+        most = min(most, 1e8 * prob)
     if hasattr(leaf, "event"):
-        return attr.evolve(leaf, event=_moderate(leaf.event))
-    return attr.evolve(leaf, noise_multiplier=min(max(leaf.noise_multiplier, 0.5), 1e4))
+        return attr.evolve(leaf, event=_moderate(leaf.event, most))
+    multiplier = min(max(leaf.noise_multiplier, 0.5), most)
+    return attr.evolve(leaf, noise_multiplier=multiplier)
 
 
 def _repeats(leaf: dp.DpEvent) -> tuple[dp.DpEvent, dp.DpEvent, dp.DpEvent]:

@@ -198,7 +198,8 @@ def _check_classes(command: options.Finetune) -> None:
         return
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(
-            f"--labels must be two or more different names, got {','.join(names)}"
+            "--labels must be two or more different names, or how many numbers there are, "
+            f"got {','.join(names) or 'none'}"
         )
     words = command.label_words or names
     if len(words) != len(names):

@@ -160,6 +160,10 @@ class Budget:
         self.folder = pathlib.Path(folder)
         self._read()
 
+    def __repr__(self) -> str:
+        left = ", ".join(f"{name}={x:.6g}" for name, x in self.left().items())
+        return f"Budget({str(self.folder)!r}, left: {left})"
+
     @classmethod
     def create(
         cls,

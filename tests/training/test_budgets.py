@@ -45,6 +45,12 @@ def made(folder: Path, **changes: Any) -> jaxdp.Budget:
 COMPOSITIONS = ["basic", "gaussian", "renyi"]
 
 
+def test_a_budget_shows_what_is_left(tmp_path: Path) -> None:
+    budget = made(tmp_path)
+    left = ", ".join(f"{name}={x:.6g}" for name, x in budget.left().items())
+    assert repr(budget) == f"Budget({str(tmp_path)!r}, left: {left})"
+
+
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_no_sequence_passes_the_total(tmp_path: Path, composition: Any) -> None:
     """Releases of random sizes until nothing fits: all together cost at most the total.

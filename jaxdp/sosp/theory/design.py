@@ -217,8 +217,9 @@ def certified(**constants: Any) -> Design:
     if needed > c.num_examples:
         raise ValueError(
             f"accuracy must be such that a refresh and a Hessian fit into num_examples = "
-            f"{c.num_examples}, got {accuracy!r}, where they take {needed} records: ask "
-            "for less, or give typical deviations"
+            f"{c.num_examples}, got {accuracy!r}, where they take {needed} records: a "
+            "larger accuracy takes fewer, and so do typical deviations (gradient_std, "
+            "difference_std, hessian_std)"
         )
     return found
 
