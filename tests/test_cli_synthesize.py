@@ -16,6 +16,8 @@ from jaxdp.data import binning
 from jaxdp.saddle.oracles.queries import Marginals
 from tests.test_cli import check_plot, reported, run
 
+pytestmark = pytest.mark.filterwarnings("ignore:the bins do not describe")
+
 SPEC = {
     "age": {"edges": [0, 18, 40, 65, 120]},
     "smoker": {"values": ["no", "yes"]},

@@ -555,7 +555,7 @@ class Synthesize(Budget, Output):
     A query is the share of records that have one combination of bins in some columns: all
     combinations in all sets of --degree columns. Bins are public and given, never learned
     from the records: columns without bins are left out, numbers beyond the edges belong to
-    the first and the last bin, and a record that the bins do not describe counts zero.
+    the first and the last bin, and a record that the bins do not describe lies in none.
     Numbers are drawn within their bins, integers where all edges are integers.
     """
 
@@ -564,7 +564,8 @@ class Synthesize(Budget, Output):
     bins: pathlib.Path = opt(
         p.PATH,
         'JSON of every column: {"age": {"edges": [0, 18, 65, 120]}, "sex": {"values":'
-        ' ["f", "m", "x"], "other": "x"}}; "other" is for all unknown values.',
+        ' ["f", "m", "x"], "other": "x"}}; "other" is for all unknown values; and '
+        '"missing": "mark" makes blanks of a column one more cell.',
         default=...,
     )
     degree: tuple[int, ...] = opt(

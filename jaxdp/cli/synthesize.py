@@ -112,7 +112,7 @@ def prepare(command: options.Synthesize) -> Job:
         )
     keys = keys_of(command)
     rows = _rows(command, "input", bins)
-    codes, public = bins.encode(rows), None
+    codes, public, shown = bins.encode(rows), None, []
     if command.public is not None:
         shown = _rows(command, "public", bins)
         public = bins.encode(shown)
@@ -123,11 +123,12 @@ def prepare(command: options.Synthesize) -> Job:
                 len(codes), command.test_fraction, _SPLIT_SEED, "test_fraction"
             )
         codes, public = codes[kept], codes[held_out]
+        shown = [rows[i] for i in held_out]
     if public is not None and np.all(public == binning.OUTSIDE):
         option = "--public" if command.public else "--test-fraction"
         raise UsageError(
             f"{option} must give public records that --bins describes, got "
-            f"{len(public)} that it does not"
+            f"{len(public)} that it does not: {bins.undescribed(shown)}"
         )
     with usage(command, "--epsilon"):  # What is wrong with the numbers together.
         choice = synthesis.planned(
@@ -139,9 +140,21 @@ def prepare(command: options.Synthesize) -> Job:
             num_steps=command.num_steps,
             method=command.method,  # pyright: ignore[reportArgumentType]
         )
+    _warn_of_undescribed(bins, shown)
     _warn_of_noise(choice)
     num_records = command.num_records or len(codes)
     return Job(bins, queries, codes, public, choice, keys, num_records, folder)
+
+
+def _warn_of_undescribed(bins: binning.Binning, public: list[list[str]]) -> None:
+    """Warns where the bins do not describe PUBLIC records; private ones say nothing."""
+    outside = int(np.sum(bins.encode(public) == binning.OUTSIDE))
+    if outside:
+        warnings.warn(
+            f"the bins do not describe {outside} of {len(public)} public records; such "
+            f"records lie in no cell and blur the table: {bins.undescribed(public)}",
+            stacklevel=2,
+        )
 
 
 def _warn_of_noise(choice: synthesis.Choice) -> None:
@@ -241,17 +254,27 @@ def _judged(
 ) -> dict[str, Any]:
     """Compares the records with what was measured and with all references."""
     counts = None if result.measured is None else quality.measured(result.measured)
-    others = references(job, command).items()
-    named = {_NAMES[name]: weights for name, weights in others}
-    return quality.judged(job.bins, _weights(outcome.codes, job), counts, named)
+    named = {_NAMES[name]: codes for name, codes in _compared(job, command).items()}
+    weights = {name: _weights(codes, job) for name, codes in named.items()}
+    judged = quality.judged(job.bins, _weights(outcome.codes, job), counts, weights)
+    outside: dict[str, Any] = {
+        name: float(np.mean(codes == binning.OUTSIDE)) for name, codes in named.items()
+    }
+    if result.outside is not None:
+        outside["interval"] = list(result.outside)
+    return {"note": quality.NOTE, "undescribed": outside, **judged}
+
+
+def _compared(job: Job, command: options.Synthesize) -> dict[str, np.ndarray]:
+    """Returns the codes of what answers are compared with, by name."""
+    given = {} if job.public is None else {_PUBLIC: job.public}
+    return given | ({_PRIVATE: job.codes} if command.unsafe_metrics else {})
 
 
 def references(job: Job, command: options.Synthesize) -> dict[str, np.ndarray]:
     """Returns the histograms of sum 1 that answers are compared with, by name."""
-    given = {} if job.public is None else {_PUBLIC: job.public}
-    if command.unsafe_metrics:
-        given[_PRIVATE] = job.codes
-    return {name: _weights(codes, job) for name, codes in given.items()}
+    given = _compared(job, command).items()
+    return {name: _weights(codes, job) for name, codes in given}
 
 
 def _weights(codes: np.ndarray, job: Job) -> np.ndarray:
@@ -295,6 +318,7 @@ def _report(
         for kind, suffix in _CANDIDATES.items():
             fields[f"{prefix}_worst_query_error{suffix}"] = float(found[kind].max())
     fields["quality"] = quality.summarised(outcome.quality)
+    fields["undescribed"] = outcome.quality["undescribed"]
     return train.reported(of_fit, fields)
 
 
@@ -502,6 +526,13 @@ def summary(job: Job, command: options.Synthesize, outcome: Outcome) -> Table:
                     f"off by {one['mean']:.3f} (mean), {one['worst']:.3f} (worst: "
                     f"{', '.join(one['where'])}) {where}",
                 )
+    if ends := report["undescribed"].get("interval"):
+        low, high = ends
+        table.add_row(
+            "undescribed records",
+            f"{low:.1%} to {high:.1%} of the private ones, by the measured counts (95%), "
+            "which take them as spread evenly over all cells",
+        )
     table.add_row(*train.duration(report, command.timings))
     table.add_row("data", report["note"])
     table.add_row("written", f"{command.output} and {job.folder}: {', '.join(FILES)}")

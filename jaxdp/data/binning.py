@@ -3,7 +3,7 @@
 Bins are public: they are never learned from the records. A record that they do not
 describe (a number that is none, a value that no list has) is no error, for an error would
 tell that somebody has it: unless the column names a value for all others, the record gets
-the code -1, which counts zero in every query.
+the code -1, which counts zero in every query. A column may have a cell for its blanks.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxdp.data import tables
 from jaxdp.data import values as values_lib
+from jaxdp.data.schema import MISSING
 
 #: The most cells of a domain: tables of that size are held in memory, several at a time.
 MAX_CELLS = 2**22
@@ -28,7 +29,8 @@ OUTSIDE = -1
 _ALLOWED = (
     'a mapping from each column to {"edges": [0, 18, 65, 120]}, at least three ascending '
     'finite numbers, or to {"values": ["f", "m"]}, at least two different values, of '
-    'which "other" may name the one for all unknown values'
+    'which "other" may name the one for all unknown values; "missing": "mark" beside '
+    "either makes blanks one more cell"
 )
 
 
@@ -42,16 +44,19 @@ class Column:
         high one; numbers beyond the edges belong to the first and the last bin.
       values: the texts of a column of categories, instead.
       other: which of the values stands for texts that are none of them; None: no value.
+      missing: whether blanks are a cell, the last. A blank is a text of
+        :data:`jaxdp.data.schema.MISSING` that is none of the values.
     """
 
     name: str
     edges: tuple[int | float, ...] = ()
     values: tuple[str, ...] = ()
     other: str | None = None
+    missing: bool = False
 
     @property
     def num_cells(self) -> int:
-        return len(self.values) or len(self.edges) - 1
+        return (len(self.values) or len(self.edges) - 1) + self.missing
 
     @functools.cached_property
     def integral(self) -> bool:
@@ -62,33 +67,62 @@ class Column:
     def labels(self) -> tuple[str, ...]:
         """Label of each cell, in words."""
         ends = itertools.pairwise(self.edges)
-        return self.values or tuple(f"{low:g} to {high:g}" for low, high in ends)
+        own = self.values or tuple(f"{low:g} to {high:g}" for low, high in ends)
+        return own + ("missing",) * self.missing
 
     def texts(self, cells: np.ndarray, uniforms: np.ndarray) -> list[str]:
-        """Writes a value of each cell: its category, or a number drawn within its bin.
+        """Writes a value of each cell: its category, a number drawn in its bin, or a blank.
 
         Args:
           cells: integers (n,) in [0, num_cells).
           uniforms: float64 (n,) in [0, 1): which number of the bin.
         """
+        blank = self.num_cells - 1 if self.missing else None
         if self.values:
-            return [self.values[cell] for cell in cells]
+            return ["" if cell == blank else self.values[cell] for cell in cells]
         return [
-            _within(self.edges[cell], self.edges[cell + 1], float(u), self.integral)
+            ""
+            if cell == blank
+            else _within(
+                self.edges[cell], self.edges[cell + 1], float(u), self.integral
+            )
             for cell, u in zip(cells, uniforms, strict=True)
         ]
 
     def cells(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the cell of each text: int32, or -1 for none."""
+        texts = [text.strip() for text in texts]
+        found = self._described(texts)
+        if self.missing:
+            blank = [text in MISSING and text not in self.values for text in texts]
+            found[np.array(blank, bool)] = self.num_cells - 1
+        return found
+
+    def _described(self, texts: Sequence[str]) -> np.ndarray:
         if self.values:
             known = {text: i for i, text in enumerate(self.values)}
             others = OUTSIDE if self.other is None else known[self.other]
-            found = [known.get(text.strip(), others) for text in texts]
-            return np.array(found, np.int32)
+            return np.array([known.get(text, others) for text in texts], np.int32)
         numbers = np.array([tables.number(text) for text in texts], np.float64)
         inner = np.array(self.edges[1:-1], np.float64)
         bins = np.searchsorted(inner, numbers, side="right")
         return np.where(np.isnan(numbers), OUTSIDE, bins).astype(np.int32)
+
+    def undescribed(self, texts: Sequence[str]) -> list[str]:
+        """Says which of PUBLIC texts have no cell, how many, and what describes them."""
+        outside = [
+            texts[i].strip() for i in np.flatnonzero(self.cells(texts) == OUTSIDE)
+        ]
+        blanks = sum(text in MISSING for text in outside)
+        others = len(outside) - blanks
+        said = []
+        if blanks:
+            said.append(f'blanks ({blanks}; "missing": "mark" describes them)')
+        if others and self.values:
+            said.append(f'values of no list ({others}; "other" names one for them)')
+        elif others:
+            said.append(f"texts that are no numbers ({others})")
+        return said
 
 
 def _within(low: Any, high: Any, uniform: float, integral: bool) -> str:
@@ -129,6 +163,11 @@ class Binning:
         Returns:
           int32 (n,), in [0, domain_size), the last column moving fastest; -1 where a
           column has no cell for the text.
+
+        Privacy:
+          A record lies in one cell of each column, or in none of any. Cells of blanks are
+          cells as all others: a record with a blank moves one count of each marginal, and
+          the sensitivity is that of bins without them.
         """
         codes = np.zeros(len(rows), np.int64)
         inside = np.ones(len(rows), bool)
@@ -139,7 +178,7 @@ class Binning:
         return np.where(inside, codes, OUTSIDE).astype(np.int32)
 
     def decode(self, codes: np.ndarray, uniforms: np.ndarray) -> list[list[str]]:
-        """Decodes codes to texts: a category, or a number drawn within the bin.
+        """Decodes codes to texts: a category, a number drawn within the bin, or a blank.
 
         Args:
           codes: integers (n,) in [0, domain_size).
@@ -154,6 +193,14 @@ class Binning:
         ]
         return [list(row) for row in zip(*columns, strict=True)]
 
+    def undescribed(self, rows: Sequence[Sequence[str]]) -> str:
+        """Says which columns have no cell for some of PUBLIC records, and the remedy."""
+        said = []
+        for column, texts in zip(self.columns, zip(*rows, strict=True), strict=True):
+            if found := column.undescribed(texts):
+                said.append(f"column {column.name!r}: {', '.join(found)}")
+        return "; ".join(said)
+
 
 # --- what is given -----------------------------------------------------------------
 
@@ -162,7 +209,7 @@ def binning(bins: Mapping[str, Any] | str | pathlib.Path) -> Binning:
     """Reads bins, from a mapping or a JSON file of one.
 
     ``{"age": {"edges": [0, 18, 40, 65, 120]}, "sex": {"values": ["f", "m", "x"], "other":
-    "x"}}`` has 4 times 3 cells.
+    "x"}}`` has 4 times 3 cells; ``"missing": "mark"`` makes blanks of a column one more.
 
     Raises:
       ValueError: no such file, another form, or more than ``MAX_CELLS`` cells in all.
@@ -202,12 +249,16 @@ def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
 def _column(name: str, spec: Any) -> Column:
     where = f"bins must be {_ALLOWED}; column {name!r} has {spec!r}"
     keys = set(spec) if isinstance(spec, Mapping) else set()
+    missing = "missing" in keys
+    if missing and spec["missing"] != "mark":
+        raise ValueError(where)
+    keys -= {"missing"}
     if keys == {"edges"} and isinstance(spec["edges"], list | tuple):
         edges = tuple(spec["edges"])
         good = all(type(e) in (int, float) and math.isfinite(e) for e in edges)
         rising = good and all(a < b for a, b in itertools.pairwise(edges))
         if len(edges) >= 3 and rising:
-            return Column(name, edges=edges)
+            return Column(name, edges=edges, missing=missing)
     if keys in ({"values"}, {"values", "other"}) and isinstance(
         spec["values"], list | tuple
     ):
@@ -215,8 +266,9 @@ def _column(name: str, spec: Any) -> Column:
         values = tuple(str(value).strip() for value in spec["values"])
         other = str(spec["other"]).strip() if "other" in keys else None
         different = len(set(values)) == len(values) >= 2
-        if good and different and (other is None or other in values):
-            return Column(name, values=values, other=other)
+        blank = missing and "" in values  # Two cells would be written alike.
+        if good and different and not blank and (other is None or other in values):
+            return Column(name, values=values, other=other, missing=missing)
     raise ValueError(where)
 
 

@@ -3,6 +3,11 @@
 Three references are possible: public records, the private records (which is not private)
 and measured counts. The last were released with noise of a known deviation, so that
 intervals for the distance to the private records follow from them, and cost nothing.
+
+Records that the bins do not describe lie in no cell. Intervals are of the private table in
+which those are spread evenly over all cells, which is what is measured and fitted; if they
+are a share q, it is at most q from the table of the described records alone, in total
+variation. The other references are of described records.
 """
 
 import functools
@@ -19,6 +24,12 @@ from jaxdp.saddle.oracles.queries import Marginals
 
 #: Probability with which each interval holds what it is of.
 COVERAGE = 0.95
+#: What the numbers of a report are of.
+NOTE = (
+    "interval is of the private records; those that the bins do not describe, whose share "
+    "is in undescribed, are spread evenly over all cells. Numbers of other names are of "
+    "described records alone. Correlations are of records without a blank in either column."
+)
 _DRAWS = 1000  # Of simulated noise; its seed is fixed, for the noise is no secret.
 
 #: Sets of one or two columns.
@@ -122,11 +133,13 @@ def correlation(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> Any
     """Returns the correlation of two columns from their table; NaN where one is constant.
 
     Args:
-      table: shares (..., k, l); noised ones may be negative.
+      table: shares (..., k, l); noised ones may be negative. NaN where their sum is not
+        positive.
       rows: numbers of the first column's cells (k,).
       columns: numbers of the second column's cells (l,).
     """
-    table = table / table.sum((-2, -1), keepdims=True)
+    total = table.sum((-2, -1), keepdims=True)
+    table = np.where(total > 0, table, np.nan) / np.where(total > 0, total, 1)
     one, other = table.sum(-1), table.sum(-2)
     x = rows - (one @ rows)[..., None]
     y = columns - (other @ columns)[..., None]
@@ -166,14 +179,14 @@ def scores(bins: Binning) -> dict[int, np.ndarray]:
     """Returns the numbers of the cells of columns that have an order.
 
     The middle of each bin; 0 and 1 for a column of two categories. A column of more
-    categories has none.
+    categories has none, nor has the cell of blanks, the last.
     """
     found = {}
     for i, column in enumerate(bins.columns):
         if column.edges:
             edges = np.array(column.edges, np.float64)
             found[i] = edges[:-1] / 2 + edges[1:] / 2
-        elif column.num_cells == 2:
+        elif len(column.values) == 2:
             found[i] = np.arange(2.0)
     return found
 
@@ -198,8 +211,10 @@ def judged(
     Returns:
       ``{"tables": [...], "correlations": [...]}``, for JSON. A table is of one or two
       ``columns``, with the total variation to each reference by its name, and
-      ``interval``, which holds the one to the private records. A correlation has
-      ``synthetic`` and that of each reference, and ``interval`` of the private ones.
+      ``interval``, which holds the one to the private records; those that no bin describes
+      are spread evenly over all cells. A correlation, of the records without a blank in
+      either column, has ``synthetic`` and that of each reference, and ``interval`` of the
+      private ones.
     """
     own = tables(bins, synthetic)
     others = {name: tables(bins, weights) for name, weights in references.items()}
@@ -218,12 +233,16 @@ def judged(
         if len(columns) < 2 or not all(c in numbers for c in columns):
             continue
         axes = numbers[columns[0]], numbers[columns[1]]
-        found: dict[str, Any] = {"synthetic": _finite(correlation(table, *axes))}
+        present = tuple(slice(len(axis)) for axis in axes)  # No blanks.
+        found: dict[str, Any] = {
+            "synthetic": _finite(correlation(table[present], *axes))
+        }
         for name, one in others.items():
-            found[name] = _finite(correlation(one[columns], *axes))
+            found[name] = _finite(correlation(one[columns][present], *axes))
         if counts is not None and known:
-            noised = counts.tables[columns], counts.stds[columns]
-            found["interval"] = list(correlation_interval(table, *noised, *axes))
+            noised = counts.tables[columns][present], counts.stds[columns]
+            ends = correlation_interval(table[present], *noised, *axes)
+            found["interval"] = list(ends)
         correlations.append(names | found)
     return {"tables": distances, "correlations": correlations}
 

@@ -19,6 +19,7 @@ References:
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -71,7 +72,7 @@ def measurement(
     """Returns the plan that releases all marginals once; noise is to be calibrated.
 
     One record moves the counts by at most ``sqrt(M) * plan.sensitivity`` in L2, of M
-    marginals.
+    marginals: it lies in one cell of each at most, of blanks or of others.
     """
     return plans.MWEM(
         num_examples=num_examples,
@@ -208,6 +209,8 @@ class Release(NamedTuple):
     histogram: np.ndarray  # shape=(domain_size,), dtype=float32
     #: What was measured, and of which marginals; None of mirror descent.
     measured: quality.Measurements | None
+    #: 95% interval of the share of records outside the domain; None of mirror descent.
+    outside: tuple[float, float] | None
     report: dict[str, Any]
 
 
@@ -239,7 +242,7 @@ def release(
         plan, keys, start, codes, value_fn=value_fn, progress=progress
     )
     if choice.noise_std is None:
-        return Release(np.asarray(result.params), None, result.report)
+        return Release(np.asarray(result.params), None, None, result.report)
     histogram, shares, times = map(np.asarray, result.params)
     with np.errstate(divide="ignore"):
         stds = choice.noise_std / np.sqrt(times)  # Infinite where nothing was measured.
@@ -247,7 +250,22 @@ def release(
     lacks = 1 - np.add.reduceat(shares, plan.queries.offsets[:-1])
     shares = shares + np.repeat(np.where(times > 0, lacks / lengths, 0), lengths)
     found = quality.Measurements(plan.queries, shares, stds)
-    return Release(histogram, found, result.report)
+    return Release(histogram, found, _outside(lacks, lengths, stds), result.report)
+
+
+def _outside(
+    lacks: np.ndarray, lengths: np.ndarray, stds: np.ndarray
+) -> tuple[float, float]:
+    """Returns an interval of the share of records in no cell: post-processing.
+
+    Each measured marginal lacks that share, plus the noise of all its cells.
+    """
+    precisions = 1 / (lengths * stds**2)
+    share = np.sum(precisions * lacks) / np.sum(precisions)
+    quantile = statistics.NormalDist().inv_cdf((1 + quality.COVERAGE) / 2)
+    reach = quantile / math.sqrt(np.sum(precisions))
+    low, high = np.clip([share - reach, share + reach], 0, 1)
+    return float(low), float(high)
 
 
 def drawn(keys: keys_lib.Keys, histogram: np.ndarray, num_records: int) -> np.ndarray:
