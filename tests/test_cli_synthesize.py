@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,71 @@ def test_noise_that_hides_a_table_is_said(files: Path, capsys: Any) -> None:
     (line,) = capsys.readouterr().err.splitlines()
     said = "noise moves the 8.67 cells of a measured table by 0.56 in total variation"
     assert line.startswith(f"jaxdp: warning: {said}")
+
+
+SPEC_OF_BLANKS = {name: SPEC[name] | {"missing": "mark"} for name in ("age", "smoker")}
+
+
+@pytest.mark.filterwarnings("always:the bins do not describe")
+@pytest.mark.parametrize("marked", [True, False])
+def test_blanks_are_measured_and_drawn_or_named(
+    files: Path, capsys: Any, marked: bool
+) -> None:
+    """A table with blanks in two columns, and public records that have some, too."""
+    rng = np.random.default_rng(0)
+
+    def rows(count: int) -> list[str]:
+        ages = rng.integers(0, 120, count)
+        blank = rng.random((count, 2)) < (0.2, 0.1)
+        return [
+            f"{'NA' if a else age},{'' if b else 'yes' if age > 60 else 'no'}"
+            for age, (a, b) in zip(ages, blank, strict=True)
+        ]
+
+    for name, count in (("in", 3000), ("public", 1000)):
+        lines = ["age,smoker", *rows(count)]
+        (files / f"{name}.csv").write_text("\n".join(lines))
+    spec = SPEC_OF_BLANKS if marked else {name: SPEC[name] for name in SPEC_OF_BLANKS}
+    (files / "bins.json").write_text(json.dumps(spec))
+    more = ("--public", files / "public.csv", "--seed", 1)
+    assert run(*given(files), *more) == 0
+    shown = capsys.readouterr()
+    out = " ".join(shown.out.replace("│", " ").split())
+    quality = json.loads((files / "out" / synthesize.QUALITY).read_text())
+    outside = quality["undescribed"]
+    assert reported(files / "out")["undescribed"] == outside
+    low, high = outside["interval"]
+    assert f"undescribed records {low:.1%} to {high:.1%} of the private ones" in out
+    assert "spread evenly over all cells" in out and "spread evenly" in quality["note"]
+    written = np.array(rows_of(files / "out.csv")[1:])
+    bins = binning.binning(SPEC_OF_BLANKS)
+    if not marked:
+        assert "" not in written
+        shares = [
+            np.mean(
+                np.any(np.isin(rows_of(files / f"{name}.csv"), ["NA", ""]), axis=1)[1:]
+            )
+            for name in ("in", "public")
+        ]
+        assert low <= shares[0] <= high < low + 0.05
+        assert outside["test"] == pytest.approx(shares[1])
+        (line,) = shown.err.splitlines()
+        assert "the bins do not describe" in line and "of 1000 public records" in line
+        for name in SPEC_OF_BLANKS:
+            assert re.search(rf"column '{name}': blanks \(\d+; .missing.: .mark.", line)
+        return
+    assert (shown.err, low, outside["test"]) == ("", 0, 0)
+    shares = np.mean(written == "", axis=0)
+    assert shares == pytest.approx([0.2, 0.1], abs=0.03)
+    true, own = (
+        np.bincount(bins.encode(one), minlength=15).reshape(bins.sizes) / len(one)
+        for one in (rows_of(files / "in.csv")[1:], written.tolist())
+    )
+    for one in quality["tables"]:  # Blanks are a cell of the private table, too.
+        others = tuple(i for i in range(2) if bins.names[i] not in one["columns"])
+        far = np.abs((true - own).sum(others)).sum() / 2
+        assert one["interval"][0] <= far <= one["interval"][1] < 0.05
+    check_plot(files / "out" / synthesize.PLOT)
 
 
 def wide(seed: int, count: int) -> list[tuple[int, ...]]:

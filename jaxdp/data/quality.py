@@ -27,8 +27,8 @@ COVERAGE = 0.95
 #: What the numbers of a report are of.
 NOTE = (
     "interval is of the private records; those that the bins do not describe, whose share "
-    "is in undescribed, are spread evenly over all cells. Numbers of other names are of "
-    "described records alone. Correlations are of records without a blank in either column."
+    "is in undescribed, are spread evenly over all cells. test and unsafe are of described "
+    "records alone. Correlations are of records without a blank in either column."
 )
 _DRAWS = 1000  # Of simulated noise; its seed is fixed, for the noise is no secret.
 

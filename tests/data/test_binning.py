@@ -1,5 +1,6 @@
 """Tables to codes and back; bins that are wrong; records that bins do not describe."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,60 @@ def test_what_no_bin_describes_is_no_error_and_counts_nowhere(bins: Binning) -> 
     np.testing.assert_array_equal(bins.encode(rows), [first, -1, -1, -1, -1, last])
 
 
+BLANKS: dict[str, Any] = {
+    "age": {"edges": [0, 18, 40, 120], "missing": "mark"},
+    "land": {"values": ["FR", "NA", "else"], "other": "else", "missing": "mark"},
+    "owner": {"values": ["no", "yes"]},
+}
+
+
+def test_blanks_are_one_more_cell_and_come_back() -> None:
+    made = binning(BLANKS)
+    assert made.sizes == (4, 4, 2)
+    age, land, _ = made.columns
+    assert age.labels == ("0 to 18", "18 to 40", "40 to 120", "missing")
+    assert land.labels == ("FR", "NA", "else", "missing")
+    assert age.integral  # Blanks do not change how numbers are written.
+    codes = np.arange(made.domain_size)
+    for uniform in (0.0, 0.5, 1 - 2.0**-52):
+        rows = made.decode(codes, np.full((made.domain_size, 3), uniform))
+        np.testing.assert_array_equal(made.encode(rows), codes)
+    assert rows[-1] == ["", "", "yes"]
+    assert [rows[0][0], rows[-9][0]] == ["17", "119"]
+
+
+def test_which_texts_are_blanks() -> None:
+    age, land, owner = binning(BLANKS).columns
+    texts = ["", " ", "NA", "nan", "null", "?", "7", "unknown", "NAN"]
+    assert age.cells(texts).tolist() == [3, 3, 3, 3, 3, 3, 0, -1, -1]
+    # A value of the list is that value, though it is called as a blank is.
+    assert land.cells(["NA", "N/A", "", "FR", "x"]).tolist() == [1, 3, 3, 0, 2]
+    assert owner.cells(["", "NA", "yes"]).tolist() == [-1, -1, 1]
+    assert age.cells([]).shape == (0,)
+
+
+def test_words_on_what_is_not_described() -> None:
+    spec = BLANKS | {"kg": {"edges": [0, 50, 200]}}
+    made = binning(spec)
+    rows = [["", "", "yes", "50"], ["x", "y", "", "?"], ["7", "FR", "may be", "NA"]]
+    assert made.undescribed(rows) == (
+        "column 'age': texts that are no numbers (1); column 'owner': blanks (1; "
+        '"missing": "mark" describes them), values of no list (1; "other" names one for '
+        """them); column 'kg': blanks (2; "missing": "mark" describes them)"""
+    )
+    assert made.undescribed(rows[:1]) == ""
+
+
+def test_blanks_of_a_table_of_one_column_come_back(tmp_path: Path) -> None:
+    made = binning({"age": BLANKS["age"]})
+    codes = np.array([3, 0, 3, 2])
+    path = tmp_path / "one.csv"
+    with path.open("w", newline="") as file:
+        rows = made.decode(codes, np.full((4, 1), 0.5))
+        csv.writer(file, lineterminator="\n").writerows([["age"], *rows])
+    np.testing.assert_array_equal(made.encode(read_rows(path, ["age"])), codes)
+
+
 def test_a_code_depends_on_its_own_record_alone(bins: Binning) -> None:
     rows = bins.decode(np.array([3, 17, 35, 4]), np.full((4, 4), 0.5))
     rows[1][0] = "unknown"
@@ -125,6 +180,10 @@ def test_a_code_depends_on_its_own_record_alone(bins: Binning) -> None:
         ({"a": {"values": ["x", "y"], "edges": [0, 1, 2]}}, "column 'a' has"),
         ({"a": {"values": "xy"}}, "column 'a' has"),
         ({"a": {"values": ["x", None]}}, "column 'a' has"),
+        ({"a": {"edges": [0, 1, 2], "missing": "error"}}, '"missing": "mark"'),
+        ({"a": {"edges": [0, 1, 2], "missing": True}}, "column 'a' has"),
+        ({"a": {"values": ["x", ""], "missing": "mark"}}, "column 'a' has"),
+        ({"a": {"missing": "mark"}}, "column 'a' has"),
     ],
 )
 def test_wrong_bins_are_named(spec: Any, message: str) -> None:

@@ -130,6 +130,32 @@ def test_report_of_all_columns_and_pairs() -> None:
     assert short["correlations"]["test"]["mean"] == pytest.approx(off)
 
 
+def test_correlations_are_of_the_records_without_blanks() -> None:
+    """As those of the table that has no cells of blanks; where all are blank, none."""
+    spec = {
+        "age": {"edges": [0, 20, 40, 60, 100], "missing": "mark"},
+        "smoker": {"values": ["no", "yes"], "missing": "mark"},
+    }
+    made = binning.binning(spec)
+    table = np.random.default_rng(2).dirichlet(np.ones(15)).reshape(made.sizes)
+    queries = synthesis.marginals(made.sizes, (2,))
+    for blank in (False, True):
+        if blank:
+            table = np.where(np.arange(5)[:, None] < 4, 0, table)
+            table /= table.sum()
+        shares = table.reshape(-1)
+        counts = quality.measured(given(queries, shares, 1e-6))
+        synthetic = shares.astype(np.float32)
+        (found,) = quality.judged(made, synthetic, counts, {})["correlations"]
+        if blank:
+            assert (found["synthetic"], found["interval"]) == (None, [-1, 1])
+            continue
+        middles = np.array([10.0, 30, 50, 80]), np.array([0.0, 1])
+        wanted = float(quality.correlation(table[:4, :2], *middles))
+        assert found["synthetic"] == pytest.approx(wanted, abs=1e-5)
+        assert found["interval"] == pytest.approx([wanted, wanted], abs=1e-4)
+
+
 def test_a_constant_column_has_no_correlation() -> None:
     table = np.zeros(BINS.sizes)
     table[0] = TABLE[0] / TABLE[0].sum()
