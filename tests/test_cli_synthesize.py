@@ -17,8 +17,6 @@ from jaxdp.data import binning
 from jaxdp.saddle.oracles.queries import Marginals
 from tests.test_cli import check_plot, reported, run
 
-pytestmark = pytest.mark.filterwarnings("ignore:the bins do not describe")
-
 SPEC = {
     "age": {"edges": [0, 18, 40, 65, 120]},
     "smoker": {"values": ["no", "yes"]},
@@ -27,6 +25,8 @@ SPEC = {
 BINS = binning.binning(SPEC)
 QUERIES = Marginals(BINS.sizes, 2)
 NUM_RECORDS = 2000
+#: Some of the public records are so on purpose.
+UNDESCRIBED = pytest.mark.filterwarnings("ignore:the bins do not describe")
 GAME = ("--method", "mirror_descent", "--num-steps", 400)
 STEPS = (*GAME, "--quiet")
 
@@ -103,6 +103,7 @@ def check_quality(folder: Path) -> None:
 # --- runs --------------------------------------------------------------------------
 
 
+@UNDESCRIBED
 def test_table_report_and_plot_are_written(files: Path, capsys: Any) -> None:
     more = ("--test-fraction", 0.25, "--seed", 3, "--epsilon", 4, "--num-records", 2500)
     assert run(*given(files), *STEPS, *more) == 0
@@ -183,6 +184,7 @@ def test_from_entropy_is_private_and_says_nothing_of_the_records(
     check_plot(files / "out" / synthesize.PLOT)
 
 
+@UNDESCRIBED
 def test_public_records_and_metrics_that_are_not_private(
     files: Path, table: list[list[object]], capsys: Any
 ) -> None:
@@ -215,6 +217,7 @@ def test_steps_are_chosen_and_other_relations_and_degrees_are_taken(
     assert report["num_steps"] == report["plan"]["num_steps"] > 1
 
 
+@UNDESCRIBED
 def test_marginals_are_measured_where_that_is_better(files: Path, capsys: Any) -> None:
     """The default: one release, intervals from its noise, and smaller errors."""
     more = ("--degree", "1,2", "--test-fraction", 0.25, "--seed", 3, "--epsilon", 4)

@@ -110,9 +110,8 @@ class Column:
 
     def undescribed(self, texts: Sequence[str]) -> list[str]:
         """Says which of PUBLIC texts have no cell, how many, and what describes them."""
-        outside = [
-            texts[i].strip() for i in np.flatnonzero(self.cells(texts) == OUTSIDE)
-        ]
+        found = zip(texts, self.cells(texts), strict=True)
+        outside = [text.strip() for text, cell in found if cell == OUTSIDE]
         blanks = sum(text in MISSING for text in outside)
         others = len(outside) - blanks
         said = []
