@@ -123,7 +123,8 @@ def test_intervals_hold_the_distance_to_a_table_with_blanks(
 ) -> None:
     """Where blanks are marked; else to the table over which such records are spread.
 
-    Of 40 runs an interval of 95% misses more than 12 with probability 4e-8.
+    Of 100 runs an interval of 95% misses more than 20 with probability 2.1e-8. They take
+    over 10 s where cores are shared, and fewer would not see noise that is told too small.
     """
     bins = binning.binning(spec)
     private = np.zeros((4, 3))
@@ -137,31 +138,29 @@ def test_intervals_hold_the_distance_to_a_table_with_blanks(
     choice = synthesis.planned(
         queries, num_examples=800, relation="replace_one", method=method, **BUDGET
     )
-    missed = dict.fromkeys(("a", "b", "ab", "share", "private"), 0)
-    for seed in range(40):
+    missed: Any = dict.fromkeys(((0,), (1,), (0, 1), "share", "private"), 0)
+    for seed in range(100):
         keys = jaxdp.Keys.insecure(seed)
         found = synthesis.release(choice, keys, codes, queries)
         assert found.measured is not None and found.outside is not None
         records = synthesis.drawn(keys, found.histogram, 800)
         own = np.bincount(records, minlength=bins.domain_size) / 800
-        counts = quality.measured(found.measured)
-        table = own.reshape(bins.sizes)
-        for one in quality.judged(bins, own, counts, {})["tables"]:
-            if "interval" not in one:  # Of a pair that no round measured.
-                continue
-            name = "".join(one["columns"])
-            axes = tuple(i for i in range(2) if bins.names[i] not in name)
-            low, high = one["interval"]
-            missed[name] += not low <= distance(table, spread, axes) <= high
-            if name == "ab":
+        table, counts = own.reshape(bins.sizes), quality.measured(found.measured)
+        for axes, noised in counts.tables.items():
+            others = tuple(i for i in range(2) if i not in axes)
+            low, high = quality.distance_interval(
+                table.sum(others), noised, counts.stds[axes]
+            )
+            missed[axes] += not low <= distance(table, spread, others) <= high
+            if not others:
                 full = np.pad(table, ((0, 4 - rows), (0, 3 - columns)))
                 missed["private"] += not low <= distance(full, private) <= high
         low, high = found.outside
         missed["share"] += not low <= share <= high
         assert high - low < 0.1
     if spec is UNMARKED:
-        assert missed.pop("private") > 30
-    assert max(missed.values()) <= 12
+        assert missed.pop("private") > 75
+    assert max(missed.values()) <= 20
 
 
 # --- the choice --------------------------------------------------------------------
