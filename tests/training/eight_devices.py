@@ -988,7 +988,8 @@ def test_sharded_params_are_never_gathered() -> None:
     """In the program of the loop, which holds the step once, in its body.
 
     Beside one integer a direction, devices exchange what the losses' own products need: a
-    layer's activations of a slice at both signs, and its losses.
+    layer's activations of a slice at both signs, and its losses. Of an activation that a
+    perturbation waits for they exchange one word.
     """
     plan = plan_of(direction="gaussian")
     mesh, params = parallel.check_mesh(TWO_BY_FOUR, sharded())
@@ -1000,8 +1001,9 @@ def test_sharded_params_are_never_gathered() -> None:
     given = (carry, Keys.insecure(0), DATA, step, step)
     made = parallel.lowered(mesh, program, *given).compile()
     found = sorted(all_reduces(made.as_text()))
-    activations = f"f32[2,6,{WIDTH}] all-gather"
-    assert found == [activations, "f32[2,6] all-reduce", "s32[1] all-reduce"]
+    words, activations = "u32[2,1,1]", f"f32[2,6,{WIDTH}] all-gather"
+    losses = ["f32[2,6] all-reduce", "s32[1] all-reduce"]
+    assert found == [f"({words}, {words}) all-reduce", activations, *losses]
     # Arguments: a quarter of the parameters and of their momentum, data and little else.
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(WIDE))
     data = sum(leaf.nbytes for leaf in DATA)
