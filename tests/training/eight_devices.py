@@ -1104,7 +1104,10 @@ def test_sharded_params_are_refused_where_they_cannot_be() -> None:
     along = sharded(specs=SPECS | {"layers": {"w": PartitionSpec("data")}})
     signs = mesh_of(signs=2, data=4)
     on_signs = sharded(jnp.zeros(4), PartitionSpec("signs"), signs)
+    four = jax.device_put({"w": jnp.zeros(4, jnp.int4)}, jax.devices()[0])
     for params, mesh, said in (
+        (four, None, "8 bits or more on a mesh of CPUs.*got int4 for the leaf 'w'"),
+        (four, TWO_BY_FOUR, "got int4 for the leaf 'w': JAX's compiled programs"),
         (sharded(), None, "mesh must be given .* the leaf 'in' on NamedSharding"),
         (sharded(), GRID, r"params must be on the mesh \{'rows': 2.*the leaf 'in' on"),
         (along, TWO_BY_FOUR, "must not be split along the layers .* got 'layers/w'"),
