@@ -119,7 +119,7 @@ def rows_of(name: str, shape: programs.Shape, devices: int) -> list[Row]:
             "largest all-gather over a layer's kernel",
             gathered.bytes / kernel,
             "share",
-            note=gathered.name,
+            note=gathered.name or "vectors of all layers",
         ),
     ]
 
@@ -157,7 +157,7 @@ def built(shape: programs.Shape, mesh_shape: tuple[int, int]) -> tuple[Any, Any]
 
 
 class Result(NamedTuple):
-    """The result of a collective: bytes, and its type and place in the model."""
+    """The result of a collective: its bytes, and the part of the model that reads it."""
 
     bytes: float = 0
     name: str = ""
@@ -183,7 +183,9 @@ def exchanged(of: hlo.Program) -> tuple[dict[str, float], dict[str, Result]]:
                 integers = {x.dtype for x in arrays} == {"s32"}
                 known = kind if kind in ("all-reduce", "all-gather") else "other"
                 total["integers" if integers else known] += runs * size
-                source = re.search(r'op_name="[^"]*/closed_call/([^"]*)"', line.rest)
+                source = re.search(
+                    r'op_name="[^"]*/closed_call/(?:Block/)?([^"]*)/\w+"', line.rest
+                )
                 said = source[1] if source else ""
                 largest[kind] = max(largest[kind], Result(size, said))
             elif kind == "while":

@@ -71,9 +71,9 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
 
 
 def takes_four_bits(devices: Any) -> bool:
-    """Returns False for CPUs: JAX's compiled programs refuse what is put onto one in 4 bits.
+    """Returns False for CPUs, where JAX's compiled programs refuse numbers of 4 bits.
 
-    (Checked with jax 0.10: a program and the arrays name other layouts.)
+    Program and arrays name other layouts, in jax 0.10.
     """
     return all(device.platform != "cpu" for device in devices)
 
