@@ -153,6 +153,8 @@ accelerators:
 	    $(if $(ARGS),,$(AHEAD) $$env/bin/python -m bench.accelerators excerpts $${of#*:} \
 	      > $$kept/excerpts.txt || exit 1;) \
 	  else echo "skipped: the packages of $$env cannot be had"; fi; done
+	$(if $(ARGS),,test ! -e .venv-tpu/.installed || $(AHEAD) .venv-tpu/bin/python \
+	  -m bench sharded --json bench/results/v5p-aot/sharded.json)
 
 clean:
 	rm -rf build dist docs/_build *.egg-info .pytest_cache .jax_cache .ruff_cache .hypothesis

@@ -73,13 +73,13 @@ def missing(chip: str) -> str:
 
 
 @functools.cache
-def topology(chip: str) -> Any:
-    """The devices of a chip's smallest board: one H100, or 2 x 2 TPUs."""
+def topology(chip: str, board: str = "") -> Any:
+    """The devices of a board; of a chip's smallest, one H100 or 2 x 2 TPUs, by default."""
     if chip.startswith("H"):
         return topologies.get_topology_desc(
             platform="cuda", target_config=_H100, topology="1x1x1"
         )
-    name = f"{chip}:2x2" + ("x1" if chip == "v5p" else "")
+    name = f"{chip}:" + (board or ("2x2x1" if chip == "v5p" else "2x2"))
     return topologies.get_topology_desc(platform="tpu", topology_name=name)
 
 

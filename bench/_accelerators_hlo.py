@@ -411,7 +411,19 @@ class Program:
             start = body[start.operands[0]]
         if {start.opcode, right.opcode} != {"constant"}:
             return None
-        return int(right.operands[0]) - int(start.operands[0])
+        distance = int(right.operands[0]) - int(start.operands[0])
+        return -(-distance // self._stride(of, int(place[1])))
+
+    def _stride(self, of: Instruction, place: int) -> int:
+        """Returns what a loop adds to its counter: more than 1 where it is unrolled."""
+        (called,) = self._called(of, "body")
+        body = self.computations[called]
+        after = body.get(next(x for x in body.values() if x.root).operands[place])
+        while after and after.opcode == "copy":
+            after = body.get(after.operands[0])
+        added = after.operands if after and after.opcode == "add" else ()
+        numbers = (body[x] for x in added if x in body)
+        return next((int(x.operands[0]) for x in numbers if x.opcode == "constant"), 1)
 
     def _launched(
         self, of: Instruction, body: dict[str, Instruction], first: bool

@@ -1,23 +1,24 @@
 """What a device holds and exchanges where the parameters of a model are split over devices.
 
 The loop of a run of DPZero, as ``fit`` compiles it, of abstract shapes in bfloat16: no
-weight is made. Each model in a process of its own with 32 virtual devices of a CPU, on
-meshes of one device, of 8 that split the parameters, and of 4 x 8, of which 4 share the
-records too.
+weight is made. It is compiled ahead of time for 32 chips of a v5p, where a TPU's compiler
+is installed (``make accelerators``): on meshes of one chip, of 8 that split the parameters,
+and of 4 x 8, of which 4 share the records too. A small model is compiled for virtual
+devices of a CPU elsewhere, whose compiler multiplies numbers of 16 bits in float32 and so
+tells nothing of other devices' temporary memory. Each model has a process of its own.
 
-Bytes of arguments are those of any device. Temporary memory is that of XLA's compiler for
-CPUs, which multiplies numbers of 16 bits in float32: it stores all weights a second time,
-twice as long, and tells nothing of other devices. What is exchanged is counted in the
-program's text, by the results of its collectives, loops over layers times their trips.
+What is exchanged is counted in the program's text, by the results of its collectives, loops
+over layers times their trips.
 """
 
 import collections
 import json
 import math
 import os
+import re
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,9 @@ import optax
 from jax.sharding import Mesh
 
 import jaxdp
+from bench import _accelerators, _harness, lm_step
 from bench import _accelerators_hlo as hlo
 from bench import _accelerators_programs as programs
-from bench import _harness, lm_step
 from jaxdp import training
 from jaxdp.core import keys as keys_lib
 from jaxdp.models.language import LanguageModel, shardings
@@ -46,14 +47,18 @@ TINY: dict[str, programs.Shape] = {
 #: Devices that share the records, and those that split the parameters.
 MESHES = {1: (1, 1), 8: (1, 8), 32: (4, 8)}
 LAW = "gaussian"
+#: What is compiled for: 32 chips, of 95 GB each.
+CHIP, BOARD = "v5p", "2x4x4"
 
 
 def run(quick: bool) -> list[Row]:
     """Rows of every model, each from a process of its own."""
+    if (missing := _accelerators.missing(CHIP)) and not quick:
+        return [Row(CHIP, "compilation", None, missing)]
+    flags = f"--xla_force_host_platform_device_count={max(MESHES)}"
+    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "32"}
     found = []
     for name in TINY if quick else MODELS:
-        flags = f"--xla_force_host_platform_device_count={max(MESHES)}"
-        environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "32"}
         done = subprocess.run(
             [sys.executable, "-m", "bench.sharded", name],
             env=os.environ | environment,
@@ -63,6 +68,12 @@ def run(quick: bool) -> list[Row]:
         )
         found += [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])]
     return found
+
+
+def device() -> str:
+    """The chip that is compiled for, or the device."""
+    missing = _accelerators.missing(CHIP)
+    return _harness.device() if missing else f"{CHIP} (compiled ahead of time)"
 
 
 def main(name: str) -> None:
@@ -75,31 +86,57 @@ def main(name: str) -> None:
 def rows_of(name: str, shape: programs.Shape, devices: int) -> list[Row]:
     """Rows of a model on a mesh of so many devices."""
     print(name, devices, file=sys.stderr, flush=True)
-    compiled, params, layer = built(shape, MESHES[devices])
-    memory, case = compiled.memory_analysis(), f"{name}, {devices} devices"
-    sizes = {
-        "parameters": params,
-        "arguments": memory.argument_size_in_bytes,
-        "temp memory": memory.temp_size_in_bytes,
-    }
-    rows = [Row(case, key, value / 1e9, "GB") for key, value in sizes.items()]
-    moved, largest = exchanged(hlo.Program(compiled.as_text()))
+    case = f"{name}, {devices} devices"
+    lowered, params = built(shape, MESHES[devices])
+    layers = params["layers"]
+    held = sum(map(_held, jax.tree.leaves(params)))
+    rows = [Row(case, "parameters", held / 1e9, "GB")]
+    try:
+        compiled = lowered.compile()
+    except (
+        jax.errors.JaxRuntimeError
+    ) as error:  # It does not fit: the compiler says so.
+        said = next(x for x in str(error).splitlines() if "emory" in x or "hbm" in x)
+        return [*rows, Row(case, "temp memory", None, "", note=f"skipped: {said}")]
+    memory = compiled.memory_analysis()
+    temp, layer = memory.temp_size_in_bytes, sum(map(_held, jax.tree.leaves(layers)))
+    layer /= jax.tree.leaves(layers)[0].shape[0]
+    program = hlo.Program(compiled.as_text())
+    moved, largest = exchanged(program)
+    gathered = largest["all-gather"]
+    kernel = max(
+        x.size * x.dtype.itemsize / x.shape[0] for x in jax.tree.leaves(layers)
+    )
     kinds = ("all-reduce", "all-gather", "integers", "other")
-    rows += [Row(case, kind, moved[kind] / 1e6, "MB") for kind in kinds]
-    share = largest["all-gather"] / layer
     return [
         *rows,
-        Row(case, "largest all-gather over a layer's kernel", share, "share"),
+        Row(case, "arguments", memory.argument_size_in_bytes / 1e9, "GB"),
+        Row(case, "temp memory", temp / 1e9, "GB"),
+        Row(case, "temp memory in layers", temp / layer, "layers"),
+        *(Row(case, kind, moved[kind] / 1e6, "MB") for kind in kinds),
+        Row(
+            case,
+            "largest all-gather over a layer's kernel",
+            gathered.bytes / kernel,
+            "share",
+            note=gathered.name or "vectors of all layers",
+        ),
     ]
 
 
-def built(
-    shape: programs.Shape, mesh_shape: tuple[int, int]
-) -> tuple[Any, float, float]:
-    """Compiles the loop; returns it with a device's bytes of params, and a kernel's."""
+def _held(x: Any) -> float:
+    """Bytes of a leaf on each device."""
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def built(shape: programs.Shape, mesh_shape: tuple[int, int]) -> tuple[Any, Any]:
+    """Lowers the loop; returns it with the shapes of the parameters on the mesh."""
     _, rows, _ = shape
     loss, params, data = programs.language_model(shape)
-    devices = np.asarray(jax.devices()[: math.prod(mesh_shape)])
+    there: Any = jax.devices()
+    if not _accelerators.missing(CHIP):
+        there = _accelerators.topology(CHIP, BOARD).devices
+    devices = np.asarray(there[: math.prod(mesh_shape)])
     mesh = Mesh(devices.reshape(mesh_shape), ("data", "model"))
     places = shardings(params, mesh)
     params = jax.tree.map(lambda x, s: x.update(sharding=s), params, places)
@@ -116,39 +153,45 @@ def built(
     kept = parallel.shardings(mesh, params, carry)
     carry = jax.tree.map(lambda x, s: x.update(sharding=s), carry, kept)
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    lowered = parallel.lowered(mesh, program, carry, keys, data, step, step)
-    held = sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-        for x in jax.tree.leaves(params)
-    )
-    kernels = jax.tree.leaves(params["layers"])
-    layer = max(x.size * x.dtype.itemsize / x.shape[0] for x in kernels)
-    return lowered.compile(), held, layer
+    return parallel.lowered(mesh, program, carry, keys, data, step, step), params
 
 
-def exchanged(
-    of: hlo.Program,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns bytes of collectives' results in a step, and of the largest, by their names.
+class Result(NamedTuple):
+    """The result of a collective: its bytes, and the part of the model that reads it."""
 
-    ``integers`` are sums of 32-bit integers: those of the records' slopes.
+    bytes: float = 0
+    name: str = ""
+
+
+def exchanged(of: hlo.Program) -> tuple[dict[str, float], dict[str, Result]]:
+    """Returns bytes of collectives' results in a step, and the largest, by their names.
+
+    ``integers`` are sums of signed 32-bit integers: those of the records' slopes.
     """
     total: dict[str, float] = collections.defaultdict(float)
-    largest: dict[str, float] = collections.defaultdict(float)
+    largest: dict[str, Result] = collections.defaultdict(Result)
 
     def visit(name: str, runs: float) -> None:
         body = of.computations[name]
         for line in body.values():
             kind = line.opcode.removesuffix("-start")
             if kind in hlo.COLLECTIVES:
-                integers = {x.dtype for x in line.arrays} == {"s32"}
+                # What is sent stands before the result where that comes later.
+                sent = line.opcode in ("all-gather-start", "collective-permute-start")
+                arrays = line.arrays[1:2] if sent else line.arrays
+                size = sum(x.size * hlo.BYTES[x.dtype] for x in arrays)
+                integers = {x.dtype for x in arrays} == {"s32"}
                 known = kind if kind in ("all-reduce", "all-gather") else "other"
-                total["integers" if integers else known] += runs * line.bytes
-                largest[kind] = max(largest[kind], line.bytes)
+                total["integers" if integers else known] += runs * size
+                source = re.search(
+                    r'op_name="[^"]*/closed_call/(?:Block/)?([^"]*)/\w+"', line.rest
+                )
+                said = source[1] if source else ""
+                largest[kind] = max(largest[kind], Result(size, said))
             elif kind == "while":
                 trips = of._trips(line, body) or 1
                 visit(of._called(line, "body")[0], runs * trips)
-            elif kind != "fusion":
+            else:
                 key = "calls|to_apply|branch_computations|true_computation"
                 for called in of._called(line, key):
                     visit(called, runs)

@@ -283,10 +283,19 @@ def _fold_in(key: jax.Array, low: jax.Array) -> jax.Array:
 
 
 def _counters(shape: tuple[int, ...]) -> jax.Array:
+    """Counts the elements of an array, uint32.
+
+    Axis by axis: a flat count that is reshaped would be stored on a TPU, and sent between
+    devices that share the array.
+    """
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"an array of {size} elements exceeds the 2**32 counters")
-    return jax.lax.iota(jnp.uint32, size).reshape(shape)
+    total = jnp.zeros(shape, jnp.uint32)
+    for axis in range(len(shape)):
+        stride = np.uint32(math.prod(shape[axis + 1 :]))
+        total += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
+    return total
 
 
 @_inlined
@@ -628,11 +637,12 @@ def zero_after(after: jax.Array) -> jax.Array:
       >>> int(threefry.zero_after(jnp.array([jnp.nan, 1.0])))
       0
     """
-    first = after.reshape(-1)[:1]
+    # Not of a flat view, which devices that share ``after`` would gather.
+    first = jax.lax.slice(after, [0] * after.ndim, [min(n, 1) for n in after.shape])
     if first.size == 0:
         return jnp.zeros((), jnp.int32)
     word = jax.lax.bitcast_convert_type(first, jnp.dtype(f"uint{8 * first.itemsize}"))
-    n = word[0].astype(jnp.int32)
+    n = word.reshape(()).astype(jnp.int32)
     return (n * (n + 1)) & 1  # The product of neighbours is even, also modulo 2**32.
 
 

@@ -26,6 +26,7 @@ import jaxdp
 from jaxdp import accounting, models, planner, plans, sampling, training
 from jaxdp.cli import (
     budget,
+    launch,
     main,
     options,
     parser,
@@ -606,6 +607,19 @@ def test_launch_kills_the_others_and_says_how_all_ended(
     assert json.loads(capsys.readouterr().out) == want
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux alone")
+def test_the_port_of_launched_processes_is_held_until_they_end() -> None:
+    with launch.held_port() as (port, held):
+        job = subprocess.Popen(["sleep", "300"], pass_fds=held)
+
+    with socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("localhost", port))
+        job.kill()
+        job.wait()
+        other.bind(("localhost", port))
+
+
 @pytest.mark.slow  # Up to eight processes, of which each imports and compiles.
 @pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
 def test_launched_processes_stop_and_go_on_together(
@@ -679,10 +693,9 @@ time.sleep(0.5)
 
 def test_sigterm_ends_a_process_that_has_joined_and_not_begun() -> None:
     """JAX would take it, and the run would begin all the same."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        script = _WAITING.format(port=free.getsockname()[1])
-    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=100)
+    with launch.held_port() as (port, _):
+        words = [sys.executable, "-c", _WAITING.format(port=port)]
+        done = subprocess.run(words, check=False, timeout=100)
     assert done.returncode == -signal.SIGTERM
 
 

@@ -46,6 +46,12 @@ def joined(
     if command.distributed:
         _join(command.distributed)
     mesh = mesh_of(command)
+    four = getattr(command, "quantised", None) == "int4"
+    if four and mesh is not None and not parallel.takes_four_bits(mesh.devices.flat):
+        raise UsageError(
+            "--quantised must be int8 with --mesh or --distributed on CPUs, got int4: "
+            "JAX's compiled programs refuse it there"
+        )
     if not parallel.several_processes(mesh):
         yield command, out, True
         return

@@ -1,5 +1,6 @@
 """``jaxdp launch``: processes on this machine that run one command together."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import IO, TextIO
 
 from jaxdp.cli import PREEMPTED, options
@@ -30,16 +32,20 @@ def run(command: options.Launch, words: list[str]) -> int:
             f"after --, the command must be one of {', '.join(_TOGETHER)}; got {got}"
         )
     count = command.processes
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
     begin = [sys.executable, "-m", "jaxdp.cli", *words]
-    places = [f"--distributed={address},{index},{count}" for index in range(count)]
     pipe = subprocess.PIPE
-    jobs = [
-        subprocess.Popen([*begin, place], text=True, stdout=pipe, stderr=pipe)
-        for place in places
-    ]
+    with held_port() as (port, held):
+        place = f"--distributed=localhost:{port}"
+        jobs = [
+            subprocess.Popen(
+                [*begin, f"{place},{index},{count}"],
+                text=True,
+                stdout=pipe,
+                stderr=pipe,
+                pass_fds=held,
+            )
+            for index in range(count)
+        ]
 
     def forward(number: int, frame: object) -> None:
         del frame
@@ -70,6 +76,25 @@ def run(command: options.Launch, words: list[str]) -> int:
         codes = [_code(job.returncode) for job in jobs]
         print(json.dumps({"exit_code": code, "exit_codes": codes}))
     return code
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[tuple[int, list[int]]]:
+    """Yields a free port, and the descriptor that keeps it for processes that inherit it.
+
+    Linux gives it to no other socket as long as one of them lives, but for what asks for
+    this port with SO_REUSEPORT, as the coordinator of ``jax.distributed`` does. Elsewhere
+    another program may take it before that.
+    """
+    with socket.socket() as held:
+        kept = sys.platform == "linux"
+        if kept:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("localhost", 0))
+        port = held.getsockname()[1]
+        if not kept:
+            held.close()
+        yield port, [held.fileno()] if kept else []
 
 
 def _code(code: int) -> int:

@@ -112,11 +112,15 @@ def by_user(
 
 
 def _names(users: Any, name: str) -> np.ndarray:
-    names = np.asarray(users)
+    try:
+        names = np.asarray(users)
+    except ValueError:  # Some records have more owners than others.
+        names = np.asarray(users, object)
     if names.ndim != 1 or names.dtype.kind not in "iuUS":
         raise TypeError(
             f"{name} must be integers or strings of shape (n,), got {names.dtype} of "
-            f"shape {names.shape}"
+            f"shape {names.shape}; of records with several owners choose some by "
+            "jaxdp.data.users.one_per_owner"
         )
     return names
 

@@ -52,6 +52,7 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
     that are split over ``mesh`` are split over it in place. Other leaves stay as they are.
     Of several processes all refuse what one does.
     """
+    _check_integers(mesh, params)
     if mesh is None:
         check_device(mesh, params=params)
         return None, params
@@ -67,6 +68,27 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
             f"the processes {sorted(processes)} of {jax.process_count()}"
         )
     return together(mesh, lambda: _on_mesh(mesh, params))
+
+
+def takes_four_bits(devices: Any) -> bool:
+    """Returns False for CPUs, where JAX's compiled programs refuse numbers of 4 bits.
+
+    Program and arrays name other layouts, in jax 0.10.
+    """
+    return all(device.platform != "cpu" for device in devices)
+
+
+def _check_integers(mesh: Any, params: Any) -> None:
+    for path, leaf in _arrays(params):
+        if leaf.dtype not in (jnp.int4, jnp.uint4):
+            continue
+        devices = mesh.devices.flat if isinstance(mesh, Mesh) else leaf.devices()
+        if (leaf.committed or mesh is not None) and not takes_four_bits(devices):
+            raise ValueError(
+                "params must have 8 bits or more on a mesh of CPUs, or where they are put "
+                f"onto one, got {leaf.dtype} for the leaf {path_str(path)!r}: JAX's "
+                "compiled programs refuse it"
+            )
 
 
 def _on_mesh(mesh: Mesh, params: Any) -> tuple[Mesh, Any]:

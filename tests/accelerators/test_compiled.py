@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import _accelerators, _harness, accelerators
+from bench import _accelerators, _harness, accelerators, sharded
 from bench import _accelerators_hlo as hlo
 from bench import _accelerators_programs as programs
 
@@ -114,6 +114,52 @@ def test_no_count_has_grown(chip: str) -> None:
             "launches": was,
         }.get(metric, 0)
         assert value <= was + slack, f"{case}: {metric} grew from {was} to {value}"
+
+
+def test_the_parts_of_a_split_model_are_kept() -> None:
+    """Temporaries fall with a chip's part of the model, what is sent with its records."""
+    path = RESULTS / "v5p-aot/sharded.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    values, one, eight, all_of_them = by_place(document["rows"]), *sharded.MESHES
+    for name in sharded.MODELS:
+        held = {
+            devices: values[f"{name}, {devices} devices", "temp memory"]
+            for devices in sharded.MESHES
+        }
+        assert held[all_of_them] < 1.2 * held[eight]
+        # Where all of it fits on one.
+        assert name == "Llama 70B" or held[eight] < held[one] / 2
+        before, after = (
+            sum(
+                values[f"{name}, {devices} devices", kind]
+                for kind in ("all-gather", "all-reduce", "other")
+            )
+            for devices in (eight, all_of_them)
+        )
+        # A quarter, but XLA sends some inputs several times, to multiply meanwhile.
+        assert after < before / 2
+    (note,) = (row["note"] for row in document["rows"] if row["value"] is None)
+    assert note.startswith("skipped: RESOURCE_EXHAUSTED")
+
+
+@pytest.mark.slow  # Three compilations for a TPU.
+def test_a_tpu_exchanges_no_random_words(tmp_path: pathlib.Path) -> None:
+    python = ROOT / CHIPS["v5e"] / "bin/python"
+    if not python.exists():
+        pytest.skip(f"{CHIPS['v5e']} is not there: make accelerators")
+    path = tmp_path / "sharded.json"
+    subprocess.run(
+        [python, "-m", "bench", "sharded", "--quick", "--json", path],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    values = by_place(json.loads(path.read_text(encoding="utf-8"))["rows"])
+    for devices in (8, 32):  # From device to device, but for sums and activations.
+        assert values[f"tiny, {devices} devices", "other"] == 0
+    few, many = (values[f"tiny, {n} devices", "all-gather"] for n in (32, 8))
+    assert few < many / 3
 
 
 def test_compilers_are_of_the_version_of_jax() -> None:

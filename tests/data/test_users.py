@@ -309,6 +309,9 @@ def test_no_owner_has_two_of_the_chosen_records() -> None:
         assert have & set(owners[i].tolist())
     once = [iter(x.tolist()) for x in owners]  # Owners that can be read once.
     assert users_lib.one_per_owner(once).tolist() == chosen.tolist()  # pyright: ignore
+    for several in ([("a", "b"), ("c", "d")], [("a", "b"), ("c",)], [("a",), "b"]):
+        with pytest.raises(TypeError, match=r"shape \(n,\).*users\.one_per_owner"):
+            jaxdp.by_user(np.zeros((2, 1)), several, records_per_user=1)
     with pytest.raises(TypeError, match="for each record, at 1 too"):
         users_lib.one_per_owner([("ann",), "ann"])
 

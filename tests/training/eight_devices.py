@@ -988,7 +988,8 @@ def test_sharded_params_are_never_gathered() -> None:
     """In the program of the loop, which holds the step once, in its body.
 
     Beside one integer a direction, devices exchange what the losses' own products need: a
-    layer's activations of a slice at both signs, and its losses.
+    layer's activations of a slice at both signs, and its losses. Of an activation that a
+    perturbation waits for they exchange one word.
     """
     plan = plan_of(direction="gaussian")
     mesh, params = parallel.check_mesh(TWO_BY_FOUR, sharded())
@@ -1000,8 +1001,9 @@ def test_sharded_params_are_never_gathered() -> None:
     given = (carry, Keys.insecure(0), DATA, step, step)
     made = parallel.lowered(mesh, program, *given).compile()
     found = sorted(all_reduces(made.as_text()))
-    activations = f"f32[2,6,{WIDTH}] all-gather"
-    assert found == [activations, "f32[2,6] all-reduce", "s32[1] all-reduce"]
+    words, activations = "u32[2,1,1]", f"f32[2,6,{WIDTH}] all-gather"
+    losses = ["f32[2,6] all-reduce", "s32[1] all-reduce"]
+    assert found == [f"({words}, {words}) all-reduce", activations, *losses]
     # Arguments: a quarter of the parameters and of their momentum, data and little else.
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(WIDE))
     data = sum(leaf.nbytes for leaf in DATA)
@@ -1102,7 +1104,10 @@ def test_sharded_params_are_refused_where_they_cannot_be() -> None:
     along = sharded(specs=SPECS | {"layers": {"w": PartitionSpec("data")}})
     signs = mesh_of(signs=2, data=4)
     on_signs = sharded(jnp.zeros(4), PartitionSpec("signs"), signs)
+    four = jax.device_put({"w": jnp.zeros(4, jnp.int4)}, jax.devices()[0])
     for params, mesh, said in (
+        (four, None, "8 bits or more on a mesh of CPUs.*got int4 for the leaf 'w'"),
+        (four, TWO_BY_FOUR, "got int4 for the leaf 'w': JAX's compiled programs"),
         (sharded(), None, "mesh must be given .* the leaf 'in' on NamedSharding"),
         (sharded(), GRID, r"params must be on the mesh \{'rows': 2.*the leaf 'in' on"),
         (along, TWO_BY_FOUR, "must not be split along the layers .* got 'layers/w'"),

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys
+from jaxdp.cli import launch
 from jaxdp.training import ledger
 from tests.training import two_processes
 from tests.training.problem import DATA, PARAMS
@@ -39,21 +39,27 @@ def processes(
     function: str, *given: object, count: int = 2, devices: int = 2
 ) -> list[subprocess.Popen[str]]:
     """Processes of so many devices each, that all call a function of two_processes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, address, str(index), str(count), function]
-            + [str(x) for x in given],
-            cwd=ROOT,
-            env=environment(devices),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
+    words = str(count), function, *map(str, given)
+    with launch.held_port() as (port, held):
+        return [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    PROCESS,
+                    f"localhost:{port}",
+                    str(index),
+                    *words,
+                ],
+                cwd=ROOT,
+                env=environment(devices),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=held,
+            )
+            for index in range(count)
+        ]
 
 
 def results(function: str, *given: object, timeout: int = 600, **of: int) -> list[Any]:

@@ -8,8 +8,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.kernels.sphere import path_str
 
-#: Kernels (in, out) whose inputs are split as the outputs of those before them are.
-_AFTER = ("attention/output/kernel", "mlp/down/kernel")
+#: Kernels (in, out) whose inputs are split, as the outputs of those before them are.
+#: Attention's last is not of them: its inputs are as few as its outputs, and a TPU's
+#: compiler would draw its directions as it does those of the others, which have its shape.
+_AFTER = ("mlp/down/kernel",)
 #: Kernels, and tables whose rows are read: all that grows with the width and is split.
 _SPLIT = ("kernel", "tokens", "positions", "types", "decoder")
 
@@ -17,10 +19,10 @@ _SPLIT = ("kernel", "tokens", "positions", "types", "decoder")
 def shardings(params: Any, mesh: Mesh, *, axis: str | tuple[str, ...] = "model") -> Any:
     """Returns where to put the parameters of a language model, to share its memory.
 
-    Kernels of attention and MLP are split by heads and units (Megatron-LM's rule, so that a
-    layer adds its sums twice), tables by their columns. Leaves of layers are never split
-    along the layers. Biases, norms, adapters and a classifier's last kernel are small and
-    lie on every device.
+    Kernels are split by their outputs (heads, units), tables by their columns, and the last
+    kernel of an MLP by its inputs (Megatron-LM's rule), so that its many units are never
+    gathered. Leaves of layers are never split along the layers. Biases, norms, adapters and
+    a classifier's last kernel are small and lie on every device.
 
     Args:
       params: of a :class:`LanguageModel`: arrays or ``jax.ShapeDtypeStruct``; only shapes
