@@ -7,6 +7,7 @@ number, so that noise of another key, step, law or scale is seen, however close 
 """
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -48,8 +49,14 @@ def bits_of_sum(plan: Any) -> int:
 
 
 def std_of_sum(plan: Any) -> int:
-    """In units of the grid, rounded up: of plans of one noised sum a step."""
-    return math.ceil(noise_of_sum(plan) * moves(plan) * 2 ** bits_of_sum(plan))
+    """In units of the grid: of plans of one noised sum a step."""
+    return whole(noise_of_sum(plan) * moves(plan) * 2 ** bits_of_sum(plan))
+
+
+def whole(units: float) -> int:
+    """The least deviation of integers that hides as much as normal noise of so many."""
+    least = math.ceil(units)
+    return least + (least**2 < Fraction(units) ** 2 + 4)
 
 
 def unit_of_sum(plan: Any) -> float:
@@ -88,7 +95,7 @@ def sums(plan: Any, keys: Keys, size: int, steps: int | None = None) -> np.ndarr
 def counts(plan: Any, keys: Keys) -> np.ndarray:
     """The noise of clip tuning's counts, int64 (T,): units are 2**-bits of a half."""
     noise = plan.clip_tuning.count_noise_multiplier * moves(plan)
-    law = lattice_gaussian.law(math.ceil(noise * 2 ** bits_of_sum(plan)))
+    law = lattice_gaussian.law(whole(noise * 2 ** bits_of_sum(plan)))
     key = root(plan, keys)
 
     def one(t: jax.Array) -> jax.Array:
@@ -145,7 +152,7 @@ def _size(plan: Any, phases: list[str], t: int) -> float:
 def std_of_node(plan: Any) -> int:
     """In units of the noise. Independent noise is not rounded, and has no more for it."""
     more = 1.0 if plan.prefix_noise == "independent" else MORE
-    return math.ceil(node_std(plan) / unit_of_means(plan) * more)
+    return whole(node_std(plan) / unit_of_means(plan) * more)
 
 
 def increments(

@@ -121,10 +121,10 @@ def transformation(
                 "jax.ShapeDtypeStruct leaves; call it with arrays"
             )
         if missing := [name for name in needed if name not in named]:
-            words = " and ".join(f"{name}=" for name in missing)
+            words = " and ".join(map(repr, missing))
             raise TypeError(
-                f"update must be given {words}: private gradients are made of the losses "
-                "of a batch, and not of gradients that come in"
+                f"update must be given {words} by name: private gradients are made of the "
+                "losses of a batch, and not of gradients that come in"
             )
         return update(updates, state, *given, **named)
 

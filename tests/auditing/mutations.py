@@ -155,8 +155,8 @@ MUTATIONS = (
     Mutation(
         "noise of a count halved",
         SUMS_OF_PLANS,
-        "math.ceil(self.units(self.count_noise_multiplier))",
-        "math.ceil(self.units(self.count_noise_multiplier / 2))",
+        "self.units(self.count_noise_multiplier)",
+        "self.units(self.count_noise_multiplier / 2)",
         "tuned gradients",
     ),
     Mutation(
@@ -315,8 +315,8 @@ MUTATIONS = (
     Mutation(
         "correlated noise halved",
         SUMS_OF_PLANS,
-        "math.ceil(self.node_std / unit * _MORE)",
-        "math.ceil(self.node_std / unit / 2)",
+        "accounting.integer_std(self.node_std / unit * _MORE)",
+        "accounting.integer_std(self.node_std / unit / 2)",
         "tree",
     ),
     Mutation(
@@ -708,8 +708,8 @@ MUTATIONS = (
     Mutation(
         "noise on marginals divided by their cells",
         MWEM_PLAN,
-        "math.ceil(std * 2**bits)",
-        "math.ceil(std * 2**bits / len(self.attributes) ** 0.5)",
+        "accounting.integer_std(std * 2**bits)",
+        "accounting.integer_std(std * 2**bits / len(self.attributes) ** 0.5)",
         "marginals",
     ),
     # It halves the sensitivity that the draws are charged for, not what one record moves.

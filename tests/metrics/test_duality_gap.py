@@ -279,7 +279,7 @@ def test_noise_and_guarantee() -> None:
     first = found[0]
     assert first.sensitivity == pytest.approx(4 * 1.5 / 9)
     assert first.std == pytest.approx(2.5 * first.sensitivity, rel=1e-6)
-    units = math.ceil(2.5 * 2**20)
+    units = math.ceil(math.hypot(2.5 * 2**20, 2))
     coins = noise.Coins(exact_noise_secret(jaxdp.Keys.insecure(0)), "private_gap")
     drawn = int(noise.discrete_gaussian(coins, units, 1)[0]) / 2**20
     assert first.value == pytest.approx(

@@ -348,7 +348,7 @@ def test_several_passes_release_the_integers_of_their_plan() -> None:
         bound, size = plan.clips[phase]
         in_clips = plan.step_std(phase) * size / bound
         bits = min(16, math.floor(math.log2((2**31 - 1) / (N + 8 * in_clips))))
-        law = math.ceil(in_clips * 2**bits)
+        law = drawn.whole(in_clips * 2**bits)
         period, at = divmod(t, PERIOD)
         key = keys_lib.at_step(root, period)
         want = drawn.increments(plan.correlation, key, law, D, at + 1)[at]

@@ -1,7 +1,6 @@
 """The adaptive variance-reduced gradient: queries, batches, noise, restarts."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -226,9 +225,9 @@ def test_without_records_estimates_are_the_noise(name: str, relation: str) -> No
     got = np.array([state.spider.estimate for state in states], np.float64)
     keys, kernel = Keys.insecure(9), plan.correlation
     moves = drawn.moves(plan)
-    std = math.ceil(2.0 * moves * 2**16 * drawn.MORE)
+    std = drawn.whole(2.0 * moves * 2**16 * drawn.MORE)
     longest = np.linalg.norm(kernel.strategy(), axis=0).max()
-    node = math.ceil(2.0 * moves * longest * 2**16 * drawn.MORE)
+    node = drawn.whole(2.0 * moves * longest * 2**16 * drawn.MORE)
     large, small = 3.0 / 40 * 2.0**-16, 1 / 20 * 2.0**-16
     refresh = drawn.root(plan, keys, "refresh")
     difference = drawn.correlated_root(plan, keys)
