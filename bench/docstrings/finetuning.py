@@ -49,11 +49,12 @@ class Method(NamedTuple):
     algorithm: Any
     moving: Moving
     recipe: Recipe
+    batch: int = 48  # expected records of a batch
 
 
 RELATION, DELTA = "replace_one", 1e-5
-#: Expected records of a batch, and its rows: more are cut off, which is accounted for.
-BATCH, ROWS = 48, 64
+#: Rows of a batch over its expected records: more are cut off, which is accounted for.
+ROWS = 4 / 3
 
 
 def _slopes(clip: float, rate: float, num_steps: int, num_directions: int) -> Recipe:
@@ -142,15 +143,24 @@ def problem(corpus: Corpus, start: Pretrained, moving: Moving) -> Problem:
     return Problem(task, params, train, _TRAINABLE[moving], accuracy)
 
 
-def run(of: Problem, method: Method, epsilon: float | None, seed: int) -> float:
-    """Accuracy after a run by ``Keys.insecure(seed)``; without epsilon, without noise."""
+def run(
+    of: Problem,
+    method: Method,
+    epsilon: float | None,
+    seed: int,
+    optimizer: Any = None,
+) -> float:
+    """Accuracy after a run by ``Keys.insecure(seed)``; without epsilon, without noise.
+
+    The optimizer is the recipe's, if no other one is given.
+    """
     count = len(of.train["tokens"])
     plan = recipes.make_plan(
         method.recipe,
         method.algorithm,
         num_examples=count,
         sampling=sampling.TruncatedPoisson(
-            sampling_prob=BATCH / count, max_batch_size=ROWS
+            sampling_prob=method.batch / count, max_batch_size=round(ROWS * method.batch)
         ),
         relation=RELATION,
         epsilon=epsilon or 1.0,
@@ -164,7 +174,7 @@ def run(of: Problem, method: Method, epsilon: float | None, seed: int) -> float:
         of.params,
         of.train,
         value_fn=of.task.value_fn,
-        optimizer=recipes.make_optimizer(method.recipe),
+        optimizer=optimizer or recipes.make_optimizer(method.recipe),
         trainable=of.trainable,
         stacked=LanguageModel.is_stacked if method.algorithm == "dpzero" else None,
     )
