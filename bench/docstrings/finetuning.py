@@ -143,24 +143,16 @@ def problem(corpus: Corpus, start: Pretrained, moving: Moving) -> Problem:
     return Problem(task, params, train, _TRAINABLE[moving], accuracy)
 
 
-def run(
-    of: Problem,
-    method: Method,
-    epsilon: float | None,
-    seed: int,
-    optimizer: Any = None,
-) -> float:
-    """Accuracy after a run by ``Keys.insecure(seed)``; without epsilon, without noise.
-
-    The optimizer is the recipe's, if no other one is given.
-    """
+def run(of: Problem, method: Method, epsilon: float | None, seed: int) -> float:
+    """Accuracy after a run by ``Keys.insecure(seed)``; without epsilon, without noise."""
     count = len(of.train["tokens"])
     plan = recipes.make_plan(
         method.recipe,
         method.algorithm,
         num_examples=count,
         sampling=sampling.TruncatedPoisson(
-            sampling_prob=method.batch / count, max_batch_size=round(ROWS * method.batch)
+            sampling_prob=method.batch / count,
+            max_batch_size=round(ROWS * method.batch),
         ),
         relation=RELATION,
         epsilon=epsilon or 1.0,
@@ -174,7 +166,7 @@ def run(
         of.params,
         of.train,
         value_fn=of.task.value_fn,
-        optimizer=optimizer or recipes.make_optimizer(method.recipe),
+        optimizer=recipes.make_optimizer(method.recipe),
         trainable=of.trainable,
         stacked=LanguageModel.is_stacked if method.algorithm == "dpzero" else None,
     )
