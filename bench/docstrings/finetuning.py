@@ -49,11 +49,12 @@ class Method(NamedTuple):
     algorithm: Any
     moving: Moving
     recipe: Recipe
+    batch: int = 48  # expected records of a batch
 
 
 RELATION, DELTA = "replace_one", 1e-5
-#: Expected records of a batch, and its rows: more are cut off, which is accounted for.
-BATCH, ROWS = 48, 64
+#: Rows of a batch over its expected records: more are cut off, which is accounted for.
+ROWS = 4 / 3
 
 
 def _slopes(clip: float, rate: float, num_steps: int, num_directions: int) -> Recipe:
@@ -150,7 +151,8 @@ def run(of: Problem, method: Method, epsilon: float | None, seed: int) -> float:
         method.algorithm,
         num_examples=count,
         sampling=sampling.TruncatedPoisson(
-            sampling_prob=BATCH / count, max_batch_size=ROWS
+            sampling_prob=method.batch / count,
+            max_batch_size=round(ROWS * method.batch),
         ),
         relation=RELATION,
         epsilon=epsilon or 1.0,
