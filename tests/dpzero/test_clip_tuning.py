@@ -140,7 +140,7 @@ def test_the_count_has_noise_of_its_own() -> None:
     np.testing.assert_array_equal(count, drawn.counts(plan, keys))
     assert plan.grid_noise_std == drawn.std_of_sum(plan)
     assert plan.numbers.count_grid is not None
-    assert plan.numbers.count_grid.noise_std == 3 * 2 * 2**16
+    assert plan.numbers.count_grid.noise_std == drawn.whole(3 * 2 * 2**16)
     table = np.concatenate([slopes, count[:, None]], axis=1).astype(np.float64)
     # Relative error of a std from n draws: 1 / sqrt(2 n); five of them.
     for column, std in zip(
