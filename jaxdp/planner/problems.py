@@ -21,6 +21,7 @@ of draws and of sums can be compared.
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ _CLIPS = (gradients.CLIP, 1.0, 3.0, 10.0, 30.0)
 #: Draws of each player in a step.
 _DRAWS = (1, 4, 16, 64, rehearsals.MOST_DRAWS)
 #: Step sizes of DP-SGDA over those of theory.
-_RATES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_RATES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 #: The most steps of one pass, and the largest budget of vertices.
 _MOST_STEPS, _MOST_VERTICES = 4096, 8192
 #: The most gradients of each record.
@@ -278,26 +279,36 @@ def usual_step(of: Players, plan: Any) -> float:
 
 
 def _searched(trial: Callable[..., _Trial], *axes: Sequence[Any]) -> _Trial:
-    """Finds the best point of a grid: some of the first axis, then moves along any one."""
+    """Finds the best point of a grid whose first axis is the number of steps.
+
+    By moves along any one axis as long as the mean error falls, from the best point of a
+    coarser grid and from the best one of another number of steps.
+    """
     tried: dict[tuple[int, ...], _Trial] = {}
+    last = [len(axis) - 1 for axis in axes]
 
     def error(place: tuple[int, ...]) -> float:
         if place not in tried:
-            tried[place] = trial(*map(lambda axis, i: axis[i], axes, place))
+            tried[place] = trial(*(axis[i] for axis, i in zip(axes, place, strict=True)))
         return float(tried[place].errors.mean())
 
-    last = [len(axis) - 1 for axis in axes]
-    middles = tuple(end // 2 for end in last[1:])
-    best = min(((i, *middles) for i in {*range(0, last[0], 3), last[0]}), key=error)
-    for stride in (2, 1):
-        moves = [(k, by) for k in range(len(axes)) for by in (stride, -stride)]
-        left = list(moves)
-        while left:
-            k, by = left.pop(0)
-            other = (*best[:k], min(max(best[k] + by, 0), last[k]), *best[k + 1 :])
-            if error(other) < error(best):
-                best, left = other, [(k, by), *(m for m in moves if m[0] != k)]
-    return tried[best]
+    def improved(best: tuple[int, ...]) -> tuple[int, ...]:
+        for stride in (2, 1):
+            left = moves = list(itertools.product(range(len(axes)), (stride, -stride)))
+            while left:
+                (k, by), *left = left
+                to = min(max(best[k] + by, 0), last[k])
+                other = (*best[:k], to, *best[k + 1 :])
+                if error(other) < error(best):
+                    best, left = other, [(k, by), *(m for m in moves if m[0] != k)]
+        return best
+
+    steps = sorted({min(i, last[0]) for i in (0, 2, 4, 6)})
+    coarse = itertools.product(steps, *(range(0, end + 1, 2) for end in last[1:]))
+    starts = sorted(coarse, key=error)
+    first = {place[0]: place for place in reversed(starts)}  # The best of each.
+    found = [improved(place) for place in sorted(first.values(), key=error)[:2]]
+    return tried[min(found, key=error)]
 
 
 def _powers(most: int) -> list[int]:
