@@ -281,26 +281,31 @@ def usual_step(of: Players, plan: Any) -> float:
 def _searched(trial: Callable[..., _Trial], *axes: Sequence[Any]) -> _Trial:
     """Finds the best point of a grid whose first axis is the number of steps.
 
-    By moves along any one axis as long as the mean error falls, from the best point of a
-    coarser grid and from the best one of another number of steps.
+    By moves along an axis, or the first one and back along the last, as long as the mean
+    error falls: from the best point of a coarser grid, and of another number of steps.
     """
     tried: dict[tuple[int, ...], _Trial] = {}
     last = [len(axis) - 1 for axis in axes]
 
     def error(place: tuple[int, ...]) -> float:
         if place not in tried:
-            tried[place] = trial(*(axis[i] for axis, i in zip(axes, place, strict=True)))
+            tried[place] = trial(
+                *(axis[i] for axis, i in zip(axes, place, strict=True))
+            )
         return float(tried[place].errors.mean())
+
+    # The more steps, the shorter they are best, and the fewer draws the budget admits.
+    ways = [*np.eye(len(axes), dtype=int), np.eye(len(axes), dtype=int)[0]]
+    ways[-1][-1] = -1
 
     def improved(best: tuple[int, ...]) -> tuple[int, ...]:
         for stride in (2, 1):
-            left = moves = list(itertools.product(range(len(axes)), (stride, -stride)))
+            left = moves = [by * way for way in ways for by in (stride, -stride)]
             while left:
-                (k, by), *left = left
-                to = min(max(best[k] + by, 0), last[k])
-                other = (*best[:k], to, *best[k + 1 :])
+                move, *left = left
+                other = tuple(np.clip(np.add(best, move), 0, last).tolist())
                 if error(other) < error(best):
-                    best, left = other, [(k, by), *(m for m in moves if m[0] != k)]
+                    best, left = other, [move, *moves]
         return best
 
     steps = sorted({min(i, last[0]) for i in (0, 2, 4, 6)})
