@@ -225,8 +225,8 @@ def descent_ascent(
     """Rehearses DP-SGDA: the mean of the iterates."""
 
     def bounded(rows: Points, ok: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows = jnp.where(ok[:, None], jnp.concatenate(rows, axis=1), 0)
-        return clip_vector(rows, plan.clip), ok
+        joined = jnp.where(ok[:, None], jnp.concatenate(rows, axis=1), 0)
+        return clip_vector(joined, plan.clip), ok
 
     made, split = optimizer(plan.size), len(of.start[0])
 
