@@ -105,7 +105,7 @@ class Players:
 
     @property
     def game(self) -> rehearsals.Game:
-        """What rehearsals run on."""
+        """Problem, records and start, for rehearsals."""
         return rehearsals.Game(self.problem, self.records, self.domains, self.points)
 
     def gradients(self, points: tuple[jax.Array, ...]) -> list[jax.Array]:
