@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.core.averaging import polyak_output
+from jaxdp.core.keys import at_step
 from jaxdp.kernels.clip import clip_vector
 from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.saddle.oracles.sums import middle, mirrored, one_record, vertex_rows
@@ -132,7 +133,7 @@ def mirror(of: Game, plan: Mirror, key: jax.Array) -> Points:
     def step(t: Any, carry: Any) -> Any:
         scores, outputs = carry
         level = plan.levels[jnp.minimum(t, len(plan.levels) - 1)]
-        keys = jax.random.split(jax.random.fold_in(key, t), 2)
+        keys = [at_step(at_step(key, t), player) for player in range(2)]
         drawn = [
             _draws(k, jax.nn.softmax(s)) for k, s in zip(keys, scores, strict=True)
         ]
@@ -175,7 +176,7 @@ def convex(of: Game, plan: Convex, key: jax.Array) -> Points:
     (dim,), counted = of.dims, jnp.arange(MOST_DRAWS + 1) < plan.num_draws
 
     def drawn(t: Any, average: jax.Array) -> jax.Array:
-        return _mean_of(_draws(jax.random.fold_in(key, t), average), counted, dim)
+        return _mean_of(_draws(at_step(key, t), average), counted, dim)
 
     def step(t: Any, carry: Any) -> Any:
         scores, average, seen = carry
@@ -208,7 +209,7 @@ def frank_wolfe(of: Game, plan: Descent, key: jax.Array) -> Points:
     def step(t: Any, weights: jax.Array) -> jax.Array:
         (mean,) = _vertex_mean(of, [weights], t, plan.batch_size, [plan.clip])
         likely = jax.nn.softmax(-plan.size * mean)
-        vertex = _draws(jax.random.fold_in(key, t), likely, 1)
+        vertex = _draws(at_step(key, t), likely, 1)
         rate = 2 / (t + 3)
         return ((1 - rate) * weights).at[vertex].add(rate)
 
@@ -233,7 +234,7 @@ def descent_ascent(
     def step(t: Any, carry: Any) -> Any:
         points, state = carry
         mean = _mean(of, points, t, plan.batch_size, bounded)
-        noise = jax.random.normal(jax.random.fold_in(key, t), mean.shape)
+        noise = jax.random.normal(at_step(key, t), mean.shape)
         mean = mean + plan.noise_std * noise
         updates = mean[:split], mean[split:]
         updates, state = made.update(updates, state, points)
