@@ -1273,13 +1273,13 @@ def test_recommend_of_a_table_is_what_synthesize_takes(
     assert "--degree is for --bins only" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # Some ten seconds: two programs of forty runs each.
+@pytest.mark.slow  # Some ten seconds: two programs, and many plans.
 def test_recommend_of_groups_prints_a_command_that_trains(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With one family alone: each has to be compiled for every number of steps."""
+    """With one family alone: each has a program of its own."""
     few = {x: make for x, make in problems._GAMES.items() if "full" in x}
     monkeypatch.setattr(problems, "_GAMES", few)
     words = ("--dataset", "diabetes", "--group", "sex")

@@ -1,6 +1,7 @@
 """``jaxdp recommend``: a plan and its numbers for a data set, from public numbers."""
 
 import json
+import sys
 from typing import Any
 
 import jax
@@ -75,6 +76,8 @@ def _of_game(command: options.Recommend) -> tuple[planner.Recommendation, str]:
     shapes = jax.eval_shape(task.init, Keys.insecure(0).direction)
     radius = saddle.radius_of(command, task)
     task, of = saddle.points_of_game(task, radius, shapes, command)
+    line = "jaxdp: methods are rehearsed on the held-out records, for a while"
+    print(line, file=sys.stderr)
     with usage(command):
         found = planner.recommend(
             of.problem,

@@ -59,12 +59,14 @@ def recommend(
                                             ``SyntheticData``
     ======================================  ==============================================
 
-    Methods for problems of players are run on the public records, with the noise of the
-    private run (a minute or two); tables are decided by noise alone, and need no records.
+    Methods for problems of players are rehearsed on the public records, with the noise of
+    the private run: that takes some 10 to 30 seconds of a CPU core, or minutes of a problem
+    with thousands of vertices. Tables are decided by noise alone, and need no records.
 
     Args:
       value_fn: as in :func:`jaxdp.fit`: a loss, a problem, or the marginals of a table.
-      params: where the run starts; of a problem, one point or a pair of points.
+      params: where the run starts; of a problem, one point or a pair of points. DP-SGDA
+        moves such points; ``Saddle`` starts from weights of vertices, ``plan.uniform()``.
       records: public records, or made-up ones of the same kind, whose labels may be made
         up, too; pytree with leading axis B. Fifty are enough.
       num_examples: n, private records of the run; public.

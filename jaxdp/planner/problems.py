@@ -1,16 +1,17 @@
 r"""Recommendation of a plan for a game, or for a convex problem over a simplex.
 
-Errors are predicted by rehearsal on public records: a candidate runs on them with the
-noise that it will have on the private ones, several times, and what it gets is judged on
-the same records. The duality gap is the error of two players, the loss above the least one
-that of a single player. Noise on a mean depends on the number of records by its size alone,
-which is kept: so a few records stand for any number.
+Errors are predicted by rehearsal on public records (:mod:`jaxdp.planner.rehearsals`): a
+candidate runs on them with the noise that it will have on the private ones, several times,
+and what it gets is judged on the same records. The duality gap is the error of two players,
+the loss above the least one that of a single player.
 
-* Clips are shares of the median of what public records contribute at the start.
-* Step sizes of draws are the longest that the budget admits; those of DP-SGDA are multiples
-  of :math:`\sqrt{2/T}/\sqrt{c^2+d\sigma^2}`, of theory, with c the clip and
-  :math:`\sigma` the noise on a coordinate.
-* Steps double, or are halved, as long as the error falls.
+* Numbers are those of a grid, whose best point is found by moves along one axis at a time,
+  the coarse ones first: of steps, clips, and of draws or step sizes.
+* Clips are multiples of the median of what public records contribute at the start.
+* Step sizes of draws are the longest that the budget admits, which are the shorter the more
+  is drawn; those of DP-SGDA are multiples of
+  :math:`\sqrt{2/T}/\sqrt{c^2+d\sigma^2}`, of theory, with c the clip and :math:`\sigma` the
+  noise on a coordinate.
 
 A draw from the softmax of scores :math:`-\tau g` is the least of :math:`g_v` plus Gumbel
 noise of scale :math:`1/\tau`, whose deviation is :math:`\pi/(\sqrt6\,\tau)`: so the noise
@@ -19,32 +20,38 @@ of draws and of sums can be compared.
 
 import dataclasses
 import functools
+import inspect
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import plans, sampling, training
-from jaxdp.core.averaging import polyak_output
+from jaxdp import plans, sampling
 from jaxdp.core.keys import Keys
-from jaxdp.kernels.finite_difference import num_rows
 from jaxdp.kernels.polytope import Polytope, Simplex
-from jaxdp.planner import claims, gradients
+from jaxdp.planner import claims, gradients, rehearsals
 from jaxdp.planner.results import PlannedGame, spread
 from jaxdp.saddle.descent_ascent import descent_ascent
-from jaxdp.saddle.oracles.linear_model import LinearModel
 from jaxdp.saddle.oracles.matrix_game import MatrixGame
-from jaxdp.saddle.oracles.sums import VertexGradients, middle, one_record, vertex_rows
+from jaxdp.saddle.oracles.sums import VertexGradients, middle, vertex_rows
+from jaxdp.saddle.theory import levels
 
-#: Rehearsals of a candidate; records that stand for all; and records that one reads.
-_SEEDS, _RECORDS, _ROWS = 8, 256, 2**15
-#: Clips of draws over the median of what records contribute.
-_CLIPS = (1.0, gradients.CLIP)
+#: Rehearsals of a candidate, and records that stand for all.
+_SEEDS, _RECORDS = 8, 256
+#: Candidates of a method that other seeds decide among.
+_FINAL = 8
+#: Clips over the median of what records contribute.
+_CLIPS = (gradients.CLIP, 1.0, 3.0, 10.0, 30.0)
+#: Draws of each player in a step.
+_DRAWS = (1, 4, 16, 64, rehearsals.MOST_DRAWS)
 #: Step sizes of DP-SGDA over those of theory.
-_RATES = (1.0, 3.0, 10.0, 30.0, 100.0)
+_RATES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+#: The most steps of one pass, and the largest budget of vertices.
+_MOST_STEPS, _MOST_VERTICES = 4096, 8192
 #: The most gradients of each record.
 _MOST_GRADIENTS = 80
 #: What candidates are ranked by.
@@ -64,8 +71,8 @@ class _Trial(NamedTuple):
 
     plan: Any
     errors: np.ndarray  # (seeds,)
+    again: Callable[[int], np.ndarray]  # errors of other seeds
     num_gradients: float
-    noise: float
     optimizer: Any = None
     learning_rate: float | None = None
 
@@ -97,16 +104,14 @@ class Players:
         """Numbers of vertices."""
         return [domain.num_vertices for domain in self.domains]
 
+    @property
+    def game(self) -> rehearsals.Game:
+        """Problem, records and start, for rehearsals."""
+        return rehearsals.Game(self.problem, self.records, self.domains, self.points)
+
     def gradients(self, points: tuple[jax.Array, ...]) -> list[jax.Array]:
-        """Computes the records' gradients by each of the points, (B, p) each."""
-
-        def loss(points: Any, record: Any) -> jax.Array:
-            return self.problem(*points, one_record(record))[0]
-
-        rows = jax.vmap(jax.grad(loss), (None, 0))(points, self.records)
-        ok = jnp.ones(num_rows(self.records), bool)
-        for part in rows:
-            ok = ok & jnp.isfinite(part).all(axis=1)
+        """Computes the finite gradients of records by each of the points, (B, p) each."""
+        rows, ok = rehearsals.gradients(self.problem, points, self.records)
         return [part[ok] for part in rows]
 
     def half_ranges(self) -> list[float]:
@@ -122,10 +127,7 @@ class Players:
             np.bincount(rng.integers(m, size=_VERTICES), minlength=m) / _VERTICES
             for m in self.dims
         ]
-        pairs = zip(self.domains, some, strict=True)
-        points = tuple(
-            domain.point(jnp.asarray(one, jnp.float32)) for domain, one in pairs
-        )
+        points = self.game.at([jnp.asarray(one, jnp.float32) for one in some])
         found = [
             size or _half_ranges(self, i, points) for i, size in enumerate(at_start)
         ]
@@ -157,8 +159,8 @@ class Players:
 
     @functools.cached_property
     def judged(self) -> Callable[..., jax.Array]:
-        """The error, compiled."""
-        return jax.jit(self.error)
+        """Errors of several runs, (seeds,), compiled."""
+        return jax.jit(jax.vmap(self.error))
 
     def least(self) -> float:
         """Computes the least loss of a single player; 0 of two, whose gap has it."""
@@ -174,17 +176,6 @@ class Players:
             tolerance=_TOLERANCE,
         )
         return float(self.mean_loss(*self.points)) - found.value
-
-    def at(self, weights: Any) -> tuple[jax.Array, ...]:
-        """Returns points of weights of the vertices."""
-        weights = (weights,) if len(self.points) == 1 else weights
-        pairs = zip(self.domains, weights, strict=True)
-        return tuple(domain.point(one) for domain, one in pairs)
-
-    def rows(self, count: int) -> Any:
-        """Returns the public records in turn, ``count`` of them."""
-        where = np.arange(count) % num_rows(self.records)
-        return jax.tree.map(lambda leaf: leaf[where], self.records)
 
 
 def players(
@@ -208,8 +199,11 @@ def players(
             "params must be a point (p,) of the problem's domain, or a pair of the two "
             f"players' points, got shapes {shapes}"
         )
-    if len(points) == 2 and isinstance(problem, LinearModel):
-        raise ValueError("params must be one point of a LinearModel, got a pair")
+    if not _takes(problem, points, records):
+        wanted = "one point, as the problem has one player"
+        if len(points) == 1:
+            wanted = "a pair of points, (x, y), as the problem has two players"
+        raise ValueError(f"params must be {wanted}, got {len(points)} point(s)")
     few = spread(records, _RECORDS)
     points = tuple(jnp.asarray(at, jnp.float32) for at in points)
     most = _MOST_GRADIENTS if num_passes is None else num_passes / 3
@@ -219,6 +213,16 @@ def players(
             f"{num_passes!r}"
         )
     return Players(problem, points, few, budget, shared, most)
+
+
+def _takes(problem: Any, points: tuple[Any, ...], records: Any) -> bool:
+    """Returns True if the problem is one of so many players."""
+    losses = inspect.signature(getattr(problem, "value_fn", problem._values))
+    try:
+        losses.bind(*points, records)
+    except TypeError:
+        return False
+    return True
 
 
 def _half_ranges(of: Players, i: int, points: tuple[jax.Array, ...]) -> float:
@@ -244,45 +248,29 @@ def _positive(size: float) -> float:
 # --- rehearsals --------------------------------------------------------------------
 
 
-def _alone(of: Players, plan: Any) -> Any:
-    """Returns the plan for a few public records, with the noise that it has for n.
+def _rehearsals(of: Players, run: Callable[..., Any]) -> Callable[..., _Trial]:
+    """Returns the function that rehearses plans of a method, by one program."""
+    points = jax.jit(jax.vmap(functools.partial(run, of.game), (None, 0)))
 
-    Step sizes of draws are of a mean, and so is the deviation of a sum over its batch.
-    """
-    public = num_rows(of.records)
+    def trial(plan: Any, numbers: Any, num_gradients: float, **made: Any) -> _Trial:
+        def errors(seed: int) -> np.ndarray:
+            seeds = range(seed * _SEEDS, (seed + 1) * _SEEDS)
+            keys = jnp.stack([Keys.insecure(i).direction for i in seeds])
+            found = np.asarray(of.judged(*points(numbers, keys)), np.float64)
+            return np.nan_to_num(found, nan=np.inf)
+
+        return _Trial(plan, errors(0), errors, num_gradients, **made)
+
+    return trial
+
+
+def _noise(plan: Any) -> float:
+    """Returns the deviation of what privacy adds to a coordinate of the mean gradient."""
     if plan.family == "dpgd":
-        return dataclasses.replace(
-            plan,
-            num_examples=public,
-            sampling=sampling.FullBatch(),
-            noise_multiplier=plan.noise_multiplier * public / plan.normalizer,
-            delta=None,
-        )
-    if "sampling" not in {field.name for field in dataclasses.fields(plan)}:
-        count = min(of.num_examples, _ROWS)  # Batches of many sizes share them.
-        return dataclasses.replace(plan, num_examples=count)
-    if isinstance(plan.sampling, sampling.FullBatch):
-        return dataclasses.replace(plan, num_examples=public)
-    size = max(1, min(plan.batch_size, _ROWS // plan.num_steps))
-    once = sampling.SinglePass(size)
-    return dataclasses.replace(plan, num_examples=size * plan.num_steps, sampling=once)
-
-
-def _drawn(of: Players, plan: Any, num_gradients: float) -> _Trial:
-    """Rehearses a plan that draws vertices."""
-    alone = _alone(of, plan)
-    start, data = alone.uniform(), of.rows(alone.num_examples)
-    errors = []
-    for seed in range(_SEEDS):
-        keys = Keys.insecure(seed)
-        run = training.fit(
-            alone, keys, start, data, value_fn=of.problem, check_isolation=False
-        )
-        errors.append(float(of.judged(*of.at(run.params))))
+        return plan.noise_std / math.sqrt(plan.num_steps)
     # Scores are sums over the steps, but for a draw that sees one mean alone.
     sums = 1 if plan.family == "frank_wolfe" else plan.num_steps
-    noise = _GUMBEL / (min(plan.step_sizes) * sums)
-    return _Trial(plan, np.array(errors), num_gradients, noise)
+    return _GUMBEL / (min(plan.step_sizes) * sums)
 
 
 def usual_step(of: Players, plan: Any) -> float:
@@ -292,44 +280,49 @@ def usual_step(of: Players, plan: Any) -> float:
     return math.sqrt(2 / plan.num_steps) / longest
 
 
-def _descended(of: Players, plan: Any, num_gradients: float) -> _Trial:
-    """Rehearses DP-SGDA with several step sizes, and returns the best."""
-    usual = usual_step(of, plan)
+def _searched(trial: Callable[..., _Trial], *axes: Sequence[Any]) -> _Trial:
+    """Finds the best point of a grid whose first axis is the number of steps.
 
-    def optimizer(rate: Any) -> Any:
-        x, y = of.domains
-        return descent_ascent(rate, rate, domain_x=x, domain_y=y)
+    By moves along an axis, or the first one and back along the last, as long as the mean
+    error falls: from the best point of a coarser grid, and of another number of steps.
+    """
+    tried: dict[tuple[int, ...], _Trial] = {}
+    last = [len(axis) - 1 for axis in axes]
 
-    found = training.study(
-        _alone(of, plan),
-        of.points,
-        of.records,
-        value_fn=of.problem,
-        score_fn=lambda run: -of.error(*polyak_output(run.info.state)),
-        optimizer=optimizer,
-        grid={"rate": [usual * factor for factor in _RATES]},
-        seeds=_SEEDS,
-        check_isolation=False,
-    )
-    i = int(np.argmax(np.nan_to_num(found.means, nan=-np.inf)))
-    rate = found.settings[i]["rate"]
-    noise = plan.noise_std / math.sqrt(plan.num_steps)
-    return _Trial(plan, -found.scores[i], num_gradients, noise, optimizer(rate), rate)
+    def error(place: tuple[int, ...]) -> float:
+        if place not in tried:
+            tried[place] = trial(
+                *(axis[i] for axis, i in zip(axes, place, strict=True))
+            )
+        return float(tried[place].errors.mean())
+
+    # The more steps, the shorter they are best, and the fewer draws the budget admits.
+    ways = [*np.eye(len(axes), dtype=int), np.eye(len(axes), dtype=int)[0]]
+    ways[-1][-1] = -1
+
+    def improved(best: tuple[int, ...]) -> None:
+        for stride in (2, 1):
+            left = moves = [by * way for way in ways for by in (stride, -stride)]
+            while left:
+                move, *left = left
+                other = tuple(np.clip(np.add(best, move), 0, last).tolist())
+                if error(other) < error(best):
+                    best, left = other, [move, *moves]
+
+    steps = sorted({min(i, last[0]) for i in (0, 2, 4, 6)})
+    coarse = itertools.product(steps, *(range(0, end + 1, 2) for end in last[1:]))
+    starts = sorted(coarse, key=error)
+    first = {place[0]: place for place in reversed(starts)}  # The best of each.
+    for place in sorted(first.values(), key=error)[:2]:
+        improved(place)
+    # The least of many means is low by chance: other seeds decide among the best few.
+    few = sorted(tried.values(), key=lambda one: one.errors.mean())[:_FINAL]
+    return min(few, key=lambda one: one.errors.mean() + one.again(1).mean())
 
 
-def _climbed(trial: Callable[[int], _Trial], start: int, most: int) -> _Trial:
-    """Doubles or halves a number of steps as long as the mean error falls."""
-    start = max(1, min(start, most))
-    best, found = start, trial(start)
-    for factor in (2.0, 0.5):
-        while (count := min(most, max(1, round(best * factor)))) != best:
-            other = trial(count)
-            if not other.errors.mean() < found.errors.mean():
-                break
-            best, found = count, other
-        if best != start:
-            break
-    return found
+def _halved(most: int) -> list[int]:
+    """Returns ``most``, its half and so on, down to 1, the least first."""
+    return [most >> i for i in reversed(range(most.bit_length()))]
 
 
 # --- candidates --------------------------------------------------------------------
@@ -347,15 +340,16 @@ def candidates(of: Players) -> Iterator[PlannedGame]:
 
 def _memory(of: Players, plan: Any) -> int:
     """Counts the bytes of a step's gradients, and of scores where vertices are drawn."""
-    count = plan.sampling.rows(plan.num_examples)
+    count = _rows(plan)
     if plan.family == "dpgd":
         return 4 * count * sum(map(len, of.points))
     return 4 * (count + 1) * sum(of.dims)
 
 
 def _planned(of: Players, found: _Trial, name: str) -> PlannedGame:
-    errors = found.errors - of.least()
+    errors = found.again(2) - of.least()
     spread = float(np.std(errors, ddof=1)) / math.sqrt(len(errors))
+    pair = len(of.points) == 2
     start = of.points if found.optimizer is not None else found.plan.uniform()
     return PlannedGame(
         name=name,
@@ -364,10 +358,10 @@ def _planned(of: Players, found: _Trial, name: str) -> PlannedGame:
         learning_rate=found.learning_rate,
         start=start,
         num_passes=3 * found.num_gradients,
-        noise=found.noise,
+        noise=_noise(found.plan),
         error=max(float(errors.mean()), 0.0),
         half_width=_STUDENT * spread,
-        points=lambda weights: _of_one(of.at(weights)),
+        points=lambda weights: _of_one(of.game.at(weights if pair else (weights,))),
         memory=_memory(of, found.plan),
         **claims.PLAYERS[name]._asdict(),
     )
@@ -384,19 +378,6 @@ def _once(of: Players, num_steps: int) -> dict[str, Any]:
     return {"num_steps": num_steps, "sampling": sampler, **of.shared}
 
 
-def _over_clips(trial: Callable[[float, int], _Trial], start: int, most: int) -> _Trial:
-    """Climbs with the first clip, and from there with the next one if it is better."""
-    found = _climbed(lambda count: trial(_CLIPS[0], count), start, most)
-    if trial(_CLIPS[1], found.plan.num_steps).errors.mean() > found.errors.mean():
-        return found
-    return _climbed(lambda count: trial(_CLIPS[1], count), found.plan.num_steps, most)
-
-
-def _root(of: Players) -> int:
-    """Returns the power of two next to the root of the number of records."""
-    return 2 ** round(math.log2(of.num_examples) / 2)
-
-
 def _game(of: Players, kind: Any, clip: float, **fields: Any) -> Any:
     sizes = [clip * size for size in of.half_ranges()]
     plan = kind(
@@ -411,51 +392,104 @@ def _game(of: Players, kind: Any, clip: float, **fields: Any) -> Any:
 
 
 def _saddle(of: Players) -> _Trial | None:
-    def trial(clip: float, count: int) -> _Trial:
-        once = _once(of, count)
-        return _drawn(of, _game(of, plans.Saddle, clip, output="mean", **once), 1)
+    rehearsed = _rehearsals(of, rehearsals.mirror)
 
-    return _over_clips(trial, _root(of), of.num_examples)
+    def trial(count: int, clip: float, draws: int) -> _Trial:
+        fields = {"num_draws": draws, "output": "mean", **_once(of, count)}
+        plan = _game(of, plans.Saddle, clip, **fields)
+        numbers = rehearsals.Mirror(
+            count,
+            plan.step_sizes,
+            plan.clips,
+            levels=np.zeros(1, int),
+            batch_sizes=np.array([plan.batch_size]),
+            num_draws=np.array([[draws]]),
+            factors=np.array([[1.0]]),
+            outputs=np.array([[0, draws]]),
+        )
+        return rehearsed(plan, numbers, 1)
+
+    most = min(of.num_examples, _MOST_STEPS)
+    return _searched(trial, _halved(most), _CLIPS, _DRAWS)
 
 
 def _bias_reduced(of: Players) -> _Trial | None:
     if isinstance(of.problem, MatrixGame):
         return None  # Its gradients have no bias.
+    rehearsed = _rehearsals(of, rehearsals.mirror)
+    most = min(max(1, of.num_examples // 4), _MOST_VERTICES)
+    highest = levels.largest_level(most)
 
-    def trial(budget: int) -> _Trial:
-        plan = _game(
-            of,
-            plans.SaddleBiasReduced,
-            _CLIPS[0],
-            vertex_budget=budget,
-            level_seed=0,
-            **of.shared,
+    def padded(rows: Any, size: int = highest + 1) -> np.ndarray:
+        rows = np.array(rows)
+        return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
+
+    def trial(budget: int, clip: float) -> _Trial:
+        fields = {"vertex_budget": budget, "level_seed": 0, **of.shared}
+        plan = _game(of, plans.SaddleBiasReduced, clip, **fields)
+        drawn = 2 ** np.arange(1, len(plan.batch_sizes) + 1)
+        ones = np.ones_like(drawn)
+        factor = levels.normalizer(len(drawn) - 1) * drawn / 2
+        numbers = rehearsals.Mirror(
+            plan.num_steps,
+            plan.step_sizes,
+            plan.clips,
+            levels=padded(plan.levels, most),
+            batch_sizes=padded(plan.batch_sizes),
+            num_draws=padded(np.stack([drawn, drawn // 2, ones], axis=1)),
+            factors=padded(np.stack([factor, -factor, ones], axis=1)),
+            outputs=padded(np.stack([drawn, drawn], axis=1)),
         )
-        return _drawn(of, plan, 3)
+        return rehearsed(plan, numbers, 3)
 
-    return _climbed(trial, _root(of), of.num_examples // 4)
+    return _searched(trial, _halved(most), _CLIPS)
 
 
 def _sgda(of: Players, sampler: Callable[[int], Any], most: int) -> _Trial | None:
     if any(isinstance(domain, Polytope) for domain in of.domains):
         return None  # Nothing projects on one.
-    clip = of.gradient_clip()
+    x, y = of.domains
 
-    def trial(count: int) -> _Trial:
+    def optimizer(rate: Any) -> Any:
+        return descent_ascent(rate, rate, domain_x=x, domain_y=y)
+
+    def run(game: Any, numbers: Any, key: Any) -> Any:
+        return rehearsals.descent_ascent(game, optimizer, numbers, key)
+
+    rehearsed, usual = _rehearsals(of, run), of.gradient_clip() / gradients.CLIP
+
+    def trial(count: int, clip: float, factor: float) -> _Trial:
         plan = plans.DPGD(
-            num_steps=count, sampling=sampler(count), l2_clip_norm=clip, **of.shared
+            num_steps=count,
+            sampling=sampler(count),
+            l2_clip_norm=clip * usual,
+            **of.shared,
         ).calibrate(**of.budget)
-        whole = isinstance(plan.sampling, sampling.FullBatch)
-        return _descended(of, plan, count if whole else 1)
+        rate = factor * usual_step(of, plan)
+        numbers = rehearsals.Descent(
+            count, rate, plan.l2_clip_norm, _rows(plan), plan.noise_std
+        )
+        made = {"optimizer": optimizer(rate), "learning_rate": rate}
+        return rehearsed(plan, numbers, _readings(plan), **made)
 
-    return _climbed(trial, 32, most)
+    return _searched(trial, _halved(most), _CLIPS, _RATES)
+
+
+def _rows(plan: Any) -> int:
+    """Returns the records of a step."""
+    return plan.sampling.rows(plan.num_examples)
+
+
+def _readings(plan: Any) -> int:
+    """Returns how often a plan reads each record."""
+    return plan.num_steps if isinstance(plan.sampling, sampling.FullBatch) else 1
 
 
 def _sgda_once(of: Players) -> _Trial | None:
     def sampler(count: int) -> Any:
         return sampling.SinglePass(of.num_examples // count)
 
-    return _sgda(of, sampler, of.num_examples)
+    return _sgda(of, sampler, min(of.num_examples, _MOST_STEPS))
 
 
 def _sgda_whole(of: Players) -> _Trial | None:
@@ -464,28 +498,38 @@ def _sgda_whole(of: Players) -> _Trial | None:
 
 
 def _convex(of: Players) -> _Trial | None:
-    log = math.log(of.dims[0])
+    log, rehearsed = math.log(of.dims[0]), _rehearsals(of, rehearsals.convex)
 
-    def trial(clip: float, count: int) -> _Trial:
+    def trial(count: int, clip: float) -> _Trial:
+        draws = max(1, round(math.sqrt(count * log)))
         plan = plans.ConvexSimplex(
             dim=of.dims[0],
             linf_clip_norm=clip * of.half_ranges()[0],
-            num_draws=max(1, round(math.sqrt(count * log))),
+            num_draws=min(draws, rehearsals.MOST_DRAWS),
             refresh_every=max(1, round(math.sqrt(count / log))),
             center_gradients=True,
             **_once(of, count),
         ).calibrate(**of.budget)
-        return _drawn(of, plan, 1)
+        numbers = rehearsals.Convex(
+            count,
+            plan.step_size,
+            plan.linf_clip_norm,
+            plan.batch_size,
+            plan.num_draws,
+            plan.refresh_every,
+        )
+        return rehearsed(plan, numbers, 1)
 
-    return _over_clips(trial, _root(of), of.num_examples)
+    return _searched(trial, _halved(min(of.num_examples, _MOST_STEPS)), _CLIPS)
 
 
 def _frank_wolfe(of: Players, whole: bool) -> _Trial | None:
-    most = math.floor(of.most) if whole else of.num_examples
+    most = math.floor(of.most) if whole else min(of.num_examples, _MOST_STEPS)
     if most < 2:
         return None
+    rehearsed = _rehearsals(of, rehearsals.frank_wolfe)
 
-    def trial(clip: float, count: int) -> _Trial:
+    def trial(count: int, clip: float) -> _Trial:
         fields = _once(of, count)
         if whole:
             fields["sampling"] = sampling.FullBatch()
@@ -495,9 +539,11 @@ def _frank_wolfe(of: Players, whole: bool) -> _Trial | None:
             center_gradients=True,
             **fields,
         ).calibrate(**of.budget)
-        return _drawn(of, plan, count if whole else 1)
+        temperature, clip = plan.inverse_temperature, plan.linf_clip_norm
+        numbers = rehearsals.Descent(count, temperature, clip, _rows(plan), 0.0)
+        return rehearsed(plan, numbers, _readings(plan))
 
-    return _over_clips(trial, 64 if whole else 16, most)
+    return _searched(trial, _halved(most), _CLIPS)
 
 
 _GAMES: dict[str, Callable[[Players], _Trial | None]] = {
