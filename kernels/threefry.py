@@ -291,6 +291,8 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"an array of {size} elements exceeds the 2**32 counters")
+    if not size:
+        return jnp.zeros(shape, jnp.uint32)
     total = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
         stride = np.uint32(math.prod(shape[axis + 1 :]))

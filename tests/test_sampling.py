@@ -672,12 +672,31 @@ def test_batches_are_drawn_with_the_keys_of_the_transform(jitted: bool) -> None:
     def update(batch: Any) -> Any:
         return tx.update(None, state, params, value_fn=linear, batch=batch)
 
-    update = jax.jit(update) if jitted else update
-    update(sampling.batch(made, keys, 0, DATA))
-    drawn = jax.jit(lambda keys: sampling.batch(made, keys, 0, DATA))
-    update(drawn(keys))  # Of traced keys nothing is known.
-    with pytest.raises(ValueError, match="with the keys of the transform, got one of"):
+    plain, update = update, jax.jit(update) if jitted else update
+    wrong = pytest.raises(
+        ValueError, match="with the keys of the transform, got one of"
+    )
+    with wrong:
         update(sampling.batch(made, other, 0, DATA))
+    drawn = jax.jit(lambda keys: sampling.batch(made, keys, 0, DATA))
+    update(drawn(other))  # Of traced keys nothing is known.
+    update(sampling.batch(made, keys, 0, DATA))
+    inside = lambda keys: plain(sampling.batch(made, keys, 0, DATA))  # noqa: E731
+    jax.jit(lambda: inside(keys))()
+    with wrong:
+        jax.jit(lambda: inside(other))()
+    # Batches of several keys have one structure, as loops that fetch ahead need.
+    first, second = (sampling.batch(made, each, 0, DATA) for each in (keys, other))
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert "Mark" in repr(jax.tree.structure(first))
+    assert str(first.drawn_by.text) not in repr(jax.tree.structure(first))
+
+
+def test_batches_of_all_records_are_alike() -> None:
+    made = plan(sampling.FullBatch()).with_noise(noise_multiplier=2.0)
+    tx, params = made.transform(Keys.from_entropy()), jnp.zeros(2)
+    batch = sampling.batch(made, Keys.from_entropy(), 0, DATA)
+    tx.update(None, tx.init(params), params, value_fn=linear, batch=batch)
 
 
 def test_external_batches_are_arrays_of_at_most_their_size() -> None:
@@ -700,13 +719,14 @@ def test_masking_a_record_lets_no_other_in() -> None:
     """A sum would move by two records where one is charged."""
     padded = jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), DATA)
     everybody = jnp.ones(N + 2, bool)
-    _, kept = resolve(sampling.FullBatch(), padded, everybody)
+    resolved = jax.jit(lambda mask: resolve(sampling.FullBatch(), padded, mask)[1])
+    kept = resolved(everybody)
     for place in range(N + 2):
-        _, without = resolve(
-            sampling.FullBatch(), padded, everybody.at[place].set(False)
-        )
+        without = resolved(everybody.at[place].set(False))
         np.testing.assert_array_equal(without, kept.at[place].set(False))
     assert int(kept.sum()) == N
+    with pytest.raises(ValueError, match=f"False beyond the first {N} rows"):
+        resolve(sampling.FullBatch(), padded, everybody.at[0].set(False))
 
 
 def test_external_batches_are_not_drawn() -> None:

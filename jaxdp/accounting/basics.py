@@ -47,7 +47,7 @@ def integer_std(units: float) -> int:
     r"""Returns a deviation of integer noise as private as normal noise of ``units``.
 
     Guarantees are computed for normal noise. The discrete Gaussian of the same deviation
-    can have a delta that is larger by a share of 1e-4, where the deviation is 200. But add
+    can have a delta that is larger by a share of 4e-5, where the deviation is 200. But add
     normal noise of deviation u to integers, and round each sum at random, by the discrete
     Gaussian of deviation 2 that is centred there: :math:`e^{-(z-y)^2/8}` over its sum over
     the integers z, which by Poisson summation is :math:`\sqrt{8\pi}` for every y but for a

@@ -377,15 +377,29 @@ def fingerprint(keys: Keys) -> bytes:
     return hashlib.sha256(repr(sorted(to_hex(keys).items())).encode()).digest()
 
 
-def sampling_mark(keys: Keys) -> str | None:
-    """Returns a hash that tells the sampling roots of private keys apart.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Mark:
+    """Hash of the sampling root of private keys; None where they are insecure or traced.
 
-    None where the keys are insecure or traced.
+    All marks are equal, so that trees with different ones have one structure.
     """
-    if not keys.private or _is_traced(keys.sampling):
-        return None
-    root = np.asarray(jax.random.key_data(keys.sampling)).tobytes()
-    return hashlib.sha256(b"jaxdp sampling mark:" + root).hexdigest()
+
+    text: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mark)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def sampling_mark(keys: Keys) -> Mark:
+    """Returns what tells the sampling roots of private keys apart."""
+    if not keys.private or isinstance(keys.sampling, Tracer):
+        return Mark()
+    with jax.ensure_compile_time_eval():
+        root = np.asarray(jax.random.key_data(keys.sampling)).tobytes()
+    return Mark(hashlib.sha256(b"jaxdp sampling mark:" + root).hexdigest())
 
 
 def _marks(keys: Keys, use: str) -> frozenset[bytes]:

@@ -214,7 +214,8 @@ class Schema:
                 for x in self._cell(name, column, row[at[name]], place(i))
             ]
         texts = [row[at[self.label]] if labelled else "" for row in rows]
-        labels = ["" if text in self.missing else text for text in texts]
+        no_label = set(self.missing) - set(self.classes)
+        labels = ["" if text in no_label else text for text in texts]
         return tables.Table(
             self.feature_names, features, np.array(labels, np.str_), self.label, place
         )

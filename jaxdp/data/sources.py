@@ -258,7 +258,7 @@ class ParquetSource(Source):
 
 
 class IteratorSource(Source):
-    """Blocks of records that can be read once, in their own order.
+    r"""Blocks of records that can be read once, in their own order.
 
     Each record is in one step of a run with ``sampling.SinglePass``, which costs what one
     step costs. Nothing else can be said of it: a sampler that draws records at random must
@@ -268,10 +268,11 @@ class IteratorSource(Source):
 
     Args:
       blocks: iterator over pytrees of NumPy arrays with leading axis of any length, all of
-        one structure. It yields each record once. The first block says which shapes and
-        dtypes are public: a record of others that they do not hold has NaN for floats and
-        zeros for integers, as in :class:`ItemSource`.
+        one structure and, without ``like``, of one dtype. It yields each record once.
       num_examples: how many records it has in all.
+      like: one record of the public shapes and dtypes, or ``jax.ShapeDtypeStruct``\ s. A
+        record that they do not hold has NaN for floats and zeros for integers, as in
+        :class:`ItemSource`; without ``like``, a block of another dtype ends the run.
 
     Raises:
       TypeError: ``blocks`` is no iterable. ValueError: it is empty.
@@ -287,7 +288,7 @@ class IteratorSource(Source):
 
     once: ClassVar[bool] = True
 
-    def __init__(self, blocks: Iterable[Any], num_examples: int):
+    def __init__(self, blocks: Iterable[Any], num_examples: int, *, like: Any = None):
         validate.integer(num_examples=num_examples)
         if not isinstance(blocks, Iterable):
             raise TypeError(
@@ -296,9 +297,9 @@ class IteratorSource(Source):
         self._blocks: Iterator[Any] = iter(blocks)
         self._size, self._read = num_examples, 0
         self._held: list[Any] = []  # Blocks that are not read to their end.
-        self._like: Any = None
-        self._more()
-        self._like = jax.tree.map(lambda x: x[0], self._held[0])
+        self._like: Any = None if like is None else jax.tree.map(_zeros, like)
+        while not self._held:
+            self._more()
 
     def __len__(self) -> int:
         return self._size
@@ -335,6 +336,8 @@ class IteratorSource(Source):
                 f"data must have num_examples = {self._size} records, got an iterator that "
                 f"ended after {known}"
             )
+        if not _length(block):
+            return
         if self._like is not None:
             block = _records_like(self._like, block)
         self._held.append(block)

@@ -109,8 +109,12 @@ def above(dataset: Dataset, threshold: float) -> Dataset:
     if dataset.target_bounds is not None:
         low, high = dataset.target_bounds
         at = (threshold - low) / (high - low)
+    # A target that is no number is of no class: its loss is NaN, and counts zero.
     splits = {
-        split: (x, (y > at).astype(np.int32))
+        split: (
+            np.where(np.isnan(y)[:, None], np.float32(np.nan), x),
+            (y > at).astype(np.int32),
+        )
         for split, (x, y) in (("train", dataset.train), ("test", dataset.test))
     }
     return dataclasses.replace(

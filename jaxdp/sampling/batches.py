@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxdp.core import display, validate
 from jaxdp.core import keys as keys_lib
@@ -15,6 +16,8 @@ from jaxdp.core.source import Source
 from jaxdp.core.types import Run, UserRecords
 from jaxdp.kernels import finite_difference, threefry
 from jaxdp.sampling.samplers import AnySampler, Sampler
+
+_UNKNOWN = keys_lib.Mark()
 
 
 @functools.partial(
@@ -37,8 +40,7 @@ class Batch:
       private: whether secret keys from entropy drew it; static.
       phase: name of the plan's phase that it is a step of; static.
       step: shape=(), dtype=int32; which step it was drawn for.
-      drawn_by: hash of the keys from entropy that drew it; static. None where they are
-        insecure, or were traced.
+      drawn_by: mark of the keys from entropy that drew it, if they were not traced; static.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,7 +63,7 @@ class Batch:
     private: bool
     phase: str
     step: jax.Array
-    drawn_by: str | None = None
+    drawn_by: keys_lib.Mark = _UNKNOWN
 
     def __repr__(self) -> str:
         """Returns shapes and dtypes, and what is static: the numbers are secret."""
@@ -323,7 +325,7 @@ def resolve(
     private: bool,
     step: jax.Array,
     phase: str | None = None,
-    drawn_by: str | None = None,
+    drawn_by: keys_lib.Mark = _UNKNOWN,
 ) -> tuple[Any, jax.Array]:
     """Returns records and mask of a transform's batch, if the plan allows the batch.
 
@@ -340,14 +342,15 @@ def resolve(
         step counts nothing (all rows masked): accountants of samplers rest on every step
         having the batch that is its own. Full batches are all alike.
       phase: name of the phase of the step; None for plans of one phase.
-      drawn_by: hash of the transform's keys, of :func:`jaxdp.core.keys.sampling_mark`.
+      drawn_by: mark of the transform's keys.
 
     Raises:
       ValueError: a batch of another sampler, phase, number of records or keys; raw
         arrays where the plan samples; another number of rows. Raised when traced.
     """
-    marks = {drawn_by, batch.drawn_by if isinstance(batch, Batch) else None} - {None}
-    if len(marks) == 2:
+    given = batch.drawn_by if isinstance(batch, Batch) else drawn_by
+    marks = {drawn_by.text, given.text} - {None}
+    if len(marks) == 2 and not run.sampling.whole:
         raise ValueError(
             "batch must be drawn with the keys of the transform, got one of other keys: "
             "samples that several runs share, or that change within a run, are not those "
@@ -447,6 +450,11 @@ def _allowed(
         raise ValueError(
             f"mask must be bool of shape (B,) with B the rows of batch {sorted(rows)}, "
             f"got {mask.dtype} of shape {mask.shape}"
+        )
+    if not isinstance(mask, Tracer) and bool(jnp.any(mask[most:])):
+        raise ValueError(
+            f"mask must be False beyond the first {most} rows, all records: padding comes "
+            "last"
         )
     # What a full batch has beyond its records is padding, by place: were masked rows not
     # counted, the mask of one record would decide whether another is read.

@@ -220,14 +220,17 @@ def test_an_iterator_is_read_once_and_in_order() -> None:
         source.rows(np.array([N]))
 
 
-def test_blocks_have_the_dtypes_of_the_first() -> None:
+def test_blocks_have_the_public_dtypes() -> None:
     """One cell makes a block another dtype; the run goes on, and that record is empty."""
+    like = {"x": np.int64(0), "y": np.float32(0)}
     blocks = [
         {"x": np.arange(4), "y": np.ones(4, np.float32)},
         {"x": np.array([4.0, 5.5, 6.0, np.nan]), "y": np.ones(4)},
         {"x": np.arange(8, 12), "y": np.array(["1", "2", "3", "4"])},
     ]
-    got = data.IteratorSource(blocks, 12).rows(np.arange(12))
+    blocks.insert(0, {"x": np.array([]), "y": np.array([])})
+    blocks.insert(2, {"x": np.array([]), "y": np.array([])})
+    got = data.IteratorSource(blocks, 12, like=like).rows(np.arange(12))
     assert (got["x"].dtype, got["y"].dtype) == (np.int64, np.float32)
     assert got["x"].tolist() == [0, 1, 2, 3, 4, 0, 6, 0, 0, 0, 0, 0]
     nan = np.nan

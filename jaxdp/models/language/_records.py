@@ -148,7 +148,9 @@ def labels(
     out = np.empty(len(records), np.int32)
     for i, record in enumerate(records):
         if private:
-            out[i] = index.get(str(record.get(field)).strip(), -1)
+            value = record.get(field)
+            known = isinstance(value, str | int | float)
+            out[i] = index.get(str(value).strip(), -1) if known else -1
             continue
         value = text_of(record, field, i).strip()
         if value not in index:
