@@ -8,6 +8,7 @@ import pytest
 
 from jaxdp import models
 from jaxdp.data import scaling
+from jaxdp.models import groups
 
 CSV = """age,weight,ill
 10,1.5,0
@@ -278,6 +279,29 @@ def test_a_schema_takes_private_labels_of_no_class_too(write):
         lines[place + 1] = f"{place},{place / 10},{other}"
         after = models.load_file(write("\n".join(lines)), schema=schema)
         assert np.isnan(after.train[0]).any(axis=1).nonzero()[0].tolist() == [7]
+
+
+def test_a_class_may_be_named_as_a_blank_is(write):
+    schema = {
+        "label": {"column": "ill", "classes": ["None", "yes"]},
+        "columns": {
+            "age": {"type": "number", "bounds": [0, 40]},
+            "weight": {"type": "ignore"},
+        },
+    }
+    found = models.load_file(write("\n".join(_rows(("None", "yes")))), schema=schema)
+    assert not np.isnan(found.train[0]).any() and set(found.train[1]) == {0, 1}
+
+
+def test_a_target_that_is_no_number_is_of_no_class(write):
+    lines = _rows(("0", "1"))
+    options = {"label": "weight", "task": "regression", "test_fraction": 0.25}
+    place = int(models.load_file(write("\n".join(lines)), **options).train[0][3, 0])
+    lines[place + 1] = f"{place},unknown,0"
+    found = models.load_file(write("\n".join(lines)), **options)
+    x, y = groups.above(found, 2.0).train
+    assert np.flatnonzero(np.isnan(x).all(axis=1)).tolist() == [3]
+    assert set(y.tolist()) == {0, 1}
 
 
 # --- what is refused ---------------------------------------------------------------

@@ -600,6 +600,8 @@ def test_labels() -> None:
     ]
     found = text.labels(private, "label", ["no", 1], private=True)
     assert found.tolist() == [0, -1, -1, -1, -1, -1, -1, 1]
+    blank = text.labels([{"label": None}, {}], "label", ["None", "x"], private=True)
+    assert blank.tolist() == [-1, -1]
 
 
 # What messages say of private records.
