@@ -451,7 +451,8 @@ def _allowed(
             f"mask must be bool of shape (B,) with B the rows of batch {sorted(rows)}, "
             f"got {mask.dtype} of shape {mask.shape}"
         )
-    if not isinstance(mask, Tracer) and bool(jnp.any(mask[most:])):
+    seen = not isinstance(mask, Tracer) and mask.is_fully_addressable
+    if seen and np.asarray(mask)[most:].any():
         raise ValueError(
             f"mask must be False beyond the first {most} rows, all records: padding comes "
             "last"
