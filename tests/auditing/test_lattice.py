@@ -198,7 +198,7 @@ def test_the_private_gap_has_digits_of_noise() -> None:
         )
         for seed in range(150)
     ]
-    std = 2**20  # of noise_multiplier 1: the grid of the noise
+    std = 2**20 + 1  # of noise_multiplier 1, in units of the noise's grid
     units = np.array([v.value / v.std * std for v in values])
     assert np.abs(units - np.rint(units)).max() < 1e-3
     assert residues.fit(units, std).p_value > 1e-6
