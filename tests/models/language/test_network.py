@@ -160,6 +160,37 @@ def test_lazy_is_bit_equal_to_materialised(name: str, law: str) -> None:
         assert np.any(np.asarray(got) != np.asarray(base))
 
 
+@pytest.mark.parametrize("name", ["roberta-head", "opt-choice"])
+def test_a_record_of_no_class_counts_zero(name: str) -> None:
+    """Its loss is NaN; its gradient is that of a masked row, and so are all others."""
+    task, params, data = case(name)
+    count = len(data["label"])
+    wrong = {**data, "label": data["label"].at[1].set(-1)}
+    losses = jax.jit(task.value_fn)(params, wrong)
+    assert np.flatnonzero(np.isnan(losses)).tolist() == [1]
+    plan = jaxdp.plans.DPGD(
+        num_examples=count,
+        num_steps=1,
+        sampling=jaxdp.sampling.FullBatch(),
+        relation="zero_out",
+        l2_clip_norm=1.0,
+        noise_multiplier=0,
+    )
+    tx = plan.transform(jaxdp.Keys.insecure(0))
+    state = tx.init(params)
+
+    @jax.jit
+    def gradient(batch: Any, mask: jax.Array) -> Any:
+        given = {"value_fn": task.value_fn, "batch": batch, "mask": mask}
+        return tx.update(None, state, params, **given)[0]
+
+    present = jnp.ones(count, bool)
+    got = gradient(wrong, present)
+    want = gradient(data, present.at[1].set(False))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
+
+
 @pytest.mark.slow  # One of the above in another precision: six programs.
 def test_lazy_is_bit_equal_in_sixteen_bits() -> None:
     """Where XLA may keep more than 16 bits in one program and not in the other."""
