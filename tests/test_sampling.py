@@ -621,8 +621,8 @@ def resolve(
     private: bool = False,
     step: int = 0,
 ) -> Any:
-    at = jnp.asarray(step)
-    return batches_lib.resolve(plan(sampler), batch, mask, private=private, step=at)
+    keys, at = Keys.from_entropy() if private else Keys.insecure(0), jnp.asarray(step)
+    return batches_lib.resolve(plan(sampler), batch, mask, keys=keys, step=at)
 
 
 @pytest.mark.parametrize("sampler", [*DRAWING, OUTSIDE], ids=repr)

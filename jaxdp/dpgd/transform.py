@@ -112,7 +112,6 @@ def dpgd(
     numbers: GradientNumbers = plan.numbers
     run, grid, count_grid, tuning = numbers
     root = run_state.noise_root(run, keys)
-    mark = keys_lib.sampling_mark(keys)
     start = run_state.new_horizon(run, private=keys.private and grid.noise_std > 0)
 
     def init_fn(params: Any) -> DPGDState:
@@ -140,9 +139,7 @@ def dpgd(
             params, "dpgd", run, axis_name, state=state, batch=batch, mask=mask
         )
         count = state.horizon.count
-        records, kept = batches.resolve(
-            run, batch, mask, private=keys.private, step=count, drawn_by=mark
-        )
+        records, kept = batches.resolve(run, batch, mask, keys=keys, step=count)
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
         part, of_part = moving_part(value_fn, params, moves)

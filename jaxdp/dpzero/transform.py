@@ -452,7 +452,6 @@ def _maker(
         noise = laplace_noise(numbers, keys, name)
     else:
         noise = run_state.noise_root(run, keys)
-    mark = keys_lib.sampling_mark(keys)
     # Noise that was handed in is not ours to vouch for.
     start = run_state.new_horizon(
         run, private=keys.private and noise_table is None and grid.noise_std > 0
@@ -485,9 +484,7 @@ def _maker(
             params, name, run, axis_name, state=state, batch=batch, mask=mask
         )
         count = state.horizon.count
-        records, kept = batches.resolve(
-            run, batch, mask, private=keys.private, step=count, drawn_by=mark
-        )
+        records, kept = batches.resolve(run, batch, mask, keys=keys, step=count)
         moves = run_state.moving(params, trainable)
         key = keys_lib.at_step(state.direction, count)
         rows = draw_directions(numbers, key, params, moves, stacked)

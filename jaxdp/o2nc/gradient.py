@@ -108,7 +108,6 @@ def private_oracle(
     run_state.check_plan(plan, "o2nc")
     numbers: oracle.IncrementNumbers = plan.numbers
     carried, run = numbers.noise, numbers.noise.run
-    mark = keys_lib.sampling_mark(keys)
     start = run_state.new_horizon(run, private=keys.private and carried.noisy)
     direction = keys_lib.stream(keys.direction, "direction", context=run.context)
 
@@ -144,10 +143,9 @@ def private_oracle(
             run,
             batch,
             None,
-            private=keys.private,
+            keys=keys,
             step=count,
             phase=phase,
-            drawn_by=mark,
         )
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)

@@ -86,7 +86,6 @@ def private_prefix_sum(
     numbers: correlated_noise.CorrelatedNumbers = plan.numbers
     run = numbers.run
     ((phase, grid),) = numbers.grids.items()
-    mark = keys_lib.sampling_mark(keys)
     start = run_state.new_horizon(run, private=keys.private and numbers.noisy)
 
     def init_fn(params: Any) -> PrivatePrefixSumState:
@@ -105,9 +104,8 @@ def private_prefix_sum(
             run,
             batch,
             None,
-            private=keys.private,
+            keys=keys,
             step=state.horizon.count,
-            drawn_by=mark,
         )
         rows = finite_difference.num_rows(updates)
         if rows != len(kept):

@@ -17,8 +17,6 @@ from jaxdp.core.types import Run, UserRecords
 from jaxdp.kernels import finite_difference, threefry
 from jaxdp.sampling.samplers import AnySampler, Sampler
 
-_UNKNOWN = keys_lib.Mark()
-
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -63,7 +61,7 @@ class Batch:
     private: bool
     phase: str
     step: jax.Array
-    drawn_by: keys_lib.Mark = _UNKNOWN
+    drawn_by: keys_lib.Mark
 
     def __repr__(self) -> str:
         """Returns shapes and dtypes, and what is static: the numbers are secret."""
@@ -322,10 +320,9 @@ def resolve(
     batch: Any,
     mask: jax.Array | None,
     *,
-    private: bool,
+    keys: keys_lib.Keys,
     step: jax.Array,
     phase: str | None = None,
-    drawn_by: keys_lib.Mark = _UNKNOWN,
 ) -> tuple[Any, jax.Array]:
     """Returns records and mask of a transform's batch, if the plan allows the batch.
 
@@ -337,27 +334,17 @@ def resolve(
         external ones.
       mask: bool (B,), for raw arrays with padded rows only. What full batches have beyond
         all records is masked, too, by place: padding comes last.
-      private: whether the transform's keys come from entropy.
+      keys: those of the transform, with which batches that sample are to be drawn.
       step: shape=(), int32; the transform's own count. A batch that was drawn for another
         step counts nothing (all rows masked): accountants of samplers rest on every step
         having the batch that is its own. Full batches are all alike.
       phase: name of the phase of the step; None for plans of one phase.
-      drawn_by: mark of the transform's keys.
 
     Raises:
       ValueError: a batch of another sampler, phase, number of records or keys; raw
         arrays where the plan samples; another number of rows. Raised when traced.
     """
-    given = batch.drawn_by if isinstance(batch, Batch) else drawn_by
-    marks = {drawn_by.text, given.text} - {None}
-    if len(marks) == 2 and not run.sampling.whole:
-        raise ValueError(
-            "batch must be drawn with the keys of the transform, got one of other keys: "
-            "samples that several runs share, or that change within a run, are not those "
-            "that the plan accounts for"
-        )
-    how = {"private": private, "step": step, "phase": phase}
-    records, kept = _allowed(run, batch, mask, **how)
+    records, kept = _allowed(run, batch, mask, keys=keys, step=step, phase=phase)
     if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(records)):
         records = jax.tree.map(narrowed, records)
     return records, present(records, kept)
@@ -392,7 +379,7 @@ def _allowed(
     batch: Any,
     mask: jax.Array | None,
     *,
-    private: bool,
+    keys: keys_lib.Keys,
     step: jax.Array,
     phase: str | None,
 ) -> tuple[Any, jax.Array]:
@@ -412,10 +399,17 @@ def _allowed(
             raise ValueError(
                 f"batch is of a step of the phase {batch.phase!r}, but phase is {phase!r}"
             )
-        if private and not batch.private and batch.sampler.amplifies:
+        if keys.private and not batch.private and batch.sampler.amplifies:
             raise ValueError(
                 "batch was drawn with insecure keys, but amplification needs a secret "
                 "sample: draw it with the keys of the transform"
+            )
+        marks = {keys_lib.sampling_mark(keys).text, batch.drawn_by.text} - {None}
+        if len(marks) == 2 and not batch.sampler.whole:
+            raise ValueError(
+                "batch must be drawn with the keys of the transform, got one of other "
+                "keys: samples that several runs share, or that change within a run, are "
+                "not those that the plan accounts for"
             )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")

@@ -338,7 +338,6 @@ def private_spider(
     numbers: SOSPNumbers = plan.numbers
     run = numbers.run
     private = keys.private and bool(numbers.noise_multiplier)
-    mark = keys_lib.sampling_mark(keys)
     start = run_state.new_horizon(run, private=private)
 
     def init_fn(params: Any) -> PrivateSpiderState:
@@ -366,9 +365,8 @@ def private_spider(
             run,
             batch,
             mask,
-            private=keys.private,
+            keys=keys,
             step=state.horizon.count,
-            drawn_by=mark,
         )
         flat, unravel = flattened(params, "private_spider")
         loss = gradients.record_loss(value_fn, unravel)
