@@ -328,9 +328,8 @@ def run(quick: bool) -> list[_harness.Row]:
         )
         steps = STEPS[:1] if quick else STEPS  # A run fills one core.
         halves = [*pool.map(lambda i: halved(text, start, i, steps), range(2))]
-        waiting = [pool.submit(of_lora, halves), pool.submit(of_linear, halves, quick)]
-        if quick:
-            waiting = waiting[1:]
+        waiting = [] if quick else [pool.submit(of_lora, halves)]
+        waiting.append(pool.submit(of_linear, halves, quick))
         return [row for part in waiting for row in part.result()]
 
 

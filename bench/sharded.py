@@ -93,9 +93,8 @@ def rows_of(name: str, shape: programs.Shape, devices: int) -> list[Row]:
     rows = [Row(case, "parameters", held / 1e9, "GB")]
     try:
         compiled = lowered.compile()
-    except (
-        jax.errors.JaxRuntimeError
-    ) as error:  # It does not fit: the compiler says so.
+    except jax.errors.JaxRuntimeError as error:
+        # It does not fit: the compiler says so.
         said = next(x for x in str(error).splitlines() if "emory" in x or "hbm" in x)
         return [*rows, Row(case, "temp memory", None, "", note=f"skipped: {said}")]
     memory = compiled.memory_analysis()

@@ -114,9 +114,9 @@ def _loaded(command: options.Finetune, keys: keys_lib.Keys) -> tuple[Job, Batch]
     """Returns a job that nothing was computed for yet, and the encoded public records."""
     command, tokenizer, task = _begun(_with_method(command))
     shown = _read(command, "eval")
-    judged = _encoded(command, tokenizer, shown, "--eval")
+    judged = _encoded(command, tokenizer, shown)
     records = _read(command, "train")
-    train = _encoded(command, tokenizer, records, "--train")
+    train = _encoded(command, tokenizer, records, private=True)
     overlap.refuse(_rows(train), _rows(judged), "--eval", "--train", command.eval)
 
     command = finetune_options.with_batch_size(command, len(records))
@@ -209,7 +209,7 @@ def _needed(command: options.Finetune, method: str) -> int:
     command = dataclasses.replace(command, method=method)
     command, tokenizer, task = _begun(command)
     shown = _read(command, "eval")[:1]
-    record = _encoded(command, tokenizer, shown, "--eval")
+    record = _encoded(command, tokenizer, shown)
     if command.task == "preference" and not command.reference_free:
         record["reference"] = np.zeros((1, 2), np.float32)
     count = len(_read(command, "train"))
@@ -436,9 +436,11 @@ def _encoded(
     command: options.Finetune,
     tokenizer: text.Tokenizer,
     records: list[Record],
-    about: str,
+    *,
+    private: bool = False,
 ) -> Batch:
     """Encodes records for a task, all in one shape."""
+    about = "--train" if private else "--eval"
     form: dict[str, Any] = {
         "max_length": command.max_length,
         "template": command.template,
@@ -455,7 +457,6 @@ def _encoded(
         if command.task == "generation":
             form |= {"answer": command.answer_field, "span_length": command.span_length}
             return text.encode_generation(tokenizer, records, **form)
-        private = about == "--train"
         label = text.labels(
             records, command.label_field, command.labels, private=private
         )

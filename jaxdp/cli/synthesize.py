@@ -140,19 +140,21 @@ def prepare(command: options.Synthesize) -> Job:
             num_steps=command.num_steps,
             method=command.method,  # pyright: ignore[reportArgumentType]
         )
-    _warn_of_undescribed(bins, shown)
+    if public is not None:
+        _warn_of_undescribed(bins, shown, public)
     _warn_of_noise(choice)
     num_records = command.num_records or len(codes)
     return Job(bins, queries, codes, public, choice, keys, num_records, folder)
 
 
-def _warn_of_undescribed(bins: binning.Binning, public: list[list[str]]) -> None:
+def _warn_of_undescribed(
+    bins: binning.Binning, shown: list[list[str]], public: np.ndarray
+) -> None:
     """Warns where the bins do not describe PUBLIC records; private ones say nothing."""
-    outside = int(np.sum(bins.encode(public) == binning.OUTSIDE))
-    if outside:
+    if outside := int(np.sum(public == binning.OUTSIDE)):
         warnings.warn(
             f"the bins do not describe {outside} of {len(public)} public records; such "
-            f"records lie in no cell and blur the table: {bins.undescribed(public)}",
+            f"records lie in no cell and blur the table: {bins.undescribed(shown)}",
             stacklevel=2,
         )
 

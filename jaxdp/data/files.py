@@ -270,9 +270,9 @@ def _targets(
     held = np.isfinite(numbers)
     if label_bounds is None:
         held &= np.abs(numbers) <= np.finfo(np.float32).max
-    for i in public[~held[public]]:
+    if (bad := public[~held[public]]).size:
         allowed = "a finite number" if label_bounds else "a finite number of float32"
-        _refuse_label(table, i, allowed, "")
+        _refuse_label(table, bad[0], allowed, "")
     numbers[~held] = math.nan
     if label_bounds is None:
         return numbers.astype(np.float32), None

@@ -272,7 +272,8 @@ class IteratorSource(Source):
       num_examples: how many records it has in all.
       like: one record of the public shapes and dtypes, or ``jax.ShapeDtypeStruct``\ s. A
         record that they do not hold has NaN for floats and zeros for integers, as in
-        :class:`ItemSource`; without ``like``, a block of another dtype ends the run.
+        :class:`ItemSource`; without ``like``, a block of another dtype ends the run. So
+        does a block of another structure, always.
 
     Raises:
       TypeError: ``blocks`` is no iterable. ValueError: it is empty.

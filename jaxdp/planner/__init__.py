@@ -60,8 +60,8 @@ def recommend(
     ======================================  ==============================================
 
     Methods for problems of players are rehearsed on the public records, with the noise of
-    the private run: that takes some 10 to 30 seconds of a CPU core, or minutes of a problem
-    with thousands of vertices. Tables are decided by noise alone, and need no records.
+    the private run: that takes seconds to minutes, the longer the more vertices there are.
+    Tables are decided by noise alone, and need no records.
 
     Args:
       value_fn: as in :func:`jaxdp.fit`: a loss, a problem, or the marginals of a table.

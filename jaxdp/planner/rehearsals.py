@@ -18,7 +18,7 @@ from jaxdp.core.averaging import polyak_output
 from jaxdp.core.keys import at_step
 from jaxdp.kernels.clip import clip_vector
 from jaxdp.kernels.finite_difference import num_rows
-from jaxdp.saddle.oracles.sums import middle, mirrored, one_record, vertex_rows
+from jaxdp.saddle.oracles.sums import finite, middle, mirrored, one_record, vertex_rows
 
 #: The most vertices that a step draws of a player.
 MOST_DRAWS = 256
@@ -56,7 +56,7 @@ def gradients(problem: Any, points: Points, records: Any) -> tuple[Points, jax.A
     rows = jax.vmap(jax.grad(loss), (None, 0))(points, records)
     ok = jnp.ones(num_rows(records), bool)
     for part in rows:
-        ok = ok & jnp.isfinite(part).all(axis=1)
+        ok = ok & finite(part)
     return rows, ok
 
 
@@ -67,7 +67,7 @@ def _mean(of: Game, points: Points, step: Any, size: Any, bounded: Callable) -> 
     """
     count = num_rows(of.records)
     size = jnp.minimum(size, count)
-    first = step % count * size % count
+    first = step * size % count
 
     def part(i: Any) -> Any:
         place = i * _CHUNK + jnp.arange(_CHUNK)

@@ -264,14 +264,18 @@ def test_bounds_near_the_end_of_floats_warn_of_nothing():
     assert not np.any(np.abs(wide) > 1)
 
 
-def test_a_schema_takes_private_labels_of_no_class_too(write):
-    schema = {
-        "label": {"column": "ill", "classes": ["no", "yes"]},
+def _schema(*classes):
+    return {
+        "label": {"column": "ill", "classes": list(classes)},
         "columns": {
             "age": {"type": "number", "bounds": [0, 40]},
             "weight": {"type": "ignore"},
         },
     }
+
+
+def test_a_schema_takes_private_labels_of_no_class_too(write):
+    schema = _schema("no", "yes")
     lines = _rows(("no", "yes"))
     before = models.load_file(write("\n".join(lines)), schema=schema)
     place = round(20 * (float(before.train[0][7, 0]) + 1))
@@ -282,13 +286,7 @@ def test_a_schema_takes_private_labels_of_no_class_too(write):
 
 
 def test_a_class_may_be_named_as_a_blank_is(write):
-    schema = {
-        "label": {"column": "ill", "classes": ["None", "yes"]},
-        "columns": {
-            "age": {"type": "number", "bounds": [0, 40]},
-            "weight": {"type": "ignore"},
-        },
-    }
+    schema = _schema("None", "yes")
     found = models.load_file(write("\n".join(_rows(("None", "yes")))), schema=schema)
     assert not np.isnan(found.train[0]).any() and set(found.train[1]) == {0, 1}
 
