@@ -147,11 +147,13 @@ def test_steps_are_halved() -> None:
 # --- recommendations ---------------------------------------------------------------
 
 
-@pytest.mark.slow  # Compiles four programs, and runs of three plans.
-def test_a_game_s_plan_reaches_what_was_predicted() -> None:
-    found = jaxdp.recommend(PROBLEM, (UNIFORM, UNIFORM), PUBLIC, **KNOWN)
-    names = [one.name for one in found.candidates]
-    assert sorted(names) == ["DP-SGDA, full batches", "DP-SGDA, one pass", "Saddle"]
+@pytest.mark.slow  # Compiles four programs, and runs of three plans; and five, of four.
+@pytest.mark.parametrize("problem", [PROBLEM, jaxdp.Problem(GAME.value_fn)])
+def test_a_game_s_plan_reaches_what_was_predicted(problem: Any) -> None:
+    found = jaxdp.recommend(problem, (UNIFORM, UNIFORM), PUBLIC, **KNOWN)
+    names = sorted(one.name for one in found.candidates)
+    more = [] if problem is PROBLEM else ["SaddleBiasReduced"]
+    assert names == ["DP-SGDA, full batches", "DP-SGDA, one pass", "Saddle", *more]
     errors = [one.error for one in found.candidates]
     assert found.best.error <= 1.02 * min(errors)
     rows = jax.tree.map(lambda leaf: leaf[np.arange(4000) % 64], PUBLIC)
@@ -161,7 +163,7 @@ def test_a_game_s_plan_reaches_what_was_predicted() -> None:
         gaps = []
         for seed in range(20, 28):
             keys = jaxdp.Keys.insecure(seed)
-            how = {"value_fn": PROBLEM, "optimizer": one.optimizer}
+            how = {"value_fn": problem, "optimizer": one.optimizer}
             result = jaxdp.fit(one.plan, keys, one.start, rows, **how)
             x, y = one.output(result)
             assert x.shape == y.shape == (DIM,)
@@ -172,11 +174,13 @@ def test_a_game_s_plan_reaches_what_was_predicted() -> None:
     assert "least predicted error" in repr(found) or "alike" in repr(found)
 
 
-@pytest.mark.slow  # Compiles three programs.
-def test_a_problem_of_one_player_in_one_pass() -> None:
-    found = jaxdp.recommend(MIXTURE, UNIFORM, mixed(), **KNOWN, num_passes=3.0)
-    names = [one.name for one in found.candidates]
-    assert sorted(names) == ["ConvexSimplex", "FrankWolfe, one pass"]
+@pytest.mark.slow  # Compiles three programs; and four.
+@pytest.mark.parametrize("num_passes", [3.0, 30.0])
+def test_plans_of_one_player_reach_what_was_predicted(num_passes: float) -> None:
+    found = jaxdp.recommend(MIXTURE, UNIFORM, mixed(), **KNOWN, num_passes=num_passes)
+    names = sorted(one.name for one in found.candidates)
+    more = ["FrankWolfe, full batches"] if num_passes > 3 else []
+    assert names == ["ConvexSimplex", *more, "FrankWolfe, one pass"]
     single = {"num_examples": 4000, "relation": "replace_one"}
     of = problems.players(MIXTURE, UNIFORM, mixed(), BUDGET, single, None)
     data = jax.tree.map(lambda leaf: leaf[np.arange(4000) % 64], mixed())
