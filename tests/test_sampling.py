@@ -661,8 +661,7 @@ def test_only_amplification_needs_secret_samples(sampler: Any) -> None:
     assert sampler.amplifies is (sampler in (DRAWING[1], FIXED, DRAWING[-1]))
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-def test_batches_are_drawn_with_the_keys_of_the_transform(jitted: bool) -> None:
+def test_batches_are_drawn_with_the_keys_of_the_transform() -> None:
     """Runs that share samples are not amplified apart; nor is an order that changes."""
     made = plan(FIXED).with_noise(noise_multiplier=2.0)
     keys, other = Keys.from_entropy(), Keys.from_entropy()
@@ -672,24 +671,34 @@ def test_batches_are_drawn_with_the_keys_of_the_transform(jitted: bool) -> None:
     def update(batch: Any) -> Any:
         return tx.update(None, state, params, value_fn=linear, batch=batch)
 
-    plain, update = update, jax.jit(update) if jitted else update
-    wrong = pytest.raises(
-        ValueError, match="with the keys of the transform, got one of"
+    def draw(each: Keys) -> Any:
+        return sampling.batch(made, each, 0, DATA)
+
+    update(draw(keys))
+    jax.jit(lambda: update(draw(keys)))()
+    update(jax.jit(draw)(other))  # Of traced keys nothing is known.
+    for wrong in (lambda: update(draw(other)), jax.jit(lambda: update(draw(other)))):
+        with pytest.raises(ValueError, match="with the keys of the transform, got one"):
+            wrong()
+
+
+def test_batches_of_other_keys_count_nothing_where_they_are_arguments() -> None:
+    """Whatever was compiled before, and whatever they went through."""
+    made, keys = plan(FIXED).with_noise(noise_multiplier=2.0), Keys.from_entropy()
+    own, other = (
+        sampling.batch(made, each, 0, DATA) for each in (keys, Keys.from_entropy())
     )
-    with wrong:
-        update(sampling.batch(made, other, 0, DATA))
-    drawn = jax.jit(lambda keys: sampling.batch(made, keys, 0, DATA))
-    update(drawn(other))  # Of traced keys nothing is known.
-    update(sampling.batch(made, keys, 0, DATA))
-    inside = lambda keys: plain(sampling.batch(made, keys, 0, DATA))  # noqa: E731
-    jax.jit(lambda: inside(keys))()
-    with wrong:
-        jax.jit(lambda: inside(other))()
-    # Batches of several keys have one structure, as loops that fetch ahead need.
-    first, second = (sampling.batch(made, each, 0, DATA) for each in (keys, other))
-    assert jax.tree.structure(first) == jax.tree.structure(second)
-    assert "Mark" in repr(jax.tree.structure(first))
-    assert str(first.drawn_by.text) not in repr(jax.tree.structure(first))
+    run, at = made.run, jnp.asarray(0)
+    kept = jax.jit(
+        lambda batch: batches_lib.resolve(run, batch, None, keys=keys, step=at)[1]
+    )
+    same = jax.jit(lambda batch: batch)
+    assert jax.tree.structure(own) == jax.tree.structure(other)
+    for mine, foreign in ((own, other), (same(own), same(other))):
+        np.testing.assert_array_equal(kept(mine), own.mask)
+        assert not bool(kept(foreign).any())
+    with pytest.raises(ValueError, match="with the keys of the transform, got one"):
+        batches_lib.resolve(run, same(other), None, keys=keys, step=at)
 
 
 def test_batches_of_all_records_are_alike() -> None:

@@ -417,7 +417,9 @@ def _task(
 
 def _read(command: options.Finetune, name: str) -> list[Record]:
     with usage(command, flag(name)):
-        more = [command.label_field, command.choices_field, command.answer_field]
+        more = [command.choices_field, command.answer_field]
+        if name != "train":  # A private record without a label is of no class.
+            more.append(command.label_field)
         fields = ["messages"] if command.task == "instruction" else ["prompt"]
         if command.template is not None:
             fields = text.template_fields(command.template)

@@ -320,7 +320,8 @@ def _report(
         for kind, suffix in _CANDIDATES.items():
             fields[f"{prefix}_worst_query_error{suffix}"] = float(found[kind].max())
     fields["quality"] = quality.summarised(outcome.quality)
-    fields["undescribed"] = outcome.quality["undescribed"]
+    outside = outcome.quality["undescribed"]
+    fields["undescribed"] = {k: x for k, x in outside.items() if k != _NAMES[_PRIVATE]}
     return train.reported(of_fit, fields)
 
 

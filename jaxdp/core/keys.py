@@ -377,29 +377,17 @@ def fingerprint(keys: Keys) -> bytes:
     return hashlib.sha256(repr(sorted(to_hex(keys).items())).encode()).digest()
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Mark:
-    """Hash of the sampling root of private keys; None where they are insecure or traced.
+def sampling_mark(keys: Keys) -> np.uint32:
+    """Hashes the sampling root of private keys to 32 bits; 0 if they cannot be seen.
 
-    All marks are equal, so that trees with different ones have one structure.
+    That is where they are traced. Insecure keys have 0, too.
     """
-
-    text: str | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mark)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-def sampling_mark(keys: Keys) -> Mark:
-    """Returns what tells the sampling roots of private keys apart."""
     if not keys.private or isinstance(keys.sampling, Tracer):
-        return Mark()
+        return np.uint32(0)
     with jax.ensure_compile_time_eval():
         root = np.asarray(jax.random.key_data(keys.sampling)).tobytes()
-    return Mark(hashlib.sha256(b"jaxdp sampling mark:" + root).hexdigest())
+    digest = hashlib.sha256(b"jaxdp sampling mark:" + root).digest()
+    return np.uint32(int.from_bytes(digest[:4], "little") | 1)
 
 
 def _marks(keys: Keys, use: str) -> frozenset[bytes]:

@@ -123,8 +123,7 @@ def transformation(
         if missing := [name for name in needed if name not in named]:
             words = " and ".join(map(repr, missing))
             raise TypeError(
-                f"update must be given {words} by name: private gradients are made of the "
-                "losses of a batch, and not of gradients that come in"
+                f"update must be given {words} by name, which what is released is made of"
             )
         return update(updates, state, *given, **named)
 

@@ -272,8 +272,9 @@ class IteratorSource(Source):
       num_examples: how many records it has in all.
       like: one record of the public shapes and dtypes, or ``jax.ShapeDtypeStruct``\ s. A
         record that they do not hold has NaN for floats and zeros for integers, as in
-        :class:`ItemSource`; without ``like``, a block of another dtype ends the run. So
-        does a block of another structure, always.
+        :class:`ItemSource`; without ``like``, a block of another dtype ends the run. A
+        block of another structure always does, and one of texts or complex numbers, in
+        which one record decides how all others are read: give an array of objects then.
 
     Raises:
       TypeError: ``blocks`` is no iterable. ValueError: it is empty.
@@ -337,6 +338,8 @@ class IteratorSource(Source):
                 f"data must have num_examples = {self._size} records, got an iterator that "
                 f"ended after {known}"
             )
+        if len({len(leaf) for leaf in jax.tree.leaves(block)}) > 1:
+            raise ValueError("blocks must have leaves of one length each")
         if not _length(block):
             return
         if self._like is not None:
@@ -438,7 +441,20 @@ def _record_like(like: Any, record: Any) -> Any:
 
 
 def _records_like(like: Any, block: Any) -> Any:
-    """Returns the records of a block, each as :func:`_record_like` does."""
+    """Returns the records of a block, each as :func:`_record_like` does.
+
+    Raises:
+      TypeError: a leaf of texts or complex numbers, which one record makes of all others.
+    """
+
+    def check(x: np.ndarray, y: np.ndarray) -> None:
+        if y.dtype != x.dtype and y.dtype.kind not in "biufO":
+            raise TypeError(
+                f"blocks must hold numbers like {x.dtype}, or objects, got {y.dtype}: one "
+                "record would change how all others are read"
+            )
+
+    jax.tree.map(check, like, block)
     same = jax.tree.map(
         lambda x, y: (x.dtype, x.shape) == (y.dtype, y.shape[1:]), like, block
     )

@@ -121,7 +121,7 @@ def dpzero(
 
     Stands first in a chain: incoming updates are ignored and may be None. ``update``
     takes ``value_fn`` (losses (B,) of a batch), ``batch`` and, for padded full batches,
-    ``mask``, whose rows beyond those of the plan are never read: padding comes last.
+    ``mask``, whose rows beyond those of the plan count nothing: padding comes last.
     Unknown keywords are ignored. Outgoing updates point uphill, as gradients do, and have
     the dtypes of the params.
 

@@ -20,8 +20,8 @@ from jaxdp.sampling.samplers import AnySampler, Sampler
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("records", "mask", "index", "step"),
-    meta_fields=("sampler", "num_examples", "private", "phase", "drawn_by"),
+    data_fields=("records", "mask", "index", "step", "drawn_by"),
+    meta_fields=("sampler", "num_examples", "private", "phase"),
 )
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -38,7 +38,8 @@ class Batch:
       private: whether secret keys from entropy drew it; static.
       phase: name of the plan's phase that it is a step of; static.
       step: shape=(), dtype=int32; which step it was drawn for.
-      drawn_by: mark of the keys from entropy that drew it, if they were not traced; static.
+      drawn_by: shape=(), dtype=uint32; hash of the keys from entropy that drew it, 0 where
+        they were traced or insecure.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,7 +62,7 @@ class Batch:
     private: bool
     phase: str
     step: jax.Array
-    drawn_by: keys_lib.Mark
+    drawn_by: Any = dataclasses.field(default_factory=lambda: np.uint32(0))
 
     def __repr__(self) -> str:
         """Returns shapes and dtypes, and what is static: the numbers are secret."""
@@ -336,8 +337,9 @@ def resolve(
         all records is masked, too, by place: padding comes last.
       keys: those of the transform, with which batches that sample are to be drawn.
       step: shape=(), int32; the transform's own count. A batch that was drawn for another
-        step counts nothing (all rows masked): accountants of samplers rest on every step
-        having the batch that is its own. Full batches are all alike.
+        step, or with other keys from entropy, counts nothing (all rows masked):
+        accountants of samplers rest on every step having the batch that is its own. Full
+        batches are all alike.
       phase: name of the phase of the step; None for plans of one phase.
 
     Raises:
@@ -404,13 +406,6 @@ def _allowed(
                 "batch was drawn with insecure keys, but amplification needs a secret "
                 "sample: draw it with the keys of the transform"
             )
-        marks = {keys_lib.sampling_mark(keys).text, batch.drawn_by.text} - {None}
-        if len(marks) == 2 and not batch.sampler.whole:
-            raise ValueError(
-                "batch must be drawn with the keys of the transform, got one of other "
-                "keys: samples that several runs share, or that change within a run, are "
-                "not those that the plan accounts for"
-            )
         if mask is not None:
             raise ValueError("mask must be None with a Batch, which carries its own")
         if batch.records is None:
@@ -420,7 +415,19 @@ def _allowed(
             )
         if batch.sampler.whole:
             return batch.records, batch.mask
-        return batch.records, batch.mask & (batch.step == step)
+        kept = batch.mask & (batch.step == step)
+        mark, drawn_by = keys_lib.sampling_mark(keys), batch.drawn_by
+        if not mark:
+            return batch.records, kept
+        if isinstance(drawn_by, Tracer):
+            return batch.records, kept & ((drawn_by == mark) | (drawn_by == 0))
+        if np.asarray(drawn_by) not in (mark, 0):
+            raise ValueError(
+                "batch must be drawn with the keys of the transform, got one of other "
+                "keys: samples that several runs share, or that change within a run, are "
+                "not those that the plan accounts for"
+            )
+        return batch.records, kept
     if run.sampling.draws and not run.sampling.whole:
         raise ValueError(
             f"batch must be a jaxdp.sampling.Batch drawn by {run.sampling!r}, got raw "

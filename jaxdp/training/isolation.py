@@ -35,8 +35,8 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
 
     Args:
       value_fn: ``value_fn(params, batch) -> losses (B,)``.
-      params: parameters to try it at. Where all are zero, where a mean over the batch may
-        go unseen, also moved at random.
+      params: parameters to try it at, as they are and moved at random: below a layer of
+        zeros, a mean over the batch goes unseen. A float that is a flag is moved, too.
       batch: at least two records that differ.
       row: the record to replace, by the next one and by zeros.
 
@@ -62,8 +62,7 @@ def check_isolation(value_fn: ValueFn, params: Any, batch: Any, row: int = 0) ->
         )
     losses = jax.jit(traced_anew(value_fn))
     moved = jax.jit(lambda params: _moved(params, lambda _, leaf, moved: moved))
-    zero = not any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(params))
-    for at in (params, moved(params)) if zero else (params,):
+    for at in (params, moved(params)):
         before = np.asarray(losses(at, batch))
         for replace in (
             lambda x: x[(row + 1) % rows],

@@ -52,8 +52,8 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
     that are split over ``mesh`` are split over it in place. Other leaves stay as they are.
     Of several processes all refuse what one does.
     """
-    _check_integers(mesh, params)
     if mesh is None:
+        _check_integers(mesh, params)
         check_device(mesh, params=params)
         return None, params
     if not isinstance(mesh, Mesh):
@@ -92,6 +92,7 @@ def _check_integers(mesh: Any, params: Any) -> None:
 
 
 def _on_mesh(mesh: Mesh, params: Any) -> tuple[Mesh, Any]:
+    _check_integers(mesh, params)
     for path, leaf in _arrays(params):
         there = leaf.sharding
         if several_processes(mesh) and leaf.is_deleted():

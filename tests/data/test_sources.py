@@ -226,15 +226,23 @@ def test_blocks_have_the_public_dtypes() -> None:
     blocks = [
         {"x": np.arange(4), "y": np.ones(4, np.float32)},
         {"x": np.array([4.0, 5.5, 6.0, np.nan]), "y": np.ones(4)},
-        {"x": np.arange(8, 12), "y": np.array(["1", "2", "3", "4"])},
+        {"x": np.arange(8, 12), "y": np.array(["1", 2, None, 4.0], object)},
     ]
     blocks.insert(0, {"x": np.array([]), "y": np.array([])})
     blocks.insert(2, {"x": np.array([]), "y": np.array([])})
     got = data.IteratorSource(blocks, 12, like=like).rows(np.arange(12))
     assert (got["x"].dtype, got["y"].dtype) == (np.int64, np.float32)
-    assert got["x"].tolist() == [0, 1, 2, 3, 4, 0, 6, 0, 0, 0, 0, 0]
+    assert got["x"].tolist() == [0, 1, 2, 3, 4, 0, 6, 0, 0, 9, 0, 11]
     nan = np.nan
-    np.testing.assert_array_equal(got["y"], [1, 1, 1, 1, 1, nan, 1, nan, *([nan] * 4)])
+    np.testing.assert_array_equal(
+        got["y"], [1, 1, 1, 1, 1, nan, 1, nan, nan, 2, nan, 4]
+    )
+    for wrong in (np.array(["1", 2.0]), np.array([1j, 2])):  # One record, all of them.
+        source = data.IteratorSource([np.ones(2, np.float32), wrong], 4, like=nan)
+        with pytest.raises(TypeError, match="change how all others are read"):
+            source.rows(np.arange(4))
+    with pytest.raises(ValueError, match="leaves of one length each"):
+        data.IteratorSource([{"x": np.ones(2), "y": np.ones(1)}], 2)
 
 
 def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ def labels(
         zero, and is not refused: one private label must not decide whether a run begins.
 
     Raises:
-      ValueError: a record without the field, or with another text, by its number.
+      ValueError: a record without the field, or with another text, by its number; not
+        where they are private.
     """
     index = {str(name): i for i, name in enumerate(classes)}
     if len(index) < max(len(classes), 1):

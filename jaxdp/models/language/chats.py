@@ -208,7 +208,7 @@ def encode_preference(
 
     Raises:
       ValueError: an encoder, no chat template, or a record by its number: without a field,
-        with messages that the template refuses, or whose two texts are the same.
+        with messages that the template refuses; or pairs of equal texts alone.
 
     Example:
       >>> import tokenizers
