@@ -251,12 +251,9 @@ def batch(
     size = fetched.mask.shape[1]
     rows = at * size + jnp.arange(size, dtype=jnp.int32)
     # Of a step that is not in the block, the batch is another step's and counts nothing.
+    drawn = jax.tree.map(lambda x: x[at], dataclasses.replace(fetched, records=None))
     return dataclasses.replace(
-        fetched,
-        records=jax.tree.map(lambda x: x[rows], fetched.records),
-        mask=fetched.mask[at],
-        index=fetched.index[at],
-        step=fetched.step[at],
+        drawn, records=jax.tree.map(lambda x: x[rows], fetched.records)
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp.core import keys as keys_lib
 from jaxdp.data import ArraySource, IteratorSource
 from jaxdp.training import preparing, streaming
 
@@ -100,6 +101,19 @@ def test_the_bits_of_data_in_memory(
     whole = fit(plan, DATA)
     monkeypatch.setattr(streaming, "_BLOCK", 3 * sampler.rows(N) * (4 * D + 1))
     again = fit(plan, source, chunk=5)
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+
+
+def test_keys_from_entropy_draw_the_same_from_files(
+    source: ArraySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches of a block carry a hash of their keys, each its own."""
+    plan, keys = make_plan(POISSON), Keys.from_entropy()
+    args: Any = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    whole = jaxdp.fit(plan, keys, PARAMS, DATA, **args)
+    monkeypatch.setattr(keys_lib, "_spent", set())  # The same noise, for the comparison.
+    again = jaxdp.fit(plan, keys, PARAMS, source, chunk=5, **args)
     chex.assert_trees_all_equal(again.params, whole.params)
     chex.assert_trees_all_equal(again.info, whole.info)
 
