@@ -108,7 +108,7 @@ def test_errors_are_gaps_and_losses_on_the_public_records() -> None:
 
 def test_clips_follow_what_public_records_contribute() -> None:
     """Of signs: at uniform points the half range of A y, plus that of the signs."""
-    x, y = of_game().half_ranges()
+    x, y = of_game().half_ranges
     assert 0.5 < x < 1.0 and 0.5 < y < 1.0
 
 

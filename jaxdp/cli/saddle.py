@@ -131,7 +131,7 @@ def _descent_ascent(command: options.Saddle, task: Task, shapes: Any) -> Chosen:
         plan = plans.DPGD(l2_clip_norm=clip, **of.shared, **fields)
         plan = plan.calibrate(**of.budget)
     rate = command.learning_rate or _LONGER * problems.usual_step(of, plan)
-    x, y = of.domains
+    x, y = of.game.domains
     optimizer = descent_ascent(rate, rate, domain_x=x, domain_y=y)
     recipe = {
         "method": command.method,
@@ -156,7 +156,7 @@ def _frank_wolfe(command: options.Saddle, task: Task, shapes: Any) -> Chosen:
     share = command.clip_x
     if share is None:
         with usage(command, "--dataset"):
-            share = of.half_ranges()[0] / model.linf_bound
+            share = of.half_ranges[0] / model.linf_bound
     with usage(command, "--epsilon"):
         plan = plans.FrankWolfe(
             dim=ball.num_vertices,

@@ -81,9 +81,7 @@ class _Trial(NamedTuple):
 class Players:
     """A problem with public records, and the budget of a run on n private ones."""
 
-    problem: VertexGradients
-    points: tuple[jax.Array, ...]
-    records: Any
+    game: rehearsals.Game
     budget: dict[str, Any]
     shared: dict[str, Any]  # num_examples and relation
     most: float  # gradients of each record
@@ -92,40 +90,25 @@ class Players:
     def num_examples(self) -> int:
         return self.shared["num_examples"]
 
-    @property
-    def domains(self) -> tuple[Any, ...]:
-        """Polytopes of the players."""
-        given = (self.problem.domain_x, self.problem.domain_y)
-        pairs = zip(self.points, given, strict=False)
-        return tuple(Simplex(len(at)) if one is None else one for at, one in pairs)
-
-    @property
-    def dims(self) -> list[int]:
-        """Numbers of vertices."""
-        return [domain.num_vertices for domain in self.domains]
-
-    @property
-    def game(self) -> rehearsals.Game:
-        """Problem, records and start, for rehearsals."""
-        return rehearsals.Game(self.problem, self.records, self.domains, self.points)
-
     def gradients(self, points: tuple[jax.Array, ...]) -> list[jax.Array]:
         """Computes the finite gradients of records by each of the points, (B, p) each."""
-        rows, ok = rehearsals.gradients(self.problem, points, self.records)
+        rows, ok = rehearsals.gradients(self.game.problem, points, self.game.records)
         return [part[ok] for part in rows]
 
+    @functools.cached_property
     def half_ranges(self) -> list[float]:
-        """Computes the median half range of the vertex gradients, of each player.
+        """The median half range of the vertex gradients, of each player.
 
         At the start; where nothing varies there, at the mean of a few vertices.
         """
-        at_start = [_half_ranges(self, i, self.points) for i in range(len(self.points))]
+        start = self.game.start
+        at_start = [_half_ranges(self, i, start) for i in range(len(start))]
         if all(at_start):
             return at_start
         rng = np.random.default_rng(0)
         some = [
             np.bincount(rng.integers(m, size=_VERTICES), minlength=m) / _VERTICES
-            for m in self.dims
+            for m in self.game.dims
         ]
         points = self.game.at([jnp.asarray(one, jnp.float32) for one in some])
         found = [
@@ -135,12 +118,12 @@ class Players:
 
     def gradient_clip(self) -> float:
         """Computes a third of the median norm of the gradients by all points."""
-        rows = jnp.concatenate(self.gradients(self.points), axis=1)
+        rows = jnp.concatenate(self.gradients(self.game.start), axis=1)
         return gradients.CLIP * gradients.median_norm(rows)
 
     def mean_loss(self, *points: jax.Array) -> jax.Array:
         """Computes the mean loss of the records; one that is not finite counts zero."""
-        losses = self.problem(*points, self.records)
+        losses = self.game.problem(*points, self.game.records)
         ok = jnp.isfinite(losses)
         return jnp.sum(jnp.where(ok, losses, 0)) / jnp.maximum(jnp.sum(ok), 1)
 
@@ -150,7 +133,7 @@ class Players:
             return self.mean_loss(*points)
         from jaxdp.metrics.duality_gap import ends  # Brings scipy.
 
-        (x, y), (over_x, over_y) = points, self.domains
+        (x, y), (over_x, over_y) = points, self.game.domains
         limits = _TOLERANCE, _ANSWER_STEPS
         low, high, below, above, *_ = ends(
             self.mean_loss, x, y, over_x, over_y, *limits
@@ -164,18 +147,18 @@ class Players:
 
     def least(self) -> float:
         """Computes the least loss of a single player; 0 of two, whose gap has it."""
-        if len(self.points) == 2:
+        if len(self.game.start) == 2:
             return 0.0
         from jaxdp.metrics.duality_gap import duality_gap  # Brings scipy.
 
         found = duality_gap(
             lambda x, y: self.mean_loss(x) * y[0],
-            self.points[0],
+            self.game.start[0],
             jnp.ones(1),
-            domain_x=self.domains[0],
+            domain_x=self.game.domains[0],
             tolerance=_TOLERANCE,
         )
-        return float(self.mean_loss(*self.points)) - found.value
+        return float(self.mean_loss(*self.game.start)) - found.value
 
 
 def players(
@@ -204,15 +187,19 @@ def players(
         if len(points) == 1:
             wanted = "a pair of points, (x, y), as the problem has two players"
         raise ValueError(f"params must be {wanted}, got {len(points)} point(s)")
-    few = spread(records, _RECORDS)
-    points = tuple(jnp.asarray(at, jnp.float32) for at in points)
     most = _MOST_GRADIENTS if num_passes is None else num_passes / 3
     if most < 1:
         raise ValueError(
             "num_passes must be at least 3, which a gradient of each record takes, got "
             f"{num_passes!r}"
         )
-    return Players(problem, points, few, budget, shared, most)
+    points = tuple(jnp.asarray(at, jnp.float32) for at in points)
+    domains = tuple(
+        Simplex(len(at)) if one is None else one
+        for at, one in zip(points, domains, strict=False)
+    )
+    game = rehearsals.Game(problem, spread(records, _RECORDS), domains, points)
+    return Players(game, budget, shared, most)
 
 
 def _takes(problem: Any, points: tuple[Any, ...], records: Any) -> bool:
@@ -227,7 +214,7 @@ def _takes(problem: Any, points: tuple[Any, ...], records: Any) -> bool:
 
 def _half_ranges(of: Players, i: int, points: tuple[jax.Array, ...]) -> float:
     """Computes the median half range of a player's vertex gradients."""
-    domain, rows = of.domains[i], of.gradients(points)[i]
+    domain, rows = of.game.domains[i], of.gradients(points)[i]
     rows, _ = vertex_rows(domain, rows, jnp.ones(len(rows), bool))
     return _median(jnp.max(jnp.abs(rows - middle(domain, rows)), axis=1))
 
@@ -275,7 +262,7 @@ def _noise(plan: Any) -> float:
 
 def usual_step(of: Players, plan: Any) -> float:
     """Returns the step size of theory for a ``DPGD`` of both players."""
-    dim = sum(map(len, of.points))
+    dim = sum(map(len, of.game.start))
     longest = math.hypot(plan.l2_clip_norm, math.sqrt(dim) * plan.noise_std)
     return math.sqrt(2 / plan.num_steps) / longest
 
@@ -330,7 +317,7 @@ def _halved(most: int) -> list[int]:
 
 def candidates(of: Players) -> Iterator[PlannedGame]:
     """Plans of every family that the problem admits, each at its best rehearsal."""
-    single = len(of.points) == 1
+    single = len(of.game.start) == 1
     kinds = (_CONVEX if single else _GAMES).items()
     for kind, make in kinds:
         found = make(of)
@@ -342,15 +329,15 @@ def _memory(of: Players, plan: Any) -> int:
     """Counts the bytes of a step's gradients, and of scores where vertices are drawn."""
     count = _rows(plan)
     if plan.family == "dpgd":
-        return 4 * count * sum(map(len, of.points))
-    return 4 * (count + 1) * sum(of.dims)
+        return 4 * count * sum(map(len, of.game.start))
+    return 4 * (count + 1) * sum(of.game.dims)
 
 
 def _planned(of: Players, found: _Trial, name: str) -> PlannedGame:
     errors = found.again(2) - of.least()
     spread = float(np.std(errors, ddof=1)) / math.sqrt(len(errors))
-    pair = len(of.points) == 2
-    start = of.points if found.optimizer is not None else found.plan.uniform()
+    pair = len(of.game.start) == 2
+    start = of.game.start if found.optimizer is not None else found.plan.uniform()
     return PlannedGame(
         name=name,
         plan=found.plan,
@@ -372,17 +359,24 @@ def _of_one(points: tuple[jax.Array, ...]) -> Any:
     return points if more else first
 
 
-def _once(of: Players, num_steps: int) -> dict[str, Any]:
-    """Returns the fields of a plan that reads each record once."""
-    sampler = sampling.SinglePass(of.num_examples // num_steps)
+def _steps(of: Players, num_steps: int, whole: bool = False) -> dict[str, Any]:
+    """Returns fields of a plan of full batches, or that reads each record once."""
+    once = sampling.SinglePass(of.num_examples // num_steps)
+    sampler = sampling.FullBatch() if whole else once
     return {"num_steps": num_steps, "sampling": sampler, **of.shared}
 
 
+def _counts(of: Players, whole: bool = False) -> list[int]:
+    """Returns the numbers of steps that are tried, the least first."""
+    most = math.floor(of.most) if whole else min(of.num_examples, _MOST_STEPS)
+    return _halved(most)
+
+
 def _game(of: Players, kind: Any, clip: float, **fields: Any) -> Any:
-    sizes = [clip * size for size in of.half_ranges()]
+    sizes = [clip * size for size in of.half_ranges]
     plan = kind(
-        dim_x=of.dims[0],
-        dim_y=of.dims[1],
+        dim_x=of.game.dims[0],
+        dim_y=of.game.dims[1],
         linf_clip_norm_x=sizes[0],
         linf_clip_norm_y=sizes[1],
         center_gradients=True,
@@ -395,7 +389,7 @@ def _saddle(of: Players) -> _Trial | None:
     rehearsed = _rehearsals(of, rehearsals.mirror)
 
     def trial(count: int, clip: float, draws: int) -> _Trial:
-        fields = {"num_draws": draws, "output": "mean", **_once(of, count)}
+        fields = {"num_draws": draws, "output": "mean", **_steps(of, count)}
         plan = _game(of, plans.Saddle, clip, **fields)
         numbers = rehearsals.Mirror(
             count,
@@ -409,12 +403,11 @@ def _saddle(of: Players) -> _Trial | None:
         )
         return rehearsed(plan, numbers, 1)
 
-    most = min(of.num_examples, _MOST_STEPS)
-    return _searched(trial, _halved(most), _CLIPS, _DRAWS)
+    return _searched(trial, _counts(of), _CLIPS, _DRAWS)
 
 
 def _bias_reduced(of: Players) -> _Trial | None:
-    if isinstance(of.problem, MatrixGame):
+    if isinstance(of.game.problem, MatrixGame):
         return None  # Its gradients have no bias.
     rehearsed = _rehearsals(of, rehearsals.mirror)
     most = min(max(1, of.num_examples // 4), _MOST_VERTICES)
@@ -445,10 +438,12 @@ def _bias_reduced(of: Players) -> _Trial | None:
     return _searched(trial, _halved(most), _CLIPS)
 
 
-def _sgda(of: Players, sampler: Callable[[int], Any], most: int) -> _Trial | None:
-    if any(isinstance(domain, Polytope) for domain in of.domains):
+def _sgda(of: Players, whole: bool) -> _Trial | None:
+    if any(isinstance(domain, Polytope) for domain in of.game.domains):
         return None  # Nothing projects on one.
-    x, y = of.domains
+    if whole and of.most < 2:
+        return None
+    x, y = of.game.domains
 
     def optimizer(rate: Any) -> Any:
         return descent_ascent(rate, rate, domain_x=x, domain_y=y)
@@ -459,12 +454,8 @@ def _sgda(of: Players, sampler: Callable[[int], Any], most: int) -> _Trial | Non
     rehearsed, usual = _rehearsals(of, run), of.gradient_clip() / gradients.CLIP
 
     def trial(count: int, clip: float, factor: float) -> _Trial:
-        plan = plans.DPGD(
-            num_steps=count,
-            sampling=sampler(count),
-            l2_clip_norm=clip * usual,
-            **of.shared,
-        ).calibrate(**of.budget)
+        fields = _steps(of, count, whole)
+        plan = plans.DPGD(l2_clip_norm=clip * usual, **fields).calibrate(**of.budget)
         rate = factor * usual_step(of, plan)
         numbers = rehearsals.Descent(
             count, rate, plan.l2_clip_norm, _rows(plan), plan.noise_std
@@ -472,7 +463,7 @@ def _sgda(of: Players, sampler: Callable[[int], Any], most: int) -> _Trial | Non
         made = {"optimizer": optimizer(rate), "learning_rate": rate}
         return rehearsed(plan, numbers, _readings(plan), **made)
 
-    return _searched(trial, _halved(most), _CLIPS, _RATES)
+    return _searched(trial, _counts(of, whole), _CLIPS, _RATES)
 
 
 def _rows(plan: Any) -> int:
@@ -485,30 +476,18 @@ def _readings(plan: Any) -> int:
     return plan.num_steps if isinstance(plan.sampling, sampling.FullBatch) else 1
 
 
-def _sgda_once(of: Players) -> _Trial | None:
-    def sampler(count: int) -> Any:
-        return sampling.SinglePass(of.num_examples // count)
-
-    return _sgda(of, sampler, min(of.num_examples, _MOST_STEPS))
-
-
-def _sgda_whole(of: Players) -> _Trial | None:
-    most = math.floor(of.most)
-    return None if most < 2 else _sgda(of, lambda count: sampling.FullBatch(), most)
-
-
 def _convex(of: Players) -> _Trial | None:
-    log, rehearsed = math.log(of.dims[0]), _rehearsals(of, rehearsals.convex)
+    log, rehearsed = math.log(of.game.dims[0]), _rehearsals(of, rehearsals.convex)
 
     def trial(count: int, clip: float) -> _Trial:
         draws = max(1, round(math.sqrt(count * log)))
         plan = plans.ConvexSimplex(
-            dim=of.dims[0],
-            linf_clip_norm=clip * of.half_ranges()[0],
+            dim=of.game.dims[0],
+            linf_clip_norm=clip * of.half_ranges[0],
             num_draws=min(draws, rehearsals.MOST_DRAWS),
             refresh_every=max(1, round(math.sqrt(count / log))),
             center_gradients=True,
-            **_once(of, count),
+            **_steps(of, count),
         ).calibrate(**of.budget)
         numbers = rehearsals.Convex(
             count,
@@ -520,37 +499,34 @@ def _convex(of: Players) -> _Trial | None:
         )
         return rehearsed(plan, numbers, 1)
 
-    return _searched(trial, _halved(min(of.num_examples, _MOST_STEPS)), _CLIPS)
+    return _searched(trial, _counts(of), _CLIPS)
 
 
 def _frank_wolfe(of: Players, whole: bool) -> _Trial | None:
-    most = math.floor(of.most) if whole else min(of.num_examples, _MOST_STEPS)
-    if most < 2:
+    if whole and of.most < 2:
         return None
     rehearsed = _rehearsals(of, rehearsals.frank_wolfe)
 
     def trial(count: int, clip: float) -> _Trial:
-        fields = _once(of, count)
-        if whole:
-            fields["sampling"] = sampling.FullBatch()
         plan = plans.FrankWolfe(
-            dim=of.dims[0],
-            linf_clip_norm=clip * of.half_ranges()[0],
+            dim=of.game.dims[0],
+            linf_clip_norm=clip * of.half_ranges[0],
             center_gradients=True,
-            **fields,
+            **_steps(of, count, whole),
         ).calibrate(**of.budget)
-        temperature, clip = plan.inverse_temperature, plan.linf_clip_norm
-        numbers = rehearsals.Descent(count, temperature, clip, _rows(plan), 0.0)
+        numbers = rehearsals.FrankWolfe(
+            count, plan.inverse_temperature, plan.linf_clip_norm, _rows(plan)
+        )
         return rehearsed(plan, numbers, _readings(plan))
 
-    return _searched(trial, _halved(most), _CLIPS)
+    return _searched(trial, _counts(of, whole), _CLIPS)
 
 
 _GAMES: dict[str, Callable[[Players], _Trial | None]] = {
     "Saddle": _saddle,
     "SaddleBiasReduced": _bias_reduced,
-    "DP-SGDA, one pass": _sgda_once,
-    "DP-SGDA, full batches": _sgda_whole,
+    "DP-SGDA, one pass": lambda of: _sgda(of, False),
+    "DP-SGDA, full batches": lambda of: _sgda(of, True),
 }
 _CONVEX: dict[str, Callable[[Players], _Trial | None]] = {
     "ConvexSimplex": _convex,

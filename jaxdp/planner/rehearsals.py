@@ -192,29 +192,38 @@ def convex(of: Game, plan: Convex, key: jax.Array) -> Points:
     return of.at([drawn(plan.num_steps, average)])
 
 
-class Descent(NamedTuple):
-    """Numbers of ``FrankWolfe``, and of DP-SGDA, whose ``size`` is of its steps."""
+class FrankWolfe(NamedTuple):
+    """Numbers of ``FrankWolfe``."""
 
     num_steps: Any
-    size: Any  # inverse temperature, or step size
+    inverse_temperature: Any
     clip: Any
     batch_size: Any
-    noise_std: Any  # of a mean
 
 
-def frank_wolfe(of: Game, plan: Descent, key: jax.Array) -> Points:
+def frank_wolfe(of: Game, plan: FrankWolfe, key: jax.Array) -> Points:
     """Rehearses ``FrankWolfe``: the last iterate."""
     (dim,) = of.dims
 
     def step(t: Any, weights: jax.Array) -> jax.Array:
         (mean,) = _vertex_mean(of, [weights], t, plan.batch_size, [plan.clip])
-        likely = jax.nn.softmax(-plan.size * mean)
+        likely = jax.nn.softmax(-plan.inverse_temperature * mean)
         vertex = _draws(at_step(key, t), likely, 1)
         rate = 2 / (t + 3)
         return ((1 - rate) * weights).at[vertex].add(rate)
 
     weights = jnp.full(dim, 1 / dim)
     return of.at([jax.lax.fori_loop(0, plan.num_steps, step, weights)])
+
+
+class Descent(NamedTuple):
+    """Numbers of DP-SGDA."""
+
+    num_steps: Any
+    step_size: Any
+    clip: Any
+    batch_size: Any
+    noise_std: Any  # of a mean
 
 
 def descent_ascent(
@@ -229,7 +238,7 @@ def descent_ascent(
         joined = jnp.where(ok[:, None], jnp.concatenate(rows, axis=1), 0)
         return clip_vector(joined, plan.clip), ok
 
-    made, split = optimizer(plan.size), len(of.start[0])
+    made, split = optimizer(plan.step_size), len(of.start[0])
 
     def step(t: Any, carry: Any) -> Any:
         points, state = carry
