@@ -524,6 +524,35 @@ def test_data_of_another_size_are_refused(method: Method) -> None:
             tx.step(tx.init(method.params), fewer, value_fn=method.value_fn)
 
 
+def mixed_by_python(losses: jax.Array) -> jax.Array:
+    """Losses around their mean, which Python takes over all that it is given."""
+
+    def centred(x: Any) -> np.ndarray:
+        return np.asarray(x - np.mean(x))
+
+    own = jax.lax.stop_gradient(losses)
+    shape = jax.ShapeDtypeStruct(own.shape, own.dtype)
+    less = jax.pure_callback(centred, shape, own, vmap_method="expand_dims")
+    return losses * jax.lax.stop_gradient(less)
+
+
+@these(
+    [m for m in FITTED if m.name not in ("mwem", "synthetic", "saddle", "bias_reduced")]
+)
+def test_losses_that_python_mixes_are_refused(method: Method) -> None:
+    """Also where each record is evaluated alone, and ``vmap`` lifts the loss."""
+    fn: Any = method.value_fn
+    if isinstance(fn, jaxdp.Problem):
+        of_one = fn.value_fn
+        mixing: Any = dataclasses.replace(
+            fn, value_fn=lambda *given: mixed_by_python(of_one(*given))
+        )
+    else:
+        mixing = lambda params, batch: mixed_by_python(fn(params, batch))  # noqa: E731
+    with pytest.raises(ValueError, match=r"not per record|record by record"):
+        fit(dataclasses.replace(method, value_fn=mixing))
+
+
 # --- makers of gradients -------------------------------------------------------------
 
 

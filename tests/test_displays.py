@@ -400,3 +400,12 @@ def test_numbers_are_short() -> None:
 
 def test_messages_name_a_plan_by_its_class() -> None:
     assert validate.shown(PLAN) == "a DPZero"
+
+
+def test_messages_quote_no_arrays() -> None:
+    """They may be data."""
+    x = np.array([40006.3, 39993.4])
+    assert validate.shown(x) == "an array of shape (2,)"
+    assert validate.shown({"x": x, "y": x[0]}) == "a dict of 2 arrays"
+    assert validate.shown((x, x)) == "a tuple of 2 arrays"
+    assert validate.shown([1, "a"]) == "[1, 'a']"

@@ -469,6 +469,7 @@ def _encoded(
                 choices=command.choices_field or command.label_words,
                 num_choices=command.num_choices,
                 span_length=command.span_length,
+                private=private,
                 **form,
             )
             there = batch["valid"][np.arange(len(label)), label]

@@ -12,12 +12,16 @@ from typing import Any
 
 
 def shown(value: Any) -> str:
-    """Returns a value's ``repr``; of an array, which may be data, its shape alone."""
+    """Returns a value's ``repr``; of arrays, which may be data, shape or number alone."""
     if "Tracer" in type(value).__name__:
         return "a value that JAX traces: make plans outside of jit, grad and vmap"
     shape = getattr(value, "shape", ())
     if shape:
         return f"an array of shape {shape}"
+    if isinstance(value, dict | list | tuple):
+        items = value.values() if isinstance(value, dict) else value
+        if any(hasattr(item, "dtype") for item in items):
+            return f"a {type(value).__name__} of {len(value)} arrays"
     text = repr(value)
     return f"a {type(value).__name__}" if "\n" in text else text
 

@@ -294,7 +294,8 @@ class IteratorSource(Source):
         validate.integer(num_examples=num_examples)
         if not isinstance(blocks, Iterable):
             raise TypeError(
-                f"blocks must be an iterable of blocks of records, got {blocks!r}"
+                "blocks must be an iterable of blocks of records, got "
+                f"{validate.shown(blocks)}"
             )
         self._blocks: Iterator[Any] = iter(blocks)
         self._size, self._read = num_examples, 0

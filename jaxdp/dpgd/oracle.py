@@ -25,8 +25,7 @@ def gradients(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
     flat, unravel = ravel_pytree(params)
 
     def loss(vector: jax.Array, record: Any) -> jax.Array:
-        one = jax.tree.map(lambda x: x[None], record)
-        losses = value_fn(unravel(vector), one)
+        losses = finite_difference.on_one_record(value_fn, unravel(vector), record)
         finite_difference.check_losses(losses, 1)
         return losses[0]
 

@@ -17,8 +17,8 @@ import optax
 from jaxdp.core.averaging import polyak_output
 from jaxdp.core.keys import at_step
 from jaxdp.kernels.clip import clip_vector
-from jaxdp.kernels.finite_difference import num_rows
-from jaxdp.saddle.oracles.sums import finite, middle, mirrored, one_record, vertex_rows
+from jaxdp.kernels.finite_difference import num_rows, on_one_record
+from jaxdp.saddle.oracles.sums import finite, middle, mirrored, vertex_rows
 
 #: The most vertices that a step draws of a player.
 MOST_DRAWS = 256
@@ -51,7 +51,7 @@ def gradients(problem: Any, points: Points, records: Any) -> tuple[Points, jax.A
     """Computes the records' gradients by each point, (B, p), and which are finite, (B,)."""
 
     def loss(points: Any, record: Any) -> jax.Array:
-        return problem(*points, one_record(record))[0]
+        return on_one_record(problem, *points, record)[0]
 
     rows = jax.vmap(jax.grad(loss), (None, 0))(points, records)
     ok = jnp.ones(num_rows(records), bool)

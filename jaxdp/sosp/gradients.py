@@ -55,8 +55,7 @@ def record_loss(value_fn: ValueFn, unravel: Callable[[jax.Array], Any]) -> Loss:
     """
 
     def loss(vector: jax.Array, record: Any) -> jax.Array:
-        one = jax.tree.map(lambda x: x[None], record)
-        losses = value_fn(unravel(vector), one)
+        losses = finite_difference.on_one_record(value_fn, unravel(vector), record)
         finite_difference.check_losses(losses, 1)
         return losses[0]
 

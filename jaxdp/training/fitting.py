@@ -391,7 +391,7 @@ def resume(
     mesh, params = parallel.check_mesh(mesh, params)
     several = parallel.several_processes(mesh)
     at = recording.take_up(ledger, plan, params, new_attempt=new_attempt, mesh=mesh)
-    with at.ledger or contextlib.nullcontext(), keys_lib.resuming(at.keys):
+    with at.ledger or contextlib.nullcontext():
         leaves = replaying.leaves_of(at.record.header)
         if not at.plan.draws_directions:
             leaves["stacked"] = None
@@ -435,7 +435,8 @@ def resume(
         recorder = parallel.together(
             mesh, lambda: at.recorder(task, program.text, machines)
         )
-        carry = loop.start(at.plan, transform, task.optimizer, task.params)
+        with keys_lib.resuming(at.keys):  # Alone: what users give runs elsewhere.
+            carry = loop.start(at.plan, transform, task.optimizer, task.params)
         asked = None if stop is None else parallel.where_any(mesh, stop)
         chunks = _Chunks(
             *(at.plan, size, callback, progress, asked, at.charged, mesh),

@@ -170,7 +170,8 @@ def check_optimizer(plan: Plan, optimizer: Any) -> None:
         )
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
-            f"optimizer must be an optax.GradientTransformation, got {optimizer!r}"
+            "optimizer must be an optax.GradientTransformation, got "
+            f"{validate.shown(optimizer)}"
         )
     if plan.makes_steps:
         raise ValueError(

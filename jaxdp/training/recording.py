@@ -126,7 +126,8 @@ class Recorder:
     ) -> None:
         """Erases the noise roots of a finished run, unless kept, and writes the report.
 
-        Whoever comes by ``secret/`` later could subtract the noise from all releases.
+        Whoever comes by ``secret/`` later could subtract the noise from all releases, and
+        try data sets against the digest of the data, whose key is beside it.
         What stays gives the run's result again, and no step more: the last checkpoint
         without its secret fields, and keys whose secret roots are zeros. (Renamed files
         are gone for whoever reads the folder, not for who reads the disk.)
@@ -139,6 +140,8 @@ class Recorder:
                 self.ledger.save(_CHECKPOINT, self._pack(bare), secret=True)
             self.ledger.forget(_BEFORE)
             hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
+            for attempt in hidden["attempts"]:
+                attempt["same"] = _unkeyed(attempt.get("same", {}))
             content = json.dumps(hidden).encode()
             self.ledger.save(ledger_lib.RUN, content, secret=True)
         timing = {name: report[name] for name in reporting.TIMING}
@@ -268,6 +271,10 @@ def _conditions(
         **machines,
         "losses, optimizer": keyed(text.encode()),
     }
+
+
+#: Conditions that are keyed digests.
+_KEYED = ("data", "losses, optimizer")
 
 
 @functools.cache
@@ -400,7 +407,10 @@ class Resumed:
             self.ledger.save(ledger_lib.RUN, content, secret=True)
             outstanding = None
         elif not self.new:
-            _compare(attempts[self.attempt]["same"], now)
+            was = attempts[self.attempt]["same"]
+            if self.ended:  # No step follows that would read data or compute a loss.
+                was, now = _unkeyed(was), _unkeyed(now)
+            _compare(was, now)
             if outstanding is not None and calls_python(text):
                 raise ValueError(
                     "value_fn must be all JAX for steps that were under way to be computed "
@@ -428,11 +438,16 @@ _WAY_OUT = (
 )
 
 
+def _unkeyed(conditions: dict[str, Any]) -> dict[str, Any]:
+    """Returns conditions without the keyed digests of data and losses."""
+    return {name: x for name, x in conditions.items() if name not in _KEYED}
+
+
 def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
     changed = []
     for name in was | now:  # What one of them lacks differs.
         value, is_now = was.get(name), now.get(name)
-        if is_now != value and name in ("data", "losses, optimizer"):
+        if is_now != value and name in _KEYED:
             changed.append(f"{name} are not those of the run")
         elif is_now != value:
             changed.append(f"{name} is {is_now!r} and was {value!r}")

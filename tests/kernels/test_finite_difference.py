@@ -320,6 +320,30 @@ def test_per_record_lifts_a_loss_of_one_record() -> None:
     np.testing.assert_allclose(lifted, plain(PARAMS, BATCH), rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all", "sequential"])
+@pytest.mark.parametrize("where", [lambda f: f, jax.jit, jax.checkpoint], ids=str)
+def test_python_is_called_for_one_record_at_a_time(method: Any, where: Any) -> None:
+    """Else it would be given the batch that vmap makes, and could mix its records."""
+    seen = []
+
+    def centred(x: Any) -> np.ndarray:
+        seen.append(np.shape(x))
+        return np.asarray(x - np.mean(x))
+
+    def called(x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(centred, shape, x, vmap_method=method)
+
+    alone = jax.vmap(lambda x: fd.on_one_record(where(called), x)[0])
+    if method == "sequential":
+        np.testing.assert_array_equal(alone(jnp.arange(3.0)), np.zeros(3))
+        assert seen == [(1,)] * 3
+    else:
+        with pytest.raises(ValueError, match=f"'sequential', got '{method}'"):
+            alone(jnp.arange(3.0))
+        assert not seen
+
+
 def test_the_difference_of_half_precision_losses_is_taken_in_float32() -> None:
     """2 * 1e-5 is 2e-5: subnormal in float16, zero where such numbers are flushed."""
     x = jnp.array([1.0, 2.0])

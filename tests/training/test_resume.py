@@ -868,6 +868,9 @@ def test_noise_roots_go_when_a_run_ends(family: str, tmp_path: Path) -> None:
     for word in words:
         assert word.hex().encode() not in everything(folder)
         assert word not in everything(folder)
+    hidden = json.loads((folder / "secret" / "run.json").read_text())
+    # Nor can data be tried against a digest whose key is there.
+    assert not {"data", "losses, optimizer"} & {*hidden["attempts"][0]["same"]}
     assert len(checkpoints(folder)) == 1
     before = everything(folder)
     again = resume(folder)
@@ -935,6 +938,23 @@ def test_new_attempt_draws_new_noise_and_ends_early(tmp_path: Path) -> None:
         assert once_more.report["steps_charged"] == 23
     replayed = jaxdp.replay(tmp_path / "run", PARAMS, optimizer=OPTIMIZER)
     chex.assert_trees_all_equal(replayed.params, again.params)
+
+
+def test_a_callback_cannot_use_the_keys_of_the_run_again(tmp_path: Path) -> None:
+    """Not of ``resume`` either, which begins the same run once more."""
+    plan, own, other = make_plan(), Keys.from_entropy(), changed_data()
+    args = ARGUMENTS | {"ledger": tmp_path / "run", "chunk": 5}
+    with killed(4):
+        jaxdp.fit(plan, own, PARAMS, DATA, **args)
+    refused = []
+
+    def callback(step: int, params: Any, info: Any) -> None:
+        with pytest.raises(ValueError, match="already served"):
+            jaxdp.fit(plan, own, PARAMS, other, **ARGUMENTS)
+        refused.append(step)
+
+    resume(tmp_path / "run", callback=callback)
+    assert refused
 
 
 def test_attempts_from_entropy_never_share_noise(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_keys_from_entropy_draw_the_same_from_files(
     plan, keys = make_plan(POISSON), Keys.from_entropy()
     args: Any = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
     whole = jaxdp.fit(plan, keys, PARAMS, DATA, **args)
-    monkeypatch.setattr(keys_lib, "_spent", set())  # The same noise, for the comparison.
+    monkeypatch.setattr(
+        keys_lib, "_spent", set()
+    )  # The same noise, for the comparison.
     again = jaxdp.fit(plan, keys, PARAMS, source, chunk=5, **args)
     chex.assert_trees_all_equal(again.params, whole.params)
     chex.assert_trees_all_equal(again.info, whole.info)

@@ -199,6 +199,7 @@ def encode_choices(
     span_length: int,
     num_choices: int | None = None,
     truncate: Side = "right",
+    private: bool = False,
 ) -> Batch:
     """Encodes records for the task ``choice``: a prompt with each of its choices after it.
 
@@ -214,6 +215,8 @@ def encode_choices(
         choices are a field, and refused if they are the same for every record.
       num_choices: C where choices are a field: the most that a record has.
       truncate: the side on which a field that is too long loses tokens.
+      private: records whose choices are refused below have none instead, all False in
+        ``valid``: no record of a person may decide whether a run begins.
 
     Returns:
       ``tokens`` int32 (n, C, L), ``mask`` and ``span`` bool (n, C, L), ``span`` over the
@@ -243,7 +246,6 @@ def encode_choices(
     if isinstance(choices, str):
         validate.integer(at_least=2, num_choices=num_choices)
         assert num_choices is not None
-        lists = [_list(record, choices, i) for i, record in enumerate(records)]
     else:
         if len(choices) < 2 or num_choices is not None:
             raise ValueError(
@@ -252,31 +254,26 @@ def encode_choices(
             )
         check_choices(tokenizer, template, choices, span_length)
         num_choices = len(choices)
-        lists = [[*choices]] * len(records)
     form = _Template(tokenizer, template.rstrip(" "))
     batch = empty((len(records), num_choices), max_length, tokenizer, span=True)
     valid = np.zeros((len(records), num_choices), bool)
-    for i, (record, texts) in enumerate(zip(records, lists, strict=True)):
-        if not 0 < len(texts) <= num_choices:
-            raise ValueError(
-                f"{values.place_of(record, i)} must have 1 to {num_choices} choices, got "
-                f"{len(texts)}"
-            )
+    for i, record in enumerate(records):
         prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
-        spans = []
-        for c, text in enumerate(texts):
-            span = continuation(tokenizer, template, text)[:span_length]
-            if not span:
+        try:
+            texts = choices
+            if isinstance(choices, str):
+                texts = _list(record, choices, i)
+            if not 0 < len(texts) <= num_choices:
                 raise ValueError(
-                    f"{values.place_of(record, i)}: choice {c + 1} is empty"
+                    f"{values.place_of(record, i)} must have 1 to {num_choices} choices, "
+                    f"got {len(texts)}"
                 )
-            if span in spans:
-                raise ValueError(
-                    f"{values.place_of(record, i)}: choices {spans.index(span) + 1} and "
-                    f"{c + 1} must differ within span_length = {span_length} tokens"
-                    + values.got(text)
-                )
-            spans.append(span)
+            spans = _spans(tokenizer, template, texts, span_length, record, i)
+        except ValueError:
+            if not private:
+                raise
+            continue
+        for c, span in enumerate(spans):
             put(batch, (i, c), prompt + span, len(prompt))
             valid[i, c] = True
     return batch | {"valid": valid}
@@ -342,6 +339,30 @@ def encode_generation(
         span = [*span, *tokenizer.config.ends[:1]]
         put(batch, i, prompt + span, len(prompt))
     return batch
+
+
+def _spans(
+    tokenizer: Tokenizer,
+    template: str,
+    texts: Sequence[str],
+    span_length: int,
+    record: Record,
+    i: int,
+) -> list[list[int]]:
+    """Returns the tokens of a record's choices, which must be told apart by them."""
+    spans: list[list[int]] = []
+    for c, text in enumerate(texts):
+        span = continuation(tokenizer, template, text)[:span_length]
+        if not span:
+            raise ValueError(f"{values.place_of(record, i)}: choice {c + 1} is empty")
+        if span in spans:
+            raise ValueError(
+                f"{values.place_of(record, i)}: choices {spans.index(span) + 1} and "
+                f"{c + 1} must differ within span_length = {span_length} tokens"
+                + values.got(text)
+            )
+        spans.append(span)
+    return spans
 
 
 def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:

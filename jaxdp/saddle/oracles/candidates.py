@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdp.kernels.finite_difference import on_one_record
 from jaxdp.saddle.oracles.sums import (
     Domain,
     Query,
     VertexGradients,
     check_losses,
-    one_record,
     row_sums,
 )
 
@@ -43,7 +43,7 @@ class Candidates(VertexGradients):
         self, query: Query, records: Any, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
         def loss(params: Any, record: Any) -> jax.Array:
-            losses = self.value_fn(params, one_record(record))
+            losses = on_one_record(self.value_fn, params, record)
             return check_losses("value_fn", losses, (1,))[0]
 
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *self.candidates)

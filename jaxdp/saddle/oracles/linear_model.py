@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdp.kernels.finite_difference import on_one_record
 from jaxdp.kernels.polytope import L1Ball, Polytope
 from jaxdp.saddle.oracles.sums import (
     Domain,
@@ -16,7 +17,6 @@ from jaxdp.saddle.oracles.sums import (
     finite,
     middle,
     mirrored,
-    one_record,
     sum_units,
     vertex_rows,
 )
@@ -101,7 +101,7 @@ class LinearModel(VertexGradients):
             name, fn = "loss", self.loss
 
         def one(prediction: jax.Array, target: Any) -> jax.Array:
-            values = fn(prediction[None], one_record(target))
+            values = on_one_record(fn, prediction[None], target)
             return check_losses(name, values, (1,))[0]
 
         one = jax.grad(one) if self.derivative is None else one

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.core import validate
+from jaxdp.kernels.finite_difference import on_one_record
 from jaxdp.kernels.polytope import Simplex
 from jaxdp.saddle.oracles.sums import (
     Bound,
@@ -16,7 +17,6 @@ from jaxdp.saddle.oracles.sums import (
     VertexGradients,
     check_losses,
     finite,
-    one_record,
     row_sums,
     to_grid,
     vertex_rows,
@@ -105,7 +105,7 @@ class MaxOfLosses(VertexGradients):
         self, query: Query, y: jax.Array, records: Any, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
         def weighted(x: jax.Array, record: Any) -> tuple[jax.Array, jax.Array]:
-            losses = self.loss_fn(x, one_record(record))
+            losses = on_one_record(self.loss_fn, x, record)
             losses = check_losses("loss_fn", losses, (1, y.shape[0]))[0]
             return jnp.sum(losses * y), losses
 
@@ -117,7 +117,7 @@ class MaxOfLosses(VertexGradients):
         self, query: Query, y: jax.Array, bound_y: Bound, records: Any, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
         def loss(x: jax.Array, record: Any) -> jax.Array:
-            losses = self.loss_fn(x, one_record(record))
+            losses = on_one_record(self.loss_fn, x, record)
             return check_losses("loss_fn", losses, (1,))[0]
 
         differentiate = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))
@@ -139,7 +139,7 @@ class MaxOfLosses(VertexGradients):
     def _group(self, record: Any) -> tuple[jax.Array, jax.Array]:
         """Returns the group of a record, (), and whether it is one of the known groups."""
         assert self.group_fn is not None
-        group = jnp.asarray(self.group_fn(one_record(record)))
+        group = jnp.asarray(on_one_record(self.group_fn, record))
         if group.shape != (1,):
             raise ValueError(
                 "group_fn must return integers of shape (B,), got "

@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 
+from jaxdp.kernels.finite_difference import on_one_record
 from jaxdp.saddle.oracles.sums import (
     Domain,
     Query,
     VertexGradients,
     check_losses,
     finite,
-    one_record,
 )
 
 
@@ -58,7 +58,7 @@ class Problem(VertexGradients):
         points = (query.x,) if query.y is None else (query.x, query.y)
 
         def loss(points: tuple[jax.Array, ...], record: Any) -> jax.Array:
-            losses = self.value_fn(*points, one_record(record))
+            losses = on_one_record(self.value_fn, *points, record)
             return check_losses("value_fn", losses, (1,))[0]
 
         differentiate = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))

@@ -308,11 +308,6 @@ def mirrored(domain: Domain | None, total: jax.Array) -> jax.Array:
     return total
 
 
-def one_record(record: Any) -> Any:
-    """Makes a batch of this record alone."""
-    return jax.tree.map(lambda leaf: leaf[None], record)
-
-
 def check_losses(name: str, losses: Any, shape: tuple[int | None, ...]) -> jax.Array:
     """Checks the losses of a batch of one record and returns them in float32.
 

@@ -458,6 +458,27 @@ def test_choices_must_differ_in_their_tokens(opt: text.Tokenizer) -> None:
     assert found["valid"].all()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [["a", "a"], ["a", "b", "c"], [], ["a", " "], "ab", None],
+    ids=["equal", "too many", "none", "empty", "a text", "null"],
+)
+def test_no_private_record_s_choices_stop_a_run(
+    opt: text.Tokenizer, wrong: Any
+) -> None:
+    """It has none; what its file says otherwise is the others'."""
+    records: Any = [{"options": ["a", "b"]}, {"options": wrong}]
+    given: Any = {"max_length": 16, "template": "a", "span_length": 3, "num_choices": 2}
+    given |= {"choices": "options"}
+    with pytest.raises(ValueError, match="record 2"):
+        text.encode_choices(opt, records, **given)
+    found = text.encode_choices(opt, records, private=True, **given)
+    assert found["valid"].tolist() == [[True, True], [False, False]]
+    alone = text.encode_choices(opt, records[:1], **given)
+    for name, rows in alone.items():
+        np.testing.assert_array_equal(found[name][:1], rows)
+
+
 def test_a_prompt_must_leave_room_for_what_is_written(opt: text.Tokenizer) -> None:
     records = [{"q": "no"}, {"q": LONG}]
     batch = text.encode_generation(
