@@ -8,7 +8,7 @@ by forward-mode differentiation: no cancellation, still no backpropagation.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -310,6 +310,54 @@ def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
       [0.0, 4.0]
     """
     return jax.vmap(fn, in_axes=(None, 0))
+
+
+def on_one_record(fn: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function of batches on one record alone, for ``jax.vmap`` to lift.
+
+    What is lifted keeps records apart by construction: all but callbacks that would be
+    given the whole batch at once, which are refused.
+
+    Args:
+      fn: of a batch, its last argument.
+      *args: its arguments, the last a record without a leading axis.
+
+    Raises:
+      ValueError: when traced, where ``fn`` calls Python by another ``vmap_method`` than
+        ``"sequential"``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> def centred(x):
+      ...     return x - x.mean()
+      >>> alone = lambda x: finite_difference.on_one_record(centred, x)[0]
+      >>> jax.vmap(alone)(jnp.arange(3.0)).tolist()  # each the mean of a batch of one
+      [0.0, 0.0, 0.0]
+    """
+    *others, record = args
+    batch = jax.tree.map(lambda x: x[None], record)
+    for name in _methods(jax.make_jaxpr(fn)(*others, batch).jaxpr):
+        if name not in (None, "sequential", "sequential_unrolled"):
+            raise ValueError(
+                "value_fn must call Python record by record where losses are evaluated on "
+                f"each record alone, vmap_method='sequential', got {name!r}, which gives "
+                "Python the whole batch: one record's loss may then depend on another"
+            )
+    return fn(*others, batch)
+
+
+def _methods(jaxpr: Any) -> Iterator[Any]:
+    """Yields how the callbacks of a program and of what it calls are lifted by vmap."""
+    for equation in jaxpr.eqns:
+        if "vmap_method" in equation.params:
+            yield equation.params["vmap_method"]
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)  # Of one with its constants.
+                if hasattr(inner, "eqns"):
+                    yield from _methods(inner)
 
 
 def slopes(

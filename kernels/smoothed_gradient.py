@@ -395,8 +395,8 @@ def _each(
         return estimate(batch, key)
 
     def one(record: Any, place: jax.Array) -> Any:
-        alone = jax.tree.map(lambda x: x[None], record)
-        vectors = estimate(alone, fold_in(key, place))
+        own = fold_in(key, place)
+        vectors = finite_difference.on_one_record(lambda alone: estimate(alone, own), record)
         return jax.tree.map(lambda x: x[0], vectors)
 
     return jax.vmap(one)(batch, places)

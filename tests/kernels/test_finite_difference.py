@@ -321,7 +321,7 @@ def test_per_record_lifts_a_loss_of_one_record() -> None:
 
 
 @pytest.mark.parametrize("method", ["expand_dims", "broadcast_all", "sequential"])
-@pytest.mark.parametrize("where", [lambda f: f, jax.jit, jax.checkpoint], ids=str)
+@pytest.mark.parametrize("where", [lambda f: f, jax.jit], ids=["plain", "jit"])
 def test_python_is_called_for_one_record_at_a_time(method: Any, where: Any) -> None:
     """Else it would be given the batch that vmap makes, and could mix its records."""
     seen = []
