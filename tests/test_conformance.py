@@ -907,3 +907,6 @@ def test_inside_an_nnx_optimizer(case: Method) -> None:
         step(model, optimizer)
     assert int(optimizer.opt_state[0].horizon.count[...]) == 2
     assert np.any(np.asarray(model.kernel[...]) != start)
+    for held in (optimizer, optimizer.opt_state):
+        found = jaxdp.report(case.plan, held)
+        assert found["steps_done"] == 2 and found["private"] is False

@@ -80,9 +80,9 @@ def _of_game(command: options.Recommend) -> tuple[planner.Recommendation, str]:
     print(line, file=sys.stderr)
     with usage(command):
         found = planner.recommend(
-            of.problem,
-            of.points,
-            of.records,
+            of.game.problem,
+            of.game.start,
+            of.game.records,
             num_examples=of.num_examples,
             num_passes=command.num_passes,
             **_budget(command),

@@ -232,10 +232,14 @@ def o2nc_output(state: Any, params: Any) -> Any:
         dtype = jnp.result_type(p)
         if not jnp.issubdtype(dtype, jnp.floating):
             return jnp.asarray(p)
-        return jnp.where(run.windows > 0, mean, p).astype(dtype)
+        return jnp.where(jnp.asarray(run.windows) > 0, mean, p).astype(dtype)
 
     masked = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
-    return jax.tree.map(leaf, run.output, params, is_leaf=masked)
+    means = jax.tree.leaves(run.output, is_leaf=masked)
+    leaves, structure = jax.tree.flatten(params)  # NNX wraps those of states otherwise.
+    return structure.unflatten(
+        [leaf(mean, p) for mean, p in zip(means, leaves, strict=True)]
+    )
 
 
 class RunState(NamedTuple):

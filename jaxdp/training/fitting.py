@@ -445,7 +445,7 @@ def resume(
         with streaming.steps(
             program.run, at.keys, at.plan, task.data, mesh, size
         ) as step:
-            carry = _rebuilt(task, at, carry, chunks, step, recorder)
+            carry = program.kept(_rebuilt(task, at, carry, chunks, step, recorder))
             # A machine that rounds otherwise would go on from other parameters.
             rebuilt = carry.params, carry.opt_state[1]
             parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})

@@ -205,7 +205,10 @@ class Compiled:
 
         What it gives is committed where arguments were: another computation stays there.
         """
-        made = self.program(*parallel.placed(self.mesh, *given))
+        return self.kept(self.program(*parallel.placed(self.mesh, *given)))
+
+    def kept(self, made: Any) -> Any:
+        """Commits what a run has where its arguments were committed, if they were."""
         return made if self.device is None else jax.device_put(made, self.device)
 
 

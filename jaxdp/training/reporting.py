@@ -77,7 +77,8 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> Report:
 
     Args:
       plan: the plan.
-      state: the transform's state, or a chain's state that starts with it.
+      state: the transform's state, or a chain's state that starts with it; or what holds
+        it as ``opt_state``, as a ``TrainState`` or an ``nnx.Optimizer`` does.
       delta: default is the plan's.
 
     Returns:
@@ -100,7 +101,11 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> Report:
       >>> found["steps_done"], found["relation"], found["private"]
       (0, 'replace_one', False)
     """
-    state = state if hasattr(state, "horizon") else state[0]
+    state = getattr(state, "opt_state", state)  # Of Flax: a train state, an optimizer.
+    if isinstance(state, dict):  # Of optax.named_chain.
+        state = tuple(state.values())
+    if not hasattr(state, "horizon") and isinstance(state, tuple) and state:
+        state = state[0]
     horizon = getattr(state, "horizon", None)
     if horizon is None:
         raise ValueError(
@@ -127,7 +132,7 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> Report:
             "epsilon": float(spent) if spent is not None and finite else None,
             "delta": delta,
             "accountant": spent.accountant if spent is not None else None,
-            "private": bool(horizon.private) and bool(finite),
+            "private": bool(np.asarray(horizon.private)) and bool(finite),
             **({"outcome": outcome} if outcome else {}),
             "device": jax.devices()[0].device_kind,
             "versions": versions(),

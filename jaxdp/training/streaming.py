@@ -337,7 +337,9 @@ class Streamed:
         # The draw is queued before the steps that follow, and does not wait for them.
         drawn = self._draw(self._keys, jnp.asarray(first, jnp.int32))
         self._bounds = first, last
-        self._coming = self._pool.submit(self._fetched, drawn, last)
+        # JAX's precision is each thread's own.
+        wide = jax.config.jax_enable_x64
+        self._coming = self._pool.submit(self._fetched, drawn, last, wide)
 
     def _await(self, first: int, last: int) -> Block:
         if self._coming is None or self._bounds != (first, last):
@@ -353,8 +355,12 @@ class Streamed:
             self._coming = None
             raise
 
-    def _fetched(self, drawn: Block, last: int) -> Block:
+    def _fetched(self, drawn: Block, last: int, wide: bool) -> Block:
         """Reads the records of the steps before ``last``; those beyond are zeros."""
+        with jax.enable_x64(wide):
+            return self._read(drawn, last)
+
+    def _read(self, drawn: Block, last: int) -> Block:
         source, block = self._stream.source, {}
         source.check()
         for name, part in drawn.items():

@@ -344,7 +344,10 @@ def test_a_run_is_where_its_arguments_are(which: str, tmp_path: Path) -> None:
         fit(plan, ledger=tmp_path / "run", chunk=2, **given)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     task = {"value_fn": value_fn, "optimizer": OPTIMIZER}
-    runs = [fit(plan, **given), jaxdp.resume(tmp_path / "run", **given, **task)]
+    runs = [fit(plan, **given)]
+    runs += [
+        jaxdp.resume(tmp_path / "run", **given, **task) for _ in ("goes on", "over")
+    ]
     for got in runs:
         assert all(leaf.device == device for leaf in jax.tree.leaves(got.params))
         # What is computed from them stays there, as another run does.

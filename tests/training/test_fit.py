@@ -99,6 +99,13 @@ def test_a_report_is_of_the_plan_of_the_state() -> None:
     assert jaxdp.report(plan, state)["steps_done"] == 0
     with pytest.raises(ValueError, match="another plan"):
         jaxdp.report(dataclasses.replace(plan, l2_clip_norm=2.0), state)
+    named = optax.named_chain(
+        ("dpzero", plan.transform(Keys.insecure(3))), ("sgd", SGD)
+    )
+    assert jaxdp.report(plan, named.init(params))["steps_done"] == 0
+    for other in (None, (), {}, params, jnp.zeros(2)):
+        with pytest.raises(ValueError, match="state must be the state of dpzero"):
+            jaxdp.report(plan, other)
 
 
 def test_the_callers_params_survive_and_data_are_no_constants() -> None:

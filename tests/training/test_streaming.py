@@ -105,6 +105,17 @@ def test_the_bits_of_data_in_memory(
     chex.assert_trees_all_equal(again.info, whole.info)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_files_have_the_precision_of_the_caller(wide: bool) -> None:
+    """Another thread reads them, whose precision is its own."""
+    plan = make_plan(POISSON, num_steps=4)
+    like = {"x": X, "y": np.arange(N)}
+    with jax.enable_x64(wide):
+        whole = fit(plan, like)
+        again = fit(plan, ArraySource(like), chunk=2)
+    chex.assert_trees_all_equal(again.params, whole.params)
+
+
 def test_keys_from_entropy_draw_the_same_from_files(
     source: ArraySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
