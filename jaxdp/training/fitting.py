@@ -327,7 +327,8 @@ def resume(
     last recorded chunk is computed again and compared with the record to the bit: what
     else differs (a loss that is not deterministic, or has changed behind a Python callback)
     is refused. Losses that call Python (``jax.pure_callback``) are never asked again for
-    steps that were under way. A run that had ended gives its result again.
+    steps that were under way. A run that had ended gives its result again; its data are
+    not compared, as no digest of them is kept.
 
     The ledger must be as the run left it: ``secret/`` has a keyed chain over its lines and
     the plan (``jaxdp.ledger``).
