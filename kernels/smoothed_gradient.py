@@ -396,7 +396,9 @@ def _each(
 
     def one(record: Any, place: jax.Array) -> Any:
         own = fold_in(key, place)
-        vectors = finite_difference.on_one_record(lambda alone: estimate(alone, own), record)
+        vectors = finite_difference.on_one_record(
+            lambda alone: estimate(alone, own), record
+        )
         return jax.tree.map(lambda x: x[0], vectors)
 
     return jax.vmap(one)(batch, places)

@@ -337,8 +337,8 @@ class Streamed:
         # The draw is queued before the steps that follow, and does not wait for them.
         drawn = self._draw(self._keys, jnp.asarray(first, jnp.int32))
         self._bounds = first, last
-        # JAX's precision is each thread's own.
-        wide = jax.config.jax_enable_x64
+        config: Any = jax.config  # Each thread has a precision of its own.
+        wide = config.jax_enable_x64
         self._coming = self._pool.submit(self._fetched, drawn, last, wide)
 
     def _await(self, first: int, last: int) -> Block:
