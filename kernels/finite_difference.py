@@ -313,39 +313,66 @@ def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
 
 
 def on_one_record(fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function of batches on one record alone, for ``jax.vmap`` to lift.
-
-    What is lifted keeps records apart by construction: all but callbacks that would be
-    given the whole batch at once, which are refused.
-
-    Args:
-      fn: of a batch, its last argument.
-      *args: its arguments, the last a record without a leading axis.
-
-    Raises:
-      ValueError: when traced, where ``fn`` calls Python by another ``vmap_method`` than
-        ``"sequential"``.
+    """Calls a function on a batch of one record, its last argument, without that axis.
 
     Example:
-      >>> import jax
       >>> import jax.numpy as jnp
       >>> from jaxdp.kernels import finite_difference
-      >>> def centred(x):
-      ...     return x - x.mean()
-      >>> alone = lambda x: finite_difference.on_one_record(centred, x)[0]
-      >>> jax.vmap(alone)(jnp.arange(3.0)).tolist()  # each the mean of a batch of one
-      [0.0, 0.0, 0.0]
+      >>> finite_difference.on_one_record(lambda x: 2 * x, jnp.ones(())).tolist()
+      [2.0]
     """
     *others, record = args
-    batch = jax.tree.map(lambda x: x[None], record)
-    for name in _methods(jax.make_jaxpr(fn)(*others, batch).jaxpr):
-        if name not in (None, "sequential", "sequential_unrolled"):
-            raise ValueError(
-                "value_fn must call Python record by record where losses are evaluated on "
-                f"each record alone, vmap_method='sequential', got {name!r}, which gives "
-                "Python the whole batch: one record's loss may then depend on another"
-            )
-    return fn(*others, batch)
+    return fn(*others, jax.tree.map(lambda x: x[None], record))
+
+
+def over_records(
+    fn: Callable[..., Any], in_axes: int | tuple[int | None, ...] = 0
+) -> Callable[..., Any]:
+    """Lifts a function of one record as ``jax.vmap`` does, and refuses what mixes records.
+
+    Those are calls out of JAX that would be given all records at once, of the function as
+    it is lifted: also those of its derivatives. A rule of the function's own for ``vmap``,
+    a collective over devices, and random bits of other keys than threefry's, which ``vmap``
+    draws together, are not looked for.
+
+    Args:
+      fn: of one record.
+      in_axes: 0 for arguments with records in front, None for others; one for all, or each.
+
+    Returns:
+      A function of records. Raises ValueError when traced, where ``fn`` calls Python or a
+      foreign function by another ``vmap_method`` than ``"sequential"``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> centred = lambda x: (x - x.mean())[0]
+      >>> alone = lambda x: finite_difference.on_one_record(centred, x)
+      >>> finite_difference.over_records(alone)(jnp.arange(3.0)).tolist()
+      [0.0, 0.0, 0.0]
+    """
+
+    def outline(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(jnp.shape(x)[1:], x.dtype)
+
+    def lifted(*args: Any) -> Any:
+        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
+        ones = [
+            arg if axis is None else jax.tree.map(outline, arg)
+            for arg, axis in zip(args, axes, strict=True)
+        ]
+        # A function of its own: of the same one JAX would remember an earlier trace.
+        for name in _methods(jax.make_jaxpr(lambda *one: fn(*one))(*ones).jaxpr):
+            if name not in (None, "sequential", "sequential_unrolled"):
+                raise ValueError(
+                    "value_fn must call Python, or a foreign function, record by record "
+                    "where losses are evaluated on each record alone, by "
+                    f"vmap_method='sequential', got {name!r}: given the whole batch, it "
+                    "may let one record's loss depend on another"
+                )
+        return jax.vmap(fn, in_axes)(*args)
+
+    return lifted
 
 
 def _methods(jaxpr: Any) -> Iterator[Any]:

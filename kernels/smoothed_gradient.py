@@ -401,7 +401,7 @@ def _each(
         )
         return jax.tree.map(lambda x: x[0], vectors)
 
-    return jax.vmap(one)(batch, places)
+    return finite_difference.over_records(one)(batch, places)
 
 
 def flat(tree: Any, moves: PathPredicate) -> jax.Array:

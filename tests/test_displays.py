@@ -406,6 +406,7 @@ def test_messages_quote_no_arrays() -> None:
     """They may be data."""
     x = np.array([40006.3, 39993.4])
     assert validate.shown(x) == "an array of shape (2,)"
-    assert validate.shown({"x": x, "y": x[0]}) == "a dict of 2 arrays"
-    assert validate.shown((x, x)) == "a tuple of 2 arrays"
+    assert validate.shown({"x": x, "y": x[0]}) == "a dict with arrays"
+    assert validate.shown((1, [{"x": x}])) == "a tuple with arrays"
+    assert validate.shown({x[0]}) == "a set with arrays"
     assert validate.shown([1, "a"]) == "[1, 'a']"

@@ -459,6 +459,8 @@ def spend(keys: Keys, use: str, given: Any = None) -> None:
     with _lock:
         check_unspent(keys, use, given)
         _spent.update(_marks(keys, use))
+        # A run that goes on begins once: what users give may run in there, too.
+        _resuming.set(_resuming.get() - _marks(keys, use))
 
 
 def _spans_processes(tree: Any) -> bool:

@@ -5,6 +5,7 @@ be an ordinary Python (or NumPy) number: a traced value is refused, because the
 constants that decide privacy must be known when the plan is made.
 """
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Collection
@@ -18,12 +19,20 @@ def shown(value: Any) -> str:
     shape = getattr(value, "shape", ())
     if shape:
         return f"an array of shape {shape}"
-    if isinstance(value, dict | list | tuple):
-        items = value.values() if isinstance(value, dict) else value
-        if any(hasattr(item, "dtype") for item in items):
-            return f"a {type(value).__name__} of {len(value)} arrays"
+    if _holds_arrays(value):
+        return f"a {type(value).__name__} with arrays"
     text = repr(value)
     return f"a {type(value).__name__}" if "\n" in text else text
+
+
+def _holds_arrays(value: Any) -> bool:
+    """Returns True for containers and data classes with an array anywhere in them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    inside = isinstance(value, list | tuple | set | frozenset)
+    return inside and any(hasattr(x, "dtype") or _holds_arrays(x) for x in value)
 
 
 def _real(name: str, value: Any, allowed: str) -> float:

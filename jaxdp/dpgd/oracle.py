@@ -29,7 +29,8 @@ def gradients(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
         finite_difference.check_losses(losses, 1)
         return losses[0]
 
-    return jax.vmap(jax.grad(loss), in_axes=(None, 0))(flat, records)
+    lifted = finite_difference.over_records(jax.grad(loss), in_axes=(None, 0))
+    return lifted(flat, records)
 
 
 def release_gradient(

@@ -237,6 +237,14 @@ def o2nc_output(state: Any, params: Any) -> Any:
     masked = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
     means = jax.tree.leaves(run.output, is_leaf=masked)
     leaves, structure = jax.tree.flatten(params)  # NNX wraps those of states otherwise.
+    if len(means) != len(leaves) or any(
+        not masked(mean) and jnp.shape(mean) != jnp.shape(p)
+        for mean, p in zip(means, leaves, strict=False)
+    ):
+        raise ValueError(
+            "params must be of the shapes that the state was made for, got "
+            f"{[jnp.shape(p) for p in leaves]}"
+        )
     return structure.unflatten(
         [leaf(mean, p) for mean, p in zip(means, leaves, strict=True)]
     )

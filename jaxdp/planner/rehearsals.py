@@ -17,7 +17,7 @@ import optax
 from jaxdp.core.averaging import polyak_output
 from jaxdp.core.keys import at_step
 from jaxdp.kernels.clip import clip_vector
-from jaxdp.kernels.finite_difference import num_rows, on_one_record
+from jaxdp.kernels.finite_difference import num_rows, on_one_record, over_records
 from jaxdp.saddle.oracles.sums import finite, middle, mirrored, vertex_rows
 
 #: The most vertices that a step draws of a player.
@@ -53,7 +53,7 @@ def gradients(problem: Any, points: Points, records: Any) -> tuple[Points, jax.A
     def loss(points: Any, record: Any) -> jax.Array:
         return on_one_record(problem, *points, record)[0]
 
-    rows = jax.vmap(jax.grad(loss), (None, 0))(points, records)
+    rows = over_records(jax.grad(loss), (None, 0))(points, records)
     ok = jnp.ones(num_rows(records), bool)
     for part in rows:
         ok = ok & finite(part)

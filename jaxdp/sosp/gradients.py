@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 from jaxdp.core import release
 from jaxdp.core.types import Grid, ValueFn
 from jaxdp.kernels import finite_difference
-from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.finite_difference import AxisName, over_records
 from jaxdp.kernels.fixed_point import Fixed
 
 
@@ -66,7 +66,7 @@ def each(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
     """Computes the gradients of records, (B, d): neither bounded nor private."""
     flat, unravel = ravel_pytree(params)
     loss = record_loss(value_fn, unravel)
-    return jax.vmap(jax.grad(loss), in_axes=(None, 0))(flat, records)
+    return over_records(jax.grad(loss), in_axes=(None, 0))(flat, records)
 
 
 def release_gradient(
@@ -85,7 +85,7 @@ def release_gradient(
       float32 (d,): released.
     """
     (point,) = records.on_each(point)
-    gradients = jax.vmap(functools.partial(jax.grad(loss), point))
+    gradients = over_records(functools.partial(jax.grad(loss), point))
     total = release.bounded_stretch(grid, gradients, point.size, *records)
     return release.noised_mean(grid, total, noise)
 
@@ -108,7 +108,7 @@ def release_difference(
       clip (twice that if replaced), whatever the number of records.
     """
     point, reference = records.on_each(point, reference)
-    gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))
+    gradients = over_records(jax.grad(loss), in_axes=(None, 0))
     bound = grid.l2_clip_norm * records.count.astype(jnp.float32)
     total = release.bounded_stretch(
         grid._replace(l2_clip_norm=bound),

@@ -21,6 +21,7 @@ import numpy as np
 from jaxdp.core import release
 from jaxdp.core.types import Grid
 from jaxdp.kernels import stretch
+from jaxdp.kernels.finite_difference import over_records
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.sosp.gradients import Loss, Records
 
@@ -116,7 +117,7 @@ def release_product(
             gradient = lambda at: jax.grad(loss)(at, record)  # noqa: E731
             return jax.jvp(gradient, (point,), (vector,))[1]
 
-        return jax.vmap(product)(some)
+        return over_records(product)(some)
 
     bound = grid.l2_clip_norm * reach(grid, times)
     fine = Grid(bound, _RECORD_BITS, grid.normalizer, 0)
@@ -130,7 +131,7 @@ def release_product(
 
 def hessians(loss: Loss, point: jax.Array, some: Any) -> jax.Array:
     """Computes the Hessians of records at one point, float32 (B, d, d)."""
-    return jax.vmap(jax.hessian(loss), in_axes=(None, 0))(point, some)
+    return over_records(jax.hessian(loss), in_axes=(None, 0))(point, some)
 
 
 def add_hessians(

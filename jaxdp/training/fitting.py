@@ -328,7 +328,7 @@ def resume(
     else differs (a loss that is not deterministic, or has changed behind a Python callback)
     is refused. Losses that call Python (``jax.pure_callback``) are never asked again for
     steps that were under way. A run that had ended gives its result again; its data are
-    not compared, as no digest of them is kept.
+    not compared, as no digest of them is kept (unless ``keep_noise_roots``).
 
     The ledger must be as the run left it: ``secret/`` has a keyed chain over its lines and
     the plan (``jaxdp.ledger``).
@@ -436,7 +436,7 @@ def resume(
         recorder = parallel.together(
             mesh, lambda: at.recorder(task, program.text, machines)
         )
-        with keys_lib.resuming(at.keys):  # Alone: what users give runs elsewhere.
+        with keys_lib.resuming(at.keys):
             carry = loop.start(at.plan, transform, task.optimizer, task.params)
         asked = None if stop is None else parallel.where_any(mesh, stop)
         chunks = _Chunks(

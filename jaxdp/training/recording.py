@@ -140,8 +140,9 @@ class Recorder:
                 self.ledger.save(_CHECKPOINT, self._pack(bare), secret=True)
             self.ledger.forget(_BEFORE)
             hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
+        if not keep_noise_roots:
             for attempt in hidden["attempts"]:
-                attempt["same"] = _unkeyed(attempt.get("same", {}))
+                attempt.get("same", {}).pop("data", None)
             content = json.dumps(hidden).encode()
             self.ledger.save(ledger_lib.RUN, content, secret=True)
         timing = {name: report[name] for name in reporting.TIMING}
@@ -247,34 +248,33 @@ def machines(mesh: Mesh | None, device: Any) -> dict[str, Any]:
 def _conditions(
     task: preparing.Task, text: str, key: bytes, machines: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the conditions that a resumed run must meet, for ``secret/``.
+    """Returns the conditions that a resumed run must meet but for its data's digest.
 
-    Data and ``text``, that of the program of a chunk with its losses and optimizer, are in
-    it as keyed digests: without the key nobody can try out data or losses against them.
+    For ``secret/``. ``text``, that of the program of a chunk with its losses and optimizer,
+    is in it as a keyed digest, as the data are: without the key nobody can try out data or
+    losses against them.
     """
-
-    def keyed(content: bytes) -> str:
-        return hmac.new(key, content, "sha256").hexdigest()
-
-    if isinstance(task.data, streaming.Stream):
-        digest = task.data.source.digest()
-        task.data.source.check()  # That it was the digest of one state of its files.
-    else:
-        digest = digests.sha256(task.data).digest()
     return {
-        "data": keyed(digest),
         "microbatch_size": task.microbatch_size,
         "devices": 1 if task.mesh is None else task.mesh.size,
         "mesh": {} if task.mesh is None else dict(task.mesh.shape),
         # Sums of losses are added in the order of the shards.
         **({"sharding": split} if (split := parallel.layout(task.params)) else {}),
         **machines,
-        "losses, optimizer": keyed(text.encode()),
+        "losses, optimizer": _keyed(key, text.encode()),
     }
 
 
-#: Conditions that are keyed digests.
-_KEYED = ("data", "losses, optimizer")
+def _keyed(key: bytes, content: bytes) -> str:
+    return hmac.new(key, content, "sha256").hexdigest()
+
+
+def _digest(data: Any) -> bytes:
+    if not isinstance(data, streaming.Stream):
+        return digests.sha256(data).digest()
+    digest = data.source.digest()
+    data.source.check()  # That it was the digest of one state of its files.
+    return digest
 
 
 @functools.cache
@@ -333,7 +333,8 @@ def new(
         "note": note,
     }
     key = secrets.token_bytes(32)
-    attempt = {"salt": "", "same": _conditions(task, text, key, machines)}
+    same = _conditions(task, text, key, machines)
+    attempt = {"salt": "", "same": {"data": _keyed(key, _digest(task.data)), **same}}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
 
     def begun(reserved: str) -> Recorder:
@@ -399,18 +400,19 @@ class Resumed:
         """
         if self.ledger is None:
             return None
-        now = _conditions(task, text, bytes.fromhex(self.hidden["key"]), machines)
+        key = bytes.fromhex(self.hidden["key"])
         attempts, outstanding = self.hidden["attempts"], self.record.outstanding
+        same = attempts[self.attempt].get("same", {})
+        now = _conditions(task, text, key, machines)
+        if not self.ended or "data" in same:  # Which a run that is over has no more.
+            now["data"] = _keyed(key, _digest(task.data))
         if self.new and not self.ended:
             attempts[self.attempt]["same"] = now
             content = json.dumps(self.hidden).encode()
             self.ledger.save(ledger_lib.RUN, content, secret=True)
             outstanding = None
         elif not self.new:
-            was = attempts[self.attempt]["same"]
-            if self.ended:  # No step follows that would read data or compute a loss.
-                was, now = _unkeyed(was), _unkeyed(now)
-            _compare(was, now)
+            _compare(same, now)
             if outstanding is not None and calls_python(text):
                 raise ValueError(
                     "value_fn must be all JAX for steps that were under way to be computed "
@@ -438,16 +440,11 @@ _WAY_OUT = (
 )
 
 
-def _unkeyed(conditions: dict[str, Any]) -> dict[str, Any]:
-    """Returns conditions without the keyed digests of data and losses."""
-    return {name: x for name, x in conditions.items() if name not in _KEYED}
-
-
 def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
     changed = []
     for name in was | now:  # What one of them lacks differs.
         value, is_now = was.get(name), now.get(name)
-        if is_now != value and name in _KEYED:
+        if is_now != value and name in ("data", "losses, optimizer"):
             changed.append(f"{name} are not those of the run")
         elif is_now != value:
             changed.append(f"{name} is {is_now!r} and was {value!r}")

@@ -334,7 +334,7 @@ def test_python_is_called_for_one_record_at_a_time(method: Any, where: Any) -> N
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return jax.pure_callback(centred, shape, x, vmap_method=method)
 
-    alone = jax.vmap(lambda x: fd.on_one_record(where(called), x)[0])
+    alone = fd.over_records(lambda x: fd.on_one_record(where(called), x)[0])
     if method == "sequential":
         np.testing.assert_array_equal(alone(jnp.arange(3.0)), np.zeros(3))
         assert seen == [(1,)] * 3
@@ -342,6 +342,43 @@ def test_python_is_called_for_one_record_at_a_time(method: Any, where: Any) -> N
         with pytest.raises(ValueError, match=f"'sequential', got '{method}'"):
             alone(jnp.arange(3.0))
         assert not seen
+
+
+@pytest.mark.parametrize("rule", ["jvp", "vjp"])
+def test_python_of_a_derivative_is_called_for_one_record_at_a_time(rule: str) -> None:
+    """Of the loss alone nothing would be seen."""
+
+    def slope(x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        centred = lambda x: np.asarray(x - np.mean(x))  # noqa: E731
+        return jax.pure_callback(centred, shape, x, vmap_method="expand_dims")
+
+    loss: Any
+    if rule == "jvp":
+        loss = jax.custom_jvp(lambda x: 2 * x)
+        loss.defjvp(lambda x, dx: (2 * x[0], slope(x[0]) * dx[0]))
+    else:
+        loss = jax.custom_vjp(lambda x: 2 * x)
+        loss.defvjp(lambda x: (2 * x, x), lambda x, up: (slope(x) * up,))
+    one = lambda x: fd.on_one_record(loss, x)[0]  # noqa: E731
+    assert fd.over_records(one)(jnp.ones(3)).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="got 'expand_dims'"):
+        fd.over_records(jax.grad(one))(jnp.ones(3))
+
+
+def test_a_loss_that_has_changed_is_looked_at_again() -> None:
+    """Of the same function JAX remembers the trace."""
+    method = "sequential"
+
+    def called(x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(np.asarray, shape, x, vmap_method=method)
+
+    lifted = fd.over_records(called)
+    assert lifted(jnp.ones(3)).tolist() == [1, 1, 1]
+    method = "expand_dims"
+    with pytest.raises(ValueError, match="got 'expand_dims'"):
+        lifted(jnp.ones(3))
 
 
 def test_the_difference_of_half_precision_losses_is_taken_in_float32() -> None:

@@ -216,7 +216,7 @@ def encode_choices(
       num_choices: C where choices are a field: the most that a record has.
       truncate: the side on which a field that is too long loses tokens.
       private: records whose choices are refused below have none instead, all False in
-        ``valid``: no record of a person may decide whether a run begins.
+        ``valid``: those of one person may not decide whether a run begins.
 
     Returns:
       ``tokens`` int32 (n, C, L), ``mask`` and ``span`` bool (n, C, L), ``span`` over the

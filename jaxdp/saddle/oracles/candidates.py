@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.kernels.finite_difference import on_one_record
+from jaxdp.kernels.finite_difference import on_one_record, over_records
 from jaxdp.saddle.oracles.sums import (
     Domain,
     Query,
@@ -47,7 +47,7 @@ class Candidates(VertexGradients):
             return check_losses("value_fn", losses, (1,))[0]
 
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *self.candidates)
-        of_all = jax.vmap(loss, in_axes=(None, 0))
+        of_all = over_records(loss, in_axes=(None, 0))
         losses = jax.lax.map(lambda params: of_all(params, records), stacked).T
         rows, known = relative(losses, query.bound_x.clip)
         known = mask & known & ~blank(records)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.kernels.finite_difference import on_one_record
+from jaxdp.kernels.finite_difference import on_one_record, over_records
 from jaxdp.kernels.polytope import L1Ball, Polytope
 from jaxdp.saddle.oracles.sums import (
     Domain,
@@ -105,7 +105,7 @@ class LinearModel(VertexGradients):
             return check_losses(name, values, (1,))[0]
 
         one = jax.grad(one) if self.derivative is None else one
-        return jax.vmap(one)(predictions, targets)
+        return over_records(one)(predictions, targets)
 
 
 def _predictions(features: jax.Array, x: jax.Array) -> jax.Array:

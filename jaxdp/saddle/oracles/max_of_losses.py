@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.core import validate
-from jaxdp.kernels.finite_difference import on_one_record
+from jaxdp.kernels.finite_difference import on_one_record, over_records
 from jaxdp.kernels.polytope import Simplex
 from jaxdp.saddle.oracles.sums import (
     Bound,
@@ -109,7 +109,9 @@ class MaxOfLosses(VertexGradients):
             losses = check_losses("loss_fn", losses, (1, y.shape[0]))[0]
             return jnp.sum(losses * y), losses
 
-        differentiate = jax.vmap(jax.grad(weighted, has_aux=True), in_axes=(None, 0))
+        differentiate = over_records(
+            jax.grad(weighted, has_aux=True), in_axes=(None, 0)
+        )
         rows_x, losses = differentiate(query.x, records)
         return self._row_sums(query, rows_x, losses, mask)
 
@@ -120,9 +122,9 @@ class MaxOfLosses(VertexGradients):
             losses = on_one_record(self.loss_fn, x, record)
             return check_losses("loss_fn", losses, (1,))[0]
 
-        differentiate = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))
+        differentiate = over_records(jax.value_and_grad(loss), in_axes=(None, 0))
         losses, rows_x = differentiate(query.x, records)
-        group, known = jax.vmap(self._group)(records)
+        group, known = over_records(self._group)(records)
         losses = losses * self._inverse()[group]
         ok = mask & known & jnp.isfinite(losses) & finite(rows_x)
         weights = (y * self._inverse())[group]

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxdp.kernels.finite_difference import on_one_record
+from jaxdp.kernels.finite_difference import on_one_record, over_records
 from jaxdp.saddle.oracles.sums import (
     Domain,
     Query,
@@ -61,7 +61,7 @@ class Problem(VertexGradients):
             losses = on_one_record(self.value_fn, *points, record)
             return check_losses("value_fn", losses, (1,))[0]
 
-        differentiate = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))
+        differentiate = over_records(jax.value_and_grad(loss), in_axes=(None, 0))
         losses, gradients = differentiate(points, records)
         ok = mask & finite(losses[:, None])
         rows_y = None if query.y is None else gradients[1]
