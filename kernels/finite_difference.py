@@ -352,17 +352,9 @@ def over_records(
       [0.0, 0.0, 0.0]
     """
 
-    def outline(x: Any) -> Any:
-        return jax.ShapeDtypeStruct(jnp.shape(x)[1:], x.dtype)
-
-    def lifted(*args: Any) -> Any:
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
-        ones = [
-            arg if axis is None else jax.tree.map(outline, arg)
-            for arg, axis in zip(args, axes, strict=True)
-        ]
+    def checked(*one: Any) -> Any:
         # A function of its own: of the same one JAX would remember an earlier trace.
-        for name in _methods(jax.make_jaxpr(lambda *one: fn(*one))(*ones).jaxpr):
+        for name in _methods(jax.make_jaxpr(lambda *given: fn(*given))(*one).jaxpr):
             if name not in (None, "sequential", "sequential_unrolled"):
                 raise ValueError(
                     "value_fn must call Python, or a foreign function, record by record "
@@ -370,9 +362,9 @@ def over_records(
                     f"vmap_method='sequential', got {name!r}: given the whole batch, it "
                     "may let one record's loss depend on another"
                 )
-        return jax.vmap(fn, in_axes)(*args)
+        return fn(*one)
 
-    return lifted
+    return jax.vmap(checked, in_axes)
 
 
 def _methods(jaxpr: Any) -> Iterator[Any]:
