@@ -27,6 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.json and not args.name:
         parser.error("argument --json: needs NAME, the benchmark whose rows it holds")
+    for folder in (args.out, args.json and args.json.parent):
+        if folder:  # Now, and not when the rows are there.
+            folder.mkdir(parents=True, exist_ok=True)
     for name in [args.name] if args.name else names():
         module = importlib.import_module(f"bench.{name}")
         options = {"quick": args.quick}

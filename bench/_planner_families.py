@@ -23,6 +23,8 @@ from bench._saddle_games import BUDGET, DELTA, EPSILON
 RELATION = "replace_one"
 SEEDS = 5
 _PUBLIC_SEED, _PUBLIC = 12345, 256
+#: The planner's candidates, and the errors of one of them, by seed.
+Planned = tuple[Any, Callable[[Any], list[float]]]
 _PLAYERS = {"epsilon": EPSILON, "delta": DELTA, "relation": RELATION}
 #: (d, n) of games -> steps and clip of the saddle plan, and of DP-SGDA steps, step factor
 #: and clip factor, that ``bench saddle`` found best.
@@ -105,7 +107,7 @@ def _fitted(one: Any, problem: Any, data: Any, seed: int) -> Any:
     return one.output(result)
 
 
-def game(d: int, n: int, seeds: int) -> list[_harness.Row]:
+def of_game(d: int, n: int, seeds: int) -> Planned:
     """Rock-paper-scissors among d - 3 dominated strategies: the population's gap."""
     g, problem = games.game(d)
     uniform = jnp.full(d, 1 / d)
@@ -121,6 +123,12 @@ def game(d: int, n: int, seeds: int) -> list[_harness.Row]:
             errors.append(g.gap_fn(*_fitted(one, problem, data, seed)))
         return errors
 
+    return found, errors_of
+
+
+def game(d: int, n: int, seeds: int) -> list[_harness.Row]:
+    """The game, beside methods that are tuned."""
+    found, errors_of = of_game(d, n, seeds)
     (steps, clip), (t, rate, factor) = TUNED[d, n]
     of_saddle = games.tuned(d, n, range(seeds), num_steps=(steps,), clips=(1.5, clip))
     of_sgda = games.sgda(
@@ -140,7 +148,7 @@ def game(d: int, n: int, seeds: int) -> list[_harness.Row]:
     return _judged(case, found, "gap", errors_of, tuned)
 
 
-def regression(d: int, n: int, seeds: int) -> list[_harness.Row]:
+def of_regression(d: int, n: int, seeds: int) -> Planned:
     """Sparse least squares over the simplex: the population's excess risk."""
     of, problem = simplex.regression(d)
     public = of.make_data(_PUBLIC, _PUBLIC_SEED)
@@ -155,6 +163,12 @@ def regression(d: int, n: int, seeds: int) -> list[_harness.Row]:
         )
         return [of.excess_fn(point) for point in points]
 
+    return found, errors_of
+
+
+def regression(d: int, n: int, seeds: int) -> list[_harness.Row]:
+    """The regression, beside methods that are tuned."""
+    found, errors_of = of_regression(d, n, seeds)
     cells = simplex.frank_wolfe(n, range(seeds), d)
     named = {"one pass, T tuned": "one pass", "full batch, T tuned": "full batches"}
     tuned = {
@@ -167,17 +181,17 @@ def regression(d: int, n: int, seeds: int) -> list[_harness.Row]:
     return _judged(case, found, "excess risk", errors_of, tuned)
 
 
-def table(n: int, seeds: int) -> list[_harness.Row]:
-    """All three-way marginals of eight binary columns: the largest error of 448 queries."""
+def of_table(columns: int, n: int, seeds: int) -> Planned:
+    """All three-way marginals of binary columns: the largest error of a query."""
     from jaxdp.data import synthesis
 
-    queries = simplex.MARGINALS
+    queries = jaxdp.Marginals((2,) * columns, degree=3)
     found = jaxdp.recommend(queries, num_examples=n, **_PLAYERS)
 
     def errors_of(one: Any) -> list[float]:
         errors = []
         for seed in range(seeds):
-            domain = problems.binary_domain(seed=seed)
+            domain = problems.binary_domain(columns, seed=seed)
             codes = np.asarray(domain.make_data(n, seed))
             choice = synthesis.planned(
                 queries,
@@ -192,5 +206,11 @@ def table(n: int, seeds: int) -> list[_harness.Row]:
             errors.append(domain.max_error(result.histogram, shares))
         return errors
 
+    return found, errors_of
+
+
+def table(n: int, seeds: int) -> list[_harness.Row]:
+    """The 448 marginals of eight columns."""
+    found, errors_of = of_table(8, n, seeds)
     case = f"448 marginals of 256 cells, n = {n}"
     return _judged(case, found, "largest error", errors_of, {})
