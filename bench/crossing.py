@@ -13,7 +13,7 @@ simpler private methods that users are sent to:
 Every method has the numbers that the planner (``jaxdp.recommend``) gives it, of games and
 regressions from 256 public records; none is tuned by the error. All at (1, 1e-6),
 replace-one, five seeds. A ratio is of the paper's algorithm over the best of the others;
-the errors of the start say what is worth nothing.
+the errors of the start say what is worth nothing (of marginals, against the population).
 """
 
 import math

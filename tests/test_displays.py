@@ -409,4 +409,14 @@ def test_messages_quote_no_arrays() -> None:
     assert validate.shown({"x": x, "y": x[0]}) == "a dict with arrays"
     assert validate.shown((1, [{"x": x}])) == "a tuple with arrays"
     assert validate.shown({x[0]}) == "a set with arrays"
+    assert validate.shown({x[0]: 1}) == "a dict with arrays"
+
+    @dataclasses.dataclass(slots=True)
+    class Held:
+        x: Any
+
+    assert validate.shown(Held(x)) == "a Held with arrays"
+    itself: list[Any] = [1]
+    itself.append(itself)
+    assert validate.shown(itself) == "[1, [...]]"
     assert validate.shown([1, "a"]) == "[1, 'a']"

@@ -5,10 +5,11 @@ be an ordinary Python (or NumPy) number: a traced value is refused, because the
 constants that decide privacy must be known when the plan is made.
 """
 
+import collections
 import dataclasses
 import math
 import numbers
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Set, ValuesView
 from typing import Any
 
 
@@ -25,14 +26,20 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}" if "\n" in text else text
 
 
-def _holds_arrays(value: Any) -> bool:
+def _holds_arrays(value: Any, outer: frozenset[int] = frozenset()) -> bool:
     """Returns True for containers and data classes with an array anywhere in them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    inside = isinstance(value, list | tuple | set | frozenset)
-    return inside and any(hasattr(x, "dtype") or _holds_arrays(x) for x in value)
+        parts = [getattr(value, each.name, None) for each in dataclasses.fields(value)]
+    elif isinstance(value, Mapping):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | Set | ValuesView | collections.deque):
+        parts = list(value)
+    else:
+        return False
+    if id(value) in outer:  # It holds itself.
+        return False
+    outer |= {id(value)}
+    return any(hasattr(x, "dtype") or _holds_arrays(x, outer) for x in parts)
 
 
 def _real(name: str, value: Any, allowed: str) -> float:

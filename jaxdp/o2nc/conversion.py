@@ -206,7 +206,8 @@ def o2nc_output(state: Any, params: Any) -> Any:
       probability, decided by the direction root: this is free, and so is publishing all.
 
     Raises:
-      ValueError: ``state`` holds no such state, or more than one.
+      ValueError: ``state`` holds no such state, or more than one; or ``params`` are of
+        other shapes than those it was made for.
 
     Example:
       >>> import jax.numpy as jnp

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -364,6 +366,22 @@ def test_python_of_a_derivative_is_called_for_one_record_at_a_time(rule: str) ->
     assert fd.over_records(one)(jnp.ones(3)).tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="got 'expand_dims'"):
         fd.over_records(jax.grad(one))(jnp.ones(3))
+
+
+def test_losses_of_a_record_are_lifted_by_what_looks_at_them() -> None:
+    """Nowhere in the library by ``jax.vmap`` alone."""
+    root = Path(fd.__file__).resolve().parents[1]
+    derivative = r"(functools\.partial\()?jax\.(grad|value_and_grad|hessian)"
+    alone = re.compile(rf"(?<!`)jax\.vmap\(\s*{derivative}")
+        r"= *jax\.vmap\(\s*(functools\.partial\()?jax\.(grad|value_and|hess)"
+    )
+    modules = [*(root / "jaxdp").rglob("*.py"), *(root / "kernels").rglob("*.py")]
+    assert len(modules) > 150
+    for module in modules:
+        text = module.read_text()
+        assert not alone.search(text), module
+        lifted = "oracles" in module.parts and "on_one_record(" in text
+        assert not (lifted and "jax.vmap(" in text), module
 
 
 def test_a_loss_that_has_changed_is_looked_at_again() -> None:

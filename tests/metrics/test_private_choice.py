@@ -32,6 +32,16 @@ def losses(k: Any, batch: Any) -> jax.Array:
     return batch[:, k]
 
 
+def centred(column: jax.Array) -> jax.Array:
+    """Subtracts the mean of all that Python is given, which ``vmap`` makes the batch."""
+    return jax.pure_callback(
+        lambda x: np.asarray(x - np.mean(x)),
+        jax.ShapeDtypeStruct(column.shape, column.dtype),
+        column,
+        vmap_method="expand_dims",
+    )
+
+
 def candidates(num: int) -> list[Any]:
     return [jnp.int32(k) for k in range(num)]
 
@@ -359,6 +369,11 @@ def test_it_is_reserved_before_it_is_made(tmp_path: Path) -> None:
             "candidate 1 differs from candidate 0",
         ),
         ({"loss": lambda k, batch: batch}, ValueError, r"shape \(B\)"),
+        (
+            {"loss": lambda k, batch: centred(batch[:, k])},
+            ValueError,
+            "record by record",
+        ),
     ],
 )
 def test_refusals(changes: Any, error: Any, match: str) -> None:

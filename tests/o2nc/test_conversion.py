@@ -260,6 +260,8 @@ def test_before_the_first_window_the_params_are_returned() -> None:
         jaxdp.o2nc_output((), jnp.ones(2))
     with pytest.raises(ValueError, match="got 2"):
         jaxdp.o2nc_output((state, state), jnp.ones(2))
+    with pytest.raises(ValueError, match="of the shapes that the state was made for"):
+        jaxdp.o2nc_output(state, jnp.ones(1))
 
 
 def test_it_stops_at_the_horizon() -> None:
