@@ -57,7 +57,7 @@ def _judged(
     for one in found.candidates:
         errors = errors_of(one)
         mean = _harness.mean(errors)
-        name = _name(one)
+        name = name_of(one)
         if one is found.best:
             rows.append(_harness.averaged(case, "planner", mean, len(errors)))
             rows.append(_harness.Row(case, "planner's method", None, name))
@@ -76,7 +76,7 @@ def _judged(
     if once:
         chosen[", one pass"] = once[0]
     for end, one in chosen.items():
-        value = means[_name(one)]
+        value = means[name_of(one)]
         for said, names in {"the best": means, "the best tuned": tuned}.items():
             if names:
                 least = min(names, key=lambda name: means[name])
@@ -86,7 +86,7 @@ def _judged(
     return rows
 
 
-def _name(one: Any) -> str:
+def name_of(one: Any) -> str:
     """Of a candidate: its family and how it reads records, or its method."""
     return one.name if hasattr(one, "name") else one.method
 

@@ -100,7 +100,7 @@ def _rows(
     found, errors_of = problem.make(d, n, seeds)
     means = {}
     for one in found.candidates:
-        method = families._name(one)
+        method = families.name_of(one)
         errors = errors_of(one)
         means[method] = _harness.mean(errors)
         yield _harness.averaged(case, method, means[method], len(errors))

@@ -299,6 +299,10 @@ def on_each(tree: Any, axis_name: AxisName | None) -> Any:
 def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
     """Lifts a loss of one record, ``fn(params, record) -> ()``, to a batch by vmap.
 
+    Raises:
+      ValueError: when traced, where ``fn`` calls Python with all records at once, as
+        :func:`over_records` has it.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxdp
@@ -309,7 +313,7 @@ def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
       >>> value_fn(jnp.ones(2), (jnp.eye(2), jnp.array([1.0, 3.0]))).tolist()
       [0.0, 4.0]
     """
-    return jax.vmap(fn, in_axes=(None, 0))
+    return over_records(fn, in_axes=(None, 0))
 
 
 def on_one_record(fn: Callable[..., Any], *args: Any) -> Any:
@@ -357,7 +361,7 @@ def over_records(
         for name in _methods(jax.make_jaxpr(lambda *given: fn(*given))(*one).jaxpr):
             if name not in (None, "sequential", "sequential_unrolled"):
                 raise ValueError(
-                    "value_fn must call Python, or a foreign function, record by record "
+                    "losses must call Python, or a foreign function, record by record "
                     "where losses are evaluated on each record alone, by "
                     f"vmap_method='sequential', got {name!r}: given the whole batch, it "
                     "may let one record's loss depend on another"

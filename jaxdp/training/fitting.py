@@ -132,7 +132,7 @@ def fit(
         where the plan evaluates a batch at once (``DPZero``, ``DPGDZerothOrder``, ``O2NC``
         with shared directions). The loss is tried on four made-up records of the data's
         shapes and dtypes, at the initial parameters moved at random. A check, not a proof;
-        a loss that ``jaxdp.per_record`` lifts always passes. It warns where all losses
+        a loss that ``jaxdp.per_record`` lifts passes. It warns where all losses
         there are NaN. False is for a loss that cannot take made-up records.
       donate_params: whether the run takes the buffers of ``params`` and updates them in
         place, as ``donate_argnums`` of ``jax.jit`` does, so that there is one set of

@@ -133,14 +133,14 @@ class Recorder:
         are gone for whoever reads the folder, not for who reads the disk.)
         """
         hidden = json.loads(self.ledger.load(ledger_lib.RUN) or b"")
-        if not keep_noise_roots and not hidden.get("ended"):
-            carry = parallel.here(carry)
-            if self._has_checkpoints(carry):
-                bare = carry._replace(opt_state=_blank(carry.opt_state))
-                self.ledger.save(_CHECKPOINT, self._pack(bare), secret=True)
-            self.ledger.forget(_BEFORE)
-            hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
         if not keep_noise_roots:
+            if not hidden.get("ended"):
+                carry = parallel.here(carry)
+                if self._has_checkpoints(carry):
+                    bare = carry._replace(opt_state=_blank(carry.opt_state))
+                    self.ledger.save(_CHECKPOINT, self._pack(bare), secret=True)
+                self.ledger.forget(_BEFORE)
+                hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
             for attempt in hidden["attempts"]:
                 attempt.get("same", {}).pop("data", None)
             content = json.dumps(hidden).encode()

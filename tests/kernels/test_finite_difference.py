@@ -346,6 +346,18 @@ def test_python_is_called_for_one_record_at_a_time(method: Any, where: Any) -> N
         assert not seen
 
 
+def test_per_record_lifts_no_callback_of_the_whole_batch() -> None:
+    def centred(params: jax.Array, x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        minus_mean = lambda x: np.asarray(x - np.mean(x))  # noqa: E731
+        return params * jax.pure_callback(
+            minus_mean, shape, x, vmap_method="expand_dims"
+        )
+
+    with pytest.raises(ValueError, match="record by record"):
+        fd.per_record(centred)(jnp.ones(()), jnp.arange(3.0))
+
+
 @pytest.mark.parametrize("rule", ["jvp", "vjp"])
 def test_python_of_a_derivative_is_called_for_one_record_at_a_time(rule: str) -> None:
     """Of the loss alone nothing would be seen."""
