@@ -17,7 +17,7 @@ from bench import _o2nc_runs as runs
 from bench import _sosp_rules as rules
 from jaxdp import plans, sampling
 from jaxdp.core import keys as keys_lib
-from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.core import run_state
 from jaxdp.models.nonsmooth import NonsmoothProblem
 from jaxdp.o2nc import oracle as variance_reduced
 from jaxdp.o2nc.theory import estimators
@@ -46,7 +46,9 @@ def estimates(
         restart_l2_clip_norm=math.inf,
         l2_clip_norm=math.inf,
     )
-    size = variance_reduced.release_size(free.numbers, of.dim)
+    moves = lambda path: True  # noqa: E731
+    size = variance_reduced.release_size(free.numbers, x, moves, {})
+    none = run_state.gaussian(key, 0, size, std=0)
 
     def one(record: Any, place: jax.Array) -> jax.Array:
         found = variance_reduced.release_increment(
@@ -58,9 +60,9 @@ def estimates(
             place[None],
             jnp.ones(1, bool),
             key,
-            Fixed(jnp.zeros(size, jnp.int32)),
+            none,
             phase=phase,
-            moves=lambda path: True,
+            moves=moves,
         )
         return found * free.grid(phase).normalizer
 

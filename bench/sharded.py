@@ -1,11 +1,12 @@
 """What a device holds and exchanges where the parameters of a model are split over devices.
 
-The loop of a run of DPZero, as ``fit`` compiles it, of abstract shapes in bfloat16: no
-weight is made. It is compiled ahead of time for 32 chips of a v5p, where a TPU's compiler
-is installed (``make accelerators``): on meshes of one chip, of 8 that split the parameters,
-and of 4 x 8, of which 4 share the records too. A small model is compiled for virtual
-devices of a CPU elsewhere, whose compiler multiplies numbers of 16 bits in float32 and so
-tells nothing of other devices' temporary memory. Each model has a process of its own.
+The loop of a run of DPZero, or of DP-GD one record at a time, as ``fit`` compiles it, of
+abstract shapes in bfloat16: no weight is made. It is compiled ahead of time for 32 chips of
+a v5p, where a TPU's compiler is installed (``make accelerators``): on meshes of one chip,
+of 8 that split the parameters, and of 4 x 8, of which 4 share the records too. A small
+model is compiled for virtual devices of a CPU elsewhere, whose compiler multiplies numbers
+of 16 bits in float32 and so tells nothing of other devices' temporary memory. Each model
+has a process of its own.
 
 What is exchanged is counted in the program's text, by the results of its collectives, loops
 over layers times their trips.
@@ -30,7 +31,7 @@ import jaxdp
 from bench import _accelerators, _harness, lm_step
 from bench import _accelerators_hlo as hlo
 from bench import _accelerators_programs as programs
-from jaxdp import training
+from jaxdp import plans, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.models.language import LanguageModel, shardings
 from jaxdp.training import parallel
@@ -41,6 +42,9 @@ MODELS: dict[str, programs.Shape] = {
     "OPT-13B": lm_step.LARGE["OPT-13B"],
     "Llama 70B": (lm_step.llama(8192, 80, 64, 8, 28672), 8, 256),
 }
+#: Models of which every parameter is trained by gradients, too. (A step of larger ones has
+#: more noised numbers than counters.)
+OF_GRADIENTS = ("OPT-1.3B", "tiny")
 TINY: dict[str, programs.Shape] = {
     "tiny": (lm_step.llama(64, 2, 8, 8, 128, vocabulary=512), 8, 16)
 }
@@ -79,15 +83,24 @@ def device() -> str:
 def main(name: str) -> None:
     """Prints the rows of a model as JSON."""
     shape = (MODELS | TINY)[name]
-    rows = [row for devices in MESHES for row in rows_of(name, shape, devices)]
+    methods = (False, True) if name in OF_GRADIENTS else (False,)
+    rows = [
+        row
+        for gradients in methods
+        for devices in MESHES
+        for row in rows_of(name, shape, devices, gradients=gradients)
+    ]
     print(json.dumps([row.__dict__ for row in rows]))
 
 
-def rows_of(name: str, shape: programs.Shape, devices: int) -> list[Row]:
-    """Rows of a model on a mesh of so many devices."""
+def rows_of(
+    name: str, shape: programs.Shape, devices: int, *, gradients: bool
+) -> list[Row]:
+    """Rows of a model on a mesh of so many devices, by DPZero or by DP-GD."""
+    name = f"{name}, DP-GD" if gradients else name
     print(name, devices, file=sys.stderr, flush=True)
     case = f"{name}, {devices} devices"
-    lowered, params = built(shape, MESHES[devices])
+    lowered, params = built(shape, MESHES[devices], gradients)
     layers = params["layers"]
     held = sum(map(_held, jax.tree.leaves(params)))
     rows = [Row(case, "parameters", held / 1e9, "GB")]
@@ -128,7 +141,9 @@ def _held(x: Any) -> float:
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
-def built(shape: programs.Shape, mesh_shape: tuple[int, int]) -> tuple[Any, Any]:
+def built(
+    shape: programs.Shape, mesh_shape: tuple[int, int], gradients: bool
+) -> tuple[Any, Any]:
     """Lowers the loop; returns it with the shapes of the parameters on the mesh."""
     _, rows, _ = shape
     loss, params, data = programs.language_model(shape)
@@ -139,11 +154,24 @@ def built(shape: programs.Shape, mesh_shape: tuple[int, int]) -> tuple[Any, Any]
     mesh = Mesh(devices.reshape(mesh_shape), ("data", "model"))
     places = shardings(params, mesh)
     params = jax.tree.map(lambda x, s: x.update(sharding=s), params, places)
-    plan, stacked = lm_step.plan(rows, LAW), LanguageModel.is_stacked
-    options: Any = {"stacked": stacked, "axis_name": parallel.record_axes(mesh, params)}
-    keys, optimizer = jaxdp.Keys.insecure(0), optax.sgd(1e-6)
+    of_slopes = lm_step.plan(rows, LAW)
+    plan: Any = of_slopes
+    options: Any = {"axis_name": parallel.record_axes(mesh, params) or None}
+    keys, optimizer, again = jaxdp.Keys.insecure(0), optax.sgd(1e-6), None
+    if gradients:
+        plan = plans.DPGD(
+            num_examples=rows,
+            num_steps=of_slopes.num_steps,
+            sampling=of_slopes.sampling,
+            relation=of_slopes.relation,
+            l2_clip_norm=1.0,
+            noise_multiplier=1.0,
+        )
+        options |= {"microbatch_size": 1, "shardings": places}
+    else:
+        options["stacked"] = LanguageModel.is_stacked
+        again = plan.replay(keys.direction, stacked=LanguageModel.is_stacked)
     maker = plan.transform(keys, **options)
-    again = plan.replay(keys.direction, stacked=stacked)
     program = training.make_program(plan, maker, optimizer, loss, again)
     with keys_lib.shapes_only():
         carry = jax.eval_shape(
@@ -165,7 +193,8 @@ class Result(NamedTuple):
 def exchanged(of: hlo.Program) -> tuple[dict[str, float], dict[str, Result]]:
     """Returns bytes of collectives' results in a step, and the largest, by their names.
 
-    ``integers`` are sums of signed 32-bit integers: those of the records' slopes.
+    ``integers`` are sums of signed 32-bit integers: those of the records' slopes, or of
+    their gradients.
     """
     total: dict[str, float] = collections.defaultdict(float)
     largest: dict[str, Result] = collections.defaultdict(Result)

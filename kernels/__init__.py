@@ -34,6 +34,7 @@ else:
     from jaxdp.kernels import finite_difference as finite_difference
     from jaxdp.kernels import lazy as lazy
     from jaxdp.kernels import node_noise as node_noise
+    from jaxdp.kernels import parts as parts
     from jaxdp.kernels import perturb as perturb
     from jaxdp.kernels import polytope as polytope
     from jaxdp.kernels import prefix_noise as prefix_noise

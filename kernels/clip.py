@@ -16,7 +16,9 @@ bound = infinity            itself if finite  (no grid)
 ==========================  ================  ==============================
 """
 
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +45,16 @@ def clip_scalar(x: jax.Array, bound: float | jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), 0)
 
 
-def clip_vector(x: jax.Array, bound: float | jax.Array, *, order: int = 2) -> jax.Array:
+def clip_vector(x: Any, bound: float | jax.Array, *, order: int = 2) -> Any:
     """Clips rows ``x (..., K)`` to L2 norm ``bound``; a row with a non-finite is 0.
 
     The result may exceed the bound by rounding (a few ulps); where the bound must be
     exact, :func:`to_grid` checks the integers. ``order=1`` clips the L1 norm. Huge finite
     values do not overflow: norms are taken after scaling by the largest element.
+
+    ``x`` may be a tree of arrays (B, ...), each of which holds a part of every row. What
+    follows is computed where a part is, and of other parts only a number for each row is
+    needed: devices that share a part do not gather it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -58,25 +64,52 @@ def clip_vector(x: jax.Array, bound: float | jax.Array, *, order: int = 2) -> ja
       >>> [round(length, 4) for length in lengths.tolist()]
       [1.0, 0.5, 0.0]
     """
-    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
-    x = jnp.where(jnp.all(jnp.isfinite(x), axis=-1)[..., None], x, 0)
-    peak = jnp.max(jnp.abs(x), axis=-1, initial=0).astype(wide)
+    parts, structure = jax.tree.flatten(x)
+    rows = parts[0].shape[:-1] if parts[0] is x else parts[0].shape[:1]
+    double = any(part.dtype == jnp.float64 for part in parts)
+    wide = jnp.float64 if double else jnp.float32
+    finite = _all([jnp.isfinite(part) for part in parts], len(rows))
+    parts = [jnp.where(_beside(finite, part), part, 0) for part in parts]
+    peak = jnp.zeros(rows, wide)
+    for part in parts:
+        most = jnp.max(jnp.abs(part), axis=_columns(part, len(rows)), initial=0)
+        peak = jnp.maximum(peak, most.astype(wide))
     # The inverse of a number near the largest is subnormal, and flushed to zero on
     # CPU (also where the source divides): the row would look like zeros and pass.
     tiny = float(jnp.finfo(wide).tiny)
     inverse = 1 / jnp.clip(peak, tiny, 1 / tiny)
     power, root = _NORMS[order]
-    unit = x.astype(wide) * inverse[..., None]
-    norm = root(jnp.sum(power(unit), axis=-1))
+    units = [part.astype(wide) * _beside(inverse, part) for part in parts]
+    norm = root(sum(jnp.sum(power(u), axis=_columns(u, len(rows))) for u in units))
     limit = jnp.asarray(bound, wide)
     over = norm > limit * inverse
     # In two factors, for their product may underflow where the result does not.
     factor = jnp.where(over, limit, 0) / jnp.where(over, norm, 1)
-    # What is subnormal beside the peak, and flushed to zero, need not be so beside the
-    # bound.
-    tiniest = x.astype(wide) * (inverse * factor)[..., None]
-    small = jnp.where(jnp.abs(unit) < tiny, tiniest, unit * factor[..., None])
-    return jnp.where(over[..., None], small.astype(x.dtype), x)
+
+    def clipped(part: jax.Array, unit: jax.Array) -> jax.Array:
+        # What is subnormal beside the peak, and flushed to zero, need not be so beside the
+        # bound.
+        tiniest = part.astype(wide) * _beside(inverse * factor, part)
+        small = jnp.where(jnp.abs(unit) < tiny, tiniest, unit * _beside(factor, part))
+        return jnp.where(_beside(over, part), small.astype(part.dtype), part)
+
+    return structure.unflatten(map(clipped, parts, units))
+
+
+def _columns(part: jax.Array, lead: int = 1) -> tuple[int, ...]:
+    """Returns the axes of a part but those of its rows."""
+    return tuple(range(lead, part.ndim))
+
+
+def _beside(each: jax.Array, part: jax.Array) -> jax.Array:
+    """Returns a number for each row, in a shape that broadcasts against a part."""
+    return each[(..., *(None for _ in range(part.ndim - each.ndim)))]
+
+
+def _all(parts: list[jax.Array], lead: int = 1) -> jax.Array:
+    """Returns True for rows of which all of every part is."""
+    each = [jnp.all(part, axis=_columns(part, lead)) for part in parts]
+    return functools.reduce(jnp.logical_and, each)
 
 
 def grid_bits(rows: int, noise_over_bound: float, *, deviations: int = 8) -> int:
@@ -110,41 +143,58 @@ def grid_bits(rows: int, noise_over_bound: float, *, deviations: int = 8) -> int
     return bits
 
 
-def _within(c: jax.Array, limit: int) -> jax.Array:
-    """Returns True where sum(c**2) <= limit**2 along the last axis, in exact integers.
+def _within(parts: list[jax.Array], limit: int) -> jax.Array:
+    """Returns True for rows of which sum(c**2) <= limit**2, in exact integers.
 
     Limbs of 16 bits in uint32. Elements must be below limit <= 2**16 in size, and
     rows not far above the bound (they come out of a float clip).
     """
-    square = jnp.square(c.astype(jnp.uint32))
-    low, high = square & 0xFFFF, square >> 16
-    chunk = 2**16
-    if c.shape[-1] > chunk:  # 2**16 limbs of 16 bits are the most that fit.
-        pad = [(0, 0)] * (c.ndim - 1) + [(0, -c.shape[-1] % chunk)]
-        split = (*c.shape[:-1], -1, chunk)
-        low = jnp.pad(low, pad).reshape(split).sum(axis=-1, dtype=jnp.uint32)
-        high = jnp.pad(high, pad).reshape(split).sum(axis=-1, dtype=jnp.uint32)
-        high, low = high + (low >> 16), low & 0xFFFF
-    low = low.sum(axis=-1, dtype=jnp.uint32)
-    high = high.sum(axis=-1, dtype=jnp.uint32) + (low >> 16)
-    low = low & 0xFFFF
+    total = jnp.uint32(0), jnp.uint32(0)
+    for c in parts:
+        square = jnp.square(c.astype(jnp.uint32))
+        low, high = square & 0xFFFF, square >> 16
+        while low.ndim > 1:  # Axis by axis, so that no device needs another's elements.
+            low, high = _last_axis(low), _last_axis(high)
+            low, high = low.sum(-1, dtype=jnp.uint32), high.sum(-1, dtype=jnp.uint32)
+            low, high = low & 0xFFFF, high + (low >> 16)
+        low, high = low + total[0], high + total[1]
+        total = low & 0xFFFF, high + (low >> 16)
+    low, high = total
     limit_high, limit_low = divmod(limit**2, 2**16)
     return (high < limit_high) | ((high == limit_high) & (low <= limit_low))
 
 
+def _last_axis(limbs: jax.Array) -> jax.Array:
+    """Returns an array whose last axis is in two, if it was longer than 2**16.
+
+    So many limbs of 16 bits are the most that a sum holds.
+    """
+    size, chunk = limbs.shape[-1], 2**16
+    if size <= chunk:
+        return limbs
+    # Devices that share the axis share the longer one of the two, if that divides it.
+    least = -(-size // chunk)
+    few = next((f for f in range(least, chunk + 1) if size % f == 0), None)
+    if few is None:
+        pad = [(0, 0)] * (limbs.ndim - 1) + [(0, -size % chunk)]
+        return jnp.pad(limbs, pad).reshape(*limbs.shape[:-1], -1, chunk)
+    return limbs.reshape(*limbs.shape[:-1], size // few, few)
+
+
 def to_grid(
-    x: jax.Array,
+    x: Any,
     mask: jax.Array,
     bound: float | jax.Array,
     bits: int,
     *,
     order: int = 2,
     limit: int | None = None,
-) -> jax.Array:
+) -> Any:
     """Clips rows to ``bound`` and puts them on the grid: integers of norm <= 2**bits.
 
     Args:
-      x: contributions ``(B, K)``, floating.
+      x: contributions ``(B, K)``, floating; or a tree of arrays ``(B, ...)`` that each
+        hold a part of every row, K elements in all.
       mask: ``(B,)`` bool; a False row contributes zero whatever it holds.
       bound: bound on the norm of one row; finite, > 0.
       bits: k; one grid unit is ``bound * 2**-k``. At most 16.
@@ -152,7 +202,7 @@ def to_grid(
       limit: so many units, instead of ``2**bits``, are the bound; at most ``2**bits``.
 
     Returns:
-      int32 ``(B, K)``, each row of norm at most ``2**bits``: verified in integers, not
+      int32 like ``x``, each row of norm at most ``2**bits``: verified in integers, not
       assumed. K = 1 rounds to nearest and reaches ``2**bits``; K > 1 rounds towards zero,
       because rounding to nearest can lengthen a row.
 
@@ -166,30 +216,47 @@ def to_grid(
     """
     most = 2**bits if limit is None else limit
     unit = jnp.asarray(most / bound, jnp.float32)
-    keep = mask[:, None]
-    if x.shape[-1] == 1:
-        clipped = clip_scalar(x, bound).astype(jnp.float32)
-        c = jnp.clip(jnp.round(clipped * unit), -(most), most)
-        return jnp.where(keep, c, 0).astype(jnp.int32)
-    if order == 1 and x.shape[-1] > 2**15:
-        raise ValueError(f"rows must have at most 2**15 columns, got {x.shape[-1]}")
-    clipped = clip_vector(x.astype(jnp.float32), bound * _MARGIN, order=order)
-    c = jnp.trunc(clipped * unit)
-    c = jnp.clip(c, -(most - 1), most - 1).astype(jnp.int32)
-    magnitude = jnp.abs(c)
-    within = magnitude.sum(axis=-1) <= most if order == 1 else _within(magnitude, most)
-    return jnp.where(keep & within[:, None], c, 0)
+    columns = sum(math.prod(part.shape[1:]) for part in jax.tree.leaves(x))
+    if columns == 1:
+
+        def nearest(part: jax.Array) -> jax.Array:
+            clipped = clip_scalar(part, bound).astype(jnp.float32)
+            return jnp.clip(jnp.round(clipped * unit), -(most), most)
+
+        return _kept(mask, jax.tree.map(nearest, x))
+    if order == 1 and columns > 2**15:
+        raise ValueError(f"rows must have at most 2**15 columns, got {columns}")
+    single = jax.tree.map(lambda part: part.astype(jnp.float32), x)
+    clipped = clip_vector(single, bound * _MARGIN, order=order)
+
+    def towards_zero(part: jax.Array) -> jax.Array:
+        return jnp.clip(jnp.trunc(part * unit), -(most - 1), most - 1).astype(jnp.int32)
+
+    units = jax.tree.map(towards_zero, clipped)
+    sizes = [jnp.abs(part) for part in jax.tree.leaves(units)]
+    if order == 1:
+        within = sum(part.sum(axis=_columns(part)) for part in sizes) <= most
+    else:
+        within = _within(sizes, most)
+    return _kept(mask & within, units)
+
+
+def _kept(rows: jax.Array, units: Any) -> Any:
+    """Returns integers, zero in the rows that do not count."""
+    return jax.tree.map(
+        lambda part: jnp.where(_beside(rows, part), part, 0).astype(jnp.int32), units
+    )
 
 
 def grid_sum(
-    x: jax.Array,
+    x: Any,
     mask: jax.Array,
     bound: float | jax.Array,
     bits: int,
     *,
     order: int = 2,
     limit: int | None = None,
-) -> jax.Array:
+) -> Any:
     """Sums :func:`to_grid` over records: int32 ``(K,)``, exact in any order.
 
     Example:
@@ -199,5 +266,5 @@ def grid_sum(
       >>> clip.grid_sum(rows, kept, bound=1.0, bits=8).tolist()
       [384]
     """
-    c = to_grid(x, mask, bound, bits, order=order, limit=limit)
-    return c.sum(axis=0, dtype=jnp.int32)
+    units = to_grid(x, mask, bound, bits, order=order, limit=limit)
+    return jax.tree.map(lambda part: part.sum(axis=0, dtype=jnp.int32), units)

@@ -190,11 +190,11 @@ def _differentiable_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
 
 
 def sum_microbatches(
-    fn: Callable[[tuple[Any, jax.Array]], jax.Array],
+    fn: Callable[[tuple[Any, jax.Array]], Any],
     batch: tuple[Any, jax.Array],
     size: int | None,
     axis_name: AxisName | None = None,
-) -> jax.Array:
+) -> Any:
     """Sums ``fn((records, mask))`` over slices of ``size`` records, and over devices.
 
     Every record is in one slice, and every slice on one device. All devices evaluate as
@@ -203,7 +203,7 @@ def sum_microbatches(
     sum of integers does not depend on how many devices there are.
 
     Args:
-      fn: sums over a slice; must count masked rows as zero.
+      fn: sums over a slice, a tree of arrays; must count masked rows as zero.
       batch: records and their mask (B,): the same on every device.
       size: records at once; None is all, or a device's equal part of them.
       axis_name: mesh axis, or several, whose devices share the slices; None is one
@@ -230,7 +230,7 @@ def sum_microbatches(
     share = -(-count // devices)
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * share
 
-    def add(own: int | jax.Array, total: jax.Array) -> jax.Array:
+    def add(own: int | jax.Array, total: Any) -> Any:
         index = first + own
         start = jnp.minimum(index * size, rows - size)
         part, kept = jax.tree.map(
@@ -238,14 +238,16 @@ def sum_microbatches(
         )
         # Beyond the last slice the product below may overflow, and be less than start.
         fresh = (start + jnp.arange(size) >= index * size) & (index < count)
-        return total + fn((part, kept & fresh))
+        return jax.tree.map(jnp.add, total, fn((part, kept & fresh)))
 
     if count == 1:
         total = fn(batch)  # As one device does it, on each; what the first has counts.
-        total = total if axis_name is None else jnp.where(first == 0, total, 0)
+        if axis_name is not None:
+            total = jax.tree.map(lambda x: jnp.where(first == 0, x, 0), total)
     else:
         like = jax.eval_shape(fn, jax.tree.map(lambda x: x[:size], batch))
-        zero = on_each(jnp.zeros(like.shape, like.dtype), axis_name)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        zero = on_each(zeros, axis_name)
         total = jax.lax.fori_loop(0, share, add, zero)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
 

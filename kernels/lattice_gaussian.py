@@ -222,7 +222,24 @@ def draw(key: jax.Array, shape: tuple[int, ...], law: Law) -> jax.Array:
       >>> noise.dtype, bool(abs(noise.std() - 1000) < 50)
       (dtype('int32'), True)
     """
-    key, index = threefry.held(key), threefry._counters(shape)
+    return draw_at(key, threefry._counters(shape), law)
+
+
+@functools.partial(jax.jit, inline=True)
+def draw_at(key: jax.Array, index: jax.Array, law: Law) -> jax.Array:
+    """Draws elements of ``draw(key, shape, law).reshape(-1)`` at uint32 indices.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from jaxdp.kernels import lattice_gaussian, threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> law, index = lattice_gaussian.law(1000), jnp.array([4, 2], jnp.uint32)
+      >>> some = lattice_gaussian.draw_at(key, index, law)
+      >>> bool((some == lattice_gaussian.draw(key, (5,), law)[index]).all())
+      True
+    """
+    key = threefry.held(key)
     table = _look_up(law, threefry.secret_block(key, index))
     shift = jnp.asarray(law.shift).astype(jnp.uint32)
     smooth = _slices(threefry.secret_block(key, index, 1), shift)
@@ -248,7 +265,26 @@ def draw_fine(
       >>> high.dtype, low.dtype
       (dtype('int32'), dtype('uint32'))
     """
-    key, index = threefry.held(key), threefry._counters(shape)
+    return draw_fine_at(key, threefry._counters(shape), law)
+
+
+@functools.partial(jax.jit, inline=True)
+def draw_fine_at(
+    key: jax.Array, index: jax.Array, law: Law
+) -> tuple[jax.Array, jax.Array]:
+    """Draws elements of :func:`draw_fine` at uint32 indices, as :func:`draw_at` does.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from jaxdp.kernels import lattice_gaussian, threefry
+      >>> key = threefry.secret_key(np.arange(4, dtype=np.uint32))  # Not a secret.
+      >>> law, index = lattice_gaussian.law(1000, fine=True), jnp.uint32(3)
+      >>> high, _ = lattice_gaussian.draw_fine_at(key, index, law)
+      >>> bool(high == lattice_gaussian.draw_fine(key, (5,), law)[0][3])
+      True
+    """
+    key, shape = threefry.held(key), index.shape
     table = _look_up(law, threefry.secret_block(key, index))
     shift = jnp.asarray(law.shift).astype(jnp.uint32)
     smooth = _slices(threefry.secret_block(key, index, 1), shift)

@@ -9,9 +9,10 @@ draws on the grid of its products, ``2**-32`` (:func:`fine`), the same law on a
 finer lattice.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -87,19 +88,77 @@ def as_step(step: Step) -> jax.Array:
     return step.astype(jnp.int32)
 
 
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Elements of one vector, in a shape: of the noise of the whole vector these are drawn.
+
+    Trees of sections take the place of arrays in ``like``.
+
+    Attributes:
+      shape: of the elements; with several ranges it has one axis.
+      ranges: where they lie in the vector, one after the other: (begin, end) pairs.
+      label: sections of one shape with equal labels are drawn together.
+
+    Example:
+      >>> from jaxdp.kernels import node_noise
+      >>> node_noise.Section((2, 2), ((5, 9),)).index().tolist()
+      [[5, 6], [7, 8]]
+    """
+
+    shape: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+    label: Hashable = None
+
+    def index(self) -> jax.Array:
+        """Returns the place of each element in the vector, uint32.
+
+        Raises:
+          ValueError: a vector of so many elements that two would share their noise.
+
+        Example:
+          >>> from jaxdp.kernels import node_noise
+          >>> node_noise.Section((3,), ((0, 1), (6, 8))).index().tolist()
+          [0, 6, 7]
+        """
+        if self.ranges and self.ranges[-1][1] >= 2**32:
+            raise ValueError(
+                f"an array of {self.ranges[-1][1]} elements exceeds the 2**32 counters"
+            )
+        if len(self.ranges) == 1:
+            ((begin, _),) = self.ranges
+            counters = threefry._counters(self.shape)
+            return counters + np.uint32(begin) if begin else counters
+        each = [
+            threefry._counters((end - at,)) + np.uint32(at) for at, end in self.ranges
+        ]
+        return jnp.concatenate([jnp.zeros(0, jnp.uint32), *each])
+
+
+def vector(size: int) -> Section:
+    """Returns the section that is all of a vector.
+
+    Example:
+      >>> from jaxdp.kernels import node_noise
+      >>> node_noise.vector(3).index().tolist()
+      [0, 1, 2]
+    """
+    return Section((size,), ((0, size),))
+
+
 def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
     """Draws the integers of one step of a period.
 
     Args:
       key: typed threefry key of this period, shape=(); secret.
       step: int32, shape=().
-      like: pytree of arrays or ``jax.ShapeDtypeStruct``; only paths and shapes are read.
+      like: pytree of arrays or ``jax.ShapeDtypeStruct``, of which only paths and shapes
+        are read; or of :class:`Section`.
       law: of every integer.
 
     Returns:
       A tree like ``like``, int32: ``lattice_gaussian.draw`` under the leaf's key, which is
-      ``fold_in(fold_in(key, step), hash of the leaf's path)``; of a bare array it is
-      ``fold_in(key, step)``.
+      ``fold_in(fold_in(key, step), hash of the leaf's path)``; of a bare array, and of all
+      sections, it is ``fold_in(key, step)``.
 
     Raises:
       ValueError: two leaves have one identity and would share their noise.
@@ -114,7 +173,7 @@ def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
       >>> noise["w"].shape, noise["w"].dtype
       ((3,), dtype('int32'))
     """
-    return _each(lattice_gaussian.draw, key, step, like, law)
+    return _each(lattice_gaussian.draw_at, key, step, like, law)
 
 
 def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:
@@ -135,19 +194,21 @@ def fine(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) 
     """
 
     def number(*args: Any) -> fixed_point.Fixed:
-        return fixed_point.Fixed(*lattice_gaussian.draw_fine(*args))
+        return fixed_point.Fixed(*lattice_gaussian.draw_fine_at(*args))
 
     return _each(number, key, step, like, law)
 
 
 def _each(
-    draw: Callable[[jax.Array, tuple[int, ...], lattice_gaussian.Law], Any],
+    draw_at: Callable[[jax.Array, jax.Array, lattice_gaussian.Law], Any],
     key: jax.Array,
     step: jax.Array,
     like: Any,
     law: lattice_gaussian.Law,
 ) -> Any:
-    """Returns the tree of what ``draw`` gives for each leaf's key and shape."""
+    """Returns the tree of what ``draw_at`` gives for each leaf's key and elements."""
+    if any(isinstance(leaf, Section) for leaf in jax.tree.leaves(like)):
+        return _of_sections(draw_at, threefry.fold_in(key, step), like, law)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     paths = [sphere.path_str(path) for path, _ in leaves]
     ids = [sphere.leaf_id(path) for path in paths]
@@ -170,19 +231,43 @@ def _each(
     for members in _groups(list(map(math.prod, shapes))):
         if len(members) == 1:
             (i,) = members
-            drawn[i] = draw(keys[i], shapes[i], law)
+            drawn[i] = draw_at(keys[i], threefry._counters(shapes[i]), law)
             continue
         # One program for all of them. A longer array begins with a shorter one's numbers.
         longest = max(math.prod(shapes[i]) for i in members)
 
         def one(key: jax.Array, size: int = longest) -> Any:
-            return draw(key, (size,), law)
+            return draw_at(key, threefry._counters((size,)), law)
 
         # XLA would otherwise write the cipher into the consumers of each.
         rows = jax.lax.optimization_barrier(jax.vmap(one)(keys[np.array(members)]))
         for row, i in enumerate(members):
             drawn[i] = jax.tree.map(functools.partial(_part, row, shapes[i]), rows)
     return treedef.unflatten(drawn[i] for i in range(len(shapes)))
+
+
+def _of_sections(
+    draw_at: Callable[[jax.Array, jax.Array, lattice_gaussian.Law], Any],
+    key: jax.Array,
+    like: Any,
+    law: lattice_gaussian.Law,
+) -> Any:
+    """Returns the tree of what ``draw_at`` gives for the elements of each section."""
+    sections, treedef = jax.tree.flatten(like)
+    alike: dict[Hashable, list[int]] = {}
+    for i, section in enumerate(sections):
+        alike.setdefault((section.shape, section.label), []).append(i)
+    drawn: dict[int, Any] = {}
+    for members in alike.values():
+        if len(members) == 1:
+            drawn[members[0]] = draw_at(key, sections[members[0]].index(), law)
+            continue
+        # One program for those that devices share alike.
+        places = jnp.stack([sections[i].index() for i in members])
+        rows = jax.lax.optimization_barrier(draw_at(key, places, law))
+        for row, i in enumerate(members):
+            drawn[i] = jax.tree.map(lambda each, row=row: each[row], rows)
+    return treedef.unflatten(drawn[i] for i in range(len(sections)))
 
 
 def _groups(sizes: list[int]) -> list[list[int]]:

@@ -47,7 +47,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp.kernels import finite_difference, perturb, sphere
 from jaxdp.kernels.finite_difference import ValueFn
@@ -402,44 +401,3 @@ def _each(
         return jax.tree.map(lambda x: x[0], vectors)
 
     return finite_difference.over_records(one)(batch, places)
-
-
-def flat(tree: Any, moves: PathPredicate) -> jax.Array:
-    """Concatenates the leaves that move: (B, d), from leaves (B, ...).
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxdp.kernels import smoothed_gradient
-      >>> tree = {"b": jnp.ones((4, 2)), "w": jnp.ones((4, 3, 2))}
-      >>> smoothed_gradient.flat(tree, lambda path: path == "w").shape
-      (4, 6)
-    """
-    leaves = [
-        x.reshape(len(x), -1)
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        if moves(sphere.path_str(path))
-    ]
-    return jnp.concatenate(leaves, axis=1)
-
-
-def unflat(vector: jax.Array, like: Any, moves: PathPredicate) -> Any:
-    """Returns the tree of a vector (d,), with zeros in the leaves that do not move.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxdp.kernels import smoothed_gradient
-      >>> like = {"b": jnp.ones(2), "w": jnp.ones((3, 2))}
-      >>> tree = smoothed_gradient.unflat(jnp.arange(6.0), like, lambda path: path == "w")
-      >>> tree["b"].tolist(), tree["w"].tolist()
-      ([0.0, 0.0], [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
-    """
-    named, structure = jax.tree_util.tree_flatten_with_path(like)
-    leaves, at = [], 0
-    for path, x in named:
-        shape = np.shape(x)
-        if not moves(sphere.path_str(path)):
-            leaves.append(jnp.zeros(shape, vector.dtype))
-            continue
-        leaves.append(vector[at : at + math.prod(shape)].reshape(shape))
-        at += math.prod(shape)
-    return jax.tree.unflatten(structure, leaves)

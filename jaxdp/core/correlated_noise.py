@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.types import Grid, Run
-from jaxdp.kernels import prefix_noise, threefry
+from jaxdp.kernels import node_noise, prefix_noise, threefry
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.kernels.prefix_noise import PrefixNoise
 
@@ -48,13 +48,19 @@ class Place(NamedTuple):
     at: jax.Array  # shape=(), dtype=int32; step in the period, from 0
 
 
-def begin(numbers: CorrelatedNumbers, keys: keys_lib.Keys, dim: int) -> Correlated:
-    """Returns the noise before the first step of a run over ``dim`` numbers.
+def begin(numbers: CorrelatedNumbers, keys: keys_lib.Keys, size: Any) -> Correlated:
+    """Returns the noise before the first step of a run over ``size`` numbers.
+
+    Args:
+      numbers: of the plan.
+      keys: of the run.
+      size: of the vector, or its sections (``kernels.parts.sections``).
 
     Raises:
       ValueError: so many numbers that the grid would round contributions to zero.
     """
-    correlation = numbers.correlation
+    correlation, like = numbers.correlation, _like(size)
+    dim = sum(math.prod(section.shape) for section in jax.tree.leaves(like))
     for phase, grid in numbers.grids.items():
         bits = grid.bits
         if bits is not None and math.sqrt(dim) > 2**bits / 4:
@@ -67,7 +73,7 @@ def begin(numbers: CorrelatedNumbers, keys: keys_lib.Keys, dim: int) -> Correlat
         check_rounding(correlation, dim, numbers.noise_multiplier, grid.noise_std)
     root = run_state.noise_root(numbers.run, keys)
     # Settled, so that period and step can be folded in without a cost in the program.
-    return Correlated(threefry.settled(root), correlation.init(_like(dim)))
+    return Correlated(threefry.settled(root), correlation.init(like))
 
 
 def place(numbers: CorrelatedNumbers, count: jax.Array) -> Place:
@@ -82,21 +88,24 @@ def place(numbers: CorrelatedNumbers, count: jax.Array) -> Place:
 
 
 def draw(
-    numbers: CorrelatedNumbers, noise: Correlated, where: Place, dim: int, phase: str
-) -> tuple[Fixed, Correlated]:
-    """Draws the noise of one step (dim,), in the units of its phase's noise."""
+    numbers: CorrelatedNumbers, noise: Correlated, where: Place, size: Any, phase: str
+) -> tuple[Any, Correlated]:
+    """Draws the noise of one step (size,), in the units of its phase's noise.
+
+    Of sections in place of a size a tree like them.
+    """
     key = keys_lib.at_step(noise.root, where.period)  # Drawn anew in every period.
     kernel, std = numbers.correlation, numbers.grids[phase].noise_std
-    drawn, state = increment(kernel, key, noise.state, where.at, _like(dim), std)
+    drawn, state = increment(kernel, key, noise.state, where.at, _like(size), std)
     return drawn, noise._replace(state=state)
 
 
 def increment(
     kernel: PrefixNoise, key: jax.Array, state: Any, step: Any, like: Any, std: int
-) -> tuple[Fixed, Any]:
+) -> tuple[Any, Any]:
     """Returns the kernel's noise of a step, zero where ``std`` is 0, and the next state."""
     if std == 0:
-        return Fixed(jnp.zeros(like.shape, jnp.int32)), state
+        return jax.tree.map(Fixed, node_noise.zeros(like)), state
     return kernel.increment(key, state, step, like, kernel.laws(std))
 
 
@@ -118,5 +127,5 @@ def check_rounding(
         )
 
 
-def _like(dim: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((dim,), jnp.float32)
+def _like(size: Any) -> Any:
+    return node_noise.vector(size) if isinstance(size, int) else size

@@ -24,27 +24,33 @@ from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
 
-def bounded_sum(grid: Grid, rows: jax.Array, mask: jax.Array) -> jax.Array:
+def bounded_sum(grid: Grid, rows: Any, mask: jax.Array) -> Any:
     """Sums clipped contributions exactly; secret, for it is not noised yet.
 
     Args:
       grid: clip (a constant, or an array shape=() that is public) and grid unit.
       rows: floating (B, K), one row a record; one with a NaN or an infinity counts zero.
+        Or a tree of arrays (B, ...), each with a part of every row.
       mask: bool (B,); a False row counts zero.
 
     Returns:
-      int32 (K,), in grid units. Without a clip (the non-private limit), the sum of the
-      finite rows as they are, floating.
+      int32 (K,), in grid units; or a tree of them. Without a clip (the non-private limit),
+      the sum of the finite rows as they are, floating.
     """
     if grid.bits is None:
-        return jnp.where(mask[:, None], clip.clip_vector(rows, jnp.inf), 0).sum(axis=0)
+
+        def plain(part: jax.Array) -> jax.Array:
+            kept = mask.reshape(-1, *(1 for _ in part.shape[1:]))
+            return jnp.where(kept, part, 0).sum(axis=0)
+
+        return jax.tree.map(plain, clip.clip_vector(rows, jnp.inf))
     bound, bits, limit = grid.l2_clip_norm, grid.bits, grid.limit
     return clip.grid_sum(rows, mask, bound, bits, order=grid.order, limit=limit)
 
 
 def counted_sum(
-    grid: Grid, count_grid: Grid | None, rows: jax.Array, mask: jax.Array
-) -> jax.Array:
+    grid: Grid, count_grid: Grid | None, rows: Any, mask: jax.Array
+) -> tuple[Any, jax.Array | None]:
     """Sums clipped contributions, and counts those within the clip; secret.
 
     A record counts a half if the norm of its row is within the clip, the negative of a half
@@ -57,15 +63,20 @@ def counted_sum(
       mask: see there.
 
     Returns:
-      int32 (K,), or (K + 1,) with the count at the end, each in units of its grid.
+      The sum, and the count, int32 (1,), or None; each in units of its grid.
     """
     total = bounded_sum(grid, rows, mask)
     if count_grid is None:
-        return total
-    within = jnp.linalg.norm(rows.astype(jnp.float32), axis=-1) <= grid.l2_clip_norm
+        return total, None
+    squares, finite = jnp.zeros(len(mask), jnp.float32), True
+    for part in jax.tree.leaves(rows):
+        columns = tuple(range(1, part.ndim))
+        squares += jnp.sum(jnp.square(part.astype(jnp.float32)), axis=columns)
+        finite &= jnp.isfinite(part).all(axis=columns)
+    within = jnp.sqrt(squares) <= grid.l2_clip_norm
     halves = jnp.where(within, jnp.float32(0.5), jnp.float32(-0.5))
-    halves = jnp.where(jnp.isfinite(rows).all(axis=-1), halves, 0)[:, None]
-    return jnp.append(total, bounded_sum(count_grid, halves, mask))
+    halves = jnp.where(finite, halves, 0)[:, None]
+    return total, bounded_sum(count_grid, halves, mask)
 
 
 def bounded_stretch(
@@ -92,24 +103,28 @@ def bounded_stretch(
     )
 
 
-def noised_mean(grid: Grid, total: jax.Array | stretch.Wide, noise: Fixed) -> jax.Array:
+def noised_mean(grid: Grid, total: Any, noise: Any) -> Any:
     """Adds noise to a bounded sum and divides it by a constant: released.
 
     Args:
       grid: of the sum.
-      total: of :func:`bounded_sum` or :func:`bounded_stretch`, (K,).
-      noise: (K,), in units of the grid's noise; secret.
+      total: of :func:`bounded_sum` or :func:`bounded_stretch`, (K,), or a tree.
+      noise: ``Fixed`` (K,), in units of the grid's noise, or a tree of them; secret.
 
     Returns:
-      float32 (K,).
+      float32 (K,), or a tree.
     """
-    if grid.bits is None:
-        assert isinstance(total, jax.Array)
-        return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
-    if isinstance(total, stretch.Wide):
-        units = stretch.to_float(stretch.add(total, noise.high))
-    else:
-        units = ((total << grid.shift) + noise.high).astype(jnp.float32)
-    if noise.low is not None:
-        units += noise.low.astype(jnp.float32) * np.float32(fixed_point.ULP)
-    return units * jnp.asarray(grid.noise_unit, jnp.float32)
+
+    def mean(total: Any, noise: Fixed) -> jax.Array:
+        if grid.bits is None:
+            return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
+        if isinstance(total, stretch.Wide):
+            units = stretch.to_float(stretch.add(total, noise.high))
+        else:
+            units = ((total << grid.shift) + noise.high).astype(jnp.float32)
+        if noise.low is not None:
+            units += noise.low.astype(jnp.float32) * np.float32(fixed_point.ULP)
+        return units * jnp.asarray(grid.noise_unit, jnp.float32)
+
+    wide = lambda x: isinstance(x, stretch.Wide)  # noqa: E731
+    return jax.tree.map(mean, total, noise, is_leaf=wide)

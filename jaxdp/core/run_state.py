@@ -16,7 +16,13 @@ import optax
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
 from jaxdp.core.types import PathPredicate, Run
-from jaxdp.kernels import finite_difference, lattice_gaussian, threefry
+from jaxdp.kernels import (
+    finite_difference,
+    lattice_gaussian,
+    node_noise,
+    parts,
+    threefry,
+)
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 from jaxdp.kernels.sphere import path_str
@@ -267,6 +273,36 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
     return chosen.__contains__
 
 
+def shared_leaves(shardings: Any) -> parts.Apart:
+    """Returns the leaves that devices share, by path, and how they do, from shardings.
+
+    Raises:
+      TypeError: a leaf is no ``jax.sharding.Sharding``.
+    """
+    named = jax.tree_util.tree_leaves_with_path(shardings)
+    for path, place in named:
+        if not isinstance(place, jax.sharding.Sharding):
+            raise TypeError(
+                "shardings must be None or a tree of jax.sharding.Sharding like the "
+                f"params, got {validate.shown(place)} at {path_str(path)!r}"
+            )
+    return {
+        path_str(path): place for path, place in named if not place.is_fully_replicated
+    }
+
+
+def check_shared(shared: parts.Apart, params: Any) -> None:
+    """Raises ValueError if a leaf of :func:`shared_leaves` is none of the params'."""
+    named = jax.tree_util.tree_leaves_with_path(params)
+    paths = [path_str(path) for path, _ in named]
+    unknown = sorted(set(shared) - set(paths))
+    if unknown and not is_placeholder(params):
+        raise ValueError(
+            "shardings must be a tree like the params, got a leaf "
+            f"{unknown[0]!r}; the params have {', '.join(map(repr, paths))}"
+        )
+
+
 def whole_params(
     params: Any,
     name: str,
@@ -332,15 +368,17 @@ def noise_root(run: Run, keys: keys_lib.Keys) -> jax.Array:
     return keys_lib.stream(keys.noise, "noise", context=run.context)
 
 
-def gaussian(root: jax.Array, step: Any, size: int, std: int) -> Fixed:
+def gaussian(root: jax.Array, step: Any, size: Any, std: int) -> Any:
     """Draws the noise of one step from a secret stream's key: integers (size,) of ``std``.
 
-    Discrete Gaussians in units; zeros where ``std`` is 0.
+    Discrete Gaussians in units; zeros where ``std`` is 0. Of sections of a vector
+    (``kernels.parts.sections``) in place of its size it draws them alone: a tree like them.
     """
+    like = node_noise.vector(size) if isinstance(size, int) else size
     if std == 0:
-        return Fixed(jnp.zeros((size,), jnp.int32))
-    key = keys_lib.at_step(root, step)
-    return Fixed(lattice_gaussian.draw(key, (size,), lattice_gaussian.law(std)))
+        return jax.tree.map(Fixed, node_noise.zeros(like))
+    law = lattice_gaussian.law(std)
+    return jax.tree.map(Fixed, node_noise.draw(root, step, like, law))
 
 
 def count_noise(root: jax.Array, step: Any, std: int) -> Fixed:

@@ -11,26 +11,36 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from jaxdp.core import release
 from jaxdp.core.types import Grid, ValueFn
-from jaxdp.kernels import finite_difference
+from jaxdp.kernels import finite_difference, parts
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
 
-def gradients(value_fn: ValueFn, params: Any, records: Any) -> jax.Array:
-    """Computes the gradients of records, (B, d): neither bounded nor private."""
-    flat, unravel = ravel_pytree(params)
+def gradients(
+    value_fn: ValueFn, params: Any, records: Any, apart: parts.Apart = parts.NONE
+) -> Any:
+    """Computes the gradients of records: neither bounded nor private.
 
-    def loss(vector: jax.Array, record: Any) -> jax.Array:
-        losses = finite_difference.on_one_record(value_fn, unravel(vector), record)
+    Args:
+      value_fn: per-record losses; differentiated.
+      params: the trainable parameters only, floating leaves.
+      records: pytree with leading axis B.
+      apart: leaves of ``params`` whose gradients stay apart, as in ``kernels.parts``.
+
+    Returns:
+      (B, d), or ``kernels.parts.Parts`` with such leaves.
+    """
+
+    def loss(params: Any, record: Any) -> jax.Array:
+        losses = finite_difference.on_one_record(value_fn, params, record)
         finite_difference.check_losses(losses, 1)
         return losses[0]
 
     lifted = finite_difference.over_records(jax.grad(loss), in_axes=(None, 0))
-    return lifted(flat, records)
+    return parts.split(lifted(params, records), _all, apart)
 
 
 def release_gradient(
@@ -39,8 +49,9 @@ def release_gradient(
     params: Any,
     records: Any,
     mask: jax.Array,
-    noise: Fixed,
+    noise: Any,
     *,
+    apart: parts.Apart = parts.NONE,
     count_grid: Grid | None = None,
     count_noise: Fixed | None = None,
     microbatch_size: int | None = None,
@@ -54,7 +65,8 @@ def release_gradient(
       params: the trainable parameters only, floating leaves.
       records: pytree with leading axis B.
       mask: bool (B,); a False row contributes zero.
-      noise: (d,), in grid units; secret.
+      noise: ``Fixed`` (d,), in grid units, or a tree like the gradients'; secret.
+      apart: as in :func:`gradients`.
       count_grid: of the count of records within the clip; None where it is not released.
       count_noise: (1,), of the count; secret.
       microbatch_size: records differentiated at once (their gradients are stored).
@@ -66,17 +78,20 @@ def release_gradient(
       (0,) without one: released.
     """
     params = finite_difference.on_each(params, axis_name)
-    flat, unravel = ravel_pytree(params)
 
-    def total(part: tuple[Any, jax.Array]) -> jax.Array:
-        rows = gradients(value_fn, params, part[0])
+    def total(part: tuple[Any, jax.Array]) -> tuple[Any, jax.Array | None]:
+        rows = gradients(value_fn, params, part[0], apart)
         return release.counted_sum(grid, count_grid, rows, part[1])
 
-    summed = finite_difference.sum_microbatches(
+    summed, counted = finite_difference.sum_microbatches(
         total, (records, mask), microbatch_size, axis_name
     )
     count = jnp.zeros((0,), jnp.float32)
     if count_grid is not None and count_noise is not None:
-        count = release.noised_mean(count_grid, summed[-1:], count_noise)
-    gradient = release.noised_mean(grid, summed[: flat.size], noise)
-    return unravel(gradient.astype(flat.dtype)), count
+        count = release.noised_mean(count_grid, counted, count_noise)
+    gradient = parts.join(release.noised_mean(grid, summed, noise), params, _all)
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, params), count
+
+
+def _all(path: str) -> bool:
+    return True

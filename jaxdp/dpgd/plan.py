@@ -41,6 +41,7 @@ class DPGD(SumPlan):
 
     family: ClassVar[str] = "dpgd"
     released: ClassVar[str] = "gradients"
+    sums_vectors: ClassVar[bool] = True
     nested: ClassVar[dict[str, Any]] = {"clip_tuning": ClipTuning}
 
     # Texts of plans without one do not name it: their digests stay those of before.
@@ -80,6 +81,7 @@ class DPGD(SumPlan):
         trainable: run_state.Trainable = None,
         microbatch_size: int | None = None,
         axis_name: AxisName | None = None,
+        shardings: Any = None,
     ) -> optax.GradientTransformationExtraArgs:
         """Builds :func:`jaxdp.dpgd`, which has the same arguments.
 
@@ -100,6 +102,7 @@ class DPGD(SumPlan):
             trainable=trainable,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
+            shardings=shardings,
         )
 
     def contributions(

@@ -10,6 +10,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core import run_state
 from jaxdp.core.types import Grid, PathPredicate, Run, ValueFn
 from jaxdp.dpgd import oracle
+from jaxdp.kernels import parts
 from jaxdp.kernels.finite_difference import AxisName, zero_update
 from jaxdp.kernels.sphere import path_str
 from jaxdp.mechanism.clip_tuning import ClipTuning, next_clip
@@ -64,6 +65,7 @@ def dpgd(
     trainable: run_state.Trainable = None,
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
+    shardings: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes noised sums of clipped per-record gradients an optax transformation.
 
@@ -76,6 +78,9 @@ def dpgd(
       trainable: which leaves move; as in :func:`jaxdp.dpzero`.
       microbatch_size: records differentiated at once: their gradients are all stored.
       axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
+      shardings: of the params, a tree like them (``jax.tree.map(lambda x: x.sharding,
+        params)``), where devices share leaves: their gradients and noise stay where they
+        are. None takes all of them for whole. Releases are the same up to rounding.
 
     Privacy:
       Each step releases d numbers, and a count where the plan tunes its clip. Noise is
@@ -85,7 +90,8 @@ def dpgd(
       a few grid units (d in the millions).
 
     Raises:
-      As :func:`jaxdp.dpzero`.
+      As :func:`jaxdp.dpzero`; also TypeError or ValueError: ``shardings`` that are none, or
+      of leaves that the params do not have.
 
     Example:
       >>> import jax.numpy as jnp
@@ -113,9 +119,11 @@ def dpgd(
     run, grid, count_grid, tuning = numbers
     root = run_state.noise_root(run, keys)
     start = run_state.new_horizon(run, private=keys.private and grid.noise_std > 0)
+    apart = run_state.shared_leaves(shardings)
 
     def init_fn(params: Any) -> DPGDState:
         run_state.refuse_misplaced(params, "dpgd", run)
+        run_state.check_shared(apart, params)
         run_state.moving(params, trainable)
         run_state.begin_run(params, keys, "dpgd")
         # Copies, because callers donate their state.
@@ -154,8 +162,12 @@ def dpgd(
             records,
             kept,
             run_state.gaussian(
-                state.noise, count, run_state.size(params, moves), grid.noise_std
+                state.noise,
+                count,
+                parts.sections(part, lambda path: True, apart),
+                grid.noise_std,
             ),
+            apart=apart,
             count_grid=count_grid,
             count_noise=counted,
             microbatch_size=microbatch_size,

@@ -66,7 +66,7 @@ def release_slopes(
     shared = tuple(name for name in axes if name != finite_difference.SIGNS) or None
     params = finite_difference.on_each(params, shared)
 
-    def bounded(part: tuple[Any, jax.Array]) -> jax.Array:
+    def bounded(part: tuple[Any, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
         some, kept = part
         slopes = finite_difference.slopes(
             value_fn,
@@ -78,11 +78,11 @@ def release_slopes(
         )
         return release.counted_sum(grid, count_grid, slopes, kept)
 
-    total = finite_difference.sum_microbatches(
+    total, counted = finite_difference.sum_microbatches(
         bounded, (records, mask), microbatch_size, shared
     )
     if count_grid is None:
         return release.noised_mean(grid, total, Fixed(noise))
-    slopes = release.noised_mean(grid, total[:-1], Fixed(noise[:-1]))
-    count = release.noised_mean(count_grid, total[-1:], Fixed(noise[-1:]))
+    slopes = release.noised_mean(grid, total, Fixed(noise[:-1]))
+    count = release.noised_mean(count_grid, counted, Fixed(noise[-1:]))
     return jnp.concatenate([slopes, count])

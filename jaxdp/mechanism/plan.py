@@ -94,6 +94,8 @@ class Plan:
     unlogged: ClassVar[str] = "are as large as the parameters and are not logged"
     #: Whether it draws directions, so that leaves of layers may be declared.
     draws_directions: ClassVar[bool] = False
+    #: Whether it sums vectors as long as the parameters, which stay where those are.
+    sums_vectors: ClassVar[bool] = False
     #: Whether its steps are slopes of two signs, which two devices may share.
     shares_signs: ClassVar[bool] = False
     #: Whether it makes steps itself, which no optimizer may rescale.

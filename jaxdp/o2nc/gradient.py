@@ -18,7 +18,7 @@ import optax
 from jaxdp.core import correlated_noise, run_state
 from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import PathPredicate, ValueFn
-from jaxdp.kernels import smoothed_gradient
+from jaxdp.kernels import parts
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.plan import Plan
 from jaxdp.o2nc import oracle
@@ -32,7 +32,8 @@ class PrivateOracleState(NamedTuple):
     noise: correlated_noise.Correlated  # secret
     direction: jax.Array  # shape=(), key of all directions; public
     previous: Any  # params of the last release; public
-    estimate: jax.Array  # shape=(d,), dtype=float32; the last released gradient
+    # shape=(d,), dtype=float32, or Parts of it; the last released gradient
+    estimate: Any
     release: jax.Array  # shape=(1,), dtype=float32; norm of the last released increment
 
     SECRET = ("noise",)
@@ -48,6 +49,7 @@ def private_oracle(
     stacked: PathPredicate | None = None,
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
+    shardings: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the oracles of ``plans.O2NC`` an optax transformation.
 
@@ -64,6 +66,7 @@ def private_oracle(
       stacked: leaves whose first axis counts layers; as in :func:`jaxdp.dpzero`.
       microbatch_size: records evaluated at once; each takes d numbers.
       axis_name: as in :func:`jaxdp.dpzero`; d integers are added over the devices.
+      shardings: of the params, where devices share leaves; as in :func:`jaxdp.dpgd`.
 
     Privacy:
       Each step releases d numbers, an increment of the running estimate; the estimate is
@@ -76,7 +79,7 @@ def private_oracle(
       added to the integer sum; contributions are rounded towards zero.
 
     Raises:
-      As :func:`jaxdp.dpzero`; ValueError also for a phase that the plan does not have.
+      As :func:`jaxdp.dpgd`; ValueError also for a phase that the plan does not have.
 
     Example:
       >>> import jax
@@ -110,16 +113,20 @@ def private_oracle(
     carried, run = numbers.noise, numbers.noise.run
     start = run_state.new_horizon(run, private=keys.private and carried.noisy)
     direction = keys_lib.stream(keys.direction, "direction", context=run.context)
+    apart = run_state.shared_leaves(shardings)
 
     def init_fn(params: Any) -> PrivateOracleState:
         run_state.refuse_misplaced(params, "private_oracle", run)
-        dim = run_state.size(params, run_state.moving(params, trainable))
+        run_state.check_shared(apart, params)
+        moves = run_state.moving(params, trainable)
         run_state.begin_run(params, keys, "o2nc")
         # Copies, because callers donate their state.
-        size = oracle.release_size(numbers, dim)
+        size = oracle.release_size(numbers, params, moves, apart)
         begun = (start, correlated_noise.begin(carried, keys, size), direction, params)
         at, noise, root, previous = jax.tree.map(jnp.array, begun)
-        estimate = jnp.zeros((dim,), jnp.float32)
+        sections = parts.sections(params, moves, apart)
+        zeros = lambda section: jnp.zeros(section.shape, jnp.float32)  # noqa: E731
+        estimate = jax.tree.map(zeros, sections)
         release = jnp.zeros((1,), jnp.float32)
         return PrivateOracleState(at, noise, root, previous, estimate, release)
 
@@ -149,10 +156,9 @@ def private_oracle(
         )
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
-        dim = run_state.size(params, moves)
         where = correlated_noise.place(carried, count)
         restart = phase == "restart"
-        size = oracle.release_size(numbers, dim)
+        size = oracle.release_size(numbers, params, moves, apart)
         noise, correlated = correlated_noise.draw(
             carried, state.noise, where, size, phase
         )
@@ -168,16 +174,19 @@ def private_oracle(
             noise,
             phase=phase,
             moves=moves,
+            apart=apart,
             stacked=stacked,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )
-        increment = jnp.where(active, increment, 0)
-        estimate = increment + (0 if restart else state.estimate)
-        estimate = jnp.where(active, estimate, 0)
-        tree = smoothed_gradient.unflat(estimate, params, moves)
+        increment = run_state.zero_where_done(active, increment)
+        estimate = increment
+        if not restart:
+            estimate = jax.tree.map(jnp.add, estimate, state.estimate)
+        estimate = run_state.zero_where_done(active, estimate)
+        tree = parts.join(estimate, params, moves)
         out = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), tree, params)
-        norm = jnp.linalg.norm(increment).reshape(1)
+        norm = optax.tree.norm(increment).reshape(1)
         return out, PrivateOracleState(
             horizon, correlated, state.direction, params, estimate, norm
         )

@@ -28,13 +28,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxdp.core import release
 from jaxdp.core.correlated_noise import CorrelatedNumbers
 from jaxdp.core.types import PathPredicate, ValueFn
-from jaxdp.kernels import finite_difference, smoothed_gradient, sphere
+from jaxdp.kernels import finite_difference, parts, smoothed_gradient, sphere
 from jaxdp.kernels.finite_difference import AxisName
-from jaxdp.kernels.fixed_point import Fixed
 
 Name = Literal["zeroth_order", "first_order", "scalar"]
 Direction = Literal["orthonormal", "sphere", "ball"]
@@ -64,16 +64,20 @@ class Question(NamedTuple):
     place: tuple[Any, jax.Array, jax.Array]  # records, their places, and the key
     draw: Callable[..., sphere.Direction]  # the directions of a key
     moves: PathPredicate
+    apart: parts.Apart  # leaves that move and that devices share
 
     def vectors(
         self, grad: Callable[..., Any], diff: Callable[..., Any], **options: Any
-    ) -> jax.Array:
-        """Computes vectors (B, d) by the kernel for one point, or by that for two."""
+    ) -> Any:
+        """Computes vectors (B, d) by the kernel for one point, or by that for two.
+
+        They are ``kernels.parts.Parts`` where devices share leaves.
+        """
         options["smoothing_radius"], kernel = self.numbers.smoothing_radius, grad
         if len(self.points) > 1:
             options["kind"], kernel = self.numbers.difference, diff
         found = kernel(self.value_fn, *self.points, *self.place, self.draw, **options)
-        return smoothed_gradient.flat(found, self.moves)
+        return parts.split(found, self.moves, self.apart)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,7 @@ class Oracle:
     """
 
     asks: str
-    rows: Callable[[Question], jax.Array]
+    rows: Callable[[Question], Any]
     directions: tuple[Direction, ...] = ("orthonormal", "sphere")
     differences: tuple[Difference, ...] = ("antithetic", "one_sided", "independent")
     proportional: tuple[Difference, ...] = ()
@@ -113,9 +117,13 @@ class Oracle:
         )
 
 
-def release_size(numbers: IncrementNumbers, dim: int) -> int:
-    """Returns the number of values that a step releases, given the d that move."""
-    return numbers.num_directions if ORACLES[numbers.oracle].slopes else dim
+def release_size(
+    numbers: IncrementNumbers, params: Any, moves: PathPredicate, apart: parts.Apart
+) -> Any:
+    """Returns the number of values that a step releases, or their sections, of vectors."""
+    if ORACLES[numbers.oracle].slopes:
+        return numbers.num_directions
+    return parts.sections(params, moves, apart)
 
 
 def release_increment(
@@ -127,14 +135,15 @@ def release_increment(
     places: jax.Array,
     mask: jax.Array,
     key: jax.Array,
-    noise: Fixed,
+    noise: Any,
     *,
     phase: str,
     moves: PathPredicate,
+    apart: parts.Apart = parts.NONE,
     stacked: PathPredicate | None = None,
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
-) -> jax.Array:
+) -> Any:
     """Releases (sum of clipped vectors + noise) / normalizer.
 
     Args:
@@ -148,25 +157,29 @@ def release_increment(
         not depend on which others are in the batch.
       mask: bool (B,); a False row contributes zero.
       key: of the step's directions; public.
-      noise: (:func:`release_size`,), in units of the phase's noise; secret.
+      noise: ``Fixed`` (:func:`release_size`,), in units of the phase's noise, or a tree
+        like the vectors; secret.
       phase: ``"restart"`` (GRAD) or ``"difference"`` (DIFF); static.
       moves: which leaves move; they have d elements.
+      apart: leaves that stay apart, as in ``kernels.parts``.
       stacked: leaves whose first axis counts layers.
       microbatch_size: records evaluated at once. Changes neither bound nor noise.
       axis_name: mesh axis whose devices share the records, as in
         :func:`jaxdp.dpzero.oracle.release_slopes`.
 
     Returns:
-      float32 (d,): released; or, of slopes, a function of what is.
+      float32 (d,), or ``kernels.parts.Parts``: released; or, of slopes, a function of
+      what is.
     """
     grid, oracle = numbers.noise.grids[phase], ORACLES[numbers.oracle]
     if numbers.scale_with_movement and phase == "difference":
-        apart = jax.tree.map(
+        moved = jax.tree.map(
             lambda x, y: jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32),
             params,
             previous,
         )
-        share = jnp.linalg.norm(_flat(apart, moves)) / (2 * numbers.max_step)
+        distance = optax.tree.norm(_vector(moved, moves, apart))
+        share = distance / (2 * numbers.max_step)
         # All of the bound at most, and never nothing, which has no grid.
         share = jnp.clip(share, 2.0**-20, 1)
         grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)
@@ -178,10 +191,10 @@ def release_increment(
     points = (params,) if phase == "restart" else (params, previous)
     draw = _drawer(numbers, params, moves, stacked)
 
-    def total(part: tuple[Any, jax.Array]) -> jax.Array:
+    def total(part: tuple[Any, jax.Array]) -> Any:
         (some, places), kept = part
         place = (some, places, key)
-        asked = Question(numbers, value_fn, points, place, draw, moves)
+        asked = Question(numbers, value_fn, points, place, draw, moves, apart)
         rows = oracle.rows(asked)
         return release.bounded_sum(grid, rows, kept)
 
@@ -194,7 +207,8 @@ def release_increment(
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
     )
-    return _flat(finite_difference.combine(released, draw(key), like), moves)
+    combined = finite_difference.combine(released, draw(key), like)
+    return _vector(combined, moves, apart)
 
 
 def _drawer(
@@ -227,17 +241,18 @@ def estimates(
 ) -> jax.Array:
     """Computes the estimate of every record at one point: neither bounded nor private.
 
-    Arguments are as of :func:`release_increment`. Returns (B, :func:`release_size`).
+    Arguments are as of :func:`release_increment`. Returns (B, d), or (B, m) slopes.
     """
     places = jnp.arange(finite_difference.num_rows(records), dtype=jnp.uint32)
     draw = _drawer(numbers, params, moves, stacked)
     place = (records, places, key)
-    asked = Question(numbers, value_fn, (params,), place, draw, moves)
+    asked = Question(numbers, value_fn, (params,), place, draw, moves, parts.NONE)
     return ORACLES[numbers.oracle].rows(asked)
 
 
-def _flat(tree: Any, moves: PathPredicate) -> jax.Array:
-    return smoothed_gradient.flat(jax.tree.map(lambda x: x[None], tree), moves)[0]
+def _vector(tree: Any, moves: PathPredicate, apart: parts.Apart) -> Any:
+    rows = parts.split(jax.tree.map(lambda x: x[None], tree), moves, apart)
+    return jax.tree.map(lambda x: x[0], rows)
 
 
 # --- estimates of every record, and the oracles that release them ----------------------

@@ -121,6 +121,7 @@ class O2NC(SumPlan):
     released: ClassVar[str] = "increments"
     draws_directions: ClassVar[bool] = True
     makes_steps: ClassVar[bool] = True
+    sums_vectors: ClassVar[bool] = True
     samplers: ClassVar[tuple[type, ...]] = (SinglePassRestarts, MultiPassRestarts)
     nested: ClassVar[dict[str, Any]] = {
         "blt_numbers": blt.BLTNumbers,
@@ -458,6 +459,7 @@ class O2NC(SumPlan):
         stacked: PathPredicate | None = None,
         microbatch_size: int | None = None,
         axis_name: AxisName | None = None,
+        shardings: Any = None,
     ) -> optax.GradientTransformationExtraArgs:
         """Builds the oracle and the conversion: what ``optax.chain`` of the two does.
 
@@ -483,6 +485,7 @@ class O2NC(SumPlan):
             stacked=stacked,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
+            shardings=shardings,
         )
         return driver.conversion(oracle, driver.o2nc(self, keys))
 

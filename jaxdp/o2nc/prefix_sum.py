@@ -8,7 +8,7 @@ import optax
 
 from jaxdp.core import correlated_noise, release, run_state
 from jaxdp.core import keys as keys_lib
-from jaxdp.kernels import finite_difference, smoothed_gradient
+from jaxdp.kernels import finite_difference, parts
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
 
@@ -115,13 +115,13 @@ def private_prefix_sum(
             )
         active, horizon = run_state.advance(run, state.horizon)
         where = correlated_noise.place(numbers, state.horizon.count)
-        flat = smoothed_gradient.flat(updates, _all)
+        flat = parts.split(updates, _all)
         noise, correlated = correlated_noise.draw(
             numbers, state.noise, where, flat.shape[1], phase
         )
         summed = release.bounded_sum(grid, flat, kept)
         mean = jnp.where(active, release.noised_mean(grid, summed, noise), 0)
-        out = smoothed_gradient.unflat(mean, state.total, _all)
+        out = parts.join(mean, state.total, _all)
         total = jax.tree.map(
             lambda t, u: u + jnp.where(where.at == 0, 0, t), state.total, out
         )

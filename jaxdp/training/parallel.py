@@ -178,11 +178,17 @@ def mesh_of(params: Any) -> Mesh | None:
 
 
 def record_axes(mesh: Mesh | None, params: Any) -> tuple[str, ...]:
-    """Returns the axes of a mesh that split no parameter: they share records, or signs."""
+    """Returns the axes of a mesh that split no parameter: they share records, or signs.
+
+    Beside axes that do, one of a single device shares nothing, and XLA's partitioner
+    refuses a sum along it.
+    """
     if mesh is None:
         return ()
     taken = set().union(*map(_axes, split(params).values()))
-    return tuple(name for name in mesh.axis_names if name not in taken)
+    alone = {name for name, size in mesh.shape.items() if size == 1} if taken else set()
+    free = [name for name in mesh.axis_names if name not in taken]
+    return tuple(name for name in free if name not in alone - {finite_difference.SIGNS})
 
 
 def check_layers(params: Any, stacked: Callable[[str], bool] | None) -> None:
@@ -460,7 +466,8 @@ def shardings(mesh: Mesh, params: Any, tree: Any) -> Any:
     """Returns where the leaves of a tree of a run are, from where its ``params`` are.
 
     A leaf whose path ends in that of a parameter, and which has its shape, is where that
-    parameter is: moments and averages. All others are on every device.
+    parameter is: moments and averages. So is one with an axis more in front, or a name more
+    at the end: rows of noise, and words of its numbers. All others are on every device.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     known = split(params)
@@ -468,10 +475,15 @@ def shardings(mesh: Mesh, params: Any, tree: Any) -> Any:
     shapes = {path: np.shape(leaf) for path, leaf in named}
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        for begin in range(len(path) + 1):
-            name = path[begin:]
-            if name in known and shapes[name] == np.shape(leaf):
+        shape = np.shape(leaf)
+        ends = (end for end in (len(path), len(path) - 1) if end >= 0)
+        for name in (path[begin:end] for end in ends for begin in range(end + 1)):
+            if name not in known:
+                continue
+            if shapes[name] == shape:
                 return known[name]
+            if shapes[name] == shape[1:]:
+                return NamedSharding(mesh, PartitionSpec(None, *known[name].spec))
         return everywhere
 
     return jax.tree_util.tree_map_with_path(place, tree)

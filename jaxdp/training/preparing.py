@@ -290,6 +290,11 @@ def maker_options(task: Task) -> dict[str, Any]:
     axes = parallel.record_axes(task.mesh, task.params)
     if axes:
         options["axis_name"] = axes
+    places = parallel.split(task.params)
+    if task.plan.sums_vectors and places:
+        options["shardings"] = jax.tree_util.tree_map_with_path(
+            lambda path, _: places.get(path), task.params
+        )
     if task.stacked is not None:
         if not task.plan.draws_directions:
             raise ValueError(

@@ -24,6 +24,8 @@ from jaxdp.kernels import (
     fixed_point,
     lattice_gaussian,
     lazy,
+    node_noise,
+    parts,
     perturb,
     polytope,
     prefix_noise,
@@ -116,8 +118,23 @@ def smoothed(
         given, chosen = points, chosen | {"kind": kind}
     made: Any = of_ball if ball else plain
     tree = made(loss, *given, *rest, smoothing_radius=0.1, **chosen)
-    rows = smoothed_gradient.flat(tree, lambda path: True)
-    return rows, smoothed_gradient.unflat(rows[0], params, lambda path: True)
+    rows = parts.split(tree, lambda path: True)
+    return rows, parts.join(rows[0], params, lambda path: True)
+
+
+def apart(words: jax.Array, params: Any, rows: jax.Array, mask: jax.Array) -> Any:
+    """Sums and noise of vectors of which one leaf stays apart, and another does not."""
+    tree = {"w": rows[..., None] * params["w"][0, 0], "b": rows}
+    vectors = parts.split(tree, lambda path: True, {"w": "devices"})
+    like = jax.tree.map(lambda x: x[0], tree)
+    found = parts.sections(like, lambda path: True, {"w": "devices"})
+    noise = node_noise.draw(
+        secret(words), jnp.int32(2), found, lattice_gaussian.law(2**20)
+    )
+    one = lattice_gaussian.draw_at(
+        secret(words), node_noise.vector(7).index(), lattice_gaussian.law(2**20)
+    )
+    return clip.grid_sum(vectors, mask, 1.0, 16), noise, one
 
 
 def stretched(rows: jax.Array, mask: jax.Array, first: jax.Array) -> Any:
@@ -232,6 +249,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         )
         for kind in (None, *kinds)
     },
+    "parts": (apart, SECRET, PARAMS, ROWS, MASK),
     "stretch": (stretched, ROWS, MASK, jax.ShapeDtypeStruct((), jnp.int32)),
     **{
         f"polytope-{type(of).__name__}": (

@@ -95,8 +95,11 @@ KNOWN = (
 )
 ORACLE = "jaxdp/o2nc/gradient.py"
 INCREMENT = "jaxdp/o2nc/oracle.py"
-TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> jax.Array:\n"
-ADDED = "        estimate = increment + (0 if restart else state.estimate)\n"
+TOTAL_OF_PART = "    def total(part: tuple[Any, jax.Array]) -> Any:\n"
+ADDED = """        estimate = increment
+        if not restart:
+            estimate = jax.tree.map(jnp.add, estimate, state.estimate)
+"""
 SCALED = "        grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)\n"
 SCALED_NOISE = (
     "        noise = Fixed(jnp.round(noise.high * share).astype(jnp.int32))\n"
@@ -343,7 +346,7 @@ MUTATIONS = (
         TOTAL_OF_PART,
         """    def bounded_sum(grid, rows, kept):
         v = jax.vmap(lambda one: sphere.materialise(one, params))(draw(key))
-        v = smoothed_gradient.flat(v, moves)
+        v = parts.split(v, moves)
         scores = jnp.sum(rows * v, axis=1) / jnp.sum(v * v)
         bounded = clip.clip_scalar(scores, grid.l2_clip_norm / v.size**0.5)
         unbiased = jnp.where(kept, bounded, 0)[:, None] * v * (1 + 2 / v.size)

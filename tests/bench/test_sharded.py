@@ -55,14 +55,14 @@ def test_results_of_collectives_are_counted(bench: Any) -> None:
     assert largest["all-gather"] == (whole, "mlp/up")
 
 
-@pytest.mark.slow  # A process with 32 devices, and three compilations.
+@pytest.mark.slow  # A process with 32 devices, and six compilations.
 def test_a_device_holds_and_receives_less_of_a_split_model(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {(row.case, row.metric): row for row in bench.run(quick=True)}
 
-    def value(devices: int, metric: str) -> float:
-        return rows[f"tiny, {devices} devices", metric].value
+    def value(devices: int, metric: str, method: str = "") -> float:
+        return rows[f"tiny{method}, {devices} devices", metric].value
 
     # All but vectors is split.
     assert value(8, "parameters") < value(1, "parameters") / 7
@@ -72,3 +72,12 @@ def test_a_device_holds_and_receives_less_of_a_split_model(
         assert value(32, metric) < value(8, metric) / 3
     assert value(8, "other") == value(1, "all-gather") == 0
     assert value(32, "integers") == 4e-6
+    # Of gradients, too: a group adds the integers of its own part of the parameters.
+    gradients = ", DP-GD"
+    assert value(8, "temp memory", gradients) < value(1, "temp memory", gradients) / 7
+    assert value(32, "largest all-gather over a layer's kernel", gradients) < 0.5
+    of_bytes = value(32, "integers", gradients) * 1e6
+    of_shares = value(32, "parameters", gradients) * 1e9
+    assert of_bytes == pytest.approx(
+        4 / 2 * of_shares, rel=0.02
+    )  # Parameters have 16 bits.

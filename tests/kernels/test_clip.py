@@ -4,6 +4,7 @@ import functools
 import math
 from typing import Any
 
+import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -45,7 +46,22 @@ clip_scalar = jax.jit(clip.clip_scalar)
 clip_vector = jax.jit(clip.clip_vector, static_argnames="order")
 to_grid = jax.jit(clip.to_grid, static_argnums=3, static_argnames=("order", "limit"))
 grid_sum = jax.jit(clip.grid_sum, static_argnums=3, static_argnames=("order", "limit"))
-within = jax.jit(clip._within, static_argnums=1)
+_within = jax.jit(clip._within, static_argnums=1)
+
+
+def within(*parts: Any, limit: int) -> jax.Array:
+    """Asks whether rows, the parts of which are given, are within the limit."""
+    return _within([jnp.atleast_2d(part) for part in parts], limit)
+
+
+def in_parts(rows: Any) -> dict[str, Any]:
+    """Returns rows in three parts, of which one has two axes besides, and one none."""
+    head = (rows.shape[1] - 1) // 2 // 2 * 2
+    return {
+        "head": rows[:, :head].reshape(len(rows), 2, -1),
+        "middle": rows[:, head:-1],
+        "last": rows[:, -1],
+    }
 
 
 # --- floats ---
@@ -347,15 +363,17 @@ def with_norm(square: int, length: int) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("length", [12, 2**16, 150_000])
+@pytest.mark.parametrize("length", [12, 2**16, 150_000, 65_537])
 def test_within_is_exact(length: int) -> None:
     """At the limit, one below and one above; at any number of 16-bit limbs."""
     for limit in (2**8, 301, 40_001, 2**16 - 1, 2**16):
         squares = [limit**2 - 1, limit**2, limit**2 + 1]
         rows = np.stack([with_norm(s, length) for s in squares])
         assert list(np.square(rows).sum(axis=1)) == squares
-        got = within(jnp.asarray(rows, jnp.int32), limit)
-        np.testing.assert_array_equal(got, [True, True, False])
+        whole = jnp.asarray(rows, jnp.int32)
+        for parts in ([whole], list(in_parts(whole).values())):
+            got = _within(parts, limit)
+            np.testing.assert_array_equal(got, [True, True, False])
 
 
 @settings
@@ -365,15 +383,52 @@ def test_within_is_exact(length: int) -> None:
 )
 def test_within_against_python_integers(c: np.ndarray, limit: int) -> None:
     expected = [n <= limit**2 for n in python_norms(c)]
-    np.testing.assert_array_equal(within(c, limit), expected)
+    np.testing.assert_array_equal(within(c, limit=limit), expected)
 
 
 def test_within_does_not_overflow_on_long_rows_of_large_numbers() -> None:
     """Far above the bound, and at it with more than 2^32 in the low limbs alone."""
-    assert not within(jnp.full(200, 2**16 - 1), 2**16)
-    assert within(jnp.full(2**16, 2**8), 2**16)
+    assert not within(jnp.full(200, 2**16 - 1), limit=2**16)
+    assert within(jnp.full(2**16, 2**8), limit=2**16)
     assert 66_051 * 255**2 < 2**32 < 66_052 * 255**2
-    assert not within(jnp.full(66_052, 255), 2**16)
+    assert not within(jnp.full(66_052, 255), limit=2**16)
+    assert not within(jnp.full(66_000, 255), jnp.full(52, 255), limit=2**16)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_rows_in_parts_are_clipped_as_whole_ones(order: int) -> None:
+    """Of dyadic numbers, whose norms are exact in any order; other parts bring a NaN.
+
+    Of the others up to a unit in the last place of a norm: then one grid unit.
+    """
+    generator = np.random.default_rng(5)
+    x = generator.integers(-8, 9, (6, 30)).astype(np.float32) / 4
+    x[:, 5] = 2  # The largest, by which norms are scaled: a power of two.
+    x[1] *= 128
+    x[2, -1], x[3, 0] = np.nan, np.inf
+    mask = np.arange(6) != 4
+    how: dict[str, Any] = {"order": order}
+    for exact, rows in ((True, x), (False, x * generator.uniform(size=x.shape))):
+        rows = rows.astype(np.float32)
+        for bound in (0.5, 4.0, 1e4):
+            clipped = clip_vector(in_parts(rows), bound, **how)
+            units = to_grid(in_parts(rows), mask, bound, 12, **how)
+            whole = (
+                clip_vector(rows, bound, **how),
+                to_grid(rows, mask, bound, 12, **how),
+            )
+            for parts, expected, atol in (
+                (clipped, whole[0], 1e-5),
+                (units, whole[1], 1),
+            ):
+                each = [parts[name].reshape(6, -1) for name in in_parts(rows)]
+                found = np.concatenate(each, axis=1)
+                atol = 0 if exact else atol
+                np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+            assert not np.any(np.asarray(whole[1])[[2, 3, 4]])
+            assert np.any(np.asarray(whole[1])[1])
+            total = grid_sum(in_parts(rows), mask, bound, 12, **how)
+            chex.assert_trees_all_equal(total, {k: v.sum(0) for k, v in units.items()})
 
 
 # --- sums ---

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import betainc
 
-from jaxdp.kernels import finite_difference, smoothed_gradient, sphere
+from jaxdp.kernels import finite_difference, parts, smoothed_gradient, sphere
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 KEY = jax.random.key(7)
@@ -155,9 +155,9 @@ def test_trees_are_flattened_and_rebuilt() -> None:
     tree = {"b": jnp.arange(6.0).reshape(2, 3), "a": jnp.arange(2.0), "n": jnp.ones(2)}
     batched = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), tree)
     moves = {"a", "b"}.__contains__
-    flat = smoothed_gradient.flat(batched, moves)
+    flat = parts.split(batched, moves)
     np.testing.assert_array_equal(flat[0], [0, 1, 0, 1, 2, 3, 4, 5])
-    back = smoothed_gradient.unflat(flat[1], tree, moves)
+    back = parts.join(flat[1], tree, moves)
     np.testing.assert_array_equal(back["b"], 2 * tree["b"])
     np.testing.assert_array_equal(back["n"], [0, 0])
 
