@@ -102,7 +102,8 @@ ADDED = """        estimate = increment
 """
 SCALED = "        grid = grid._replace(l2_clip_norm=grid.l2_clip_norm * share)\n"
 SCALED_NOISE = (
-    "        noise = Fixed(jnp.round(noise.high * share).astype(jnp.int32))\n"
+    "        units = jnp.round(noise.high * share).astype(jnp.int32)\n"
+    "        noise = noise._replace(high=units)\n"
 )
 #: What noise adds to the increment, from its integers.
 ADDED_NOISE = "noise.high.astype(jnp.float32) * numbers.noise.grids[phase].noise_unit"
@@ -114,7 +115,7 @@ UNBOUNDED = """        most = grid.limit or 2**grid.bits
         return jnp.where(kept[:, None], units, 0).sum(axis=0).astype(jnp.int32)
 """
 DRAWN = "carried, state.noise, where, size, phase"
-STEP_KEY = "key = keys_lib.at_step(root, step)\n"
+STEP_KEY = "node_noise.draw(root, step, like, law))\n"
 STEP_NOISE = "        integers = step_noise(numbers, state.noise, count)\n"
 
 DESCENT = "jaxdp/saddle/algorithms/mirror_descent.py"
@@ -136,7 +137,7 @@ SLOPES_OF_PART = "        some, kept = part\n"
 LATTICE = "kernels/lattice_gaussian.py"
 #: What a draw was before it was one of integers: a float32 normal (from two words of its
 #: own block) times the law's standard deviation, rounded to the grid.
-ROUNDED_FLOAT = """    words = threefry.secret_block(key, threefry._counters(shape))
+ROUNDED_FLOAT = """    words = threefry.secret_block(key, index)
     stride = jnp.exp2(jnp.asarray(law.shift).astype(jnp.float32))
     kept = jnp.asarray(law.thresholds[0]).astype(jnp.float32) / 2.0**20
     other = jnp.asarray(law.alias).astype(jnp.float32)
@@ -214,7 +215,7 @@ MUTATIONS = (
         "two steps share one noise",
         COMMON,
         STEP_KEY,
-        STEP_KEY.replace("step)", "step // 2)"),
+        STEP_KEY.replace("step,", "step // 2,"),
         "full",
     ),
     Mutation(
