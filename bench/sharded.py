@@ -34,7 +34,7 @@ from bench import _accelerators_programs as programs
 from jaxdp import plans, training
 from jaxdp.core import keys as keys_lib
 from jaxdp.models.language import LanguageModel, shardings
-from jaxdp.training import parallel
+from jaxdp.training import parallel, preparing
 
 Row = _harness.Row
 MODELS: dict[str, programs.Shape] = {
@@ -156,8 +156,8 @@ def built(
     params = jax.tree.map(lambda x, s: x.update(sharding=s), params, places)
     of_slopes = lm_step.plan(rows, LAW)
     plan: Any = of_slopes
-    options: Any = {"axis_name": parallel.record_axes(mesh, params) or None}
     keys, optimizer, again = jaxdp.Keys.insecure(0), optax.sgd(1e-6), None
+    stacked, size = LanguageModel.is_stacked, None
     if gradients:
         plan = plans.DPGD(
             num_examples=rows,
@@ -167,11 +167,13 @@ def built(
             l2_clip_norm=1.0,
             noise_multiplier=1.0,
         )
-        options |= {"microbatch_size": 1, "shardings": places}
+        stacked, size = None, 1
     else:
-        options["stacked"] = LanguageModel.is_stacked
-        again = plan.replay(keys.direction, stacked=LanguageModel.is_stacked)
-    maker = plan.transform(keys, **options)
+        again = plan.replay(keys.direction, stacked=stacked)
+    task = preparing.Task(
+        plan, params, data, loss, optimizer, size, mesh, None, stacked
+    )
+    maker = plan.transform(keys, **preparing.maker_options(task))
     program = training.make_program(plan, maker, optimizer, loss, again)
     with keys_lib.shapes_only():
         carry = jax.eval_shape(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 
 from jaxdp.kernels import perturb
@@ -359,8 +360,10 @@ def over_records(
     """
 
     def checked(*one: Any) -> Any:
-        # A function of its own: of the same one JAX would remember an earlier trace.
-        for name in _methods(jax.make_jaxpr(lambda *given: fn(*given))(*one).jaxpr):
+        # A function of its own: of the same one JAX would remember an earlier trace. What
+        # is looked at is what runs: a second trace could give another program.
+        made, like = jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(*one)
+        for name in _methods(made.jaxpr):
             if name not in (None, "sequential", "sequential_unrolled"):
                 raise ValueError(
                     "losses must call Python, or a foreign function, record by record "
@@ -368,7 +371,8 @@ def over_records(
                     f"vmap_method='sequential', got {name!r}: given the whole batch, it "
                     "may let one record's loss depend on another"
                 )
-        return fn(*one)
+        out = jax.extend.core.jaxpr_as_fun(made)(*jax.tree.leaves(one))
+        return jax.tree.unflatten(jax.tree.structure(like), out)
 
     return jax.vmap(checked, in_axes)
 

@@ -178,17 +178,11 @@ def mesh_of(params: Any) -> Mesh | None:
 
 
 def record_axes(mesh: Mesh | None, params: Any) -> tuple[str, ...]:
-    """Returns the axes of a mesh that split no parameter: they share records, or signs.
-
-    Beside axes that do, one of a single device shares nothing, and XLA's partitioner
-    refuses a sum along it.
-    """
+    """Returns the axes of a mesh that split no parameter: they share records, or signs."""
     if mesh is None:
         return ()
     taken = set().union(*map(_axes, split(params).values()))
-    alone = {name for name, size in mesh.shape.items() if size == 1} if taken else set()
-    free = [name for name in mesh.axis_names if name not in taken]
-    return tuple(name for name in free if name not in alone - {finite_difference.SIGNS})
+    return tuple(name for name in mesh.axis_names if name not in taken)
 
 
 def check_layers(params: Any, stacked: Callable[[str], bool] | None) -> None:

@@ -288,13 +288,16 @@ def maker_options(task: Task) -> dict[str, Any]:
     options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
     parallel.check_layers(task.params, task.stacked)
     axes = parallel.record_axes(task.mesh, task.params)
-    if axes:
-        options["axis_name"] = axes
     places = parallel.split(task.params)
     if task.plan.sums_vectors and places:
         options["shardings"] = jax.tree_util.tree_map_with_path(
             lambda path, _: places.get(path), task.params
         )
+        # XLA's partitioner refuses to sum split arrays along an axis of a single device.
+        mesh: Any = task.mesh
+        axes = tuple(name for name in axes if mesh.shape[name] > 1)
+    if axes:
+        options["axis_name"] = axes
     if task.stacked is not None:
         if not task.plan.draws_directions:
             raise ValueError(

@@ -409,6 +409,23 @@ def test_a_loss_that_has_changed_is_looked_at_again() -> None:
         lifted(jnp.ones(3))
 
 
+def test_what_is_looked_at_is_what_runs() -> None:
+    """A function that Python traces once, in and out of another trace."""
+    times = 0
+
+    def counted(x: jax.Array) -> dict[str, jax.Array]:
+        nonlocal times
+        times += 1
+        return {"sum": x.sum(), "first": x[0]}
+
+    for transformed in (lambda f: f, jax.jit):
+        times = 0
+        got = transformed(fd.over_records(counted))(jnp.arange(6.0).reshape(3, 2))
+        assert times == 1
+        assert got["sum"].tolist() == [1, 5, 9]
+        assert got["first"].tolist() == [0, 2, 4]
+
+
 def test_the_difference_of_half_precision_losses_is_taken_in_float32() -> None:
     """2 * 1e-5 is 2e-5: subnormal in float16, zero where such numbers are flushed."""
     x = jnp.array([1.0, 2.0])
