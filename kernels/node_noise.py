@@ -99,6 +99,9 @@ class Section:
       ranges: where they lie in the vector, one after the other: (begin, end) pairs.
       label: sections of one shape with equal labels are drawn together.
 
+    Raises:
+      ValueError: a vector of so many elements that two would share their noise.
+
     Example:
       >>> from jaxdp.kernels import node_noise
       >>> node_noise.Section((2, 2), ((5, 9),)).index().tolist()
@@ -109,21 +112,20 @@ class Section:
     ranges: tuple[tuple[int, int], ...]
     label: Hashable = None
 
+    def __post_init__(self) -> None:
+        if self.ranges and self.ranges[-1][1] >= 2**32:
+            raise ValueError(
+                f"an array of {self.ranges[-1][1]} elements exceeds the 2**32 counters"
+            )
+
     def index(self) -> jax.Array:
         """Returns the place of each element in the vector, uint32.
-
-        Raises:
-          ValueError: a vector of so many elements that two would share their noise.
 
         Example:
           >>> from jaxdp.kernels import node_noise
           >>> node_noise.Section((3,), ((0, 1), (6, 8))).index().tolist()
           [0, 6, 7]
         """
-        if self.ranges and self.ranges[-1][1] >= 2**32:
-            raise ValueError(
-                f"an array of {self.ranges[-1][1]} elements exceeds the 2**32 counters"
-            )
         if len(self.ranges) == 1:
             ((begin, _),) = self.ranges
             counters = threefry._counters(self.shape)
@@ -254,16 +256,19 @@ def _of_sections(
 ) -> Any:
     """Returns the tree of what ``draw_at`` gives for the elements of each section."""
     sections, treedef = jax.tree.flatten(like)
-    alike: dict[Hashable, list[int]] = {}
+    alike: dict[tuple[tuple[int, ...], Hashable, Any], list[int]] = {}
     for i, section in enumerate(sections):
-        alike.setdefault((section.shape, section.label), []).append(i)
+        own = i if len(section.ranges) > 1 else None
+        alike.setdefault((section.shape, section.label, own), []).append(i)
     drawn: dict[int, Any] = {}
-    for members in alike.values():
+    for (shape, _, _), members in alike.items():
         if len(members) == 1:
             drawn[members[0]] = draw_at(key, sections[members[0]].index(), law)
             continue
         # One program for those that devices share alike.
-        places = jnp.stack([sections[i].index() for i in members])
+        begins = np.array([sections[i].ranges[0][0] for i in members], np.uint32)
+        begins = begins.reshape(-1, *(1 for _ in shape))
+        places = threefry._counters(shape)[None] + begins
         rows = jax.lax.optimization_barrier(draw_at(key, places, law))
         for row, i in enumerate(members):
             drawn[i] = jax.tree.map(lambda each, row=row: each[row], rows)

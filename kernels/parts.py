@@ -1,9 +1,10 @@
-"""Vectors over the leaves that move: one array, or parts where devices share leaves.
+"""Vectors over the leaves that move: one array, or parts where leaves are large or shared.
 
 A record's gradient is one vector, whose norm is clipped and to which noise is added.
-Concatenated from leaves that devices share, it would be gathered on each of them. So such
-leaves stay *apart*: they are parts of the vector, in their own shapes and where they are.
-All others are joined. Without leaves apart the vector is a plain array.
+Concatenated from leaves that devices share, it would be gathered on each of them, and of
+large leaves it would be a copy. So such leaves stay *apart*: they are parts of the vector,
+in their own shapes and where they are. All others are joined: the programs of many small
+parts would be long. Without leaves apart the vector is a plain array.
 
 Which elements a part has does not change what is drawn for them (:func:`sections`).
 """
@@ -23,6 +24,8 @@ from jaxdp.kernels.sphere import PathPredicate
 #: Leaves that stay apart, by path; those of one shape that lie alike have equal values.
 Apart = Mapping[str, Hashable]
 NONE: Apart = {}
+#: Leaves of so many elements stay apart on any device: 16 MiB of float32.
+LARGE = 2**22
 
 
 class Parts(NamedTuple):
@@ -39,6 +42,29 @@ class Parts(NamedTuple):
 
     joined: Any  # (..., n), of all leaves that are not apart; None if there are none
     apart: Any  # the tree, with None for leaves that are not apart
+
+
+def apart(tree: Any, shared: Apart = NONE) -> Apart:
+    """Returns the leaves of a tree that stay apart: large ones, and those in ``shared``.
+
+    Args:
+      tree: pytree of arrays, of which only paths and shapes are read.
+      shared: leaves that devices share, by path, and how they do.
+
+    Example:
+      >>> import jax
+      >>> from jaxdp.kernels import parts
+      >>> shapes = {"b": (2,), "w": (4096, 1024)}
+      >>> tree = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()}
+      >>> parts.apart(tree), parts.apart(tree, {"b": "halves"})
+      ({'w': None}, {'b': 'halves', 'w': None})
+    """
+    found: dict[str, Hashable] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = sphere.path_str(path)
+        if name in shared or math.prod(np.shape(leaf)) >= LARGE:
+            found[name] = shared.get(name)
+    return found
 
 
 def split(tree: Any, moves: PathPredicate, apart: Apart = NONE) -> Any:

@@ -119,11 +119,11 @@ def dpgd(
     run, grid, count_grid, tuning = numbers
     root = run_state.noise_root(run, keys)
     start = run_state.new_horizon(run, private=keys.private and grid.noise_std > 0)
-    apart = run_state.shared_leaves(shardings)
+    shared = run_state.shared_leaves(shardings)
 
     def init_fn(params: Any) -> DPGDState:
         run_state.refuse_misplaced(params, "dpgd", run)
-        run_state.check_shared(apart, params)
+        run_state.check_shared(shared, params)
         run_state.moving(params, trainable)
         run_state.begin_run(params, keys, "dpgd")
         # Copies, because callers donate their state.
@@ -151,6 +151,7 @@ def dpgd(
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
         part, of_part = moving_part(value_fn, params, moves)
+        apart = parts.apart(part, shared)
         at, counted = grid, None
         if count_grid is not None:
             at = grid._replace(l2_clip_norm=state.clip)

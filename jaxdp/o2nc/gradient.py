@@ -113,14 +113,15 @@ def private_oracle(
     carried, run = numbers.noise, numbers.noise.run
     start = run_state.new_horizon(run, private=keys.private and carried.noisy)
     direction = keys_lib.stream(keys.direction, "direction", context=run.context)
-    apart = run_state.shared_leaves(shardings)
+    shared = run_state.shared_leaves(shardings)
 
     def init_fn(params: Any) -> PrivateOracleState:
         run_state.refuse_misplaced(params, "private_oracle", run)
-        run_state.check_shared(apart, params)
+        run_state.check_shared(shared, params)
         moves = run_state.moving(params, trainable)
         run_state.begin_run(params, keys, "o2nc")
         # Copies, because callers donate their state.
+        apart = parts.apart(params, shared)
         size = oracle.release_size(numbers, params, moves, apart)
         begun = (start, correlated_noise.begin(carried, keys, size), direction, params)
         at, noise, root, previous = jax.tree.map(jnp.array, begun)
@@ -158,6 +159,7 @@ def private_oracle(
         moves = run_state.moving(params, trainable)
         where = correlated_noise.place(carried, count)
         restart = phase == "restart"
+        apart = parts.apart(params, shared)
         size = oracle.release_size(numbers, params, moves, apart)
         noise, correlated = correlated_noise.draw(
             carried, state.noise, where, size, phase

@@ -89,9 +89,9 @@ def private_prefix_sum(
     start = run_state.new_horizon(run, private=keys.private and numbers.noisy)
 
     def init_fn(params: Any) -> PrivatePrefixSumState:
-        dim = sum(jnp.size(x) for x in jax.tree.leaves(params))
         run_state.begin_run(params, keys, "prefix_sum")
-        begun = (start, correlated_noise.begin(numbers, keys, dim))
+        places = parts.sections(params, _all, parts.apart(params))
+        begun = (start, correlated_noise.begin(numbers, keys, places))
         at, noise = jax.tree.map(jnp.array, begun)
         total = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
         return PrivatePrefixSumState(at, noise, total, jnp.zeros((1,), jnp.float32))
@@ -115,19 +115,22 @@ def private_prefix_sum(
             )
         active, horizon = run_state.advance(run, state.horizon)
         where = correlated_noise.place(numbers, state.horizon.count)
-        flat = parts.split(updates, _all)
+        apart = parts.apart(state.total)
+        each = parts.split(updates, _all, apart)
+        places = parts.sections(state.total, _all, apart)
         noise, correlated = correlated_noise.draw(
-            numbers, state.noise, where, flat.shape[1], phase
+            numbers, state.noise, where, places, phase
         )
-        summed = release.bounded_sum(grid, flat, kept)
-        mean = jnp.where(active, release.noised_mean(grid, summed, noise), 0)
+        summed = release.bounded_sum(grid, each, kept)
+        mean = release.noised_mean(grid, summed, noise)
+        mean = run_state.zero_where_done(active, mean)
         out = parts.join(mean, state.total, _all)
         total = jax.tree.map(
             lambda t, u: u + jnp.where(where.at == 0, 0, t), state.total, out
         )
         total = jax.tree.map(lambda t, u: jnp.where(active, u, t), state.total, total)
         out = jax.tree.map(lambda u, x: u.astype(x.dtype), out, updates)
-        norm = jnp.linalg.norm(mean).reshape(1)
+        norm = optax.tree.norm(mean).reshape(1)
         return out, PrivatePrefixSumState(horizon, correlated, total, norm)
 
     return run_state.transformation(init_fn, update_fn)
