@@ -136,15 +136,17 @@ class Section:
         return jnp.concatenate([jnp.zeros(0, jnp.uint32), *each])
 
 
-def vector(size: int) -> Section:
-    """Returns the section that is all of a vector.
+def sections_of(size: Any) -> Any:
+    """Returns the section that is all of a vector of a size; sections as they are.
 
     Example:
       >>> from jaxdp.kernels import node_noise
-      >>> node_noise.vector(3).index().tolist()
+      >>> node_noise.sections_of(3).index().tolist()
       [0, 1, 2]
     """
-    return Section((size,), ((0, size),))
+    if isinstance(size, int | np.integer):
+        return Section((int(size),), ((0, int(size)),))
+    return size
 
 
 def draw(key: jax.Array, step: jax.Array, like: Any, law: lattice_gaussian.Law) -> Any:

@@ -137,6 +137,9 @@ def sections(tree: Any, moves: PathPredicate, apart: Apart = NONE) -> Any:
     In the form of a row of what it returns, for :mod:`jaxdp.kernels.node_noise`: an element
     has the same noise, whether its leaf is apart or not.
 
+    Raises:
+      ValueError: two leaves that stay apart have one path.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxdp.kernels import parts
@@ -151,6 +154,11 @@ def sections(tree: Any, moves: PathPredicate, apart: Apart = NONE) -> Any:
         if not moves(name):
             continue
         begin, at = at, at + math.prod(shape)
+        if name in own:
+            raise ValueError(
+                f"two of the leaves have the path {name!r} and would share their noise; "
+                "rename one of them"
+            )
         if name in apart:
             own[name] = Section(shape, ((begin, at),), apart[name])
         elif ranges and ranges[-1][1] == begin:
@@ -158,7 +166,8 @@ def sections(tree: Any, moves: PathPredicate, apart: Apart = NONE) -> Any:
         else:
             ranges.append((begin, at))
     size = sum(end - begin for begin, end in ranges)
-    joined = Section((size,), tuple(ranges)) if ranges else None
+    # Without any leaf, as of optax's placeholder for params, the vector is empty.
+    joined = Section((size,), tuple(ranges)) if ranges or not own else None
     if not own:
         return joined
     return Parts(joined, _only(tree, moves, apart, own))

@@ -59,7 +59,7 @@ def begin(numbers: CorrelatedNumbers, keys: keys_lib.Keys, size: Any) -> Correla
     Raises:
       ValueError: so many numbers that the grid would round contributions to zero.
     """
-    correlation, like = numbers.correlation, _like(size)
+    correlation, like = numbers.correlation, node_noise.sections_of(size)
     dim = sum(math.prod(section.shape) for section in jax.tree.leaves(like))
     for phase, grid in numbers.grids.items():
         bits = grid.bits
@@ -96,7 +96,9 @@ def draw(
     """
     key = keys_lib.at_step(noise.root, where.period)  # Drawn anew in every period.
     kernel, std = numbers.correlation, numbers.grids[phase].noise_std
-    drawn, state = increment(kernel, key, noise.state, where.at, _like(size), std)
+    drawn, state = increment(
+        kernel, key, noise.state, where.at, node_noise.sections_of(size), std
+    )
     return drawn, noise._replace(state=state)
 
 
@@ -125,7 +127,3 @@ def check_rounding(
             "is rounded in noise that is carried over so many steps would not be covered; "
             'use a shorter period, or prefix_noise="tree"'
         )
-
-
-def _like(size: Any) -> Any:
-    return node_noise.vector(size) if isinstance(size, int) else size

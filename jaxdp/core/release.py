@@ -118,6 +118,12 @@ def noised_mean(grid: Grid, total: Any, noise: Any) -> Any:
     def mean(total: Any, noise: Fixed) -> jax.Array:
         if grid.bits is None:
             return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
+        # Broadcast, one sum would be released several times, each under other noise.
+        shape = jnp.shape(total.low if isinstance(total, stretch.Wide) else total)
+        if shape != noise.high.shape:
+            raise ValueError(
+                f"noise must have the shape {shape} of the sum, got {noise.high.shape}"
+            )
         if isinstance(total, stretch.Wide):
             units = stretch.to_float(stretch.add(total, noise.high))
         else:

@@ -374,7 +374,7 @@ def gaussian(root: jax.Array, step: Any, size: Any, std: int) -> Any:
     Discrete Gaussians in units; zeros where ``std`` is 0. Of sections of a vector
     (``kernels.parts.sections``) in place of its size it draws them alone: a tree like them.
     """
-    like = node_noise.vector(size) if isinstance(size, int) else size
+    like = node_noise.sections_of(size)
     if std == 0:
         return jax.tree.map(Fixed, node_noise.zeros(like))
     law = lattice_gaussian.law(std)

@@ -8,7 +8,7 @@ import optax
 
 from jaxdp.core import correlated_noise, release, run_state
 from jaxdp.core import keys as keys_lib
-from jaxdp.kernels import finite_difference, parts
+from jaxdp.kernels import finite_difference, parts, sphere
 from jaxdp.mechanism.plan import Plan
 from jaxdp.sampling import batches
 
@@ -89,8 +89,8 @@ def private_prefix_sum(
     start = run_state.new_horizon(run, private=keys.private and numbers.noisy)
 
     def init_fn(params: Any) -> PrivatePrefixSumState:
-        run_state.begin_run(params, keys, "prefix_sum")
         places = parts.sections(params, _all, parts.apart(params))
+        run_state.begin_run(params, keys, "prefix_sum")
         begun = (start, correlated_noise.begin(numbers, keys, places))
         at, noise = jax.tree.map(jnp.array, begun)
         total = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
@@ -113,6 +113,7 @@ def private_prefix_sum(
                 "updates must have the records of the batch in front, "
                 f"{len(kept)} rows; got {rows}"
             )
+        _check_shapes(updates, state.total)
         active, horizon = run_state.advance(run, state.horizon)
         where = correlated_noise.place(numbers, state.horizon.count)
         apart = parts.apart(state.total)
@@ -134,6 +135,20 @@ def private_prefix_sum(
         return out, PrivatePrefixSumState(horizon, correlated, total, norm)
 
     return run_state.transformation(init_fn, update_fn)
+
+
+def _check_shapes(updates: Any, params: Any) -> None:
+    """Raises ValueError unless updates have the shapes of the params behind the records."""
+    for (path, x), like in zip(
+        jax.tree_util.tree_leaves_with_path(updates),
+        jax.tree.leaves(params),
+        strict=True,
+    ):
+        if x.shape[1:] != like.shape:
+            raise ValueError(
+                "updates must have the shapes of the params behind the records, got "
+                f"{x.shape} for the leaf {sphere.path_str(path)!r} of shape {like.shape}"
+            )
 
 
 def _all(path: str) -> bool:

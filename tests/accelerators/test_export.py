@@ -132,7 +132,7 @@ def apart(words: jax.Array, params: Any, rows: jax.Array, mask: jax.Array) -> An
         secret(words), jnp.int32(2), found, lattice_gaussian.law(2**20)
     )
     one = lattice_gaussian.draw_at(
-        secret(words), node_noise.vector(7).index(), lattice_gaussian.law(2**20)
+        secret(words), node_noise.sections_of(7).index(), lattice_gaussian.law(2**20)
     )
     return clip.grid_sum(vectors, mask, 1.0, 16), noise, one
 

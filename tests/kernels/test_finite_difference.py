@@ -426,6 +426,24 @@ def test_what_is_looked_at_is_what_runs() -> None:
         assert got["first"].tolist() == [0, 2, 4]
 
 
+def test_rules_for_derivatives_stay_where_a_lifted_loss_is_differentiated() -> None:
+    @jax.custom_vjp
+    def own(x: jax.Array) -> jax.Array:
+        return x
+
+    own.defvjp(lambda x: (x, None), lambda _, g: (7 * g,))
+
+    @jax.custom_jvp
+    def other(x: jax.Array) -> jax.Array:
+        return x
+
+    other.defjvp(lambda x, t: (x[0], 5 * t[0]))
+    for rule, factor in ((own, 7.0), (other, 5.0)):
+        lifted = fd.over_records(lambda x, rule=rule: rule(x) * x)
+        got = jax.grad(lambda x, lifted=lifted: lifted(x).sum())(jnp.array([1.0, 2.0]))
+        assert got.tolist() == [1 + factor, 2 + 2 * factor]
+
+
 def test_the_difference_of_half_precision_losses_is_taken_in_float32() -> None:
     """2 * 1e-5 is 2e-5: subnormal in float16, zero where such numbers are flushed."""
     x = jnp.array([1.0, 2.0])

@@ -132,3 +132,11 @@ def test_vectors_of_more_elements_than_counters_are_refused() -> None:
         with pytest.raises(ValueError, match="4294967296 elements exceeds the 2"):
             parts.sections(tree, moves, apart)
     assert parts.sections({"a": half}, moves).shape == (2**31,)
+
+
+def test_leaves_of_one_path_are_refused() -> None:
+    """They would be one part, and share its noise."""
+    tree = {"a/b": jnp.zeros(3), "a": {"b": jnp.zeros(3)}}
+    with pytest.raises(ValueError, match="two of the leaves have the path 'a/b'"):
+        parts.sections(tree, moves, {"a/b": None})
+    assert parts.sections(tree, moves).shape == (6,)

@@ -12,7 +12,9 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp.core import release
 from jaxdp.kernels import parts
+from jaxdp.kernels.fixed_point import Fixed
 from tests.training.problem import DATA, D, N
 
 PARAMS = {
@@ -116,3 +118,25 @@ def test_sums_of_updates_are_what_they_are_of_one_vector(
         ends.append((outs, state.total, state.release))
     chex.assert_trees_all_close(*ends, rtol=0, atol=2e-6)
     assert max(jnp.max(jnp.abs(x)) for x in jax.tree.leaves(ends[0][1])) > 0.1
+
+
+def test_updates_of_other_shapes_are_refused() -> None:
+    """One number under the noise of several is released several times."""
+    plan = plans.PrefixSum(
+        **GRADIENTS,
+        num_steps=3,
+        sampling=sampling.SinglePass(8),
+        l2_clip_norm=1.0,
+        noise_multiplier=2.0,
+    )
+    keys = Keys.insecure(0)
+    tx = jaxdp.private_prefix_sum(plan, keys)
+    batch = jaxdp.sampling.batch(plan, keys, 0, DATA)
+    with pytest.raises(
+        ValueError, match=r"got \(8, 1\) for the leaf 'w' of shape \(5,\)"
+    ):
+        tx.update({"w": jnp.ones((8, 1))}, tx.init({"w": jnp.ones(5)}), batch=batch)
+    grid = plan.grid("step")
+    one, many = jnp.zeros(1, jnp.int32), Fixed(jnp.zeros(5, jnp.int32))
+    with pytest.raises(ValueError, match="noise must have the shape"):
+        release.noised_mean(grid, one, many)
