@@ -142,6 +142,7 @@ def private_oracle(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
+        run_state.check_whole_parts(shared)
         params = run_state.whole_params(
             params, "private_oracle", run, axis_name, state=state, batch=batch
         )

@@ -1108,6 +1108,67 @@ def test_sharded_params_of_a_loop_by_hand(family: Any) -> None:
     chex.assert_trees_all_close(many, one, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["dpzero", "dpgd", "o2nc"])
+@pytest.mark.parametrize("axis_name", ["data", None])
+def test_parts_of_parameters_that_a_shard_map_splits_are_refused(
+    name: str, axis_name: Any
+) -> None:
+    """Each device would clip its part alone, and all would draw the same noise."""
+    full = sampling.FullBatch()
+    plan: Any = {
+        "dpzero": plan_of(sampling=full),
+        "dpgd": dataclasses.replace(dpgd_plan(), sampling=full),
+        "o2nc": oracle_plan(**BALL, learning_rate=0.1),
+    }[name]
+    auto = jax.sharding.Mesh(TWO_BY_FOUR.devices, TWO_BY_FOUR.axis_names)
+    specs = {"w": PartitionSpec(None, "model")}
+    params = sharded({"w": jnp.ones((D, 8))}, specs, auto)
+    keys, options = Keys.insecure(1), {"microbatch_size": N, "axis_name": axis_name}
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return (batch[0] @ params["w"]).sum(axis=1)
+
+    def update(tx: Any, checked: bool) -> None:
+        phase = {"phase": "restart"} if name == "o2nc" else {}
+        batch = sampling.batch(plan, keys, 0, DATA, **phase)
+        state = tx.init(params)
+
+        def step(params: Any) -> Any:
+            given = {"value_fn": loss, "batch": batch} | phase
+            return tx.update(None, state, params, **given)[0]
+
+        how: Any = {"in_specs": (specs,), "out_specs": specs, "check_vma": checked}
+        jax.eval_shape(jax.shard_map(step, mesh=auto, **how), params)
+
+    with pytest.raises(ValueError, match=r"params must be .* of the axis 'model'"):
+        update(plan.transform(keys, **options), checked=True)
+    if name != "dpzero":
+        shardings = jax.tree.map(lambda x: x.sharding, params)
+        tx = plan.transform(keys, **options, shardings=shardings)
+        for checked in (True, False):
+            with pytest.raises(ValueError, match=r"'model'.*leave (it|the axis) out"):
+                update(tx, checked)
+
+
+def test_runs_with_keys_of_their_own_are_apart_on_devices() -> None:
+    """Each device has its own noise, params and state."""
+    plan: Any = dataclasses.replace(dpgd_plan(), sampling=sampling.FullBatch())
+    tx = plan.transform(Keys.insecure(1))
+
+    def step(params: Any, state: Any) -> Any:
+        of = jax.lax.axis_index("data").astype(jnp.uint32)
+        own = state._replace(noise=jaxdp.kernels.threefry.fold_in(state.noise, of))
+        given = {"value_fn": value_fn, "batch": DATA}
+        params = jax.lax.pcast(params, "data", to="varying")
+        out = tx.update(None, own, params, **given)[0]
+        return jax.tree.map(lambda x: x[None], out)
+
+    specs: Any = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec("data")}
+    many = jax.jit(jax.shard_map(step, mesh=MESH, **specs))(PARAMS, tx.init(PARAMS))
+    rows = np.asarray(jax.tree.leaves(many)[0])
+    assert len({row.tobytes() for row in rows}) == 8
+
+
 @pytest.mark.parametrize(
     ("mesh", "axis"),
     [(TWO_BY_FOUR, "model"), (THREE_AXES, ("fsdp", "tensor"))],
