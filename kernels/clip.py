@@ -106,7 +106,7 @@ def _beside(each: jax.Array, part: jax.Array) -> jax.Array:
     return each[(..., *(None for _ in range(part.ndim - each.ndim)))]
 
 
-def _all(parts: list[jax.Array], lead: int = 1) -> jax.Array:
+def _all(parts: list[jax.Array], lead: int) -> jax.Array:
     """Returns True for rows of which all of every part is."""
     each = [jnp.all(part, axis=_columns(part, lead)) for part in parts]
     return functools.reduce(jnp.logical_and, each)

@@ -299,6 +299,25 @@ def on_each(tree: Any, axis_name: AxisName | None) -> Any:
     return tree if axis_name is None else jax.lax.pcast(tree, axis_name, to="varying")
 
 
+def varying(tree: Any) -> frozenset[str]:
+    """Returns the axes of a ``shard_map`` along which devices may differ in some array.
+
+    Only one that checks replication can tell.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxdp.kernels import finite_difference
+      >>> sorted(finite_difference.varying(jnp.ones(2)))  # One device.
+      []
+    """
+    found: set[str] = set()
+    for leaf in jax.tree.leaves(tree):
+        kind: Any = jax.typeof(leaf)
+        manual = getattr(kind, "manual_axis_type", None)
+        found |= getattr(kind, "vma", set()) if manual is None else manual.varying
+    return frozenset(found)
+
+
 def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
     """Lifts a loss of one record, ``fn(params, record) -> ()``, to a batch by vmap.
 

@@ -27,6 +27,9 @@ Step = int | jax.Array
 MAX_PERIOD = 2**30
 #: Leaves of at most so many elements are drawn together, those of similar sizes.
 _TOGETHER = 2**12
+#: So many sections of one shape are drawn each by itself. More are drawn in a loop, which
+#: stores their noise, for the program would be long.
+_WRITTEN_OUT = 8
 
 
 def check_period(period: int, name: str = "period") -> None:
@@ -97,7 +100,7 @@ class Section:
     Attributes:
       shape: of the elements; with several ranges it has one axis.
       ranges: where they lie in the vector, one after the other: (begin, end) pairs.
-      label: sections of one shape with equal labels are drawn together.
+      label: many sections of one shape with equal labels are drawn in a loop.
 
     Raises:
       ValueError: a vector of so many elements that two would share their noise.
@@ -264,17 +267,27 @@ def _of_sections(
         alike.setdefault((section.shape, section.label, own), []).append(i)
     drawn: dict[int, Any] = {}
     for (shape, _, _), members in alike.items():
-        if len(members) == 1:
-            drawn[members[0]] = draw_at(key, sections[members[0]].index(), law)
+        if len(members) <= _WRITTEN_OUT:
+            drawn |= {i: draw_at(key, sections[i].index(), law) for i in members}
             continue
-        # One program for those that devices share alike.
         begins = np.array([sections[i].ranges[0][0] for i in members], np.uint32)
-        begins = begins.reshape(-1, *(1 for _ in shape))
-        places = threefry._counters(shape)[None] + begins
-        rows = jax.lax.optimization_barrier(draw_at(key, places, law))
+        index = threefry._counters(shape)
+        one = functools.partial(_from, draw_at, key, index, law)
+        rows = jax.lax.map(one, jnp.asarray(begins))
         for row, i in enumerate(members):
             drawn[i] = jax.tree.map(lambda each, row=row: each[row], rows)
     return treedef.unflatten(drawn[i] for i in range(len(sections)))
+
+
+def _from(
+    draw_at: Callable[[jax.Array, jax.Array, lattice_gaussian.Law], Any],
+    key: jax.Array,
+    index: jax.Array,
+    law: lattice_gaussian.Law,
+    begin: jax.Array,
+) -> Any:
+    """Draws the elements at ``begin`` and behind it."""
+    return draw_at(key, index + begin, law)
 
 
 def _groups(sizes: list[int]) -> list[list[int]]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.core.types import Grid
-from jaxdp.kernels import clip, fixed_point, stretch
+from jaxdp.kernels import clip, finite_difference, fixed_point, stretch
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.kernels.fixed_point import Fixed
 
@@ -113,11 +113,22 @@ def noised_mean(grid: Grid, total: Any, noise: Any) -> Any:
 
     Returns:
       float32 (K,), or a tree.
+
+    Raises:
+      ValueError: another shape than the noise's; or, in a ``shard_map`` that checks
+        replication, sums that devices with the same noise do not share.
     """
 
     def mean(total: Any, noise: Fixed) -> jax.Array:
         if grid.bits is None:
             return total.astype(jnp.float32) / jnp.float32(grid.normalizer)
+        apart = finite_difference.varying(total) - finite_difference.varying(noise)
+        if grid.noise_std and apart:
+            raise ValueError(
+                f"devices along {min(apart)!r} have sums of their own and one noise: give "
+                "them all the same params, state and batch, or leave the axis out of the "
+                "axis_names of jax.shard_map, for XLA to partition"
+            )
         # Broadcast, one sum would be released several times, each under other noise.
         shape = jnp.shape(total.low if isinstance(total, stretch.Wide) else total)
         if shape != noise.high.shape:

@@ -291,13 +291,15 @@ def shared_leaves(shardings: Any) -> parts.Apart:
     }
 
 
-def check_whole_parts(shared: parts.Apart) -> None:
-    """Raises ValueError where a ``shard_map`` gives each device its own part of a leaf.
+def check_whole_parts(shared: parts.Apart, moves: PathPredicate) -> None:
+    """Raises ValueError where a ``shard_map`` splits a leaf that moves, by its sharding.
 
     There a part would be clipped alone, and drawn the noise of another.
     """
     manual = set(jax.sharding.get_abstract_mesh().manual_axes)
     for path, place in shared.items():
+        if not moves(path):
+            continue
         for axes in getattr(place, "spec", ()):
             names = (axes,) if isinstance(axes, str) else axes or ()
             if both := manual & set(names):
@@ -357,20 +359,8 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
 
     Only a ``shard_map`` that checks replication can tell. Each device's part of a batch
     in place of the whole would be cut once more, and a record that two devices hold would
-    count twice; other states would put other noise on one sum. Along an axis that is not
-    in ``axis_name``, devices with one key and other parts of the params or the batch would
-    put one noise on several sums, and each would clip its own part alone.
+    count twice; other states would put other noise on one sum.
     """
-    own = _varying_keys(arguments["state"])
-    named = set(finite_difference.axes_of(axis_name))
-    for name, tree in arguments.items():
-        split = set().union(*map(_varying, jax.tree.leaves(tree))) - own - named
-        if name != "state" and split:
-            raise ValueError(
-                f"{name} must be the same on every device of the axis {min(split)!r}, "
-                "whose devices have the same noise, got one that is sharded over it: "
-                "leave the axis out of the axis_names of jax.shard_map"
-            )
     if axis_name is None:
         return
     try:
@@ -389,21 +379,6 @@ def refuse_differing(axis_name: AxisName | None, **arguments: Any) -> None:
                 "(in_specs of jax.sharding.PartitionSpec()), got one that is sharded "
                 "over it: the whole batch goes to every device, which takes its part"
             ) from error
-
-
-def _varying(leaf: Any) -> frozenset[str]:
-    """Returns the axes along which a ``shard_map`` that checks it lets an array differ."""
-    kind: Any = jax.typeof(leaf)
-    manual = getattr(kind, "manual_axis_type", None)
-    return frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
-
-
-def _varying_keys(state: Any) -> frozenset[str]:
-    """Returns the axes along which every device has keys, or a state, of its own."""
-    leaves = jax.tree.leaves(state)
-    keys = [x for x in leaves if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    each = list(map(_varying, keys or leaves))
-    return frozenset.intersection(*each) if each else frozenset()
 
 
 def noise_root(run: Run, keys: keys_lib.Keys) -> jax.Array:

@@ -40,7 +40,7 @@ def gradients(
         return losses[0]
 
     lifted = finite_difference.over_records(jax.grad(loss), in_axes=(None, 0))
-    return parts.split(lifted(params, records), _all, apart)
+    return parts.split(lifted(params, records), every, apart)
 
 
 def release_gradient(
@@ -89,9 +89,10 @@ def release_gradient(
     count = jnp.zeros((0,), jnp.float32)
     if count_grid is not None and count_noise is not None:
         count = release.noised_mean(count_grid, counted, count_noise)
-    gradient = parts.join(release.noised_mean(grid, summed, noise), params, _all)
+    gradient = parts.join(release.noised_mean(grid, summed, noise), params, every)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, params), count
 
 
-def _all(path: str) -> bool:
+def every(path: str) -> bool:
+    """Returns True: all of the leaves that are given move."""
     return True

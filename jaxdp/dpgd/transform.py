@@ -90,8 +90,9 @@ def dpgd(
       a few grid units (d in the millions).
 
     Raises:
-      As :func:`jaxdp.dpzero`; also TypeError or ValueError: ``shardings`` that are none, or
-      of leaves that the params do not have.
+      As :func:`jaxdp.dpzero`; also TypeError or ValueError: ``shardings`` that are none, of
+      leaves that the params do not have, or along axes that the ``shard_map`` around
+      ``update`` splits.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,7 +144,6 @@ def dpgd(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
-        run_state.check_whole_parts(shared)
         params = run_state.whole_params(
             params, "dpgd", run, axis_name, state=state, batch=batch, mask=mask
         )
@@ -151,6 +151,7 @@ def dpgd(
         records, kept = batches.resolve(run, batch, mask, keys=keys, step=count)
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
+        run_state.check_whole_parts(shared, moves)
         part, of_part = moving_part(value_fn, params, moves)
         apart = parts.apart(part, shared)
         at, counted = grid, None
@@ -166,7 +167,7 @@ def dpgd(
             run_state.gaussian(
                 state.noise,
                 count,
-                parts.sections(part, lambda path: True, apart),
+                parts.sections(part, oracle.every, apart),
                 grid.noise_std,
             ),
             apart=apart,

@@ -142,7 +142,6 @@ def private_oracle(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         del updates, extra_args  # No gradient comes in; other arguments are not ours.
-        run_state.check_whole_parts(shared)
         params = run_state.whole_params(
             params, "private_oracle", run, axis_name, state=state, batch=batch
         )
@@ -158,6 +157,7 @@ def private_oracle(
         )
         active, horizon = run_state.advance(run, state.horizon)
         moves = run_state.moving(params, trainable)
+        run_state.check_whole_parts(shared, moves)
         where = correlated_noise.place(carried, count)
         restart = phase == "restart"
         apart = parts.apart(params, shared)

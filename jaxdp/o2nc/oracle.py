@@ -64,14 +64,14 @@ class Question(NamedTuple):
     place: tuple[Any, jax.Array, jax.Array]  # records, their places, and the key
     draw: Callable[..., sphere.Direction]  # the directions of a key
     moves: PathPredicate
-    apart: parts.Apart  # leaves that move and that devices share
+    apart: parts.Apart  # leaves that stay apart
 
     def vectors(
         self, grad: Callable[..., Any], diff: Callable[..., Any], **options: Any
     ) -> Any:
         """Computes vectors (B, d) by the kernel for one point, or by that for two.
 
-        They are ``kernels.parts.Parts`` where devices share leaves.
+        They are ``kernels.parts.Parts`` where leaves stay apart.
         """
         options["smoothing_radius"], kernel = self.numbers.smoothing_radius, grad
         if len(self.points) > 1:

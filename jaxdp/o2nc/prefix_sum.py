@@ -139,6 +139,11 @@ def private_prefix_sum(
 
 def _check_shapes(updates: Any, params: Any) -> None:
     """Raises ValueError unless updates have the shapes of the params behind the records."""
+    structures = jax.tree.structure(updates), jax.tree.structure(params)
+    if structures[0] != structures[1]:
+        raise ValueError(
+            f"updates must be a tree like the params {structures[1]}, got {structures[0]}"
+        )
     for (path, x), like in zip(
         jax.tree_util.tree_leaves_with_path(updates),
         jax.tree.leaves(params),

@@ -100,8 +100,19 @@ def test_sections_are_where_their_elements_lie(apart: Any) -> None:
 
 @each_apart
 @pytest.mark.parametrize("name", ["plain", *prefix_noise.NAMES])
-def test_noise_of_parts_is_that_of_the_whole_vector(name: str, apart: Any) -> None:
-    """No two elements share it, and none has another than on a single device."""
+def test_noise_of_parts_is_that_of_the_whole_vector(
+    name: str, apart: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No two elements share it, and none has another than on a single device.
+
+    Drawn in a loop, too, as many parts of one shape are.
+    """
+    assert_noise_is_the_whole_vectors(name, apart)
+    monkeypatch.setattr(node_noise, "_WRITTEN_OUT", 1)
+    assert_noise_is_the_whole_vectors(name, apart)
+
+
+def assert_noise_is_the_whole_vectors(name: str, apart: Any) -> None:
     like, whole = parts.sections(TREE, moves, apart), parts.sections(TREE, moves)
     if name == "plain":
         law = lattice_gaussian.law(500)
@@ -140,3 +151,18 @@ def test_leaves_of_one_path_are_refused() -> None:
     with pytest.raises(ValueError, match="two of the leaves have the path 'a/b'"):
         parts.sections(tree, moves, {"a/b": None})
     assert parts.sections(tree, moves).shape == (6,)
+
+
+def test_noise_of_large_parts_is_not_stored() -> None:
+    """Of six of one shape it is added where it is drawn, as that of one vector is."""
+    tree = {f"w{i}": jax.ShapeDtypeStruct((256, 256), jnp.float32) for i in range(6)}
+    like = parts.sections(tree, moves, dict.fromkeys(tree))
+    law = lattice_gaussian.law(500)
+
+    def noised(total: Any) -> Any:
+        noise = node_noise.draw(KEY, node_noise.as_step(1), like, law)
+        return jax.tree.map(lambda t, n: (t + n).astype(jnp.float32), total, noise)
+
+    total = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), like)
+    made: Any = jax.jit(noised).lower(total).compile().memory_analysis()
+    assert made.temp_size_in_bytes < 6 * 256**2 * 4 / 10
