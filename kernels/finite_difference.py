@@ -321,6 +321,8 @@ def varying(tree: Any) -> frozenset[str]:
 def per_record(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
     """Lifts a loss of one record, ``fn(params, record) -> ()``, to a batch by vmap.
 
+    ``fn`` is traced: Python cannot branch on the values of its arguments.
+
     Raises:
       ValueError: when traced, where ``fn`` calls Python with all records at once, as
         :func:`over_records` has it.

@@ -48,18 +48,18 @@ class Place(NamedTuple):
     at: jax.Array  # shape=(), dtype=int32; step in the period, from 0
 
 
-def begin(numbers: CorrelatedNumbers, keys: keys_lib.Keys, size: Any) -> Correlated:
-    """Returns the noise before the first step of a run over ``size`` numbers.
+def begin(numbers: CorrelatedNumbers, keys: keys_lib.Keys, like: Any) -> Correlated:
+    """Returns the noise before the first step of a run over some numbers.
 
     Args:
       numbers: of the plan.
       keys: of the run.
-      size: of the vector, or its sections (``kernels.parts.sections``).
+      like: size of the vector, or its sections (``kernels.parts.sections``).
 
     Raises:
       ValueError: so many numbers that the grid would round contributions to zero.
     """
-    correlation, like = numbers.correlation, node_noise.sections_of(size)
+    correlation, like = numbers.correlation, node_noise.sections_of(like)
     dim = sum(math.prod(section.shape) for section in jax.tree.leaves(like))
     for phase, grid in numbers.grids.items():
         bits = grid.bits
@@ -88,16 +88,16 @@ def place(numbers: CorrelatedNumbers, count: jax.Array) -> Place:
 
 
 def draw(
-    numbers: CorrelatedNumbers, noise: Correlated, where: Place, size: Any, phase: str
+    numbers: CorrelatedNumbers, noise: Correlated, where: Place, like: Any, phase: str
 ) -> tuple[Any, Correlated]:
-    """Draws the noise of one step (size,), in the units of its phase's noise.
+    """Draws the noise of one step, in the units of its phase's noise: (d,).
 
-    Of sections in place of a size a tree like them.
+    ``like`` is d, or sections of a vector, of which it is a tree like them.
     """
     key = keys_lib.at_step(noise.root, where.period)  # Drawn anew in every period.
     kernel, std = numbers.correlation, numbers.grids[phase].noise_std
     drawn, state = increment(
-        kernel, key, noise.state, where.at, node_noise.sections_of(size), std
+        kernel, key, noise.state, where.at, node_noise.sections_of(like), std
     )
     return drawn, noise._replace(state=state)
 

@@ -386,13 +386,13 @@ def noise_root(run: Run, keys: keys_lib.Keys) -> jax.Array:
     return keys_lib.stream(keys.noise, "noise", context=run.context)
 
 
-def gaussian(root: jax.Array, step: Any, size: Any, std: int) -> Any:
-    """Draws the noise of one step from a secret stream's key: integers (size,) of ``std``.
+def gaussian(root: jax.Array, step: Any, like: Any, std: int) -> Any:
+    """Draws the noise of one step from a secret stream's key: integers (d,) of ``std``.
 
-    Discrete Gaussians in units; zeros where ``std`` is 0. Of sections of a vector
-    (``kernels.parts.sections``) in place of its size it draws them alone: a tree like them.
+    Discrete Gaussians in units; zeros where ``std`` is 0. ``like`` is d, or sections of a
+    vector (``kernels.parts.sections``), which are drawn alone: a tree like them.
     """
-    like = node_noise.sections_of(size)
+    like = node_noise.sections_of(like)
     if std == 0:
         return jax.tree.map(Fixed, node_noise.zeros(like))
     law = lattice_gaussian.law(std)
